@@ -1,0 +1,117 @@
+package ratelimit
+
+import (
+	"math"
+	"time"
+)
+
+// algebra is a rule made ready for arithmetic. Everything is in whole microseconds and float64 tokens, and each formula is
+// written in the order of its SQL twin in statements.go: both must round alike, or a caller denied with a RetryAt would be
+// denied again at that very instant. The float64 conversions keep a compiler from fusing a product into a sum.
+type algebra struct {
+	windowed bool
+	phased   bool    // windowed, and the origin is still to be derived from the name and the key
+	capacity float64 // the most that a balance holds
+	rate     float64 // tokens a period
+	period   int64   // microseconds
+	origin   int64   // windowed: the start of some window, in microseconds since the Unix epoch
+	debt     float64 // how far below zero a reservation may take the balance
+}
+
+// full is a balance that is full under every rule: the largest that float64 counts one by one. A balance is clamped to the
+// capacity whenever it is read.
+const full = 1 << 53
+
+// endOfTime bounds every instant computed here: the last that RFC 3339, and so JSON, can write.
+var endOfTime = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC).UnixMicro()
+
+// refilled is the balance at now of a row (value, ts). A ts later than now is normal, as a statement reads the clock and may
+// then wait for the row: it counts as no time elapsed.
+func (a *algebra) refilled(value float64, ts, now int64) float64 {
+	if a.windowed {
+		return a.afterWindows(value, a.window(now)-a.window(ts))
+	}
+	elapsed := max(0, now-ts)
+	return min(a.capacity, value+float64(a.rate*float64(elapsed))/float64(a.period))
+}
+
+func (a *algebra) afterWindows(value float64, n int64) float64 {
+	return min(a.capacity, value+float64(a.rate*float64(max(0, n))))
+}
+
+// window numbers the window that t falls into.
+func (a *algebra) window(t int64) int64 { return floorDiv(t-a.origin, a.period) }
+
+// windowStart is the first instant of the window that t falls into; for a token bucket it is t.
+func (a *algebra) windowStart(t int64) int64 {
+	if !a.windowed {
+		return t
+	}
+	return a.origin + a.window(t)*a.period
+}
+
+// floor is the balance that a take must leave.
+func (a *algebra) floor(reserve bool) float64 {
+	if reserve {
+		return -a.debt
+	}
+	return 0
+}
+
+// earliest is the first instant, not before now, at which a take of n from the row (value, ts) leaves at least floor.
+// The closed formula is only the first guess: in float64 it is off by a microsecond in some per cent of all cases, so the
+// answer is searched for around it with the very arithmetic that decides. The caller sees to it that capacity-n >= floor.
+func (a *algebra) earliest(value float64, ts, now int64, n, floor float64) int64 {
+	if a.refilled(value, ts, now)-n >= floor {
+		return now
+	}
+	from := max(now, ts)
+	need := floor + n - value
+	if a.windowed {
+		base := a.window(ts)
+		k := search(a.window(from)-base, (endOfTime-a.origin)/a.period-base, need/a.rate, func(k int64) bool {
+			return a.afterWindows(value, k)-n >= floor
+		})
+		return min(a.origin+(base+k)*a.period, endOfTime)
+	}
+	return ts + search(from-ts, endOfTime-ts, need*float64(a.period)/a.rate, func(d int64) bool {
+		return a.refilled(value, ts, ts+d)-n >= floor
+	})
+}
+
+// search finds the smallest x in (low, high] for which ok, which is false at low and monotone, holds; high if there is none.
+// It looks near guess first.
+func search(low, high int64, guess float64, ok func(int64) bool) int64 {
+	x := high
+	if guess < float64(high) {
+		x = max(low+1, int64(math.Ceil(guess)))
+	}
+	for step := int64(1); x < high && !ok(x); step *= 2 {
+		low, x = x, x+min(step, high-x)
+	}
+	for step := int64(1); x-step > low; step *= 2 {
+		if !ok(x - step) {
+			low = x - step
+			break
+		}
+		x -= step
+	}
+	for low+1 < x {
+		if mid := low + (x-low)/2; ok(mid) {
+			x = mid
+		} else {
+			low = mid
+		}
+	}
+	return x
+}
+
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}
+
+func fromMicro(us int64) time.Time { return time.UnixMicro(us).UTC() }

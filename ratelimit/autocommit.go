@@ -1,0 +1,115 @@
+package ratelimit
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Autocommit has the limiter's verbs for callers who have no transaction to join: each call is one of its own, committed
+// when it returns. It takes a connection of the pool for the time of a call, so inside a transaction on the same pool use
+// [Limiter]'s own verbs: their tokens roll back with it, and no second connection is waited for.
+//
+// Its transactions are READ COMMITTED, at which callers of one key queue for its row, whatever the server's default. If a
+// call fails with [ErrOutcomeUnknown] its tokens may have been taken.
+type Autocommit struct {
+	l    *Limiter
+	pool *pgxpool.Pool
+}
+
+// Autocommit returns the verbs over a pool.
+func (l *Limiter) Autocommit(pool *pgxpool.Pool) *Autocommit { return &Autocommit{l, pool} }
+
+// RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, several take three.
+func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
+	err = a.do(ctx, requests, func(x executor, calls []call) error {
+		res, err = a.l.rateLimit(ctx, x, calls, len(requests))
+		return err
+	})
+	return res, err
+}
+
+// CheckRateLimit is [Limiter.CheckRateLimit].
+func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
+	err = a.do(ctx, requests, func(x executor, calls []call) error {
+		res, err = a.l.checkRateLimit(ctx, x, calls, len(requests))
+		return err
+	})
+	return res, err
+}
+
+// ResetRateLimit is [Limiter.ResetRateLimit], committed when it returns.
+func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
+	return a.do(ctx, requests, func(x executor, calls []call) error {
+		return a.l.resetRateLimit(ctx, x, calls)
+	})
+}
+
+// GiveBack is [Limiter.GiveBack], committed when it returns.
+func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
+	return a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return a.l.GiveBack(ctx, tx, res)
+	})
+}
+
+// Value is [Limiter.Value].
+func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
+	err = a.do(ctx, []Request{request.Count(0)}, func(x executor, calls []call) error {
+		s, err = a.l.value(ctx, x, calls)
+		return err
+	})
+	return s, err
+}
+
+// do runs the verb over one row with a transaction for each trip, which is one statement, and over several in a transaction
+// that holds them together.
+func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(executor, []call) error) error {
+	calls, err := resolveAll(requests)
+	if err != nil {
+		return err
+	}
+	if a.pool == nil {
+		return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"}
+	}
+	if len(calls) == 1 {
+		return verb(poolExecutor{a.pool}, calls)
+	}
+	return a.inTx(ctx, func(_ context.Context, tx pgx.Tx) error {
+		x, err := transaction(tx)
+		if err != nil {
+			return err
+		}
+		return verb(x, calls)
+	})
+}
+
+func (a *Autocommit) inTx(ctx context.Context, fn func(context.Context, pgx.Tx) error) error {
+	return a.l.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+}
+
+// poolExecutor runs statements in a transaction of their own, all in one round trip.
+type poolExecutor struct{ pool *pgxpool.Pool }
+
+func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
+	trip := make([]*statement, 0, len(statements)+2)
+	trip = append(trip, &statement{sql: "BEGIN ISOLATION LEVEL READ COMMITTED"})
+	trip = append(trip, statements...)
+	trip = append(trip, &statement{sql: "COMMIT"})
+
+	conn, err := x.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release() // after a failed statement it is still inside the transaction: the pool closes it for that
+	failed, err := sendBatch(ctx, conn, trip)
+	if err == nil || pgconn.SafeToRetry(err) {
+		return err
+	}
+	// COMMIT was sent along with the rest, so a connection lost at any point leaves its outcome open.
+	if stateOf(err) == "" || failed == trip[len(trip)-1] && !isRolledBack(err) {
+		return unknown(err)
+	}
+	return err
+}

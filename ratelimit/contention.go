@@ -1,0 +1,124 @@
+package ratelimit
+
+import (
+	"hash/fnv"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Above READ COMMITTED, callers of one key do not queue for its row: all but one of those who wait for it fail with 40001
+// as soon as that one commits, and running them again blindly makes it worse. So a transaction that failed on a row queues
+// for one of a few empty tables, by hash of the row, before it looks at anything: LOCK TABLE takes no snapshot. While a row
+// is contended, the first attempts of this process queue as well.
+
+// queues is the number of tables weir_queue_0, weir_queue_1, ... of the schema.
+const queues = 8
+
+const (
+	contendedFor  = time.Second // after the last conflict
+	mostContended = 1000
+)
+
+type contention struct {
+	mu   sync.Mutex
+	rows map[row]time.Time // until when
+}
+
+func (c *contention) note(r row) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rows == nil {
+		c.rows = make(map[row]time.Time)
+	}
+	now := time.Now()
+	if len(c.rows) >= mostContended {
+		for r, until := range c.rows {
+			if now.After(until) {
+				delete(c.rows, r)
+			}
+		}
+	}
+	if len(c.rows) < mostContended {
+		c.rows[r] = now.Add(contendedFor)
+	}
+}
+
+// contended picks the rows of statements for which it is worth to queue.
+func (c *contention) contended(statements []*statement) []row {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.rows) == 0 {
+		return nil
+	}
+	var rows []row
+	for _, s := range statements {
+		if !s.writes {
+			continue
+		}
+		if until, ok := c.rows[s.c.row()]; ok && time.Now().Before(until) {
+			rows = append(rows, s.c.row())
+		}
+	}
+	return rows
+}
+
+// queuesOf returns the queues of rows, ascending: the order in which everybody locks them.
+func queuesOf(rows []row) []int {
+	qs := make([]int, len(rows))
+	for i, r := range rows {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(r.name))
+		_, _ = h.Write([]byte{0, byte(r.shard), byte(r.shard >> 8)}) // no name has a NUL
+		_, _ = h.Write([]byte(r.key))
+		qs[i] = int(h.Sum32() % queues)
+	}
+	slices.Sort(qs)
+	return slices.Compact(qs)
+}
+
+// attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
+type attempt struct {
+	l         *Limiter
+	level     pgx.TxIsoLevel
+	used      bool  // something was sent that may have taken the snapshot: too late to queue
+	conflicts []row // where this transaction has failed so far, on this attempt and earlier ones
+	conflict  error // the serialization failure that this attempt has met in a statement of ours
+}
+
+func (a *attempt) queued() bool {
+	return a != nil && a.level != pgx.ReadCommitted && a.level != pgx.ReadUncommitted && !a.l.portable
+}
+
+// queueUp returns the lock that is to go ahead of statements, or nil.
+func (a *attempt) queueUp(statements []*statement) *statement {
+	if !a.queued() {
+		return nil
+	}
+	if a.used {
+		return nil
+	}
+	a.used = true
+	rows := a.l.contention.contended(statements)
+	if len(rows) == 0 {
+		return nil
+	}
+	return &statement{sql: a.l.sql.lock(queuesOf(rows))}
+}
+
+// observe notes how a statement of ours ended.
+func (a *attempt) observe(s *statement, err error) {
+	if a == nil || err == nil || !isConflict(err) {
+		return
+	}
+	a.conflict = err
+	if s == nil || s.c == nil || !a.queued() {
+		return
+	}
+	a.l.contention.note(s.c.row())
+	if !slices.Contains(a.conflicts, s.c.row()) {
+		a.conflicts = append(a.conflicts, s.c.row())
+	}
+}

@@ -1,0 +1,75 @@
+package ratelimit
+
+import "time"
+
+// State is a balance as it stands in its row: Value tokens at TS. A negative Value is owed by reservations. For a fixed
+// window TS is the start of the window that the Value belongs to. The zero State is a limit never used, which is full.
+type State struct {
+	Value float64
+	TS    time.Time
+}
+
+// Decision is what a request meets in one balance.
+type Decision struct {
+	OK      bool      // granted, at once or ahead
+	State   State     // the balance after the decision: a denial takes nothing
+	RunAt   time.Time // granted ahead of time: when the debt is repaid. Else zero.
+	RetryAt time.Time // denied: the first instant at which the same request would be granted. Else zero.
+}
+
+// Decide is the algebra alone: what the request would meet at now in the balance s, without a database. Clients use it to
+// foretell, tests to compare. The limiter decides by the same arithmetic, in SQL.
+//
+// With steps = elapsed/period for a token bucket and the number of windows begun since s.TS for a fixed window, elapsed
+// never below 0:
+//
+//	value' = min(value + rate*steps, capacity)
+//
+// and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved.
+//
+// Times count in whole microseconds, as in Postgres. A bad request is refused as by [Limiter.RateLimit].
+func Decide(r Request, s State, now time.Time) (Decision, error) {
+	c, err := r.resolve()
+	if err != nil {
+		return Decision{}, err
+	}
+	b := balance{}
+	if !s.TS.IsZero() {
+		b = balance{exists: true, value: s.Value, ts: s.TS.UnixMicro()}
+	}
+	return c.decide(b, now.UnixMicro()), nil
+}
+
+// balance is a row as it was read: whether there is one, and its two numbers.
+type balance struct {
+	exists bool
+	value  float64
+	ts     int64
+}
+
+// at is the balance refilled up to now; ts does not move back.
+func (c *call) at(b balance, now int64) balance {
+	if !b.exists {
+		return balance{true, c.capacity, now}
+	}
+	return balance{true, c.refilled(b.value, b.ts, now), max(b.ts, now)}
+}
+
+func (c *call) decide(b balance, now int64) Decision {
+	b = c.at(b, now)
+	if left := b.value - c.count; left >= c.least() {
+		b.value = left
+		return Decision{OK: true, State: c.state(b), RunAt: c.runAt(b)}
+	}
+	return Decision{State: c.state(b), RetryAt: fromMicro(c.earliest(b.value, b.ts, now, c.count, c.least()))}
+}
+
+// runAt is when the debt of b is repaid, or zero if it has none.
+func (c *call) runAt(b balance) time.Time {
+	if b.value >= 0 {
+		return time.Time{}
+	}
+	return fromMicro(c.earliest(b.value, b.ts, b.ts, 0, 0))
+}
+
+func (c *call) state(b balance) State { return State{b.value, fromMicro(c.windowStart(b.ts))} }

@@ -1,0 +1,87 @@
+package ratelimit
+
+import (
+	"sync"
+	"time"
+)
+
+// denials remembers which rows were lately denied, to know when LOOK should go before TAKE. It only ever chooses the order
+// of the two: LOOK decides on what is in the database, so that a reset elsewhere is seen at once.
+type denials struct {
+	mu   sync.Mutex
+	rows map[row]denial
+}
+
+type row struct {
+	name, key string
+	shard     int32
+}
+
+type denial struct {
+	until  time.Time // by this process's monotonic clock: a guess, as it is not the clock that decides
+	demand float64   // what the balance would have had to be
+}
+
+// mostDenials bounds the memory: some megabytes with long keys.
+const mostDenials = 10_000
+
+func (c *call) row() row { return row{c.name, c.key, c.shard} }
+
+func (c *call) demand() float64 { return c.count + c.least() }
+
+// expected reports whether one of the calls is likely to be denied.
+func (d *denials) expected(calls []call) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.rows) == 0 {
+		return false
+	}
+	for i := range calls {
+		if e, ok := d.rows[calls[i].row()]; ok && calls[i].demand() >= e.demand && time.Now().Before(e.until) {
+			return true
+		}
+	}
+	return false
+}
+
+// note remembers a denial made at the database's time at, or forgets one if the row grants again.
+func (d *denials) note(c *call, decision *Decision, at int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if decision.OK {
+		delete(d.rows, c.row())
+		return
+	}
+	if d.rows == nil {
+		d.rows = make(map[row]denial)
+	}
+	if len(d.rows) >= mostDenials {
+		d.drop()
+	}
+	wait := time.Duration(min(decision.RetryAt.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
+	d.rows[c.row()] = denial{time.Now().Add(wait), c.demand()}
+}
+
+// drop makes room: all that has expired and, if that is not half, others as they come.
+func (d *denials) drop() {
+	now := time.Now()
+	for r, e := range d.rows {
+		if !now.Before(e.until) {
+			delete(d.rows, r)
+		}
+	}
+	for r := range d.rows {
+		if len(d.rows) <= mostDenials/2 {
+			return
+		}
+		delete(d.rows, r)
+	}
+}
+
+func (d *denials) forget(calls []call) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range calls {
+		delete(d.rows, calls[i].row())
+	}
+}

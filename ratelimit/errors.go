@@ -1,0 +1,104 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// What went wrong, for callers that only branch: compare with [errors.Is].
+var (
+	// ErrDenied matches every [*DeniedError].
+	ErrDenied = errors.New("ratelimit: denied")
+
+	// ErrInvalid matches every [*InvalidError]: a definition, a request or a call that is wrong whatever the balance.
+	ErrInvalid = errors.New("ratelimit: invalid")
+
+	// ErrNeverGranted matches an [*InvalidError] for a count that the limit can never grant. It also matches ErrInvalid.
+	ErrNeverGranted = errors.New("ratelimit: count can never be granted")
+
+	// ErrNoDecision is what [Result.Err] returns for the zero Result, which a failed call leaves: no denial.
+	ErrNoDecision = errors.New("ratelimit: no decision: the call that should have made this Result failed, and its error was not looked at")
+
+	// ErrConflict matches every [*ConflictError].
+	ErrConflict = errors.New("ratelimit: conflict")
+
+	// ErrOutcomeUnknown is matched by the error of an InTx whose connection was lost at COMMIT: the transaction was
+	// either committed whole or not at all, and only the database can tell which.
+	ErrOutcomeUnknown = errors.New("ratelimit: outcome of COMMIT unknown")
+
+	// ErrNested is matched by the error of an InTx that was called, with the same pool, inside another.
+	ErrNested = errors.New("ratelimit: InTx inside InTx")
+)
+
+// DeniedError is a denial as an error: see [Result.Err].
+type DeniedError struct {
+	Limit   string    // the limit that bound: of several, the one whose tokens come last
+	Key     string    // its key; "" for a limit without keys
+	At      time.Time // the database's clock at the decision
+	RetryAt time.Time // the first instant, by the same clock, at which the same call would be granted
+}
+
+// RetryAfter is the time from the decision to RetryAt. It needs no clock of the caller's, which may differ from the
+// database's, and is never negative.
+func (e *DeniedError) RetryAfter() time.Duration { return max(0, e.RetryAt.Sub(e.At)) }
+
+func (e *DeniedError) Error() string {
+	of := ""
+	if e.Key != "" {
+		of = fmt.Sprintf(" for %q", shorten(e.Key))
+	}
+	return fmt.Sprintf("ratelimit: limit %q%s denied: retry after %v, at %s",
+		e.Limit, of, e.RetryAfter(), e.RetryAt.UTC().Format(time.RFC3339Nano))
+}
+
+// Is reports whether target is [ErrDenied].
+func (e *DeniedError) Is(target error) bool { return target == ErrDenied }
+
+// InvalidError says which value of a definition or a call was refused, and what would be right. Nothing was sent to the
+// database.
+type InvalidError struct {
+	Limit string // the limit's name, as far as it is known
+	Field string // what was wrong: "Rate", "count", "key", ...
+	Value any    // what it was
+	Want  string // what would be right
+
+	never bool
+}
+
+func (e *InvalidError) Error() string {
+	of := ""
+	if e.Limit != "" {
+		of = fmt.Sprintf(" limit %q:", shorten(e.Limit))
+	}
+	value := fmt.Sprint(e.Value)
+	if s, ok := e.Value.(string); ok {
+		value = fmt.Sprintf("%q", s)
+	}
+	if e.never {
+		return fmt.Sprintf("ratelimit:%s %s %s can never be granted: want %s", of, e.Field, value, e.Want)
+	}
+	return fmt.Sprintf("ratelimit:%s %s is %s: want %s", of, e.Field, value, e.Want)
+}
+
+// Is reports whether target is [ErrInvalid] or, for a count that can never be granted, [ErrNeverGranted].
+func (e *InvalidError) Is(target error) bool {
+	return target == ErrInvalid || e.never && target == ErrNeverGranted
+}
+
+// ConflictError says that InTx gave up: the transaction failed to serialize, or deadlocked, on each of its attempts.
+// Nothing was committed.
+type ConflictError struct {
+	Attempts int
+	Err      error // the last one
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("ratelimit: gave up after %d attempts, each of which met a concurrent transaction: %v", e.Attempts, e.Err)
+}
+
+// Is reports whether target is [ErrConflict].
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// Unwrap returns the last attempt's error.
+func (e *ConflictError) Unwrap() error { return e.Err }

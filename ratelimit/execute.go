@@ -1,0 +1,88 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// pgxExecutor runs statements in a pgx transaction.
+type pgxExecutor struct {
+	tx      pgx.Tx
+	attempt *attempt // of InTx; nil in a transaction that the caller began
+}
+
+func (l *Limiter) prepare(tx pgx.Tx, requests []Request) (executor, []call, error) {
+	calls, err := resolveAll(requests)
+	if err != nil {
+		return nil, nil, err
+	}
+	x, err := transaction(tx)
+	return x, calls, err
+}
+
+func transaction(tx pgx.Tx) (executor, error) {
+	switch t := tx.(type) {
+	case nil:
+		return nil, errNoTx()
+	case *txn:
+		return pgxExecutor{t.Tx, t.attempt}, nil
+	}
+	return pgxExecutor{tx, nil}, nil
+}
+
+func errNoTx() error { return &InvalidError{Field: "tx", Value: nil, Want: "an open transaction"} }
+
+func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
+	if lock := x.attempt.queueUp(statements); lock != nil {
+		statements = append([]*statement{lock}, statements...)
+	}
+	if len(statements) == 1 {
+		s := statements[0]
+		err := s.scan(x.tx.QueryRow(ctx, s.sql, s.args...))
+		x.attempt.observe(s, err)
+		return err
+	}
+	s, err := sendBatch(ctx, x.tx, statements)
+	x.attempt.observe(s, err)
+	return err
+}
+
+type batchSender interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// sendBatch runs statements in one round trip. With an error it returns the statement that failed.
+func sendBatch(ctx context.Context, to batchSender, statements []*statement) (failed *statement, err error) {
+	batch := &pgx.Batch{}
+	for _, s := range statements {
+		batch.Queue(s.sql, s.args...)
+	}
+	results := to.SendBatch(ctx, batch)
+	for _, s := range statements {
+		if s.c == nil {
+			_, err = results.Exec()
+		} else {
+			err = s.scan(results.QueryRow())
+		}
+		if err != nil {
+			failed = s
+			break
+		}
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return failed, err
+}
+
+// scan reads the answer: no row, or one.
+func (s *statement) scan(row pgx.Row) error {
+	err := row.Scan(s.dest()...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	s.found = err == nil
+	return err
+}

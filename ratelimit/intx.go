@@ -1,0 +1,166 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Beginner begins transactions: *pgxpool.Pool and *pgx.Conn do.
+type Beginner interface {
+	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
+}
+
+// InTx runs fn in a SERIALIZABLE transaction and commits it. If it cannot be serialized (40001, be it in a statement or at
+// COMMIT) or deadlocks (40P01), the whole transaction is rolled back and fn runs again, with a new transaction, until ctx
+// ends or Config.MaxAttempts is reached: a [*ConflictError].
+//
+// So fn may run more than once, and a run that is rolled back must leave nothing behind: no message sent, no variable set
+// that is not set anew by the next run. Postgres errors are to be returned wrapped (%w), or not at all. fn must use the ctx
+// and the tx that it is given, and must neither commit nor roll back. If it returns an error the transaction is rolled back
+// and InTx returns that error; so with a [*DeniedError] nothing is kept of a denied call. A panic rolls back and goes on.
+//
+// An error that matches [ErrOutcomeUnknown] means that the connection was lost at COMMIT: committed whole, or not at all.
+// Any other error means that nothing was committed.
+//
+// Transactions that fight for the same balance are queued in the database, so that a hot key slows its callers down but
+// fails none of them.
+//
+// InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool, called with its ctx, it
+// is refused with [ErrNested]: with every connection held by an outer transaction, the inner ones would wait for ever.
+func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return l.InTxOptions(ctx, db, pgx.TxOptions{}, fn)
+}
+
+// InTxOptions is InTx with other options than the default ones: a weaker isolation level, say. Limits hold at each. No
+// level means SERIALIZABLE, whatever the server's default.
+func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if db == nil {
+		return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
+	}
+	if nested(ctx, db) {
+		return fmt.Errorf("%w: use the outer transaction, which the callback was given", ErrNested)
+	}
+	if opts.IsoLevel == "" {
+		opts.IsoLevel = pgx.Serializable
+	}
+	ctx = context.WithValue(ctx, outerKey{}, db)
+
+	var conflicts []row
+	for n := 1; ; n++ {
+		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts}
+		err := a.run(ctx, db, opts, fn)
+		var again *againError
+		if !errors.As(err, &again) {
+			return err
+		}
+		if n == l.maxAttempts {
+			return &ConflictError{Attempts: n, Err: again.err}
+		}
+		conflicts = a.conflicts
+		if err := backOff(ctx, n, len(conflicts) > 0); err != nil {
+			return fmt.Errorf("ratelimit: gave up after %d attempts, each of which met a concurrent transaction: %w (the last: %w)", n, err, again.err)
+		}
+	}
+}
+
+type outerKey struct{}
+
+func nested(ctx context.Context, db Beginner) bool {
+	outer := ctx.Value(outerKey{})
+	return outer != nil && reflect.TypeOf(outer).Comparable() && outer == any(db)
+}
+
+// againError says that a transaction is worth another attempt. It does not leave InTx.
+type againError struct{ err error }
+
+func (e *againError) Error() string { return e.err.Error() }
+
+// run is one attempt.
+func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) (err error) {
+	tx, err := db.BeginTx(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("ratelimit: begin: %w", err)
+	}
+	done := false
+	defer func() {
+		if !done { // an error or a panic
+			rollback(ctx, tx)
+		}
+	}()
+
+	if a.queued() && len(a.conflicts) > 0 {
+		if _, err := tx.Exec(ctx, a.l.sql.lock(queuesOf(a.conflicts))); err != nil {
+			return a.verdict(tx, fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err)))
+		}
+	}
+	if err := fn(ctx, &txn{tx, a}); err != nil {
+		return a.verdict(tx, err)
+	}
+	done = true
+	return a.commit(ctx, tx)
+}
+
+// verdict tells an error upon which the transaction runs again from one that is final. A conflict of one of our own
+// statements counts even if fn has replaced its error: what fn saw was never true.
+func (a *attempt) verdict(tx pgx.Tx, err error) error {
+	if isConflict(err) {
+		return &againError{err}
+	}
+	if a.conflict != nil && tx.Conn().PgConn().TxStatus() == 'E' {
+		return &againError{a.conflict}
+	}
+	return err
+}
+
+func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
+	err := tx.Commit(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, pgx.ErrTxClosed):
+		return fmt.Errorf("ratelimit: the callback of InTx ended the transaction itself; it must leave that to InTx: %w", err)
+	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
+		return &againError{a.conflict}
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InTx did not return its error: %w", err)
+	case isConflict(err):
+		return &againError{err}
+	case pgconn.SafeToRetry(err):
+		return fmt.Errorf("ratelimit: rolled back, because COMMIT could not be sent: %w", err)
+	case isRolledBack(err):
+		return fmt.Errorf("ratelimit: rolled back at COMMIT: %w", err)
+	}
+	return unknown(err)
+}
+
+// rollback also rolls back when ctx has ended. Its own failure changes nothing: the connection is closed then, which rolls
+// back too.
+func rollback(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = tx.Rollback(ctx)
+}
+
+// backOff waits before attempt n+1: full jitter over an interval that doubles from 1 ms to 250 ms. A transaction that is
+// going to queue waits there.
+func backOff(ctx context.Context, n int, queued bool) error {
+	if queued && n < 4 {
+		return ctx.Err()
+	}
+	most := min(250*time.Millisecond, time.Millisecond<<min(n, 10))
+	t := time.NewTimer(rand.N(most)) //nolint:gosec // jitter
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

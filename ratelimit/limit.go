@@ -1,0 +1,118 @@
+package ratelimit
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"strings"
+	"unicode/utf8"
+)
+
+// The longest name and key, in bytes: an entry of the primary key's index must fit into a third of a page.
+const (
+	MaxNameBytes = 255
+	MaxKeyBytes  = 1024
+)
+
+// Limit is a named limit: what [Define] returns, once, usually in a package variable. Its balances are rows of the database,
+// one for each key, found by the name: two programs, or two releases, that define the same name share them, whatever the
+// numbers of their rules. A new number takes effect at once; credit above a lowered capacity is dropped and debt is kept.
+//
+// A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
+// error that matches [ErrInvalid].
+type Limit struct {
+	def *definition
+}
+
+type definition struct {
+	name string
+	rule algebra
+}
+
+// Define makes a limit out of a name and a rule. The name identifies its rows for ever: 1 to 255 bytes of UTF-8 without
+// NUL. A bad name or rule is refused with an [*InvalidError] that says which and what would be right.
+func Define(name string, rule Rule) (Limit, error) {
+	if why := badText(name, MaxNameBytes); why != "" || name == "" {
+		if name == "" {
+			why = "it is empty"
+		}
+		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: shorten(name),
+			Want: "1 to 255 bytes of UTF-8 without NUL: " + why}
+	}
+	a, err := compileRule(name, rule)
+	if err != nil {
+		return Limit{}, err
+	}
+	return Limit{&definition{strings.Clone(name), a}}, nil
+}
+
+// MustDefine is like [Define] but panics on an error. It is for package variables.
+func MustDefine(name string, rule Rule) Limit {
+	l, err := Define(name, rule)
+	if err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// Name returns the name that the limit was defined with.
+func (l Limit) Name() string {
+	if l.def == nil {
+		return ""
+	}
+	return l.def.name
+}
+
+// For returns a request for one token of the key's balance: a user, a tenant, an address. The key is 1 to 1024 bytes of
+// UTF-8 without NUL; anything else is refused when the request is used. In particular an empty key, which more often than
+// not is a forgotten one, is not the same as [Limit.Global].
+//
+// Keys that clients choose freely cost a row each: bound them first, and hash long ones.
+func (l Limit) For(key string) Request { return Request{def: l.def, key: key, keyed: true, count: 1} }
+
+// Global returns a request for one token of the limit's only balance: that of a limit without keys.
+func (l Limit) Global() Request { return Request{def: l.def, count: 1} }
+
+func compileRule(name string, rule Rule) (algebra, error) {
+	if rule == nil {
+		return algebra{}, &InvalidError{Limit: name, Field: "rule", Value: nil, Want: "a TokenBucket or a FixedWindow"}
+	}
+	a, invalid := rule.compile()
+	if invalid != nil {
+		invalid.Limit = name
+		return a, invalid
+	}
+	return a, nil
+}
+
+// phase derives the start of a window from the name and the key: always the same for them, and spread over the period.
+func phase(name, key string, period int64) int64 {
+	h := fnv.New64a()
+	var n [8]byte
+	binary.BigEndian.PutUint64(n[:], uint64(len(name))) // so that ("ab","c") differs from ("a","bc")
+	_, _ = h.Write(n[:])
+	_, _ = h.Write([]byte(name))
+	_, _ = h.Write([]byte(key))
+	return int64(h.Sum64() % uint64(period)) //nolint:gosec // both fit: the remainder is below period
+}
+
+// badText says what keeps Postgres from storing s, or "".
+func badText(s string, most int) string {
+	switch {
+	case len(s) > most:
+		return "it is longer"
+	case strings.IndexByte(s, 0) >= 0:
+		return "it has a NUL"
+	case !utf8.ValidString(s):
+		return "it is not UTF-8"
+	}
+	return ""
+}
+
+// shorten keeps error messages readable.
+func shorten(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}

@@ -1,0 +1,129 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Config configures a [Limiter]. The zero Config is ready for production.
+type Config struct {
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
+	// finds.
+	Schema string
+
+	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
+	// Default: 50.
+	MaxAttempts int
+
+	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
+	// the server-side function that keeps reads off sequential scans, and without LOCK TABLE for contended keys.
+	// Default: false.
+	Portable bool
+
+	// Clock replaces the database's clock, for tests that need to set it. A clock of the program must never decide in
+	// production: no two machines agree. Default: the database's.
+	Clock func() time.Time
+}
+
+// Limiter decides. It holds no connection and no balance, only what spares the database work: which keys it has lately seen
+// denied or contended, both of bounded size. It is safe for concurrent use, and one for each program is enough.
+type Limiter struct {
+	sql         statements
+	maxAttempts int
+	portable    bool
+	clock       func() time.Time
+	denials     denials
+	contention  contention
+}
+
+// New makes a Limiter. It does not touch the database.
+func New(cfg Config) (*Limiter, error) {
+	if why := badText(cfg.Schema, 63); why != "" {
+		return nil, &InvalidError{Field: "Config.Schema", Value: shorten(cfg.Schema), Want: "the name of a schema: " + why}
+	}
+	if cfg.MaxAttempts < 0 {
+		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
+	}
+	if cfg.MaxAttempts == 0 {
+		cfg.MaxAttempts = 50
+	}
+	return &Limiter{
+		sql:         newStatements(cfg.Schema, cfg.Portable),
+		maxAttempts: cfg.MaxAttempts,
+		portable:    cfg.Portable,
+		clock:       cfg.Clock,
+	}, nil
+}
+
+// RateLimit takes what the requests ask for, from all of them or from none, within the caller's transaction: if that rolls
+// back, nothing was taken. It works at READ COMMITTED, REPEATABLE READ and SERIALIZABLE alike.
+//
+// A denial is a [Result], not an error. Requests for the same limit and key are added up; rows are locked in one order
+// whatever that of the requests.
+//
+// One round trip if granted, or if denied again soon after a denial; else two, seldom three. The balance's row stays locked
+// until the transaction ends, so take late in long transactions that READ COMMITTED allows; above READ COMMITTED take
+// first, as each row written since the transaction's first statement fails it.
+//
+// Errors: one that matches [ErrInvalid] for a bad request, before anything is sent; else the database's, wrapped. After
+// one of those the transaction is lost, as after any error of Postgres; above READ COMMITTED it may be a serialization
+// failure (40001), at COMMIT too, upon which the whole transaction has to be run again: [Limiter.InTx] does.
+//
+// A denial in a SERIALIZABLE transaction leaves a predicate lock until that and all concurrent ones end. Roll back on
+// denial: that frees it at once.
+func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
+	x, calls, err := l.prepare(tx, requests)
+	if err != nil {
+		return Result{}, err
+	}
+	return l.rateLimit(ctx, x, calls, len(requests))
+}
+
+// CheckRateLimit tells what [Limiter.RateLimit] would answer, and takes nothing, writes nothing and locks nothing. Between
+// a check and a take others may come, so never guard anything by a check: take, and give back.
+//
+// Above READ COMMITTED it sees the transaction's snapshot, which is as old as its first statement.
+func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
+	x, calls, err := l.prepare(tx, requests)
+	if err != nil {
+		return Result{}, err
+	}
+	return l.checkRateLimit(ctx, x, calls, len(requests))
+}
+
+// ResetRateLimit makes the balances of the requests full again; their counts do not matter. What was reserved and has not
+// run yet is forgiven with the rest, though it will still run. A take that commits before the reset is forgotten by it,
+// one that commits after it counts. Windows keep their phase.
+func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
+	x, calls, err := l.prepare(tx, requests)
+	if err != nil {
+		return err
+	}
+	return l.resetRateLimit(ctx, x, calls)
+}
+
+// GiveBack returns what a granted call took: a login attempt that turned out to be good, a request that was never sent.
+// It never lifts a balance above its capacity, and a window's tokens are lost once the window has ended: in the next one
+// they would come on top of its own. It gives back again each time it is called, so call it once, in the transaction that
+// records why.
+//
+// A Result that was denied took nothing; giving it back does nothing. The zero Result is refused.
+func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
+	x, err := transaction(tx)
+	if err != nil {
+		return err
+	}
+	return l.giveBack(ctx, x, res)
+}
+
+// Value reads one balance, refilled up to now: its Value is negative if tokens are owed. It takes nothing, writes nothing
+// and locks nothing. The count of the request does not matter.
+func (l *Limiter) Value(ctx context.Context, tx pgx.Tx, request Request) (State, error) {
+	x, calls, err := l.prepare(tx, []Request{request.Count(0)})
+	if err != nil {
+		return State{}, err
+	}
+	return l.value(ctx, x, calls)
+}

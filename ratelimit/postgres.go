@@ -1,0 +1,67 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// sqlState is what errors of Postgres have, whichever driver brings them.
+type sqlState interface{ SQLState() string }
+
+func stateOf(err error) string {
+	var s sqlState
+	if errors.As(err, &s) {
+		return s.SQLState()
+	}
+	return ""
+}
+
+// isConflict reports whether another attempt at the whole transaction may succeed.
+func isConflict(err error) bool {
+	s := stateOf(err)
+	return s == "40001" || s == "40P01" // serialization_failure, deadlock_detected
+}
+
+// isRolledBack reports whether err, the answer to COMMIT, says that the transaction was rolled back. A backend that ended
+// with COMMIT under way (FATAL, PANIC) may have committed before it did.
+func isRolledBack(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.SeverityUnlocalized == "ERROR" && e.Code != "40003" // statement_completion_unknown
+}
+
+func unknown(err error) error {
+	return fmt.Errorf("%w: the transaction was committed whole or not at all, and only the database can tell: %w", ErrOutcomeUnknown, err)
+}
+
+// hints say what mends an error of Postgres that a limiter's user is likely to meet.
+var hints = map[string]string{
+	"42P01": notMigrated, // undefined_table
+	"42883": notMigrated, // undefined_function
+	"42703": notMigrated, // undefined_column
+	"3F000": notMigrated, // invalid_schema_name
+	"42501": "grant the role what the documentation of package schema lists",
+	"25P02": "an earlier statement of this transaction failed; look at its error and roll back",
+	"25006": "limits are taken by writing: use the primary, and no read-only transaction",
+	"53200": "predicate locks ran out: somebody holds a SERIALIZABLE transaction open for long, or max_pred_locks_per_transaction is too low",
+	"0A000": "limits need the primary; a hot standby takes neither writes nor SERIALIZABLE",
+}
+
+const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
+
+func hint(err error) error {
+	if h, ok := hints[stateOf(err)]; ok {
+		return fmt.Errorf("%w (%s)", err, h)
+	}
+	return err
+}
+
+// explain says what was being done when err came.
+func (l *Limiter) explain(err error, verb string, calls []call) error {
+	of := fmt.Sprintf("limit %q", calls[0].name)
+	if n := len(calls) - 1; n > 0 {
+		of += fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Errorf("ratelimit: %s %s: %w", verb, of, hint(err))
+}

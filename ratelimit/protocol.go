@@ -1,0 +1,120 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// The protocol. TAKE is an upsert that grants, in one round trip; a row in answer is a grant, and right at every isolation
+// level, as the upsert decides on the newest row, which it has locked. No row in answer is not yet a denial: the statement
+// read the clock before it waited for the row, and it cannot report what it did not update. So LOOK reads the balance in a
+// statement of its own, which at READ COMMITTED has a newer snapshot. If LOOK finds that the call would be granted (it
+// waited, and the tokens have come; or another transaction's first use was rolled back), TAKE is tried again. Within a
+// transaction the failed TAKE has locked the row, so the second one decides.
+//
+// One statement for both, WITH take AS (...) SELECT ... UNION ALL SELECT ..., is wrong at READ COMMITTED: the second half
+// sees an older snapshot than the row that the first half waited for.
+//
+// A denial that this process has seen before is expected: then LOOK goes first, and a flood of denied callers writes nothing
+// and locks nothing.
+
+// rounds bounds the exchange of TAKE and LOOK where no lock is held between them, or the clock is set back.
+const rounds = 3
+
+// executor runs statements in order, in one round trip where the driver can, in the caller's transaction.
+type executor interface {
+	run(ctx context.Context, statements []*statement) error
+}
+
+// rateLimit takes from all calls or from none.
+func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	looked := l.denials.expected(calls)
+	for round := 1; ; round++ {
+		if looked {
+			res, err := l.checkRateLimit(ctx, x, calls, requests)
+			if err != nil || !res.OK {
+				return res, err
+			}
+		}
+		takes := make([]*statement, len(calls))
+		for i := range calls {
+			takes[i] = l.takeOf(&calls[i])
+		}
+		if err := x.run(ctx, takes); err != nil {
+			return Result{}, l.explain(err, "take", calls)
+		}
+		if res, ok := granted(takes, calls, requests); ok {
+			return res, nil
+		}
+		res, err := l.denied(ctx, x, takes, calls, requests)
+		if err != nil || !res.OK || round == rounds {
+			return res.refuse(), err
+		}
+		looked = false
+	}
+}
+
+// granted is the Result of takes that all answered with a row.
+func granted(takes []*statement, calls []call, requests int) (Result, bool) {
+	decisions, at := make([]Decision, len(takes)), make([]int64, len(takes))
+	for i := range takes {
+		if !takes[i].found {
+			return Result{}, false
+		}
+		c, b := &calls[i], takes[i].balance()
+		decisions[i] = Decision{OK: true, State: c.state(b), RunAt: c.runAt(b)}
+		at[i] = b.ts
+	}
+	return summarize(calls, decisions, at, requests), true
+}
+
+// denied gives back what was taken and looks at all balances, in one trip.
+func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, calls []call, requests int) (Result, error) {
+	var trip []*statement
+	for i := range takes {
+		if takes[i].found {
+			trip = append(trip, l.giveOf(&calls[i], time.Time{}))
+		}
+	}
+	given := len(trip)
+	for i := range calls {
+		trip = append(trip, l.lookOf(&calls[i]))
+	}
+	if err := x.run(ctx, trip); err != nil {
+		return Result{}, l.explain(err, "look at", calls)
+	}
+	return l.judge(trip[given:], calls, requests), nil
+}
+
+// checkRateLimit tells what rateLimit would do, and takes nothing.
+func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	looks := make([]*statement, len(calls))
+	for i := range calls {
+		looks[i] = l.lookOf(&calls[i])
+	}
+	if err := x.run(ctx, looks); err != nil {
+		return Result{}, l.explain(err, "look at", calls)
+	}
+	return l.judge(looks, calls, requests), nil
+}
+
+func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
+	decisions, at := make([]Decision, len(looks)), make([]int64, len(looks))
+	for i := range looks {
+		at[i] = looks[i].at.UnixMicro()
+		decisions[i] = calls[i].decide(looks[i].balance(), at[i])
+		l.denials.note(&calls[i], &decisions[i], at[i])
+	}
+	return summarize(calls, decisions, at, requests)
+}
+
+// refuse turns a LOOK that said yes into a denial: TAKE lost to other callers each time, and the tokens may be there again
+// by now. A denial stays as it is.
+func (r Result) refuse() Result {
+	if !r.OK {
+		return r
+	}
+	r.OK, r.RunAt, r.RetryAt = false, time.Time{}, r.At.Add(time.Microsecond)
+	r.Limit, r.Key = r.Outcomes[0].Limit, r.Outcomes[0].Key
+	return r
+}

@@ -1,0 +1,140 @@
+package ratelimit
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// Request is what one call asks of one limit: how many tokens, of which key, by which rule, now or reserved. It is a value:
+// its methods return changed copies. A bare [Limit] is no Request, so that a forgotten key does not compile.
+type Request struct {
+	def     *definition
+	key     string
+	keyed   bool // made by For
+	count   float64
+	reserve bool
+	rule    Rule
+}
+
+// Count asks for n tokens in place of one. Fractions are allowed, and so is 0, which is granted while nothing is owed.
+// A count below 0, NaN, or one that the limit could never grant (above its capacity; with OrReserve above capacity plus
+// MaxReserved) is refused when the request is used.
+func (r Request) Count(n float64) Request { r.count = n; return r }
+
+// OrReserve asks to be granted ahead of time where the tokens do not exist yet. The tokens are then owed: the balance goes
+// below zero, at most by the rule's MaxReserved, and [Result.RunAt] says when the debt is repaid and the work may run.
+// Later callers queue up behind it.
+func (r Request) OrReserve() Request { r.reserve = true; return r }
+
+// Rule decides this request by another rule than the limit's own: a customer's plan, say. The row is the same whatever
+// the rule, so a change of plan does not reset what was used.
+func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
+
+// call is a request that was found to be good, and the row that it is for.
+type call struct {
+	algebra
+	name, key string
+	shard     int32
+	count     float64
+	reserve   bool
+	indexes   []int // of the requests that were merged into it
+}
+
+func (c *call) least() float64 { return c.floor(c.reserve) }
+
+func (r Request) resolve() (call, error) {
+	if r.def == nil {
+		return call{}, &InvalidError{Field: "limit", Value: "the zero Limit", Want: "one made by Define or MustDefine"}
+	}
+	name := r.def.name
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve}
+
+	if r.rule != nil {
+		a, err := compileRule(name, r.rule)
+		if err != nil {
+			return c, err
+		}
+		c.algebra = a
+	}
+	if r.keyed {
+		why := badText(r.key, MaxKeyBytes)
+		if r.key == "" {
+			why = "it is empty; Limit.Global is for limits without keys"
+		}
+		if why != "" {
+			return c, &InvalidError{Limit: name, Field: "key", Value: shorten(r.key), Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
+		}
+	}
+	if c.phased {
+		c.setOrigin(phase(name, r.key, c.period))
+	}
+	return c, c.checkCount()
+}
+
+func (c *call) checkCount() error {
+	switch n := c.count; {
+	case !(n >= 0):
+		return &InvalidError{Limit: c.name, Field: "count", Value: n, Want: "0 or more tokens"}
+	case c.reserve && !(c.capacity-n >= -c.debt):
+		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
+			Want: fmt.Sprintf("at most %v: the capacity of %v and the %v that may be reserved", c.capacity+c.debt, c.capacity, c.debt)}
+	case !c.reserve && n > c.capacity:
+		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
+			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
+	case n > 0 && n < c.capacity*smallest:
+		return &InvalidError{Limit: c.name, Field: "count", Value: n,
+			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding", c.capacity)}
+	}
+	return nil
+}
+
+// resolveAll checks the requests of one call, merges those for the same row and sorts by row: every call locks its rows in
+// the same order, so that two calls cannot wait for each other.
+func resolveAll(requests []Request) ([]call, error) {
+	if len(requests) == 0 {
+		return nil, &InvalidError{Field: "requests", Value: "none", Want: "at least one"}
+	}
+	calls := make([]call, 0, len(requests))
+	for i, r := range requests {
+		c, err := r.resolve()
+		if err != nil {
+			return nil, err
+		}
+		c.indexes = []int{i}
+		calls = append(calls, c)
+	}
+	if len(calls) == 1 {
+		return calls, nil
+	}
+
+	sortCalls(calls)
+	merged := calls[:1]
+	for _, c := range calls[1:] {
+		last := &merged[len(merged)-1]
+		if c.name != last.name || c.key != last.key || c.shard != last.shard {
+			merged = append(merged, c)
+			continue
+		}
+		if c.algebra != last.algebra {
+			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: fmt.Sprintf("two for key %q", shorten(c.key)), Want: "the same rule in both"}
+		}
+		if c.reserve != last.reserve {
+			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: fmt.Sprintf("two for key %q", shorten(c.key)), Want: "OrReserve in both or in none"}
+		}
+		last.count += c.count
+		last.indexes = append(last.indexes, c.indexes...)
+		if err := last.checkCount(); err != nil {
+			return nil, err
+		}
+	}
+	return merged, nil
+}
+
+func sortCalls(calls []call) {
+	slices.SortStableFunc(calls, func(a, b call) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key), cmp.Compare(a.shard, b.shard))
+	})
+}

@@ -1,0 +1,98 @@
+package ratelimit
+
+import "time"
+
+// Result is the outcome of one call, over all of its requests: all granted, or none.
+//
+// There are three. Granted now: OK, and both times zero. Granted ahead, because of [Request.OrReserve]: OK, and RunAt is
+// when the work may run. Denied: not OK, and RetryAt is when to come again. Never are both times set. The zero Result is
+// none of the three but what a failed call leaves: look at the call's error first, or a database that cannot be reached
+// would be told to the user as a denial.
+//
+// All times are by the database's clock.
+type Result struct {
+	OK bool
+
+	// RunAt is when the debts of all reserved limits are repaid: the latest of several. Zero unless granted ahead.
+	RunAt time.Time
+
+	// RetryAt is the first instant at which the very same call would be granted if nobody else came: the latest of
+	// several limits. Zero unless denied.
+	RetryAt time.Time
+
+	// At is the reading of the clock that the decision was made with.
+	At time.Time
+
+	// Limit and Key name the limit that set RunAt or RetryAt. Empty if granted now.
+	Limit, Key string
+
+	// Outcomes has what each request met, in the order in which they were made.
+	Outcomes []Outcome
+}
+
+// Outcome is the part of one request in a [Result].
+type Outcome struct {
+	Limit, Key string
+
+	// OK says that this limit alone would have granted. The call took nothing from it if another limit denied.
+	OK bool
+
+	// Value is the balance at Result.At, after the call: negative if tokens are owed.
+	Value float64
+
+	Period time.Duration // of the rule that decided
+
+	RunAt   time.Time // granted ahead: when this limit's debt is repaid
+	RetryAt time.Time // denied: when this limit would grant
+
+	call call // for GiveBack
+}
+
+// Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision] for the zero Result.
+func (r Result) Err() error {
+	switch {
+	case r.OK:
+		return nil
+	case r.RetryAt.IsZero():
+		return ErrNoDecision
+	}
+	return &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
+}
+
+// RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless denied.
+func (r Result) RetryAfter() time.Duration {
+	if r.RetryAt.IsZero() {
+		return 0
+	}
+	return max(0, r.RetryAt.Sub(r.At))
+}
+
+// summarize makes the Result of decisions, one for each call and made at the clock readings at.
+func summarize(calls []call, decisions []Decision, at []int64, requests int) Result {
+	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
+	var latest int64
+	for i := range calls {
+		c, d := &calls[i], &decisions[i]
+		latest = max(latest, at[i])
+		for _, j := range c.indexes {
+			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Value: d.State.Value,
+				Period: time.Duration(c.period) * time.Microsecond,
+				RunAt:  d.RunAt, RetryAt: d.RetryAt, call: *c}
+		}
+		if !d.OK {
+			res.OK = false
+		}
+	}
+	res.At = fromMicro(latest)
+
+	for i := range calls {
+		d := &decisions[i]
+		switch {
+		case !res.OK && d.RetryAt.After(res.RetryAt):
+			res.RetryAt, res.Limit, res.Key = d.RetryAt, calls[i].name, calls[i].key
+		case res.OK && d.RunAt.After(res.RunAt):
+			res.RunAt, res.Limit, res.Key = d.RunAt, calls[i].name, calls[i].key
+		}
+	}
+	return res
+}

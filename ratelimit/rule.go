@@ -1,0 +1,136 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// A Rule says how many tokens there are and when: a [TokenBucket] or a [FixedWindow].
+type Rule interface {
+	// compile checks the rule. The error lacks the limit's name.
+	compile() (algebra, *InvalidError)
+}
+
+// TokenBucket is a rule under which tokens flow in evenly: Rate of them a Period, up to Capacity. A caller who comes after a
+// pause may take the whole Capacity at once, so that in any interval of length t at most Capacity + Rate*t/Period are
+// granted: up to twice the Rate in one Period if Capacity is left unset. Use a [FixedWindow] where a calendar interval must
+// never see more than its share.
+//
+// Rate and Period have no default.
+type TokenBucket struct {
+	Rate   float64       // tokens that flow in during one Period; above 0
+	Period time.Duration // whole microseconds; at least one
+
+	// Capacity is the most that the bucket holds: the largest burst. Use [Tokens] to set it; 0 is allowed, and leaves
+	// only reservations to be granted. Default: Rate.
+	Capacity *float64
+
+	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
+	// none. Default: unbounded (a thousand years of tokens).
+	MaxReserved *float64
+}
+
+// FixedWindow is a rule under which Rate tokens come at once at the start of every window of length Period. Capacity bounds
+// what unused windows may add up to, so that with the default no window sees more than Rate; two windows that meet may see
+// twice that in an instant on either side of their border.
+//
+// Rate and Period have no default.
+type FixedWindow struct {
+	Rate   float64       // tokens that come with each window; above 0
+	Period time.Duration // length of a window: whole microseconds; at least one
+
+	// Capacity is the most that can be saved up. Use [Tokens] to set it; 0 is allowed. Default: Rate.
+	Capacity *float64
+
+	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
+	// none. Default: unbounded (a thousand years of tokens).
+	MaxReserved *float64
+
+	// Start is the first instant of some window, past or future; windows extend from it in both directions, each
+	// exactly one Period long. A Period of 24 hours therefore starts at the same time of day in UTC, and drifts by an
+	// hour against a local clock that observes daylight saving. Default: a phase derived from the limit's name and the
+	// key, so that keys do not all start a window together; it never changes, not even by a reset.
+	Start time.Time
+}
+
+// Tokens returns a pointer to n: for the fields in which 0 differs from unset.
+func Tokens(n float64) *float64 { return &n }
+
+const (
+	maxTokens   = full                              // above it, float64 skips whole tokens
+	maxDuration = int64(1000*365.2425*24) * 3_600e6 // a thousand years, in microseconds
+	smallest    = 1.0 / (1 << 40)                   // of the capacity: a count below it would drown in rounding
+	anchor      = int64(1_577_836_800) * 1_000_000  // 2020-01-01: origins are moved next to it, where float64 is exact
+)
+
+func (r TokenBucket) compile() (algebra, *InvalidError) {
+	return compile(algebra{}, r.Rate, r.Period, r.Capacity, r.MaxReserved)
+}
+
+func (r FixedWindow) compile() (algebra, *InvalidError) {
+	a, err := compile(algebra{windowed: true}, r.Rate, r.Period, r.Capacity, r.MaxReserved)
+	if err != nil {
+		return a, err
+	}
+	if a.phased = r.Start.IsZero(); a.phased {
+		return a, nil
+	}
+	if y := r.Start.UTC().Year(); y < 1 || y > 9999 {
+		return a, &InvalidError{Field: "Start", Value: r.Start, Want: "a year from 1 to 9999"}
+	}
+	a.setOrigin(r.Start.UnixMicro())
+	return a, nil
+}
+
+// setOrigin takes the start of any window and keeps that of the first one after the anchor: the same windows, counted
+// with smaller numbers.
+func (a *algebra) setOrigin(start int64) {
+	d := (start - anchor) % a.period
+	if d < 0 {
+		d += a.period
+	}
+	a.origin = anchor + d
+}
+
+func compile(a algebra, rate float64, period time.Duration, capacity, maxReserved *float64) (algebra, *InvalidError) {
+	switch {
+	case !(rate > 0) || rate > maxTokens: // NaN is neither above nor below
+		return a, &InvalidError{Field: "Rate", Value: rate, Want: "a number of tokens above 0 and at most 2^53"}
+	case period < time.Microsecond || period%time.Microsecond != 0:
+		return a, &InvalidError{Field: "Period", Value: period, Want: "a duration of whole microseconds, at least one"}
+	}
+	a.rate, a.period, a.capacity = rate, period.Microseconds(), rate
+
+	if capacity != nil {
+		a.capacity = *capacity
+	}
+	if !(a.capacity >= 0) || a.capacity > maxTokens {
+		return a, &InvalidError{Field: "Capacity", Value: a.capacity, Want: "a number of tokens from 0 to 2^53, or unset for the Rate"}
+	}
+	if a.toFill(a.capacity) > float64(maxDuration) {
+		return a, &InvalidError{Field: "Capacity", Value: a.capacity,
+			Want: fmt.Sprintf("one that fills within a thousand years; at %v tokens in %v this takes longer", rate, period)}
+	}
+
+	a.debt = min(maxTokens, a.rate*math.Floor(float64(maxDuration)/float64(a.period)))
+	if maxReserved != nil {
+		a.debt = *maxReserved
+	}
+	if !(a.debt >= 0) || a.debt > maxTokens {
+		return a, &InvalidError{Field: "MaxReserved", Value: a.debt, Want: "a number of tokens from 0 to 2^53, or unset for no bound"}
+	}
+	if maxReserved != nil && a.toFill(a.debt) > float64(maxDuration) {
+		return a, &InvalidError{Field: "MaxReserved", Value: a.debt,
+			Want: fmt.Sprintf("a debt that is repaid within a thousand years; at %v tokens in %v this takes longer", rate, period)}
+	}
+	return a, nil
+}
+
+// toFill is the time, in microseconds, in which n tokens come.
+func (a *algebra) toFill(n float64) float64 {
+	if a.windowed {
+		return math.Ceil(n/a.rate) * float64(a.period)
+	}
+	return n / a.rate * float64(a.period)
+}

@@ -1,0 +1,81 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+)
+
+// SQL has the limiter's verbs for transactions of database/sql over pgx's stdlib driver. They mean what those of [Limiter]
+// do, at one round trip a statement.
+type SQL struct{ l *Limiter }
+
+// SQL returns the verbs for database/sql.
+func (l *Limiter) SQL() SQL { return SQL{l} }
+
+// RateLimit is [Limiter.RateLimit].
+func (s SQL) RateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) (Result, error) {
+	calls, err := s.prepare(tx, requests)
+	if err != nil {
+		return Result{}, err
+	}
+	return s.l.rateLimit(ctx, sqlExecutor{tx}, calls, len(requests))
+}
+
+// CheckRateLimit is [Limiter.CheckRateLimit].
+func (s SQL) CheckRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) (Result, error) {
+	calls, err := s.prepare(tx, requests)
+	if err != nil {
+		return Result{}, err
+	}
+	return s.l.checkRateLimit(ctx, sqlExecutor{tx}, calls, len(requests))
+}
+
+// ResetRateLimit is [Limiter.ResetRateLimit].
+func (s SQL) ResetRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) error {
+	calls, err := s.prepare(tx, requests)
+	if err != nil {
+		return err
+	}
+	return s.l.resetRateLimit(ctx, sqlExecutor{tx}, calls)
+}
+
+// GiveBack is [Limiter.GiveBack].
+func (s SQL) GiveBack(ctx context.Context, tx *sql.Tx, res Result) error {
+	if tx == nil {
+		return errNoTx()
+	}
+	return s.l.giveBack(ctx, sqlExecutor{tx}, res)
+}
+
+// Value is [Limiter.Value].
+func (s SQL) Value(ctx context.Context, tx *sql.Tx, request Request) (State, error) {
+	calls, err := s.prepare(tx, []Request{request.Count(0)})
+	if err != nil {
+		return State{}, err
+	}
+	return s.l.value(ctx, sqlExecutor{tx}, calls)
+}
+
+func (s SQL) prepare(tx *sql.Tx, requests []Request) ([]call, error) {
+	if tx == nil {
+		return nil, errNoTx()
+	}
+	return resolveAll(requests)
+}
+
+type sqlExecutor struct{ tx *sql.Tx }
+
+func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
+	for _, s := range statements {
+		err := x.tx.QueryRowContext(ctx, s.sql, s.args...).Scan(s.dest()...)
+		if errors.Is(err, sql.ErrNoRows) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		s.found = true
+	}
+	return nil
+}

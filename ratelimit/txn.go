@@ -1,0 +1,64 @@
+package ratelimit
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// txn is the transaction that InTx hands to its callback: the real one, and what InTx has to know of it. A transaction that
+// the callback begins inside it, a savepoint, is a txn of the same attempt.
+type txn struct {
+	pgx.Tx
+	attempt *attempt
+}
+
+func (t *txn) Begin(ctx context.Context) (pgx.Tx, error) {
+	t.attempt.used = true
+	tx, err := t.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &txn{tx, t.attempt}, nil
+}
+
+func (t *txn) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	t.attempt.used = true
+	return t.Tx.CopyFrom(ctx, table, columns, src)
+}
+
+func (t *txn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	t.attempt.used = true
+	return t.Tx.SendBatch(ctx, b)
+}
+
+func (t *txn) LargeObjects() pgx.LargeObjects {
+	t.attempt.used = true
+	return t.Tx.LargeObjects()
+}
+
+func (t *txn) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	t.attempt.used = true
+	return t.Tx.Prepare(ctx, name, sql)
+}
+
+func (t *txn) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	t.attempt.used = true
+	return t.Tx.Exec(ctx, sql, args...)
+}
+
+func (t *txn) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	t.attempt.used = true
+	return t.Tx.Query(ctx, sql, args...)
+}
+
+func (t *txn) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	t.attempt.used = true
+	return t.Tx.QueryRow(ctx, sql, args...)
+}
+
+func (t *txn) Conn() *pgx.Conn {
+	t.attempt.used = true
+	return t.Tx.Conn()
+}

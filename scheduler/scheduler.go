@@ -1,0 +1,131 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Config configures a [Scheduler]. The zero Config is ready for production.
+type Config struct {
+	// Jitter bounds the random delay after RunAt, which keeps jobs that become due together from starting together. It
+	// is never more than a tenth of the period of the limit that set RunAt: a longer one would waste tokens. Work that is
+	// granted at once is not delayed. Default: 250 ms; a negative value means none.
+	Jitter time.Duration
+}
+
+const defaultJitter = 250 * time.Millisecond
+
+// Scheduler turns reservations into River jobs. It is safe for concurrent use.
+type Scheduler struct {
+	limiter *ratelimit.Limiter
+	jitter  time.Duration
+}
+
+// New makes a Scheduler over a limiter.
+func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
+	if cfg.Jitter == 0 {
+		cfg.Jitter = defaultJitter
+	}
+	return &Scheduler{limiter, cfg.Jitter}
+}
+
+// Client is what is needed of a River client: *river.Client[pgx.Tx] has it.
+type Client interface {
+	InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts) (*rivertype.JobInsertResult, error)
+}
+
+// Jobs inserts jobs by a River client. It is safe for concurrent use.
+type Jobs struct {
+	scheduler *Scheduler
+	client    Client
+}
+
+// Jobs returns the means to insert jobs by a River client. The client need not work any.
+func (s *Scheduler) Jobs(client Client) *Jobs { return &Jobs{s, client} }
+
+// Inserted is what [Jobs.InsertTx] did.
+type Inserted struct {
+	ratelimit.Result
+
+	// Job is the inserted job, or nil if the Result is a denial. Until the transaction commits it does not exist for
+	// anybody else, and if that rolls back, or runs again, it never will under this id.
+	Job *rivertype.JobInsertResult
+}
+
+// InsertTx takes what the requests ask for and inserts the job, in the caller's transaction.
+//
+// Granted at once: the job is inserted as opts say. Granted ahead of time, for a request with OrReserve: it is scheduled
+// for [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of opts if that is later. Both are by the database's
+// clock. Denied: nothing is taken and no job inserted; that is no error, see [ratelimit.Result.Err]. A job that opts make
+// unique and that exists already takes nothing either.
+//
+// opts may be nil; else everything in it is passed on to River as it is.
+//
+// With an error nothing is kept either: what the job would have taken was given back or, after an error of Postgres, is
+// undone when the transaction rolls back, which is then all that it can do.
+func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
+	if j.scheduler.limiter == nil || j.client == nil {
+		return nil, errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler.Jobs")
+	}
+	if args == nil {
+		return nil, errors.New("scheduler: no job arguments")
+	}
+	res, err := j.scheduler.limiter.RateLimit(ctx, tx, requests...)
+	if err != nil || !res.OK {
+		return &Inserted{Result: res}, err
+	}
+
+	job, err := j.client.InsertTx(ctx, tx, args, j.scheduler.schedule(args, opts, &res))
+	if err != nil {
+		_ = j.scheduler.limiter.GiveBack(ctx, tx, res) // fails if Postgres did, and then rolls back with the rest
+		return &Inserted{}, err
+	}
+	if job.UniqueSkippedAsDuplicate {
+		if err := j.scheduler.limiter.GiveBack(ctx, tx, res); err != nil {
+			return &Inserted{}, err
+		}
+	}
+	return &Inserted{Result: res, Job: job}, nil
+}
+
+// schedule returns opts with the time at which the tokens exist.
+func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) *river.InsertOpts {
+	if res.RunAt.IsZero() {
+		return opts
+	}
+	var o river.InsertOpts
+	if opts != nil {
+		o = *opts
+	}
+	wanted := o.ScheduledAt
+	if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
+		wanted = a.InsertOpts().ScheduledAt
+	}
+	o.ScheduledAt = res.RunAt.Add(s.delay(res))
+	if wanted.After(o.ScheduledAt) {
+		o.ScheduledAt = wanted
+	}
+	return &o
+}
+
+// delay is the jitter: uniform, drawn anew for each insert.
+func (s *Scheduler) delay(res *ratelimit.Result) time.Duration {
+	most := s.jitter
+	for _, o := range res.Outcomes {
+		if o.Limit == res.Limit && o.Key == res.Key {
+			most = min(most, o.Period/10)
+		}
+	}
+	if most <= 0 {
+		return 0
+	}
+	return rand.N(most) //nolint:gosec // jitter
+}

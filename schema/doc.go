@@ -1,0 +1,2 @@
+// Package schema creates and upgrades Weir's tables.
+package schema

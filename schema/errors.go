@@ -1,0 +1,36 @@
+package schema
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+var (
+	// ErrNotMigrated is what [Check] returns where no migration has been applied, or not those that this release needs.
+	// The mend is to run [Migrate].
+	ErrNotMigrated = errors.New("not migrated")
+
+	// ErrIncompatible is what [Check] and [Migrate] return where a later release has changed the schema in a way that
+	// this release cannot work on. The mend is to upgrade Weir.
+	ErrIncompatible = errors.New("incompatible")
+)
+
+// grant adds to a refusal by Postgres the privileges that would mend it, each as "USAGE ON SCHEMA app".
+func (p place) grant(err error, privileges ...string) error {
+	const insufficientPrivilege = "42501"
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != insufficientPrivilege {
+		return err
+	}
+	grants := make([]string, len(privileges))
+	for i, privilege := range privileges {
+		grants[i] = "GRANT " + privilege + " TO " + quote(p.role)
+	}
+	return fmt.Errorf("%w: it takes %s", err, strings.Join(grants, "; "))
+}
+
+func quote(name ...string) string { return pgx.Identifier(name).Sanitize() }

@@ -1,0 +1,85 @@
+-- +goose Up
+
+-- The balances of all limits. One row per limit, key and shard, written on first use; no row means a full limit.
+--
+-- Two columns decide: value, the tokens left at ts (negative: tokens owed by a reservation), and ts, the database's
+-- clock when the row was last taken from. The rule that took last stands beside them (capacity, rate, period, origin), so
+-- that whoever reads a row without the program's definitions knows what it is worth and whether it is full again.
+--
+-- Fixed-width columns come first: the decision then reads them at known offsets. Nothing but the primary key is
+-- indexed and pages keep a fifth of their room free, so that each take is a HOT update.
+CREATE TABLE weir_balance (
+    value    double precision NOT NULL,
+    ts       timestamptz      NOT NULL,
+    capacity double precision NOT NULL,
+    rate     double precision NOT NULL, -- tokens a period
+    period   bigint           NOT NULL, -- microseconds
+    origin   timestamptz,               -- the instant that windows are counted from; null: a token bucket
+    shard    integer          NOT NULL DEFAULT 0,
+    name     text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+
+    PRIMARY KEY (name, key, shard),
+
+    -- NaN sorts above infinity, so this refuses both: a NaN balance would be granted for ever.
+    CONSTRAINT weir_balance_value_check CHECK (value > '-Infinity' AND value < 'Infinity'),
+    CONSTRAINT weir_balance_ts_check CHECK (isfinite(ts)),
+    CONSTRAINT weir_balance_name_check CHECK (octet_length(name) BETWEEN 1 AND 255),
+    CONSTRAINT weir_balance_key_check CHECK (octet_length(key) <= 1024)
+) WITH (
+    fillfactor = 80,
+    -- Vacuum by dead rows, not by a share of the table: a hot row in a large table must not wait for a fifth of it.
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- Reads one balance, by its index whatever the planner thinks of it: a sequential scan, which is what it prefers for a
+-- table of few rows, takes a predicate lock on the whole table, and under SERIALIZABLE unrelated keys then abort each
+-- other. Locks: none. Predicate reads: the row, or the index page where it would stand.
+--
+-- Always one row; value and ts are null where there is no balance. at is the clock, or now_ where a test sets it.
+-- +goose StatementBegin
+CREATE FUNCTION weir_look(name_ text, key_ text, shard_ integer, now_ timestamptz,
+                          OUT value double precision, OUT ts timestamptz, OUT at timestamptz)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+AS $$
+BEGIN
+    SELECT b.value, b.ts INTO value, ts
+    FROM weir_balance b
+    WHERE b.name = name_ AND b.key = key_ AND b.shard = shard_;
+    at := coalesce(now_, clock_timestamp());
+END
+$$;
+-- +goose StatementEnd
+
+-- weir_look reads the table beside it, whatever the search_path of the session that calls it. SET search_path FROM CURRENT
+-- would say nearly that, but would keep the whole path, "$user" included, of whoever applies this file by hand.
+-- +goose StatementBegin
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION weir_look(text, text, integer, timestamptz) SET search_path = %I', current_schema());
+END
+$$;
+-- +goose StatementEnd
+
+-- The queues of contended balances. They stay empty: a transaction that lost a balance to a serialization failure locks
+-- the one its balance hashes to before it tries again. LOCK TABLE takes no snapshot, so it waits first and reads after.
+CREATE TABLE weir_queue_0 ();
+CREATE TABLE weir_queue_1 ();
+CREATE TABLE weir_queue_2 ();
+CREATE TABLE weir_queue_3 ();
+CREATE TABLE weir_queue_4 ();
+CREATE TABLE weir_queue_5 ();
+CREATE TABLE weir_queue_6 ();
+CREATE TABLE weir_queue_7 ();
+
+-- What has been applied. compatible is the lowest version a release must know to work on this schema: a release that
+-- knows only older ones refuses.
+CREATE TABLE weir_schema (
+    version    integer     PRIMARY KEY,
+    compatible integer     NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+INSERT INTO weir_schema (version, compatible) VALUES (1, 1);
