@@ -73,6 +73,9 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 	if a.pool == nil {
 		return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"}
 	}
+	if nested(ctx, a.pool) {
+		return errNested()
+	}
 	if len(calls) == 1 {
 		return verb(poolExecutor{a.pool}, calls)
 	}

@@ -27,8 +27,9 @@ var (
 	// either committed whole or not at all, and only the database can tell which.
 	ErrOutcomeUnknown = errors.New("ratelimit: outcome of COMMIT unknown")
 
-	// ErrNested is matched by the error of an InTx that was called, with the same pool, inside another.
-	ErrNested = errors.New("ratelimit: InTx inside InTx")
+	// ErrNested is matched by the error of an InTx, or of a verb of Autocommit, that was called inside an InTx with the
+	// context of that, on the same pool.
+	ErrNested = errors.New("ratelimit: second transaction inside InTx")
 )
 
 // DeniedError is a denial as an error: see [Result.Err].

@@ -45,7 +45,7 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 		return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 	}
 	if nested(ctx, db) {
-		return fmt.Errorf("%w: use the outer transaction, which the callback was given", ErrNested)
+		return errNested()
 	}
 	if opts.IsoLevel == "" {
 		opts.IsoLevel = pgx.Serializable
@@ -71,6 +71,10 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 }
 
 type outerKey struct{}
+
+func errNested() error {
+	return fmt.Errorf("%w on the same pool: use the outer transaction, which its callback was given", ErrNested)
+}
 
 func nested(ctx context.Context, db Beginner) bool {
 	outer := ctx.Value(outerKey{})

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -104,6 +105,12 @@ func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 		at[i] = looks[i].at.UnixMicro()
 		decisions[i] = calls[i].decide(looks[i].balance(), at[i])
 		l.denials.note(&calls[i], &decisions[i], at[i])
+	}
+	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
+		for i := range decisions { // none is taken from, so each keeps its balance
+			decisions[i].State = calls[i].state(calls[i].at(looks[i].balance(), at[i]))
+			decisions[i].RunAt = time.Time{}
+		}
 	}
 	return summarize(calls, decisions, at, requests)
 }

@@ -1,0 +1,207 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// never is so long a period that no token flows in during a test.
+const never = 10_000 * time.Hour
+
+const callers = 64
+
+// work makes a table for the callers' own writes, which must agree with the tokens taken.
+func work(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	exec(t, pool, `CREATE TABLE work (key text NOT NULL, tokens float8 NOT NULL)`)
+}
+
+func exec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takeAndWork takes and, in the same transaction, does the work.
+func takeAndWork(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request, key string, tokens float64) error {
+	return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+		res, err := l.RateLimit(ctx, tx, r)
+		if err != nil {
+			return err
+		}
+		if !res.OK {
+			return res.Err()
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO work (key, tokens) VALUES ($1, $2)`, key, tokens)
+		return err
+	})
+}
+
+func TestConcurrentCallersNeverGetMoreThanTheLimitNorAnErrorButADenial(t *testing.T) {
+	t.Parallel()
+	const capacity = 100
+	limit := ratelimit.MustDefine("concurrent", ratelimit.TokenBucket{Rate: capacity, Period: never})
+	window := ratelimit.MustDefine("concurrentWindow", ratelimit.FixedWindow{Rate: capacity, Period: never})
+
+	shapes := []struct {
+		name    string
+		limit   ratelimit.Limit
+		calls   int // by each caller
+		tokens  float64
+		key     func(caller, call int) string
+		exactly bool // as more is asked for than there is, all of it must be granted
+	}{
+		{"OneKey", limit, 5, 1, func(int, int) string { return "k" }, true},
+		{"OneKeyOfWindow", window, 5, 1, func(int, int) string { return "k" }, true},
+		{"64Keys", limit, 10, 40, func(int, int) string { return fmt.Sprint(rand.IntN(64)) }, false},
+		{"NewKeys", limit, 10, 100, func(caller, call int) string { return fmt.Sprint(call, "-", caller%16) }, true},
+	}
+	for _, level := range levels {
+		for _, s := range shapes {
+			t.Run(string(level)+"/"+s.name, func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 32 })
+				work(t, pool)
+				l := limiter(t, ratelimit.Config{})
+				var granted, denied atomic.Int64
+				var wg sync.WaitGroup
+				for caller := range callers {
+					wg.Go(func() {
+						for call := range s.calls {
+							key := s.key(caller, call)
+							err := takeAndWork(t.Context(), l, pool, level, s.limit.For(key).Count(s.tokens), key, s.tokens)
+							switch {
+							case err == nil:
+								granted.Add(1)
+							case errors.Is(err, ratelimit.ErrDenied):
+								denied.Add(1)
+							default:
+								t.Errorf("caller %d, call %d: %v", caller, call, err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				checkBooks(t, pool, s.limit.Name(), capacity, s.exactly)
+				if granted.Load() == 0 || denied.Load() == 0 {
+					t.Errorf("%d granted and %d denied: the test should see both", granted.Load(), denied.Load())
+				}
+			})
+		}
+	}
+}
+
+// checkBooks compares the work done with the tokens gone, key by key.
+func checkBooks(t *testing.T, pool *pgxpool.Pool, name string, capacity float64, exactly bool) {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), `SELECT b.key, b.value, coalesce(sum(w.tokens), 0) FROM weir_balance b LEFT JOIN work w USING (key)
+		WHERE b.name = $1 GROUP BY b.key, b.value`, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var key string
+	var left, done float64
+	n := 0
+	_, err = pgx.ForEachRow(rows, []any{&key, &left, &done}, func() error {
+		n++
+		if left < 0 || done > capacity {
+			t.Errorf("key %q: work for %v tokens was done and %v are left, of %v", key, done, left, capacity)
+		}
+		if diff := capacity - left - done; diff > 0.01 || diff < -0.01 {
+			t.Errorf("key %q: %v of %v tokens are left, but work was done for %v", key, left, capacity, done)
+		}
+		if exactly && done != capacity {
+			t.Errorf("key %q: work was done for %v tokens; all %v were asked for", key, done, capacity)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n == 0 {
+		t.Error("no balance was written")
+	}
+}
+
+// Callers of several limits lock rows in one order, so that at READ COMMITTED, where nothing but a deadlock could fail a
+// transaction, each runs exactly once.
+func TestCallsForSeveralLimitsNeverDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("several", ratelimit.TokenBucket{Rate: 50, Period: never})
+	var runs, calls atomic.Int64
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 30 {
+				keys := rand.Perm(6)[:3]
+				calls.Add(1)
+				err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+					runs.Add(1)
+					_, err := l.RateLimit(ctx, tx, limit.For(fmt.Sprint(keys[0])), limit.For(fmt.Sprint(keys[1])), limit.For(fmt.Sprint(keys[2])))
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if runs.Load() != calls.Load() {
+		t.Errorf("%d calls ran %d times: some deadlocked", calls.Load(), runs.Load())
+	}
+}
+
+func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
+	t.Parallel()
+	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 30, Period: never})
+	large := ratelimit.MustDefine("large", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+		var granted atomic.Int64
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 10 {
+					res, err := v.RateLimit(t.Context(), large.For("x").Count(2), small.For("x"))
+					if err != nil {
+						// database/sql is used without InTx, but its transactions are READ COMMITTED
+						t.Error(err)
+						return
+					}
+					if res.OK {
+						granted.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if granted.Load() != 30 {
+			t.Errorf("%d granted, want 30", granted.Load())
+		}
+		for limit, want := range map[ratelimit.Limit]float64{small: 0, large: 1000 - 2*30} {
+			s, err := v.Value(t.Context(), limit.For("x"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Value < want || s.Value > want+0.01 {
+				t.Errorf("%s has %v tokens left, want %v", limit.Name(), s.Value, want)
+			}
+		}
+	})
+}

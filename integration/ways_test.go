@@ -1,0 +1,153 @@
+package integration
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// verbs are the operations as one way of calling them offers them, each in a transaction of its own.
+type verbs interface {
+	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error
+	GiveBack(ctx context.Context, res ratelimit.Result) error
+	Value(ctx context.Context, request ratelimit.Request) (ratelimit.State, error)
+}
+
+// way is one way of calling the library. Whatever holds for one must hold for all.
+type way struct {
+	name     string
+	portable bool
+	verbs    func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs
+}
+
+var ways = []way{
+	{"ReadCommitted", false, inTx(pgx.ReadCommitted)},
+	{"RepeatableRead", false, inTx(pgx.RepeatableRead)},
+	{"Serializable", false, inTx(pgx.Serializable)},
+	{"Portable", true, inTx(pgx.Serializable)},
+	{"Autocommit", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return l.Autocommit(pool) }},
+	{"DatabaseSQL", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
+		db := stdlib.OpenDBFromPool(pool)
+		t.Cleanup(func() { _ = db.Close() })
+		return sqlVerbs{l, db}
+	}},
+}
+
+var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+
+// eachWay runs the test once for each way, on a fresh schema.
+func eachWay(t *testing.T, cfg ratelimit.Config, test func(t *testing.T, v verbs, pool *pgxpool.Pool)) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			cfg := cfg
+			cfg.Portable = w.portable
+			test(t, w.verbs(t, limiter(t, cfg), pool), pool)
+		})
+	}
+}
+
+func limiter(t testing.TB, cfg ratelimit.Config) *ratelimit.Limiter {
+	t.Helper()
+	l, err := ratelimit.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+type txVerbs struct {
+	l     *ratelimit.Limiter
+	pool  *pgxpool.Pool
+	level pgx.TxIsoLevel
+}
+
+func inTx(level pgx.TxIsoLevel) func(testing.TB, *ratelimit.Limiter, *pgxpool.Pool) verbs {
+	return func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return txVerbs{l, pool, level} }
+}
+
+func (v txVerbs) do(ctx context.Context, fn func(context.Context, pgx.Tx) error) error {
+	return v.l.InTxOptions(ctx, v.pool, pgx.TxOptions{IsoLevel: v.level}, fn)
+}
+
+func (v txVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
+	err = v.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		res, err = v.l.RateLimit(ctx, tx, requests...)
+		return err
+	})
+	return res, err
+}
+
+func (v txVerbs) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
+	err = v.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		res, err = v.l.CheckRateLimit(ctx, tx, requests...)
+		return err
+	})
+	return res, err
+}
+
+func (v txVerbs) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
+	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.ResetRateLimit(ctx, tx, requests...) })
+}
+
+func (v txVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
+	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.GiveBack(ctx, tx, res) })
+}
+
+func (v txVerbs) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
+	err = v.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		s, err = v.l.Value(ctx, tx, request)
+		return err
+	})
+	return s, err
+}
+
+type sqlVerbs struct {
+	l  *ratelimit.Limiter
+	db *sql.DB
+}
+
+func (v sqlVerbs) do(ctx context.Context, fn func(*sql.Tx) error) error {
+	tx, err := v.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+func (v sqlVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
+	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.SQL().RateLimit(ctx, tx, requests...); return err })
+	return res, err
+}
+
+func (v sqlVerbs) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
+	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.SQL().CheckRateLimit(ctx, tx, requests...); return err })
+	return res, err
+}
+
+func (v sqlVerbs) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().ResetRateLimit(ctx, tx, requests...) })
+}
+
+func (v sqlVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().GiveBack(ctx, tx, res) })
+}
+
+func (v sqlVerbs) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
+	err = v.do(ctx, func(tx *sql.Tx) error { s, err = v.l.SQL().Value(ctx, tx, request); return err })
+	return s, err
+}
