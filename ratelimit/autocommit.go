@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -106,9 +105,12 @@ func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 		return err
 	}
 	defer conn.Release() // after a failed statement it is still inside the transaction: the pool closes it for that
-	failed, err := sendBatch(ctx, conn, trip)
-	if err == nil || pgconn.SafeToRetry(err) {
+	if err := ctx.Err(); err != nil {
 		return err
+	}
+	failed, err := sendBatch(ctx, conn, trip)
+	if err == nil {
+		return nil
 	}
 	// COMMIT was sent along with the rest, so a connection lost at any point leaves its outcome open.
 	if stateOf(err) == "" || failed == trip[len(trip)-1] && !isRolledBack(err) {

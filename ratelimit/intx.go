@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Beginner begins transactions: *pgxpool.Pool and *pgx.Conn do.
@@ -124,6 +123,15 @@ func (a *attempt) verdict(tx pgx.Tx, err error) error {
 }
 
 func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
+	if err := ctx.Err(); err != nil {
+		rollback(ctx, tx)
+		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", err)
+	}
+	if conn := tx.Conn(); conn != nil && conn.IsClosed() {
+		rollback(ctx, tx)
+		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
+	}
+	// From here on pgconn.SafeToRetry says nothing: a connection lost after COMMIT was sent also reads "conn closed".
 	err := tx.Commit(ctx)
 	switch {
 	case err == nil:
@@ -136,8 +144,6 @@ func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InTx did not return its error: %w", err)
 	case isConflict(err):
 		return &againError{err}
-	case pgconn.SafeToRetry(err):
-		return fmt.Errorf("ratelimit: rolled back, because COMMIT could not be sent: %w", err)
 	case isRolledBack(err):
 		return fmt.Errorf("ratelimit: rolled back at COMMIT: %w", err)
 	}

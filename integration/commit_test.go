@@ -1,0 +1,117 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// cutter is a proxy that, once armed, cuts the connection at COMMIT: either before the server has seen it, or before the
+// client has seen the answer.
+type cutter struct {
+	mu    sync.Mutex
+	armed string // "before", "after" or ""
+}
+
+func (c *cutter) arm(when string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.armed = when
+}
+
+func (c *cutter) fire() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	when := c.armed
+	c.armed = ""
+	return when
+}
+
+// through makes the pool's connections go through the cutter.
+func (c *cutter) through(cfg *pgxpool.Config) {
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // so that the text of COMMIT is on the wire each time
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &cutConn{Conn: conn, c: c}, nil
+	}
+}
+
+type cutConn struct {
+	net.Conn
+	c *cutter
+}
+
+func (c *cutConn) Write(b []byte) (int, error) {
+	if !bytes.Contains(bytes.ToUpper(b), []byte("COMMIT\x00")) { // and not the level READ COMMITTED
+		return c.Conn.Write(b)
+	}
+	switch c.c.fire() {
+	case "before":
+		_ = c.Conn.Close()
+		return len(b), nil
+	case "after":
+		n, err := c.Conn.Write(b)
+		if err != nil {
+			return n, err
+		}
+		// wait for the answer, so that the commit has happened, and drop it
+		_, _ = io.ReadFull(c.Conn, make([]byte, 1))
+		_ = c.Conn.Close()
+		return n, nil
+	}
+	return c.Conn.Write(b)
+}
+
+func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for _, verb := range []string{"InTx", "Autocommit", "AutocommitSeveral"} {
+		for when, left := range map[string]float64{"before": 9, "after": 8} {
+			t.Run(verb+"/"+when, func(t *testing.T) {
+				t.Parallel()
+				var c cutter
+				pool := pgtest.Pool(t, c.through)
+				l := limiter(t, ratelimit.Config{})
+				take := func() error {
+					switch verb {
+					case "InTx":
+						return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+							_, err := l.RateLimit(ctx, tx, limit.For("k"))
+							return err
+						})
+					case "Autocommit":
+						_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"))
+						return err
+					}
+					_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"), limit.For("m"))
+					return err
+				}
+				if err := take(); err != nil {
+					t.Fatal(err)
+				}
+				c.arm(when)
+				if err := take(); !errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+					t.Errorf("got %v, want ErrOutcomeUnknown", err)
+				}
+				if c.fire() != "" {
+					t.Fatal("the connection was never cut")
+				}
+				wantValue(t, l, pool, limit.For("k"), left)
+			})
+		}
+	}
+}
