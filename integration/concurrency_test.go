@@ -25,10 +25,10 @@ const callers = 64
 // work makes a table for the callers' own writes, which must agree with the tokens taken.
 func work(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	exec(t, pool, `CREATE TABLE work (key text NOT NULL, tokens float8 NOT NULL)`)
+	execSQL(t, pool, `CREATE TABLE work (key text NOT NULL, tokens float8 NOT NULL)`)
 }
 
-func exec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+func execSQL(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
 		t.Fatal(err)

@@ -54,10 +54,10 @@ func TestAConflictRunsTheWholeTransactionAgain(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
 			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-			exec(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL)`)
-			exec(t, pool, `INSERT INTO doctor VALUES ('alice', true), ('bob', true)`)
-			exec(t, pool, `INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i`)
-			exec(t, pool, `ANALYZE doctor`)
+			execSQL(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL)`)
+			execSQL(t, pool, `INSERT INTO doctor VALUES ('alice', true), ('bob', true)`)
+			execSQL(t, pool, `INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i`)
+			execSQL(t, pool, `ANALYZE doctor`)
 
 			// other commits something, once, that the first attempt conflicts with
 			other := func(ctx context.Context) error {
@@ -165,7 +165,7 @@ func wantRate(t testing.TB, v verbs, r ratelimit.Request, ok bool) {
 func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	exec(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
+	execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
 	conflict := func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 			return err

@@ -1,9 +1,20 @@
 package integration
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/weir-go/weir/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(childEnv); url != "" {
+		if err := child(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	pgtest.Main(m)
+}

@@ -97,7 +97,7 @@ func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 				t.Parallel()
 				pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 				if c.prepare != "" {
-					exec(t, pool, c.prepare)
+					execSQL(t, pool, c.prepare)
 				}
 				var commits, runs atomic.Int64
 				var wg sync.WaitGroup
@@ -148,7 +148,7 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(t, pool, `ANALYZE weir_balance`)
+	execSQL(t, pool, `ANALYZE weir_balance`)
 
 	// predicateLocks are those that the transaction holds on the table and its index: how many, and on the relation whole.
 	predicateLocks := func(tx pgx.Tx) (n, whole int) {

@@ -1,0 +1,91 @@
+package integration
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+func TestKeysOfEveryShapeAreKeptApart(t *testing.T) {
+	t.Parallel()
+	names := []string{"name", "na", "näme", "'; DROP TABLE weir_balance; --", strings.Repeat("n", ratelimit.MaxNameBytes)}
+	keys := []string{
+		"k", "K", "k ", " k", "\t", "0", "a:b", "a/b", "a\x1fb", `a"b`, `a'b`, `a\b`, "$1", "%s", "NULL", "null", "🦆", "é", "e\u0301", "\u200b",
+		"\x01", strings.Repeat("x", ratelimit.MaxKeyBytes), strings.Repeat("x", ratelimit.MaxKeyBytes-1) + "y", strings.Repeat("🦆", 256),
+	}
+	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		for _, name := range names {
+			limit, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: never})
+			if err != nil {
+				t.Fatal(err)
+			}
+			requests := []ratelimit.Request{limit.Global()}
+			for _, key := range keys {
+				requests = append(requests, limit.For(key))
+			}
+			for _, want := range []bool{true, false} {
+				for _, r := range requests {
+					if res, err := v.RateLimit(t.Context(), r); err != nil || res.OK != want {
+						t.Fatalf("name %.40q: %+v: got %+v and %v, want granted %v", name, r, res, err, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("refuse", ratelimit.TokenBucket{Rate: 1, Period: never})
+	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+		for _, key := range []string{"", "a\x00b", "\xff", "a\xc3", strings.Repeat("x", ratelimit.MaxKeyBytes+1), strings.Repeat("x", 10_240)} {
+			r := limit.For(key)
+			_, limitErr := v.RateLimit(t.Context(), r)
+			_, checkErr := v.CheckRateLimit(t.Context(), limit.For("good"), r)
+			_, valueErr := v.Value(t.Context(), r)
+			for _, err := range []error{limitErr, checkErr, valueErr, v.ResetRateLimit(t.Context(), r)} {
+				if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `limit "refuse"`) || len(err.Error()) > 400 {
+					t.Errorf("key %.20q: got %v, want an ErrInvalid that names the limit", key, err)
+				}
+			}
+		}
+		var rows int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&rows); err != nil || rows != 0 {
+			t.Errorf("%d rows were written (%v)", rows, err)
+		}
+	})
+}
+
+// A hot key must not grow the table: each take is a HOT update, which needs no new index entry and is pruned in its page.
+func TestTakesAreHOTUpdates(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: never})
+	const takes = 500
+	for range takes {
+		wantRate(t, a, limit.For("k"), true)
+	}
+	var updated, hot int
+	until(t, func() bool { // statistics are sent now and then
+		execSQL(t, pool, `SELECT pg_stat_clear_snapshot()`)
+		err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'weir_balance'::regclass`).Scan(&updated, &hot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return updated >= takes-1
+	})
+	// Snapshots of other tests on this server keep dead versions alive for a while, which then fill the page.
+	if hot < updated*9/10 {
+		t.Errorf("%d of %d updates were HOT", hot, updated)
+	}
+	var size int
+	if err := pool.QueryRow(t.Context(), `SELECT pg_relation_size('weir_balance')`).Scan(&size); err != nil || size > 16*8192 {
+		t.Errorf("the table of one row has grown to %d bytes (%v)", size, err)
+	}
+}
