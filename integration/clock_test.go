@@ -112,7 +112,7 @@ func TestALaterDecisionInTheSameTransactionReadsTheClockAnew(t *testing.T) {
 func TestDecisionsAreMadeByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("clock", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
-	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
 		for _, r := range []ratelimit.Request{limit.For("k"), limit.For("k"), limit.For("k").OrReserve()} {
 			before := databaseNow(t, pool)
 			res, err := v.RateLimit(t.Context(), r)

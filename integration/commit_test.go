@@ -61,7 +61,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	}
 	switch c.c.fire() {
 	case "before":
-		_ = c.Conn.Close()
+		_ = c.Close()
 		return len(b), nil
 	case "after":
 		n, err := c.Conn.Write(b)
@@ -70,7 +70,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 		}
 		// wait for the answer, so that the commit has happened, and drop it
 		_, _ = io.ReadFull(c.Conn, make([]byte, 1))
-		_ = c.Conn.Close()
+		_ = c.Close()
 		return n, nil
 	}
 	return c.Conn.Write(b)

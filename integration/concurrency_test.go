@@ -28,9 +28,9 @@ func work(t testing.TB, pool *pgxpool.Pool) {
 	execSQL(t, pool, `CREATE TABLE work (key text NOT NULL, tokens float8 NOT NULL)`)
 }
 
-func execSQL(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+func execSQL(t testing.TB, pool *pgxpool.Pool, sql string) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -172,7 +172,7 @@ func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 	t.Parallel()
 	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 30, Period: never})
 	large := ratelimit.MustDefine("large", ratelimit.FixedWindow{Rate: 1000, Period: never})
-	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
 		var granted atomic.Int64
 		var wg sync.WaitGroup
 		for range 8 {

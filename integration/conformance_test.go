@@ -104,7 +104,7 @@ func lines[T any](t testing.TB, file string, fn func(n int, v T)) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	s := bufio.NewScanner(f)
 	s.Buffer(nil, 64<<20)
 	n := 0

@@ -18,7 +18,7 @@ func TestKeysOfEveryShapeAreKeptApart(t *testing.T) {
 		"k", "K", "k ", " k", "\t", "0", "a:b", "a/b", "a\x1fb", `a"b`, `a'b`, `a\b`, "$1", "%s", "NULL", "null", "🦆", "é", "e\u0301", "\u200b",
 		"\x01", strings.Repeat("x", ratelimit.MaxKeyBytes), strings.Repeat("x", ratelimit.MaxKeyBytes-1) + "y", strings.Repeat("🦆", 256),
 	}
-	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
 		for _, name := range names {
 			limit, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: never})
 			if err != nil {
@@ -42,7 +42,7 @@ func TestKeysOfEveryShapeAreKeptApart(t *testing.T) {
 func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("refuse", ratelimit.TokenBucket{Rate: 1, Period: never})
-	eachWay(t, ratelimit.Config{}, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
 		for _, key := range []string{"", "a\x00b", "\xff", "a\xc3", strings.Repeat("x", ratelimit.MaxKeyBytes+1), strings.Repeat("x", 10_240)} {
 			r := limit.For(key)
 			_, limitErr := v.RateLimit(t.Context(), r)

@@ -45,14 +45,12 @@ var ways = []way{
 var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
 // eachWay runs the test once for each way, on a fresh schema.
-func eachWay(t *testing.T, cfg ratelimit.Config, test func(t *testing.T, v verbs, pool *pgxpool.Pool)) {
+func eachWay(t *testing.T, test func(t *testing.T, v verbs, pool *pgxpool.Pool)) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			cfg := cfg
-			cfg.Portable = w.portable
-			test(t, w.verbs(t, limiter(t, cfg), pool), pool)
+			test(t, w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool), pool)
 		})
 	}
 }

@@ -1,0 +1,65 @@
+# Everything that `make` is asked for sets itself up: see `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+GO ?= go
+BIN := $(CURDIR)/.bin
+GOLANGCI_LINT_VERSION := v2.12.2
+GOLANGCI_LINT := $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION)
+B ?= .
+FUZZTIME ?= 20s
+export GOFLAGS ?= -mod=readonly
+
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z\/]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: postgres ## Run the LLM example: reserved calls to a budgeted API
+	@$(GO) run ./examples/llm
+
+.PHONY: demo/login
+demo/login: postgres ## Run the login example: guarded sign-in over real HTTP
+	@$(GO) run ./examples/login
+
+.PHONY: test
+test: postgres ## Run all tests, on a Postgres of their own
+	$(GO) test -count=1 ./...
+
+.PHONY: test/race
+test/race: postgres ## Run all tests under the race detector
+	$(GO) test -count=1 -race ./...
+
+.PHONY: conformance
+conformance: postgres ## Replay the reference implementation's outcomes; CONFORMANCE_DIR=... for another set
+	$(GO) test -count=1 -v -run Conformance ./integration | grep -v '^=== '
+
+.PHONY: bench
+bench: postgres ## Run benchmarks: B=<regexp> picks, the default is all
+	$(GO) test -run '^$$' -bench '$(B)' -benchmem ./...
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (20s)
+	@set -e; for target in $$(grep -rhoE '^func Fuzz[A-Za-z]+' --include='*_test.go' ratelimit | cut -d' ' -f2); do \
+		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./ratelimit; \
+	done
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into ratelimit
+	$(GOLANGCI_LINT) run ./...
+	$(GO) mod verify >/dev/null
+	./scripts/deps
+
+.PHONY: floors
+floors: ## Show that an application on the lowest versions keeps them
+	./scripts/floors
+
+$(GOLANGCI_LINT):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) GOFLAGS= $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+	@mv $(BIN)/golangci-lint $@
+
+# Where only the package manager can supply a server, say so in one line.
+.PHONY: postgres
+postgres:
+	@./scripts/postgres

@@ -1,0 +1,37 @@
+package pgserver
+
+// Option changes how a private cluster is made. A server named by DATABASE_URL is taken as it is.
+type Option func(*options)
+
+type options struct {
+	durable  bool
+	settings [][2]string
+}
+
+// Durable makes the server survive a crash of the machine, as in production: for tests of faults. By default it does not
+// wait for the disk.
+func Durable() Option { return func(o *options) { o.durable = true } }
+
+// Setting sets a parameter of the server.
+func Setting(name, value string) Option {
+	return func(o *options) { o.settings = append(o.settings, [2]string{name, value}) }
+}
+
+// args are the server's arguments, but for its folder and port. A later one overrides.
+func (o *options) args() []string {
+	settings := [][2]string{
+		{"listen_addresses", "127.0.0.1"},
+		{"unix_socket_directories", ""}, // a socket's path may have no more than about 100 bytes
+		{"max_connections", "300"},
+		{"max_pred_locks_per_transaction", "256"},
+		{"logging_collector", "off"},
+	}
+	if !o.durable {
+		settings = append(settings, [][2]string{{"fsync", "off"}, {"full_page_writes", "off"}}...)
+	}
+	var args []string
+	for _, s := range append(settings, o.settings...) {
+		args = append(args, "-c", s[0]+"="+s[1])
+	}
+	return args
+}

@@ -1,0 +1,134 @@
+// Package pgtest gives each test a schema of its own on one Postgres server for the whole test process.
+package pgtest
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/schema"
+)
+
+var server = sync.OnceValues(func() (*pgserver.Server, error) {
+	started = true
+	return pgserver.Start(context.Background())
+})
+
+var started bool // written by server, read when all tests have ended
+
+// Main is the body of a TestMain. The server is started by the first test that needs it, and stopped at the end; then no
+// goroutine may be left.
+func Main(m *testing.M) {
+	code := m.Run()
+	if started {
+		if s, err := server(); err == nil {
+			if err := s.Stop(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = max(code, 1)
+			}
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// Server is the server that the tests of this process share.
+func Server(t testing.TB) *pgserver.Server {
+	t.Helper()
+	s, err := server()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. configure may change the
+// pool's configuration before it is made.
+func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	pool := Bare(t, configure...)
+	if err := schema.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+// Bare is Pool without the tables.
+func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(Server(t).URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := schemaName(t)
+	admin(t, cfg, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize())
+	t.Cleanup(func() { admin(t, cfg, "DROP SCHEMA IF EXISTS "+pgx.Identifier{schema}.Sanitize()+" CASCADE") })
+
+	own := cfg.Copy()
+	own.MaxConns = 10
+	own.ConnConfig.RuntimeParams["search_path"] = schema
+	for _, c := range configure {
+		c(own)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// URL is what another process connects to in order to see what the pool sees.
+func URL(t testing.TB, pool *pgxpool.Pool) string {
+	t.Helper()
+	u, err := url.Parse(Server(t).URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set("search_path", pool.Config().ConnConfig.RuntimeParams["search_path"])
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// schemaName is legible, for whoever looks into a server on which a test hangs, and free of anything that needs quoting.
+func schemaName(t testing.TB) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '_'
+	}, strings.ToLower(t.Name()))
+	return "weir_" + name[:min(len(name), 24)] + "_" + strings.ToLower(rand.Text()[:10])
+}
+
+// admin runs a statement on a connection of its own.
+func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // t.Context has ended when the test cleans up
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig.Copy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
