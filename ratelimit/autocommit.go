@@ -70,7 +70,7 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 		return err
 	}
 	if a.pool == nil {
-		return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"}
+		return errNoPool()
 	}
 	if nested(ctx, a.pool) {
 		return errNested()
@@ -88,8 +88,13 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 }
 
 func (a *Autocommit) inTx(ctx context.Context, fn func(context.Context, pgx.Tx) error) error {
+	if a.pool == nil {
+		return errNoPool()
+	}
 	return a.l.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
 }
+
+func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"} }
 
 // poolExecutor runs statements in a transaction of their own, all in one round trip.
 type poolExecutor struct{ pool *pgxpool.Pool }

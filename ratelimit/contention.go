@@ -41,7 +41,7 @@ func (c *contention) note(r row) {
 			}
 		}
 	}
-	if len(c.rows) < mostContended {
+	if _, known := c.rows[r]; known || len(c.rows) < mostContended {
 		c.rows[r] = now.Add(contendedFor)
 	}
 }

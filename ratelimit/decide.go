@@ -12,7 +12,7 @@ type State struct {
 // Decision is what a request meets in one balance.
 type Decision struct {
 	OK      bool      // granted, at once or ahead
-	State   State     // the balance after the decision: a denial takes nothing
+	State   State     // the balance at now, after the take; a denial takes nothing, and leaves the stored one as it was
 	RunAt   time.Time // granted ahead of time: when the debt is repaid. Else zero.
 	RetryAt time.Time // denied: the first instant at which the same request would be granted. Else zero.
 }
@@ -55,13 +55,14 @@ func (c *call) at(b balance, now int64) balance {
 	return balance{true, c.refilled(b.value, b.ts, now), max(b.ts, now)}
 }
 
+// decide is TAKE and LOOK in one. The times of a denial are computed from the row as it stands: refilled up to now first,
+// they would round differently from the take that comes then.
 func (c *call) decide(b balance, now int64) Decision {
-	b = c.at(b, now)
-	if left := b.value - c.count; left >= c.least() {
-		b.value = left
-		return Decision{OK: true, State: c.state(b), RunAt: c.runAt(b)}
+	after := c.at(b, now)
+	if after.value -= c.count; after.value >= c.least() {
+		return Decision{OK: true, State: c.state(after), RunAt: c.runAt(after)}
 	}
-	return Decision{State: c.state(b), RetryAt: fromMicro(c.earliest(b.value, b.ts, now, c.count, c.least()))}
+	return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(c.earliest(b.value, b.ts, now, c.count, c.least()))}
 }
 
 // runAt is when the debt of b is repaid, or zero if it has none.

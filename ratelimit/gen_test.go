@@ -18,8 +18,8 @@ const us = time.Microsecond
 type terms struct {
 	window               bool
 	rate, capacity, debt float64
-	period                time.Duration
-	start                 time.Time
+	period               time.Duration
+	start                time.Time
 	unsetReserve         bool
 }
 
@@ -139,9 +139,11 @@ func ask(l ratelimit.Limit, n float64, reserve bool) ratelimit.Request {
 
 func near(a, b, tolerance float64) bool { return math.Abs(a-b) <= tolerance }
 
-// check runs a property in parallel with the other tests.
+// check runs a property, on 500 cases, in parallel with the other tests.
 func check(t *testing.T, property func(*rapid.T)) {
 	t.Helper()
 	t.Parallel()
-	rapid.Check(t, property)
+	for range 5 {
+		rapid.Check(t, property)
+	}
 }

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/binary"
 	"hash/fnv"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 )
@@ -73,7 +74,7 @@ func (l Limit) For(key string) Request { return Request{def: l.def, key: key, ke
 func (l Limit) Global() Request { return Request{def: l.def, count: 1} }
 
 func compileRule(name string, rule Rule) (algebra, error) {
-	if rule == nil {
+	if v := reflect.ValueOf(rule); rule == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return algebra{}, &InvalidError{Limit: name, Field: "rule", Value: nil, Want: "a TokenBucket or a FixedWindow"}
 	}
 	a, invalid := rule.compile()

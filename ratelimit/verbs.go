@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 )
 
 // The verbs that need no protocol, over any executor.
@@ -19,13 +20,16 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
-	if err := res.Err(); err != nil && len(res.Outcomes) == 0 {
+	if err := res.Err(); errors.Is(err, ErrNoDecision) {
 		return err
 	}
 	if !res.OK {
 		return nil
 	}
 	calls := res.calls()
+	if len(calls) == 0 {
+		return &InvalidError{Field: "Result", Value: "one that says nothing of what was taken", Want: "the one that RateLimit returned, not a copy by way of JSON or by hand"}
+	}
 	gives := make([]*statement, len(calls))
 	for i := range calls {
 		gives[i] = l.giveOf(&calls[i], res.At)
@@ -41,7 +45,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 func (r Result) calls() []call {
 	var calls []call
 	for i := range r.Outcomes {
-		if c := r.Outcomes[i].call; c.indexes[0] == i {
+		if c := r.Outcomes[i].call; len(c.indexes) > 0 && c.indexes[0] == i {
 			calls = append(calls, c)
 		}
 	}

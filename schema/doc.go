@@ -1,2 +1,46 @@
-// Package schema creates and upgrades Weir's tables.
+// Package schema keeps Weir's tables at the version that this release needs: however many processes call [Migrate] at
+// once, each migration is applied once and whole, or not at all.
+//
+// # At the start of a program
+//
+//	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+//	...
+//	err = schema.Migrate(ctx, pool)
+//
+// The tables go into the connection's current schema, or into one of your choice:
+//
+//	err = schema.Migrate(ctx, pool, schema.In("weir"))
+//
+// # With a migrating role of its own
+//
+// Where the program's role may not create tables, migrate while deploying, and let the program check:
+//
+//	err = schema.Check(ctx, pool, schema.In("weir"))
+//	switch {
+//	case errors.Is(err, schema.ErrNotMigrated): // deploy the migrations first
+//	case errors.Is(err, schema.ErrIncompatible): // upgrade Weir
+//	}
+//
+// The program's role needs no more than this:
+//
+//	GRANT USAGE ON SCHEMA weir TO app;
+//	GRANT SELECT, INSERT, UPDATE ON weir.weir_balance TO app;
+//	GRANT UPDATE ON weir.weir_queue_0, weir.weir_queue_1, weir.weir_queue_2, weir.weir_queue_3,
+//	                weir.weir_queue_4, weir.weir_queue_5, weir.weir_queue_6, weir.weir_queue_7 TO app; -- for LOCK TABLE
+//	GRANT SELECT ON weir.weir_schema TO app; -- for Check
+//
+// and EXECUTE on the function weir_look, which every role has unless it was revoked. The tables belong to the role that
+// ran the migration; nothing runs with its privileges.
+//
+// # With a tool of your own
+//
+// [Files] are plain SQL, in a form that golang-migrate, goose, tern and atlas read:
+//
+//	provider, err := goose.NewProvider(goose.DialectPostgres, db, schema.Files())
+//
+// # Releases and versions
+//
+// Migrations only go forward. Each records in weir_schema the lowest version that a release must know to work after it, so
+// that the releases of a rolling deployment overlap: the previous one goes on working on the next one's schema, and where
+// it could not, Migrate and Check refuse with [ErrIncompatible] instead of working wrongly.
 package schema

@@ -30,10 +30,12 @@ func locate(ctx context.Context, tx pgx.Tx, o options) (place, error) {
 	switch {
 	case o.hasSchema && o.schema == "":
 		return place{}, errors.New(`In(""): a schema name must not be empty; leave In out for the current schema`)
+	case o.schema == "$user":
+		return place{}, errors.New(`In("$user"): search_path reads this as the role's name; name the schema itself`)
 	case o.hasSchema:
 		p.schema = o.schema
 	case p.schema == "":
-		return place{}, fmt.Errorf("the connection has no current schema: its search_path is empty, or names only schemas "+
+		return place{}, fmt.Errorf("the connection has no current schema, since its search_path is empty, or names only schemas "+
 			"that do not exist or that role %s may not use; name one with schema.In", quote(p.role))
 	}
 	return p, nil
@@ -61,8 +63,8 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, "SET LOCAL search_path TO "+quote(p.schema)); err != nil {
 		return fmt.Errorf("enter schema %q: %w", p.schema, err)
 	}
-	// Postgres accepts any path. It cuts names at 63 bytes, reads "$user" as the role's name, and passes over schemas
-	// that the role may not use: each would put the tables somewhere else or nowhere.
+	// Postgres accepts any path, but cuts names at 63 bytes and passes over schemas that the role may not use: then the
+	// tables would stand elsewhere, or nowhere.
 	var current string
 	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.current_schema()::text, '')`).Scan(&current); err != nil {
 		return fmt.Errorf("enter schema %q: %w", p.schema, err)
@@ -74,8 +76,7 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("enter schema %q: role %s may not use it: it takes GRANT USAGE, CREATE ON SCHEMA %s TO %s",
 			p.schema, quote(p.role), quote(p.schema), quote(p.role))
 	default:
-		return fmt.Errorf("enter schema %q: Postgres takes it for %q: choose a name of at most 63 bytes, without a "+
-			"special meaning in search_path", p.schema, current)
+		return fmt.Errorf("enter schema %q: Postgres takes it for %q: choose a name of at most 63 bytes", p.schema, current)
 	}
 }
 

@@ -21,9 +21,12 @@ CREATE TABLE weir_balance (
 
     PRIMARY KEY (name, key, shard),
 
-    -- NaN sorts above infinity, so this refuses both: a NaN balance would be granted for ever.
-    CONSTRAINT weir_balance_value_check CHECK (value > '-Infinity' AND value < 'Infinity'),
+    -- NaN sorts above infinity, so this refuses both: a NaN balance would be granted for ever. -Infinity is allowed. It
+    -- never refills, so it closes a balance for good: the tombstone of a shard that a change of layout has emptied.
+    CONSTRAINT weir_balance_value_check CHECK (value < 'Infinity'),
     CONSTRAINT weir_balance_ts_check CHECK (isfinite(ts)),
+    CONSTRAINT weir_balance_rule_check CHECK (
+        capacity >= 0 AND capacity < 'Infinity' AND rate > 0 AND rate < 'Infinity' AND period > 0 AND isfinite(origin)),
     CONSTRAINT weir_balance_name_check CHECK (octet_length(name) BETWEEN 1 AND 255),
     CONSTRAINT weir_balance_key_check CHECK (octet_length(key) <= 1024)
 ) WITH (

@@ -1,0 +1,135 @@
+package ratelimit
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+)
+
+func deniedFor(d time.Duration) *Decision {
+	return &Decision{RetryAt: time.UnixMicro(noon).Add(d)}
+}
+
+func TestDenialIsExpectedAgainUntilItsTokensCome(t *testing.T) {
+	t.Parallel()
+	var d denials
+	calls := resolved(t, apples.For("x").Count(5), pears.For("x"))
+	if d.expected(calls) {
+		t.Error("expected before any denial")
+	}
+	d.note(&calls[0], deniedFor(time.Hour), noon)
+	if !d.expected(calls) {
+		t.Error("not expected after a denial of one of two")
+	}
+	if d.expected(calls[1:]) || d.expected(resolved(t, apples.For("y").Count(5))) {
+		t.Error("expected of another row")
+	}
+
+	var past denials
+	past.note(&calls[0], deniedFor(0), noon)
+	if past.expected(calls) {
+		t.Error("expected after its tokens have come")
+	}
+}
+
+func TestOnlyEqualOrLargerDemandsAreExpectedToBeDenied(t *testing.T) {
+	t.Parallel()
+	var d denials
+	denied := resolved(t, apples.For("x").Count(5))
+	d.note(&denied[0], deniedFor(time.Hour), noon)
+	for _, tc := range []struct {
+		r    Request
+		want bool
+	}{
+		{apples.For("x").Count(5), true},
+		{apples.For("x").Count(6), true},
+		{apples.For("x").Count(4), false},
+		{apples.For("x").Count(6).OrReserve(), false},
+	} {
+		if got := d.expected(resolved(t, tc.r)); got != tc.want {
+			t.Errorf("count %v, reserve %v: %v", tc.r.count, tc.r.reserve, got)
+		}
+	}
+}
+
+func TestGrantAndForgetEndTheExpectation(t *testing.T) {
+	t.Parallel()
+	var d denials
+	calls := resolved(t, apples.For("x"), pears.For("x"))
+	for i := range calls {
+		d.note(&calls[i], deniedFor(time.Hour), noon)
+	}
+	d.note(&calls[0], &Decision{OK: true}, noon)
+	if d.expected(calls[:1]) || !d.expected(calls[1:]) {
+		t.Error("a grant ends the expectation for its row, and for no other")
+	}
+	d.forget(calls)
+	if d.expected(calls) || len(d.rows) != 0 {
+		t.Errorf("%d rows are left after forget", len(d.rows))
+	}
+}
+
+// A debt may be centuries deep; how long to remember is a matter of memory, and must not overflow.
+func TestFarRetryAtDoesNotOverflow(t *testing.T) {
+	t.Parallel()
+	var d denials
+	calls := resolved(t, apples.For("x"))
+	d.note(&calls[0], &Decision{RetryAt: time.UnixMicro(endOfTime)}, -endOfTime)
+	if !d.expected(calls) {
+		t.Error("not expected")
+	}
+	if until := d.rows[calls[0].row()].until; until.After(time.Now().Add(25 * time.Hour)) {
+		t.Errorf("remembered until %v", until)
+	}
+}
+
+// Keys are chosen by clients: a flood of them must not fill the memory.
+func TestDenialsAreOfBoundedNumber(t *testing.T) {
+	t.Parallel()
+	var d denials
+	most := 0
+	for i := range 3*mostDenials + 1 {
+		c := call{name: "limit", key: fmt.Sprint(i), count: 1}
+		d.note(&c, deniedFor(time.Hour), noon)
+		most = max(most, len(d.rows))
+		if !d.expected([]call{c}) {
+			t.Fatalf("denial %d was dropped at once", i)
+		}
+	}
+	if most > mostDenials || len(d.rows) < mostDenials/2 {
+		t.Errorf("up to %d, %d at last, of at most %d", most, len(d.rows), mostDenials)
+	}
+}
+
+func TestExpiredDenialsAreDroppedFirst(t *testing.T) {
+	t.Parallel()
+	var d denials
+	live := call{name: "limit", key: "live", count: 1}
+	d.note(&live, deniedFor(time.Hour), noon)
+	for i := range mostDenials {
+		d.note(&call{name: "limit", key: fmt.Sprint(i), count: 1}, deniedFor(0), noon)
+	}
+	if !d.expected([]call{live}) || len(d.rows) > mostDenials/2 {
+		t.Errorf("the live one of %d was dropped", len(d.rows))
+	}
+}
+
+func TestDenialsAreSafeForConcurrentUse(t *testing.T) {
+	t.Parallel()
+	var d denials
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for j := range 500 {
+				c := call{name: "limit", key: fmt.Sprint((i + j) % 20), count: 1}
+				d.note(&c, &Decision{OK: j%3 == 0, RetryAt: time.UnixMicro(noon + 1e9)}, noon)
+				d.expected([]call{c})
+				if j%7 == 0 {
+					d.forget([]call{c})
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

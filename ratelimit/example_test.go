@@ -1,0 +1,209 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/schema"
+)
+
+var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute})
+
+func saveMessage(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, org, text string, tokens float64) error {
+	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		res, err := limiter.RateLimit(ctx, tx, ChatTokens.For(org).Count(tokens))
+		if err != nil {
+			return err
+		}
+		if !res.OK {
+			return res.Err() // rolls back: nothing was taken, nothing was written
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO message (org, body) VALUES ($1, $2)`, org, text)
+		return err
+	})
+}
+
+func Example() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 2 {
+		err := saveMessage(ctx, limiter, pool, "acme", "hello", 30_000)
+		var denied *ratelimit.DeniedError
+		switch {
+		case err == nil:
+			fmt.Println("saved")
+		case errors.As(err, &denied):
+			fmt.Println("denied by", denied.Limit, "for about", denied.RetryAfter().Round(10*time.Second))
+		default:
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// saved
+	// denied by chatTokens for about 30s
+}
+
+// A reservation is granted ahead of its tokens, and says when they will exist.
+func ExampleRequest_OrReserve() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	calls := ratelimit.MustDefine("calls", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
+
+	for range 4 {
+		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			res, err := limiter.RateLimit(ctx, tx, calls.Global().OrReserve())
+			if err != nil {
+				return err
+			}
+			switch {
+			case !res.OK:
+				fmt.Println("denied: two hours of calls are reserved already")
+			case res.RunAt.IsZero():
+				fmt.Println("run now")
+			default:
+				fmt.Println("run in", res.RunAt.Sub(res.At).Round(time.Minute))
+			}
+			return nil
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// run now
+	// run in 1h0m0s
+	// run in 2h0m0s
+	// denied: two hours of calls are reserved already
+}
+
+// A plan decides by its own numbers. Usage is kept when the plan changes.
+func ExampleRequest_Rule() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	exports := ratelimit.MustDefine("exports", ratelimit.FixedWindow{Rate: 3, Period: 24 * time.Hour})
+	pro := ratelimit.FixedWindow{Rate: 100, Period: 24 * time.Hour}
+
+	free := limiter.Autocommit(pool)
+	for _, request := range []ratelimit.Request{
+		exports.For("u1").Count(3),
+		exports.For("u1"),
+		exports.For("u2").Rule(pro).Count(50),
+	} {
+		res, err := free.RateLimit(ctx, request)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(res.OK, res.Outcomes[0].Value)
+	}
+	// Output:
+	// true 0
+	// false 0
+	// true 50
+}
+
+// Charge first, check then, give back what turned out to be good: callers who come at once cannot pass together.
+func ExampleLimiter_GiveBack() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	signIn := ratelimit.MustDefine("signIn", ratelimit.TokenBucket{Rate: 3, Period: 24 * time.Hour})
+
+	attempt := func(password string) string {
+		res, err := limiter.Autocommit(pool).RateLimit(ctx, signIn.For("alice")) // committed, whatever follows
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !res.OK {
+			return "locked"
+		}
+		if password != "secret" { // slow, and outside of any transaction
+			return "wrong"
+		}
+		if err := limiter.Autocommit(pool).GiveBack(ctx, res); err != nil {
+			log.Fatal(err)
+		}
+		return "welcome"
+	}
+	for _, password := range []string{"secret", "guess", "guess", "secret", "guess", "secret"} {
+		fmt.Println(attempt(password))
+	}
+	// Output:
+	// welcome
+	// wrong
+	// wrong
+	// welcome
+	// wrong
+	// locked
+}
+
+// Decide foretells, without a database.
+func ExampleDecide() {
+	limit := ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
+	noon := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	d, err := ratelimit.Decide(limit.For("u1").Count(4), ratelimit.State{Value: 1, TS: noon}, noon.Add(6*time.Second))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(d.OK, d.State.Value, d.RetryAt.Format(time.TimeOnly))
+	// Output: false 2 12:00:18
+}
+
+var exampleServer = sync.OnceValue(func() *pgserver.Server {
+	s, err := pgserver.Start(context.Background()) // ends with this process
+	if err != nil {
+		log.Fatal(err)
+	}
+	return s
+})
+
+// examplePool is a pool on a schema of its own, with Weir's tables and one of the application's.
+func examplePool() *pgxpool.Pool {
+	ctx := context.Background()
+	cfg, err := pgxpool.ParseConfig(exampleServer().URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_example"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, sql := range []string{`DROP SCHEMA IF EXISTS weir_example CASCADE`, `CREATE SCHEMA weir_example`, `CREATE TABLE message (org text, body text)`} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := schema.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+	return pool
+}

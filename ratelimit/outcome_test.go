@@ -1,0 +1,82 @@
+package ratelimit
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+func at(d time.Duration) time.Time { return fromMicro(noon).Add(d) }
+
+func TestResultIsOfTheLimitWhoseTokensComeLast(t *testing.T) {
+	t.Parallel()
+	calls := resolved(t, pears.For("x"), apples.For("x"), apples.For("y"))
+	clock := []int64{noon, noon + 5, noon + 3}
+	for _, tc := range []struct {
+		name      string
+		decisions []Decision // of apples x, apples y, pears x
+		ok        bool
+		runAt     time.Time
+		retryAt   time.Time
+		of        *call
+	}{
+		{"granted now", []Decision{{OK: true}, {OK: true}, {OK: true}}, true, time.Time{}, time.Time{}, nil},
+		{"granted ahead", []Decision{{OK: true, RunAt: at(3)}, {OK: true, RunAt: at(9)}, {OK: true}}, true, at(9), time.Time{}, &calls[1]},
+		{"denied by one", []Decision{{OK: true}, {OK: true, RunAt: at(9)}, {RetryAt: at(7)}}, false, time.Time{}, at(7), &calls[2]},
+		{"denied by two", []Decision{{RetryAt: at(8)}, {OK: true}, {RetryAt: at(7)}}, false, time.Time{}, at(8), &calls[0]},
+	} {
+		r := summarize(calls, tc.decisions, clock, 3)
+		if r.OK != tc.ok || !r.RunAt.Equal(tc.runAt) || !r.RetryAt.Equal(tc.retryAt) || !r.At.Equal(at(5*time.Microsecond)) {
+			t.Errorf("%s: %+v", tc.name, r)
+		}
+		var limit, key string
+		if tc.of != nil {
+			limit, key = tc.of.name, tc.of.key
+		}
+		if r.Limit != limit || r.Key != key {
+			t.Errorf("%s: of %q %q, want %q %q", tc.name, r.Limit, r.Key, limit, key)
+		}
+		if (r.Err() == nil) != tc.ok {
+			t.Errorf("%s: %v", tc.name, r.Err())
+		}
+	}
+}
+
+func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
+	t.Parallel()
+	requests := []Request{pears.For("x"), apples.For("x"), pears.For("x"), apples.Global()}
+	calls := resolved(t, requests...)
+	decisions, clock := make([]Decision, len(calls)), make([]int64, len(calls))
+	for i := range calls {
+		decisions[i] = Decision{OK: true, State: State{Value: float64(i)}}
+	}
+	r := summarize(calls, decisions, clock, len(requests))
+	var values []float64
+	for i, o := range r.Outcomes {
+		if o.Limit != requests[i].def.name || o.Key != requests[i].key || o.Period != time.Minute || !o.OK {
+			t.Errorf("request %d: %+v", i, o)
+		}
+		values = append(values, o.Value)
+	}
+	if want := []float64{2, 1, 2, 0}; !slices.Equal(values, want) {
+		t.Errorf("%v, want %v", values, want)
+	}
+	// What is to be given back is each row once, in the order in which it was locked.
+	if !slices.EqualFunc(r.calls(), calls, func(a, b call) bool { return a.row() == b.row() && a.count == b.count }) {
+		t.Errorf("%+v, want %+v", r.calls(), calls)
+	}
+}
+
+// TAKE lost to others again and again, while LOOK saw enough: an answer that says neither yes nor no would be none.
+func TestRefusedGrantIsADenialWithARetryAt(t *testing.T) {
+	t.Parallel()
+	calls := resolved(t, apples.For("x").OrReserve())
+	r := summarize(calls, []Decision{{OK: true, RunAt: at(9)}}, []int64{noon}, 1).refuse()
+	if r.OK || !r.RunAt.IsZero() || !r.RetryAt.After(r.At) || r.Limit != "apples" || r.Key != "x" || r.Err() == nil {
+		t.Errorf("%+v", r)
+	}
+	denied := summarize(calls, []Decision{{RetryAt: at(9)}}, []int64{noon}, 1)
+	if again := denied.refuse(); !again.RetryAt.Equal(at(9)) {
+		t.Errorf("a denial became %+v", again)
+	}
+}

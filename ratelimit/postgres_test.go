@@ -1,0 +1,86 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+type stateError string // an error of another driver
+
+func (e stateError) Error() string    { return "state " + string(e) }
+func (e stateError) SQLState() string { return string(e) }
+
+func TestConflictsAreTheErrorsThatAnotherAttemptMayMend(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]bool{
+		"40001": true, "40P01": true, "40003": false, "40002": false, "23505": false, "55P03": false, "": false,
+	} {
+		for _, err := range []error{
+			&pgconn.PgError{Code: code}, fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: code}), stateError(code),
+		} {
+			if got := isConflict(err); got != want {
+				t.Errorf("%v: %v", err, got)
+			}
+		}
+	}
+	if isConflict(nil) || isConflict(io.EOF) {
+		t.Error("an error without a state is no conflict")
+	}
+}
+
+// A backend that was ended while it committed may have committed.
+func TestOnlyAPlainErrorAtCommitMeansRolledBack(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		err  error
+		want bool
+	}{
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "23503"}, true},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40003"}, false},
+		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, false},
+		{&pgconn.PgError{SeverityUnlocalized: "PANIC", Code: "XX000"}, false},
+		{&pgconn.PgError{Severity: "ERROR", Code: "23503"}, false}, // localized: it could be anything
+		{io.ErrUnexpectedEOF, false},
+	} {
+		if got := isRolledBack(tc.err); got != tc.want {
+			t.Errorf("%+v: %v", tc.err, got)
+		}
+	}
+}
+
+func TestUnknownOutcomeSaysSoAndKeepsItsCause(t *testing.T) {
+	t.Parallel()
+	err := unknown(io.ErrUnexpectedEOF)
+	if !errors.Is(err, ErrOutcomeUnknown) || !errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, ErrConflict) {
+		t.Error(err)
+	}
+}
+
+func TestErrorsOfPostgresAreExplained(t *testing.T) {
+	t.Parallel()
+	calls := resolved(t, apples.For("x"), pears.For("x"), pears.For("y"))
+	l := limiterFor(t, Config{})
+	for code, hint := range map[string]string{
+		"42P01": "schema.Migrate", "42883": "schema.Migrate", "3F000": "Config.Schema",
+		"42501": "grant", "25P02": "roll back", "25006": "primary", "53200": "max_pred_locks_per_transaction", "0A000": "primary",
+	} {
+		cause := &pgconn.PgError{Code: code, Message: "as Postgres says"}
+		err := l.explain(cause, "take", calls)
+		var back *pgconn.PgError
+		if !errors.As(err, &back) || back != cause {
+			t.Errorf("%s: the cause is lost: %v", code, err)
+		}
+		text := err.Error()
+		if !strings.HasPrefix(text, `ratelimit: take limit "apples" and 2 more: `) || !strings.Contains(text, "as Postgres says") || !strings.Contains(text, hint) {
+			t.Errorf("%s: %s", code, text)
+		}
+	}
+	if got, want := l.explain(io.EOF, "reset", calls[:1]).Error(), `ratelimit: reset limit "apples": EOF`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -1,0 +1,205 @@
+package ratelimit
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// every returns one statement of each kind, for each configuration.
+func every(t *testing.T, cfg Config) map[string]*statement {
+	t.Helper()
+	l := limiterFor(t, cfg)
+	calls := resolved(t, apples.For("x").Count(2), pears.For("x"))
+	bucket, window := &calls[0], &calls[1]
+	return map[string]*statement{
+		"take bucket":  l.takeOf(bucket),
+		"take window":  l.takeOf(window),
+		"give bucket":  l.giveOf(bucket, at(0)),
+		"give window":  l.giveOf(window, at(0)),
+		"give at once": l.giveOf(window, time.Time{}),
+		"reset bucket": l.resetOf(bucket),
+		"reset window": l.resetOf(window),
+		"look":         l.lookOf(bucket),
+	}
+}
+
+var (
+	parameter = regexp.MustCompile(`\$(\d+)(::[a-z0-9]+)?`)
+	onUpdate  = regexp.MustCompile(`(?s)DO UPDATE.*`)
+)
+
+var configs = []Config{{}, {Portable: true}, {Schema: "weir"}, {Schema: `odd "schema"`, Portable: true}}
+
+// Arguments and parameters correspond, and each parameter is cast at its first use, so that each of pgx's query modes finds
+// its type.
+func TestStatementsHaveOneArgumentForEachParameter(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range configs {
+		for name, s := range every(t, cfg) {
+			cast := map[int]bool{}
+			most := 0
+			for _, m := range parameter.FindAllStringSubmatch(s.sql, -1) {
+				n, _ := strconv.Atoi(m[1])
+				cast[n] = cast[n] || m[2] != ""
+				most = max(most, n)
+			}
+			if most != len(s.args) || len(cast) != most {
+				t.Errorf("%+v: %s: %d arguments, parameters %v", cfg, name, len(s.args), cast)
+			}
+			for n, ok := range cast {
+				if !ok && (n != 4 || strings.HasPrefix(name, "look")) { // $4::float8 stands first in its product
+					t.Errorf("%+v: %s: $%d is never cast", cfg, name, n)
+				}
+			}
+			if strings.ContainsAny(s.sql, "{}") {
+				t.Errorf("%+v: %s: not filled in: %s", cfg, name, s.sql)
+			}
+		}
+	}
+}
+
+// Where a row is updated everything has to be immutable: the clock stands in VALUES, and is read once.
+func TestStatementsReadTheClockOnceAndInValuesOnly(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range configs {
+		for name, s := range every(t, cfg) {
+			update := onUpdate.FindString(s.sql)
+			if strings.Contains(update, "clock_timestamp") {
+				t.Errorf("%s: the clock is in %s", name, update)
+			}
+			if n := strings.Count(s.sql, "clock_timestamp()"); n != 1 && (cfg.Portable || name != "look") {
+				t.Errorf("%s: the clock is read %d times", name, n)
+			}
+			for _, volatile := range []string{"now()", "current_timestamp", "transaction_timestamp", "statement_timestamp", "random("} {
+				if strings.Contains(strings.ToLower(s.sql), volatile) {
+					t.Errorf("%s uses %s", name, volatile)
+				}
+			}
+		}
+	}
+}
+
+func TestStatementsNameTheSchemaQuoted(t *testing.T) {
+	t.Parallel()
+	for schema, want := range map[string]string{
+		"":                   "weir_",
+		"weir":               `"weir".weir_`,
+		`a"b; DROP TABLE c`:  `"a""b; DROP TABLE c".weir_`,
+		"{refill} {queues}":  `"{refill} {queues}".weir_`,
+		"$1":                 `"$1".weir_`,
+		"Größe with a space": `"Größe with a space".weir_`,
+	} {
+		for _, portable := range []bool{false, true} {
+			for name, s := range every(t, Config{Schema: schema, Portable: portable}) {
+				if strings.Count(s.sql, "weir_") != strings.Count(s.sql, want) {
+					t.Errorf("schema %q: %s: %s", schema, name, s.sql)
+				}
+			}
+		}
+		l := limiterFor(t, Config{Schema: schema})
+		if got, want := l.sql.lock([]int{1, 5}), fmt.Sprintf("LOCK TABLE %squeue_1, %squeue_5 IN SHARE ROW EXCLUSIVE MODE", want, want); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// A ts never moves back, and is written whenever the balance is: one without the other would count time twice.
+func TestTakeWritesBalanceAndTimestampTogether(t *testing.T) {
+	t.Parallel()
+	for name, s := range every(t, Config{}) {
+		if !strings.HasPrefix(name, "take") {
+			continue
+		}
+		update := onUpdate.FindString(s.sql)
+		for _, part := range []string{"value = least(", "ts = greatest(b.ts, excluded.ts)", "RETURNING b.value, b.ts"} {
+			if strings.Count(update, part) != 1 {
+				t.Errorf("%s: want %q once in %s", name, part, update)
+			}
+		}
+	}
+}
+
+// An EXPLAIN apart, nothing in a text changes from call to call: values are parameters.
+func TestStatementsOfOneKindShareTheirText(t *testing.T) {
+	t.Parallel()
+	l := limiterFor(t, Config{})
+	calls := resolved(t, apples.For("x"), apples.For("y'; --").Count(3).OrReserve().Rule(TokenBucket{Rate: 3, Period: time.Hour}))
+	if a, b := l.takeOf(&calls[0]), l.takeOf(&calls[1]); a.sql != b.sql || reflect.DeepEqual(a.args, b.args) {
+		t.Errorf("%q %v\n%q %v", a.sql, a.args, b.sql, b.args)
+	}
+}
+
+func TestClockOfTheConfigIsTheOneThatIsSent(t *testing.T) {
+	t.Parallel()
+	reads := 0
+	l := limiterFor(t, Config{Clock: func() time.Time { reads++; return at(0) }})
+	calls := resolved(t, apples.For("x"))
+	for _, s := range []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.giveOf(&calls[0], at(0))} {
+		if !slices.ContainsFunc(s.args, func(a any) bool { return a == any(at(0)) }) {
+			t.Errorf("not among %v", s.args)
+		}
+	}
+	if reads != 4 {
+		t.Errorf("read %d times for 4 statements", reads)
+	}
+	for name, s := range every(t, Config{}) {
+		if !slices.Contains(s.args, nil) {
+			t.Errorf("%s: without a clock of its own, none is sent: %v", name, s.args)
+		}
+	}
+}
+
+// What was taken from a window is lost with it; given back later it would be a gift to the next.
+func TestGiveEndsWithTheWindowThatWasTakenFrom(t *testing.T) {
+	t.Parallel()
+	l := limiterFor(t, Config{})
+	rule := FixedWindow{Rate: 5, Period: time.Minute, Start: at(0)}
+	calls := resolved(t, pears.For("x").Rule(rule), apples.For("x"))
+	bucket, window := &calls[0], &calls[1]
+	for _, tc := range []struct {
+		c     *call
+		taken time.Time
+		want  any
+	}{
+		{window, at(0), at(time.Minute)},
+		{window, at(time.Minute - time.Microsecond), at(time.Minute)},
+		{window, at(time.Minute), at(2 * time.Minute)},
+		{window, time.Time{}, nil},
+		{bucket, at(0), nil},
+	} {
+		if got := l.giveOf(tc.c, tc.taken).args[7]; got != tc.want {
+			t.Errorf("taken at %v: given back until %v, want %v", tc.taken, got, tc.want)
+		}
+	}
+}
+
+func TestOnlyLookDoesNotWrite(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range configs {
+		for name, s := range every(t, cfg) {
+			if s.writes == (name == "look") || s.writes == strings.HasPrefix(s.sql, "SELECT") || s.c == nil {
+				t.Errorf("%s: %+v", name, s)
+			}
+		}
+	}
+}
+
+// A row of nulls, or none, is a limit that was never used.
+func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
+	t.Parallel()
+	value, ts := 3.0, at(0)
+	for _, s := range []*statement{{}, {found: true}, {found: true, value: &value}, {found: true, ts: &ts}, {value: &value, ts: &ts}} {
+		if b := s.balance(); b.exists {
+			t.Errorf("%+v: %+v", s, b)
+		}
+	}
+	if b := (&statement{found: true, value: &value, ts: &ts}).balance(); b != (balance{true, 3, noon}) {
+		t.Errorf("%+v", b)
+	}
+}
