@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/ratelimit"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 func bucketOf(rate, capacity float64) ratelimit.Rule {

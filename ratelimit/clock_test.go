@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/ratelimit"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 func TestClockSetBackMintsNothing(t *testing.T) {

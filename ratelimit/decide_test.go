@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/ratelimit"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // step is one call at t0+t, and what it meets. wait is the time until RetryAt if denied, until RunAt if granted ahead.

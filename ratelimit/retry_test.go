@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/ratelimit"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // A denied caller who comes back at RetryAt, and finds the row as it was left, is granted; a microsecond before that it is

@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/ratelimit"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 var (

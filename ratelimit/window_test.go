@@ -6,8 +6,9 @@ import (
 	"time"
 	_ "time/tzdata" // for daylight saving
 
-	"github.com/weir-go/weir/ratelimit"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // Every boundary is exact: in floating-point seconds a third of these would fall into the window before.
@@ -18,7 +19,7 @@ func TestWindowsOfOddPeriodsBeginExactlyOnTheirBoundaries(t *testing.T) {
 			t.Parallel()
 			l := define(t, ratelimit.FixedWindow{Rate: 1, Period: period, Start: t0})
 			for i := range int64(20_000) {
-				k := i + i%7*1e6*int64(i%3) // near ones and far ones
+				k := i + i%7*1e6*(i%3) // near ones and far ones
 				if k > int64(100*365*24*time.Hour/period) {
 					k = i % int64(100*365*24*time.Hour/period)
 				}

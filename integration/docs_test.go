@@ -1,0 +1,57 @@
+package integration
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// The first code that a newcomer copies is an Example, which compiles and runs.
+func TestTheQuickStartIsTheExample(t *testing.T) {
+	t.Parallel()
+	_, rest, ok := strings.Cut(read(t, "../README.md"), "```go\n")
+	code, _, ok2 := strings.Cut(rest, "```")
+	if !ok || !ok2 {
+		t.Fatal("README.md has no code")
+	}
+	example := read(t, "../ratelimit/example_test.go")
+	for part := range strings.SplitSeq(strings.TrimSpace(code), "\n\n") {
+		if !strings.Contains(example, part) {
+			t.Errorf("ratelimit/example_test.go does not have this part of the quick start:\n%s", part)
+		}
+	}
+}
+
+// The table of promises names tests that exist.
+func TestThePromisesNameTestsThatExist(t *testing.T) {
+	t.Parallel()
+	var tests string
+	files, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasSuffix(f.Name(), "_test.go") {
+			tests += read(t, f.Name())
+		}
+	}
+	named := regexp.MustCompile("`(Test[A-Za-z]+)`").FindAllStringSubmatch(read(t, "README.md"), -1)
+	if len(named) < 20 {
+		t.Fatalf("only %d tests are named", len(named))
+	}
+	for _, m := range named {
+		if !strings.Contains(tests, "func "+m[1]+"(") {
+			t.Errorf("README.md names %s, which does not exist", m[1])
+		}
+	}
+}
