@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// client calls an API of OpenAI's form.
+type client struct {
+	base, key, model string
+	http             *http.Client
+}
+
+// tooManyRequests is a 429, and when to come again.
+type tooManyRequests struct{ after time.Duration }
+
+func (e *tooManyRequests) Error() string { return fmt.Sprintf("429: try again in %v", e.after) }
+
+// complete asks for an answer of at most maxTokens, and returns it with the tokens that the whole call used.
+func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (answer string, used int, err error) {
+	body, err := json.Marshal(map[string]any{
+		"model":      c.model,
+		"messages":   []any{map[string]string{"role": "user", "content": prompt}},
+		"max_tokens": maxTokens,
+	})
+	if err != nil {
+		return "", 0, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(c.base, "/")+"/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return "", 0, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return "", 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return "", 0, err
+	}
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusTooManyRequests:
+		return "", 0, &tooManyRequests{retryAfter(resp.Header)}
+	default:
+		return "", 0, fmt.Errorf("%s: %.200s", resp.Status, b)
+	}
+	var out struct {
+		Choices []struct {
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+		} `json:"choices"`
+		Usage struct {
+			TotalTokens int `json:"total_tokens"`
+		} `json:"usage"`
+	}
+	if err := json.Unmarshal(b, &out); err != nil || len(out.Choices) == 0 {
+		return "", 0, fmt.Errorf("not a chat completion: %.200s", b)
+	}
+	return out.Choices[0].Message.Content, out.Usage.TotalTokens, nil
+}
+
+// retryAfter prefers the milliseconds that some APIs add.
+func retryAfter(h http.Header) time.Duration {
+	if ms, err := strconv.Atoi(h.Get("Retry-After-Ms")); err == nil && ms > 0 {
+		return time.Duration(ms) * time.Millisecond
+	}
+	if s, err := strconv.Atoi(h.Get("Retry-After")); err == nil && s > 0 {
+		return time.Duration(s) * time.Second
+	}
+	return time.Second
+}

@@ -1,0 +1,156 @@
+// Llm shows an application that calls a language model on a budget. Some hundreds of messages of several tenants come in at
+// once; each is saved together with the tokens that its answer will need, taken or reserved ahead, and with the River job
+// that will ask for the answer when they exist.
+//
+//	go run ./examples/llm
+//
+// The API is a stand-in within the program, which keeps an exact log of its own and answers 429 beyond its limits. Set
+// OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the flags -tpm, -rpm and -minute to what it allows, to use a real
+// one. Postgres is found or downloaded: see internal/pgserver.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/weir-go/weir/examples/llm/standin"
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+func main() {
+	var o options
+	flag.IntVar(&o.requests, "requests", 300, "how many messages come in")
+	flag.IntVar(&o.budget.tokens, "tpm", 25_000, "tokens that the API allows in a minute")
+	flag.IntVar(&o.budget.requests, "rpm", 110, "requests that the API allows in a minute")
+	flag.DurationVar(&o.budget.minute, "minute", 5*time.Second, "how long the API's minute is")
+	flag.DurationVar(&o.within, "within", 90*time.Second, "give up after this time")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, newProgress(os.Stdout), o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "llm:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	requests int
+	budget   budget
+	within   time.Duration
+}
+
+func run(ctx context.Context, p *progress, o options) (err error) {
+	if o.requests < 1 || o.budget.minute < time.Second || o.budget.tokens < 2*largest || o.budget.requests < 10 {
+		return fmt.Errorf("want -requests above 0, -minute of 1s or more, -tpm of %d or more, -rpm of 10 or more", 2*largest)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.within, fmt.Errorf("not done within %v (-within)", o.within))
+	defer cancel()
+
+	server, err := pgserver.Start(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Stop()) }()
+	s, err := open(ctx, server.URL())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+
+	base := os.Getenv("OPENAI_BASE_URL")
+	load := func() float64 { return -1 }
+	var log *standin.Log
+	if base == "" {
+		log = standin.NewLog(o.budget.minute, o.budget.tokens, o.budget.requests)
+		api, err := standin.Start(log)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = api.Stop() }()
+		base = api.BaseURL()
+		load = func() float64 { return log.Load(time.Now()) }
+	}
+	_, _ = fmt.Fprintf(p.out, "%d messages of %d tenants for an API that allows %d tokens and %d requests in %v\n",
+		o.requests, len(tenants), o.budget.tokens, o.budget.requests, o.budget.minute)
+	return serve(ctx, p, o, s, base, load, log)
+}
+
+// serve is the application: a limiter, a River client that works jobs, and the messages that come in.
+func serve(ctx context.Context, p *progress, o options, s *store, base string, load func() float64, log *standin.Log) error {
+	limits, err := define(o.budget)
+	if err != nil {
+		return err
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		return err
+	}
+	httpClient := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	defer httpClient.CloseIdleConnections()
+	worker := &replyWorker{store: s, client: &client{
+		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
+	}}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, worker)
+	riverClient, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{
+		Logger:  quiet(),
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
+		Schema:  s.schema,
+		Workers: workers,
+	})
+	if err != nil {
+		return err
+	}
+	if err := riverClient.Start(ctx); err != nil {
+		return err
+	}
+	defer stopRiver(riverClient)
+
+	messages := &submitter{store: s, limiter: limiter, jobs: scheduler.New(limiter, scheduler.Config{}).Jobs(riverClient), limits: limits}
+	submitted := make(chan error, 1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		err := messages.submit(ctx, o.requests)
+		if err != nil {
+			cancel(err) // nothing to wait for
+		}
+		submitted <- err
+	}()
+	watched := watch(ctx, p, s, o.requests, worker.refused.Load, load)
+	cancel(nil)
+	if err := cmp.Or(<-submitted, watched); err != nil {
+		return err
+	}
+
+	ctx, cancelSummary := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancelSummary()
+	sum, err := summarize(ctx, s, o.budget, messages.denied.Load(), worker.refused.Load(), log)
+	if err != nil {
+		return err
+	}
+	sum.print(p)
+	return nil
+}
+
+func stopRiver(c *river.Client[pgx.Tx]) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_ = c.StopAndCancel(ctx) // what is left of the work goes with the schema
+}

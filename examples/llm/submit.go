@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// submitter takes messages from tenants and enqueues the calls that answer them.
+type submitter struct {
+	store   *store
+	limiter *ratelimit.Limiter
+	jobs    *scheduler.Jobs
+	limits  limits
+	denied  atomic.Int64
+}
+
+const promptTokens = 10
+
+var tenants = []string{"acme", "globex", "initech", "umbrella"}
+
+// submit enqueues n messages of different sizes, from all tenants at once.
+func (s *submitter) submit(ctx context.Context, n int) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for i, tenant := range tenants {
+		share := n / len(tenants)
+		if i < n%len(tenants) {
+			share++
+		}
+		wg.Go(func() {
+			for range share {
+				switch err := s.one(ctx, tenant, smallest+mathrand.IntN(largest-smallest+1)); {
+				case errors.Is(err, ratelimit.ErrDenied): // more than MaxReserved; here nothing bounds it
+					s.denied.Add(1)
+				case err != nil:
+					cancel(fmt.Errorf("tenant %s: %w", tenant, err))
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// one saves a message, takes or reserves the tokens and the request that its answer will need, and enqueues the call: all
+// of it in one transaction. The take comes first: what a SERIALIZABLE transaction reads before it ages its snapshot.
+func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
+	args := replyArgs{MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens), MaxTokens: tokens - promptTokens}
+	return s.limiter.InTx(ctx, s.store.pool, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := s.jobs.InsertTx(ctx, tx, args, nil,
+			s.limits.chatTokens.Global().Count(float64(tokens)).OrReserve(),
+			s.limits.chatRequests.Global().OrReserve(),
+		)
+		if err != nil {
+			return err
+		}
+		if !in.OK {
+			return in.Err()
+		}
+		var planned *time.Time
+		if !in.RunAt.IsZero() {
+			planned = &in.Job.Job.ScheduledAt
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO message (id, tenant, tokens, planned_at) VALUES ($1, $2, $3, $4)`,
+			args.MessageID, tenant, tokens, planned)
+		return err
+	})
+}
