@@ -1,9 +1,13 @@
 package ratelimit
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
-// State is a balance as it stands in its row: Value tokens at TS. A negative Value is owed by reservations. For a fixed
-// window TS is the start of the window that the Value belongs to. The zero State is a limit never used, which is full.
+// State is a balance: Value tokens at TS. A negative Value is owed by reservations. For a fixed window TS is the start of the
+// window that the Value belongs to, so that a State means something only under rules of the same kind and the same windows.
+// The zero State is a limit never used, which is full.
 type State struct {
 	Value float64
 	TS    time.Time
@@ -33,8 +37,14 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	if y := now.UTC().Year(); y < 1 || y > 9999 {
+		return Decision{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
+	}
 	b := balance{}
 	if !s.TS.IsZero() {
+		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
+			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a finite Value, and a year from 1 to 9999"}
+		}
 		b = balance{exists: true, value: s.Value, ts: s.TS.UnixMicro()}
 	}
 	return c.decide(b, now.UnixMicro()), nil

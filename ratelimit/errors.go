@@ -82,6 +82,9 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("ratelimit:%s %s is %s: want %s", of, e.Field, value, e.Want)
 }
 
+// plain is a Value that describes: text that was not the caller's, and is not quoted.
+type plain string
+
 // Is reports whether target is [ErrInvalid] or, for a count that can never be granted, [ErrNeverGranted].
 func (e *InvalidError) Is(target error) bool {
 	return target == ErrInvalid || e.never && target == ErrNeverGranted

@@ -32,7 +32,9 @@ func transaction(tx pgx.Tx) (executor, error) {
 	return pgxExecutor{tx, nil}, nil
 }
 
-func errNoTx() error { return &InvalidError{Field: "tx", Value: nil, Want: "an open transaction"} }
+func errNoTx() error {
+	return &InvalidError{Field: "tx", Value: plain("nil"), Want: "an open transaction"}
+}
 
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	if lock := x.attempt.queueUp(statements); lock != nil {

@@ -43,11 +43,18 @@ type call struct {
 	indexes   []int // of the requests that were merged into it
 }
 
-func (c *call) least() float64 { return c.floor(c.reserve) }
+// least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
+// rounding, would be run up for nothing: no count owes more than 2^40 of itself.
+func (c *call) least() float64 {
+	if c.reserve && c.count > 0 {
+		return max(c.floor(true), -c.count/smallest)
+	}
+	return c.floor(c.reserve)
+}
 
 func (r Request) resolve() (call, error) {
 	if r.def == nil {
-		return call{}, &InvalidError{Field: "limit", Value: "the zero Limit", Want: "one made by Define or MustDefine"}
+		return call{}, &InvalidError{Field: "limit", Value: plain("the zero Limit"), Want: "one made by Define or MustDefine"}
 	}
 	name := r.def.name
 	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve}
@@ -95,7 +102,7 @@ func (c *call) checkCount() error {
 // the same order, so that two calls cannot wait for each other.
 func resolveAll(requests []Request) ([]call, error) {
 	if len(requests) == 0 {
-		return nil, &InvalidError{Field: "requests", Value: "none", Want: "at least one"}
+		return nil, &InvalidError{Field: "requests", Value: plain("none"), Want: "at least one"}
 	}
 	calls := make([]call, 0, len(requests))
 	for i, r := range requests {
@@ -119,10 +126,10 @@ func resolveAll(requests []Request) ([]call, error) {
 			continue
 		}
 		if c.algebra != last.algebra {
-			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: fmt.Sprintf("two for key %q", shorten(c.key)), Want: "the same rule in both"}
+			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two for key %q", shorten(c.key))), Want: "the same rule in both"}
 		}
 		if c.reserve != last.reserve {
-			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: fmt.Sprintf("two for key %q", shorten(c.key)), Want: "OrReserve in both or in none"}
+			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two for key %q", shorten(c.key))), Want: "OrReserve in both or in none"}
 		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)

@@ -27,7 +27,8 @@ type TokenBucket struct {
 	Capacity *float64
 
 	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Default: unbounded (a thousand years of tokens).
+	// none. Default: unbounded (a thousand years of tokens). In any case a request owes no more than 2^40 times its count:
+	// beyond that it would be lost in rounding.
 	MaxReserved *float64
 }
 
@@ -44,7 +45,8 @@ type FixedWindow struct {
 	Capacity *float64
 
 	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Default: unbounded (a thousand years of tokens).
+	// none. Default: unbounded (a thousand years of tokens). In any case a request owes no more than 2^40 times its count:
+	// beyond that it would be lost in rounding.
 	MaxReserved *float64
 
 	// Start is the first instant of some window, past or future; windows extend from it in both directions, each

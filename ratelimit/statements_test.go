@@ -125,7 +125,7 @@ func TestTakeWritesBalanceAndTimestampTogether(t *testing.T) {
 	}
 }
 
-// An EXPLAIN apart, nothing in a text changes from call to call: values are parameters.
+// Nothing in a text changes from call to call: values are parameters.
 func TestStatementsOfOneKindShareTheirText(t *testing.T) {
 	t.Parallel()
 	l := limiterFor(t, Config{})

@@ -28,7 +28,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	}
 	calls := res.calls()
 	if len(calls) == 0 {
-		return &InvalidError{Field: "Result", Value: "one that says nothing of what was taken", Want: "the one that RateLimit returned, not a copy by way of JSON or by hand"}
+		return &InvalidError{Field: "Result", Value: plain("one that says nothing of what was taken"), Want: "the one that RateLimit returned, not a copy by way of JSON or by hand"}
 	}
 	gives := make([]*statement, len(calls))
 	for i := range calls {
