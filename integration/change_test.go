@@ -1,0 +1,173 @@
+package integration
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Two releases, or two plans, with different numbers share one row: usage is kept, credit is clamped, debt is kept, and
+// going back and forth mints nothing.
+func TestChangedNumbersTakeEffectAtOnceAndKeepUsage(t *testing.T) {
+	t.Parallel()
+	small := ratelimit.TokenBucket{Rate: 10, Period: never}
+	large := ratelimit.TokenBucket{Rate: 100, Period: never}
+	before := ratelimit.MustDefine("change", small)
+	after := ratelimit.MustDefine("change", large)
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
+			for i, step := range []struct {
+				limit ratelimit.Limit
+				n     float64
+				ok    bool
+				left  float64
+			}{
+				{before, 4, true, 6},
+				{after, 6, true, 0},   // a larger capacity does not give what it did not hold
+				{before, 1, false, 0}, // nor does going back
+				{after, 1, false, 0},
+			} {
+				res, err := v.RateLimit(t.Context(), step.limit.For("k").Count(step.n))
+				if err != nil || res.OK != step.ok || res.Outcomes[0].Value != step.left {
+					t.Fatalf("step %d: got %+v and %v, want granted %v with %v left", i, res, err, step.ok, step.left)
+				}
+			}
+			// a plan is a rule given with the request
+			if res, err := v.RateLimit(t.Context(), before.For("k").Rule(large).Count(50).OrReserve()); err != nil || !res.OK || res.Outcomes[0].Value != -50 {
+				t.Fatalf("got %+v and %v, want 50 tokens owed", res, err)
+			}
+			if res, err := v.CheckRateLimit(t.Context(), before.For("k")); err != nil || res.OK || res.Outcomes[0].Value != -50 {
+				t.Fatalf("got %+v and %v, want the debt kept", res, err)
+			}
+			clock.add(20 * never) // more than fills both
+			for range 3 {
+				for limit, most := range map[ratelimit.Limit]float64{before: 10, after: 100} {
+					s, err := v.Value(t.Context(), limit.For("k"))
+					if err != nil || s.Value != most {
+						t.Errorf("%v of %v left (%v)", s.Value, most, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The windows of a key are where they are, whatever happens to its row.
+func TestWindowsKeepTheirPhase(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("phase", ratelimit.FixedWindow{Rate: 10, Period: time.Hour})
+	pool, clock := pgtest.Pool(t), newClock()
+	a := limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+	starts := map[string]bool{}
+	for i := range 20 {
+		key := fmt.Sprint(i)
+		var phases []time.Duration
+		note := func() {
+			s, err := a.Value(t.Context(), limit.For(key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			phases = append(phases, time.Duration(s.TS.UnixMicro()%time.Hour.Microseconds())*time.Microsecond)
+		}
+		note()
+		wantRate(t, a, limit.For(key), true)
+		note()
+		clock.add(17 * time.Minute)
+		if err := a.ResetRateLimit(t.Context(), limit.For(key)); err != nil {
+			t.Fatal(err)
+		}
+		note()
+		execSQL(t, pool, `DELETE FROM weir_balance`) // as a prune would
+		clock.add(100*time.Hour + 13*time.Minute)
+		note()
+		wantRate(t, a, limit.For(key), true)
+		note()
+		for _, p := range phases {
+			if p != phases[0] {
+				t.Errorf("key %s: windows started %v after the hour, then %v", key, phases[0], p)
+			}
+		}
+		starts[phases[0].String()] = true
+	}
+	if len(starts) < 15 {
+		t.Errorf("20 keys have only %d different phases", len(starts))
+	}
+}
+
+func TestWhatIsGivenBackIsNoGift(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.MustDefine("giveBucket", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
+	window := ratelimit.MustDefine("giveWindow", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: newClock().now()})
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
+			take := func(n float64) ratelimit.Result {
+				t.Helper()
+				res, err := v.RateLimit(t.Context(), window.For("k").Count(n).OrReserve(), bucket.For("k").Count(n).OrReserve())
+				if err != nil || !res.OK {
+					t.Fatal(res, err)
+				}
+				return res
+			}
+			want := func(inWindow, inBucket float64) {
+				t.Helper()
+				for limit, want := range map[ratelimit.Limit]float64{window: inWindow, bucket: inBucket} {
+					if s, err := v.Value(t.Context(), limit.For("k")); err != nil || !sameTokens(s.Value, want) {
+						t.Errorf("%s: %v left (%v), want %v", limit.Name(), s.Value, err, want)
+					}
+				}
+			}
+			give := func(res ratelimit.Result) {
+				t.Helper()
+				if err := v.GiveBack(t.Context(), res); err != nil {
+					t.Fatal(err)
+				}
+			}
+
+			first := take(4)
+			want(6, 6)
+			give(first)
+			want(10, 10)
+			give(first) // never above the capacity
+			want(10, 10)
+
+			late := take(8)
+			clock.add(time.Hour) // the next window; the bucket has filled up
+			want(10, 10)
+			take(9)
+			give(late)
+			want(1, 9) // the window's tokens ended with it
+
+			denied, err := v.RateLimit(t.Context(), window.For("k").Count(2))
+			if err != nil || denied.OK {
+				t.Fatal(denied, err)
+			}
+			give(denied) // took nothing
+			want(1, 9)
+
+			owed := take(10)
+			want(-9, -1)
+			give(owed)
+			want(1, 9)
+
+			// a reset fills up for every rule: giving back to a smaller one takes none of it away
+			res := take(1)
+			if err := v.ResetRateLimit(t.Context(), bucket.For("k"), window.For("k")); err != nil {
+				t.Fatal(err)
+			}
+			give(res)
+			large := ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}
+			if s, err := v.Value(t.Context(), bucket.For("k").Rule(large)); err != nil || s.Value != 1000 {
+				t.Errorf("%v left (%v), want 1000", s.Value, err)
+			}
+		})
+	}
+}
