@@ -205,3 +205,20 @@ func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 		}
 	})
 }
+
+func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 10, Period: never})
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		twice := []ratelimit.Request{limit.For("k").Count(3), limit.For("k").Count(3)}
+		for _, want := range []bool{true, false, false} {
+			res, err := v.RateLimit(t.Context(), twice...)
+			if err != nil || res.OK != want || len(res.Outcomes) != 2 {
+				t.Fatalf("got %+v and %v, want granted %v", res, err, want)
+			}
+		}
+		if s, err := v.Value(t.Context(), limit.For("k")); err != nil || s.Value < 4 || s.Value > 4.01 {
+			t.Errorf("%v left (%v), want 4", s.Value, err)
+		}
+	})
+}
