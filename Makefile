@@ -40,8 +40,8 @@ bench: postgres ## Run benchmarks: B=<regexp> picks, the default is all
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
-	@set -e; for target in $$(grep -rhoE '^func Fuzz[A-Za-z]+' --include='*_test.go' ratelimit | cut -d' ' -f2); do \
-		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./ratelimit; \
+	@set -e; for at in $$(grep -roE '^func Fuzz[A-Za-z]+' --include='*_test.go' . | sed 's/:func /:/'); do \
+		$(GO) test -run '^$$' -fuzz "^$${at#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x "./$$(dirname "$${at%%:*}")"; \
 	done
 
 .PHONY: lint
