@@ -99,6 +99,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	}()
 
 	if a.queued() && len(a.conflicts) > 0 {
+		a.used = true // queue once: two locks in a transaction may be taken in either order
 		if _, err := tx.Exec(ctx, a.l.sql.lock(queuesOf(a.conflicts))); err != nil {
 			return a.verdict(tx, fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err)))
 		}
