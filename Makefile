@@ -12,7 +12,7 @@ export GOFLAGS ?= -mod=readonly
 
 .PHONY: help
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z\/]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z\/]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: postgres ## Run the LLM example: reserved calls to a budgeted API
@@ -29,6 +29,10 @@ test: postgres ## Run all tests, on a Postgres of their own
 .PHONY: test/race
 test/race: postgres ## Run all tests under the race detector
 	$(GO) test -count=1 -race ./...
+
+.PHONY: test/bite
+test/bite: postgres ## Break the library in one place at a time, and see a test notice each
+	$(GO) run ./internal/bite
 
 .PHONY: conformance
 conformance: postgres ## Replay the reference implementation's outcomes; CONFORMANCE_DIR=... for another set

@@ -138,6 +138,10 @@ func TestWhatIsGivenBackIsNoGift(t *testing.T) {
 			want(10, 10)
 			give(first) // never above the capacity
 			want(10, 10)
+			plan := ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}
+			if s, err := v.Value(t.Context(), bucket.For("k").Rule(plan)); err != nil || s.Value != 10 {
+				t.Errorf("a larger plan finds %v (%v), want 10", s.Value, err)
+			}
 
 			late := take(8)
 			clock.add(time.Hour) // the next window; the bucket has filled up

@@ -222,3 +222,44 @@ func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {
 		}
 	})
 }
+
+// Above READ COMMITTED all but one of the callers that wait for a row fail when it commits, and run again blindly they fail
+// each other ten times a commit. They queue instead.
+func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e6, Period: never})
+	for _, level := range levels[1:] {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
+			l := limiter(t, ratelimit.Config{})
+			var runs, commits atomic.Int64
+			var wg sync.WaitGroup
+			for range 16 {
+				wg.Go(func() {
+					for range 20 {
+						err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+							runs.Add(1)
+							if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
+								return err
+							}
+							_, err := tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
+							return err
+						})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						commits.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			aborts := float64(runs.Load()-commits.Load()) / float64(commits.Load())
+			t.Logf("%.3f aborts a commit", aborts)
+			if most := 0.2; aborts > most {
+				t.Errorf("%.2f aborts a commit, want at most %v", aborts, most)
+			}
+		})
+	}
+}
