@@ -113,13 +113,11 @@ func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	failed, err := sendBatch(ctx, conn, trip)
-	if err == nil {
-		return nil
+	_, err = sendBatch(ctx, conn, trip)
+	if err == nil || isRolledBack(err) {
+		return err
 	}
-	// COMMIT was sent along with the rest, so a connection lost at any point leaves its outcome open.
-	if stateOf(err) == "" || failed == trip[len(trip)-1] && !isRolledBack(err) {
-		return unknown(err)
-	}
-	return err
+	// COMMIT went out with the rest, so whatever was being answered when the connection or its backend ended, the
+	// transaction may have been committed.
+	return unknown(err)
 }

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -24,8 +25,8 @@ func isConflict(err error) bool {
 	return s == "40001" || s == "40P01" // serialization_failure, deadlock_detected
 }
 
-// isRolledBack reports whether err, the answer to COMMIT, says that the transaction was rolled back. A backend that ended
-// with COMMIT under way (FATAL, PANIC) may have committed before it did.
+// isRolledBack reports whether err, an answer to COMMIT or to what went out along with it, says that the transaction was
+// rolled back. A backend that ended with COMMIT under way (FATAL, PANIC) may have committed before it did.
 func isRolledBack(err error) bool {
 	var e *pgconn.PgError
 	return errors.As(err, &e) && e.SeverityUnlocalized == "ERROR" && e.Code != "40003" // statement_completion_unknown
@@ -57,8 +58,12 @@ func hint(err error) error {
 	return err
 }
 
-// explain says what was being done when err came.
-func (l *Limiter) explain(err error, verb string, calls []call) error {
+// explain says what was being done when err came. A context that has ended is the reason for whatever the driver then met,
+// which does not always say so.
+func explain(ctx context.Context, err error, verb string, calls []call) error {
+	if done := ctx.Err(); done != nil && !errors.Is(err, done) {
+		err = fmt.Errorf("%w: %w", done, err)
+	}
 	of := fmt.Sprintf("limit %q", calls[0].name)
 	if n := len(calls) - 1; n > 0 {
 		of += fmt.Sprintf(" and %d more", n)

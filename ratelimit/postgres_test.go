@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -64,13 +65,12 @@ func TestUnknownOutcomeSaysSoAndKeepsItsCause(t *testing.T) {
 func TestErrorsOfPostgresAreExplained(t *testing.T) {
 	t.Parallel()
 	calls := resolved(t, apples.For("x"), pears.For("x"), pears.For("y"))
-	l := limiterFor(t, Config{})
 	for code, hint := range map[string]string{
 		"42P01": "schema.Migrate", "42883": "schema.Migrate", "3F000": "Config.Schema",
 		"42501": "grant", "25P02": "roll back", "25006": "primary", "53200": "max_pred_locks_per_transaction", "0A000": "primary",
 	} {
 		cause := &pgconn.PgError{Code: code, Message: "as Postgres says"}
-		err := l.explain(cause, "take", calls)
+		err := explain(t.Context(), cause, "take", calls)
 		var back *pgconn.PgError
 		if !errors.As(err, &back) || back != cause {
 			t.Errorf("%s: the cause is lost: %v", code, err)
@@ -80,7 +80,12 @@ func TestErrorsOfPostgresAreExplained(t *testing.T) {
 			t.Errorf("%s: %s", code, text)
 		}
 	}
-	if got, want := l.explain(io.EOF, "reset", calls[:1]).Error(), `ratelimit: reset limit "apples": EOF`; got != want {
+	if got, want := explain(t.Context(), io.EOF, "reset", calls[:1]).Error(), `ratelimit: reset limit "apples": EOF`; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := explain(ended, io.EOF, "take", calls); !errors.Is(err, context.Canceled) || !errors.Is(err, io.EOF) {
+		t.Errorf("%v does not say that the context had ended", err)
 	}
 }

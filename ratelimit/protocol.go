@@ -42,7 +42,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 			takes[i] = l.takeOf(&calls[i])
 		}
 		if err := x.run(ctx, takes); err != nil {
-			return Result{}, l.explain(err, "take", calls)
+			return Result{}, explain(ctx, err, "take", calls)
 		}
 		if res, ok := granted(takes, calls, requests); ok {
 			return res, nil
@@ -82,7 +82,7 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 		trip = append(trip, l.lookOf(&calls[i]))
 	}
 	if err := x.run(ctx, trip); err != nil {
-		return Result{}, l.explain(err, "look at", calls)
+		return Result{}, explain(ctx, err, "look at", calls)
 	}
 	return l.judge(trip[given:], calls, requests), nil
 }
@@ -94,7 +94,7 @@ func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, 
 		looks[i] = l.lookOf(&calls[i])
 	}
 	if err := x.run(ctx, looks); err != nil {
-		return Result{}, l.explain(err, "look at", calls)
+		return Result{}, explain(ctx, err, "look at", calls)
 	}
 	return l.judge(looks, calls, requests), nil
 }

@@ -13,7 +13,7 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 		resets[i] = l.resetOf(&calls[i])
 	}
 	if err := x.run(ctx, resets); err != nil {
-		return l.explain(err, "reset", calls)
+		return explain(ctx, err, "reset", calls)
 	}
 	l.denials.forget(calls)
 	return nil
@@ -35,7 +35,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 		gives[i] = l.giveOf(&calls[i], res.At)
 	}
 	if err := x.run(ctx, gives); err != nil {
-		return l.explain(err, "give back", calls)
+		return explain(ctx, err, "give back", calls)
 	}
 	l.denials.forget(calls)
 	return nil
@@ -56,7 +56,7 @@ func (r Result) calls() []call {
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {
 	look := []*statement{l.lookOf(&calls[0])}
 	if err := x.run(ctx, look); err != nil {
-		return State{}, l.explain(err, "look at", calls)
+		return State{}, explain(ctx, err, "look at", calls)
 	}
 	c := &calls[0]
 	return c.state(c.at(look[0].balance(), look[0].at.UnixMicro())), nil
