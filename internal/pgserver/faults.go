@@ -7,36 +7,61 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 )
 
 // For tests of faults: ways to end the server other than Stop, after which Restart brings it back with what it had
-// committed.
+// committed. None of them works on a server named by DATABASE_URL, which is not ours to stop.
 
-var errForeign = errors.New("pgserver: the server of DATABASE_URL is not ours to stop")
+var (
+	errForeign = errors.New("pgserver: the server of DATABASE_URL is not ours to stop")
+	errDown    = errors.New("pgserver: the server does not run")
+)
 
-// Kill ends the server and all of its processes by SIGKILL, as a crash of the machine would.
+// Kill ends the server and all of its processes by SIGKILL, as a crash would. It returns when they have ended.
 func (s *Server) Kill() error {
-	pid, err := s.pid()
-	if err != nil {
-		return err
+	if s.supervisor == nil {
+		return errForeign
 	}
-	children, err := childrenOf(pid)
-	if err != nil {
-		return err
+	pid, _ := s.supervisor.server()
+	if pid == 0 {
+		return errDown
 	}
-	for _, p := range append([]int{pid}, children...) {
-		if err := syscall.Kill(p, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("pgserver: kill: %w", err)
-		}
+	// Frozen first: so it has no further children, and the ids of those it has stay theirs, as only it can reap them.
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("pgserver: freeze process %d: %w", pid, err)
+	}
+	if err := killChildren(pid); err != nil {
+		return errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("pgserver: kill process %d: %w", pid, err)
 	}
 	return s.ended()
 }
 
-// Shutdown ends the server in the given mode: "fast", which rolls back what runs, or "immediate", which is a crash.
+// killChildren returns when they are dead: as long as one lives, no server starts on the same data.
+func killChildren(parent int) error {
+	for deadline := time.Now().Add(timeout); ; {
+		children, err := living(parent)
+		if err != nil || len(children) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("pgserver: processes %v outlive SIGKILL", children)
+		}
+		for _, child := range children {
+			if err := syscall.Kill(child, syscall.SIGKILL); err != nil {
+				return fmt.Errorf("pgserver: kill process %d: %w", child, err)
+			}
+		}
+	}
+}
+
+// Shutdown ends the server in the given mode: "fast", which rolls back what is under way, or "immediate", which is a crash
+// that spares the shared memory. It returns when the server has ended.
 func (s *Server) Shutdown(mode string) error {
 	if s.supervisor == nil {
 		return errForeign
@@ -45,53 +70,73 @@ func (s *Server) Shutdown(mode string) error {
 	if !ok {
 		return fmt.Errorf("pgserver: no shutdown mode %q: want fast or immediate", mode)
 	}
+	if pid, _ := s.supervisor.server(); pid == 0 {
+		return errDown
+	}
 	if err := s.supervisor.tell("stop " + signal); err != nil {
-		return err
+		return fmt.Errorf("pgserver: %w", err)
 	}
 	return s.ended()
 }
 
-// Restart starts the server again on its data and its port.
+// Restart starts the server again on its data and its port; if it runs it is shut down first, fast.
 func (s *Server) Restart(ctx context.Context) error {
 	if s.supervisor == nil {
 		return errForeign
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	if pid, _ := s.supervisor.server(); pid != 0 {
+		if err := s.Shutdown("fast"); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return s.launch(ctx)
+	for {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("pgserver: restart: %w", err)
+		}
+		err := s.launch(ctx)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errPortTaken) {
+			return fmt.Errorf("pgserver: restart: %w", err)
+		}
+		// The port is one that the system also lends to outgoing connections; it comes back.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("pgserver: restart: %w (%w)", err, ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
+// ended waits until the server that was told to end has ended.
 func (s *Server) ended() error {
+	_, exited := s.supervisor.server()
 	select {
-	case <-s.supervisor.exited():
+	case <-exited:
 		return nil
-	case <-time.After(startTimeout):
-		return fmt.Errorf("pgserver: the server did not end within %v%s", startTimeout, s.supervisor.logs())
+	case <-time.After(timeout):
+		return fmt.Errorf("pgserver: the server did not end within %v%s", timeout, s.supervisor.logs())
 	}
 }
 
-// pid is the server's main process, as the server itself says.
-func (s *Server) pid() (int, error) {
-	if s.supervisor == nil {
-		return 0, errForeign
-	}
-	return postmaster(s.root)
-}
-
-func childrenOf(pid int) ([]int, error) {
-	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
+// living returns the children of a process, but for those that have ended and wait to be reaped.
+func living(parent int) ([]int, error) {
+	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=").Output()
 	if err != nil {
 		return nil, fmt.Errorf("pgserver: ps: %w", err)
 	}
 	var pids []int
 	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		if len(f) == 2 && f[1] == strconv.Itoa(pid) {
-			p, err := strconv.Atoi(f[0])
-			if err != nil {
-				return nil, fmt.Errorf("pgserver: ps said %q", line)
-			}
-			pids = append(pids, p)
+		var pid, ppid int
+		var state string
+		if _, err := fmt.Sscan(line, &pid, &ppid, &state); err != nil {
+			return nil, fmt.Errorf("pgserver: ps said %q: %w", line, err)
+		}
+		if ppid == parent && !strings.HasPrefix(state, "Z") {
+			pids = append(pids, pid)
 		}
 	}
 	return pids, nil

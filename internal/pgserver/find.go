@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver
 
 import (
@@ -47,7 +49,7 @@ func (f finder) find() (string, error) {
 	if f.pgbin != "" {
 		bin, err := check(f.pgbin)
 		if err != nil {
-			return "", fmt.Errorf("pgserver: PGBIN=%s is of no use: %w", f.pgbin, err)
+			return "", fmt.Errorf("PGBIN=%s is of no use: %w", f.pgbin, err)
 		}
 		return bin, nil
 	}

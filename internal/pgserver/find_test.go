@@ -30,6 +30,8 @@ func fakeBin(t *testing.T, parts ...string) string {
 	return dir
 }
 
+func noPgConfig(string) (string, error) { return "", os.ErrNotExist }
+
 func TestFindLooksInOrder(t *testing.T) {
 	t.Parallel()
 	good, old, empty := fakeBin(t, "17.2"), fakeBin(t, "13.4"), fakeBin(t, "")
@@ -48,18 +50,16 @@ func TestFindLooksInOrder(t *testing.T) {
 		}
 	}
 	globs := []string{usual + "/*/bin"}
-	none := func(string) (string, error) { return "", os.ErrNotExist }
-
 	for name, c := range map[string]struct {
 		finder
 		want string
 	}{
-		"PGBIN":             {finder{pgbin: beta, path: good, pgConfig: none}, beta},
-		"PATH":              {finder{path: empty + ":" + good, globs: globs, pgConfig: none}, good},
-		"PATH, by a link":   {finder{path: linked, globs: globs, pgConfig: none}, good},
+		"PGBIN":             {finder{pgbin: beta, path: good, pgConfig: noPgConfig}, beta},
+		"PATH":              {finder{path: empty + ":" + good, globs: globs, pgConfig: noPgConfig}, good},
+		"PATH, by a link":   {finder{path: linked, globs: globs, pgConfig: noPgConfig}, good},
 		"pg_config":         {finder{path: empty, globs: globs, pgConfig: func(string) (string, error) { return good, nil }}, good},
-		"newest usual":      {finder{path: empty + ":" + old, globs: globs, pgConfig: none}, filepath.Join(usual, "16", "bin")},
-		"too old is passed": {finder{path: old, globs: []string{good}, pgConfig: none}, good},
+		"newest usual":      {finder{path: empty + ":" + old, globs: globs, pgConfig: noPgConfig}, filepath.Join(usual, "16", "bin")},
+		"too old is passed": {finder{path: old, globs: []string{good}, pgConfig: noPgConfig}, good},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,15 +75,13 @@ func TestFindLooksInOrder(t *testing.T) {
 func TestFindSaysWhatItLookedFor(t *testing.T) {
 	t.Parallel()
 	old, empty := fakeBin(t, "13.4"), fakeBin(t, "")
-	none := func(string) (string, error) { return "", os.ErrNotExist }
-
 	for _, pgbin := range []string{empty, old, filepath.Join(empty, "missing")} {
-		_, err := finder{pgbin: pgbin, pgConfig: none}.find()
+		_, err := finder{pgbin: pgbin, pgConfig: noPgConfig}.find()
 		if err == nil || errors.Is(err, errNotFound) || !strings.Contains(err.Error(), "PGBIN="+pgbin) {
 			t.Errorf("PGBIN=%s: got %v, which must not lead to looking elsewhere", pgbin, err)
 		}
 	}
-	_, err := finder{path: old + ":" + empty, globs: []string{"/no/such/*/place"}, pgConfig: none}.find()
+	_, err := finder{path: old + ":" + empty, globs: []string{"/no/such/*/place"}, pgConfig: noPgConfig}.find()
 	if !errors.Is(err, errNotFound) {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@
 package pgserver
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -34,12 +35,8 @@ func unprivileged() (*identity, error) {
 		}
 		return &identity{name, uint32(uid), uint32(gid)}, nil
 	}
-	return nil, fmt.Errorf("pgserver: Postgres refuses to run as root, and there is neither a user postgres nor nobody: add one, or run as another user")
-}
-
-// sysProcAttr makes a command run as user.
-func sysProcAttr(user *identity) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Credential: user.credential()}
+	return nil, errors.New("the server refuses to run as root, and there is neither a user postgres nor nobody: " +
+		"add one, or run as another user")
 }
 
 func (i *identity) credential() *syscall.Credential {
@@ -56,30 +53,70 @@ func (i *identity) as() string {
 	return " as " + i.name
 }
 
-// own hands the folder over, with the password in it.
-func (i *identity) own(root, password string) error {
+// folder makes the cluster's folder, with the password in it, and hands it over.
+func (i *identity) folder(password string) (_ string, err error) {
+	parent, err := i.parent()
+	if err != nil {
+		return "", err
+	}
+	root, err := os.MkdirTemp(parent, "weir-postgres-")
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(root)
+		}
+	}()
 	file := filepath.Join(root, "password")
 	if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
-		return fmt.Errorf("pgserver: %w", err)
+		return "", err
 	}
+	if i != nil {
+		for _, path := range []string{file, root} {
+			if err := os.Chown(path, int(i.uid), int(i.gid)); err != nil {
+				return "", err
+			}
+		}
+	}
+	return root, nil
+}
+
+// parent is where the folder goes: into TMPDIR if the server's user can work there, or else into /tmp.
+func (i *identity) parent() (string, error) {
 	if i == nil {
-		return nil
+		return filepath.Abs(os.TempDir())
 	}
-	for _, path := range []string{file, root} {
-		if err := os.Chown(path, int(i.uid), int(i.gid)); err != nil {
-			return fmt.Errorf("pgserver: %w", err)
-		}
-	}
-	for dir := filepath.Dir(root); ; dir = filepath.Dir(dir) {
-		info, err := os.Stat(dir)
+	var errs []error
+	for _, dir := range []string{os.TempDir(), "/tmp"} {
+		dir, err := filepath.Abs(dir)
 		if err != nil {
-			return fmt.Errorf("pgserver: %w", err)
+			return "", err
 		}
-		if info.Mode().Perm()&0o001 == 0 {
-			return fmt.Errorf("pgserver: the server runs as %s, who cannot enter %s: set TMPDIR to a folder that everybody can enter, /tmp say", i.name, dir)
+		err = usable(dir)
+		if err == nil {
+			return dir, nil
 		}
-		if dir == filepath.Dir(dir) {
+		errs = append(errs, err)
+	}
+	return "", fmt.Errorf("the server runs as %s, who needs a temporary folder: %w: set TMPDIR to one that everybody can write to",
+		i.name, errors.Join(errs...))
+}
+
+// usable checks that everybody can enter dir, and make and remove folders there.
+func usable(dir string) error {
+	need := os.FileMode(0o003)
+	for at := dir; ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&need != need {
+			return fmt.Errorf("%s does not do, as %s has mode %v", dir, at, info.Mode().Perm())
+		}
+		if at == filepath.Dir(at) {
 			return nil
 		}
+		need = 0o001
 	}
 }

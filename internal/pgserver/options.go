@@ -8,11 +8,11 @@ type options struct {
 	settings [][2]string
 }
 
-// Durable makes the server survive a crash of the machine, as in production: for tests of faults. By default it does not
-// wait for the disk.
+// Durable makes the server wait for the disk when a transaction commits, as in production. By default it does not; then what
+// was committed outlives a crash of the server, but not one of the machine.
 func Durable() Option { return func(o *options) { o.durable = true } }
 
-// Setting sets a parameter of the server.
+// Setting sets a parameter of the server, over what it would be otherwise.
 func Setting(name, value string) Option {
 	return func(o *options) { o.settings = append(o.settings, [2]string{name, value}) }
 }
@@ -23,6 +23,7 @@ func (o *options) args() []string {
 		{"listen_addresses", "127.0.0.1"},
 		{"unix_socket_directories", ""}, // a socket's path may have no more than about 100 bytes
 		{"max_connections", "300"},
+		{"shared_buffers", "128MB"}, // initdb settles for less where little is free at that moment
 		{"max_pred_locks_per_transaction", "256"},
 		{"logging_collector", "off"},
 	}

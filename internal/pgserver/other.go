@@ -11,6 +11,8 @@ import (
 // Server is a running Postgres server.
 type Server struct{ url string }
 
+var errForeign = errors.New("pgserver: the server of DATABASE_URL is not ours to stop")
+
 // Start uses the server that DATABASE_URL names.
 func Start(context.Context, ...Option) (*Server, error) {
 	if u := os.Getenv("DATABASE_URL"); u != "" {
@@ -22,5 +24,17 @@ func Start(context.Context, ...Option) (*Server, error) {
 // URL is what to connect to.
 func (s *Server) URL() string { return s.url }
 
+// Bin is the name of one of Postgres' programs, which exec looks up on PATH.
+func (s *Server) Bin(program string) string { return program }
+
 // Stop does nothing: the server is not ours.
 func (s *Server) Stop() error { return nil }
+
+// Kill fails: the server is not ours.
+func (s *Server) Kill() error { return errForeign }
+
+// Shutdown fails: the server is not ours.
+func (s *Server) Shutdown(string) error { return errForeign }
+
+// Restart fails: the server is not ours.
+func (s *Server) Restart(context.Context) error { return errForeign }

@@ -16,7 +16,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Server is a running Postgres server.
+// Server is a running Postgres server. URL, Bin and Stop may be called at any time, from any goroutine; Kill, Shutdown and
+// Restart are for one goroutine at a time.
 type Server struct {
 	url string
 	bin string
@@ -27,18 +28,30 @@ type Server struct {
 	supervisor *supervisor
 }
 
-// startTimeout is generous: ten clusters may be started at once on a small machine.
-const startTimeout = 2 * time.Minute
+// timeout is generous: ten clusters may be started at once on a small machine.
+const timeout = 2 * time.Minute
 
-// Start finds or starts a server. What it starts runs until Stop, or until this process ends.
+// Start finds or starts a server. What it starts runs until Stop, or until this process ends, whichever is first.
+// Cancelling ctx ends a start that is under way, but for a download, and does nothing to a server that has started.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
+	s, err := begin(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("pgserver: %w", err)
+	}
+	return s, nil
+}
+
+func begin(ctx context.Context, opts []Option) (*Server, error) {
 	if u := os.Getenv("DATABASE_URL"); u != "" {
 		if _, err := pgx.ParseConfig(u); err != nil {
-			return nil, fmt.Errorf("pgserver: DATABASE_URL: %w", err)
+			return nil, fmt.Errorf("DATABASE_URL: %w", err)
 		}
 		return &Server{url: u}, nil
 	}
-	bin, err := binaries(newFinder())
+	bin, err := newFinder().find()
+	if errors.Is(err, errNotFound) {
+		bin, err = fetchInstead(err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -46,42 +59,20 @@ func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	return start(ctx, bin, &o)
+	return create(ctx, bin, &o)
 }
 
-// binaries finds the programs or downloads them.
-func binaries(f finder) (string, error) {
-	bin, notFound := f.find()
-	if !errors.Is(notFound, errNotFound) {
-		return bin, notFound
-	}
-	cache, err := cacheDir()
-	if err == nil {
-		bin, err = fetch(cache, os.Getenv("WEIR_POSTGRES_REPOSITORY"))
-	}
-	if err != nil {
-		return "", fmt.Errorf("pgserver: %w; and none could be downloaded: %w. Do one of these: "+
-			"install a Postgres server (on Debian: apt-get install postgresql; on macOS: brew install postgresql@17), or name its folder of programs in PGBIN; "+
-			"connect this machine to the network, or name a mirror of Maven Central in WEIR_POSTGRES_REPOSITORY; "+
-			"name a server that runs in DATABASE_URL", notFound, err)
-	}
-	return bin, nil
-}
-
-func start(ctx context.Context, bin string, o *options) (_ *Server, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+// create makes a private cluster and starts a server on it.
+func create(ctx context.Context, bin string, o *options) (_ *Server, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	user, err := unprivileged()
 	if err != nil {
 		return nil, err
 	}
-	root, err := os.MkdirTemp("", "weir-postgres-")
-	if err != nil {
-		return nil, fmt.Errorf("pgserver: %w", err)
-	}
 	password := rand.Text()
-	if err := user.own(root, password); err != nil {
-		_ = os.RemoveAll(root)
+	root, err := user.folder(password)
+	if err != nil {
 		return nil, err
 	}
 	s := &Server{bin: bin, root: root}
@@ -91,7 +82,7 @@ func start(ctx context.Context, bin string, o *options) (_ *Server, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.Stop())
+			err = errors.Join(err, s.supervisor.end())
 		}
 	}()
 
@@ -100,38 +91,78 @@ func start(ctx context.Context, bin string, o *options) (_ *Server, err error) {
 		if s.port, err = freePort(); err != nil {
 			return nil, err
 		}
-		s.url = (&url.URL{Scheme: "postgres", User: url.UserPassword("postgres", password),
-			Host: net.JoinHostPort("127.0.0.1", fmt.Sprint(s.port)), Path: "postgres", RawQuery: "sslmode=disable"}).String()
-		if err = s.launch(ctx); err == nil || attempt == 10 || !s.supervisor.portTaken() {
-			return s, err
+		s.url = (&url.URL{
+			Scheme:   "postgres",
+			User:     url.UserPassword("postgres", password),
+			Host:     net.JoinHostPort("127.0.0.1", fmt.Sprint(s.port)),
+			Path:     "postgres",
+			RawQuery: "sslmode=disable",
+		}).String()
+		err = s.launch(ctx)
+		if err == nil {
+			return s, nil
+		}
+		if attempt == 10 || !errors.Is(err, errPortTaken) {
+			return nil, err
 		}
 	}
 }
 
-// launch starts the server and waits until it answers. That it takes our password shows that it is ours.
+var errPortTaken = errors.New("another process took the port")
+
+// launch starts the server and waits until it answers.
 func (s *Server) launch(ctx context.Context) error {
-	if err := s.supervisor.start(s.port); err != nil {
+	if err := s.supervisor.start(ctx, s.port); err != nil {
 		return err
 	}
+	_, exited := s.supervisor.server()
 	for {
-		conn, err := pgx.Connect(ctx, s.url)
+		err := s.answers(ctx)
+		select {
+		case <-exited:
+			if s.supervisor.portTaken() {
+				return fmt.Errorf("port %d: %w", s.port, errPortTaken)
+			}
+			return fmt.Errorf("the server ended as it started%s", s.supervisor.logs())
+		default:
+		}
 		if err == nil {
-			return conn.Close(ctx)
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("pgserver: the server did not answer: %w%s", err, s.supervisor.logs())
-		case <-s.supervisor.exited():
-			return fmt.Errorf("pgserver: the server ended as it started%s", s.supervisor.logs())
+			return fmt.Errorf("the server did not answer: %w (%w)%s", ctx.Err(), err, s.supervisor.logs())
+		case <-exited:
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
+// answers checks that a server takes connections, and that it is ours: where another process has the port, it answers
+// before ours has given up, and it may let everybody in.
+func (s *Server) answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // another process may accept the connection and say nothing
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	var data string
+	if err := conn.QueryRow(ctx, "SHOW data_directory").Scan(&data); err != nil {
+		return err
+	}
+	if want := filepath.Join(s.root, "data"); data != want {
+		return fmt.Errorf("the server at port %d keeps its data in %s, ours in %s", s.port, data, want)
+	}
+	return nil
+}
+
 // URL is what to connect to.
 func (s *Server) URL() string { return s.url }
 
-// Bin is the path of one of Postgres' programs, pgbench say; of a server named by DATABASE_URL it is whatever PATH has.
+// Bin is the path of one of Postgres' programs, pgbench say. It need not be there: a download has only the server's own.
+// Of a server named by DATABASE_URL it is the bare name, which exec looks up on PATH.
 func (s *Server) Bin(program string) string {
 	if s.bin == "" {
 		return program
@@ -139,17 +170,14 @@ func (s *Server) Bin(program string) string {
 	return filepath.Join(s.bin, program)
 }
 
-// Stop ends the server and removes its folder. It is for cleaning up: data does not outlive it. Of a server named by
-// DATABASE_URL it does nothing. It may be called more than once.
+// Stop ends the server and removes its folder; it returns when both are gone. It is for cleaning up: data does not outlive
+// it. Of a server named by DATABASE_URL it does nothing. It may be called more than once.
 func (s *Server) Stop() error {
 	if s.supervisor == nil {
 		return nil
 	}
 	if err := s.supervisor.end(); err != nil {
-		return err
-	}
-	if _, err := os.Stat(s.root); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("pgserver: %s was not removed", s.root)
+		return fmt.Errorf("pgserver: %w", err)
 	}
 	return nil
 }
@@ -157,7 +185,7 @@ func (s *Server) Stop() error {
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, fmt.Errorf("pgserver: no free port: %w", err)
+		return 0, fmt.Errorf("no free port: %w", err)
 	}
 	defer func() { _ = l.Close() }()
 	return l.Addr().(*net.TCPAddr).Port, nil

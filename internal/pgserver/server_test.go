@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -19,9 +18,6 @@ import (
 	"go.uber.org/goleak"
 )
 
-// holderEnv makes the test binary a process that holds a server; its value says how it ends.
-const holderEnv = "WEIR_TEST_HOLDER"
-
 func TestMain(m *testing.M) {
 	if end := os.Getenv(holderEnv); end != "" {
 		hold(end)
@@ -30,33 +26,27 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// hold starts a server, says where it is, and ends or waits to be ended.
-func hold(end string) {
-	s, err := Start(context.Background())
-	if err != nil {
-		fmt.Println("error:", err)
-		os.Exit(1)
-	}
-	pid, err := s.pid()
-	fmt.Println(pid, s.root, err)
-	switch end {
-	case "return":
-	case "stop":
-		if err := s.Stop(); err != nil {
-			fmt.Println("error:", err)
-		}
-	case "panic":
-		panic("on purpose")
-	default:
-		<-time.After(time.Minute)
-	}
-}
-
 func ours(t *testing.T) {
 	t.Helper()
 	if os.Getenv("DATABASE_URL") != "" {
 		t.Skip("skipped: DATABASE_URL is set, so there is no server of our own")
 	}
+}
+
+// running starts a server that is stopped when the test ends.
+func running(t *testing.T, opts ...Option) *Server {
+	t.Helper()
+	ours(t)
+	s, err := Start(t.Context(), opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 func until(t *testing.T, what string, ok func() bool) {
@@ -74,24 +64,32 @@ func until(t *testing.T, what string, ok func() bool) {
 // gone waits until neither the process nor the folder is there.
 func gone(t *testing.T, pid int, root string) {
 	t.Helper()
-	until(t, root+" is removed and its server ended", func() bool {
-		_, err := os.Stat(root)
-		return errors.Is(err, os.ErrNotExist) && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
-	})
+	until(t, root+" is removed and its server ended", func() bool { return removed(root) && ended(pid) })
 }
+
+func removed(root string) bool {
+	_, err := os.Stat(root)
+	return errors.Is(err, os.ErrNotExist)
+}
+
+func ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
 func query(t *testing.T, s *Server, sql string) string {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), s.URL())
+	v, err := ask(t.Context(), s, sql)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	var v string
-	if err := conn.QueryRow(t.Context(), sql).Scan(&v); err != nil {
-		t.Fatal(err)
-	}
 	return v
+}
+
+func ask(ctx context.Context, s *Server, sql string) (v string, err error) {
+	conn, err := pgx.Connect(ctx, s.URL())
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	return v, conn.QueryRow(ctx, sql).Scan(&v)
 }
 
 func TestTenAtOnceDoNotCollide(t *testing.T) {
@@ -99,7 +97,7 @@ func TestTenAtOnceDoNotCollide(t *testing.T) {
 	ours(t)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	seen := map[string]bool{}
+	ports := map[string]bool{}
 	for range 10 {
 		wg.Go(func() {
 			s, err := Start(t.Context())
@@ -107,160 +105,149 @@ func TestTenAtOnceDoNotCollide(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			pid, err := s.pid()
+			pid, _ := s.supervisor.server()
+			if dir, err := ask(t.Context(), s, "SHOW data_directory"); err != nil || dir != filepath.Join(s.root, "data") {
+				t.Errorf("the server at %s keeps its data in %s, not in %s (%v)", s.URL(), dir, s.root, err)
+			}
+			port, err := ask(t.Context(), s, "SHOW port")
 			if err != nil {
 				t.Error(err)
 			}
-			if dir := query(t, s, "SHOW data_directory"); dir != filepath.Join(s.root, "data") {
-				t.Errorf("the server at %s keeps its data in %s, not in %s", s.URL(), dir, s.root)
-			}
 			mu.Lock()
-			seen[query(t, s, "SHOW port")] = true
+			ports[port] = true
 			mu.Unlock()
 			for range 2 {
 				if err := s.Stop(); err != nil {
 					t.Error(err)
 				}
 			}
-			gone(t, pid, s.root)
+			if !removed(s.root) || !ended(pid) { // at once
+				t.Errorf("Stop returned before process %d had ended and %s was removed", pid, s.root)
+			}
 		})
 	}
 	wg.Wait()
-	if len(seen) != 10 {
-		t.Errorf("10 servers had %d ports", len(seen))
+	if len(ports) != 10 {
+		t.Errorf("10 servers had %d ports", len(ports))
 	}
 }
 
-func holder(t *testing.T, end string) (*exec.Cmd, int, string) {
-	t.Helper()
-	return holderOf(t, os.Args[0], end, nil)
-}
-
-func holderOf(t *testing.T, binary, end string, cred *syscall.Credential) (*exec.Cmd, int, string) {
-	t.Helper()
-	cmd := exec.Command(binary)
-	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), holderEnv+"="+end)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: cred}
-	out, err := cmd.StdoutPipe()
+func TestTheServerIsPrivate(t *testing.T) {
+	t.Parallel()
+	s := running(t, Setting("work_mem", "7MB"), Setting("max_connections", "17"))
+	for name, want := range map[string]string{
+		"listen_addresses":        "127.0.0.1",
+		"unix_socket_directories": "",
+		"work_mem":                "7MB",
+		"max_connections":         "17", // over ours
+		"shared_buffers":          "128MB",
+		"fsync":                   "off",
+		"synchronous_commit":      "on",
+		"server_encoding":         "UTF8",
+	} {
+		if got := query(t, s, "SHOW "+name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	stranger, err := pgx.ParseConfig(s.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	stranger.Password = "guess"
+	if conn, err := pgx.ConnectConfig(t.Context(), stranger); err == nil {
+		_ = conn.Close(t.Context())
+		t.Error("it takes any password")
 	}
-	var pid int
-	var root string
-	if _, err := fmt.Fscan(out, &pid, &root); err != nil {
-		t.Fatal(err)
+	if info, err := os.Stat(s.root); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("its folder is open to others: %v, %v", info.Mode(), err)
 	}
-	return cmd, pid, root
 }
 
-func TestNothingIsLeftHoweverTheProcessEnds(t *testing.T) {
+// Where another process has the port, it may accept whatever it is told, and answer first.
+func TestAnotherServerOnThePortIsNotTakenForOurs(t *testing.T) {
+	t.Parallel()
+	s, other := running(t), running(t)
+	mistaken := &Server{url: other.url, root: s.root, port: other.port}
+	if err := mistaken.answers(t.Context()); err == nil || !strings.Contains(err.Error(), other.root) {
+		t.Errorf("got %v, want that the data is in %s", err, other.root)
+	}
+}
+
+func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ours(t)
-	for _, end := range []string{"return", "stop", "panic"} {
-		t.Run(end, func(t *testing.T) {
-			t.Parallel()
-			cmd, pid, root := holder(t, end)
-			_ = cmd.Wait() // a panic is no success
-			gone(t, pid, root)
-		})
+	user, err := unprivileged()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for name, signal := range map[string]syscall.Signal{"Ctrl-C": syscall.SIGINT, "SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			cmd, pid, root := holder(t, "wait")
-			// to the whole group, as a terminal sends it
-			if err := syscall.Kill(-cmd.Process.Pid, signal); err != nil {
-				t.Fatal(err)
-			}
-			_ = cmd.Wait()
-			gone(t, pid, root)
-		})
+	// seen only by its error, hence by a setting that nobody else has
+	s, err := Start(t.Context(), Setting("weir_no_such_setting", "1"))
+	if err == nil {
+		t.Fatal("started", s.Stop())
 	}
-}
+	for _, want := range []string{"pgserver: ", "weir_no_such_setting", "server.log"} {
+		if strings.Count(err.Error(), want) == 0 {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
 
-func TestAsANormalUser(t *testing.T) {
-	t.Parallel()
-	ours(t)
-	if os.Geteuid() != 0 {
-		t.Skip("skipped: not root, so every other test runs as a normal user")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Start(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want that it was cancelled", err)
 	}
-	nobody, err := unprivileged()
+
+	// through the parts, to know the folder
+	root, err := user.folder("secret")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// the test binary stands where only root can go
-	dir, err := os.MkdirTemp("", "weir-test-")
+	sup, err := supervise(user, root, "/no/such/folder", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	binary := filepath.Join(dir, "holder")
-	b, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
+	if err := sup.start(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "/no/such/folder/initdb") {
+		t.Errorf("got %v, want that there is no initdb", err)
 	}
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(binary, b, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	cmd, pid, root := holderOf(t, binary, "stop", nobody.credential())
-	if err := cmd.Wait(); err != nil {
+	if err := sup.end(); err != nil {
 		t.Error(err)
 	}
-	gone(t, pid, root)
+	if !removed(root) {
+		t.Errorf("%s is left", root)
+	}
 }
 
-func TestWhatWasCommittedOutlivesEveryEndOfTheServer(t *testing.T) {
+func TestBin(t *testing.T) {
 	t.Parallel()
-	ours(t)
-	s, err := Start(t.Context(), Durable(), Setting("work_mem", "7MB"))
-	if err != nil {
-		t.Fatal(err)
+	if got := (&Server{bin: "/x/bin"}).Bin("pgbench"); got != "/x/bin/pgbench" {
+		t.Error(got)
 	}
-	defer func() {
-		if err := s.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if got := query(t, s, "SHOW work_mem"); got != "7MB" {
-		t.Errorf("work_mem is %s", got)
+	if got := (&Server{url: "postgres://elsewhere"}).Bin("pgbench"); got != "pgbench" {
+		t.Error(got)
 	}
-	if got := query(t, s, "SHOW fsync"); got != "on" {
-		t.Errorf("fsync is %s", got)
+}
+
+func TestTheServerOfDatabaseURLIsNotTouched(t *testing.T) {
+	const given = "postgres://someone@127.0.0.1:1/db"
+	t.Setenv("DATABASE_URL", given)
+	s, err := Start(t.Context())
+	if err != nil || s.URL() != given {
+		t.Fatalf("got %v, %v", s, err)
 	}
-	conn, err := pgx.Connect(t.Context(), s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Exec(t.Context(), "CREATE TABLE kept AS SELECT '0' AS n"); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for i, end := range []func() error{
-		s.Kill,
-		func() error { return s.Shutdown("immediate") },
-		func() error { return s.Shutdown("fast") },
+	for name, end := range map[string]func() error{
+		"Kill":     s.Kill,
+		"Shutdown": func() error { return s.Shutdown("fast") },
+		"Restart":  func() error { return s.Restart(t.Context()) },
 	} {
-		query(t, s, fmt.Sprintf("UPDATE kept SET n = '%d' RETURNING n", i+1))
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := pgx.Connect(t.Context(), s.URL()); err == nil {
-			t.Fatal("the server still answers")
-		}
-		if err := s.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if got := query(t, s, "SELECT n FROM kept"); got != fmt.Sprint(i+1) {
-			t.Errorf("after end %d there is %q", i, got)
+		if err := end(); !errors.Is(err, errForeign) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := s.Shutdown("smart"); err == nil || !strings.Contains(err.Error(), "smart") {
-		t.Errorf("an unknown mode: %v", err)
+	if err := s.Stop(); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("DATABASE_URL", "postgres://[")
+	if _, err := Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "pgserver: DATABASE_URL: ") {
+		t.Error(fmt.Sprint(err))
 	}
 }

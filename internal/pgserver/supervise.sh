@@ -4,39 +4,55 @@
 # $1 folder  $2 folder of programs  $3... arguments of postgres
 root=$1 bin=$2
 shift 2
-trap '' INT TERM HUP
+# Nothing may end this script before the input does. PIPE: the process that reads our output may be gone while we still
+# write, in the middle of initdb say.
+trap '' INT TERM HUP PIPE
 
-# end stops the server by a signal. It may have to be sent again: a server that has only just been started has not yet said
-# which process it is. The file that says so is believed only until the server is known to have ended.
+# $root/running is there from before the server is started until it is known to have ended, with its process id as soon as
+# there is one. So a signal never goes to a process that merely has the same id.
+#
+# end sends a signal until the server has ended: one that has only just been started does not listen to signals yet. CONT:
+# one that is frozen never would.
 end() {
-	while [ -n "$started" ] && [ ! -e "$root/exited" ]; do
-		kill -"$1" "$(head -n 1 "$root/data/postmaster.pid" 2>/dev/null)" 2>/dev/null
-		sleep 0.05
+	while [ -e "$root/running" ]; do
+		pid=$(cat "$root/running" 2>/dev/null)
+		if [ -n "$pid" ]; then
+			kill -"$1" "$pid" 2>/dev/null
+			kill -CONT "$pid" 2>/dev/null
+		fi
+		sleep 0.02
 	done
 	wait
 }
 
-started=
-while read -r command port; do
+while read -r command argument; do
 	case $command in
 	start)
-		if [ ! -e "$root/data/PG_VERSION" ]; then
-			"$bin/initdb" -D "$root/data" -U postgres -A password --pwfile="$root/password" -E UTF8 --locale=C --no-sync \
-				>"$root/initdb.log" 2>&1 </dev/null || { echo "initdb failed"; continue; }
+		if [ -e "$root/running" ]; then
+			echo "failed: the server runs already"
+			continue
 		fi
-		rm -f "$root/exited"
+		if [ ! -e "$root/initialized" ]; then
+			"$bin/initdb" -D "$root/data" -U postgres -A scram-sha-256 --pwfile="$root/password" -E UTF8 --locale=C --no-sync \
+				>"$root/initdb.log" 2>&1 </dev/null && : >"$root/initialized" || { echo "failed: initdb did not succeed"; continue; }
+		fi
+		: >"$root/running" || { echo "failed: $root cannot be written to"; continue; }
 		(
-			trap - INT TERM HUP
-			"$bin/postgres" -D "$root/data" -p "$port" "$@" >>"$root/server.log" 2>&1 </dev/null
-			touch "$root/exited"
+			"$bin/postgres" -D "$root/data" -p "$argument" "$@" >"$root/server.log" 2>&1 </dev/null &
+			echo $! >"$root/running"
+			echo "started $!"
+			wait
+			rm -f "$root/running"
 			echo exited
 		) &
-		started=yes
-		echo started
 		;;
-	stop) end "$port" ;;
+	stop) end "$argument" ;;
 	esac
 done
 
 end QUIT
+# A server that was killed leaves shared memory outside of the folder. The next one on the same data frees it.
+if [ -e "$root/data/postmaster.pid" ]; then
+	"$bin/postgres" --single -D "$root/data" "$@" postgres >"$root/server.log" 2>&1 </dev/null
+fi
 rm -rf "$root"

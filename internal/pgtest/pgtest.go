@@ -1,4 +1,14 @@
-// Package pgtest gives each test a schema of its own on one Postgres server for the whole test process.
+// Package pgtest gives each test a schema of its own, on one Postgres server for the whole test process, and leaves neither
+// behind.
+//
+//	func TestMain(m *testing.M) { pgtest.Main(m) }
+//
+//	func TestIt(t *testing.T) {
+//		t.Parallel()
+//		pool := pgtest.Pool(t)
+//
+// The server is the one that [pgserver.Start] finds: the one named by DATABASE_URL, say, where no more is needed than the
+// privilege to create schemas.
 package pgtest
 
 import (
@@ -24,6 +34,9 @@ var server = sync.OnceValues(func() (*pgserver.Server, error) {
 	started = true
 	return pgserver.Start(context.Background())
 })
+
+// patience is how long cleaning up may take on a busy machine.
+const patience = time.Minute
 
 var started bool // written by server, read when all tests have ended
 
@@ -58,8 +71,8 @@ func Server(t testing.TB) *pgserver.Server {
 	return s
 }
 
-// Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. configure may change the
-// pool's configuration before it is made.
+// Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. Each configure may change the
+// pool's configuration before it is made; by default it has at most 10 connections.
 func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	pool := Bare(t, configure...)
@@ -90,19 +103,36 @@ func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(pool.Close)
+	t.Cleanup(func() { shut(t, pool) })
 	return pool
+}
+
+// shut closes the pool. That waits for connections that the test has not given back: then it is better told than to hang.
+func shut(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pool.Close()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Errorf("pgtest: the test has ended, and %d connections of its pool are still in use: a Release, Rollback, Commit or Close is missing",
+			pool.Stat().AcquiredConns())
+	}
 }
 
 // URL is what another process connects to in order to see what the pool sees.
 func URL(t testing.TB, pool *pgxpool.Pool) string {
 	t.Helper()
-	u, err := url.Parse(Server(t).URL())
-	if err != nil {
-		t.Fatal(err)
+	text, schema := Server(t).URL(), pool.Config().ConnConfig.RuntimeParams["search_path"]
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" { // key=value pairs, as DATABASE_URL may have them
+		return text + " search_path=" + schema
 	}
 	q := u.Query()
-	q.Set("search_path", pool.Config().ConnConfig.RuntimeParams["search_path"])
+	q.Set("search_path", schema)
 	u.RawQuery = q.Encode()
 	return u.String()
 }
@@ -121,7 +151,7 @@ func schemaName(t testing.TB) string {
 // admin runs a statement on a connection of its own.
 func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // t.Context has ended when the test cleans up
+	ctx, cancel := context.WithTimeout(context.Background(), patience) // t.Context has ended when the test cleans up
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig.Copy())
 	if err != nil {
