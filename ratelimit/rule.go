@@ -60,10 +60,11 @@ type FixedWindow struct {
 func Tokens(n float64) *float64 { return &n }
 
 const (
-	maxTokens   = full                              // above it, float64 skips whole tokens
-	maxDuration = int64(1000*365.2425*24) * 3_600e6 // a thousand years, in microseconds
-	smallest    = 1.0 / (1 << 40)                   // of the capacity: a count below it would drown in rounding
-	anchor      = int64(1_577_836_800) * 1_000_000  // 2020-01-01: origins are moved next to it, where float64 is exact
+	maxTokens = full                              // above it, float64 skips whole tokens
+	maxDebt   = int64(1000*365.2425*24) * 3_600e6 // a thousand years, in microseconds
+	maxFill   = 5 * maxDebt
+	smallest  = 1.0 / (1 << 40)                  // of the capacity: a count below it would drown in rounding
+	anchor    = int64(1_577_836_800) * 1_000_000 // 2020-01-01: origins are moved next to it, where float64 is exact
 )
 
 func (r TokenBucket) compile() (algebra, *InvalidError) {
@@ -110,19 +111,19 @@ func compile(a algebra, rate float64, period time.Duration, capacity, maxReserve
 	if !(a.capacity >= 0) || a.capacity > maxTokens {
 		return a, &InvalidError{Field: "Capacity", Value: a.capacity, Want: "a number of tokens from 0 to 2^53, or unset for the Rate"}
 	}
-	if a.toFill(a.capacity) > float64(maxDuration) {
+	if a.toFill(a.capacity) > float64(maxFill) {
 		return a, &InvalidError{Field: "Capacity", Value: a.capacity,
-			Want: fmt.Sprintf("one that fills within a thousand years; at %v tokens in %v this takes longer", rate, period)}
+			Want: fmt.Sprintf("one that fills within five thousand years; at %v tokens in %v this takes longer", rate, period)}
 	}
 
-	a.debt = min(maxTokens, a.rate*math.Floor(float64(maxDuration)/float64(a.period)))
+	a.debt = min(maxTokens, a.rate*math.Floor(float64(maxDebt)/float64(a.period)))
 	if maxReserved != nil {
 		a.debt = *maxReserved
 	}
 	if !(a.debt >= 0) || a.debt > maxTokens {
 		return a, &InvalidError{Field: "MaxReserved", Value: a.debt, Want: "a number of tokens from 0 to 2^53, or unset for no bound"}
 	}
-	if maxReserved != nil && a.toFill(a.debt) > float64(maxDuration) {
+	if maxReserved != nil && a.toFill(a.debt) > float64(maxDebt) {
 		return a, &InvalidError{Field: "MaxReserved", Value: a.debt,
 			Want: fmt.Sprintf("a debt that is repaid within a thousand years; at %v tokens in %v this takes longer", rate, period)}
 	}
