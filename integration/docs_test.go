@@ -2,6 +2,7 @@ package integration
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -36,13 +37,13 @@ func TestTheQuickStartIsTheExample(t *testing.T) {
 func TestThePromisesNameTestsThatExist(t *testing.T) {
 	t.Parallel()
 	var tests string
-	files, err := os.ReadDir(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		if strings.HasSuffix(f.Name(), "_test.go") {
-			tests += read(t, f.Name())
+	for _, pattern := range []string{"*_test.go", "*/*_test.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			tests += read(t, f)
 		}
 	}
 	named := regexp.MustCompile("`(Test[A-Za-z]+)`").FindAllStringSubmatch(read(t, "README.md"), -1)

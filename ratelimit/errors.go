@@ -98,7 +98,7 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("ratelimit: gave up after %d attempts, each of which met a concurrent transaction: %v", e.Attempts, e.Err)
+	return fmt.Sprintf("ratelimit: gave up: every attempt, %d in all, met a concurrent transaction: %v", e.Attempts, e.Err)
 }
 
 // Is reports whether target is [ErrConflict].

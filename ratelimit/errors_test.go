@@ -71,7 +71,7 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 		{&past,
 			`ratelimit: limit "sendMessage" for "user:7" denied: retry after 0s, at 2024-03-01T11:59:59Z`},
 		{&ratelimit.ConflictError{Attempts: 50, Err: errors.New("could not serialize access")},
-			`ratelimit: gave up after 50 attempts, each of which met a concurrent transaction: could not serialize access`},
+			`ratelimit: gave up: every attempt, 50 in all, met a concurrent transaction: could not serialize access`},
 		{&ratelimit.InvalidError{Field: "key", Value: 7, Want: "text"}, `ratelimit: key is 7: want text`},
 	} {
 		if tc.err == nil || tc.err.Error() != tc.want {

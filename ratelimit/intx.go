@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"time"
 
@@ -64,7 +65,7 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 		}
 		conflicts = a.conflicts
 		if err := backOff(ctx, n, len(conflicts) > 0); err != nil {
-			return fmt.Errorf("ratelimit: gave up after %d attempts, each of which met a concurrent transaction: %w (the last: %w)", n, err, again.err)
+			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
 		}
 	}
 }
@@ -101,11 +102,11 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	if a.queued() && len(a.conflicts) > 0 {
 		a.used = true // queue once: two locks in a transaction may be taken in either order
 		if _, err := tx.Exec(ctx, a.l.sql.lock(queuesOf(a.conflicts))); err != nil {
-			return a.verdict(tx, fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err)))
+			return a.verdict(ctx, tx, fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err)))
 		}
 	}
 	if err := fn(ctx, &txn{tx, a}); err != nil {
-		return a.verdict(tx, err)
+		return a.verdict(ctx, tx, err)
 	}
 	done = true
 	return a.commit(ctx, tx)
@@ -113,12 +114,15 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 
 // verdict tells an error upon which the transaction runs again from one that is final. A conflict of one of our own
 // statements counts even if fn has replaced its error: what fn saw was never true.
-func (a *attempt) verdict(tx pgx.Tx, err error) error {
+func (a *attempt) verdict(ctx context.Context, tx pgx.Tx, err error) error {
 	if isConflict(err) {
 		return &againError{err}
 	}
 	if a.conflict != nil && tx.Conn().PgConn().TxStatus() == 'E' {
 		return &againError{a.conflict}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return ended(ctx, err) // the driver ends a write by a deadline of the connection, and says no more than that
 	}
 	return err
 }

@@ -58,12 +58,17 @@ func hint(err error) error {
 	return err
 }
 
-// explain says what was being done when err came. A context that has ended is the reason for whatever the driver then met,
-// which does not always say so.
-func explain(ctx context.Context, err error, verb string, calls []call) error {
+// ended adds that the context has ended: the reason for whatever the driver then met, which does not always say so.
+func ended(ctx context.Context, err error) error {
 	if done := ctx.Err(); done != nil && !errors.Is(err, done) {
-		err = fmt.Errorf("%w: %w", done, err)
+		return fmt.Errorf("%w: %w", done, err)
 	}
+	return err
+}
+
+// explain says what was being done when err came.
+func explain(ctx context.Context, err error, verb string, calls []call) error {
+	err = ended(ctx, err)
 	of := fmt.Sprintf("limit %q", calls[0].name)
 	if n := len(calls) - 1; n > 0 {
 		of += fmt.Sprintf(" and %d more", n)

@@ -1,0 +1,233 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// never is a period in which nothing flows in while a test runs.
+const never = 100_000 * time.Hour
+
+var (
+	bucket   = ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)})
+	window   = ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)})
+	reserved = ratelimit.MustDefine("reserved", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(30)})
+	auto     = ratelimit.MustDefine("auto", ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)})
+	auto2    = ratelimit.MustDefine("auto2", ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)})
+
+	limits = map[string]ratelimit.Limit{"bucket": bucket, "window": window, "reserved": reserved, "auto": auto, "auto2": auto2}
+
+	allTerms = map[string]terms{
+		"bucket":   {capacity: 60},
+		"window":   {capacity: 50},
+		"reserved": {capacity: 10, debt: 30},
+		"auto":     {capacity: 3, private: true},
+		"auto2":    {capacity: 3, private: true},
+	}
+)
+
+func (t take) request() ratelimit.Request {
+	return limits[t.Account.Limit].For(t.Account.Key).Count(t.Tokens)
+}
+
+func requests(takes []take) []ratelimit.Request {
+	rs := make([]ratelimit.Request, len(takes))
+	for i, t := range takes {
+		rs[i] = t.request()
+	}
+	return rs
+}
+
+// application does the work of an op.
+type application interface {
+	do(ctx context.Context, o *op) error
+}
+
+// app is the application as the documentation would have it.
+type app struct {
+	limiter *ratelimit.Limiter
+	pool    *pgxpool.Pool
+	client  *river.Client[pgx.Tx]
+	jobs    *scheduler.Jobs
+	again   *atomic.Int64 // transactions that were run once more
+}
+
+func newApp(pool *pgxpool.Pool, cfg ratelimit.Config) (*app, error) {
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Schema: pool.Config().ConnConfig.RuntimeParams["search_path"],
+	})
+	if err != nil {
+		return nil, err
+	}
+	limiter, err := ratelimit.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &app{limiter, pool, client, scheduler.New(limiter, scheduler.Config{}).Jobs(client), new(atomic.Int64)}, nil
+}
+
+// over is the same application, with the same limiter, on another pool.
+func (a *app) over(pool *pgxpool.Pool) *app {
+	b := *a
+	b.pool = pool
+	return &b
+}
+
+type jobArgs struct {
+	ID string `json:"id"`
+}
+
+func (jobArgs) Kind() string { return "reserved_work" }
+
+func (a *app) do(ctx context.Context, o *op) error {
+	if len(o.Auto) > 0 {
+		res, err := a.limiter.Autocommit(a.pool).RateLimit(ctx, requests(o.Auto)...)
+		if err != nil {
+			return err
+		}
+		return res.Err()
+	}
+	runs := 0
+	return a.limiter.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(o.Level)}, func(ctx context.Context, tx pgx.Tx) error {
+		if runs++; runs > 1 {
+			a.again.Add(1)
+		}
+		return a.work(ctx, tx, o)
+	})
+}
+
+func (a *app) work(ctx context.Context, tx pgx.Tx, o *op) error {
+	if len(o.Works) > 0 {
+		res, err := a.limiter.RateLimit(ctx, tx, requests(o.Works)...)
+		if err != nil {
+			return err
+		}
+		if !res.OK {
+			return res.Err()
+		}
+		for _, w := range o.Works {
+			if err := insertWork(ctx, tx, o.ID, w); err != nil {
+				return err
+			}
+		}
+	}
+	if o.Reserve != nil {
+		in, err := a.jobs.InsertTx(ctx, tx, jobArgs{o.ID}, nil, o.Reserve.request().OrReserve())
+		if err != nil {
+			return err
+		}
+		if !in.OK {
+			return in.Err()
+		}
+		return insertReservation(ctx, tx, o, in.RunAt, in.Job.Job.ID)
+	}
+	return nil
+}
+
+const tables = `
+CREATE TABLE work (id text NOT NULL, limit_name text NOT NULL, key text NOT NULL, tokens float8 NOT NULL);
+CREATE TABLE reservation (id text NOT NULL, limit_name text NOT NULL, key text NOT NULL, tokens float8 NOT NULL,
+	run_at timestamptz, job bigint NOT NULL)` // without constraints: to find what is wrong is the audit's part
+
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+func insertWork(ctx context.Context, x execer, id string, t take) error {
+	_, err := x.Exec(ctx, `INSERT INTO work VALUES ($1, $2, $3, $4)`, id, t.Account.Limit, t.Account.Key, t.Tokens)
+	if err != nil {
+		return fmt.Errorf("insert work: %w", err)
+	}
+	return nil
+}
+
+func insertReservation(ctx context.Context, x execer, o *op, runAt time.Time, job int64) error {
+	var at *time.Time
+	if !runAt.IsZero() {
+		at = &runAt
+	}
+	t := o.Reserve
+	_, err := x.Exec(ctx, `INSERT INTO reservation VALUES ($1, $2, $3, $4, $5, $6)`, o.ID, t.Account.Limit, t.Account.Key, t.Tokens, at, job)
+	if err != nil {
+		return fmt.Errorf("insert reservation: %w", err)
+	}
+	return nil
+}
+
+// desk thinks of what to ask for. It moves to a new key when one is used up, and now and then asks an old one again.
+type desk struct {
+	name   string // of the keys, shared by several processes
+	prefix string // of the ids, its own
+	hot    bool   // one key at a time, and every op takes from it
+	ids    atomic.Int64
+	page   [3]atomic.Int64 // of bucket, window, reserved
+}
+
+var pages = [3]string{"bucket", "window", "reserved"}
+
+func (d *desk) next() op {
+	o := op{ID: fmt.Sprintf("%s-%d", d.prefix, d.ids.Add(1))}
+	if !d.hot {
+		o.Level = []string{"", "", "", string(pgx.ReadCommitted), string(pgx.RepeatableRead)}[rand.N(5)]
+	}
+	switch kind := rand.N(7); {
+	case kind == 0 && !d.hot:
+		o.Level = ""
+		o.Auto = []take{{account{"auto", o.ID}, d.count()}}
+		if rand.N(2) == 0 {
+			o.Auto = append(o.Auto, take{account{"auto2", o.ID}, d.count()})
+		}
+	case kind <= 1:
+		o.Works = []take{d.take(0)}
+	case kind == 2:
+		o.Works = []take{d.take(1)}
+	case kind == 3:
+		o.Works = []take{d.take(1), d.take(0)}
+	case kind == 4:
+		o.Works = []take{d.take(0)}
+		t := d.take(2)
+		o.Reserve = &t
+	default:
+		t := d.take(2)
+		o.Reserve = &t
+	}
+	return o
+}
+
+func (d *desk) count() float64 { return float64(1+rand.N(6)) / 2 }
+
+func (d *desk) take(i int) take {
+	page := d.page[i].Load()
+	if !d.hot && page > 0 && rand.N(10) == 0 {
+		page = rand.N(page)
+	}
+	return take{account{pages[i], fmt.Sprintf("%s-%d", d.name, page)}, d.count()}
+}
+
+// turn moves on from a key that is used up.
+func (d *desk) turn(used account) {
+	i := slices.Index(pages[:], used.Limit)
+	if i < 0 {
+		return
+	}
+	page := d.page[i].Load()
+	if used.Key == fmt.Sprintf("%s-%d", d.name, page) {
+		d.page[i].CompareAndSwap(page, page+1)
+	}
+}

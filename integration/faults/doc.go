@@ -1,0 +1,9 @@
+// Package faults proves that no fault of the server, the network or the application breaks the books: there is nothing here
+// but tests.
+//
+// An application takes tokens, writes down what it took and enqueues what it reserved, each time in one transaction. While it
+// does, the server is killed or shut down, backends are terminated, connections are cut at COMMIT, processes die. After each
+// round everything that is in the database is compared with itself and with what the callers were told.
+//
+// A run has a few rounds of each fault. WEIR_TEST_DURATION=10m gives each fault that much time instead.
+package faults

@@ -1,0 +1,325 @@
+package faults
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/schema"
+)
+
+// ours skips a test that stops or reconfigures the server, where that is somebody else's.
+func ours(t *testing.T) {
+	t.Helper()
+	if os.Getenv("DATABASE_URL") != "" {
+		fmt.Printf("faults: %s: skipped: DATABASE_URL names a server that is not ours to break\n", t.Name())
+		t.Skip("skipped: DATABASE_URL names a server that is not ours to break")
+	}
+}
+
+// fixture is a server that waits for the disk, an application on a schema of its own, and its callers.
+type fixture struct {
+	server  *pgserver.Server
+	name    string // of the schema, and of the application in pg_stat_activity
+	pool    *pgxpool.Pool
+	app     *app
+	load    *load
+	callers *callers
+
+	rounds  int
+	audited int // ops
+}
+
+func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
+	t.Helper()
+	s, err := pgserver.Start(t.Context(), pgserver.Durable())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	f := &fixture{server: s, name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
+	f.exec(t, "CREATE SCHEMA "+f.name)
+	t.Cleanup(func() { f.exec(t, "DROP SCHEMA IF EXISTS "+f.name+" CASCADE") })
+	f.exec(t, tables)
+
+	plain := f.connect(t)
+	if err := schema.Migrate(t.Context(), plain); err != nil {
+		t.Fatal(err)
+	}
+	migrator, err := rivermigrate.New(riverpgxv5.New(plain), &rivermigrate.Config{Schema: f.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+		t.Fatal(err)
+	}
+	plain.Close()
+
+	f.pool = f.connect(t, configure...)
+	if f.app, err = newApp(f.pool, ratelimit.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	f.load = &load{app: f.app, desk: &desk{name: "key", prefix: "op"}, witness: f.callers}
+	return f
+}
+
+// connect makes a pool for the application.
+func (f *fixture) connect(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(f.url(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.MaxConns = 6
+	for _, c := range configure {
+		c(cfg)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// url is what the application's processes connect to.
+func (f *fixture) url(t testing.TB) string {
+	t.Helper()
+	u, err := url.Parse(f.server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set("search_path", f.name)
+	q.Set("application_name", f.name)
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// admin is a connection that no fault is meant for.
+func (f *fixture) admin(t testing.TB, fn func(ctx context.Context, conn *pgx.Conn) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute) // cleaning up uses it, too
+	defer cancel()
+	cfg, err := pgx.ParseConfig(f.server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.RuntimeParams["search_path"] = f.name
+	cfg.RuntimeParams["default_transaction_read_only"] = "off"
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if err := fn(ctx, conn); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) exec(t testing.TB, statements ...string) {
+	t.Helper()
+	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		for _, sql := range statements {
+			if _, err := conn.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("%s: %w", sql, err)
+			}
+		}
+		return nil
+	})
+}
+
+// settle waits until nothing that the application has ever sent can still happen: until it has no backend left.
+func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
+	t.Helper()
+	for _, p := range append(pools, f.pool) {
+		p.Reset()
+	}
+	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		for {
+			var n int
+			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, f.name).Scan(&n)
+			if err != nil || n == 0 {
+				return err
+			}
+			if _, err := conn.Exec(ctx, `SELECT pg_sleep(0.002)`); err != nil { // between two polls
+				return err
+			}
+		}
+	})
+}
+
+// books reads all there is, in one snapshot.
+func (f *fixture) books(t testing.TB) *books {
+	t.Helper()
+	b := &books{balances: map[account]float64{}}
+	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			var e entry
+			var value float64
+			if err := each(ctx, tx, `SELECT name, key, value FROM weir_balance`, []any{&e.Account.Limit, &e.Account.Key, &value}, func() {
+				b.balances[e.Account] = value
+			}); err != nil {
+				return err
+			}
+			columns := []any{&e.id, &e.Account.Limit, &e.Account.Key, &e.Tokens}
+			if err := each(ctx, tx, `SELECT id, limit_name, key, tokens FROM work`, columns, func() {
+				b.works = append(b.works, e)
+			}); err != nil {
+				return err
+			}
+			var r reservation
+			columns = []any{&r.id, &r.Account.Limit, &r.Account.Key, &r.Tokens, &r.runAt, &r.job}
+			if err := each(ctx, tx, `SELECT id, limit_name, key, tokens, run_at, job FROM reservation`, columns, func() {
+				b.reservations = append(b.reservations, r)
+			}); err != nil {
+				return err
+			}
+			var j job
+			return each(ctx, tx, `SELECT id, args->>'id', scheduled_at FROM river_job`, []any{&j.number, &j.id, &j.due}, func() {
+				b.jobs = append(b.jobs, j)
+			})
+		})
+	})
+	return b
+}
+
+func each(ctx context.Context, tx pgx.Tx, sql string, columns []any, add func()) error {
+	rows, err := tx.Query(ctx, sql)
+	if err != nil {
+		return err
+	}
+	_, err = pgx.ForEachRow(rows, columns, func() error { add(); return nil })
+	return err
+}
+
+// audit is to be called when the load has stopped and the server is back.
+func (f *fixture) audit(t testing.TB, pools ...*pgxpool.Pool) []string {
+	t.Helper()
+	f.settle(t, pools...)
+	b := f.books(t)
+	f.callers.mu.Lock()
+	defer f.callers.mu.Unlock()
+	f.audited = len(f.callers.records)
+	return audit(allTerms, b, f.callers.records)
+}
+
+// fault is a way to break things.
+type fault struct {
+	rounds int
+	// inject does it, under load. When it returns everything is as it was.
+	inject func(t *testing.T, f *fixture)
+	// hits are the classes of errors that the fault must have shown to callers; nothing but these, allowed and denials
+	// may be seen.
+	hits, allowed []class
+	pools         []*pgxpool.Pool // that the application uses in turn; none: that of the fixture
+}
+
+// run loads the application, injects the fault, waits until the same limiter works again, and audits; so many times.
+func (f *fixture) run(t *testing.T, x fault) {
+	t.Helper()
+	start := time.Now()
+	for enough := rounds(t, x.rounds); !enough(f.rounds); f.rounds++ {
+		if len(x.pools) > 0 {
+			f.load.app = f.app.over(x.pools[f.rounds%len(x.pools)])
+		}
+		stop := f.load.start(t.Context())
+		t.Cleanup(stop) // if the test ends here
+		f.callers.await(t, granted, 30)
+		x.inject(t, f)
+		f.callers.await(t, granted, 30)
+		stop()
+		f.mustBalance(t, x.pools...)
+		if f.audited > 30_000 { // a soak
+			f.startAfresh(t)
+		}
+	}
+	f.report(t, x, time.Since(start))
+}
+
+func (f *fixture) mustBalance(t *testing.T, pools ...*pgxpool.Pool) {
+	t.Helper()
+	violations := f.audit(t, pools...)
+	for i, v := range violations {
+		if i == 20 {
+			t.Errorf("and %d more", len(violations)-i)
+			break
+		}
+		t.Errorf("round %d: %s", f.rounds, v)
+	}
+	if len(violations) > 0 {
+		t.FailNow()
+	}
+}
+
+func (f *fixture) startAfresh(t *testing.T) {
+	t.Helper()
+	f.exec(t, `TRUNCATE work, reservation, river_job, weir_balance`)
+	f.callers.forget()
+}
+
+// report says what was done, and holds the errors that were met against those that make sense.
+func (f *fixture) report(t *testing.T, x fault, took time.Duration) {
+	t.Helper()
+	for _, v := range f.callers.senseless(x) {
+		t.Error(v)
+	}
+	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s; %d runs after a conflict): tokens, work, reservations, jobs and what each caller was told agree",
+		t.Name(), f.rounds, took.Seconds(), f.callers, f.app.again.Load())
+	t.Log(summary)
+	fmt.Println(summary)
+}
+
+// senseless returns the errors that do not fit a fault, and those that should have been met and were not.
+func (c *callers) senseless(x fault) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	examples := map[class]string{}
+	for _, r := range c.records {
+		examples[r.class] = r.text
+	}
+	var violations []string
+	for k, n := range c.classes {
+		if k != granted && k != denied && !slices.Contains(x.hits, k) && !slices.Contains(x.allowed, k) {
+			violations = append(violations, fmt.Sprintf("%d callers met an error of class %q, which does not fit: %s", n, k, examples[k]))
+		}
+	}
+	for _, k := range x.hits {
+		if c.classes[k] == 0 {
+			violations = append(violations, fmt.Sprintf("no caller met an error of class %q", k))
+		}
+	}
+	return violations
+}
+
+// rounds tells when it is enough.
+func rounds(t *testing.T, n int) func(done int) bool {
+	t.Helper()
+	v := os.Getenv("WEIR_TEST_DURATION")
+	if v == "" {
+		return func(done int) bool { return done >= n }
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		t.Fatalf("WEIR_TEST_DURATION is %q: %v", v, err)
+	}
+	end := time.Now().Add(d)
+	return func(done int) bool { return done >= n && time.Now().After(end) }
+}

@@ -1,0 +1,193 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// result is how an op ended for its caller.
+type result struct {
+	ID    string
+	Class class
+	Text  string
+	Bound account
+}
+
+func resultOf(id string, err error) result {
+	r := result{ID: id, Class: classify(err)}
+	if err != nil {
+		r.Text = err.Error()
+	}
+	if d := (*ratelimit.DeniedError)(nil); errors.As(err, &d) {
+		r.Bound = account{d.Limit, d.Key}
+	}
+	return r
+}
+
+// witness hears of every op, before and after.
+type witness interface {
+	begin(o op)
+	end(r result)
+}
+
+// callers is what all callers of a test were told.
+type callers struct {
+	mu      sync.Mutex
+	records map[string]*record
+	classes map[class]int
+	moved   chan struct{} // closed at the next end
+	past    tally         // of records that were forgotten
+}
+
+// tally counts the ops whose callers were not told how they ended.
+type tally struct {
+	committed, absent int // with ErrOutcomeUnknown
+	cut               int // whose process was killed
+}
+
+func newCallers() *callers {
+	return &callers{records: map[string]*record{}, classes: map[class]int{}, moved: make(chan struct{})}
+}
+
+func (c *callers) begin(o op) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records[o.ID] = &record{op: o}
+}
+
+func (c *callers) end(r result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	rec := c.records[r.ID]
+	rec.class, rec.text, rec.bound = r.Class, r.Text, r.Bound
+	c.classes[r.Class]++
+	close(c.moved)
+	c.moved = make(chan struct{})
+}
+
+func (c *callers) count(k class) (int, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.classes[k], c.moved
+}
+
+// await waits until n more ops have ended in class k.
+func (c *callers) await(t testing.TB, k class, n int) {
+	t.Helper()
+	start, _ := c.count(k)
+	timeout := time.After(time.Minute)
+	for {
+		now, moved := c.count(k)
+		if now >= start+n {
+			return
+		}
+		select {
+		case <-moved:
+		case <-timeout:
+			t.Fatalf("%d of %d ops were %s within a minute: %s", now-start, n, k, c)
+		}
+	}
+}
+
+func (c *callers) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(c.classes)) {
+		parts = append(parts, fmt.Sprintf("%d %s", c.classes[k], k))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// tally is of all that was audited.
+func (c *callers) tally() tally {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.past
+	for _, r := range c.records {
+		switch {
+		case r.class == open:
+			n.cut++
+		case r.class == unknown && r.there:
+			n.committed++
+		case r.class == unknown:
+			n.absent++
+		}
+	}
+	return n
+}
+
+// forget starts a new book; the counts stay.
+func (c *callers) forget() {
+	n := c.tally()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.past = n
+	clear(c.records)
+}
+
+// load keeps an application busy.
+type load struct {
+	app     application
+	desk    *desk
+	witness witness
+	timeout func() time.Duration // of each op; nil: more than it takes
+}
+
+const workers = 10
+
+// start begins the load; what it returns ends it, after the ops that are under way.
+func (l *load) start(ctx context.Context) (stop func()) {
+	stopping := make(chan struct{})
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			pace := time.NewTicker(2 * time.Millisecond)
+			defer pace.Stop()
+			for {
+				select {
+				case <-stopping:
+					return
+				default:
+				}
+				if !l.once(ctx) {
+					select {
+					case <-stopping:
+						return
+					case <-pace.C: // not to spin while the server is away
+					}
+				}
+			}
+		})
+	}
+	return sync.OnceFunc(func() {
+		close(stopping)
+		wg.Wait()
+	})
+}
+
+func (l *load) once(ctx context.Context) bool {
+	d := time.Minute
+	if l.timeout != nil {
+		d = l.timeout()
+	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	o := l.desk.next()
+	l.witness.begin(o)
+	r := resultOf(o.ID, l.app.do(ctx, &o))
+	if r.Class == denied {
+		l.desk.turn(r.Bound)
+	}
+	l.witness.end(r)
+	return r.Class == granted
+}

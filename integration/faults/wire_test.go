@@ -1,0 +1,70 @@
+package faults
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// cutting runs the load over a proxy that goes through the modes in turn, with pgx as it comes and with every text on the
+// wire.
+func cutting(t *testing.T, f *fixture, x fault, kinds ...mode) *proxy {
+	t.Helper()
+	p := newProxy(t, f)
+	pools := []*pgxpool.Pool{f.connect(t, p.through), f.connect(t, p.through, verbatim)}
+	x.inject = func(t *testing.T, f *fixture) {
+		for _, m := range kinds {
+			p.mode.Store(m)
+			cut := p.cuts[m].Load()
+			for p.cuts[m].Load() < cut+5 {
+				f.callers.await(t, granted, 1)
+			}
+			p.mode.Store(calm)
+			f.callers.await(t, granted, 1)
+		}
+	}
+	x.pools = pools
+	f.run(t, x)
+	return p
+}
+
+func TestConnectionsAreCutAtCommit(t *testing.T) {
+	t.Parallel()
+	ours(t)
+	f := setUp(t)
+	p := cutting(t, f, fault{rounds: 4, hits: []class{unknown}, allowed: []class{away}}, beforeCommit, afterCommit, withCommit)
+	f.bothOutcomes(t)
+	t.Logf("cut before COMMIT %d times, after %d, with it %d",
+		p.cuts[beforeCommit].Load(), p.cuts[afterCommit].Load(), p.cuts[withCommit].Load())
+}
+
+func TestConnectionsAreCutAnywhere(t *testing.T) {
+	t.Parallel()
+	ours(t)
+	f := setUp(t)
+	cutting(t, f, fault{rounds: 4, hits: []class{away}, allowed: []class{unknown}}, anywhere)
+}
+
+// A caller whose COMMIT gets no answer in its time does not know what became of it, as it may still arrive.
+func TestTheNetworkIsSilentAtCommit(t *testing.T) {
+	t.Parallel()
+	ours(t)
+	f := setUp(t)
+	f.load.timeout = func() time.Duration { return 500*time.Millisecond + rand.N(500*time.Millisecond) }
+	cutting(t, f, fault{rounds: 3, hits: []class{unknown}, allowed: []class{away, gaveUp}}, silence)
+	f.bothOutcomes(t)
+}
+
+// bothOutcomes checks that of the transactions whose outcome was unknown some were committed, and some were not: that the
+// error was needed.
+func (f *fixture) bothOutcomes(t *testing.T) {
+	t.Helper()
+	n := f.callers.tally()
+	fmt.Printf("faults: %s: of the unknown, %d were committed and %d were not\n", t.Name(), n.committed, n.absent)
+	if n.committed == 0 || n.absent == 0 {
+		t.Errorf("of the transactions whose outcome was unknown %d were committed and %d were not: want both", n.committed, n.absent)
+	}
+}
