@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -21,13 +22,17 @@ type Autocommit struct {
 // Autocommit returns the verbs over a pool.
 func (l *Limiter) Autocommit(pool *pgxpool.Pool) *Autocommit { return &Autocommit{l, pool} }
 
-// RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, several take three.
+// RateLimit is [Limiter.RateLimit], committed when it returns. To grant, one limit takes one round trip, and several take
+// three.
 func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
 	err = a.do(ctx, requests, func(x executor, calls []call) error {
 		res, err = a.l.rateLimit(ctx, x, calls, len(requests))
 		return err
 	})
-	return res, err
+	if err != nil {
+		return Result{}, err
+	}
+	return res, nil
 }
 
 // CheckRateLimit is [Limiter.CheckRateLimit].
@@ -36,18 +41,24 @@ func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (r
 		res, err = a.l.checkRateLimit(ctx, x, calls, len(requests))
 		return err
 	})
-	return res, err
+	if err != nil {
+		return Result{}, err
+	}
+	return res, nil
 }
 
 // ResetRateLimit is [Limiter.ResetRateLimit], committed when it returns.
 func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, requests, func(x executor, calls []call) error {
+	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
 		return a.l.resetRateLimit(ctx, x, calls)
 	})
 }
 
 // GiveBack is [Limiter.GiveBack], committed when it returns.
 func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
+	if calls, err := res.taken(); err != nil || len(calls) == 0 {
+		return err
+	}
 	return a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		return a.l.GiveBack(ctx, tx, res)
 	})
@@ -55,11 +66,14 @@ func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
 
 // Value is [Limiter.Value].
 func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
-	err = a.do(ctx, []Request{request.Count(0)}, func(x executor, calls []call) error {
+	err = a.do(ctx, bare([]Request{request}), func(x executor, calls []call) error {
 		s, err = a.l.value(ctx, x, calls)
 		return err
 	})
-	return s, err
+	if err != nil {
+		return State{}, err
+	}
+	return s, nil
 }
 
 // do runs the verb over one row with a transaction for each trip, which is one statement, and over several in a transaction
@@ -76,10 +90,13 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 		return errNested()
 	}
 	if len(calls) == 1 {
-		return verb(poolExecutor{a.pool}, calls)
+		if err := verb(poolExecutor{a.pool}, calls); !errors.Is(err, errUndecided) {
+			return err
+		}
+		// It lost the row each time between two trips. In a transaction of its own it holds it.
 	}
 	return a.inTx(ctx, func(_ context.Context, tx pgx.Tx) error {
-		x, err := transaction(tx)
+		x, err := a.l.transaction(tx)
 		if err != nil {
 			return err
 		}
@@ -98,6 +115,10 @@ func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "
 
 // poolExecutor runs statements in a transaction of their own, all in one round trip.
 type poolExecutor struct{ pool *pgxpool.Pool }
+
+func (x poolExecutor) fresh() bool { return true }
+
+func (x poolExecutor) stepwise() bool { return false }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 	trip := make([]*statement, 0, len(statements)+2)

@@ -93,7 +93,7 @@ func (a *attempt) queued() bool {
 }
 
 // queueUp returns the lock that is to go ahead of statements, or nil.
-func (a *attempt) queueUp(statements []*statement) *statement {
+func (a *attempt) queueUp(l *Limiter, statements []*statement) *statement {
 	if !a.queued() {
 		return nil
 	}
@@ -101,6 +101,9 @@ func (a *attempt) queueUp(statements []*statement) *statement {
 		return nil
 	}
 	a.used = true
+	if l != a.l { // another limiter's tables may stand in another schema
+		return nil
+	}
 	rows := a.l.contention.contended(statements)
 	if len(rows) == 0 {
 		return nil
@@ -109,12 +112,12 @@ func (a *attempt) queueUp(statements []*statement) *statement {
 }
 
 // observe notes how a statement of ours ended.
-func (a *attempt) observe(s *statement, err error) {
+func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if a == nil || err == nil || !isConflict(err) {
 		return
 	}
 	a.conflict = err
-	if s == nil || s.c == nil || !a.queued() {
+	if s == nil || s.c == nil || !a.queued() || l != a.l {
 		return
 	}
 	a.l.contention.note(s.c.row())

@@ -154,18 +154,18 @@ func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 		l := limiterFor(t, Config{Portable: tc.portable, Schema: "s"})
 		l.contention.note(calls[0].row())
 		a := &attempt{l: l, level: tc.level, used: tc.used}
-		lock := a.queueUp([]*statement{l.takeOf(&calls[0])})
+		lock := a.queueUp(l, []*statement{l.takeOf(&calls[0])})
 		if (lock != nil) != tc.want {
 			t.Errorf("%s: %+v", tc.name, lock)
 		}
 		if lock != nil {
 			want := fmt.Sprintf(`LOCK TABLE "s".weir_queue_%d IN SHARE ROW EXCLUSIVE MODE`, queuesOf([]row{calls[0].row()})[0])
-			if lock.sql != want || a.queueUp([]*statement{l.takeOf(&calls[0])}) != nil {
+			if lock.sql != want || a.queueUp(l, []*statement{l.takeOf(&calls[0])}) != nil {
 				t.Errorf("%s: %q, want %q, once", tc.name, lock.sql, want)
 			}
 		}
-		a.observe(l.takeOf(&calls[0]), conflict)
-		a.observe(l.takeOf(&calls[0]), conflict)
+		a.observe(l, l.takeOf(&calls[0]), conflict)
+		a.observe(l, l.takeOf(&calls[0]), conflict)
 		if a.conflict == nil || len(a.conflicts) > 1 || (len(a.conflicts) == 1) != (tc.want || tc.used) {
 			t.Errorf("%s: %v, %v", tc.name, a.conflict, a.conflicts)
 		}
@@ -178,15 +178,15 @@ func TestAttemptNotesNothingButConflicts(t *testing.T) {
 	calls := resolved(t, apples.For("x"))
 	a := &attempt{l: l, level: pgx.Serializable}
 	for _, err := range []error{nil, errors.New("x"), &pgconn.PgError{Code: "23505"}} {
-		a.observe(l.takeOf(&calls[0]), err)
+		a.observe(l, l.takeOf(&calls[0]), err)
 	}
 	if a.conflict != nil || a.conflicts != nil || len(l.contention.rows) != 0 {
 		t.Errorf("%+v", a)
 	}
 
 	var none *attempt // in a transaction that the caller began
-	none.observe(l.takeOf(&calls[0]), &pgconn.PgError{Code: "40001"})
-	if none.queueUp([]*statement{l.takeOf(&calls[0])}) != nil || none.queued() {
+	none.observe(l, l.takeOf(&calls[0]), &pgconn.PgError{Code: "40001"})
+	if none.queueUp(l, []*statement{l.takeOf(&calls[0])}) != nil || none.queued() {
 		t.Error("no attempt, yet a lock")
 	}
 }

@@ -41,9 +41,12 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 		return Decision{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
 	}
 	b := balance{}
+	if s.TS.IsZero() && s.Value != 0 {
+		return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "the TS that the Value belongs to, or the zero State"}
+	}
 	if !s.TS.IsZero() {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
-			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a finite Value, and a year from 1 to 9999"}
+			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
 		b = balance{exists: true, value: s.Value, ts: s.TS.UnixMicro()}
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // denials remembers which rows were lately denied, to know when LOOK should go before TAKE. It only ever chooses the order
-// of the two: LOOK decides on what is in the database, so that a reset elsewhere is seen at once.
+// of the two: LOOK decides on what is in the database, so that a reset elsewhere is seen at once, by whoever has no older snapshot.
 type denials struct {
 	mu   sync.Mutex
 	rows map[row]denial
@@ -49,7 +49,9 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if decision.OK {
-		delete(d.rows, c.row())
+		if e, ok := d.rows[c.row()]; ok && c.demand() >= e.demand { // a smaller one says nothing of a larger
+			delete(d.rows, c.row())
+		}
 		return
 	}
 	if d.rows == nil {

@@ -9,6 +9,7 @@ import (
 
 // pgxExecutor runs statements in a pgx transaction.
 type pgxExecutor struct {
+	l       *Limiter
 	tx      pgx.Tx
 	attempt *attempt // of InTx; nil in a transaction that the caller began
 }
@@ -18,36 +19,45 @@ func (l *Limiter) prepare(tx pgx.Tx, requests []Request) (executor, []call, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	x, err := transaction(tx)
+	x, err := l.transaction(tx)
 	return x, calls, err
 }
 
-func transaction(tx pgx.Tx) (executor, error) {
+func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 	switch t := tx.(type) {
 	case nil:
 		return nil, errNoTx()
 	case *txn:
-		return pgxExecutor{t.Tx, t.attempt}, nil
+		return pgxExecutor{l, t.Tx, t.attempt}, nil
 	}
-	return pgxExecutor{tx, nil}, nil
+	return pgxExecutor{l, tx, nil}, nil
 }
 
 func errNoTx() error {
 	return &InvalidError{Field: "tx", Value: plain("nil"), Want: "an open transaction"}
 }
 
+// fresh is not known of a transaction that the caller began. One of InTx above READ COMMITTED has its snapshot as soon as
+// it was used: a read would then believe in a denial that is over, where a take finds that out.
+func (x pgxExecutor) fresh() bool {
+	a := x.attempt
+	return a == nil || !a.used || a.level == pgx.ReadCommitted || a.level == pgx.ReadUncommitted
+}
+
+func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls whole, or the connection does
+
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
-	if lock := x.attempt.queueUp(statements); lock != nil {
+	if lock := x.attempt.queueUp(x.l, statements); lock != nil {
 		statements = append([]*statement{lock}, statements...)
 	}
 	if len(statements) == 1 {
 		s := statements[0]
 		err := s.scan(x.tx.QueryRow(ctx, s.sql, s.args...))
-		x.attempt.observe(s, err)
+		x.attempt.observe(x.l, s, err)
 		return err
 	}
 	s, err := sendBatch(ctx, x.tx, statements)
-	x.attempt.observe(s, err)
+	x.attempt.observe(x.l, s, err)
 	return err
 }
 

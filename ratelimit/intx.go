@@ -27,7 +27,7 @@ type Beginner interface {
 // and InTx returns that error; so with a [*DeniedError] nothing is kept of a denied call. A panic rolls back and goes on.
 //
 // An error that matches [ErrOutcomeUnknown] means that the connection was lost at COMMIT: committed whole, or not at all.
-// Any other error means that nothing was committed.
+// Any other error means that nothing was committed, unless the callback did that itself.
 //
 // Transactions that fight for the same balance are queued in the database, so that a hot key slows its callers down but
 // fails none of them.
@@ -41,7 +41,7 @@ func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Con
 // InTxOptions is InTx with other options than the default ones: a weaker isolation level, say. Limits hold at each. No
 // level means SERIALIZABLE, whatever the server's default.
 func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	if db == nil {
+	if v := reflect.ValueOf(db); db == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 	}
 	if nested(ctx, db) {
@@ -50,7 +50,9 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 	if opts.IsoLevel == "" {
 		opts.IsoLevel = pgx.Serializable
 	}
-	ctx = context.WithValue(ctx, outerKey{}, db)
+	if isComparable(db) {
+		ctx = context.WithValue(ctx, outerKey{db}, true)
+	}
 
 	var conflicts []row
 	for n := 1; ; n++ {
@@ -70,15 +72,17 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 	}
 }
 
-type outerKey struct{}
+// outerKey marks the contexts of callbacks, by what their transaction was begun on.
+type outerKey struct{ db Beginner }
+
+func isComparable(db Beginner) bool { return reflect.TypeOf(db).Comparable() }
 
 func errNested() error {
 	return fmt.Errorf("%w on the same pool: use the outer transaction, which its callback was given", ErrNested)
 }
 
 func nested(ctx context.Context, db Beginner) bool {
-	outer := ctx.Value(outerKey{})
-	return outer != nil && reflect.TypeOf(outer).Comparable() && outer == any(db)
+	return isComparable(db) && ctx.Value(outerKey{db}) != nil
 }
 
 // againError says that a transaction is worth another attempt. It does not leave InTx.

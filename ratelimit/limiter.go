@@ -67,9 +67,11 @@ func New(cfg Config) (*Limiter, error) {
 // until the transaction ends, so take late in long transactions that READ COMMITTED allows; above READ COMMITTED take
 // first, as each row written since the transaction's first statement fails it.
 //
-// Errors: one that matches [ErrInvalid] for a bad request, before anything is sent; else the database's, wrapped. After
-// one of those the transaction is lost, as after any error of Postgres; above READ COMMITTED it may be a serialization
-// failure (40001), at COMMIT too, upon which the whole transaction has to be run again: [Limiter.InTx] does.
+// Errors: one that matches [ErrInvalid] for a bad request, before anything is sent; else the database's, wrapped, after which
+// the transaction must be rolled back. Above READ COMMITTED it may be a serialization failure (40001), at COMMIT too, upon
+// which the whole transaction has to be run again: [Limiter.InTx] does. An error takes nothing.
+//
+// Above READ COMMITTED a denial may be as old as the transaction's first statement: another reason to take first.
 //
 // A denial in a SERIALIZABLE transaction leaves a predicate lock until that and all concurrent ones end. Roll back on
 // denial: that frees it at once.
@@ -97,7 +99,7 @@ func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 // run yet is forgiven with the rest, though it will still run. A take that commits before the reset is forgotten by it,
 // one that commits after it counts. Windows keep their phase.
 func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
-	x, calls, err := l.prepare(tx, requests)
+	x, calls, err := l.prepare(tx, bare(requests))
 	if err != nil {
 		return err
 	}
@@ -105,13 +107,13 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 }
 
 // GiveBack returns what a granted call took: a login attempt that turned out to be good, a request that was never sent.
-// It never lifts a balance above its capacity, and a window's tokens are lost once the window has ended: in the next one
-// they would come on top of its own. It gives back again each time it is called, so call it once, in the transaction that
-// records why.
+// It never lifts a balance above its capacity, and a window's tokens are lost once the key has been taken from in a later
+// window: there they would come on top of its own. It gives back again each time it is called, so call it once, in the transaction that
+// records why, and never if the transaction that took has rolled back.
 //
-// A Result that was denied took nothing; giving it back does nothing. The zero Result is refused.
+// A Result that was denied took nothing; giving it back does nothing. That of a check, or the zero Result, is refused.
 func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
-	x, err := transaction(tx)
+	x, err := l.transaction(tx)
 	if err != nil {
 		return err
 	}
@@ -121,7 +123,7 @@ func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
 // Value reads one balance, refilled up to now: its Value is negative if tokens are owed. It takes nothing, writes nothing
 // and locks nothing. The count of the request does not matter.
 func (l *Limiter) Value(ctx context.Context, tx pgx.Tx, request Request) (State, error) {
-	x, calls, err := l.prepare(tx, []Request{request.Count(0)})
+	x, calls, err := l.prepare(tx, bare([]Request{request}))
 	if err != nil {
 		return State{}, err
 	}

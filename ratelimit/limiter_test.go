@@ -64,11 +64,15 @@ func TestBadCallsAreRefusedBeforeTheTransactionIsTouched(t *testing.T) {
 		"never granted when added up":     {good.Count(6), other.Global(), good.Count(6)},
 		"added up to more than a float64": {good.Count(1e308).OrReserve(), good.Count(1e308).OrReserve()},
 	} {
-		for verb, err := range map[string]error{
+		verbs := map[string]error{
 			"RateLimit":      errOf(limiter.RateLimit(ctx, untouchable{}, requests...)),
 			"CheckRateLimit": errOf(limiter.CheckRateLimit(ctx, untouchable{}, requests...)),
-			"ResetRateLimit": limiter.ResetRateLimit(ctx, untouchable{}, requests...),
-		} {
+		}
+		switch name {
+		case "no request", "zero request", "no key", "bad rule", "two rules for one balance": // counts do not matter to it
+			verbs["ResetRateLimit"] = limiter.ResetRateLimit(ctx, untouchable{}, requests...)
+		}
+		for verb, err := range verbs {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%s of %s: %v", verb, name, err)
 			}

@@ -48,6 +48,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	calls := resolved(t, requests...)
 	decisions, clock := make([]Decision, len(calls)), make([]int64, len(calls))
 	for i := range calls {
+		calls[i].taken = 1
 		decisions[i] = Decision{OK: true, State: State{Value: float64(i)}}
 	}
 	r := summarize(calls, decisions, clock, len(requests))
@@ -62,21 +63,8 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 		t.Errorf("%v, want %v", values, want)
 	}
 	// What is to be given back is each row once, in the order in which it was locked.
-	if !slices.EqualFunc(r.calls(), calls, func(a, b call) bool { return a.row() == b.row() && a.count == b.count }) {
-		t.Errorf("%+v, want %+v", r.calls(), calls)
-	}
-}
-
-// TAKE lost to others again and again, while LOOK saw enough: an answer that says neither yes nor no would be none.
-func TestRefusedGrantIsADenialWithARetryAt(t *testing.T) {
-	t.Parallel()
-	calls := resolved(t, apples.For("x").OrReserve())
-	r := summarize(calls, []Decision{{OK: true, RunAt: at(9)}}, []int64{noon}, 1).refuse()
-	if r.OK || !r.RunAt.IsZero() || !r.RetryAt.After(r.At) || r.Limit != "apples" || r.Key != "x" || r.Err() == nil {
-		t.Errorf("%+v", r)
-	}
-	denied := summarize(calls, []Decision{{RetryAt: at(9)}}, []int64{noon}, 1)
-	if again := denied.refuse(); !again.RetryAt.Equal(at(9)) {
-		t.Errorf("a denial became %+v", again)
+	taken, err := r.taken()
+	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool { return a.row() == b.row() && a.count == b.count }) {
+		t.Errorf("%+v (%v), want %+v", taken, err, calls)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -52,7 +53,11 @@ var hints = map[string]string{
 const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
 
 func hint(err error) error {
-	if h, ok := hints[stateOf(err)]; ok {
+	state := stateOf(err)
+	if state == "0A000" && !strings.Contains(err.Error(), "standby") {
+		return err // Postgres has many features that are not supported
+	}
+	if h, ok := hints[state]; ok {
 		return fmt.Errorf("%w (%s)", err, h)
 	}
 	return err

@@ -69,7 +69,7 @@ func TestErrorsOfPostgresAreExplained(t *testing.T) {
 		"42P01": "schema.Migrate", "42883": "schema.Migrate", "3F000": "Config.Schema",
 		"42501": "grant", "25P02": "roll back", "25006": "primary", "53200": "max_pred_locks_per_transaction", "0A000": "primary",
 	} {
-		cause := &pgconn.PgError{Code: code, Message: "as Postgres says"}
+		cause := &pgconn.PgError{Code: code, Message: "as Postgres says of a hot standby"}
 		err := explain(t.Context(), cause, "take", calls)
 		var back *pgconn.PgError
 		if !errors.As(err, &back) || back != cause {

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 )
@@ -25,11 +26,17 @@ const rounds = 3
 // executor runs statements in order, in one round trip where the driver can, in the caller's transaction.
 type executor interface {
 	run(ctx context.Context, statements []*statement) error
+
+	// fresh says that a read now sees all that has been committed, as far as is known.
+	fresh() bool
+
+	// stepwise says that the statements go one by one, so that when one fails those before it may stand.
+	stepwise() bool
 }
 
 // rateLimit takes from all calls or from none.
 func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
-	looked := l.denials.expected(calls)
+	looked := x.fresh() && l.denials.expected(calls)
 	for round := 1; ; round++ {
 		if looked {
 			res, err := l.checkRateLimit(ctx, x, calls, requests)
@@ -41,18 +48,65 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 		for i := range calls {
 			takes[i] = l.takeOf(&calls[i])
 		}
-		if err := x.run(ctx, takes); err != nil {
+		err := x.run(ctx, takes)
+		stamp(takes)
+		if err != nil {
+			if x.stepwise() {
+				l.undo(ctx, x, takes)
+			}
 			return Result{}, explain(ctx, err, "take", calls)
 		}
 		if res, ok := granted(takes, calls, requests); ok {
 			return res, nil
 		}
 		res, err := l.denied(ctx, x, takes, calls, requests)
-		if err != nil || !res.OK || round == rounds {
-			return res.refuse(), err
+		if err != nil || !res.OK {
+			return res, err
+		}
+		if round == rounds {
+			return Result{}, errUndecided
 		}
 		looked = false
 	}
+}
+
+// errUndecided says that TAKE lost to other callers each time that LOOK had found enough. It does not leave the package.
+var errUndecided = errors.New("ratelimit: TAKE and LOOK disagree: is the database's clock being set back?")
+
+// stamp notes when each take was granted: from there on it can be given back.
+func stamp(takes []*statement) {
+	for _, s := range takes {
+		if s.found {
+			s.c.taken = s.balance().ts
+		} else {
+			s.c.taken = 0
+		}
+	}
+}
+
+// undo gives back what was taken of a call whose context has ended between two statements: the transaction may then go on.
+// If it may not, this fails and changes nothing.
+func (l *Limiter) undo(ctx context.Context, x executor, takes []*statement) {
+	if gives := l.gives(takes); len(gives) > 0 {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		_ = x.run(ctx, gives)
+	}
+}
+
+func (l *Limiter) gives(takes []*statement) []*statement {
+	var gives []*statement
+	for _, s := range takes {
+		if s.found {
+			gives = append(gives, l.giveOf(s.c))
+		}
+	}
+	return gives
+}
+
+// detached is a context for what must be done although the caller's has ended.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
 // granted is the Result of takes that all answered with a row.
@@ -71,14 +125,15 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 
 // denied gives back what was taken and looks at all balances, in one trip.
 func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, calls []call, requests int) (Result, error) {
-	var trip []*statement
-	for i := range takes {
-		if takes[i].found {
-			trip = append(trip, l.giveOf(&calls[i], time.Time{}))
-		}
-	}
+	trip := l.gives(takes)
 	given := len(trip)
+	if given > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = detached(ctx) // or the transaction would go on with a part of the call
+		defer cancel()
+	}
 	for i := range calls {
+		calls[i].taken = 0
 		trip = append(trip, l.lookOf(&calls[i]))
 	}
 	if err := x.run(ctx, trip); err != nil {
@@ -113,15 +168,4 @@ func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 		}
 	}
 	return summarize(calls, decisions, at, requests)
-}
-
-// refuse turns a LOOK that said yes into a denial: TAKE lost to other callers each time, and the tokens may be there again
-// by now. A denial stays as it is.
-func (r Result) refuse() Result {
-	if !r.OK {
-		return r
-	}
-	r.OK, r.RunAt, r.RetryAt = false, time.Time{}, r.At.Add(time.Microsecond)
-	r.Limit, r.Key = r.Outcomes[0].Limit, r.Outcomes[0].Key
-	return r
 }

@@ -41,6 +41,7 @@ type call struct {
 	count     float64
 	reserve   bool
 	indexes   []int // of the requests that were merged into it
+	taken     int64 // once granted: when, by the row's ts; 0 if nothing was taken
 }
 
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
@@ -126,10 +127,10 @@ func resolveAll(requests []Request) ([]call, error) {
 			continue
 		}
 		if c.algebra != last.algebra {
-			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two for key %q", shorten(c.key))), Want: "the same rule in both"}
+			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: "the same rule in both"}
 		}
 		if c.reserve != last.reserve {
-			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two for key %q", shorten(c.key))), Want: "OrReserve in both or in none"}
+			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: "OrReserve in both or in none"}
 		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)
@@ -138,6 +139,15 @@ func resolveAll(requests []Request) ([]call, error) {
 		}
 	}
 	return merged, nil
+}
+
+// bare are the requests of verbs to which counts do not matter.
+func bare(requests []Request) []Request {
+	b := slices.Clone(requests)
+	for i := range b {
+		b[i].count, b[i].reserve = 0, false
+	}
+	return b
 }
 
 func sortCalls(calls []call) {

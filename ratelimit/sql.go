@@ -33,7 +33,7 @@ func (s SQL) CheckRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request
 
 // ResetRateLimit is [Limiter.ResetRateLimit].
 func (s SQL) ResetRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) error {
-	calls, err := s.prepare(tx, requests)
+	calls, err := s.prepare(tx, bare(requests))
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (s SQL) GiveBack(ctx context.Context, tx *sql.Tx, res Result) error {
 
 // Value is [Limiter.Value].
 func (s SQL) Value(ctx context.Context, tx *sql.Tx, request Request) (State, error) {
-	calls, err := s.prepare(tx, []Request{request.Count(0)})
+	calls, err := s.prepare(tx, bare([]Request{request}))
 	if err != nil {
 		return State{}, err
 	}
@@ -65,6 +65,10 @@ func (s SQL) prepare(tx *sql.Tx, requests []Request) ([]call, error) {
 }
 
 type sqlExecutor struct{ tx *sql.Tx }
+
+func (x sqlExecutor) fresh() bool { return true }
+
+func (x sqlExecutor) stepwise() bool { return true }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 	for _, s := range statements {

@@ -40,18 +40,21 @@ WHERE least($4, b.value + {refill}) - $7 >= $8::float8
 RETURNING b.value, b.ts`
 
 	// giveSQL gives count tokens back. It never lifts a balance above the capacity, nor lowers one that a larger rule
-	// filled higher. Past the end of the window that they were taken from there is nothing to give.
+	// filled higher. Of a window they go back only while the row still stands in the window that they were taken from: the
+	// take is then undone exactly, as what refills comes after. The clock has no part in it; it may have been read before
+	// the statement waited for the row. Without a row the limit is full.
 	//
 	// Locks: the row. Predicate reads: none. An upsert and not an UPDATE: an UPDATE finds its row by whichever path the
 	// planner likes, and a sequential scan takes a predicate lock on the whole table.
 	//
 	// $1 name $2 key $3 shard $4 capacity $5 rate $6 period $7 count $8 end of the window, null for none $9 clock $10 origin
+	// $11 a full balance
 	giveSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $4::float8, coalesce($9::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $10::timestamptz)
+VALUES ($1::text, $2::text, $3::integer, $11::float8, coalesce($9::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $10::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least($4, b.value + $7::float8))
-WHERE $8::timestamptz IS NULL OR excluded.ts < $8::timestamptz
+WHERE $8::timestamptz IS NULL OR b.ts < $8::timestamptz
 RETURNING b.value, b.ts`
 
 	// resetSQL fills a balance, whatever the rule. It is the one statement that may move ts back: a row that a clock
@@ -162,15 +165,14 @@ func (l *Limiter) takeOf(c *call) *statement {
 		c.count, c.least(), l.now(), c.originTime()}}
 }
 
-// giveOf gives back what c took at the given time. A window's tokens end with it: given back later, they would be a gift
-// to a window that already has its own. Zero means at once, in the same transaction.
-func (l *Limiter) giveOf(c *call, taken time.Time) *statement {
+// giveOf gives back what c took.
+func (l *Limiter) giveOf(c *call) *statement {
 	var end any
-	if c.windowed && !taken.IsZero() {
-		end = fromMicro(c.windowStart(taken.UnixMicro()) + c.period)
+	if c.windowed {
+		end = fromMicro(c.windowStart(c.taken) + c.period)
 	}
 	return &statement{c: c, writes: true, sql: l.sql.give, args: []any{c.name, c.key, c.shard, c.capacity, c.rate, c.period,
-		c.count, end, l.now(), c.originTime()}}
+		c.count, end, l.now(), c.originTime(), float64(full)}}
 }
 
 func (l *Limiter) resetOf(c *call) *statement {

@@ -20,19 +20,13 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
-	if err := res.Err(); errors.Is(err, ErrNoDecision) {
+	calls, err := res.taken()
+	if err != nil || len(calls) == 0 {
 		return err
-	}
-	if !res.OK {
-		return nil
-	}
-	calls := res.calls()
-	if len(calls) == 0 {
-		return &InvalidError{Field: "Result", Value: plain("one that says nothing of what was taken"), Want: "the one that RateLimit returned, not a copy by way of JSON or by hand"}
 	}
 	gives := make([]*statement, len(calls))
 	for i := range calls {
-		gives[i] = l.giveOf(&calls[i], res.At)
+		gives[i] = l.giveOf(&calls[i])
 	}
 	if err := x.run(ctx, gives); err != nil {
 		return explain(ctx, err, "give back", calls)
@@ -41,16 +35,26 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	return nil
 }
 
-// calls are what a Result was made of, each once and in order of their rows.
-func (r Result) calls() []call {
+// taken is what a Result says was taken: each row once, in order. Nothing, for a denial.
+func (r Result) taken() ([]call, error) {
+	if err := r.Err(); errors.Is(err, ErrNoDecision) {
+		return nil, err
+	}
+	if !r.OK {
+		return nil, nil
+	}
 	var calls []call
 	for i := range r.Outcomes {
-		if c := r.Outcomes[i].call; len(c.indexes) > 0 && c.indexes[0] == i {
+		if c := r.Outcomes[i].call; c.taken != 0 && c.indexes[0] == i {
 			calls = append(calls, c)
 		}
 	}
+	if len(calls) == 0 {
+		return nil, &InvalidError{Field: "Result", Value: plain("one that took nothing"),
+			Want: "the one that RateLimit returned; not that of a check, nor a copy by way of JSON or by hand"}
+	}
 	sortCalls(calls)
-	return calls
+	return calls, nil
 }
 
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {

@@ -65,7 +65,8 @@ type Inserted struct {
 // Granted at once: the job is inserted as opts say. Granted ahead of time, for a request with OrReserve: it is scheduled
 // for [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of opts if that is later. Both are by the database's
 // clock. Denied: nothing is taken and no job inserted; that is no error, see [ratelimit.Result.Err]. A job that opts make
-// unique and that exists already takes nothing either.
+// unique and that exists already takes nothing either: Job.UniqueSkippedAsDuplicate says so, and Job.Job is the one that
+// exists, with the time at which it is due.
 //
 // opts may be nil; else everything in it is passed on to River as it is.
 //
@@ -85,13 +86,17 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 
 	job, err := j.client.InsertTx(ctx, tx, args, j.scheduler.schedule(args, opts, &res))
 	if err != nil {
-		_ = j.scheduler.limiter.GiveBack(ctx, tx, res) // fails if Postgres did, and then rolls back with the rest
+		// The context may be what has ended. If Postgres failed, this does too, and rolls back with the rest.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = j.scheduler.limiter.GiveBack(ctx, tx, res)
 		return &Inserted{}, err
 	}
 	if job.UniqueSkippedAsDuplicate {
 		if err := j.scheduler.limiter.GiveBack(ctx, tx, res); err != nil {
 			return &Inserted{}, err
 		}
+		return &Inserted{Result: ratelimit.Result{OK: true, At: res.At}, Job: job}, nil // there is nothing to give back again
 	}
 	return &Inserted{Result: res, Job: job}, nil
 }

@@ -1,0 +1,159 @@
+package integration
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+var (
+	w0     = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	window = ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: w0}
+)
+
+type outcome struct {
+	res ratelimit.Result
+	err error
+}
+
+func first(res ratelimit.Result, err error) outcome { return outcome{res, err} }
+
+func takeOK(t *testing.T, o outcome) ratelimit.Result {
+	t.Helper()
+	res, err := o.res, o.err
+	if err != nil || !res.OK {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	return res
+}
+
+func takeUp(t *testing.T, a *ratelimit.Autocommit, r ratelimit.Request) (n int) {
+	t.Helper()
+	for range 100 {
+		res, err := a.RateLimit(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !res.OK {
+			return n
+		}
+		n++
+	}
+	return n
+}
+
+// What was taken from a window does not go into a later one, whatever the clock says.
+func TestAClockSetBackMintsNothingByGivingBack(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), &clock{t: w0}
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	a := l.Autocommit(pool)
+	k := ratelimit.MustDefine("back", window).For("k")
+	res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(5))))
+	c.set(w0.Add(time.Minute))
+	takeOK(t, first(a.RateLimit(t.Context(), k.Count(5))))
+	c.set(w0)
+	if err := a.GiveBack(t.Context(), res); err != nil {
+		t.Fatal(err)
+	}
+	c.set(w0.Add(time.Minute))
+	if n := 5 + takeUp(t, a, k); n > 10 {
+		t.Errorf("%d tokens of one window of 10", n)
+	}
+}
+
+// The time of a take is that of its own row, not the latest of the call.
+func TestEachLimitIsGivenBackToItsOwnWindow(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), &clock{t: w0}
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	a := l.Autocommit(pool)
+	wk := ratelimit.MustDefine("a", window).For("k")
+	bk := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 100, Period: time.Minute}).For("k")
+	// b's row was last taken from by someone whose clock reading was later (a take that waited for the row sees this)
+	c.set(w0.Add(61 * time.Second))
+	takeOK(t, first(a.RateLimit(t.Context(), bk)))
+	c.set(w0.Add(59 * time.Second))
+	res := takeOK(t, first(a.RateLimit(t.Context(), wk.Count(5), bk)))
+	c.set(w0.Add(61 * time.Second))
+	takeOK(t, first(a.RateLimit(t.Context(), wk.Count(5))))
+	if err := a.GiveBack(t.Context(), res); err != nil {
+		t.Fatal(err)
+	}
+	if n := 5 + takeUp(t, a, wk); n > 10 {
+		t.Errorf("%d tokens of one window of 10 (res.At %v)", n, res.At)
+	}
+}
+
+// A check took nothing.
+func TestACheckCannotBeGivenBack(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	a := l.Autocommit(pool)
+	k := ratelimit.MustDefine("check", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	takeOK(t, first(a.RateLimit(t.Context(), k.Count(5))))
+	res := takeOK(t, first(a.CheckRateLimit(t.Context(), k.Count(5))))
+	err := a.GiveBack(t.Context(), res)
+	wantValue(t, l, pool, k, 5)
+	t.Log(err)
+}
+
+// A reservation whose row has not moved on is undone exactly, also after its window.
+func TestAReservationIsGivenBackAfterItsWindow(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), &clock{t: w0}
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	a := l.Autocommit(pool)
+	k := ratelimit.MustDefine("res", window).For("k")
+	takeOK(t, first(a.RateLimit(t.Context(), k.Count(10))))
+	res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(10).OrReserve())))
+	if !res.RunAt.Equal(w0.Add(time.Minute)) {
+		t.Fatal(res.RunAt)
+	}
+	c.set(res.RunAt) // cancelled when it was about to run; nothing of the window was used
+	if err := a.GiveBack(t.Context(), res); err != nil {
+		t.Fatal(err)
+	}
+	if n := takeUp(t, a, k); n != 10 {
+		t.Errorf("%d tokens in a window of 10 of which none was used", n)
+	}
+}
+
+// A transaction may cross the border of a window.
+func TestAReservationIsGivenBackInItsTransaction(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), &clock{t: w0}
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	k := ratelimit.MustDefine("res", window).For("k")
+	takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), k.Count(10))))
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		res := takeOK(t, first(l.RateLimit(ctx, tx, k.Count(10).OrReserve())))
+		c.set(w0.Add(time.Minute))
+		return l.GiveBack(ctx, tx, res)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := takeUp(t, l.Autocommit(pool), k); n != 10 {
+		t.Errorf("%d of 10: what was reserved and given back in one transaction is owed for ever", n)
+	}
+}
+
+// No row means full, under every rule.
+func TestGivingBackWithoutARowLeavesItFull(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	a := l.Autocommit(pool)
+	k := ratelimit.MustDefine("gone", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	res := takeOK(t, first(a.RateLimit(t.Context(), k.Rule(ratelimit.TokenBucket{Rate: 10, Period: never}))))
+	execSQL(t, pool, `DELETE FROM weir_balance`)
+	if err := a.GiveBack(t.Context(), res); err != nil {
+		t.Fatal(err)
+	}
+	wantValue(t, l, pool, k, 100)
+}

@@ -1,0 +1,72 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+type clientFunc func(ctx context.Context) error
+
+func (f clientFunc) InsertTx(ctx context.Context, _ pgx.Tx, _ river.JobArgs, _ *river.InsertOpts) (*rivertype.JobInsertResult, error) {
+	return nil, f(ctx)
+}
+
+// The transaction may go on, without the job and without its tokens gone.
+func TestAContextThatEndsInRiverTakesNothing(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	limit := ratelimit.MustDefine("ctx", ratelimit.TokenBucket{Rate: 10, Period: never})
+	ctx, cancel := context.WithCancel(t.Context())
+	jobs := scheduler.New(f.limiter, scheduler.Config{}).Jobs(clientFunc(func(ctx context.Context) error { cancel(); return ctx.Err() }))
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := jobs.InsertTx(ctx, tx, sendArgs{}, nil, limit.For("k").Count(4)); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Log(err)
+	}
+	f.want(t, limit.For("k"), 10, 0)
+}
+
+// Its tokens went back already.
+func TestADuplicateCannotBeGivenBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	k := ratelimit.MustDefine("dup", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
+	f.insert(t, sendArgs{1}, opts, k.Count(4))
+	in := f.insert(t, sendArgs{1}, opts, k.Count(4))
+	if !in.Job.UniqueSkippedAsDuplicate {
+		t.Fatal("no duplicate")
+	}
+	if err := f.limiter.Autocommit(f.pool).GiveBack(t.Context(), in.Result); err != nil {
+		t.Log(err)
+	}
+	f.want(t, k, 6, 1)
+}
+
+// River's uniqueness by period is by the time that the reservation set.
+func TestUniqueByPeriodSeesTheReservedTime(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	k := ratelimit.MustDefine("per", ratelimit.TokenBucket{Rate: 1, Period: 3 * time.Hour}).For("k")
+	opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByPeriod: time.Hour}}
+	one := f.insert(t, sendArgs{1}, opts, k.OrReserve())
+	two := f.insert(t, sendArgs{1}, opts, k.OrReserve())
+	t.Log(one.RunAt, two.RunAt, two.Job.UniqueSkippedAsDuplicate)
+	if !two.Job.UniqueSkippedAsDuplicate {
+		t.Error("inserted twice within the hour")
+	}
+}
