@@ -57,7 +57,7 @@ func (e *DeniedError) Error() string {
 func (e *DeniedError) Is(target error) bool { return target == ErrDenied }
 
 // InvalidError says which value of a definition or a call was refused, and what would be right. Nothing was sent to the
-// database.
+// database for it.
 type InvalidError struct {
 	Limit string // the limit's name, as far as it is known
 	Field string // what was wrong: "Rate", "count", "key", ...

@@ -20,7 +20,8 @@ type Result struct {
 	// several limits. Zero unless denied.
 	RetryAt time.Time
 
-	// At is the reading of the clock that the decision was made with.
+	// At is the reading of the clock that the decision was made with; of several limits, the latest. Where another caller's
+	// later reading already stood in the row, it is that.
 	At time.Time
 
 	// Limit and Key name the limit that set RunAt or RetryAt. Empty if granted now.
