@@ -1,0 +1,356 @@
+package integration
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// operations are the verbs inside of one transaction.
+type operations interface {
+	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error
+	GiveBack(ctx context.Context, res ratelimit.Result) error
+}
+
+// road is a way of running several operations, in one transaction if it has any, anew after a conflict.
+type road struct {
+	name     string
+	portable bool
+	level    pgx.TxIsoLevel // of the transaction; empty if there is none
+	open     func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner
+}
+
+type runner func(ctx context.Context, fn func(operations) error) error
+
+var roads = []road{
+	{"ReadCommitted", false, pgx.ReadCommitted, transactions(pgx.ReadCommitted)},
+	{"RepeatableRead", false, pgx.RepeatableRead, transactions(pgx.RepeatableRead)},
+	{"Serializable", false, pgx.Serializable, transactions(pgx.Serializable)},
+	{"Portable", true, pgx.Serializable, transactions(pgx.Serializable)},
+	{"DatabaseSQL", false, pgx.ReadCommitted, sqlTransactions},
+	{"Autocommit", false, "", func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
+		return func(_ context.Context, fn func(operations) error) error { return fn(l.Autocommit(pool)) }
+	}},
+}
+
+type pgxOperations struct {
+	l  *ratelimit.Limiter
+	tx pgx.Tx
+}
+
+func (o pgxOperations) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return o.l.RateLimit(ctx, o.tx, requests...)
+}
+
+func (o pgxOperations) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return o.l.CheckRateLimit(ctx, o.tx, requests...)
+}
+
+func (o pgxOperations) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
+	return o.l.ResetRateLimit(ctx, o.tx, requests...)
+}
+
+func (o pgxOperations) GiveBack(ctx context.Context, res ratelimit.Result) error {
+	return o.l.GiveBack(ctx, o.tx, res)
+}
+
+func transactions(level pgx.TxIsoLevel) func(testing.TB, *ratelimit.Limiter, *pgxpool.Pool) runner {
+	return func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
+		return func(ctx context.Context, fn func(operations) error) error {
+			return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(_ context.Context, tx pgx.Tx) error {
+				return fn(pgxOperations{l, tx})
+			})
+		}
+	}
+}
+
+type sqlOperations struct {
+	s  ratelimit.SQL
+	tx *sql.Tx
+}
+
+func (o sqlOperations) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return o.s.RateLimit(ctx, o.tx, requests...)
+}
+
+func (o sqlOperations) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return o.s.CheckRateLimit(ctx, o.tx, requests...)
+}
+
+func (o sqlOperations) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
+	return o.s.ResetRateLimit(ctx, o.tx, requests...)
+}
+
+func (o sqlOperations) GiveBack(ctx context.Context, res ratelimit.Result) error {
+	return o.s.GiveBack(ctx, o.tx, res)
+}
+
+func sqlTransactions(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	return func(ctx context.Context, fn func(operations) error) error {
+		return sqlVerbs{l, db}.do(ctx, func(tx *sql.Tx) error { return fn(sqlOperations{l.SQL(), tx}) })
+	}
+}
+
+// balance is what a history is about.
+type balance struct {
+	rule  ratelimit.Rule
+	limit ratelimit.Limit
+	key   string
+}
+
+type balances []balance
+
+func (b balances) request(i int) ratelimit.Request { return b[i].limit.For(b[i].key) }
+
+// mix is what callers do.
+type mix struct {
+	balances  balances
+	clients   int
+	calls     int  // transactions of each client
+	several   bool // a call may be about several balances, and a transaction about different ones
+	single    bool // one call a transaction
+	noGivings bool
+	now       bool // nothing is reserved
+	counts    []float64
+}
+
+// caller is one of the concurrent clients.
+type caller struct {
+	m       mix
+	h       *history
+	road    road
+	id      int
+	rand    *rand.Rand
+	granted []grant // and not yet given back
+}
+
+// grant is a call that was granted.
+type grant struct {
+	res   ratelimit.Result
+	gives []part // what giving it back does
+}
+
+// act makes one call and returns what it did with each balance. It writes to balances that the transaction has written to
+// before, or else to later ones, so that no two transactions wait for each other.
+func (c *caller) act(ctx context.Context, o operations, among []int, written map[int]bool, granted *[]grant) ([]part, error) {
+	free := slices.DeleteFunc(slices.Clone(among), func(i int) bool {
+		for j := range written {
+			if j > i && !written[i] {
+				return true
+			}
+		}
+		return false
+	})
+	n := c.rand.IntN(100)
+	if n < 20 && !c.m.noGivings {
+		fits := func(g grant) bool {
+			return !slices.ContainsFunc(g.gives, func(p part) bool { return !slices.Contains(free, p.balance) })
+		}
+		if i := slices.IndexFunc(*granted, fits); i >= 0 {
+			g := (*granted)[i]
+			*granted = slices.Delete(*granted, i, i+1)
+			return g.gives, o.GiveBack(ctx, g.res)
+		}
+	}
+	if n >= 20 && n < 25 {
+		i := free[c.rand.IntN(len(free))]
+		return []part{{verb: resetting, balance: i}}, o.ResetRateLimit(ctx, c.m.balances.request(i))
+	}
+	verb, do := taking, o.RateLimit
+	if n >= 25 && n < 45 {
+		verb, do, free = checking, o.CheckRateLimit, among
+	}
+
+	chosen := []int{free[c.rand.IntN(len(free))]}
+	if c.m.several && c.rand.IntN(2) == 0 {
+		chosen = c.rand.Perm(len(free))[:1+c.rand.IntN(len(free))]
+		for i := range chosen {
+			chosen[i] = free[chosen[i]]
+		}
+	}
+	requests, counts := make([]ratelimit.Request, len(chosen)), make([]float64, len(chosen))
+	for i, b := range chosen {
+		counts[i] = c.m.counts[c.rand.IntN(len(c.m.counts))]
+		requests[i] = c.m.balances.request(b).Count(counts[i])
+		if !c.m.now && c.rand.IntN(5) == 0 {
+			requests[i] = requests[i].OrReserve()
+		}
+	}
+	res, err := do(ctx, requests...)
+	if err != nil {
+		return nil, err
+	}
+	parts := make([]part, len(chosen))
+	g := grant{res: res}
+	for i, b := range chosen {
+		parts[i] = answered(verb, c.m.balances, b, requests[i], res, i)
+		parts[i].exact = !c.m.several
+		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: parts[i].numbers, count: counts[i],
+			end: windowEnd(parts[i].numbers, requests[i], res.At)})
+	}
+	if verb == taking && res.OK {
+		*granted = append(*granted, g)
+	}
+	return parts, nil
+}
+
+// answered is the part that the i-th request of a call, which is about balance b, had in its result.
+func answered(v verb, among balances, b int, r ratelimit.Request, res ratelimit.Result, i int) part {
+	return part{verb: v, balance: b, numbers: numbersOf(among[b].rule), request: r, result: res, outcome: res.Outcomes[i]}
+}
+
+// numbers are those of a rule.
+type numbers struct {
+	rate, capacity float64
+	period         time.Duration
+	windowed       bool
+}
+
+func numbersOf(rule ratelimit.Rule) numbers {
+	var n numbers
+	var capacity *float64
+	switch r := rule.(type) {
+	case ratelimit.TokenBucket:
+		n, capacity = numbers{r.Rate, r.Rate, r.Period, false}, r.Capacity
+	case ratelimit.FixedWindow:
+		n, capacity = numbers{r.Rate, r.Rate, r.Period, true}, r.Capacity
+	}
+	if capacity != nil {
+		n.capacity = *capacity
+	}
+	return n
+}
+
+// windowEnd is the end of the window that at falls into, or zero for a bucket.
+func windowEnd(n numbers, r ratelimit.Request, at time.Time) time.Time {
+	if !n.windowed {
+		return time.Time{}
+	}
+	d, err := ratelimit.Decide(r.Count(0), ratelimit.State{TS: at}, at)
+	if err != nil {
+		panic(err)
+	}
+	return d.State.TS.Add(n.period)
+}
+
+var errUndo = errors.New("undo")
+
+// transaction makes some calls in one transaction and records them if it commits.
+func (c *caller) transaction(ctx context.Context, run runner) error {
+	all := make([]int, len(c.m.balances))
+	for i := range all {
+		all[i] = i
+	}
+	calls := 1 + c.rand.IntN(3)
+	if c.m.single || c.road.level == "" {
+		calls = 1
+	}
+	among := all
+	if !c.m.several {
+		i := c.rand.IntN(len(all))
+		among = all[i : i+1]
+	}
+	old, undo := c.rand.IntN(4) == 0, c.road.level != "" && c.rand.IntN(10) == 0
+
+	var began int64
+	var parts [][]part
+	var starts []int64
+	var granted []grant
+	err := run(ctx, func(o operations) error {
+		began, parts, starts = c.h.now(), nil, nil // this may be another attempt
+		granted = slices.Clone(c.granted)
+		written := map[int]bool{}
+		if p, ok := o.(pgxOperations); ok && old {
+			if _, err := p.tx.Exec(ctx, `SELECT 1`); err != nil { // takes the snapshot
+				return err
+			}
+			time.Sleep(time.Duration(c.rand.IntN(2000)) * time.Microsecond)
+		}
+		for range calls {
+			start := c.h.now()
+			did, err := c.act(ctx, o, among, written, &granted)
+			if err != nil {
+				return err
+			}
+			for _, p := range did {
+				if p.verb != checking {
+					written[p.balance] = true
+				}
+			}
+			parts, starts = append(parts, did), append(starts, start)
+		}
+		if undo {
+			return errUndo
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errUndo):
+		return nil
+	case err != nil:
+		return err
+	}
+	c.granted = granted
+
+	// Above READ COMMITTED a transaction happens at once, be it about one balance or, at SERIALIZABLE, about several.
+	// At REPEATABLE READ that is still so if all it does is one call. At READ COMMITTED each call sees for itself.
+	if c.atOnce() {
+		var all []part
+		for _, p := range parts {
+			all = append(all, p...)
+		}
+		c.h.add(c.id, began, all...)
+		return nil
+	}
+	for i := range parts {
+		for _, p := range parts[i] {
+			c.h.add(c.id, starts[i], p)
+		}
+	}
+	return nil
+}
+
+func (c *caller) atOnce() bool {
+	switch c.road.level {
+	case pgx.Serializable:
+		return true
+	case pgx.RepeatableRead:
+		return c.m.single || !c.m.several
+	}
+	return false
+}
+
+// record lets the callers loose and returns their history.
+func (m mix) record(t testing.TB, r road, run runner) *history {
+	t.Helper()
+	h := newHistory()
+	var wg sync.WaitGroup
+	for id := range m.clients {
+		wg.Go(func() {
+			c := &caller{m: m, h: h, road: r, id: id, rand: rand.New(rand.NewPCG(rand.Uint64(), 0))}
+			for range m.calls {
+				if err := c.transaction(t.Context(), run); err != nil {
+					t.Errorf("client %d: %v", id, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return h
+}

@@ -1,0 +1,217 @@
+package integration
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Histories of concurrent callers are recorded and then laid before porcupine, which looks for an order of them that the
+// algebra of one balance, ratelimit.Decide, explains: no operation may come before one that had ended when it began.
+
+type verb int
+
+const (
+	taking verb = iota
+	checking
+	resetting
+	givingBack
+)
+
+func (v verb) String() string { return [...]string{"take", "check", "reset", "give back"}[v] }
+
+// part is what one call did with one balance, or saw of it. A call over several balances has a part for each.
+type part struct {
+	verb    verb
+	balance int // its number
+
+	// Of a take or a check: what was asked, by a request whose count is that of the whole call, and what was answered.
+	request ratelimit.Request
+	result  ratelimit.Result
+	outcome ratelimit.Outcome
+
+	// Of a give-back.
+	count float64
+	end   time.Time // of the window that it was taken from; zero for a bucket
+
+	exact   bool // result.At is the very reading for this balance: it is the latest of those for several
+	numbers      // of the rule
+}
+
+// mostBalances is how many balances a history can be about.
+const mostBalances = 5
+
+// world is what the rows would be. A balance that was reset is like one never used: full under any rule, and the clock of
+// the reset is nowhere to be seen, as a take from a full balance starts anew at its own clock.
+type world [mostBalances]ratelimit.State
+
+// tolerance is how many tokens the answer may be off.
+const tolerance = 1e-6
+
+func near(a, b float64) bool { return math.Abs(a-b) <= tolerance }
+
+// nearly compares times that were computed from balances.
+func (p *part) nearly(a, b time.Time) bool {
+	if a.IsZero() || b.IsZero() {
+		return a.Equal(b)
+	}
+	slack := time.Microsecond + time.Duration(tolerance/p.rate*float64(p.period))
+	return a.Sub(b).Abs() <= slack
+}
+
+// after returns what the balance is after the part, and whether s explains what it saw.
+func (p *part) after(s ratelimit.State) (ratelimit.State, bool) {
+	switch p.verb {
+	case resetting:
+		return ratelimit.State{}, true
+	case givingBack:
+		if s != (ratelimit.State{}) && (p.end.IsZero() || s.TS.Before(p.end)) {
+			s.Value = max(s.Value, min(p.capacity, s.Value+p.count))
+		}
+		return s, true
+	}
+	d, err := ratelimit.Decide(p.request, s, p.result.At)
+	if err != nil {
+		panic(err)
+	}
+	if d.OK != p.outcome.OK || !p.nearly(d.RetryAt, p.outcome.RetryAt) {
+		return s, false
+	}
+	if !p.result.OK { // nothing was taken, here or elsewhere
+		idle, err := ratelimit.Decide(p.request.Count(0), s, p.result.At)
+		if err != nil {
+			panic(err)
+		}
+		d.RunAt, d.State.Value = time.Time{}, idle.State.Value
+	}
+	if !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) {
+		return s, false
+	}
+	if p.verb == checking || !p.result.OK {
+		return s, true
+	}
+	return d.State, !p.exact || !p.result.At.Before(s.TS)
+}
+
+func (p *part) String() string {
+	switch p.verb {
+	case resetting:
+		return fmt.Sprintf("%d: reset", p.balance)
+	case givingBack:
+		return fmt.Sprintf("%d: give %v", p.balance, p.count)
+	}
+	o := p.outcome
+	return fmt.Sprintf("%d: %v %+v -> call %v, limit %v, value %v, at %v, run %v, retry %v", p.balance, p.verb, p.request,
+		p.result.OK, o.OK, o.Value, p.result.At.Format("05.000000"), o.RunAt, o.RetryAt)
+}
+
+// algebra is the model. The input of an operation is the list of its parts, which happen at once.
+var algebra = porcupine.Model{
+	Init: func() any { return world{} },
+	Step: func(state, input, _ any) (bool, any) {
+		w := state.(world)
+		for _, p := range input.([]part) {
+			var ok bool
+			if w[p.balance], ok = p.after(w[p.balance]); !ok {
+				return false, state
+			}
+		}
+		return true, w
+	},
+	DescribeOperation: func(input, _ any) (s string) {
+		for _, p := range input.([]part) {
+			s += p.String() + "\n"
+		}
+		return s
+	},
+}
+
+// byBalance judges each balance by itself, where operations are about one each.
+func byBalance(history []porcupine.Operation) [][]porcupine.Operation {
+	parts := make([][]porcupine.Operation, mostBalances)
+	for _, op := range history {
+		i := op.Input.([]part)[0].balance
+		parts[i] = append(parts[i], op)
+	}
+	return parts
+}
+
+// history is written by many callers.
+type history struct {
+	mu    sync.Mutex
+	began time.Time
+	ops   []porcupine.Operation
+}
+
+func newHistory() *history { return &history{began: time.Now()} }
+
+func (h *history) now() int64 { return int64(time.Since(h.began)) }
+
+// add records parts that happened at once, at some instant from call to now.
+func (h *history) add(client int, call int64, parts ...part) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: parts, Call: call, Return: h.now()})
+}
+
+// judge looks for an order. Unknown, which is none, comes of a history that is too long to search.
+func (h *history) judge(atOnce bool) porcupine.CheckResult {
+	return porcupine.CheckOperationsTimeout(h.model(atOnce), h.ops, time.Minute)
+}
+
+func (h *history) model(atOnce bool) porcupine.Model {
+	m := algebra
+	if !atOnce {
+		m.Partition = byBalance
+	}
+	return m
+}
+
+// mustBeExplained fails the test if no order explains the history, and draws a picture of it.
+func (h *history) mustBeExplained(t testing.TB, atOnce bool) {
+	t.Helper()
+	verdict := h.judge(atOnce)
+	if verdict == porcupine.Ok {
+		return
+	}
+	t.Errorf("no order of the %d operations explains what they answered: %v", len(h.ops), verdict)
+	model := h.model(atOnce)
+	_, info := porcupine.CheckOperationsVerbose(model, h.ops, time.Minute)
+	f, err := os.CreateTemp("", "weir-linear-*.html")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := porcupine.Visualize(model, info, f); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("see %s", f.Name())
+}
+
+// rounds bounds the work of tests that draw at random: n rounds, or as many as fit into WEIR_TEST_DURATION.
+func rounds(t testing.TB, n int) func(yield func(int) bool) {
+	t.Helper()
+	v := os.Getenv("WEIR_TEST_DURATION")
+	var most time.Duration
+	if v != "" {
+		var err error
+		if most, err = time.ParseDuration(v); err != nil {
+			t.Fatalf("WEIR_TEST_DURATION is %q: %v", v, err)
+		}
+	}
+	return func(yield func(int) bool) {
+		began := time.Now()
+		for i := 0; i < n || time.Since(began) < most; i++ {
+			if t.Failed() || !yield(i) {
+				return
+			}
+		}
+	}
+}
