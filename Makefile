@@ -23,8 +23,12 @@ demo/login: postgres ## Run the login example: guarded sign-in over real HTTP
 	@$(GO) run ./examples/login
 
 .PHONY: test
-test: postgres ## Run all tests, on a Postgres of their own
-	$(GO) test -count=1 ./...
+test: postgres ## Run all tests but those under faults, on a Postgres of their own
+	$(GO) test -count=1 $$($(GO) list ./... | grep -v /integration/faults)
+
+.PHONY: test/faults
+test/faults: postgres ## Run the tests under faults: killed servers, cut connections; best on a quiet machine
+	$(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 
 .PHONY: test/race
 test/race: postgres ## Run all tests under the race detector
