@@ -6,6 +6,7 @@ GO ?= go
 BIN := $(CURDIR)/.bin
 GOLANGCI_LINT_VERSION := v2.12.2
 GOLANGCI_LINT := $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION)
+GOVULNCHECK_VERSION := v1.1.4
 B ?= .
 FUZZTIME ?= 20s
 export GOFLAGS ?= -mod=readonly
@@ -23,11 +24,11 @@ demo/login: postgres ## Run the login example: guarded sign-in over real HTTP
 	@$(GO) run ./examples/login
 
 .PHONY: test
-test: postgres ## Run all tests but those under faults, on a Postgres of their own
-	$(GO) test -count=1 $$($(GO) list ./... | grep -v /integration/faults)
+test: postgres ## Run all tests, on servers of their own
+	$(GO) test -count=1 ./...
 
 .PHONY: test/faults
-test/faults: postgres ## Run the tests under faults: killed servers, cut connections; best on a quiet machine
+test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections
 	$(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 
 .PHONY: test/race
@@ -61,6 +62,10 @@ lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into r
 	$(GOLANGCI_LINT) run ./...
 	$(GO) mod verify >/dev/null
 	./scripts/deps
+
+.PHONY: vulncheck
+vulncheck: ## Look for known vulnerabilities in what is called; needs vuln.go.dev
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) ./...
 
 .PHONY: floors
 floors: ## Show that an application on the lowest versions keeps them

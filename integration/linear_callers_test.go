@@ -145,17 +145,24 @@ type grant struct {
 	gives []part // what giving it back does
 }
 
-// act makes one call and returns what it did with each balance. It writes to balances that the transaction has written to
-// before, or else to later ones, so that no two transactions wait for each other.
-func (c *caller) act(ctx context.Context, o operations, among []int, written map[int]bool, granted *[]grant) ([]part, error) {
-	free := slices.DeleteFunc(slices.Clone(among), func(i int) bool {
-		for j := range written {
-			if j > i && !written[i] {
-				return true
-			}
+// locks are the rows that a transaction has locked. All take theirs in one order, so that no two wait for each other.
+type locks struct {
+	held    map[int]bool
+	highest int // that may be locked: a denial that was expected locks nothing
+}
+
+func (l *locks) add(parts []part) {
+	for _, p := range parts {
+		if p.verb != checking {
+			l.held[p.balance] = p.verb != taking || p.result.OK || l.held[p.balance]
+			l.highest = max(l.highest, p.balance)
 		}
-		return false
-	})
+	}
+}
+
+// act makes one call and returns what it did with each balance.
+func (c *caller) act(ctx context.Context, o operations, among []int, locked *locks, granted *[]grant) ([]part, error) {
+	free := slices.DeleteFunc(slices.Clone(among), func(i int) bool { return i < locked.highest && !locked.held[i] })
 	n := c.rand.IntN(100)
 	if n < 20 && !c.m.noGivings {
 		fits := func(g grant) bool {
@@ -274,7 +281,7 @@ func (c *caller) transaction(ctx context.Context, run runner) error {
 	err := run(ctx, func(o operations) error {
 		began, parts, starts = c.h.now(), nil, nil // this may be another attempt
 		granted = slices.Clone(c.granted)
-		written := map[int]bool{}
+		locked := locks{held: map[int]bool{}}
 		if p, ok := o.(pgxOperations); ok && old {
 			if _, err := p.tx.Exec(ctx, `SELECT 1`); err != nil { // takes the snapshot
 				return err
@@ -283,15 +290,11 @@ func (c *caller) transaction(ctx context.Context, run runner) error {
 		}
 		for range calls {
 			start := c.h.now()
-			did, err := c.act(ctx, o, among, written, &granted)
+			did, err := c.act(ctx, o, among, &locked, &granted)
 			if err != nil {
 				return err
 			}
-			for _, p := range did {
-				if p.verb != checking {
-					written[p.balance] = true
-				}
-			}
+			locked.add(did)
 			parts, starts = append(parts, did), append(starts, start)
 		}
 		if undo {

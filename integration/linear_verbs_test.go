@@ -60,7 +60,7 @@ func TestEachBalanceIsLinearizable(t *testing.T) {
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
 			l := limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
-			for round := range rounds(t, 2) {
+			for round := range rounds(t, 3) {
 				m := mix{balances: everyRule(fmt.Sprint("linear", round)), clients: 8, calls: 60, counts: []float64{0, 1, 1, 2, 3.5, 10}}
 				h := m.record(t, r, run)
 				tally(t, h)
@@ -82,7 +82,7 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 			run := r.open(t, l, pool)
 			bucket := ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)}
 			window := ratelimit.FixedWindow{Rate: 10, Period: century}
-			for round := range rounds(t, 2) {
+			for round := range rounds(t, 3) {
 				a, b := ratelimit.MustDefine(fmt.Sprint("a", round), bucket), ratelimit.MustDefine(fmt.Sprint("b", round), window)
 				// database/sql has no InTx: what takes twice in opposite orders deadlocks there, and is the caller's to run again
 				single := r.level == pgx.RepeatableRead || r.name == "DatabaseSQL"

@@ -135,8 +135,11 @@ func exactRule() *rapid.Generator[ratelimit.Rule] {
 
 func oddRule() *rapid.Generator[ratelimit.Rule] {
 	return rapid.Custom(func(t *rapid.T) ratelimit.Rule {
-		rate := rapid.SampledFrom([]float64{3, 7, 1.0 / 3, 0.1, 2.7}).Draw(t, "rate")
-		period := rapid.SampledFrom([]time.Duration{110 * time.Millisecond, 333 * time.Millisecond, 7 * time.Second, time.Hour, micros(7)}).Draw(t, "period")
+		rate := rapid.OneOf(rapid.SampledFrom([]float64{3, 7, 1.0 / 3, 0.1}), rapid.Float64Range(0.01, 100)).Draw(t, "rate")
+		period := rapid.OneOf(
+			rapid.SampledFrom([]time.Duration{110 * time.Millisecond, 333 * time.Millisecond, 7 * time.Second, micros(7)}),
+			rapid.Map(rapid.Int64Range(1, 1e10), micros),
+		).Draw(t, "period")
 		return drawRule(t, rate, period)
 	})
 }
@@ -524,13 +527,13 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 					m.ways[w.name] = w.verbs(nil, l, pool)
 				}
 			}
-			for i, rule := range []*rapid.Generator[ratelimit.Rule]{exactRule(), exactRule(), oddRule()} {
+			for i, rule := range []*rapid.Generator[ratelimit.Rule]{exactRule(), exactRule(), oddRule(), oddRule()} {
 				base := rule.Draw(t, "rule")
 				limit, err := ratelimit.Define(fmt.Sprint("machine", i), base)
 				if err != nil {
 					t.Fatal(err)
 				}
-				m.limits = append(m.limits, machineLimit{limit, base, i == 2})
+				m.limits = append(m.limits, machineLimit{limit, base, i >= 2})
 			}
 
 			outside := func(t *rapid.T) place { return m.outside(rapid.SampledFrom(names).Draw(t, "way")) }

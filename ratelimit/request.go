@@ -30,7 +30,8 @@ func (r Request) Count(n float64) Request { r.count = n; return r }
 func (r Request) OrReserve() Request { r.reserve = true; return r }
 
 // Rule decides this request by another rule than the limit's own: a customer's plan, say. The row is the same whatever
-// the rule, so a change of plan does not reset what was used. Nil means the limit's own.
+// the rule, so a change of plan does not reset what was used. A smaller rule clamps the balance to its own capacity when it
+// takes, and in a call that another limit then denies, too. Nil means the limit's own.
 func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 
 // call is a request that was found to be good, and the row that it is for.

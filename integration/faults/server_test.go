@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -81,17 +82,25 @@ func TestABackendIsKilled(t *testing.T) {
 	f := setUp(t)
 	f.run(t, fault{rounds: 3, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, granted, rand.N(50))
-		var pid int
 		f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE application_name = $1 ORDER BY random() LIMIT 1`, f.name).Scan(&pid)
+			var pid int
+			if err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE application_name = $1 ORDER BY random() LIMIT 1`,
+				f.name).Scan(&pid); err != nil {
+				return err
+			}
+			p, err := os.FindProcess(pid)
+			if err != nil {
+				return err
+			}
+			if err := p.Kill(); err != nil {
+				return err
+			}
+			// until the server takes this backend down with it, others may still be at work
+			if _, err := conn.Exec(ctx, `SELECT pg_sleep(30)`); classify(err) != away {
+				return fmt.Errorf("the server outlived a killed backend: %w", err)
+			}
+			return nil
 		})
-		p, err := os.FindProcess(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Kill(); err != nil {
-			t.Fatal(err)
-		}
 		f.callers.await(t, away, 1)
 	}})
 }

@@ -1,0 +1,91 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A call that is denied takes nothing, be the denial expected or not: by the rules that it asked with, all that was there is
+// there after it. What a larger rule had left above their capacity may be gone, as after every use of the smaller one.
+func TestACallThatIsDeniedForAnotherLimitTakesNothing(t *testing.T) {
+	t.Parallel()
+	large := ratelimit.TokenBucket{Rate: 20, Period: never}
+	small := ratelimit.TokenBucket{Rate: 10, Period: never}
+	plan := ratelimit.MustDefine("a", large)
+	empty := ratelimit.MustDefine("b", small)
+	for name, before := range map[string]ratelimit.Request{
+		"NeverUsed": plan.For("other"),
+		"Used":      plan.For("k").Count(5),
+	} {
+		for _, expected := range []bool{false, true} {
+			sub := name + "/Unexpected"
+			if expected {
+				sub = name + "/Expected"
+			}
+			t.Run(sub, func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t)
+				v := limiter(t, ratelimit.Config{Clock: newClock().now}).Autocommit(pool)
+				take := func(want bool, requests ...ratelimit.Request) {
+					t.Helper()
+					if res, err := v.RateLimit(t.Context(), requests...); err != nil || res.OK != want {
+						t.Fatalf("got %+v and %v, want granted %v", res, err, want)
+					}
+				}
+				take(true, before)
+				take(true, empty.For("k").Count(10))
+				if expected {
+					take(false, empty.For("k"))
+				}
+				asked := plan.For("k").Rule(small)
+				had, err := v.Value(t.Context(), asked)
+				if err != nil {
+					t.Fatal(err)
+				}
+				take(false, asked.Count(3), empty.For("k"))
+				if s, err := v.Value(t.Context(), asked); err != nil || s.Value != had.Value {
+					t.Errorf("the denied call left %v of %v tokens (%v)", s.Value, had.Value, err)
+				}
+			})
+		}
+	}
+}
+
+// The window that tokens go back to is that of the row that they were taken from, though other rows of the call may be
+// further on.
+func TestTokensOfAnEndedWindowAreNotGivenToTheNext(t *testing.T) {
+	t.Parallel()
+	noon := newClock().now()
+	window := ratelimit.MustDefine("a", ratelimit.FixedWindow{Rate: 10, Period: micros(1e6), Start: noon})
+	bucket := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			v := txVerbs{l, pool, level}
+			take := func(requests ...ratelimit.Request) ratelimit.Result {
+				t.Helper()
+				res, err := v.RateLimit(t.Context(), requests...)
+				if err != nil || !res.OK {
+					t.Fatal(res, err)
+				}
+				return res
+			}
+			clock.set(noon.Add(micros(1_500_000)))
+			take(bucket.For("k")) // its row is ahead
+			clock.set(noon)
+			res := take(window.For("k").Count(4), bucket.For("k"))
+			clock.set(noon.Add(micros(1_200_000)))
+			take(window.For("k").Count(10))
+			if err := v.GiveBack(t.Context(), res); err != nil {
+				t.Fatal(err)
+			}
+			if s, err := v.Value(t.Context(), window.For("k")); err != nil || s.Value != 0 {
+				t.Errorf("%v tokens came into a window that had granted all of its own (%v)", s.Value, err)
+			}
+		})
+	}
+}
