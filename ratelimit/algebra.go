@@ -31,8 +31,15 @@ func (a *algebra) refilled(value float64, ts, now int64) float64 {
 	if a.windowed {
 		return a.afterWindows(value, a.window(now)-a.window(ts))
 	}
-	elapsed := max(0, now-ts)
-	return min(a.capacity, value+float64(a.rate*float64(elapsed))/float64(a.period))
+	return min(a.capacity, value+float64(a.rate*max(0, micros(now-ts)))/float64(a.period))
+}
+
+// micros is what SQL makes of a difference of d microseconds: round(date_part('epoch', ...) * 1e6), where Postgres counts
+// the days apart. It is exact below 2^51, which is 71 years; beyond, it rounds, and so must this.
+func micros(d int64) float64 {
+	const day = 86400 * 1e6
+	seconds := float64(d%day)/1e6 + float64(86400*float64(d/day))
+	return math.RoundToEven(float64(seconds * 1e6))
 }
 
 func (a *algebra) afterWindows(value float64, n int64) float64 {
@@ -40,14 +47,21 @@ func (a *algebra) afterWindows(value float64, n int64) float64 {
 }
 
 // window numbers the window that t falls into.
-func (a *algebra) window(t int64) int64 { return floorDiv(t-a.origin, a.period) }
+func (a *algebra) window(t int64) int64 {
+	return int64(math.Floor(micros(t-a.origin) / float64(a.period)))
+}
 
 // windowStart is the first instant of the window that t falls into; for a token bucket it is t.
 func (a *algebra) windowStart(t int64) int64 {
 	if !a.windowed {
 		return t
 	}
-	return a.origin + a.window(t)*a.period
+	n := a.window(t)
+	start := a.origin + n*a.period
+	for a.window(start) < n { // where micros rounds
+		start++
+	}
+	return start
 }
 
 // floor is the balance that a take must leave.
@@ -72,7 +86,9 @@ func (a *algebra) earliest(value float64, ts, now int64, n, floor float64) int64
 		k := search(a.window(from)-base, (endOfTime-a.origin)/a.period-base, need/a.rate, func(k int64) bool {
 			return a.afterWindows(value, k)-n >= floor
 		})
-		return min(a.origin+(base+k)*a.period, endOfTime)
+		return search(from, endOfTime, float64(a.origin+(base+k)*a.period), func(t int64) bool {
+			return a.refilled(value, ts, t)-n >= floor
+		})
 	}
 	return ts + search(from-ts, endOfTime-ts, need*float64(a.period)/a.rate, func(d int64) bool {
 		return a.refilled(value, ts, ts+d)-n >= floor
@@ -104,14 +120,6 @@ func search(low, high int64, guess float64, ok func(int64) bool) int64 {
 		}
 	}
 	return x
-}
-
-func floorDiv(a, b int64) int64 {
-	q := a / b
-	if a%b < 0 {
-		q--
-	}
-	return q
 }
 
 func fromMicro(us int64) time.Time { return time.UnixMicro(us).UTC() }
