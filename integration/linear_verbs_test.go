@@ -29,24 +29,36 @@ func everyRule(name string) balances {
 	return b
 }
 
-func tally(t testing.TB, h *history) {
+// tally counts what the histories of a test were made of.
+type tally struct {
+	n               map[verb]int
+	granted, denied int
+}
+
+func (c *tally) add(t testing.TB, h *history) {
 	t.Helper()
-	n, granted, denied := map[verb]int{}, 0, 0
+	if c.n == nil {
+		c.n = map[verb]int{}
+	}
 	for _, op := range h.ops {
 		for _, p := range op.Input.([]part) {
-			n[p.verb]++
+			c.n[p.verb]++
 			switch {
 			case p.verb != taking:
 			case p.result.OK:
-				granted++
+				c.granted++
 			default:
-				denied++
+				c.denied++
 			}
 		}
 	}
-	t.Logf("%d operations: %v, %d granted, %d denied", len(h.ops), n, granted, denied)
-	if granted == 0 || denied == 0 || n[checking] == 0 || n[resetting] == 0 {
-		t.Errorf("%v, %d granted and %d denied: the test should see all of them", n, granted, denied)
+}
+
+func (c *tally) mustHaveAll(t testing.TB) {
+	t.Helper()
+	t.Logf("%v, %d granted, %d denied", c.n, c.granted, c.denied)
+	if c.granted == 0 || c.denied == 0 || c.n[checking] == 0 || c.n[resetting] == 0 {
+		t.Errorf("%v, %d granted and %d denied: the test should see all of them", c.n, c.granted, c.denied)
 	}
 }
 
@@ -60,12 +72,14 @@ func TestEachBalanceIsLinearizable(t *testing.T) {
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
 			l := limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
+			var seen tally
 			for round := range rounds(t, 3) {
 				m := mix{balances: everyRule(fmt.Sprint("linear", round)), clients: 8, calls: 60, counts: []float64{0, 1, 1, 2, 3.5, 10}}
 				h := m.record(t, r, run)
-				tally(t, h)
+				seen.add(t, h)
 				h.mustBeExplained(t, false)
 			}
+			seen.mustHaveAll(t)
 		})
 	}
 }
@@ -82,6 +96,7 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 			run := r.open(t, l, pool)
 			bucket := ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)}
 			window := ratelimit.FixedWindow{Rate: 10, Period: century}
+			var seen tally
 			for round := range rounds(t, 3) {
 				a, b := ratelimit.MustDefine(fmt.Sprint("a", round), bucket), ratelimit.MustDefine(fmt.Sprint("b", round), window)
 				// database/sql has no InTx: what takes twice in opposite orders deadlocks there, and is the caller's to run again
@@ -89,9 +104,10 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 				m := mix{balances: balances{{bucket, a, "1"}, {bucket, a, "2"}, {window, b, "1"}}, clients: 6, calls: 30,
 					several: true, single: single, counts: []float64{0, 1, 2, 3, 5}}
 				h := m.record(t, r, run)
-				tally(t, h)
+				seen.add(t, h)
 				h.mustBeExplained(t, r.level == pgx.Serializable || r.level == pgx.RepeatableRead)
 			}
+			seen.mustHaveAll(t)
 		})
 	}
 }

@@ -244,6 +244,7 @@ type fault struct {
 func (f *fixture) run(t *testing.T, x fault) {
 	t.Helper()
 	start := time.Now()
+	fresh := start
 	enough, patience := rounds(t, x.rounds), time.Now().Add(2*time.Minute)
 	for ; !enough(f.rounds) || f.callers.spared(x) && time.Now().Before(patience); f.rounds++ {
 		if len(x.pools) > 0 {
@@ -256,8 +257,9 @@ func (f *fixture) run(t *testing.T, x fault) {
 		f.callers.await(t, granted, 30)
 		stop()
 		f.mustBalance(t, x.pools...)
-		if f.audited > 30_000 { // a soak
+		if f.audited > 30_000 || time.Since(fresh) > 2*time.Minute { // a soak: tokens flow in, if ever so slowly
 			f.startAfresh(t)
+			fresh = time.Now()
 		}
 	}
 	f.report(t, x, time.Since(start))
