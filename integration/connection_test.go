@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,6 +41,17 @@ func everyVerb(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
 		}
 		if res, err := v.CheckRateLimit(t.Context(), window.For(name)); err != nil || !res.OK || res.Outcomes[0].Value != 89 {
 			t.Fatalf("%s: %+v and %v, want 89 left", name, res, err)
+		}
+		for _, pause := range []error{v.Pause(t.Context(), time.Hour, bucket.For(name), window.For("unused")), v.Pause(t.Context(), time.Hour, window.For(name))} {
+			if pause != nil {
+				t.Fatal(pause)
+			}
+		}
+		if res, err := v.RateLimit(t.Context(), window.For(name)); err != nil || res.OK || res.RetryAfter() < 59*time.Minute {
+			t.Fatalf("%s: %+v and %v, want a pause", name, res, err)
+		}
+		if err := v.Resume(t.Context(), bucket.For(name), window.For(name), window.For("never used")); err != nil {
+			t.Fatal(err)
 		}
 		if err := v.ResetRateLimit(t.Context(), bucket.For(name), window.For("unused")); err != nil {
 			t.Fatal(err)

@@ -33,7 +33,12 @@ func (a account) compare(b account) int {
 type entry struct {
 	value float64
 	ts    int64
+	until int64 // of a pause; 0 for none
+	delay int64 // that pauses have added up to
 }
+
+// since is when its time goes on, or did.
+func (e entry) since() int64 { return max(e.ts, e.until) }
 
 // book has the balances; one that is missing is full.
 type book map[account]entry
@@ -58,19 +63,31 @@ func (w *law) windowStart(t int64) int64 {
 
 // balance is min(value + rate*steps, capacity).
 func (w *law) balance(e entry, now int64) float64 {
-	steps := float64(w.rate*float64(max(0, now-e.ts))) / float64(w.period)
+	steps := float64(w.rate*float64(max(0, now-e.since()))) / float64(w.period)
 	if w.windowed {
-		steps = w.rate * float64(max(0, w.window(now)-w.window(e.ts)))
+		steps = w.rate * float64(max(0, w.window(now)-w.window(e.since())))
 	}
 	return min(w.capacity, e.value+steps)
+}
+
+// span is how much later things come that a pause puts off.
+func (w *law) span(from, to int64) int64 {
+	if w.windowed {
+		return max(0, w.window(to)-w.window(from)) * w.period
+	}
+	return max(0, to-from)
 }
 
 func (b book) at(a account, w *law, now int64) entry {
 	e, ok := b[a]
 	if !ok {
-		return entry{w.capacity, now}
+		return entry{value: w.capacity, ts: now}
 	}
-	return entry{w.balance(e, now), max(e.ts, now)}
+	e.value, e.ts = w.balance(e, now), max(e.ts, now)
+	if e.until <= now {
+		e.until = 0
+	}
+	return e
 }
 
 // since is the first instant from now on at which n tokens can be taken from e and leave the least.
@@ -91,6 +108,18 @@ func (w *law) since(e entry, now int64, n, least float64) int64 {
 		}
 	}
 	return high
+}
+
+// paced is when to start what a take of n, which left e, has reserved for the window that begins at run.
+func (w *law) paced(e entry, n float64, run int64) int64 {
+	if !w.windowed || e.value >= 0 {
+		return run
+	}
+	before := -e.value - n // owed to others
+	for at := w.windowStart(e.since()) + w.period; at < run; at += w.period {
+		before -= w.rate
+	}
+	return run + min(int64(max(0, before)/w.rate*float64(w.period)), w.period-1)
 }
 
 // ask is what a call wants of one balance.
@@ -149,10 +178,15 @@ func (b book) try(asks, merged []ask, now int64) (res ratelimit.Result, after bo
 		o := &ratelimit.Outcome{Limit: a.limit, Key: a.key, Period: time.Duration(a.law.period) * time.Microsecond}
 		of[a.account] = o
 		e := b.at(a.account, &a.law, now)
-		o.Value = e.value
-		if e.value-a.n < a.least() {
+		o.Value, o.Delay = e.value, time.Duration(e.delay)*time.Microsecond
+		closed := e.until != 0 && !a.reserve
+		if closed || e.value-a.n < a.least() {
 			res.OK = false
-			o.RetryAt = instant(a.law.since(b[a.account], now, a.n, a.least()))
+			from := now
+			if closed {
+				from = e.until
+			}
+			o.RetryAt = instant(a.law.since(b[a.account], from, a.n, a.least()))
 			if o.RetryAt.After(res.RetryAt) {
 				res.RetryAt, res.Limit, res.Key = o.RetryAt, a.limit, a.key
 			}
@@ -167,8 +201,12 @@ func (b book) try(asks, merged []ask, now int64) (res ratelimit.Result, after bo
 		for _, a := range merged {
 			e, o := after[a.account], of[a.account]
 			o.Value = e.value
-			if e.value < 0 {
-				o.RunAt = instant(a.law.since(e, e.ts, 0, 0))
+			if e.value < 0 || e.until != 0 {
+				run := e.until
+				if e.value < 0 {
+					run = a.law.since(e, e.since(), 0, 0)
+				}
+				o.RunAt, o.PacedAt = instant(run), instant(a.law.paced(e, a.n, run))
 			}
 			if o.RunAt.After(res.RunAt) {
 				res.RunAt, res.Limit, res.Key = o.RunAt, a.limit, a.key
@@ -193,7 +231,13 @@ func (b book) latest(now int64) int64 {
 type given struct {
 	res    ratelimit.Result
 	merged []ask
-	end    map[account]int64 // of the window that its tokens came from
+	after  book
+}
+
+// end of the window that its tokens came from, as far as is put off now.
+func (g *given) end(a ask, delay int64) int64 {
+	e := g.after[a.account]
+	return a.law.windowStart(e.since()) + a.law.period + delay - e.delay
 }
 
 // giveBack undoes a take. A window's tokens are lost once the balance stands in a later one.
@@ -202,8 +246,8 @@ func (b book) giveBack(g given, now int64) {
 		e, ok := b[a.account]
 		switch {
 		case !ok: // it was rolled back
-			b[a.account] = entry{fullUnderAnyRule, now}
-		case !a.law.windowed || e.ts < g.end[a.account]:
+			b[a.account] = entry{value: fullUnderAnyRule, ts: now}
+		case !a.law.windowed || e.since() < g.end(a, e.delay):
 			e.value = max(e.value, min(a.law.capacity, e.value+a.n))
 			b[a.account] = e
 		}
@@ -212,13 +256,48 @@ func (b book) giveBack(g given, now int64) {
 
 func (b book) reset(asks []ask, now int64) {
 	for _, a := range asks {
-		b[a.account] = entry{fullUnderAnyRule, now}
+		e := b[a.account]
+		e.value, e.ts = fullUnderAnyRule, now
+		b[a.account] = e
+	}
+}
+
+// pause stops time for d microseconds.
+func (b book) pause(asks []ask, now, d int64) {
+	for _, a := range asks {
+		e, ok := b[a.account]
+		if !ok {
+			b[a.account] = entry{fullUnderAnyRule, now, now + d, d}
+			continue
+		}
+		until := max(e.until, now+d)
+		e.delay += a.law.span(max(e.since(), now), until)
+		e.value, e.ts, e.until = a.law.balance(e, now), max(e.ts, now), until
+		b[a.account] = e
+	}
+}
+
+func (b book) resume(asks []ask, now int64) {
+	for _, a := range asks {
+		switch e, ok := b[a.account]; {
+		case !ok:
+			b[a.account] = entry{value: fullUnderAnyRule, ts: now}
+		case e.until > now:
+			e.ts = max(e.ts, now)
+			e.delay -= a.law.span(e.ts, e.until)
+			e.until = 0
+			b[a.account] = e
+		}
 	}
 }
 
 func (b book) value(a ask, now int64) ratelimit.State {
 	e := b.at(a.account, &a.law, now)
-	return ratelimit.State{Value: e.value, TS: instant(a.law.windowStart(e.ts))}
+	s := ratelimit.State{Value: e.value, TS: instant(a.law.windowStart(e.ts)), Delay: time.Duration(e.delay) * time.Microsecond}
+	if e.until != 0 {
+		s.PausedUntil = instant(e.until)
+	}
+	return s
 }
 
 // normalized are the balances of a call that was denied by others, if its takes went ahead and were given back: refilled

@@ -55,6 +55,22 @@ func (o pgxOperations) Value(ctx context.Context, r ratelimit.Request) (ratelimi
 	return o.l.Value(ctx, o.tx, r)
 }
 
+func (o pgxOperations) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
+	return o.l.Pause(ctx, o.tx, d, requests...)
+}
+
+func (o pgxOperations) Resume(ctx context.Context, requests ...ratelimit.Request) error {
+	return o.l.Resume(ctx, o.tx, requests...)
+}
+
+func (o sqlOperations) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
+	return o.s.Pause(ctx, o.tx, d, requests...)
+}
+
+func (o sqlOperations) Resume(ctx context.Context, requests ...ratelimit.Request) error {
+	return o.s.Resume(ctx, o.tx, requests...)
+}
+
 func (o sqlOperations) Value(ctx context.Context, r ratelimit.Request) (ratelimit.State, error) {
 	return o.s.Value(ctx, o.tx, r)
 }
@@ -242,7 +258,7 @@ func requestsOf(asks []ask) []ratelimit.Request {
 func (m *machine) now() int64 { return m.clock.now().UnixMicro() }
 
 func (m *machine) operate(t *rapid.T, at place) {
-	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "check", "reset", "give back", "give back", "value"}).Draw(t, "operation")
+	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "check", "reset", "give back", "give back", "value", "pause", "resume"}).Draw(t, "operation")
 	m.n[op]++
 	now := m.now()
 	switch op {
@@ -256,6 +272,25 @@ func (m *machine) operate(t *rapid.T, at place) {
 			return
 		}
 		m.book.reset(asks, now)
+	case "pause":
+		asks := m.drawAsks(t)
+		period := time.Duration(asks[0].law.period) * time.Microsecond
+		d := rapid.SampledFrom([]time.Duration{time.Nanosecond, time.Millisecond, period / 3, period, 5 * period / 2, -period}).Draw(t, "duration")
+		merged, refused := merge(bareAsks(asks))
+		if d <= 0 {
+			refused = ratelimit.ErrInvalid
+		}
+		if m.refused(t, at.Pause(t.Context(), d, requestsOf(asks)...), refused) {
+			return
+		}
+		m.book.pause(merged, now, (d + time.Microsecond - 1).Microseconds())
+	case "resume":
+		asks := m.drawAsks(t)
+		merged, refused := merge(bareAsks(asks))
+		if m.refused(t, at.Resume(t.Context(), requestsOf(asks)...), refused) {
+			return
+		}
+		m.book.resume(merged, now)
 	case "give back":
 		if len(m.grants) == 0 {
 			if err := at.GiveBack(t.Context(), ratelimit.Result{}); !errors.Is(err, ratelimit.ErrNoDecision) {
@@ -329,12 +364,8 @@ func (m *machine) call(t *rapid.T, at place, takes bool) {
 		}
 	case res.OK:
 		m.n["granted"]++
-		g := given{res, merged, map[account]int64{}}
-		for _, a := range merged {
-			g.end[a.account] = a.law.windowStart(after[a.account].ts) + a.law.period
-		}
 		maps.Copy(m.book, after)
-		m.grants = append(m.grants, g)
+		m.grants = append(m.grants, given{res, merged, after})
 	default:
 		m.n["denied"]++
 		if len(merged) > 1 {
@@ -362,21 +393,25 @@ func show(r ratelimit.Result) string {
 	}
 	fmt.Fprintf(&s, "ok %v at %s run %s retry %s by %s/%s", r.OK, when(r.At), when(r.RunAt), when(r.RetryAt), r.Limit, r.Key)
 	for _, o := range r.Outcomes {
-		fmt.Fprintf(&s, "\n  %s/%s ok %v value %v period %v run %s retry %s", o.Limit, o.Key, o.OK, o.Value, o.Period, when(o.RunAt), when(o.RetryAt))
+		fmt.Fprintf(&s, "\n  %s/%s ok %v value %v period %v run %s paced %s retry %s delay %v",
+			o.Limit, o.Key, o.OK, o.Value, o.Period, when(o.RunAt), when(o.PacedAt), when(o.RetryAt), o.Delay)
 	}
 	return s.String()
 }
 
 func (m *machine) rows(t *rapid.T, at place) book {
 	b := book{}
-	err := at.query(t.Context(), `SELECT name, key, value, ts FROM weir_balance`, func(scan func(...any) error) error {
+	err := at.query(t.Context(), `SELECT name, key, value, ts, paused_until, delay FROM weir_balance`, func(scan func(...any) error) error {
 		var a account
 		var e entry
 		var ts time.Time
-		if err := scan(&a.limit, &a.key, &e.value, &ts); err != nil {
+		var until *time.Time
+		if err := scan(&a.limit, &a.key, &e.value, &ts, &until, &e.delay); err != nil {
 			return err
 		}
-		e.ts = ts.UnixMicro()
+		if e.ts = ts.UnixMicro(); until != nil {
+			e.until = until.UnixMicro()
+		}
 		b[a] = e
 		return nil
 	})
@@ -410,7 +445,8 @@ func (m *machine) tick(t *rapid.T) {
 	case "end": // of a window that tokens were taken from
 		if n := len(m.grants); n > 0 {
 			g := m.grants[n-1]
-			to = instant(g.end[g.merged[0].account])
+			a := g.merged[0]
+			to = instant(g.end(a, m.book[a.account].delay))
 		}
 	}
 	if to.IsZero() {

@@ -24,25 +24,34 @@ func FuzzRows(f *testing.F) {
 		period         int64
 		windowed       bool
 		origin         int64
+		paused         bool
+		until, delay   int64
 	}
 	for _, r := range []row{
-		{4, noon - 1e6, 10, 10, 60e6, false, 0},                    // sound
-		{-3, noon + 30e6, 10, 10, 60e6, false, 0},                  // reserved ahead, and ahead of the clock
-		{25, noon - 1, 25, 5, 1e6, false, 0},                       // by a larger rule
-		{7, noon, 10, 10, 60e6, true, noon - 30e6},                 // by a rule of the other kind
-		{1 << 53, noon, 10, 10, 60e6, false, 0},                    // reset
-		{math.Inf(-1), noon, 1, 1, 1, false, 0},                    // closed for good
-		{-1e300, noon - year, 1, 1, 1, false, 0},                   // owes what nobody can
-		{1.7e308, noon - year, 1e15, 1e15, 1, true, 0},             // has what nobody can
-		{1, noon + 5000*year, 10, 10, 60e6, true, -60 * year},      // by a clock gone wild
-		{-48, noon - 1900*year - 12345677, 10, 10, 60e6, false, 0}, // from before microseconds are exact
-		{0.1 + 0.2, -1 << 55, 0, 5e-324, math.MaxInt64, false, 0},
-		{math.Inf(1), noon, 1, 1, 1, false, 0}, // what the schema keeps out
-		{math.NaN(), noon, math.NaN(), 0, 0, false, 0},
+		{value: 4, ts: noon - 1e6, capacity: 10, rate: 10, period: 60e6},                                             // sound
+		{value: -3, ts: noon + 30e6, capacity: 10, rate: 10, period: 60e6},                                           // ahead of the clock
+		{value: 25, ts: noon - 1, capacity: 25, rate: 5, period: 1e6},                                                // by a larger rule
+		{value: 7, ts: noon, capacity: 10, rate: 10, period: 60e6, windowed: true, origin: noon - 30e6},              // of the other kind
+		{value: 1 << 53, ts: noon, capacity: 10, rate: 10, period: 60e6},                                             // reset
+		{value: math.Inf(-1), ts: noon, capacity: 1, rate: 1, period: 1},                                             // closed for good
+		{value: -1e300, ts: noon - year, capacity: 1, rate: 1, period: 1},                                            // owes what nobody can
+		{value: 1.7e308, ts: noon - year, capacity: 1e15, rate: 1e15, period: 1, windowed: true},                     // has what nobody can
+		{value: 1, ts: noon + 5000*year, capacity: 10, rate: 10, period: 60e6, windowed: true, origin: -60 * year},   // by a clock gone wild
+		{value: -48, ts: noon - 1900*year - 12345677, capacity: 10, rate: 10, period: 60e6},                          // before microseconds are exact
+		{value: 4, ts: noon - 1e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 90e6, delay: 5}, // paused
+		{value: -3, ts: noon - 80e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon - 7},            // paused until just now
+		{value: 4, ts: noon + 90e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 3},             // and ahead of the clock
+		{value: -4, ts: noon, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 7000*year, delay: -5},
+		{value: 4, ts: noon, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 20_000*year},
+		{value: 0.1 + 0.2, ts: -1 << 55, capacity: 0, rate: 5e-324, period: math.MaxInt64},
+		{value: math.Inf(1), ts: noon, capacity: 1, rate: 1, period: 1}, // what the schema keeps out
+		{value: math.NaN(), ts: noon, capacity: math.NaN()},
 	} {
 		for _, window := range []bool{false, true} {
-			f.Add(window, 10.0, int64(60e6), 10.0, 5.0, int64(0), r.value, r.ts, r.capacity, r.rate, r.period, r.windowed, r.origin, noon, 3.0, window)
-			f.Add(window, 1.0/3, int64(7), 2.5, 0.0, noon, r.value, r.ts, r.capacity, r.rate, r.period, r.windowed, r.origin, noon+1, 0.1, !window)
+			f.Add(window, 10.0, int64(60e6), 10.0, 5.0, int64(0), r.value, r.ts, r.capacity, r.rate, r.period, r.windowed, r.origin,
+				r.paused, r.until, r.delay, noon, 3.0, window)
+			f.Add(window, 1.0/3, int64(7), 2.5, 0.0, noon, r.value, r.ts, r.capacity, r.rate, r.period, r.windowed, r.origin,
+				r.paused, r.until, r.delay, noon+1, 0.1, !window)
 		}
 	}
 
@@ -53,9 +62,9 @@ func FuzzRows(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, window bool, rate float64, period int64, capacity, reserved float64, start int64,
 		value float64, ts int64, rowCapacity, rowRate float64, rowPeriod int64, windowed bool, origin int64,
-		now int64, n float64, reserve bool,
+		paused bool, until, delay, now int64, n float64, reserve bool,
 	) {
-		if period > math.MaxInt64/1000 || period < math.MinInt64/1000 {
+		if period > math.MaxInt64/1000 || period < math.MinInt64/1000 || delay > math.MaxInt64/1000 || delay < math.MinInt64/1000 {
 			return // no Duration
 		}
 		var rule ratelimit.Rule = ratelimit.TokenBucket{Rate: rate, Period: micros(period), Capacity: &capacity, MaxReserved: &reserved}
@@ -74,18 +83,26 @@ func FuzzRows(f *testing.F) {
 		if at.UTC().Year() < 1 || at.UTC().Year() > 9000 {
 			return // no time for a clock
 		}
-		want, err := ratelimit.Decide(ask, ratelimit.State{Value: value, TS: time.UnixMicro(ts)}, at)
+		state := ratelimit.State{Value: value, TS: time.UnixMicro(ts), Delay: micros(delay)}
+		if paused {
+			state.PausedUntil = time.UnixMicro(until)
+		}
+		want, err := ratelimit.Decide(ask, state, at)
 		predicted := err == nil // else the row is none that Go's times can hold
 		for i, v := range ways {
 			clock.set(at)
-			var from any
+			var from, to any
 			if windowed {
 				from = time.UnixMicro(origin)
 			}
-			_, err := pool.Exec(t.Context(), `INSERT INTO weir_balance AS b (name, key, value, ts, capacity, rate, period, origin)
-				VALUES ('limit', 'k', $1, $2, $3, $4, $5, $6) ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts,
-				capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin`,
-				value, time.UnixMicro(ts), rowCapacity, rowRate, rowPeriod, from)
+			if paused {
+				to = time.UnixMicro(until)
+			}
+			_, err := pool.Exec(t.Context(), `INSERT INTO weir_balance AS b (name, key, value, ts, capacity, rate, period, origin, paused_until, delay)
+				VALUES ('limit', 'k', $1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts,
+				capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin,
+				paused_until = excluded.paused_until, delay = excluded.delay`,
+				value, time.UnixMicro(ts), rowCapacity, rowRate, rowPeriod, from, to, delay)
 			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && (pg.Code == "23514" || pg.Code == "22008") {
 				return // the schema keeps it out, or there is no such time
 			}
@@ -104,11 +121,12 @@ func FuzzRows(f *testing.F) {
 			if err != nil {
 				t.Fatalf("way %d: take: %v", i, err)
 			}
-			if res.OK != checked.OK || !res.RunAt.Equal(checked.RunAt) || !res.RetryAt.Equal(checked.RetryAt) {
+			if o := checked.Outcomes[0]; res.OK != checked.OK || !res.RunAt.Equal(checked.RunAt) || !res.RetryAt.Equal(checked.RetryAt) ||
+				!o.PacedAt.Equal(res.Outcomes[0].PacedAt) || o.Delay != micros(delay) || res.Outcomes[0].Delay != o.Delay {
 				t.Fatalf("way %d: %+v, and its check said %+v", i, res, checked)
 			}
 			if o := res.Outcomes[0]; predicted && (o.OK != want.OK || !o.RunAt.Equal(want.RunAt) || !o.RetryAt.Equal(want.RetryAt) ||
-				math.Float64bits(o.Value) != math.Float64bits(want.State.Value)) {
+				!o.PacedAt.Equal(want.PacedAt) || math.Float64bits(o.Value) != math.Float64bits(want.State.Value)) {
 				t.Fatalf("way %d: %+v, want %+v", i, o, want)
 			}
 			if o := res.Outcomes[0]; o.Value > capacity || res.OK && o.Value < -reserved || res.OK == res.RetryAt.After(at) {
@@ -136,6 +154,15 @@ func FuzzRows(f *testing.F) {
 			}
 			if s, err := v.Value(t.Context(), ask); err != nil || s.Value != capacity {
 				t.Fatalf("way %d: a value of %v of %v after a reset, and %v", i, s.Value, capacity, err)
+			}
+			if time.UnixMicro(until).UTC().Year() > 9999 {
+				continue
+			}
+			if err := v.Resume(t.Context(), ask); err != nil {
+				t.Fatalf("way %d: resume: %v", i, err)
+			}
+			if s, err := v.Value(t.Context(), ask); err != nil || s.Value != capacity || !s.PausedUntil.IsZero() {
+				t.Fatalf("way %d: %+v after a pause, and %v", i, s, err)
 			}
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,6 +21,8 @@ type verbs interface {
 	ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error
 	GiveBack(ctx context.Context, res ratelimit.Result) error
 	Value(ctx context.Context, request ratelimit.Request) (ratelimit.State, error)
+	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
+	Resume(ctx context.Context, requests ...ratelimit.Request) error
 }
 
 // way is one way of calling the library. Whatever holds for one must hold for all.
@@ -110,6 +113,14 @@ func (v txVerbs) Value(ctx context.Context, request ratelimit.Request) (s rateli
 	return s, err
 }
 
+func (v txVerbs) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
+	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.Pause(ctx, tx, d, requests...) })
+}
+
+func (v txVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) error {
+	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.Resume(ctx, tx, requests...) })
+}
+
 type sqlVerbs struct {
 	l  *ratelimit.Limiter
 	db *sql.DB
@@ -148,4 +159,12 @@ func (v sqlVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
 func (v sqlVerbs) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
 	err = v.do(ctx, func(tx *sql.Tx) error { s, err = v.l.SQL().Value(ctx, tx, request); return err })
 	return s, err
+}
+
+func (v sqlVerbs) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().Pause(ctx, tx, d, requests...) })
+}
+
+func (v sqlVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) error {
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().Resume(ctx, tx, requests...) })
 }

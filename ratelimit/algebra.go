@@ -95,6 +95,18 @@ func (a *algebra) earliest(value float64, ts, now int64, n, floor float64) int64
 	})
 }
 
+// paced spreads what was reserved for one window over it: the start of a take of n that has left a debt, which is repaid
+// at run, when the window begins. It comes as far into the window as the tokens of that window reserved before are of all.
+func (a *algebra) paced(debt, n float64, since, run int64) int64 {
+	if !a.windowed {
+		return run
+	}
+	earlier := a.rate * float64(a.window(run)-a.window(since)-1) // tokens of the windows before it
+	share := max(0, debt-n-earlier) / a.rate
+	into := int64(min(share, 1) * float64(a.period))
+	return min(run+min(into, a.period-1), endOfTime)
+}
+
 // search finds the smallest x in (low, high] for which ok, which is false at low and monotone, holds; high if there is none.
 // It looks near guess first.
 func search(low, high int64, guess float64, ok func(int64) bool) int64 {

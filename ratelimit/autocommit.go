@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,6 +52,23 @@ func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (r
 func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
 	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
 		return a.l.resetRateLimit(ctx, x, calls)
+	})
+}
+
+// Pause is [Limiter.Pause], committed when it returns.
+func (a *Autocommit) Pause(ctx context.Context, d time.Duration, requests ...Request) error {
+	if err := checkPause(d); err != nil {
+		return err
+	}
+	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
+		return a.l.pause(ctx, x, d, calls)
+	})
+}
+
+// Resume is [Limiter.Resume], committed when it returns.
+func (a *Autocommit) Resume(ctx context.Context, requests ...Request) error {
+	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
+		return a.l.resume(ctx, x, calls)
 	})
 }
 

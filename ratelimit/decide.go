@@ -11,13 +11,21 @@ import (
 type State struct {
 	Value float64
 	TS    time.Time
+
+	// PausedUntil is when the pause ends that the limit is in: nothing flows in before. Zero: it is not paused.
+	PausedUntil time.Time
+
+	// Delay is by how much pauses have put off, in total, what waits in line. It matters only by its differences: what
+	// was reserved when it was smaller runs that much later than its RunAt.
+	Delay time.Duration
 }
 
 // Decision is what a request meets in one balance.
 type Decision struct {
 	OK      bool      // granted, at once or ahead
 	State   State     // the balance at now, after the take; a denial takes nothing, and leaves the stored one as it was
-	RunAt   time.Time // granted ahead of time: when the debt is repaid. Else zero.
+	RunAt   time.Time // granted ahead of time: when the debt is repaid, and a pause over. Else zero.
+	PacedAt time.Time // granted ahead of time: RunAt, moved on within its window. See [Outcome]. Else zero.
 	RetryAt time.Time // denied: the first instant at which the same request would be granted. Else zero.
 }
 
@@ -29,7 +37,8 @@ type Decision struct {
 //
 //	value' = min(value + rate*steps, capacity)
 //
-// and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved.
+// and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved. During a pause, which
+// counts as no time, nothing is granted without OrReserve.
 //
 // Times count in whole microseconds, as in Postgres. A bad request is refused as by [Limiter.RateLimit].
 func Decide(r Request, s State, now time.Time) (Decision, error) {
@@ -41,49 +50,83 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 		return Decision{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
 	}
 	b := balance{}
-	if s.TS.IsZero() && s.Value != 0 {
+	if s.TS.IsZero() && (s.Value != 0 || !s.PausedUntil.IsZero()) {
 		return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "the TS that the Value belongs to, or the zero State"}
 	}
 	if !s.TS.IsZero() {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
 			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
-		b = balance{exists: true, value: s.Value, ts: s.TS.UnixMicro()}
+		b = balance{true, s.Value, s.TS.UnixMicro(), open, s.Delay.Microseconds()}
+	}
+	if !s.PausedUntil.IsZero() {
+		if y := s.PausedUntil.UTC().Year(); y < 1 || y > 9999 {
+			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a PausedUntil with a year from 1 to 9999"}
+		}
+		b.pausedUntil = min(s.PausedUntil.UnixMicro(), endOfTime)
 	}
 	return c.decide(b, now.UnixMicro()), nil
 }
 
-// balance is a row as it was read: whether there is one, and its two numbers.
+// balance is a row as it was read: whether there is one, its two numbers, and what pauses have done to it.
 type balance struct {
-	exists bool
-	value  float64
-	ts     int64
+	exists      bool
+	value       float64
+	ts          int64
+	pausedUntil int64 // or open
+	delay       int64
 }
 
-// at is the balance refilled up to now; ts does not move back.
+// open is when a balance that is not paused is paused until.
+const open = math.MinInt64
+
+// since is when the time of the balance began, or will begin, to go on from ts.
+func (b balance) since() int64 { return max(b.ts, b.pausedUntil) }
+
+// at is the balance refilled up to now; ts does not move back, and a pause that is over is forgotten.
 func (c *call) at(b balance, now int64) balance {
 	if !b.exists {
-		return balance{true, c.capacity, now}
+		return balance{true, c.capacity, now, open, 0}
 	}
-	return balance{true, c.refilled(b.value, b.ts, now), max(b.ts, now)}
+	b.value, b.ts = c.refilled(b.value, b.since(), now), max(b.ts, now)
+	if b.pausedUntil <= now {
+		b.pausedUntil = open
+	}
+	return b
 }
 
 // decide is TAKE and LOOK in one. The times of a denial are computed from the row as it stands: refilled up to now first,
 // they would round differently from the take that comes then.
 func (c *call) decide(b balance, now int64) Decision {
 	after := c.at(b, now)
-	if after.value -= c.count; after.value >= c.least() {
-		return Decision{OK: true, State: c.state(after), RunAt: c.runAt(after)}
+	if after.value -= c.count; after.value >= c.least() && (c.reserve || after.pausedUntil == open) {
+		return c.granted(after)
 	}
-	return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(c.earliest(b.value, b.ts, now, c.count, c.least()))}
+	from := now
+	if !c.reserve {
+		from = max(now, b.pausedUntil)
+	}
+	return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(c.earliest(b.value, b.since(), from, c.count, c.least()))}
 }
 
-// runAt is when the debt of b is repaid, or zero if it has none.
-func (c *call) runAt(b balance) time.Time {
-	if b.value >= 0 {
-		return time.Time{}
+// granted is the Decision of a take that has left b.
+func (c *call) granted(b balance) Decision {
+	d := Decision{OK: true, State: c.state(b)}
+	switch since := b.since(); {
+	case b.value < 0:
+		run := c.earliest(b.value, since, since, 0, 0)
+		d.RunAt, d.PacedAt = fromMicro(run), fromMicro(c.paced(-b.value, c.count, since, run))
+	case b.pausedUntil != open:
+		d.RunAt = fromMicro(b.pausedUntil)
+		d.PacedAt = d.RunAt
 	}
-	return fromMicro(c.earliest(b.value, b.ts, b.ts, 0, 0))
+	return d
 }
 
-func (c *call) state(b balance) State { return State{b.value, fromMicro(c.windowStart(b.ts))} }
+func (c *call) state(b balance) State {
+	s := State{Value: b.value, TS: fromMicro(c.windowStart(b.ts)), Delay: time.Duration(b.delay) * time.Microsecond}
+	if b.pausedUntil != open {
+		s.PausedUntil = fromMicro(b.pausedUntil)
+	}
+	return s
+}

@@ -279,6 +279,7 @@ func TestTakingInPartsTakesAsMuchAsAtOnce(t *testing.T) {
 		if granted := first.OK && second.OK; granted != whole.OK {
 			t.Fatalf("%v and %v: %+v, %+v; at once: %+v", a, b, first, second, whole)
 		}
+		second.PacedAt = whole.PacedAt // where each part has its own
 		if whole.OK && second != whole {
 			t.Fatalf("%v and %v left %+v; at once: %+v", a, b, second, whole)
 		}

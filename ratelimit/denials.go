@@ -60,8 +60,12 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	if len(d.rows) >= mostDenials {
 		d.drop()
 	}
-	wait := time.Duration(min(decision.RetryAt.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
-	d.rows[c.row()] = denial{time.Now().Add(wait), c.demand()}
+	until, demand := decision.RetryAt, c.demand()
+	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.reserve { // until then whatever is asked for
+		until, demand = paused, 0
+	}
+	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
+	d.rows[c.row()] = denial{time.Now().Add(wait), demand}
 }
 
 // drop makes room: all that has expired and, if that is not half, others as they come.

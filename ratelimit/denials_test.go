@@ -70,6 +70,33 @@ func TestGrantAndForgetEndTheExpectation(t *testing.T) {
 	}
 }
 
+// A pause denies whatever is asked for, and until its end only; but what is reserved.
+func TestInAPauseEveryDemandIsExpectedToBeDenied(t *testing.T) {
+	t.Parallel()
+	var d denials
+	denied := resolved(t, apples.For("x").Count(5))
+	paused := func(until time.Duration) *Decision {
+		return &Decision{RetryAt: time.UnixMicro(noon).Add(2 * time.Hour), State: State{PausedUntil: time.UnixMicro(noon).Add(until)}}
+	}
+	d.note(&denied[0], paused(time.Hour), noon)
+	for _, tc := range []struct {
+		r    Request
+		want bool
+	}{
+		{apples.For("x").Count(5), true},
+		{apples.For("x").Count(0), true},
+		{apples.For("x").OrReserve(), false},
+	} {
+		if got := d.expected(resolved(t, tc.r)); got != tc.want {
+			t.Errorf("count %v, reserve %v: %v", tc.r.count, tc.r.reserve, got)
+		}
+	}
+	d.note(&denied[0], paused(0), noon)
+	if d.expected(denied) {
+		t.Error("expected when the pause is over")
+	}
+}
+
 // A debt may be centuries deep; how long to remember is a matter of memory, and must not overflow.
 func TestFarRetryAtDoesNotOverflow(t *testing.T) {
 	t.Parallel()

@@ -41,6 +41,11 @@
 // later callers queue up behind it, and [Result.RunAt] says when the work may run. Package scheduler enqueues it as a River
 // job for that time, in the same transaction.
 //
+// # Pause
+//
+// When an upstream says to come later, [Limiter.Pause] closes the limit for as long, for all callers: time stands still for
+// it. What had been reserved before comes later by that, which [Outcome] tells as the difference of two Delays.
+//
 // # Errors
 //
 // A denial is a [Result] and not an error, as it is an answer; [Result.Err] makes one of it where that is handier. An error

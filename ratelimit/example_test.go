@@ -165,6 +165,50 @@ func ExampleLimiter_GiveBack() {
 	// locked
 }
 
+// An upstream says to come again in an hour. Until then the limit is closed for whoever calls; what can wait is reserved.
+func ExampleLimiter_Pause() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	partner := ratelimit.MustDefine("partner", ratelimit.TokenBucket{Rate: 100, Period: time.Minute})
+
+	auto := limiter.Autocommit(pool)
+	if err := auto.Pause(ctx, time.Hour, partner.For("acme")); err != nil { // Retry-After: 3600
+		log.Fatal(err)
+	}
+	for _, request := range []ratelimit.Request{partner.For("acme"), partner.For("acme").OrReserve(), partner.For("other")} {
+		res, err := auto.RateLimit(ctx, request)
+		if err != nil {
+			log.Fatal(err)
+		}
+		switch {
+		case !res.OK:
+			fmt.Println("denied for", res.RetryAfter().Round(time.Minute))
+		case res.RunAt.IsZero():
+			fmt.Println("run now")
+		default:
+			fmt.Println("run in", res.RunAt.Sub(res.At).Round(time.Minute))
+		}
+	}
+	if err := auto.Resume(ctx, partner.For("acme")); err != nil { // it was a false alarm
+		log.Fatal(err)
+	}
+	res, err := auto.RateLimit(ctx, partner.For("acme"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("resumed:", res.OK)
+	// Output:
+	// denied for 1h0m0s
+	// run in 1h0m0s
+	// run now
+	// resumed: true
+}
+
 // Decide foretells, without a database.
 func ExampleDecide() {
 	limit := ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})

@@ -97,7 +97,7 @@ func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 
 // ResetRateLimit makes the balances of the requests full again; their counts do not matter. What was reserved and has not
 // run yet is forgiven with the rest, though it will still run. A take that commits before the reset is forgotten by it,
-// one that commits after it counts. Windows keep their phase.
+// one that commits after it counts. Windows keep their phase. A pause goes on: see [Limiter.Resume].
 func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
 	x, calls, err := l.prepare(tx, bare(requests))
 	if err != nil {
@@ -120,8 +120,8 @@ func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
 	return l.giveBack(ctx, x, res)
 }
 
-// Value reads one balance, refilled up to now: its Value is negative if tokens are owed. It takes nothing, writes nothing
-// and locks nothing. The count of the request does not matter.
+// Value reads one balance, refilled up to now: its Value is negative if tokens are owed, and it tells of a pause. It takes
+// nothing, writes nothing and locks nothing. The count of the request does not matter.
 func (l *Limiter) Value(ctx context.Context, tx pgx.Tx, request Request) (State, error) {
 	x, calls, err := l.prepare(tx, bare([]Request{request}))
 	if err != nil {

@@ -77,9 +77,10 @@ var errUndecided = errors.New("ratelimit: TAKE and LOOK disagree: is the databas
 func stamp(takes []*statement) {
 	for _, s := range takes {
 		if s.found {
-			s.c.taken = s.balance().ts
+			b := s.balance()
+			s.c.taken, s.c.delay = b.since(), b.delay
 		} else {
-			s.c.taken = 0
+			s.c.taken, s.c.delay = 0, 0
 		}
 	}
 }
@@ -116,9 +117,8 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 		if !takes[i].found {
 			return Result{}, false
 		}
-		c, b := &calls[i], takes[i].balance()
-		decisions[i] = Decision{OK: true, State: c.state(b), RunAt: c.runAt(b)}
-		at[i] = b.ts
+		b := takes[i].balance()
+		decisions[i], at[i] = calls[i].granted(b), b.ts
 	}
 	return summarize(calls, decisions, at, requests), true
 }
@@ -133,7 +133,7 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 		defer cancel()
 	}
 	for i := range calls {
-		calls[i].taken = 0
+		calls[i].taken, calls[i].delay = 0, 0
 		trip = append(trip, l.lookOf(&calls[i]))
 	}
 	if err := x.run(ctx, trip); err != nil {
@@ -164,7 +164,7 @@ func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
 		for i := range decisions { // none is taken from, so each keeps its balance
 			decisions[i].State = calls[i].state(calls[i].at(looks[i].balance(), at[i]))
-			decisions[i].RunAt = time.Time{}
+			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
 		}
 	}
 	return summarize(calls, decisions, at, requests)

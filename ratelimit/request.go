@@ -19,7 +19,8 @@ type Request struct {
 	rule    Rule
 }
 
-// Count asks for n tokens in place of one. Fractions are allowed, and so is 0, which is granted while nothing is owed.
+// Count asks for n tokens in place of one. Fractions are allowed, and so is 0, which is granted while nothing is owed and
+// the limit is not paused.
 // A count below 0, NaN, or one that the limit could never grant (above its capacity; with OrReserve above capacity plus
 // MaxReserved) is refused when the request is used.
 func (r Request) Count(n float64) Request { r.count = n; return r }
@@ -42,7 +43,8 @@ type call struct {
 	count     float64
 	reserve   bool
 	indexes   []int // of the requests that were merged into it
-	taken     int64 // once granted: when, by the row's ts; 0 if nothing was taken
+	taken     int64 // once granted: when, by the row's time; 0 if nothing was taken
+	delay     int64 // and the row's delay then
 }
 
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's

@@ -13,7 +13,8 @@ import "time"
 type Result struct {
 	OK bool
 
-	// RunAt is when the debts of all reserved limits are repaid: the latest of several. Zero unless granted ahead.
+	// RunAt is when the debts of all reserved limits are repaid and none of them is paused: the latest of several. Zero
+	// unless granted ahead.
 	RunAt time.Time
 
 	// RetryAt is the first instant at which the very same call would be granted if nobody else came: the latest of
@@ -43,8 +44,16 @@ type Outcome struct {
 
 	Period time.Duration // of the rule that decided
 
-	RunAt   time.Time // granted ahead: when this limit's debt is repaid
+	RunAt   time.Time // granted ahead: when this limit's debt is repaid, and its pause over
 	RetryAt time.Time // denied: when this limit would grant
+
+	// PacedAt is RunAt, moved on within its window: all that is reserved in one window has the same RunAt, its first
+	// instant, and would start at once. It stands as far into the window as the share of the window's tokens that was
+	// reserved before. Under a token bucket, whose tokens come one by one, it is RunAt. Zero unless granted ahead.
+	PacedAt time.Time
+
+	// Delay is by how much pauses have put off, in total, what waits in line: see [State].
+	Delay time.Duration
 
 	call call // for GiveBack
 }
@@ -78,7 +87,7 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 		for _, j := range c.indexes {
 			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Value: d.State.Value,
 				Period: time.Duration(c.period) * time.Microsecond,
-				RunAt:  d.RunAt, RetryAt: d.RetryAt, call: *c}
+				RunAt:  d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: *c}
 		}
 		if !d.OK {
 			res.OK = false

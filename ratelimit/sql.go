@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"time"
 )
 
 // SQL has the limiter's verbs for transactions of database/sql over pgx's stdlib driver. They mean what those of [Limiter]
@@ -38,6 +39,27 @@ func (s SQL) ResetRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request
 		return err
 	}
 	return s.l.resetRateLimit(ctx, sqlExecutor{tx}, calls)
+}
+
+// Pause is [Limiter.Pause].
+func (s SQL) Pause(ctx context.Context, tx *sql.Tx, d time.Duration, requests ...Request) error {
+	if err := checkPause(d); err != nil {
+		return err
+	}
+	calls, err := s.prepare(tx, bare(requests))
+	if err != nil {
+		return err
+	}
+	return s.l.pause(ctx, sqlExecutor{tx}, d, calls)
+}
+
+// Resume is [Limiter.Resume].
+func (s SQL) Resume(ctx context.Context, tx *sql.Tx, requests ...Request) error {
+	calls, err := s.prepare(tx, bare(requests))
+	if err != nil {
+		return err
+	}
+	return s.l.resume(ctx, sqlExecutor{tx}, calls)
 }
 
 // GiveBack is [Limiter.GiveBack].

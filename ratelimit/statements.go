@@ -10,66 +10,114 @@ import (
 
 // The statements. TAKE grants, LOOK denies; why there are two of them and not one is told in protocol.go.
 //
+// Those that write have the same first parameters: $1 name $2 key $3 shard $4 capacity $5 rate $6 period, of $7 tokens,
+// $8 clock, null for the database's $9 origin of windows, null for a bucket.
+//
 // Everything in SET and WHERE of ON CONFLICT is immutable and the clock stands in VALUES only: distributed engines take
 // nothing else there. Every parameter is cast, so that the texts work in each of pgx's query modes. The arithmetic is that
 // of algebra.go, in the same order.
 
 const (
-	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again
-	bucketRefill = `$5 * greatest(0, round(date_part('epoch', excluded.ts - b.ts) * 1e6)) / $6`
-	windowRefill = `$5 * greatest(0,
-		floor(round(date_part('epoch', excluded.ts - $10::timestamptz) * 1e6) / $6) -
-		floor(round(date_part('epoch', b.ts - $10::timestamptz) * 1e6) / $6))`
+	// columns are what every statement answers with.
+	columns = `b.value, b.ts, b.paused_until, b.delay`
 
-	// takeSQL takes count tokens: one row if granted, none if not.
+	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again. A pause
+	// is no time.
+	bucketRefill = `$5 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6)) / $6`
+	windowRefill = `$5 * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6) / $6) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6) / $6))`
+
+	// what a pause from {from} to {to} puts off: microseconds, or those of whole windows
+	bucketDelay = `greatest(0, round(date_part('epoch', {to} - {from}) * 1e6))::bigint`
+	windowDelay = `$6 * greatest(0,
+		floor(round(date_part('epoch', {to} - $9::timestamptz) * 1e6) / $6) -
+		floor(round(date_part('epoch', {from} - $9::timestamptz) * 1e6) / $6))::bigint`
+
+	// takeSQL takes $7 tokens: one row if granted, none if not. During a pause only what is reserved is granted. A pause
+	// that is over is cleared, so that the answer has one only if the take was made in it.
 	//
 	// Locks: the row, also if nothing is granted. Predicate reads: none if granted (the arbiter index leads to the row);
 	// the row if not. It waits for a concurrent transaction that holds the row and then decides on what that left, at READ
 	// COMMITTED; above it, it fails with 40001.
 	//
-	// $1 name $2 key $3 shard $4 capacity $5 rate $6 period $7 count $8 least balance to leave $9 clock, null for the
-	// database's $10 origin of windows, null for a bucket
+	// $10 least balance to leave $11 whether to reserve
 	takeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($9::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $10::timestamptz)
+VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least($4, b.value + {refill}) - $7,
 	ts = greatest(b.ts, excluded.ts),
+	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + {refill}) - $7 >= $8::float8
-RETURNING b.value, b.ts`
+WHERE least($4, b.value + {refill}) - $7 >= $10::float8
+	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
+RETURNING ` + columns
 
-	// giveSQL gives count tokens back. It never lifts a balance above the capacity, nor lowers one that a larger rule
+	// giveSQL gives $7 tokens back. It never lifts a balance above the capacity, nor lowers one that a larger rule
 	// filled higher. Of a window they go back only while the row still stands in the window that they were taken from: the
-	// take is then undone exactly, as what refills comes after. The clock has no part in it; it may have been read before
-	// the statement waited for the row. Without a row the limit is full.
+	// take is then undone exactly, as what refills comes after. A pause since then puts the window off like all else. The
+	// clock has no part in it; it may have been read before the statement waited for the row. Without a row the limit is
+	// full.
 	//
 	// Locks: the row. Predicate reads: none. An upsert and not an UPDATE: an UPDATE finds its row by whichever path the
 	// planner likes, and a sequential scan takes a predicate lock on the whole table.
 	//
-	// $1 name $2 key $3 shard $4 capacity $5 rate $6 period $7 count $8 end of the window, null for none $9 clock $10 origin
-	// $11 a full balance
+	// $10 a full balance $11 end of the window, null for none $12 delay at the take
 	giveSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $11::float8, coalesce($9::timestamptz, clock_timestamp()),
-	$4::float8, $5::float8, $6::bigint, $10::timestamptz)
+VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least($4, b.value + $7::float8))
-WHERE $8::timestamptz IS NULL OR b.ts < $8::timestamptz
-RETURNING b.value, b.ts`
+WHERE $11::timestamptz IS NULL
+	OR round(date_part('epoch', greatest(b.ts, b.paused_until) - $11) * 1e6) < b.delay - $12::bigint
+RETURNING ` + columns
 
-	// resetSQL fills a balance, whatever the rule. It is the one statement that may move ts back: a row that a clock
-	// set far ahead has left in the future is mended by it.
+	// resetSQL fills a balance of $7, whatever the rule. It is the one statement that may move ts back: a row that a clock
+	// set far ahead has left in the future is mended by it. A pause goes on.
 	//
 	// Locks: the row. Predicate reads: none.
-	//
-	// $1 name $2 key $3 shard $4 capacity $5 rate $6 period $7 a full balance $8 clock $9 origin
 	resetSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = excluded.value, ts = excluded.ts,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-RETURNING b.value, b.ts`
+RETURNING ` + columns
+
+	// pauseSQL stops the time of a row for $10 microseconds from now on: its balance is that of now until then, and what
+	// waits in line is put off by what this adds to the pause. A longer pause stays. Where there is no row nothing waits
+	// for a window, and the delay is as for a bucket.
+	//
+	// ts stays a reading of the clock, and is not set to the end of the pause: what is reserved in it is decided now, and
+	// a pause that ends early does not move ts back.
+	//
+	// Locks: the row. Predicate reads: none: see giveSQL.
+	pauseSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
+VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	coalesce($8::timestamptz, clock_timestamp()) + $10::bigint * interval '1 microsecond', $10)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = least($4, b.value + {refill}),
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = greatest(b.paused_until, excluded.paused_until),
+	delay = b.delay + {added},
+	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
+RETURNING ` + columns
+
+	// resumeSQL ends a pause, and takes back what is left of it. Without a pause it changes nothing, and without a row the
+	// limit is full.
+	//
+	// Locks: the row. Predicate reads: none: see giveSQL.
+	resumeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = NULL,
+	delay = b.delay - {left}
+WHERE b.paused_until > excluded.ts
+RETURNING ` + columns
 
 	// lookSQL reads a balance: always one row, of nulls where there is no balance, with the clock beside it.
 	//
@@ -77,10 +125,10 @@ RETURNING b.value, b.ts`
 	// sequential scan: see the schema.
 	//
 	// $1 name $2 key $3 shard $4 clock
-	lookSQL = `SELECT value, ts, at FROM {schema}weir_look($1::text, $2::text, $3::integer, $4::timestamptz)`
+	lookSQL = `SELECT value, ts, paused_until, coalesce(delay, 0), at FROM {schema}weir_look($1::text, $2::text, $3::integer, $4::timestamptz)`
 
 	// portableLookSQL is lookSQL without a server-side function.
-	portableLookSQL = `SELECT b.value, b.ts, coalesce($4::timestamptz, clock_timestamp())
+	portableLookSQL = `SELECT b.value, b.ts, b.paused_until, coalesce(b.delay, 0), coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
 
 	// lockSQL queues up for contended balances. LOCK TABLE takes no snapshot, so what follows it in the transaction sees
@@ -92,23 +140,41 @@ FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text A
 type statements struct {
 	prefix string
 
-	takeBucket, takeWindow, give, reset, look string
+	bucket, window    texts
+	give, reset, look string
 }
+
+// texts are those that differ between the kinds of rules.
+type texts struct{ take, pause, resume string }
 
 func newStatements(schema string, portable bool) statements {
 	s := statements{}
 	if schema != "" {
 		s.prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
-	text := func(sql, refill string) string {
-		return strings.NewReplacer("{schema}", s.prefix, "{refill}", refill).Replace(sql)
+	text := func(sql, refill, delay string) string {
+		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
+		return strings.NewReplacer("{schema}", s.prefix, "{refill}", refill,
+			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
+			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
-	s.takeBucket, s.takeWindow = text(takeSQL, bucketRefill), text(takeSQL, windowRefill)
-	s.give, s.reset, s.look = text(giveSQL, ""), text(resetSQL, ""), text(lookSQL, "")
+	of := func(refill, delay string) texts {
+		return texts{text(takeSQL, refill, delay), text(pauseSQL, refill, delay), text(resumeSQL, refill, delay)}
+	}
+	s.bucket, s.window = of(bucketRefill, bucketDelay), of(windowRefill, windowDelay)
+	s.give, s.reset, s.look = text(giveSQL, "", ""), text(resetSQL, "", ""), text(lookSQL, "", "")
 	if portable {
-		s.look = text(portableLookSQL, "")
+		s.look = text(portableLookSQL, "", "")
 	}
 	return s
+}
+
+// of are the texts for the rule of c.
+func (s *statements) of(c *call) *texts {
+	if c.windowed {
+		return &s.window
+	}
+	return &s.bucket
 }
 
 // lock is the text that locks the given queues, which are in ascending order.
@@ -127,18 +193,20 @@ type statement struct {
 	c      *call // whose row it is about; nil for a statement that answers with none
 	writes bool  // locks that row
 
-	found bool
-	value *float64
-	ts    *time.Time
-	at    *time.Time
+	found  bool
+	value  *float64
+	ts     *time.Time
+	paused *time.Time
+	delay  int64
+	at     *time.Time
 }
 
 // dest is where the columns of the answer go.
 func (s *statement) dest() []any {
 	if s.at == nil {
-		return []any{&s.value, &s.ts}
+		return []any{&s.value, &s.ts, &s.paused, &s.delay}
 	}
-	return []any{&s.value, &s.ts, s.at}
+	return []any{&s.value, &s.ts, &s.paused, &s.delay, s.at}
 }
 
 // balance is the answer.
@@ -146,7 +214,11 @@ func (s *statement) balance() balance {
 	if !s.found || s.value == nil || s.ts == nil {
 		return balance{}
 	}
-	return balance{true, *s.value, s.ts.UnixMicro()}
+	b := balance{true, *s.value, s.ts.UnixMicro(), open, s.delay}
+	if s.paused != nil {
+		b.pausedUntil = min(s.paused.UnixMicro(), endOfTime)
+	}
+	return b
 }
 
 func (c *call) originTime() any {
@@ -156,13 +228,15 @@ func (c *call) originTime() any {
 	return fromMicro(c.origin)
 }
 
+// write is a statement that writes the row of c.
+func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
+	args := make([]any, 0, 12)
+	args = append(args, c.name, c.key, c.shard, c.capacity, c.rate, c.period, tokens, l.now(), c.originTime())
+	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
+}
+
 func (l *Limiter) takeOf(c *call) *statement {
-	sql := l.sql.takeBucket
-	if c.windowed {
-		sql = l.sql.takeWindow
-	}
-	return &statement{c: c, writes: true, sql: sql, args: []any{c.name, c.key, c.shard, c.capacity, c.rate, c.period,
-		c.count, c.least(), l.now(), c.originTime()}}
+	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.reserve)
 }
 
 // giveOf gives back what c took.
@@ -171,14 +245,14 @@ func (l *Limiter) giveOf(c *call) *statement {
 	if c.windowed {
 		end = fromMicro(c.windowStart(c.taken) + c.period)
 	}
-	return &statement{c: c, writes: true, sql: l.sql.give, args: []any{c.name, c.key, c.shard, c.capacity, c.rate, c.period,
-		c.count, end, l.now(), c.originTime(), float64(full)}}
+	return l.write(c, l.sql.give, c.count, float64(full), end, c.delay)
 }
 
-func (l *Limiter) resetOf(c *call) *statement {
-	return &statement{c: c, writes: true, sql: l.sql.reset, args: []any{c.name, c.key, c.shard, c.capacity, c.rate, c.period,
-		float64(full), l.now(), c.originTime()}}
-}
+func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }
+
+func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql.of(c).pause, full, d) }
+
+func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, full) }
 
 func (l *Limiter) lookOf(c *call) *statement {
 	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, at: new(time.Time)}

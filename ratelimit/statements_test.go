@@ -18,13 +18,17 @@ func every(t *testing.T, cfg Config) map[string]*statement {
 	calls := resolved(t, apples.For("x").Count(2), pears.For("x"))
 	bucket, window := &calls[0], &calls[1]
 	return map[string]*statement{
-		"take bucket":  l.takeOf(bucket),
-		"take window":  l.takeOf(window),
-		"give bucket":  l.giveOf(bucket),
-		"give window":  l.giveOf(window),
-		"reset bucket": l.resetOf(bucket),
-		"reset window": l.resetOf(window),
-		"look":         l.lookOf(bucket),
+		"take bucket":   l.takeOf(bucket),
+		"take window":   l.takeOf(window),
+		"give bucket":   l.giveOf(bucket),
+		"give window":   l.giveOf(window),
+		"reset bucket":  l.resetOf(bucket),
+		"reset window":  l.resetOf(window),
+		"pause bucket":  l.pauseOf(bucket, 5),
+		"pause window":  l.pauseOf(window, 5),
+		"resume bucket": l.resumeOf(bucket),
+		"resume window": l.resumeOf(window),
+		"look":          l.lookOf(bucket),
 	}
 }
 
@@ -63,7 +67,8 @@ func TestStatementsHaveOneArgumentForEachParameter(t *testing.T) {
 	}
 }
 
-// Where a row is updated everything has to be immutable: the clock stands in VALUES, and is read once.
+// Where a row is updated everything has to be immutable: the clock stands in VALUES. What decides reads it once; a pause may
+// begin an instant before it is counted from.
 func TestStatementsReadTheClockOnceAndInValuesOnly(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range configs {
@@ -72,7 +77,14 @@ func TestStatementsReadTheClockOnceAndInValuesOnly(t *testing.T) {
 			if strings.Contains(update, "clock_timestamp") {
 				t.Errorf("%s: the clock is in %s", name, update)
 			}
-			if n := strings.Count(s.sql, "clock_timestamp()"); n != 1 && (cfg.Portable || name != "look") {
+			once := 1
+			switch {
+			case strings.HasPrefix(name, "pause"):
+				once = 2
+			case name == "look" && !cfg.Portable:
+				once = 0
+			}
+			if n := strings.Count(s.sql, "clock_timestamp()"); n != once {
 				t.Errorf("%s: the clock is read %d times", name, n)
 			}
 			for _, volatile := range []string{"now()", "current_timestamp", "transaction_timestamp", "statement_timestamp", "random("} {
@@ -116,7 +128,7 @@ func TestTakeWritesBalanceAndTimestampTogether(t *testing.T) {
 			continue
 		}
 		update := onUpdate.FindString(s.sql)
-		for _, part := range []string{"value = least(", "ts = greatest(b.ts, excluded.ts)", "RETURNING b.value, b.ts"} {
+		for _, part := range []string{"value = least(", "\tts = greatest(b.ts, excluded.ts)", "RETURNING b.value, b.ts"} {
 			if strings.Count(update, part) != 1 {
 				t.Errorf("%s: want %q once in %s", name, part, update)
 			}
@@ -139,13 +151,15 @@ func TestClockOfTheConfigIsTheOneThatIsSent(t *testing.T) {
 	reads := 0
 	l := limiterFor(t, Config{Clock: func() time.Time { reads++; return at(0) }})
 	calls := resolved(t, apples.For("x"))
-	for _, s := range []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.giveOf(&calls[0])} {
+	statements := []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.giveOf(&calls[0]),
+		l.pauseOf(&calls[0], 5), l.resumeOf(&calls[0])}
+	for _, s := range statements {
 		if !slices.ContainsFunc(s.args, func(a any) bool { return a == any(at(0)) }) {
 			t.Errorf("not among %v", s.args)
 		}
 	}
-	if reads != 4 {
-		t.Errorf("read %d times for 4 statements", reads)
+	if reads != len(statements) {
+		t.Errorf("read %d times for %d statements", reads, len(statements))
 	}
 	for name, s := range every(t, Config{}) {
 		if !slices.Contains(s.args, nil) {
@@ -172,7 +186,7 @@ func TestGiveEndsWithTheWindowThatWasTakenFrom(t *testing.T) {
 		{bucket, at(0), nil},
 	} {
 		tc.c.taken = tc.taken.UnixMicro()
-		if got := l.giveOf(tc.c).args[7]; got != tc.want {
+		if got := l.giveOf(tc.c).args[10]; got != tc.want {
 			t.Errorf("taken at %v: given back until %v, want %v", tc.taken, got, tc.want)
 		}
 	}
@@ -198,7 +212,11 @@ func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
 			t.Errorf("%+v: %+v", s, b)
 		}
 	}
-	if b := (&statement{found: true, value: &value, ts: &ts}).balance(); b != (balance{true, 3, noon}) {
+	if b := (&statement{found: true, value: &value, ts: &ts}).balance(); b != (balance{true, 3, noon, open, 0}) {
+		t.Errorf("%+v", b)
+	}
+	until := at(time.Minute)
+	if b := (&statement{found: true, value: &value, ts: &ts, paused: &until, delay: 7}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7}) {
 		t.Errorf("%+v", b)
 	}
 }

@@ -3,20 +3,22 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 // The verbs that need no protocol, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
-	resets := make([]*statement, len(calls))
-	for i := range calls {
-		resets[i] = l.resetOf(&calls[i])
-	}
-	if err := x.run(ctx, resets); err != nil {
-		return explain(ctx, err, "reset", calls)
-	}
-	l.denials.forget(calls)
-	return nil
+	return l.each(ctx, x, "reset", calls, l.resetOf)
+}
+
+func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
+	us := int64((d + time.Microsecond - 1) / time.Microsecond)
+	return l.each(ctx, x, "pause", calls, func(c *call) *statement { return l.pauseOf(c, us) })
+}
+
+func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
+	return l.each(ctx, x, "resume", calls, l.resumeOf)
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
@@ -24,12 +26,17 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	if err != nil || len(calls) == 0 {
 		return err
 	}
-	gives := make([]*statement, len(calls))
+	return l.each(ctx, x, "give back", calls, l.giveOf)
+}
+
+// each runs one statement for each of the calls. Whatever was known of denials is out of date then.
+func (l *Limiter) each(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement) error {
+	statements := make([]*statement, len(calls))
 	for i := range calls {
-		gives[i] = l.giveOf(&calls[i])
+		statements[i] = of(&calls[i])
 	}
-	if err := x.run(ctx, gives); err != nil {
-		return explain(ctx, err, "give back", calls)
+	if err := x.run(ctx, statements); err != nil {
+		return explain(ctx, err, verb, calls)
 	}
 	l.denials.forget(calls)
 	return nil

@@ -25,7 +25,7 @@ func TestBalanceRefusesWhatWouldBeGrantedForEverOrCannotBeIndexed(t *testing.T) 
 		value, capacity, rate float64
 		ts                    pgtype.Timestamptz
 		period                int64
-		origin                pgtype.Timestamptz
+		origin, pausedUntil   pgtype.Timestamptz
 	}
 	now := pgtype.Timestamptz{Time: time.Now(), Valid: true}
 	ever := pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
@@ -39,6 +39,7 @@ func TestBalanceRefusesWhatWouldBeGrantedForEverOrCannotBeIndexed(t *testing.T) 
 		{"debt", func(r *row) { r.value = -1 << 53 }, ""},
 		{"tombstone", func(r *row) { r.value = math.Inf(-1) }, ""},
 		{"window", func(r *row) { r.origin = now }, ""},
+		{"paused", func(r *row) { r.pausedUntil = now }, ""},
 		{"no capacity", func(r *row) { r.value, r.capacity = 0, 0 }, ""},
 		{"no key", func(r *row) { r.key = "" }, ""},
 		{"longest name", func(r *row) { r.name = strings.Repeat("n", 255) }, ""},
@@ -56,6 +57,8 @@ func TestBalanceRefusesWhatWouldBeGrantedForEverOrCannotBeIndexed(t *testing.T) 
 		{"rate 0", func(r *row) { r.rate = 0 }, "weir_balance_rule_check"},
 		{"period 0", func(r *row) { r.period = 0 }, "weir_balance_rule_check"},
 		{"origin +Inf", func(r *row) { r.origin = ever }, "weir_balance_rule_check"},
+		{"paused until +Inf", func(r *row) { r.pausedUntil = ever }, "weir_balance_paused_until_check"},
+		{"paused until -Inf", func(r *row) { r.pausedUntil = never }, "weir_balance_paused_until_check"},
 		{"empty name", func(r *row) { r.name = "" }, "weir_balance_name_check"},
 		{"name of 256 bytes", func(r *row) { r.name = strings.Repeat("é", 128) }, "weir_balance_name_check"},
 		{"key of 1025 bytes", func(r *row) { r.key = strings.Repeat("k", 1025) }, "weir_balance_key_check"},
@@ -66,9 +69,9 @@ func TestBalanceRefusesWhatWouldBeGrantedForEverOrCannotBeIndexed(t *testing.T) 
 			r := row{name: test.name, key: "k", value: 1, capacity: 10, rate: 10, ts: now, period: 1_000_000}
 			test.change(&r)
 			const sql = `
-				INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period, origin)
-				VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`
-			_, err := pool.Exec(t.Context(), sql, r.name, r.key, r.value, r.ts, r.capacity, r.rate, r.period, r.origin)
+				INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period, origin, paused_until)
+				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+			_, err := pool.Exec(t.Context(), sql, r.name, r.key, r.value, r.ts, r.capacity, r.rate, r.period, r.origin, r.pausedUntil)
 			if got := constraint(err); got != test.constraint {
 				t.Errorf("refused by %q (%v); want %q", got, err, test.constraint)
 			}

@@ -6,6 +6,9 @@
 -- clock when the row was last taken from. The rule that took last stands beside them (capacity, rate, period, origin), so
 -- that whoever reads a row without the program's definitions knows what it is worth and whether it is full again.
 --
+-- A pause stops the row's time: until paused_until nothing flows in, and nothing is granted but ahead. What it puts off by
+-- that is added up in delay, so that whoever waits for tokens that were reserved earlier can tell how much later they come.
+--
 -- Fixed-width columns come first: the decision then reads them at known offsets. Nothing but the primary key is
 -- indexed and pages keep a fifth of their room free, so that each take is a HOT update.
 CREATE TABLE weir_balance (
@@ -14,7 +17,9 @@ CREATE TABLE weir_balance (
     capacity double precision NOT NULL,
     rate     double precision NOT NULL, -- tokens a period
     period   bigint           NOT NULL, -- microseconds
+    delay    bigint           NOT NULL DEFAULT 0, -- microseconds; it matters only by its differences
     origin   timestamptz,               -- the instant that windows are counted from; null: a token bucket
+    paused_until timestamptz,           -- null, or past: not paused
     shard    integer          NOT NULL DEFAULT 0,
     name     text COLLATE "C" NOT NULL,
     key      text COLLATE "C" NOT NULL,
@@ -25,6 +30,7 @@ CREATE TABLE weir_balance (
     -- never refills, so it closes a balance for good: the tombstone of a shard that a change of layout has emptied.
     CONSTRAINT weir_balance_value_check CHECK (value < 'Infinity'),
     CONSTRAINT weir_balance_ts_check CHECK (isfinite(ts)),
+    CONSTRAINT weir_balance_paused_until_check CHECK (isfinite(paused_until)),
     CONSTRAINT weir_balance_rule_check CHECK (
         capacity >= 0 AND capacity < 'Infinity' AND rate > 0 AND rate < 'Infinity' AND period > 0 AND isfinite(origin)),
     CONSTRAINT weir_balance_name_check CHECK (octet_length(name) BETWEEN 1 AND 255),
@@ -41,15 +47,16 @@ CREATE TABLE weir_balance (
 -- table of few rows, takes a predicate lock on the whole table, and under SERIALIZABLE unrelated keys then abort each
 -- other. Locks: none. Predicate reads: the row, or the index page where it would stand.
 --
--- Always one row; value and ts are null where there is no balance. at is the clock, or now_ where a test sets it.
+-- Always one row, of nulls but for at where there is no balance. at is the clock, or now_ where a test sets it.
 -- +goose StatementBegin
 CREATE FUNCTION weir_look(name_ text, key_ text, shard_ integer, now_ timestamptz,
-                          OUT value double precision, OUT ts timestamptz, OUT at timestamptz)
+                          OUT value double precision, OUT ts timestamptz, OUT paused_until timestamptz, OUT delay bigint,
+                          OUT at timestamptz)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 AS $$
 BEGIN
-    SELECT b.value, b.ts INTO value, ts
+    SELECT b.value, b.ts, b.paused_until, b.delay INTO value, ts, paused_until, delay
     FROM weir_balance b
     WHERE b.name = name_ AND b.key = key_ AND b.shard = shard_;
     at := coalesce(now_, clock_timestamp());
