@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,6 +21,10 @@ type Config struct {
 	// is never more than a tenth of the period of the limit that set RunAt: a longer one would waste tokens. Work that is
 	// granted at once is not delayed. Default: 250 ms; a negative value means none.
 	Jitter time.Duration
+
+	// Bunch starts what is reserved in a fixed window right at the window's start, plus jitter. Default: it is spread over
+	// the window, in the order of its reservations, so that an API does not see all of it at once.
+	Bunch bool
 }
 
 const defaultJitter = 250 * time.Millisecond
@@ -27,6 +33,10 @@ const defaultJitter = 250 * time.Millisecond
 type Scheduler struct {
 	limiter *ratelimit.Limiter
 	jitter  time.Duration
+	bunch   bool
+
+	mu      sync.Mutex
+	plugins []*plugin // of the clients of this process that work
 }
 
 // New makes a Scheduler over a limiter.
@@ -34,7 +44,7 @@ func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
 	if cfg.Jitter == 0 {
 		cfg.Jitter = defaultJitter
 	}
-	return &Scheduler{limiter, cfg.Jitter}
+	return &Scheduler{limiter: limiter, jitter: cfg.Jitter, bunch: cfg.Bunch}
 }
 
 // Client is what is needed of a River client: *river.Client[pgx.Tx] has it.
@@ -46,10 +56,29 @@ type Client interface {
 type Jobs struct {
 	scheduler *Scheduler
 	client    Client
+	tables    *strings.Replacer
 }
 
 // Jobs returns the means to insert jobs by a River client. The client need not work any.
-func (s *Scheduler) Jobs(client Client) *Jobs { return &Jobs{s, client} }
+func (s *Scheduler) Jobs(client Client) *Jobs {
+	schema := ""
+	if c, ok := client.(interface{ Schema() string }); ok {
+		schema = c.Schema()
+	}
+	return &Jobs{s, client, s.tables(schema)}
+}
+
+// tables names the tables in statements.
+func (s *Scheduler) tables(schema string) *strings.Replacer {
+	prefix, balance := "", "weir_balance"
+	if schema != "" {
+		prefix = pgx.Identifier{schema}.Sanitize() + "."
+	}
+	if s.limiter != nil { // else each verb says so
+		balance = s.limiter.Table()
+	}
+	return strings.NewReplacer("{river}", prefix, "{balance}", balance)
+}
 
 // Inserted is what [Jobs.InsertTx] did.
 type Inserted struct {
@@ -84,7 +113,15 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		return &Inserted{Result: res}, err
 	}
 
-	job, err := j.client.InsertTx(ctx, tx, args, j.scheduler.schedule(args, opts, &res))
+	opts, err = j.scheduler.schedule(args, opts, &res)
+	var job *rivertype.JobInsertResult
+	if err == nil {
+		insert := ctx
+		if !res.RunAt.IsZero() && opts.ScheduledAt.Sub(res.At) < soon {
+			insert = context.WithValue(ctx, soonKey{}, true)
+		}
+		job, err = j.client.InsertTx(insert, tx, args, opts)
+	}
 	if err != nil {
 		// The context may be what has ended. If Postgres failed, this does too, and rolls back with the rest.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -98,39 +135,71 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		}
 		return &Inserted{Result: ratelimit.Result{OK: true, At: res.At}, Job: job}, nil // there is nothing to give back again
 	}
+	if !res.RunAt.IsZero() {
+		if opts.ScheduledAt.Sub(res.At) < lead {
+			j.scheduler.expect(job.Job.Queue)
+		}
+	}
 	return &Inserted{Result: res, Job: job}, nil
 }
 
-// schedule returns opts with the time at which the tokens exist.
-func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) *river.InsertOpts {
-	if res.RunAt.IsZero() {
-		return opts
-	}
+// soon is what River's leader may be too late for.
+const soon = 6 * time.Second
+
+// schedule returns opts with a ticket and, for work that was granted ahead of time, with the time at which it may start.
+func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) (_ *river.InsertOpts, err error) {
 	var o river.InsertOpts
 	if opts != nil {
 		o = *opts
 	}
-	wanted := o.ScheduledAt
-	if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
-		wanted = a.InsertOpts().ScheduledAt
+	at := s.start(res)
+	if !at.IsZero() {
+		wanted := o.ScheduledAt
+		if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
+			wanted = a.InsertOpts().ScheduledAt
+		}
+		at = latest(at, wanted)
+		o.ScheduledAt = at
 	}
-	o.ScheduledAt = res.RunAt.Add(s.delay(res))
-	if wanted.After(o.ScheduledAt) {
-		o.ScheduledAt = wanted
-	}
-	return &o
+	t := newTicket(res, at)
+	o.Metadata, err = t.into(o.Metadata)
+	return &o, err
 }
 
-// delay is the jitter: uniform, drawn anew for each insert.
-func (s *Scheduler) delay(res *ratelimit.Result) time.Duration {
+// start is when work that was granted ahead of time may start, with jitter; zero if it was granted at once.
+func (s *Scheduler) start(res *ratelimit.Result) time.Time {
+	at := res.RunAt
 	most := s.jitter
 	for _, o := range res.Outcomes {
-		if o.Limit == res.Limit && o.Key == res.Key {
-			most = min(most, o.Period/10)
+		if o.RunAt.IsZero() {
+			continue
+		}
+		paced := o.PacedAt
+		if s.bunch {
+			paced = o.RunAt
+		}
+		if !paced.Before(at) {
+			at = paced
+			most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
 		}
 	}
+	if at.IsZero() {
+		return at
+	}
+	return at.Add(random(most))
+}
+
+// random is the jitter: uniform, drawn anew for each insert.
+func random(most time.Duration) time.Duration {
 	if most <= 0 {
 		return 0
 	}
 	return rand.N(most) //nolint:gosec // jitter
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -61,9 +62,14 @@ type fixture struct {
 	worked  chan int
 }
 
-func setUp(t *testing.T, cfg scheduler.Config) *fixture {
+func setUp(t testing.TB, cfg scheduler.Config) *fixture {
 	t.Helper()
-	f := &fixture{pool: pgtest.Pool(t), worked: make(chan int, 100)}
+	return setUpOn(t, pgtest.Pool(t), cfg)
+}
+
+func setUpOn(t testing.TB, pool *pgxpool.Pool, cfg scheduler.Config) *fixture {
+	t.Helper()
+	f := &fixture{pool: pool, worked: make(chan int, 100)}
 	migrator, err := rivermigrate.New(riverpgxv5.New(f.pool), &rivermigrate.Config{Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +131,7 @@ func (f *fixture) want(t *testing.T, r ratelimit.Request, tokens float64, jobs i
 		t.Errorf("%v tokens left (%v), want %v", s.Value, err, tokens)
 	}
 	var n int
-	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job`).Scan(&n); err != nil || n != jobs {
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job`).Scan(&n); err != nil || n != jobs && jobs >= 0 {
 		t.Errorf("%d jobs (%v), want %d", n, err, jobs)
 	}
 }
@@ -183,7 +189,7 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 			f := setUp(t, scheduler.Config{Jitter: c.jitter})
 			limit := ratelimit.MustDefine("later", ratelimit.TokenBucket{Rate: 1, Period: c.period})
 			other := ratelimit.MustDefine("plenty", ratelimit.FixedWindow{Rate: 1000, Period: never})
-			f.insert(t, sendArgs{0}, nil, limit.For("k").Count(1))
+			f.insert(t, sendArgs{0}, nil, limit.For("k").Count(100).OrReserve()) // more than the test takes
 			distinct := map[time.Duration]bool{}
 			last := time.Time{}
 			for i := range 20 {
@@ -191,7 +197,7 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 				if !in.OK || in.RunAt.IsZero() || in.Limit != "later" {
 					t.Fatalf("got %+v, want a reservation", in.Result)
 				}
-				if d := in.RunAt.Sub(in.At); d > time.Duration(i+1)*c.period || !in.RunAt.After(last) {
+				if d := in.RunAt.Sub(in.At); d > time.Duration(i+100)*c.period || !in.RunAt.After(last) {
 					t.Errorf("reservation %d is for %v, %v from the decision", i, in.RunAt, d)
 				}
 				last = in.RunAt
@@ -280,7 +286,8 @@ func TestInsertOptsPassThrough(t *testing.T) {
 	opts := &river.InsertOpts{MaxAttempts: 3, Priority: 4, Queue: "other", Tags: []string{"alpha"}, Metadata: []byte(`{"x": 1}`), ScheduledAt: wanted}
 	for i := range 2 { // granted now, and reserved
 		job := f.insert(t, sendArgs{i}, opts, limit.For("k").OrReserve()).Job.Job
-		if job.MaxAttempts != 3 || job.Priority != 4 || job.Queue != "other" || len(job.Tags) != 1 || string(job.Metadata) != `{"x": 1}` {
+		if job.MaxAttempts != 3 || job.Priority != 4 || job.Queue != "other" || len(job.Tags) != 1 ||
+			!strings.HasPrefix(string(job.Metadata), `{"x": 1, "weir": `) {
 			t.Errorf("job %d was inserted as %+v", i, job)
 		}
 		if !job.ScheduledAt.Equal(wanted) {

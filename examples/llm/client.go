@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/weir-go/weir/upstream"
 )
 
 // client calls an API of OpenAI's form.
@@ -22,6 +23,13 @@ type client struct {
 type tooManyRequests struct{ after time.Duration }
 
 func (e *tooManyRequests) Error() string { return fmt.Sprintf("429: try again in %v", e.after) }
+
+// refusedError is an answer that asking again would not change.
+type refusedError struct{ status, body string }
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("the API answered %s: %s", e.status, e.body)
+}
 
 // complete asks for an answer of at most maxTokens, and returns it with the tokens that the whole call used.
 func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (answer string, used int, err error) {
@@ -53,9 +61,15 @@ func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (an
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusTooManyRequests:
-		return "", 0, &tooManyRequests{retryAfter(resp.Header)}
+		after, ok := upstream.RetryAfter(resp.Header)
+		if !ok {
+			after = time.Second
+		}
+		return "", 0, &tooManyRequests{after}
+	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return "", 0, &refusedError{resp.Status, fmt.Sprintf("%.200s", b)}
 	default:
-		return "", 0, fmt.Errorf("%s: %.200s", resp.Status, b)
+		return "", 0, fmt.Errorf("the API answered %s: %.200s", resp.Status, b)
 	}
 	var out struct {
 		Choices []struct {
@@ -71,15 +85,4 @@ func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (an
 		return "", 0, fmt.Errorf("not a chat completion: %.200s", b)
 	}
 	return out.Choices[0].Message.Content, out.Usage.TotalTokens, nil
-}
-
-// retryAfter prefers the milliseconds that some APIs add.
-func retryAfter(h http.Header) time.Duration {
-	if ms, err := strconv.Atoi(h.Get("Retry-After-Ms")); err == nil && ms > 0 {
-		return time.Duration(ms) * time.Millisecond
-	}
-	if s, err := strconv.Atoi(h.Get("Retry-After")); err == nil && s > 0 {
-		return time.Duration(s) * time.Second
-	}
-	return time.Second
 }

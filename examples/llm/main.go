@@ -38,6 +38,7 @@ func main() {
 	flag.IntVar(&o.budget.requests, "rpm", 110, "requests that the API allows in a minute")
 	flag.DurationVar(&o.budget.minute, "minute", 5*time.Second, "how long the API's minute is")
 	flag.DurationVar(&o.within, "within", 90*time.Second, "give up after this time")
+	flag.BoolVar(&o.plain, "plain", false, "let River alone start the reserved calls, to see the difference")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -53,6 +54,7 @@ type options struct {
 	requests int
 	budget   budget
 	within   time.Duration
+	plain    bool
 }
 
 func run(ctx context.Context, p *progress, o options) (err error) {
@@ -101,31 +103,36 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	httpClient := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer httpClient.CloseIdleConnections()
-	worker := &replyWorker{store: s, client: &client{
+	worker := &replyWorker{store: s, limits: limits, broken: cancel, client: &client{
 		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
 	}}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
-	riverClient, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{
+	sched := scheduler.New(limiter, scheduler.Config{})
+	config := &river.Config{
 		Logger:  quiet(),
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
 		Schema:  s.schema,
 		Workers: workers,
-	})
+	}
+	if !o.plain {
+		config = sched.Configure(s.pool, config)
+	}
+	riverClient, err := river.NewClient(riverpgxv5.New(s.pool), config)
 	if err != nil {
 		return err
 	}
-	if err := riverClient.Start(ctx); err != nil {
+	if err := riverClient.Start(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	defer stopRiver(riverClient)
 
-	messages := &submitter{store: s, limiter: limiter, jobs: scheduler.New(limiter, scheduler.Config{}).Jobs(riverClient), limits: limits}
+	messages := &submitter{store: s, limiter: limiter, jobs: sched.Jobs(riverClient), limits: limits}
 	submitted := make(chan error, 1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	go func() {
 		err := messages.submit(ctx, o.requests)
 		if err != nil {
@@ -133,10 +140,15 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 		}
 		submitted <- err
 	}()
-	watched := watch(ctx, p, s, o.requests, worker.refused.Load, load)
+	watched := watch(ctx, p, s, o.requests, worker.refused.Load, load, func(ctx context.Context) (string, error) {
+		return next(ctx, limiter, s, messages)
+	})
 	cancel(nil)
-	if err := cmp.Or(<-submitted, watched); err != nil {
+	if err := <-submitted; err != nil && watched == nil {
 		return err
+	}
+	if watched != nil {
+		return watched
 	}
 
 	ctx, cancelSummary := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)

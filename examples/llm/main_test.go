@@ -75,6 +75,63 @@ func TestEveryMessageIsPaidForOnceAndAnsweredOnce(t *testing.T) {
 	}
 }
 
+// The API is used to the full and never asked for more: it has nothing to refuse, and its own log shows a window that is
+// nearly full for as long as work waits. With River's own timing the same calls come in bursts.
+func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
+	t.Parallel()
+	for name, plain := range map[string]bool{"OnTime": false, "RiverAlone": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, err := open(t.Context(), pgtest.Server(t).URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := s.close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			o := options{requests: 150, budget: budget{minute: 4 * time.Second, tokens: 100_000, requests: 60}, plain: plain}
+			log := standin.NewLog(o.budget.minute, o.budget.tokens, o.budget.requests)
+			api, err := standin.Start(log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = api.Stop() }()
+			var out bytes.Buffer
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			if err := serve(ctx, &progress{out: &out, start: time.Now()}, o, s, api.BaseURL(), func() float64 { return -1 }, log); err != nil {
+				t.Fatalf("%v\n%s", err, out.String())
+			}
+			t.Logf("%d refused, peak %.3f", log.Refused(), log.Peak())
+			if plain {
+				if log.Refused() == 0 {
+					t.Error("River alone does as well: the test shows nothing")
+				}
+				return
+			}
+			if log.Refused() > 0 || log.Peak() < 0.9 || log.Peak() > 1 {
+				t.Errorf("%d calls were refused, and the fullest window had %v of its limit", log.Refused(), log.Peak())
+			}
+			calls := log.Calls()
+			first, last := calls[0].At.Add(o.budget.minute), calls[len(calls)-1].At
+			for i, c := range calls {
+				if c.At.Before(first) || c.At.Equal(last) {
+					continue
+				}
+				n := 0
+				for k := i; k >= 0 && c.At.Sub(calls[k].At) < o.budget.minute; k-- {
+					n++
+				}
+				if share := float64(n) / float64(o.budget.requests); share < 0.8 {
+					t.Errorf("while work waited, a window had only %v of its limit", share)
+				}
+			}
+		})
+	}
+}
+
 // What a real API would be sent, and how its answers are taken.
 func TestTheClientSpeaksOpenAI(t *testing.T) {
 	t.Parallel()

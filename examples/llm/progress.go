@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// progress shows how the demo stands: a line that is drawn anew on a terminal, else a line every two seconds.
+// progress shows how the demo stands: two lines that are drawn anew on a terminal, else two lines every two seconds.
 type progress struct {
 	out   io.Writer
 	live  bool
@@ -31,23 +31,26 @@ func (p *progress) every() time.Duration {
 }
 
 // show draws the counts. load is how full the API's minute is, or below 0 if nobody knows.
-func (p *progress) show(total int, c counts, refused int64, load float64) {
-	line := fmt.Sprintf("%5.1f s  saved %d/%d  reserved ahead %d  started %d  answered %d  429s %d",
-		time.Since(p.start).Seconds(), c.saved, total, c.reserved, c.started, c.answered, refused)
+// It has room on a terminal of 80 columns.
+func (p *progress) show(total int, c counts, refused int64, load float64, next string) {
+	line := fmt.Sprintf("%5.1f s  answered %d/%d  429s %d", time.Since(p.start).Seconds(), c.answered, total, refused)
 	if load >= 0 {
 		line += "  API " + p.bar(load, 20)
 	}
-	if p.live {
-		_, _ = fmt.Fprintf(p.out, "\r\x1b[K%s", line)
+	if p.live { // two lines, and back up to the first
+		_, _ = fmt.Fprintf(p.out, "\r\x1b[K%s\n\x1b[K%s\x1b[A", line, next)
 		return
 	}
 	_, _ = fmt.Fprintln(p.out, line)
+	if next != "" {
+		_, _ = fmt.Fprintln(p.out, "         "+next)
+	}
 }
 
-// end leaves the last line standing.
+// end leaves the last lines standing.
 func (p *progress) end() {
 	if p.live {
-		_, _ = fmt.Fprintln(p.out)
+		_, _ = fmt.Fprint(p.out, "\n\n")
 	}
 }
 
@@ -66,23 +69,33 @@ func (p *progress) bar(share float64, width int) string {
 }
 
 // watch shows the progress until all messages are answered.
-func watch(ctx context.Context, p *progress, s *store, total int, refused func() int64, load func() float64) error {
+func watch(ctx context.Context, p *progress, s *store, total int, refused func() int64, load func() float64,
+	next func(context.Context) (string, error),
+) error {
+	answered := 0
 	tick := time.NewTicker(p.every())
 	defer tick.Stop()
 	defer p.end()
 	for {
 		c, err := s.counts(ctx)
+		waits := ""
+		if err == nil {
+			waits, err = next(ctx)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%d of %d messages answered: %w", answered, total, context.Cause(ctx))
+		}
 		if err != nil {
 			return err
 		}
-		p.show(total, c, refused(), load())
+		answered = c.answered
+		p.show(total, c, refused(), load(), waits)
 		if c.answered == total {
 			return nil
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
 }

@@ -80,3 +80,15 @@ func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
 		return err
 	})
 }
+
+// next tells which job starts next, and what it waits for.
+func next(ctx context.Context, limiter *ratelimit.Limiter, s *store, m *submitter) (text string, err error) {
+	err = limiter.InTxOptions(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+		waiting, err := m.jobs.Waiting(ctx, tx, m.limits.chatTokens.Global(), 1)
+		if len(waiting) > 0 {
+			text = waiting[0].String()
+		}
+		return err
+	})
+	return text, err
+}

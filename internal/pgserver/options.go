@@ -6,6 +6,7 @@ type Option func(*options)
 type options struct {
 	durable  bool
 	settings [][2]string
+	env      []string
 }
 
 // Durable makes the server wait for the disk when a transaction commits, as in production. By default it does not; then what
@@ -16,6 +17,9 @@ func Durable() Option { return func(o *options) { o.durable = true } }
 func Setting(name, value string) Option {
 	return func(o *options) { o.settings = append(o.settings, [2]string{name, value}) }
 }
+
+// Env adds to the server's environment.
+func Env(vars ...string) Option { return func(o *options) { o.env = append(o.env, vars...) } }
 
 // args are the server's arguments, but for its folder and port. A later one overrides.
 func (o *options) args() []string {

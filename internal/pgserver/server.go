@@ -76,7 +76,7 @@ func create(ctx context.Context, bin string, o *options) (_ *Server, err error) 
 		return nil, err
 	}
 	s := &Server{bin: bin, root: root}
-	if s.supervisor, err = supervise(user, root, bin, o.args()); err != nil {
+	if s.supervisor, err = supervise(user, root, bin, o.args(), o.env...); err != nil {
 		_ = os.RemoveAll(root)
 		return nil, err
 	}

@@ -35,11 +35,12 @@ type supervisor struct {
 }
 
 // supervise starts the script in a session of its own, so that Ctrl-C on our terminal reaches only us.
-func supervise(user *identity, root, bin string, args []string) (*supervisor, error) {
+func supervise(user *identity, root, bin string, args []string, env ...string) (*supervisor, error) {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "weir-supervisor", root, bin}, args...)...)
 	cmd.Dir = root
 	// PG... would speak to the server, too; and what it says must be understood (see portTaken)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PG") }), "LC_ALL=C")
+	cmd.Env = append(cmd.Env, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: user.credential()}
 	input, err := cmd.StdinPipe()
 	if err != nil {

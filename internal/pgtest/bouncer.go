@@ -1,0 +1,85 @@
+package pgtest
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Bouncer starts a PgBouncer in transaction mode with two server connections, and returns a URL through it.
+func Bouncer(t testing.TB, pool *pgxpool.Pool) string {
+	t.Helper()
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program, err = exec.LookPath("/usr/sbin/pgbouncer")
+	}
+	if err != nil {
+		fmt.Printf("%s: skipped: pgbouncer is not installed (Debian: apt-get install pgbouncer)\n", t.Name())
+		t.Skip("skipped: pgbouncer is not installed (Debian: apt-get install pgbouncer)")
+	}
+	dir, err := os.MkdirTemp("", "weir-pgbouncer-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	_ = l.Close()
+
+	server := pool.Config().ConnConfig
+	ini := fmt.Sprintf(`[databases]
+weir = host=%s port=%d dbname=%s user=%s password='%s'
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 2
+`, server.Host, server.Port, server.Database, server.User, server.Password, port)
+	file := filepath.Join(dir, "pgbouncer.ini")
+	if err := os.WriteFile(file, []byte(ini), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{file}
+	if os.Geteuid() == 0 {
+		args = []string{"-u", "nobody", file} // it refuses root, too
+	}
+	cmd := exec.CommandContext(t.Context(), program, args...) // killed when the test ends
+	var log strings.Builder
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	url := fmt.Sprintf("postgres://anyone@127.0.0.1:%d/weir?sslmode=disable", port)
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := pgx.Connect(t.Context(), url)
+		if err == nil {
+			err = conn.Close(t.Context())
+		}
+		if err == nil {
+			return url
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("pgbouncer: %v\n%s", err, log.String())
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package scheduler_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/scheduler"
+)
+
+// BenchmarkStartLateness is how late reserved jobs start, after the later of when they are due and when their insert was
+// committed: River's default configuration, jobs due within 0.5 s, and other jobs in the same queue at 50 a second. "early"
+// is how many started before they were due, by the database's clock. Plain is River alone, by the same ScheduledAt.
+func BenchmarkStartLateness(b *testing.B) {
+	b.Run("reserved", func(b *testing.B) { lateness(b, true) })
+	b.Run("plain", func(b *testing.B) { lateness(b, false) })
+}
+
+func lateness(b *testing.B, onTime bool) {
+	f := setUp(b, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	j := newJournal(f)
+	inserts := sched
+	if !onTime {
+		sched = nil
+	}
+	client := j.client(b, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}} })
+	jobs := inserts.Jobs(client)
+
+	ctx, cancel := context.WithCancel(b.Context())
+	other := make(chan struct{})
+	go func() {
+		defer close(other)
+		for tick := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+			if _, err := client.Insert(b.Context(), sendArgs{-1}, nil); err != nil {
+				b.Error(err)
+			}
+		}
+	}()
+	time.Sleep(2 * time.Second) // the client has a leader, and its connections
+
+	type plan struct{ due, committed time.Time }
+	plans := map[int64]plan{}
+	b.ResetTimer()
+	for i := 0; b.Loop(); i++ {
+		var p plan
+		in, err := f.tryReserve(ctx, jobs, i, time.Duration(1+rand.IntN(499))*time.Millisecond)
+		if err != nil {
+			b.Fatal(err)
+		}
+		p.due, p.committed = in.Job.Job.ScheduledAt, f.now(b)
+		plans[in.Job.Job.ID] = p
+		if i%10 == 9 {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	b.StopTimer()
+	cancel()
+	<-other
+	eventually(b, "all have started", func() bool {
+		n := 0
+		for _, s := range j.await(b, 0) {
+			if _, ok := plans[s.id]; ok {
+				n++
+			}
+		}
+		return n >= len(plans)
+	})
+
+	var late []time.Duration
+	early := 0
+	for _, s := range j.await(b, 0) {
+		p, ok := plans[s.id]
+		if !ok {
+			continue
+		}
+		if s.at.Before(p.due) {
+			early++
+		}
+		if p.committed.After(p.due) {
+			p.due = p.committed
+		}
+		late = append(late, max(0, s.at.Sub(p.due)))
+	}
+	slices.Sort(late)
+	ms := func(q float64) float64 { return late[int(q*float64(len(late)-1))].Seconds() * 1000 }
+	b.ReportMetric(ms(0.5), "p50-ms")
+	b.ReportMetric(ms(0.99), "p99-ms")
+	b.ReportMetric(ms(1), "max-ms")
+	b.ReportMetric(float64(early), "early")
+	b.ReportMetric(float64(len(late)), "jobs")
+}

@@ -1,0 +1,171 @@
+package scheduler
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// claimSQL takes what is due within the lead from a queue and puts it into the one beside, due at once for River, in the
+// same order; it wakes those who work that. Without anything to claim it reads two ranges of River's fetching index and
+// writes nothing.
+//
+// What is scheduled is River's leader's to promote, and may be overdue. What is available and due by now is better left
+// to the queue's own fetch, and a backlog of jobs that never were reserved must not be searched: only what is still ahead,
+// or has been missed by a moment, is looked at.
+//
+// $1 queue $2 queue beside $3 lead $4 most $5 River's schema for notifications, null for the current
+const claimSQL = `WITH scheduled AS (
+	SELECT id FROM {river}river_job
+	WHERE state = 'scheduled' AND queue = $1::text AND priority IN (1, 2, 3, 4) AND scheduled_at <= now() + $3::interval
+		AND jsonb_typeof(metadata->'weir'->'due') = 'number' AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text
+	ORDER BY scheduled_at LIMIT $4::integer FOR UPDATE SKIP LOCKED
+), available AS (
+	SELECT id FROM {river}river_job
+	WHERE state = 'available' AND queue = $1::text AND priority IN (1, 2, 3, 4)
+		AND scheduled_at > now() - interval '20 ms' AND scheduled_at <= now() + $3::interval
+		AND jsonb_typeof(metadata->'weir'->'due') = 'number' AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text
+	ORDER BY scheduled_at LIMIT $4::integer FOR UPDATE SKIP LOCKED
+), claimed AS (
+	UPDATE {river}river_job j SET state = 'available', queue = $2::text, scheduled_at = j.scheduled_at - $3::interval
+	WHERE j.id IN (SELECT id FROM scheduled UNION ALL SELECT id FROM available)
+		AND NOT EXISTS (SELECT 1 FROM {river}river_queue q WHERE q.name = $1::text AND q.paused_at IS NOT NULL)
+	RETURNING j.scheduled_at + $3::interval AS due
+)
+SELECT count(*), coalesce(extract(epoch FROM max(due) - clock_timestamp()), 0)::float8, CASE WHEN count(*) > 0 THEN
+	pg_notify(concat(coalesce($5::text, current_schema()), '.river_insert'), json_build_object('queue', $2::text)::text) END
+FROM claimed`
+
+// sweepSQL puts back what was claimed by a client that was killed while it held it, and what is to be tried again.
+//
+// $1 queue $2 queue beside
+const sweepSQL = `UPDATE {river}river_job j SET queue = $1::text,
+	state = CASE j.state WHEN 'running' THEN 'available' ELSE j.state END,
+	attempt = CASE j.state WHEN 'running' THEN greatest(j.attempt - 1, 0) ELSE j.attempt END,
+	scheduled_at = CASE j.state WHEN 'running' THEN to_timestamp((j.metadata->'weir'->>'due')::float8 / 1e6) ELSE j.scheduled_at END
+WHERE j.queue = $2::text AND (j.state IN ('retryable', 'scheduled') OR j.state = 'running'
+	AND j.attempted_at < now() - interval '30 s' AND jsonb_typeof(j.metadata->'weir'->'due') = 'number'
+	AND j.scheduled_at < to_timestamp((j.metadata->'weir'->>'due')::float8 / 1e6) - interval '1 s')
+RETURNING j.id`
+
+const (
+	pace       = 10 * time.Millisecond  // between two claims while jobs are expected
+	linger     = 250 * time.Millisecond // after the last of them: its transaction may take that long to commit
+	sweepEvery = 10 * time.Second
+	patience   = 10 * time.Second // with the database
+)
+
+// line is one queue and the queue beside it.
+type line struct {
+	plugin        *plugin
+	queue, beside string
+	slots         chan struct{} // MaxWorkers of the queue: one for each job that runs
+
+	mu       sync.Mutex
+	claiming bool
+	again    bool
+	until    time.Time // claims follow one another until then
+	beat     time.Time // the last fetch of the client
+	swept    time.Time
+}
+
+// poke claims, and goes on for so long.
+func (l *line) poke(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if d == 0 {
+		l.beat = now
+	}
+	if until := now.Add(min(d, lead)); until.After(l.until) {
+		l.until = until
+	}
+	l.again = true
+	if !l.claiming {
+		l.claiming = true
+		go l.claims()
+	}
+}
+
+// rest claims nothing until the client fetches again: it is being stopped.
+func (l *line) rest() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.beat, l.until, l.again = time.Time{}, time.Time{}, false
+}
+
+// alive says that the client works.
+func (l *line) alive() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.beat) < 2*lead
+}
+
+func (l *line) claims() {
+	for l.more() {
+		began := time.Now()
+		ahead, err := l.claim()
+		if err != nil {
+			l.plugin.logger.Warn("scheduler: reserved jobs of the queue will start late", "queue", l.queue, "error", err)
+			l.mu.Lock()
+			l.until = time.Time{} // the next beat tries again
+			l.mu.Unlock()
+		}
+		if ahead > 0 { // where one comes others may
+			l.mu.Lock()
+			l.until = latest(l.until, began.Add(linger))
+			l.mu.Unlock()
+		}
+		time.Sleep(time.Until(began.Add(pace)))
+	}
+}
+
+// more tells whether to claim once more.
+func (l *line) more() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.again && !time.Now().Before(l.until) {
+		l.claiming = false
+		return false
+	}
+	l.again = false
+	return true
+}
+
+// claim returns how many jobs it claimed.
+func (l *line) claim() (int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	p := l.plugin
+	if time.Since(l.swept) > sweepEvery { // by this goroutine only
+		l.swept = time.Now()
+		if err := p.query(ctx, sweepSQL, nil, nil, l.queue, l.beside); err != nil {
+			return 0, err
+		}
+	}
+	var n int
+	var ahead float64
+	err := p.query(ctx, claimSQL, []any{&n, &ahead, nil}, nil, l.queue, l.beside, lead, held/2, p.schema)
+	return n, err
+}
+
+// query runs a statement on River's tables, and scans each row of its answer.
+func (p *plugin) query(ctx context.Context, sql string, columns []any, each func(), args ...any) error {
+	rows, err := p.pool.Query(ctx, p.tables.Replace(sql), args...)
+	if err != nil {
+		return err
+	}
+	if columns == nil {
+		rows.Close()
+		return rows.Err()
+	}
+	_, err = pgx.ForEachRow(rows, columns, func() error {
+		if each != nil {
+			each()
+		}
+		return nil
+	})
+	return err
+}

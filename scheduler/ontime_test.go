@@ -1,0 +1,481 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// punctual checks that each job started once and not before it was due, and returns how late, in ascending order.
+func punctual(t *testing.T, starts []start, due map[int64]time.Time) []time.Duration {
+	t.Helper()
+	var late []time.Duration
+	seen := map[int64]bool{}
+	for _, s := range starts {
+		if seen[s.id] {
+			t.Errorf("job %d started twice", s.id)
+		}
+		seen[s.id] = true
+		if s.at.Before(due[s.id]) {
+			t.Errorf("job %d started %v early", s.id, due[s.id].Sub(s.at))
+		}
+		if s.queue != river.QueueDefault || s.attempt != 1 {
+			t.Errorf("job %d ran in queue %s, at attempt %d", s.id, s.queue, s.attempt)
+		}
+		late = append(late, s.at.Sub(due[s.id]))
+	}
+	for id := range due {
+		if !seen[id] {
+			t.Errorf("job %d did not start", id)
+		}
+	}
+	slices.Sort(late)
+	return late
+}
+
+// River alone starts such jobs at its leader's next tick: half of them more than two seconds late. The bound leaves room for
+// a busy machine.
+func TestReservedJobsStartWhenTheyAreDueAndNeverEarly(t *testing.T) {
+	t.Parallel()
+	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, scheduler.Config{})
+			sched := scheduler.New(f.limiter, scheduler.Config{})
+			l := newJournal(f)
+			for range clients {
+				l.client(t, sched)
+			}
+			jobs := sched.Jobs(f.client)
+			due := map[int64]time.Time{}
+			for i := range 60 {
+				d := time.Duration(1+rand.IntN(600)) * time.Millisecond
+				if i%10 == 0 {
+					d += 4 * time.Second
+				}
+				job := f.reserve(t, jobs, i, d)
+				due[job.ID] = job.ScheduledAt
+			}
+			late := punctual(t, l.await(t, 60), due)
+			if p50 := late[30]; p50 > 500*time.Millisecond {
+				t.Errorf("p50 %v late: no better than River alone", p50)
+			}
+			t.Logf("p50 %v, p95 %v, latest %v", late[30], late[57], late[59])
+			time.Sleep(300 * time.Millisecond)
+			if n := len(l.await(t, 60)); n != 60 {
+				t.Errorf("%d starts of 60 jobs", n)
+			}
+		})
+	}
+}
+
+func TestAClientWithoutThePluginNeverStartsAJobEarly(t *testing.T) {
+	t.Parallel()
+	for name, with := range map[string]bool{"Alone": false, "BesideOneWithIt": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, scheduler.Config{})
+			sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+			l := newJournal(f)
+			l.client(t, nil)
+			if with {
+				l.client(t, sched)
+			}
+			jobs := sched.Jobs(f.client)
+			due := map[int64]time.Time{}
+			for i := range 20 {
+				job := f.reserve(t, jobs, i, time.Duration(1+rand.IntN(2000))*time.Millisecond)
+				due[job.ID] = job.ScheduledAt
+			}
+			punctual(t, l.await(t, 20), due)
+		})
+	}
+}
+
+// A queue and the one beside it run no more jobs than the queue has workers.
+func TestMaxWorkersHolds(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	var now, most atomic.Int64
+	l.work = func(context.Context, *river.Job[sendArgs]) error {
+		n := now.Add(1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		time.Sleep(20 * time.Millisecond)
+		now.Add(-1)
+		return nil
+	}
+	client := l.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}} })
+	jobs := sched.Jobs(client)
+	for i := range 20 {
+		f.reserve(t, jobs, i, 500*time.Millisecond)
+	}
+	time.Sleep(300 * time.Millisecond)
+	for i := range 20 {
+		if _, err := client.Insert(t.Context(), sendArgs{i}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.await(t, 40)
+	if n := most.Load(); n > 2 {
+		t.Errorf("%d jobs ran at once, of 2 workers", n)
+	}
+}
+
+// One worker, and many jobs that wait for their time: what is ready does not wait for them.
+func TestWaitingJobsDoNotStarveOtherWork(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	client := l.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}} })
+	jobs := sched.Jobs(client)
+	due := map[int64]time.Time{}
+	for i := range 50 {
+		job := f.reserve(t, jobs, i, 6*time.Second)
+		due[job.ID] = job.ScheduledAt
+	}
+	eventually(t, "the jobs are held", func() bool {
+		var n int
+		if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE queue = 'weir_default' AND state = 'running'`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n == 50
+	})
+	if _, err := client.Insert(t.Context(), sendArgs{100}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if s := l.await(t, 1)[0]; s.n != 100 {
+		t.Errorf("job %d was first", s.n)
+	}
+	starts := l.await(t, 51)
+	punctual(t, slices.DeleteFunc(slices.Clone(starts), func(s start) bool { return s.n == 100 }), due)
+}
+
+// A job that is put back by a stop is as it was, and another client starts it on time.
+func TestAStopPutsHeldJobsBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	client := l.client(t, sched)
+	job := f.reserve(t, sched.Jobs(client), 1, 4*time.Second)
+	held := func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning }
+	eventually(t, "the job is held", held)
+	stop(t, client)
+	back := f.job(t, job.ID)
+	if back.Queue != river.QueueDefault || back.Attempt != 0 || len(back.Errors) > 0 || back.State == rivertype.JobStateRunning ||
+		back.ScheduledAt.Sub(job.ScheduledAt).Abs() > time.Second {
+		t.Errorf("put back as %+v, was %+v", back, job)
+	}
+	l.client(t, sched)
+	punctual(t, l.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
+}
+
+// A client that was killed while it held a job has left it as running.
+func TestAJobWhoseHolderWasKilledIsFound(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	job := f.reserve(t, sched.Jobs(f.client), 1, time.Second)
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'running', queue = 'weir_default', attempt = 1,
+		attempted_at = now() - interval '31 s', attempted_by = '{killed}', scheduled_at = scheduled_at - interval '2.5 s' WHERE id = $1`, job.ID); err != nil {
+		t.Fatal(err)
+	}
+	l := newJournal(f)
+	l.client(t, sched)
+	punctual(t, l.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
+}
+
+// What has begun to work is River's to rescue, however long it takes: the upstream may have been called.
+func TestAJobThatBeganIsNotTakenForOneThatIsHeld(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	job := f.reserve(t, sched.Jobs(f.client), 1, time.Millisecond)
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'running', queue = 'weir_default', attempt = 1,
+		attempted_at = now() - interval '10 min', attempted_by = '{alive}' WHERE id = $1`, job.ID); err != nil {
+		t.Fatal(err)
+	}
+	l := newJournal(f)
+	l.client(t, sched)
+	l.never(t, 3*time.Second)
+}
+
+func TestAHeldJobCanBeCancelled(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	client := l.client(t, sched)
+	job := f.reserve(t, sched.Jobs(client), 1, 4*time.Second)
+	eventually(t, "the job is held", func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning })
+	if _, err := client.JobCancel(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the job is cancelled", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCancelled })
+	if q := f.job(t, job.ID).Queue; q != river.QueueDefault {
+		t.Errorf("in queue %s", q)
+	}
+	l.never(t, time.Second)
+}
+
+func TestARunningJobCanBeCancelled(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	l.work = func(ctx context.Context, _ *river.Job[sendArgs]) error { <-ctx.Done(); return ctx.Err() }
+	client := l.client(t, sched)
+	job := f.reserve(t, sched.Jobs(client), 1, 500*time.Millisecond)
+	l.await(t, 1)
+	if _, err := client.JobCancel(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the job is cancelled", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCancelled })
+}
+
+func TestAPausedQueueStartsNothing(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	client := l.client(t, sched)
+	if err := client.QueuePause(t.Context(), river.QueueDefault, nil); err != nil {
+		t.Fatal(err)
+	}
+	job := f.reserve(t, sched.Jobs(client), 1, 100*time.Millisecond)
+	l.never(t, 2*time.Second)
+	if err := client.QueueResume(t.Context(), river.QueueDefault, nil); err != nil {
+		t.Fatal(err)
+	}
+	punctual(t, l.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
+}
+
+func TestPollOnlyClientsStartJobsToo(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	client := l.client(t, sched, func(c *river.Config) { c.PollOnly = true })
+	due := map[int64]time.Time{}
+	for i := range 10 {
+		job := f.reserve(t, sched.Jobs(client), i, time.Duration(rand.IntN(4000))*time.Millisecond)
+		due[job.ID] = job.ScheduledAt
+	}
+	late := punctual(t, l.await(t, 10), due)
+	if late[9] > 10*time.Second {
+		t.Errorf("%v late", late[9])
+	}
+	t.Logf("p50 %v, latest %v", late[5], late[9])
+}
+
+// A job that fails is retried as any other, in its own queue, and its ticket is spent.
+func TestAFailedJobIsRetriedInItsQueue(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	l.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+		if job.Attempt < 2 {
+			return errors.New("no")
+		}
+		return nil
+	}
+	job := f.reserve(t, sched.Jobs(l.client(t, sched)), 1, 200*time.Millisecond)
+	l.await(t, 2)
+	eventually(t, "the job is completed", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCompleted })
+	if got := f.job(t, job.ID); got.Queue != river.QueueDefault || got.Attempt != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A worker that puts its job back itself is not held to the old time.
+func TestAJobThatSnoozesIsNotHeldAgain(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	l.work = func(context.Context, *river.Job[sendArgs]) error {
+		if len(l.await(t, 1)) == 1 {
+			return river.JobSnooze(time.Second)
+		}
+		return nil
+	}
+	f.reserve(t, sched.Jobs(l.client(t, sched)), 1, 200*time.Millisecond)
+	starts := l.await(t, 2)
+	if d := starts[1].at.Sub(starts[0].at); d < 900*time.Millisecond {
+		t.Errorf("snoozed for %v", d)
+	}
+}
+
+func TestTheRollbackOfAReservationLeavesNoJob(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	l := newJournal(f)
+	jobs := sched.Jobs(l.client(t, sched))
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := jobs.InsertTx(t.Context(), tx, sendArgs{1}, nil, wait.For("k").Count(1100).OrReserve()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.never(t, 500*time.Millisecond)
+}
+
+// What is reserved of a window starts all over it, in its order, and in none but its own.
+func TestWindowReservationsAreSpread(t *testing.T) {
+	t.Parallel()
+	for name, bunch := range map[string]bool{"Spread": false, "Bunch": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, scheduler.Config{})
+			jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: -1, Bunch: bunch}).Jobs(f.client)
+			start := f.now(t).Truncate(time.Hour)
+			limit := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: start})
+			f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(10)) // the current one
+			per := map[time.Time]int{}
+			var last time.Time
+			for i := range 30 {
+				in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+				at := in.Job.Job.ScheduledAt
+				if at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Hour)) || at.Before(last) {
+					t.Errorf("job %d is for %v, of the window from %v, after one for %v", i, at, in.RunAt, last)
+				}
+				if bunch && !at.Equal(in.RunAt) {
+					t.Errorf("job %d is for %v, want the window's start, %v", i, at, in.RunAt)
+				}
+				if d := at.Sub(last); !bunch && i > 0 && d != 6*time.Minute {
+					t.Errorf("job %d comes %v after the one before", i, d)
+				}
+				last = at
+				per[at.Truncate(time.Hour)]++
+			}
+			for w, n := range per {
+				if n != 10 {
+					t.Errorf("%d jobs in the window from %v", n, w)
+				}
+			}
+		})
+	}
+}
+
+// With jitter, too, work stays in the window that has its tokens.
+func TestJitterStaysInTheWindow(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: time.Hour}).Jobs(f.client)
+	limit := ratelimit.MustDefine("jittered", ratelimit.FixedWindow{Rate: 3, Period: time.Minute})
+	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(3))
+	for i := range 60 {
+		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+		if at := in.Job.Job.ScheduledAt; at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Minute)) {
+			t.Errorf("job %d is for %v, of the window from %v", i, at, in.RunAt)
+		}
+	}
+}
+
+// The statement of the package's page, for a service that no longer has the plugin.
+func TestWhatTheLastClientLeftCanBePutBackByHand(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	job := f.reserve(t, sched.Jobs(f.client), 1, 2*time.Second)
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'available', queue = 'weir_default', scheduled_at = scheduled_at - interval '2.5 s'`); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "//	UPDATE")
+	statement, _, _ := strings.Cut(rest, "\n//\n")
+	if _, err := f.pool.Exec(t.Context(), "UPDATE"+strings.ReplaceAll(statement, "//", "")); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.job(t, job.ID); got.Queue != river.QueueDefault || !got.ScheduledAt.Equal(job.ScheduledAt) {
+		t.Errorf("%+v", got)
+	}
+	j := newJournal(f)
+	j.client(t, nil)
+	punctual(t, j.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
+}
+
+// Somebody has moved it while it was held.
+func TestAHeldJobThatWasTakenAwayDoesNotStart(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	j := newJournal(f)
+	job := f.reserve(t, sched.Jobs(j.client(t, sched)), 1, 4*time.Second)
+	eventually(t, "the job is held", func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning })
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'scheduled', queue = 'default', attempt = 0,
+		scheduled_at = now() + interval '1 hour', metadata = '{}'`); err != nil {
+		t.Fatal(err)
+	}
+	j.never(t, 5*time.Second)
+	if got := f.job(t, job.ID); got.State != rivertype.JobStateScheduled {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Inserts and workers behind a pooler that keeps no session, which therefore poll.
+func TestBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	mine := f.pool.Config().ConnConfig.RuntimeParams["search_path"]
+	cfg, err := pgxpool.ParseConfig(pgtest.Bouncer(t, f.pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	limiter, err := ratelimit.New(ratelimit.Config{Schema: mine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	behind := &fixture{pool: pool, limiter: limiter}
+	sched := scheduler.New(limiter, scheduler.Config{Jitter: -1})
+	j := newJournal(behind)
+	client := j.client(t, sched, func(c *river.Config) { c.PollOnly, c.Schema = true, mine })
+	jobs := sched.Jobs(client)
+	due := map[int64]time.Time{}
+	for i := range 10 {
+		job := behind.reserve(t, jobs, i, time.Duration(rand.IntN(6000))*time.Millisecond)
+		due[job.ID] = job.ScheduledAt
+	}
+	late := punctual(t, j.await(t, 10), due)
+	t.Logf("p50 %v, latest %v", late[5], late[9])
+	behind.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := jobs.Waiting(ctx, tx, wait.For("k"), 10); err != nil {
+			return err
+		}
+		return jobs.Resume(ctx, tx, wait.For("k"))
+	})
+}

@@ -1,0 +1,209 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// An upstream that says to come later: nothing starts until then; each job is woken once at the most, none uses an attempt,
+// none pays twice, and all keep their order and their distance.
+func TestAPausePutsOffWhatWaits(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	limit := ratelimit.MustDefine("upstream", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	const pause = 3 * time.Second
+	j := newJournal(f)
+	var paused time.Time
+	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N == 2 && paused.IsZero() {
+			paused = time.Now()
+			return &scheduler.PauseError{For: pause, Requests: []ratelimit.Request{limit.For("k")}, Err: errors.New("429")}
+		}
+		return nil
+	}
+	jobs := sched.Jobs(j.client(t, sched))
+	const n = 20
+	for i := range n {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+	}
+	starts := j.await(t, n+1)
+	var closed, opened time.Time
+	due := map[int]time.Time{}
+	for _, s := range starts {
+		if s.n == 2 && closed.IsZero() {
+			closed = s.at
+			opened = closed.Add(pause)
+			continue
+		}
+		if !closed.IsZero() && s.at.Before(opened) {
+			t.Errorf("job %d started %v into the pause", s.n, s.at.Sub(closed))
+		}
+		due[s.n] = s.due
+		if s.attempt != 1 {
+			t.Errorf("job %d started at attempt %d", s.n, s.attempt)
+		}
+		job := f.job(t, s.id)
+		if n := woken(t, job); n > 1 {
+			t.Errorf("job %d was put back %d times", s.n, n)
+		}
+	}
+	for i := 3; i < n-1; i++ {
+		if d := due[i+1].Sub(due[i]); d < 190*time.Millisecond {
+			t.Errorf("job %d was due %v after job %d", i+1, d, i)
+		}
+	}
+	if d := starts[n].at.Sub(starts[0].at); d < pause+3500*time.Millisecond {
+		t.Errorf("19 jobs at 5 a second and a pause of 3 s took %v", d)
+	}
+}
+
+// Work that was granted before the pause, and had not started, waits too.
+func TestAPauseHoldsUpWhatWasGranted(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	limit := ratelimit.MustDefine("granted", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
+	j := newJournal(f)
+	jobs := sched.Jobs(f.client)
+	for i := range 5 {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k"))
+	}
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 2*time.Second, limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	before := f.now(t)
+	j.client(t, sched)
+	for _, s := range j.await(t, 5) {
+		if d := s.at.Sub(before); d < 1800*time.Millisecond {
+			t.Errorf("job %d started %v into the pause", s.n, d)
+		}
+	}
+}
+
+func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	limit := ratelimit.MustDefine("resume", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	j := newJournal(f)
+	jobs := sched.Jobs(j.client(t, sched))
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 100*time.Millisecond, limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+	}
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the jobs are put off", func() bool {
+		var n int
+		if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE scheduled_at > now() + interval '50 min'`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n == 5
+	})
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		waiting, err := jobs.Waiting(ctx, tx, limit.For("k"), 10)
+		if len(waiting) != 5 || time.Until(waiting[0].Until) < 50*time.Minute {
+			t.Errorf("waiting: %v", waiting)
+		}
+		return err
+	})
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return jobs.Resume(ctx, tx, limit.For("k")) })
+	for i, s := range j.await(t, 5) {
+		if s.n != i {
+			t.Errorf("job %d started as number %d", s.n, i)
+		}
+	}
+}
+
+// A worker that was limited by Limit does not pay again for a call that its upstream refused.
+func TestAPausedAttemptDoesNotPayAgain(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 10, Period: never})
+	j := newJournal(f)
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
+	j.work = func(context.Context, *river.Job[sendArgs]) error {
+		if len(j.await(t, 1)) == 1 {
+			return &scheduler.PauseError{For: 500 * time.Millisecond, Requests: []ratelimit.Request{limit.Global()}}
+		}
+		return nil
+	}
+	f.enqueue(t, 1)
+	j.client(t, sched)
+	starts := j.await(t, 2)
+	if d := starts[1].at.Sub(starts[0].at); d < 500*time.Millisecond || starts[1].attempt != 1 {
+		t.Errorf("again after %v, at attempt %d", d, starts[1].attempt)
+	}
+	eventually(t, "the job is completed", func() bool { return f.job(t, starts[0].id).State == rivertype.JobStateCompleted })
+	f.want(t, limit.Global(), 9, -1)
+}
+
+// A pause that is refused fails the attempt, and says why.
+func TestAPauseThatIsRefusedFailsTheAttempt(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	j := newJournal(f)
+	j.work = func(context.Context, *river.Job[sendArgs]) error { return &scheduler.PauseError{For: time.Second} }
+	f.enqueue(t, 1)
+	j.client(t, scheduler.New(f.limiter, scheduler.Config{}))
+	var job *rivertype.JobRow
+	eventually(t, "the attempt has failed", func() bool { job = f.job(t, 1); return len(job.Errors) > 0 })
+	t.Log(job.Errors[0].Error)
+}
+
+func TestExplainSaysWhyAJobWaits(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	slow := ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
+	fast := ratelimit.MustDefine("chatRequests", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
+	jobs := sched.Jobs(f.client)
+	now := f.insertBy(t, jobs, sendArgs{0}, slow.For("acme").Count(10).OrReserve(), fast.For("acme").OrReserve())
+	if w, ok := scheduler.Explain(now.Job.Job); ok {
+		t.Errorf("a job that was granted at once waits: %v", w)
+	}
+	for i := range 3 {
+		in := f.insertBy(t, jobs, sendArgs{i}, slow.For("acme").Count(2).OrReserve(), fast.For("acme").OrReserve())
+		w, ok := scheduler.Explain(f.job(t, in.Job.Job.ID))
+		if !ok || w.Limit != "chatTokens" || w.Key != "acme" || !w.Until.Equal(in.RunAt) || w.Paused {
+			t.Errorf("%+v %v, reserved for %v", w, ok, in.RunAt)
+		}
+		t.Log(w)
+	}
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		for _, r := range []ratelimit.Request{slow.For("acme"), fast.For("acme")} {
+			all, err := jobs.Waiting(ctx, tx, r, 100)
+			if err != nil {
+				return err
+			}
+			if len(all) != 3 || !all[0].Until.Before(all[1].Until) || all[2].Limit != "chatTokens" {
+				t.Errorf("waiting: %v", all)
+			}
+		}
+		if all, err := jobs.Waiting(ctx, tx, slow.For("globex"), 100); err != nil || len(all) != 0 {
+			t.Errorf("waiting of another key: %v, %v", all, err)
+		}
+		if err := f.limiter.Pause(ctx, tx, time.Minute, slow.For("acme")); err != nil {
+			return err
+		}
+		all, err := jobs.Waiting(ctx, tx, slow.For("acme"), 100)
+		if len(all) != 3 || !all[0].Paused {
+			t.Errorf("waiting in a pause: %v", all)
+		}
+		return err
+	})
+}

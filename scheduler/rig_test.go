@@ -1,0 +1,209 @@
+package scheduler_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// start is one time that a worker was called for a job, by the database's clock.
+type start struct {
+	id      int64
+	n       int
+	at      time.Time
+	queue   string
+	attempt int
+	due     time.Time
+}
+
+// journal is what the workers of a test did.
+type journal struct {
+	f      *fixture
+	mu     sync.Mutex
+	starts []start
+	moved  chan struct{} // closed at the next start
+	work   func(ctx context.Context, job *river.Job[sendArgs]) error
+	wrap   func(river.Worker[sendArgs]) river.Worker[sendArgs]
+}
+
+func newJournal(f *fixture) *journal { return &journal{f: f, moved: make(chan struct{})} }
+
+type logWorker struct {
+	river.WorkerDefaults[sendArgs]
+	j *journal
+}
+
+func (w *logWorker) NextRetry(*river.Job[sendArgs]) time.Time {
+	return time.Now().Add(10 * time.Millisecond)
+}
+
+func (w *logWorker) Work(ctx context.Context, job *river.Job[sendArgs]) error {
+	s := start{id: job.ID, n: job.Args.N, queue: job.Queue, attempt: job.Attempt, due: job.ScheduledAt}
+	if err := w.j.f.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&s.at); err != nil {
+		return err
+	}
+	w.j.mu.Lock()
+	w.j.starts = append(w.j.starts, s)
+	close(w.j.moved)
+	w.j.moved = make(chan struct{})
+	w.j.mu.Unlock()
+	if w.j.work != nil {
+		return w.j.work(ctx, job)
+	}
+	return nil
+}
+
+// await waits for n starts, and returns all that there are then.
+func (l *journal) await(t testing.TB, n int) []start {
+	t.Helper()
+	timeout := time.After(time.Minute)
+	for {
+		l.mu.Lock()
+		starts, moved := l.starts[:len(l.starts):len(l.starts)], l.moved
+		l.mu.Unlock()
+		if len(starts) >= n {
+			return starts
+		}
+		select {
+		case <-moved:
+		case <-timeout:
+			t.Fatalf("%d of %d starts within a minute", len(starts), n)
+		}
+	}
+}
+
+// never checks that nothing starts for a while.
+func (l *journal) never(t testing.TB, d time.Duration) {
+	t.Helper()
+	time.Sleep(d)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.starts) > 0 {
+		t.Fatalf("started: %+v", l.starts)
+	}
+}
+
+// client starts a River client; with the scheduler's configuration or, for nil, without.
+func (l *journal) client(t testing.TB, sched *scheduler.Scheduler, configure ...func(*river.Config)) *river.Client[pgx.Tx] {
+	t.Helper()
+	workers := river.NewWorkers()
+	var w river.Worker[sendArgs] = &logWorker{j: l}
+	if l.wrap != nil {
+		w = l.wrap(w)
+	}
+	river.AddWorker(workers, w)
+	cfg := &river.Config{Logger: quiet(), Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}}
+	for _, c := range configure {
+		c(cfg)
+	}
+	if sched != nil {
+		cfg = sched.Configure(l.f.pool, cfg)
+	}
+	client, err := river.NewClient(riverpgxv5.New(l.f.pool), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Start(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop(t, client) })
+	return client
+}
+
+func stop(t testing.TB, client *river.Client[pgx.Tx]) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	defer cancel()
+	if err := client.StopAndCancel(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// reserve inserts a job that is due after d.
+func (f *fixture) reserve(t testing.TB, jobs *scheduler.Jobs, n int, d time.Duration) *rivertype.JobRow {
+	t.Helper()
+	in, err := f.tryReserve(t.Context(), jobs, n, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in.Job.Job
+}
+
+// wait is a limit of which one token comes each millisecond, with a full bucket of a second's.
+var wait = ratelimit.MustDefine("wait", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
+
+func (f *fixture) tryReserve(ctx context.Context, jobs *scheduler.Jobs, n int, d time.Duration) (in *scheduler.Inserted, err error) {
+	tokens := 1000 + d.Seconds()*1000
+	err = f.limiter.InTx(ctx, f.pool, func(ctx context.Context, tx pgx.Tx) error {
+		in, err = jobs.InsertTx(ctx, tx, sendArgs{n}, nil, wait.For(time.Now().String()).Count(tokens).OrReserve())
+		return err
+	})
+	return in, err
+}
+
+func (f *fixture) job(t testing.TB, id int64) *rivertype.JobRow {
+	t.Helper()
+	job, err := f.client.JobGet(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
+// eventually waits until it is so.
+func eventually(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not within a minute: " + what)
+		}
+	}
+}
+
+func (f *fixture) inTx(t testing.TB, fn func(ctx context.Context, tx pgx.Tx) error) {
+	t.Helper()
+	if err := f.limiter.InTx(t.Context(), f.pool, fn); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) insertBy(t testing.TB, jobs *scheduler.Jobs, args river.JobArgs, requests ...ratelimit.Request) (in *scheduler.Inserted) {
+	t.Helper()
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) (err error) {
+		in, err = jobs.InsertTx(ctx, tx, args, nil, requests...)
+		if err == nil {
+			err = in.Err()
+		}
+		return err
+	})
+	return in
+}
+
+// now is the database's clock.
+func (f *fixture) now(t testing.TB) (now time.Time) {
+	t.Helper()
+	if err := f.pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		t.Fatal(err)
+	}
+	return now
+}
+
+// woken is how often a job was put back.
+func woken(t testing.TB, job *rivertype.JobRow) int {
+	t.Helper()
+	var m struct{ Snoozes int }
+	if err := json.Unmarshal(job.Metadata, &m); err != nil {
+		t.Fatal(err)
+	}
+	return m.Snoozes
+}

@@ -1,0 +1,86 @@
+package scheduler_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/schema"
+)
+
+// A program whose clock is half a minute ahead of the database's, or behind it, starts its jobs as any other: what a pause or
+// a limit puts back, too, though River's own snoozes go by the program's clock.
+func TestClocksThatDisagreeChangeNothing(t *testing.T) {
+	t.Parallel()
+	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
+	if len(libraries) == 0 {
+		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n", t.Name())
+		t.Skip("skipped: libfaketime is not installed (Debian: apt-get install faketime)")
+	}
+	for _, skew := range []string{"+30s", "-30s"} {
+		t.Run(skew, func(t *testing.T) {
+			t.Parallel()
+			server, err := pgserver.Start(t.Context(), pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME="+skew, "FAKETIME_DONT_FAKE_MONOTONIC=1"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := server.Stop(); err != nil {
+					t.Error(err)
+				}
+			})
+			pool, err := pgxpool.New(t.Context(), server.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(pool.Close)
+			if err := schema.Migrate(t.Context(), pool); err != nil {
+				t.Fatal(err)
+			}
+			f := setUpOn(t, pool, scheduler.Config{})
+			if d := time.Until(f.now(t)).Abs(); d < 25*time.Second {
+				t.Fatalf("the clocks differ by %v", d)
+			}
+
+			sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+			limit := ratelimit.MustDefine("skew", ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+			j := newJournal(f)
+			j.limited(func(n int) []ratelimit.Request {
+				if n < 100 {
+					return nil
+				}
+				return []ratelimit.Request{limit.Global()}
+			})
+			jobs := sched.Jobs(j.client(t, sched))
+			due := map[int64]time.Time{}
+			for i := range 20 {
+				job := f.reserve(t, jobs, i, time.Duration(1+rand.IntN(3500))*time.Millisecond)
+				due[job.ID] = job.ScheduledAt
+			}
+			f.enqueue(t, 100, 101, 102, 103, 104, 105, 106, 107)
+			var reserved, limited []start
+			for _, s := range j.await(t, 28) {
+				if s.n < 100 {
+					reserved = append(reserved, s)
+				} else {
+					limited = append(limited, s)
+				}
+			}
+			late := punctual(t, reserved, due)
+			t.Logf("p50 %v, latest %v", late[10], late[19])
+			if late[10] > time.Second {
+				t.Errorf("p50 %v late", late[10])
+			}
+			if d := limited[7].at.Sub(limited[0].at); d < 1500*time.Millisecond || d > 15*time.Second {
+				t.Errorf("8 jobs at 4 a second took %v", d)
+			}
+		})
+	}
+}

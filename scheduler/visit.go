@@ -1,0 +1,130 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// visit is one attempt of a job at a client.
+type visit struct {
+	plugin *plugin
+	line   *line // nil for a queue that was added to the client later
+	job    *rivertype.JobRow
+	ticket ticket
+	valid  bool // the ticket is for this attempt
+}
+
+// due is when the job may start.
+func (v *visit) due() time.Time {
+	if v.valid && v.ticket.Due != 0 {
+		return v.ticket.due()
+	}
+	return v.job.ScheduledAt
+}
+
+type visitKey struct{}
+
+// Work holds a job with a ticket until it is due, and longer if its limits are paused. It sees to it that a queue and the
+// one beside it run no more jobs together than the queue has workers.
+func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	v := &visit{plugin: p, line: p.lines[job.Queue], job: job}
+	ctx = context.WithValue(ctx, visitKey{}, v)
+	taken := false
+	if v.line != nil && job.Queue == v.line.beside {
+		job.Queue = v.line.queue
+		defer func() {
+			if !taken {
+				p.returns.ask(job) // whatever becomes of it
+			}
+		}()
+	}
+	if v.ticket, v.valid = ticketOf(job); v.valid {
+		err := v.hold(ctx)
+		if taken = errors.Is(err, errTakenAway); taken {
+			return nil // which changes nothing: see yield
+		}
+		if err != nil {
+			return err
+		}
+		job.ScheduledAt = v.due()
+	}
+	if v.line != nil {
+		select {
+		case v.line.slots <- struct{}{}:
+			defer func() { <-v.line.slots }()
+		case <-ctx.Done():
+			return v.interrupted(ctx)
+		}
+	}
+	return v.after(ctx, doInner(ctx))
+}
+
+// after ends a ticket with its attempt. A snooze keeps the attempt's number, and would find the ticket again.
+func (v *visit) after(ctx context.Context, err error) error {
+	var pause *PauseError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &pause):
+		return v.pause(ctx, pause)
+	case errors.As(err, new(*putBackError)):
+		return err
+	}
+	if v.valid {
+		err = errors.Join(err, river.MetadataSet(ctx, metadataKey, nil))
+	}
+	return err
+}
+
+// putBackError is a snooze that has a ticket.
+type putBackError struct{ snooze error }
+
+func (e *putBackError) Error() string { return "scheduler: put back until its tokens exist" }
+func (e *putBackError) Unwrap() error { return e.snooze }
+
+// putBack returns the error with which River puts the job back, without using up an attempt, until t by the database's
+// clock: with a ticket, or with none. River adds the snooze to the client's clock, from which it was subtracted here.
+func (v *visit) putBack(ctx context.Context, t *ticket, until time.Time) error {
+	if err := river.MetadataSet(ctx, metadataKey, t); err != nil {
+		return err
+	}
+	if v.line != nil && ctx.Err() == nil {
+		v.line.poke(2 * brief)
+	}
+	return &putBackError{&rivertype.JobSnoozeError{Duration: time.Until(until)}}
+}
+
+// interrupted puts the job back as it was, or lets it be cancelled.
+func (v *visit) interrupted(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), rivertype.ErrJobCancelledRemotely) {
+		return ctx.Err()
+	}
+	if v.line != nil {
+		v.line.rest()
+	}
+	if !v.valid {
+		return &rivertype.JobSnoozeError{}
+	}
+	return v.putBack(ctx, &v.ticket, v.due())
+}
+
+// brief is more than River's client takes to write what becomes of its jobs: every 250 ms.
+const brief = 300 * time.Millisecond
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
