@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,38 +17,56 @@ import (
 // to the queue's own fetch, and a backlog of jobs that never were reserved must not be searched: only what is still ahead,
 // or has been missed by a moment, is looked at.
 //
+// What was moved since it got its ticket, by a retry by hand say, is not for its due time any more and left alone.
+//
 // $1 queue $2 queue beside $3 lead $4 most $5 River's schema for notifications, null for the current
 const claimSQL = `WITH scheduled AS (
 	SELECT id FROM {river}river_job
 	WHERE state = 'scheduled' AND queue = $1::text AND priority IN (1, 2, 3, 4) AND scheduled_at <= now() + $3::interval
-		AND jsonb_typeof(metadata->'weir'->'due') = 'number' AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text
+		AND {ticket}
 	ORDER BY scheduled_at LIMIT $4::integer FOR UPDATE SKIP LOCKED
 ), available AS (
 	SELECT id FROM {river}river_job
 	WHERE state = 'available' AND queue = $1::text AND priority IN (1, 2, 3, 4)
 		AND scheduled_at > now() - interval '20 ms' AND scheduled_at <= now() + $3::interval
-		AND jsonb_typeof(metadata->'weir'->'due') = 'number' AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text
+		AND {ticket}
 	ORDER BY scheduled_at LIMIT $4::integer FOR UPDATE SKIP LOCKED
 ), claimed AS (
 	UPDATE {river}river_job j SET state = 'available', queue = $2::text, scheduled_at = j.scheduled_at - $3::interval
 	WHERE j.id IN (SELECT id FROM scheduled UNION ALL SELECT id FROM available)
 		AND NOT EXISTS (SELECT 1 FROM {river}river_queue q WHERE q.name = $1::text AND q.paused_at IS NOT NULL)
-	RETURNING j.scheduled_at + $3::interval AS due
+	RETURNING j.id
 )
-SELECT count(*), coalesce(extract(epoch FROM max(due) - clock_timestamp()), 0)::float8, CASE WHEN count(*) > 0 THEN
+SELECT count(*), CASE WHEN count(*) > 0 THEN
 	pg_notify(concat(coalesce($5::text, current_schema()), '.river_insert'), json_build_object('queue', $2::text)::text) END
 FROM claimed`
 
-// sweepSQL puts back what was claimed by a client that was killed while it held it, and what is to be tried again.
+const (
+	// dueSQL is when a job is due by its ticket, null if it has none: metadata is anybody's.
+	dueSQL = `CASE jsonb_typeof(metadata->'weir'->'due') WHEN 'number' THEN to_timestamp((metadata->'weir'->>'due')::float8 / 1e6) END`
+
+	// ticketSQL says that a job has a ticket for its next attempt, at its time.
+	ticketSQL = dueSQL + ` - interval '1 s' < scheduled_at AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text`
+)
+
+// sweepSQL puts back into a queue what a killed client has held, what is to be tried again, and what nobody has fetched from
+// the queue beside: of a kind, say, that no client there works.
 //
 // $1 queue $2 queue beside
-const sweepSQL = `UPDATE {river}river_job j SET queue = $1::text,
+const sweepSQL = `WITH left_over AS (
+	SELECT id, state, {due} AS due
+	FROM {river}river_job
+	WHERE queue = $2::text AND state IN ('available', 'running', 'retryable', 'scheduled')
+	FOR UPDATE SKIP LOCKED
+)
+UPDATE {river}river_job j SET queue = $1::text,
 	state = CASE j.state WHEN 'running' THEN 'available' ELSE j.state END,
 	attempt = CASE j.state WHEN 'running' THEN greatest(j.attempt - 1, 0) ELSE j.attempt END,
-	scheduled_at = CASE j.state WHEN 'running' THEN to_timestamp((j.metadata->'weir'->>'due')::float8 / 1e6) ELSE j.scheduled_at END
-WHERE j.queue = $2::text AND (j.state IN ('retryable', 'scheduled') OR j.state = 'running'
-	AND j.attempted_at < now() - interval '30 s' AND jsonb_typeof(j.metadata->'weir'->'due') = 'number'
-	AND j.scheduled_at < to_timestamp((j.metadata->'weir'->>'due')::float8 / 1e6) - interval '1 s')
+	scheduled_at = CASE WHEN j.state IN ('running', 'available') THEN coalesce(l.due, j.scheduled_at) ELSE j.scheduled_at END
+FROM left_over l
+WHERE j.id = l.id AND (l.state IN ('retryable', 'scheduled')
+	OR l.state = 'available' AND coalesce(l.due, j.scheduled_at) < now() - interval '10 s'
+	OR l.state = 'running' AND j.attempted_at < now() - interval '30 s' AND j.scheduled_at < l.due - interval '1 s')
 RETURNING j.id`
 
 const (
@@ -62,6 +81,7 @@ type line struct {
 	plugin        *plugin
 	queue, beside string
 	slots         chan struct{} // MaxWorkers of the queue: one for each job that runs
+	busy          atomic.Int64  // jobs that came from the queue beside
 
 	mu       sync.Mutex
 	claiming bool
@@ -106,14 +126,14 @@ func (l *line) alive() bool {
 func (l *line) claims() {
 	for l.more() {
 		began := time.Now()
-		ahead, err := l.claim()
+		n, err := l.claim()
 		if err != nil {
 			l.plugin.logger.Warn("scheduler: reserved jobs of the queue will start late", "queue", l.queue, "error", err)
 			l.mu.Lock()
 			l.until = time.Time{} // the next beat tries again
 			l.mu.Unlock()
 		}
-		if ahead > 0 { // where one comes others may
+		if n > 0 { // where one comes others may
 			l.mu.Lock()
 			l.until = latest(l.until, began.Add(linger))
 			l.mu.Unlock()
@@ -145,9 +165,12 @@ func (l *line) claim() (int, error) {
 			return 0, err
 		}
 	}
+	room := min(held-int(l.busy.Load()), held/2)
+	if room <= 0 {
+		return 0, nil
+	}
 	var n int
-	var ahead float64
-	err := p.query(ctx, claimSQL, []any{&n, &ahead, nil}, nil, l.queue, l.beside, lead, held/2, p.schema)
+	err := p.query(ctx, claimSQL, []any{&n, nil}, nil, l.queue, l.beside, lead, room, p.schema)
 	return n, err
 }
 

@@ -16,7 +16,7 @@ const confirmAhead = 50 * time.Millisecond
 func (v *visit) hold(ctx context.Context) error {
 	due := v.due()
 	// It was fetched at AttemptedAt by the database's clock: what that shows now is a little more.
-	if !sleep(ctx, due.Sub(*v.job.AttemptedAt)-confirmAhead) {
+	if v.job.AttemptedAt != nil && !sleep(ctx, due.Sub(*v.job.AttemptedAt)-confirmAhead) {
 		return v.interrupted(ctx)
 	}
 	c := confirmation{job: v.job, ticket: &v.ticket, due: due}

@@ -479,3 +479,37 @@ func TestBehindPgBouncer(t *testing.T) {
 		return jobs.Resume(ctx, tx, wait.For("k"))
 	})
 }
+
+// Somebody who retries a waiting job by hand wants it now.
+func TestAWaitingJobCanBeStartedByHand(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	j := newJournal(f)
+	client := j.client(t, sched)
+	job := f.reserve(t, sched.Jobs(client), 1, time.Hour)
+	if _, err := client.JobRetry(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	j.await(t, 1)
+}
+
+// What stands in the queue beside and is not fetched there, as of a kind that no client knows, goes back into its queue.
+func TestWhatNobodyFetchesIsPutBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	job := f.reserve(t, sched.Jobs(f.client), 1, time.Millisecond)
+	j := newJournal(f)
+	client := j.client(t, sched)
+	j.await(t, 1)
+	if err := client.QueuePause(t.Context(), "weir_default", nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is completed", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCompleted })
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'available', queue = 'weir_default', attempt = 0, finalized_at = NULL,
+		scheduled_at = scheduled_at - interval '20 s', metadata = jsonb_set(metadata, '{weir,due}', to_jsonb((metadata->'weir'->>'due')::bigint - 15000000))`); err != nil {
+		t.Fatal(err)
+	}
+	j.await(t, 2)
+}

@@ -49,10 +49,18 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 	if err == nil {
 		res, err = autocommit.CheckRateLimit(ctx, look...)
 	}
+	until := res.At
+	for _, r := range e.Requests {
+		var s ratelimit.State
+		if err == nil {
+			s, err = autocommit.Value(ctx, r)
+		}
+		until = latest(until, s.PausedUntil)
+	}
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
-	until := latest(res.At, res.RetryAt).Add(random(v.plugin.scheduler.jitter))
+	until = until.Add(random(v.plugin.scheduler.jitter))
 	t := newTicket(&res, until)
 	for _, p := range v.ticket.On { // other limits may be paused later
 		if !slices.ContainsFunc(t.On, func(q place) bool { return q.limit == p.limit && q.key == p.key }) {

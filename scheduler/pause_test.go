@@ -97,7 +97,7 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 	limit := ratelimit.MustDefine("resume", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	j := newJournal(f)
 	jobs := sched.Jobs(j.client(t, sched))
-	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 100*time.Millisecond, limit.For("k")); err != nil {
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 3*time.Second, limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 5 {

@@ -68,7 +68,7 @@ func (s *Scheduler) Jobs(client Client) *Jobs {
 	return &Jobs{s, client, s.tables(schema)}
 }
 
-// tables names the tables in statements.
+// tables names the tables in statements, and fills in what they share.
 func (s *Scheduler) tables(schema string) *strings.Replacer {
 	prefix, balance := "", "weir_balance"
 	if schema != "" {
@@ -77,7 +77,7 @@ func (s *Scheduler) tables(schema string) *strings.Replacer {
 	if s.limiter != nil { // else each verb says so
 		balance = s.limiter.Table()
 	}
-	return strings.NewReplacer("{river}", prefix, "{balance}", balance)
+	return strings.NewReplacer("{river}", prefix, "{balance}", balance, "{due}", dueSQL, "{ticket}", ticketSQL)
 }
 
 // Inserted is what [Jobs.InsertTx] did.

@@ -33,16 +33,21 @@ type visitKey struct{}
 func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	v := &visit{plugin: p, line: p.lines[job.Queue], job: job}
 	ctx = context.WithValue(ctx, visitKey{}, v)
-	taken := false
-	if v.line != nil && job.Queue == v.line.beside {
+	taken, beside := false, v.line != nil && job.Queue == v.line.beside
+	if beside {
 		job.Queue = v.line.queue
+		v.line.busy.Add(1)
 		defer func() {
+			v.line.busy.Add(-1)
 			if !taken {
 				p.returns.ask(job) // whatever becomes of it
 			}
 		}()
 	}
 	if v.ticket, v.valid = ticketOf(job); v.valid {
+		if !beside && job.AttemptedAt != nil && v.due().Sub(*job.AttemptedAt) > time.Second {
+			v.ticket.Due = 0 // somebody wants it now, and has retried it by hand
+		}
 		err := v.hold(ctx)
 		if taken = errors.Is(err, errTakenAway); taken {
 			return nil // which changes nothing: see yield

@@ -148,7 +148,7 @@ var mutants = []mutant{
 	{"on time: what a killed client held is lost", "scheduler/claim.go",
 		"AND j.attempted_at < now() - interval '30 s'", "AND j.attempted_at < now() - interval '30 d'", "HolderWasKilled", jobs, false},
 	{"on time: what has begun is swept", "scheduler/claim.go",
-		"AND j.scheduled_at < to_timestamp((j.metadata->'weir'->>'due')::float8 / 1e6) - interval '1 s'", "", "JobThatBegan", jobs, false},
+		" AND j.scheduled_at < l.due - interval '1 s'", "", "JobThatBegan", jobs, false},
 	{"on time: paused queues start", "scheduler/claim.go",
 		"AND q.paused_at IS NOT NULL", "AND false", "PausedQueue", jobs, false},
 	{"on time: more workers than the queue has", "scheduler/visit.go",
