@@ -192,3 +192,45 @@ func ExampleJobs_Waiting() {
 	}
 	// Output: generate_reply is blocked by chatTokens of acme for 24m0s
 }
+
+// The API takes calls again, earlier than it said: what the pause has put off comes forward.
+func ExampleJobs_Resume() {
+	ctx := context.Background()
+	pool, stop := examplePool(ctx)
+	defer stop()
+	worker := &SummarizeWorker{call: func(*river.Job[Summarize]) error {
+		fmt.Println("answered")
+		return nil
+	}}
+	sched, client := startClient(ctx, pool, worker)
+	defer func() { _ = client.Stop(ctx) }()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	jobs := sched.Jobs(client)
+	if err := limiter.Autocommit(pool).Pause(ctx, time.Hour, Summaries.For("acme")); err != nil {
+		log.Fatal(err)
+	}
+	worker.done.Add(1)
+	if err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := jobs.InsertTx(ctx, tx, Summarize{"acme", 1}, nil, Summaries.For("acme").OrReserve())
+		if err != nil {
+			return err
+		}
+		fmt.Println("reserved for when the pause is over, in", in.RunAt.Sub(in.At).Round(time.Minute))
+		return in.Err()
+	}); err != nil {
+		log.Fatal(err)
+	}
+
+	if err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		return jobs.Resume(ctx, tx, Summaries.For("acme"))
+	}); err != nil {
+		log.Fatal(err)
+	}
+	worker.done.Wait()
+	// Output:
+	// reserved for when the pause is over, in 1h0m0s
+	// answered
+}
