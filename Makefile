@@ -37,7 +37,7 @@ test/race: postgres ## Run all tests under the race detector
 
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
-	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run 'Linearizable|AtOnce|ModelDoes|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly' ./integration/... | grep -v '^=== '
+	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run 'Linearizable|AtOnce|ModelDoes|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled' ./integration/... | grep -v '^=== '
 
 .PHONY: test/bite
 test/bite: postgres ## Break the library in one place at a time, and see a test notice each

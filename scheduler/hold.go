@@ -78,13 +78,14 @@ func (c *confirmation) putOff() (time.Time, *ticket) {
 	return later, &t
 }
 
-// confirmSQL answers for those of the held jobs that are this client's still.
+// confirmSQL answers for those of the held jobs that are this client's still: whom a sweep has given one to has fetched it at
+// another time, though for an attempt of the same number.
 //
-// $1 ids $2 attempts $3 due times $4 ids, once for each place $5 their numbers $6 names $7 keys
+// $1 ids $2 when they were fetched $3 due times $4 ids, once for each place $5 their numbers $6 names $7 keys
 const confirmSQL = `WITH mine AS (
 	UPDATE {river}river_job j SET scheduled_at = held.due
-	FROM unnest($1::bigint[], $2::integer[], $3::timestamptz[]) AS held (id, attempt, due)
-	WHERE j.id = held.id AND j.state = 'running' AND j.attempt = held.attempt
+	FROM unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[]) AS held (id, fetched, due)
+	WHERE j.id = held.id AND j.state = 'running' AND j.attempted_at IS NOT DISTINCT FROM held.fetched
 	RETURNING j.id
 ), place AS (
 	SELECT p.id, array_agg(coalesce(b.delay, 0) ORDER BY p.n) AS delays, max(b.paused_until) AS paused
@@ -98,13 +99,13 @@ func (p *plugin) confirm(items []*confirmation) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	byID := make(map[int64]*confirmation, len(items))
-	ids, attempts, dues := make([]int64, len(items)), make([]int, len(items)), make([]time.Time, len(items))
+	ids, fetched, dues := make([]int64, len(items)), make([]*time.Time, len(items)), make([]time.Time, len(items))
 	var of []int64
 	var numbers []int
 	var names, keys []string
 	for i, c := range items {
 		byID[c.job.ID] = c
-		ids[i], attempts[i], dues[i] = c.job.ID, c.job.Attempt, c.due
+		ids[i], fetched[i], dues[i] = c.job.ID, c.job.AttemptedAt, c.due
 		for n, on := range c.ticket.On {
 			of, numbers, names, keys = append(of, c.job.ID), append(numbers, n), append(names, on.limit), append(keys, on.key)
 		}
@@ -116,7 +117,7 @@ func (p *plugin) confirm(items []*confirmation) {
 	err := p.query(ctx, confirmSQL, []any{&id, &at, &delays, &paused}, func() {
 		c := byID[id]
 		c.ours, c.at, c.delays, c.paused = true, at, slices.Clone(delays), paused
-	}, ids, attempts, dues, of, numbers, names, keys)
+	}, ids, fetched, dues, of, numbers, names, keys)
 	answered := time.Now()
 	for _, c := range items {
 		c.answered, c.err = answered, err

@@ -56,6 +56,8 @@ type plugin struct {
 // Jobs start at most some milliseconds after they are due; with PollOnly, or where notifications do not get through, those
 // that were inserted less than 2.5 s before they are due start up to 2.5 s late.
 //
+// RescueStuckJobsAfter, an hour by default, has to be longer than those 2.5 s: a job that is held counts as running for River.
+//
 // The pool is one that sees River's tables and Weir's. The client may be of any kind: one that only inserts wakes those that work.
 func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Config {
 	c := *cfg

@@ -10,7 +10,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(childEnv); url != "" {
-		if err := child(url, os.Getenv(prefixEnv)); err != nil {
+		run := child
+		if k := os.Getenv(kindEnv); k != "" {
+			run = func(url, prefix string) error { return serve(url, prefix, kind(k)) }
+		}
+		if err := run(url, os.Getenv(prefixEnv)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -143,6 +143,8 @@ var mutants = []mutant{
 		"if !sleep(ctx, due.Sub(c.at)-time.Since(c.answered)) {", "if !sleep(ctx, time.Until(due)) {", "Disagree", jobs, false},
 	{"on time: a job that was taken away starts", "scheduler/hold.go",
 		"if !c.ours {", "if false {", "TakenAway", jobs, false},
+	{"on time: a job that others have by now is confirmed", "scheduler/hold.go",
+		" AND j.attempted_at IS NOT DISTINCT FROM held.fetched", "", "Frozen", []string{"./integration/faults"}, false},
 	{"on time: jobs stay in the queue beside", "scheduler/visit.go",
 		"p.returns.ask(job) // whatever", "_ = p.returns // whatever", "AStop|FailedJob|Cancelled|NeverEarly", jobs, false},
 	{"on time: what a killed client held is lost", "scheduler/claim.go",

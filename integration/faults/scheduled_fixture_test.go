@@ -1,0 +1,320 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// delay has a token each millisecond, and a full bucket of a second's: with each key used once, the tokens that are
+// reserved say when the job is due.
+var delay = ratelimit.MustDefine("delay", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
+
+// What is planned is written with the reservation, as a claim changes river_job. No constraints: see tables.
+const shiftTables = `
+CREATE TABLE plan (id text NOT NULL, job bigint NOT NULL, due timestamptz NOT NULL);
+CREATE TABLE start (job bigint NOT NULL, attempt int NOT NULL, worker text NOT NULL, at timestamptz NOT NULL, due timestamptz NOT NULL);
+CREATE TABLE done (job bigint NOT NULL, attempt int NOT NULL, worker text NOT NULL)`
+
+// shift is a crew of workers and those who keep reserving jobs for them.
+type shift struct {
+	*fixture
+	client *river.Client[pgx.Tx] // inserts only
+	jobs   *scheduler.Jobs
+	crew   map[string]*hand // that live
+	killed map[string]bool  // that are dead
+	hired  int
+	server bool // goes away
+
+	mu     sync.Mutex
+	ids    int
+	lapses map[attempt]lapse
+
+	worked                            int // jobs
+	late                              []time.Duration
+	kills, outages, overtime, strayed int
+}
+
+func newShift(t *testing.T) *shift {
+	t.Helper()
+	f := setUp(t)
+	f.exec(t, shiftTables)
+	s := &shift{fixture: f, crew: map[string]*hand{}, killed: map[string]bool{}, lapses: map[attempt]lapse{}}
+	sched := scheduler.New(f.app.limiter, scheduler.Config{})
+	var err error
+	s.client, err = river.NewClient(riverpgxv5.New(f.pool), sched.Configure(f.pool, &river.Config{
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Schema: f.name,
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.jobs = sched.Jobs(s.client)
+	return s
+}
+
+// reserve keeps jobs coming; what it returns ends that.
+func (s *shift) reserve(t *testing.T) (stop func()) {
+	t.Helper()
+	ctx, began := t.Context(), time.Now()
+	stopping := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			pace := time.NewTicker(30 * time.Millisecond)
+			defer pace.Stop()
+			for {
+				select {
+				case <-stopping:
+					return
+				case <-pace.C:
+					d := time.Millisecond + rand.N(4*time.Second)
+					if time.Since(began) < time.Second && rand.N(10) == 0 { // so far ahead that River has it as scheduled
+						d = 6*time.Second + rand.N(500*time.Millisecond)
+					}
+					s.once(ctx, d)
+				}
+			}
+		})
+	}
+	stop = sync.OnceFunc(func() {
+		close(stopping)
+		wg.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// once reserves a job that is due after d, and jitter.
+func (s *shift) once(ctx context.Context, d time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	s.mu.Lock()
+	s.ids++
+	id := fmt.Sprintf("job-%d", s.ids)
+	s.mu.Unlock()
+	s.callers.begin(op{ID: id})
+	err := s.app.limiter.InTx(ctx, s.pool, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := s.jobs.InsertTx(ctx, tx, dueArgs{id}, nil, delay.For(id).Count(1000+d.Seconds()*1000).OrReserve())
+		if err == nil {
+			err = in.Err()
+		}
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO plan VALUES ($1, $2, $3)`, id, in.Job.Job.ID, in.Job.Job.ScheduledAt)
+		return err
+	})
+	s.callers.end(resultOf(id, err))
+}
+
+// count is the answer to a question.
+func (s *shift) count(t testing.TB, sql string, args ...any) (n int) {
+	t.Helper()
+	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error { return conn.QueryRow(ctx, sql, args...).Scan(&n) })
+	return n
+}
+
+// busy waits until a worker is in the middle of a job.
+func (s *shift) busy(t *testing.T, h *hand) {
+	t.Helper()
+	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		for {
+			var n int
+			if err := conn.QueryRow(ctx, `SELECT count(*) FROM start s JOIN river_job j ON j.id = s.job AND j.state = 'running'
+				WHERE s.worker = $1 AND s.at > now() - interval '1 s'`, h.name).Scan(&n); err != nil || n > 0 {
+				return err
+			}
+			if _, err := conn.Exec(ctx, `SELECT pg_sleep(0.001)`); err != nil { // between two polls
+				return err
+			}
+		}
+	})
+}
+
+// leader waits until one of the crew leads.
+func (s *shift) leader(t *testing.T) *hand {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		var name string
+		s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+			return conn.QueryRow(ctx, `SELECT coalesce((SELECT leader_id FROM river_leader WHERE expires_at > now()), '')`).Scan(&name)
+		})
+		if h := s.crew[name]; h != nil {
+			return h
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody leads for a minute")
+		}
+	}
+}
+
+// Statements that let time pass for what the dead have left, and only once it is due: a real wait is longer than any hold.
+const (
+	// The sweep of the living finds what was held, and River's rescuer what was worked on.
+	ageRows = `UPDATE river_job SET attempted_at = attempted_at - interval '1 min'
+		WHERE state = 'running' AND attempted_at > now() - interval '30 s' AND attempted_by[array_upper(attempted_by, 1)] = ANY ($1)
+			AND to_timestamp((metadata->'weir'->>'due')::float8 / 1e6) < now()`
+	ageLeader = `UPDATE river_leader SET expires_at = now() - interval '1 s' WHERE leader_id = ANY ($1)`
+)
+
+func (s *shift) age(t *testing.T, sql string) {
+	t.Helper()
+	dead := slices.Collect(maps.Keys(s.killed))
+	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, sql, dead)
+		return err
+	})
+}
+
+// settled waits until all jobs are completed and nothing of the living is left beside. If that never comes to be, the audit
+// says what is wrong.
+func (s *shift) settled(t *testing.T) {
+	t.Helper()
+	const unsettled = `SELECT count(*) FROM river_job WHERE state <> 'completed'
+		OR starts_with(queue, 'weir_') AND NOT $2 AND NOT attempted_by[array_upper(attempted_by, 1)] = ANY ($1)`
+	resign := time.Now().Add(time.Second)
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if s.count(t, unsettled, slices.Collect(maps.Keys(s.killed)), s.server) == 0 {
+			return
+		}
+		s.age(t, ageLeader)
+		s.age(t, ageRows)
+		// A new leader rescues and promotes at once, if it is given the time to start: River's own ticks are 30 and 5 s.
+		if time.Now().After(resign) {
+			s.resign(t)
+			resign = time.Now().Add(5 * time.Second)
+		}
+	}
+}
+
+func (s *shift) resign(t *testing.T) {
+	t.Helper()
+	if err := s.client.Notify().RequestResign(t.Context()); err != nil && classify(err) != away {
+		t.Fatal(err)
+	}
+}
+
+// ledger reads all there is, in one snapshot.
+func (s *shift) ledger(t *testing.T) *ledger {
+	t.Helper()
+	l := &ledger{}
+	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			var p plan
+			if err := each(ctx, tx, `SELECT id, job, due FROM plan`, []any{&p.id, &p.job, &p.due}, func() { l.plans = append(l.plans, p) }); err != nil {
+				return err
+			}
+			var r row
+			if err := each(ctx, tx, `SELECT id, args->>'id', queue, state, coalesce(attempted_by[array_upper(attempted_by, 1)], '') FROM river_job`,
+				[]any{&r.job, &r.id, &r.queue, &r.state, &r.by}, func() { l.rows = append(l.rows, r) }); err != nil {
+				return err
+			}
+			var b began
+			if err := each(ctx, tx, `SELECT job, attempt, worker, at FROM start`, []any{&b.job, &b.number, &b.worker, &b.at},
+				func() { l.starts = append(l.starts, b) }); err != nil {
+				return err
+			}
+			var d attempt
+			return each(ctx, tx, `SELECT job, attempt, worker FROM done`, []any{&d.job, &d.number, &d.worker},
+				func() { l.dones = append(l.dones, d) })
+		})
+	})
+	return l
+}
+
+// examine settles, sends the crew home and audits.
+func (s *shift) examine(t *testing.T) *finding {
+	t.Helper()
+	s.settled(t)
+	s.dismiss(t)
+	l := s.ledger(t)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.callers.mu.Lock()
+	defer s.callers.mu.Unlock()
+	f := review(l, &told{records: s.callers.records, killed: s.killed, lapses: s.lapses, server: s.server})
+	s.worked += len(l.plans)
+	s.late = append(s.late, f.late...)
+	s.kills, s.outages, s.overtime, s.strayed = s.kills+f.kills, s.outages+f.outages, s.overtime+f.overtime, s.strayed+f.strayed
+	return f
+}
+
+func (s *shift) startOver(t *testing.T) {
+	t.Helper()
+	s.exec(t, `TRUNCATE plan, start, done, river_job, river_leader, weir_balance`)
+	s.callers.forget()
+}
+
+// run lets a crew work while inject does its worst, and audits what has become of the jobs.
+func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testing.T)) {
+	t.Helper()
+	start := time.Now()
+	enough, patience := rounds(t, x.rounds), time.Now().Add(2*time.Minute)
+	for ; !enough(s.rounds) || (!hit() || s.callers.spared(x)) && time.Now().Before(patience); s.rounds++ {
+		s.hire(t, careful, careful, careful)
+		stop := s.reserve(t)
+		s.callers.await(t, granted, 50)
+		s.leader(t)
+		inject(t)
+		s.callers.await(t, granted, 50)
+		stop()
+		f := s.examine(t)
+		for i, v := range f.violations {
+			if i == 20 {
+				t.Errorf("and %d more", len(f.violations)-i)
+				break
+			}
+			t.Errorf("round %d: %s", s.rounds, v)
+		}
+		if len(f.violations) > 0 {
+			t.FailNow()
+		}
+		s.startOver(t)
+	}
+	for _, v := range s.callers.senseless(x) {
+		t.Error(v)
+	}
+	if !hit() {
+		t.Error("the fault hit nothing")
+	}
+	slices.Sort(s.late)
+	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s: %d jobs (reserving: %s), each done once and none early; %d workers killed, "+
+		"%d starts repeated after that, %d as the server was away, %d over time; %d ended in the queue beside; p50 %v late, p95 %v, latest %v",
+		t.Name(), s.rounds, time.Since(start).Seconds(), s.worked, s.callers, len(s.killed),
+		s.kills, s.outages, s.overtime, s.strayed, s.lateness(50), s.lateness(95), s.lateness(100))
+	t.Log(summary)
+	fmt.Println(summary)
+}
+
+// lateness is a percentile of the first starts'.
+func (s *shift) lateness(percent int) time.Duration {
+	if len(s.late) == 0 {
+		return 0
+	}
+	return s.late[(len(s.late)-1)*percent/100].Round(time.Millisecond)
+}
+
+// says counts the violations that have a text in them.
+func (f *finding) says(text string) (n int) {
+	for _, v := range f.violations {
+		if strings.Contains(v, text) {
+			n++
+		}
+	}
+	return n
+}
