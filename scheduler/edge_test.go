@@ -57,16 +57,18 @@ func TestADuplicateCannotBeGivenBack(t *testing.T) {
 	f.want(t, k, 6, 1)
 }
 
-// River's uniqueness by period is by the time that the reservation set.
-func TestUniqueByPeriodSeesTheReservedTime(t *testing.T) {
+// A duplicate takes nothing, though it would have been for another time. River counts its periods from the insert, and since
+// v0.48 from the time that the reservation has set: here both are of one period.
+func TestADuplicateOfAReservedJobTakesNothing(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	k := ratelimit.MustDefine("per", ratelimit.TokenBucket{Rate: 1, Period: 3 * time.Hour}).For("k")
-	opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByPeriod: time.Hour}}
+	opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByPeriod: 100_000 * time.Hour}}
+	f.insert(t, sendArgs{0}, nil, k.OrReserve())
 	one := f.insert(t, sendArgs{1}, opts, k.OrReserve())
 	two := f.insert(t, sendArgs{1}, opts, k.OrReserve())
-	t.Log(one.RunAt, two.RunAt, two.Job.UniqueSkippedAsDuplicate)
-	if !two.Job.UniqueSkippedAsDuplicate {
-		t.Error("inserted twice within the hour")
+	if one.RunAt.IsZero() || !two.Job.UniqueSkippedAsDuplicate || !two.RunAt.IsZero() {
+		t.Errorf("reserved for %v, then for %v; skipped: %v", one.RunAt, two.RunAt, two.Job.UniqueSkippedAsDuplicate)
 	}
+	f.want(t, k, -1, 2)
 }

@@ -387,9 +387,9 @@ func TestJitterStaysInTheWindow(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: time.Hour}).Jobs(f.client)
-	limit := ratelimit.MustDefine("jittered", ratelimit.FixedWindow{Rate: 3, Period: time.Minute})
-	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(3))
-	for i := range 60 {
+	limit := ratelimit.MustDefine("jittered", ratelimit.FixedWindow{Rate: 20, Period: time.Minute})
+	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(20))
+	for i := range 300 {
 		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
 		if at := in.Job.Job.ScheduledAt; at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Minute)) {
 			t.Errorf("job %d is for %v, of the window from %v", i, at, in.RunAt)

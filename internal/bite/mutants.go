@@ -126,7 +126,7 @@ var mutants = []mutant{
 
 	// the scheduler
 	{"scheduler: a job before its tokens", "scheduler/scheduler.go",
-		"at := res.RunAt\n", "at := res.At\n", "Reserved|PassThrough", jobs, false},
+		"at = paced\n", "at = res.At\n", "Reserved|PassThrough", jobs, false},
 	{"scheduler: a refused job is paid for", "scheduler/scheduler.go",
 		"_ = j.scheduler.limiter.GiveBack(ctx, tx, res)\n", "_ = ctx\n", "Refuses", jobs, false},
 	{"scheduler: a duplicate is paid for", "scheduler/scheduler.go",
@@ -142,11 +142,11 @@ var mutants = []mutant{
 	{"on time: by the program's clock", "scheduler/hold.go",
 		"if !sleep(ctx, due.Sub(c.at)-time.Since(c.answered)) {", "if !sleep(ctx, time.Until(due)) {", "Disagree", jobs, false},
 	{"on time: a job that was taken away starts", "scheduler/hold.go",
-		"if !c.ours {", "if false {", "TakenAway", jobs, false},
+		"return v.yield(ctx)", "return nil", "TakenAway", jobs, false},
 	{"on time: a job that others have by now is confirmed", "scheduler/hold.go",
 		" AND j.attempted_at IS NOT DISTINCT FROM held.fetched", "", "Frozen", []string{"./integration/faults"}, false},
 	{"on time: jobs stay in the queue beside", "scheduler/visit.go",
-		"p.returns.ask(job) // whatever", "_ = p.returns // whatever", "AStop|FailedJob|Cancelled|NeverEarly", jobs, false},
+		"p.returns.ask(job) // whatever", "_ = job // whatever", "AStop|FailedJob|Cancelled|NeverEarly", jobs, false},
 	{"on time: what a killed client held is lost", "scheduler/claim.go",
 		"AND j.attempted_at < now() - interval '30 s'", "AND j.attempted_at < now() - interval '30 d'", "HolderWasKilled", jobs, false},
 	{"on time: what has begun is swept", "scheduler/claim.go",
