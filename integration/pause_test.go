@@ -408,7 +408,12 @@ func TestConcurrentTakesAreNeverGrantedWithinAPause(t *testing.T) {
 						}
 					})
 				}
-				for range 15 {
+				both := func() bool {
+					mu.Lock()
+					defer mu.Unlock()
+					return granted > 0 && denied > 0
+				}
+				for i, end := 0, time.Now().Add(time.Minute); i < 15 || !both() && time.Now().Before(end); i++ {
 					if err := v.Pause(t.Context(), 10*time.Millisecond, limit.For("k")); err != nil {
 						t.Fatal(err)
 					}
