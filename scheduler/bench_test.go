@@ -16,17 +16,34 @@ import (
 // committed: River's default configuration, jobs due within 0.5 s, and other jobs in the same queue at 50 a second. "early"
 // is how many started before they were due, by the database's clock. Plain is River alone, by the same ScheduledAt.
 func BenchmarkStartLateness(b *testing.B) {
-	b.Run("reserved", func(b *testing.B) { lateness(b, true) })
-	b.Run("plain", func(b *testing.B) { lateness(b, false) })
+	for _, c := range []trial{
+		{name: "reserved", clients: 1, within: 500 * time.Millisecond},
+		{name: "three-clients", clients: 3, within: 500 * time.Millisecond},
+		{name: "leader-changes", clients: 3, within: 500 * time.Millisecond, resign: true},
+		{name: "within-20s", clients: 1, within: 20 * time.Second},
+		{name: "plain", clients: 1, within: 500 * time.Millisecond, plain: true},
+	} {
+		b.Run(c.name, func(b *testing.B) { c.lateness(b) })
+	}
 }
 
-func lateness(b *testing.B, onTime bool) {
+type trial struct {
+	name          string
+	clients       int
+	within        time.Duration
+	resign, plain bool
+}
+
+func (c trial) lateness(b *testing.B) {
 	f := setUp(b, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
 	j := newJournal(f)
 	inserts := sched
-	if !onTime {
+	if c.plain {
 		sched = nil
+	}
+	for range c.clients - 1 {
+		j.client(b, sched)
 	}
 	client := j.client(b, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}} })
 	jobs := inserts.Jobs(client)
@@ -35,7 +52,13 @@ func lateness(b *testing.B, onTime bool) {
 	other := make(chan struct{})
 	go func() {
 		defer close(other)
-		for tick := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+		for tick, i := time.NewTicker(20*time.Millisecond), 0; ctx.Err() == nil; i++ {
+			<-tick.C
+			if c.resign && i%50 == 0 {
+				if err := client.Notify().RequestResign(b.Context()); err != nil {
+					b.Error(err)
+				}
+			}
 			if _, err := client.Insert(b.Context(), sendArgs{-1}, nil); err != nil {
 				b.Error(err)
 			}
@@ -48,7 +71,7 @@ func lateness(b *testing.B, onTime bool) {
 	b.ResetTimer()
 	for i := 0; b.Loop(); i++ {
 		var p plan
-		in, err := f.tryReserve(ctx, jobs, i, time.Duration(1+rand.IntN(499))*time.Millisecond)
+		in, err := f.tryReserve(ctx, jobs, i, time.Millisecond+rand.N(c.within))
 		if err != nil {
 			b.Fatal(err)
 		}
