@@ -56,7 +56,8 @@ type plugin struct {
 // Jobs start at most some milliseconds after they are due; with PollOnly, or where notifications do not get through, those
 // that were inserted less than 2.5 s before they are due start up to 2.5 s late.
 //
-// RescueStuckJobsAfter, an hour by default, has to be longer than those 2.5 s: a job that is held counts as running for River.
+// For River a job that is held is running. RescueStuckJobsAfter, an hour by default, has to leave room for the 2.5 s, for as
+// long as jobs run, and for the longest outage of the database that a client is to live through; or River starts them twice.
 //
 // The pool is one that sees River's tables and Weir's. The client may be of any kind: one that only inserts wakes those that work.
 func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Config {

@@ -80,7 +80,8 @@ func serve(url, name string, k kind) error {
 	w := &dueWorker{pool: pool, name: name, kind: k, out: json.NewEncoder(os.Stdout)}
 	config := &river.Config{
 		ID: name, Schema: cfg.ConnConfig.RuntimeParams["search_path"], Logger: slog.New(slog.DiscardHandler),
-		JobTimeout: 2 * time.Second, RescueStuckJobsAfter: 5 * time.Second, RetryPolicy: atOnce{},
+		// a job counts as running while it is held, and the server may be away meanwhile: less than this would rescue the living
+		JobTimeout: 2 * time.Second, RescueStuckJobsAfter: 12 * time.Second, RetryPolicy: atOnce{},
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}, Workers: river.NewWorkers(),
 	}
 	river.AddWorker(config.Workers, w)
