@@ -59,8 +59,12 @@ type plugin struct {
 // For River a job that is held is running. RescueStuckJobsAfter, an hour by default, has to leave room for the 2.5 s, for as
 // long as jobs run, and for the longest outage of the database that a client is to live through; or River starts them twice.
 //
-// The pool is one that sees River's tables and Weir's. The client may be of any kind: one that only inserts wakes those that work.
+// The pool is one that sees River's tables and Weir's. The client may be of any kind: one that only inserts wakes those that
+// work. Without a pool or a configuration, or on a Scheduler without a limiter, it panics.
 func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Config {
+	if s.limiter == nil || pool == nil || cfg == nil {
+		panic("scheduler: Configure without a limiter (see New), a pool or a river.Config")
+	}
 	c := *cfg
 	p := &plugin{scheduler: s, pool: pool, logger: c.Logger, lines: map[string]*line{}}
 	if p.logger == nil {

@@ -513,3 +513,26 @@ func TestWhatNobodyFetchesIsPutBack(t *testing.T) {
 	}
 	j.await(t, 2)
 }
+
+func TestConfigureSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, configure := range map[string]func(){
+		"Limiter": func() { scheduler.New(nil, scheduler.Config{}).Configure(new(pgxpool.Pool), &river.Config{}) },
+		"Pool":    func() { scheduler.New(limiter, scheduler.Config{}).Configure(nil, &river.Config{}) },
+		"Config":  func() { scheduler.New(limiter, scheduler.Config{}).Configure(new(pgxpool.Pool), nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			defer func() {
+				if text, _ := recover().(string); !strings.Contains(text, "Configure without") {
+					t.Errorf("got %q", text)
+				}
+			}()
+			configure()
+		})
+	}
+}

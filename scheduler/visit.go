@@ -80,9 +80,11 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return err
 	}
 	if v.valid {
-		err = errors.Join(err, river.MetadataSet(ctx, metadataKey, nil))
+		if e := river.MetadataSet(ctx, metadataKey, nil); e != nil {
+			return errors.Join(err, e)
+		}
 	}
-	return err
+	return err // as it is: River tells some errors by their type
 }
 
 // putBackError is a snooze that has a ticket.
