@@ -48,11 +48,14 @@ func waits(job *rivertype.JobRow) (ticket, bool) {
 	switch job.State {
 	case rivertype.JobStateAvailable, rivertype.JobStateScheduled:
 		begun.Attempt++
-	case rivertype.JobStateRunning: // or held
+	case rivertype.JobStateRunning:
 	default:
 		return ticket{}, false
 	}
 	t, ok := ticketOf(&begun)
+	if job.State == rivertype.JobStateRunning && !job.ScheduledAt.Before(t.due().Add(-time.Second)) {
+		return ticket{}, false // not held: at work, or about to be
+	}
 	return t, ok && t.Due != 0 && t.By < len(t.On)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -57,9 +56,9 @@ func TestReservedJobsStartWhenTheyAreDueAndNeverEarly(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, scheduler.Config{})
 			sched := scheduler.New(f.limiter, scheduler.Config{})
-			l := newJournal(f)
+			j := newJournal(f)
 			for range clients {
-				l.client(t, sched)
+				j.client(t, sched)
 			}
 			jobs := sched.Jobs(f.client)
 			due := map[int64]time.Time{}
@@ -71,13 +70,13 @@ func TestReservedJobsStartWhenTheyAreDueAndNeverEarly(t *testing.T) {
 				job := f.reserve(t, jobs, i, d)
 				due[job.ID] = job.ScheduledAt
 			}
-			late := punctual(t, l.await(t, 60), due)
+			late := punctual(t, j.await(t, 60), due)
 			if p50 := late[30]; p50 > 500*time.Millisecond {
 				t.Errorf("p50 %v late: no better than River alone", p50)
 			}
 			t.Logf("p50 %v, p95 %v, latest %v", late[30], late[57], late[59])
 			time.Sleep(300 * time.Millisecond)
-			if n := len(l.await(t, 60)); n != 60 {
+			if n := len(j.await(t, 60)); n != 60 {
 				t.Errorf("%d starts of 60 jobs", n)
 			}
 		})
@@ -91,10 +90,10 @@ func TestAClientWithoutThePluginNeverStartsAJobEarly(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, scheduler.Config{})
 			sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-			l := newJournal(f)
-			l.client(t, nil)
+			j := newJournal(f)
+			j.client(t, nil)
 			if with {
-				l.client(t, sched)
+				j.client(t, sched)
 			}
 			jobs := sched.Jobs(f.client)
 			due := map[int64]time.Time{}
@@ -102,7 +101,7 @@ func TestAClientWithoutThePluginNeverStartsAJobEarly(t *testing.T) {
 				job := f.reserve(t, jobs, i, time.Duration(1+rand.IntN(2000))*time.Millisecond)
 				due[job.ID] = job.ScheduledAt
 			}
-			punctual(t, l.await(t, 20), due)
+			punctual(t, j.await(t, 20), due)
 		})
 	}
 }
@@ -110,11 +109,9 @@ func TestAClientWithoutThePluginNeverStartsAJobEarly(t *testing.T) {
 // A queue and the one beside it run no more jobs than the queue has workers.
 func TestMaxWorkersHolds(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
+	f, sched, j := exact(t)
 	var now, most atomic.Int64
-	l.work = func(context.Context, *river.Job[sendArgs]) error {
+	j.work = func(context.Context, *river.Job[sendArgs]) error {
 		n := now.Add(1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
@@ -122,7 +119,7 @@ func TestMaxWorkersHolds(t *testing.T) {
 		now.Add(-1)
 		return nil
 	}
-	client := l.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}} })
+	client := j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}} })
 	jobs := sched.Jobs(client)
 	for i := range 20 {
 		f.reserve(t, jobs, i, 500*time.Millisecond)
@@ -133,7 +130,7 @@ func TestMaxWorkersHolds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l.await(t, 40)
+	j.await(t, 40)
 	if n := most.Load(); n > 2 {
 		t.Errorf("%d jobs ran at once, of 2 workers", n)
 	}
@@ -142,10 +139,8 @@ func TestMaxWorkersHolds(t *testing.T) {
 // One worker, and many jobs that wait for their time: what is ready does not wait for them.
 func TestWaitingJobsDoNotStarveOtherWork(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	client := l.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}} })
+	f, sched, j := exact(t)
+	client := j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}} })
 	jobs := sched.Jobs(client)
 	due := map[int64]time.Time{}
 	for i := range 50 {
@@ -162,125 +157,38 @@ func TestWaitingJobsDoNotStarveOtherWork(t *testing.T) {
 	if _, err := client.Insert(t.Context(), sendArgs{100}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if s := l.await(t, 1)[0]; s.n != 100 {
+	if s := j.await(t, 1)[0]; s.n != 100 {
 		t.Errorf("job %d was first", s.n)
 	}
-	starts := l.await(t, 51)
+	starts := j.await(t, 51)
 	punctual(t, slices.DeleteFunc(slices.Clone(starts), func(s start) bool { return s.n == 100 }), due)
-}
-
-// A job that is put back by a stop is as it was, and another client starts it on time.
-func TestAStopPutsHeldJobsBack(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	client := l.client(t, sched)
-	job := f.reserve(t, sched.Jobs(client), 1, 4*time.Second)
-	held := func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning }
-	eventually(t, "the job is held", held)
-	stop(t, client)
-	back := f.job(t, job.ID)
-	if back.Queue != river.QueueDefault || back.Attempt != 0 || len(back.Errors) > 0 || back.State == rivertype.JobStateRunning ||
-		back.ScheduledAt.Sub(job.ScheduledAt).Abs() > time.Second {
-		t.Errorf("put back as %+v, was %+v", back, job)
-	}
-	l.client(t, sched)
-	punctual(t, l.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
-}
-
-// A client that was killed while it held a job has left it as running.
-func TestAJobWhoseHolderWasKilledIsFound(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	job := f.reserve(t, sched.Jobs(f.client), 1, time.Second)
-	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'running', queue = 'weir_default', attempt = 1,
-		attempted_at = now() - interval '31 s', attempted_by = '{killed}', scheduled_at = scheduled_at - interval '2.5 s' WHERE id = $1`, job.ID); err != nil {
-		t.Fatal(err)
-	}
-	l := newJournal(f)
-	l.client(t, sched)
-	punctual(t, l.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
-}
-
-// What has begun to work is River's to rescue, however long it takes: the upstream may have been called.
-func TestAJobThatBeganIsNotTakenForOneThatIsHeld(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	job := f.reserve(t, sched.Jobs(f.client), 1, time.Millisecond)
-	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'running', queue = 'weir_default', attempt = 1,
-		attempted_at = now() - interval '10 min', attempted_by = '{alive}' WHERE id = $1`, job.ID); err != nil {
-		t.Fatal(err)
-	}
-	l := newJournal(f)
-	l.client(t, sched)
-	l.never(t, 3*time.Second)
-}
-
-func TestAHeldJobCanBeCancelled(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	client := l.client(t, sched)
-	job := f.reserve(t, sched.Jobs(client), 1, 4*time.Second)
-	eventually(t, "the job is held", func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning })
-	if _, err := client.JobCancel(t.Context(), job.ID); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the job is cancelled", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCancelled })
-	if q := f.job(t, job.ID).Queue; q != river.QueueDefault {
-		t.Errorf("in queue %s", q)
-	}
-	l.never(t, time.Second)
-}
-
-func TestARunningJobCanBeCancelled(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	l.work = func(ctx context.Context, _ *river.Job[sendArgs]) error { <-ctx.Done(); return ctx.Err() }
-	client := l.client(t, sched)
-	job := f.reserve(t, sched.Jobs(client), 1, 500*time.Millisecond)
-	l.await(t, 1)
-	if _, err := client.JobCancel(t.Context(), job.ID); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the job is cancelled", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCancelled })
 }
 
 func TestAPausedQueueStartsNothing(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	client := l.client(t, sched)
+	f, sched, j := exact(t)
+	client := j.client(t, sched)
 	if err := client.QueuePause(t.Context(), river.QueueDefault, nil); err != nil {
 		t.Fatal(err)
 	}
 	job := f.reserve(t, sched.Jobs(client), 1, 100*time.Millisecond)
-	l.never(t, 2*time.Second)
+	j.never(t, 2*time.Second)
 	if err := client.QueueResume(t.Context(), river.QueueDefault, nil); err != nil {
 		t.Fatal(err)
 	}
-	punctual(t, l.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
+	punctual(t, j.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
 }
 
 func TestPollOnlyClientsStartJobsToo(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	client := l.client(t, sched, func(c *river.Config) { c.PollOnly = true })
+	f, sched, j := exact(t)
+	client := j.client(t, sched, func(c *river.Config) { c.PollOnly = true })
 	due := map[int64]time.Time{}
 	for i := range 10 {
 		job := f.reserve(t, sched.Jobs(client), i, time.Duration(rand.IntN(4000))*time.Millisecond)
 		due[job.ID] = job.ScheduledAt
 	}
-	late := punctual(t, l.await(t, 10), due)
+	late := punctual(t, j.await(t, 10), due)
 	if late[9] > 10*time.Second {
 		t.Errorf("%v late", late[9])
 	}
@@ -290,17 +198,15 @@ func TestPollOnlyClientsStartJobsToo(t *testing.T) {
 // A job that fails is retried as any other, in its own queue, and its ticket is spent.
 func TestAFailedJobIsRetriedInItsQueue(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	l.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+	f, sched, j := exact(t)
+	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
 		if job.Attempt < 2 {
 			return errors.New("no")
 		}
 		return nil
 	}
-	job := f.reserve(t, sched.Jobs(l.client(t, sched)), 1, 200*time.Millisecond)
-	l.await(t, 2)
+	job := f.reserve(t, sched.Jobs(j.client(t, sched)), 1, 200*time.Millisecond)
+	j.await(t, 2)
 	eventually(t, "the job is completed", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCompleted })
 	if got := f.job(t, job.ID); got.Queue != river.QueueDefault || got.Attempt != 2 {
 		t.Errorf("%+v", got)
@@ -310,17 +216,15 @@ func TestAFailedJobIsRetriedInItsQueue(t *testing.T) {
 // A worker that puts its job back itself is not held to the old time.
 func TestAJobThatSnoozesIsNotHeldAgain(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	l.work = func(context.Context, *river.Job[sendArgs]) error {
-		if len(l.await(t, 1)) == 1 {
+	f, sched, j := exact(t)
+	j.work = func(context.Context, *river.Job[sendArgs]) error {
+		if len(j.await(t, 1)) == 1 {
 			return river.JobSnooze(time.Second)
 		}
 		return nil
 	}
-	f.reserve(t, sched.Jobs(l.client(t, sched)), 1, 200*time.Millisecond)
-	starts := l.await(t, 2)
+	f.reserve(t, sched.Jobs(j.client(t, sched)), 1, 200*time.Millisecond)
+	starts := j.await(t, 2)
 	if d := starts[1].at.Sub(starts[0].at); d < 900*time.Millisecond {
 		t.Errorf("snoozed for %v", d)
 	}
@@ -328,10 +232,8 @@ func TestAJobThatSnoozesIsNotHeldAgain(t *testing.T) {
 
 func TestTheRollbackOfAReservationLeavesNoJob(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	l := newJournal(f)
-	jobs := sched.Jobs(l.client(t, sched))
+	f, sched, j := exact(t)
+	jobs := sched.Jobs(j.client(t, sched))
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -342,103 +244,7 @@ func TestTheRollbackOfAReservationLeavesNoJob(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l.never(t, 500*time.Millisecond)
-}
-
-// What is reserved of a window starts all over it, in its order, and in none but its own.
-func TestWindowReservationsAreSpread(t *testing.T) {
-	t.Parallel()
-	for name, bunch := range map[string]bool{"Spread": false, "Bunch": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, scheduler.Config{})
-			jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: -1, Bunch: bunch}).Jobs(f.client)
-			start := f.now(t).Truncate(time.Hour)
-			limit := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: start})
-			f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(10)) // the current one
-			per := map[time.Time]int{}
-			var last time.Time
-			for i := range 30 {
-				in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
-				at := in.Job.Job.ScheduledAt
-				if at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Hour)) || at.Before(last) {
-					t.Errorf("job %d is for %v, of the window from %v, after one for %v", i, at, in.RunAt, last)
-				}
-				if bunch && !at.Equal(in.RunAt) {
-					t.Errorf("job %d is for %v, want the window's start, %v", i, at, in.RunAt)
-				}
-				if d := at.Sub(last); !bunch && i > 0 && d != 6*time.Minute {
-					t.Errorf("job %d comes %v after the one before", i, d)
-				}
-				last = at
-				per[at.Truncate(time.Hour)]++
-			}
-			for w, n := range per {
-				if n != 10 {
-					t.Errorf("%d jobs in the window from %v", n, w)
-				}
-			}
-		})
-	}
-}
-
-// With jitter, too, work stays in the window that has its tokens.
-func TestJitterStaysInTheWindow(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: time.Hour}).Jobs(f.client)
-	limit := ratelimit.MustDefine("jittered", ratelimit.FixedWindow{Rate: 20, Period: time.Minute})
-	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(20))
-	for i := range 300 {
-		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
-		if at := in.Job.Job.ScheduledAt; at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Minute)) {
-			t.Errorf("job %d is for %v, of the window from %v", i, at, in.RunAt)
-		}
-	}
-}
-
-// The statement of the package's page, for a service that no longer has the plugin.
-func TestWhatTheLastClientLeftCanBePutBackByHand(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	job := f.reserve(t, sched.Jobs(f.client), 1, 2*time.Second)
-	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'available', queue = 'weir_default', scheduled_at = scheduled_at - interval '2.5 s'`); err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(page), "//	UPDATE")
-	statement, _, _ := strings.Cut(rest, "\n//\n")
-	if _, err := f.pool.Exec(t.Context(), "UPDATE"+strings.ReplaceAll(statement, "//", "")); err != nil {
-		t.Fatal(err)
-	}
-	if got := f.job(t, job.ID); got.Queue != river.QueueDefault || !got.ScheduledAt.Equal(job.ScheduledAt) {
-		t.Errorf("%+v", got)
-	}
-	j := newJournal(f)
-	j.client(t, nil)
-	punctual(t, j.await(t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
-}
-
-// Somebody has moved it while it was held.
-func TestAHeldJobThatWasTakenAwayDoesNotStart(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	j := newJournal(f)
-	job := f.reserve(t, sched.Jobs(j.client(t, sched)), 1, 4*time.Second)
-	eventually(t, "the job is held", func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning })
-	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'scheduled', queue = 'default', attempt = 0,
-		scheduled_at = now() + interval '1 hour', metadata = '{}'`); err != nil {
-		t.Fatal(err)
-	}
-	j.never(t, 5*time.Second)
-	if got := f.job(t, job.ID); got.State != rivertype.JobStateScheduled {
-		t.Errorf("%+v", got)
-	}
+	j.never(t, 500*time.Millisecond)
 }
 
 // Inserts and workers behind a pooler that keeps no session, which therefore poll.
@@ -483,35 +289,13 @@ func TestBehindPgBouncer(t *testing.T) {
 // Somebody who retries a waiting job by hand wants it now.
 func TestAWaitingJobCanBeStartedByHand(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	j := newJournal(f)
+	f, sched, j := exact(t)
 	client := j.client(t, sched)
 	job := f.reserve(t, sched.Jobs(client), 1, time.Hour)
 	if _, err := client.JobRetry(t.Context(), job.ID); err != nil {
 		t.Fatal(err)
 	}
 	j.await(t, 1)
-}
-
-// What stands in the queue beside and is not fetched there, as of a kind that no client knows, goes back into its queue.
-func TestWhatNobodyFetchesIsPutBack(t *testing.T) {
-	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	job := f.reserve(t, sched.Jobs(f.client), 1, time.Millisecond)
-	j := newJournal(f)
-	client := j.client(t, sched)
-	j.await(t, 1)
-	if err := client.QueuePause(t.Context(), "weir_default", nil); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "it is completed", func() bool { return f.job(t, job.ID).State == rivertype.JobStateCompleted })
-	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'available', queue = 'weir_default', attempt = 0, finalized_at = NULL,
-		scheduled_at = scheduled_at - interval '20 s', metadata = jsonb_set(metadata, '{weir,due}', to_jsonb((metadata->'weir'->>'due')::bigint - 15000000))`); err != nil {
-		t.Fatal(err)
-	}
-	j.await(t, 2)
 }
 
 func TestConfigureSaysWhatIsMissing(t *testing.T) {

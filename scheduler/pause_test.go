@@ -207,3 +207,21 @@ func TestExplainSaysWhyAJobWaits(t *testing.T) {
 		return err
 	})
 }
+
+// A job waits while it is held, and does not once it has started.
+func TestAJobThatRunsWaitsForNothing(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	done := make(chan struct{})
+	j.work = func(context.Context, *river.Job[sendArgs]) error { <-done; return nil }
+	job := f.reserve(t, sched.Jobs(j.client(t, sched)), 1, 4*time.Second)
+	defer close(done)
+	eventually(t, "the job is held", func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning })
+	if w, ok := scheduler.Explain(f.job(t, job.ID)); !ok || !w.Until.Equal(job.ScheduledAt) {
+		t.Errorf("held: %+v, %v", w, ok)
+	}
+	j.await(t, 1)
+	if w, ok := scheduler.Explain(f.job(t, job.ID)); ok {
+		t.Errorf("at work: %v", w)
+	}
+}

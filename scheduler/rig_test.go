@@ -129,6 +129,13 @@ func stop(t testing.TB, client *river.Client[pgx.Tx]) {
 	}
 }
 
+// exact is a fixture with a scheduler that adds no jitter, and a journal.
+func exact(t testing.TB) (*fixture, *scheduler.Scheduler, *journal) {
+	t.Helper()
+	f := setUp(t, scheduler.Config{})
+	return f, scheduler.New(f.limiter, scheduler.Config{Jitter: -1}), newJournal(f)
+}
+
 // reserve inserts a job that is due after d.
 func (f *fixture) reserve(t testing.TB, jobs *scheduler.Jobs, n int, d time.Duration) *rivertype.JobRow {
 	t.Helper()

@@ -135,10 +135,8 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		}
 		return &Inserted{Result: ratelimit.Result{OK: true, At: res.At}, Job: job}, nil // there is nothing to give back again
 	}
-	if !res.RunAt.IsZero() {
-		if opts.ScheduledAt.Sub(res.At) < lead {
-			j.scheduler.expect(job.Job.Queue)
-		}
+	if !res.RunAt.IsZero() && opts.ScheduledAt.Sub(res.At) < lead {
+		j.scheduler.expect(job.Job.Queue)
 	}
 	return &Inserted{Result: res, Job: job}, nil
 }

@@ -1,0 +1,61 @@
+package scheduler_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// What is reserved of a window starts all over it, in its order, and in none but its own.
+func TestWindowReservationsAreSpread(t *testing.T) {
+	t.Parallel()
+	for name, bunch := range map[string]bool{"Spread": false, "Bunch": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, scheduler.Config{})
+			jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: -1, Bunch: bunch}).Jobs(f.client)
+			start := f.now(t).Truncate(time.Hour)
+			limit := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: start})
+			f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(10)) // the current one
+			per := map[time.Time]int{}
+			var last time.Time
+			for i := range 30 {
+				in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+				at := in.Job.Job.ScheduledAt
+				if at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Hour)) || at.Before(last) {
+					t.Errorf("job %d is for %v, of the window from %v, after one for %v", i, at, in.RunAt, last)
+				}
+				if bunch && !at.Equal(in.RunAt) {
+					t.Errorf("job %d is for %v, want the window's start, %v", i, at, in.RunAt)
+				}
+				if d := at.Sub(last); !bunch && i > 0 && d != 6*time.Minute {
+					t.Errorf("job %d comes %v after the one before", i, d)
+				}
+				last = at
+				per[at.Truncate(time.Hour)]++
+			}
+			for w, n := range per {
+				if n != 10 {
+					t.Errorf("%d jobs in the window from %v", n, w)
+				}
+			}
+		})
+	}
+}
+
+// With jitter, too, work stays in the window that has its tokens.
+func TestJitterStaysInTheWindow(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: time.Hour}).Jobs(f.client)
+	limit := ratelimit.MustDefine("jittered", ratelimit.FixedWindow{Rate: 20, Period: time.Minute})
+	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(20))
+	for i := range 300 {
+		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+		if at := in.Job.Job.ScheduledAt; at.Before(in.RunAt) || !at.Before(in.RunAt.Add(time.Minute)) {
+			t.Errorf("job %d is for %v, of the window from %v", i, at, in.RunAt)
+		}
+	}
+}
