@@ -6,6 +6,7 @@ require (
 	github.com/anishathalye/porcupine v1.0.2
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/fergusstrange/embedded-postgres v1.34.0
+	github.com/google/uuid v1.3.0
 	github.com/jackc/pgx/v5 v5.10.0
 	github.com/riverqueue/river v0.41.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.41.0

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -205,10 +206,15 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 	parts := make([]part, len(chosen))
 	g := grant{res: res}
 	for i, b := range chosen {
-		parts[i] = answered(verb, c.m.balances, b, requests[i], res, i)
-		parts[i].exact = !c.m.several
-		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: parts[i].numbers, count: counts[i],
-			end: windowEnd(parts[i].numbers, requests[i], res.At)})
+		p := answered(verb, c.m.balances, b, requests[i], res, i)
+		p.exact = !c.m.several
+		since := res.At
+		if verb == taking && res.OK {
+			p.told, since = toldOf(res, p.outcome)
+		}
+		parts[i] = p
+		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: p.numbers, count: counts[i], told: p.told,
+			start: windowEnd(p.numbers, requests[i], since).Add(-p.period)})
 	}
 	if verb == taking && res.OK {
 		*granted = append(*granted, g)
@@ -219,6 +225,25 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 // answered is the part that the i-th request of a call, which is about balance b, had in its result.
 func answered(v verb, among balances, b int, r ratelimit.Request, res ratelimit.Result, i int) part {
 	return part{verb: v, balance: b, numbers: numbersOf(among[b].rule), request: r, result: res, outcome: res.Outcomes[i]}
+}
+
+// toldOf is what the reservation of a granted call has written down of one of its limits and keys: that is the JSON of a take.
+func toldOf(res ratelimit.Result, o ratelimit.Outcome) (t told, since time.Time) {
+	for _, take := range res.Reservation().Takes {
+		if take.Limit != o.Limit || take.Key != o.Key {
+			continue
+		}
+		text, err := json.Marshal(take)
+		if err != nil {
+			panic(err)
+		}
+		var a []any
+		if err := json.Unmarshal(text, &a); err != nil {
+			panic(err)
+		}
+		return told{true, a[5].(float64), a[6].(float64)}, time.UnixMicro(int64(a[4].(float64)))
+	}
+	return told{}, res.At
 }
 
 // numbers are those of a rule.

@@ -39,17 +39,25 @@ type part struct {
 
 	// Of a give-back.
 	count float64
-	end   time.Time // of the window that it was taken from; zero for a bucket
+	start time.Time // of the window that it was taken from
 
+	told         // how a take left the balance
 	exact   bool // result.At is the very reading for this balance: it is the latest of those for several
 	numbers      // of the rule
+}
+
+// told is what a take keeps for the day on which it is given back.
+type told struct {
+	known       bool
+	owed, moved float64
 }
 
 // mostBalances is how many balances a history can be about.
 const mostBalances = 5
 
-// world is what the rows would be. A balance that was reset is like one never used: full under any rule, and the clock of
-// the reset is nowhere to be seen, as a take from a full balance starts anew at its own clock.
+// world is what the rows would be. A balance that was reset is like one never used, but for what its line has moved: full
+// under any rule, and the clock of the reset is nowhere to be seen, as a take from a full balance starts anew at its own
+// clock.
 type world [mostBalances]ratelimit.State
 
 // tolerance is how many tokens the answer may be off.
@@ -66,23 +74,21 @@ func (p *part) nearly(a, b time.Time) bool {
 	return a.Sub(b).Abs() <= slack
 }
 
-// after returns what the balance is after the part, and whether s explains what it saw.
-func (p *part) after(s ratelimit.State) (ratelimit.State, bool) {
+// after returns what the balance may be after the part: nothing, if s does not explain what it saw.
+func (p *part) after(s ratelimit.State) []ratelimit.State {
 	switch p.verb {
 	case resetting:
-		return ratelimit.State{}, true
+		return []ratelimit.State{{Moved: s.Moved}}
 	case givingBack:
-		if s != (ratelimit.State{}) && (p.end.IsZero() || s.TS.Before(p.end)) {
-			s.Value = max(s.Value, min(p.capacity, s.Value+p.count))
-		}
-		return s, true
+		return p.given(s)
 	}
 	d, err := ratelimit.Decide(p.request, s, p.result.At)
 	if err != nil {
 		panic(err)
 	}
+	d.State.Moved = s.Moved // also if it was reset
 	if d.OK != p.outcome.OK || !p.nearly(d.RetryAt, p.outcome.RetryAt) {
-		return s, false
+		return nil
 	}
 	if !p.result.OK { // nothing was taken, here or elsewhere
 		idle, err := ratelimit.Decide(p.request.Count(0), s, p.result.At)
@@ -92,12 +98,45 @@ func (p *part) after(s ratelimit.State) (ratelimit.State, bool) {
 		d.RunAt, d.State.Value = time.Time{}, idle.State.Value
 	}
 	if !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) {
-		return s, false
+		return nil
 	}
-	if p.verb == checking || !p.result.OK {
-		return s, true
+	switch {
+	case p.verb == checking || !p.result.OK:
+		return []ratelimit.State{s}
+	case p.exact && p.result.At.Before(s.TS), p.known && (!near(p.owed, -d.State.Value) || !near(p.moved, s.Moved)):
+		return nil
 	}
-	return d.State, !p.exact || !p.result.At.Before(s.TS)
+	return []ratelimit.State{d.State}
+}
+
+// given is what giving back makes of a balance. Where a window owes, it matters in which one that was, and nobody was told:
+// any is possible, but for one that is still to come when all has ended.
+func (p *part) given(s ratelimit.State) []ratelimit.State {
+	if s.TS.IsZero() {
+		return []ratelimit.State{s}
+	}
+	with := func(n float64) ratelimit.State {
+		after := s
+		after.Value = max(s.Value, min(p.capacity, s.Value+n))
+		if p.owed <= 0 {
+			after.Moved += max(0, -s.Value) - max(0, -after.Value)
+		}
+		return after
+	}
+	if !p.windowed {
+		return []ratelimit.State{with(p.count)}
+	}
+	var may []ratelimit.State
+	for later := int(s.TS.Sub(p.start) / p.period); ; later++ {
+		n := p.count
+		if later > 0 {
+			n = min(n, p.owed-(s.Moved-p.moved)-p.rate*float64(later-1))
+		}
+		may = append(may, with(max(0, n)))
+		if n <= 0 || s.Value >= 0 || p.period > time.Hour {
+			return may
+		}
+	}
 }
 
 func (p *part) String() string {
@@ -113,18 +152,24 @@ func (p *part) String() string {
 }
 
 // algebra is the model. The input of an operation is the list of its parts, which happen at once.
-var algebra = porcupine.Model{
-	Init: func() any { return world{} },
-	Step: func(state, input, _ any) (bool, any) {
-		w := state.(world)
+var algebra = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{world{}} },
+	Step: func(state, input, _ any) []any {
+		worlds := []any{state}
 		for _, p := range input.([]part) {
-			var ok bool
-			if w[p.balance], ok = p.after(w[p.balance]); !ok {
-				return false, state
+			var next []any
+			for _, w := range worlds {
+				for _, s := range p.after(w.(world)[p.balance]) {
+					n := w.(world)
+					n[p.balance] = s
+					next = append(next, n)
+				}
 			}
+			worlds = next
 		}
-		return true, w
+		return worlds
 	},
+	Equal: func(a, b any) bool { return a == b },
 	DescribeOperation: func(input, _ any) (s string) {
 		for _, p := range input.([]part) {
 			s += p.String() + "\n"
@@ -171,7 +216,7 @@ func (h *history) model(atOnce bool) porcupine.Model {
 	if !atOnce {
 		m.Partition = byBalance
 	}
-	return m
+	return m.ToModel()
 }
 
 // mustBeExplained fails the test if no order explains the history, and draws a picture of it.

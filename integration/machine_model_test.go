@@ -33,12 +33,20 @@ func (a account) compare(b account) int {
 type entry struct {
 	value float64
 	ts    int64
-	until int64 // of a pause; 0 for none
-	delay int64 // that pauses have added up to
+	until int64   // of a pause; 0 for none
+	delay int64   // that pauses have added up to
+	moved float64 // tokens by which the line has moved up
+	rule  law     // that was written last; what may be reserved is not kept
 }
 
 // since is when its time goes on, or did.
 func (e entry) since() int64 { return max(e.ts, e.until) }
+
+// kept is what a row keeps of a rule.
+func (w law) kept() law {
+	w.reserved = 0
+	return w
+}
 
 // book has the balances; one that is missing is full.
 type book map[account]entry
@@ -81,9 +89,9 @@ func (w *law) span(from, to int64) int64 {
 func (b book) at(a account, w *law, now int64) entry {
 	e, ok := b[a]
 	if !ok {
-		return entry{value: w.capacity, ts: now}
+		return entry{value: w.capacity, ts: now, rule: w.kept()}
 	}
-	e.value, e.ts = w.balance(e, now), max(e.ts, now)
+	e.value, e.ts, e.rule = w.balance(e, now), max(e.ts, now), w.kept()
 	if e.until <= now {
 		e.until = 0
 	}
@@ -229,35 +237,154 @@ func (b book) latest(now int64) int64 {
 
 // given is a grant that may be given back.
 type given struct {
-	res    ratelimit.Result
-	merged []ask
-	after  book
+	res   ratelimit.Result
+	takes []held
+}
+
+// held is what a call has taken of one balance, and how it left that.
+type held struct {
+	account
+	law   law
+	n     float64
+	since int64
+	owed  float64
+	delay int64
+	moved float64
+}
+
+func heldOf(merged []ask, after book) []held {
+	takes := make([]held, len(merged))
+	for i, a := range merged {
+		e := after[a.account]
+		takes[i] = held{a.account, a.law, a.n, e.since(), -e.value, e.delay, e.moved}
+	}
+	return takes
 }
 
 // end of the window that its tokens came from, as far as is put off now.
-func (g *given) end(a ask, delay int64) int64 {
-	e := g.after[a.account]
-	return a.law.windowStart(e.since()) + a.law.period + delay - e.delay
+func (h *held) end(delay int64) int64 {
+	return h.law.windowStart(h.since) + h.law.period + delay - h.delay
 }
 
-// giveBack undoes a take. A window's tokens are lost once the balance stands in a later one.
-func (b book) giveBack(g given, now int64) {
-	for _, a := range g.merged {
-		e, ok := b[a.account]
-		switch {
-		case !ok: // it was rolled back
-			b[a.account] = entry{value: fullUnderAnyRule, ts: now}
-		case !a.law.windowed || e.since() < g.end(a, e.delay):
-			e.value = max(e.value, min(a.law.capacity, e.value+a.n))
-			b[a.account] = e
+// unused is what e can have back of it. Of a window it is nothing once the balance stands in a later one, or, where somebody
+// waits, once a later one has begun; of what was granted ahead there is the part of the windows that are not over.
+func (h *held) unused(e entry, used float64, now int64) float64 {
+	if !h.law.windowed {
+		return h.n - used
+	}
+	at := e.since()
+	if e.value < 0 {
+		at = max(at, now)
+	}
+	later := float64(h.law.window(at)-h.law.window(h.since)) - float64(e.delay-h.delay)/float64(h.law.period)
+	if later <= 0 {
+		return h.n - used
+	}
+	return min(h.n, h.owed-(e.moved-h.moved)-float64(h.law.rate*(later-1))) - used
+}
+
+// give gives back what was not used of a take. It moves the line up, if that is asked for, by what it repays of a debt.
+func (b book) give(h held, used float64, move bool, now int64) {
+	e, ok := b[h.account]
+	if !ok { // it was rolled back
+		b[h.account] = entry{value: fullUnderAnyRule, ts: now, rule: h.law.kept()}
+		return
+	}
+	n := h.unused(e, used, now)
+	if n <= 0 {
+		return
+	}
+	before := e.value
+	e.value = max(before, min(e.rule.capacity, before+n))
+	if move {
+		e.moved += max(0, -before) - max(0, -e.value)
+	}
+	b[h.account] = e
+}
+
+// charge takes n tokens more than there may be, ahead of those who wait.
+func (b book) charge(h held, n float64, now int64) {
+	e, ok := b[h.account]
+	if !ok {
+		b[h.account] = entry{value: h.law.capacity - n, ts: now, rule: h.law.kept()}
+		return
+	}
+	e = b.at(h.account, &e.rule, now)
+	e.moved -= max(0, n-e.value) - max(0, -e.value)
+	e.value -= n
+	b[h.account] = e
+}
+
+// giveBack undoes a take. What was there at once moves those up who wait; what was granted ahead does not.
+func (b book) giveBack(takes []held, now int64) {
+	for _, h := range takes {
+		b.give(h, 0, h.owed <= 0, now)
+	}
+}
+
+func (b book) settle(takes []held, used []float64, now int64) {
+	for i, h := range takes {
+		switch n := used[i]; {
+		case n < h.n:
+			b.give(h, n, true, now)
+		case n > h.n:
+			b.charge(h, n-h.n, now)
 		}
 	}
+}
+
+// renew charges anew for takes, whose balances come in several of them: those who come first are served first, and all of
+// them before those who wait already.
+func (b book) renew(reservations [][]held, now int64) {
+	sums, first := map[account]float64{}, map[account]held{}
+	for _, takes := range reservations {
+		for _, h := range takes {
+			if _, ok := first[h.account]; !ok {
+				first[h.account] = h
+			}
+			sums[h.account] += h.n
+		}
+	}
+	ahead := map[account]float64{}
+	for a, n := range sums {
+		b.charge(first[a], n, now)
+		ahead[a] = -max(0, b[a].value+n)
+	}
+	for _, takes := range reservations {
+		for i := range takes {
+			h := &takes[i]
+			e := b[h.account]
+			ahead[h.account] += h.n
+			h.since, h.owed, h.delay, h.moved = e.since(), ahead[h.account], e.delay, e.moved
+		}
+	}
+}
+
+// due is when the take may run, and when within its window, as its balance stands.
+func (h *held) due(delay int64, moved float64) (run, paced int64) {
+	run, paced = h.since, h.since
+	if owed := h.owed - (moved - h.moved); owed > 0 {
+		e := entry{value: -owed, ts: h.since}
+		run = h.law.since(e, h.since, 0, 0)
+		paced = h.law.paced(e, h.n, run)
+	}
+	return run + delay - h.delay, paced + delay - h.delay
+}
+
+// settleable is until when takes can be settled.
+func settleable(takes []held) int64 {
+	last := int64(math.MinInt64)
+	for i := range takes {
+		run, _ := takes[i].due(takes[i].delay, takes[i].moved)
+		last = max(last, run)
+	}
+	return last + (30 * 24 * time.Hour).Microseconds()
 }
 
 func (b book) reset(asks []ask, now int64) {
 	for _, a := range asks {
 		e := b[a.account]
-		e.value, e.ts = fullUnderAnyRule, now
+		e.value, e.ts, e.rule = fullUnderAnyRule, now, a.law.kept()
 		b[a.account] = e
 	}
 }
@@ -267,12 +394,12 @@ func (b book) pause(asks []ask, now, d int64) {
 	for _, a := range asks {
 		e, ok := b[a.account]
 		if !ok {
-			b[a.account] = entry{fullUnderAnyRule, now, now + d, d}
+			b[a.account] = entry{value: fullUnderAnyRule, ts: now, until: now + d, delay: d, rule: a.law.kept()}
 			continue
 		}
 		until := max(e.until, now+d)
 		e.delay += a.law.span(max(e.since(), now), until)
-		e.value, e.ts, e.until = a.law.balance(e, now), max(e.ts, now), until
+		e.value, e.ts, e.until, e.rule = a.law.balance(e, now), max(e.ts, now), until, a.law.kept()
 		b[a.account] = e
 	}
 }
@@ -281,7 +408,7 @@ func (b book) resume(asks []ask, now int64) {
 	for _, a := range asks {
 		switch e, ok := b[a.account]; {
 		case !ok:
-			b[a.account] = entry{value: fullUnderAnyRule, ts: now}
+			b[a.account] = entry{value: fullUnderAnyRule, ts: now, rule: a.law.kept()}
 		case e.until > now:
 			e.ts = max(e.ts, now)
 			e.delay -= a.law.span(e.ts, e.until)
@@ -293,7 +420,7 @@ func (b book) resume(asks []ask, now int64) {
 
 func (b book) value(a ask, now int64) ratelimit.State {
 	e := b.at(a.account, &a.law, now)
-	s := ratelimit.State{Value: e.value, TS: instant(a.law.windowStart(e.ts)), Delay: time.Duration(e.delay) * time.Microsecond}
+	s := ratelimit.State{Value: e.value, TS: instant(a.law.windowStart(e.ts)), Delay: time.Duration(e.delay) * time.Microsecond, Moved: e.moved}
 	if e.until != 0 {
 		s.PausedUntil = instant(e.until)
 	}

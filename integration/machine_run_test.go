@@ -31,10 +31,12 @@ type machine struct {
 	ways   map[string]verbs
 	limits []machineLimit
 
-	book   book
-	grants []given
-	last   ratelimit.Result // of the last take or check
-	n      map[string]int   // what was done, for the log
+	book    book
+	settled map[string]int64 // until when, in microseconds, by the ids of reservations
+	grants  []given
+	kept    []reserved
+	last    ratelimit.Result // of the last take or check
+	n       map[string]int   // what was done, for the log
 }
 
 type machineLimit struct {
@@ -69,6 +71,26 @@ func (o sqlOperations) Pause(ctx context.Context, d time.Duration, requests ...r
 
 func (o sqlOperations) Resume(ctx context.Context, requests ...ratelimit.Request) error {
 	return o.s.Resume(ctx, o.tx, requests...)
+}
+
+func (o pgxOperations) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (bool, error) {
+	return o.l.Settle(ctx, o.tx, r, used...)
+}
+
+func (o pgxOperations) Release(ctx context.Context, r ratelimit.Reservation) (bool, error) {
+	return o.l.Release(ctx, o.tx, r)
+}
+
+func (o pgxOperations) Renew(ctx context.Context, reservations ...*ratelimit.Reservation) error {
+	return o.l.Renew(ctx, o.tx, reservations...)
+}
+
+func (o sqlOperations) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (bool, error) {
+	return o.s.Settle(ctx, o.tx, r, used...)
+}
+
+func (o sqlOperations) Release(ctx context.Context, r ratelimit.Reservation) (bool, error) {
+	return o.s.Release(ctx, o.tx, r)
 }
 
 func (o sqlOperations) Value(ctx context.Context, r ratelimit.Request) (ratelimit.State, error) {
@@ -258,7 +280,8 @@ func requestsOf(asks []ask) []ratelimit.Request {
 func (m *machine) now() int64 { return m.clock.now().UnixMicro() }
 
 func (m *machine) operate(t *rapid.T, at place) {
-	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "check", "reset", "give back", "give back", "value", "pause", "resume"}).Draw(t, "operation")
+	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "take", "check", "reset", "give back", "give back", "value", "pause", "resume",
+		"settle", "settle", "settle", "release", "renew"}).Draw(t, "operation")
 	m.n[op]++
 	now := m.now()
 	switch op {
@@ -306,7 +329,11 @@ func (m *machine) operate(t *rapid.T, at place) {
 		if err := at.GiveBack(t.Context(), g.res); err != nil {
 			t.Fatal(err)
 		}
-		m.book.giveBack(g, now)
+		m.book.giveBack(g.takes, now)
+	case "settle", "release":
+		m.settle(t, at, op == "release")
+	case "renew":
+		m.renew(t, at)
 	case "value":
 		a := m.draw(t, rapid.SampledFrom(m.limits).Draw(t, "limit"))
 		s, err := at.Value(t.Context(), a.request)
@@ -365,7 +392,9 @@ func (m *machine) call(t *rapid.T, at place, takes bool) {
 	case res.OK:
 		m.n["granted"]++
 		maps.Copy(m.book, after)
-		m.grants = append(m.grants, given{res, merged, after})
+		takes := heldOf(merged, after)
+		m.grants = append(m.grants, given{res, takes})
+		m.kept = append(m.kept, reserved{res.Reservation(), slices.Clone(takes)})
 	default:
 		m.n["denied"]++
 		if len(merged) > 1 {
@@ -401,16 +430,20 @@ func show(r ratelimit.Result) string {
 
 func (m *machine) rows(t *rapid.T, at place) book {
 	b := book{}
-	err := at.query(t.Context(), `SELECT name, key, value, ts, paused_until, delay FROM weir_balance`, func(scan func(...any) error) error {
+	err := at.query(t.Context(), `SELECT name, key, value, ts, paused_until, delay, moved, capacity, rate, period, origin FROM weir_balance`, func(scan func(...any) error) error {
 		var a account
 		var e entry
 		var ts time.Time
-		var until *time.Time
-		if err := scan(&a.limit, &a.key, &e.value, &ts, &until, &e.delay); err != nil {
+		var until, origin *time.Time
+		r := &e.rule
+		if err := scan(&a.limit, &a.key, &e.value, &ts, &until, &e.delay, &e.moved, &r.capacity, &r.rate, &r.period, &origin); err != nil {
 			return err
 		}
 		if e.ts = ts.UnixMicro(); until != nil {
 			e.until = until.UnixMicro()
+		}
+		if r.windowed = origin != nil; r.windowed {
+			r.start = origin.UnixMicro() % r.period
 		}
 		b[a] = e
 		return nil
@@ -425,13 +458,17 @@ func (m *machine) compare(t *rapid.T, at place) {
 	if rows := m.rows(t, at); !maps.Equal(rows, m.book) {
 		t.Fatalf("at %v (%d) the rows are\n%v, want\n%v", m.clock.now(), m.now(), rows, m.book)
 	}
+	m.compareSettled(t, at)
+	for i := range m.kept {
+		m.compareDue(t, &m.kept[i])
+	}
 }
 
 // tick moves the clock, forth more often than back.
 func (m *machine) tick(t *rapid.T) {
 	m.n["tick"]++
 	var to time.Time
-	switch rapid.SampledFrom([]string{"on", "on", "on", "back", "retry", "run", "end"}).Draw(t, "tick") {
+	switch rapid.SampledFrom([]string{"on", "on", "on", "on", "on", "back", "back", "retry", "retry", "run", "run", "end", "end", "month"}).Draw(t, "tick") {
 	case "on":
 		period := numbersOf(rapid.SampledFrom(m.limits).Draw(t, "limit").base).period
 		by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, period / 16, period / 5, period / 2, period, 3 * period}).Draw(t, "by")
@@ -444,9 +481,12 @@ func (m *machine) tick(t *rapid.T) {
 		to = m.last.RunAt
 	case "end": // of a window that tokens were taken from
 		if n := len(m.grants); n > 0 {
-			g := m.grants[n-1]
-			a := g.merged[0]
-			to = instant(g.end(a, m.book[a.account].delay))
+			h := m.grants[n-1].takes[0]
+			to = instant(h.end(m.book[h.account].delay))
+		}
+	case "month": // until a reservation is settled no more
+		if n := len(m.kept); n > 0 {
+			to = instant(settleable(m.kept[n-1].takes))
 		}
 	}
 	if to.IsZero() {
@@ -457,7 +497,7 @@ func (m *machine) tick(t *rapid.T) {
 
 // script does several things in one transaction, in part within savepoints, and reports whether to keep them.
 func (m *machine) script(t *rapid.T, at place, depth int) (keep bool) {
-	before := maps.Clone(m.book)
+	before, settled, kept := maps.Clone(m.book), maps.Clone(m.settled), slices.Clone(m.kept)
 	for range rapid.IntRange(1, 4).Draw(t, "steps") {
 		switch n := rapid.IntRange(0, 9).Draw(t, "step"); {
 		case n < 2 && depth < 3:
@@ -474,7 +514,8 @@ func (m *machine) script(t *rapid.T, at place, depth int) (keep bool) {
 	}
 	if keep = rapid.IntRange(0, 2).Draw(t, "keep") > 0; !keep {
 		m.n["rollback"]++
-		m.book = before
+		m.book, m.settled = before, settled
+		m.kept = unrenewed(kept, m.kept)
 	}
 	return keep
 }
@@ -540,8 +581,8 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 
 	for range rounds(t, 4) {
 		rapid.Check(t, func(t *rapid.T) {
-			m := &machine{pool: pool, db: db, clock: newClock(), book: book{}, ways: map[string]verbs{}, n: n}
-			if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance`); err != nil {
+			m := &machine{pool: pool, db: db, clock: newClock(), book: book{}, settled: map[string]int64{}, ways: map[string]verbs{}, n: n}
+			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
 			open := func(portable bool) *ratelimit.Limiter {

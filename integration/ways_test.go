@@ -23,6 +23,8 @@ type verbs interface {
 	Value(ctx context.Context, request ratelimit.Request) (ratelimit.State, error)
 	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
 	Resume(ctx context.Context, requests ...ratelimit.Request) error
+	Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (bool, error)
+	Release(ctx context.Context, r ratelimit.Reservation) (bool, error)
 }
 
 // way is one way of calling the library. Whatever holds for one must hold for all.
@@ -121,6 +123,26 @@ func (v txVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) erro
 	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.Resume(ctx, tx, requests...) })
 }
 
+func (v txVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (settled bool, err error) {
+	err = v.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		settled, err = v.l.Settle(ctx, tx, r, used...)
+		return err
+	})
+	return settled, err
+}
+
+func (v txVerbs) Release(ctx context.Context, r ratelimit.Reservation) (released bool, err error) {
+	err = v.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		released, err = v.l.Release(ctx, tx, r)
+		return err
+	})
+	return released, err
+}
+
+func (v txVerbs) Renew(ctx context.Context, reservations ...*ratelimit.Reservation) error {
+	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.Renew(ctx, tx, reservations...) })
+}
+
 type sqlVerbs struct {
 	l  *ratelimit.Limiter
 	db *sql.DB
@@ -167,4 +189,14 @@ func (v sqlVerbs) Pause(ctx context.Context, d time.Duration, requests ...rateli
 
 func (v sqlVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) error {
 	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().Resume(ctx, tx, requests...) })
+}
+
+func (v sqlVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (settled bool, err error) {
+	err = v.do(ctx, func(tx *sql.Tx) error { settled, err = v.l.SQL().Settle(ctx, tx, r, used...); return err })
+	return settled, err
+}
+
+func (v sqlVerbs) Release(ctx context.Context, r ratelimit.Reservation) (released bool, err error) {
+	err = v.do(ctx, func(tx *sql.Tx) error { released, err = v.l.SQL().Release(ctx, tx, r); return err })
+	return released, err
 }

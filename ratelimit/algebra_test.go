@@ -142,7 +142,7 @@ func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Whole eighths of a token, as real counts leave: then the answer often lies on a microsecond exactly.
-			b := balance{true, math.Floor((random.Float64()*2-1)*c.capacity*8) / 8, noon, open, 0}
+			b := balance{true, math.Floor((random.Float64()*2-1)*c.capacity*8) / 8, noon, open, 0, 0}
 			if c.reserve {
 				c.debt = c.capacity / 2
 			}
@@ -249,7 +249,7 @@ func TestFlappingBetweenBucketAndWindowMintsNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		rules := []algebra{anyAlgebra(t), anyAlgebra(t), anyAlgebra(t)}
-		b := balance{true, rapid.Float64Range(-100, 500).Draw(t, "value"), noon, open, 0}
+		b := balance{true, rapid.Float64Range(-100, 500).Draw(t, "value"), noon, open, 0, 0}
 		for range 20 {
 			c := call{algebra: rules[rapid.IntRange(0, 2).Draw(t, "rule")], reserve: true}
 			next := c.at(b, noon+rapid.Int64Range(-1000, 0).Draw(t, "now"))

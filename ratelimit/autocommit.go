@@ -82,6 +82,24 @@ func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
 	})
 }
 
+// Settle is [Limiter.Settle], committed when it returns.
+func (a *Autocommit) Settle(ctx context.Context, r Reservation, used ...Request) (settled bool, err error) {
+	err = a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		settled, err = a.l.Settle(ctx, tx, r, used...)
+		return err
+	})
+	return settled && err == nil, err
+}
+
+// Release is [Limiter.Release], committed when it returns.
+func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool, err error) {
+	err = a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		released, err = a.l.Release(ctx, tx, r)
+		return err
+	})
+	return released && err == nil, err
+}
+
 // Value is [Limiter.Value].
 func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
 	err = a.do(ctx, bare([]Request{request}), func(x executor, calls []call) error {

@@ -18,6 +18,10 @@ type State struct {
 	// Delay is by how much pauses have put off, in total, what waits in line. It matters only by its differences: what
 	// was reserved when it was smaller runs that much later than its RunAt.
 	Delay time.Duration
+
+	// Moved is by how many tokens the line of those who wait has moved up, in total: what settlements gave back less what
+	// they charged beyond. It matters only by its differences, too. See [Take.RunAt].
+	Moved float64
 }
 
 // Decision is what a request meets in one balance.
@@ -57,7 +61,7 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
 			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
-		b = balance{true, s.Value, s.TS.UnixMicro(), open, s.Delay.Microseconds()}
+		b = balance{true, s.Value, s.TS.UnixMicro(), open, s.Delay.Microseconds(), s.Moved}
 	}
 	if !s.PausedUntil.IsZero() {
 		if y := s.PausedUntil.UTC().Year(); y < 1 || y > 9999 {
@@ -75,6 +79,7 @@ type balance struct {
 	ts          int64
 	pausedUntil int64 // or open
 	delay       int64
+	moved       float64
 }
 
 // open is when a balance that is not paused is paused until.
@@ -86,7 +91,7 @@ func (b balance) since() int64 { return max(b.ts, b.pausedUntil) }
 // at is the balance refilled up to now; ts does not move back, and a pause that is over is forgotten.
 func (c *call) at(b balance, now int64) balance {
 	if !b.exists {
-		return balance{true, c.capacity, now, open, 0}
+		return balance{true, c.capacity, now, open, 0, 0}
 	}
 	b.value, b.ts = c.refilled(b.value, b.since(), now), max(b.ts, now)
 	if b.pausedUntil <= now {
@@ -124,7 +129,7 @@ func (c *call) granted(b balance) Decision {
 }
 
 func (c *call) state(b balance) State {
-	s := State{Value: b.value, TS: fromMicro(c.windowStart(b.ts)), Delay: time.Duration(b.delay) * time.Microsecond}
+	s := State{Value: b.value, TS: fromMicro(c.windowStart(b.ts)), Delay: time.Duration(b.delay) * time.Microsecond, Moved: b.moved}
 	if b.pausedUntil != open {
 		s.PausedUntil = fromMicro(b.pausedUntil)
 	}

@@ -78,12 +78,15 @@ func stamp(takes []*statement) {
 	for _, s := range takes {
 		if s.found {
 			b := s.balance()
-			s.c.taken, s.c.delay = b.since(), b.delay
+			s.c.taken, s.c.owed, s.c.delay, s.c.moved = b.since(), -b.value, b.delay, b.moved
 		} else {
-			s.c.taken, s.c.delay = 0, 0
+			s.c.forget()
 		}
 	}
 }
+
+// forget says that nothing is taken.
+func (c *call) forget() { c.taken, c.owed, c.delay, c.moved = 0, 0, 0, 0 }
 
 // undo gives back what was taken of a call whose context has ended between two statements: the transaction may then go on.
 // If it may not, this fails and changes nothing.
@@ -99,7 +102,7 @@ func (l *Limiter) gives(takes []*statement) []*statement {
 	var gives []*statement
 	for _, s := range takes {
 		if s.found {
-			gives = append(gives, l.giveOf(s.c))
+			gives = append(gives, l.undoOf(s.c))
 		}
 	}
 	return gives
@@ -120,7 +123,9 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 		b := takes[i].balance()
 		decisions[i], at[i] = calls[i].granted(b), b.ts
 	}
-	return summarize(calls, decisions, at, requests), true
+	res := summarize(calls, decisions, at, requests)
+	res.id = newID(res.At.UnixMicro())
+	return res, true
 }
 
 // denied gives back what was taken and looks at all balances, in one trip.
@@ -133,7 +138,7 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 		defer cancel()
 	}
 	for i := range calls {
-		calls[i].taken, calls[i].delay = 0, 0
+		calls[i].forget()
 		trip = append(trip, l.lookOf(&calls[i]))
 	}
 	if err := x.run(ctx, trip); err != nil {

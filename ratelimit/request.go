@@ -44,7 +44,9 @@ type call struct {
 	reserve   bool
 	indexes   []int // of the requests that were merged into it
 	taken     int64 // once granted: when, by the row's time; 0 if nothing was taken
-	delay     int64 // and the row's delay then
+	delay     int64 // and the row's delay then,
+	moved     float64
+	owed      float64 // what it owed after the take; below 0, what it had left
 }
 
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
@@ -56,9 +58,13 @@ func (c *call) least() float64 {
 	return c.floor(c.reserve)
 }
 
+func errNoLimit() error {
+	return &InvalidError{Field: "limit", Value: plain("the zero Limit"), Want: "one made by Define or MustDefine"}
+}
+
 func (r Request) resolve() (call, error) {
 	if r.def == nil {
-		return call{}, &InvalidError{Field: "limit", Value: plain("the zero Limit"), Want: "one made by Define or MustDefine"}
+		return call{}, errNoLimit()
 	}
 	name := r.def.name
 	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve}

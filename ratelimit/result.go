@@ -1,6 +1,10 @@
 package ratelimit
 
-import "time"
+import (
+	"time"
+
+	"github.com/google/uuid"
+)
 
 // Result is the outcome of one call, over all of its requests: all granted, or none.
 //
@@ -30,6 +34,8 @@ type Result struct {
 
 	// Outcomes has what each request met, in the order in which they were made.
 	Outcomes []Outcome
+
+	id uuid.UUID // of the Reservation; zero if nothing was taken
 }
 
 // Outcome is the part of one request in a [Result].
@@ -55,7 +61,7 @@ type Outcome struct {
 	// Delay is by how much pauses have put off, in total, what waits in line: see [State].
 	Delay time.Duration
 
-	call call // for GiveBack
+	call call // for GiveBack and Reservation
 }
 
 // Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision] for the zero Result.

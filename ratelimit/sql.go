@@ -70,6 +70,22 @@ func (s SQL) GiveBack(ctx context.Context, tx *sql.Tx, res Result) error {
 	return s.l.giveBack(ctx, sqlExecutor{tx}, res)
 }
 
+// Settle is [Limiter.Settle].
+func (s SQL) Settle(ctx context.Context, tx *sql.Tx, r Reservation, used ...Request) (bool, error) {
+	if tx == nil {
+		return false, errNoTx()
+	}
+	return s.l.settle(ctx, sqlExecutor{tx}, r, used)
+}
+
+// Release is [Limiter.Release].
+func (s SQL) Release(ctx context.Context, tx *sql.Tx, r Reservation) (bool, error) {
+	if tx == nil {
+		return false, errNoTx()
+	}
+	return s.l.release(ctx, sqlExecutor{tx}, r)
+}
+
 // Value is [Limiter.Value].
 func (s SQL) Value(ctx context.Context, tx *sql.Tx, request Request) (State, error) {
 	calls, err := s.prepare(tx, bare([]Request{request}))

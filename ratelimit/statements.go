@@ -19,7 +19,7 @@ import (
 
 const (
 	// columns are what every statement answers with.
-	columns = `b.value, b.ts, b.paused_until, b.delay`
+	columns = `b.value, b.ts, b.paused_until, b.delay, b.moved`
 
 	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again. A pause
 	// is no time.
@@ -54,24 +54,68 @@ WHERE least($4, b.value + {refill}) - $7 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING ` + columns
 
-	// giveSQL gives $7 tokens back. It never lifts a balance above the capacity, nor lowers one that a larger rule
-	// filled higher. Of a window they go back only while the row still stands in the window that they were taken from: the
-	// take is then undone exactly, as what refills comes after. A pause since then puts the window off like all else. The
-	// clock has no part in it; it may have been read before the statement waited for the row. Without a row the limit is
-	// full.
+	// refilled is the balance by the rule that stands in the row itself.
+	refilled = `least(b.capacity, b.value + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6)) / b.period
+		ELSE b.rate * greatest(0,
+			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6) / b.period) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6) / b.period)) END)`
+
+	// what is left of the $7 tokens of a take, of which $11 were used. Those of a window are gone when the row stands in a
+	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
+	// those after it: of the debt that it left, the first window repays the oldest part, and so on. Where somebody waits the
+	// window is that of the clock, if it is later: they would come in it, on top of its own. A pause puts the windows off like
+	// all else.
+	bucketUnused = `($7::float8 - $11::float8)`
+	windowUnused = `(CASE WHEN {later} <= 0 THEN $7::float8
+		ELSE least($7, $14::float8 - (b.moved - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
+	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0 THEN excluded.ts END) - $9::timestamptz) * 1e6) / $6) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) - (b.delay - $15::bigint)::float8 / $6)`
+
+	// given is a balance with that. It is not lifted above the capacity, nor lowered where a larger rule filled it higher.
+	given = `greatest(b.value, least(b.capacity, b.value + {unused}))`
+
+	// giveSQL gives back what is left of the $7 tokens of a take, as if it had been smaller: the balance is that at ts, and
+	// what refills comes after. The clock may have been read before the statement waited for the row; it only ever makes less
+	// of what is given. What this repays of a debt moves the line up, if $12. Without a row the limit is full.
 	//
 	// Locks: the row. Predicate reads: none. An upsert and not an UPDATE: an UPDATE finds its row by whichever path the
 	// planner likes, and a sequential scan takes a predicate lock on the whole table.
 	//
-	// $10 a full balance $11 end of the window, null for none $12 delay at the take
+	// $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row of the take as that left it:
+	// $13 its time $14 what it owed $15 its delay $16 its moved
 	giveSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = greatest(b.value, least($4, b.value + $7::float8))
-WHERE $11::timestamptz IS NULL
-	OR round(date_part('epoch', greatest(b.ts, b.paused_until) - $11) * 1e6) < b.delay - $12::bigint
+	value = {given},
+	moved = b.moved + CASE WHEN $12::boolean THEN greatest(0, -b.value) - greatest(0, -{given}) ELSE 0 END
+WHERE {unused} > 0
 RETURNING ` + columns
+
+	// chargeSQL takes $7 tokens, whatever it leaves, ahead of those who wait: the line moves back by what it adds to the
+	// debt. The rule is the one in the row.
+	//
+	// Locks: the row. Predicate reads: none: see giveSQL.
+	chargeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4, $5::float8, $6::bigint, $9::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = {refilled} - $7,
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
+	moved = b.moved - (greatest(0, $7 - {refilled}) - greatest(0, -{refilled}))
+RETURNING ` + columns
+
+	// settleSQL answers with a row for the first who settles a reservation, and for nobody after until.
+	//
+	// Locks: the row; it waits for a concurrent transaction that settles the same. Predicate reads: none.
+	//
+	// $1 id $2 until $3 clock
+	settleSQL = `INSERT INTO {schema}weir_settled (id, until)
+SELECT $1::uuid, $2::timestamptz WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())
+ON CONFLICT (id) DO NOTHING
+RETURNING true`
 
 	// resetSQL fills a balance of $7, whatever the rule. It is the one statement that may move ts back: a row that a clock
 	// set far ahead has left in the future is mended by it. A pause goes on.
@@ -125,10 +169,10 @@ RETURNING ` + columns
 	// sequential scan: see the schema.
 	//
 	// $1 name $2 key $3 shard $4 clock
-	lookSQL = `SELECT value, ts, paused_until, coalesce(delay, 0), at FROM {schema}weir_look($1::text, $2::text, $3::integer, $4::timestamptz)`
+	lookSQL = `SELECT value, ts, paused_until, coalesce(delay, 0), coalesce(moved, 0), at FROM {schema}weir_look($1::text, $2::text, $3::integer, $4::timestamptz)`
 
 	// portableLookSQL is lookSQL without a server-side function.
-	portableLookSQL = `SELECT b.value, b.ts, b.paused_until, coalesce(b.delay, 0), coalesce($4::timestamptz, clock_timestamp())
+	portableLookSQL = `SELECT b.value, b.ts, b.paused_until, coalesce(b.delay, 0), coalesce(b.moved, 0), coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
 
 	// lockSQL queues up for contended balances. LOCK TABLE takes no snapshot, so what follows it in the transaction sees
@@ -140,31 +184,35 @@ FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text A
 type statements struct {
 	prefix string
 
-	bucket, window    texts
-	give, reset, look string
+	bucket, window              texts
+	charge, settle, reset, look string
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, pause, resume string }
+type texts struct{ take, give, pause, resume string }
 
 func newStatements(schema string, portable bool) statements {
 	s := statements{}
 	if schema != "" {
 		s.prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
-	text := func(sql, refill, delay string) string {
+	text := func(sql, refill, delay, unused string) string {
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
 		return strings.NewReplacer("{schema}", s.prefix, "{refill}", refill,
+			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
-	of := func(refill, delay string) texts {
-		return texts{text(takeSQL, refill, delay), text(pauseSQL, refill, delay), text(resumeSQL, refill, delay)}
+	of := func(refill, delay, unused string) texts {
+		same := func(sql string) string { return text(sql, refill, delay, unused) }
+		return texts{same(takeSQL), same(giveSQL), same(pauseSQL), same(resumeSQL)}
 	}
-	s.bucket, s.window = of(bucketRefill, bucketDelay), of(windowRefill, windowDelay)
-	s.give, s.reset, s.look = text(giveSQL, "", ""), text(resetSQL, "", ""), text(lookSQL, "", "")
+	s.bucket = of(bucketRefill, bucketDelay, bucketUnused)
+	s.window = of(windowRefill, windowDelay, strings.ReplaceAll(windowUnused, "{later}", windowsLater))
+	one := func(sql string) string { return text(sql, "", "", "") }
+	s.charge, s.settle, s.reset, s.look = one(chargeSQL), one(settleSQL), one(resetSQL), one(lookSQL)
 	if portable {
-		s.look = text(portableLookSQL, "", "")
+		s.look = one(portableLookSQL)
 	}
 	return s
 }
@@ -198,15 +246,20 @@ type statement struct {
 	ts     *time.Time
 	paused *time.Time
 	delay  int64
+	moved  float64
 	at     *time.Time
+	once   *bool // the only column, of settleSQL
 }
 
 // dest is where the columns of the answer go.
 func (s *statement) dest() []any {
-	if s.at == nil {
-		return []any{&s.value, &s.ts, &s.paused, &s.delay}
+	switch {
+	case s.once != nil:
+		return []any{s.once}
+	case s.at == nil:
+		return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved}
 	}
-	return []any{&s.value, &s.ts, &s.paused, &s.delay, s.at}
+	return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved, s.at}
 }
 
 // balance is the answer.
@@ -214,7 +267,7 @@ func (s *statement) balance() balance {
 	if !s.found || s.value == nil || s.ts == nil {
 		return balance{}
 	}
-	b := balance{true, *s.value, s.ts.UnixMicro(), open, s.delay}
+	b := balance{true, *s.value, s.ts.UnixMicro(), open, s.delay, s.moved}
 	if s.paused != nil {
 		b.pausedUntil = min(s.paused.UnixMicro(), endOfTime)
 	}
@@ -230,7 +283,7 @@ func (c *call) originTime() any {
 
 // write is a statement that writes the row of c.
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
-	args := make([]any, 0, 12)
+	args := make([]any, 0, 16)
 	args = append(args, c.name, c.key, c.shard, c.capacity, c.rate, c.period, tokens, l.now(), c.originTime())
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
 }
@@ -239,13 +292,24 @@ func (l *Limiter) takeOf(c *call) *statement {
 	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.reserve)
 }
 
-// giveOf gives back what c took.
-func (l *Limiter) giveOf(c *call) *statement {
-	var end any
-	if c.windowed {
-		end = fromMicro(c.windowStart(c.taken) + c.period)
+// giveOf gives back what c took, but for what was used of it.
+func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
+	if !c.windowed {
+		return l.write(c, l.sql.bucket.give, c.count, float64(full), used, move)
 	}
-	return l.write(c, l.sql.give, c.count, float64(full), end, c.delay)
+	return l.write(c, l.sql.window.give, c.count, float64(full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
+}
+
+// undoOf gives back all that c took. Tokens that were there at once are not those of somebody who waits: they have been
+// taken ahead of all who do.
+func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.owed <= 0) }
+
+func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
+	return l.write(c, l.sql.charge, tokens)
+}
+
+func (l *Limiter) settleOf(r *Reservation) *statement {
+	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now()}, once: new(bool)}
 }
 
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }

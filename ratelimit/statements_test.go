@@ -20,8 +20,10 @@ func every(t *testing.T, cfg Config) map[string]*statement {
 	return map[string]*statement{
 		"take bucket":   l.takeOf(bucket),
 		"take window":   l.takeOf(window),
-		"give bucket":   l.giveOf(bucket),
-		"give window":   l.giveOf(window),
+		"give bucket":   l.giveOf(bucket, 1, true),
+		"give window":   l.giveOf(window, 1, true),
+		"charge bucket": l.chargeOf(bucket, 1),
+		"charge window": l.chargeOf(window, 1),
 		"reset bucket":  l.resetOf(bucket),
 		"reset window":  l.resetOf(window),
 		"pause bucket":  l.pauseOf(bucket, 5),
@@ -151,7 +153,8 @@ func TestClockOfTheConfigIsTheOneThatIsSent(t *testing.T) {
 	reads := 0
 	l := limiterFor(t, Config{Clock: func() time.Time { reads++; return at(0) }})
 	calls := resolved(t, apples.For("x"))
-	statements := []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.giveOf(&calls[0]),
+	statements := []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.undoOf(&calls[0]),
+		l.chargeOf(&calls[0], 1),
 		l.pauseOf(&calls[0], 5), l.resumeOf(&calls[0])}
 	for _, s := range statements {
 		if !slices.ContainsFunc(s.args, func(a any) bool { return a == any(at(0)) }) {
@@ -164,30 +167,6 @@ func TestClockOfTheConfigIsTheOneThatIsSent(t *testing.T) {
 	for name, s := range every(t, Config{}) {
 		if !slices.Contains(s.args, nil) {
 			t.Errorf("%s: without a clock of its own, none is sent: %v", name, s.args)
-		}
-	}
-}
-
-// What was taken from a window is lost with it; given back later it would be a gift to the next.
-func TestGiveEndsWithTheWindowThatWasTakenFrom(t *testing.T) {
-	t.Parallel()
-	l := limiterFor(t, Config{})
-	rule := FixedWindow{Rate: 5, Period: time.Minute, Start: at(0)}
-	calls := resolved(t, pears.For("x").Rule(rule), apples.For("x"))
-	bucket, window := &calls[0], &calls[1]
-	for _, tc := range []struct {
-		c     *call
-		taken time.Time
-		want  any
-	}{
-		{window, at(0), at(time.Minute)},
-		{window, at(time.Minute - time.Microsecond), at(time.Minute)},
-		{window, at(time.Minute), at(2 * time.Minute)},
-		{bucket, at(0), nil},
-	} {
-		tc.c.taken = tc.taken.UnixMicro()
-		if got := l.giveOf(tc.c).args[10]; got != tc.want {
-			t.Errorf("taken at %v: given back until %v, want %v", tc.taken, got, tc.want)
 		}
 	}
 }
@@ -212,11 +191,11 @@ func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
 			t.Errorf("%+v: %+v", s, b)
 		}
 	}
-	if b := (&statement{found: true, value: &value, ts: &ts}).balance(); b != (balance{true, 3, noon, open, 0}) {
+	if b := (&statement{found: true, value: &value, ts: &ts}).balance(); b != (balance{true, 3, noon, open, 0, 0}) {
 		t.Errorf("%+v", b)
 	}
 	until := at(time.Minute)
-	if b := (&statement{found: true, value: &value, ts: &ts, paused: &until, delay: 7}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7}) {
+	if b := (&statement{found: true, value: &value, ts: &ts, paused: &until, delay: 7, moved: 2}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7, 2}) {
 		t.Errorf("%+v", b)
 	}
 }

@@ -26,7 +26,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	if err != nil || len(calls) == 0 {
 		return err
 	}
-	return l.each(ctx, x, "give back", calls, l.giveOf)
+	return l.each(ctx, x, "give back", calls, l.undoOf)
 }
 
 // each runs one statement for each of the calls. Whatever was known of denials is out of date then.

@@ -27,6 +27,7 @@ func TestTheDocumentedPrivilegesAreEnoughAtRunTime(t *testing.T) {
 	name := scan[string](t, pool, "SELECT current_schema()")
 	exec(t, pool, fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", quote(name), role))
 	exec(t, pool, "GRANT SELECT, INSERT, UPDATE ON weir_balance TO "+role)
+	exec(t, pool, "GRANT SELECT, INSERT ON weir_settled TO "+role)
 	exec(t, pool, `GRANT UPDATE ON weir_queue_0, weir_queue_1, weir_queue_2, weir_queue_3,
 		weir_queue_4, weir_queue_5, weir_queue_6, weir_queue_7 TO `+role)
 	conn := as(t, pool, role)

@@ -8,6 +8,8 @@
 --
 -- A pause stops the row's time: until paused_until nothing flows in, and nothing is granted but ahead. What it puts off by
 -- that is added up in delay, so that whoever waits for tokens that were reserved earlier can tell how much later they come.
+-- In the same way moved adds up the tokens by which the line of those who wait has moved up, when settlements give back what
+-- was reserved and not used, less what they charge for what was used beyond.
 --
 -- Fixed-width columns come first: the decision then reads them at known offsets. Nothing but the primary key is
 -- indexed and pages keep a fifth of their room free, so that each take is a HOT update.
@@ -18,6 +20,7 @@ CREATE TABLE weir_balance (
     rate     double precision NOT NULL, -- tokens a period
     period   bigint           NOT NULL, -- microseconds
     delay    bigint           NOT NULL DEFAULT 0, -- microseconds; it matters only by its differences
+    moved    double precision NOT NULL DEFAULT 0, -- tokens; likewise
     origin   timestamptz,               -- the instant that windows are counted from; null: a token bucket
     paused_until timestamptz,           -- null, or past: not paused
     shard    integer          NOT NULL DEFAULT 0,
@@ -30,6 +33,7 @@ CREATE TABLE weir_balance (
     -- never refills, so it closes a balance for good: the tombstone of a shard that a change of layout has emptied.
     CONSTRAINT weir_balance_value_check CHECK (value < 'Infinity'),
     CONSTRAINT weir_balance_ts_check CHECK (isfinite(ts)),
+    CONSTRAINT weir_balance_moved_check CHECK (moved > '-Infinity' AND moved < 'Infinity'),
     CONSTRAINT weir_balance_paused_until_check CHECK (isfinite(paused_until)),
     CONSTRAINT weir_balance_rule_check CHECK (
         capacity >= 0 AND capacity < 'Infinity' AND rate > 0 AND rate < 'Infinity' AND period > 0 AND isfinite(origin)),
@@ -51,12 +55,12 @@ CREATE TABLE weir_balance (
 -- +goose StatementBegin
 CREATE FUNCTION weir_look(name_ text, key_ text, shard_ integer, now_ timestamptz,
                           OUT value double precision, OUT ts timestamptz, OUT paused_until timestamptz, OUT delay bigint,
-                          OUT at timestamptz)
+                          OUT moved double precision, OUT at timestamptz)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 AS $$
 BEGIN
-    SELECT b.value, b.ts, b.paused_until, b.delay INTO value, ts, paused_until, delay
+    SELECT b.value, b.ts, b.paused_until, b.delay, b.moved INTO value, ts, paused_until, delay, moved
     FROM weir_balance b
     WHERE b.name = name_ AND b.key = key_ AND b.shard = shard_;
     at := coalesce(now_, clock_timestamp());
@@ -73,6 +77,15 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+
+-- The reservations that were settled or released: what makes it happen once. A settlement writes its row before it touches a
+-- balance. After until none is settled any more, so that a row may be removed then.
+--
+-- Ids are UUIDs of version 7: they grow, and so does the index, at one end.
+CREATE TABLE weir_settled (
+    id    uuid        PRIMARY KEY,
+    until timestamptz NOT NULL
+);
 
 -- The queues of contended balances. They stay empty: a transaction that lost a balance to a serialization failure locks
 -- the one its balance hashes to before it tries again. LOCK TABLE takes no snapshot, so it waits first and reads after.

@@ -1,0 +1,615 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// settling is one limit and key with a clock that is set, by one way of calling.
+type settling struct {
+	pausing
+	l    *ratelimit.Limiter
+	pool *pgxpool.Pool
+}
+
+func (s settling) at(seconds float64) settling {
+	s.pausing.at(seconds)
+	return s
+}
+
+// reserves takes n tokens, ahead of time if they are not there.
+func (s settling) reserves(n float64) ratelimit.Reservation {
+	s.t.Helper()
+	return takeOK(s.t, first(s.v.RateLimit(s.t.Context(), s.r.Count(n).OrReserve()))).Reservation()
+}
+
+func (s settling) settle(want bool, r ratelimit.Reservation, used float64) {
+	s.t.Helper()
+	if ok, err := s.v.Settle(s.t.Context(), r, s.r.Count(used)); err != nil || ok != want {
+		s.t.Fatalf("settled %v and %v, want %v", ok, err, want)
+	}
+}
+
+func (s settling) release(r ratelimit.Reservation) {
+	s.t.Helper()
+	if ok, err := s.v.Release(s.t.Context(), r); err != nil || !ok {
+		s.t.Fatalf("released %v and %v", ok, err)
+	}
+}
+
+// runs checks when the work of a reservation may run, in seconds after w0.
+func (s settling) runs(r ratelimit.Reservation, want float64) {
+	s.t.Helper()
+	state, err := s.v.Value(s.t.Context(), s.r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if run, _ := r.Takes[0].RunAt(state); seconds(run) != want {
+		s.t.Errorf("%v tokens that were reserved run at %v by now, want %v", r.Takes[0].Count, seconds(run), want)
+	}
+}
+
+func (s settling) has(want float64) {
+	s.t.Helper()
+	if state, err := s.v.Value(s.t.Context(), s.r); err != nil || state.Value != want {
+		s.t.Errorf("%v tokens (%v), want %v", state.Value, err, want)
+	}
+}
+
+// settledEachWay runs the test by each way of calling, for one rule.
+func settledEachWay(t *testing.T, rule ratelimit.Rule, test func(s settling)) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("settled", rule)
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			c, pool := &clock{t: w0}, pgtest.Pool(t)
+			l := limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now})
+			test(settling{pausing{t, w.verbs(t, l, pool), c, limit.For("k")}, l, pool})
+		})
+	}
+}
+
+// However many try to settle a reservation at once, one does.
+func TestAReservationIsSettledOnce(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("once", ratelimit.TokenBucket{Rate: 100, Period: never})
+	for _, w := range ways {
+		for _, used := range []float64{4, 14} {
+			t.Run(fmt.Sprintf("%s/%v", w.name, used), func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
+				v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+				r := takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(10)))).Reservation()
+				var settled atomic.Int64
+				var wg sync.WaitGroup
+				for range 50 {
+					wg.Go(func() {
+						ok, err := v.Settle(t.Context(), r, limit.For("k").Count(used))
+						if err != nil {
+							t.Error(err)
+						}
+						if ok {
+							settled.Add(1)
+						}
+					})
+				}
+				wg.Wait()
+				if settled.Load() != 1 {
+					t.Errorf("settled %d times", settled.Load())
+				}
+				wantValue(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"), 100-used)
+				if ok, err := v.Release(t.Context(), r); ok || err != nil {
+					t.Errorf("released after it was settled: %v, %v", ok, err)
+				}
+			})
+		}
+	}
+}
+
+func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("rolled", ratelimit.TokenBucket{Rate: 100, Period: never})
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	a := l.Autocommit(pool)
+	db := stdlib.OpenDBFromPool(pool)
+	defer func() { _ = db.Close() }()
+	k := limit.For("k")
+	r := takeOK(t, first(a.RateLimit(t.Context(), k.Count(10)))).Reservation()
+	undone := errors.New("undone")
+	for _, level := range levels {
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+			for _, want := range []bool{true, false} {
+				if ok, err := l.Settle(ctx, tx, r, k.Count(4)); err != nil || ok != want {
+					return fmt.Errorf("settled %v and %w, want %v", ok, err, want)
+				}
+			}
+			return undone
+		})
+		if !errors.Is(err, undone) {
+			t.Fatal(err)
+		}
+		wantValue(t, l, pool, k, 90)
+	}
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		inner, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if ok, err := l.Release(ctx, inner, r); err != nil || !ok {
+			return fmt.Errorf("released %v and %w in a savepoint", ok, err)
+		}
+		return inner.Rollback(ctx)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantValue(t, l, pool, k, 90)
+	for _, want := range []bool{true, false} {
+		if ok, err := (sqlVerbs{l, db}).Settle(t.Context(), r, k.Count(4)); err != nil || ok != want {
+			t.Fatalf("settled %v and %v, want %v", ok, err, want)
+		}
+		wantValue(t, l, pool, k, 96)
+	}
+}
+
+// A call of a model counts as one request, whatever it uses, and for as many tokens as it has used in the end.
+func TestSeveralLimitsAreSettledTogether(t *testing.T) {
+	t.Parallel()
+	requests := ratelimit.MustDefine("requests", ratelimit.TokenBucket{Rate: 60, Period: never})
+	tokens := ratelimit.MustDefine("tokens", ratelimit.FixedWindow{Rate: 10_000, Period: never})
+	spend := ratelimit.MustDefine("spend", ratelimit.TokenBucket{Rate: 5, Period: never})
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		all := []ratelimit.Request{tokens.For("acme").Count(4000), requests.For("acme"), spend.Global().Count(2)}
+		want := func(values ...float64) {
+			t.Helper()
+			for i, r := range all {
+				if s, err := v.Value(t.Context(), r); err != nil || !sameTokens(s.Value, values[i]) {
+					t.Errorf("%v left (%v), want %v", s.Value, err, values[i])
+				}
+			}
+		}
+		r := takeOK(t, first(v.RateLimit(t.Context(), all...))).Reservation()
+		want(6000, 59, 3)
+		for _, wrong := range []ratelimit.Request{tokens.For("other"), tokens.Global(), tokens.For("acme").Count(-1)} {
+			if ok, err := v.Settle(t.Context(), r, tokens.For("acme").Count(1), wrong); ok || !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%v and %v", ok, err)
+			}
+		}
+		want(6000, 59, 3)
+		// prompt and completion are counted apart
+		ok, err := v.Settle(t.Context(), r, tokens.For("acme").Count(900), spend.Global().Count(2.5), tokens.For("acme").Count(600))
+		if err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		want(8500, 59, 2.5)
+
+		again := takeOK(t, first(v.RateLimit(t.Context(), all...))).Reservation()
+		want(4500, 58, 0.5)
+		if ok, err := v.Release(t.Context(), again); err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		want(8500, 59, 2.5)
+	})
+}
+
+// What was used beyond the reservation is owed, whatever may be reserved, and comes before those who wait.
+func TestExcessIsADebtThatPutsTheLineOff(t *testing.T) {
+	settledEachWay(t, oneASecond, func(s settling) {
+		a, b := s.at(0).reserves(8), s.reserves(4)
+		s.runs(b, 4)
+		s.at(2).settle(true, a, 20)
+		s.at(2).has(-14) // 8 may be reserved
+		s.runs(b, 16)
+		s.at(2).take(1, true, false, -14, 9, 0)
+		s.at(9).take(1, true, true, -8, 17, 0)
+		s.runs(b, 16)
+		s.at(16).settle(true, b, 4)
+		s.has(-1)
+	})
+}
+
+func TestExcessIsADebtThatPutsTheLineOffByWindows(t *testing.T) {
+	settledEachWay(t, tenAMinute, func(s settling) {
+		a, b, c := s.at(0).reserves(10), s.reserves(5), s.reserves(5)
+		s.at(70).settle(true, a, 18)
+		s.runs(b, 120)
+		s.runs(c, 120)
+		s.at(80).settle(true, b, 8)
+		s.runs(c, 180)
+		s.has(-11)
+	})
+}
+
+// Those who wait come earlier by exactly what is given back of those before them. What was reserved and will not be used goes
+// to the next to come.
+func TestWhatIsGivenBackBringsTheLineForward(t *testing.T) {
+	settledEachWay(t, oneASecond, func(s settling) {
+		a, b, c := s.at(0).reserves(8), s.reserves(4), s.reserves(2)
+		s.runs(b, 4)
+		s.runs(c, 6)
+		s.at(1).settle(true, a, 6.5)
+		s.runs(b, 2.5)
+		s.runs(c, 4.5)
+		s.has(-3.5)
+		s.at(2).release(b) // it was between, and c keeps its time
+		s.runs(c, 4.5)
+		s.has(1.5)
+		s.at(2).take(1, false, true, 0.5, 0, 0)
+		s.at(5).settle(true, c, 0)
+		s.has(5.5)
+	})
+}
+
+// The tokens of a window end with it. Given to those who wait they would come on top of those of the window then.
+func TestAWindowsTokensSettledLateAreNoGift(t *testing.T) {
+	settledEachWay(t, tenAMinute, func(s settling) {
+		now, next, after, last := s.at(0).reserves(10), s.reserves(10), s.reserves(10), s.reserves(5)
+		s.at(60).settle(true, now, 0) // the row still stands in the window before
+		s.runs(next, 60)
+		s.runs(after, 120)
+		s.runs(last, 180)
+		s.at(130).settle(true, next, 0)
+		s.runs(after, 120)
+		s.runs(last, 180)
+		s.at(170).settle(true, after, 4) // in its own: six of the ten are there for the last
+		s.runs(last, 120)
+		s.at(180).has(10)
+		s.take(10, false, true, 0, 0, 0)
+		s.settle(true, last, 0)
+		s.has(0)
+	})
+}
+
+func TestAWindowsTokensSettledInItAreThereAgain(t *testing.T) {
+	settledEachWay(t, tenAMinute, func(s settling) {
+		a, b := s.at(0).reserves(10), s.reserves(5)
+		s.runs(b, 60)
+		s.at(59).settle(true, a, 4)
+		s.runs(b, 0)
+		s.has(1)
+		s.take(1, false, true, 0, 0, 0)
+		s.at(60).settle(true, b, 0)
+		s.has(10)
+	})
+}
+
+// Whatever is taken, settled, released or left alone by whomever: what is gone is what was used, and what is held.
+func TestTheBooksOfReservationsBalance(t *testing.T) {
+	t.Parallel()
+	const capacity = 400
+	limit := ratelimit.MustDefine("books", ratelimit.TokenBucket{Rate: 1, Period: 100_000 * time.Hour, Capacity: ratelimit.Tokens(capacity)})
+	k := limit.For("k")
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
+	l := limiter(t, ratelimit.Config{})
+	var mu sync.Mutex
+	var gone float64
+	var settled, released, kept, denied int
+	var wg sync.WaitGroup
+	for _, w := range ways {
+		v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+		for range 2 {
+			wg.Go(func() {
+				for range 30 {
+					r := k.Count(float64(1+rand.IntN(400)) / 16)
+					if rand.IntN(4) > 0 {
+						r = r.OrReserve()
+					}
+					res, err := v.RateLimit(t.Context(), r)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					if !res.OK {
+						denied++
+						mu.Unlock()
+						continue
+					}
+					held := res.Reservation()
+					used := held.Takes[0].Count
+					n := rand.IntN(10)
+					switch {
+					case n < 6:
+						settled++
+						used *= rand.Float64() * 1.5
+					case n < 8:
+						released++
+						used = 0
+					default:
+						kept++
+					}
+					gone += used
+					mu.Unlock()
+					ok := true
+					switch {
+					case n < 6:
+						ok, err = v.Settle(t.Context(), held, k.Count(used/2), k.Count(used-used/2))
+					case n < 8:
+						ok, err = v.Release(t.Context(), held)
+					}
+					if err != nil || !ok {
+						t.Error(ok, err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	s, err := l.Autocommit(pool).Value(t.Context(), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d settled, %d released, %d kept, %d denied, %v of %v left", settled, released, kept, denied, s.Value, capacity)
+	if diff := capacity - s.Value - gone; diff > 1e-6 || diff < -1e-6 {
+		t.Errorf("%v tokens are gone, and %v were used or held", capacity-s.Value, gone)
+	}
+	if settled == 0 || released == 0 || kept == 0 || denied == 0 {
+		t.Error("the test should see all of them")
+	}
+}
+
+// After 30 days nobody knows any more whether it was settled.
+func TestAReservationIsSettledForThirtyDays(t *testing.T) {
+	settledEachWay(t, oneASecond, func(s settling) {
+		const month = 30 * 24 * 3600
+		s.at(0).reserves(8)
+		soon, late, never := s.reserves(2), s.reserves(2), s.reserves(2)
+		s.clock.set(w0.Add((month+2)*time.Second - time.Microsecond))
+		s.settle(true, soon, 1)
+		s.at(month+4).settle(false, late, 100)
+		s.has(8)
+		s.at(month+1e6).settle(false, never, 100)
+		if ok, err := s.v.Release(s.t.Context(), never); ok || err != nil {
+			s.t.Errorf("released %v and %v", ok, err)
+		}
+		s.has(8)
+		var n int
+		if err := s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM weir_settled`).Scan(&n); err != nil || n != 1 {
+			s.t.Errorf("%d rows (%v) of what was settled, want 1", n, err)
+		}
+	})
+}
+
+// A reset forgives what was held before it. A settlement that comes after it gives nothing back, and charges what it must.
+func TestASettlementRacesAReset(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 100, Period: never})
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			v := txVerbs{l, pool, level}
+			for i := range 40 {
+				k := limit.For(fmt.Sprint(i))
+				r := takeOK(t, first(v.RateLimit(t.Context(), k.Count(10)))).Reservation()
+				used := float64(4 + 10*(i%2))
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if ok, err := v.Settle(t.Context(), r, k.Count(used)); err != nil || !ok {
+						t.Error(ok, err)
+					}
+				})
+				wg.Go(func() {
+					if err := v.ResetRateLimit(t.Context(), k); err != nil {
+						t.Error(err)
+					}
+				})
+				wg.Wait()
+				s, err := v.Value(t.Context(), k)
+				if excess := max(0, used-10); err != nil || !sameTokens(s.Value, 100) && !sameTokens(s.Value, 100-excess) {
+					t.Errorf("%v left (%v) of 100 after a reset and an excess of %v", s.Value, err, excess)
+				}
+			}
+		})
+	}
+}
+
+// Nothing flows in during a pause, but what is not used goes back, and what was used beyond is owed.
+func TestSettlingInAPause(t *testing.T) {
+	settledEachWay(t, oneASecond, func(s settling) {
+		a, b, c := s.at(0).reserves(8), s.reserves(4), s.reserves(1)
+		s.at(2).pause(10)
+		s.runs(b, 14)
+		s.at(5).settle(true, a, 7)
+		s.runs(b, 13)
+		s.runs(c, 14)
+		s.has(-2)
+		s.at(6).settle(true, b, 9)
+		s.runs(c, 19)
+		s.has(-7)
+		s.at(12).has(-7)
+		s.at(19).has(0)
+	})
+	t.Run("Windows", func(t *testing.T) {
+		settledEachWay(t, tenAMinute, func(s settling) {
+			a, b, c := s.at(50).reserves(10), s.reserves(5), s.reserves(10)
+			s.runs(b, 60)
+			s.runs(c, 120)
+			s.at(55).pause(100) // to 155: two windows begin
+			s.runs(b, 180)
+			s.runs(c, 240)
+			s.at(150).settle(true, a, 1) // time stands still, so that it is in its own window
+			s.runs(b, 155+15)
+			s.runs(c, 180)
+			s.has(-6)
+		})
+	})
+}
+
+// What is given back fills up to the capacity by which the row was taken from last.
+func TestSettlingAfterTheRuleHasChanged(t *testing.T) {
+	settledEachWay(t, ratelimit.TokenBucket{Rate: 100, Period: never, MaxReserved: ratelimit.Tokens(100)}, func(s settling) {
+		by := func(rule ratelimit.Rule, n float64) ratelimit.Reservation {
+			s.t.Helper()
+			return takeOK(s.t, first(s.v.RateLimit(s.t.Context(), s.r.Rule(rule).Count(n).OrReserve()))).Reservation()
+		}
+		small := ratelimit.TokenBucket{Rate: 10, Period: never}
+		a, b := by(nil, 50), by(nil, 45) // 5 left
+		by(small, 1)
+		s.settle(true, a, 0)
+		s.has(10)
+		by(nil, 2) // the larger rule again: it has room for the rest
+		s.settle(true, b, 15)
+		s.has(38)
+		window := ratelimit.FixedWindow{Rate: 20, Period: never, Start: w0}
+		c := by(window, 16) // 20 were left of 38
+		s.settle(true, c, 21)
+		s.has(-1)
+		d := by(small, 3)
+		s.settle(true, d, 0)
+		s.has(-1)
+	})
+}
+
+// predicateLocks are those that the transaction holds on what a settlement writes.
+func predicateLocks(t *testing.T, tx pgx.Tx) (n int) {
+	t.Helper()
+	err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid()
+		AND relation IN ('weir_balance'::regclass, 'weir_balance_pkey'::regclass, 'weir_settled'::regclass, 'weir_settled_pkey'::regclass)`).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestSettlementsLeaveNoPredicateLock(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	var r []*ratelimit.Reservation
+	for i := range 8 {
+		res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For(fmt.Sprint(i)).Count(3), limit.Global())))
+		held := res.Reservation()
+		r = append(r, &held)
+	}
+	if ok, err := l.Autocommit(pool).Release(t.Context(), *r[0]); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	execSQL(t, pool, `ANALYZE weir_balance, weir_settled`)
+	for name, settle := range map[string]func(ctx context.Context, tx pgx.Tx) (bool, error){
+		"below": func(ctx context.Context, tx pgx.Tx) (bool, error) {
+			return l.Settle(ctx, tx, *r[1], limit.For("1").Count(2))
+		},
+		"above": func(ctx context.Context, tx pgx.Tx) (bool, error) {
+			return l.Settle(ctx, tx, *r[2], limit.For("2").Count(5))
+		},
+		"equal":   func(ctx context.Context, tx pgx.Tx) (bool, error) { return l.Settle(ctx, tx, *r[3]) },
+		"release": func(ctx context.Context, tx pgx.Tx) (bool, error) { return l.Release(ctx, tx, *r[4]) },
+		"renew":   func(ctx context.Context, tx pgx.Tx) (bool, error) { return true, l.Renew(ctx, tx, r[5], r[6]) },
+		"again": func(ctx context.Context, tx pgx.Tx) (bool, error) {
+			ok, err := l.Settle(ctx, tx, *r[0])
+			return !ok, err
+		},
+	} {
+		tx := begin(t, pool, pgx.Serializable)
+		if ok, err := settle(t.Context(), tx); err != nil || !ok {
+			t.Fatal(name, ok, err)
+		}
+		if n := predicateLocks(t, tx); n != 0 {
+			t.Errorf("%s left %d predicate locks", name, n)
+		}
+		commit(t, tx)
+	}
+}
+
+func TestSettlementsOfUnrelatedReservationsDoNotAbortEachOther(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("unrelated", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	for _, analyse := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Analysed=%v", analyse), func(t *testing.T) {
+			t.Parallel()
+			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			var held [8][]ratelimit.Reservation
+			for caller := range held {
+				for range 30 {
+					res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For(fmt.Sprint(caller)).Count(3))))
+					held[caller] = append(held[caller], res.Reservation())
+				}
+			}
+			if analyse {
+				execSQL(t, pool, `ANALYZE weir_balance, weir_settled`)
+			}
+			var wg sync.WaitGroup
+			var runs atomic.Int64
+			for caller, all := range held {
+				wg.Go(func() {
+					for i, r := range all {
+						err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+							runs.Add(1)
+							if ok, err := l.Settle(ctx, tx, r, limit.For(fmt.Sprint(caller)).Count(float64(i%6))); err != nil || !ok {
+								return errors.Join(err, fmt.Errorf("settled %v", ok))
+							}
+							_, err := tx.Exec(ctx, `SELECT pg_sleep(0.001)`)
+							return err
+						})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if n := runs.Load(); n != 8*30 {
+				t.Errorf("240 settlements took %d runs", n)
+			}
+		})
+	}
+}
+
+// Settlements of one row queue, too.
+func TestSettlementsOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e5, Period: century})
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
+	l := limiter(t, ratelimit.Config{})
+	var held [16][]ratelimit.Reservation
+	for caller := range held {
+		for range 15 {
+			held[caller] = append(held[caller], takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k").Count(3)))).Reservation())
+		}
+	}
+	var runs, commits atomic.Int64
+	var wg sync.WaitGroup
+	for _, all := range held {
+		wg.Go(func() {
+			for _, r := range all {
+				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					runs.Add(1)
+					if _, err := l.Settle(ctx, tx, r, limit.For("k").Count(1)); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				commits.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	aborts := float64(runs.Load()-commits.Load()) / float64(commits.Load())
+	t.Logf("%.3f aborts a commit", aborts)
+	if most := 0.3; aborts > most {
+		t.Errorf("%.2f aborts a commit, want at most %v", aborts, most)
+	}
+	wantValue(t, l, pool, limit.For("k"), 1e5-16*15)
+}

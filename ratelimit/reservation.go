@@ -1,0 +1,181 @@
+package ratelimit
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Reservation is what a granted call took, to be settled when it is known what was used: see [Limiter.Settle]. It is a small
+// value that goes through JSON, so that it can travel with the work: in the metadata of a job, in a message, in a table.
+//
+// It does not expire. What is never settled keeps its estimate.
+type Reservation struct {
+	ID    uuid.UUID `json:"id"` // of version 7, by the database's clock
+	Takes []Take    `json:"takes"`
+}
+
+// Take is the part of one limit and key in a [Reservation]: Count tokens.
+type Take struct {
+	Limit, Key string
+	Count      float64
+
+	rule  algebra // that it was taken by
+	shard int32
+	since int64   // the row's time
+	owed  float64 // what the row owed after the take; below 0, what it had left
+	delay int64   // the row's, then
+	moved float64 // likewise
+}
+
+// Reservation returns what the call took, each time with the same id. A Result that took nothing, as it is a denial, a
+// check's or the zero Result, has the zero Reservation, which [Limiter.Settle] refuses.
+func (r Result) Reservation() Reservation {
+	calls, err := r.taken()
+	if err != nil || len(calls) == 0 {
+		return Reservation{}
+	}
+	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
+	for i, c := range calls {
+		c.phased, c.debt = false, 0 // settling needs neither, and JSON keeps neither
+		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.shard, c.taken, c.owed, c.delay, c.moved}
+	}
+	return res
+}
+
+// Again returns a reservation of the same takes under an id of its own, for another attempt at the same work. It has taken
+// nothing before [Limiter.Renew] has charged it.
+func (r Reservation) Again() Reservation {
+	again := Reservation{Takes: slices.Clone(r.Takes)}
+	for _, t := range r.Takes {
+		again.ID = newID(t.since)
+	}
+	return again
+}
+
+// newID is a UUID of version 7 (RFC 9562) for an instant in microseconds. The random bits need not be secret, only unlike
+// all others: those of math/rand/v2 are ChaCha8's, seeded by the system.
+func newID(at int64) (id uuid.UUID) {
+	binary.BigEndian.PutUint64(id[:], uint64(at/1000)<<16|rand.Uint64()&0x0fff|0x7000) //nolint:gosec // wraps for no date that is
+	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&(1<<62-1)|1<<63)                  //nolint:gosec // see above
+	return id
+}
+
+// call is what the take was made with.
+func (t *Take) call() call {
+	return call{
+		algebra: t.rule, name: t.Limit, key: t.Key, shard: t.shard, count: t.Count,
+		taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
+	}
+}
+
+// RunAt tells when work that was granted ahead of time may run by now, given how its limit and key stand: [Limiter.Value]
+// tells that. It is [Outcome.RunAt] and PacedAt, moved by what has happened since: pauses, and settlements of those ahead in
+// the line. In a pause it is not before that ends. Both are in the past for work whose tokens were there at once. With the zero
+// State nothing has happened.
+func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
+	owed, put := t.owed, int64(0)
+	if !s.TS.IsZero() {
+		owed -= s.Moved - t.moved
+		put = s.Delay.Microseconds() - t.delay
+	}
+	run, paced := t.since, t.since
+	if owed > 0 {
+		run = t.rule.earliest(-owed, t.since, t.since, 0, 0)
+		paced = t.rule.paced(owed, t.Count, t.since, run)
+	}
+	runAt, pacedAt = fromMicro(min(run+put, endOfTime)), fromMicro(min(paced+put, endOfTime))
+	for _, t := range []*time.Time{&runAt, &pacedAt} {
+		if t.Before(s.PausedUntil) {
+			*t = s.PausedUntil
+		}
+	}
+	return runAt, pacedAt
+}
+
+// Ahead says that the take was granted ahead of time, and its work had to wait.
+func (t Take) Ahead() bool { return t.owed > 0 }
+
+// MoveUp returns the take as it is when n tokens less are owed before it, as the work of others that was to come before will
+// not be done. See [Limiter.Release].
+func (t Take) MoveUp(n float64) Take {
+	t.owed -= n
+	return t
+}
+
+// lasts is for how long after it may run a reservation can be settled.
+const lasts = 30 * 24 * time.Hour
+
+// until is when the reservation is settled no more.
+func (r *Reservation) until() time.Time {
+	last := int64(math.MinInt64)
+	for _, t := range r.Takes {
+		run, _ := t.RunAt(State{})
+		last = max(last, run.UnixMicro())
+	}
+	return fromMicro(min(last+lasts.Microseconds(), endOfTime))
+}
+
+func (r *Reservation) check() error {
+	if r.ID == uuid.Nil || len(r.Takes) == 0 {
+		return &InvalidError{Field: "Reservation", Value: plain("the zero one"),
+			Want: "the Reservation of a Result that was granted, or one read back from its JSON"}
+	}
+	return nil
+}
+
+// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs.
+func (t Take) MarshalJSON() ([]byte, error) {
+	a := []any{t.Limit, t.Key, t.Count, t.shard, t.since, t.owed, t.moved, t.delay, t.rule.rate, t.rule.period, t.rule.capacity}
+	if t.rule.windowed {
+		a = append(a, t.rule.origin)
+	}
+	return json.Marshal(a)
+}
+
+// UnmarshalJSON reads it back. What no take can have been is refused with an error that matches [ErrInvalid].
+func (t *Take) UnmarshalJSON(b []byte) error {
+	var u Take
+	a := []any{&u.Limit, &u.Key, &u.Count, &u.shard, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}
+	bucket := len(a)
+	a = append(a, &u.rule.origin)
+	var raw []json.RawMessage
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return err
+	}
+	if len(raw) != bucket && len(raw) != len(a) {
+		return badTake(fmt.Sprintf("an array of %d", len(raw)), fmt.Sprintf("an array of %d, or of %d for a window", bucket, len(a)))
+	}
+	u.rule.windowed = len(raw) == len(a)
+	for i := range raw {
+		if err := json.Unmarshal(raw[i], a[i]); err != nil {
+			return err
+		}
+	}
+	switch {
+	case u.Limit == "" || badText(u.Limit, MaxNameBytes) != "" || badText(u.Key, MaxKeyBytes) != "":
+		return badTake(shorten(u.Limit+" "+u.Key), "a limit and a key")
+	case !(u.Count >= 0 && u.Count <= 2*maxTokens):
+		return badTake(fmt.Sprintf("of %v tokens", u.Count), "a number that can have been granted")
+	case !(u.rule.rate > 0 && u.rule.rate <= maxTokens && u.rule.capacity >= 0 && u.rule.capacity <= maxTokens && u.rule.period > 0 && u.rule.period <= math.MaxInt64/1000):
+		return badTake(fmt.Sprintf("by a rule of %v in %d µs up to %v", u.rule.rate, u.rule.period, u.rule.capacity), "one that can have been defined")
+	case !(math.Abs(u.owed) <= math.MaxFloat64/4 && math.Abs(u.moved) <= math.MaxFloat64/4):
+		return badTake(fmt.Sprintf("owing %v, after %v", u.owed, u.moved), "numbers of tokens")
+	case u.delay < -endOfTime || u.delay > endOfTime:
+		return badTake(fmt.Sprintf("put off by %d µs", u.delay), "less than ten thousand years")
+	case u.since < -endOfTime || u.since > endOfTime || u.rule.origin < -endOfTime || u.rule.origin > endOfTime:
+		return badTake("at another time", "microseconds since the Unix epoch")
+	}
+	*t = u
+	return nil
+}
+
+func badTake(value, want string) error {
+	return &InvalidError{Field: "Take", Value: plain(value), Want: want}
+}

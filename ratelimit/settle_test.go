@@ -1,0 +1,125 @@
+package ratelimit
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+func reservationOf(calls ...call) Reservation {
+	r := Reservation{ID: newID(noon)}
+	for _, c := range calls {
+		c.taken, c.owed = noon, -1
+		r.Takes = append(r.Takes, Take{Limit: c.name, Key: c.key, Count: c.count, rule: c.algebra, shard: c.shard, since: noon, owed: -1})
+	}
+	return r
+}
+
+func TestWhatIsNotNamedWasUsedAsReserved(t *testing.T) {
+	t.Parallel()
+	r := reservationOf(resolved(t, apples.For("x").Count(5), apples.For("y").Count(3), pears.Global().Count(2))...)
+	other := FixedWindow{Rate: 1, Period: time.Hour}
+	for name, tc := range map[string]struct {
+		requests []Request
+		want     []float64
+	}{
+		"none":           {nil, []float64{5, 3, 2}},
+		"one":            {[]Request{apples.For("y").Count(1)}, []float64{5, 1, 2}},
+		"nothing":        {[]Request{apples.For("x").Count(0)}, []float64{0, 3, 2}},
+		"more":           {[]Request{pears.Global().Count(1e12)}, []float64{5, 3, 1e12}},
+		"several":        {[]Request{apples.For("x").Count(1), pears.Global(), apples.For("x").Count(2.5)}, []float64{3.5, 3, 1}},
+		"as in the call": {[]Request{apples.For("x").Count(4).OrReserve().Rule(other)}, []float64{4, 3, 2}},
+	} {
+		if got, err := r.used(tc.requests); err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v and %v, want %v", name, got, err, tc.want)
+		}
+	}
+	for name, requests := range map[string][]Request{
+		"another key":   {apples.For("z")},
+		"another limit": {pears.For("x")},
+		"no limit":      {Limit{}.For("x")},
+		"below 0":       {apples.For("x").Count(-1)},
+		"NaN":           {apples.For("x").Count(math.NaN())},
+		"infinite":      {apples.For("x").Count(math.Inf(1))},
+		"too many":      {apples.For("x").Count(math.MaxFloat64 / 5), apples.For("x").Count(math.MaxFloat64 / 5)},
+		"one of two":    {apples.For("x"), apples.For("x").Count(-1)},
+	} {
+		if got, err := r.used(requests); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v and %v", name, got, err)
+		}
+	}
+}
+
+func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
+	t.Parallel()
+	l := limiterFor(t, Config{})
+	sound := reservationOf(resolved(t, apples.For("x"))...)
+	if _, err := l.Settle(t.Context(), nil, sound); !errors.Is(err, ErrInvalid) {
+		t.Error(err)
+	}
+	if _, err := l.Release(t.Context(), nil, sound); !errors.Is(err, ErrInvalid) {
+		t.Error(err)
+	}
+	if err := l.Renew(t.Context(), nil, &sound); !errors.Is(err, ErrInvalid) {
+		t.Error(err)
+	}
+	if _, err := l.SQL().Settle(t.Context(), nil, sound); !errors.Is(err, ErrInvalid) {
+		t.Error(err)
+	}
+	if _, err := l.SQL().Release(t.Context(), nil, sound); !errors.Is(err, ErrInvalid) {
+		t.Error(err)
+	}
+	for _, r := range []Reservation{{}, {ID: sound.ID}, {ID: uuid.Nil, Takes: sound.Takes}} {
+		if _, err := l.settle(t.Context(), nil, r, nil); !errors.Is(err, ErrInvalid) {
+			t.Error(err)
+		}
+		if _, err := l.release(t.Context(), nil, r); !errors.Is(err, ErrInvalid) {
+			t.Error(err)
+		}
+		if err := l.renew(t.Context(), nil, []*Reservation{&sound, &r}); !errors.Is(err, ErrInvalid) {
+			t.Error(err)
+		}
+	}
+	if err := l.renew(t.Context(), nil, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// Work runs when its part of the debt is repaid by what flows in, and by what those before it give back.
+func TestATakeRunsByHowItsLimitStands(t *testing.T) {
+	t.Parallel()
+	bucket := resolved(t, apples.For("x").Rule(TokenBucket{Rate: 10, Period: 10 * time.Second}))[0].algebra
+	window := resolved(t, apples.For("x").Rule(FixedWindow{Rate: 10, Period: time.Minute, Start: at(0)}))[0].algebra
+	for _, tc := range []struct {
+		rule         algebra
+		owed         float64
+		state        State
+		run, pacedAt time.Duration
+	}{
+		{bucket, 4, State{}, 4 * time.Second, 4 * time.Second},
+		{bucket, 4, State{Moved: 1, Delay: time.Second}, 3 * time.Second, 3 * time.Second},
+		{bucket, 4, State{Moved: 5.5, Delay: time.Second}, 0, 0},
+		{bucket, 4, State{Moved: -7, Delay: time.Second}, 11 * time.Second, 11 * time.Second},
+		{bucket, 4, State{Moved: 0, Delay: 6 * time.Second}, 9 * time.Second, 9 * time.Second},
+		{bucket, -3, State{}, 0, 0},
+		{bucket, 0, State{Moved: 9, Delay: time.Second}, 0, 0},
+		{window, 4, State{}, time.Minute, time.Minute + 6*time.Second},
+		{window, 14, State{Delay: time.Second}, 2 * time.Minute, 2*time.Minute + 6*time.Second},
+		{window, 14, State{Moved: 5, Delay: time.Second}, time.Minute, time.Minute + 36*time.Second},
+		{window, 14, State{Moved: 5, Delay: 2*time.Minute + time.Second}, 3 * time.Minute, 3*time.Minute + 36*time.Second},
+		{window, 14, State{Moved: 14, Delay: time.Second}, 0, 0},
+	} {
+		take := Take{Limit: "apples", Key: "x", Count: 3, rule: tc.rule, since: noon, owed: tc.owed, delay: 1e6, moved: 0}
+		if tc.state != (State{}) {
+			tc.state.TS = at(0)
+		}
+		run, paced := take.RunAt(tc.state)
+		if !run.Equal(at(tc.run)) || !paced.Equal(at(tc.pacedAt)) {
+			t.Errorf("%v owed, at %+v: runs at %v and %v, want %v and %v", tc.owed, tc.state, run, paced, at(tc.run), at(tc.pacedAt))
+		}
+	}
+}
