@@ -6,24 +6,23 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 )
 
 // claimSQL takes what is due within the lead from a queue and puts it into the one beside, due at once for River, in the
 // same order; it wakes those who work that. Without anything to claim it reads two ranges of River's fetching index and
 // writes nothing.
 //
-// What is scheduled is River's leader's to promote, and may be overdue. What is available and due by now is better left
-// to the queue's own fetch, and a backlog of jobs that never were reserved must not be searched: only what is still ahead,
-// or has been missed by a moment, is looked at.
+// What is scheduled is River's leader's to promote, and may be late; what is too late is not to start, but to be paced anew.
+// What is available and due by now is better left to the queue's own fetch, and a backlog of jobs that never were reserved
+// must not be searched: only what is still ahead, or has been missed by a moment, is looked at.
 //
 // What was moved since it got its ticket, by a retry by hand say, is not for its due time any more and left alone.
 //
-// $1 queue $2 queue beside $3 lead $4 most $5 River's schema for notifications, null for the current
+// $1 queue $2 queue beside $3 lead $4 most $5 River's schema for notifications, null for the current $6 too late
 const claimSQL = `WITH scheduled AS (
 	SELECT id FROM {river}river_job
 	WHERE state = 'scheduled' AND queue = $1::text AND priority IN (1, 2, 3, 4) AND scheduled_at <= now() + $3::interval
-		AND {ticket}
+		AND scheduled_at > now() - $6::interval AND {ticket}
 	ORDER BY scheduled_at LIMIT $4::integer FOR UPDATE SKIP LOCKED
 ), available AS (
 	SELECT id FROM {river}river_job
@@ -89,6 +88,9 @@ type line struct {
 	until    time.Time // claims follow one another until then
 	beat     time.Time // the last fetch of the client
 	swept    time.Time
+
+	tending atomic.Bool
+	tended  tended
 }
 
 // poke claims, and goes on for so long.
@@ -98,6 +100,9 @@ func (l *line) poke(d time.Duration) {
 	now := time.Now()
 	if d == 0 {
 		l.beat = now
+		if l.tending.CompareAndSwap(false, true) {
+			go l.tend()
+		}
 	}
 	if until := now.Add(min(d, lead)); until.After(l.until) {
 		l.until = until
@@ -161,7 +166,7 @@ func (l *line) claim() (int, error) {
 	p := l.plugin
 	if time.Since(l.swept) > sweepEvery { // by this goroutine only
 		l.swept = time.Now()
-		if err := p.query(ctx, sweepSQL, nil, nil, l.queue, l.beside); err != nil {
+		if err := p.db().query(ctx, sweepSQL, nil, nil, l.queue, l.beside); err != nil {
 			return 0, err
 		}
 	}
@@ -170,25 +175,8 @@ func (l *line) claim() (int, error) {
 		return 0, nil
 	}
 	var n int
-	err := p.query(ctx, claimSQL, []any{&n, nil}, nil, l.queue, l.beside, lead, room, p.schema)
+	err := p.db().query(ctx, claimSQL, []any{&n, nil}, nil, l.queue, l.beside, lead, room, p.schema, tooLate)
 	return n, err
 }
 
-// query runs a statement on River's tables, and scans each row of its answer.
-func (p *plugin) query(ctx context.Context, sql string, columns []any, each func(), args ...any) error {
-	rows, err := p.pool.Query(ctx, p.tables.Replace(sql), args...)
-	if err != nil {
-		return err
-	}
-	if columns == nil {
-		rows.Close()
-		return rows.Err()
-	}
-	_, err = pgx.ForEachRow(rows, columns, func() error {
-		if each != nil {
-			each()
-		}
-		return nil
-	})
-	return err
-}
+func (p *plugin) db() db { return db{p.pool, p.tables} }

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -52,78 +51,70 @@ func waits(job *rivertype.JobRow) (ticket, bool) {
 	default:
 		return ticket{}, false
 	}
-	t, ok := ticketOf(&begun)
+	t, _, ok := ticketOf(&begun)
 	if job.State == rivertype.JobStateRunning && !job.ScheduledAt.Before(t.due().Add(-time.Second)) {
 		return ticket{}, false // not held: at work, or about to be
 	}
-	return t, ok && t.Due != 0 && t.By < len(t.On)
+	return t, ok && t.Due != 0 && t.By < len(t.rows())
 }
 
 func (t *ticket) explain(job *rivertype.JobRow) Waiting {
-	if t.By >= len(t.On) {
+	rows := t.rows()
+	if t.By >= len(rows) {
 		return Waiting{}
 	}
-	return Waiting{Job: job, Limit: t.On[t.By].limit, Key: t.On[t.By].key, Until: t.due()}
+	return Waiting{Job: job, Limit: rows[t.By].limit, Key: rows[t.By].key, Until: t.due(), Paused: t.By >= len(t.takes())}
 }
 
 // Waiting lists what is reserved of one limit and key, the next to start first: at most n jobs, 10,000 at the most. It reads
 // in the caller's transaction, and takes nothing. Jobs that another limit has wait longer are listed too.
 func (j *Jobs) Waiting(ctx context.Context, tx pgx.Tx, request ratelimit.Request, n int) ([]Waiting, error) {
-	found, delay, now, err := j.list(ctx, tx, request, n)
+	client, ok := j.client.(lister)
+	if !ok {
+		return nil, errors.New("scheduler: the River client has no JobListTx")
+	}
+	of, err := j.row(ctx, tx, request)
 	if err != nil {
 		return nil, err
 	}
-	var waiting []Waiting
-	for _, w := range found {
-		for _, p := range w.ticket.On {
-			if later := w.Until.Add(delay - p.delay); p.limit == w.of.limit && p.key == w.of.key && later.After(w.Until) {
-				w.Limit, w.Key, w.Until, w.Paused = p.limit, p.key, later, true
-			}
-		}
-		if w.Until.After(now) {
-			waiting = append(waiting, w.Waiting)
+	fragment, err := of.fragment()
+	if err != nil {
+		return nil, err
+	}
+	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(n).
+		States(rivertype.JobStateAvailable, rivertype.JobStateScheduled, rivertype.JobStateRunning).
+		OrderBy(river.JobListOrderByScheduledAt, river.SortOrderAsc))
+	if err != nil {
+		return nil, err
+	}
+	var jobs []*rivertype.JobRow
+	var waiting []*ticket
+	for _, job := range found.Jobs {
+		if t, ok := waits(job); ok {
+			jobs, waiting = append(jobs, job), append(waiting, &t)
 		}
 	}
-	slices.SortStableFunc(waiting, func(a, b Waiting) int { return a.Until.Compare(b.Until) })
-	return waiting, nil
+	states, now, err := db{tx, j.tables}.states(ctx, waiting)
+	if err != nil {
+		return nil, err
+	}
+	var list []Waiting
+	for i, t := range waiting {
+		due, by := t.reckon(states, now, j.scheduler.bunch)
+		if !due.After(now) {
+			continue
+		}
+		r := t.rows()[by]
+		later := due.After(t.due())
+		t.Due, t.By = due.UnixMicro(), by
+		w := t.explain(jobs[i])
+		w.Paused = w.Paused || later && states[r].PausedUntil.After(now)
+		list = append(list, w)
+	}
+	slices.SortStableFunc(list, func(a, b Waiting) int { return a.Until.Compare(b.Until) })
+	return list, nil
 }
 
 type lister interface {
 	JobListTx(ctx context.Context, tx pgx.Tx, params *river.JobListParams) (*river.JobListResult, error)
-}
-
-type listed struct {
-	Waiting
-	ticket ticket
-	of     place // whose jobs were asked for
-}
-
-// list finds the jobs that wait for a limit, with its delay and the clock.
-func (j *Jobs) list(ctx context.Context, tx pgx.Tx, request ratelimit.Request, n int) ([]listed, time.Duration, time.Time, error) {
-	client, ok := j.client.(lister)
-	if !ok {
-		return nil, 0, time.Time{}, errors.New("scheduler: the River client has no JobListTx")
-	}
-	res, err := j.scheduler.limiter.CheckRateLimit(ctx, tx, request.Count(0))
-	if err != nil {
-		return nil, 0, time.Time{}, err
-	}
-	of := place{limit: res.Outcomes[0].Limit, key: res.Outcomes[0].Key}
-	fragment, err := json.Marshal(map[string]any{metadataKey: map[string]any{"on": []place{of}}})
-	if err != nil {
-		return nil, 0, time.Time{}, err
-	}
-	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(string(fragment)).First(n).
-		States(rivertype.JobStateAvailable, rivertype.JobStateScheduled, rivertype.JobStateRunning).
-		OrderBy(river.JobListOrderByScheduledAt, river.SortOrderAsc))
-	if err != nil {
-		return nil, 0, time.Time{}, err
-	}
-	var all []listed
-	for _, job := range found.Jobs {
-		if t, ok := waits(job); ok {
-			all = append(all, listed{t.explain(job), t, of})
-		}
-	}
-	return all, res.Outcomes[0].Delay, res.At, nil
 }

@@ -3,23 +3,45 @@ package scheduler
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
 )
 
-// confirmAhead is how long before it is due a held job is confirmed: more than the database takes to answer.
-const confirmAhead = 50 * time.Millisecond
+const (
+	// confirmAhead is how long before it is due a held job is confirmed: more than the database takes to answer.
+	confirmAhead = 50 * time.Millisecond
+
+	// lookEvery is how often the limits of held jobs are looked at meanwhile: those ahead may have used less than they took.
+	lookEvery = 200 * time.Millisecond
+)
+
+// clock is a reading of the database's clock, and when it came.
+type clock struct{ at, answered time.Time }
+
+// until is how long it takes until t.
+func (c clock) until(t time.Time) time.Duration { return t.Sub(c.at.Add(time.Since(c.answered))) }
 
 // hold returns when the job is due, or with the error that puts it back.
 func (v *visit) hold(ctx context.Context) error {
-	due := v.due()
-	// It was fetched at AttemptedAt by the database's clock: what that shows now is a little more.
-	if v.job.AttemptedAt != nil && !sleep(ctx, due.Sub(*v.job.AttemptedAt)-confirmAhead) {
-		return v.interrupted(ctx)
+	if v.job.AttemptedAt != nil {
+		// It was fetched at AttemptedAt by the database's clock: what that shows now is a little more.
+		v.clock = clock{*v.job.AttemptedAt, time.Now()}
+		for v.clock.until(v.due()) > lookEvery+confirmAhead {
+			if !sleep(ctx, time.Until(time.Now().Truncate(lookEvery).Add(lookEvery))) { // all of them at once
+				return v.interrupted(ctx)
+			}
+			l := look{ticket: &v.ticket}
+			if v.plugin.looks.ask(&l); l.err == nil {
+				v.clock = l.clock
+				v.ticket.Due, v.ticket.By = min(v.ticket.Due, l.due.UnixMicro()), l.by
+			}
+		}
+		if !sleep(ctx, v.clock.until(v.due())-confirmAhead) {
+			return v.interrupted(ctx)
+		}
 	}
-	c := confirmation{job: v.job, ticket: &v.ticket, due: due}
+	c := confirmation{job: v.job, look: look{ticket: &v.ticket}}
 	for {
 		v.plugin.confirms.ask(&c)
 		if c.err == nil {
@@ -32,95 +54,93 @@ func (v *visit) hold(ctx context.Context) error {
 	if !c.ours {
 		return v.yield(ctx)
 	}
-	if later, t := c.putOff(); t != nil {
-		return v.putBack(ctx, t, later)
+	v.clock = c.clock
+	if v.ticket.Due == 0 { // wanted now, unless it is paused
+		if c.until(c.pausedUntil) <= 0 {
+			return nil
+		}
+		c.due = c.pausedUntil
 	}
-	if !sleep(ctx, due.Sub(c.at)-time.Since(c.answered)) {
+	later := c.due.UnixMicro() > v.ticket.Due
+	v.ticket.Due, v.ticket.By = c.due.UnixMicro(), c.by
+	if later && c.until(c.due) > confirmAhead {
+		return v.putBack(ctx, &v.ticket, c.due)
+	}
+	if !sleep(ctx, c.until(c.due)) {
 		return v.interrupted(ctx)
 	}
 	return nil
 }
 
-// confirmation makes a held job this client's for good: from then on no sweep puts it back. It also reads the clock, and
-// what has become of the job's limits.
-type confirmation struct {
-	job    *rivertype.JobRow
+// look asks how the limits of a ticket stand.
+type look struct {
 	ticket *ticket
-	due    time.Time
 
-	ours     bool
-	at       time.Time // the database's clock
-	answered time.Time
-	delays   []int64    // of the places of the ticket
-	paused   *time.Time // until when any of them is
-	err      error
+	clock
+	due         time.Time // by now
+	by          int
+	pausedUntil time.Time
+	err         error
 }
 
-// putOff returns when the job may start instead, and its new ticket, if its limits were paused since it got its own.
-func (c *confirmation) putOff() (time.Time, *ticket) {
-	later, by := c.due, c.ticket.By
-	on := slices.Clone(c.ticket.On)
-	for i := range on {
-		delay := time.Duration(c.delays[i]) * time.Microsecond
-		if t := c.due.Add(delay - on[i].delay); t.After(later) {
-			later, by = t, i
+func (p *plugin) look(items []*look) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	asked := make([]*ticket, len(items))
+	for i, l := range items {
+		asked[i] = l.ticket
+	}
+	states, now, err := p.db().states(ctx, asked)
+	answered := time.Now()
+	for _, l := range items {
+		if l.clock, l.err = (clock{now, answered}), err; err != nil {
+			continue
 		}
-		on[i].delay = delay
+		l.due, l.by = l.ticket.reckon(states, now, p.scheduler.bunch)
+		for _, r := range l.ticket.rows() {
+			l.pausedUntil = latest(l.pausedUntil, states[r].PausedUntil)
+		}
 	}
-	if c.paused != nil && c.paused.After(c.at) {
-		later = latest(later, *c.paused)
-	}
-	if !later.After(c.due) || !later.After(c.at) {
-		return c.due, nil
-	}
-	t := *c.ticket
-	t.On, t.By, t.Due = on, by, later.UnixMicro()
-	return later, &t
+}
+
+// confirmation makes a held job this client's for good: from then on no sweep puts it back.
+type confirmation struct {
+	job *rivertype.JobRow
+	look
+
+	ours bool
 }
 
 // confirmSQL answers for those of the held jobs that are this client's still: whom a sweep has given one to has fetched it at
 // another time, though for an attempt of the same number.
 //
-// $1 ids $2 when they were fetched $3 due times $4 ids, once for each place $5 their numbers $6 names $7 keys
-const confirmSQL = `WITH mine AS (
-	UPDATE {river}river_job j SET scheduled_at = held.due
-	FROM unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[]) AS held (id, fetched, due)
-	WHERE j.id = held.id AND j.state = 'running' AND j.attempted_at IS NOT DISTINCT FROM held.fetched
-	RETURNING j.id
-), place AS (
-	SELECT p.id, array_agg(coalesce(b.delay, 0) ORDER BY p.n) AS delays, max(b.paused_until) AS paused
-	FROM unnest($4::bigint[], $5::integer[], $6::text[], $7::text[]) AS p (id, n, name, key)
-	LEFT JOIN {balance} b ON b.name = p.name AND b.key = p.key AND b.shard = 0
-	GROUP BY p.id
-)
-SELECT mine.id, clock_timestamp(), place.delays, place.paused FROM mine LEFT JOIN place USING (id)`
+// $1 ids $2 when they were fetched $3 due times
+const confirmSQL = `UPDATE {river}river_job j SET scheduled_at = held.due
+FROM unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[]) AS held (id, fetched, due)
+WHERE j.id = held.id AND j.state = 'running' AND j.attempted_at IS NOT DISTINCT FROM held.fetched
+RETURNING j.id`
 
 func (p *plugin) confirm(items []*confirmation) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	byID := make(map[int64]*confirmation, len(items))
 	ids, fetched, dues := make([]int64, len(items)), make([]*time.Time, len(items)), make([]time.Time, len(items))
-	var of []int64
-	var numbers []int
-	var names, keys []string
+	looks := make([]*look, len(items))
 	for i, c := range items {
-		byID[c.job.ID] = c
-		ids[i], fetched[i], dues[i] = c.job.ID, c.job.AttemptedAt, c.due
-		for n, on := range c.ticket.On {
-			of, numbers, names, keys = append(of, c.job.ID), append(numbers, n), append(names, on.limit), append(keys, on.key)
+		byID[c.job.ID], looks[i] = c, &c.look
+		ids[i], fetched[i], dues[i] = c.job.ID, c.job.AttemptedAt, c.job.ScheduledAt
+		if c.ticket.Due != 0 {
+			dues[i] = c.ticket.due()
 		}
 	}
 	var id int64
-	var at time.Time
-	var delays []int64
-	var paused *time.Time
-	err := p.query(ctx, confirmSQL, []any{&id, &at, &delays, &paused}, func() {
-		c := byID[id]
-		c.ours, c.at, c.delays, c.paused = true, at, slices.Clone(delays), paused
-	}, ids, fetched, dues, of, numbers, names, keys)
-	answered := time.Now()
+	err := p.db().query(ctx, confirmSQL, []any{&id}, func() { byID[id].ours = true }, ids, fetched, dues)
+	if err == nil {
+		p.look(looks)
+		err = looks[0].err
+	}
 	for _, c := range items {
-		c.answered, c.err = answered, err
+		c.err = err
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		p.logger.Warn("scheduler: held jobs start late", "jobs", len(items), "error", err)
@@ -143,7 +163,7 @@ func (p *plugin) restore(jobs []*rivertype.JobRow) {
 	for i, j := range jobs {
 		ids[i], queues[i], besides[i] = j.ID, j.Queue, beside(j.Queue)
 	}
-	if err := p.query(ctx, restoreSQL, nil, nil, ids, queues, besides); err != nil {
+	if err := p.db().query(ctx, restoreSQL, nil, nil, ids, queues, besides); err != nil {
 		p.logger.Warn("scheduler: jobs that ran on time could not be put back into their queues", "jobs", len(jobs), "error", err)
 	}
 }
@@ -156,7 +176,7 @@ var errTakenAway = errors.New("scheduler: a held job was put back by a sweep, or
 func (v *visit) yield(ctx context.Context) error {
 	for {
 		running := false
-		err := v.plugin.query(ctx, `SELECT true FROM {river}river_job WHERE id = $1 AND state = 'running'`, []any{&running}, nil, v.job.ID)
+		err := v.plugin.db().query(ctx, `SELECT true FROM {river}river_job WHERE id = $1 AND state = 'running'`, []any{&running}, nil, v.job.ID)
 		if err == nil && !running || !sleep(ctx, 250*time.Millisecond) {
 			v.plugin.logger.Warn("scheduler: a held job was taken away", "job", v.job.ID)
 			return errTakenAway

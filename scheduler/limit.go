@@ -47,7 +47,8 @@ func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	if v == nil {
 		return errors.New("scheduler: a worker made by Limit, on a River client whose configuration was not made by Scheduler.Configure")
 	}
-	if !v.valid || !v.ticket.Paid {
+	v.paid = v.valid && v.ticket.Paid
+	if !v.paid {
 		if requests := w.requests(job); len(requests) > 0 {
 			if err := v.pay(ctx, requests); err != nil {
 				return err
@@ -71,17 +72,24 @@ func (v *visit) pay(ctx context.Context, requests []ratelimit.Request) error {
 	if !res.OK {
 		return v.putBack(ctx, nil, res.RetryAt)
 	}
-	due := v.plugin.scheduler.start(res)
-	v.ticket, v.valid = newTicket(res, due), true
+	v.ticket, v.valid, v.paid = v.plugin.scheduler.newTicket(res), true, true
 	v.ticket.Paid, v.ticket.Attempt = true, v.job.Attempt-1
-	if due.IsZero() {
-		return nil
+	v.clock = clock{res.At, c.answered}
+	return v.await(ctx)
+}
+
+// await returns when the job of a new ticket is due, or with the error that puts it back until then.
+func (v *visit) await(ctx context.Context) error {
+	var err error
+	if v.job.Metadata, err = v.ticket.into(v.job.Metadata); err != nil { // for ReservationOf
+		return err
 	}
 	// To put it back takes River's client as long as to wait here.
-	if wait := due.Sub(res.At) - time.Since(c.answered); wait <= brief && sleep(ctx, wait) {
+	wait := v.clock.until(v.ticket.due())
+	if v.ticket.Due == 0 || wait <= brief && sleep(ctx, wait) {
 		return nil
 	}
-	return v.putBack(ctx, &v.ticket, due)
+	return v.putBack(ctx, &v.ticket, v.ticket.due())
 }
 
 // charge is what a job takes.

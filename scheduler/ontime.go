@@ -39,7 +39,9 @@ type plugin struct {
 	logger    *slog.Logger
 	lines     map[string]*line // by the queue that jobs are inserted into, and by the one beside it
 	charges   batch[charge]
+	looks     batch[look]
 	confirms  batch[confirmation]
+	paces     batch[pacing]
 	returns   batch[rivertype.JobRow]
 }
 
@@ -74,8 +76,8 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	if c.Schema != "" {
 		p.schema = c.Schema
 	}
-	p.charges.settle = gather
-	p.charges.do, p.confirms.do, p.returns.do = p.charge, p.confirm, p.restore
+	p.charges.settle, p.paces.settle, p.looks.settle = gather, gather, gather
+	p.charges.do, p.looks.do, p.confirms.do, p.paces.do, p.returns.do = p.charge, p.look, p.confirm, p.pace, p.restore
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	if len(c.Queues) > 0 {
 		c.Queues = maps.Clone(c.Queues)
@@ -135,6 +137,19 @@ func (s *Scheduler) expect(queue string) {
 	for _, p := range s.plugins {
 		if l := p.lines[queue]; l != nil && l.alive() {
 			l.poke(linger)
+		}
+	}
+}
+
+// expectAll tells the clients of this process that jobs of any queue may come earlier.
+func (s *Scheduler) expectAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.plugins {
+		for _, l := range p.lines {
+			if l.alive() {
+				l.poke(linger)
+			}
 		}
 	}
 }

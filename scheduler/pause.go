@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -50,23 +49,23 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 		res, err = autocommit.CheckRateLimit(ctx, look...)
 	}
 	until := res.At
-	for _, r := range e.Requests {
+	on := make([]place, len(e.Requests))
+	for i, r := range e.Requests {
 		var s ratelimit.State
 		if err == nil {
 			s, err = autocommit.Value(ctx, r)
 		}
-		until = latest(until, s.PausedUntil)
+		if err == nil {
+			on[i] = place{res.Outcomes[i].Limit, res.Outcomes[i].Key, s.Delay}
+			until = latest(until, s.PausedUntil)
+		}
 	}
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
-	until = until.Add(random(v.plugin.scheduler.jitter))
-	t := newTicket(&res, until)
-	for _, p := range v.ticket.On { // other limits may be paused later
-		if !slices.ContainsFunc(t.On, func(q place) bool { return q.limit == p.limit && q.key == p.key }) {
-			t.On = append(t.On, p)
-		}
-	}
-	t.Paid, t.Attempt = true, v.job.Attempt-1
-	return v.putBack(ctx, &t, until)
+	t := v.ticket // with what it has taken
+	t.From = until.Add(random(v.plugin.scheduler.jitter)).UnixMicro()
+	t.Due, t.By, t.On = t.From, len(t.takes()), on
+	t.Paid, t.Attempt = v.paid, v.job.Attempt-1
+	return v.putBack(ctx, &t, t.due())
 }

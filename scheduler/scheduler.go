@@ -113,11 +113,11 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		return &Inserted{Result: res}, err
 	}
 
-	opts, err = j.scheduler.schedule(args, opts, &res)
+	opts, at, err := j.scheduler.schedule(args, opts, &res)
 	var job *rivertype.JobInsertResult
 	if err == nil {
 		insert := ctx
-		if !res.RunAt.IsZero() && opts.ScheduledAt.Sub(res.At) < soon {
+		if !res.RunAt.IsZero() && at.Sub(res.At) < soon {
 			insert = context.WithValue(ctx, soonKey{}, true)
 		}
 		job, err = j.client.InsertTx(insert, tx, args, opts)
@@ -135,7 +135,7 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		}
 		return &Inserted{Result: ratelimit.Result{OK: true, At: res.At}, Job: job}, nil // there is nothing to give back again
 	}
-	if !res.RunAt.IsZero() && opts.ScheduledAt.Sub(res.At) < lead {
+	if !res.RunAt.IsZero() && at.Sub(res.At) < lead {
 		j.scheduler.expect(job.Job.Queue)
 	}
 	return &Inserted{Result: res, Job: job}, nil
@@ -145,46 +145,48 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 const soon = 6 * time.Second
 
 // schedule returns opts with a ticket and, for work that was granted ahead of time, with the time at which it may start.
-func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) (_ *river.InsertOpts, err error) {
+func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) (_ *river.InsertOpts, at time.Time, err error) {
 	var o river.InsertOpts
 	if opts != nil {
 		o = *opts
 	}
-	at := s.start(res)
-	if !at.IsZero() {
+	t := s.newTicket(res)
+	if a, ok := args.(JobArgsWithPays); ok {
+		t.Pays = a.Pays()
+	}
+	if t.Due != 0 {
 		wanted := o.ScheduledAt
 		if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
 			wanted = a.InsertOpts().ScheduledAt
 		}
-		at = latest(at, wanted)
-		o.ScheduledAt = at
+		if !wanted.IsZero() {
+			t.From = wanted.UnixMicro()
+			t.Due = max(t.Due, t.From)
+		}
+		o.ScheduledAt = t.due()
 	}
-	t := newTicket(res, at)
 	o.Metadata, err = t.into(o.Metadata)
-	return &o, err
+	return &o, o.ScheduledAt, err
 }
 
-// start is when work that was granted ahead of time may start, with jitter; zero if it was granted at once.
-func (s *Scheduler) start(res *ratelimit.Result) time.Time {
-	at := res.RunAt
+// newTicket is for a job whose tokens are taken. What was granted ahead of time may start then, with jitter.
+func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
+	r := res.Reservation()
+	t := ticket{Reservation: &r}
+	if res.RunAt.IsZero() {
+		return t
+	}
+	var at time.Time
+	at, t.By = t.reckon(nil, res.At, s.bunch)
 	most := s.jitter
 	for _, o := range res.Outcomes {
-		if o.RunAt.IsZero() {
-			continue
-		}
-		paced := o.PacedAt
-		if s.bunch {
-			paced = o.RunAt
-		}
-		if !paced.Before(at) {
-			at = paced
-			most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
+		if k := r.Takes[t.By]; o.Limit == k.Limit && o.Key == k.Key {
+			most = min(most, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
 		}
 	}
-	if at.IsZero() {
-		return at
-	}
-	return at.Add(random(most))
+	t.Jitter = random(most).Microseconds()
+	t.Due = at.UnixMicro() + t.Jitter
+	return t
 }
 
 // random is the jitter: uniform, drawn anew for each insert.

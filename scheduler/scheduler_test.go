@@ -30,6 +30,11 @@ type sendArgs struct {
 
 func (sendArgs) Kind() string { return "send" }
 
+// payer has its jobs pay so, by their numbers.
+func payer(p scheduler.Pays) int { return int(p) * 1_000_000 }
+
+func (a sendArgs) Pays() scheduler.Pays { return scheduler.Pays(max(0, a.N) / 1_000_000) }
+
 type laterArgs struct{}
 
 func (laterArgs) Kind() string { return "later" }

@@ -15,35 +15,95 @@ import (
 // metadataKey is where a job carries its ticket. Metadata and not arguments, which River's uniqueness looks at.
 const metadataKey = "weir"
 
-// ticket is what a job that waits for its tokens carries with it.
+// ticket is what a job whose tokens are taken carries with it.
 type ticket struct {
-	// Due is when the job may start, in microseconds since the Unix epoch, by the database's clock. 0 if its tokens were
-	// there at once.
-	Due int64 `json:"due,omitempty"`
+	// Due is when the job may start, in microseconds since the Unix epoch, by the database's clock, as far as was known
+	// when the ticket was written. 0 if it need not wait.
+	Due int64
 
-	// On are the limits that the tokens were taken from; By is the one that the job waits for, an index into them.
-	On []place `json:"on,omitempty"`
-	By int     `json:"by,omitempty"`
+	// Attempt is the number of attempts that the job had behind it when the ticket was written: it is for the next one.
+	Attempt int
+
+	more
+
+	// What was taken; nil for nothing.
+	*ratelimit.Reservation
+}
+
+// more is what no statement looks at.
+type more struct {
+	// By is the place that the job waits for: an index into those of the takes and then On.
+	By int `json:"by,omitempty"`
+
+	// Jitter is how long after its tokens it starts, in microseconds.
+	Jitter int64 `json:"jitter,omitempty"`
+
+	// From is the instant before which it does not start in any case: the end of a pause that it has met, or what the
+	// caller wanted. It comes later by what the pauses of On do.
+	From int64   `json:"from,omitempty"`
+	On   []place `json:"on,omitempty"`
 
 	// Paid says that the tokens of a worker made by Limit are taken.
 	Paid bool `json:"paid,omitempty"`
 
-	// Attempt is the number of attempts that the job had behind it when the ticket was written: a ticket is for one attempt.
-	Attempt int `json:"attempt,omitempty"`
+	// Pays is when tokens are taken again.
+	Pays Pays `json:"pays,omitempty"`
 }
 
-// place is a row of a limit, and how much pauses had put it off when the tokens were taken.
+// wire is a ticket as it stands in metadata. River has a GIN index on that, in which each number and each string is an entry:
+// so only what statements look at stands by itself, and the rest is one string of JSON. On, limits and keys, is how the jobs
+// of a limit are found.
+type wire struct {
+	Due     int64       `json:"due,omitempty"`
+	Attempt int         `json:"attempt,omitempty"`
+	On      [][2]string `json:"on,omitempty"`
+	More    string      `json:"more"`
+}
+
+type wireMore struct {
+	more
+	*ratelimit.Reservation
+}
+
+// MarshalJSON writes a wire.
+func (t ticket) MarshalJSON() ([]byte, error) {
+	b, err := json.Marshal(wireMore{t.more, t.Reservation})
+	if err != nil {
+		return nil, err
+	}
+	w := wire{Due: t.Due, Attempt: t.Attempt, More: string(b)}
+	for _, r := range t.rows() {
+		if of := [2]string{r.limit, r.key}; !slices.Contains(w.On, of) {
+			w.On = append(w.On, of)
+		}
+	}
+	return json.Marshal(w)
+}
+
+// UnmarshalJSON reads one.
+func (t *ticket) UnmarshalJSON(b []byte) error {
+	var w wire
+	var m wireMore
+	if err := json.Unmarshal(b, &w); err != nil {
+		return err
+	}
+	if w.More != "" {
+		if err := json.Unmarshal([]byte(w.More), &m); err != nil {
+			return err
+		}
+	}
+	*t = ticket{w.Due, w.Attempt, m.more, m.Reservation}
+	return nil
+}
+
+// place is a limit and key, and how much pauses had put it off.
 type place struct {
 	limit, key string
 	delay      time.Duration
 }
 
-// MarshalJSON keeps it short: an array of name, key and, if there is one, the delay in microseconds. That another array
-// contains the one without a delay is how the jobs of a limit are found.
+// MarshalJSON keeps it short: an array of name, key and the delay in microseconds.
 func (p place) MarshalJSON() ([]byte, error) {
-	if p.delay == 0 {
-		return json.Marshal([]any{p.limit, p.key})
-	}
 	return json.Marshal([]any{p.limit, p.key, p.delay.Microseconds()})
 }
 
@@ -57,36 +117,81 @@ func (p *place) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// newTicket is for a job whose tokens are taken, and that may start at due if that is not zero.
-func newTicket(res *ratelimit.Result, due time.Time) ticket {
-	var t ticket
-	if !due.IsZero() {
-		t.Due = due.UnixMicro()
+// takes are what was taken.
+func (t *ticket) takes() []ratelimit.Take {
+	if t.Reservation == nil {
+		return nil
 	}
-	for _, o := range res.Outcomes {
-		p := place{o.Limit, o.Key, o.Delay}
-		if !slices.Contains(t.On, p) {
-			t.On = append(t.On, p)
-		}
-	}
-	t.By = max(0, slices.IndexFunc(t.On, func(p place) bool { return p.limit == res.Limit && p.key == res.Key }))
-	return t
+	return t.Takes
 }
 
 func (t *ticket) due() time.Time { return time.UnixMicro(t.Due).UTC() }
 
-// ticketOf reads the ticket that a job carries for the attempt that it has begun.
-func ticketOf(job *rivertype.JobRow) (ticket, bool) {
+// row names a balance.
+type row struct{ limit, key string }
+
+// rows are those of the places.
+func (t *ticket) rows() []row {
+	var rows []row
+	for _, k := range t.takes() {
+		rows = append(rows, row{k.Limit, k.Key})
+	}
+	for _, p := range t.On {
+		rows = append(rows, row{p.limit, p.key})
+	}
+	return rows
+}
+
+// reckon returns when the job may start, given how its limits stand by now, and for which of its places it then waits. A
+// limit without a balance has seen nothing since.
+func (t *ticket) reckon(states map[row]ratelimit.State, now time.Time, bunch bool) (due time.Time, by int) {
+	n := 0
+	for _, k := range t.takes() {
+		run, paced := k.RunAt(states[row{k.Limit, k.Key}])
+		if bunch {
+			paced = run
+		}
+		if paced = paced.Add(time.Duration(t.Jitter) * time.Microsecond); paced.After(due) {
+			due, by = paced, n
+		}
+		n++
+	}
+	if from := time.UnixMicro(t.From).UTC(); t.From != 0 && from.After(due) {
+		due = from
+	}
+	for _, p := range t.On {
+		s := states[row{p.limit, p.key}]
+		if from := time.UnixMicro(t.From).Add(s.Delay - p.delay).UTC(); !s.TS.IsZero() && from.After(due) {
+			due, by = from, n
+		}
+		n++
+	}
+	for i, r := range t.rows() {
+		if until := states[r].PausedUntil; until.After(now) && until.After(due) {
+			due, by = until, i
+		}
+	}
+	return due, by
+}
+
+// parse reads a ticket, as it stands in metadata under its key.
+func parse(b []byte) (t ticket, ok bool) {
+	err := json.Unmarshal(b, &t)
+	return t, err == nil && len(b) > 2
+}
+
+// ticketOf reads the ticket that a job carries, and whether it is for the attempt that has begun.
+func ticketOf(job *rivertype.JobRow) (t ticket, found, valid bool) {
 	if !bytes.Contains(job.Metadata, []byte(`"`+metadataKey+`"`)) {
-		return ticket{}, false
+		return ticket{}, false, false
 	}
 	var m struct {
 		Weir *ticket `json:"weir"`
 	}
 	if err := json.Unmarshal(job.Metadata, &m); err != nil || m.Weir == nil {
-		return ticket{}, false
+		return ticket{}, false, false
 	}
-	return *m.Weir, m.Weir.Attempt == job.Attempt-1
+	return *m.Weir, true, m.Weir.Attempt == job.Attempt-1
 }
 
 // into adds the ticket to the metadata that a caller gives its job.

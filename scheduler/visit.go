@@ -15,7 +15,10 @@ type visit struct {
 	line   *line // nil for a queue that was added to the client later
 	job    *rivertype.JobRow
 	ticket ticket
-	valid  bool // the ticket is for this attempt
+	found  bool  // there is a ticket
+	valid  bool  // and it is for this attempt
+	paid   bool  // a worker made by Limit has taken its tokens
+	clock  clock // as it was last seen
 }
 
 // due is when the job may start.
@@ -44,7 +47,8 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 			}
 		}()
 	}
-	if v.ticket, v.valid = ticketOf(job); v.valid {
+	v.ticket, v.found, v.valid = ticketOf(job)
+	if v.valid {
 		if !beside && job.AttemptedAt != nil && v.due().Sub(*job.AttemptedAt) > time.Second {
 			v.ticket.Due = 0 // somebody wants it now, and has retried it by hand
 		}
@@ -56,6 +60,10 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 			return err
 		}
 		job.ScheduledAt = v.due()
+	} else if v.paysAgain() {
+		if err := v.renew(ctx, true); err != nil {
+			return err
+		}
 	}
 	if v.line != nil {
 		select {
@@ -65,10 +73,16 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 			return v.interrupted(ctx)
 		}
 	}
+	if v.valid && v.ticket.Due != 0 && -v.clock.until(v.ticket.due()) > tooLate {
+		if err := v.renew(ctx, false); err != nil {
+			return err
+		}
+	}
 	return v.after(ctx, doInner(ctx))
 }
 
-// after ends a ticket with its attempt. A snooze keeps the attempt's number, and would find the ticket again.
+// after sees to it that a snooze of the worker's own, which keeps the attempt's number, does not find a ticket to wait by.
+// Where each start pays it finds none for its attempt.
 func (v *visit) after(ctx context.Context, err error) error {
 	var pause *PauseError
 	switch {
@@ -79,10 +93,19 @@ func (v *visit) after(ctx context.Context, err error) error {
 	case errors.As(err, new(*putBackError)):
 		return err
 	}
-	if v.valid {
-		if e := river.MetadataSet(ctx, metadataKey, nil); e != nil {
-			return errors.Join(err, e)
+	var e error
+	switch {
+	case v.paid: // the next attempt takes anew
+		e = river.MetadataSet(ctx, metadataKey, nil)
+	case v.valid && errors.As(err, new(*rivertype.JobSnoozeError)):
+		v.ticket.Due, v.ticket.From, v.ticket.On = 0, 0, nil
+		if v.ticket.Pays == PerStart {
+			v.ticket.Attempt = -1
 		}
+		e = river.MetadataSet(ctx, metadataKey, &v.ticket)
+	}
+	if e != nil {
+		return errors.Join(err, e)
 	}
 	return err // as it is: River tells some errors by their type
 }
@@ -108,6 +131,7 @@ func (v *visit) putBack(ctx context.Context, t *ticket, until time.Time) error {
 // interrupted puts the job back as it was, or lets it be cancelled.
 func (v *visit) interrupted(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), rivertype.ErrJobCancelledRemotely) {
+		v.plugin.free(&v.ticket)
 		return ctx.Err()
 	}
 	if v.line != nil {
