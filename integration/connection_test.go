@@ -90,11 +90,13 @@ func contend(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, r ra
 	})
 }
 
+var modes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
 func TestEveryQueryModeOfPgx(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
+	for _, mode := range modes {
 		for _, portable := range []bool{false, true} {
 			name := strings.ReplaceAll(mode.String(), " ", "")
 			if portable {

@@ -206,6 +206,7 @@ func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("panic", ratelimit.TokenBucket{Rate: 10, Period: never})
+	made := pool.Stat().NewConnsCount()
 	func() {
 		defer func() {
 			if p := recover(); p != "at the disco" {
@@ -222,6 +223,9 @@ func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 	wantValue(t, l, pool, limit.For("k"), 10)
 	if n := pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections were not given back", n)
+	}
+	if n := pool.Stat().NewConnsCount() - made; n != 0 {
+		t.Errorf("%d connections were made in place of one that was not rolled back", n)
 	}
 }
 

@@ -24,7 +24,7 @@ type Autocommit struct {
 func (l *Limiter) Autocommit(pool *pgxpool.Pool) *Autocommit { return &Autocommit{l, pool} }
 
 // RateLimit is [Limiter.RateLimit], committed when it returns. To grant, one limit takes one round trip, and several take
-// three.
+// two.
 func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
 	err = a.do(ctx, requests, func(x executor, calls []call) error {
 		res, err = a.l.rateLimit(ctx, x, calls, len(requests))

@@ -50,22 +50,31 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	if lock := x.attempt.queueUp(x.l, statements); lock != nil {
 		statements = append([]*statement{lock}, statements...)
 	}
+	var failed *statement
+	var err error
+	if tx, ok := x.tx.(*lazyTx); ok && !tx.begun {
+		failed, err = tx.beginWith(ctx, statements)
+	} else {
+		failed, err = send(ctx, x.tx, statements)
+	}
+	x.attempt.observe(x.l, failed, err)
+	return err
+}
+
+// send runs statements in one round trip. With an error it returns the statement that failed.
+func send(ctx context.Context, tx pgx.Tx, statements []*statement) (failed *statement, err error) {
 	if len(statements) == 1 {
 		s := statements[0]
-		err := s.scan(x.tx.QueryRow(ctx, s.sql, s.args...))
-		x.attempt.observe(x.l, s, err)
-		return err
+		return s, s.scan(tx.QueryRow(ctx, s.sql, s.args...))
 	}
-	s, err := sendBatch(ctx, x.tx, statements)
-	x.attempt.observe(x.l, s, err)
-	return err
+	return sendBatch(ctx, tx, statements)
 }
 
 type batchSender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// sendBatch runs statements in one round trip. With an error it returns the statement that failed.
+// sendBatch is send by the means of a batch.
 func sendBatch(ctx context.Context, to batchSender, statements []*statement) (failed *statement, err error) {
 	batch := &pgx.Batch{}
 	for _, s := range statements {

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
 )
 
 // claimSQL takes what is due within the lead from a queue and puts it into the one beside, due at once for River, in the

@@ -1,0 +1,733 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// trips counts the round trips of a pool: each answer that comes after something was sent.
+type trips struct{ n atomic.Int64 }
+
+func (c *trips) through(cfg *pgxpool.Config) {
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &tripConn{Conn: conn, trips: c}, nil
+	}
+}
+
+// of is how many trips do takes.
+func (c *trips) of(do func()) int64 {
+	before := c.n.Load()
+	do()
+	return c.n.Load() - before
+}
+
+type tripConn struct {
+	net.Conn
+	trips *trips
+	asked atomic.Bool
+}
+
+func (c *tripConn) Write(b []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(b)
+}
+
+func (c *tripConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.asked.Swap(false) {
+		c.trips.n.Add(1)
+	}
+	return n, err
+}
+
+// isolation is the level of the transaction that tx runs in, as the server has it: its default one outside of any.
+const isolation = `SELECT current_setting('transaction_isolation')`
+
+func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
+	t.Parallel()
+	full := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	other := ratelimit.MustDefine("other", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	empty := ratelimit.MustDefine("empty", ratelimit.TokenBucket{Rate: 1, Period: never}).For("k")
+	for _, mode := range modes {
+		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
+			t.Parallel()
+			var count trips
+			pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) {
+				c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 1, mode
+			})
+			l := limiter(t, ratelimit.Config{})
+			take(t, l.Autocommit(pool), empty)
+			exec := func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `SELECT`)
+				return err
+			}
+			rateLimit := func(ctx context.Context, tx pgx.Tx, r ...ratelimit.Request) error {
+				res, err := l.RateLimit(ctx, tx, r...)
+				if err != nil {
+					return err
+				}
+				return res.Err()
+			}
+			describe := int64(0) // in this mode each batch, and each statement of one, is described in a trip of its own
+			if mode == pgx.QueryExecModeDescribeExec {
+				describe = 1
+			}
+			for name, c := range map[string]struct {
+				fn   func(ctx context.Context, tx pgx.Tx) error
+				want int64
+			}{
+				"Nothing": {func(context.Context, pgx.Tx) error { return nil }, 0},
+				"Take":    {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, full) }, 2 + describe},
+				"TakeTwo": {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, full, other) }, 2 + describe},
+				"Denied":  {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, empty) }, 2 + describe},
+				"Value": {func(ctx context.Context, tx pgx.Tx) error {
+					_, err := l.Value(ctx, tx, full)
+					return err
+				}, 2 + describe},
+				"TakeAndExec": {func(ctx context.Context, tx pgx.Tx) error {
+					return errors.Join(rateLimit(ctx, tx, full), exec(ctx, tx))
+				}, 3 + describe},
+				"ExecAndTake": {func(ctx context.Context, tx pgx.Tx) error {
+					return errors.Join(exec(ctx, tx), rateLimit(ctx, tx, full))
+				}, 4 + describe},
+				"TakeInSavepoint": {func(ctx context.Context, tx pgx.Tx) error {
+					return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return rateLimit(ctx, tx, full) })
+				}, 5 + describe},
+				"TakeAndSavepoint": {func(ctx context.Context, tx pgx.Tx) error { // as many as before: see lazyTx.real
+					return errors.Join(rateLimit(ctx, tx, full), pgx.BeginFunc(ctx, tx, func(pgx.Tx) error { return nil }))
+				}, 5 + describe},
+			} {
+				run := func() {
+					if err := l.InTx(t.Context(), pool, c.fn); err != nil && (name != "Denied" || !errors.Is(err, ratelimit.ErrDenied)) {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+				run() // prepares
+				run()
+				if got := count.of(run); got != c.want {
+					t.Errorf("%s took %d trips, want %d", name, got, c.want)
+				}
+			}
+			for _, requests := range [][]ratelimit.Request{{full}, {full, other}} {
+				run := func() { takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), requests...))) }
+				run()
+				got := count.of(run)
+				if want := int64(len(requests)) + describe; got != want {
+					t.Errorf("autocommit of %d took %d trips, want %d", len(requests), got, want)
+				}
+			}
+		})
+	}
+}
+
+// A transaction that runs again queues first: in the same trip.
+func TestTheLockOfARetryTakesNoTripOfItsOwn(t *testing.T) {
+	t.Parallel()
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	for name, want := range map[string]int64{"TakeFirst": 2, "ExecFirst": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var count trips
+			pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
+			l := limiter(t, ratelimit.Config{})
+			take(t, l.Autocommit(pool), k)
+			runs, before := 0, int64(0)
+			err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				before = count.n.Load()
+				if runs++; runs == 1 || name == "ExecFirst" {
+					if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+						return err
+					}
+				}
+				if runs == 1 {
+					take(t, l.Autocommit(pool), k)
+				}
+				_, err := l.RateLimit(ctx, tx, k)
+				return err
+			})
+			if got := count.n.Load() - before; err != nil || runs != 2 || got != want {
+				t.Errorf("%d runs, the last of %d trips, then %v; want 2, of %d", runs, got, err, want)
+			}
+		})
+	}
+}
+
+// firstUses are all ways to use a transaction. Each writes a row.
+var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
+	"Exec": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO done VALUES (1)`)
+		return err
+	},
+	"Query": func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `INSERT INTO done VALUES ($1) RETURNING n`, 1)
+		if err != nil {
+			return err
+		}
+		_, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[int])
+		return err
+	},
+	"QueryRow": func(ctx context.Context, tx pgx.Tx) error {
+		var n int
+		return tx.QueryRow(ctx, `INSERT INTO done VALUES ($1) RETURNING n`, 1).Scan(&n)
+	},
+	"SendBatch": func(ctx context.Context, tx pgx.Tx) error {
+		var b pgx.Batch
+		b.Queue(`INSERT INTO done VALUES ($1)`, 1)
+		b.Queue(`SELECT 1`)
+		return tx.SendBatch(ctx, &b).Close()
+	},
+	"CopyFrom": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.CopyFrom(ctx, pgx.Identifier{"done"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
+		return err
+	},
+	"Prepare": func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Prepare(ctx, "mine", `INSERT INTO done VALUES ($1)`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "mine", 1)
+		return err
+	},
+	"Begin": func(ctx context.Context, tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO done VALUES (1)`)
+			return err
+		})
+	},
+	"LargeObjects": func(ctx context.Context, tx pgx.Tx) error {
+		lo := tx.LargeObjects()
+		id, err := lo.Create(ctx, 0)
+		if err != nil {
+			return err
+		}
+		o, err := lo.Open(ctx, id, pgx.LargeObjectModeWrite) // valid within one transaction
+		if err != nil {
+			return err
+		}
+		if _, err := o.Write([]byte("1")); err != nil {
+			return err
+		}
+		if err := lo.Unlink(ctx, id); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO done VALUES (1)`)
+		return err
+	},
+	"Conn": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Conn().Exec(ctx, `INSERT INTO done VALUES (1)`)
+		return err
+	},
+}
+
+// plainly hides what it is.
+type plainly struct{ ratelimit.Beginner }
+
+func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
+	t.Parallel()
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	for _, mode := range modes {
+		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+			c, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Release()
+			l := limiter(t, ratelimit.Config{})
+			left := 1000.0
+			for via, db := range map[string]ratelimit.Beginner{"pool": pool, "conn": c.Conn(), "other": plainly{pool}} {
+				for name, use := range firstUses {
+					for _, takeFirst := range []bool{false, true} {
+						what := fmt.Sprintf("%s of %s, take first %v", name, via, takeFirst)
+						oops := errors.New("oops")
+						for _, end := range []error{oops, nil} {
+							execSQL(t, pool, `DELETE FROM done`)
+							err := l.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
+								if takeFirst {
+									takeOK(t, first(l.RateLimit(ctx, tx, k)))
+								}
+								if err := use(ctx, tx); err != nil {
+									t.Errorf("%s: %v", what, err)
+								}
+								var level string
+								if err := tx.QueryRow(ctx, isolation).Scan(&level); err != nil || level != "serializable" {
+									t.Errorf("%s: at level %q, %v", what, level, err)
+								}
+								if !takeFirst {
+									takeOK(t, first(l.RateLimit(ctx, tx, k)))
+								}
+								return end
+							})
+							var rows, want int
+							if end == nil {
+								want = 1
+								left--
+							}
+							if err := errors.Join(err, pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows)); !errors.Is(err, end) || rows != want {
+								t.Errorf("%s: %d rows, then %v; want %d and %v", what, rows, err, want, end)
+							}
+						}
+					}
+				}
+			}
+			wantValue(t, l, pool, k, left)
+		})
+	}
+}
+
+func TestSavepointsInATransactionThatBeganWithATake(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		takeOK(t, first(l.RateLimit(ctx, tx, k.Count(1))))
+		outer, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		takeOK(t, first(l.RateLimit(ctx, outer, k.Count(2))))
+		inner, err := outer.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		takeOK(t, first(l.RateLimit(ctx, inner, k.Count(4))))
+		if _, err := inner.Exec(ctx, `SELECT 1/0`); err == nil {
+			t.Error("no error")
+		}
+		if err := inner.Rollback(ctx); err != nil {
+			return err
+		}
+		takeOK(t, first(l.RateLimit(ctx, outer, k.Count(8))))
+		if err := outer.Commit(ctx); err != nil {
+			return err
+		}
+		for name, sp := range map[string]pgx.Tx{"rolled back": inner, "released": outer} {
+			if err := errors.Join(sp.Commit(ctx)); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, err := l.RateLimit(ctx, sp, k); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		again, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		takeOK(t, first(l.RateLimit(ctx, again, k.Count(16))))
+		if err := again.Rollback(ctx); err != nil {
+			return err
+		}
+		takeOK(t, first(l.RateLimit(ctx, tx, k.Count(32))))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantValue(t, l, pool, k, 100-1-2-8-32)
+}
+
+// However a callback ends, its connection is given back, or closed if it is no longer good.
+func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		c.MaxConns, c.ConnConfig.RuntimeParams["application_name"] = 1, t.Name()
+	})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	admin := pgtest.Bare(t)
+	l := limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	nothing := func(context.Context, pgx.Tx) error { return nil }
+	kill := func() {
+		execSQL(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = left('%s', 63)`, t.Name()))
+	}
+	rateLimit := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.RateLimit(ctx, tx, k)
+		return err
+	}
+	var none error
+	oops := errors.New("oops")
+	for _, before := range []struct {
+		name string
+		do   func(context.Context, pgx.Tx) error
+	}{
+		{"nothing", nothing},
+		{"a take", rateLimit},
+		{"an Exec", firstUses["Exec"]},
+		{"a take and a savepoint", func(ctx context.Context, tx pgx.Tx) error {
+			if err := rateLimit(ctx, tx); err != nil {
+				return err
+			}
+			_, err := tx.Begin(ctx)
+			return err
+		}},
+	} {
+		for name, end := range map[string]func(context.Context, context.CancelFunc, pgx.Tx) error{
+			"error": func(context.Context, context.CancelFunc, pgx.Tx) error { return oops },
+			"panic": func(context.Context, context.CancelFunc, pgx.Tx) error { panic(oops) },
+			"exit":  func(context.Context, context.CancelFunc, pgx.Tx) error { runtime.Goexit(); return nil },
+			"denial": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error {
+				res, err := l.RateLimit(ctx, tx, k.Count(10), k.Count(0)) // more than there will be left
+				if err != nil {
+					return err
+				}
+				if res.OK {
+					return oops
+				}
+				return res.Err()
+			},
+			"cancelled": func(_ context.Context, cancel context.CancelFunc, _ pgx.Tx) error { cancel(); return none },
+			"cancelled, take": func(ctx context.Context, cancel context.CancelFunc, tx pgx.Tx) error {
+				cancel()
+				return rateLimit(ctx, tx)
+			},
+			"cancelled, large object": func(ctx context.Context, cancel context.CancelFunc, tx pgx.Tx) error {
+				cancel()
+				return firstUses["LargeObjects"](ctx, tx)
+			},
+			"killed":         func(context.Context, context.CancelFunc, pgx.Tx) error { kill(); return oops },
+			"killed, hidden": func(context.Context, context.CancelFunc, pgx.Tx) error { kill(); return none },
+			"killed, take":   func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error { kill(); return rateLimit(ctx, tx) },
+			"killed, large object": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error {
+				kill()
+				return firstUses["LargeObjects"](ctx, tx)
+			},
+			"commits": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error {
+				return errors.Join(tx.Commit(ctx), oops)
+			},
+			"rolls back": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error { return tx.Rollback(ctx) },
+			"open rows": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error {
+				_, err := tx.Query(ctx, `SELECT generate_series(1, 1000)`)
+				return errors.Join(err, oops)
+			},
+		} {
+			what := before.name + ", " + name
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				defer func() {
+					if p := recover(); p != nil && p != any(oops) {
+						t.Errorf("%s: panic: %v", what, p)
+					}
+				}()
+				err := l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+					if err := before.do(ctx, tx); err != nil {
+						t.Errorf("%s: %v", what, err)
+					}
+					return end(ctx, cancel, tx)
+				})
+				unused := before.name == "nothing" && name == "killed, hidden" // nothing was there to be lost
+				if (err == nil) != unused || errors.Is(err, ratelimit.ErrOutcomeUnknown) != (name == "killed, hidden" && !unused) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}()
+			<-done
+			cancel()
+			until(t, func() bool { return pool.Stat().AcquiredConns() == 0 }) // what is broken is closed in the background
+			_, _ = pool.Exec(t.Context(), `SELECT`)                           // finds out if it was killed while nobody used it
+			ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+			left := 9.0
+			if name == "commits" && (before.name == "a take" || before.name == "a take and a savepoint") {
+				left--
+			}
+			if err := l.InTx(ctx, pool, rateLimit); err != nil {
+				t.Errorf("%s: the next: %v", what, err)
+			}
+			cancel()
+			wantValue(t, l, pool, k, left)
+			if err := l.Autocommit(pool).ResetRateLimit(t.Context(), k); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// A transaction that has ended is closed to whoever has kept it: its connection is somebody else's by then.
+func TestATransactionThatWasKeptIsClosed(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), limiter(t, ratelimit.Config{})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	for _, used := range []bool{false, true} {
+		var kept pgx.Tx
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+			kept = tx
+			if used {
+				_, err = l.RateLimit(ctx, tx, k)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, use := range firstUses {
+			if name == "Conn" || name == "LargeObjects" { // have no way to refuse, as in pgx
+				continue
+			}
+			if err := use(t.Context(), kept); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("used %v: %s: %v", used, name, err)
+			}
+		}
+		var b pgx.Batch
+		b.Queue(`SELECT 1`)
+		answers := kept.SendBatch(t.Context(), &b)
+		_, execErr := answers.Exec()
+		_, queryErr := answers.Query()
+		rows, _ := kept.Query(t.Context(), `SELECT 1`)
+		_, valuesErr := rows.Values()
+		_, takeErr := l.RateLimit(t.Context(), kept, k)
+		for i, err := range []error{
+			execErr, queryErr, answers.QueryRow().Scan(), rows.Err(), rows.Scan(), valuesErr, takeErr,
+			kept.Commit(t.Context()), kept.Rollback(t.Context()),
+		} {
+			if !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("used %v: %d: %v", used, i, err)
+			}
+		}
+		if rows.Close(); rows.Next() || rows.Conn() != nil || rows.RawValues() != nil || rows.FieldDescriptions() != nil || rows.CommandTag().String() != "" {
+			t.Error("an answer, to nothing that was asked")
+		}
+	}
+	wantValue(t, l, pool, k, 9)
+}
+
+// Errors are those of a BEGIN that goes ahead of the callback, which cannot hide them.
+func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		c.MaxConns, c.ConnConfig.RuntimeParams["lock_timeout"] = 1, "50ms"
+	})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	blocker := begin(t, admin, pgx.ReadCommitted)
+	for i := range 8 {
+		if _, err := blocker.Exec(t.Context(), fmt.Sprintf(`LOCK TABLE weir_queue_%d IN SHARE ROW EXCLUSIVE MODE`, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer commit(t, blocker)
+
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	rateLimit := func(l *ratelimit.Limiter) func(context.Context, pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error {
+			_, err := l.RateLimit(ctx, tx, k)
+			return err
+		}
+	}
+	uses := map[string]func(context.Context, pgx.Tx) error{"RateLimit": nil}
+	for name, use := range firstUses {
+		uses[name] = use
+	}
+	for name, use := range uses {
+		for _, hide := range []bool{false, true} {
+			l := limiter(t, ratelimit.Config{}) // that knows of no contention
+			if name == "RateLimit" {
+				use = rateLimit(l)
+			}
+			fails := func(ctx context.Context, tx pgx.Tx) error {
+				err := use(ctx, tx)
+				if again := use(ctx, tx); err == nil || again == nil {
+					t.Errorf("%s: %v, and again: %v", name, err, again)
+				}
+				if hide {
+					return nil
+				}
+				return fmt.Errorf("mine: %w", err)
+			}
+			is := func(err error, want string) {
+				t.Helper()
+				if err == nil || !strings.HasPrefix(err.Error(), want) || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+					t.Errorf("%s, hidden %v: got %v, want %s", name, hide, err, want)
+				}
+			}
+			is(l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"}, fails), "ratelimit: begin: ERROR: ")
+
+			var pid int
+			if err := pool.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+				t.Fatal(err)
+			}
+			is(l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				execSQL(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(%d, 10000)`, pid))
+				return fails(ctx, tx)
+			}), "ratelimit: begin: FATAL: ")
+
+			ctx, cancel := context.WithCancel(t.Context())
+			is(l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				cancel()
+				return fails(ctx, tx)
+			}), "ratelimit: begin: ")
+
+			runs := 0
+			is(l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				if runs++; runs == 2 {
+					return fails(ctx, tx)
+				}
+				if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+					return err
+				}
+				take(t, l.Autocommit(admin), k)
+				return rateLimit(l)(ctx, tx)
+			}), "ratelimit: queue for a contended limit: ERROR: ")
+		}
+	}
+	until(t, func() bool { return pool.Stat().AcquiredConns() == 0 })
+	var rows int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows); err != nil || rows != 0 {
+		t.Errorf("%d rows of failed transactions, %v", rows, err)
+	}
+}
+
+// A first take that fails before it is sent leaves what it would have left after BEGIN.
+func TestAFirstTakeThatCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for _, mode := range modes {
+		for _, requests := range [][]ratelimit.Request{{x.For("a")}, {x.For("a"), x.For("b")}} {
+			t.Run(fmt.Sprintf("%s/%d", strings.ReplaceAll(mode.String(), " ", ""), len(requests)), func(t *testing.T) {
+				t.Parallel()
+				pool, l := pgtest.Bare(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }), limiter(t, ratelimit.Config{})
+				execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := l.RateLimit(ctx, tx, requests...); sqlState(err) != "42P01" || !strings.Contains(err.Error(), "schema.Migrate") {
+						t.Errorf("got %v, want that nothing was migrated", err)
+					}
+					if err := firstUses["Exec"](ctx, tx); sqlState(err) != "25P02" {
+						t.Errorf("got %v, want a transaction that has failed", err)
+					}
+					return nil
+				})
+				if err == nil || !strings.Contains(err.Error(), "did not return its error") {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// A limiter that is given a context of its own, which has ended, is one that the callback may do without.
+func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		short, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, err := l.RateLimit(short, tx, k); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `take limit "k"`) {
+			t.Errorf("got %v", err)
+		}
+		return firstUses["Exec"](ctx, tx)
+	})
+	var rows int
+	if err := errors.Join(err, pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows)); err != nil || rows != 1 {
+		t.Errorf("%d rows, %v", rows, err)
+	}
+	wantValue(t, l, pool, k, 10)
+}
+
+// A take that waits for its row is what fails, and not the BEGIN that went with it.
+func TestAFirstTakeThatWaitsInVain(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	holder := begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(l.RateLimit(t.Context(), holder, k)))
+	for _, sub := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		outer := ctx
+		if sub {
+			outer = t.Context()
+		}
+		err := l.InTx(outer, pool, func(inner context.Context, tx pgx.Tx) error {
+			if !sub {
+				ctx = inner
+			}
+			_, err := l.RateLimit(ctx, tx, k)
+			return err
+		})
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `take limit "k"`) {
+			t.Errorf("got %v", err)
+		}
+	}
+	commit(t, holder)
+	wantValue(t, l, pool, k, 9)
+}
+
+func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	for _, tc := range []struct {
+		opts pgx.TxOptions
+		want string
+	}{
+		{pgx.TxOptions{}, "serializable off off"},
+		{pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, "repeatable read off off"},
+		{pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite, DeferrableMode: pgx.NotDeferrable}, "read committed off off"},
+		{pgx.TxOptions{IsoLevel: pgx.ReadUncommitted, AccessMode: pgx.ReadOnly}, "read uncommitted on off"},
+		{pgx.TxOptions{AccessMode: pgx.ReadOnly, DeferrableMode: pgx.Deferrable}, "serializable on on"},
+		{pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"}, "repeatable read on off"},
+	} {
+		err := l.InTxOptions(t.Context(), pool, tc.opts, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := l.Value(ctx, tx, k); err != nil {
+				return err
+			}
+			var got string
+			err := tx.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('transaction_isolation'),
+				current_setting('transaction_read_only'), current_setting('transaction_deferrable'))`).Scan(&got)
+			if got != tc.want {
+				t.Errorf("%+v: %q, want %q", tc.opts, got, tc.want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%+v: %v", tc.opts, err)
+		}
+	}
+
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.RateLimit(ctx, tx, k)
+		return err
+	})
+	if sqlState(err) != "25006" || !strings.Contains(err.Error(), "use the primary") {
+		t.Errorf("read-only: %v", err)
+	}
+
+	for _, savepoint := range []bool{false, true} {
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{CommitQuery: "ROLLBACK"}, func(ctx context.Context, tx pgx.Tx) error {
+			takeOK(t, first(l.RateLimit(ctx, tx, k)))
+			if !savepoint {
+				return nil
+			}
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { takeOK(t, first(l.RateLimit(ctx, tx, k))); return nil })
+		})
+		if !errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Errorf("CommitQuery, savepoint %v: %v", savepoint, err)
+		}
+	}
+	wantValue(t, l, pool, k, 10)
+}

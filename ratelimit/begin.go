@@ -1,0 +1,308 @@
+package ratelimit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// lazyTx is the transaction of an attempt. BEGIN goes out with the first statements, if they are ours, and else ahead of
+// whatever the callback sends first; if it sends nothing there is no transaction.
+//
+// BEGIN on its own is left to db, and what comes after it to the transaction that db returns. BEGIN in a batch is followed by
+// what pgx's own transaction would send on conn. Where nothing but pgx's own will do, it is made then: see real.
+type lazyTx struct {
+	ctx  context.Context // of InTx: for BEGIN on its own, and for methods that are given none
+	db   Beginner        // conn, if that is known
+	conn *pgx.Conn
+	opts pgx.TxOptions
+	lock *statement // to go right after BEGIN, or nil
+
+	begun  bool    // BEGIN was sent, or never will be
+	to     querier // once begun: conn, or tx
+	tx     pgx.Tx  // pgx's own, if there is one
+	closed bool
+	failed error // of BEGIN or lock: then InTx fails with it, whatever fn makes of it
+	thrown bool  // failed left fn by a panic
+}
+
+// querier is what a connection and a transaction have in common.
+type querier interface {
+	batchSender
+	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error)
+	Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error)
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// connect finds the connection of the transaction that db would begin, if it can be known, and how to give it back.
+func connect(ctx context.Context, db Beginner) (conn *pgx.Conn, release func(), err error) {
+	switch db := db.(type) {
+	case *pgx.Conn:
+		return db, func() {}, nil
+	case *pgxpool.Pool:
+		c, err := db.Acquire(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return c.Conn(), c.Release, nil // unless the transaction has ended by then, the pool closes the connection
+	}
+	return nil, func() {}, nil
+}
+
+// newTx returns a transaction that has not begun, or if it cannot begin later, one that has.
+func newTx(ctx context.Context, db Beginner, opts pgx.TxOptions, lock *statement) (t *lazyTx, release func(), err error) {
+	conn, release, err := connect(ctx, db)
+	if err != nil {
+		return nil, nil, errBegin(err)
+	}
+	t = &lazyTx{ctx: ctx, db: db, conn: conn, opts: opts, lock: lock}
+	if conn != nil {
+		t.db = conn
+	}
+	if conn == nil || opts.BeginQuery != "" || ctx.Err() != nil || conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
+		_ = t.begin()
+	}
+	return t, release, nil
+}
+
+// begin sends BEGIN on its own.
+func (t *lazyTx) begin() error {
+	t.begun = true
+	tx, err := t.db.BeginTx(t.ctx, t.opts)
+	if err != nil {
+		t.closed = true
+		t.failed = errBegin(err)
+		return t.failed
+	}
+	t.tx, t.to = tx, tx
+	if t.lock != nil {
+		if _, err := tx.Exec(t.ctx, t.lock.sql); err != nil {
+			t.failed = errLock(err)
+		}
+	}
+	return t.failed
+}
+
+func errBegin(err error) error { return fmt.Errorf("ratelimit: begin: %w", err) }
+
+func errLock(err error) error {
+	return fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err))
+}
+
+// beginWith sends BEGIN, the lock and statements in one round trip. With an error it returns the statement that failed.
+func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
+	t.begun, t.to = true, t.conn
+	trip := []*statement{{sql: beginSQL(t.opts)}}
+	if t.lock != nil {
+		trip = append(trip, t.lock)
+	}
+	failed, err = sendBatch(ctx, t.conn, append(trip, statements...))
+	if err == nil {
+		return nil, nil
+	}
+	if !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
+		// No transaction: BEGIN was refused, or ctx had ended, or the driver, which prepares a batch before it sends it,
+		// could not. What comes one by one fails where it should, and if that is not BEGIN, within the transaction.
+		if err := t.begin(); err != nil {
+			return nil, err
+		}
+		return send(ctx, t.tx, statements)
+	}
+	var answer *pgconn.PgError
+	switch {
+	case failed == trip[0] && errors.As(err, &answer):
+		t.closed = true
+		t.failed = errBegin(answer)
+	case t.lock != nil && (failed == t.lock || len(statements) == 0):
+		t.failed = errLock(err)
+	}
+	// A connection that is lost is lost in all of the trip: answers come when its last statement has ended.
+	return failed, err
+}
+
+func beginSQL(o pgx.TxOptions) string {
+	sql := "BEGIN ISOLATION LEVEL " + string(o.IsoLevel)
+	if o.AccessMode != "" {
+		sql += " " + string(o.AccessMode)
+	}
+	if o.DeferrableMode != "" {
+		sql += " " + string(o.DeferrableMode)
+	}
+	return sql
+}
+
+// need is for what is not ours: BEGIN goes out ahead of it.
+func (t *lazyTx) need() error {
+	if !t.begun {
+		if t.lock == nil {
+			return t.begin()
+		}
+		_, _ = t.beginWith(t.ctx, nil)
+	}
+	if t.failed == nil && t.closed {
+		return pgx.ErrTxClosed
+	}
+	return t.failed
+}
+
+// real is for what only pgx's own transaction has: savepoints and large objects. If BEGIN went out in a batch it is made
+// now, by a BEGIN that is empty, which takes the trip that was saved.
+func (t *lazyTx) real() (pgx.Tx, error) {
+	if err := t.need(); err != nil {
+		return nil, err
+	}
+	if t.tx == nil {
+		tx, err := t.conn.BeginTx(t.ctx, pgx.TxOptions{BeginQuery: ";", CommitQuery: t.opts.CommitQuery})
+		if err != nil {
+			return nil, err
+		}
+		t.tx, t.to = tx, tx
+	}
+	return t.tx, nil
+}
+
+func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := t.real()
+	if err != nil {
+		return nil, err
+	}
+	return tx.Begin(ctx)
+}
+
+// Commit and Rollback do what those of pgx do, also to a connection on which they fail.
+func (t *lazyTx) Commit(ctx context.Context) error {
+	if t.closed {
+		return pgx.ErrTxClosed
+	}
+	t.closed = true
+	if !t.begun {
+		t.begun = true
+		return nil
+	}
+	if t.tx != nil {
+		return t.tx.Commit(ctx)
+	}
+	tag, err := t.conn.Exec(ctx, cmp.Or(t.opts.CommitQuery, "commit"))
+	if err != nil {
+		if t.conn.PgConn().TxStatus() != 'I' {
+			_ = t.conn.Close(ctx)
+		}
+		return err
+	}
+	if tag.String() == "ROLLBACK" {
+		return pgx.ErrTxCommitRollback
+	}
+	return nil
+}
+
+func (t *lazyTx) Rollback(ctx context.Context) error {
+	if t.closed {
+		return pgx.ErrTxClosed
+	}
+	t.closed = true
+	if !t.begun {
+		t.begun = true
+		return nil
+	}
+	if t.tx != nil {
+		return t.tx.Rollback(ctx)
+	}
+	_, err := t.conn.Exec(ctx, "rollback")
+	if err != nil {
+		ctx, cancel := context.WithCancel(ctx)
+		cancel() // at once
+		_ = t.conn.Close(ctx)
+	}
+	return err
+}
+
+func (t *lazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := t.need(); err != nil {
+		return 0, err
+	}
+	return t.to.CopyFrom(ctx, table, columns, src)
+}
+
+func (t *lazyTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := t.need(); err != nil {
+		return failedBatch{err}
+	}
+	return t.to.SendBatch(ctx, b)
+}
+
+// LargeObjects has no error to return, and its result none to hold: so without a transaction it leaves fn by a panic, which
+// call turns into the error.
+func (t *lazyTx) LargeObjects() pgx.LargeObjects {
+	tx, err := t.real()
+	if err != nil {
+		t.failed, t.thrown = err, true
+		panic(err)
+	}
+	return tx.LargeObjects()
+}
+
+// call calls fn.
+func (t *lazyTx) call(fn func() error) (err error) {
+	defer func() {
+		if t.thrown {
+			if p := recover(); p != nil && p != any(t.failed) {
+				panic(p)
+			}
+		}
+		if t.failed != nil {
+			err = t.failed
+		}
+	}()
+	if t.failed != nil {
+		return t.failed
+	}
+	return fn()
+}
+
+func (t *lazyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := t.need(); err != nil {
+		return nil, err
+	}
+	return t.to.Prepare(ctx, name, sql)
+}
+
+func (t *lazyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.need(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return t.to.Exec(ctx, sql, args...)
+}
+
+func (t *lazyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.need(); err != nil {
+		return failedRows{err}, err
+	}
+	return t.to.Query(ctx, sql, args...)
+}
+
+func (t *lazyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := t.need(); err != nil {
+		return failedRows{err}
+	}
+	return t.to.QueryRow(ctx, sql, args...)
+}
+
+func (t *lazyTx) Conn() *pgx.Conn {
+	_ = t.need() // if BEGIN fails the connection is closed
+	return t.connection()
+}
+
+// connection is Conn for InTx itself, which begins nothing by asking.
+func (t *lazyTx) connection() *pgx.Conn {
+	if t.tx != nil {
+		return t.tx.Conn()
+	}
+	return t.conn
+}

@@ -1,0 +1,27 @@
+package ratelimit
+
+import (
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// failedRows is the answer to a query that was not sent.
+type failedRows struct{ err error }
+
+func (r failedRows) Close()                                       {}
+func (r failedRows) Err() error                                   { return r.err }
+func (r failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (r failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r failedRows) Next() bool                                   { return false }
+func (r failedRows) Scan(...any) error                            { return r.err }
+func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
+func (r failedRows) RawValues() [][]byte                          { return nil }
+func (r failedRows) Conn() *pgx.Conn                              { return nil }
+
+// failedBatch is the answer to a batch that was not sent.
+type failedBatch struct{ err error }
+
+func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, b.err }
+func (b failedBatch) Query() (pgx.Rows, error)         { return failedRows(b), b.err }
+func (b failedBatch) QueryRow() pgx.Row                { return failedRows(b) }
+func (b failedBatch) Close() error                     { return b.err }
