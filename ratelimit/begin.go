@@ -46,6 +46,8 @@ func connect(ctx context.Context, db Beginner) (conn *pgx.Conn, release func(), 
 	switch db := db.(type) {
 	case *pgx.Conn:
 		return db, func() {}, nil
+	case *pgxpool.Conn:
+		return db.Conn(), func() {}, nil
 	case *pgxpool.Pool:
 		c, err := db.Acquire(ctx)
 		if err != nil {

@@ -7,15 +7,18 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/weir-go/weir/internal/jsontext"
 )
 
 // Reservation is what a granted call took, to be settled when it is known what was used: see [Limiter.Settle]. It is a small
 // value that goes through JSON, so that it can travel with the work: in the metadata of a job, in a message, in a table.
 //
-// It does not expire. What is never settled keeps its estimate.
+// What is never settled keeps its estimate.
 type Reservation struct {
 	ID    uuid.UUID `json:"id"` // of version 7, by the database's clock
 	Takes []Take    `json:"takes"`
@@ -130,13 +133,42 @@ func (r *Reservation) check() error {
 	return nil
 }
 
-// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs.
-func (t Take) MarshalJSON() ([]byte, error) {
-	a := []any{t.Limit, t.Key, t.Count, t.shard, t.since, t.owed, t.moved, t.delay, t.rule.rate, t.rule.period, t.rule.capacity}
-	if t.rule.windowed {
-		a = append(a, t.rule.origin)
+// MarshalJSON writes an object of the id and the takes.
+func (r Reservation) MarshalJSON() ([]byte, error) {
+	b := make([]byte, 0, 60+160*len(r.Takes))
+	b = append(b, `{"id":"`...)
+	b = append(b, r.ID.String()...)
+	b = append(b, `","takes":[`...)
+	for i := range r.Takes {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = r.Takes[i].appendJSON(b)
 	}
-	return json.Marshal(a)
+	return append(b, "]}"...), nil
+}
+
+// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs.
+func (t Take) MarshalJSON() ([]byte, error) { return t.appendJSON(nil), nil }
+
+func (t *Take) appendJSON(b []byte) []byte {
+	integer := func(n int64) { b = strconv.AppendInt(append(b, ','), n, 10) }
+	float := func(f float64) { b = jsontext.Float(append(b, ','), f) }
+	b = jsontext.String(append(b, '['), t.Limit)
+	b = jsontext.String(append(b, ','), t.Key)
+	float(t.Count)
+	integer(int64(t.shard))
+	integer(t.since)
+	float(t.owed)
+	float(t.moved)
+	integer(t.delay)
+	float(t.rule.rate)
+	integer(t.rule.period)
+	float(t.rule.capacity)
+	if t.rule.windowed {
+		integer(t.rule.origin)
+	}
+	return append(b, ']')
 }
 
 // UnmarshalJSON reads it back. What no take can have been is refused with an error that matches [ErrInvalid].

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -102,8 +101,8 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		switch {
 		case i == len(r.Takes):
 			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key), Want: "a limit and a key that the reservation has taken from"}
-		case !(q.count >= 0) || q.count+max(0, counts[i]) > math.MaxFloat64/4:
-			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count, Want: "0 or more tokens"}
+		case !(q.count >= 0) || q.count+max(0, counts[i]) > maxTokens:
+			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count, Want: "0 to 2^53 tokens"}
 		}
 		counts[i] = max(0, counts[i]) + q.count
 	}
@@ -181,7 +180,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		if !s.found {
 			return explain(ctx, fmt.Errorf("no row in answer for %q", calls[i].key), "charge anew", calls)
 		}
-		ahead[i] = -max(0, *s.value+calls[i].count)
+		ahead[i] = -max(0, s.value.Float64+calls[i].count)
 	}
 	for _, r := range reservations {
 		for i := range r.Takes {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // The statements. TAKE grants, LOOK denies; why there are two of them and not one is told in protocol.go.
@@ -242,9 +243,9 @@ type statement struct {
 	writes bool  // locks that row
 
 	found  bool
-	value  *float64
-	ts     *time.Time
-	paused *time.Time
+	value  pgtype.Float8
+	ts     pgtype.Timestamptz
+	paused pgtype.Timestamptz
 	delay  int64
 	moved  float64
 	at     *time.Time
@@ -264,12 +265,12 @@ func (s *statement) dest() []any {
 
 // balance is the answer.
 func (s *statement) balance() balance {
-	if !s.found || s.value == nil || s.ts == nil {
+	if !s.found || !s.value.Valid || !s.ts.Valid {
 		return balance{}
 	}
-	b := balance{true, *s.value, s.ts.UnixMicro(), open, s.delay, s.moved}
-	if s.paused != nil {
-		b.pausedUntil = min(s.paused.UnixMicro(), endOfTime)
+	b := balance{true, s.value.Float64, s.ts.Time.UnixMicro(), open, s.delay, s.moved}
+	if s.paused.Valid {
+		b.pausedUntil = min(s.paused.Time.UnixMicro(), endOfTime)
 	}
 	return b
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // every returns one statement of each kind, for each configuration.
@@ -185,17 +187,17 @@ func TestOnlyLookDoesNotWrite(t *testing.T) {
 // A row of nulls, or none, is a limit that was never used.
 func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
 	t.Parallel()
-	value, ts := 3.0, at(0)
-	for _, s := range []*statement{{}, {found: true}, {found: true, value: &value}, {found: true, ts: &ts}, {value: &value, ts: &ts}} {
+	value, ts := pgtype.Float8{Float64: 3, Valid: true}, pgtype.Timestamptz{Time: at(0), Valid: true}
+	for _, s := range []*statement{{}, {found: true}, {found: true, value: value}, {found: true, ts: ts}, {value: value, ts: ts}} {
 		if b := s.balance(); b.exists {
 			t.Errorf("%+v: %+v", s, b)
 		}
 	}
-	if b := (&statement{found: true, value: &value, ts: &ts}).balance(); b != (balance{true, 3, noon, open, 0, 0}) {
+	if b := (&statement{found: true, value: value, ts: ts}).balance(); b != (balance{true, 3, noon, open, 0, 0}) {
 		t.Errorf("%+v", b)
 	}
-	until := at(time.Minute)
-	if b := (&statement{found: true, value: &value, ts: &ts, paused: &until, delay: 7, moved: 2}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7, 2}) {
+	until := pgtype.Timestamptz{Time: at(time.Minute), Valid: true}
+	if b := (&statement{found: true, value: value, ts: ts, paused: until, delay: 7, moved: 2}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7, 2}) {
 		t.Errorf("%+v", b)
 	}
 }

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"slices"
+	"strconv"
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jsontext"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -62,22 +63,56 @@ type wire struct {
 
 type wireMore struct {
 	more
-	*ratelimit.Reservation
+	R *ratelimit.Reservation `json:"r,omitempty"`
 }
 
-// MarshalJSON writes a wire.
+// MarshalJSON writes a wire, by hand: every job that is inserted has one.
 func (t ticket) MarshalJSON() ([]byte, error) {
-	b, err := json.Marshal(wireMore{t.more, t.Reservation})
+	rest, err := t.marshalMore()
 	if err != nil {
 		return nil, err
 	}
-	w := wire{Due: t.Due, Attempt: t.Attempt, More: string(b)}
-	for _, r := range t.rows() {
-		if of := [2]string{r.limit, r.key}; !slices.Contains(w.On, of) {
-			w.On = append(w.On, of)
+	b := append(make([]byte, 0, 2*len(rest)), '{')
+	if t.Due != 0 {
+		b = append(strconv.AppendInt(append(b, `"due":`...), t.Due, 10), ',')
+	}
+	if t.Attempt != 0 {
+		b = append(strconv.AppendInt(append(b, `"attempt":`...), int64(t.Attempt), 10), ',')
+	}
+	for i, r := range t.rows() {
+		if b = append(b, ','); i == 0 {
+			b = append(b[:len(b)-1], `"on":[`...)
+		}
+		b = jsontext.String(append(b, '['), r.limit)
+		b = append(jsontext.String(append(b, ','), r.key), ']')
+	}
+	if b[len(b)-1] == ']' {
+		b = append(b, "],"...)
+	}
+	return append(jsontext.String(append(b, `"more":`...), string(rest)), '}'), nil
+}
+
+func (t *ticket) marshalMore() (b []byte, err error) {
+	if t.From != 0 || t.On != nil || t.Paid {
+		return json.Marshal(wireMore{t.more, t.Reservation})
+	}
+	b = append(b, '{')
+	for _, f := range []struct {
+		name  string
+		value int64
+	}{{`"by":`, int64(t.By)}, {`"jitter":`, t.Jitter}, {`"pays":`, int64(t.Pays)}} {
+		if f.value != 0 {
+			b = append(strconv.AppendInt(append(b, f.name...), f.value, 10), ',')
 		}
 	}
-	return json.Marshal(w)
+	if t.Reservation != nil {
+		r, err := t.Reservation.MarshalJSON()
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(append(b, `"r":`...), r...), ',')
+	}
+	return append(bytes.TrimSuffix(b, []byte(",")), '}'), nil
 }
 
 // UnmarshalJSON reads one.
@@ -92,7 +127,7 @@ func (t *ticket) UnmarshalJSON(b []byte) error {
 			return err
 		}
 	}
-	*t = ticket{w.Due, w.Attempt, m.more, m.Reservation}
+	*t = ticket{w.Due, w.Attempt, m.more, m.R}
 	return nil
 }
 
@@ -132,7 +167,7 @@ type row struct{ limit, key string }
 
 // rows are those of the places.
 func (t *ticket) rows() []row {
-	var rows []row
+	rows := make([]row, 0, len(t.takes())+len(t.On))
 	for _, k := range t.takes() {
 		rows = append(rows, row{k.Limit, k.Key})
 	}
@@ -196,15 +231,19 @@ func ticketOf(job *rivertype.JobRow) (t ticket, found, valid bool) {
 
 // into adds the ticket to the metadata that a caller gives its job.
 func (t *ticket) into(metadata []byte) ([]byte, error) {
-	own, err := json.Marshal(t)
+	own, err := t.MarshalJSON()
 	if err != nil {
 		return nil, err
 	}
+	if len(metadata) == 0 {
+		return append(append([]byte(`{"`+metadataKey+`":`), own...), '}'), nil
+	}
 	all := map[string]json.RawMessage{}
-	if len(metadata) > 0 {
-		if err := json.Unmarshal(metadata, &all); err != nil {
-			return nil, fmt.Errorf("scheduler: the Metadata of InsertOpts is no JSON object: %w", err)
-		}
+	if err := json.Unmarshal(metadata, &all); err != nil {
+		return nil, fmt.Errorf("scheduler: the Metadata of InsertOpts is no JSON object: %w", err)
+	}
+	if all == nil { // of null
+		all = map[string]json.RawMessage{}
 	}
 	all[metadataKey] = own
 	return json.Marshal(all)
