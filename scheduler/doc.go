@@ -26,9 +26,9 @@
 // and holds each of them until it is due by the database's clock. By BenchmarkStartLateness half of all jobs start within 2 ms
 // of their time, and none before it. It depends on no leader.
 //
-// What it costs: one small query for each of River's fetches, that is two a second for an idle queue; while jobs are being
-// reserved for the next seconds, one every 10 ms; and for each reserved job three updates of its row more than River's, most
-// of them for many jobs at once. A job that waits occupies no worker of its queue.
+// What it costs: two small queries for each of River's fetches, that is four a second for an idle queue; while jobs are being
+// reserved for the next seconds, one every 10 ms; while jobs are held, one every 200 ms; and for each reserved job three
+// updates of its row more than River's, most of them for many jobs at once. A job that waits occupies no worker of its queue.
 //
 // Clients that are not configured so, of another service or another release, see ordinary scheduled jobs in their queue and
 // start them in River's time, never early. Clients with PollOnly, or behind a PgBouncer that keeps notifications from them,
@@ -43,6 +43,22 @@
 //
 // It reads and writes the columns state, queue, scheduled_at, attempt and metadata of River's table river_job, and reads
 // paused_at of river_queue; it was tested with River v0.41 and v0.51. Metadata has what a job waits for, under the key "weir".
+//
+// # Settle
+//
+// A job carries what it has taken: [ReservationOf] returns it, for [ratelimit.Limiter.Settle] in the transaction that completes
+// the job. What it gives back moves up the jobs that wait behind. Those that are next are brought forward at once by the
+// clients so configured, those far ahead as their time comes nearer; of a queue in which more than 1,000 jobs are due earlier,
+// a job is brought forward when it is among the next 1,000.
+//
+// Each attempt pays, if [JobArgsWithPays] does not say otherwise. [Jobs.CancelTx] gives back what has not started.
+//
+// # Late
+//
+// What could not start when it was due, as its queue was full or no client was there, starts when it can; if it is more than
+// three seconds late it is charged anew and paced, ahead of those who wait and in its order: the tokens of its own time have
+// flowed by and are the bucket's, which gives them to whoever comes. Jobs that two clients have at hand at the same moment may
+// pass each other. So no more than the bucket holds starts at once, or three seconds' worth, and the rate is kept.
 //
 // # Limits of workers, pauses
 //

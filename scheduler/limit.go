@@ -28,7 +28,8 @@ import (
 // that two clients fetch at the same moment may pass each other. Jobs of other keys, and other jobs of the queue, do not
 // wait for them. They need not be inserted by [Jobs.InsertTx]: what that takes is for the job as a whole, and comes on top.
 //
-// Each attempt takes anew: an API counts calls, not jobs. An attempt that is put back by a [PauseError] has paid already. A client
+// Each attempt takes anew: an API counts calls, not jobs. The worker may settle what its attempt took, see [ReservationOf].
+// An attempt that is put back by a [PauseError] has paid already. A client
 // that is killed between the take and the start loses the tokens. Leave the rule's MaxReserved unset: where it is reached,
 // jobs are put back until there may be room, and then compete for it.
 //

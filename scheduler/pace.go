@@ -143,6 +143,12 @@ func (p *plugin) pace(items []*pacing) {
 	}
 	if err != nil {
 		p.logger.Warn("scheduler: jobs that are late could not be paced", "error", err)
+		return
+	}
+	for _, i := range items {
+		if l := p.lines[i.queue]; l != nil && len(paced) > 0 {
+			l.poke(lead) // some are due at once
+		}
 	}
 }
 

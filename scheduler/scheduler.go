@@ -97,7 +97,8 @@ type Inserted struct {
 // unique and that exists already takes nothing either: Job.UniqueSkippedAsDuplicate says so, and Job.Job is the one that
 // exists, with the time at which it is due.
 //
-// opts may be nil; else everything in it is passed on to River as it is.
+// opts may be nil; else everything in it is passed on to River as it is. Further attempts of the job take again, see
+// [JobArgsWithPays]; [ReservationOf] is for settling.
 //
 // With an error nothing is kept either: what the job would have taken was given back or, after an error of Postgres, is
 // undone when the transaction rolls back, which is then all that it can do.

@@ -1,0 +1,78 @@
+package scheduler
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A ticket reads back as it was written, and beside it stands whatever else was in the metadata.
+func TestATicketReadsBack(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		want := ticket{
+			Due:     rapid.Int64Range(0, 1e17).Draw(t, "due"),
+			Attempt: rapid.IntRange(0, 25).Draw(t, "attempt"),
+			more: more{
+				By: rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
+				From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"),
+				Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
+			},
+		}
+		for range rapid.IntRange(0, 2).Draw(t, "pauses") {
+			want.On = append(want.On, place{rapid.String().Draw(t, "limit"), rapid.String().Draw(t, "key"), time.Duration(rapid.Int64Range(-1e12, 1e12).Draw(t, "delay")) * time.Microsecond})
+		}
+		if n := rapid.IntRange(0, 3).Draw(t, "takes"); n > 0 {
+			want.Reservation = &ratelimit.Reservation{ID: [16]byte{6: 0x70, 15: 1}}
+			for range n {
+				var k ratelimit.Take
+				b, err := json.Marshal([]any{"limit" + rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "limit"), rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "key"),
+					rapid.Float64Range(0, 1e9).Draw(t, "count"), 0, 1.7e15, rapid.Float64Range(-1e9, 1e9).Draw(t, "owed"), 0, 0, 1, 1, 1})
+				if err == nil {
+					err = json.Unmarshal(b, &k)
+				}
+				if err != nil {
+					t.Skip("no take: ", err)
+				}
+				want.Takes = append(want.Takes, k)
+			}
+		}
+		metadata, err := want.into([]byte(`{"own": [1, "two"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Own  []any
+			Weir ticket
+		}
+		if err := json.Unmarshal(metadata, &got); err != nil || len(got.Own) != 2 || !reflect.DeepEqual(got.Weir, want) {
+			t.Fatalf("%s (%v)\nreads back as %+v\nwant %+v", metadata, err, got.Weir, want)
+		}
+		alone, err := want.into(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w struct{ Weir wire }
+		if err := json.Unmarshal(alone, &w); err != nil || len(w.Weir.On) != len(want.rows()) {
+			t.Fatalf("%s (%v)", alone, err)
+		}
+	})
+}
+
+func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
+	t.Parallel()
+	var k ticket
+	for _, bad := range []string{`[]`, `1`, `{`, `"x"`} {
+		if b, err := k.into([]byte(bad)); err == nil {
+			t.Errorf("%s becomes %s", bad, b)
+		}
+	}
+	if b, err := k.into([]byte("null")); err != nil || string(b) != `{"weir":{"more":"{}"}}` {
+		t.Errorf("%s (%v)", b, err)
+	}
+}
