@@ -613,3 +613,35 @@ func TestSettlementsOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 	}
 	wantValue(t, l, pool, limit.For("k"), 1e5-16*15)
 }
+
+// A row that is gone, as it was full and has been pruned, is a full limit: what is settled then neither mints tokens nor is
+// forgotten.
+func TestSettlingWhereTheRowIsGone(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("gone", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(100)})
+	for _, c := range []struct {
+		name       string
+		used, want float64
+	}{
+		{"Less", 10, 100}, {"AsReserved", 40, 100}, {"More", 70, 70},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			a := limiter(t, ratelimit.Config{}).Autocommit(pool)
+			k := limit.For("k")
+			res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(40))))
+			if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance`); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []bool{true, false} {
+				if ok, err := a.Settle(t.Context(), res.Reservation(), k.Count(c.used)); err != nil || ok != want {
+					t.Fatal(ok, err)
+				}
+			}
+			if s, err := a.Value(t.Context(), k); err != nil || !sameTokens(s.Value, c.want) {
+				t.Errorf("%v are left (%v), want %v", s.Value, err, c.want)
+			}
+		})
+	}
+}

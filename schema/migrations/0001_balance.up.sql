@@ -11,6 +11,9 @@
 -- In the same way moved adds up the tokens by which the line of those who wait has moved up, when settlements give back what
 -- was reserved and not used, less what they charge for what was used beyond.
 --
+-- A row that is full by its own rule, not paused, and whose delay and moved are 0 is like no row. One whose delay or moved is
+-- not 0 may have been noted by somebody who still waits.
+--
 -- Fixed-width columns come first: the decision then reads them at known offsets. Nothing but the primary key is
 -- indexed and pages keep a fifth of their room free, so that each take is a HOT update.
 CREATE TABLE weir_balance (
