@@ -22,14 +22,19 @@ type limits struct {
 	chatTokens, chatRequests ratelimit.Limit
 }
 
+// slack is the time that passes between a call's tokens and the API's count of it: until it starts, until it is admitted,
+// and until it is settled.
+const slack = 400 * time.Millisecond
+
 // define leaves the API's budget whole. A token bucket grants up to its capacity at once and its rate besides, so in the
 // worst minute capacity + rate: together they must be no more than the API allows. The capacity must hold the largest
-// request, and the rate gets the rest, with a twentieth to spare, since a call reaches the API a little after it starts.
+// request, and the rate gets the rest. But in the API's minute there come those that are up to a slack late, and what they
+// were to use and did not goes to others in it: so what flows in is for a minute and the slack.
 func define(b budget) (limits, error) {
 	bucket := func(name string, total, capacity float64) (ratelimit.Limit, error) {
 		return ratelimit.Define(name, ratelimit.TokenBucket{
-			Rate:     total*0.95 - capacity,
-			Period:   b.minute,
+			Rate:     total - capacity,
+			Period:   b.minute + slack,
 			Capacity: ratelimit.Tokens(capacity),
 		})
 	}
@@ -40,4 +45,14 @@ func define(b budget) (limits, error) {
 	}
 	l.chatRequests, err = bucket("chatRequests", float64(b.requests), 5)
 	return l, err
+}
+
+// tokensOf are the tokens of a reservation.
+func (l limits) tokensOf(r ratelimit.Reservation) (n float64) {
+	for _, t := range r.Takes {
+		if t.Limit == l.chatTokens.Name() {
+			n += t.Count
+		}
+	}
+	return n
 }

@@ -1,6 +1,8 @@
 // Llm shows an application that calls a language model on a budget. Some hundreds of messages of several tenants come in at
-// once; each is saved together with the tokens that its answer will need, taken or reserved ahead, and with the River job
-// that will ask for the answer when they exist.
+// once; each is saved together with the tokens that its answer may need, taken or reserved ahead, and with the River job
+// that will ask for the answer when they exist. Most answers need less: the worker settles what was used, in the transaction
+// that saves the answer, and those who wait in line come earlier by the rest. So the budget is used up, though more is
+// reserved than used, and never exceeded.
 //
 //	go run ./examples/llm
 //
@@ -15,6 +17,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/signal"
@@ -33,9 +36,9 @@ import (
 
 func main() {
 	var o options
-	flag.IntVar(&o.requests, "requests", 300, "how many messages come in")
-	flag.IntVar(&o.budget.tokens, "tpm", 25_000, "tokens that the API allows in a minute")
-	flag.IntVar(&o.budget.requests, "rpm", 110, "requests that the API allows in a minute")
+	flag.IntVar(&o.requests, "requests", 500, "how many messages come in")
+	flag.IntVar(&o.budget.tokens, "tpm", 20_000, "tokens that the API allows in a minute")
+	flag.IntVar(&o.budget.requests, "rpm", 400, "requests that the API allows in a minute")
 	flag.DurationVar(&o.budget.minute, "minute", 5*time.Second, "how long the API's minute is")
 	flag.DurationVar(&o.within, "within", 90*time.Second, "give up after this time")
 	flag.BoolVar(&o.plain, "plain", false, "let River alone start the reserved calls, to see the difference")
@@ -80,7 +83,7 @@ func run(ctx context.Context, p *progress, o options) (err error) {
 	var log *standin.Log
 	if base == "" {
 		log = standin.NewLog(o.budget.minute, o.budget.tokens, o.budget.requests)
-		api, err := standin.Start(log)
+		api, err := standin.Start(log, rand.Uint64())
 		if err != nil {
 			return err
 		}
@@ -107,12 +110,12 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	defer cancel(nil)
 	httpClient := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer httpClient.CloseIdleConnections()
-	worker := &replyWorker{store: s, limits: limits, broken: cancel, client: &client{
+	worker := &replyWorker{store: s, limiter: limiter, limits: limits, broken: cancel, client: &client{
 		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
 	}}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
-	sched := scheduler.New(limiter, scheduler.Config{})
+	sched := scheduler.New(limiter, scheduler.Config{Jitter: -1}) // tokens that come one by one need none
 	config := &river.Config{
 		Logger:  quiet(),
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
@@ -153,7 +156,7 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 
 	ctx, cancelSummary := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancelSummary()
-	sum, err := summarize(ctx, s, o.budget, messages.denied.Load(), worker.refused.Load(), log)
+	sum, err := summarize(ctx, s, o.budget, limits, messages.denied.Load(), worker.refused.Load(), log)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ type submitter struct {
 	denied  atomic.Int64
 }
 
+// promptTokens is a guess: one for each word.
 const promptTokens = 10
 
 var tenants = []string{"acme", "globex", "initech", "umbrella"}
@@ -56,8 +57,10 @@ func (s *submitter) submit(ctx context.Context, n int) error {
 	return context.Cause(ctx)
 }
 
-// one saves a message, takes or reserves the tokens and the request that its answer will need, and enqueues the call: all
-// of it in one transaction. The take comes first: what a SERIALIZABLE transaction reads before it ages its snapshot.
+// one saves a message, takes or reserves the tokens that its answer may need, and the request, and enqueues the call: all of
+// it in one transaction. How many it will need nobody knows yet: the estimate is a guess at the prompt's, and the longest
+// answer that is asked for; the worker settles it. The take comes first: what a SERIALIZABLE transaction reads before it ages
+// its snapshot.
 func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
 	args := replyArgs{MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens), MaxTokens: tokens - promptTokens}
 	return s.limiter.InTx(ctx, s.store.pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -75,16 +78,16 @@ func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
 		if !in.RunAt.IsZero() {
 			planned = &in.Job.Job.ScheduledAt
 		}
-		_, err = tx.Exec(ctx, `INSERT INTO message (id, tenant, tokens, planned_at) VALUES ($1, $2, $3, $4)`,
-			args.MessageID, tenant, tokens, planned)
+		_, err = tx.Exec(ctx, `INSERT INTO message (id, tenant, reservation, reserved, planned_at) VALUES ($1, $2, $3, $4, $5)`,
+			args.MessageID, tenant, in.Reservation().ID, tokens, planned)
 		return err
 	})
 }
 
-// next tells which job starts next, and what it waits for.
+// next tells which job starts next, and what it waits for. It asks for some, as the first may have become due meanwhile.
 func next(ctx context.Context, limiter *ratelimit.Limiter, s *store, m *submitter) (text string, err error) {
 	err = limiter.InTxOptions(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
-		waiting, err := m.jobs.Waiting(ctx, tx, m.limits.chatTokens.Global(), 1)
+		waiting, err := m.jobs.Waiting(ctx, tx, m.limits.chatTokens.Global(), 10)
 		if len(waiting) > 0 {
 			text = waiting[0].String()
 		}

@@ -15,11 +15,11 @@ type summary struct {
 	denied  int64
 	refused int64
 	late    []time.Duration // of reserved jobs, ascending
-	used    int
+	books   books
 	log     *standin.Log // nil with a real API
 }
 
-func summarize(ctx context.Context, s *store, b budget, denied, refused int64, log *standin.Log) (summary, error) {
+func summarize(ctx context.Context, s *store, b budget, l limits, denied, refused int64, log *standin.Log) (summary, error) {
 	sum := summary{budget: b, denied: denied, refused: refused, log: log}
 	var err error
 	if sum.counts, err = s.counts(ctx); err != nil {
@@ -28,7 +28,7 @@ func summarize(ctx context.Context, s *store, b budget, denied, refused int64, l
 	if sum.late, err = s.lateness(ctx); err != nil {
 		return sum, err
 	}
-	sum.used, err = s.used(ctx)
+	sum.books, err = s.books(ctx, l.chatTokens)
 	return sum, err
 }
 
@@ -36,21 +36,31 @@ func (s summary) print(p *progress) {
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(p.out, format+"\n", args...) }
 	line("")
 	line("requests          %d, all answered: %d", s.counts.saved, s.counts.answered)
-	line("granted at once   %d", s.counts.saved-s.counts.reserved)
-	line("reserved ahead    %d", s.counts.reserved)
-	line("denied            %d", s.denied)
+	line("                  %d granted at once, %d reserved ahead, %d denied", s.counts.saved-s.counts.reserved, s.counts.reserved, s.denied)
 	line("429s received     %d", s.refused)
-	line("tokens used       %d", s.used)
+	line("tokens reserved   %.0f, as the estimates were", s.books.reserved)
+	line("  used            %.0f, as the API said in the end", s.books.used)
+	line("  given back      %.0f, to those who waited", s.books.givenBack)
+	if s.books.charged > 0 {
+		line("  charged         %.0f, beyond the estimates", s.books.charged)
+	}
+	if s.books.kept >= 0.5 {
+		line("  kept            %.0f, for calls that failed without an answer", s.books.kept)
+	}
 	if n := len(s.late); n > 0 {
 		at := func(q float64) time.Duration { return s.late[min(n-1, int(q*float64(n)))].Round(time.Millisecond) }
-		line("start after plan  p50 %v, p99 %v, latest %v, earliest %v", at(0.5), at(0.99), at(1), at(0))
+		line("budget used       %.1f %% of what flowed in for as long as jobs waited", 100*s.books.share)
+		if s.books.earlier > 0 {
+			line("start             %.1f s earlier than planned at first, on average", s.books.earlier.Seconds())
+		}
+		line("start after due   p50 %v, p99 %v, latest %v, earliest %v", at(0.5), at(0.99), at(1), at(0))
 	}
 	if s.log == nil {
 		return
 	}
 	line("API's own log     %.0f %% of its limit in the fullest %v", 100*s.log.Peak(), s.budget.minute)
 	line("")
-	line("tokens that the API served, by windows of %v against its limit of %d:", s.budget.minute, s.budget.tokens)
+	line("tokens that the API counted, by windows of %v against its limit of %d:", s.budget.minute, s.budget.tokens)
 	calls := s.log.Calls()
 	if len(calls) == 0 {
 		return
