@@ -88,6 +88,8 @@ type line struct {
 	beat     time.Time // the last fetch of the client
 	swept    time.Time
 
+	recalls chan struct{} // closed when jobs without a slot are to be paced anew; nil while nobody waits
+
 	tending atomic.Bool
 	tended  tended
 }
@@ -110,6 +112,25 @@ func (l *line) poke(d time.Duration) {
 	if !l.claiming {
 		l.claiming = true
 		go l.claims()
+	}
+}
+
+// recalled is closed by the next recall.
+func (l *line) recalled() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.recalls == nil {
+		l.recalls = make(chan struct{})
+	}
+	return l.recalls
+}
+
+func (l *line) recall() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.recalls != nil {
+		close(l.recalls)
+		l.recalls = nil
 	}
 }
 

@@ -27,7 +27,7 @@
 // of their time, and none before it. It depends on no leader.
 //
 // What it costs: two small queries for each of River's fetches, that is four a second for an idle queue; while jobs are being
-// reserved for the next seconds, one every 10 ms; while jobs are held, one every 200 ms; and for each reserved job three
+// reserved for the next seconds, one every 10 ms; while jobs are held, one every 50 ms; and for each reserved job three
 // updates of its row more than River's, most of them for many jobs at once. A job that waits occupies no worker of its queue.
 //
 // Clients that are not configured so, of another service or another release, see ordinary scheduled jobs in their queue and

@@ -66,7 +66,7 @@ func (t *ticket) explain(job *rivertype.JobRow) Waiting {
 	return Waiting{Job: job, Limit: rows[t.By].limit, Key: rows[t.By].key, Until: t.due(), Paused: t.By >= len(t.takes())}
 }
 
-// Waiting lists what is reserved of one limit and key, the next to start first: at most n jobs, 10,000 at the most. It reads
+// Waiting lists what is reserved of one limit and key, the next to start first: at most n jobs, 9,900 at the most. It reads
 // in the caller's transaction, and takes nothing. Jobs that another limit has wait longer are listed too.
 func (j *Jobs) Waiting(ctx context.Context, tx pgx.Tx, request ratelimit.Request, n int) ([]Waiting, error) {
 	client, ok := j.client.(lister)
@@ -81,7 +81,7 @@ func (j *Jobs) Waiting(ctx context.Context, tx pgx.Tx, request ratelimit.Request
 	if err != nil {
 		return nil, err
 	}
-	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(n).
+	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(min(n+mostDue, mostListed)).
 		States(rivertype.JobStateAvailable, rivertype.JobStateScheduled, rivertype.JobStateRunning).
 		OrderBy(river.JobListOrderByScheduledAt, river.SortOrderAsc))
 	if err != nil {
@@ -112,8 +112,13 @@ func (j *Jobs) Waiting(ctx context.Context, tx pgx.Tx, request ratelimit.Request
 		list = append(list, w)
 	}
 	slices.SortStableFunc(list, func(a, b Waiting) int { return a.Until.Compare(b.Until) })
-	return list, nil
+	return list[:min(n, len(list))], nil
 }
+
+const (
+	mostListed = 10_000 // by River
+	mostDue    = 100    // jobs that are found first, but are due, or are being worked
+)
 
 type lister interface {
 	JobListTx(ctx context.Context, tx pgx.Tx, params *river.JobListParams) (*river.JobListResult, error)

@@ -13,7 +13,7 @@ const (
 	confirmAhead = 50 * time.Millisecond
 
 	// lookEvery is how often the limits of held jobs are looked at meanwhile: those ahead may have used less than they took.
-	lookEvery = 200 * time.Millisecond
+	lookEvery = 50 * time.Millisecond
 )
 
 // clock is a reading of the database's clock, and when it came.
@@ -41,35 +41,34 @@ func (v *visit) hold(ctx context.Context) error {
 			return v.interrupted(ctx)
 		}
 	}
-	c := confirmation{job: v.job, look: look{ticket: &v.ticket}}
 	for {
-		v.plugin.confirms.ask(&c)
-		if c.err == nil {
-			break
+		c := confirmation{job: v.job, look: look{ticket: &v.ticket}}
+		if v.plugin.confirms.ask(&c); c.err != nil {
+			if !sleep(ctx, 100*time.Millisecond) {
+				return v.interrupted(ctx)
+			}
+			continue
 		}
-		if !sleep(ctx, 100*time.Millisecond) {
+		if !c.ours {
+			return v.yield(ctx)
+		}
+		v.clock = c.clock
+		if v.ticket.Due == 0 { // wanted now, unless it is paused
+			if c.until(c.pausedUntil) <= 0 {
+				return nil
+			}
+			c.due = c.pausedUntil
+		}
+		v.ticket.Due, v.ticket.By = c.due.UnixMicro(), c.by
+		switch wait := c.until(c.due); {
+		case wait > lead:
+			return v.putBack(ctx, &v.ticket, c.due)
+		case wait <= confirmAhead && sleep(ctx, wait):
+			return nil
+		case !sleep(ctx, wait-confirmAhead):
 			return v.interrupted(ctx)
 		}
 	}
-	if !c.ours {
-		return v.yield(ctx)
-	}
-	v.clock = c.clock
-	if v.ticket.Due == 0 { // wanted now, unless it is paused
-		if c.until(c.pausedUntil) <= 0 {
-			return nil
-		}
-		c.due = c.pausedUntil
-	}
-	later := c.due.UnixMicro() > v.ticket.Due
-	v.ticket.Due, v.ticket.By = c.due.UnixMicro(), c.by
-	if later && c.until(c.due) > confirmAhead {
-		return v.putBack(ctx, &v.ticket, c.due)
-	}
-	if !sleep(ctx, c.until(c.due)) {
-		return v.interrupted(ctx)
-	}
-	return nil
 }
 
 // look asks how the limits of a ticket stand.

@@ -225,3 +225,29 @@ func TestAJobThatRunsWaitsForNothing(t *testing.T) {
 		t.Errorf("at work: %v", w)
 	}
 }
+
+// The first that waits is listed although others, before it, are due.
+func TestWaitingListsWhoWaits(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	jobs := sched.Jobs(j.client(t, nil))
+	limit := ratelimit.MustDefine("waited", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(100)})
+	first, err := f.limiter.Autocommit(f.pool).RateLimit(t.Context(), limit.For("k").Count(100))
+	if err != nil || !first.OK {
+		t.Fatal(first, err)
+	}
+	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve())
+	second := f.insertBy(t, jobs, sendArgs{1}, limit.For("k").Count(100).OrReserve())
+	if _, err := f.limiter.Autocommit(f.pool).Settle(t.Context(), first.Reservation(), limit.For("k").Count(0)); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{0, 1, 2} {
+		f.inRC(t, func(tx pgx.Tx) error {
+			w, err := jobs.Waiting(t.Context(), tx, limit.For("k"), n)
+			if len(w) != min(n, 1) || n > 0 && w[0].Job.ID != second.Job.Job.ID {
+				t.Errorf("of %d: %v", n, w)
+			}
+			return err
+		})
+	}
+}

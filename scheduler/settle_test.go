@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -250,6 +251,67 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 				if w := woken(t, f.job(t, s.id)); w > 2 {
 					t.Errorf("job %d was put back %d times", s.n, w)
 				}
+			}
+		})
+	}
+}
+
+// A queue whose workers were all busy, too.
+func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("backedUp", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N == 0 {
+			select {
+			case <-time.After(7 * time.Second):
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
+	jobs := sched.Jobs(j.client(t, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
+	}))
+	for i := range 7 {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+	}
+	starts := j.await(t, 7)
+	// One token was there; five came after it.
+	if d := starts[6].at.Sub(starts[1].at); d < 2*time.Second {
+		t.Errorf("six started within %v", d)
+	}
+	for i := 2; i < 7; i++ {
+		if starts[i].n < starts[i-1].n {
+			t.Errorf("%d started before %d", starts[i-1].n, starts[i].n)
+		}
+	}
+}
+
+// A charge beyond a reservation, shortly before a held job is due, puts it off by a moment and no more.
+func TestAChargePutsAHeldJobOffByAsMuch(t *testing.T) {
+	t.Parallel()
+	for _, charge := range []float64{5, 10, 20, 40} { // tokens, and so ms
+		t.Run(fmt.Sprint(charge), func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			jobs := sched.Jobs(j.client(t, sched))
+			a, k := f.limiter.Autocommit(f.pool), wait.For("k").Count(1000)
+			first, err := a.RateLimit(t.Context(), k)
+			if err != nil || !first.OK {
+				t.Fatal(first, err)
+			}
+			if more, err := a.RateLimit(t.Context(), k.OrReserve()); err != nil || !more.OK {
+				t.Fatal(more, err)
+			}
+			due := f.insertBy(t, jobs, sendArgs{0}, k.OrReserve()).Job.Job.ScheduledAt
+			time.Sleep(due.Sub(f.now(t)) - 70*time.Millisecond)
+			if ok, err := a.Settle(t.Context(), first.Reservation(), k.Count(1000+charge)); err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+			due = due.Add(time.Duration(charge) * time.Millisecond)
+			if s := j.await(t, 1)[0]; s.at.Before(due.Add(-time.Microsecond)) || s.at.Sub(due) > 700*time.Millisecond {
+				t.Errorf("charged %v: started %v after it was due", charge, s.at.Sub(due))
 			}
 		})
 	}

@@ -66,19 +66,42 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 		}
 	}
 	if v.line != nil {
+		if err := v.slot(ctx); err != nil {
+			return err
+		}
+		defer func() { <-v.line.slots }()
+	}
+	return v.after(ctx, doInner(ctx))
+}
+
+// slot returns with a slot of the queue, or with the error that puts the job back. A job that is too late by then is paced
+// anew, together with all others here that are due and have no slot: they would come before it.
+func (v *visit) slot(ctx context.Context) error {
+	for {
+		recall := v.line.recalled()
 		select {
 		case v.line.slots <- struct{}{}:
-			defer func() { <-v.line.slots }()
+			if !v.late(tooLate) {
+				return nil
+			}
+			<-v.line.slots
+			v.line.recall()
+		case <-recall:
+			if !v.late(0) {
+				continue
+			}
 		case <-ctx.Done():
 			return v.interrupted(ctx)
 		}
-	}
-	if v.valid && v.ticket.Due != 0 && -v.clock.until(v.ticket.due()) > tooLate {
 		if err := v.renew(ctx, false); err != nil {
 			return err
 		}
 	}
-	return v.after(ctx, doInner(ctx))
+}
+
+// late says that the job was to start longer than d ago.
+func (v *visit) late(d time.Duration) bool {
+	return v.valid && v.ticket.Due != 0 && -v.clock.until(v.ticket.due()) > d
 }
 
 // after sees to it that a snooze of the worker's own, which keeps the attempt's number, does not find a ticket to wait by.
