@@ -113,8 +113,11 @@ type confirmation struct {
 // confirmSQL answers for those of the held jobs that are this client's still: whom a sweep has given one to has fetched it at
 // another time, though for an attempt of the same number.
 //
+// The sweep tells one that has begun from one that is held by scheduled_at and the time in its ticket: what has come forward
+// since it was fetched keeps that.
+//
 // $1 ids $2 when they were fetched $3 due times
-const confirmSQL = `UPDATE {river}river_job j SET scheduled_at = held.due
+const confirmSQL = `UPDATE {river}river_job j SET scheduled_at = greatest(held.due, {due})
 FROM unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[]) AS held (id, fetched, due)
 WHERE j.id = held.id AND j.state = 'running' AND j.attempted_at IS NOT DISTINCT FROM held.fetched
 RETURNING j.id`

@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
 
@@ -59,6 +60,40 @@ func TestAJobThatBeganIsNotTakenForOneThatIsHeld(t *testing.T) {
 	j := newJournal(f)
 	j.client(t, sched)
 	j.never(t, 3*time.Second)
+}
+
+// Nor is one that began earlier than it was due when it was fetched, as those ahead of it had used less.
+func TestAJobThatBeganEarlierIsNotTakenForOneThatIsHeld(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error { <-ctx.Done(); return ctx.Err() }
+	jobs, a := sched.Jobs(j.client(t, sched)), f.limiter.Autocommit(f.pool)
+	var ahead []ratelimit.Reservation
+	for _, n := range []float64{1000, 1500} {
+		res, err := a.RateLimit(t.Context(), wait.For("k").Count(n).OrReserve())
+		if err != nil || !res.OK {
+			t.Fatal(res, err)
+		}
+		ahead = append(ahead, res.Reservation())
+	}
+	job := f.insertBy(t, jobs, sendArgs{1}, wait.For("k").Count(700).OrReserve()).Job.Job
+	eventually(t, "the job is held", func() bool { return f.job(t, job.ID).State == rivertype.JobStateRunning })
+	for _, r := range ahead {
+		if ok, err := a.Settle(t.Context(), r, wait.For("k").Count(0)); err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+	}
+	if s := j.await(t, 1)[0]; job.ScheduledAt.Sub(s.at) < time.Second {
+		t.Fatalf("it started at %v, where %v was planned: the test shows nothing", s.at, job.ScheduledAt)
+	}
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET attempted_at = now() - interval '10 min' WHERE id = $1`, job.ID); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched) // which sweeps
+	time.Sleep(3 * time.Second)
+	if n := len(j.await(t, 1)); n != 1 {
+		t.Errorf("started %d times", n)
+	}
 }
 
 func TestAHeldJobCanBeCancelled(t *testing.T) {
