@@ -446,6 +446,35 @@ func TestACancelledRunningJobKeepsWhatItTook(t *testing.T) {
 	f.wantLeft(t, budget.For("k"), 900)
 }
 
+// A job that is paid once has used what it took with its first attempt, whenever it is cancelled then.
+func TestAJobCancelledBeforeItsSecondAttemptKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N == 1 {
+			<-ctx.Done()
+		}
+		return errors.New("once more")
+	}
+	jobs := sched.Jobs(j.client(t, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
+	}))
+	id := f.insertBy(t, jobs, sendArgs{payer(scheduler.PerJob)}, budget.For("k").Count(100)).Job.Job.ID
+	f.insertBy(t, jobs, sendArgs{1}, wait.For("k")) // occupies the worker as soon as it is free
+	j.await(t, 2)
+	eventually(t, "it waits for its second attempt", func() bool {
+		s := f.job(t, id).State
+		return s == rivertype.JobStateAvailable || s == rivertype.JobStateRunning
+	})
+	f.inRC(t, func(tx pgx.Tx) error {
+		_, err := jobs.CancelTx(t.Context(), tx, id)
+		return err
+	})
+	eventually(t, "it is cancelled", func() bool { return f.job(t, id).State == rivertype.JobStateCancelled })
+	time.Sleep(3 * time.Second)
+	f.wantLeft(t, budget.For("k"), 900)
+}
+
 // Behind the scheduler's back.
 func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T) {
 	t.Parallel()

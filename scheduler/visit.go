@@ -154,7 +154,9 @@ func (v *visit) putBack(ctx context.Context, t *ticket, until time.Time) error {
 // interrupted puts the job back as it was, or lets it be cancelled.
 func (v *visit) interrupted(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), rivertype.ErrJobCancelledRemotely) {
-		v.plugin.free(&v.ticket)
+		if v.valid { // else its tokens are those of an attempt before, and used
+			v.plugin.free(&v.ticket)
+		}
 		return ctx.Err()
 	}
 	if v.line != nil {
