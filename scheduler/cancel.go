@@ -17,8 +17,8 @@ type canceller interface {
 }
 
 // CancelTx cancels a job, as River's JobCancelTx does, and gives back what it had taken if it has not started: at once, or,
-// if a client holds it already as it is about to start, when that hears of it. The jobs that wait behind it come earlier by
-// that. What a job that has started took is its worker's to settle.
+// if a client holds it already as it is about to start, as if others had cancelled it. The jobs that wait behind it come
+// earlier by that. What a job that has started took is its worker's to settle.
 //
 // A job that is cancelled behind the scheduler's back, by River's own client or its user interface, is found by the clients
 // whose configuration comes from [Scheduler.Configure], after two seconds while few jobs wait and at a fiftieth of their time
@@ -36,7 +36,7 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 		return nil, err
 	}
 	if t, ok := unstarted(job); ok {
-		if err := j.scheduler.free(ctx, tx, db{tx, j.tables}, &t); err != nil {
+		if err := j.scheduler.free(ctx, tx, db{tx, j.tables}, id, &t); err != nil {
 			return nil, err
 		}
 	}
@@ -49,10 +49,29 @@ func unstarted(job *rivertype.JobRow) (ticket, bool) {
 	return t, job.State == rivertype.JobStateCancelled && t.Reservation != nil && t.Attempt == job.Attempt
 }
 
+// givenBack is the Attempt of a ticket that is for none: what the job took is given back. Whoever retries it by hand has it
+// pay again.
+const givenBack = -1
+
+// freedSQL writes such a ticket.
+//
+// $1 id $2 ticket
+const freedSQL = `UPDATE {river}river_job SET metadata = jsonb_set(metadata, '{weir}', $2::text::jsonb)
+WHERE id = $1::bigint AND state = 'cancelled'`
+
 // free gives back what a job took that will not be worked, and moves up those behind it.
-func (s *Scheduler) free(ctx context.Context, tx pgx.Tx, d db, t *ticket) error {
+func (s *Scheduler) free(ctx context.Context, tx pgx.Tx, d db, id int64, t *ticket) error {
 	released, err := s.limiter.Release(ctx, tx, *t.Reservation)
 	if err != nil || !released {
+		return err
+	}
+	none := *t
+	none.Attempt = givenBack
+	b, err := none.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	if err := d.query(ctx, freedSQL, nil, nil, id, string(b)); err != nil {
 		return err
 	}
 	behind, err := d.behind(ctx, t.rows())
@@ -87,22 +106,10 @@ func (s *Scheduler) free(ctx context.Context, tx pgx.Tx, d db, t *ticket) error 
 	return err
 }
 
-// free is for a job of this client that was cancelled before it started.
-func (p *plugin) free(t *ticket) {
-	if t.Reservation == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := p.freeAll(ctx, map[int64]*ticket{0: t}); err != nil {
-		p.logger.Warn("scheduler: a cancelled job keeps what it took", "reservation", t.ID, "error", err)
-	}
-}
-
 func (p *plugin) freeAll(ctx context.Context, all map[int64]*ticket) error {
-	for _, t := range all {
+	for id, t := range all {
 		err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return p.scheduler.free(ctx, tx, db{tx, p.tables}, t)
+			return p.scheduler.free(ctx, tx, db{tx, p.tables}, id, t)
 		})
 		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) { // metadata is anybody's
 			return err
@@ -113,10 +120,10 @@ func (p *plugin) freeAll(ctx context.Context, all map[int64]*ticket) error {
 
 // cancelledSQL finds jobs that were cancelled before they started.
 //
-// $1 queue $2 how long ago at the most $3 those that are known
+// $1 queue $2 how long ago at the most $3 those that are known $4 queue beside
 const cancelledSQL = `SELECT id, metadata->'weir' FROM {river}river_job
-WHERE state = 'cancelled' AND finalized_at > now() - $2::interval AND queue = $1::text
-	AND {due} IS NOT NULL AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text AND id <> ALL ($3::bigint[])
+WHERE state = 'cancelled' AND finalized_at > now() - $2::interval AND queue IN ($1::text, $4::text)
+	AND metadata->'weir'->'more' IS NOT NULL AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text AND id <> ALL ($3::bigint[])
 LIMIT 1000`
 
 // waitingSQL lists the jobs of a queue that will start next.
@@ -139,7 +146,7 @@ func (l *line) watch(ctx context.Context) error {
 			delete(t.freed, id)
 		}
 	}
-	found, err := d.waiters(ctx, cancelledSQL, l.queue, t.since, known)
+	found, err := d.waiters(ctx, cancelledSQL, l.queue, t.since, known, l.beside)
 	if err != nil {
 		return err
 	}

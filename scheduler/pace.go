@@ -40,7 +40,7 @@ type pacing struct {
 
 // paysAgain says that this attempt has to pay.
 func (v *visit) paysAgain() bool {
-	return v.found && !v.valid && !v.ticket.Paid && v.ticket.Pays != PerJob && v.ticket.Reservation != nil
+	return v.found && !v.valid && !v.ticket.Paid && v.ticket.Reservation != nil && (v.ticket.Pays != PerJob || v.ticket.Attempt == givenBack)
 }
 
 // renew charges the job anew, and returns when it may start, or with the error that puts it back until then. An attempt that

@@ -123,7 +123,7 @@ func (v *visit) after(ctx context.Context, err error) error {
 	case v.valid && errors.As(err, new(*rivertype.JobSnoozeError)):
 		v.ticket.Due, v.ticket.From, v.ticket.On = 0, 0, nil
 		if v.ticket.Pays == PerStart {
-			v.ticket.Attempt = -1
+			v.ticket.Attempt = givenBack // or as good as
 		}
 		e = river.MetadataSet(ctx, metadataKey, &v.ticket)
 	}
@@ -155,7 +155,12 @@ func (v *visit) putBack(ctx context.Context, t *ticket, until time.Time) error {
 func (v *visit) interrupted(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), rivertype.ErrJobCancelledRemotely) {
 		if v.valid { // else its tokens are those of an attempt before, and used
-			v.plugin.free(&v.ticket)
+			// It has not started: River writes that along with the cancellation, and the watch finds it. To give the tokens
+			// back from here would be to do so for a job that goes on, if this client died before River has written.
+			v.ticket.Attempt = v.job.Attempt
+			if err := river.MetadataSet(ctx, metadataKey, &v.ticket); err != nil {
+				return err
+			}
 		}
 		return ctx.Err()
 	}

@@ -201,7 +201,7 @@ var mutants = []mutant{
 	{"pays: no attempt pays again", "scheduler/pace.go",
 		"return v.found && !v.valid", "return false && v.found && !v.valid", "PaysAgain", jobs, false},
 	{"pays: a job paid once pays again", "scheduler/pace.go",
-		" && v.ticket.Pays != PerJob", "", "PaysAgain", jobs, false},
+		"v.ticket.Pays != PerJob || ", "true || ", "PaysAgain", jobs, false},
 	{"pays: a snooze pays", "scheduler/visit.go",
 		"if v.ticket.Pays == PerStart {", "if true {", "PaysAgain", jobs, false},
 	{"late: all at once", "scheduler/visit.go",
