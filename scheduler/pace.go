@@ -91,6 +91,10 @@ func (p *plugin) pace(items []*pacing) {
 			}
 		}
 		here := len(paced)
+		paid, err := d.paid(ctx, paced)
+		if err != nil {
+			return err
+		}
 		for _, q := range queues {
 			overdue, err := d.waiters(ctx, overdueSQL, q, tooLate)
 			if err != nil {
@@ -107,7 +111,7 @@ func (p *plugin) pace(items []*pacing) {
 		})
 		var taken []*ratelimit.Reservation
 		for _, w := range inOrder {
-			if w.ticket.Reservation != nil {
+			if w.ticket.Reservation != nil && !paid[w] {
 				taken = append(taken, w.ticket.Reservation)
 			}
 		}
@@ -152,10 +156,42 @@ func (p *plugin) pace(items []*pacing) {
 	}
 }
 
-// keepSQL writes the tickets of jobs at work.
+// ticketsSQL locks jobs and reads their tickets.
 //
-// $1 ids $2 tickets
-const keepSQL = `UPDATE {river}river_job j SET metadata = jsonb_set(j.metadata, '{weir}', m.ticket::jsonb)
-FROM unnest($1::bigint[], $2::text[]) AS m (id, ticket)
+// $1 ids
+const ticketsSQL = `SELECT id, metadata->'weir' FROM {river}river_job WHERE id = ANY ($1::bigint[]) ORDER BY id FOR UPDATE`
+
+// paid tells which of the jobs at this client have been charged anew already, by a transaction whose COMMIT was never
+// answered: their rows have the reservation as that has left it. Their tickets become that.
+func (d db) paid(ctx context.Context, here []*waiter) (map[*waiter]bool, error) {
+	if len(here) == 0 {
+		return nil, nil
+	}
+	ids := make([]int64, len(here))
+	for i, w := range here {
+		ids[i] = w.id
+	}
+	rows, err := d.waiters(ctx, ticketsSQL, ids)
+	if err != nil {
+		return nil, err
+	}
+	paid := map[*waiter]bool{}
+	for _, r := range rows {
+		for _, w := range here {
+			if mine, there := w.ticket.Reservation, r.ticket.Reservation; r.id == w.id && mine != nil && there != nil &&
+				mine.ID == there.ID && !slices.Equal(mine.Takes, there.Takes) {
+				w.ticket.Reservation, paid[w] = there, true
+			}
+		}
+	}
+	return paid, nil
+}
+
+// keepSQL writes the tickets of jobs at work. They may begin at any moment: with scheduled_at no earlier than what stands in
+// the ticket, none is taken for one that is only held.
+//
+// $1 ids $2 due times $3 tickets
+const keepSQL = `UPDATE {river}river_job j SET scheduled_at = m.due, metadata = jsonb_set(j.metadata, '{weir}', m.ticket::jsonb)
+FROM unnest($1::bigint[], $2::timestamptz[], $3::text[]) AS m (id, due, ticket)
 WHERE j.id = m.id AND j.state = 'running'
 RETURNING j.id`

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
 	"strings"
 	"time"
 
@@ -115,36 +114,23 @@ FROM unnest($1::bigint[], $2::timestamptz[], $3::text[]) AS m (id, due, ticket)
 WHERE j.id = m.id AND j.state IN ('available', 'scheduled') AND {ticket}
 RETURNING j.id`
 
-// move writes the times that stand in the tickets.
-func (d db) move(ctx context.Context, waiters []*waiter) error {
-	if len(waiters) == 0 {
+// move writes the tickets of waiting jobs, and moves them to the times that stand there; keep those of jobs at work.
+func (d db) move(ctx context.Context, jobs []*waiter) error { return d.write(ctx, moveSQL, jobs) }
+func (d db) keep(ctx context.Context, jobs []*waiter) error { return d.write(ctx, keepSQL, jobs) }
+
+func (d db) write(ctx context.Context, sql string, jobs []*waiter) error {
+	if len(jobs) == 0 {
 		return nil
 	}
-	ids, dues, texts := make([]int64, len(waiters)), make([]time.Time, len(waiters)), make([]string, len(waiters))
-	for i, w := range waiters {
-		b, err := json.Marshal(&w.ticket)
+	ids, dues, texts := make([]int64, len(jobs)), make([]time.Time, len(jobs)), make([]string, len(jobs))
+	for i, w := range jobs {
+		b, err := w.ticket.MarshalJSON()
 		if err != nil {
 			return err
 		}
 		ids[i], dues[i], texts[i] = w.id, w.ticket.due(), string(b)
 	}
-	return d.query(ctx, moveSQL, nil, nil, ids, dues, texts)
-}
-
-// keep writes the tickets of jobs that are at work.
-func (d db) keep(ctx context.Context, working []*waiter) error {
-	if len(working) == 0 {
-		return nil
-	}
-	ids, texts := make([]int64, len(working)), make([]string, len(working))
-	for i, w := range working {
-		b, err := json.Marshal(&w.ticket)
-		if err != nil {
-			return err
-		}
-		ids[i], texts[i] = w.id, string(b)
-	}
-	return d.query(ctx, keepSQL, nil, nil, ids, texts)
+	return d.query(ctx, sql, nil, nil, ids, dues, texts)
 }
 
 // forward brings those forward that may start earlier than they are to, by enough to be worth a write.
