@@ -5,5 +5,8 @@
 // does, the server is killed or shut down, backends are terminated, connections are cut at COMMIT, processes die. After each
 // round everything that is in the database is compared with itself and with what the callers were told.
 //
+// Workers that call an API and settle what that has used are killed between its answer and COMMIT; there the books are also
+// compared with what the API has answered.
+//
 // A run has a few rounds of each fault. WEIR_TEST_DURATION=10m gives each fault that much time instead.
 package faults

@@ -12,7 +12,11 @@ func TestMain(m *testing.M) {
 	if url := os.Getenv(childEnv); url != "" {
 		run := child
 		if k := os.Getenv(kindEnv); k != "" {
-			run = func(url, prefix string) error { return serve(url, prefix, kind(k)) }
+			work := serve
+			if os.Getenv(upstreamEnv) != "" {
+				work = settle
+			}
+			run = func(url, prefix string) error { return work(url, prefix, kind(k)) }
 		}
 		if err := run(url, os.Getenv(prefixEnv)); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -39,7 +39,8 @@ type shift struct {
 	crew   map[string]*hand // that live
 	killed map[string]bool  // that are dead
 	hired  int
-	server bool // goes away
+	server bool     // goes away
+	env    []string // of the workers
 
 	mu     sync.Mutex
 	ids    int

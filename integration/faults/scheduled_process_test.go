@@ -194,6 +194,7 @@ func (s *shift) spawnWorker(t *testing.T, name string, k kind) *hand {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), kindEnv+"="+string(k), childEnv+"="+s.url(t), prefixEnv+"="+name)
+	cmd.Env = append(cmd.Env, s.env...)
 	cmd.Stderr = os.Stderr
 	input, err := cmd.StdinPipe()
 	if err != nil {

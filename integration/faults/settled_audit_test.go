@@ -1,0 +1,540 @@
+package faults
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// asked is a job that the application has inserted.
+type asked struct {
+	id  string
+	job int64
+}
+
+// worked is a row of river_job.
+type worked struct {
+	job      int64
+	id       string // in its arguments
+	state    string
+	attempts int
+}
+
+// intent is what a worker writes before it calls the upstream.
+type intent struct {
+	job         int64
+	attempt     int
+	reservation string
+}
+
+// report is what it writes after that, in the transaction that settles and completes.
+type report struct {
+	xact int64
+	intent
+	used float64
+}
+
+// charge is a take of a reservation that a job's metadata has had, in the transaction that has brought it there.
+type charge struct {
+	xact        int64
+	job         int64
+	reservation string
+	take
+	since time.Time // the time of the balance, which tells apart what was charged again under the same id; where nothing flows
+}
+
+// logged is a line of the log of tickets.
+type logged struct {
+	xact, job int64
+	metadata  []byte
+}
+
+// log adds what was not known to be charged. The lines of a job come in their order.
+func (d *daybook) log(l logged) {
+	r, ok := scheduler.ReservationOf(&rivertype.JobRow{Metadata: l.metadata})
+	if !ok {
+		return
+	}
+	for _, k := range r.Takes {
+		c := charge{xact: l.xact, job: l.job, reservation: r.ID.String(), take: take{account{k.Limit, k.Key}, k.Count}}
+		if exact(c.Account) {
+			c.since, _ = k.RunAt(ratelimit.State{})
+		}
+		first := c
+		first.xact = 0
+		if d.known == nil {
+			d.known = map[charge]bool{}
+		}
+		if !d.known[first] {
+			d.known[first] = true
+			d.charges = append(d.charges, c)
+		}
+	}
+}
+
+type settlement struct {
+	xact        int64
+	reservation string
+}
+
+// movement is a change of a balance.
+type movement struct {
+	xact int64
+	take
+}
+
+// daybook is what the database has.
+type daybook struct {
+	asks        []asked
+	jobs        []worked
+	intents     []intent
+	reports     []report
+	charges     []charge
+	known       map[charge]bool // without their transactions
+	settlements []settlement
+	movements   []movement
+	balances    map[account]float64
+}
+
+// heard is what is known otherwise.
+type heard struct {
+	records map[string]*record
+	given   map[string]callArgs
+	cancels map[string]bool // what somebody wanted cancelled
+	answers []answer        // of the upstream
+	told    map[string]bool // reservations of which their workers know that they are settled
+}
+
+// figures are for the record.
+type figures struct {
+	jobs, completed, cancelled        int
+	calls, failed                     int // answered, with an error
+	attempts                          int
+	settled, held, released, uncalled int     // reservations; held, and not called with
+	charged, used, kept, returned     float64 // tokens that do not flow: charged; of settled reservations used; held; released
+	worst                             float64 // of the differences
+}
+
+func (f *figures) add(g *figures) {
+	f.jobs, f.completed, f.cancelled = f.jobs+g.jobs, f.completed+g.completed, f.cancelled+g.cancelled
+	f.calls, f.failed, f.attempts = f.calls+g.calls, f.failed+g.failed, f.attempts+g.attempts
+	f.settled, f.held, f.released, f.uncalled = f.settled+g.settled, f.held+g.held, f.released+g.released, f.uncalled+g.uncalled
+	f.charged, f.used, f.kept, f.returned = f.charged+g.charged, f.used+g.used, f.kept+g.kept, f.returned+g.returned
+	f.worst = max(f.worst, g.worst)
+}
+
+// String leaves out nothing.
+func (f *figures) String() string {
+	return fmt.Sprintf("%d jobs, %d completed and %d cancelled, in %d attempts; %d calls answered, %d with an error; "+
+		"%d reservations: %d settled, %d held (%d without a call), %d released; "+
+		"of what does not flow %.2f tokens were granted, %.2f of them in reservations that were settled, with %.2f used, %.2f held and %.2f released; the books are off by %.1e at the most",
+		f.jobs, f.completed, f.cancelled, f.attempts, f.calls, f.failed, f.settled+f.held+f.released, f.settled, f.held, f.uncalled, f.released,
+		f.charged, f.charged-f.kept-f.returned, f.used, f.kept, f.returned, f.worst)
+}
+
+// verdict is what an audit of settlements has found.
+type verdict struct {
+	violations []string
+	figures
+}
+
+// says counts the violations that have a text in them.
+func (v *verdict) says(text string) int { return (&finding{violations: v.violations}).says(text) }
+
+func (v *verdict) say(format string, args ...any) {
+	v.violations = append(v.violations, fmt.Sprintf(format, args...))
+}
+
+// suspects are some of the jobs that the violations name.
+func (v *verdict) suspects() []int64 {
+	var jobs []int64
+	for _, m := range regexp.MustCompile(`job (\d+)`).FindAllStringSubmatch(strings.Join(v.violations, "\n"), -1) {
+		if n, err := strconv.ParseInt(m[1], 10, 64); err == nil && !slices.Contains(jobs, n) && len(jobs) < 5 {
+			jobs = append(jobs, n)
+		}
+	}
+	return jobs
+}
+
+// paid is a reservation, from the daybook.
+type paid struct {
+	job      int64
+	takes    []charge // in the order of their times
+	settled  []settlement
+	reports  []report
+	answers  []answer
+	released bool
+}
+
+// exact says that the tokens of a balance can be counted, as nothing flows in.
+func exact(of account) bool { return budgets[of.Limit] > 0 }
+
+// inspect returns what is wrong in the daybook, by itself and by what is known otherwise.
+func inspect(d *daybook, h *heard) *verdict {
+	v := &verdict{}
+	reservations := v.gather(d, h)
+	v.whole(d, h, reservations)
+	for id, r := range reservations {
+		v.once(id, r)
+	}
+	v.balance(d, reservations)
+	slices.Sort(v.violations)
+	return v
+}
+
+// gather puts together what belongs to each reservation.
+func (v *verdict) gather(d *daybook, h *heard) map[string]*paid {
+	all := map[string]*paid{}
+	slices.SortStableFunc(d.charges, func(a, b charge) int { return a.since.Compare(b.since) })
+	for _, c := range d.charges {
+		if all[c.reservation] == nil {
+			all[c.reservation] = &paid{job: c.job}
+		}
+		r := all[c.reservation]
+		if r.job != c.job {
+			v.say("reservation %s is of job %d and of job %d", c.reservation, r.job, c.job)
+		}
+		r.takes = append(r.takes, c)
+	}
+	of := func(id, what string) *paid {
+		if all[id] == nil {
+			v.say("reservation %s was %s, and never charged", id, what)
+			return &paid{}
+		}
+		return all[id]
+	}
+	for _, s := range d.settlements {
+		r := of(s.reservation, "settled")
+		r.settled = append(r.settled, s)
+	}
+	for _, p := range d.reports {
+		r := of(p.reservation, "reported")
+		r.reports = append(r.reports, p)
+	}
+	for _, a := range h.answers {
+		r := of(a.Reservation, "called with")
+		r.answers = append(r.answers, a)
+	}
+	return all
+}
+
+// whole: each job that was asked for is there, and ends completed with one report, or cancelled with none.
+func (v *verdict) whole(d *daybook, h *heard, reservations map[string]*paid) {
+	jobs, asks, inserted := map[int64]worked{}, map[string]int{}, map[string]int{}
+	for _, j := range d.jobs {
+		jobs[j.job] = j
+		inserted[j.id]++
+	}
+	reports, ids, calls := map[int64]int{}, map[int64]map[string]bool{}, map[intent]int{}
+	for _, r := range d.reports {
+		reports[r.job]++
+	}
+	for id, r := range reservations {
+		if ids[r.job] == nil {
+			ids[r.job] = map[string]bool{}
+		}
+		ids[r.job][id] = true
+	}
+	intents := map[intent]int{}
+	for _, i := range d.intents {
+		intents[i]++
+	}
+	for _, a := range h.answers {
+		i := intent{a.Job, a.Attempt, a.Reservation}
+		if calls[i]++; calls[i] > 1 {
+			v.say("job %d called %d times in its attempt %d", a.Job, calls[i], a.Attempt)
+		}
+		if intents[i] != 1 {
+			v.say("job %d called in its attempt %d, and %d times it had wanted to", a.Job, a.Attempt, intents[i])
+		}
+		if v.calls++; a.Failed {
+			v.failed++
+		}
+	}
+	for _, a := range d.asks {
+		asks[a.id]++
+		args := h.given[a.id]
+		j, has := jobs[a.job]
+		if !has || j.id != a.id {
+			v.say("%s: its job %d does not exist", a.id, a.job)
+			continue
+		}
+		v.jobs++
+		v.attempts += j.attempts
+		switch {
+		case j.state == "completed":
+			if v.completed++; reports[a.job] != 1 {
+				v.say("job %d is completed, and was done %d times", a.job, reports[a.job])
+			}
+		case j.state == "cancelled" && h.cancels[a.id]:
+			if v.cancelled++; reports[a.job] != 0 {
+				v.say("job %d is cancelled, and was done", a.job)
+			}
+		default:
+			v.say("job %d is %s in the end", a.job, j.state)
+		}
+		switch n := len(ids[a.job]); {
+		case args.Once && n != 1:
+			v.say("job %d has paid %d times, and was to pay once", a.job, n)
+		case n < 1 || n > max(1, j.attempts):
+			v.say("job %d has paid %d times, for %d attempts", a.job, n, j.attempts)
+		}
+		for id := range ids[a.job] {
+			r := reservations[id]
+			if n := len(r.answers); n > 1 && !args.Once {
+				v.say("job %d called %d times with what it has paid once, %s", a.job, n, id)
+			}
+			v.asGiven(a.job, args, r)
+		}
+	}
+	for id, n := range inserted {
+		if asks[id] != n {
+			v.say("%s: %d jobs, and %d were asked for", id, n, asks[id])
+		}
+	}
+	for id, r := range h.records {
+		switch n := asks[id]; {
+		case n > 1:
+			v.say("%s: is there %d times", id, n)
+		case r.class == granted && n == 0:
+			v.say("%s: its caller got nil, and there is nothing of it", id)
+		case r.class.final() && n > 0:
+			v.say("%s: its caller got an error (%s: %s), and it was committed", id, r.class, r.text)
+		}
+	}
+	for id := range h.told {
+		if r := reservations[id]; r == nil || len(r.settled) != 1 || len(r.reports) != 1 {
+			v.say("reservation %s: its worker knows it to be settled, and it is not", id)
+		}
+	}
+}
+
+// asGiven: a reservation takes what the job was to take.
+func (v *verdict) asGiven(job int64, args callArgs, r *paid) {
+	want := args.takes()
+	for _, c := range r.takes {
+		if !slices.Contains(want, c.take) {
+			v.say("job %d has paid %v of %v", job, c.Tokens, c.Account)
+		}
+	}
+	if n := len(r.takes); n != len(want) {
+		v.say("job %d has paid %v times for its reservation %s", job, float64(n)/2, r.takes[0].reservation)
+	}
+}
+
+// once: a reservation is settled by the transaction that reports what the upstream has said, or released as nobody has
+// called, or held.
+func (v *verdict) once(id string, r *paid) {
+	if n := len(r.settled); n > 1 {
+		v.say("reservation %s was settled %d times, of job %d", id, n, r.job)
+	}
+	switch {
+	case len(r.settled) == 0 && len(r.reports) == 0:
+		if v.held++; len(r.answers) == 0 {
+			v.uncalled++
+		}
+	case len(r.settled) == 0:
+		v.say("reservation %s: its work is done, and it was not settled, of job %d", id, r.job)
+	case len(r.reports) == 0 && len(r.answers) > 0:
+		v.say("reservation %s was settled, and its work is not done: of job %d, which has called with it in attempt %d", id, r.job, r.answers[0].Attempt)
+	case len(r.reports) == 0:
+		v.released++
+		r.released = true
+	default:
+		v.settled++
+	}
+	for _, p := range r.reports {
+		if len(r.settled) > 0 && r.settled[0].xact != p.xact {
+			v.say("reservation %s was settled in another transaction than its work was done, of job %d", id, r.job)
+		}
+		if !slices.ContainsFunc(r.answers, func(a answer) bool {
+			return a.Job == p.job && a.Attempt == p.attempt && a.Used == p.used && !a.Failed
+		}) {
+			v.say("reservation %s: the upstream has not said that %v was used in attempt %d of job %d", id, p.used, p.attempt, p.job)
+		}
+	}
+}
+
+// balance: in each transaction, and in all together, tokens gone are those that were charged, less those that were settled
+// and not used. So what was granted is what was used, what is held, and what was released.
+func (v *verdict) balance(d *daybook, reservations map[string]*paid) {
+	type place struct {
+		xact int64
+		account
+	}
+	booked, moved := map[place]float64{}, map[place]float64{}
+	gone, left := map[account]float64{}, map[account]float64{}
+	for _, r := range reservations {
+		for i, c := range r.takes {
+			if !exact(c.Account) {
+				continue
+			}
+			booked[place{c.xact, c.Account}] += c.Tokens
+			v.charged += c.Tokens
+			gone[c.Account] += c.Tokens
+			if i >= 2 || len(r.settled) == 0 {
+				v.kept += c.Tokens
+				continue
+			}
+			used := 0.0
+			if len(r.reports) > 0 {
+				used = 1
+				if c.Account.Limit == budgetTokens.Name() {
+					used = r.reports[0].used
+				}
+				v.used += used
+			} else {
+				v.returned += c.Tokens
+			}
+			booked[place{r.settled[0].xact, c.Account}] -= c.Tokens - used
+			gone[c.Account] -= c.Tokens - used
+		}
+	}
+	for _, m := range d.movements {
+		if exact(m.Account) {
+			moved[place{m.xact, m.Account}] -= m.Tokens
+			left[m.Account] -= m.Tokens
+		}
+	}
+	for p, n := range booked {
+		if !v.same(n, moved[p]) {
+			v.say("transaction %d: %v tokens went from %v, and the reservations say %v", p.xact, moved[p], p.account, n)
+		}
+	}
+	for p, n := range moved {
+		if _, has := booked[p]; !has && !v.same(n, 0) {
+			v.say("transaction %d: %v tokens went from %v, and no reservation says why", p.xact, n, p.account)
+		}
+	}
+	for of, value := range d.balances {
+		lacks := budgets[of.Limit] - value
+		if exact(of) && (!v.same(lacks, gone[of]) || !v.same(lacks, left[of])) {
+			v.say("%v: %v tokens are gone, the reservations say %v, and its changes %v", of, lacks, gone[of], left[of])
+		}
+	}
+	for of, n := range gone {
+		if _, has := d.balances[of]; !has {
+			v.say("%v: %v tokens are gone, and there is no balance", of, n)
+		}
+	}
+}
+
+func (v *verdict) same(a, b float64) bool {
+	v.worst = max(v.worst, math.Abs(a-b))
+	return same(a, b)
+}
+
+// kept is a small daybook in which all is well: a job that was worked at once, one whose first worker was killed after the
+// call, one that pays once and whose first worker was killed, and one that was cancelled.
+func kept() (*daybook, *heard) {
+	calls, tokens := account{"budgetCalls", "k"}, account{"budgetTokens", ""}
+	d := &daybook{
+		asks:        []asked{{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}},
+		jobs:        []worked{{1, "a", "completed", 1}, {2, "b", "completed", 2}, {3, "c", "completed", 2}, {4, "d", "cancelled", 0}},
+		intents:     []intent{{1, 1, "a1"}, {2, 1, "b1"}, {2, 2, "b2"}, {3, 1, "c1"}, {3, 2, "c1"}},
+		reports:     []report{{21, intent{1, 1, "a1"}, 60}, {22, intent{2, 2, "b2"}, 150}, {23, intent{3, 2, "c1"}, 100}},
+		settlements: []settlement{{21, "a1"}, {22, "b2"}, {23, "c1"}, {24, "d1"}},
+		balances:    map[account]float64{calls: 400 - 4, tokens: 1e6 - 410},
+	}
+	for i, c := range []charge{
+		{xact: 11, job: 1, reservation: "a1"}, {xact: 12, job: 2, reservation: "b1"}, {xact: 13, job: 3, reservation: "c1"},
+		{xact: 14, job: 4, reservation: "d1"}, {xact: 15, job: 2, reservation: "b2"},
+	} {
+		for _, of := range []take{{calls, 1}, {tokens, 100}} {
+			c.take, c.since = of, time.Unix(int64(i), 0)
+			d.charges = append(d.charges, c)
+			d.movements = append(d.movements, movement{c.xact, take{of.Account, -of.Tokens}})
+		}
+	}
+	d.movements = append(d.movements, movement{21, take{tokens, 40}}, movement{22, take{tokens, -50}},
+		movement{24, take{tokens, 100}}, movement{24, take{calls, 1}})
+	h := &heard{
+		records: map[string]*record{"a": {class: granted}, "b": {class: unknown}, "c": {class: granted}, "d": {class: granted}, "e": {class: away}},
+		given:   map[string]callArgs{},
+		cancels: map[string]bool{"d": true},
+		told:    map[string]bool{"a1": true},
+	}
+	for _, id := range []string{"a", "b", "c", "d"} {
+		h.given[id] = callArgs{ID: id, Key: "k", Estimate: 100, Once: id == "c"}
+	}
+	for _, a := range []struct {
+		intent
+		used float64
+	}{{d.intents[0], 60}, {d.intents[1], 90}, {d.intents[2], 150}, {d.intents[3], 10}, {d.intents[4], 100}} {
+		h.answers = append(h.answers, answer{call: call{Job: a.job, Attempt: a.attempt, Reservation: a.reservation}, Used: a.used})
+	}
+	return d, h
+}
+
+func TestTheAuditOfSettlementsFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	v := inspect(kept())
+	if len(v.violations) > 0 || v.settled != 3 || v.held != 1 || v.released != 1 || v.calls != 5 || v.charged != 505 || v.used != 313 ||
+		v.kept != 101 || v.returned != 101 {
+		t.Fatalf("where all is well: %+v", v)
+	}
+	tokens := account{"budgetTokens", ""}
+	for name, c := range map[string]struct {
+		spoil func(d *daybook, h *heard)
+		want  string
+	}{
+		"Minted":           {func(d *daybook, _ *heard) { d.balances[tokens] += 1e-5 }, "tokens are gone, the reservations say 410"},
+		"GoneForNothing":   {func(d *daybook, _ *heard) { d.balances[tokens] -= 1e-5 }, "tokens are gone, the reservations say 410"},
+		"BalanceLost":      {func(d *daybook, _ *heard) { delete(d.balances, tokens) }, "there is no balance"},
+		"WrongInOne":       {func(d *daybook, _ *heard) { d.movements[1].Tokens-- }, "transaction 11: 101 tokens went"},
+		"NotCharged":       {func(d *daybook, _ *heard) { d.movements = d.movements[1:] }, "transaction 11: 0 tokens went"},
+		"ChargedForNobody": {func(d *daybook, _ *heard) { d.movements = append(d.movements, movement{99, take{tokens, -1}}) }, "no reservation says why"},
+		"ChargedTwice": {func(d *daybook, _ *heard) {
+			for i := range 2 {
+				c := d.charges[i]
+				c.since, c.xact = time.Unix(9, 0), 99
+				d.charges = append(d.charges, c)
+			}
+		}, "job 1 has paid 2 times for its reservation a1"},
+		"PaidForNothing":    {func(d *daybook, _ *heard) { d.jobs[1].attempts = 1 }, "job 2 has paid 2 times, for 1 attempts"},
+		"PaidAgain":         {func(_ *daybook, h *heard) { h.given["b"] = callArgs{Key: "k", Estimate: 100, Once: true} }, "job 2 has paid 2 times, and was to pay once"},
+		"CalledForFree":     {func(_ *daybook, h *heard) { h.answers[2].Reservation = "b1" }, "job 2 called 2 times with what it has paid once, b1"},
+		"CalledUnpaid":      {func(_ *daybook, h *heard) { h.answers[0].Reservation = "x" }, "reservation x was called with, and never charged"},
+		"CalledTwice":       {func(_ *daybook, h *heard) { h.answers = append(h.answers, h.answers[0]) }, "job 1 called 2 times in its attempt 1"},
+		"NoIntent":          {func(d *daybook, _ *heard) { d.intents = d.intents[1:] }, "job 1 called in its attempt 1, and 0 times"},
+		"OtherTokens":       {func(_ *daybook, h *heard) { h.given["a"] = callArgs{Key: "k", Estimate: 99} }, "job 1 has paid 100 of"},
+		"OfTwoJobs":         {func(d *daybook, _ *heard) { d.charges[0].job = 2 }, "is of job"},
+		"SettledTwice":      {func(d *daybook, _ *heard) { d.settlements = append(d.settlements, d.settlements[0]) }, "a1 was settled 2 times"},
+		"SettledUnpaid":     {func(d *daybook, _ *heard) { d.settlements[0].reservation = "x" }, "reservation x was settled, and never charged"},
+		"SettledApart":      {func(d *daybook, _ *heard) { d.settlements[0].xact = 20 }, "a1 was settled in another transaction"},
+		"SettledAlone":      {func(d *daybook, _ *heard) { d.settlements = append(d.settlements, settlement{20, "b1"}) }, "b1 was settled, and its work is not done"},
+		"NotSettled":        {func(d *daybook, _ *heard) { d.settlements = d.settlements[1:] }, "a1: its work is done, and it was not settled"},
+		"OtherUsage":        {func(d *daybook, _ *heard) { d.reports[0].used = 61 }, "the upstream has not said that 61 was used"},
+		"UsageOfAFailed":    {func(_ *daybook, h *heard) { h.answers[0].Failed = true }, "the upstream has not said that 60 was used"},
+		"DoneTwice":         {func(d *daybook, _ *heard) { d.reports = append(d.reports, d.reports[0]) }, "job 1 is completed, and was done 2 times"},
+		"NeverDone":         {func(d *daybook, _ *heard) { d.reports = d.reports[1:] }, "job 1 is completed, and was done 0 times"},
+		"NotCompleted":      {func(d *daybook, _ *heard) { d.jobs[0].state = "running" }, "job 1 is running in the end"},
+		"CancelledByNobody": {func(_ *daybook, h *heard) { h.cancels["d"] = false }, "job 4 is cancelled in the end"},
+		"CancelledAndDone":  {func(d *daybook, h *heard) { d.jobs[0].state, h.cancels["a"] = "cancelled", true }, "job 1 is cancelled, and was done"},
+		"JobLost":           {func(d *daybook, _ *heard) { d.jobs = d.jobs[1:] }, "a: its job 1 does not exist"},
+		"JobForNothing":     {func(d *daybook, _ *heard) { d.asks = d.asks[1:] }, "a: 1 jobs, and 0 were asked for"},
+		"AskLost":           {func(_ *daybook, h *heard) { h.records["e"].class = granted }, "e: its caller got nil"},
+		"ErrorCommitted":    {func(_ *daybook, h *heard) { h.records["a"].class = away }, "a: its caller got an error"},
+		"TwiceThere":        {func(d *daybook, _ *heard) { d.asks = append(d.asks, d.asks[0]) }, "a: is there 2 times"},
+		"ToldOtherwise":     {func(_ *daybook, h *heard) { h.told["b1"] = true }, "b1: its worker knows it to be settled"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, h := kept()
+			c.spoil(d, h)
+			if v := inspect(d, h).violations; !strings.Contains(strings.Join(v, "\n"), c.want) {
+				t.Errorf("found %q, want %q", v, c.want)
+			}
+		})
+	}
+}
