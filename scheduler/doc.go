@@ -56,7 +56,7 @@
 // # Late
 //
 // What could not start when it was due, as its queue was full or no client was there, starts when it can; if it is more than
-// three seconds late it is charged anew and paced, ahead of those who wait and in its order: the tokens of its own time have
+// three seconds late it is charged anew for what it had waited for, and paced, ahead of those who wait and in its order: the tokens of its own time have
 // flowed by and are the bucket's, which gives them to whoever comes. Jobs that two clients have at hand at the same moment may
 // pass each other. So no more than the bucket holds starts at once, or three seconds' worth, and the rate is kept.
 //

@@ -77,6 +77,7 @@ func (p *plugin) pace(items []*pacing) {
 	err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		d := db{tx, p.tables}
 		paced = paced[:0]
+		again := map[*waiter]bool{} // pays for another attempt, and not because it is late
 		var queues []string
 		for _, i := range items {
 			if i.job != nil {
@@ -84,7 +85,9 @@ func (p *plugin) pace(items []*pacing) {
 				if t.Reservation != nil {
 					t.Reservation = &ratelimit.Reservation{ID: t.ID, Takes: slices.Clone(t.Takes)}
 				}
-				paced = append(paced, &waiter{i.job.ID, t})
+				w := &waiter{i.job.ID, t}
+				paced = append(paced, w)
+				again[w] = i.queue == ""
 			}
 			if i.queue != "" && !slices.Contains(queues, i.queue) {
 				queues = append(queues, i.queue)
@@ -110,15 +113,25 @@ func (p *plugin) pace(items []*pacing) {
 			return cmp.Or(cmp.Compare(a.ticket.Due, b.ticket.Due), cmp.Compare(a.id, b.id))
 		})
 		var taken []*ratelimit.Reservation
+		parts := map[*waiter]*ratelimit.Reservation{}
 		for _, w := range inOrder {
-			if w.ticket.Reservation != nil && !paid[w] {
-				taken = append(taken, w.ticket.Reservation)
+			switch r := w.ticket.Reservation; {
+			case r == nil || paid[w]:
+			case again[w]:
+				taken = append(taken, r)
+			default:
+				if f := flownBy(r); len(f.Takes) > 0 {
+					taken, parts[w] = append(taken, f), f
+				}
 			}
 		}
 		if len(taken) > 0 {
 			if err := p.scheduler.limiter.Renew(ctx, tx, taken...); err != nil {
 				return err
 			}
+		}
+		for w, part := range parts {
+			rejoin(w.ticket.Reservation, part)
 		}
 		states, at, err := d.states(ctx, tickets(paced))
 		if err != nil {
@@ -152,6 +165,29 @@ func (p *plugin) pace(items []*pacing) {
 	for _, i := range items {
 		if l := p.lines[i.queue]; l != nil && len(paced) > 0 {
 			l.poke(lead) // some are due at once
+		}
+	}
+}
+
+// flownBy is the part of a reservation whose tokens came for its job, at their time: those that had been there at once, of a
+// limit into which little or nothing flows perhaps, were taken for good.
+func flownBy(r *ratelimit.Reservation) *ratelimit.Reservation {
+	part := &ratelimit.Reservation{ID: r.ID}
+	for _, k := range r.Takes {
+		if k.Ahead() {
+			part.Takes = append(part.Takes, k)
+		}
+	}
+	return part
+}
+
+// rejoin puts such a part back into its whole.
+func rejoin(r, part *ratelimit.Reservation) {
+	for _, k := range part.Takes {
+		for i := range r.Takes {
+			if k.Limit == r.Takes[i].Limit && k.Key == r.Takes[i].Key {
+				r.Takes[i] = k
+			}
 		}
 	}
 }

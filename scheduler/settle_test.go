@@ -256,6 +256,25 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 	}
 }
 
+// Tokens that were there at once were taken for good: a late job does not take them again.
+func TestALateJobPaysOnceForWhatWasThere(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("sec", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(2)})
+	j.work = j.settles(func(int) ratelimit.Request { return budget.For("k").Count(20) })
+	jobs := sched.Jobs(f.client) // which works none
+	const n = 6
+	for i := range n {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve(), budget.For("k").Count(20))
+	}
+	f.wantLeft(t, budget.For("k"), 1000-n*20)
+	time.Sleep(5 * time.Second)
+	j.client(t, sched)
+	j.await(t, n)
+	eventually(t, "all are settled", func() bool { return f.settlements(t) == n })
+	f.wantLeft(t, budget.For("k"), 1000-n*20)
+}
+
 // A queue whose workers were all busy, too.
 func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
 	t.Parallel()

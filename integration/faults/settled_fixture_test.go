@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -209,13 +210,22 @@ func (o *office) rescue(t *testing.T) {
 	living := slices.Collect(maps.Keys(o.crew))
 	o.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		for _, sql := range []string{rescueRows, ageHeld} {
-			if _, err := conn.Exec(ctx, sql, append([]string{}, living...)); err != nil {
+			_, err := conn.Exec(ctx, sql, append([]string{}, living...))
+			for deadlocked(err) { // with a sweep, say, that takes the rows in another order
+				_, err = conn.Exec(ctx, sql, append([]string{}, living...))
+			}
+			if err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	o.age(t, ageLeader)
+}
+
+func deadlocked(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "40P01"
 }
 
 // finish waits until all jobs are over. If that never comes to be, the audit says what is wrong.
