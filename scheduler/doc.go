@@ -26,7 +26,7 @@
 // and holds each of them until it is due by the database's clock. By BenchmarkStartLateness half of all jobs start within 2 ms
 // of their time, and none before it. It depends on no leader.
 //
-// What it costs: two small queries for each of River's fetches, that is four a second for an idle queue; while jobs are being
+// What it costs: two small queries for each of River's fetches, that is four a second for an idle queue, and one more a second; while jobs are being
 // reserved for the next seconds, one every 10 ms; while jobs are held, one every 50 ms; and for each reserved job three
 // updates of its row more than River's, most of them for many jobs at once. A job that waits occupies no worker of its queue.
 //

@@ -90,7 +90,7 @@ func (j *Jobs) Waiting(ctx context.Context, tx pgx.Tx, request ratelimit.Request
 	var jobs []*rivertype.JobRow
 	var waiting []*ticket
 	for _, job := range found.Jobs {
-		if t, ok := waits(job); ok {
+		if t, ok := waits(job); ok && slices.Contains(t.rows(), of) {
 			jobs, waiting = append(jobs, job), append(waiting, &t)
 		}
 	}

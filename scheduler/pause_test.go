@@ -251,3 +251,32 @@ func TestWaitingListsWhoWaits(t *testing.T) {
 		})
 	}
 }
+
+// JSON's containment knows neither order nor number: the jobs of other keys, and of a limit and a key that are named the other
+// way round, are not meant.
+func TestWaitingListsNoOtherKey(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	jobs := sched.Jobs(f.client)
+	limits := map[string]ratelimit.Limit{}
+	for _, name := range []string{"a", "b"} {
+		limits[name] = ratelimit.MustDefine(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
+	}
+	for i, at := range [][2]string{{"a", "a"}, {"a", "b"}, {"b", "a"}, {"b", "c"}} {
+		f.insertBy(t, jobs, sendArgs{i}, limits[at[0]].For(at[1]).Count(2).OrReserve())
+		f.inRC(t, func(tx pgx.Tx) error {
+			w, err := jobs.Waiting(t.Context(), tx, limits[at[0]].For(at[1]), 10)
+			if len(w) != 1 || w[0].Limit != at[0] || w[0].Key != at[1] {
+				t.Errorf("%v: %v", at, w)
+			}
+			return err
+		})
+	}
+	f.inRC(t, func(tx pgx.Tx) error {
+		w, err := jobs.Waiting(t.Context(), tx, limits["a"].For("a"), 10)
+		if len(w) != 1 {
+			t.Errorf("%v", w)
+		}
+		return err
+	})
+}

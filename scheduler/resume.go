@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -53,7 +54,8 @@ func (j *Jobs) row(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (row, er
 const behindSQL = `SELECT id, metadata->'weir' FROM {river}river_job
 WHERE state IN ('available', 'scheduled') AND metadata @> $1::jsonb AND {ticket}`
 
-// fragment is the part of metadata by which the jobs of a limit are found.
+// fragment is the part of metadata by which the jobs of a limit are found, and maybe some of others: containment knows neither
+// order nor number.
 func (r row) fragment() (string, error) {
 	b, err := json.Marshal(map[string]any{metadataKey: map[string]any{"on": [][]string{{r.limit, r.key}}}})
 	return string(b), err
@@ -73,7 +75,7 @@ func (d db) behind(ctx context.Context, rows []row) ([]*waiter, error) {
 			return nil, err
 		}
 		for _, w := range found {
-			if !seen[w.id] {
+			if !seen[w.id] && slices.Contains(w.ticket.rows(), r) {
 				seen[w.id] = true
 				all = append(all, w)
 			}

@@ -214,3 +214,10 @@ func woken(t testing.TB, job *rivertype.JobRow) int {
 	}
 	return m.Snoozes
 }
+
+func (f *fixture) inRC(t testing.TB, fn func(tx pgx.Tx) error) {
+	t.Helper()
+	if err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn); err != nil {
+		t.Fatal(err)
+	}
+}

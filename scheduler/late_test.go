@@ -1,0 +1,141 @@
+package scheduler_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// After an outage, what is late starts in its order and at the rate of its limit, not at once; it pays for its new time and
+// for nothing else, and whoever comes then stands behind.
+func TestWhatIsLateIsPacedAnew(t *testing.T) {
+	t.Parallel()
+	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			const n, rate, capacity, slack = 30, 10.0, 5.0, 0.3 // seconds that a busy machine may be late by
+			limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(capacity)})
+			jobs := sched.Jobs(f.client) // which works none
+			for i := range n {
+				f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+			}
+			time.Sleep(6 * time.Second) // the outage: all are due, and more than three seconds late
+			for range clients {
+				j.client(t, sched)
+			}
+			starts := j.await(t, n)
+			late := starts[:0:0]
+			for _, s := range starts {
+				if s.n >= capacity { // the first were granted at once
+					late = append(late, s)
+				}
+			}
+			slices.SortFunc(late, func(a, b start) int { return a.at.Compare(b.at) })
+			for i, from := range late {
+				for k, to := range late[i:] {
+					if most := capacity + rate*to.at.Sub(from.at).Seconds() + 1; float64(k+1) > most+slack*rate {
+						t.Errorf("%d started within %v", k+1, to.at.Sub(from.at))
+					}
+				}
+				if clients == 1 && i > capacity && late[i-1].n > from.n { // the first came together
+					t.Errorf("%d started before %d", late[i-1].n, from.n)
+				}
+			}
+			if f.left(t, limit.For("k")) > capacity/2 {
+				t.Error("they have not paid for their new times")
+			}
+			for _, s := range late {
+				if w := woken(t, f.job(t, s.id)); w > 2 {
+					t.Errorf("job %d was put back %d times", s.n, w)
+				}
+			}
+		})
+	}
+}
+
+// Tokens that were there at once were taken for good: a late job does not take them again.
+func TestALateJobPaysOnceForWhatWasThere(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("sec", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(2)})
+	j.work = j.settles(func(int) ratelimit.Request { return budget.For("k").Count(20) })
+	jobs := sched.Jobs(f.client) // which works none
+	const n = 6
+	for i := range n {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve(), budget.For("k").Count(20))
+	}
+	f.wantLeft(t, budget.For("k"), 1000-n*20)
+	time.Sleep(5 * time.Second)
+	j.client(t, sched)
+	j.await(t, n)
+	eventually(t, "all are settled", func() bool { return f.settlements(t) == n })
+	f.wantLeft(t, budget.For("k"), 1000-n*20)
+}
+
+// A queue whose workers were all busy, too.
+func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("backedUp", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N == 0 {
+			select {
+			case <-time.After(7 * time.Second):
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
+	jobs := sched.Jobs(j.client(t, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
+	}))
+	for i := range 7 {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
+	}
+	starts := j.await(t, 7)
+	// One token was there; five came after it.
+	if d := starts[6].at.Sub(starts[1].at); d < 2*time.Second {
+		t.Errorf("six started within %v", d)
+	}
+	for i := 2; i < 7; i++ {
+		if starts[i].n < starts[i-1].n {
+			t.Errorf("%d started before %d", starts[i-1].n, starts[i].n)
+		}
+	}
+}
+
+// A charge beyond a reservation, shortly before a held job is due, puts it off by a moment and no more.
+func TestAChargePutsAHeldJobOffByAsMuch(t *testing.T) {
+	t.Parallel()
+	for _, charge := range []float64{5, 10, 20, 40} { // tokens, and so ms
+		t.Run(fmt.Sprint(charge), func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			jobs := sched.Jobs(j.client(t, sched))
+			a, k := f.limiter.Autocommit(f.pool), wait.For("k").Count(1000)
+			first, err := a.RateLimit(t.Context(), k)
+			if err != nil || !first.OK {
+				t.Fatal(first, err)
+			}
+			if more, err := a.RateLimit(t.Context(), k.OrReserve()); err != nil || !more.OK {
+				t.Fatal(more, err)
+			}
+			due := f.insertBy(t, jobs, sendArgs{0}, k.OrReserve()).Job.Job.ScheduledAt
+			time.Sleep(due.Sub(f.now(t)) - 70*time.Millisecond)
+			if ok, err := a.Settle(t.Context(), first.Reservation(), k.Count(1000+charge)); err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+			due = due.Add(time.Duration(charge) * time.Millisecond)
+			if s := j.await(t, 1)[0]; s.at.Before(due.Add(-time.Microsecond)) || s.at.Sub(due) > 700*time.Millisecond {
+				t.Errorf("charged %v: started %v after it was due", charge, s.at.Sub(due))
+			}
+		})
+	}
+}

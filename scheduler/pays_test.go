@@ -1,0 +1,121 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+func TestWhoPaysAgain(t *testing.T) {
+	t.Parallel()
+	fails := func(context.Context, *river.Job[sendArgs]) error { return errors.New("once more") }
+	snoozes := func(context.Context, *river.Job[sendArgs]) error { return river.JobSnooze(0) }
+	pauses := func(context.Context, *river.Job[sendArgs]) error {
+		return &scheduler.PauseError{For: time.Millisecond, Requests: []ratelimit.Request{budget.For("k")}}
+	}
+	for name, tc := range map[string]struct {
+		pays  scheduler.Pays
+		first func(context.Context, *river.Job[sendArgs]) error
+		want  float64 // tokens charged
+	}{
+		"ARetry":                   {scheduler.PerAttempt, fails, 200},
+		"NoSnooze":                 {scheduler.PerAttempt, snoozes, 100},
+		"NoPause":                  {scheduler.PerAttempt, pauses, 100},
+		"NoRetryOfAJobPaidOnce":    {scheduler.PerJob, fails, 100},
+		"NoSnoozeOfAJobPaidOnce":   {scheduler.PerJob, snoozes, 100},
+		"ARetryWhereEachStartPays": {scheduler.PerStart, fails, 200},
+		"ASnoozeWhereEachDoes":     {scheduler.PerStart, snoozes, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			var ids []string
+			j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+				r, _ := scheduler.ReservationOf(job.JobRow)
+				ids = append(ids, r.ID.String())
+				if len(ids) == 1 {
+					return tc.first(ctx, job)
+				}
+				return j.settles(func(int) ratelimit.Request { return budget.For("k").Count(10) })(ctx, job)
+			}
+			jobs := sched.Jobs(j.client(t, sched))
+			id := f.insertBy(t, jobs, sendArgs{payer(tc.pays)}, budget.For("k").Count(100)).Job.Job.ID
+			j.await(t, 2)
+			eventually(t, "it is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+			f.wantLeft(t, budget.For("k"), 1000-tc.want+90)
+			if same := ids[0] == ids[1]; same != (tc.want == 100) {
+				t.Errorf("the reservations are %v", ids)
+			}
+		})
+	}
+}
+
+// A retry waits for its tokens, ahead of those who came later.
+func TestARetryWaitsForItsTokens(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	var failed time.Time
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N == 0 && job.Attempt == 1 {
+			if err := f.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&failed); err != nil {
+				return err
+			}
+			return errors.New("once more")
+		}
+		return nil
+	}
+	jobs := sched.Jobs(j.client(t, sched))
+	for i := range 3 {
+		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(10).OrReserve())
+	}
+	starts := j.await(t, 4)
+	order := [4]int{starts[0].n, starts[1].n, starts[2].n, starts[3].n}
+	if order != [4]int{0, 0, 1, 2} && order != [4]int{0, 1, 0, 2} {
+		t.Errorf("started in the order %v", order)
+	}
+	for _, s := range starts[1:] {
+		if s.n == 0 && s.attempt != 2 {
+			t.Errorf("it is at attempt %d", s.attempt)
+		}
+		if s.n == 0 && s.at.Sub(failed) < 500*time.Millisecond {
+			t.Errorf("it started again %v after it had failed", s.at.Sub(failed))
+		}
+	}
+	if last := starts[3].at.Sub(starts[0].at); last < 2800*time.Millisecond {
+		t.Errorf("40 tokens at 10 a second, from 10, within %v", last)
+	}
+}
+
+// Who wants a cancelled job to be worked after all pays for it again: what it took has been given back.
+func TestACancelledJobThatIsRetriedPaysAgain(t *testing.T) {
+	t.Parallel()
+	for name, pays := range map[string]scheduler.Pays{"PerAttempt": scheduler.PerAttempt, "PerJob": scheduler.PerJob} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			j.work = j.settles(func(int) ratelimit.Request { return budget.For("k").Count(30) })
+			jobs := sched.Jobs(f.client)
+			id := f.insertBy(t, jobs, sendArgs{payer(pays)}, budget.For("k").Count(100)).Job.Job.ID
+			f.inRC(t, func(tx pgx.Tx) error {
+				_, err := jobs.CancelTx(t.Context(), tx, id)
+				return err
+			})
+			f.wantLeft(t, budget.For("k"), 1000)
+			if _, err := f.client.JobRetry(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			j.client(t, sched)
+			eventually(t, "it is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+			f.wantLeft(t, budget.For("k"), 970)
+		})
+	}
+}
