@@ -156,6 +156,10 @@ func (x poolExecutor) fresh() bool { return true }
 
 func (x poolExecutor) stepwise() bool { return false }
 
+func (poolExecutor) single() bool { return true }
+
+func (poolExecutor) session() uint32 { return 0 }
+
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 	trip := make([]*statement, 0, len(statements)+2)
 	trip = append(trip, &statement{sql: "BEGIN ISOLATION LEVEL READ COMMITTED"})

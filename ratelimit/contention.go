@@ -120,6 +120,9 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if s == nil || s.c == nil || !a.queued() || l != a.l {
 		return
 	}
+	if s.shards != nil && !s.writes { // one of several: next time it will be another
+		return
+	}
 	a.l.contention.note(s.c.row())
 	if !slices.Contains(a.conflicts, s.c.row()) {
 		a.conflicts = append(a.conflicts, s.c.row())

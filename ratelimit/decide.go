@@ -89,11 +89,11 @@ const open = math.MinInt64
 func (b balance) since() int64 { return max(b.ts, b.pausedUntil) }
 
 // at is the balance refilled up to now; ts does not move back, and a pause that is over is forgotten.
-func (c *call) at(b balance, now int64) balance {
+func (a *algebra) at(b balance, now int64) balance {
 	if !b.exists {
-		return balance{true, c.capacity, now, open, 0, 0}
+		return balance{true, a.capacity, now, open, 0, 0}
 	}
-	b.value, b.ts = c.refilled(b.value, b.since(), now), max(b.ts, now)
+	b.value, b.ts = a.refilled(b.value, b.since(), now), max(b.ts, now)
 	if b.pausedUntil <= now {
 		b.pausedUntil = open
 	}

@@ -25,7 +25,13 @@ type denial struct {
 // mostDenials bounds the memory: some megabytes with long keys.
 const mostDenials = 10_000
 
-func (c *call) row() row { return row{c.name, c.key, c.shard} }
+// row names the balance of c, by which its callers queue: of a limit with shards the shards have one queue.
+func (c *call) row() row {
+	if c.layout > 1 {
+		return row{c.name, c.key, 0}
+	}
+	return row{c.name, c.key, c.shard}
+}
 
 func (c *call) demand() float64 { return c.count + c.least() }
 

@@ -46,6 +46,22 @@ func (x pgxExecutor) fresh() bool {
 
 func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls whole, or the connection does
 
+func (pgxExecutor) single() bool { return false }
+
+// session is the backend's process id.
+func (x pgxExecutor) session() uint32 {
+	if tx, ok := x.tx.(*lazyTx); ok {
+		if conn := tx.connection(); conn != nil {
+			return conn.PgConn().PID()
+		}
+		return 0
+	}
+	if conn := x.tx.Conn(); conn != nil {
+		return conn.PgConn().PID()
+	}
+	return 0
+}
+
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	if lock := x.attempt.queueUp(x.l, statements); lock != nil {
 		statements = append([]*statement{lock}, statements...)

@@ -2,10 +2,13 @@ package ratelimit
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/fnv"
 	"reflect"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // The longest name and key, in bytes: an entry of the primary key's index must fit into a third of a page.
@@ -25,13 +28,27 @@ type Limit struct {
 }
 
 type definition struct {
-	name string
-	rule algebra
+	name   string
+	rule   algebra
+	shards int
 }
 
+// Option shapes the rows of a limit: see [Shards].
+type Option func(*definition)
+
+// Shards spreads each balance of a limit over n rows, so that concurrent transactions do not wait for one: for a limit that
+// many share, when a row is too hot. It is one limit all the same: any number of tokens up to its capacity is granted if its
+// shards have it together, no more than one balance would grant is granted, and [Limiter.Value] is their sum.
+//
+// n is 1, the default, to [shard.Max]. A good one is twice the number of transactions that take at the same time, and no more
+// than the capacity is of common counts: a count that no shard has alone is gathered from several, for which callers then
+// wait. The database knows how many shards a limit and key has. The first call with a larger n changes that, with every
+// token kept; a smaller n changes nothing: see [Limiter.Reshard].
+func Shards(n int) Option { return func(d *definition) { d.shards = n } }
+
 // Define makes a limit out of a name and a rule. The name identifies its rows for ever: 1 to 255 bytes of UTF-8 without
-// NUL. A bad name or rule is refused with an [*InvalidError] that says which and what would be right.
-func Define(name string, rule Rule) (Limit, error) {
+// NUL. A bad name, rule or option is refused with an [*InvalidError] that says which and what would be right.
+func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if why := badText(name, MaxNameBytes); why != "" || name == "" {
 		if name == "" {
 			why = "it is empty"
@@ -43,12 +60,21 @@ func Define(name string, rule Rule) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	return Limit{&definition{strings.Clone(name), a}}, nil
+	d := &definition{strings.Clone(name), a, 1}
+	for _, o := range options {
+		if o != nil {
+			o(d)
+		}
+	}
+	if d.shards < 1 || d.shards > shard.Max {
+		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
+	}
+	return Limit{d}, nil
 }
 
 // MustDefine is like [Define] but panics on an error. It is for package variables.
-func MustDefine(name string, rule Rule) Limit {
-	l, err := Define(name, rule)
+func MustDefine(name string, rule Rule, options ...Option) Limit {
+	l, err := Define(name, rule, options...)
 	if err != nil {
 		panic(err)
 	}

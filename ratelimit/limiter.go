@@ -36,6 +36,7 @@ type Limiter struct {
 	clock       func() time.Time
 	denials     denials
 	contention  contention
+	books       books
 }
 
 // New makes a Limiter. It does not touch the database.

@@ -32,16 +32,28 @@ type executor interface {
 
 	// stepwise says that the statements go one by one, so that when one fails those before it may stand.
 	stepwise() bool
+
+	// single says that each trip is a transaction of its own.
+	single() bool
+
+	// session is a number of the connection, or 0.
+	session() uint32
 }
 
 // rateLimit takes from all calls or from none.
 func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	if l.books.sharded(calls) {
+		return l.rateLimitShards(ctx, x, calls, requests)
+	}
 	looked := x.fresh() && l.denials.expected(calls)
 	for round := 1; ; round++ {
 		if looked {
 			res, err := l.checkRateLimit(ctx, x, calls, requests)
 			if err != nil || !res.OK {
 				return res, err
+			}
+			if l.books.sharded(calls) {
+				return l.rateLimitShards(ctx, x, calls, requests)
 			}
 		}
 		takes := make([]*statement, len(calls))
@@ -60,6 +72,9 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 			return res, nil
 		}
 		res, err := l.denied(ctx, x, takes, calls, requests)
+		if errors.Is(err, errClosed) {
+			return l.rateLimitShards(ctx, x, calls, requests)
+		}
 		if err != nil || !res.OK {
 			return res, err
 		}
@@ -86,7 +101,12 @@ func stamp(takes []*statement) {
 }
 
 // forget says that nothing is taken.
-func (c *call) forget() { c.taken, c.owed, c.delay, c.moved = 0, 0, 0, 0 }
+func (c *call) forget() {
+	c.taken, c.owed, c.delay, c.moved = 0, 0, 0, 0
+	if c.shards > 0 {
+		c.layout, c.parts = 0, nil
+	}
+}
 
 // undo gives back what was taken of a call whose context has ended between two statements: the transaction may then go on.
 // If it may not, this fails and changes nothing.
@@ -144,17 +164,29 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 	if err := x.run(ctx, trip); err != nil {
 		return Result{}, explain(ctx, err, "look at", calls)
 	}
+	if slices.ContainsFunc(trip[given:], (*statement).closed) {
+		return Result{}, errClosed
+	}
 	return l.judge(trip[given:], calls, requests), nil
 }
 
+// errClosed says that a balance is closed, as its limit has got shards. It does not leave the package.
+var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no shards")
+
 // checkRateLimit tells what rateLimit would do, and takes nothing.
 func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	if l.books.sharded(calls) {
+		return l.checkShards(ctx, x, calls, requests)
+	}
 	looks := make([]*statement, len(calls))
 	for i := range calls {
 		looks[i] = l.lookOf(&calls[i])
 	}
 	if err := x.run(ctx, looks); err != nil {
 		return Result{}, explain(ctx, err, "look at", calls)
+	}
+	if slices.ContainsFunc(looks, (*statement).closed) {
+		return l.checkShards(ctx, x, calls, requests)
 	}
 	return l.judge(looks, calls, requests), nil
 }

@@ -47,6 +47,10 @@ type call struct {
 	delay     int64 // and the row's delay then,
 	moved     float64
 	owed      float64 // what it owed after the take; below 0, what it had left
+
+	shards int    // that the limit is to have; 0 for a call that is for a row alone
+	layout int    // number of shards that there were when it was granted, if more than one
+	parts  []part // and what was taken from each; none if it was laid over all of them
 }
 
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
@@ -67,7 +71,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve, shards: r.def.shards}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/weir-go/weir/internal/jsontext"
+	"github.com/weir-go/weir/shard"
 )
 
 // Reservation is what a granted call took, to be settled when it is known what was used: see [Limiter.Settle]. It is a small
@@ -29,12 +30,13 @@ type Take struct {
 	Limit, Key string
 	Count      float64
 
-	rule  algebra // that it was taken by
-	shard int32
-	since int64   // the row's time
-	owed  float64 // what the row owed after the take; below 0, what it had left
-	delay int64   // the row's, then
-	moved float64 // likewise
+	rule   algebra // that it was taken by
+	shards int     // of the limit then; 0 and 1 are the same
+	parts  []part  // what was taken from each; none if it was laid over all of them
+	since  int64   // the row's time
+	owed   float64 // what the row owed after the take; below 0, what it had left
+	delay  int64   // the row's, then
+	moved  float64 // likewise
 }
 
 // Reservation returns what the call took, each time with the same id. A Result that took nothing, as it is a denial, a
@@ -47,7 +49,7 @@ func (r Result) Reservation() Reservation {
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
 	for i, c := range calls {
 		c.phased, c.debt = false, 0 // settling needs neither, and JSON keeps neither
-		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.shard, c.taken, c.owed, c.delay, c.moved}
+		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved}
 	}
 	return res
 }
@@ -73,7 +75,7 @@ func newID(at int64) (id uuid.UUID) {
 // call is what the take was made with.
 func (t *Take) call() call {
 	return call{
-		algebra: t.rule, name: t.Limit, key: t.Key, shard: t.shard, count: t.Count,
+		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, layout: t.shards, parts: t.parts,
 		taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
@@ -157,7 +159,18 @@ func (t *Take) appendJSON(b []byte) []byte {
 	b = jsontext.String(append(b, '['), t.Limit)
 	b = jsontext.String(append(b, ','), t.Key)
 	float(t.Count)
-	integer(int64(t.shard))
+	if t.parts == nil {
+		integer(int64(t.shards))
+	} else {
+		b = strconv.AppendInt(append(b, ",["...), int64(t.shards), 10)
+		for _, p := range t.parts {
+			integer(int64(p.shard))
+			if len(t.parts) > 1 {
+				float(p.count)
+			}
+		}
+		b = append(b, ']')
+	}
 	integer(t.since)
 	float(t.owed)
 	float(t.moved)
@@ -174,7 +187,8 @@ func (t *Take) appendJSON(b []byte) []byte {
 // UnmarshalJSON reads it back. What no take can have been is refused with an error that matches [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
-	a := []any{&u.Limit, &u.Key, &u.Count, &u.shard, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}
+	where := where{}
+	a := []any{&u.Limit, &u.Key, &u.Count, &where, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}
 	bucket := len(a)
 	a = append(a, &u.rule.origin)
 	var raw []json.RawMessage
@@ -189,6 +203,10 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		if err := json.Unmarshal(raw[i], a[i]); err != nil {
 			return err
 		}
+	}
+	u.shards = where.shards
+	if u.parts = where.parts; len(u.parts) == 1 {
+		u.parts[0].count = u.Count
 	}
 	switch {
 	case u.Limit == "" || badText(u.Limit, MaxNameBytes) != "" || badText(u.Key, MaxKeyBytes) != "":
@@ -205,6 +223,40 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		return badTake("at another time", "microseconds since the Unix epoch")
 	}
 	*t = u
+	return nil
+}
+
+// where is the fourth of what a take is written as: the number of shards, or an array of it and of what was taken from. If
+// that is one shard there is only its number; else there are pairs of a number and a count.
+type where struct {
+	shards int
+	parts  []part
+}
+
+func (w *where) UnmarshalJSON(b []byte) error {
+	var a []float64
+	if json.Unmarshal(b, &w.shards) != nil {
+		if err := json.Unmarshal(b, &a); err != nil {
+			return err
+		}
+		if len(a) != 2 && (len(a) < 5 || len(a)%2 == 0) {
+			return badTake(string(b), "a number of shards, and what was taken from each")
+		}
+		w.shards = int(a[0])
+		for k := 1; k < len(a); k += 2 {
+			p := part{shard: int(a[k])}
+			if len(a) > 2 {
+				p.count = a[k+1]
+			}
+			if float64(p.shard) != a[k] || p.shard < 0 || p.shard >= w.shards || !(p.count >= 0) {
+				return badTake(string(b), "shards that there are, and numbers of tokens")
+			}
+			w.parts = append(w.parts, p)
+		}
+	}
+	if w.shards < 0 || w.shards > shard.Max {
+		return badTake(string(b), fmt.Sprintf("0 to %d shards", shard.Max))
+	}
 	return nil
 }
 

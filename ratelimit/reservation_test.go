@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // anyTake draws what a grant may have taken.
@@ -23,16 +25,24 @@ func anyTake(t *rapid.T) Take {
 	rule := anyAlgebra(t)
 	rule.phased, rule.debt = false, 0
 	number := rapid.OneOf(rapid.SampledFrom([]float64{0, 1, 0.1, 1.0 / 3, 1 << 53, math.Copysign(0, -1)}), rapid.Float64Range(-1e15, 1e15))
-	return Take{
+	take := Take{
 		Limit: text("limit", 1, MaxNameBytes/4), Key: text("key", 0, MaxKeyBytes/4),
 		Count: rapid.Float64Range(0, 1e15).Draw(t, "count"),
 		rule:  rule,
-		shard: rapid.Int32Range(0, 255).Draw(t, "shard"),
 		since: noon + rapid.Int64Range(-1e15, 1e15).Draw(t, "since"),
 		owed:  number.Draw(t, "owed"),
 		delay: rapid.Int64Range(0, 1e15).Draw(t, "delay"),
 		moved: number.Draw(t, "moved"),
 	}
+	if take.shards = rapid.IntRange(0, shard.Max).Draw(t, "shards"); take.shards > 1 && rapid.Bool().Draw(t, "from some") {
+		for i := range rapid.IntRange(1, 3).Draw(t, "parts") {
+			take.parts = append(take.parts, part{shard: i % take.shards, count: rapid.Float64Range(0, 1e15).Draw(t, "part")})
+		}
+		if len(take.parts) == 1 {
+			take.parts[0].count = take.Count
+		}
+	}
+	return take
 }
 
 func TestAReservationSurvivesJSON(t *testing.T) {
@@ -136,7 +146,7 @@ func TestATakeThatNobodyMadeIsRefused(t *testing.T) {
 		var err error
 		if take := was; true {
 			err = take.UnmarshalJSON([]byte(text))
-			if take != was {
+			if !reflect.DeepEqual(take, was) {
 				t.Errorf("%s was read as %+v", text, take)
 			}
 		}

@@ -66,22 +66,37 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 	if err != nil {
 		return false, err
 	}
-	return l.once(ctx, x, &r, func(i int, c *call) *statement {
-		switch n := counts[i]; {
+	return l.once(ctx, x, &r, func(c *call) *statement {
+		switch n := portion(counts[c.indexes[0]], c); {
 		case n < c.count:
 			return l.giveOf(c, n, true)
 		case n > c.count:
 			return l.chargeOf(c, n-c.count)
 		}
 		return nil
+	}, func(c *call) error {
+		n := counts[c.indexes[0]]
+		if n < c.count {
+			return l.give(ctx, x, c, n, true)
+		}
+		return l.charge(ctx, x, c, n-c.count)
 	})
+}
+
+// charge takes n tokens beyond those that c has, whatever that leaves: from all shards alike.
+func (l *Limiter) charge(ctx context.Context, x executor, c *call, n float64) error {
+	if n <= 0 {
+		return nil
+	}
+	_, err := l.over(ctx, x, []call{*c}, func(row *call) *statement { return l.chargeOf(row, portion(n, row)) })
+	return err
 }
 
 func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool, error) {
 	if err := r.check(); err != nil {
 		return false, err
 	}
-	return l.once(ctx, x, &r, func(_ int, c *call) *statement { return l.undoOf(c) })
+	return l.once(ctx, x, &r, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.owed <= 0) })
 }
 
 // used are the true counts of the takes.
@@ -115,7 +130,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 }
 
 // once runs the statements for the takes of a reservation, in the order of their rows, if it has not been settled before.
-func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, of func(int, *call) *statement) (bool, error) {
+func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, of func(*call) *statement, sharded func(*call) error) (bool, error) {
 	calls := make([]call, len(r.Takes))
 	for i := range calls {
 		calls[i] = r.Takes[i].call()
@@ -130,36 +145,26 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, of func(
 	if !first.found {
 		return false, nil
 	}
-	var statements []*statement
-	for i := range calls {
-		if s := of(calls[i].indexes[0], &calls[i]); s != nil {
-			statements = append(statements, s)
-		}
+	if err := l.returns(ctx, x, "settle", calls, of, sharded); err != nil {
+		return false, err
 	}
-	if len(statements) == 0 {
-		return true, nil
-	}
-	if err := x.run(ctx, statements); err != nil {
-		return false, explain(ctx, err, "settle", calls)
-	}
-	l.denials.forget(calls)
 	return true, nil
 }
 
 func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reservation) error {
 	var calls []call
-	of := map[row]int{}
+	of := map[place]int{}
 	for _, r := range reservations {
 		if err := r.check(); err != nil {
 			return err
 		}
 		for i := range r.Takes {
 			c := r.Takes[i].call()
-			if n, ok := of[c.row()]; ok {
+			if n, ok := of[c.place()]; ok {
 				calls[n].count += c.count
 				continue
 			}
-			of[c.row()] = len(calls)
+			of[c.place()] = len(calls)
 			calls = append(calls, c)
 		}
 	}
@@ -167,28 +172,35 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		return nil
 	}
 	sortCalls(calls)
-	statements := make([]*statement, len(calls))
 	for i := range calls {
-		statements[i] = l.chargeOf(&calls[i], calls[i].count)
-		of[calls[i].row()] = i
+		of[calls[i].place()] = i
 	}
-	if err := x.run(ctx, statements); err != nil {
+	done, err := l.over(ctx, x, calls, func(row *call) *statement { return l.chargeOf(row, row.count) })
+	if err != nil {
 		return explain(ctx, err, "charge anew", calls)
 	}
-	ahead := make([]float64, len(calls)) // of the next reservation, less what was there
-	for i, s := range statements {
+	after := make([]balance, len(calls)) // of all shards together
+	for _, s := range done {
 		if !s.found {
-			return explain(ctx, fmt.Errorf("no row in answer for %q", calls[i].key), "charge anew", calls)
+			return explain(ctx, fmt.Errorf("no row in answer for %q", s.c.key), "charge anew", calls)
 		}
-		ahead[i] = -max(0, s.value.Float64+calls[i].count)
+		if all := &after[of[s.c.place()]]; all.exists {
+			*all = all.and(s.balance())
+		} else {
+			*all = s.balance()
+		}
+	}
+	ahead := make([]float64, len(calls)) // of the next reservation, less what was there
+	for i := range after {
+		ahead[i] = -max(0, after[i].value+calls[i].count)
 	}
 	for _, r := range reservations {
 		for i := range r.Takes {
 			t := &r.Takes[i]
-			n := of[row{t.Limit, t.Key, t.shard}]
-			b := statements[n].balance()
+			n := of[place{t.Limit, t.Key}]
+			b := after[n]
 			ahead[n] += t.Count
-			t.since, t.owed, t.delay, t.moved = b.since(), ahead[n], b.delay, b.moved
+			t.since, t.owed, t.delay, t.moved, t.parts = b.since(), ahead[n], b.delay, b.moved, nil
 		}
 	}
 	return nil

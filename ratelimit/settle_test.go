@@ -14,7 +14,7 @@ func reservationOf(calls ...call) Reservation {
 	r := Reservation{ID: newID(noon)}
 	for _, c := range calls {
 		c.taken, c.owed = noon, -1
-		r.Takes = append(r.Takes, Take{Limit: c.name, Key: c.key, Count: c.count, rule: c.algebra, shard: c.shard, since: noon, owed: -1})
+		r.Takes = append(r.Takes, Take{Limit: c.name, Key: c.key, Count: c.count, rule: c.algebra, since: noon, owed: -1})
 	}
 	return r
 }

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // SQL has the limiter's verbs for transactions of database/sql over pgx's stdlib driver. They mean what those of [Limiter]
@@ -108,8 +110,15 @@ func (x sqlExecutor) fresh() bool { return true }
 
 func (x sqlExecutor) stepwise() bool { return true }
 
+func (sqlExecutor) single() bool { return false }
+
+func (sqlExecutor) session() uint32 { return 0 }
+
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 	for _, s := range statements {
+		if s.look != nil {
+			s.look.scanner = pgtype.NewMap().SQLScanner
+		}
 		err := x.tx.QueryRowContext(ctx, s.sql, s.args...).Scan(s.dest()...)
 		if errors.Is(err, sql.ErrNoRows) {
 			continue

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,6 +56,30 @@ WHERE least($4, b.value + {refill}) - $7 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING ` + columns
 
+	// takeShardSQL is takeSQL for a shard: the first of the candidates $3, with capacities $4 and rates $5, that no other
+	// transaction holds, as far as the advisory locks $12 tell. They are only a hint: nothing goes wrong without them, but
+	// that callers wait for each other or fail at COMMIT. If all are held the answer is no row, or with $13 the statement
+	// waits for the first.
+	//
+	// The locks are asked for one by one, and none is kept but the one that is chosen: so they stand in a subquery over the
+	// candidates, with nothing that would join or sort it.
+	takeShardSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+SELECT $1::text, $2::text, c.shard, c.capacity - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	c.capacity, c.rate, $6::bigint, $9::timestamptz
+FROM ((SELECT u.shard, u.capacity, u.rate
+	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
+	WHERE pg_try_advisory_xact_lock({class}, u.lock))
+	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
+	LIMIT 1) c
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = least(excluded.capacity, b.value + {refill}) - $7,
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
+	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
+WHERE least(excluded.capacity, b.value + {refill}) - $7 >= $10::float8
+	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
+RETURNING ` + columns + `, b.shard`
+
 	// refilled is the balance by the rule that stands in the row itself.
 	refilled = `least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6)) / b.period
@@ -91,8 +116,12 @@ VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, 
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
 	moved = b.moved + CASE WHEN $12::boolean THEN greatest(0, -b.value) - greatest(0, -{given}) ELSE 0 END
-WHERE {unused} > 0
+WHERE {unused} > 0 {shard}
 RETURNING ` + columns
+
+	// tidy is the condition under which a shard is given to alone: the limit is in no debt, and has not moved to another
+	// layout. A debt is that of all shards.
+	tidy = `AND b.value >= 0`
 
 	// chargeSQL takes $7 tokens, whatever it leaves, ahead of those who wait: the line moves back by what it adds to the
 	// debt. The rule is the one in the row.
@@ -126,7 +155,7 @@ RETURNING true`
 VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = excluded.value, ts = excluded.ts,
+	value = CASE WHEN b.value = '-Infinity' THEN b.value ELSE excluded.value END, ts = excluded.ts,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 RETURNING ` + columns
 
@@ -161,7 +190,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = NULL,
 	delay = b.delay - {left}
-WHERE b.paused_until > excluded.ts
+WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING ` + columns
 
 	// lookSQL reads a balance: always one row, of nulls where there is no balance, with the clock beside it.
@@ -176,6 +205,41 @@ RETURNING ` + columns
 	portableLookSQL = `SELECT b.value, b.ts, b.paused_until, coalesce(b.delay, 0), coalesce(b.moved, 0), coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
 
+	// lookShardsSQL reads all shards of a limit that has some, in its present layout: always one row, with the number of
+	// shards, and what is there of them as arrays. It is what weir_look is to one row.
+	//
+	// $1 name $2 key $3 clock
+	lookShardsSQL = `SELECT n, shards, balances, times, pauses, delays, moves, at FROM {schema}weir_look_shards($1::text, $2::text, $3::timestamptz)`
+
+	// portableLookShardsSQL is lookShardsSQL without a server-side function.
+	portableLookShardsSQL = `SELECT h.n, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
+FROM (SELECT coalesce(max(value)::integer, 1) AS n FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = -1) h
+LEFT JOIN LATERAL (SELECT array_agg(shard) AS shards, array_agg(value) AS balances,
+		array_agg(round(date_part('epoch', ts) * 1e6)::bigint) AS times,
+		array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6)::bigint, -9223372036854775808)) AS pauses,
+		array_agg(delay) AS delays, array_agg(moved) AS moves
+	FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.n * (h.n - 1) / 2 AND h.n * (h.n - 1) / 2 + h.n - 1) b ON true`
+
+	// headSQL locks the head of a limit, the row that says how many shards it has, and answers with it.
+	//
+	// $1 name $2 key $3 clock
+	headSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period)
+VALUES ($1::text, $2::text, -1, 1, coalesce($3::timestamptz, clock_timestamp()), 0, 0, 1)
+ON CONFLICT (name, key, shard) DO UPDATE SET ts = greatest(b.ts, excluded.ts)
+RETURNING ` + columns
+
+	// putSQL writes a row whatever stands there: only for one whose head is locked.
+	//
+	// Parameters as above, but for $8, which is the ts, $10 paused_until $11 delay $12 moved
+	putSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay, moved)
+VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, $11::bigint, $12::float8)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = excluded.value, ts = excluded.ts,
+	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin,
+	paused_until = excluded.paused_until, delay = excluded.delay, moved = excluded.moved
+RETURNING ` + columns
+
 	// lockSQL queues up for contended balances. LOCK TABLE takes no snapshot, so what follows it in the transaction sees
 	// all that was committed while it waited.
 	lockSQL = `LOCK TABLE {queues} IN SHARE ROW EXCLUSIVE MODE`
@@ -187,33 +251,43 @@ type statements struct {
 
 	bucket, window              texts
 	charge, settle, reset, look string
+	lookShards, head, put       string
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, give, pause, resume string }
+type texts struct{ take, takeShard, give, giveShard, pause, resume string }
+
+// class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
+const class = 0x57656972
 
 func newStatements(schema string, portable bool) statements {
 	s := statements{}
 	if schema != "" {
 		s.prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
-	text := func(sql, refill, delay, unused string) string {
+	text := func(sql, refill, delay, unused, shard string) string {
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
-		return strings.NewReplacer("{schema}", s.prefix, "{refill}", refill,
+		return strings.NewReplacer("{schema}", s.prefix, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
 	of := func(refill, delay, unused string) texts {
-		same := func(sql string) string { return text(sql, refill, delay, unused) }
-		return texts{same(takeSQL), same(giveSQL), same(pauseSQL), same(resumeSQL)}
+		same := func(sql string) string { return text(sql, refill, delay, unused, "") }
+		ofShard := strings.NewReplacer("$5", "excluded.rate").Replace(refill)
+		return texts{
+			take: same(takeSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
+			give: same(giveSQL), giveShard: text(giveSQL, refill, delay, unused, " "+tidy),
+			pause: same(pauseSQL), resume: same(resumeSQL),
+		}
 	}
 	s.bucket = of(bucketRefill, bucketDelay, bucketUnused)
 	s.window = of(windowRefill, windowDelay, strings.ReplaceAll(windowUnused, "{later}", windowsLater))
-	one := func(sql string) string { return text(sql, "", "", "") }
-	s.charge, s.settle, s.reset, s.look = one(chargeSQL), one(settleSQL), one(resetSQL), one(lookSQL)
+	one := func(sql string) string { return text(sql, "", "", "", "") }
+	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
+	s.look, s.lookShards = one(lookSQL), one(lookShardsSQL)
 	if portable {
-		s.look = one(portableLookSQL)
+		s.look, s.lookShards = one(portableLookSQL), one(portableLookShardsSQL)
 	}
 	return s
 }
@@ -250,6 +324,11 @@ type statement struct {
 	moved  float64
 	at     *time.Time
 	once   *bool // the only column, of settleSQL
+
+	whole  *call   // the limit of whose shard c is
+	shards []int32 // of takeShardSQL: the candidates' rows
+	row    int32   // and the one that was taken from
+	look   *look   // the columns of lookShardsSQL
 }
 
 // dest is where the columns of the answer go.
@@ -257,6 +336,10 @@ func (s *statement) dest() []any {
 	switch {
 	case s.once != nil:
 		return []any{s.once}
+	case s.look != nil:
+		return s.look.dest()
+	case s.shards != nil:
+		return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved, &s.row}
 	case s.at == nil:
 		return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved}
 	}
@@ -287,6 +370,19 @@ func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *state
 	args := make([]any, 0, 16)
 	args = append(args, c.name, c.key, c.shard, c.capacity, c.rate, c.period, tokens, l.now(), c.originTime())
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
+}
+
+// put writes the row of c, whatever stands there.
+func (l *Limiter) put(c *call, b balance) *statement {
+	var paused any
+	if b.pausedUntil != open {
+		paused = fromMicro(b.pausedUntil)
+	}
+	s := l.write(c, l.sql.put, b.value, paused, b.delay, b.moved)
+	if b.ts != 0 {
+		s.args[7] = fromMicro(b.ts)
+	}
+	return s
 }
 
 func (l *Limiter) takeOf(c *call) *statement {

@@ -9,7 +9,23 @@ import (
 // The verbs that need no protocol, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
-	return l.each(ctx, x, "reset", calls, l.resetOf)
+	done, err := l.over(ctx, x, calls, l.resetOf)
+	if err != nil {
+		return explain(ctx, err, "reset", calls)
+	}
+	var mend []*statement
+	for _, s := range done {
+		if s.closed() { // and is the only one: a reset is for what nothing else would open again
+			mend = append(mend, l.put(s.c, balance{value: full, pausedUntil: open}))
+		}
+	}
+	if len(mend) > 0 {
+		if err := x.run(ctx, mend); err != nil {
+			return explain(ctx, err, "reset", calls)
+		}
+	}
+	l.learn(done, calls)
+	return nil
 }
 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
@@ -26,20 +42,49 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	if err != nil || len(calls) == 0 {
 		return err
 	}
-	return l.each(ctx, x, "give back", calls, l.undoOf)
+	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.owed <= 0) })
+}
+
+// returns runs statements for takes: in one trip for those of limits without shards, and by sharded for each of the others.
+func (l *Limiter) returns(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement, sharded func(*call) error) error {
+	var alone []call
+	for i := range calls {
+		if calls[i].layout <= 1 {
+			alone = append(alone, calls[i])
+		}
+	}
+	if _, err := l.over(ctx, x, alone, of); err != nil {
+		return explain(ctx, err, verb, calls)
+	}
+	for i := range calls {
+		if calls[i].layout > 1 {
+			if err := sharded(&calls[i]); err != nil {
+				return explain(ctx, err, verb, calls)
+			}
+		}
+	}
+	l.denials.forget(calls)
+	return nil
 }
 
 // each runs one statement for each of the calls. Whatever was known of denials is out of date then.
 func (l *Limiter) each(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement) error {
-	statements := make([]*statement, len(calls))
-	for i := range calls {
-		statements[i] = of(&calls[i])
-	}
-	if err := x.run(ctx, statements); err != nil {
+	done, err := l.over(ctx, x, calls, of)
+	if err != nil {
 		return explain(ctx, err, verb, calls)
 	}
-	l.denials.forget(calls)
+	l.learn(done, calls)
 	return nil
+}
+
+// learn notes how the rows of calls stand, of which something else was known before.
+func (l *Limiter) learn(done []*statement, calls []call) {
+	for _, s := range done {
+		if s.found && s.c.layout > 1 {
+			l.books.took(s.c, s.c.shard, s.balance(), 0)
+		}
+	}
+	l.denials.forget(calls)
 }
 
 // taken is what a Result says was taken: each row once, in order. Nothing, for a denial.
@@ -65,9 +110,15 @@ func (r Result) taken() ([]call, error) {
 }
 
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {
+	if l.books.sharded(calls) {
+		return l.valueOfShards(ctx, x, calls)
+	}
 	look := []*statement{l.lookOf(&calls[0])}
 	if err := x.run(ctx, look); err != nil {
 		return State{}, explain(ctx, err, "look at", calls)
+	}
+	if look[0].closed() {
+		return l.valueOfShards(ctx, x, calls)
 	}
 	c := &calls[0]
 	return c.state(c.at(look[0].balance(), look[0].at.UnixMicro())), nil

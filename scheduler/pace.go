@@ -3,6 +3,7 @@ package scheduler
 import (
 	"cmp"
 	"context"
+	"reflect"
 	"slices"
 	"time"
 
@@ -215,7 +216,7 @@ func (d db) paid(ctx context.Context, here []*waiter) (map[*waiter]bool, error) 
 	for _, r := range rows {
 		for _, w := range here {
 			if mine, there := w.ticket.Reservation, r.ticket.Reservation; r.id == w.id && mine != nil && there != nil &&
-				mine.ID == there.ID && !slices.Equal(mine.Takes, there.Takes) {
+				mine.ID == there.ID && !reflect.DeepEqual(mine.Takes, there.Takes) {
 				w.ticket.Reservation, paid[w] = there, true
 			}
 		}

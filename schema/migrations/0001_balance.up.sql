@@ -11,6 +11,10 @@
 -- In the same way moved adds up the tokens by which the line of those who wait has moved up, when settlements give back what
 -- was reserved and not used, less what they charge for what was used beyond.
 --
+-- A limit that is spread over n > 1 shards has a head, a row with shard = -1 whose value is n, and a row for each shard that
+-- was used: those of shards 0 to n-1 are numbered from n*(n-1)/2 on, so that the rows of two layouts never meet. What is left
+-- of other layouts is closed: value = -Infinity. Without a head there is one shard, number 0.
+--
 -- A row that is full by its own rule, not paused, and whose delay and moved are 0 is like no row. One whose delay or moved is
 -- not 0 may have been noted by somebody who still waits.
 --
@@ -67,12 +71,36 @@ END
 $$;
 -- +goose StatementEnd
 
+-- Reads all shards of a limit in its present layout, in the same way. n is what its head says, or 1. Times are in
+-- microseconds, and of a row that is not paused pauses has the least bigint.
+-- +goose StatementBegin
+CREATE FUNCTION weir_look_shards(name_ text, key_ text, now_ timestamptz,
+                                 OUT n integer, OUT shards integer[], OUT balances double precision[], OUT times bigint[],
+                                 OUT pauses bigint[], OUT delays bigint[], OUT moves double precision[], OUT at timestamptz)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+AS $$
+BEGIN
+    SELECT b.value INTO n FROM weir_balance b WHERE b.name = name_ AND b.key = key_ AND b.shard = -1;
+    n := coalesce(n, 1);
+    SELECT array_agg(b.shard), array_agg(b.value), array_agg(round(date_part('epoch', b.ts) * 1e6)::bigint),
+           array_agg(coalesce(round(date_part('epoch', b.paused_until) * 1e6)::bigint, -9223372036854775808)),
+           array_agg(b.delay), array_agg(b.moved)
+    INTO shards, balances, times, pauses, delays, moves
+    FROM weir_balance b
+    WHERE b.name = name_ AND b.key = key_ AND b.shard BETWEEN n * (n - 1) / 2 AND n * (n - 1) / 2 + n - 1;
+    at := coalesce(now_, clock_timestamp());
+END
+$$;
+-- +goose StatementEnd
+
 -- weir_look reads the table beside it, whatever the search_path of the session that calls it. SET search_path FROM CURRENT
 -- would say nearly that, but would keep the whole path, "$user" included, of whoever applies this file by hand.
 -- +goose StatementBegin
 DO $$
 BEGIN
     EXECUTE format('ALTER FUNCTION weir_look(text, text, integer, timestamptz) SET search_path = %I', current_schema());
+    EXECUTE format('ALTER FUNCTION weir_look_shards(text, text, timestamptz) SET search_path = %I', current_schema());
 END
 $$;
 -- +goose StatementEnd

@@ -1,0 +1,54 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Any count up to the capacity is granted, however little a shard has, until nothing is left.
+func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		for _, shards := range []int{2, 3, 16, 64} {
+			limit := ratelimit.MustDefine(fmt.Sprint("of ", shards), ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
+			left := 10.0
+			for _, n := range []float64{3, 0.5, 4, 1, 0, 1.5} {
+				res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))
+				if left -= n; err != nil || !res.OK || !res.RunAt.IsZero() {
+					t.Fatalf("%d shards, %v left after %v: %+v, %v", shards, left, n, res, err)
+				}
+				if s, err := v.Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-left) > 1e-6 {
+					t.Fatalf("%d shards: %v of %v, %v", shards, s.Value, left, err)
+				}
+			}
+			res, err := v.RateLimit(t.Context(), limit.For("k"))
+			if err != nil || res.OK || res.RetryAt.Sub(res.At) < time.Hour {
+				t.Fatalf("%d shards, nothing left: %+v, %v", shards, res, err)
+			}
+			if err := v.ResetRateLimit(t.Context(), limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
+			if res, err := v.RateLimit(t.Context(), limit.For("k").Count(10)); err != nil || !res.OK {
+				t.Fatalf("%d shards, reset: %+v, %v", shards, res, err)
+			}
+			if err := v.GiveBack(t.Context(), res); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+var _ = []any{context.Background, errors.New, rand.IntN, sync.WaitGroup{}, atomic.Bool{}, pgx.ErrNoRows, pgtest.Pool}

@@ -1,0 +1,190 @@
+package ratelimit
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// books are what this process knows of the limits that are spread over shards: how many each has, and how they stood when
+// they were last seen. It only ever chooses where to try first: whatever is decided is decided on what is in the database.
+// A limit of which nothing is known is looked at, which takes a round trip more.
+type books struct {
+	mu    sync.Mutex
+	of    map[place]*book
+	pages int           // of all books
+	ahead time.Duration // of the database's clock before this process's
+}
+
+// place names a limit and key.
+type place struct{ name, key string }
+
+type book struct{ shards []page }
+
+// page is what is known of a shard.
+type page struct {
+	balance
+	session uint32 // of the connection that took from it last, 0 if that is none of this process's
+	taken   time.Time
+}
+
+const (
+	mostPages = 100_000 // some megabytes
+
+	// lately is for how long a shard is left to the connection that took from it last. It is longer than most transactions;
+	// and one that did not come back since needs it no more.
+	lately = time.Second
+)
+
+func (c *call) place() place { return place{c.name, c.key} }
+
+// sharded reports whether one of the calls is of a limit that is to have shards, or is known to have.
+func (b *books) sharded(calls []call) bool {
+	for i := range calls {
+		if calls[i].shards > 1 {
+			return true
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.of) == 0 {
+		return false
+	}
+	for i := range calls {
+		if b.of[calls[i].place()] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// layout is the number of shards that the limit of c is known to have; 0 if it is not known.
+func (b *books) layout(c *call) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.of[c.place()]; k != nil {
+		return len(k.shards)
+	}
+	return 0
+}
+
+// look notes how a limit stands.
+func (b *books) look(c *call, w *whole) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
+	k := b.of[c.place()]
+	if k == nil || len(k.shards) != w.n {
+		k = b.open(c.place(), w.n)
+	}
+	for i := range w.rows {
+		k.shards[i].balance = w.rows[i]
+	}
+}
+
+// open starts a book anew.
+func (b *books) open(p place, n int) *book {
+	if b.of == nil {
+		b.of = make(map[place]*book)
+	}
+	b.close(p)
+	for other := range b.of { // whichever comes
+		if b.pages+n <= mostPages {
+			break
+		}
+		b.close(other)
+	}
+	k := &book{make([]page, n)}
+	b.of[p] = k
+	b.pages += n
+	return k
+}
+
+func (b *books) close(p place) {
+	if k := b.of[p]; k != nil {
+		b.pages -= len(k.shards)
+		delete(b.of, p)
+	}
+}
+
+// forget says that nothing is known of a limit.
+func (b *books) forget(c *call) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.close(c.place())
+}
+
+// took notes how a take by a session has left a shard.
+func (b *books) took(c *call, row int32, left balance, session uint32) {
+	n, i := shard.Address(row)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.of[c.place()]
+	if k == nil || len(k.shards) != n {
+		return
+	}
+	p := &k.shards[i]
+	p.balance, p.session = left, session
+	if session != 0 {
+		p.taken = time.Now()
+	}
+}
+
+// lost notes that a take from a shard has met a concurrent transaction: the next one is to try others.
+func (b *books) lost(c *call, row int32) {
+	n, i := shard.Address(row)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.of[c.place()]; k != nil && len(k.shards) == n {
+		k.shards[i].session, k.shards[i].taken = 0, time.Now()
+	}
+}
+
+// choose returns the shards from which a session should try to take what c asks for, the best first; none if none is known
+// to have it.
+func (b *books) choose(c *call, session uint32, clock func() time.Time) (n int, candidates []int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.of[c.place()]
+	if k == nil {
+		return 0, nil
+	}
+	now := time.Now()
+	at := now.Add(b.ahead).UnixMicro()
+	if clock != nil {
+		at = clock().UnixMicro()
+	}
+	n = len(k.shards)
+	shares := c.shares(n)
+	own := -1
+	for i := range k.shards {
+		if session != 0 && k.shards[i].session == session && (own < 0 || k.shards[i].taken.After(k.shards[own].taken)) {
+			own = i
+		}
+	}
+	return n, shard.Choose(n, own, c.count, func(i int) shard.View {
+		p := &k.shards[i]
+		left := shares.of(i).at(p.balance, at)
+		if left.pausedUntil != open && !c.reserve {
+			left.value = -1
+		}
+		return shard.View{Tokens: left.value, Busy: i != own && now.Sub(p.taken) < lately}
+	}, rand.IntN)
+}
+
+// total is what the limit is worth, as far as is known, by the time at.
+func (b *books) total(c *call, at int64) (total float64, known bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.of[c.place()]
+	if k == nil {
+		return 0, false
+	}
+	shares := c.shares(len(k.shards))
+	for i := range k.shards {
+		total += shares.of(i).at(k.shards[i].balance, at).value
+	}
+	return total, true
+}

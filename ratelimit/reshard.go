@@ -1,0 +1,96 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// A change of layout. The rows of two layouts never meet, so it is one transaction that closes the old ones for good and
+// opens the new ones with what they held. The head, which says what the layout is, is locked throughout: of two deploys the
+// second finds the work done. Whoever still knows the old layout finds it closed, and looks at the head.
+
+// Reshard spreads the balances of the requests' limits and keys over n shards, by n rows each, with every token and every debt
+// kept: within the caller's transaction, for whose time all who take from them wait. More shards come by themselves, with the
+// first call of a program that defines them: see [Shards]. Fewer do not, or two releases with different numbers would undo
+// each other's; for fewer, deploy the smaller number first and then call this.
+//
+// Those who wait in line keep their times. Errors are those of [Limiter.ResetRateLimit].
+func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Request) error {
+	if n < 1 || n > shard.Max {
+		return &InvalidError{Field: "number of shards", Value: n, Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
+	}
+	x, calls, err := l.prepare(tx, bare(requests))
+	if err != nil {
+		return err
+	}
+	for i := range calls {
+		if err := l.reshard(ctx, x, &calls[i], n, true); err != nil {
+			return explain(ctx, err, "change the shards of", calls[i:])
+		}
+	}
+	return nil
+}
+
+// reshard gives the limit of c n shards, or if it is not forced, n at least.
+func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force bool) error {
+	l.books.forget(c)
+	whole := *c
+	whole.layout = max(2, n) // for the queue
+	head := &statement{c: &whole, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
+	if err := x.run(ctx, []*statement{head}); err != nil {
+		return err
+	}
+	old := int(head.value.Float64)
+	if !head.found || old < 1 || old > shard.Max || float64(old) != head.value.Float64 {
+		return fmt.Errorf("the head row of the limit says that it has %v shards", head.value.Float64)
+	}
+	if old == n || old > n && !force {
+		return nil
+	}
+
+	// What was never used becomes a row, which locks it as well, and the others are filled up to now.
+	var locks, puts []*statement
+	for i := range old {
+		row := c.of(old, i)
+		locks = append(locks, l.chargeOf(&row, 0))
+	}
+	if err := x.run(ctx, locks); err != nil {
+		return err
+	}
+	var sum balance
+	for i, s := range locks {
+		b := s.balance()
+		if !s.found || math.IsInf(b.value, -1) {
+			return fmt.Errorf("shard %d is closed, which the head row of the limit does not say", s.c.shard)
+		}
+		b.value = min(b.value, s.c.capacity) // what a reset has left
+		if i == 0 {
+			sum = b
+		} else {
+			sum = sum.and(b)
+		}
+	}
+	for i := range old {
+		row := c.of(old, i)
+		puts = append(puts, l.put(&row, balance{value: math.Inf(-1), ts: sum.ts, pausedUntil: open}))
+	}
+	sum.value = min(sum.value, c.capacity)
+	for i := range n {
+		row := c.of(n, i)
+		b := sum
+		b.value, b.moved = portion(sum.value, &row), portion(sum.moved, &row)
+		puts = append(puts, l.put(&row, b))
+	}
+	top := *c
+	top.shard, top.algebra = headRow, algebra{period: 1}
+	puts = append(puts, l.put(&top, balance{value: float64(n), ts: sum.ts, pausedUntil: open}))
+	return x.run(ctx, puts)
+}
+
+// headRow is the number of the row that says how many shards a limit has.
+const headRow = -1

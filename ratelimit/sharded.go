@@ -1,0 +1,360 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"math"
+	"time"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// The protocol, where limits have shards. It is that of protocol.go, with a choice before it: TAKE goes to one shard that is
+// known to have enough and that nobody else holds. Is none known, or was it not so, LOOK reads all of them, decides for the
+// limit as a whole, and says from which of them to take: the next TAKE asks for just that.
+//
+// Nobody waits for a shard while holding another out of order: a TAKE that was denied has locked its shard, so what follows
+// it passes over those that others hold, and only the last round waits.
+
+// aim is where one of the calls is to take from.
+type aim struct {
+	c    *call
+	n    int   // shards
+	from []int // the candidates, of which one will do; else
+	plan []part
+	seen *whole // what the plan was made by
+	sent []*statement
+}
+
+func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	aims := make([]aim, len(calls))
+	looked := x.fresh() && l.denials.expected(calls) || !l.guess(x, calls, aims)
+	var seen []*whole
+	for round := 1; ; round++ {
+		if looked {
+			var err error
+			if seen, err = l.look(ctx, x, calls); err != nil {
+				return Result{}, err
+			}
+		}
+		if seen != nil {
+			if res := l.judgeWholes(seen, calls, requests); !res.OK {
+				return res, nil
+			}
+			l.aim(x, calls, aims, seen)
+		}
+		wait := round == rounds || round == 1
+		var takes []*statement
+		for i := range aims {
+			l.send(&aims[i], wait)
+			takes = append(takes, aims[i].sent...)
+		}
+		if x.single() && len(takes) > 1 {
+			return Result{}, errUndecided
+		}
+		err := x.run(ctx, takes)
+		l.arrive(x, takes, err)
+		stamp(takes)
+		if err != nil {
+			if x.stepwise() {
+				l.undo(ctx, x, takes)
+			}
+			return Result{}, explain(ctx, err, "take", calls)
+		}
+		if res, ok := l.grantedShards(aims, calls, requests); ok {
+			return res, nil
+		}
+		if seen, err = l.deniedShards(ctx, x, takes, calls); err != nil {
+			return Result{}, err
+		}
+		looked = seen == nil
+		if round == rounds {
+			if res := l.judgeWholes(seen, calls, requests); seen != nil && !res.OK {
+				return res, nil
+			}
+			return Result{}, errUndecided
+		}
+	}
+}
+
+// guess aims by what is known, at one shard for each call. It reports whether enough is known for all of them.
+func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
+	session := x.session()
+	for i := range calls {
+		c := &calls[i]
+		n, from := l.books.choose(c, session, l.clock)
+		switch {
+		case n == 0 && c.shards <= 1: // one row, as far as is known
+			aims[i] = aim{c: c, n: 1}
+		case n < c.shards || len(from) == 0:
+			return false
+		default:
+			aims[i] = aim{c: c, n: n, from: from}
+		}
+	}
+	return true
+}
+
+// aim aims by what was seen, in which each of the calls is granted.
+func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
+	session := x.session()
+	for i := range calls {
+		c, w := &calls[i], seen[i]
+		aims[i] = aim{c: c, n: w.n, seen: w}
+		if w.n == 1 {
+			continue
+		}
+		plan, _ := c.plan(w, w.at)
+		if len(plan) == 1 && plan[0].count == c.count && plan[0].least == 0 {
+			_, aims[i].from = l.books.choose(c, session, l.clock)
+		}
+		if len(aims[i].from) == 0 {
+			aims[i].plan = plan
+		}
+	}
+}
+
+// send makes the statements.
+func (l *Limiter) send(a *aim, wait bool) {
+	switch {
+	case a.n == 1:
+		c := *a.c
+		c.shards = 0
+		a.sent = []*statement{l.takeOf(&c)}
+	case a.from != nil:
+		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, wait)}
+	default:
+		a.sent = nil
+		for _, p := range a.plan {
+			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, wait))
+		}
+	}
+}
+
+// takeShard takes p from one of the candidates.
+func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool) *statement {
+	row := c.of(n, candidates[0])
+	row.count = p.count
+	if l.portable {
+		s := l.write(&row, l.sql.of(c).take, p.count, p.least, c.reserve)
+		s.whole, s.row = c, row.shard
+		return s
+	}
+	shares := c.shares(n)
+	k := len(candidates)
+	rows, locks := make([]int32, k), make([]int32, k)
+	capacities, rates := make([]float64, k), make([]float64, k)
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(c.name))
+	_, _ = h.Write([]byte{0})
+	_, _ = h.Write([]byte(c.key))
+	for j, i := range candidates {
+		s := shares.of(i)
+		rows[j], capacities[j], rates[j] = shard.Row(n, i), s.capacity, s.rate
+		locks[j] = int32(h.Sum32()) + rows[j] //nolint:gosec // wraps
+	}
+	return &statement{
+		c: &row, whole: c, writes: len(candidates) == 1, sql: l.sql.of(c).takeShard, shards: rows,
+		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, l.now(), c.originTime(), p.least, c.reserve, locks, wait},
+	}
+}
+
+// arrive notes which shards the takes have come to, and how they stand.
+func (l *Limiter) arrive(x executor, takes []*statement, err error) {
+	for _, s := range takes {
+		switch {
+		case s.whole != nil && s.found:
+			n, i := shard.Address(s.row)
+			count := s.c.count
+			*s.c = s.whole.of(n, i)
+			s.c.count = count
+			l.books.took(s.c, s.row, s.balance(), x.session())
+		case s.shards != nil && err != nil && isConflict(err):
+			l.books.lost(s.c, s.shards[0])
+		}
+	}
+}
+
+// grantedShards is granted: the Result of takes that all answered with a row.
+func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result, bool) {
+	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
+	for i := range aims {
+		a := &aims[i]
+		for _, s := range a.sent {
+			if !s.found {
+				return Result{}, false
+			}
+		}
+		c, left := a.c, a.sent[0].balance()
+		switch {
+		case a.n == 1:
+			c.layout, c.parts = 0, nil
+		case a.seen == nil:
+			left.value, _ = l.books.total(c, left.ts)
+			left.value = max(0, left.value)
+			left.moved = 0
+		default:
+			w := whole{a.n, append([]balance(nil), a.seen.rows...), 0}
+			for _, s := range a.sent {
+				_, k := shard.Address(s.c.shard)
+				w.rows[k] = s.balance()
+				w.at = max(w.at, w.rows[k].ts)
+			}
+			left = c.sum(&w, w.at)
+		}
+		decisions[i], at[i] = c.granted(left), left.ts
+		c.taken, c.owed, c.delay, c.moved = left.since(), -left.value, left.delay, left.moved
+		if a.n > 1 {
+			c.layout, c.parts = a.n, nil
+			if c.owed <= 0 { // else it is a debt of all
+				for _, s := range a.sent {
+					_, k := shard.Address(s.c.shard)
+					c.parts = append(c.parts, part{shard: k, count: s.c.count})
+					c.taken = min(c.taken, s.c.taken)
+				}
+			}
+			if a.seen == nil {
+				c.owed = -plenty
+			}
+		}
+	}
+	res := summarize(calls, decisions, at, requests)
+	res.id = newID(res.At.UnixMicro())
+	return res, true
+}
+
+// plenty is what a shard had left that was not alone, as far as matters to those who wait: nobody does.
+const plenty = full * 1024
+
+// deniedShards gives back what was taken and looks at all limits, in one trip. It returns nil if they were being moved to
+// another layout.
+func (l *Limiter) deniedShards(ctx context.Context, x executor, takes []*statement, calls []call) ([]*whole, error) {
+	gives := l.gives(takes)
+	if len(gives) > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = detached(ctx)
+		defer cancel()
+	}
+	return l.lookAfter(ctx, x, gives, calls)
+}
+
+// look reads limits as a whole, and gives those the shards that they are to have that have fewer.
+func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+	for range rounds {
+		seen, err := l.see(ctx, x, calls)
+		if err != nil {
+			return nil, err
+		}
+		again := false
+		for i := range calls {
+			if seen[i].n >= calls[i].shards {
+				continue
+			}
+			if x.single() {
+				return nil, errUndecided
+			}
+			if err := l.reshard(ctx, x, &calls[i], calls[i].shards, false); err != nil {
+				return nil, explain(ctx, err, "give shards to", calls[i:])
+			}
+			again = true
+		}
+		if !again {
+			return seen, nil
+		}
+	}
+	return nil, explain(ctx, errMoving, "look at", calls)
+}
+
+var errMoving = errors.New("its shards change all the time")
+
+// lookAfter looks at limits, in the same trip as other statements and after them. It returns nil if one of them was being
+// moved to another layout.
+func (l *Limiter) lookAfter(ctx context.Context, x executor, trip []*statement, calls []call) ([]*whole, error) {
+	first := len(trip)
+	for i := range calls {
+		trip = append(trip, l.lookShardsOf(&calls[i]))
+	}
+	if err := x.run(ctx, trip); err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	}
+	seen := make([]*whole, len(calls))
+	moving := false
+	for i, s := range trip[first:] {
+		c := &calls[i]
+		c.forget()
+		w, valid := s.look.whole()
+		if !valid {
+			l.books.forget(c)
+			moving = true
+			continue
+		}
+		if seen[i] = w; w.n > 1 {
+			l.books.look(c, w)
+		} else {
+			l.books.forget(c)
+		}
+	}
+	if moving {
+		return nil, nil //nolint:nilnil // see above
+	}
+	return seen, nil
+}
+
+func (l *Limiter) lookShardsOf(c *call) *statement {
+	return &statement{c: c, sql: l.sql.lookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+}
+
+// checkShards is checkRateLimit: it gives no limit the shards that it is to have, as it writes nothing.
+func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	seen, err := l.see(ctx, x, calls)
+	if err != nil {
+		return Result{}, err
+	}
+	return l.judgeWholes(seen, calls, requests), nil
+}
+
+func (l *Limiter) valueOfShards(ctx context.Context, x executor, calls []call) (State, error) {
+	seen, err := l.see(ctx, x, calls)
+	if err != nil {
+		return State{}, err
+	}
+	return calls[0].state(calls[0].sum(seen[0], seen[0].at)), nil
+}
+
+// see reads limits as a whole.
+func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+	for range rounds {
+		if seen, err := l.lookAfter(ctx, x, nil, calls); err != nil || seen != nil {
+			return seen, err
+		}
+	}
+	return nil, explain(ctx, errMoving, "look at", calls)
+}
+
+// judgeWholes is judge.
+func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
+	if seen == nil {
+		return Result{}
+	}
+	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
+	denied := false
+	for i := range calls {
+		at[i] = seen[i].at
+		decisions[i] = calls[i].decideWhole(seen[i])
+		l.denials.note(&calls[i], &decisions[i], at[i])
+		denied = denied || !decisions[i].OK
+	}
+	if denied {
+		for i := range calls {
+			decisions[i].State = calls[i].state(calls[i].sum(seen[i], at[i]))
+			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
+		}
+	}
+	return summarize(calls, decisions, at, requests)
+}
+
+// closed reports whether a row has been left for good, as the limit has another layout now.
+func (s *statement) closed() bool {
+	return s.found && s.value.Valid && math.IsInf(s.value.Float64, -1)
+}

@@ -1,0 +1,228 @@
+package ratelimit
+
+import (
+	"database/sql"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// A limit of n shards is n balances, each with an n-th of its capacity and of its rate: so they add up to the limit, and
+// whatever is done to each of them alone, no more is granted than capacity + rate*t. What a caller meets is their sum. A take
+// that finds enough in one shard touches that one only. One that does not gathers from several. And a debt is that of all:
+// it is laid over the shards so that they all come out of it at the same instant, that at which one balance would.
+
+// shares are the rules of the shards of a limit: the first has what does not divide evenly.
+type shares struct{ first, each algebra }
+
+func (a algebra) shares(n int) shares {
+	s := shares{a, a}
+	s.first.capacity, s.each.capacity = shard.Split(a.capacity, n)
+	s.first.rate, s.each.rate = shard.Split(a.rate, n)
+	return s
+}
+
+func (s *shares) of(i int) *algebra {
+	if i == 0 {
+		return &s.first
+	}
+	return &s.each
+}
+
+// whole is a limit as it was looked at: the shards of its layout, of which those that were never used do not exist.
+type whole struct {
+	n    int
+	rows []balance
+	at   int64 // by the clock
+}
+
+// look is the answer to lookShardsSQL.
+type look struct {
+	n       int32
+	shards  []int32
+	values  []float64
+	times   []int64
+	pauses  []int64
+	delays  []int64
+	moves   []float64
+	at      time.Time
+	scanner func(any) sql.Scanner // of an array, for drivers that need one
+}
+
+func (l *look) dest() []any {
+	d := []any{&l.n, &l.shards, &l.values, &l.times, &l.pauses, &l.delays, &l.moves, &l.at}
+	if l.scanner != nil {
+		for i := 1; i < len(d)-1; i++ {
+			d[i] = l.scanner(d[i])
+		}
+	}
+	return d
+}
+
+// whole is the answer. It is not valid if the limit was being moved to another layout.
+func (l *look) whole() (w *whole, valid bool) {
+	n := int(l.n)
+	if n < 1 || n > shard.Max {
+		return nil, false
+	}
+	w = &whole{n, make([]balance, n), l.at.UnixMicro()}
+	for k, row := range l.shards {
+		if math.IsInf(l.values[k], -1) && n > 1 {
+			return w, false
+		}
+		w.rows[row-shard.Row(n, 0)] = balance{true, l.values[k], l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k]}
+	}
+	return w, true
+}
+
+// sum is the balance of a limit at now: that of its shards together.
+func (c *call) sum(w *whole, now int64) balance {
+	shares := c.shares(w.n)
+	b := shares.of(0).at(w.rows[0], now)
+	for i := 1; i < w.n; i++ {
+		b = b.and(shares.of(i).at(w.rows[i], now))
+	}
+	return b
+}
+
+// and is two shards together. What is done to the time of a limit is done to all of its shards.
+func (b balance) and(s balance) balance {
+	b.value += s.value
+	b.moved += s.moved
+	b.ts = max(b.ts, s.ts)
+	b.pausedUntil = max(b.pausedUntil, s.pausedUntil)
+	b.delay = max(b.delay, s.delay)
+	return b
+}
+
+// part is what is taken from one shard.
+type part struct {
+	shard int
+	count float64
+	least float64 // that must be left
+}
+
+// plan tells from which shards to take what c asks for, by the time now: few of them if the limit has it, and if it is
+// reserved all of them, in their order. ok is false if it is to be denied.
+func (c *call) plan(w *whole, now int64) (parts []part, ok bool) {
+	total := c.sum(w, now)
+	if total.pausedUntil != open && !c.reserve || !(total.value-c.count >= c.least()) {
+		return nil, false
+	}
+	shares := c.shares(w.n)
+	there := make([]part, w.n)
+	for i := range there {
+		there[i] = part{shard: i, count: shares.of(i).at(w.rows[i], now).value}
+	}
+	if total.value-c.count >= 0 {
+		parts, ok = gather(slices.Clone(there), c.count)
+	}
+	if !ok && c.reserve {
+		parts, ok = level(there, c.count), true
+	}
+	slices.SortFunc(parts, func(a, b part) int { return a.shard - b.shard })
+	return parts, ok
+}
+
+// gather takes n from the fullest shards, and from no more of them than it must.
+func gather(there []part, n float64) (parts []part, ok bool) {
+	slices.SortStableFunc(there, func(a, b part) int {
+		switch {
+		case a.count > b.count:
+			return -1
+		case a.count < b.count:
+			return 1
+		}
+		return 0
+	})
+	for _, p := range there {
+		if p.count < 0 || p.count == 0 && n > 0 {
+			break
+		}
+		p.count = min(p.count, n)
+		parts = append(parts, p)
+		if n -= p.count; n <= 0 {
+			return parts, true
+		}
+	}
+	return nil, false
+}
+
+// level takes n from the fullest shards so that what they are left with is the same in all of them.
+func level(there []part, n float64) []part {
+	slices.SortStableFunc(there, func(a, b part) int {
+		switch {
+		case a.count > b.count:
+			return -1
+		case a.count < b.count:
+			return 1
+		}
+		return 0
+	})
+	// The k fullest, down to the level at which they have given n.
+	k, sum := 1, there[0].count
+	for k < len(there) && sum-float64(k)*there[k].count < n {
+		sum += there[k].count
+		k++
+	}
+	left := (sum - n) / float64(k)
+	parts := there[:k]
+	rest := n
+	for i := range parts {
+		p := &parts[i]
+		had := p.count
+		p.count = min(max(0, had-left), rest)
+		if i == k-1 {
+			p.count = rest // but for rounding it is the same
+		}
+		rest -= p.count
+		p.least = had - p.count - (math.Abs(had)+math.Abs(left)+n)*smallest
+	}
+	return parts
+}
+
+// decideWhole is decide for a limit of shards.
+func (c *call) decideWhole(w *whole) Decision {
+	before := c.sum(w, w.at)
+	if _, ok := c.plan(w, w.at); ok {
+		after := before
+		after.value -= c.count
+		return c.granted(after)
+	}
+	from := w.at
+	if !c.reserve {
+		from = max(from, before.pausedUntil)
+	}
+	grants := func(t int64) bool { _, ok := c.plan(w, t); return ok }
+	at := from
+	if !grants(from) {
+		guess := float64(from) + (c.least()+c.count-before.value)*float64(c.period)/c.rate
+		at = search(from, endOfTime, guess, grants)
+	}
+	return Decision{State: c.state(before), RetryAt: fromMicro(at)}
+}
+
+// of is c for a shard alone, to be read and written like a balance of its own.
+func (c *call) of(n, i int) call {
+	s := c.shares(n)
+	r := *c
+	r.algebra, r.shard = *s.of(i), shard.Row(n, i)
+	r.parts, r.layout, r.shards = nil, n, 0
+	return r
+}
+
+// share is of, with a share of what was taken: that of a debt.
+func (c *call) share(n, i int) call {
+	r := c.of(n, i)
+	split := func(x float64) float64 {
+		first, each := shard.Split(x, n)
+		if i == 0 {
+			return first
+		}
+		return each
+	}
+	r.count, r.owed, r.moved = split(c.count), split(c.owed), split(c.moved)
+	return r
+}
