@@ -38,7 +38,9 @@ type Option func(*definition)
 
 // Shards spreads each balance of a limit over n rows, so that concurrent transactions do not wait for one: for a limit that
 // many share, when a row is too hot. It is one limit all the same: any number of tokens up to its capacity is granted if its
-// shards have it together, no more than one balance would grant is granted, and [Limiter.Value] is their sum.
+// shards have it together, no more is granted than one balance would grant, and [Limiter.Value] is their sum. What differs is
+// that a shard that is full gains nothing while others refill: after a few takes the limit may be full again later than one
+// balance would be. Under load, when all are drawn from, it is not; and those who reserve wait in one line.
 //
 // n is 1, the default, to [shard.Max]. A good one is twice the number of transactions that take at the same time, and no more
 // than the capacity is of common counts: a count that no shard has alone is gathered from several, for which callers then

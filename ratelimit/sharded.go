@@ -15,7 +15,8 @@ import (
 // limit as a whole, and says from which of them to take: the next TAKE asks for just that.
 //
 // Nobody waits for a shard while holding another out of order: a TAKE that was denied has locked its shard, so what follows
-// it passes over those that others hold, and only the last round waits.
+// it passes over those that others hold. Only who has tried that in vain waits; then each round locks more of the shards, in
+// their order, until nobody else can take from them.
 
 // aim is where one of the calls is to take from.
 type aim struct {
@@ -44,7 +45,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 			l.aim(x, calls, aims, seen)
 		}
-		wait := round == rounds || round == 1
+		wait := round == 1 || round >= rounds
 		var takes []*statement
 		for i := range aims {
 			l.send(&aims[i], wait)
@@ -69,10 +70,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			return Result{}, err
 		}
 		looked = seen == nil
-		if round == rounds {
-			if res := l.judgeWholes(seen, calls, requests); seen != nil && !res.OK {
-				return res, nil
-			}
+		if round >= rounds && x.single() || round == rounds+shard.Max {
 			return Result{}, errUndecided
 		}
 	}
