@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// denials remembers which rows were lately denied, to know when LOOK should go before TAKE. It only ever chooses the order
-// of the two: LOOK decides on what is in the database, so that a reset elsewhere is seen at once, by whoever has no older snapshot.
+// denials remembers which rows were lately denied, to know when LOOK should go before TAKE. Unless Config.RememberDenials says
+// more, it only ever chooses the order of the two: LOOK decides on what is in the database, so that a reset elsewhere is seen
+// at once, by whoever has no older snapshot.
 type denials struct {
 	mu   sync.Mutex
 	rows map[row]denial
@@ -20,7 +21,19 @@ type row struct {
 type denial struct {
 	until  time.Time // by this process's monotonic clock: a guess, as it is not the clock that decides
 	demand float64   // what the balance would have had to be
+
+	// The answer, when it came by either clock, and to what.
+	decision Decision
+	told     time.Time
+	at       int64
+	rule     algebra
+	count    float64
+	reserve  bool
 }
+
+// trip is how much earlier than its RetryAt a denial is not answered from memory any more: longer than most answers took to
+// come from the database.
+const trip = 10 * time.Millisecond
 
 // mostDenials bounds the memory: some megabytes with long keys.
 const mostDenials = 10_000
@@ -71,7 +84,30 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 		until, demand = paused, 0
 	}
 	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
-	d.rows[c.row()] = denial{time.Now().Add(wait), demand}
+	now := time.Now()
+	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.reserve}
+}
+
+// answer is what a call of one limit was told before, if it is the same and not yet over.
+func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Result, bool) {
+	if len(calls) != 1 {
+		return Result{}, false
+	}
+	c := &calls[0]
+	d.mu.Lock()
+	e, ok := d.rows[c.row()]
+	d.mu.Unlock()
+	if !ok || e.count != c.count || e.reserve != c.reserve || e.rule != c.algebra {
+		return Result{}, false
+	}
+	at := e.at + time.Since(e.told).Microseconds()
+	if clock != nil {
+		at = clock().UnixMicro()
+	}
+	if at < e.at || at > e.decision.RetryAt.UnixMicro()-trip.Microseconds() {
+		return Result{}, false
+	}
+	return summarize(calls, []Decision{e.decision}, []int64{at}, requests), true
 }
 
 // drop makes room: all that has expired and, if that is not half, others as they come.

@@ -42,6 +42,11 @@ type executor interface {
 
 // rateLimit takes from all calls or from none.
 func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	if l.remember {
+		if res, ok := l.denials.answer(calls, requests, l.clock); ok {
+			return res, nil
+		}
+	}
 	if l.books.sharded(calls) {
 		return l.rateLimitShards(ctx, x, calls, requests)
 	}
