@@ -23,6 +23,11 @@
 //	B/op           what one of ours allocates in this process, and base-allocs/op beside allocs/op what the base does
 //
 // A run takes as many rounds as fit into -benchtime, and never fewer than 3000.
+//
+// # Throughput
+//
+// Where it matters what callers do to each other, both sides at once would meet each other as well. So [Slices] compares what
+// a crowd of workers gets done in a slice of time by either side, in the same turns.
 package pair
 
 import (
@@ -111,10 +116,25 @@ func run(b bench, t timer, metric string, sides []Sides) {
 		b.Fatal(err)
 	}
 
-	done, asking := 0, true // rounds of the first goroutine, in each run
+	least := (rounds + len(sides) - 1) / len(sides)
+	v, void := repeat(b, least, func(loop func() bool) (*samples, error) { return measure(ctx, t, sides, loop) })
+	v.report(b, metric, void)
+	b.ReportMetric(float64(v.oursP50), "p50-ns")
+	b.ReportMetric(float64(v.baseP50), "base-p50-ns")
+	b.ReportMetric(float64(v.measured), "tx")
+	b.ReportMetric(bytes, "B/op")
+	b.ReportMetric(allocs, "allocs/op")
+	b.ReportMetric(baseAllocs, "base-allocs/op")
+}
+
+// repeat measures until a run is not void, and tells how many were. The first run has as many rounds as the benchmark asks
+// for, and never fewer than least; the others have as many as the first.
+func repeat(b bench, least int, measure func(loop func() bool) (*samples, error)) (v verdict, void int) {
+	b.Helper()
+	done, asking := 0, true
 	loop := func() bool {
 		asking = asking && b.Loop() // which is not to be called once it has said no
-		more := asking || done < (rounds+len(sides)-1)/len(sides)
+		more := asking || done < least
 		if more {
 			done++
 		}
@@ -122,25 +142,14 @@ func run(b bench, t timer, metric string, sides []Sides) {
 	}
 	var controls []float64
 	for {
-		s, err := measure(ctx, t, sides, loop)
+		s, err := measure(loop)
 		if err != nil {
 			b.Fatal(err)
 		}
 		loop = limit(done)
 		v := judge(s)
 		if !v.void() {
-			b.ReportMetric(v.ours, "ns/op")
-			b.ReportMetric(v.ratio, metric)
-			b.ReportMetric(v.control, "control")
-			b.ReportMetric(v.base, "base-ns/op")
-			b.ReportMetric(float64(v.oursP50), "p50-ns")
-			b.ReportMetric(float64(v.baseP50), "base-p50-ns")
-			b.ReportMetric(float64(v.measured), "tx")
-			b.ReportMetric(float64(len(controls)), "void")
-			b.ReportMetric(bytes, "B/op")
-			b.ReportMetric(allocs, "allocs/op")
-			b.ReportMetric(baseAllocs, "base-allocs/op")
-			return
+			return v, len(controls)
 		}
 		controls = append(controls, v.control)
 		b.Logf("void: the base took %.3f times as long as itself", v.control)
@@ -149,6 +158,15 @@ func run(b bench, t timer, metric string, sides []Sides) {
 				attempts, controls, lowest, highest)
 		}
 	}
+}
+
+// report is what every comparison has.
+func (v verdict) report(b bench, metric string, void int) {
+	b.ReportMetric(v.ours, "ns/op")
+	b.ReportMetric(v.ratio, metric)
+	b.ReportMetric(v.control, "control")
+	b.ReportMetric(v.base, "base-ns/op")
+	b.ReportMetric(float64(void), "void")
 }
 
 // limit is a loop of n rounds.

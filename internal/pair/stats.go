@@ -1,6 +1,7 @@
 package pair
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -31,11 +32,14 @@ func mean(times []time.Duration) float64 {
 }
 
 // median is of all measurements: nothing has to be left out for it.
-func median(times []time.Duration) time.Duration {
+func median(times []time.Duration) time.Duration { return percentile(times, 0.5) }
+
+// percentile is the time within which the given share of all measurements stays.
+func percentile(times []time.Duration, share float64) time.Duration {
 	if len(times) == 0 {
 		return 0
 	}
-	return slices.Sorted(slices.Values(times))[(len(times)-1)/2]
+	return slices.Sorted(slices.Values(times))[max(0, int(math.Ceil(share*float64(len(times))))-1)]
 }
 
 // verdict is what a run has shown.
