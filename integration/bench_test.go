@@ -1,12 +1,9 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
@@ -26,26 +23,5 @@ func BenchmarkTake(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-// BenchmarkDeny is denied each time, as expected, in a transaction that has been opened before.
-func BenchmarkDeny(b *testing.B) {
-	limit := ratelimit.MustDefine("bench", ratelimit.TokenBucket{Rate: 1, Period: never})
-	pool, l := pgtest.Pool(b), limiter(b, ratelimit.Config{})
-	err := l.InTx(b.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
-			return err
-		}
-		b.ReportAllocs()
-		for b.Loop() {
-			if res, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil || res.OK {
-				return fmt.Errorf("%+v: %w", res, err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		b.Fatal(err)
 	}
 }

@@ -1,0 +1,29 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/pair"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// BenchmarkHotRow is one key of which 16 callers take in SERIALIZABLE transactions that work for 2 ms after that, against the
+// same at READ COMMITTED, where they queue for the row. x-queue is the throughput by the base's, p99-ms is of a whole
+// transaction with all its runs.
+func BenchmarkHotRow(b *testing.B) {
+	const callers = 16
+	c := newCrowd(b, callers)
+	fill(b, c.pool, "sendMessage", 10_000, ample, "NULL")
+	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	l, hot := limiter(b, ratelimit.Config{}), func(int) string { return key(0) }
+	base := c.takeAndSleep(l, pgx.ReadCommitted, "0.002", hot)
+	ours := c.takeAndSleep(l, pgx.Serializable, "0.002", hot)
+	pair.Slices(b, pair.Crowd{
+		Metric: "x-queue", Base: base.do, Ours: ours.do, Workers: callers,
+		Slice: time.Second, // for as long a Limiter remembers a contended key: with shorter ones it would learn of it more often than it does
+	})
+	b.ReportMetric(ours.abortsPerCommit(), "aborts/commit")
+}
