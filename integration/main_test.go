@@ -10,7 +10,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(childEnv); url != "" {
-		if err := child(url); err != nil {
+		work := child
+		if os.Getenv(crowdEnv) != "" {
+			work = crowdChild
+		}
+		if err := work(url); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

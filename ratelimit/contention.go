@@ -120,7 +120,7 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if s == nil || s.c == nil || !a.queued() || l != a.l {
 		return
 	}
-	if s.shards != nil && !s.writes { // one of several: next time it will be another
+	if s.whole != nil && !s.writes { // one of several: next time it will be another
 		return
 	}
 	a.l.contention.note(s.c.row())

@@ -121,7 +121,8 @@ func (l *Limiter) send(a *aim, wait bool) {
 		c.shards = 0
 		a.sent = []*statement{l.takeOf(&c)}
 	case a.from != nil:
-		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, wait)}
+		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, wait && (a.seen != nil || len(a.from) > 1))}
+		a.sent[0].writes = false // if it fails, it will be another
 	default:
 		a.sent = nil
 		for _, p := range a.plan {
@@ -139,21 +140,26 @@ func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool)
 		s.whole, s.row = c, row.shard
 		return s
 	}
-	shares := c.shares(n)
-	k := len(candidates)
-	rows, locks := make([]int32, k), make([]int32, k)
-	capacities, rates := make([]float64, k), make([]float64, k)
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(c.name))
 	_, _ = h.Write([]byte{0})
 	_, _ = h.Write([]byte(c.key))
+	k := len(candidates)
+	if k == 1 && !wait {
+		s := l.write(&row, l.sql.of(c).takeOwn, p.count, p.least, c.reserve, int32(h.Sum32())+row.shard) //nolint:gosec // wraps
+		s.whole, s.row = c, row.shard
+		return s
+	}
+	shares := c.shares(n)
+	rows, locks := make([]int32, k), make([]int32, k)
+	capacities, rates := make([]float64, k), make([]float64, k)
 	for j, i := range candidates {
 		s := shares.of(i)
 		rows[j], capacities[j], rates[j] = shard.Row(n, i), s.capacity, s.rate
 		locks[j] = int32(h.Sum32()) + rows[j] //nolint:gosec // wraps
 	}
 	return &statement{
-		c: &row, whole: c, writes: len(candidates) == 1, sql: l.sql.of(c).takeShard, shards: rows,
+		c: &row, whole: c, writes: true, sql: l.sql.of(c).takeShard, shards: rows,
 		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, l.now(), c.originTime(), p.least, c.reserve, locks, wait},
 	}
 }
@@ -168,8 +174,8 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			*s.c = s.whole.of(n, i)
 			s.c.count = count
 			l.books.took(s.c, s.row, s.balance(), x.session())
-		case s.shards != nil && err != nil && isConflict(err):
-			l.books.lost(s.c, s.shards[0])
+		case s.whole != nil && err != nil && isConflict(err):
+			l.books.lost(s.c, s.c.shard)
 		}
 	}
 }

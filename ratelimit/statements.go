@@ -47,7 +47,9 @@ const (
 	takeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz)
-ON CONFLICT (name, key, shard) DO UPDATE SET
+` + onConflictTake
+
+	onConflictTake = `ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least($4, b.value + {refill}) - $7,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
@@ -55,6 +57,16 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 WHERE least($4, b.value + {refill}) - $7 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING ` + columns
+
+	// takeOwnSQL is takeSQL for a shard that nobody else is expected to hold: no row if somebody does. It costs a twentieth
+	// less than takeShardSQL.
+	//
+	// $12 advisory lock
+	takeOwnSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+SELECT $1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+	$4, $5::float8, $6::bigint, $9::timestamptz
+WHERE pg_try_advisory_xact_lock({class}, $12::integer)
+` + onConflictTake
 
 	// takeShardSQL is takeSQL for a shard: the first of the candidates $3, with capacities $4 and rates $5, that no other
 	// transaction holds, as far as the advisory locks $12 tell. They are only a hint: nothing goes wrong without them, but
@@ -255,7 +267,7 @@ type statements struct {
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, takeShard, give, giveShard, pause, resume string }
+type texts struct{ take, takeOwn, takeShard, give, giveShard, pause, resume string }
 
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
 const class = 0x57656972
@@ -276,7 +288,7 @@ func newStatements(schema string, portable bool) statements {
 		same := func(sql string) string { return text(sql, refill, delay, unused, "") }
 		ofShard := strings.NewReplacer("$5", "excluded.rate").Replace(refill)
 		return texts{
-			take: same(takeSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
+			take: same(takeSQL), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
 			give: same(giveSQL), giveShard: text(giveSQL, refill, delay, unused, " "+tidy),
 			pause: same(pauseSQL), resume: same(resumeSQL),
 		}
@@ -314,7 +326,7 @@ type statement struct {
 	sql    string
 	args   []any
 	c      *call // whose row it is about; nil for a statement that answers with none
-	writes bool  // locks that row
+	writes bool  // locks that row, for which callers queue
 
 	found  bool
 	value  pgtype.Float8
