@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -363,11 +364,19 @@ func (s *statement) balance() balance {
 	if !s.found || !s.value.Valid || !s.ts.Valid {
 		return balance{}
 	}
-	b := balance{true, s.value.Float64, s.ts.Time.UnixMicro(), open, s.delay, s.moved}
+	b := balance{true, number(s.value.Float64), s.ts.Time.UnixMicro(), open, s.delay, s.moved}
 	if s.paused.Valid {
 		b.pausedUntil = min(s.paused.Time.UnixMicro(), endOfTime)
 	}
 	return b
+}
+
+// number is a stored balance: NaN and infinity count as full, as by SQL's least.
+func number(value float64) float64 {
+	if value < math.Inf(1) {
+		return value
+	}
+	return full
 }
 
 func (c *call) originTime() any {

@@ -72,7 +72,7 @@ func (l *look) whole() (w *whole, valid bool) {
 		if math.IsInf(l.values[k], -1) && n > 1 {
 			return w, false
 		}
-		w.rows[row-shard.Row(n, 0)] = balance{true, l.values[k], l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k]}
+		w.rows[row-shard.Row(n, 0)] = balance{true, number(l.values[k]), l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k]}
 	}
 	return w, true
 }

@@ -135,15 +135,6 @@ func wantError(t *testing.T, err error, parts ...string) {
 
 func quote(name ...string) string { return pgx.Identifier(name).Sanitize() }
 
-// constraint returns the name of the constraint that refused a row.
-func constraint(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.ConstraintName
-	}
-	return ""
-}
-
 // noise returns n printable bytes that do not compress.
 func noise(n int) string {
 	var b strings.Builder

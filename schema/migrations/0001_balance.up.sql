@@ -34,14 +34,11 @@ CREATE TABLE weir_balance (
     name     text COLLATE "C" NOT NULL,
     key      text COLLATE "C" NOT NULL,
 
-    PRIMARY KEY (name, key, shard),
-
-    -- NaN sorts above infinity, so this refuses both: a NaN balance would be granted for ever. -Infinity is allowed. It
-    -- never refills, so it closes a balance for good: the tombstone of a shard that a change of layout has emptied.
-    --
-    -- It is the only one, for what would mint tokens: each constraint is parsed anew for each statement, and all that
-    -- the columns may hold besides is checked before it is sent.
-    CONSTRAINT weir_balance_value_check CHECK (value < 'Infinity' AND isfinite(ts))
+    -- There are no CHECKs: each is parsed anew for each statement, which would make a take 3 % slower. What the columns may
+    -- hold is checked before it is sent. A value that somebody else has set to NaN or infinity counts as full, and is a number
+    -- again with the next take, as least(capacity, NaN) is the capacity. -Infinity never refills, so it closes a balance for
+    -- good: that of a shard which a change of layout has emptied.
+    PRIMARY KEY (name, key, shard)
 ) WITH (
     fillfactor = 80,
     -- Vacuum by dead rows, not by a share of the table: a hot row in a large table must not wait for a fifth of it.
