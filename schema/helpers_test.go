@@ -3,7 +3,6 @@ package schema_test
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"strings"
 	"testing"
 
