@@ -101,7 +101,10 @@ func errLock(err error) error {
 // beginWith sends BEGIN, the lock and statements in one round trip. With an error it returns the statement that failed.
 func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
-	trip := []*statement{{sql: beginSQL(t.opts)}}
+	trip := make([]*statement, 1, len(statements)+2)
+	if trip[0] = beginSerializable; t.opts != (pgx.TxOptions{IsoLevel: pgx.Serializable}) {
+		trip[0] = &statement{sql: beginSQL(t.opts)}
+	}
 	if t.lock != nil {
 		trip = append(trip, t.lock)
 	}
@@ -128,6 +131,9 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 	// A connection that is lost is lost in all of the trip: answers come when its last statement has ended.
 	return failed, err
 }
+
+// beginSerializable is what nearly all transactions begin with.
+var beginSerializable = &statement{sql: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
 
 func beginSQL(o pgx.TxOptions) string {
 	sql := "BEGIN ISOLATION LEVEL " + string(o.IsoLevel)

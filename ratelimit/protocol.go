@@ -199,7 +199,7 @@ func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, 
 func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 	decisions, at := make([]Decision, len(looks)), make([]int64, len(looks))
 	for i := range looks {
-		at[i] = looks[i].at.UnixMicro()
+		at[i] = looks[i].answer.at.UnixMicro()
 		decisions[i] = calls[i].decide(looks[i].balance(), at[i])
 		l.denials.note(&calls[i], &decisions[i], at[i])
 	}

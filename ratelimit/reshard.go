@@ -45,9 +45,9 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	if err := x.run(ctx, []*statement{head}); err != nil {
 		return err
 	}
-	old := int(head.value.Float64)
-	if !head.found || old < 1 || old > shard.Max || float64(old) != head.value.Float64 {
-		return fmt.Errorf("the head row of the limit says that it has %v shards", head.value.Float64)
+	old := int(head.answer.value.Float64)
+	if !head.found || old < 1 || old > shard.Max || float64(old) != head.answer.value.Float64 {
+		return fmt.Errorf("the head row of the limit says that it has %v shards", head.answer.value.Float64)
 	}
 	if old == n || old > n && !force {
 		return nil

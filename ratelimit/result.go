@@ -61,7 +61,7 @@ type Outcome struct {
 	// Delay is by how much pauses have put off, in total, what waits in line: see [State].
 	Delay time.Duration
 
-	call call // for GiveBack and Reservation
+	call *call // for GiveBack and Reservation
 }
 
 // Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision] for the zero Result.
@@ -93,7 +93,7 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 		for _, j := range c.indexes {
 			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Value: d.State.Value,
 				Period: time.Duration(c.period) * time.Microsecond,
-				RunAt:  d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: *c}
+				RunAt:  d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: c}
 		}
 		if !d.OK {
 			res.OK = false

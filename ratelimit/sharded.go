@@ -360,5 +360,5 @@ func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result 
 
 // closed reports whether a row has been left for good, as the limit has another layout now.
 func (s *statement) closed() bool {
-	return s.found && s.value.Valid && math.IsInf(s.value.Float64, -1)
+	return s.found && s.answer.value.Valid && math.IsInf(s.answer.value.Float64, -1)
 }

@@ -329,13 +329,9 @@ type statement struct {
 	c      *call // whose row it is about; nil for a statement that answers with none
 	writes bool  // locks that row, for which callers queue
 
+	answer columnsOf
 	found  bool
-	value  pgtype.Float8
-	ts     pgtype.Timestamptz
-	paused pgtype.Timestamptz
-	delay  int64
-	moved  float64
-	at     *time.Time
+	looks  bool  // and answers with the clock
 	once   *bool // the only column, of settleSQL
 
 	whole  *call   // the limit of whose shard c is
@@ -344,29 +340,41 @@ type statement struct {
 	look   *look   // the columns of lookShardsSQL
 }
 
+// columnsOf is a row in answer, by its columns, and the clock where it is asked for.
+type columnsOf struct {
+	value  pgtype.Float8
+	ts     pgtype.Timestamptz
+	paused pgtype.Timestamptz
+	delay  int64
+	moved  float64
+	at     time.Time
+}
+
 // dest is where the columns of the answer go.
 func (s *statement) dest() []any {
-	switch {
+	switch a := &s.answer; {
 	case s.once != nil:
 		return []any{s.once}
 	case s.look != nil:
 		return s.look.dest()
 	case s.shards != nil:
-		return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved, &s.row}
-	case s.at == nil:
-		return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved}
+		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved, &s.row}
+	case s.looks:
+		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved, &a.at}
+	default:
+		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved}
 	}
-	return []any{&s.value, &s.ts, &s.paused, &s.delay, &s.moved, s.at}
 }
 
 // balance is the answer.
 func (s *statement) balance() balance {
-	if !s.found || !s.value.Valid || !s.ts.Valid {
+	a := &s.answer
+	if !s.found || !a.value.Valid || !a.ts.Valid {
 		return balance{}
 	}
-	b := balance{true, number(s.value.Float64), s.ts.Time.UnixMicro(), open, s.delay, s.moved}
-	if s.paused.Valid {
-		b.pausedUntil = min(s.paused.Time.UnixMicro(), endOfTime)
+	b := balance{true, number(a.value.Float64), a.ts.Time.UnixMicro(), open, a.delay, a.moved}
+	if a.paused.Valid {
+		b.pausedUntil = min(a.paused.Time.UnixMicro(), endOfTime)
 	}
 	return b
 }
@@ -437,7 +445,7 @@ func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql
 func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, full) }
 
 func (l *Limiter) lookOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, at: new(time.Time)}
+	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}
 }
 
 // now is the set clock, or nil for the database's.

@@ -188,16 +188,16 @@ func TestOnlyLookDoesNotWrite(t *testing.T) {
 func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
 	t.Parallel()
 	value, ts := pgtype.Float8{Float64: 3, Valid: true}, pgtype.Timestamptz{Time: at(0), Valid: true}
-	for _, s := range []*statement{{}, {found: true}, {found: true, value: value}, {found: true, ts: ts}, {value: value, ts: ts}} {
+	for _, s := range []*statement{{}, {found: true}, {found: true, answer: columnsOf{value: value}}, {found: true, answer: columnsOf{ts: ts}}, {answer: columnsOf{value: value, ts: ts}}} {
 		if b := s.balance(); b.exists {
 			t.Errorf("%+v: %+v", s, b)
 		}
 	}
-	if b := (&statement{found: true, value: value, ts: ts}).balance(); b != (balance{true, 3, noon, open, 0, 0}) {
+	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts}}).balance(); b != (balance{true, 3, noon, open, 0, 0}) {
 		t.Errorf("%+v", b)
 	}
 	until := pgtype.Timestamptz{Time: at(time.Minute), Valid: true}
-	if b := (&statement{found: true, value: value, ts: ts, paused: until, delay: 7, moved: 2}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7, 2}) {
+	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts, paused: until, delay: 7, moved: 2}}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7, 2}) {
 		t.Errorf("%+v", b)
 	}
 }

@@ -97,8 +97,8 @@ func (r Result) taken() ([]call, error) {
 	}
 	var calls []call
 	for i := range r.Outcomes {
-		if c := r.Outcomes[i].call; c.taken != 0 && c.indexes[0] == i {
-			calls = append(calls, c)
+		if c := r.Outcomes[i].call; c != nil && c.taken != 0 && c.indexes[0] == i {
+			calls = append(calls, *c)
 		}
 	}
 	if len(calls) == 0 {
@@ -121,5 +121,5 @@ func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, e
 		return l.valueOfShards(ctx, x, calls)
 	}
 	c := &calls[0]
-	return c.state(c.at(look[0].balance(), look[0].at.UnixMicro())), nil
+	return c.state(c.at(look[0].balance(), look[0].answer.at.UnixMicro())), nil
 }
