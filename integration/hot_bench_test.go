@@ -23,7 +23,9 @@ func BenchmarkHotRow(b *testing.B) {
 	ours := c.takeAndSleep(l, pgx.Serializable, "0.002", hot)
 	pair.Slices(b, pair.Crowd{
 		Metric: "x-queue", Base: base.do, Ours: ours.do, Workers: callers,
-		Slice: time.Second, // for as long a Limiter remembers a contended key: with shorter ones it would learn of it more often than it does
+		// A Limiter remembers for as long that a key is contended. With less it would have to learn it anew more often than
+		// under a load that lasts.
+		Slice: time.Second,
 	})
 	b.ReportMetric(ours.abortsPerCommit(), "aborts/commit")
 }

@@ -84,8 +84,8 @@ func keysToTest(b *testing.B) int {
 		return 1_000_000
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		b.Fatalf("WEIR_TEST_KEYS=%s: want a number of keys", text)
+	if err != nil || n < 1 || n > 10_000_000 {
+		b.Fatalf("WEIR_TEST_KEYS=%s: want a number of keys, at most 10000000", text)
 	}
 	return n
 }
