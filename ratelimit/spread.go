@@ -62,9 +62,11 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 			return nil, err
 		}
 		moved := map[int]bool{}
+		alone := map[int]bool{} // it was the row of a limit without shards
 		for k, s := range trip {
 			if s.closed() {
 				moved[from[k]] = true
+				alone[from[k]] = s.c.shard == shard.Row(1, 0)
 			} else {
 				done = append(done, s)
 			}
@@ -83,7 +85,7 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 			if err != nil {
 				return nil, err
 			}
-			if seen[0].n > 1 {
+			if seen[0].n > 1 || !alone[i] {
 				again = append(again, c)
 				continue
 			}
