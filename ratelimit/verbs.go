@@ -45,22 +45,24 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.owed <= 0) })
 }
 
-// returns runs statements for takes: in one trip for those of limits without shards, and by sharded for each of the others.
+// returns runs statements for takes, in the order of their limits, in which everybody locks them: in one trip for those in a
+// row that have no shards, and by sharded for each of the others.
 func (l *Limiter) returns(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement, sharded func(*call) error) error {
-	var alone []call
-	for i := range calls {
-		if calls[i].layout <= 1 {
-			alone = append(alone, calls[i])
+	for i := 0; i < len(calls); {
+		alone := i
+		for alone < len(calls) && calls[alone].layout <= 1 {
+			alone++
 		}
-	}
-	if _, err := l.over(ctx, x, alone, of); err != nil {
-		return explain(ctx, err, verb, calls)
-	}
-	for i := range calls {
-		if calls[i].layout > 1 {
-			if err := sharded(&calls[i]); err != nil {
-				return explain(ctx, err, verb, calls)
-			}
+		var err error
+		if alone > i {
+			_, err = l.over(ctx, x, calls[i:alone], of)
+			i = alone
+		} else {
+			err = sharded(&calls[i])
+			i++
+		}
+		if err != nil {
+			return explain(ctx, err, verb, calls)
 		}
 	}
 	l.denials.forget(calls)
