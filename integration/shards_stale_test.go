@@ -1,0 +1,188 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// eachWayTwice is eachWay with two processes: two limiters, each of which knows only what it has seen itself.
+func eachWayTwice(t *testing.T, test func(t *testing.T, here, there verbs, c *clock, pool *pgxpool.Pool)) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			open := func() verbs {
+				return w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
+			}
+			test(t, open(), open(), clock, pool)
+		})
+	}
+}
+
+// reshard changes the layout as an operator does, by a process of his own.
+func reshard(t testing.TB, pool *pgxpool.Pool, clock func() time.Time, n int, r ...ratelimit.Request) {
+	t.Helper()
+	l := limiter(t, ratelimit.Config{Clock: clock})
+	tx := begin(t, pool, pgx.ReadCommitted)
+	if err := l.Reshard(t.Context(), tx, n, r...); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, tx)
+}
+
+func wantLeft(t testing.TB, v verbs, r ratelimit.Request, want float64) {
+	t.Helper()
+	if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-want) > 1e-6 {
+		t.Errorf("%v left (%v), want %v", s.Value, err, want)
+	}
+}
+
+// Whatever layout a process believes in, what it does reaches the limit, and never the rows that a reshard has closed.
+func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 12, Period: never}
+	for _, to := range []int{1, 2, 3, 16} {
+		// the limiter of each has no larger number than the database, so nothing converts by itself
+		small, four := ratelimit.MustDefine("stale", rule), ratelimit.MustDefine("stale", rule, ratelimit.Shards(4))
+		t.Run(fmt.Sprint(to), func(t *testing.T) {
+			t.Parallel()
+			eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+				for name, do := range map[string]func(held ratelimit.Result, r ratelimit.Request) (float64, error){
+					"reset": func(_ ratelimit.Result, r ratelimit.Request) (float64, error) {
+						return 12, there.ResetRateLimit(t.Context(), r)
+					},
+					"give back": func(held ratelimit.Result, _ ratelimit.Request) (float64, error) {
+						return 8, there.GiveBack(t.Context(), held)
+					},
+					"release": func(held ratelimit.Result, _ ratelimit.Request) (float64, error) {
+						_, err := there.Release(t.Context(), held.Reservation())
+						return 8, err
+					},
+					"settle less": func(held ratelimit.Result, r ratelimit.Request) (float64, error) {
+						_, err := there.Settle(t.Context(), held.Reservation(), r.Count(1))
+						return 7, err
+					},
+					"settle more": func(held ratelimit.Result, r ratelimit.Request) (float64, error) {
+						_, err := there.Settle(t.Context(), held.Reservation(), r.Count(7))
+						return 1, err
+					},
+					"take": func(_ ratelimit.Result, r ratelimit.Request) (float64, error) {
+						_, err := there.RateLimit(t.Context(), r.Count(1))
+						return 4, err
+					},
+				} {
+					if res, err := here.RateLimit(t.Context(), four.For(name).Count(4)); err != nil || !res.OK {
+						t.Fatal(res, err)
+					}
+					res, err := there.RateLimit(t.Context(), small.For(name).Count(3))
+					if err != nil || !res.OK {
+						t.Fatal(res, err)
+					}
+					reshard(t, pool, clock.now, to, small.For(name))
+					wantLeft(t, here, small.For(name), 5)
+					want, err := do(res, small.For(name))
+					if err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					for who, v := range map[string]verbs{"here": here, "there": there} {
+						if s, err := v.Value(t.Context(), small.For(name)); err != nil || math.Abs(s.Value-want) > 1e-6 {
+							t.Errorf("%s, %s: %v left (%v), want %v", name, who, s.Value, err, want)
+						}
+					}
+					var open int
+					if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance WHERE name = 'stale' AND key = $1 AND shard >= 0
+						AND value > '-Infinity' AND shard NOT BETWEEN $2 AND $3`, name, to*(to-1)/2, to*(to-1)/2+to-1).Scan(&open); err != nil || open != 0 {
+						t.Errorf("%s: %d rows of closed layouts are open (%v)", name, open, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Pauses and resumes reach a limit whose layout has changed unseen.
+func TestAPauseReachesAReshardedLimit(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 12, Period: never}
+	small, four := ratelimit.MustDefine("paused", rule), ratelimit.MustDefine("paused", rule, ratelimit.Shards(4))
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+		for _, to := range []int{1, 2, 16} {
+			r := small.For(fmt.Sprint(to))
+			take(t, here, four.For(fmt.Sprint(to)))
+			take(t, there, r)
+			reshard(t, pool, clock.now, to, r)
+			take(t, here, r)
+			if err := there.Pause(t.Context(), time.Hour, r); err != nil {
+				t.Fatal(err)
+			}
+			for who, v := range map[string]verbs{"here": here, "there": there} {
+				if res, err := v.RateLimit(t.Context(), r); err != nil || res.OK || !res.RetryAt.Equal(clock.now().Add(time.Hour)) {
+					t.Errorf("%d shards, %s, in a pause: %v, retry at %v, %v", to, who, res.OK, res.RetryAt, err)
+				}
+			}
+			reshard(t, pool, clock.now, 8, r)
+			if res, err := here.CheckRateLimit(t.Context(), r); err != nil || res.OK || !res.RetryAt.Equal(clock.now().Add(time.Hour)) {
+				t.Errorf("%d shards: a reshard has ended the pause: %v, retry at %v, %v", to, res.OK, res.RetryAt, err)
+			}
+			reshard(t, pool, clock.now, to, r)
+			if err := there.Resume(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range []verbs{here, there} {
+				take(t, v, r)
+			}
+			wantLeft(t, here, r, 7)
+		}
+	})
+}
+
+// Transactions over a limit with shards and one without lock in one order, whatever they do with them.
+func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 1e6, Period: never}
+	first := ratelimit.MustDefine("a", rule, ratelimit.Shards(2))
+	second := ratelimit.MustDefine("b", rule)
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	l := limiter(t, ratelimit.Config{})
+	v := txVerbs{l, pool, pgx.ReadCommitted}
+	both := []ratelimit.Request{first.For("k"), second.For("k")}
+	var runs, calls atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 40 {
+				res, err := v.RateLimit(t.Context(), both...)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				calls.Add(1)
+				err = v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					runs.Add(1)
+					return l.GiveBack(ctx, tx, res)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if runs.Load() != calls.Load() {
+		t.Errorf("%d transactions ran %d times: some deadlocked", calls.Load(), runs.Load())
+	}
+	for _, r := range both {
+		wantLeft(t, v, r, 1e6)
+	}
+}
