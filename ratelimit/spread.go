@@ -103,6 +103,9 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 // give gives back what c took, but for what was used of it, to the shards that it came from. If the limit is in debt by now, or
 // has another layout, it is given to all of its shards alike.
 func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, move bool) error {
+	if c.count == 0 {
+		return nil // nor has it shares
+	}
 	if c.parts == nil {
 		_, err := l.over(ctx, x, []call{*c}, func(row *call) *statement {
 			return l.giveOf(row, portion(used, row), move)
