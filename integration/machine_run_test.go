@@ -430,7 +430,7 @@ func show(r ratelimit.Result) string {
 
 func (m *machine) rows(t *rapid.T, at place) book {
 	b := book{}
-	err := at.query(t.Context(), `SELECT name, key, value, ts, paused_until, delay, moved, capacity, rate, period, origin FROM weir_balance`, func(scan func(...any) error) error {
+	err := at.query(t.Context(), `SELECT name, key, value, ts, paused_until, coalesce(delay, 0), coalesce(moved, 0), capacity, rate, period, origin FROM weir_balance`, func(scan func(...any) error) error {
 		var a account
 		var e entry
 		var ts time.Time

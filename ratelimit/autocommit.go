@@ -158,6 +158,8 @@ func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
+func (poolExecutor) again() bool { return false }
+
 func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {

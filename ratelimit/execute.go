@@ -51,6 +51,8 @@ func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls
 
 func (pgxExecutor) single() bool { return false }
 
+func (x pgxExecutor) again() bool { return x.attempt != nil }
+
 // session is the backend's process id.
 func (x pgxExecutor) session() uint32 {
 	if tx, ok := x.tx.(*lazyTx); ok {
@@ -158,7 +160,8 @@ func (s *statement) decode(rows pgx.Rows) bool {
 	a := &s.answer
 	a.value = pgtype.Float8{Float64: math.Float64frombits(bits(raw[0])), Valid: raw[0] != nil}
 	a.ts, a.paused = timestamp(raw[1]), timestamp(raw[2])
-	a.delay, a.moved = int64(bits(raw[3])), math.Float64frombits(bits(raw[4])) //nolint:gosec // the same bits
+	a.delay = pgtype.Int8{Int64: int64(bits(raw[3])), Valid: raw[3] != nil} //nolint:gosec // the same bits
+	a.moved = pgtype.Float8{Float64: math.Float64frombits(bits(raw[4])), Valid: raw[4] != nil}
 	switch {
 	case len(raw) == 6 && s.looks && fields[5].DataTypeOID == pgtype.TimestamptzOID:
 		a.at = timestamp(raw[5]).Time

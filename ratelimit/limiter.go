@@ -24,8 +24,8 @@ type Config struct {
 	RememberDenials bool
 
 	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
-	// the server-side function that keeps reads off sequential scans, and without LOCK TABLE for contended keys.
-	// Default: false.
+	// advisory locks, by which callers of a limit with shards keep out of each other's way, and without LOCK TABLE for
+	// contended keys. Default: false.
 	Portable bool
 
 	// Clock replaces the database's clock, for tests that need to set it. A clock of the program must never decide in
@@ -58,7 +58,7 @@ func New(cfg Config) (*Limiter, error) {
 		cfg.MaxAttempts = 50
 	}
 	return &Limiter{
-		sql:         newStatements(cfg.Schema, cfg.Portable),
+		sql:         newStatements(cfg.Schema),
 		maxAttempts: cfg.MaxAttempts,
 		portable:    cfg.Portable,
 		remember:    cfg.RememberDenials,

@@ -36,6 +36,9 @@ type executor interface {
 	// single says that each trip is a transaction of its own.
 	single() bool
 
+	// again says that the transaction runs again if it is told of a conflict.
+	again() bool
+
 	// session is a number of the connection, or 0.
 	session() uint32
 }

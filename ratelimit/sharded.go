@@ -14,9 +14,9 @@ import (
 // known to have enough and that nobody else holds. Is none known, or was it not so, LOOK reads all of them, decides for the
 // limit as a whole, and says from which of them to take: the next TAKE asks for just that.
 //
-// Nobody waits for a shard while holding another out of order: a TAKE that was denied has locked its shard, so what follows
-// it passes over those that others hold. Only who has tried that in vain waits; then each round locks more of the shards, in
-// their order, until nobody else can take from them.
+// Nobody waits for a shard while holding a row that others may take after it. A TAKE that was denied has locked its shard, and
+// one of a later limit in the same call that limit's row: what follows passes over the shards that others hold. If none is
+// left to take, InTx runs the transaction again; in a transaction of the caller's own there is nothing for it but to wait.
 
 // aim is where one of the calls is to take from.
 type aim struct {
@@ -32,6 +32,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 	aims := make([]aim, len(calls))
 	looked := x.fresh() && l.denials.expected(calls) || !l.guess(x, calls, aims)
 	var seen []*whole
+	held := false // a row that others may be waiting for
 	for round := 1; ; round++ {
 		if looked {
 			var err error
@@ -45,10 +46,13 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 			l.aim(x, calls, aims, seen)
 		}
-		wait := round == 1 || round >= rounds
+		if held && round >= rounds && x.again() {
+			return Result{}, explain(ctx, errBusy{}, "take", calls)
+		}
+		wait := !held || round >= rounds
 		var takes []*statement
 		for i := range aims {
-			l.send(&aims[i], wait)
+			l.send(&aims[i], wait, len(aims) == 1)
 			takes = append(takes, aims[i].sent...)
 		}
 		if x.single() && len(takes) > 1 {
@@ -69,6 +73,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		if seen, err = l.deniedShards(ctx, x, takes, calls); err != nil {
 			return Result{}, err
 		}
+		held = held || seen == nil || holds(aims, seen)
 		looked = seen == nil
 		if round >= rounds && x.single() || round == rounds+shard.Max {
 			return Result{}, errUndecided
@@ -113,15 +118,38 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
 	}
 }
 
-// send makes the statements.
-func (l *Limiter) send(a *aim, wait bool) {
+// holds tells whether takes that were not all granted have left a row locked: one that was granted and given back, or one that
+// was denied. Where the shard has enough it was not denied, but held by somebody else.
+func holds(aims []aim, seen []*whole) bool {
+	for i := range aims {
+		for _, s := range aims[i].sent {
+			if s.whole == nil || s.found || s.shards != nil || aims[i].n != seen[i].n {
+				return true
+			}
+			_, k := shard.Address(s.row)
+			if s.c.at(seen[i].rows[k], seen[i].at).value < s.c.count {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// errBusy says that others hold the shards, which this transaction must not wait for. To InTx it is a conflict.
+type errBusy struct{}
+
+func (errBusy) Error() string    { return "other transactions hold the shards of the limit" }
+func (errBusy) SQLState() string { return "40001" }
+
+// send makes the statements. A lone one that fails can be told from one that was denied.
+func (l *Limiter) send(a *aim, wait, lone bool) {
 	switch {
 	case a.n == 1:
 		c := *a.c
 		c.shards = 0
 		a.sent = []*statement{l.takeOf(&c)}
 	case a.from != nil:
-		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, wait && (a.seen != nil || len(a.from) > 1))}
+		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, wait && !(lone && a.seen == nil && len(a.from) == 1))}
 		a.sent[0].writes = false // if it fails, it will be another
 	default:
 		a.sent = nil

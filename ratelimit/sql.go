@@ -112,6 +112,8 @@ func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
 
+func (sqlExecutor) again() bool { return false }
+
 func (sqlExecutor) session() uint32 { return 0 }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {

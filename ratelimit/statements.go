@@ -107,9 +107,9 @@ RETURNING ` + columns + `, b.shard`
 	// all else.
 	bucketUnused = `($7::float8 - $11::float8)`
 	windowUnused = `(CASE WHEN {later} <= 0 THEN $7::float8
-		ELSE least($7, $14::float8 - (b.moved - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
+		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
 	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0 THEN excluded.ts END) - $9::timestamptz) * 1e6) / $6) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) - (b.delay - $15::bigint)::float8 / $6)`
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) - (coalesce(b.delay, 0) - $15::bigint)::float8 / $6)`
 
 	// given is a balance with that. It is not lifted above the capacity, nor lowered where a larger rule filled it higher.
 	given = `greatest(b.value, least(b.capacity, b.value + {unused}))`
@@ -128,7 +128,7 @@ VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, 
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
-	moved = b.moved + CASE WHEN $12::boolean THEN greatest(0, -b.value) - greatest(0, -{given}) ELSE 0 END
+	moved = CASE WHEN $12::boolean AND b.value < 0 THEN coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) ELSE b.moved END
 WHERE {unused} > 0 {shard}
 RETURNING ` + columns
 
@@ -147,7 +147,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {refilled} - $7,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
-	moved = b.moved - (greatest(0, $7 - {refilled}) - greatest(0, -{refilled}))
+	moved = coalesce(b.moved, 0) - (greatest(0, $7 - {refilled}) - greatest(0, -{refilled}))
 RETURNING ` + columns
 
 	// settleSQL answers with a row for the first who settles a reservation, and for nobody after until.
@@ -188,7 +188,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least($4, b.value + {refill}),
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = greatest(b.paused_until, excluded.paused_until),
-	delay = b.delay + {added},
+	delay = coalesce(b.delay, 0) + {added},
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 RETURNING ` + columns
 
@@ -202,35 +202,31 @@ VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = NULL,
-	delay = b.delay - {left}
+	delay = coalesce(b.delay, 0) - {left}
 WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING ` + columns
 
 	// lookSQL reads a balance: always one row, of nulls where there is no balance, with the clock beside it.
 	//
-	// Locks: none. Predicate reads: the row, or the index page where it would stand. The function forbids itself a
-	// sequential scan: see the schema.
+	// Locks: none. Predicate reads: the row, or the index page where it would stand. For that the table must not be so small
+	// that the planner would scan all of it: the schema sees to it.
 	//
 	// $1 name $2 key $3 shard $4 clock
-	lookSQL = `SELECT value, ts, paused_until, coalesce(delay, 0), coalesce(moved, 0), at FROM {schema}weir_look($1::text, $2::text, $3::integer, $4::timestamptz)`
-
-	// portableLookSQL is lookSQL without a server-side function.
-	portableLookSQL = `SELECT b.value, b.ts, b.paused_until, coalesce(b.delay, 0), coalesce(b.moved, 0), coalesce($4::timestamptz, clock_timestamp())
+	lookSQL = `SELECT b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
 
-	// lookShardsSQL reads all shards of a limit that has some, in its present layout: always one row, with the number of
-	// shards, and what is there of them as arrays. It is what weir_look is to one row.
+	// lookShardsSQL reads all shards of a limit in its present layout: always one row, with what its head says, or 1, and the
+	// shards that there are as arrays. Times are in microseconds, and of one that is not paused pauses has the least bigint.
+	//
+	// Locks: none. Predicate reads: as above, of all shards.
 	//
 	// $1 name $2 key $3 clock
-	lookShardsSQL = `SELECT n, shards, balances, times, pauses, delays, moves, at FROM {schema}weir_look_shards($1::text, $2::text, $3::timestamptz)`
-
-	// portableLookShardsSQL is lookShardsSQL without a server-side function.
-	portableLookShardsSQL = `SELECT h.n, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
+	lookShardsSQL = `SELECT h.n, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
 FROM (SELECT coalesce(max(value)::integer, 1) AS n FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = -1) h
 LEFT JOIN LATERAL (SELECT array_agg(shard) AS shards, array_agg(value) AS balances,
 		array_agg(round(date_part('epoch', ts) * 1e6)::bigint) AS times,
 		array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6)::bigint, -9223372036854775808)) AS pauses,
-		array_agg(delay) AS delays, array_agg(moved) AS moves
+		array_agg(coalesce(delay, 0)) AS delays, array_agg(coalesce(moved, 0)) AS moves
 	FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.n * (h.n - 1) / 2 AND h.n * (h.n - 1) / 2 + h.n - 1) b ON true`
 
 	// headSQL locks the head of a limit, the row that says how many shards it has, and answers with it.
@@ -246,7 +242,7 @@ RETURNING ` + columns
 	// Parameters as above, but for $8, which is the ts, $10 paused_until $11 delay $12 moved
 	putSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay, moved)
 VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
-	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, $11::bigint, $12::float8)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, nullif($11::bigint, 0), nullif($12::float8, 0))
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = excluded.value, ts = excluded.ts,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin,
@@ -273,7 +269,7 @@ type texts struct{ take, takeOwn, takeShard, give, giveShard, pause, resume stri
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
 const class = 0x57656972
 
-func newStatements(schema string, portable bool) statements {
+func newStatements(schema string) statements {
 	s := statements{}
 	if schema != "" {
 		s.prefix = pgx.Identifier{schema}.Sanitize() + "."
@@ -299,9 +295,6 @@ func newStatements(schema string, portable bool) statements {
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.look, s.lookShards = one(lookSQL), one(lookShardsSQL)
-	if portable {
-		s.look, s.lookShards = one(portableLookSQL), one(portableLookShardsSQL)
-	}
 	return s
 }
 
@@ -345,8 +338,8 @@ type columnsOf struct {
 	value  pgtype.Float8
 	ts     pgtype.Timestamptz
 	paused pgtype.Timestamptz
-	delay  int64
-	moved  float64
+	delay  pgtype.Int8
+	moved  pgtype.Float8
 	at     time.Time
 }
 
@@ -372,7 +365,7 @@ func (s *statement) balance() balance {
 	if !s.found || !a.value.Valid || !a.ts.Valid {
 		return balance{}
 	}
-	b := balance{true, number(a.value.Float64), a.ts.Time.UnixMicro(), open, a.delay, a.moved}
+	b := balance{true, number(a.value.Float64), a.ts.Time.UnixMicro(), open, a.delay.Int64, a.moved.Float64}
 	if a.paused.Valid {
 		b.pausedUntil = min(a.paused.Time.UnixMicro(), endOfTime)
 	}

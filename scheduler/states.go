@@ -43,7 +43,7 @@ func (d db) query(ctx context.Context, sql string, columns []any, each func(), a
 // statesSQL reads what has become of balances: one row for each that there is, its shards taken together, and one with the clock.
 //
 // $1 names $2 keys
-const statesSQL = `SELECT p.name, p.key, max(b.ts), max(b.delay), sum(b.moved), max(b.paused_until), clock_timestamp()
+const statesSQL = `SELECT p.name, p.key, max(b.ts), coalesce(max(b.delay), 0), coalesce(sum(b.moved), 0), max(b.paused_until), clock_timestamp()
 FROM unnest($1::text[], $2::text[]) AS p (name, key)
 JOIN {balance} b ON b.name = p.name AND b.key = p.key AND b.shard >= 0 AND b.value > '-Infinity'
 GROUP BY p.name, p.key

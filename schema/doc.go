@@ -30,8 +30,7 @@
 //	                weir.weir_queue_4, weir.weir_queue_5, weir.weir_queue_6, weir.weir_queue_7 TO app; -- for LOCK TABLE
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
-// and EXECUTE on the function weir_look, which every role has unless it was revoked. The tables belong to the role that
-// ran the migration; nothing runs with its privileges.
+// The tables belong to the role that ran the migration; nothing runs with its privileges.
 //
 // # With a tool of your own
 //

@@ -51,9 +51,6 @@ func TestTheDocumentedPrivilegesAreEnoughAtRunTime(t *testing.T) {
 			t.Errorf("took down to %v; want %v", got, want)
 		}
 	}
-	if l := look(t, tx, "weir_look", "k", nil); l.value == nil || *l.value != 7 {
-		t.Errorf("weir_look: %v; want 7", l.value)
-	}
 }
 
 func TestMigrateSaysWhichPrivilegeIsMissing(t *testing.T) {
