@@ -168,6 +168,11 @@ func level(there []part, n float64) []part {
 		k++
 	}
 	left := (sum - n) / float64(k)
+	// Of few digits, as the parts of what was divided are (see shard.Split): so that they add up without rounding, and no debt
+	// of ten tokens becomes one that the window of ten does not repay.
+	if _, exp := math.Frexp(max(math.Abs(sum), n)); n > 0 {
+		left = math.Ldexp(math.Trunc(math.Ldexp(left, 48-exp)), exp-48)
+	}
 	parts := there[:k]
 	rest := n
 	for i := range parts {
