@@ -158,6 +158,10 @@ func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
+func (poolExecutor) aside(context.Context, []*statement, func() *confirmation) (bool, error) {
+	return false, nil
+}
+
 func (poolExecutor) again() bool { return false }
 
 func (poolExecutor) session() uint32 { return 0 }

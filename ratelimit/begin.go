@@ -11,7 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lazyTx is the transaction of an attempt. BEGIN goes out with the first statements, if they are ours, and else ahead of
+// lazyTx is the transaction of an attempt. A call that is expected to be denied is looked at before it; if fn goes on none the
+// less, it is looked at again. BEGIN goes out with the first statements, if they are ours, and else ahead of
 // whatever the callback sends first; if it sends nothing there is no transaction.
 //
 // BEGIN on its own is left to db, and what comes after it to the transaction that db returns. BEGIN in a batch is followed by
@@ -22,6 +23,8 @@ type lazyTx struct {
 	conn *pgx.Conn
 	opts pgx.TxOptions
 	lock *statement // to go right after BEGIN, or nil
+
+	unsure []func() *confirmation // what was looked at before BEGIN
 
 	begun  bool    // BEGIN was sent, or never will be
 	to     querier // once begun: conn, or tx
@@ -89,7 +92,32 @@ func (t *lazyTx) begin() error {
 			t.failed = errLock(err)
 		}
 	}
+	if looks, holds := t.confirm(); len(looks) > 0 && t.failed == nil {
+		if _, err := send(t.ctx, tx, looks); err != nil {
+			t.failed = err
+		} else {
+			t.failed = holds()
+		}
+	}
 	return t.failed
+}
+
+// confirm returns the statements that look again at what was looked at before BEGIN, and what is then wrong with it.
+func (t *lazyTx) confirm() (looks []*statement, holds func() error) {
+	all := make([]*confirmation, len(t.unsure))
+	for i, confirm := range t.unsure {
+		all[i] = confirm()
+		looks = append(looks, all[i].looks...)
+	}
+	t.unsure = nil
+	return looks, func() error {
+		for _, c := range all {
+			if !c.holds() {
+				return notConfirmed{}
+			}
+		}
+		return nil
+	}
 }
 
 func errBegin(err error) error { return fmt.Errorf("ratelimit: begin: %w", err) }
@@ -101,17 +129,21 @@ func errLock(err error) error {
 // beginWith sends BEGIN, the lock and statements in one round trip. With an error it returns the statement that failed.
 func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
-	trip := make([]*statement, 1, len(statements)+2)
+	trip := make([]*statement, 1, len(statements)+2+len(t.unsure))
 	if trip[0] = beginSerializable; t.opts != (pgx.TxOptions{IsoLevel: pgx.Serializable}) {
 		trip[0] = &statement{sql: beginSQL(t.opts)}
 	}
 	if t.lock != nil {
 		trip = append(trip, t.lock)
 	}
-	failed, err = sendBatch(ctx, t.conn, append(trip, statements...))
+	unsure := t.unsure
+	looks, holds := t.confirm()
+	failed, err = sendBatch(ctx, t.conn, append(append(trip, looks...), statements...))
 	if err == nil {
-		return nil, nil
+		t.failed = holds()
+		return nil, t.failed
 	}
+	t.unsure = unsure
 	if !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
 		// No transaction: BEGIN was refused, or ctx had ended, or the driver, which prepares a batch before it sends it,
 		// could not. What comes one by one fails where it should, and if that is not BEGIN, within the transaction.

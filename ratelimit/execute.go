@@ -51,6 +51,18 @@ func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls
 
 func (pgxExecutor) single() bool { return false }
 
+func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
+	t, ok := x.tx.(*lazyTx)
+	if !ok || t.begun || t.lock != nil || t.failed != nil {
+		return false, nil
+	}
+	if _, err := sendBatch(ctx, t.conn, looks); err != nil {
+		return false, err
+	}
+	t.unsure = append(t.unsure, confirm)
+	return true, nil
+}
+
 func (x pgxExecutor) again() bool { return x.attempt != nil }
 
 // session is the backend's process id.

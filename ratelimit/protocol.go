@@ -36,6 +36,10 @@ type executor interface {
 	// single says that each trip is a transaction of its own.
 	single() bool
 
+	// aside looks before the transaction begins, where it has not begun: who is denied then often has nothing left to do in
+	// it, and neither begins nor ends it. If it does begin, it is to look again by confirm. It reports whether it has looked.
+	aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error)
+
 	// again says that the transaction runs again if it is told of a conflict.
 	again() bool
 
@@ -56,7 +60,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 	looked := x.fresh() && l.denials.expected(calls)
 	for round := 1; ; round++ {
 		if looked {
-			res, err := l.checkRateLimit(ctx, x, calls, requests)
+			res, err := l.foresee(ctx, x, calls, requests)
 			if err != nil || !res.OK {
 				return res, err
 			}
@@ -181,15 +185,55 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 // errClosed says that a balance is closed, as its limit has got shards. It does not leave the package.
 var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no shards")
 
+// foresee is checkRateLimit for a call that is expected to be denied.
+func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	looks := l.looksOf(calls)
+	did, err := x.aside(ctx, looks, func() *confirmation {
+		again := l.looksOf(calls)
+		return &confirmation{again, func() bool {
+			for i := range again {
+				again[i].answer.at = looks[i].answer.at // that time has passed since changes nothing
+			}
+			return !l.judge(again, calls, requests).OK
+		}}
+	})
+	switch {
+	case err != nil:
+		return Result{}, explain(ctx, err, "look at", calls)
+	case !did || slices.ContainsFunc(looks, (*statement).closed):
+		return l.checkRateLimit(ctx, x, calls, requests)
+	}
+	return l.judge(looks, calls, requests), nil
+}
+
+// confirmation looks again at what was looked at before the transaction began. If what was denied is denied no more the
+// transaction is to run again: it could not be serialized.
+type confirmation struct {
+	looks []*statement
+	holds func() bool
+}
+
+type notConfirmed struct{}
+
+func (notConfirmed) Error() string {
+	return "ratelimit: a call was denied just before the transaction began, and would not be any more"
+}
+func (notConfirmed) SQLState() string { return "40001" }
+
+func (l *Limiter) looksOf(calls []call) []*statement {
+	looks := make([]*statement, len(calls))
+	for i := range calls {
+		looks[i] = l.lookOf(&calls[i])
+	}
+	return looks
+}
+
 // checkRateLimit tells what rateLimit would do, and takes nothing.
 func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	if l.books.sharded(calls) {
 		return l.checkShards(ctx, x, calls, requests)
 	}
-	looks := make([]*statement, len(calls))
-	for i := range calls {
-		looks[i] = l.lookOf(&calls[i])
-	}
+	looks := l.looksOf(calls)
 	if err := x.run(ctx, looks); err != nil {
 		return Result{}, explain(ctx, err, "look at", calls)
 	}

@@ -112,6 +112,10 @@ func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
 
+func (sqlExecutor) aside(context.Context, []*statement, func() *confirmation) (bool, error) {
+	return false, nil
+}
+
 func (sqlExecutor) again() bool { return false }
 
 func (sqlExecutor) session() uint32 { return 0 }

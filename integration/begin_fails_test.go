@@ -1,0 +1,238 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Errors are those of a BEGIN that goes ahead of the callback, which cannot hide them.
+func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		c.MaxConns, c.ConnConfig.RuntimeParams["lock_timeout"] = 1, "50ms"
+	})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	blocker := begin(t, admin, pgx.ReadCommitted)
+	for i := range 8 {
+		if _, err := blocker.Exec(t.Context(), fmt.Sprintf(`LOCK TABLE weir_queue_%d IN SHARE ROW EXCLUSIVE MODE`, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer commit(t, blocker)
+
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	rateLimit := func(l *ratelimit.Limiter) func(context.Context, pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error {
+			_, err := l.RateLimit(ctx, tx, k)
+			return err
+		}
+	}
+	uses := map[string]func(context.Context, pgx.Tx) error{"RateLimit": nil}
+	for name, use := range firstUses {
+		uses[name] = use
+	}
+	for name, use := range uses {
+		for _, hide := range []bool{false, true} {
+			l := limiter(t, ratelimit.Config{}) // that knows of no contention
+			if name == "RateLimit" {
+				use = rateLimit(l)
+			}
+			fails := func(ctx context.Context, tx pgx.Tx) error {
+				err := use(ctx, tx)
+				if again := use(ctx, tx); err == nil || again == nil {
+					t.Errorf("%s: %v, and again: %v", name, err, again)
+				}
+				if hide {
+					return nil
+				}
+				return fmt.Errorf("mine: %w", err)
+			}
+			is := func(err error, want string) {
+				t.Helper()
+				if err == nil || !strings.HasPrefix(err.Error(), want) || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+					t.Errorf("%s, hidden %v: got %v, want %s", name, hide, err, want)
+				}
+			}
+			is(l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"}, fails), "ratelimit: begin: ERROR: ")
+
+			var pid int
+			if err := pool.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+				t.Fatal(err)
+			}
+			is(l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				execSQL(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(%d, 10000)`, pid))
+				return fails(ctx, tx)
+			}), "ratelimit: begin: FATAL: ")
+
+			ctx, cancel := context.WithCancel(t.Context())
+			is(l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				cancel()
+				return fails(ctx, tx)
+			}), "ratelimit: begin: ")
+
+			runs := 0
+			is(l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				if runs++; runs == 2 {
+					return fails(ctx, tx)
+				}
+				if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+					return err
+				}
+				take(t, l.Autocommit(admin), k)
+				return rateLimit(l)(ctx, tx)
+			}), "ratelimit: queue for a contended limit: ERROR: ")
+		}
+	}
+	until(t, func() bool { return pool.Stat().AcquiredConns() == 0 })
+	var rows int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows); err != nil || rows != 0 {
+		t.Errorf("%d rows of failed transactions, %v", rows, err)
+	}
+}
+
+// A first take that fails before it is sent leaves what it would have left after BEGIN.
+func TestAFirstTakeThatCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for _, mode := range modes {
+		for _, requests := range [][]ratelimit.Request{{x.For("a")}, {x.For("a"), x.For("b")}} {
+			t.Run(fmt.Sprintf("%s/%d", strings.ReplaceAll(mode.String(), " ", ""), len(requests)), func(t *testing.T) {
+				t.Parallel()
+				pool, l := pgtest.Bare(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }), limiter(t, ratelimit.Config{})
+				execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := l.RateLimit(ctx, tx, requests...); sqlState(err) != "42P01" || !strings.Contains(err.Error(), "schema.Migrate") {
+						t.Errorf("got %v, want that nothing was migrated", err)
+					}
+					if err := firstUses["Exec"](ctx, tx); sqlState(err) != "25P02" {
+						t.Errorf("got %v, want a transaction that has failed", err)
+					}
+					return nil
+				})
+				if err == nil || !strings.Contains(err.Error(), "did not return its error") {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// A limiter that is given a context of its own, which has ended, is one that the callback may do without.
+func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		short, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, err := l.RateLimit(short, tx, k); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `take limit "k"`) {
+			t.Errorf("got %v", err)
+		}
+		return firstUses["Exec"](ctx, tx)
+	})
+	var rows int
+	if err := errors.Join(err, pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows)); err != nil || rows != 1 {
+		t.Errorf("%d rows, %v", rows, err)
+	}
+	wantValue(t, l, pool, k, 10)
+}
+
+// A take that waits for its row is what fails, and not the BEGIN that went with it.
+func TestAFirstTakeThatWaitsInVain(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	holder := begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(l.RateLimit(t.Context(), holder, k)))
+	for _, sub := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		outer := ctx
+		if sub {
+			outer = t.Context()
+		}
+		err := l.InTx(outer, pool, func(inner context.Context, tx pgx.Tx) error {
+			if !sub {
+				ctx = inner
+			}
+			_, err := l.RateLimit(ctx, tx, k)
+			return err
+		})
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `take limit "k"`) {
+			t.Errorf("got %v", err)
+		}
+	}
+	commit(t, holder)
+	wantValue(t, l, pool, k, 9)
+}
+
+func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	for _, tc := range []struct {
+		opts pgx.TxOptions
+		want string
+	}{
+		{pgx.TxOptions{}, "serializable off off"},
+		{pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, "repeatable read off off"},
+		{pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite, DeferrableMode: pgx.NotDeferrable}, "read committed off off"},
+		{pgx.TxOptions{IsoLevel: pgx.ReadUncommitted, AccessMode: pgx.ReadOnly}, "read uncommitted on off"},
+		{pgx.TxOptions{AccessMode: pgx.ReadOnly, DeferrableMode: pgx.Deferrable}, "serializable on on"},
+		{pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"}, "repeatable read on off"},
+	} {
+		err := l.InTxOptions(t.Context(), pool, tc.opts, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := l.Value(ctx, tx, k); err != nil {
+				return err
+			}
+			var got string
+			err := tx.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('transaction_isolation'),
+				current_setting('transaction_read_only'), current_setting('transaction_deferrable'))`).Scan(&got)
+			if got != tc.want {
+				t.Errorf("%+v: %q, want %q", tc.opts, got, tc.want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%+v: %v", tc.opts, err)
+		}
+	}
+
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.RateLimit(ctx, tx, k)
+		return err
+	})
+	if sqlState(err) != "25006" || !strings.Contains(err.Error(), "use the primary") {
+		t.Errorf("read-only: %v", err)
+	}
+
+	for _, savepoint := range []bool{false, true} {
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{CommitQuery: "ROLLBACK"}, func(ctx context.Context, tx pgx.Tx) error {
+			takeOK(t, first(l.RateLimit(ctx, tx, k)))
+			if !savepoint {
+				return nil
+			}
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { takeOK(t, first(l.RateLimit(ctx, tx, k))); return nil })
+		})
+		if !errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Errorf("CommitQuery, savepoint %v: %v", savepoint, err)
+		}
+	}
+	wantValue(t, l, pool, k, 10)
+}

@@ -1,0 +1,107 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+var scarce = ratelimit.MustDefine("scarce", ratelimit.TokenBucket{Rate: 1, Period: never}).For("k")
+
+// twice denies scarce once, so that the next denial is expected.
+func twice(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
+	t.Helper()
+	for _, want := range []bool{true, false} {
+		if res, err := l.Autocommit(pool).RateLimit(t.Context(), scarce); err != nil || res.OK != want {
+			t.Fatal(res, err)
+		}
+	}
+}
+
+func TestWhoIsDeniedAsExpectedBeginsNoTransaction(t *testing.T) {
+	t.Parallel()
+	var count trips
+	pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	l := limiter(t, ratelimit.Config{})
+	twice(t, l, pool)
+	deny := func() {
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			res, err := l.RateLimit(ctx, tx, scarce)
+			return errors.Join(err, res.Err())
+		})
+		if !errors.Is(err, ratelimit.ErrDenied) {
+			t.Fatal(err)
+		}
+	}
+	deny() // prepares
+	if n := count.of(deny); n != 1 {
+		t.Errorf("%d round trips", n)
+	}
+}
+
+// Whoever goes on after it has the denial within the transaction: it is looked at again, ahead of whatever comes.
+func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
+	t.Parallel()
+	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	for name, goOn := range map[string]func(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) error{
+		"Query": func(ctx context.Context, _ *ratelimit.Limiter, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT 1`)
+			return err
+		},
+		"Take": func(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) error {
+			res, err := l.RateLimit(ctx, tx, plenty)
+			return errors.Join(err, res.Err())
+		},
+		"Savepoint": func(ctx context.Context, _ *ratelimit.Limiter, tx pgx.Tx) error {
+			sp, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			return sp.Commit(ctx)
+		},
+		"SwallowsTheError": func(ctx context.Context, _ *ratelimit.Limiter, tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, `SELECT 1`)
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			l := limiter(t, ratelimit.Config{})
+			for _, reset := range []bool{false, true} {
+				twice(t, l, pool)
+				runs, granted := 0, false
+				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					runs++
+					res, err := l.RateLimit(ctx, tx, scarce)
+					if err != nil {
+						return err
+					}
+					granted = res.OK
+					if reset && runs == 1 { // by another process, which this one does not hear of
+						if err := limiter(t, ratelimit.Config{}).Autocommit(pool).ResetRateLimit(t.Context(), scarce); err != nil {
+							t.Error(err)
+						}
+					}
+					return goOn(ctx, l, tx)
+				})
+				wantRuns := 1
+				if reset {
+					wantRuns = 2
+				}
+				if err != nil || runs != wantRuns || granted != reset {
+					t.Errorf("reset %v: %d runs, granted %v, %v", reset, runs, granted, err)
+				}
+				if err := l.Autocommit(pool).ResetRateLimit(t.Context(), scarce); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
