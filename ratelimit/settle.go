@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Settle replaces what was reserved by what was used, once the work is done: the requests say, by their counts, how much of
@@ -83,13 +85,76 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 	})
 }
 
-// charge takes n tokens beyond those that c has, whatever that leaves: from all shards alike.
+// charge takes n tokens beyond those that c has, whatever that leaves.
 func (l *Limiter) charge(ctx context.Context, x executor, c *call, n float64) error {
 	if n <= 0 {
 		return nil
 	}
-	_, err := l.over(ctx, x, []call{*c}, func(row *call) *statement { return l.chargeOf(row, portion(n, row)) })
+	beyond := *c
+	beyond.count = n
+	_, err := l.chargeAll(ctx, x, []call{beyond})
 	return err
+}
+
+// chargeAll takes the counts of calls, whatever that leaves, and returns the balances then. Of a limit with shards all are
+// locked first, and then charged as if it was reserved: or one would owe and another, from which a take would be granted
+// that is not due, have tokens.
+func (l *Limiter) chargeAll(ctx context.Context, x executor, calls []call) ([]balance, error) {
+	of := map[place]int{}
+	for i := range calls {
+		of[calls[i].place()] = i
+	}
+	rows, err := l.over(ctx, x, calls, func(row *call) *statement {
+		if row.shard == shard.Row(1, 0) {
+			return l.chargeOf(row, row.count)
+		}
+		return l.chargeOf(row, 0)
+	})
+	if err != nil {
+		return nil, err
+	}
+	after := make([]balance, len(calls))
+	there := make([][]part, len(calls))
+	var trip []*statement
+	for k, s := range rows {
+		if !s.found {
+			return nil, fmt.Errorf("no row in answer for %q", s.c.key)
+		}
+		i, b := of[s.c.place()], s.balance()
+		if s.c.shard == shard.Row(1, 0) {
+			after[i] = b
+		} else {
+			there[i] = append(there[i], part{shard: k, count: b.value})
+		}
+	}
+	for i, parts := range there {
+		if len(parts) == 0 {
+			continue
+		}
+		counts := map[int]float64{}
+		for _, p := range level(parts, calls[i].count) {
+			counts[p.shard] = p.count
+		}
+		for k, s := range rows {
+			if of[s.c.place()] == i {
+				trip = append(trip, l.chargeOf(s.c, counts[k]))
+			}
+		}
+	}
+	if len(trip) == 0 {
+		return after, nil
+	}
+	if err := x.run(ctx, trip); err != nil {
+		return nil, err
+	}
+	for _, s := range trip {
+		if all := &after[of[s.c.place()]]; all.exists {
+			*all = all.and(s.balance())
+		} else {
+			*all = s.balance()
+		}
+	}
+	return after, nil
 }
 
 func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool, error) {
@@ -175,20 +240,9 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 	for i := range calls {
 		of[calls[i].place()] = i
 	}
-	done, err := l.over(ctx, x, calls, func(row *call) *statement { return l.chargeOf(row, row.count) })
+	after, err := l.chargeAll(ctx, x, calls)
 	if err != nil {
 		return explain(ctx, err, "charge anew", calls)
-	}
-	after := make([]balance, len(calls)) // of all shards together
-	for _, s := range done {
-		if !s.found {
-			return explain(ctx, fmt.Errorf("no row in answer for %q", s.c.key), "charge anew", calls)
-		}
-		if all := &after[of[s.c.place()]]; all.exists {
-			*all = all.and(s.balance())
-		} else {
-			*all = s.balance()
-		}
 	}
 	ahead := make([]float64, len(calls)) // of the next reservation, less what was there
 	for i := range after {

@@ -50,7 +50,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 func (l *Limiter) returns(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement, sharded func(*call) error) error {
 	for i := 0; i < len(calls); {
 		alone := i
-		for alone < len(calls) && calls[alone].layout <= 1 {
+		for alone < len(calls) && calls[alone].layout <= 1 && l.books.layout(&calls[alone]) <= 1 {
 			alone++
 		}
 		var err error
