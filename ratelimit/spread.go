@@ -115,7 +115,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 	rows, trip := make([]call, len(c.parts)), make([]*statement, len(c.parts))
 	for k, p := range c.parts {
 		rows[k] = c.of(c.layout, p.shard)
-		rows[k].count = p.count
+		rows[k].count, rows[k].owed = p.count, -plenty // nothing of it is left in a later window
 		trip[k] = l.giveOf(&rows[k], used*p.count/c.count, move)
 		trip[k].sql = l.sql.of(c).giveShard
 	}
@@ -126,7 +126,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 		return err
 	}
 	rest := *c
-	rest.count, rest.parts = 0, nil
+	rest.count, rest.owed, rest.parts = 0, -plenty, nil
 	restUsed := 0.0
 	for k, s := range trip {
 		if !s.found {
