@@ -35,3 +35,65 @@ func TestTheLineOfAWindowWithShardsIsThatOfOneBalance(t *testing.T) {
 		}
 	})
 }
+
+// What is charged beyond a reservation leaves no shard with tokens while another owes: they would be granted to the next who
+// comes, ahead of the line and beyond what one balance has.
+func TestExcessIsADebtOfAllShards(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("excess", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2))
+	eachWayTwice(t, func(t *testing.T, here, there verbs, _ *clock, _ *pgxpool.Pool) {
+		r := limit.For("k")
+		res, err := here.RateLimit(t.Context(), r.Count(5))
+		if err != nil || !res.OK {
+			t.Fatal(res.OK, err)
+		}
+		if res, err := there.RateLimit(t.Context(), r.Count(0)); err != nil || !res.OK { // its books have a full shard
+			t.Fatal(res.OK, err)
+		}
+		if _, err := here.Settle(t.Context(), res.Reservation(), r.Count(9)); err != nil {
+			t.Fatal(err)
+		}
+		wantLeft(t, here, r, 1)
+		for _, v := range []verbs{there, here} {
+			if res, err := v.RateLimit(t.Context(), r.Count(1.5)); err != nil || res.OK {
+				t.Errorf("granted 1.5 of 1: %v, %v", res.OK, err)
+			}
+		}
+		if res, err := there.RateLimit(t.Context(), r.Count(1)); err != nil || !res.OK {
+			t.Errorf("denied 1 of 1: %v, %v", res.OK, err)
+		}
+	})
+}
+
+// Tokens of a window end with it, also where the line had moved up before they were taken.
+func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
+	t.Parallel()
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("ended", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: clock.now()}, ratelimit.Shards(4))
+		r := limit.For("k")
+		first, err := here.RateLimit(t.Context(), r.Count(10))
+		if err != nil || !first.OK {
+			t.Fatal(first.OK, err)
+		}
+		ahead, err := here.RateLimit(t.Context(), r.Count(10).OrReserve())
+		if err != nil || !ahead.OK {
+			t.Fatal(ahead.OK, err)
+		}
+		if _, err := here.Settle(t.Context(), ahead.Reservation(), r.Count(0)); err != nil { // moves the line
+			t.Fatal(err)
+		}
+		clock.add(time.Hour)
+		late, err := there.RateLimit(t.Context(), r.Count(10))
+		if err != nil || !late.OK {
+			t.Fatal(late.OK, err)
+		}
+		clock.add(time.Hour)
+		if res, err := here.RateLimit(t.Context(), r.Count(9)); err != nil || !res.OK {
+			t.Fatal(res.OK, err)
+		}
+		if err := there.GiveBack(t.Context(), late); err != nil {
+			t.Fatal(err)
+		}
+		wantLeft(t, here, r, 1)
+	})
+}
