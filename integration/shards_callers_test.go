@@ -1,0 +1,218 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// rawVerbs takes in transactions that the caller begins, and runs none of them again.
+type rawVerbs struct {
+	txVerbs
+	l    *ratelimit.Limiter
+	pool *pgxpool.Pool
+}
+
+func (v rawVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
+	err = pgx.BeginTxFunc(ctx, v.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		res, err = v.l.RateLimit(ctx, tx, requests...)
+		return err
+	})
+	return res, err
+}
+
+// crowds are the ways, and transactions that nobody runs again.
+var crowds = append([]way{{"Raw", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
+	return rawVerbs{txVerbs{l, pool, pgx.ReadCommitted}, l, pool}
+}}}, ways...)
+
+// deadlocks counts those of transactions that this function ran, by the server's log of the errors: they are told to callers.
+type deadlocks struct{ n atomic.Int64 }
+
+func (d *deadlocks) watch(c *pgxpool.Config) { c.ConnConfig.Tracer = d }
+
+func (d *deadlocks) note(err error) {
+	if sqlState(err) == "40P01" {
+		d.n.Add(1)
+	}
+}
+
+func (d *deadlocks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (d *deadlocks) TraceQueryEnd(_ context.Context, _ *pgx.Conn, e pgx.TraceQueryEndData) {
+	d.note(e.Err)
+}
+
+func (d *deadlocks) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (d *deadlocks) TraceBatchQuery(_ context.Context, _ *pgx.Conn, e pgx.TraceBatchQueryData) {
+	d.note(e.Err)
+}
+
+func (d *deadlocks) TraceBatchEnd(_ context.Context, _ *pgx.Conn, e pgx.TraceBatchEndData) {
+	d.note(e.Err)
+}
+
+func eachCrowd(t *testing.T, test func(t *testing.T, here, there verbs, pool *pgxpool.Pool)) {
+	for _, w := range crowds {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			var d deadlocks
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 }, d.watch)
+			open := func() verbs { return w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool) }
+			test(t, open(), open(), pool)
+			if n := d.n.Load(); n > 0 {
+				t.Errorf("%d deadlocks", n)
+			}
+		})
+	}
+}
+
+// sumOf is what the open rows of a key have, of a limit into which nothing flows.
+func sumOf(t testing.TB, pool *pgxpool.Pool, r ratelimit.Limit, key string) (sum float64) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(sum(least(value, capacity)), 'NaN') FROM weir_balance
+		WHERE name = $1 AND key = $2 AND shard >= 0 AND value > '-Infinity'`, r.Name(), key).Scan(&sum); err != nil {
+		t.Fatal(err)
+	}
+	return sum
+}
+
+// However many come for however much, each token is granted once and none is left lying in a shard.
+func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
+	t.Parallel()
+	const capacity, shards = 320, 32
+	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: never}, ratelimit.Shards(shards))
+	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+		var mu sync.Mutex
+		granted := 0.0
+		var wg sync.WaitGroup
+		for caller := range 20 {
+			v := here
+			if caller%2 == 1 {
+				v = there
+			}
+			wg.Go(func() {
+				for count := float64(1 + rand.IntN(5)); count >= 1; {
+					res, err := v.RateLimit(t.Context(), limit.For("k").Count(count))
+					switch {
+					case err != nil:
+						t.Error(err)
+						return
+					case res.OK:
+						mu.Lock()
+						granted += count
+						mu.Unlock()
+						count = float64(1 + rand.IntN(5))
+					default:
+						count--
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if left := sumOf(t, pool, limit, "k"); math.Abs(granted+left-capacity) > 1e-4 || left > 0.001 {
+			t.Errorf("%v granted, and %v left of %v", granted, left, capacity)
+		}
+	})
+}
+
+// With reservations, gifts and resets among them callers meet no error, and nobody waits for anybody in a circle.
+func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: never, MaxReserved: ratelimit.Tokens(30)}, ratelimit.Shards(6))
+	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+		var mu sync.Mutex
+		held := 0.0
+		var wg sync.WaitGroup
+		for caller := range 16 {
+			v := here
+			if caller%2 == 1 {
+				v = there
+			}
+			wg.Go(func() {
+				for range 15 {
+					n := float64(1 + rand.IntN(9))
+					r := limit.For("k").Count(n)
+					if rand.IntN(3) == 0 {
+						r = r.OrReserve()
+					}
+					res, err := v.RateLimit(t.Context(), r)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if !res.OK {
+						continue
+					}
+					mu.Lock()
+					held += n
+					mu.Unlock()
+					if rand.IntN(5) > 0 {
+						if err := v.GiveBack(t.Context(), res); err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						held -= n
+						mu.Unlock()
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if left := sumOf(t, pool, limit, "k"); math.Abs(held+left-30) > 1e-4 {
+			// a shard that is full gains nothing by what is given to all alike: none may be gained, though
+			if held+left > 30+1e-4 {
+				t.Errorf("%v held, and %v left of 30", held, left)
+			}
+		}
+	})
+}
+
+// The first to come make the shards, once.
+func TestFirstUsesOfALimitWithShards(t *testing.T) {
+	t.Parallel()
+	const n = 16
+	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+		for round := range 4 {
+			for _, shards := range []int{2, 16, 40} {
+				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{Rate: 2 * n, Period: never}, ratelimit.Shards(shards))
+				key := fmt.Sprint(round)
+				start := make(chan struct{})
+				var wg sync.WaitGroup
+				for caller := range n {
+					v := here
+					if caller%2 == 1 {
+						v = there
+					}
+					wg.Go(func() {
+						<-start
+						if res, err := v.RateLimit(t.Context(), limit.For(key).Count(1.5)); err != nil || !res.OK {
+							t.Errorf("%d shards: granted %v, %v", shards, res.OK, err)
+						}
+					})
+				}
+				close(start)
+				wg.Wait()
+				if left := sumOf(t, pool, limit, key); math.Abs(left-n/2) > 1e-4 {
+					t.Errorf("%d shards: %v left, want %v", shards, left, n/2)
+				}
+			}
+		}
+	})
+}
