@@ -33,12 +33,12 @@ type twins struct {
 	level          bool
 
 	other ratelimit.Limit // for calls of several
-	kept  []pair
+	kept  []bothGranted
 	did   map[string]int
 }
 
-// pair is a call that both have granted.
-type pair struct{ sharded, alone ratelimit.Result }
+// bothGranted is a call that both have granted.
+type bothGranted struct{ sharded, alone ratelimit.Result }
 
 func (w *twins) many() ratelimit.Request { return w.sharded.For("k") }
 func (w *twins) one() ratelimit.Request  { return w.alone.For("k") }
@@ -186,7 +186,7 @@ func (w *twins) take(t *rapid.T) {
 	if w.level && !w.sameTime(res.RunAt, same.RunAt) && !same.RunAt.IsZero() {
 		t.Fatalf("in line until %v, and with one balance until %v", res.RunAt, same.RunAt)
 	}
-	w.kept = append(w.kept, pair{res, same})
+	w.kept = append(w.kept, bothGranted{res, same})
 }
 
 // sameTime allows for rounding, by which a debt of fractions may miss the window that would repay it.

@@ -24,7 +24,7 @@ type lazyTx struct {
 	opts pgx.TxOptions
 	lock *statement // to go right after BEGIN, or nil
 
-	unsure []func() *confirmation // what was looked at before BEGIN
+	unsure func() *confirmation // what was looked at before BEGIN, or nil
 
 	begun  bool    // BEGIN was sent, or never will be
 	to     querier // once begun: conn, or tx
@@ -104,17 +104,14 @@ func (t *lazyTx) begin() error {
 
 // confirm returns the statements that look again at what was looked at before BEGIN, and what is then wrong with it.
 func (t *lazyTx) confirm() (looks []*statement, holds func() error) {
-	all := make([]*confirmation, len(t.unsure))
-	for i, confirm := range t.unsure {
-		all[i] = confirm()
-		looks = append(looks, all[i].looks...)
+	if t.unsure == nil {
+		return nil, func() error { return nil }
 	}
+	c := t.unsure()
 	t.unsure = nil
-	return looks, func() error {
-		for _, c := range all {
-			if !c.holds() {
-				return notConfirmed{}
-			}
+	return c.looks, func() error {
+		if !c.holds() {
+			return notConfirmed{}
 		}
 		return nil
 	}
@@ -129,7 +126,7 @@ func errLock(err error) error {
 // beginWith sends BEGIN, the lock and statements in one round trip. With an error it returns the statement that failed.
 func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
-	trip := make([]*statement, 1, len(statements)+2+len(t.unsure))
+	trip := make([]*statement, 1, len(statements)+2)
 	if trip[0] = beginSerializable; t.opts != (pgx.TxOptions{IsoLevel: pgx.Serializable}) {
 		trip[0] = &statement{sql: beginSQL(t.opts)}
 	}

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -172,6 +173,17 @@ func (b *books) choose(c *call, session uint32, clock func() time.Time) (n int, 
 		}
 		return shard.View{Tokens: left.value, Busy: i != own && now.Sub(p.taken) < lately}
 	}, rand.IntN)
+}
+
+// owes tells whether a shard of the limit is known to have owed tokens when it was taken from last.
+func (b *books) owes(c *call) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.of[c.place()]
+	if k == nil {
+		return false
+	}
+	return slices.ContainsFunc(k.shards, func(p page) bool { return p.value < 0 })
 }
 
 // total is what the limit is worth, as far as is known, by the time at.

@@ -53,13 +53,13 @@ func (pgxExecutor) single() bool { return false }
 
 func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
-	if !ok || t.begun || t.lock != nil || t.failed != nil {
-		return false, nil
+	if !ok || t.begun || t.lock != nil || t.failed != nil || t.unsure != nil {
+		return false, nil // what is looked at twice is to be the same
 	}
 	if _, err := sendBatch(ctx, t.conn, looks); err != nil {
 		return false, err
 	}
-	t.unsure = append(t.unsure, confirm)
+	t.unsure = confirm
 	return true, nil
 }
 

@@ -192,9 +192,11 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 		again := l.looksOf(calls)
 		return &confirmation{again, func() bool {
 			for i := range again {
-				again[i].answer.at = looks[i].answer.at // that time has passed since changes nothing
+				if again[i].balance() != looks[i].balance() {
+					return false
+				}
 			}
-			return !l.judge(again, calls, requests).OK
+			return true
 		}}
 	})
 	switch {
@@ -206,8 +208,8 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 	return l.judge(looks, calls, requests), nil
 }
 
-// confirmation looks again at what was looked at before the transaction began. If what was denied is denied no more the
-// transaction is to run again: it could not be serialized.
+// confirmation looks again at what was looked at before the transaction began. If it has changed the transaction is to run
+// again: it could not be serialized.
 type confirmation struct {
 	looks []*statement
 	holds func() bool
@@ -216,7 +218,7 @@ type confirmation struct {
 type notConfirmed struct{}
 
 func (notConfirmed) Error() string {
-	return "ratelimit: a call was denied just before the transaction began, and would not be any more"
+	return "ratelimit: a balance has changed between a denial and the transaction's begin"
 }
 func (notConfirmed) SQLState() string { return "40001" }
 

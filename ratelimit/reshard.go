@@ -42,12 +42,22 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	whole := *c
 	whole.layout = max(2, n) // for the queue
 	head := &statement{c: &whole, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
-	if err := x.run(ctx, []*statement{head}); err != nil {
+	// The row of a limit without shards goes before all others: who takes the limit for such a one may have locked it, and
+	// goes on from there to the head and to the shards.
+	alone := c.of(1, 0)
+	alone.count = 0
+	first := l.giveOf(&alone, 0, false)
+	if err := x.run(ctx, []*statement{first, head}); err != nil {
 		return err
 	}
 	old := int(head.answer.value.Float64)
 	if !head.found || old < 1 || old > shard.Max || float64(old) != head.answer.value.Float64 {
 		return fmt.Errorf("the head row of the limit says that it has %v shards", head.answer.value.Float64)
+	}
+	if first.found && old != 1 { // it was not there, and is not to be
+		if err := x.run(ctx, []*statement{l.put(&alone, balance{value: math.Inf(-1), pausedUntil: open})}); err != nil {
+			return err
+		}
 	}
 	if old == n || old > n && !force {
 		return nil

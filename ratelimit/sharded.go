@@ -16,7 +16,7 @@ import (
 //
 // Nobody waits for a shard while holding a row that others may take after it. A TAKE that was denied has locked its shard, and
 // one of a later limit in the same call that limit's row: what follows passes over the shards that others hold. If none is
-// left to take, InTx runs the transaction again; in a transaction of the caller's own there is nothing for it but to wait.
+// left to take, InTx runs the transaction again. A transaction that would not run again has a savepoint to go back to.
 
 // aim is where one of the calls is to take from.
 type aim struct {
@@ -46,7 +46,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 			l.aim(x, calls, aims, seen)
 		}
-		if held && round >= rounds && x.again() {
+		if held && round >= rounds {
 			return Result{}, explain(ctx, errBusy{}, "take", calls)
 		}
 		wait := !held || round >= rounds
@@ -55,10 +55,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			l.send(&aims[i], wait, len(aims) == 1)
 			takes = append(takes, aims[i].sent...)
 		}
-		if x.single() && len(takes) > 1 {
-			return Result{}, errUndecided
-		}
-		err := x.run(ctx, takes)
+		undo, err := l.guarded(ctx, x, takes, true)
 		l.arrive(x, takes, err)
 		stamp(takes)
 		if err != nil {
@@ -70,10 +67,16 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		if res, ok := l.grantedShards(aims, calls, requests); ok {
 			return res, nil
 		}
-		if seen, err = l.deniedShards(ctx, x, takes, calls); err != nil {
+		var gives []*statement
+		if x.single() || x.again() {
+			gives = l.gives(takes)
+		} else if err := undo(ctx); err != nil {
+			return Result{}, explain(ctx, err, "let go of", calls)
+		}
+		if seen, err = l.deniedShards(ctx, x, gives, calls); err != nil {
 			return Result{}, err
 		}
-		held = held || seen == nil || holds(aims, seen)
+		held = x.again() && (held || seen == nil || holds(aims, seen))
 		looked = seen == nil
 		if round >= rounds && x.single() || round == rounds+shard.Max {
 			return Result{}, errUndecided
@@ -110,9 +113,12 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
 		}
 		plan, _ := c.plan(w, w.at)
 		if len(plan) == 1 && plan[0].count == c.count && plan[0].least == 0 {
-			_, aims[i].from = l.books.choose(c, session, l.clock)
+			// Others may have noted another layout since, or that nothing is left.
+			if n, from := l.books.choose(c, session, l.clock); n == w.n && len(from) > 0 {
+				aims[i].from = from
+			}
 		}
-		if len(aims[i].from) == 0 {
+		if aims[i].from == nil {
 			aims[i].plan = plan
 		}
 	}
@@ -261,8 +267,7 @@ const plenty = full * 1024
 
 // deniedShards gives back what was taken and looks at all limits, in one trip. It returns nil if they were being moved to
 // another layout.
-func (l *Limiter) deniedShards(ctx context.Context, x executor, takes []*statement, calls []call) ([]*whole, error) {
-	gives := l.gives(takes)
+func (l *Limiter) deniedShards(ctx context.Context, x executor, gives []*statement, calls []call) ([]*whole, error) {
 	if len(gives) > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = detached(ctx)

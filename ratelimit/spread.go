@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"slices"
 
 	"github.com/weir-go/weir/shard"
 )
@@ -38,7 +39,7 @@ func (l *Limiter) spread(ctx context.Context, x executor, c *call) ([]call, erro
 // over runs a statement for each row of calls, if of makes one, and once more for those that were closed, by the layout that
 // their limits have by then.
 func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*call) *statement) (done []*statement, err error) {
-	for range rounds {
+	for range 10 * rounds {
 		var trip []*statement
 		var from []int // the call of each
 		for i := range calls {
@@ -58,9 +59,12 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 		if x.single() && len(trip) > 1 {
 			return nil, errUndecided
 		}
-		if err := x.run(ctx, trip); err != nil {
+		sharded := slices.ContainsFunc(trip, func(s *statement) bool { return s.c.shard != shard.Row(1, 0) })
+		undo, err := l.guarded(ctx, x, trip, sharded)
+		if err != nil {
 			return nil, err
 		}
+		var stand []*statement
 		moved := map[int]bool{}
 		alone := map[int]bool{} // it was the row of a limit without shards
 		for k, s := range trip {
@@ -68,15 +72,28 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 				moved[from[k]] = true
 				alone[from[k]] = s.c.shard == shard.Row(1, 0)
 			} else {
-				done = append(done, s)
+				stand = append(stand, s)
 			}
 		}
 		if len(moved) == 0 {
-			return done, nil
+			return append(done, stand...), nil
+		}
+		if sharded {
+			if err := undo(ctx); err != nil {
+				for i := range moved { // the next run is to know
+					_, _ = l.see(ctx, x, calls[i:i+1])
+				}
+				return nil, err
+			}
+		} else {
+			done = append(done, stand...)
 		}
 		var again []call
 		for i := range calls {
 			if !moved[i] {
+				if sharded {
+					again = append(again, calls[i])
+				}
 				continue
 			}
 			c := calls[i]
@@ -106,7 +123,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 	if c.count == 0 {
 		return nil // nor has it shares
 	}
-	if c.parts == nil {
+	if n := l.books.layout(c); c.parts == nil || n != 0 && n != c.layout || l.books.owes(c) {
 		_, err := l.over(ctx, x, []call{*c}, func(row *call) *statement {
 			return l.giveOf(row, portion(used, row), move)
 		})
@@ -119,35 +136,50 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 		trip[k] = l.giveOf(&rows[k], used*p.count/c.count, move)
 		trip[k].sql = l.sql.of(c).giveShard
 	}
-	if x.single() && len(trip) > 1 {
-		return errUndecided
-	}
-	if err := x.run(ctx, trip); err != nil {
+	undo, err := l.guarded(ctx, x, trip, true)
+	if err != nil || !slices.ContainsFunc(trip, func(s *statement) bool { return !s.found }) {
 		return err
 	}
-	rest := *c
-	rest.count, rest.owed, rest.parts = 0, -plenty, nil
-	restUsed := 0.0
-	for k, s := range trip {
-		if !s.found {
-			rest.count += rows[k].count
-			restUsed += used * rows[k].count / c.count
-		}
+	seen, err := l.look(ctx, x, []call{*c})
+	if err != nil {
+		return err
 	}
-	if rest.count == 0 {
+	left := false
+	for k, s := range trip {
+		left = left || !s.found && (seen[0].n != c.layout || seen[0].rows[c.parts[k].shard].value < 0)
+	}
+	if !left { // of a window that has ended
 		return nil
 	}
-	if x.single() {
-		return errUndecided
-	}
-	if _, err := l.look(ctx, x, []call{rest}); err != nil {
+	if err := undo(ctx); err != nil {
 		return err
 	}
-	_, err := l.over(ctx, x, []call{rest}, func(row *call) *statement {
-		return l.giveOf(row, portion(restUsed, row), move)
+	all := *c
+	all.owed, all.parts = -plenty, nil
+	_, err = l.over(ctx, x, []call{all}, func(row *call) *statement {
+		return l.giveOf(row, portion(used, row), move)
 	})
 	return err
 }
+
+// guarded runs statements that lock shards, of which some may turn out to be the wrong ones. To go on to others while holding
+// those would be to deadlock with who goes the other way. So what undo does is to let go of them: InTx is told to run the
+// transaction again, and in any other there is a savepoint to go back to. InTx has none, for the sake of its speed.
+func (l *Limiter) guarded(ctx context.Context, x executor, trip []*statement, sharded bool) (undo func(context.Context) error, err error) {
+	switch {
+	case x.single() && len(trip) > 1:
+		return nil, errUndecided
+	case x.single() || x.again() || !sharded:
+		return func(context.Context) error { return errBusy{} }, x.run(ctx, trip)
+	}
+	undo = func(ctx context.Context) error { return x.run(ctx, []*statement{{sql: undoSQL}}) }
+	return undo, x.run(ctx, append([]*statement{{sql: savepointSQL}}, trip...))
+}
+
+const (
+	savepointSQL = `SAVEPOINT weir_shards`
+	undoSQL      = `ROLLBACK TO SAVEPOINT weir_shards`
+)
 
 // portion is the share of x of a row.
 func portion(x float64, row *call) float64 {
