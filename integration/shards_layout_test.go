@@ -1,0 +1,186 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Under load the layout changes again and again, by releases that define different numbers and by an operator: no caller
+// meets an error, and no token comes or goes.
+func TestALimitIsReshardedUnderLoad(t *testing.T) {
+	t.Parallel()
+	const capacity = 4000
+	rule := ratelimit.TokenBucket{Rate: capacity, Period: never}
+	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+		releases := []ratelimit.Limit{}
+		for _, n := range []int{1, 4, 16} {
+			releases = append(releases, ratelimit.MustDefine("live", rule, ratelimit.Shards(n)))
+		}
+		var done atomic.Bool
+		var mu sync.Mutex
+		gone := 0.0
+		var wg sync.WaitGroup
+		for caller := range 8 {
+			v, limit := here, releases[caller%3]
+			if caller%2 == 1 {
+				v = there
+			}
+			wg.Go(func() {
+				for !done.Load() {
+					n := float64(1 + rand.IntN(3))
+					res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))
+					if err == nil && res.OK && rand.IntN(3) == 0 {
+						err, n = v.GiveBack(t.Context(), res), 0
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if res.OK {
+						mu.Lock()
+						gone += n
+						mu.Unlock()
+					}
+				}
+			})
+		}
+		l := limiter(t, ratelimit.Config{})
+		for _, level := range levels {
+			for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
+				if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+					return l.Reshard(ctx, tx, n, releases[0].For("k"))
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		done.Store(true)
+		wg.Wait()
+		if gone == 0 {
+			t.Error("nothing was taken meanwhile")
+		}
+		if left := sumOf(t, pool, releases[0], "k"); math.Abs(gone+left-capacity) > 1e-3 {
+			t.Errorf("%v gone, and %v left of %v", gone, left, capacity)
+		}
+	})
+}
+
+// Raising and lowering the capacity live mints nothing, by whomever.
+func TestChangedNumbersOfALimitWithShardsMintNothing(t *testing.T) {
+	t.Parallel()
+	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+		var releases []ratelimit.Limit
+		for _, capacity := range []float64{100, 300} {
+			releases = append(releases, ratelimit.MustDefine("numbers",
+				ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)}, ratelimit.Shards(8)))
+		}
+		var granted atomic.Int64
+		var wg sync.WaitGroup
+		for caller := range 8 {
+			v := here
+			if caller%2 == 1 {
+				v = there
+			}
+			wg.Go(func() {
+				for range 30 {
+					n := 1 + rand.IntN(4)
+					res, err := v.RateLimit(t.Context(), releases[rand.IntN(2)].For("k").Count(float64(n)))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if res.OK {
+						granted.Add(int64(n))
+					}
+				}
+			})
+		}
+		wg.Wait()
+		left := sumOf(t, pool, releases[1], "k")
+		if sum := float64(granted.Load()) + left; sum > 300.01 || granted.Load() < 90 {
+			t.Errorf("%d granted and %v left of 300", granted.Load(), left)
+		}
+	})
+}
+
+// A change of kind or of layout neither mints nor loses, and all shards share the start of their windows.
+func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
+	t.Parallel()
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+		window := ratelimit.FixedWindow{Rate: 10, Period: never}
+		limit := ratelimit.MustDefine("windows", window, ratelimit.Shards(5))
+		bucket := ratelimit.TokenBucket{Rate: 10, Period: never}
+		r := limit.For("k")
+		for i, v := range []verbs{here, there, here} {
+			if res, err := v.RateLimit(t.Context(), r.Count(1.5)); err != nil || !res.OK {
+				t.Fatal(res.OK, err)
+			}
+			wantLeft(t, here, r, 10-1.5*float64(i+1))
+		}
+		for _, n := range []int{7, 2} {
+			reshard(t, pool, clock.now, n, r)
+			wantLeft(t, there, r.Rule(bucket), 5.5)
+			if res, err := here.RateLimit(t.Context(), r.Rule(bucket).Count(0)); err != nil || !res.OK {
+				t.Fatal(res.OK, err)
+			}
+			wantLeft(t, here, r, 5.5)
+		}
+		var origins int
+		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT origin) FROM weir_balance WHERE name = 'windows' AND origin IS NOT NULL`).Scan(&origins); err != nil || origins != 1 {
+			t.Errorf("%d starts of windows (%v)", origins, err)
+		}
+		if res, err := there.RateLimit(t.Context(), r.Count(5.5)); err != nil || !res.OK {
+			t.Fatal(res.OK, err)
+		}
+		res, err := there.RateLimit(t.Context(), r.Count(10))
+		if err != nil || res.OK {
+			t.Fatal(res.OK, err)
+		}
+		clock.set(res.RetryAt) // all of them begin then
+		if res, err := here.RateLimit(t.Context(), r.Count(10)); err != nil || !res.OK {
+			t.Error(res.OK, err)
+		}
+		if res, err := there.RateLimit(t.Context(), r.Count(0.5)); err != nil || res.OK {
+			t.Error(res.OK, err)
+		}
+	})
+}
+
+// A change of layout that rolls back has not been.
+func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("undone", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(4))
+	eachCrowd(t, func(t *testing.T, here, _ verbs, pool *pgxpool.Pool) {
+		l := limiter(t, ratelimit.Config{})
+		take(t, here, limit.For("k"))
+		for i, n := range []int{1, 16, 2} {
+			err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				if err := l.Reshard(ctx, tx, n, limit.For("k")); err != nil {
+					return err
+				}
+				if res, err := l.RateLimit(ctx, tx, limit.For("k").Count(5)); err != nil || !res.OK {
+					return fmt.Errorf("%v: %w", res.OK, err)
+				}
+				return errUndo
+			})
+			if !errors.Is(err, errUndo) {
+				t.Fatal(err)
+			}
+			wantLeft(t, here, limit.For("k"), 9-float64(i))
+			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")); err != nil || !res.OK {
+				t.Fatal(res.OK, err)
+			}
+		}
+	})
+}
