@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -22,58 +21,68 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	t.Parallel()
 	const capacity = 4000
 	rule := ratelimit.TokenBucket{Rate: capacity, Period: never}
-	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
-		releases := []ratelimit.Limit{}
-		for _, n := range []int{1, 4, 16} {
-			releases = append(releases, ratelimit.MustDefine("live", rule, ratelimit.Shards(n)))
-		}
-		var done atomic.Bool
-		var mu sync.Mutex
-		gone := 0.0
-		var wg sync.WaitGroup
-		for caller := range 8 {
-			v, limit := here, releases[caller%3]
-			if caller%2 == 1 {
-				v = there
-			}
-			wg.Go(func() {
-				for !done.Load() {
-					n := float64(1 + rand.IntN(3))
-					res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))
-					if err == nil && res.OK && rand.IntN(3) == 0 {
-						err, n = v.GiveBack(t.Context(), res), 0
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if res.OK {
-						mu.Lock()
-						gone += n
-						mu.Unlock()
-					}
-				}
+	for _, gifts := range []bool{false, true} {
+		t.Run(fmt.Sprintf("gifts=%v", gifts), func(t *testing.T) {
+			t.Parallel()
+			eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+				reshardUnderLoad(t, here, there, pool, rule, capacity, gifts)
 			})
+		})
+	}
+}
+
+func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule ratelimit.Rule, capacity float64, gifts bool) {
+	t.Helper()
+	releases := []ratelimit.Limit{}
+	for _, n := range []int{1, 4, 16} {
+		releases = append(releases, ratelimit.MustDefine("live", rule, ratelimit.Shards(n)))
+	}
+	var done atomic.Bool
+	var mu sync.Mutex
+	gone := 0.0
+	var wg sync.WaitGroup
+	for caller := range 8 {
+		v, limit := here, releases[caller%3]
+		if caller%2 == 1 {
+			v = there
 		}
-		l := limiter(t, ratelimit.Config{})
-		for _, level := range levels {
-			for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
-				if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-					return l.Reshard(ctx, tx, n, releases[0].For("k"))
-				}); err != nil {
+		wg.Go(func() {
+			for !done.Load() {
+				n := float64(1 + rand.IntN(3))
+				res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))
+				if err == nil && gifts && res.OK && rand.IntN(3) == 0 {
+					err, n = v.GiveBack(t.Context(), res), 0
+				}
+				if err != nil {
 					t.Error(err)
+					return
+				}
+				if res.OK {
+					mu.Lock()
+					gone += n
+					mu.Unlock()
 				}
 			}
+		})
+	}
+	l := limiter(t, ratelimit.Config{})
+	for _, level := range levels {
+		for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
+			if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+				return l.Reshard(ctx, tx, n, releases[0].For("k"))
+			}); err != nil {
+				t.Error(err)
+			}
 		}
-		done.Store(true)
-		wg.Wait()
-		if gone == 0 {
-			t.Error("nothing was taken meanwhile")
-		}
-		if left := sumOf(t, pool, releases[0], "k"); math.Abs(gone+left-capacity) > 1e-3 {
-			t.Errorf("%v gone, and %v left of %v", gone, left, capacity)
-		}
-	})
+	}
+	done.Store(true)
+	wg.Wait()
+	if gone == 0 {
+		t.Error("nothing was taken meanwhile")
+	}
+	if left := sumOf(t, pool, releases[0], "k"); gone+left > capacity+1e-3 || !gifts && gone+left < capacity-1e-3 {
+		t.Errorf("%v gone, and %v left of %v", gone, left, capacity) // a full shard gains nothing by a gift
+	}
 }
 
 // Raising and lowering the capacity live mints nothing, by whomever.

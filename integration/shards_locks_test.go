@@ -1,0 +1,158 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A grant from a shard holds one advisory lock, that of the shard, and none of the candidates that were not chosen; and it
+// leaves no predicate lock.
+func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never}, ratelimit.Shards(32))
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
+			other := begin(t, pool, level) // holds a shard, which is one of the candidates sooner or later
+			if res, err := l.RateLimit(t.Context(), other, limit.For("k")); err != nil || !res.OK {
+				t.Fatal(res.OK, err)
+			}
+			for range 20 {
+				tx := begin(t, pool, level)
+				if res, err := l.RateLimit(t.Context(), tx, limit.For("k")); err != nil || !res.OK {
+					t.Fatal(res.OK, err)
+				}
+				var advisory int
+				if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'`).Scan(&advisory); err != nil || advisory != 1 {
+					t.Errorf("%d advisory locks (%v)", advisory, err)
+				}
+				if n := predicateLocks(t, tx); n != 0 {
+					t.Errorf("%d predicate locks", n)
+				}
+				commit(t, tx)
+			}
+		})
+	}
+}
+
+// Transactions that are open at the same time have different shards, and do not wait for each other.
+func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("own", ratelimit.TokenBucket{Rate: 320, Period: never}, ratelimit.Shards(16))
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 10 })
+			l := limiter(t, ratelimit.Config{})
+			if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
+			for range 8 { // one that waited would wait for ever
+				if res, err := l.RateLimit(t.Context(), begin(t, pool, level), limit.For("k").Count(2)); err != nil || !res.OK {
+					t.Fatal(res.OK, err)
+				}
+			}
+		})
+	}
+}
+
+// In a table of few rows a sequential scan would take a predicate lock on all of it.
+func TestShardsAreLookedAtByTheIndex(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limit := ratelimit.MustDefine("few", ratelimit.TokenBucket{Rate: 9, Period: never}, ratelimit.Shards(8))
+	l := limiter(t, ratelimit.Config{})
+	take(t, l.Autocommit(pool), limit.For("k"))
+	execSQL(t, pool, `ANALYZE weir_balance`)
+	tx := begin(t, pool, "serializable")
+	for range 3 { // also the plan that a prepared statement is left with
+		if _, err := l.Value(t.Context(), tx, limit.For("k")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows, err := tx.Query(t.Context(), `SELECT locktype::text || coalesce(' ' || relation::regclass::text, '') FROM pg_locks
+		WHERE pid = pg_backend_pid() AND mode = 'SIReadLock' AND locktype = 'relation'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows.Next() {
+		var lock string
+		if err := rows.Scan(&lock); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(lock, "weir_balance") {
+			t.Errorf("a predicate lock on all of it: %s", lock)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	var scans int64
+	if err := tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_numscans('weir_balance_pkey'::regclass)`).Scan(&scans); err != nil || scans < 3 {
+		t.Errorf("the index was scanned %d times (%v)", scans, err)
+	}
+}
+
+// A count between one capacity of a shard and two, or with more shards than tokens, is granted of a fresh limit; what there is
+// is the sum.
+func TestACountAboveAShardsCapacityIsGranted(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		for _, c := range []struct {
+			capacity, count float64
+			shards          int
+		}{{10, 1.5, 8}, {10, 7, 2}, {3, 1, 40}, {3, 2.5, 40}, {0.5, 0.5, 7}, {1, 1, 1000}} {
+			limit := ratelimit.MustDefine(fmt.Sprint("above", c), ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(c.capacity)}, ratelimit.Shards(c.shards))
+			left := c.capacity
+			for ; left >= c.count; left -= c.count {
+				if res, err := v.RateLimit(t.Context(), limit.For("k").Count(c.count)); err != nil || !res.OK {
+					t.Fatalf("%+v with %v left: %v, %v", c, left, res.OK, err)
+				}
+			}
+			if s, err := v.Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-left) > 1e-6 {
+				t.Errorf("%+v: %v left (%v), want %v", c, s.Value, err, left)
+			}
+		}
+	})
+}
+
+// A reservation of many shards survives its JSON, and what it took goes back.
+func TestAReservationOfShardsGoesThroughJSON(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("json", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(7))
+		for i, count := range []float64{0, 1, 3.5, 10, 13} {
+			r := limit.For(fmt.Sprint(i)).Count(count)
+			res, err := v.RateLimit(t.Context(), r.OrReserve())
+			if err != nil || !res.OK {
+				t.Fatal(res.OK, err)
+			}
+			text, err := json.Marshal(res.Reservation())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var back ratelimit.Reservation
+			if err := json.Unmarshal(text, &back); err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			if ok, err := v.Settle(t.Context(), back, r.Count(count/2)); err != nil || !ok {
+				t.Fatalf("%s: %v, %v", text, ok, err)
+			}
+			if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-(10-count/2)) > 1e-6 {
+				t.Errorf("%v of %v used: %v left (%v)", count/2, count, s.Value, err)
+			}
+		}
+	})
+}
