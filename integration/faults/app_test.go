@@ -53,6 +53,33 @@ func requests(takes []take) []ratelimit.Request {
 	return rs
 }
 
+// spread are the same limits, defined with as many shards.
+func spread(shards int) map[string]ratelimit.Limit {
+	s := map[string]ratelimit.Limit{}
+	for name, rule := range map[string]ratelimit.Rule{
+		"bucket":   ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)},
+		"window":   ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)},
+		"reserved": ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(30)},
+		"auto":     ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)},
+		"auto2":    ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)},
+	} {
+		s[name] = ratelimit.MustDefine(name, rule, ratelimit.Shards(shards))
+	}
+	return s
+}
+
+// requests are those of the op's release, which may have given the limits shards.
+func (o *op) requests(takes []take) []ratelimit.Request {
+	rs := requests(takes)
+	if o.Shards > 1 {
+		of := spread(o.Shards)
+		for i, t := range takes {
+			rs[i] = of[t.Account.Limit].For(t.Account.Key).Count(t.Tokens)
+		}
+	}
+	return rs
+}
+
 // application does the work of an op.
 type application interface {
 	do(ctx context.Context, o *op) error
@@ -97,7 +124,7 @@ func (jobArgs) Kind() string { return "reserved_work" }
 
 func (a *app) do(ctx context.Context, o *op) error {
 	if len(o.Auto) > 0 {
-		res, err := a.limiter.Autocommit(a.pool).RateLimit(ctx, requests(o.Auto)...)
+		res, err := a.limiter.Autocommit(a.pool).RateLimit(ctx, o.requests(o.Auto)...)
 		if err != nil {
 			return err
 		}
@@ -114,7 +141,7 @@ func (a *app) do(ctx context.Context, o *op) error {
 
 func (a *app) work(ctx context.Context, tx pgx.Tx, o *op) error {
 	if len(o.Works) > 0 {
-		res, err := a.limiter.RateLimit(ctx, tx, requests(o.Works)...)
+		res, err := a.limiter.RateLimit(ctx, tx, o.requests(o.Works)...)
 		if err != nil {
 			return err
 		}
@@ -128,7 +155,7 @@ func (a *app) work(ctx context.Context, tx pgx.Tx, o *op) error {
 		}
 	}
 	if o.Reserve != nil {
-		in, err := a.jobs.InsertTx(ctx, tx, jobArgs{o.ID}, nil, o.Reserve.request().OrReserve())
+		in, err := a.jobs.InsertTx(ctx, tx, jobArgs{o.ID}, nil, o.requests([]take{*o.Reserve})[0].OrReserve())
 		if err != nil {
 			return err
 		}

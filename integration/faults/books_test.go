@@ -21,6 +21,7 @@ type op struct {
 	Level   string // isolation level; "" for the default
 	Works   []take // each with a row in work
 	Reserve *take  // with a row in reservation and a job
+	Shards  int    // that its limits are defined with; 0: none
 	Auto    []take // without a transaction: accounts of their own, which say by being there that they were taken from
 }
 

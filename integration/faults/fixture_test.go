@@ -80,6 +80,17 @@ func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
 	return f
 }
 
+// eachLayout runs the test with limits of one row, and with limits of five shards.
+func eachLayout(t *testing.T, test func(t *testing.T, f *fixture)) {
+	for _, shards := range []int{1, 5} {
+		t.Run(fmt.Sprintf("shards=%d", shards), func(t *testing.T) {
+			f := setUp(t)
+			f.load.shards = shards
+			test(t, f)
+		})
+	}
+}
+
 // connect makes a pool for the application.
 func (f *fixture) connect(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
@@ -182,9 +193,10 @@ func (f *fixture) books(t testing.TB) *books {
 		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var e entry
 			var value float64
-			if err := each(ctx, tx, `SELECT name, key, value FROM weir_balance`, []any{&e.Account.Limit, &e.Account.Key, &value}, func() {
-				b.balances[e.Account] = value
-			}); err != nil {
+			if err := each(ctx, tx, `SELECT name, key, sum(value) FROM weir_balance WHERE shard >= 0 AND value > '-Infinity' GROUP BY name, key`,
+				[]any{&e.Account.Limit, &e.Account.Key, &value}, func() {
+					b.balances[e.Account] = value
+				}); err != nil { // of all shards together
 				return err
 			}
 			columns := []any{&e.id, &e.Account.Limit, &e.Account.Key, &e.Tokens}

@@ -140,6 +140,7 @@ type load struct {
 	app     application
 	desk    *desk
 	witness witness
+	shards  int                  // of each limit
 	timeout func() time.Duration // of each op; nil: more than it takes
 }
 
@@ -183,6 +184,7 @@ func (l *load) once(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	o := l.desk.next()
+	o.Shards = l.shards
 	l.witness.begin(o)
 	r := resultOf(o.ID, l.app.do(ctx, &o))
 	if r.Class == denied {

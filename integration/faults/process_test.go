@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 const (
 	childEnv  = "WEIR_FAULTS_CHILD"  // the database's URL, in processes that the tests start of themselves
+	shardsEnv = "WEIR_FAULTS_SHARDS" // of the limits of such a process
 	prefixEnv = "WEIR_FAULTS_PREFIX" // of the ids of such a process; up to the dash, of the keys that it shares with others
 )
 
@@ -65,7 +67,8 @@ func child(url, prefix string) error {
 		return err
 	}
 	round, _, _ := strings.Cut(prefix, "-")
-	l := &load{app: a, desk: &desk{name: round, prefix: prefix}, witness: &teller{out: json.NewEncoder(os.Stdout)}}
+	shards, _ := strconv.Atoi(os.Getenv(shardsEnv)) // none, if it is not set
+	l := &load{app: a, desk: &desk{name: round, prefix: prefix}, witness: &teller{out: json.NewEncoder(os.Stdout)}, shards: shards}
 	stop := l.start(context.Background())
 	defer stop()
 	_, err = io.Copy(io.Discard, os.Stdin)
@@ -85,7 +88,7 @@ type spawned struct {
 func (f *fixture) spawn(t *testing.T, prefix string) *spawned {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+f.url(t), prefixEnv+"="+prefix)
+	cmd.Env = append(os.Environ(), childEnv+"="+f.url(t), prefixEnv+"="+prefix, fmt.Sprintf("%s=%d", shardsEnv, f.load.shards))
 	cmd.Stderr = os.Stderr
 	input, err := cmd.StdinPipe()
 	if err != nil {
@@ -162,7 +165,11 @@ func (s *spawned) awaitGrants(t *testing.T, c *callers, n int) {
 // Processes are killed in the middle of their work; others go on, and new ones start.
 func TestProcessesAreKilled(t *testing.T) {
 	t.Parallel()
-	f := setUp(t)
+	eachLayout(t, processesAreKilled)
+}
+
+func processesAreKilled(t *testing.T, f *fixture) {
+	t.Helper()
 	x := fault{rounds: 3}
 	start := time.Now()
 	killed := 0

@@ -15,23 +15,24 @@ import (
 
 func TestTheServerIsKilled(t *testing.T) {
 	t.Parallel()
-	end(t, func(f *fixture) error { return f.server.Kill() })
+	ours(t)
+	eachLayout(t, func(t *testing.T, f *fixture) { end(t, f, func(f *fixture) error { return f.server.Kill() }) })
 }
 
 func TestTheServerIsShutDownImmediately(t *testing.T) {
 	t.Parallel()
-	end(t, func(f *fixture) error { return f.server.Shutdown("immediate") })
+	ours(t)
+	end(t, setUp(t), func(f *fixture) error { return f.server.Shutdown("immediate") })
 }
 
 func TestTheServerIsShutDownFast(t *testing.T) {
 	t.Parallel()
-	end(t, func(f *fixture) error { return f.server.Shutdown("fast") })
+	ours(t)
+	end(t, setUp(t), func(f *fixture) error { return f.server.Shutdown("fast") })
 }
 
-func end(t *testing.T, how func(*fixture) error) {
+func end(t *testing.T, f *fixture, how func(*fixture) error) {
 	t.Helper()
-	ours(t)
-	f := setUp(t)
 	f.run(t, fault{rounds: 3, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, granted, rand.N(100))
 		if err := how(f); err != nil {
@@ -79,7 +80,11 @@ func (f *fixture) mustRefuse(t *testing.T) {
 func TestABackendIsKilled(t *testing.T) {
 	t.Parallel()
 	ours(t)
-	f := setUp(t)
+	eachLayout(t, backendIsKilled)
+}
+
+func backendIsKilled(t *testing.T, f *fixture) {
+	t.Helper()
 	f.run(t, fault{rounds: 3, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, granted, rand.N(50))
 		f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {

@@ -34,7 +34,11 @@ func cutting(t *testing.T, f *fixture, x fault, kinds ...mode) *proxy {
 func TestConnectionsAreCutAtCommit(t *testing.T) {
 	t.Parallel()
 	ours(t)
-	f := setUp(t)
+	eachLayout(t, cutAtCommit)
+}
+
+func cutAtCommit(t *testing.T, f *fixture) {
+	t.Helper()
 	p := cutting(t, f, fault{rounds: 4, hits: []class{unknown}, allowed: []class{away}}, beforeCommit, afterCommit, withCommit)
 	f.bothOutcomes(t)
 	t.Logf("cut before COMMIT %d times, after %d, with it %d",
