@@ -15,8 +15,8 @@ import (
 // limit as a whole, and says from which of them to take: the next TAKE asks for just that.
 //
 // Nobody waits for a shard while holding a row that others may take after it. A TAKE that was denied has locked its shard, and
-// one of a later limit in the same call that limit's row: what follows passes over the shards that others hold. If none is
-// left to take, InTx runs the transaction again. A transaction that would not run again has a savepoint to go back to.
+// one of a later limit in the same call that limit's row. So if the limit has the tokens elsewhere InTx runs the transaction
+// again, which knows then where. A transaction that would not run again has a savepoint to go back to.
 
 // aim is where one of the calls is to take from.
 type aim struct {
@@ -46,13 +46,12 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 			l.aim(x, calls, aims, seen)
 		}
-		if held && round >= rounds {
+		if held {
 			return Result{}, explain(ctx, errBusy{}, "take", calls)
 		}
-		wait := !held || round >= rounds
 		var takes []*statement
 		for i := range aims {
-			l.send(&aims[i], wait, len(aims) == 1)
+			l.send(&aims[i], len(aims) == 1)
 			takes = append(takes, aims[i].sent...)
 		}
 		undo, err := l.guarded(ctx, x, takes, true)
@@ -76,7 +75,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		if seen, err = l.deniedShards(ctx, x, gives, calls); err != nil {
 			return Result{}, err
 		}
-		held = x.again() && (held || seen == nil || holds(aims, seen))
+		held = x.again() && (seen == nil || holds(aims, seen))
 		looked = seen == nil
 		if round >= rounds && x.single() || round == rounds+shard.Max {
 			return Result{}, errUndecided
@@ -141,26 +140,26 @@ func holds(aims []aim, seen []*whole) bool {
 	return false
 }
 
-// errBusy says that others hold the shards, which this transaction must not wait for. To InTx it is a conflict.
+// errBusy says that a transaction holds a shard that was the wrong one, and must not wait for others. To InTx it is a conflict.
 type errBusy struct{}
 
-func (errBusy) Error() string    { return "other transactions hold the shards of the limit" }
+func (errBusy) Error() string    { return "its shards were not as they were known to be" }
 func (errBusy) SQLState() string { return "40001" }
 
 // send makes the statements. A lone one that fails can be told from one that was denied.
-func (l *Limiter) send(a *aim, wait, lone bool) {
+func (l *Limiter) send(a *aim, lone bool) {
 	switch {
 	case a.n == 1:
 		c := *a.c
 		c.shards = 0
 		a.sent = []*statement{l.takeOf(&c)}
 	case a.from != nil:
-		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, wait && !(lone && a.seen == nil && len(a.from) == 1))}
+		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, !lone || a.seen != nil || len(a.from) > 1)}
 		a.sent[0].writes = false // if it fails, it will be another
 	default:
 		a.sent = nil
 		for _, p := range a.plan {
-			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, wait))
+			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, true))
 		}
 	}
 }
@@ -326,7 +325,7 @@ func (l *Limiter) lookAfter(ctx context.Context, x executor, trip []*statement, 
 			moving = true
 			continue
 		}
-		if seen[i] = w; w.n > 1 {
+		if seen[i] = w; w.n > 1 || c.layout > 1 {
 			l.books.look(c, w)
 		} else {
 			l.books.forget(c)

@@ -13,9 +13,9 @@ import (
 // spread returns the rows of c: itself, or those of all its shards with a share of what c has taken. A layout that is not known is
 // looked for, unless c has one by which to try.
 func (l *Limiter) spread(ctx context.Context, x executor, c *call) ([]call, error) {
-	n := max(l.books.layout(c), 1)
-	if n == 1 && c.layout > 1 {
-		n = c.layout
+	n := l.books.layout(c)
+	if n == 0 {
+		n = max(1, c.layout)
 	}
 	if n < c.shards {
 		seen, err := l.look(ctx, x, []call{*c})
