@@ -164,6 +164,8 @@ func (poolExecutor) aside(context.Context, []*statement, func() *confirmation) (
 
 func (poolExecutor) again() bool { return false }
 
+func (poolExecutor) transaction() any { return nil }
+
 func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {

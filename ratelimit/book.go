@@ -15,12 +15,19 @@ import (
 type books struct {
 	mu    sync.Mutex
 	of    map[place]*book
-	pages int           // of all books
-	ahead time.Duration // of the database's clock before this process's
+	pages int             // of all books
+	made  map[place]maker // of layouts that may roll back
+	ahead time.Duration   // of the database's clock before this process's
 }
 
 // place names a limit and key.
 type place struct{ name, key string }
+
+// maker is a transaction that has given a limit a layout.
+type maker struct {
+	transaction any
+	shards      int
+}
 
 type book struct{ shards []page }
 
@@ -72,9 +79,18 @@ func (b *books) layout(c *call) int {
 }
 
 // look notes how a limit stands.
-func (b *books) look(c *call, w *whole) {
+func (b *books) look(c *call, w *whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if made, ok := b.made[c.place()]; ok {
+		if made.transaction == transaction {
+			b.close(c.place())
+			return
+		}
+		if made.shards == w.n { // it has committed
+			delete(b.made, c.place())
+		}
+	}
 	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
 	k := b.of[c.place()]
 	if k == nil || len(k.shards) != w.n {
@@ -108,6 +124,18 @@ func (b *books) close(p place) {
 		b.pages -= len(k.shards)
 		delete(b.of, p)
 	}
+}
+
+// making says that the layout of a limit is what a transaction makes of it. Nobody must know that before it has committed:
+// if it rolls back those shards do not exist, and what does not exist is full.
+func (b *books) making(c *call, n int, transaction any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.made == nil || len(b.made) > mostPages {
+		b.made = make(map[place]maker)
+	}
+	b.made[c.place()] = maker{transaction, n}
+	b.close(c.place())
 }
 
 // forget says that nothing is known of a limit.

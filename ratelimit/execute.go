@@ -65,6 +65,13 @@ func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func
 
 func (x pgxExecutor) again() bool { return x.attempt != nil }
 
+func (x pgxExecutor) transaction() any {
+	if x.attempt != nil {
+		return x.attempt
+	}
+	return x.tx.Conn() // also of its savepoints, and of what comes after it
+}
+
 // session is the backend's process id.
 func (x pgxExecutor) session() uint32 {
 	if tx, ok := x.tx.(*lazyTx); ok {

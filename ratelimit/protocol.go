@@ -45,6 +45,9 @@ type executor interface {
 
 	// session is a number of the connection, or 0.
 	session() uint32
+
+	// transaction is the same for what may be in one transaction, and another for all others.
+	transaction() any
 }
 
 // rateLimit takes from all calls or from none.

@@ -326,7 +326,7 @@ func (l *Limiter) lookAfter(ctx context.Context, x executor, trip []*statement, 
 			continue
 		}
 		if seen[i] = w; w.n > 1 || c.layout > 1 {
-			l.books.look(c, w)
+			l.books.look(c, w, x.transaction())
 		} else {
 			l.books.forget(c)
 		}

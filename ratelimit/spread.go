@@ -103,6 +103,7 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 				return nil, err
 			}
 			if seen[0].n > 1 || !alone[i] {
+				c.layout = seen[0].n
 				again = append(again, c)
 				continue
 			}

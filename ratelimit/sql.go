@@ -118,6 +118,8 @@ func (sqlExecutor) aside(context.Context, []*statement, func() *confirmation) (b
 
 func (sqlExecutor) again() bool { return false }
 
+func (x sqlExecutor) transaction() any { return x.tx }
+
 func (sqlExecutor) session() uint32 { return 0 }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
