@@ -15,18 +15,18 @@ import (
 type books struct {
 	mu    sync.Mutex
 	of    map[place]*book
-	pages int             // of all books
-	made  map[place]maker // of layouts that may roll back
-	ahead time.Duration   // of the database's clock before this process's
+	pages int                 // of all books
+	made  map[maker]time.Time // layouts that may roll back
+	ahead time.Duration       // of the database's clock before this process's
 }
 
 // place names a limit and key.
 type place struct{ name, key string }
 
-// maker is a transaction that has given a limit a layout.
+// maker is a transaction that has given a limit another layout.
 type maker struct {
+	place
 	transaction any
-	shards      int
 }
 
 type book struct{ shards []page }
@@ -40,6 +40,7 @@ type page struct {
 
 const (
 	mostPages = 100_000 // some megabytes
+	mostMade  = 1000    // more if they are of the last hour
 
 	// lately is for how long a shard is left to the connection that took from it last. It is longer than most transactions;
 	// and one that did not come back since needs it no more.
@@ -82,14 +83,8 @@ func (b *books) layout(c *call) int {
 func (b *books) look(c *call, w *whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if made, ok := b.made[c.place()]; ok {
-		if made.transaction == transaction {
-			b.close(c.place())
-			return
-		}
-		if made.shards == w.n { // it has committed
-			delete(b.made, c.place())
-		}
+	if _, ok := b.made[maker{c.place(), transaction}]; ok {
+		return
 	}
 	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
 	k := b.of[c.place()]
@@ -128,13 +123,20 @@ func (b *books) close(p place) {
 
 // making says that the layout of a limit is what a transaction makes of it. Nobody must know that before it has committed:
 // if it rolls back those shards do not exist, and what does not exist is full.
-func (b *books) making(c *call, n int, transaction any) {
+func (b *books) making(c *call, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.made == nil || len(b.made) > mostPages {
-		b.made = make(map[place]maker)
+	if b.made == nil {
+		b.made = make(map[maker]time.Time)
 	}
-	b.made[c.place()] = maker{transaction, n}
+	if len(b.made) >= mostMade {
+		for m, at := range b.made {
+			if time.Since(at) > time.Hour {
+				delete(b.made, m)
+			}
+		}
+	}
+	b.made[maker{c.place(), transaction}] = time.Now()
 	b.close(c.place())
 }
 

@@ -38,7 +38,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 
 // reshard gives the limit of c n shards, or if it is not forced, n at least.
 func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force bool) error {
-	l.books.making(c, n, x.transaction())
+	l.books.making(c, x.transaction())
 	whole := *c
 	whole.layout = max(2, n) // for the queue
 	head := &statement{c: &whole, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
