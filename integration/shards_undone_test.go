@@ -1,0 +1,42 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A transaction that gave a limit its shards and rolled back has given it none, whatever the process has seen in it.
+func TestShardsThatWereRolledBackAreNotThere(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("rolledBack", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(5))
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(*pgxpool.Config) {})
+			l, other := limiter(t, ratelimit.Config{Portable: w.portable}), limiter(t, ratelimit.Config{})
+			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res, err := l.RateLimit(t.Context(), tx, limit.For("k")); err != nil || !res.OK {
+				t.Fatal(res.OK, err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			v := w.verbs(t, l, pool)
+			for range 4 {
+				if res, err := v.RateLimit(t.Context(), limit.For("k")); err != nil || !res.OK {
+					t.Fatal(res.OK, err)
+				}
+			}
+			wantLeft(t, other.Autocommit(pool), limit.For("k"), 6)
+		})
+	}
+}
