@@ -36,7 +36,7 @@ var crowds = append([]way{{"Raw", false, func(_ testing.TB, l *ratelimit.Limiter
 	return rawVerbs{txVerbs{l, pool, pgx.ReadCommitted}, l, pool}
 }}}, ways...)
 
-// deadlocks counts those of transactions that this function ran, by the server's log of the errors: they are told to callers.
+// deadlocks counts those that a pool was told of, also where the transaction is then run again.
 type deadlocks struct{ n atomic.Int64 }
 
 func (d *deadlocks) watch(c *pgxpool.Config) { c.ConnConfig.Tracer = d }
@@ -131,7 +131,7 @@ func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
 	})
 }
 
-// With reservations, gifts and resets among them callers meet no error, and nobody waits for anybody in a circle.
+// With reservations and gifts among them callers meet no error, and nobody waits for anybody in a circle.
 func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: never, MaxReserved: ratelimit.Tokens(30)}, ratelimit.Shards(6))
