@@ -156,6 +156,7 @@ func (l *Limiter) send(a *aim, lone bool) {
 	case a.from != nil:
 		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, !lone || a.seen != nil || len(a.from) > 1)}
 		a.sent[0].writes = false // if it fails, it will be another
+		a.sent[0].lone = len(a.from) == 1 && a.sent[0].shards == nil
 	default:
 		a.sent = nil
 		for _, p := range a.plan {
@@ -209,6 +210,8 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			l.books.took(s.c, s.row, s.balance(), x.session())
 		case s.whole != nil && err != nil && isConflict(err):
 			l.books.lost(s.c, s.c.shard)
+		case s.lone && err == nil: // somebody else holds it or has taken from it: it is the session's own no more
+			l.books.lost(s.c, s.row)
 		}
 	}
 }

@@ -330,6 +330,7 @@ type statement struct {
 	whole  *call   // the limit of whose shard c is
 	shards []int32 // of takeShardSQL: the candidates' rows
 	row    int32   // and the one that was taken from
+	lone   bool    // the candidate was the only one
 	look   *look   // the columns of lookShardsSQL
 }
 

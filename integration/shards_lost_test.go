@@ -1,0 +1,70 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A connection takes from the shard that it took from last. If another process holds that one it goes to another, and does not
+// wait for its own.
+func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
+	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 1e6, Period: never}, ratelimit.Shards(4))
+	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
+
+	const most = 4
+	var conns [most]*pgxpool.Conn
+	for i := range conns {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		conns[i] = conn
+	}
+	take := func(l *ratelimit.Limiter, conn *pgxpool.Conn) pgx.Tx {
+		t.Helper()
+		tx, err := conn.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := granted(l.RateLimit(t.Context(), tx, limit.Global())); err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	end := func(txs ...pgx.Tx) {
+		t.Helper()
+		for _, tx := range txs {
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+
+	end(take(here, conns[0])) // makes the shards
+	var all []pgx.Tx
+	for _, conn := range conns { // each has one for its own
+		all = append(all, take(here, conn))
+	}
+	end(all...)
+	var held []pgx.Tx
+	for range most - 1 {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		held = append(held, take(there, conn))
+	}
+	for _, conn := range conns {
+		end(take(here, conn))
+	}
+	end(held...)
+}
