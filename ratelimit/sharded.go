@@ -112,7 +112,7 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
 		}
 		plan, _ := c.plan(w, w.at)
 		if len(plan) == 1 && plan[0].count == c.count && plan[0].least == 0 {
-			// Others may have noted another layout since, or that nothing is left.
+			// Since the look other callers may have changed what the books say, and even of how many shards.
 			if n, from := l.books.choose(c, session, l.clock); n == w.n && len(from) > 0 {
 				aims[i].from = from
 			}

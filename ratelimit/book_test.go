@@ -1,0 +1,43 @@
+package ratelimit
+
+import (
+	"testing"
+	"time"
+)
+
+var plums = MustDefine("plums", TokenBucket{Rate: 40, Period: time.Hour}, Shards(4))
+
+// looked is a limiter that has looked at a limit of 4 shards, of which only the last has anything.
+func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
+	t.Helper()
+	l, err := New(Config{Clock: func() time.Time { return time.UnixMicro(noon) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = resolved(t, plums.Global().Count(5))
+	empty, full := balance{exists: true, ts: noon}, balance{exists: true, ts: noon, value: 10}
+	w = &whole{4, []balance{empty, empty, empty, full}, noon}
+	l.books.look(&c[0], w)
+	return l, c, w
+}
+
+// Between a look and the choice that follows another caller of the process may have emptied the shard that was seen to have
+// enough, or have learnt of another number of shards. Then the take goes by what was seen.
+func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Limiter, *call){
+		"nothing":     func(*Limiter, *call) {},
+		"taken":       func(l *Limiter, c *call) { l.books.took(c, c.of(4, 3).shard, balance{exists: true, ts: noon}, 1) },
+		"forgotten":   func(l *Limiter, c *call) { l.books.forget(c) },
+		"more shards": func(l *Limiter, c *call) { l.books.look(c, &whole{8, make([]balance, 8), noon}) },
+	} {
+		l, c, w := looked(t)
+		change(l, &c[0])
+		aims := make([]aim, 1)
+		l.aim(sqlExecutor{}, c, aims, []*whole{w})
+		l.send(&aims[0], true, true)
+		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != c[0].of(4, 3).shard {
+			t.Errorf("%s: aimed at %+v", name, aims[0])
+		}
+	}
+}
