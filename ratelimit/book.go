@@ -91,8 +91,12 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	if k == nil || len(k.shards) != w.n {
 		k = b.open(c.place(), w.n)
 	}
+	now := time.Now()
 	for i := range w.rows {
-		k.shards[i].balance = w.rows[i]
+		// A take of this process that is not committed yet was not seen, and is known better.
+		if p := &k.shards[i]; p.ts <= w.rows[i].ts || now.Sub(p.taken) >= lately {
+			p.balance = w.rows[i]
+		}
 	}
 }
 

@@ -41,3 +41,27 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		}
 	}
 }
+
+// A look does not see what has been taken and is not committed yet. Who took it knows better, for a while.
+func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
+	t.Parallel()
+	l, c, w := looked(t)
+	row := c[0].of(4, 3).shard
+	l.books.took(&c[0], row, balance{exists: true, ts: noon + 1, value: 2}, 7)
+	l.books.look(&c[0], w)
+	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
+		t.Errorf("chose %v, which has 2 left", from)
+	}
+	k := l.books.of[c[0].place()]
+	k.shards[3].taken = k.shards[3].taken.Add(-lately) // it was rolled back, or has never been seen to be committed
+	l.books.look(&c[0], w)
+	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
+		t.Errorf("chose %v, where one has 10", from)
+	}
+	l.books.took(&c[0], row, balance{exists: true, ts: noon + 1, value: 2}, 7)
+	w.rows[3] = balance{exists: true, ts: noon + 2, value: 9}
+	l.books.look(&c[0], w)
+	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
+		t.Errorf("chose %v, where one has been filled since", from)
+	}
+}
