@@ -127,6 +127,7 @@ type mix struct {
 	single    bool // one call a transaction
 	noGivings bool
 	now       bool // nothing is reserved
+	sharded   bool // the balances are those of limits with shards
 	counts    []float64
 }
 
@@ -207,9 +208,9 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 	g := grant{res: res}
 	for i, b := range chosen {
 		p := answered(verb, c.m.balances, b, requests[i], res, i)
-		p.exact = !c.m.several
+		p.exact, p.sharded = !c.m.several, c.m.sharded
 		since := res.At
-		if verb == taking && res.OK {
+		if verb == taking && res.OK && !p.sharded {
 			p.told, since = toldOf(res, p.outcome)
 		}
 		parts[i] = p

@@ -164,6 +164,10 @@ func (poolExecutor) aside(context.Context, []*statement, func() *confirmation) (
 
 func (poolExecutor) again() bool { return false }
 
+func (poolExecutor) wrong(...call) {}
+
+func (poolExecutor) known(*call) bool { return true }
+
 func (poolExecutor) transaction() any { return nil }
 
 func (poolExecutor) session() uint32 { return 0 }

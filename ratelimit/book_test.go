@@ -17,7 +17,7 @@ func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
 	c = resolved(t, plums.Global().Count(5))
 	empty, full := balance{exists: true, ts: noon}, balance{exists: true, ts: noon, value: 10}
 	w = &whole{4, []balance{empty, empty, empty, full}, noon}
-	l.books.look(&c[0], w)
+	l.books.look(&c[0], w, nil)
 	return l, c, w
 }
 
@@ -29,13 +29,13 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		"nothing":     func(*Limiter, *call) {},
 		"taken":       func(l *Limiter, c *call) { l.books.took(c, c.of(4, 3).shard, balance{exists: true, ts: noon}, 1) },
 		"forgotten":   func(l *Limiter, c *call) { l.books.forget(c) },
-		"more shards": func(l *Limiter, c *call) { l.books.look(c, &whole{8, make([]balance, 8), noon}) },
+		"more shards": func(l *Limiter, c *call) { l.books.look(c, &whole{8, make([]balance, 8), noon}, nil) },
 	} {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
 		l.aim(sqlExecutor{}, c, aims, []*whole{w})
-		l.send(&aims[0], true, true)
+		l.send(&aims[0], true)
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != c[0].of(4, 3).shard {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
 		}
@@ -48,19 +48,19 @@ func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	l, c, w := looked(t)
 	row := c[0].of(4, 3).shard
 	l.books.took(&c[0], row, balance{exists: true, ts: noon + 1, value: 2}, 7)
-	l.books.look(&c[0], w)
+	l.books.look(&c[0], w, nil)
 	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
 		t.Errorf("chose %v, which has 2 left", from)
 	}
 	k := l.books.of[c[0].place()]
 	k.shards[3].taken = k.shards[3].taken.Add(-lately) // it was rolled back, or has never been seen to be committed
-	l.books.look(&c[0], w)
+	l.books.look(&c[0], w, nil)
 	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has 10", from)
 	}
 	l.books.took(&c[0], row, balance{exists: true, ts: noon + 1, value: 2}, 7)
 	w.rows[3] = balance{exists: true, ts: noon + 2, value: 9}
-	l.books.look(&c[0], w)
+	l.books.look(&c[0], w, nil)
 	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has been filled since", from)
 	}

@@ -83,9 +83,10 @@ func queuesOf(rows []row) []int {
 type attempt struct {
 	l         *Limiter
 	level     pgx.TxIsoLevel
-	used      bool  // something was sent that may have taken the snapshot: too late to queue
-	conflicts []row // where this transaction has failed so far, on this attempt and earlier ones
-	conflict  error // the serialization failure that this attempt has met in a statement of ours
+	used      bool           // something was sent that may have taken the snapshot: too late to queue
+	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
+	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
+	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 }
 
 func (a *attempt) queued() bool {

@@ -65,6 +65,20 @@ func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func
 
 func (x pgxExecutor) again() bool { return x.attempt != nil }
 
+func (x pgxExecutor) wrong(calls ...call) {
+	if x.attempt == nil {
+		return
+	}
+	if x.attempt.wrong == nil {
+		x.attempt.wrong = make(map[place]bool)
+	}
+	for i := range calls {
+		x.attempt.wrong[calls[i].place()] = true
+	}
+}
+
+func (x pgxExecutor) known(c *call) bool { return x.attempt == nil || !x.attempt.wrong[c.place()] }
+
 func (x pgxExecutor) transaction() any {
 	if x.attempt != nil {
 		return x.attempt

@@ -60,8 +60,9 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 	}
 
 	var conflicts []row
+	var wrong map[place]bool
 	for n := 1; ; n++ {
-		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts}
+		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts, wrong: wrong}
 		err := a.run(ctx, db, opts, fn)
 		var again *againError
 		if !errors.As(err, &again) {
@@ -70,7 +71,7 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 		if n == l.maxAttempts {
 			return &ConflictError{Attempts: n, Err: again.err}
 		}
-		conflicts = a.conflicts
+		conflicts, wrong = a.conflicts, a.wrong
 		if err := backOff(ctx, n, len(conflicts) > 0); err != nil {
 			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
 		}

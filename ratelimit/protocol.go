@@ -40,8 +40,11 @@ type executor interface {
 	// it, and neither begins nor ends it. If it does begin, it is to look again by confirm. It reports whether it has looked.
 	aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error)
 
-	// again says that the transaction runs again if it is told of a conflict.
+	// again says that the transaction runs again if it is told of a conflict. wrong notes calls whose shards were not as they
+	// were known to be, for the next run; known says that none of an earlier run is among them.
 	again() bool
+	wrong(calls ...call)
+	known(c *call) bool
 
 	// session is a number of the connection, or 0.
 	session() uint32

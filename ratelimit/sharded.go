@@ -47,6 +47,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			l.aim(x, calls, aims, seen)
 		}
 		if held {
+			x.wrong(calls...)
 			return Result{}, explain(ctx, errBusy{}, "take", calls)
 		}
 		var takes []*statement
@@ -90,6 +91,8 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		c := &calls[i]
 		n, from := l.books.choose(c, session, l.clock)
 		switch {
+		case !x.known(c):
+			return false
 		case n == 0 && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, n: 1}
 		case n < c.shards || len(from) == 0:
@@ -111,7 +114,7 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
 			continue
 		}
 		plan, _ := c.plan(w, w.at)
-		if len(plan) == 1 && plan[0].count == c.count && plan[0].least == 0 {
+		if len(plan) == 1 && plan[0].count == c.count && plan[0].least == 0 && x.known(c) {
 			// Since the look other callers may have changed what the books say, and even of how many shards.
 			if n, from := l.books.choose(c, session, l.clock); n == w.n && len(from) > 0 {
 				aims[i].from = from

@@ -17,7 +17,7 @@ func (l *Limiter) spread(ctx context.Context, x executor, c *call) ([]call, erro
 	if n == 0 {
 		n = max(1, c.layout)
 	}
-	if n < c.shards {
+	if n < c.shards || !x.known(c) {
 		seen, err := l.look(ctx, x, []call{*c})
 		if err != nil {
 			return nil, err
@@ -79,10 +79,10 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 			return append(done, stand...), nil
 		}
 		if sharded {
+			for i := range moved {
+				x.wrong(calls[i])
+			}
 			if err := undo(ctx); err != nil {
-				for i := range moved { // the next run is to know
-					_, _ = l.see(ctx, x, calls[i:i+1])
-				}
 				return nil, err
 			}
 		} else {
@@ -124,7 +124,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 	if c.count == 0 {
 		return nil // nor has it shares
 	}
-	if n := l.books.layout(c); c.parts == nil || n != 0 && n != c.layout || l.books.owes(c) {
+	if n := l.books.layout(c); c.parts == nil || n != 0 && n != c.layout || l.books.owes(c) || !x.known(c) {
 		_, err := l.over(ctx, x, []call{*c}, func(row *call) *statement {
 			return l.giveOf(row, portion(used, row), move)
 		})
@@ -152,6 +152,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 	if !left { // of a window that has ended
 		return nil
 	}
+	x.wrong(*c)
 	if err := undo(ctx); err != nil {
 		return err
 	}

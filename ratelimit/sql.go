@@ -118,6 +118,10 @@ func (sqlExecutor) aside(context.Context, []*statement, func() *confirmation) (b
 
 func (sqlExecutor) again() bool { return false }
 
+func (sqlExecutor) wrong(...call) {}
+
+func (sqlExecutor) known(*call) bool { return true }
+
 func (x sqlExecutor) transaction() any { return x.tx }
 
 func (sqlExecutor) session() uint32 { return 0 }
