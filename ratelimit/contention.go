@@ -18,7 +18,8 @@ import (
 const queues = 8
 
 const (
-	contendedFor  = time.Second // after the last conflict
+	contendedFor  = time.Second          // after the last conflict, or the last wait in a queue
+	waited        = 2 * time.Millisecond // of a trip with a lock: it took longer than any does that need not wait
 	mostContended = 1000
 )
 
@@ -93,23 +94,34 @@ func (a *attempt) queued() bool {
 	return a != nil && a.level != pgx.ReadCommitted && a.level != pgx.ReadUncommitted && !a.l.portable
 }
 
-// queueUp returns the lock that is to go ahead of statements, or nil.
-func (a *attempt) queueUp(l *Limiter, statements []*statement) *statement {
+// queueUp returns the lock that is to go ahead of statements, and the rows that it is for; or nil.
+func (a *attempt) queueUp(l *Limiter, statements []*statement) (lock *statement, rows []row) {
 	if !a.queued() {
-		return nil
+		return nil, nil
 	}
 	if a.used {
-		return nil
+		return nil, nil
 	}
 	a.used = true
 	if l != a.l { // another limiter's tables may stand in another schema
-		return nil
+		return nil, nil
 	}
-	rows := a.l.contention.contended(statements)
+	rows = a.l.contention.contended(statements)
 	if len(rows) == 0 {
-		return nil
+		return nil, nil
 	}
-	return &statement{sql: a.l.sql.lock(queuesOf(rows))}
+	return &statement{sql: a.l.sql.lock(queuesOf(rows))}, rows
+}
+
+// queuedUp notes how long a trip with a lock for rows took. While callers wait in the queue it is needed, though nobody
+// conflicts any more: because of it.
+func (a *attempt) queuedUp(rows []row, took time.Duration) {
+	if took < waited {
+		return
+	}
+	for _, r := range rows {
+		a.l.contention.note(r)
+	}
 }
 
 // observe notes how a statement of ours ended.
@@ -118,7 +130,11 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 		return
 	}
 	a.conflict = err
-	if s == nil || s.c == nil || !a.queued() || l != a.l {
+	if s == nil || s.c == nil || l != a.l {
+		return
+	}
+	l.hot.conflict(s.c.name, max(1, s.c.layout), time.Now())
+	if !a.queued() {
 		return
 	}
 	if s.whole != nil && !s.writes { // one of several: next time it will be another

@@ -154,13 +154,13 @@ func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 		l := limiterFor(t, Config{Portable: tc.portable, Schema: "s"})
 		l.contention.note(calls[0].row())
 		a := &attempt{l: l, level: tc.level, used: tc.used}
-		lock := a.queueUp(l, []*statement{l.takeOf(&calls[0])})
+		lock, _ := a.queueUp(l, []*statement{l.takeOf(&calls[0])})
 		if (lock != nil) != tc.want {
 			t.Errorf("%s: %+v", tc.name, lock)
 		}
 		if lock != nil {
 			want := fmt.Sprintf(`LOCK TABLE "s".weir_queue_%d IN SHARE ROW EXCLUSIVE MODE`, queuesOf([]row{calls[0].row()})[0])
-			if lock.sql != want || a.queueUp(l, []*statement{l.takeOf(&calls[0])}) != nil {
+			if again, _ := a.queueUp(l, []*statement{l.takeOf(&calls[0])}); lock.sql != want || again != nil {
 				t.Errorf("%s: %q, want %q, once", tc.name, lock.sql, want)
 			}
 		}
@@ -186,7 +186,7 @@ func TestAttemptNotesNothingButConflicts(t *testing.T) {
 
 	var none *attempt // in a transaction that the caller began
 	none.observe(l, l.takeOf(&calls[0]), &pgconn.PgError{Code: "40001"})
-	if none.queueUp(l, []*statement{l.takeOf(&calls[0])}) != nil || none.queued() {
+	if lock, _ := none.queueUp(l, []*statement{l.takeOf(&calls[0])}); lock != nil || none.queued() {
 		t.Error("no attempt, yet a lock")
 	}
 }
@@ -205,4 +205,25 @@ func TestContentionIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Who had to wait in a queue knows that it is needed, though the queue has kept all from a conflict.
+func TestARowIsContendedAsLongAsItsCallersWait(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]bool{waited / 2: false, waited: true} {
+		l := limiterFor(t, Config{})
+		calls := resolved(t, apples.For("x"))
+		take := []*statement{l.takeOf(&calls[0])}
+		l.contention.note(calls[0].row())
+		l.contention.rows[calls[0].row()] = time.Now().Add(contendedFor / 4) // it is nearly over
+		a := &attempt{l: l, level: pgx.Serializable}
+		lock, rows := a.queueUp(l, take)
+		if lock == nil {
+			t.Fatal("not contended")
+		}
+		a.queuedUp(rows, took)
+		if got := time.Until(l.contention.rows[calls[0].row()]) > contendedFor/2; got != want {
+			t.Errorf("after a trip of %v: %v", took, got)
+		}
+	}
 }

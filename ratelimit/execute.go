@@ -101,8 +101,11 @@ func (x pgxExecutor) session() uint32 {
 }
 
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
-	if lock := x.attempt.queueUp(x.l, statements); lock != nil {
+	var began time.Time
+	lock, rows := x.attempt.queueUp(x.l, statements)
+	if lock != nil {
 		statements = append([]*statement{lock}, statements...)
+		began = time.Now()
 	}
 	var failed *statement
 	var err error
@@ -110,6 +113,9 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 		failed, err = tx.beginWith(ctx, statements)
 	} else {
 		failed, err = send(ctx, x.tx, statements)
+	}
+	if lock != nil && err == nil {
+		x.attempt.queuedUp(rows, time.Since(began))
 	}
 	x.attempt.observe(x.l, failed, err)
 	return err

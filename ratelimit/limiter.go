@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +24,9 @@ type Config struct {
 	// microsecond. But what makes tokens come sooner elsewhere, a reset, a settlement or a larger rule in another process, is
 	// seen by then only. Default: false; each denial is read from the database.
 	RememberDenials bool
+
+	// Logger is told, at most every ten minutes, of a limit that wants more shards: see [Shards]. Default: [slog.Default].
+	Logger *slog.Logger
 
 	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
 	// advisory locks, by which callers of a limit with shards keep out of each other's way, and without LOCK TABLE for
@@ -44,6 +49,7 @@ type Limiter struct {
 	denials     denials
 	contention  contention
 	books       books
+	hot         hot
 }
 
 // New makes a Limiter. It does not touch the database.
@@ -63,6 +69,7 @@ func New(cfg Config) (*Limiter, error) {
 		portable:    cfg.Portable,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
+		hot:         hot{logger: cmp.Or(cfg.Logger, slog.Default())},
 	}, nil
 }
 

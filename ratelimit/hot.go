@@ -1,0 +1,51 @@
+package ratelimit
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// hot tells the operator of limits that want more shards: those whose callers fight for rows all the time. It counts
+// serialization failures, so at READ COMMITTED, where callers queue for a row, there is nothing that it could tell.
+type hot struct {
+	logger *slog.Logger
+
+	mu sync.Mutex
+	of map[string]*heat // by limit: as many as the program defines
+}
+
+type heat struct {
+	since time.Time
+	n     int
+	told  time.Time
+}
+
+const (
+	manyConflicts = 120 // in one hotMinute: two a second
+	hotMinute     = time.Minute
+	toldEvery     = 10 * time.Minute
+)
+
+// conflict notes that a transaction has failed on a row of a limit with so many shards.
+func (h *hot) conflict(limit string, shards int, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.of == nil {
+		h.of = make(map[string]*heat)
+	}
+	k := h.of[limit]
+	if k == nil {
+		k = &heat{since: now}
+		h.of[limit] = k
+	}
+	if now.Sub(k.since) > hotMinute {
+		k.since, k.n = now, 0
+	}
+	if k.n++; k.n < manyConflicts || !k.told.IsZero() && now.Sub(k.told) < toldEvery {
+		return
+	}
+	k.told = now
+	h.logger.Warn("ratelimit: transactions fight for the rows of a limit; it wants more shards, see ratelimit.Shards",
+		"limit", limit, "shards", shards, "conflicts", k.n, "within", now.Sub(k.since).Round(time.Second))
+}

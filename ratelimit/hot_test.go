@@ -1,0 +1,41 @@
+package ratelimit
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestALimitThatIsFoughtForIsToldOfNowAndThen(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	h := hot{logger: slog.New(slog.NewTextHandler(&log, nil))}
+	now := at(0)
+	lines := func() int { return strings.Count(log.String(), "level=WARN") }
+	many := func(limit string, n int, every time.Duration) {
+		for range n {
+			now = now.Add(every)
+			h.conflict(limit, 4, now)
+		}
+	}
+	many("calm", 10*manyConflicts, time.Second) // half as many as would be told of
+	many("hot", manyConflicts-1, time.Millisecond)
+	if lines() != 0 {
+		t.Error(log.String())
+	}
+	many("hot", 1, time.Millisecond)
+	if lines() != 1 || !strings.Contains(log.String(), "limit=hot shards=4 conflicts=120") {
+		t.Error(log.String())
+	}
+	many("hot", 3*manyConflicts, 100*time.Millisecond)
+	if lines() != 1 {
+		t.Errorf("told again too soon: %s", log.String())
+	}
+	now = now.Add(toldEvery)
+	many("hot", manyConflicts, time.Millisecond)
+	if lines() != 2 {
+		t.Errorf("not told again: %s", log.String())
+	}
+}
