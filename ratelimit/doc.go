@@ -35,6 +35,10 @@
 // any pgx.Tx, at any isolation level. [Limiter.SQL] has the same verbs for database/sql, [Limiter.Autocommit] for callers
 // without a transaction.
 //
+// # Hot limits
+//
+// One balance is one row, for which its callers queue. [Shards] spreads it over several, so that they do not.
+//
 // # Reserve
 //
 // With [Request.OrReserve] a call is granted ahead of time where the tokens do not exist yet. The balance goes below zero,
