@@ -65,7 +65,7 @@ func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule 
 			}
 		})
 	}
-	l := limiter(t, ratelimit.Config{})
+	l := limiter(t, ratelimit.Config{MaxAttempts: 100_000}) // above READ COMMITTED each take that comes between fails a change
 	for _, level := range levels {
 		for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
 			if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {

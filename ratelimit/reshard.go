@@ -19,6 +19,7 @@ import (
 // first call of a program that defines them: see [Shards]. Fewer do not, or two releases with different numbers would undo
 // each other's; for fewer, deploy the smaller number first and then call this.
 //
+// Use a transaction of READ COMMITTED, which waits for those who hold a shard: above it, each take that comes between fails it.
 // Those who wait in line keep their times. Errors are those of [Limiter.ResetRateLimit].
 func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Request) error {
 	if n < 1 || n > shard.Max {

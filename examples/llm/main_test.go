@@ -155,7 +155,7 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	}
 	var value, moved, rate, seconds float64
 	// In a pause, after a 429 on a machine that is too slow, nothing flows in.
-	s.scan(t, fmt.Sprintf(`SELECT value, moved, rate * 1e6 / period, extract(epoch FROM greatest(ts, paused_until) - '%s'::timestamptz)::float8 - delay / 1e6
+	s.scan(t, fmt.Sprintf(`SELECT value, coalesce(moved, 0), rate * 1e6 / period, extract(epoch FROM greatest(ts, paused_until) - '%s'::timestamptz)::float8 - coalesce(delay, 0) / 1e6
 		FROM weir_balance WHERE name = 'chatTokens'`, before.At.Format(time.RFC3339Nano)), &value, &moved, &rate, &seconds)
 	if want := before.Outcomes[0].Value + rate*seconds - b.reserved + b.givenBack - b.charged - behind*largest; !near(value, want) {
 		t.Errorf("the limit has %v tokens, by the books %v", value, want)
