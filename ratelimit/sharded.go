@@ -157,23 +157,24 @@ func (l *Limiter) send(a *aim, lone bool) {
 		c.shards = 0
 		a.sent = []*statement{l.takeOf(&c)}
 	case a.from != nil:
-		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, !lone || a.seen != nil || len(a.from) > 1)}
+		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, !lone || a.seen != nil || len(a.from) > 1, l.now())}
 		a.sent[0].writes = false // if it fails, it will be another
 		a.sent[0].lone = len(a.from) == 1 && a.sent[0].shards == nil
 	default:
 		a.sent = nil
 		for _, p := range a.plan {
-			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, true))
+			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, true, fromMicro(a.seen.at))) // one clock for all parts
 		}
 	}
 }
 
 // takeShard takes p from one of the candidates.
-func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool) *statement {
+func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool, now any) *statement {
 	row := c.of(n, candidates[0])
 	row.count = p.count
 	if l.portable {
 		s := l.write(&row, l.sql.of(c).take, p.count, p.least, c.reserve)
+		s.args[7] = now
 		s.whole, s.row = c, row.shard
 		return s
 	}
@@ -197,7 +198,7 @@ func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool)
 	}
 	return &statement{
 		c: &row, whole: c, writes: true, sql: l.sql.of(c).takeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, l.now(), c.originTime(), p.least, c.reserve, locks, wait},
+		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, now, c.originTime(), p.least, c.reserve, locks, wait},
 	}
 }
 

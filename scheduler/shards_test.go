@@ -1,0 +1,85 @@
+package scheduler_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// The jobs of a limit with shards wait in one line, at the pace of the whole limit: a pause puts all of them off, and what one
+// of them did not use brings forward those behind it.
+func TestJobsOfALimitWithShardsWaitInOneLine(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
+	j.work = j.settles(func(n int) ratelimit.Request {
+		if n == 1 {
+			return limit.For("k").Count(0) // it has not used its 8
+		}
+		return limit.For("k").Count(8)
+	})
+	jobs := sched.Jobs(j.client(t, sched))
+	const n = 5
+	var first time.Time
+	for i := range n {
+		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(8).OrReserve())
+		switch {
+		case i == 0:
+			first = in.At
+			if !in.RunAt.IsZero() {
+				t.Fatalf("a full limit has reserved: %+v", in.Result)
+			}
+		default: // 0.8 s for each
+			want := first.Add(time.Duration(i) * 800 * time.Millisecond)
+			if d := in.RunAt.Sub(want); d < -time.Millisecond || d > 10*time.Millisecond {
+				t.Errorf("job %d runs %v after its turn", i, d)
+			}
+		}
+	}
+	const pause = 500 * time.Millisecond
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Pause(ctx, tx, pause, limit.For("k")) })
+	starts := j.await(t, n)
+	due := make([]time.Time, n)
+	for _, s := range starts {
+		due[s.n] = s.at
+	}
+	if d := due[1].Sub(first); d < 1250*time.Millisecond {
+		t.Errorf("the second started after %v: a pause of %v was not kept", d, pause)
+	}
+	// Those behind the second come 0.8 s earlier for what it gave back, and are late by the pause.
+	if d := due[4].Sub(first); d < 2850*time.Millisecond || d > 3600*time.Millisecond {
+		t.Errorf("the last started after %v, want 2.9 s", d)
+	}
+	f.wantLeft(t, limit.For("other"), 8)
+}
+
+// Cancelled work gives back to all shards, and the line moves up.
+func TestAJobOfALimitWithShardsIsCancelled(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	limit := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(4)}, ratelimit.Shards(3))
+	client, err := river.NewClient(riverpgxv5.New(f.pool), sched.Configure(f.pool, &river.Config{Logger: quiet()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	jobs := sched.Jobs(client)
+	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(4))
+	second := f.insertBy(t, jobs, sendArgs{1}, limit.For("k").Count(3).OrReserve())
+	third := f.insertBy(t, jobs, sendArgs{2}, limit.For("k").Count(2).OrReserve())
+	f.wantLeft(t, limit.For("k"), -5)
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := jobs.CancelTx(ctx, tx, second.Job.Job.ID)
+		return err
+	})
+	f.wantLeft(t, limit.For("k"), -2)
+	job := f.job(t, third.Job.Job.ID)
+	if d := job.ScheduledAt.Sub(third.At); d < 2*time.Hour-time.Minute || d > 2*time.Hour+time.Minute {
+		t.Errorf("the third is due after %v, want two hours", d)
+	}
+}
