@@ -51,6 +51,10 @@ conformance: postgres ## Replay the reference implementation's outcomes; CONFORM
 bench: postgres ## Run benchmarks: B=<regexp> picks, the default is all
 	$(GO) test -run '^$$' -bench '$(B)' -benchmem ./...
 
+.PHONY: bench/shards
+bench/shards: postgres ## Measure how many shards a limit needs, and write docs/shards.md: five minutes
+	cd bench && $(GO) run ./shards -docs ../docs
+
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
 	@set -e; for at in $$(grep -roE '^func Fuzz[A-Za-z]+' --include='*_test.go' . | sed 's/:func /:/'); do \
@@ -61,6 +65,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (20s)
 lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into ratelimit
 	$(GOLANGCI_LINT) run ./...
 	$(GO) mod verify >/dev/null
+	cd bench && $(GO) vet ./...
 	./scripts/deps
 
 .PHONY: vulncheck

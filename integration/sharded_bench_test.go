@@ -12,9 +12,8 @@ import (
 )
 
 // BenchmarkShardedDenials is a limit of 32 shards of 10 tokens each, from which counts of 1 to 5 are taken at 90 % of its
-// rate, in SERIALIZABLE transactions. An operation is one cycle of load: evenly for five periods; then for two and a half at
-// twice the load, in which the limit runs empty, and not at all for as long. The sixteen callers work for 2 ms after each
-// take.
+// rate, in SERIALIZABLE transactions. An operation is one cycle of load: evenly for five periods; then for two at twice the
+// load, in which the limit runs empty, and not at all for as long. The sixteen callers work for 2 ms after each take.
 //
 //	false-denials     by the number of calls: denied although the shards together had as many tokens; package shardload has
 //	                  how that is known
@@ -40,7 +39,11 @@ func shardedDenials(b *testing.B, callers int, work time.Duration) {
 	}
 	var all, even shardload.Played
 	for b.Loop() {
-		e, surge, err := l.Cycle(b.Context())
+		e, err := l.Even(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		surge, err := l.Surge(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -43,8 +43,9 @@ type Option func(*definition)
 // balance would be. Under load, when all are drawn from, it is not; and those who reserve wait in one line.
 //
 // n is 1, the default, to [shard.Max]. A good one is twice the number of transactions that take at the same time, and no more
-// than the capacity is of common counts: a count that no shard has alone is gathered from several, for which callers then
-// wait. The database knows how many shards a limit and key has. The first call with a larger n changes that, with every
+// than the capacity by eight times the common count: a count that no shard is known to have costs a look at all of them, and
+// one that none has alone is gathered from several, for which callers then wait. Figures are in docs/shards.md of the
+// repository. The database knows how many shards a limit and key has. The first call with a larger n changes that, with every
 // token kept; a smaller n changes nothing: see [Limiter.Reshard].
 func Shards(n int) Option { return func(d *definition) { d.shards = n } }
 

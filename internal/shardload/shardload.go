@@ -34,8 +34,7 @@ const (
 
 const (
 	period     = time.Second // in which the limit fills up
-	Even       = 0.9         // the share that is offered
-	perCycle   = 5 * Even    // of the capacity: what each half of a cycle asks for
+	share      = 0.9         // of the rate that is offered
 	spreadName = "spread"
 )
 
@@ -102,21 +101,21 @@ func (l *Load) clock() time.Time {
 	return l.now
 }
 
-// Cycle offers [Even] of the rate for five periods, then for two and a half twice as much, in which the limit runs empty, and then
-// nothing for as long.
-func (l *Load) Cycle(ctx context.Context) (even, surge Played, err error) {
-	calls := int64(perCycle * l.Capacity / MeanCount)
-	if even, err = l.offer(ctx, calls, Even); err != nil {
-		return even, surge, err
-	}
-	surge, err = l.offer(ctx, calls, 2*Even)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.now = l.now.Add(5 * period / 2)
-	return even, surge, err
+// Even offers 90 % of the rate, for five periods.
+func (l *Load) Even(ctx context.Context) (Played, error) {
+	return l.offer(ctx, int64(5*share*l.Capacity/MeanCount), share)
 }
 
-func (l *Load) offer(ctx context.Context, calls int64, share float64) (p Played, err error) {
+// Surge offers twice as much for two periods, in which the limit runs empty, and then nothing for as long.
+func (l *Load) Surge(ctx context.Context) (Played, error) {
+	p, err := l.offer(ctx, int64(2*2*share*l.Capacity/MeanCount), 2*share)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.now = l.now.Add(2 * period)
+	return p, err
+}
+
+func (l *Load) offer(ctx context.Context, calls int64, load float64) (p Played, err error) {
 	var wg sync.WaitGroup
 	var left atomic.Int64
 	left.Store(calls)
@@ -130,7 +129,7 @@ func (l *Load) offer(ctx context.Context, calls int64, share float64) (p Played,
 			for left.Add(-1) >= 0 && errs[i] == nil {
 				l.mu.Lock()
 				n := 1 + l.random.IntN(MaxCount)
-				l.now = l.now.Add(time.Duration(l.random.ExpFloat64() * float64(period) * MeanCount / l.Capacity / share))
+				l.now = l.now.Add(time.Duration(l.random.ExpFloat64() * float64(period) * MeanCount / l.Capacity / load))
 				l.mu.Unlock()
 				errs[i] = l.call(ctx, i, float64(n))
 			}

@@ -27,7 +27,11 @@ func TestTheAuditSeesWhatTheLimitHas(t *testing.T) {
 		if err := l.Open(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
-		even, surge, err := l.Cycle(t.Context())
+		even, err := l.Even(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		surge, err := l.Surge(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +42,7 @@ func TestTheAuditSeesWhatTheLimitHas(t *testing.T) {
 		if denied := l.OneRow(); shards == 1 && math.Abs(denied-even.Denied-surge.Denied) > 1 {
 			t.Errorf("one row denied %v, and is said to deny %v", even.Denied+surge.Denied, denied)
 		}
-		if _, err := l.offer(t.Context(), 30, 2*Even); err != nil { // so that it is not full
+		if _, err := l.offer(t.Context(), 30, 2*share); err != nil { // so that it is not full
 			t.Fatal(err)
 		}
 		tx, err := conn.Begin(t.Context())

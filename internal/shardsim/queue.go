@@ -23,7 +23,7 @@ func (q *queue) after(seconds float64, do func()) {
 
 // next lets the next thing happen.
 func (q *queue) next() {
-	e := heap.Pop(&q.events).(event) //nolint:errcheck // nothing else is pushed
+	e := heap.Pop(&q.events).(event)
 	q.now = e.at
 	e.do()
 }
@@ -32,7 +32,7 @@ type events []event
 
 func (e events) Len() int      { return len(e) }
 func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) } //nolint:errcheck // nothing else is pushed
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
 func (e events) Less(i, j int) bool {
 	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
 }

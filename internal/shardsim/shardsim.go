@@ -32,10 +32,13 @@ type Crowd struct {
 	Seed  uint64
 }
 
+// Each count from 1 to MaxCount is as frequent as the others.
 const (
 	MaxCount  = 5
 	MeanCount = (1 + MaxCount) / 2.
+)
 
+const (
 	work = 0.002  // seconds of a transaction after its take, in the mean
 	trip = 0.0003 // seconds of a round trip
 

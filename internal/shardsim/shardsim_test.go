@@ -15,14 +15,14 @@ const (
 )
 
 // crowds plays callers of one process, and of one each, for each load, and tells what became of it.
-func crowds(t *testing.T, shards, callers int, capacity float64, loads []float64, check func(t *testing.T, r shardsim.Report)) {
+func crowds(t *testing.T, shards, callers int, loads []float64, check func(t *testing.T, r shardsim.Report)) {
 	t.Helper()
 	for _, processes := range []int{1, callers} {
 		for _, load := range loads {
-			t.Run(fmt.Sprintf("%d shards of %v, %d callers, %d processes, load %v", shards, capacity, callers, processes, load), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d shards, %d callers, %d processes, load %v", shards, callers, processes, load), func(t *testing.T) {
 				t.Parallel()
 				check(t, shardsim.Play(shardsim.Crowd{
-					Shards: shards, Callers: callers, Processes: processes, Capacity: capacity * float64(shards), Load: load, Takes: takes, Seed: 1,
+					Shards: shards, Callers: callers, Processes: processes, Capacity: ample * float64(shards), Load: load, Takes: takes, Seed: 1,
 				}))
 			})
 		}
@@ -39,7 +39,7 @@ func share(t *testing.T, what string, got, least, most float64) {
 func TestWithTwiceAsManyShardsAsCallersNobodyWaits(t *testing.T) {
 	t.Parallel()
 	for _, callers := range []int{1, 4, 16, 64} {
-		crowds(t, 2*callers, callers, ample, []float64{0.5, 0.9, 0.99}, func(t *testing.T, r shardsim.Report) {
+		crowds(t, 2*callers, callers, []float64{0.5, 0.9, 0.99}, func(t *testing.T, r shardsim.Report) {
 			t.Helper()
 			share(t, "waited", r.Share(r.Met), 0, 0.01)
 		})
@@ -49,7 +49,7 @@ func TestWithTwiceAsManyShardsAsCallersNobodyWaits(t *testing.T) {
 func TestWithHalfAsManyShardsAsCallersHalfOfThemWait(t *testing.T) {
 	t.Parallel()
 	for _, callers := range []int{4, 16, 64} {
-		crowds(t, callers/2, callers, ample, []float64{0.5, 0.9, 0.99}, func(t *testing.T, r shardsim.Report) {
+		crowds(t, callers/2, callers, []float64{0.5, 0.9, 0.99}, func(t *testing.T, r shardsim.Report) {
 			t.Helper()
 			share(t, "waited", r.Share(r.Met), 0.35, 1)
 		})
@@ -59,7 +59,7 @@ func TestWithHalfAsManyShardsAsCallersHalfOfThemWait(t *testing.T) {
 func TestShardsOfEightCountsAreSeldomLookedAt(t *testing.T) {
 	t.Parallel()
 	for _, callers := range []int{4, 16, 64} {
-		crowds(t, 2*callers, callers, ample, []float64{0.5, 0.9}, func(t *testing.T, r shardsim.Report) {
+		crowds(t, 2*callers, callers, []float64{0.5, 0.9}, func(t *testing.T, r shardsim.Report) {
 			t.Helper()
 			share(t, "looked", r.Share(r.Looked), 0, 0.03)
 			share(t, "denied", r.Share(r.Denied), 0, 0.01)
@@ -82,7 +82,7 @@ func TestProcessesLookAtShardsOfTwoCountsOften(t *testing.T) {
 func TestALoneCallerMeetsNobody(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 4, 16, 64} {
-		crowds(t, shards, 1, ample, []float64{0.5, 0.9, 0.99}, func(t *testing.T, r shardsim.Report) {
+		crowds(t, shards, 1, []float64{0.5, 0.9, 0.99}, func(t *testing.T, r shardsim.Report) {
 			t.Helper()
 			share(t, "waited", r.Share(r.Met), 0, 0)
 			if r.Looked < r.Denied+r.Gather {
@@ -104,7 +104,7 @@ func TestACrowdAlwaysDoesTheSame(t *testing.T) {
 func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
 	t.Parallel()
 	for _, callers := range []int{1, 16} {
-		crowds(t, 8, callers, ample, []float64{0.5, 0.99, 2}, func(t *testing.T, r shardsim.Report) {
+		crowds(t, 8, callers, []float64{0.5, 0.99, 2}, func(t *testing.T, r shardsim.Report) {
 			t.Helper()
 			if r.Taken > r.Most {
 				t.Errorf("%v tokens were granted, and there were %v", r.Taken, r.Most)
