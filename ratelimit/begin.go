@@ -126,7 +126,8 @@ func errLock(err error) error {
 // beginWith sends BEGIN, the lock and statements in one round trip. With an error it returns the statement that failed.
 func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
-	trip := make([]*statement, 1, len(statements)+2)
+	var short [4]*statement
+	trip := short[:1]
 	if trip[0] = beginSerializable; t.opts != (pgx.TxOptions{IsoLevel: pgx.Serializable}) {
 		trip[0] = &statement{sql: beginSQL(t.opts)}
 	}

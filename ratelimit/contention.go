@@ -82,6 +82,7 @@ func queuesOf(rows []row) []int {
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
 type attempt struct {
+	handed    txn // what the callback gets
 	l         *Limiter
 	level     pgx.TxIsoLevel
 	used      bool           // something was sent that may have taken the snapshot: too late to queue

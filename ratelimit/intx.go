@@ -72,7 +72,7 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 			return &ConflictError{Attempts: n, Err: again.err}
 		}
 		conflicts, wrong = a.conflicts, a.wrong
-		if err := backOff(ctx, n, len(conflicts) > 0); err != nil {
+		if err := backOff(ctx, n, len(conflicts)+len(wrong) > 0); err != nil {
 			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
 		}
 	}
@@ -108,6 +108,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 		return err
 	}
 	defer release()
+	a.handed = txn{tx, a}
 	done := false
 	defer func() {
 		if !done { // an error or a panic
@@ -115,7 +116,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 		}
 	}()
 
-	if err := tx.call(func() error { return fn(ctx, &txn{tx, a}) }); err != nil {
+	if err := tx.call(func() error { return fn(ctx, &a.handed) }); err != nil {
 		return a.verdict(ctx, tx, err)
 	}
 	done = true
@@ -178,7 +179,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 }
 
 // backOff waits before attempt n+1: full jitter over an interval that doubles from 1 ms to 250 ms. A transaction that is
-// going to queue waits there.
+// going to queue waits there, and one that has learnt what was wrong need not wait.
 func backOff(ctx context.Context, n int, queued bool) error {
 	if queued && n < 4 {
 		return ctx.Err()

@@ -31,7 +31,13 @@ type definition struct {
 	name   string
 	rule   algebra
 	shards int
+	args   *ruleArgs
 }
+
+// ruleArgs are a name and the numbers of a rule as they are sent: made once, as each would be an allocation.
+type ruleArgs struct{ name, capacity, rate, period any }
+
+func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacity, a.rate, a.period} }
 
 // Option shapes the rows of a limit: see [Shards].
 type Option func(*definition)
@@ -63,7 +69,8 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	d := &definition{strings.Clone(name), a, 1}
+	name = strings.Clone(name)
+	d := &definition{name, a, 1, a.args(name)}
 	for _, o := range options {
 		if o != nil {
 			o(d)

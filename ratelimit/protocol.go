@@ -151,9 +151,17 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
+const few = 2
+
 // granted is the Result of takes that all answered with a row.
 func granted(takes []*statement, calls []call, requests int) (Result, bool) {
-	decisions, at := make([]Decision, len(takes)), make([]int64, len(takes))
+	var fewDecisions [few]Decision // most calls are of one limit: these need not be allocated
+	var fewTimes [few]int64
+	decisions, at := fewDecisions[:0], fewTimes[:0]
+	if len(takes) > few {
+		decisions, at = make([]Decision, 0, len(takes)), make([]int64, 0, len(takes))
+	}
+	decisions, at = decisions[:len(takes)], at[:len(takes)]
 	for i := range takes {
 		if !takes[i].found {
 			return Result{}, false

@@ -48,6 +48,8 @@ type call struct {
 	moved     float64
 	owed      float64 // what it owed after the take; below 0, what it had left
 
+	args *ruleArgs // of the algebra; nil if they are not at hand
+
 	shards int    // that the limit is to have; 0 for a call that is for a row alone
 	layout int    // number of shards that there were when it was granted, if more than one
 	parts  []part // and what was taken from each; none if it was laid over all of them
@@ -71,14 +73,14 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve, shards: r.def.shards}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve, shards: r.def.shards, args: r.def.args}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
 		if err != nil {
 			return c, err
 		}
-		c.algebra = a
+		c.algebra, c.args = a, nil
 	}
 	if r.keyed {
 		why := badText(r.key, MaxKeyBytes)
@@ -112,9 +114,20 @@ func (c *call) checkCount() error {
 	return nil
 }
 
+// only is the indexes of a lone request. Nobody writes to it.
+var only = []int{0}
+
 // resolveAll checks the requests of one call, merges those for the same row and sorts by row: every call locks its rows in
 // the same order, so that two calls cannot wait for each other.
 func resolveAll(requests []Request) ([]call, error) {
+	if len(requests) == 1 {
+		c, err := requests[0].resolve()
+		if err != nil {
+			return nil, err
+		}
+		c.indexes = only
+		return []call{c}, nil
+	}
 	if len(requests) == 0 {
 		return nil, &InvalidError{Field: "requests", Value: plain("none"), Want: "at least one"}
 	}
@@ -127,10 +140,6 @@ func resolveAll(requests []Request) ([]call, error) {
 		c.indexes = []int{i}
 		calls = append(calls, c)
 	}
-	if len(calls) == 1 {
-		return calls, nil
-	}
-
 	sortCalls(calls)
 	merged := calls[:1]
 	for _, c := range calls[1:] {

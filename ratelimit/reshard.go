@@ -98,7 +98,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		puts = append(puts, l.put(&row, b))
 	}
 	top := *c
-	top.shard, top.algebra = headRow, algebra{period: 1}
+	top.shard, top.algebra, top.args = headRow, algebra{period: 1}, nil
 	puts = append(puts, l.put(&top, balance{value: float64(n), ts: sum.ts, pausedUntil: open}))
 	return x.run(ctx, puts)
 }

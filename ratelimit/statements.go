@@ -390,8 +390,12 @@ func (c *call) originTime() any {
 
 // write is a statement that writes the row of c.
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
+	a := c.args
+	if a == nil {
+		a = c.algebra.args(c.name)
+	}
 	args := make([]any, 0, 16)
-	args = append(args, c.name, c.key, c.shard, c.capacity, c.rate, c.period, tokens, l.now(), c.originTime())
+	args = append(args, a.name, c.key, c.shard, a.capacity, a.rate, a.period, tokens, l.now(), c.originTime())
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
 }
 

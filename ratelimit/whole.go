@@ -213,7 +213,7 @@ func (c *call) decideWhole(w *whole) Decision {
 func (c *call) of(n, i int) call {
 	s := c.shares(n)
 	r := *c
-	r.algebra, r.shard = *s.of(i), shard.Row(n, i)
+	r.algebra, r.args, r.shard = *s.of(i), nil, shard.Row(n, i)
 	r.parts, r.layout, r.shards = nil, n, 0
 	return r
 }

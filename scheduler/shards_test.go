@@ -29,17 +29,15 @@ func TestJobsOfALimitWithShardsWaitInOneLine(t *testing.T) {
 	var first time.Time
 	for i := range n {
 		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(8).OrReserve())
-		switch {
-		case i == 0:
-			first = in.At
-			if !in.RunAt.IsZero() {
+		if i == 0 {
+			if first = in.At; !in.RunAt.IsZero() {
 				t.Fatalf("a full limit has reserved: %+v", in.Result)
 			}
-		default: // 0.8 s for each
-			want := first.Add(time.Duration(i) * 800 * time.Millisecond)
-			if d := in.RunAt.Sub(want); d < -time.Millisecond || d > 10*time.Millisecond {
-				t.Errorf("job %d runs %v after its turn", i, d)
-			}
+			continue
+		}
+		want := first.Add(time.Duration(i) * 800 * time.Millisecond)
+		if d := in.RunAt.Sub(want); d < -time.Millisecond || d > 10*time.Millisecond {
+			t.Errorf("job %d runs %v after its turn", i, d)
 		}
 	}
 	const pause = 500 * time.Millisecond

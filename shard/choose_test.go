@@ -18,8 +18,9 @@ func inTurn(numbers ...int) func(int) int {
 	}
 }
 
-func choose(own int, need float64, views []shard.View, random func(int) int) []int {
-	return shard.Choose(len(views), own, need, func(i int) shard.View { return views[i] }, random)
+// choose asks for two tokens.
+func choose(own int, views []shard.View, random func(int) int) []int {
+	return shard.Choose(len(views), own, 2, func(i int) shard.View { return views[i] }, random)
 }
 
 func TestAConnectionStaysWithItsShard(t *testing.T) {
@@ -39,13 +40,13 @@ func TestAConnectionStaysWithItsShard(t *testing.T) {
 		{"too little", views(1.9, 3, false), false},
 		{"none has enough", views(1, 1, false), false},
 	} {
-		got := choose(1, 2, tc.views, inTurn(0, 2, 1))
+		got := choose(1, tc.views, inTurn(0, 2, 1))
 		if stays := slices.Equal(got, []int{1}); stays != tc.stays {
 			t.Errorf("%s: %v", tc.name, got)
 		}
 	}
 	full := []shard.View{{Tokens: 20, Busy: true}, {Tokens: 5}, {Tokens: 20, Busy: true}}
-	if got := choose(1, 2, full, inTurn(0, 2)); !slices.Equal(got, []int{1}) {
+	if got := choose(1, full, inTurn(0, 2)); !slices.Equal(got, []int{1}) {
 		t.Errorf("for others that are busy: %v", got)
 	}
 }
@@ -62,7 +63,7 @@ func TestTheBetterOfTwoGoesFirst(t *testing.T) {
 		{"the only one that has enough", []shard.View{{Tokens: 5, Busy: true}, {Tokens: 1}}, 0},
 	} {
 		for _, random := range [][]int{{0, 0}, {1, 0}} { // whichever is drawn first
-			if got := choose(-1, 2, tc.views, inTurn(random...)); got[0] != tc.want {
+			if got := choose(-1, tc.views, inTurn(random...)); got[0] != tc.want {
 				t.Errorf("%s: %v", tc.name, got)
 			}
 		}
@@ -83,7 +84,7 @@ func TestCandidatesHaveEnough(t *testing.T) {
 			}
 		}
 		own := rapid.IntRange(-1, n).Draw(t, "own")
-		got := choose(own, 2, views, func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "random") })
+		got := choose(own, views, func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "random") })
 		if len(got) != min(enough, 8) && !slices.Equal(got, []int{own}) {
 			t.Fatalf("%v of %d that have enough", got, enough)
 		}
