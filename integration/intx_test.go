@@ -202,6 +202,31 @@ func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	}
 }
 
+// Within its deadline no caller is told that others were faster, however often they were.
+func TestInTxWithADeadlineGoesOnUntilThen(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	execSQL(t, pool, `CREATE TABLE counter (n integer)`)
+	execSQL(t, pool, `INSERT INTO counter VALUES (0)`)
+	const others = 52 // more than the bound where there is no deadline
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	runs := 0
+	err := limiter(t, ratelimit.Config{}).InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+			return err
+		}
+		if runs++; runs <= others {
+			execSQL(t, pool, `UPDATE counter SET n = n + 1`)
+		}
+		_, err := tx.Exec(ctx, `UPDATE counter SET n = n + 1`)
+		return err
+	})
+	if err != nil || runs != others+1 {
+		t.Errorf("ran %d times, then %v", runs, err)
+	}
+}
+
 func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})

@@ -17,9 +17,12 @@ type Beginner interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
 
+// maxAttempts is the bound where there is no other.
+const maxAttempts = 50
+
 // InTx runs fn in a SERIALIZABLE transaction and commits it. If it cannot be serialized (40001, be it in a statement or at
 // COMMIT) or deadlocks (40P01), the whole transaction is rolled back and fn runs again, with a new transaction, until ctx
-// ends or Config.MaxAttempts is reached: a [*ConflictError].
+// ends or Config.MaxAttempts is reached: a [*ConflictError]. With a deadline and no MaxAttempts it runs until the deadline.
 //
 // So fn may run more than once, and a run that is rolled back must leave nothing behind: no message sent, no variable set
 // that is not set anew by the next run. Postgres errors are to be returned wrapped (%w), or not at all. fn must use the ctx
@@ -59,6 +62,10 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 		ctx = context.WithValue(ctx, outerKey{db}, true)
 	}
 
+	most := l.maxAttempts
+	if _, ends := ctx.Deadline(); most == 0 && !ends {
+		most = maxAttempts
+	}
 	var conflicts []row
 	var wrong map[place]bool
 	for n := 1; ; n++ {
@@ -68,7 +75,7 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 		if !errors.As(err, &again) {
 			return err
 		}
-		if n == l.maxAttempts {
+		if n == most {
 			return &ConflictError{Attempts: n, Err: again.err}
 		}
 		conflicts, wrong = a.conflicts, a.wrong

@@ -16,7 +16,7 @@ type Config struct {
 	Schema string
 
 	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
-	// Default: 50.
+	// Default: 50, or no bound if the context has a deadline.
 	MaxAttempts int
 
 	// RememberDenials answers a call that has been denied from memory, without the database, as long as it would be denied
@@ -59,9 +59,6 @@ func New(cfg Config) (*Limiter, error) {
 	}
 	if cfg.MaxAttempts < 0 {
 		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
-	}
-	if cfg.MaxAttempts == 0 {
-		cfg.MaxAttempts = 50
 	}
 	return &Limiter{
 		sql:         newStatements(cfg.Schema),

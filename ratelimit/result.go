@@ -45,7 +45,8 @@ type Outcome struct {
 	// OK says that this limit alone would have granted. The call took nothing from it if another limit denied.
 	OK bool
 
-	// Value is the balance at Result.At, after the call: negative if tokens are owed.
+	// Value is the balance at Result.At, after the call: negative if tokens are owed. Where one shard of several has granted
+	// alone it is what this process knows of all of them; [Limiter.Value] asks the database.
 	Value float64
 
 	Period time.Duration // of the rule that decided
