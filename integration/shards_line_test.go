@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -95,5 +96,33 @@ func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantLeft(t, here, r, 1)
+	})
+}
+
+// What comes back while the limit owes goes to all shards, whichever it was taken from: or one would owe while another has tokens,
+// which a take would get that is not due.
+func TestWhatComesBackToADebtIsSharedByAllShards(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("back", ratelimit.TokenBucket{Rate: 10, Period: century}, ratelimit.Shards(2))
+		take(t, v, limit.For("k")) // makes the shards
+		early, err := v.RateLimit(t.Context(), limit.For("k").Count(3))
+		if err := granted(early, err); err != nil {
+			t.Fatal(err)
+		}
+		if res, err := v.RateLimit(t.Context(), limit.For("k").Count(8).OrReserve()); err != nil || res.RunAt.IsZero() {
+			t.Fatal(res, err)
+		}
+		elsewhere := limiter(t, ratelimit.Config{}).Autocommit(pool) // in a process that does not know of the debt
+		if err := elsewhere.GiveBack(t.Context(), early); err != nil {
+			t.Fatal(err)
+		}
+		var least, most float64
+		if err := pool.QueryRow(t.Context(), `SELECT min(value), max(value) FROM weir_balance WHERE key = 'k' AND shard > 0`).Scan(&least, &most); err != nil {
+			t.Fatal(err)
+		}
+		if math.Abs(least-0.5) > 1e-6 || math.Abs(most-0.5) > 1e-6 {
+			t.Errorf("one shard has %v, the other %v, want 0.5 each", least, most)
+		}
 	})
 }
