@@ -34,7 +34,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 	var seen []*whole
 	held := false // a row that others may be waiting for
 	for round := 1; ; round++ {
-		if looked {
+		if looked && !held { // to look may be to give a limit other shards
 			var err error
 			if seen, err = l.look(ctx, x, calls); err != nil {
 				return Result{}, err

@@ -141,7 +141,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 	if err != nil || !slices.ContainsFunc(trip, func(s *statement) bool { return !s.found }) {
 		return err
 	}
-	seen, err := l.look(ctx, x, []call{*c})
+	seen, err := l.see(ctx, x, []call{*c}) // and gives the limit no other shards: rows of these are held
 	if err != nil {
 		return err
 	}
