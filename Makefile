@@ -30,6 +30,7 @@ test: postgres ## Run all tests, on servers of their own
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections
 	$(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
+	WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 
 .PHONY: test/race
 test/race: postgres ## Run all tests under the race detector

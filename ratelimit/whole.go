@@ -185,7 +185,10 @@ func level(there []part, n float64) []part {
 		rest -= p.count
 		p.least = had - p.count - (math.Abs(had)+math.Abs(left)+n)*smallest
 	}
-	return parts
+	for i := k; i < len(there); i++ { // nothing from the others; but what they owe is a part of the debt, and must not change
+		there[i].count, there[i].least = 0, math.Inf(-1)
+	}
+	return there
 }
 
 // decideWhole is decide for a limit of shards.
