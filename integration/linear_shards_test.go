@@ -11,7 +11,8 @@ import (
 )
 
 // A limit with shards answers as one balance would, in an order that respects which transactions had ended when others began.
-// Next to nothing flows in, and nothing is given back: a shard that is full gains nothing, which one balance would not know.
+// Next to nothing flows in, nothing is given back and nothing reserved: a shard that is full gains nothing, which one balance
+// would not know.
 func TestALimitWithShardsIsLinearizable(t *testing.T) {
 	t.Parallel()
 	for _, r := range roads {
@@ -33,7 +34,7 @@ func TestALimitWithShardsIsLinearizable(t *testing.T) {
 						}
 					}
 				}
-				m := mix{balances: b, clients: 8, calls: 40, sharded: true, noGivings: true, single: r.name == "DatabaseSQL", counts: []float64{0, 1, 1, 2, 3.5, 10}}
+				m := mix{balances: b, clients: 8, calls: 40, sharded: true, noGivings: true, now: true, single: r.name == "DatabaseSQL", counts: []float64{0, 1, 1, 2, 3.5, 10}}
 				h := m.record(t, r, run)
 				seen.add(t, h)
 				h.mustBeExplained(t, false)
