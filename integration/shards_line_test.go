@@ -1,13 +1,17 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -125,4 +129,50 @@ func TestWhatComesBackToADebtIsSharedByAllShards(t *testing.T) {
 			t.Errorf("one shard has %v, the other %v, want 0.5 each", least, most)
 		}
 	})
+}
+
+// meddling does something just before the first batch of a transaction is sent.
+type meddling struct {
+	pgx.Tx
+	first *sync.Once
+	do    func()
+}
+
+func (m meddling) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	m.first.Do(m.do)
+	return m.Tx.SendBatch(ctx, b)
+}
+
+// What is reserved is taken from the shards as they were seen. If they are reset before that, no shard is left with tokens that
+// the limit as a whole has not.
+func TestAResetBetweenLookAndReservationLeavesNothingOver(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(10)}, ratelimit.Shards(5))
+	k := limit.For("k")
+	takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), k.Count(3)))) // of two shards
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	meddled := false
+	res, err := here.RateLimit(t.Context(), meddling{tx, new(sync.Once), func() {
+		meddled = true
+		if err := there.Autocommit(pool).ResetRateLimit(t.Context(), k); err != nil {
+			t.Error(err)
+		}
+	}}, k.Count(10).OrReserve())
+	if err != nil || !res.OK || !res.RunAt.IsZero() || !meddled {
+		t.Fatalf("10 of 10: %+v, %v, meddled %v", res, err, meddled)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if res, err := here.Autocommit(pool).RateLimit(t.Context(), k); err != nil || res.OK {
+			t.Fatalf("an eleventh: %+v, %v", res, err)
+		}
+	}
 }

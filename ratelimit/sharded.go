@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/fnv"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/weir-go/weir/shard"
@@ -239,13 +240,11 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 			left.value = max(0, left.value)
 			left.moved = 0
 		default:
-			w := whole{a.n, append([]balance(nil), a.seen.rows...), 0}
-			for _, s := range a.sent {
-				_, k := shard.Address(s.c.shard)
-				w.rows[k] = s.balance()
-				w.at = max(w.at, w.rows[k].ts)
+			w, level := a.left()
+			if !level {
+				return Result{}, false
 			}
-			left = c.sum(&w, w.at)
+			left = c.sum(w, w.at)
 		}
 		decisions[i], at[i] = c.granted(left), left.ts
 		c.taken, c.owed, c.delay, c.moved = left.since(), -left.value, left.delay, left.moved
@@ -266,6 +265,23 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 	res := summarize(calls, decisions, at, requests)
 	res.id = newID(res.At.UnixMicro())
 	return res, true
+}
+
+// left is what takes that were planned have left of their limit. A debt is level only if all shards stood as they were seen: if
+// they were reset since, what was taken from each leaves tokens in some while others owe, and those must not be granted.
+func (a *aim) left() (w *whole, level bool) {
+	w = &whole{a.n, slices.Clone(a.seen.rows), 0}
+	shares := a.c.shares(a.n)
+	owes, changed := false, false
+	for _, s := range a.sent {
+		_, k := shard.Address(s.c.shard)
+		b := s.balance()
+		had := shares.of(k).at(a.seen.rows[k], max(a.seen.at, b.ts)).value
+		owes = owes || b.value < 0
+		changed = changed || math.Abs(had-s.c.count-b.value) > (math.Abs(had)+s.c.count)*smallest
+		w.rows[k], w.at = b, max(w.at, b.ts)
+	}
+	return w, !owes || !changed
 }
 
 // plenty is what a shard had left that was not alone, as far as matters to those who wait: nobody does.

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"database/sql"
 	"math"
 	"slices"
@@ -126,17 +127,12 @@ func (c *call) plan(w *whole, now int64) (parts []part, ok bool) {
 	return parts, ok
 }
 
+// byCount puts the fullest first.
+func byCount(a, b part) int { return cmp.Compare(b.count, a.count) }
+
 // gather takes n from the fullest shards, and from no more of them than it must.
 func gather(there []part, n float64) (parts []part, ok bool) {
-	slices.SortStableFunc(there, func(a, b part) int {
-		switch {
-		case a.count > b.count:
-			return -1
-		case a.count < b.count:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(there, byCount)
 	for _, p := range there {
 		if p.count < 0 || p.count == 0 && n > 0 {
 			break
@@ -152,15 +148,7 @@ func gather(there []part, n float64) (parts []part, ok bool) {
 
 // level takes n from the fullest shards so that what they are left with is the same in all of them.
 func level(there []part, n float64) []part {
-	slices.SortStableFunc(there, func(a, b part) int {
-		switch {
-		case a.count > b.count:
-			return -1
-		case a.count < b.count:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(there, byCount)
 	// The k fullest, down to the level at which they have given n.
 	k, sum := 1, there[0].count
 	for k < len(there) && sum-float64(k)*there[k].count < n {
@@ -173,20 +161,20 @@ func level(there []part, n float64) []part {
 	if _, exp := math.Frexp(max(math.Abs(sum), n)); n > 0 {
 		left = math.Ldexp(math.Trunc(math.Ldexp(left, 48-exp)), exp-48)
 	}
-	parts := there[:k]
 	rest := n
-	for i := range parts {
-		p := &parts[i]
+	for i := range there {
+		p := &there[i]
 		had := p.count
-		p.count = min(max(0, had-left), rest)
-		if i == k-1 {
+		switch {
+		case i < k-1:
+			p.count = min(max(0, had-left), rest)
+		case i == k-1:
 			p.count = rest // but for rounding it is the same
+		default:
+			p.count = 0 // but what it has, or owes, is a part of the sum, and must not be less than was seen
 		}
 		rest -= p.count
 		p.least = had - p.count - (math.Abs(had)+math.Abs(left)+n)*smallest
-	}
-	for i := k; i < len(there); i++ { // nothing from the others; but what they owe is a part of the debt, and must not change
-		there[i].count, there[i].least = 0, math.Inf(-1)
 	}
 	return there
 }
