@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -184,5 +185,46 @@ func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
 	}
 	for _, r := range both {
 		wantLeft(t, v, r, 1e6)
+	}
+}
+
+// A denial that was expected is looked at before the transaction and in it. In the row that a limit has left for its shards
+// anything may stand: it has not changed by being no number.
+func TestAClosedBalanceThatIsNoNumberIsDeniedInOneAttempt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
+	rule := ratelimit.TokenBucket{Rate: 10, Period: never}
+	one, many := ratelimit.MustDefine("closed", rule), ratelimit.MustDefine("closed", rule, ratelimit.Shards(3))
+	takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), one.Global().Count(10))))
+	deny := func() (attempts int) {
+		t.Helper()
+		err := here.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			attempts++
+			res, err := here.RateLimit(ctx, tx, one.Global())
+			if err == nil && res.OK {
+				err = errors.New("granted what is used up")
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, `SELECT 1`)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return attempts
+	}
+	deny() // from now on it is expected
+	if res, err := there.Autocommit(pool).RateLimit(t.Context(), many.Global()); err != nil || res.OK {
+		t.Fatal(res.OK, err)
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE weir_balance SET moved = 'NaN' WHERE value = '-Infinity'`); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if n := deny(); n != 1 {
+			t.Errorf("%d attempts", n)
+		}
 	}
 }

@@ -1,20 +1,13 @@
 package integration
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -50,5 +43,3 @@ func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 		}
 	})
 }
-
-var _ = []any{context.Background, errors.New, rand.IntN, sync.WaitGroup{}, atomic.Bool{}, pgx.ErrNoRows, pgtest.Pool}

@@ -39,8 +39,9 @@ type page struct {
 }
 
 const (
-	mostPages = 100_000 // some megabytes
-	mostMade  = 1000    // more if they are of the last hour
+	mostPages = 100_000   // some megabytes
+	mostMade  = 1000      // more if they are of the last hour
+	longest   = time.Hour // that a transaction is taken to last after it has made a layout
 
 	// lately is for how long a shard is left to the connection that took from it last. It is longer than most transactions;
 	// and one that did not come back since needs it no more.
@@ -83,7 +84,7 @@ func (b *books) layout(c *call) int {
 func (b *books) look(c *call, w *whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, ok := b.made[maker{c.place(), transaction}]; ok {
+	if at, ok := b.made[maker{c.place(), transaction}]; ok && time.Since(at) < longest {
 		return
 	}
 	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
@@ -135,7 +136,7 @@ func (b *books) making(c *call, transaction any) {
 	}
 	if len(b.made) >= mostMade {
 		for m, at := range b.made {
-			if time.Since(at) > time.Hour {
+			if time.Since(at) >= longest {
 				delete(b.made, m)
 			}
 		}

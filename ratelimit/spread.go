@@ -56,9 +56,6 @@ func (l *Limiter) over(ctx context.Context, x executor, calls []call, of func(*c
 		if len(trip) == 0 {
 			return done, nil
 		}
-		if x.single() && len(trip) > 1 {
-			return nil, errUndecided
-		}
 		sharded := slices.ContainsFunc(trip, func(s *statement) bool { return s.c.shard != shard.Row(1, 0) })
 		undo, err := l.guarded(ctx, x, trip, sharded)
 		if err != nil {

@@ -212,13 +212,6 @@ func (c *call) of(n, i int) call {
 // share is of, with a share of what was taken: that of a debt.
 func (c *call) share(n, i int) call {
 	r := c.of(n, i)
-	split := func(x float64) float64 {
-		first, each := shard.Split(x, n)
-		if i == 0 {
-			return first
-		}
-		return each
-	}
-	r.count, r.owed, r.moved = split(c.count), split(c.owed), split(c.moved)
+	r.count, r.owed, r.moved = portion(c.count, &r), portion(c.owed, &r), portion(c.moved, &r)
 	return r
 }

@@ -59,6 +59,8 @@ var mutants = []mutant{
 		"parts, ok = gather(slices.Clone(there), c.count)", "parts, ok = gather(slices.Clone(there)[:1], c.count)", "Shards", whole, true},
 	{"shards: a debt is that of one", "ratelimit/whole.go",
 		"left := (sum - n) / float64(k)", "left := sum - n", "LineOfAWindow|NeverMore", whole, true},
+	{"shards: a debt is laid over those that have changed", "ratelimit/sharded.go",
+		"return w, !owes || !changed", "return w, true || !owes || !changed", "ResetBetween", whole, true},
 	{"shards: a change of their number mints", "ratelimit/reshard.go",
 		"b.value, b.moved = portion(sum.value, &row), portion(sum.moved, &row)", "b.moved = portion(sum.moved, &row)", "Reshard", whole, true},
 	{"shards: the old ones stay open", "ratelimit/reshard.go",
