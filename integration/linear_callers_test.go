@@ -45,6 +45,10 @@ var roads = []road{
 	{"Autocommit", false, "", func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
 		return func(_ context.Context, fn func(operations) error) error { return fn(l.Autocommit(pool)) }
 	}},
+	{"Coalesced", false, "", func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
+		c := coalesce(t, l, pool)
+		return func(_ context.Context, fn func(operations) error) error { return fn(c) }
+	}},
 }
 
 type pgxOperations struct {

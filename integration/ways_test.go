@@ -40,11 +40,20 @@ var ways = []way{
 	{"Serializable", false, inTx(pgx.Serializable)},
 	{"Portable", true, inTx(pgx.Serializable)},
 	{"Autocommit", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return l.Autocommit(pool) }},
+	{"Coalesced", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return coalesce(t, l, pool) }},
 	{"DatabaseSQL", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
 		db := stdlib.OpenDBFromPool(pool)
 		t.Cleanup(func() { _ = db.Close() })
 		return sqlVerbs{l, db}
 	}},
+}
+
+func coalesce(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) *ratelimit.Coalesced {
+	c := l.Coalesce(pool)
+	if t != nil {
+		t.Cleanup(c.Close)
+	}
+	return c
 }
 
 var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}

@@ -125,6 +125,11 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 	if nested(ctx, a.pool) {
 		return errNested()
 	}
+	return a.decided(ctx, calls, verb)
+}
+
+// decided is do for requests that were found to be good.
+func (a *Autocommit) decided(ctx context.Context, calls []call, verb func(executor, []call) error) error {
 	if len(calls) == 1 {
 		if err := verb(poolExecutor{a.pool}, calls); !errors.Is(err, errUndecided) {
 			return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
@@ -186,7 +187,10 @@ func (s *statement) decode(rows pgx.Rows) bool {
 	if s.once != nil || s.look != nil {
 		return false
 	}
-	fields, raw := rows.FieldDescriptions(), rows.RawValues()
+	return s.decodeFrom(rows.FieldDescriptions(), rows.RawValues())
+}
+
+func (s *statement) decodeFrom(fields []pgconn.FieldDescription, raw [][]byte) bool {
 	if len(fields) < 5 || len(raw) != len(fields) {
 		return false
 	}

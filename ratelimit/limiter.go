@@ -42,6 +42,7 @@ type Config struct {
 // denied or contended, both of bounded size. It is safe for concurrent use, and one for each program is enough.
 type Limiter struct {
 	sql         statements
+	many        manyTexts
 	maxAttempts int
 	portable    bool
 	remember    bool
@@ -60,8 +61,10 @@ func New(cfg Config) (*Limiter, error) {
 	if cfg.MaxAttempts < 0 {
 		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
 	}
+	sql := newStatements(cfg.Schema)
 	return &Limiter{
-		sql:         newStatements(cfg.Schema),
+		sql:         sql,
+		many:        newManyTexts(sql.prefix),
 		maxAttempts: cfg.MaxAttempts,
 		portable:    cfg.Portable,
 		remember:    cfg.RememberDenials,
