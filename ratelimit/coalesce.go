@@ -20,6 +20,7 @@ import (
 type Coalesced struct {
 	*Autocommit
 	lanes   [lanes]lane
+	asides  asides
 	seed    maphash.Seed
 	waiting atomic.Int64  // calls that are not decided yet
 	singly  chan struct{} // held by who decides calls one by one
@@ -128,6 +129,9 @@ func (c *Coalesced) add(w *waiter) error {
 
 // lane is that of the key. Those who ask for several limits often share one of them, and have one lane together.
 func (c *Coalesced) lane(w *waiter) *lane {
+	if n := c.asides.lane(w.calls); n != nil {
+		return n
+	}
 	if len(w.calls) > 1 {
 		return &c.lanes[0]
 	}

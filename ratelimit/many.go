@@ -59,6 +59,14 @@ FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
 JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
 ORDER BY u.nr FOR NO KEY UPDATE OF b`
 
+	// freeManySQL answers with the rows that nobody holds.
+	//
+	// $1 names $2 keys
+	freeManySQL = `SELECT b.name, b.key, ` + columns + `
+FROM unnest($1::text[], $2::text[]) AS u (name, key)
+JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+FOR NO KEY UPDATE OF b SKIP LOCKED`
+
 	clockSQL = `SELECT coalesce($1::timestamptz, clock_timestamp())`
 
 	// putManySQL writes what takes have left of rows that are locked, and newManySQL of those that there were not: if there is one
@@ -78,11 +86,11 @@ FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6
 )
 
 // manyTexts are the texts for one schema.
-type manyTexts struct{ take, look, lock, clock, put, new string }
+type manyTexts struct{ take, look, lock, free, clock, put, new string }
 
 func newManyTexts(prefix string) manyTexts {
 	r := strings.NewReplacer("{schema}", prefix, "{refill}", manyRefill)
-	return manyTexts{r.Replace(takeManySQL), r.Replace(lookManySQL), r.Replace(lockManySQL), clockSQL, r.Replace(putManySQL), r.Replace(newManySQL)}
+	return manyTexts{r.Replace(takeManySQL), r.Replace(lookManySQL), r.Replace(lockManySQL), r.Replace(freeManySQL), clockSQL, r.Replace(putManySQL), r.Replace(newManySQL)}
 }
 
 // many is one such statement on its way.
@@ -133,6 +141,10 @@ func (l *Limiter) lookMany(rows []*standing) *many {
 	return &many{sql: l.many.look, args: append(places(rows), l.now()), rows: rows}
 }
 
+func (l *Limiter) freeMany(rows []*standing) *many {
+	return &many{sql: l.many.free, args: places(rows), rows: rows}
+}
+
 // lockMany are two statements: the second reads the clock.
 func (l *Limiter) lockMany(rows []*standing, clock *time.Time) []*many {
 	return []*many{
@@ -178,10 +190,10 @@ func (l *Limiter) putMany(rows []*standing) []*many {
 }
 
 // roundTrip runs statements on a connection, in one round trip.
-func roundTrip(ctx context.Context, conn *pgxpool.Conn, begin, commit bool, statements ...*many) error {
+func roundTrip(ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*many) error {
 	batch := &pgx.Batch{}
-	if begin {
-		batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	for _, sql := range begin {
+		batch.Queue(sql)
 	}
 	for _, s := range statements {
 		batch.Queue(s.sql, s.args...)
@@ -191,7 +203,7 @@ func roundTrip(ctx context.Context, conn *pgxpool.Conn, begin, commit bool, stat
 	}
 	results := conn.SendBatch(ctx, batch)
 	err := func() error {
-		if begin {
+		for range begin {
 			if _, err := results.Exec(); err != nil {
 				return err
 			}

@@ -1,0 +1,433 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// hold locks the row of a request, which must be there, until the function that it returns is called.
+func hold(t *testing.T, pool *pgxpool.Pool, name, key string) (release func()) {
+	t.Helper()
+	tx := begin(t, pool, pgx.ReadCommitted)
+	tag, err := tx.Exec(t.Context(), `SELECT 1 FROM weir_balance WHERE name = $1 AND key = $2 FOR UPDATE`, name, key)
+	if err != nil || tag.RowsAffected() == 0 {
+		t.Fatal(tag, err)
+	}
+	return sync.OnceFunc(func() { commit(t, tx) })
+}
+
+// A lone call takes one round trip, and so do all that come while one is under way.
+func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
+	t.Parallel()
+	var counter trips
+	pool := pgtest.Pool(t, counter.through)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	for range 3 { // the statement is prepared first
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+	}
+	if n := counter.of(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) }); n != 1 {
+		t.Errorf("a lone call took %d round trips", n)
+	}
+
+	const callers = 200
+	release := hold(t, pool, "together", "k")
+	var wg sync.WaitGroup
+	n := counter.of(func() {
+		for range callers {
+			wg.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+		}
+		time.Sleep(50 * time.Millisecond)
+		release()
+		wg.Wait()
+	})
+	if n > 20 {
+		t.Errorf("%d calls took %d round trips", callers, n)
+	}
+	wantLeft(t, c, limit.For("k"), 1000-4-callers)
+}
+
+// Of the calls for one key the earlier are granted, and each of the others is told when it would be.
+func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), newClock()
+	c := coalesce(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool)
+	limit := ratelimit.MustDefine("order", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second})
+	for _, counts := range [][]float64{
+		{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+		{3, 9, 3, 2.5, 2, 1, 0.5, 4},
+	} {
+		if err := c.ResetRateLimit(t.Context(), limit.For("k")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Value(t.Context(), limit.For("k")); err != nil {
+			t.Fatal(err)
+		}
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(0)))) // makes the row
+		release := hold(t, pool, "order", "k")
+		results := make([]ratelimit.Result, len(counts))
+		var wg sync.WaitGroup
+		for i, n := range counts {
+			wg.Go(func() {
+				var err error
+				if results[i], err = c.RateLimit(t.Context(), limit.For("k").Count(n)); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(5 * time.Millisecond)
+		}
+		release()
+		wg.Wait()
+		left := 10.0
+		for i, n := range counts {
+			want, err := ratelimit.Decide(limit.For("k").Count(n), ratelimit.State{Value: left, TS: clock.now()}, clock.now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := results[i].Outcomes[0]
+			if got.OK != want.OK || !got.RetryAt.Equal(want.RetryAt) || !near(got.Value, want.State.Value) || results[i].OK != want.OK {
+				t.Errorf("%v: call %d met %+v, want %+v", counts, i, got, want)
+			}
+			left = want.State.Value
+		}
+	}
+}
+
+// A call whose context ends keeps nothing, whether it is decided or not.
+func TestACoalescedCallWhoseContextEndsKeepsNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("ends", ratelimit.FixedWindow{Rate: 100, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+	release := hold(t, pool, "ends", "k")
+	var wg sync.WaitGroup
+	var stay atomic.Int64
+	for i := range 40 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Millisecond)
+			defer cancel()
+			if i%4 == 0 {
+				ctx = t.Context()
+			}
+			res, err := c.RateLimit(ctx, limit.For("k"))
+			switch {
+			case err == nil && res.OK:
+				stay.Add(1)
+			case !errors.Is(err, context.DeadlineExceeded):
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	release()
+	wg.Wait()
+	c.Close() // what is given back is given back by then
+	if n := stay.Load(); n < 10 {
+		t.Errorf("%d calls were granted, of at least 10 that had no deadline", n)
+	}
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-float64(stay.Load()))
+}
+
+// A row that somebody else holds for long holds up nobody but those who want it.
+func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("held"))))
+	release := hold(t, pool, "held", "held")
+	defer release()
+	var waiting sync.WaitGroup
+	var free atomic.Bool
+	for i := range 20 {
+		waiting.Go(func() {
+			requests := []ratelimit.Request{limit.For("held")}
+			if i%2 == 0 {
+				requests = append(requests, all.Global())
+			}
+			takeOK(t, first(c.RateLimit(t.Context(), requests...)))
+			if !free.Load() {
+				t.Error("granted while another transaction holds the row")
+			}
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // a generous bound
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() { takeOK(t, first(c.RateLimit(ctx, limit.For(fmt.Sprint(i))))) })
+		wg.Go(func() { takeOK(t, first(c.RateLimit(ctx, limit.For(fmt.Sprint("and", i)), all.For("x")))) })
+	}
+	wg.Wait()
+	takeOK(t, first(c.RateLimit(ctx, limit.For("0"))))
+	free.Store(true)
+	release()
+	waiting.Wait()
+	wantLeft(t, c, limit.For("held"), 979)
+	wantLeft(t, c, all.Global(), 990)
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("held")))) // in its usual lane again
+}
+
+// What only one of the callers has caused is not told to the others.
+func TestAnErrorOfTheDatabaseIsToldToItsCallerOnly(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	execSQL(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$`)
+	execSQL(t, pool, `CREATE TRIGGER refuse BEFORE INSERT ON weir_balance FOR EACH ROW WHEN (NEW.key = 'bad') EXECUTE FUNCTION refuse()`)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("told", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() {
+			key := fmt.Sprint(i)
+			if i%10 == 0 {
+				key = "bad"
+			}
+			res, err := c.RateLimit(t.Context(), limit.For(key))
+			if key == "bad" && (err == nil || !strings.Contains(err.Error(), "not this one")) || key != "bad" && (err != nil || !res.OK) {
+				t.Errorf("%s: %+v, %v", key, res, err)
+			}
+		})
+		wg.Go(func() {
+			if _, err := c.RateLimit(t.Context(), limit.For(fmt.Sprint(i)).Count(-1)); !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Calls of several limits are all or none, whoever else takes from them.
+func TestCoalescedCallsOfSeveralLimitsAreAllOrNone(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	c := coalesce(t, l, pool)
+	tenants := ratelimit.MustDefine("tenants", ratelimit.FixedWindow{Rate: 15, Period: century})
+	global := ratelimit.MustDefine("global", ratelimit.FixedWindow{Rate: 100, Period: century, MaxReserved: ratelimit.Tokens(20)})
+	var granted, ahead, alone atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Go(func() {
+			for k := range 20 {
+				tenant := tenants.For(fmt.Sprint((i + k) % 12))
+				switch k % 5 {
+				case 0:
+					res, err := c.RateLimit(t.Context(), global.Global())
+					if err != nil {
+						t.Error(err)
+					} else if res.OK {
+						alone.Add(1)
+					}
+				case 1:
+					res, err := c.RateLimit(t.Context(), tenant, global.Global().OrReserve())
+					if err != nil {
+						t.Error(err)
+					} else if res.OK {
+						ahead.Add(1)
+					}
+				default:
+					res, err := c.RateLimit(t.Context(), tenant, global.Global())
+					if err != nil {
+						t.Error(err)
+					} else if res.OK {
+						granted.Add(1)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	left := 0.0
+	for i := range 12 {
+		s, err := c.Value(t.Context(), tenants.For(fmt.Sprint(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left += s.Value
+	}
+	wantLeft(t, c, global.Global(), 100-float64(granted.Load()+ahead.Load()+alone.Load()))
+	if taken := 12*15 - left; !near(taken, float64(granted.Load()+ahead.Load())) {
+		t.Errorf("%v of the tenants' tokens are gone, for %d calls", taken, granted.Load()+ahead.Load())
+	}
+	if n := granted.Load() + alone.Load(); n > 100 || n+ahead.Load() < 100 {
+		t.Errorf("%d granted and %d ahead, of 100", n, ahead.Load())
+	}
+}
+
+// Many callers of a limit with shards get all that it has, and what they give back goes where it came from.
+func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 100, Period: never}, ratelimit.Shards(8))
+	results := make(chan ratelimit.Result, 1000)
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			for range 4 {
+				res, err := c.RateLimit(t.Context(), limit.For("k"))
+				if err != nil {
+					t.Error(err)
+				}
+				results <- res
+			}
+		})
+	}
+	wg.Wait()
+	close(results)
+	var granted []ratelimit.Result
+	for res := range results {
+		if res.OK {
+			granted = append(granted, res)
+		}
+	}
+	if len(granted) != 100 {
+		t.Fatalf("%d granted of 100", len(granted))
+	}
+	for _, res := range granted[:30] {
+		if err := c.GiveBack(t.Context(), res); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantLeft(t, c, limit.For("k"), 30)
+	ids := map[string]bool{}
+	for _, res := range granted {
+		ids[res.Reservation().ID.String()] = true
+	}
+	if len(ids) != len(granted) {
+		t.Errorf("%d ids of %d reservations", len(ids), len(granted))
+	}
+}
+
+// Close waits for the calls that are under way; those that come later are refused, and none is lost.
+func TestCloseDecidesWhatWasAsked(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("close", ratelimit.FixedWindow{Rate: 100_000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for range 30 {
+		wg.Go(func() {
+			for {
+				res, err := c.RateLimit(t.Context(), limit.Global())
+				if errors.Is(err, ratelimit.ErrClosed) {
+					return
+				}
+				if err != nil || !res.OK {
+					t.Errorf("%+v, %v", res, err)
+					return
+				}
+				granted.Add(1)
+			}
+		})
+	}
+	time.Sleep(30 * time.Millisecond)
+	c.Close()
+	c.Close()
+	wg.Wait()
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections are held", n)
+	}
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.Global(), 100_000-1-float64(granted.Load()))
+}
+
+// An outage is an error to those who ask in it, and nothing after it.
+func TestCoalescedCallsAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "outage" })
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 100_000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	stop := make(chan struct{})
+	var failed, granted, unknown atomic.Int64
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				res, err := c.RateLimit(t.Context(), limit.Global())
+				switch {
+				case errors.Is(err, ratelimit.ErrOutcomeUnknown):
+					unknown.Add(1)
+				case err != nil:
+					failed.Add(1)
+				case res.OK:
+					granted.Add(1)
+				}
+			}
+		})
+	}
+	for range 10 {
+		time.Sleep(10 * time.Millisecond)
+		execSQL(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outage'`)
+	}
+	close(stop)
+	wg.Wait()
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	s, err := c.Value(t.Context(), limit.Global())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := 100_000 - 2 - s.Value
+	if gone < float64(granted.Load()) || gone > float64(granted.Load()+unknown.Load()) {
+		t.Errorf("%v tokens are gone; %d granted, %d unknown, %d failed", gone, granted.Load(), unknown.Load(), failed.Load())
+	}
+}
+
+// Calls by different rules for one key, as when a customer's plan has just changed, are decided one after the other.
+func TestCoalescedCallsByDifferentRules(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 10, Period: never})
+	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: never}, ratelimit.FixedWindow{Rate: 5, Period: never}}
+	var granted []int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 60 {
+		wg.Go(func() {
+			res, err := c.RateLimit(t.Context(), limit.For("k").Rule(rules[i%3]))
+			if err != nil {
+				t.Error(err)
+			}
+			if res.OK {
+				mu.Lock()
+				granted = append(granted, i%3)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	// The largest lets 20 in at most, and each of the others cuts down what it finds.
+	if len(granted) < 5 || len(granted) > 20 || slices.Max(granted) > 2 {
+		t.Errorf("%d were granted", len(granted))
+	}
+}

@@ -1,0 +1,80 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// What is refused is refused before anything is sent: nothing listens here.
+func TestCoalescedRefuses(t *testing.T) {
+	t.Parallel()
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none?connect_timeout=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	k := MustDefine("k", TokenBucket{Rate: 10, Period: time.Second}).For("k")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	full, closed := l.Coalesce(pool), l.Coalesce(pool)
+	full.waiting.Store(mostWaiting)
+	closed.Close()
+	for name, c := range map[string]struct {
+		c        *Coalesced
+		ctx      context.Context
+		requests []Request
+		want     error
+	}{
+		"NoRequest": {l.Coalesce(pool), t.Context(), nil, ErrInvalid},
+		"NoPool":    {l.Coalesce(nil), t.Context(), []Request{k}, ErrInvalid},
+		"TooMany":   {l.Coalesce(pool), t.Context(), []Request{k.Count(11)}, ErrNeverGranted},
+		"Ended":     {l.Coalesce(pool), ended, []Request{k}, context.Canceled},
+		"Nested":    {l.Coalesce(pool), context.WithValue(t.Context(), outerKey{pool}, true), []Request{k}, ErrNested},
+		"Full":      {full, t.Context(), []Request{k}, ErrOverloaded},
+		"Closed":    {closed, t.Context(), []Request{k}, ErrClosed},
+	} {
+		if res, err := c.c.RateLimit(c.ctx, c.requests...); !errors.Is(err, c.want) || res.OK {
+			t.Errorf("%s: %+v, %v", name, res, err)
+		}
+	}
+	if n := full.waiting.Load(); n != mostWaiting {
+		t.Errorf("%d wait after one was refused", n)
+	}
+	c := l.Coalesce(pool)
+	defer c.Close()
+	if res, err := c.RateLimit(t.Context(), k); err == nil || res.OK || errors.Is(err, ErrOutcomeUnknown) {
+		t.Errorf("without a server: %+v, %v", res, err)
+	}
+}
+
+// A part of what was taken from shards is that of the first, and all parts add up.
+func TestAllot(t *testing.T) {
+	t.Parallel()
+	parts := []part{{shard: 1, count: 2}, {shard: 4, count: 3}}
+	var got [][]part
+	for _, n := range []float64{0, 1, 2, 2} {
+		var of []part
+		of, parts = allot(parts, n)
+		got = append(got, of)
+	}
+	want := [][]part{{{shard: 1}}, {{shard: 1, count: 1}}, {{shard: 1, count: 1}, {shard: 4, count: 1}}, {{shard: 4, count: 2}}}
+	for i := range want {
+		if len(got[i]) != len(want[i]) {
+			t.Fatalf("%d: %v, want %v", i, got[i], want[i])
+		}
+		for k := range want[i] {
+			if got[i][k] != want[i][k] {
+				t.Errorf("%d: %v, want %v", i, got[i], want[i])
+			}
+		}
+	}
+}
