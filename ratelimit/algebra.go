@@ -72,6 +72,34 @@ func (a *algebra) floor(reserve bool) float64 {
 	return 0
 }
 
+// comes is how many tokens come in d microseconds, at the most; always, how many at the least.
+func (a *algebra) comes(d int64) float64 {
+	if a.windowed {
+		return a.rate * float64((d+a.period-1)/a.period)
+	}
+	return float64(a.rate*float64(d)) / float64(a.period)
+}
+
+func (a *algebra) always(d int64) float64 {
+	if a.windowed {
+		return a.rate * float64(d/a.period)
+	}
+	return a.comes(d)
+}
+
+// repaid tells whether a balance b owes nothing any more d microseconds after its ts, in which a pause is no time.
+func (a *algebra) repaid(b balance, d int64) bool {
+	paused := b.since() - b.ts
+	if paused > d {
+		return false
+	}
+	if a.windowed {
+		n := math.Floor((micros(b.ts-a.origin)+float64(d))/float64(a.period)) - float64(a.window(b.since()))
+		return b.value+float64(a.rate*max(0, n)) >= 0
+	}
+	return b.value+float64(a.rate*max(0, float64(d)-micros(paused)))/float64(a.period) >= 0
+}
+
 // earliest is the first instant, not before now, at which a take of n from the row (value, ts) leaves at least floor.
 // The closed formula is only the first guess: in float64 it is off by a microsecond in some per cent of all cases, so the
 // answer is searched for around it with the very arithmetic that decides. The caller sees to it that capacity-n >= floor.

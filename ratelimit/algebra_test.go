@@ -251,7 +251,7 @@ func TestFlappingBetweenBucketAndWindowMintsNothing(t *testing.T) {
 		rules := []algebra{anyAlgebra(t), anyAlgebra(t), anyAlgebra(t)}
 		b := balance{true, rapid.Float64Range(-100, 500).Draw(t, "value"), noon, open, 0, 0}
 		for range 20 {
-			c := call{algebra: rules[rapid.IntRange(0, 2).Draw(t, "rule")], reserve: true}
+			c := call{algebra: rules[rapid.IntRange(0, 2).Draw(t, "rule")], ahead: ahead{reserve: true}}
 			next := c.at(b, noon+rapid.Int64Range(-1000, 0).Draw(t, "now"))
 			if next.value > b.value || next.value != min(b.value, c.capacity) || next.ts != noon {
 				t.Fatalf("%+v became %+v by %+v", b, next, c.algebra)

@@ -41,8 +41,8 @@ type Decision struct {
 //
 //	value' = min(value + rate*steps, capacity)
 //
-// and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved. During a pause, which
-// counts as no time, nothing is granted without OrReserve.
+// and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved; with Within, if moreover it
+// would be 0 or more by then. During a pause, which counts as no time, nothing is granted without OrReserve.
 //
 // Times count in whole microseconds, as in Postgres. A bad request is refused as by [Limiter.RateLimit].
 func Decide(r Request, s State, now time.Time) (Decision, error) {
@@ -103,15 +103,33 @@ func (a *algebra) at(b balance, now int64) balance {
 // decide is TAKE and LOOK in one. The times of a denial are computed from the row as it stands: refilled up to now first,
 // they would round differently from the take that comes then.
 func (c *call) decide(b balance, now int64) Decision {
-	after := c.at(b, now)
-	if after.value -= c.count; after.value >= c.least() && (c.reserve || after.pausedUntil == open) {
+	after, ok := c.grants(c.at(b, now))
+	if ok {
 		return c.granted(after)
 	}
+	if c.within > 0 {
+		guess := float64(max(now, b.since())) + (c.least()+c.count-b.value)*float64(c.period)/c.rate
+		at := search(now, endOfTime, guess, func(t int64) bool { _, ok := c.grants(c.at(b, t)); return ok })
+		return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(at)}
+	}
 	from := now
-	if !c.reserve {
+	if !c.pausable() {
 		from = max(now, b.pausedUntil)
 	}
 	return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(c.earliest(b.value, b.since(), from, c.count, c.least()))}
+}
+
+// grants tells whether a balance that is refilled up to now grants the call, and what that leaves.
+func (c *call) grants(b balance) (after balance, ok bool) {
+	after = b
+	after.value -= c.count
+	switch {
+	case !(after.value >= c.least()):
+		return after, false
+	case !c.pausable():
+		return after, after.pausedUntil == open
+	}
+	return after, !c.bounded || c.repaid(after, c.within)
 }
 
 // granted is the Decision of a take that has left b.

@@ -28,7 +28,7 @@ type denial struct {
 	at       int64
 	rule     algebra
 	count    float64
-	reserve  bool
+	ahead    ahead
 }
 
 // trip is how much earlier than its RetryAt a denial is not answered from memory any more: longer than most answers took to
@@ -80,12 +80,12 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 		d.drop()
 	}
 	until, demand := decision.RetryAt, c.demand()
-	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.reserve { // until then whatever is asked for
+	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.pausable() { // until then whatever is asked for
 		until, demand = paused, 0
 	}
 	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
 	now := time.Now()
-	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.reserve}
+	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.ahead}
 }
 
 // answer is what a call of one limit was told before, if it is the same and not yet over.
@@ -97,7 +97,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	d.mu.Lock()
 	e, ok := d.rows[c.row()]
 	d.mu.Unlock()
-	if !ok || e.count != c.count || e.reserve != c.reserve || e.rule != c.algebra {
+	if !ok || e.count != c.count || e.ahead != c.ahead || e.rule != c.algebra {
 		return Result{}, false
 	}
 	at := e.at + time.Since(e.told).Microseconds()

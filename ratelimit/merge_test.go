@@ -71,6 +71,8 @@ func TestRequestsForOneBalanceMustAgree(t *testing.T) {
 		"capacity":  {apples.For("x"), apples.For("x").Rule(TokenBucket{Rate: 10, Period: time.Minute, Capacity: Tokens(11)})},
 		"start":     {pears.For("x"), pears.For("x").Rule(FixedWindow{Rate: 10, Period: time.Minute, Start: time.UnixMicro(noon)})},
 		"OrReserve": {apples.For("x"), pears.For("x"), apples.For("x").OrReserve()},
+		"Within":    {apples.For("x").Within(time.Second), apples.For("x").Within(time.Minute)},
+		"bounds":    {apples.For("x").OrReserve(), apples.For("x").Within(0)},
 	} {
 		for range 2 {
 			var invalid *InvalidError

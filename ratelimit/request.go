@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/weir-go/weir/shard"
 )
@@ -16,6 +17,8 @@ type Request struct {
 	keyed   bool // made by For
 	count   float64
 	reserve bool
+	bounded bool // by within
+	within  time.Duration
 	rule    Rule
 }
 
@@ -30,6 +33,18 @@ func (r Request) Count(n float64) Request { r.count = n; return r }
 // Later callers queue up behind it.
 func (r Request) OrReserve() Request { r.reserve = true; return r }
 
+// Within is OrReserve for work that cannot wait for long: granted only if it may run within d of the decision, so that
+// [Result.RunAt] is no later than [Result.At] plus d. Otherwise nothing is taken, and RetryAt is the first instant at which the
+// very same call would be granted if nobody else came. MaxReserved holds too.
+//
+// With 0 only what may run now is granted, as without OrReserve. A d below 0, or a count that does not come within it even where
+// the limit is full, is refused when the request is used; of a fixed window that is one above the capacity and the windows that
+// begin in any d. Parts of a microsecond do not count.
+func (r Request) Within(d time.Duration) Request {
+	r.reserve, r.bounded, r.within = true, true, d
+	return r
+}
+
 // Rule decides this request by another rule than the limit's own: a customer's plan, say. The row is the same whatever
 // the rule, so a change of plan does not reset what was used. A smaller rule clamps the balance to its own capacity when it
 // takes, and in a call that another limit then denies, too. Nil means the limit's own.
@@ -41,12 +56,12 @@ type call struct {
 	name, key string
 	shard     int32
 	count     float64
-	reserve   bool
-	indexes   []int // of the requests that were merged into it
-	taken     int64 // once granted: when, by the row's time; 0 if nothing was taken
-	delay     int64 // and the row's delay then,
-	moved     float64
-	owed      float64 // what it owed after the take; below 0, what it had left
+	ahead
+	indexes []int // of the requests that were merged into it
+	taken   int64 // once granted: when, by the row's time; 0 if nothing was taken
+	delay   int64 // and the row's delay then,
+	moved   float64
+	owed    float64 // what it owed after the take; below 0, what it had left
 
 	args *ruleArgs // of the algebra; nil if they are not at hand
 
@@ -55,13 +70,27 @@ type call struct {
 	parts  []part // and what was taken from each; none if it was laid over all of them
 }
 
+// ahead is how far ahead of its tokens a call may be granted.
+type ahead struct {
+	reserve bool
+	bounded bool  // by within
+	within  int64 // the most microseconds from the decision until it may run
+}
+
+// pausable says that the call may be granted in a pause, for when that is over.
+func (a *ahead) pausable() bool { return a.reserve && (!a.bounded || a.within > 0) }
+
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
 // rounding, would be run up for nothing: no count owes more than 2^40 of itself.
 func (c *call) least() float64 {
-	if c.reserve && c.count > 0 {
-		return max(c.floor(true), -c.count/smallest)
+	least := c.floor(c.reserve)
+	if c.bounded {
+		least = max(least, -c.comes(c.within))
 	}
-	return c.floor(c.reserve)
+	if c.reserve && c.count > 0 {
+		least = max(least, -c.count/smallest)
+	}
+	return least
 }
 
 func errNoLimit() error {
@@ -73,7 +102,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, reserve: r.reserve, shards: r.def.shards, args: r.def.args}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve}, shards: r.def.shards, args: r.def.args}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
@@ -91,6 +120,12 @@ func (r Request) resolve() (call, error) {
 			return c, &InvalidError{Limit: name, Field: "key", Value: shorten(r.key), Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
 		}
 	}
+	if r.bounded {
+		if r.within < 0 {
+			return c, &InvalidError{Limit: name, Field: "Within", Value: r.within, Want: "0 or more"}
+		}
+		c.bounded, c.within = true, r.within.Microseconds()
+	}
 	if c.phased {
 		c.setOrigin(phase(name, r.key, c.period))
 	}
@@ -101,12 +136,16 @@ func (c *call) checkCount() error {
 	switch n := c.count; {
 	case !(n >= 0):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, Want: "0 or more tokens"}
-	case c.reserve && !(c.capacity-n >= -c.debt):
+	case c.pausable() && !(c.capacity-n >= -c.debt):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most %v: the capacity of %v and the %v that may be reserved", c.capacity+c.debt, c.capacity, c.debt)}
-	case !c.reserve && n > c.capacity:
+	case !c.pausable() && n > c.capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
+	case c.within > 0 && !(c.capacity-n >= -c.always(c.within)):
+		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= c.least()),
+			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
+				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
 	case n > 0 && n < c.capacity*smallest:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n,
 			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding", c.capacity)}
@@ -149,10 +188,13 @@ func resolveAll(requests []Request) ([]call, error) {
 			continue
 		}
 		if c.algebra != last.algebra {
-			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: "the same rule in both"}
+			return nil, errUnlike(&c, "the same rule in both")
 		}
 		if c.reserve != last.reserve {
-			return nil, &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: "OrReserve in both or in none"}
+			return nil, errUnlike(&c, "OrReserve in both or in none")
+		}
+		if c.bounded != last.bounded || c.within != last.within {
+			return nil, errUnlike(&c, "the same Within in both")
 		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)
@@ -163,11 +205,15 @@ func resolveAll(requests []Request) ([]call, error) {
 	return merged, nil
 }
 
+func errUnlike(c *call, want string) error {
+	return &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: want}
+}
+
 // bare are the requests of verbs to which counts do not matter.
 func bare(requests []Request) []Request {
 	b := slices.Clone(requests)
 	for i := range b {
-		b[i].count, b[i].reserve = 0, false
+		b[i].count, b[i].reserve, b[i].bounded = 0, false, false
 	}
 	return b
 }

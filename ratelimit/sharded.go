@@ -46,6 +46,9 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 				return res, nil
 			}
 			l.aim(x, calls, aims, seen)
+			if x.single() && slices.ContainsFunc(aims, aim.inPause) {
+				return Result{}, errUndecided // what turns out to be taken in a longer one must be given back before it is seen
+			}
 		}
 		if held {
 			x.wrong(calls...)
@@ -127,6 +130,11 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
 	}
 }
 
+// inPause says that the call may run in time although its limit is paused, as it was seen.
+func (a aim) inPause() bool {
+	return a.seen != nil && a.n > 1 && a.c.within > 0 && a.c.sum(a.seen, a.seen.at).pausedUntil != open
+}
+
 // holds tells whether takes that were not all granted have left a row locked: one that was granted and given back, or one that
 // was denied. Where the shard has enough it was not denied, but held by somebody else.
 func holds(aims []aim, seen []*whole) bool {
@@ -152,29 +160,31 @@ func (errBusy) SQLState() string { return "40001" }
 
 // send makes the statements. A lone one that fails can be told from one that was denied.
 func (l *Limiter) send(a *aim, lone bool) {
+	paused := a.c.reserve && !a.c.bounded || a.inPause()
 	switch {
 	case a.n == 1:
 		c := *a.c
 		c.shards = 0
 		a.sent = []*statement{l.takeOf(&c)}
 	case a.from != nil:
-		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, part{count: a.c.count}, !lone || a.seen != nil || len(a.from) > 1, l.now())}
+		p := part{count: a.c.count}
+		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, p, paused, !lone || a.seen != nil || len(a.from) > 1, l.now())}
 		a.sent[0].writes = false // if it fails, it will be another
 		a.sent[0].lone = len(a.from) == 1 && a.sent[0].shards == nil
 	default:
 		a.sent = nil
 		for _, p := range a.plan {
-			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, true, fromMicro(a.seen.at))) // one clock for all parts
+			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, paused, true, fromMicro(a.seen.at))) // one clock for all parts
 		}
 	}
 }
 
-// takeShard takes p from one of the candidates.
-func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool, now any) *statement {
+// takeShard takes p from one of the candidates, in a pause too if that is said.
+func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, paused, wait bool, now any) *statement {
 	row := c.of(n, candidates[0])
 	row.count = p.count
 	if l.portable {
-		s := l.write(&row, l.sql.of(c).take, p.count, p.least, c.reserve)
+		s := l.write(&row, l.sql.of(c).take, p.count, p.least, paused)
 		s.args[7] = now
 		s.whole, s.row = c, row.shard
 		return s
@@ -185,7 +195,7 @@ func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool,
 	_, _ = h.Write([]byte(c.key))
 	k := len(candidates)
 	if k == 1 && !wait {
-		s := l.write(&row, l.sql.of(c).takeOwn, p.count, p.least, c.reserve, int32(h.Sum32())+row.shard) //nolint:gosec // wraps
+		s := l.write(&row, l.sql.of(c).takeOwn, p.count, p.least, paused, int32(h.Sum32())+row.shard) //nolint:gosec // wraps
 		s.whole, s.row = c, row.shard
 		return s
 	}
@@ -199,7 +209,7 @@ func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, wait bool,
 	}
 	return &statement{
 		c: &row, whole: c, writes: true, sql: l.sql.of(c).takeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, now, c.originTime(), p.least, c.reserve, locks, wait},
+		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, now, c.originTime(), p.least, paused, locks, wait},
 	}
 }
 
@@ -241,10 +251,14 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 			left.moved = 0
 		default:
 			w, level := a.left()
-			if !level {
+			before := c.sum(a.seen, a.seen.at)
+			left = c.sum(w, w.at)
+			if !level || c.within > 0 && left.pausedUntil > before.pausedUntil {
 				return Result{}, false
 			}
-			left = c.sum(w, w.at)
+			if c.within > 0 && left.value < 0 { // as it was planned: not a rounding later
+				left.value = before.value - c.count
+			}
 		}
 		decisions[i], at[i] = c.granted(left), left.ts
 		c.taken, c.owed, c.delay, c.moved = left.since(), -left.value, left.delay, left.moved

@@ -56,8 +56,22 @@ VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::t
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 WHERE least($4, b.value + {refill}) - $7 >= $10::float8
-	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
+	AND {unless}
 RETURNING ` + columns
+
+	// inTime makes takeSQL one for what may wait for so long, and no longer: $11 is then, in place of whether to reserve, the most
+	// microseconds from the decision until nothing is owed and no pause lasts. A balance that is used for the first time is full,
+	// which grants whatever is not refused before.
+	unpaused = `(b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)`
+	inTime   = `round(date_part('epoch', {paused}) * 1e6) <= $11::float8
+	AND (least($4, b.value + {refill}) - $7) + {comes} >= 0`
+
+	// what comes in the time of $11, in which what is left of a pause is no time
+	paused      = `greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)`
+	bucketComes = `$5 * greatest(0, $11::float8 - round(date_part('epoch', {paused}) * 1e6)) / $6`
+	windowComes = `$5 * greatest(0,
+		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6) + $11::float8) / $6) -
+		floor(round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - $9::timestamptz) * 1e6) / $6))`
 
 	// takeOwnSQL is takeSQL for a shard that nobody else is expected to hold: no row if somebody does. It costs a twentieth
 	// less than takeShardSQL.
@@ -264,7 +278,7 @@ type statements struct {
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, takeOwn, takeShard, give, giveShard, pause, resume string }
+type texts struct{ take, takeWithin, takeOwn, takeShard, give, giveShard, pause, resume string }
 
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
 const class = 0x57656972
@@ -274,24 +288,31 @@ func newStatements(schema string) statements {
 	if schema != "" {
 		s.prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
+	// What is replaced by one of these may hold others.
+	replace := func(text string, pairs ...string) string {
+		for i := 0; i < len(pairs); i += 2 {
+			text = strings.ReplaceAll(text, pairs[i], pairs[i+1])
+		}
+		return text
+	}
 	text := func(sql, refill, delay, unused, shard string) string {
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
-		return strings.NewReplacer("{schema}", s.prefix, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
+		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
-	of := func(refill, delay, unused string) texts {
+	of := func(refill, delay, unused, comes string) texts {
 		same := func(sql string) string { return text(sql, refill, delay, unused, "") }
 		ofShard := strings.NewReplacer("$5", "excluded.rate").Replace(refill)
 		return texts{
-			take: same(takeSQL), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
+			take: same(takeSQL), takeWithin: same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused)), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
 			give: same(giveSQL), giveShard: text(giveSQL, refill, delay, unused, " "+tidy),
 			pause: same(pauseSQL), resume: same(resumeSQL),
 		}
 	}
-	s.bucket = of(bucketRefill, bucketDelay, bucketUnused)
-	s.window = of(windowRefill, windowDelay, strings.ReplaceAll(windowUnused, "{later}", windowsLater))
+	s.bucket = of(bucketRefill, bucketDelay, bucketUnused, bucketComes)
+	s.window = of(windowRefill, windowDelay, strings.ReplaceAll(windowUnused, "{later}", windowsLater), windowComes)
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.look, s.lookShards = one(lookSQL), one(lookShardsSQL)
@@ -413,7 +434,10 @@ func (l *Limiter) put(c *call, b balance) *statement {
 }
 
 func (l *Limiter) takeOf(c *call) *statement {
-	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.reserve)
+	if c.within > 0 {
+		return l.write(c, l.sql.of(c).takeWithin, c.count, c.least(), float64(c.within))
+	}
+	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.pausable())
 }
 
 // giveOf gives back what c took, but for what was used of it.

@@ -19,20 +19,23 @@ func every(t *testing.T, cfg Config) map[string]*statement {
 	l := limiterFor(t, cfg)
 	calls := resolved(t, apples.For("x").Count(2), pears.For("x"))
 	bucket, window := &calls[0], &calls[1]
+	inTime := resolved(t, apples.For("x").Within(time.Second), pears.For("x").Within(time.Second))
 	return map[string]*statement{
-		"take bucket":   l.takeOf(bucket),
-		"take window":   l.takeOf(window),
-		"give bucket":   l.giveOf(bucket, 1, true),
-		"give window":   l.giveOf(window, 1, true),
-		"charge bucket": l.chargeOf(bucket, 1),
-		"charge window": l.chargeOf(window, 1),
-		"reset bucket":  l.resetOf(bucket),
-		"reset window":  l.resetOf(window),
-		"pause bucket":  l.pauseOf(bucket, 5),
-		"pause window":  l.pauseOf(window, 5),
-		"resume bucket": l.resumeOf(bucket),
-		"resume window": l.resumeOf(window),
-		"look":          l.lookOf(bucket),
+		"take bucket":         l.takeOf(bucket),
+		"take window":         l.takeOf(window),
+		"take bucket in time": l.takeOf(&inTime[0]),
+		"take window in time": l.takeOf(&inTime[1]),
+		"give bucket":         l.giveOf(bucket, 1, true),
+		"give window":         l.giveOf(window, 1, true),
+		"charge bucket":       l.chargeOf(bucket, 1),
+		"charge window":       l.chargeOf(window, 1),
+		"reset bucket":        l.resetOf(bucket),
+		"reset window":        l.resetOf(window),
+		"pause bucket":        l.pauseOf(bucket, 5),
+		"pause window":        l.pauseOf(window, 5),
+		"resume bucket":       l.resumeOf(bucket),
+		"resume window":       l.resumeOf(window),
+		"look":                l.lookOf(bucket),
 	}
 }
 

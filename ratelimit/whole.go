@@ -108,8 +108,8 @@ type part struct {
 // plan tells from which shards to take what c asks for, by the time now: few of them if the limit has it, and if it is
 // reserved all of them, in their order. ok is false if it is to be denied.
 func (c *call) plan(w *whole, now int64) (parts []part, ok bool) {
-	total := c.sum(w, now)
-	if total.pausedUntil != open && !c.reserve || !(total.value-c.count >= c.least()) {
+	after, ok := c.grants(c.sum(w, now))
+	if !ok {
 		return nil, false
 	}
 	shares := c.shares(w.n)
@@ -117,7 +117,7 @@ func (c *call) plan(w *whole, now int64) (parts []part, ok bool) {
 	for i := range there {
 		there[i] = part{shard: i, count: shares.of(i).at(w.rows[i], now).value}
 	}
-	if total.value-c.count >= 0 {
+	if ok = after.value >= 0; ok {
 		parts, ok = gather(slices.Clone(there), c.count)
 	}
 	if !ok && c.reserve {
@@ -188,7 +188,7 @@ func (c *call) decideWhole(w *whole) Decision {
 		return c.granted(after)
 	}
 	from := w.at
-	if !c.reserve {
+	if !c.pausable() {
 		from = max(from, before.pausedUntil)
 	}
 	grants := func(t int64) bool { _, ok := c.plan(w, t); return ok }

@@ -84,7 +84,7 @@ var mutants = []mutant{
 
 	// the pause
 	{"pause: it grants", "ratelimit/statements.go",
-		"WHERE least($4, b.value + {refill}) - $7 >= $10::float8\n\tAND (b.paused_until IS NULL", "WHERE least($4, b.value + {refill}) - $7 >= $10::float8\n\tAND (true", "Pause", whole, true},
+		"unpaused = `(b.paused_until IS NULL", "unpaused = `(true", "Pause", whole, true},
 	{"pause: it is foreseen to grant", "ratelimit/decide.go",
 		"(c.reserve || after.pausedUntil == open)", "true", "Pause", core, true},
 	{"pause: a bucket refills in it", "ratelimit/statements.go",
