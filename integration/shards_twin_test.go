@@ -135,11 +135,8 @@ func (w *twins) take(t *rapid.T) {
 	n := numbersOf(w.rule)
 	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7, n.capacity}).Draw(t, "count")
 	count = min(count, n.capacity)
-	many, one := []ratelimit.Request{w.many().Count(count)}, []ratelimit.Request{w.one().Count(count)}
-	reserve := rapid.IntRange(0, 2).Draw(t, "reserve") == 0
-	if reserve {
-		many[0], one[0] = many[0].OrReserve(), one[0].OrReserve()
-	}
+	reserve, bounded := anyAhead(t, n.period)
+	many, one := []ratelimit.Request{reserve(w.many().Count(count))}, []ratelimit.Request{reserve(w.one().Count(count))}
 	if rapid.IntRange(0, 4).Draw(t, "several") == 0 { // the other has always enough
 		many = append(many, w.other.For("k"))
 	}
@@ -171,11 +168,19 @@ func (w *twins) take(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !same.OK && same.RetryAfter() > time.Millisecond { // else it is rounding
+	rounding := time.Millisecond
+	if bounded {
+		rounding += w.slack()
+	}
+	if !same.OK && same.RetryAfter() > rounding {
 		t.Fatalf("granted of %+v, and one balance would not have: %s", before, show(same))
 	}
 	if !same.OK { // then keep them together
-		if same, err = w.plain.RateLimit(t.Context(), one[0].OrReserve()); err != nil || !same.OK {
+		one[0] = one[0].OrReserve()
+		if bounded {
+			one[0] = one[0].Within(century)
+		}
+		if same, err = w.plain.RateLimit(t.Context(), one...); err != nil || !same.OK {
 			w.did["parted"]++
 			return
 		}

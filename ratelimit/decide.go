@@ -42,7 +42,7 @@ type Decision struct {
 //	value' = min(value + rate*steps, capacity)
 //
 // and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved; with Within, if moreover it
-// would be 0 or more by then. During a pause, which counts as no time, nothing is granted without OrReserve.
+// would be 0 or more by then. OnCredit the n do not count in this. During a pause, which counts as no time, nothing is granted without OrReserve.
 //
 // Times count in whole microseconds, as in Postgres. A bad request is refused as by [Limiter.RateLimit].
 func Decide(r Request, s State, now time.Time) (Decision, error) {
@@ -129,16 +129,17 @@ func (c *call) grants(b balance) (after balance, ok bool) {
 	case !c.pausable():
 		return after, after.pausedUntil == open
 	}
-	return after, !c.bounded || c.repaid(after, c.within)
+	return after, !c.bounded || c.repaid(c.line(after), c.within)
 }
 
 // granted is the Decision of a take that has left b.
 func (c *call) granted(b balance) Decision {
 	d := Decision{OK: true, State: c.state(b)}
+	line := c.line(b).value
 	switch since := b.since(); {
-	case b.value < 0:
-		run := c.earliest(b.value, since, since, 0, 0)
-		d.RunAt, d.PacedAt = fromMicro(run), fromMicro(c.paced(-b.value, c.count, since, run))
+	case line < 0:
+		run := c.earliest(line, since, since, 0, 0)
+		d.RunAt, d.PacedAt = fromMicro(run), fromMicro(c.paced(-line, c.count-c.credited(), since, run))
 	case b.pausedUntil != open:
 		d.RunAt = fromMicro(b.pausedUntil)
 		d.PacedAt = d.RunAt

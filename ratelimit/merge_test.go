@@ -72,6 +72,7 @@ func TestRequestsForOneBalanceMustAgree(t *testing.T) {
 		"start":     {pears.For("x"), pears.For("x").Rule(FixedWindow{Rate: 10, Period: time.Minute, Start: time.UnixMicro(noon)})},
 		"OrReserve": {apples.For("x"), pears.For("x"), apples.For("x").OrReserve()},
 		"Within":    {apples.For("x").Within(time.Second), apples.For("x").Within(time.Minute)},
+		"OnCredit":  {apples.For("x").OrReserve(), apples.For("x").OrReserve().OnCredit()},
 		"bounds":    {apples.For("x").OrReserve(), apples.For("x").Within(0)},
 	} {
 		for range 2 {

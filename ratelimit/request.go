@@ -19,6 +19,7 @@ type Request struct {
 	reserve bool
 	bounded bool // by within
 	within  time.Duration
+	credit  bool
 	rule    Rule
 }
 
@@ -44,6 +45,18 @@ func (r Request) Within(d time.Duration) Request {
 	r.reserve, r.bounded, r.within = true, true, d
 	return r
 }
+
+// OnCredit asks to be granted whatever the count as soon as nothing is owed: what the tokens at hand do not cover is owed, and
+// those who come next wait until it is repaid. So does Guava's RateLimiter, in which the number of permits never delays the request
+// itself but the one after it. It is for costs that are large, or known only after the work (see [Limiter.Settle]), and it starts
+// evenly what would otherwise wait for its own tokens first. A caller with one large cost may be far ahead of the limit then: what
+// is granted in any time is above that by up to the count.
+//
+// Alone it is granted if nothing is owed and the limit is not paused, and runs now; a count above the capacity is refused, and
+// MaxReserved does not matter. With OrReserve or Within it may wait for what those before it owe, though not for its own tokens:
+// RunAt is when they have repaid, and MaxReserved and Within bound the debt and the time before that. The whole debt may then be
+// larger than MaxReserved by the count.
+func (r Request) OnCredit() Request { r.credit = true; return r }
 
 // Rule decides this request by another rule than the limit's own: a customer's plan, say. The row is the same whatever
 // the rule, so a change of plan does not reset what was used. A smaller rule clamps the balance to its own capacity when it
@@ -75,6 +88,7 @@ type ahead struct {
 	reserve bool
 	bounded bool  // by within
 	within  int64 // the most microseconds from the decision until it may run
+	credit  bool  // it need not wait for its own tokens
 }
 
 // pausable says that the call may be granted in a pause, for when that is over.
@@ -87,11 +101,29 @@ func (c *call) least() float64 {
 	if c.bounded {
 		least = max(least, -c.comes(c.within))
 	}
+	least -= c.credited()
 	if c.reserve && c.count > 0 {
 		least = max(least, -c.count/smallest)
 	}
 	return least
 }
+
+// credited is how much of the count those pay who come next.
+func (c *call) credited() float64 {
+	if c.credit {
+		return c.count
+	}
+	return 0
+}
+
+// line is the balance that the take waits for, of that which it has left.
+func (c *call) line(b balance) balance {
+	b.value += c.credited()
+	return b
+}
+
+// atOnce says that what was taken did not have to wait for those before it.
+func (c *call) atOnce() bool { return c.owed-c.credited() <= 0 }
 
 func errNoLimit() error {
 	return &InvalidError{Field: "limit", Value: plain("the zero Limit"), Want: "one made by Define or MustDefine"}
@@ -102,7 +134,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve}, shards: r.def.shards, args: r.def.args}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit}, shards: r.def.shards, args: r.def.args}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
@@ -126,6 +158,9 @@ func (r Request) resolve() (call, error) {
 		}
 		c.bounded, c.within = true, r.within.Microseconds()
 	}
+	if c.credit && !c.reserve {
+		c.reserve, c.bounded = true, true
+	}
 	if c.phased {
 		c.setOrigin(phase(name, r.key, c.period))
 	}
@@ -142,7 +177,7 @@ func (c *call) checkCount() error {
 	case !c.pausable() && n > c.capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
-	case c.within > 0 && !(c.capacity-n >= -c.always(c.within)):
+	case c.within > 0 && !c.credit && !(c.capacity-n >= -c.always(c.within)):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= c.least()),
 			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
 				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
@@ -196,6 +231,9 @@ func resolveAll(requests []Request) ([]call, error) {
 		if c.bounded != last.bounded || c.within != last.within {
 			return nil, errUnlike(&c, "the same Within in both")
 		}
+		if c.credit != last.credit {
+			return nil, errUnlike(&c, "OnCredit in both or in none")
+		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)
 		if err := last.checkCount(); err != nil {
@@ -213,7 +251,7 @@ func errUnlike(c *call, want string) error {
 func bare(requests []Request) []Request {
 	b := slices.Clone(requests)
 	for i := range b {
-		b[i].count, b[i].reserve, b[i].bounded = 0, false, false
+		b[i].count, b[i].reserve, b[i].bounded, b[i].credit = 0, false, false, false
 	}
 	return b
 }

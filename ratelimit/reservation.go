@@ -37,6 +37,7 @@ type Take struct {
 	owed   float64 // what the row owed after the take; below 0, what it had left
 	delay  int64   // the row's, then
 	moved  float64 // likewise
+	credit bool    // what it owed for itself is for those to repay who came next
 }
 
 // Reservation returns what the call took, each time with the same id. A Result that took nothing, as it is a denial, a
@@ -49,7 +50,7 @@ func (r Result) Reservation() Reservation {
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
 	for i, c := range calls {
 		c.phased, c.debt = false, 0 // settling needs neither, and JSON keeps neither
-		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved}
+		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved, c.credit}
 	}
 	return res
 }
@@ -76,7 +77,7 @@ func newID(at int64) (id uuid.UUID) {
 func (t *Take) call() call {
 	return call{
 		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, layout: t.shards, parts: t.parts,
-		taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
+		ahead: ahead{credit: t.credit}, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
 
@@ -85,7 +86,7 @@ func (t *Take) call() call {
 // the line. In a pause it is not before that ends. Both are in the past for work whose tokens were there at once. With the zero
 // State nothing has happened.
 func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
-	owed, put := t.owed, int64(0)
+	owed, put := t.line(), int64(0)
 	if !s.TS.IsZero() {
 		owed -= s.Moved - t.moved
 		put = s.Delay.Microseconds() - t.delay
@@ -93,7 +94,11 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	run, paced := t.since, t.since
 	if owed > 0 {
 		run = t.rule.earliest(-owed, t.since, t.since, 0, 0)
-		paced = t.rule.paced(owed, t.Count, t.since, run)
+		own := t.Count
+		if t.credit {
+			own = 0
+		}
+		paced = t.rule.paced(owed, own, t.since, run)
 	}
 	runAt, pacedAt = fromMicro(min(run+put, endOfTime)), fromMicro(min(paced+put, endOfTime))
 	for _, t := range []*time.Time{&runAt, &pacedAt} {
@@ -105,7 +110,15 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 }
 
 // Ahead says that the take was granted ahead of time, and its work had to wait.
-func (t Take) Ahead() bool { return t.owed > 0 }
+func (t Take) Ahead() bool { return t.line() > 0 }
+
+// line is what had to be repaid before the work might run.
+func (t *Take) line() float64 {
+	if t.credit {
+		return t.owed - t.Count
+	}
+	return t.owed
+}
 
 // MoveUp returns the take as it is when n tokens less are owed before it, as the work of others that was to come before will
 // not be done. See [Limiter.Release].
@@ -150,7 +163,7 @@ func (r Reservation) MarshalJSON() ([]byte, error) {
 	return append(b, "]}"...), nil
 }
 
-// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs.
+// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs; at its end true, if on credit.
 func (t Take) MarshalJSON() ([]byte, error) { return t.appendJSON(nil), nil }
 
 func (t *Take) appendJSON(b []byte) []byte {
@@ -181,6 +194,9 @@ func (t *Take) appendJSON(b []byte) []byte {
 	if t.rule.windowed {
 		integer(t.rule.origin)
 	}
+	if t.credit {
+		b = append(b, ",true"...)
+	}
 	return append(b, ']')
 }
 
@@ -195,8 +211,11 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &raw); err != nil {
 		return err
 	}
+	if n := len(raw) - 1; n >= bucket && string(raw[n]) == "true" {
+		u.credit, raw = true, raw[:n]
+	}
 	if len(raw) != bucket && len(raw) != len(a) {
-		return badTake(fmt.Sprintf("an array of %d", len(raw)), fmt.Sprintf("an array of %d, or of %d for a window", bucket, len(a)))
+		return badTake(fmt.Sprintf("an array of %d", len(raw)), fmt.Sprintf("an array of %d, or of %d for a window, and true on credit", bucket, len(a)))
 	}
 	u.rule.windowed = len(raw) == len(a)
 	for i := range raw {

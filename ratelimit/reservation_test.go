@@ -33,6 +33,8 @@ func anyTake(t *rapid.T) Take {
 		owed:  number.Draw(t, "owed"),
 		delay: rapid.Int64Range(0, 1e15).Draw(t, "delay"),
 		moved: number.Draw(t, "moved"),
+
+		credit: rapid.Bool().Draw(t, "credit"),
 	}
 	if take.shards = rapid.IntRange(0, shard.Max).Draw(t, "shards"); take.shards > 1 && rapid.Bool().Draw(t, "from some") {
 		for i := range rapid.IntRange(1, 3).Draw(t, "parts") {

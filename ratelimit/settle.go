@@ -161,7 +161,7 @@ func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool,
 	if err := r.check(); err != nil {
 		return false, err
 	}
-	return l.once(ctx, x, &r, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.owed <= 0) })
+	return l.once(ctx, x, &r, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.atOnce()) })
 }
 
 // used are the true counts of the takes.

@@ -256,7 +256,7 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 			if !level || c.within > 0 && left.pausedUntil > before.pausedUntil {
 				return Result{}, false
 			}
-			if c.within > 0 && left.value < 0 { // as it was planned: not a rounding later
+			if c.bounded && left.value < 0 { // as it was planned: not a rounding later
 				left.value = before.value - c.count
 			}
 		}

@@ -60,11 +60,11 @@ WHERE least($4, b.value + {refill}) - $7 >= $10::float8
 RETURNING ` + columns
 
 	// inTime makes takeSQL one for what may wait for so long, and no longer: $11 is then, in place of whether to reserve, the most
-	// microseconds from the decision until nothing is owed and no pause lasts. A balance that is used for the first time is full,
+	// microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A balance that is used for the first time is full,
 	// which grants whatever is not refused before.
 	unpaused = `(b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)`
 	inTime   = `round(date_part('epoch', {paused}) * 1e6) <= $11::float8
-	AND (least($4, b.value + {refill}) - $7) + {comes} >= 0`
+	AND (least($4, b.value + {refill}) - $7) + $12::float8 + {comes} >= 0`
 
 	// what comes in the time of $11, in which what is left of a pause is no time
 	paused      = `greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)`
@@ -435,7 +435,7 @@ func (l *Limiter) put(c *call, b balance) *statement {
 
 func (l *Limiter) takeOf(c *call) *statement {
 	if c.within > 0 {
-		return l.write(c, l.sql.of(c).takeWithin, c.count, c.least(), float64(c.within))
+		return l.write(c, l.sql.of(c).takeWithin, c.count, c.least(), float64(c.within), c.credited())
 	}
 	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.pausable())
 }
@@ -450,7 +450,7 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 
 // undoOf gives back all that c took. Tokens that were there at once are not those of somebody who waits: they have been
 // taken ahead of all who do.
-func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.owed <= 0) }
+func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.atOnce()) }
 
 func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
 	return l.write(c, l.sql.charge, tokens)

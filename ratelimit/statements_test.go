@@ -19,12 +19,14 @@ func every(t *testing.T, cfg Config) map[string]*statement {
 	l := limiterFor(t, cfg)
 	calls := resolved(t, apples.For("x").Count(2), pears.For("x"))
 	bucket, window := &calls[0], &calls[1]
+	onCredit := resolved(t, apples.For("x").Within(time.Second).OnCredit())
 	inTime := resolved(t, apples.For("x").Within(time.Second), pears.For("x").Within(time.Second))
 	return map[string]*statement{
 		"take bucket":         l.takeOf(bucket),
 		"take window":         l.takeOf(window),
 		"take bucket in time": l.takeOf(&inTime[0]),
 		"take window in time": l.takeOf(&inTime[1]),
+		"take on credit":      l.takeOf(&onCredit[0]),
 		"give bucket":         l.giveOf(bucket, 1, true),
 		"give window":         l.giveOf(window, 1, true),
 		"charge bucket":       l.chargeOf(bucket, 1),

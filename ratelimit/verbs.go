@@ -42,7 +42,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	if err != nil || len(calls) == 0 {
 		return err
 	}
-	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.owed <= 0) })
+	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.atOnce()) })
 }
 
 // returns runs statements for takes, in the order of their limits, in which everybody locks them: in one trip for those in a
