@@ -100,7 +100,11 @@ func (b book) at(a account, w *law, now int64) entry {
 
 // since is the first instant from now on at which n tokens can be taken from e and leave the least.
 func (w *law) since(e entry, now int64, n, least float64) int64 {
-	ok := func(t int64) bool { return w.balance(e, t)-n >= least }
+	return earliest(now, func(t int64) bool { return w.balance(e, t)-n >= least })
+}
+
+// earliest is the first instant from now on at which ok holds, and goes on to.
+func earliest(now int64, ok func(t int64) bool) int64 {
 	if ok(now) {
 		return now
 	}
@@ -136,23 +140,17 @@ type ask struct {
 	law     law
 	n       float64
 	reserve bool
+	within  int64 // the most until it may run, if bounded
+	bounded bool
+	credit  bool // the next ones pay
 	request ratelimit.Request
 }
-
-func (a *ask) least() float64 {
-	if a.reserve {
-		return -a.law.reserved
-	}
-	return 0
-}
-
-func (a *ask) never() bool { return a.law.capacity-a.n < a.least() }
 
 // merge adds up what is for the same balance. It returns the error that the call is refused with, if it is.
 func merge(asks []ask) (merged []ask, refused error) {
 	for _, a := range asks {
-		if a.never() {
-			return nil, ratelimit.ErrNeverGranted
+		if err := a.never(); err != nil {
+			return nil, err
 		}
 	}
 	sorted := slices.Clone(asks)
@@ -163,14 +161,12 @@ func merge(asks []ask) (merged []ask, refused error) {
 			continue
 		}
 		last := &merged[len(merged)-1]
-		if last.law != a.law || last.reserve != a.reserve {
+		if last.law != a.law || last.reserve != a.reserve || last.bounded != a.bounded || last.within != a.within || last.credit != a.credit {
 			return nil, ratelimit.ErrInvalid
 		}
 		last.n += a.n
-	}
-	for _, a := range merged {
-		if a.never() {
-			return nil, ratelimit.ErrNeverGranted
+		if err := last.never(); err != nil {
+			return nil, err
 		}
 	}
 	return merged, nil
@@ -187,21 +183,17 @@ func (b book) try(asks, merged []ask, now int64) (res ratelimit.Result, after bo
 		of[a.account] = o
 		e := b.at(a.account, &a.law, now)
 		o.Value, o.Delay = e.value, time.Duration(e.delay)*time.Microsecond
-		closed := e.until != 0 && !a.reserve
-		if closed || e.value-a.n < a.least() {
+		left, ok := a.grants(e)
+		if !ok {
 			res.OK = false
-			from := now
-			if closed {
-				from = e.until
-			}
-			o.RetryAt = instant(a.law.since(b[a.account], from, a.n, a.least()))
+			o.RetryAt = instant(earliest(now, func(t int64) bool { _, ok := a.grants(b.at(a.account, &a.law, t)); return ok }))
 			if o.RetryAt.After(res.RetryAt) {
 				res.RetryAt, res.Limit, res.Key = o.RetryAt, a.limit, a.key
 			}
 			continue
 		}
 		o.OK = true
-		e.value -= a.n
+		e = left
 		after[a.account] = e
 		latest = max(latest, e.ts)
 	}
@@ -209,12 +201,12 @@ func (b book) try(asks, merged []ask, now int64) (res ratelimit.Result, after bo
 		for _, a := range merged {
 			e, o := after[a.account], of[a.account]
 			o.Value = e.value
-			if e.value < 0 || e.until != 0 {
-				run := e.until
-				if e.value < 0 {
-					run = a.law.since(e, e.since(), 0, 0)
+			if e.value+a.own() < 0 || e.until != 0 {
+				run, waits := e.until, e
+				if waits.value += a.own(); waits.value < 0 {
+					run = a.runs(e)
 				}
-				o.RunAt, o.PacedAt = instant(run), instant(a.law.paced(e, a.n, run))
+				o.RunAt, o.PacedAt = instant(run), instant(a.law.paced(waits, a.n-a.own(), run))
 			}
 			if o.RunAt.After(res.RunAt) {
 				res.RunAt, res.Limit, res.Key = o.RunAt, a.limit, a.key
@@ -250,13 +242,23 @@ type held struct {
 	owed  float64
 	delay int64
 	moved float64
+
+	credit bool
+}
+
+// line is what was owed by those before it, if it may run without its own tokens.
+func (h *held) line() (owed, own float64) {
+	if h.credit {
+		return h.owed - h.n, 0
+	}
+	return h.owed, h.n
 }
 
 func heldOf(merged []ask, after book) []held {
 	takes := make([]held, len(merged))
 	for i, a := range merged {
 		e := after[a.account]
-		takes[i] = held{a.account, a.law, a.n, e.since(), -e.value, e.delay, e.moved}
+		takes[i] = held{a.account, a.law, a.n, e.since(), -e.value, e.delay, e.moved, a.credit}
 	}
 	return takes
 }
@@ -318,7 +320,8 @@ func (b book) charge(h held, n float64, now int64) {
 // giveBack undoes a take. What was there at once moves those up who wait; what was granted ahead does not.
 func (b book) giveBack(takes []held, now int64) {
 	for _, h := range takes {
-		b.give(h, 0, h.owed <= 0, now)
+		owed, _ := h.line()
+		b.give(h, 0, owed <= 0, now)
 	}
 }
 
@@ -363,10 +366,11 @@ func (b book) renew(reservations [][]held, now int64) {
 // due is when the take may run, and when within its window, as its balance stands.
 func (h *held) due(delay int64, moved float64) (run, paced int64) {
 	run, paced = h.since, h.since
-	if owed := h.owed - (moved - h.moved); owed > 0 {
+	line, own := h.line()
+	if owed := line - (moved - h.moved); owed > 0 {
 		e := entry{value: -owed, ts: h.since}
 		run = h.law.since(e, h.since, 0, 0)
-		paced = h.law.paced(e, h.n, run)
+		paced = h.law.paced(e, own, run)
 	}
 	return run + delay - h.delay, paced + delay - h.delay
 }

@@ -239,12 +239,9 @@ func (m *machine) draw(t *rapid.T, l machineLimit) ask {
 		a.request = a.request.Rule(rule)
 	}
 	a.law = lawOf(rule, a.request)
-	a.reserve = rapid.IntRange(0, 2).Draw(t, "reserve") == 0
-	if a.reserve {
-		a.request = a.request.OrReserve()
-	}
+	m.drawAhead(t, l, &a)
 	a.n = rapid.SampledFrom([]float64{0, 0.25, 1, 1, 1, 2, 3.5, a.law.capacity, a.law.capacity / 2, 8}).Draw(t, "count")
-	if a.never() && rapid.IntRange(0, 9).Draw(t, "refused") > 0 {
+	if a.never() != nil && rapid.IntRange(0, 9).Draw(t, "refused") > 0 {
 		a.n = a.law.capacity
 	}
 	a.request = a.request.Count(a.n)
@@ -347,7 +344,7 @@ func (m *machine) operate(t *rapid.T, at place) {
 func bareAsks(asks []ask) []ask {
 	asks = slices.Clone(asks)
 	for i := range asks {
-		asks[i].n, asks[i].reserve = 0, false
+		asks[i] = ask{account: asks[i].account, law: asks[i].law, request: asks[i].request}
 	}
 	return asks
 }

@@ -108,7 +108,7 @@ func (c *call) decide(b balance, now int64) Decision {
 		return c.granted(after)
 	}
 	if c.within > 0 {
-		guess := float64(max(now, b.since())) + (c.least()+c.count-b.value)*float64(c.period)/c.rate
+		guess := float64(max(now, b.since())) + (c.demand()-b.value)*float64(c.period)/c.rate
 		at := search(now, endOfTime, guess, func(t int64) bool { _, ok := c.grants(c.at(b, t)); return ok })
 		return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(at)}
 	}

@@ -46,7 +46,14 @@ func (c *call) row() row {
 	return row{c.name, c.key, c.shard}
 }
 
-func (c *call) demand() float64 { return c.count + c.least() }
+// demand is what the balance must have, at the least, for the call to be granted.
+func (c *call) demand() float64 {
+	least := c.least()
+	if c.within > 0 {
+		least = max(least, -c.comes(c.within)-c.credited())
+	}
+	return c.count + least
+}
 
 // expected reports whether one of the calls is likely to be denied.
 func (d *denials) expected(calls []call) bool {

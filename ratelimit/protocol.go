@@ -136,11 +136,12 @@ func (l *Limiter) undo(ctx context.Context, x executor, takes []*statement) {
 	}
 }
 
+// gives are what gives back takes of a call that is denied. Nobody has come since to wait for what those on credit owe.
 func (l *Limiter) gives(takes []*statement) []*statement {
 	var gives []*statement
 	for _, s := range takes {
 		if s.found {
-			gives = append(gives, l.undoOf(s.c))
+			gives = append(gives, l.giveOf(s.c, 0, s.c.atOnce() && !s.c.credit))
 		}
 	}
 	return gives

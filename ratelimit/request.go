@@ -91,17 +91,13 @@ type ahead struct {
 	credit  bool  // it need not wait for its own tokens
 }
 
-// pausable says that the call may be granted in a pause, for when that is over.
+// pausable says that the call may be granted for later, and so in a pause.
 func (a *ahead) pausable() bool { return a.reserve && (!a.bounded || a.within > 0) }
 
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
 // rounding, would be run up for nothing: no count owes more than 2^40 of itself.
 func (c *call) least() float64 {
-	least := c.floor(c.reserve)
-	if c.bounded {
-		least = max(least, -c.comes(c.within))
-	}
-	least -= c.credited()
+	least := c.floor(c.pausable()) - c.credited()
 	if c.reserve && c.count > 0 {
 		least = max(least, -c.count/smallest)
 	}
@@ -178,7 +174,7 @@ func (c *call) checkCount() error {
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
 	case c.within > 0 && !c.credit && !(c.capacity-n >= -c.always(c.within)):
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= c.least()),
+		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= -c.comes(c.within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
 				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
 	case n > 0 && n < c.capacity*smallest:

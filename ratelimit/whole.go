@@ -194,7 +194,7 @@ func (c *call) decideWhole(w *whole) Decision {
 	grants := func(t int64) bool { _, ok := c.plan(w, t); return ok }
 	at := from
 	if !grants(from) {
-		guess := float64(from) + (c.least()+c.count-before.value)*float64(c.period)/c.rate
+		guess := float64(from) + (c.demand()-before.value)*float64(c.period)/c.rate
 		at = search(from, endOfTime, guess, grants)
 	}
 	return Decision{State: c.state(before), RetryAt: fromMicro(at)}
