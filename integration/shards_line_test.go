@@ -176,3 +176,21 @@ func TestAResetBetweenLookAndReservationLeavesNothingOver(t *testing.T) {
 		}
 	}
 }
+
+// Nor are they where the limit was taken from since, though not the shard that they came from.
+func TestTokensOfAnEndedWindowAreNoGiftToAShard(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("gift", ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(2))
+	eachWayTwice(t, func(t *testing.T, v, _ verbs, clock *clock, _ *pgxpool.Pool) {
+		k := limit.For("k")
+		takeOK(t, first(v.RateLimit(t.Context(), k.Count(10))))
+		clock.add(time.Hour)
+		res := takeOK(t, first(v.RateLimit(t.Context(), k)))
+		clock.add(time.Hour)
+		takeOK(t, first(v.RateLimit(t.Context(), k.Count(1.5)))) // only the other has so much
+		if err := v.GiveBack(t.Context(), res); err != nil {
+			t.Fatal(err)
+		}
+		wantLeft(t, v, k, 1.5)
+	})
+}

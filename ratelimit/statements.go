@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // The statements. TAKE grants, LOOK denies; why there are two of them and not one is told in protocol.go.
@@ -117,12 +119,12 @@ RETURNING ` + columns + `, b.shard`
 	// what is left of the $7 tokens of a take, of which $11 were used. Those of a window are gone when the row stands in a
 	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
 	// those after it: of the debt that it left, the first window repays the oldest part, and so on. Where somebody waits the
-	// window is that of the clock, if it is later: they would come in it, on top of its own. A pause puts the windows off like
-	// all else.
+	// window is that of the clock, if it is later: they would come in it, on top of its own. So it is of a limit with shards, of which others may have been taken from
+	// in a later window. A pause puts the windows off like all else.
 	bucketUnused = `($7::float8 - $11::float8)`
 	windowUnused = `(CASE WHEN {later} <= 0 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
-	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0 THEN excluded.ts END) - $9::timestamptz) * 1e6) / $6) -
+	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, {clock}) - $9::timestamptz) * 1e6) / $6) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) - (coalesce(b.delay, 0) - $15::bigint)::float8 / $6)`
 
 	// given is a balance with that. It is not lifted above the capacity, nor lowered where a larger rule filled it higher.
@@ -278,7 +280,7 @@ type statements struct {
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, takeWithin, takeOwn, takeShard, give, giveShard, pause, resume string }
+type texts struct{ take, takeWithin, takeOwn, takeShard, give, giveEach, giveShard, pause, resume string }
 
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
 const class = 0x57656972
@@ -305,9 +307,11 @@ func newStatements(schema string) statements {
 	of := func(refill, delay, unused, comes string) texts {
 		same := func(sql string) string { return text(sql, refill, delay, unused, "") }
 		ofShard := strings.NewReplacer("$5", "excluded.rate").Replace(refill)
+		inShard := strings.ReplaceAll(unused, "{clock}", "excluded.ts")
+		unused = strings.ReplaceAll(unused, "{clock}", "CASE WHEN b.value < 0 THEN excluded.ts END")
 		return texts{
 			take: same(takeSQL), takeWithin: same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused)), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
-			give: same(giveSQL), giveShard: text(giveSQL, refill, delay, unused, " "+tidy),
+			give: same(giveSQL), giveEach: text(giveSQL, refill, delay, inShard, ""), giveShard: text(giveSQL, refill, delay, inShard, " "+tidy),
 			pause: same(pauseSQL), resume: same(resumeSQL),
 		}
 	}
@@ -442,10 +446,14 @@ func (l *Limiter) takeOf(c *call) *statement {
 
 // giveOf gives back what c took, but for what was used of it.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
-	if !c.windowed {
-		return l.write(c, l.sql.bucket.give, c.count, float64(full), used, move)
+	sql := l.sql.of(c).give
+	if c.shard != shard.Row(1, 0) {
+		sql = l.sql.of(c).giveEach
 	}
-	return l.write(c, l.sql.window.give, c.count, float64(full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
+	if !c.windowed {
+		return l.write(c, sql, c.count, float64(full), used, move)
+	}
+	return l.write(c, sql, c.count, float64(full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
 }
 
 // undoOf gives back all that c took. Tokens that were there at once are not those of somebody who waits: they have been
