@@ -387,14 +387,6 @@ func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, req
 	return l.judgeWholes(seen, calls, requests), nil
 }
 
-func (l *Limiter) valueOfShards(ctx context.Context, x executor, calls []call) (State, error) {
-	seen, err := l.see(ctx, x, calls)
-	if err != nil {
-		return State{}, err
-	}
-	return calls[0].state(calls[0].sum(seen[0], seen[0].at)), nil
-}
-
 // see reads limits as a whole.
 func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
 	for range rounds {

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -112,16 +113,41 @@ func (r Result) taken() ([]call, error) {
 }
 
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {
-	if l.books.sharded(calls) {
-		return l.valueOfShards(ctx, x, calls)
+	states, _, err := l.states(ctx, x, calls)
+	if err != nil {
+		return State{}, err
 	}
-	look := []*statement{l.lookOf(&calls[0])}
-	if err := x.run(ctx, look); err != nil {
-		return State{}, explain(ctx, err, "look at", calls)
+	return states[0], nil
+}
+
+// states are how the limits of calls stand, and by which reading of the clock, the earliest of several.
+func (l *Limiter) states(ctx context.Context, x executor, calls []call) ([]State, time.Time, error) {
+	balances, at := make([]balance, len(calls)), make([]int64, len(calls))
+	sharded := l.books.sharded(calls)
+	if !sharded {
+		looks := l.looksOf(calls)
+		if err := x.run(ctx, looks); err != nil {
+			return nil, time.Time{}, explain(ctx, err, "look at", calls)
+		}
+		for i := range looks {
+			at[i] = looks[i].answer.at.UnixMicro()
+			balances[i] = calls[i].at(looks[i].balance(), at[i])
+		}
+		sharded = slices.ContainsFunc(looks, (*statement).closed)
 	}
-	if look[0].closed() {
-		return l.valueOfShards(ctx, x, calls)
+	if sharded {
+		seen, err := l.see(ctx, x, calls)
+		if err != nil {
+			return nil, time.Time{}, err
+		}
+		for i, w := range seen {
+			at[i] = w.at
+			balances[i] = calls[i].sum(w, w.at)
+		}
 	}
-	c := &calls[0]
-	return c.state(c.at(look[0].balance(), look[0].answer.at.UnixMicro())), nil
+	states := make([]State, len(calls))
+	for i := range calls {
+		states[i] = calls[i].state(balances[i])
+	}
+	return states, fromMicro(slices.Min(at)), nil
 }

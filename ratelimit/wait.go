@@ -1,0 +1,148 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Wait takes what the requests ask for, from all of them or from none, and returns when the work may run: [Result.OK], and no
+// error. An error always means that it must not run.
+//
+//	if _, err := auto.Wait(ctx, PartnerAPI.For(tenant)); err != nil {
+//		return err
+//	}
+//	resp, err := client.Do(req)
+//
+// It reserves, as by [Request.OrReserve], and sleeps until RunAt. So whoever comes first goes first, over all processes, a large
+// request does not starve among small ones, and each has one place in the line of all its limits. Before it returns it looks at
+// them again: by what a pause set meanwhile, or a settlement, has put its place off, it waits on. What moves its place up meanwhile
+// it does not notice. It never returns before the database's clock has come to RunAt.
+//
+// If ctx has a deadline, it reserves [Request.Within] what is left of the time, unless the request has a shorter one of its own. A
+// call that would have to wait for longer, or that MaxReserved denies, waits for nothing: Wait returns at once with the Result and
+// its [*DeniedError], and nothing is taken. A count that does not come before the deadline even where the limit is full is an error
+// that matches [context.DeadlineExceeded].
+//
+// If ctx ends while it waits, what was taken is given back, which takes up to 5 seconds, and the error matches that of ctx. Those
+// behind keep their places: see [Limiter.Release]. Other errors are as those of RateLimit.
+//
+// Whoever waits holds no connection, and costs the database two trips in all, one if the tokens were there. A process that ends
+// while it waits has spent its tokens.
+func (a *Autocommit) Wait(ctx context.Context, requests ...Request) (Result, error) {
+	return wait(ctx, a, requests)
+}
+
+// line is what Wait stands in.
+type line interface {
+	RateLimit(ctx context.Context, requests ...Request) (Result, error)
+	GiveBack(ctx context.Context, res Result) error
+
+	// left is how long the work of a grant has yet to wait, as its limits stand.
+	left(ctx context.Context, res Result) (time.Duration, error)
+}
+
+func wait(ctx context.Context, l line, requests []Request) (Result, error) {
+	patient, err := inTimeFor(ctx, requests)
+	if err != nil {
+		return Result{}, err
+	}
+	res, err := l.RateLimit(ctx, patient...)
+	if err == nil {
+		err = res.Err()
+	}
+	if err != nil {
+		return res, err
+	}
+	left := time.Duration(0)
+	if !res.RunAt.IsZero() {
+		left = res.RunAt.Sub(res.At)
+	}
+	for left > 0 {
+		if err = sleep(ctx, left); err != nil {
+			err = errWait(res, err)
+		} else {
+			left, err = l.left(ctx, res)
+		}
+		if err == nil {
+			continue
+		}
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		if failed := l.GiveBack(ctx, res); failed != nil {
+			err = fmt.Errorf("%w; nor was what it took given back: %w", err, failed)
+		}
+		return Result{}, err
+	}
+	return res, nil
+}
+
+func errWait(res Result, err error) error {
+	return fmt.Errorf("ratelimit: wait for limit %q: %w", res.Limit, err)
+}
+
+// inTimeFor are the requests of who can wait for as long as ctx lasts.
+func inTimeFor(ctx context.Context, requests []Request) ([]Request, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("ratelimit: wait: %w", err)
+	}
+	patient := slices.Clone(requests)
+	for i := range patient {
+		patient[i] = patient[i].OrReserve()
+	}
+	if _, err := resolveAll(patient); err != nil {
+		return nil, err
+	}
+	end, ends := ctx.Deadline()
+	if !ends {
+		return patient, nil
+	}
+	left := max(0, time.Until(end))
+	for i, r := range patient {
+		if !r.bounded || left < r.within {
+			patient[i] = r.Within(left)
+		}
+	}
+	var invalid *InvalidError
+	if _, err := resolveAll(patient); errors.As(err, &invalid) {
+		return nil, fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not come in %v: %w", invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
+	}
+	return patient, nil
+}
+
+// sleep sleeps for d, or not at all if ctx would end before.
+func sleep(ctx context.Context, d time.Duration) error {
+	if end, ends := ctx.Deadline(); ends && time.Until(end) < d {
+		return context.DeadlineExceeded
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error) {
+	calls, err := res.taken()
+	if err != nil {
+		return 0, err
+	}
+	states, at, err := a.l.states(ctx, poolExecutor{a.pool}, calls)
+	if err != nil {
+		return 0, err
+	}
+	left := time.Duration(0)
+	for i, take := range res.Reservation().Takes {
+		run := states[i].PausedUntil
+		if take.Ahead() {
+			run, _ = take.RunAt(states[i])
+		}
+		left = max(left, run.Sub(at))
+	}
+	return left, nil
+}
