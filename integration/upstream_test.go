@@ -1,0 +1,83 @@
+package integration
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/upstream"
+)
+
+// An API that asks to be left alone is, by whoever waits in line already and by whoever comes then, in another process too; and
+// all come in the end.
+func TestNobodyComesBeforeTheAPIHasSaid(t *testing.T) {
+	t.Parallel()
+	const asked = 1500 * time.Millisecond
+	var mu sync.Mutex
+	var refused time.Time
+	early, served := 0, 0
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch now := time.Now(); {
+		case refused.IsZero():
+			refused = now
+			w.Header().Set("Retry-After-Ms", "1500")
+			w.WriteHeader(http.StatusTooManyRequests)
+		case now.Sub(refused) < asked:
+			early++
+		default:
+			served++
+		}
+	}))
+	t.Cleanup(api.Close)
+
+	pool := pgtest.Pool(t)
+	limit := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	base := &http.Transport{}
+	t.Cleanup(base.CloseIdleConnections)
+	var clients []*http.Client
+	for range 2 {
+		clients = append(clients, &http.Client{Transport: &upstream.Transport{
+			Base: base, Limiter: limiter(t, ratelimit.Config{}).Autocommit(pool),
+			Requests: func(r *http.Request) []ratelimit.Request { return []ratelimit.Request{limit.For(r.URL.Host)} },
+		}})
+	}
+	get := func(c *http.Client) int {
+		resp, err := c.Get(api.URL)
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode
+	}
+	statuses := make([]int, 4)
+	var all sync.WaitGroup
+	for i := range statuses { // one of them goes at once, and meets the 429
+		all.Go(func() { statuses[i] = get(clients[i%2]) })
+	}
+	hurried := &http.Client{Transport: clients[1].Transport, Timeout: 300 * time.Millisecond}
+	until(t, func() bool { mu.Lock(); defer mu.Unlock(); return !refused.IsZero() })
+	resp, err := hurried.Get(api.URL)
+	if err == nil {
+		_ = resp.Body.Close()
+	}
+	var denied *ratelimit.DeniedError
+	if !errors.As(err, &denied) {
+		t.Errorf("with 300 ms to go: %v, want a denial", err)
+	}
+	all.Wait()
+	count := map[int]int{}
+	for _, s := range statuses {
+		count[s]++
+	}
+	if early != 0 || served != 3 || count[200] != 3 || count[429] != 1 {
+		t.Errorf("%d came early, %d were served: %v", early, served, count)
+	}
+}

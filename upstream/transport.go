@@ -1,0 +1,128 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Waiter is what a [Transport] stands in line by: a [*ratelimit.Autocommit] is one.
+type Waiter interface {
+	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
+}
+
+// Transport keeps the calls of an API's client to the API's limits, over all processes that share them:
+//
+//	client := &http.Client{Timeout: time.Minute, Transport: &upstream.Transport{
+//		Limiter: limiter.Autocommit(pool),
+//		Requests: func(r *http.Request) []ratelimit.Request {
+//			return []ratelimit.Request{PartnerAPI.For(r.URL.Host)}
+//		},
+//	}}
+//
+// Each request waits for its turn first, as by [ratelimit.Autocommit.Wait], for as long as its context lasts, to which the client's
+// Timeout belongs. One that would have to wait for longer is not sent: its error is a [*ratelimit.DeniedError], which [errors.As]
+// finds in the client's.
+//
+// When the API answers 429, or 503 and says for how long, the limits of that request are paused for as long as [RetryAfter] reads,
+// before the answer is returned. So nobody else comes before that is over, but those who were sent already. The answer is returned
+// as it is: the Transport does not try again, since only the caller knows what may be sent twice. Tokens of a request that failed
+// stay spent, as the API may have counted it.
+//
+// It is safe for concurrent use. Its fields must not change once it is used.
+type Transport struct {
+	// Base sends the requests. Default: [http.DefaultTransport].
+	Base http.RoundTripper
+
+	// Limiter has no default.
+	Limiter Waiter
+
+	// Requests tells what a request asks of which limits. It must not change the request. None: it is not limited. Default: none.
+	Requests func(*http.Request) []ratelimit.Request
+
+	// Unsaid is the length of the pause after a 429 that does not say how long it is to be. Default: a minute.
+	Unsaid time.Duration
+
+	// Logger is told of a pause that could not be set: the answer is returned all the same. Default: [slog.Default].
+	Logger *slog.Logger
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	var requests []ratelimit.Request
+	if t.Requests != nil {
+		requests = t.Requests(r)
+	}
+	if len(requests) == 0 {
+		return t.base().RoundTrip(r)
+	}
+	if err := t.wait(r.Context(), requests); err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, err
+	}
+	resp, err := t.base().RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if d := t.pause(resp); d > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 5*time.Second)
+		defer cancel()
+		if err := t.Limiter.Pause(ctx, d, requests...); err != nil {
+			t.logger().ErrorContext(ctx, "upstream: the limits are not paused, though the API asks for it", "host", r.URL.Host, "for", d, "error", err)
+		}
+	}
+	return resp, nil
+}
+
+func (t *Transport) wait(ctx context.Context, requests []ratelimit.Request) error {
+	if t.Limiter == nil {
+		return errors.New("upstream: the Transport has no Limiter")
+	}
+	_, err := t.Limiter.Wait(ctx, requests...)
+	return err
+}
+
+// pause is for how long the API asks to be left alone, or 0.
+func (t *Transport) pause(resp *http.Response) time.Duration {
+	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusServiceUnavailable {
+		return 0
+	}
+	d, ok := RetryAfter(resp.Header)
+	switch {
+	case ok:
+		return d
+	case resp.StatusCode == http.StatusServiceUnavailable:
+		return 0
+	case t.Unsaid > 0:
+		return t.Unsaid
+	}
+	return time.Minute
+}
+
+// CloseIdleConnections closes those of Base, if it can.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base != nil {
+		return t.Base
+	}
+	return http.DefaultTransport
+}
+
+func (t *Transport) logger() *slog.Logger {
+	if t.Logger != nil {
+		return t.Logger
+	}
+	return slog.Default()
+}
