@@ -341,7 +341,7 @@ func (c *caller) transaction(ctx context.Context, run runner) error {
 	c.granted = granted
 
 	// Above READ COMMITTED a transaction happens at once, be it about one balance or, at SERIALIZABLE, about several.
-	// At REPEATABLE READ that is still so if all it does is one call. At READ COMMITTED each call sees for itself.
+	// At REPEATABLE READ that is still so if all it does is one call, or on one row. At READ COMMITTED each call sees for itself.
 	if c.atOnce() {
 		// A lone denial that was expected was read without a transaction, as at READ COMMITTED: right in itself, but other
 		// transactions need not fall into one order around it.
@@ -357,6 +357,9 @@ func (c *caller) transaction(ctx context.Context, run runner) error {
 	}
 	for i := range parts {
 		for _, p := range parts[i] {
+			if c.road.level == pgx.RepeatableRead {
+				starts[i] = began // as old as its snapshot
+			}
 			c.h.add(c.id, starts[i], p)
 		}
 	}
@@ -368,7 +371,7 @@ func (c *caller) atOnce() bool {
 	case pgx.Serializable:
 		return true
 	case pgx.RepeatableRead:
-		return c.m.single || !c.m.several
+		return c.m.single || !c.m.several && !c.m.sharded
 	}
 	return false
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,7 +21,7 @@ import (
 func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	t.Parallel()
 	const capacity = 4000
-	rule := ratelimit.TokenBucket{Rate: capacity, Period: never}
+	rule := ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)}
 	for _, gifts := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gifts=%v", gifts), func(t *testing.T) {
 			t.Parallel()
@@ -37,6 +38,8 @@ func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule 
 	for _, n := range []int{1, 4, 16} {
 		releases = append(releases, ratelimit.MustDefine("live", rule, ratelimit.Shards(n)))
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // until then InTx runs again
+	defer cancel()
 	var done atomic.Bool
 	var mu sync.Mutex
 	gone := 0.0
@@ -49,9 +52,9 @@ func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule 
 		wg.Go(func() {
 			for !done.Load() {
 				n := float64(1 + rand.IntN(3))
-				res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))
+				res, err := v.RateLimit(ctx, limit.For("k").Count(n))
 				if err == nil && gifts && res.OK && rand.IntN(3) == 0 {
-					err, n = v.GiveBack(t.Context(), res), 0
+					err, n = v.GiveBack(ctx, res), 0
 				}
 				if err != nil {
 					t.Error(err)
