@@ -89,6 +89,7 @@ type attempt struct {
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
+	undo      []func()       // what to do if it does not commit
 }
 
 func (a *attempt) queued() bool {

@@ -119,7 +119,11 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	done := false
 	defer func() {
 		if !done { // an error or a panic
+			ended := tx.closed // by fn, who knows how
 			rollback(ctx, tx)
+			if !ended {
+				a.undone()
+			}
 		}
 	}()
 
@@ -127,7 +131,18 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 		return a.verdict(ctx, tx, err)
 	}
 	done = true
-	return a.commit(ctx, tx)
+	err = a.commit(ctx, tx)
+	if err != nil && !errors.Is(err, ErrOutcomeUnknown) && !errors.Is(err, pgx.ErrTxClosed) {
+		a.undone()
+	}
+	return err
+}
+
+// undone undoes what was done outside of the transaction.
+func (a *attempt) undone() {
+	for _, undo := range a.undo {
+		undo()
+	}
 }
 
 // verdict tells an error upon which the transaction runs again from one that is final. A conflict of one of our own

@@ -78,9 +78,10 @@ type call struct {
 
 	args *ruleArgs // of the algebra; nil if they are not at hand
 
-	shards int    // that the limit is to have; 0 for a call that is for a row alone
-	layout int    // number of shards that there were when it was granted, if more than one
-	parts  []part // and what was taken from each; none if it was laid over all of them
+	shards int       // that the limit is to have; 0 for a call that is for a row alone
+	layout int       // number of shards that there were when it was granted, if more than one
+	parts  []part    // and what was taken from each; none if it was laid over all of them
+	left   []balance // what that has left in each
 }
 
 // ahead is how far ahead of its tokens a call may be granted.

@@ -263,11 +263,12 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 		decisions[i], at[i] = c.granted(left), left.ts
 		c.taken, c.owed, c.delay, c.moved = left.since(), -left.value, left.delay, left.moved
 		if a.n > 1 {
-			c.layout, c.parts = a.n, nil
+			c.layout, c.parts, c.left = a.n, nil, nil
 			if c.owed <= 0 { // else it is a debt of all
 				for _, s := range a.sent {
 					_, k := shard.Address(s.c.shard)
 					c.parts = append(c.parts, part{shard: k, count: s.c.count})
+					c.left = append(c.left, s.balance())
 					c.taken = min(c.taken, s.c.taken)
 				}
 			}

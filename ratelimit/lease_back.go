@@ -1,0 +1,68 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// giveBack gives back what is left of blocks that are not in hand any more.
+func (s *Lease) giveBack(ctx context.Context, blocks []*block) error {
+	var errs []error
+	for _, b := range blocks {
+		if b.left < s.least {
+			continue
+		}
+		if err := s.giveBlock(ctx, b); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// giveBlock gives back what is left of a block. What was to be left to spoil (see back) is given back, too, if the row stands as
+// the take has left it: nobody has taken from it since, who would not know.
+func (s *Lease) giveBlock(ctx context.Context, b *block) error {
+	now := s.now()
+	began := time.Now()
+	n, most := b.back(now), min(b.left, b.bound(now))
+	if most < s.least || n == 0 && b.c.parts != nil {
+		return nil // it has overflowed
+	}
+	limit := min(now+int64(late), b.sent+int64(kept+late)) - now
+	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))
+	defer cancel()
+	c := b.c
+	err := s.l.InTxOptions(ctx, s.a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(_ context.Context, tx pgx.Tx) error {
+		x, err := s.l.transaction(tx)
+		if err != nil {
+			return err
+		}
+		if err := s.l.give(ctx, x, &c, c.count-n, true); err != nil {
+			return err
+		}
+		if rest := most - n; rest > 0 && c.parts == nil {
+			look := s.l.lookOf(&c)
+			if err := x.run(ctx, []*statement{look}); err != nil {
+				return err
+			}
+			if r := look.balance(); r.ts == b.at && r.value == min(b.rule.capacity, b.value+(c.count-(c.count-n))) {
+				if err := s.l.give(ctx, x, &c, c.count-rest, true); err != nil {
+					return err
+				}
+			}
+		}
+		if time.Since(began) > time.Duration(limit) {
+			return fmt.Errorf("%w: it took too long", context.DeadlineExceeded)
+		}
+		return nil
+	})
+	if err != nil {
+		return explain(ctx, err, "give back what a lease has left of", s.calls)
+	}
+	s.l.denials.forget(s.calls)
+	return nil
+}

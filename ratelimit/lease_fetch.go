@@ -1,0 +1,390 @@
+package ratelimit
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	// ahead is how long a block is to last.
+	ahead = 100 * time.Millisecond
+
+	// patience is how long a fetch may take for which nobody waits.
+	patience = 5 * time.Second
+)
+
+// waiter is a take that the hand did not have enough for. What there was it has got; the rest is missing.
+type waiter struct {
+	n       float64
+	got     []chunk
+	missing float64
+
+	done chan struct{} // closed when the answer is there
+	res  Result
+	err  error
+}
+
+// flight is a fetch: what is asked of the database, for those who wait and beyond.
+type flight struct {
+	timer  *time.Timer // that cancels it if nobody waits
+	batch  []*waiter
+	need   float64 // missing to the batch
+	beyond float64 // of it only what is there
+	unit   float64 // and this much at a time
+}
+
+// wait is Take where the first block in hand is not enough.
+func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
+	if err := s.check(n); err != nil {
+		return Result{}, err
+	}
+	w, res, err := s.queue(ctx, n)
+	if w == nil {
+		return res, err
+	}
+	select {
+	case <-w.done:
+		return w.res, w.err
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-w.done: // meanwhile
+		return w.res, w.err
+	default:
+	}
+	s.refuse(w, nil)
+	s.graceful(s.flight)
+	return Result{}, explain(ctx, ctx.Err(), "take", s.calls)
+}
+
+// queue takes from the hand, or queues up for the next block.
+func (s *Lease) queue(ctx context.Context, n float64) (*waiter, Result, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if res, ok, err := s.try(n); ok || err != nil {
+		return nil, res, err
+	}
+	if ctx.Value(s.outer) != nil {
+		return nil, Result{}, errNested()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, Result{}, explain(ctx, err, "take", s.calls)
+	}
+	w := &waiter{n: n, missing: n, done: make(chan struct{})}
+	s.waiting = append(s.waiting, w)
+	if s.flight == nil {
+		s.fetch()
+	}
+	return w, Result{}, nil
+}
+
+// try answers from memory: ok says that there is an answer.
+func (s *Lease) try(n float64) (res Result, ok bool, err error) {
+	if s.closed {
+		return Result{}, false, s.errClosed()
+	}
+	now := s.now()
+	s.sweep(now)
+	s.giveBackSoon()
+	s.unit = n
+	if len(s.waiting) > 0 {
+		return Result{}, false, nil
+	}
+	hand := s.inHand()
+	if hand >= n {
+		res = s.hand[0].granted(now)
+		s.gather(n, now)
+		s.fetchAhead(now)
+		return res, true, nil
+	}
+	res, ok = s.refused(n-hand, now)
+	return res, ok, nil
+}
+
+// refuse tells a waiter that it gets nothing. If it has gone, err is nil and it is told nothing.
+func (s *Lease) refuse(w *waiter, err error) {
+	s.leave(w)
+	s.putBack(w.got, s.now())
+	w.got = nil
+	if err != nil {
+		w.err = err
+		close(w.done)
+	}
+}
+
+func (s *Lease) leave(w *waiter) {
+	if i := slices.Index(s.waiting, w); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+	}
+}
+
+// graceful lets a fetch be cancelled if it takes too long and nobody waits for it.
+func (s *Lease) graceful(f *flight) {
+	if f != nil && f.timer != nil && len(s.waiting) == 0 {
+		f.timer.Reset(patience)
+	}
+}
+
+// fetchAhead fetches the next block if the hand runs low. It is for after a sweep.
+func (s *Lease) fetchAhead(now int64) {
+	if s.flight == nil && now >= s.calm && s.inHand() < max(s.low, s.unit) {
+		s.fetch()
+	}
+}
+
+// fetch fetches in the background, as long as somebody waits.
+func (s *Lease) fetch() {
+	f := s.plan()
+	if f == nil {
+		return
+	}
+	s.flight = f
+	s.busy++
+	go func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for ; f != nil; f = s.plan() {
+			s.flight = f
+			s.round(f)
+		}
+		s.flight = nil
+		s.giveBackSoon()
+		s.done()
+	}()
+}
+
+// done says that a goroutine ends.
+func (s *Lease) done() {
+	if s.busy--; s.busy == 0 && s.quiet != nil {
+		close(s.quiet)
+		s.quiet = nil
+	}
+}
+
+// plan serves those who wait as far as what is in hand and what is known of the row allows, and says what is to be fetched
+// next; nil for nothing.
+//
+// The first who waits gets what is in hand, so that it is missing that much less. A fetch is for as many of those who wait as one
+// block is enough for, and it is as large as what was used since the last one, scaled to the time that a block is to last.
+func (s *Lease) plan() *flight {
+	now := s.now()
+	s.sweep(now)
+	for len(s.waiting) > 0 {
+		w := s.waiting[0]
+		chunks, missing := s.gather(w.missing, now)
+		w.got, w.missing = append(w.got, chunks...), missing
+		if missing <= 0 {
+			s.grant(w, Result{OK: true, At: s.chunkAt(w.got, now)})
+			continue
+		}
+		res, ok := s.refused(missing, now)
+		if !ok {
+			break
+		}
+		s.deny(w, res)
+	}
+	if s.closed {
+		return nil
+	}
+
+	size := 0.0
+	if s.last != 0 {
+		for _, w := range s.waiting {
+			s.used += w.missing
+		}
+		size = min(s.most, s.used*float64(ahead)/float64(max(1, now-s.last)))
+	}
+	f := &flight{unit: s.unit}
+	if len(s.waiting) > 0 {
+		total := s.waiting[0].n
+		f.batch, f.need = []*waiter{s.waiting[0]}, s.waiting[0].missing
+		for _, w := range s.waiting[1:] {
+			if total+w.n > s.most {
+				break
+			}
+			total += w.n
+			f.batch, f.need = append(f.batch, w), f.need+w.n
+		}
+		f.need = max(f.need, s.least)
+		f.beyond = f.whole(min(size, s.most-total))
+		size = max(size, total)
+	} else {
+		if now < s.calm || s.inHand() >= max(s.low, s.unit) {
+			return nil
+		}
+		if f.beyond = f.whole(size - s.inHand()); f.beyond <= 0 {
+			s.calm = now + int64(ahead)
+			return nil
+		}
+	}
+	s.last, s.used, s.low = now, 0, size/2
+	return f
+}
+
+// whole is as much of n as can be taken in units.
+func (f *flight) whole(n float64) float64 {
+	if !(n >= f.unit) || !(f.unit > 0) {
+		return 0
+	}
+	return math.Floor(n/f.unit) * f.unit
+}
+
+// chunkAt is the time of a Result.
+func (s *Lease) chunkAt(got []chunk, now int64) time.Time {
+	return got[len(got)-1].b.granted(now).At
+}
+
+func (s *Lease) grant(w *waiter, res Result) {
+	s.leave(w)
+	w.res = res
+	close(w.done)
+}
+
+func (s *Lease) deny(w *waiter, res Result) {
+	s.leave(w)
+	s.putBack(w.got, s.now())
+	w.res = res
+	close(w.done)
+}
+
+// round makes one fetch, with the lock held but for the time that it takes.
+func (s *Lease) round(f *flight) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	f.timer = time.AfterFunc(patience, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.waiting) == 0 {
+			cancel()
+		}
+	})
+	s.mu.Unlock()
+	res, sent, err := s.ask(ctx, f)
+	s.mu.Lock()
+	f.timer.Stop()
+	f.timer = nil
+	now := s.now()
+	switch {
+	case err != nil:
+		s.calm = now + int64(ahead)
+		for _, w := range f.batch {
+			if s.waits(w) {
+				s.refuse(w, err)
+			}
+		}
+	case res.OK:
+		s.denied = refusal{}
+		s.arrive(f, res, sent, now)
+	default:
+		s.denied = refusal{n: res.Outcomes[0].call.count, retryAt: res.RetryAt.UnixMicro(), value: res.Outcomes[0].Value, at: res.At.UnixMicro(), told: now}
+		s.calm = now + int64(ahead)
+	}
+}
+
+func (s *Lease) waits(w *waiter) bool { return slices.Contains(s.waiting, w) }
+
+// ask takes what a fetch is for or, if there is not as much, what there is, as long as that is enough for the first who waits. It
+// is done without the lock.
+func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err error) {
+	batch, need, beyond := f.batch, f.need, f.beyond
+	for range rounds {
+		sent = s.before()
+		res, err = s.a.RateLimit(ctx, s.request.Count(need+beyond))
+		if err != nil || res.OK {
+			return res, sent, err
+		}
+		there := res.Outcomes[0].Value
+		switch {
+		case len(batch) <= 1 && beyond == 0:
+			return res, sent, nil
+		case there >= need:
+			beyond = f.whole(min(beyond, there-need))
+		default:
+			beyond = 0
+			for len(batch) > 1 && need > there {
+				need -= batch[len(batch)-1].n
+				batch = batch[:len(batch)-1]
+			}
+		}
+		if need+beyond <= 0 {
+			return res, sent, nil
+		}
+	}
+	if len(batch) == 0 {
+		return res, sent, nil
+	}
+	sent = s.before()
+	res, err = s.a.RateLimit(ctx, s.request.Count(max(batch[0].missing, s.least)))
+	return res, sent, err
+}
+
+// arrive hands out what a fetch has brought. Those for whom it was made are granted as of the take; the rest is in hand.
+func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
+	blocks := s.blocks(res, sent)
+	there := res.Outcomes[0].call.count
+	for _, w := range f.batch {
+		if w.missing > there {
+			break
+		}
+		if !s.waits(w) {
+			continue
+		}
+		there -= w.missing
+		n := w.missing
+		for _, b := range blocks {
+			x := min(n, b.left)
+			b.left -= x
+			n -= x
+		}
+		s.grant(w, Result{OK: true, At: res.At})
+	}
+	s.hand = append(s.hand, blocks...)
+	s.sweep(now)
+	if s.closed {
+		s.back = append(s.back, s.hand...)
+		s.hand, s.rest = nil, 0
+	}
+	s.arm(now)
+}
+
+// blocks are what a granted call took, row by row.
+func (s *Lease) blocks(res Result, sent int64) []*block {
+	c := *res.Outcomes[0].call
+	if len(c.parts) == 0 {
+		return []*block{newBlock(c, c.algebra, balance{value: -c.owed, ts: res.At.UnixMicro()}, sent)}
+	}
+	blocks := make([]*block, len(c.parts))
+	shares := c.shares(c.layout)
+	for k, p := range c.parts {
+		part := c
+		part.count, part.parts = p.count, c.parts[k:k+1]
+		blocks[k] = newBlock(part, *shares.of(p.shard), c.left[k], sent)
+	}
+	return blocks
+}
+
+// giveBackSoon gives back in the background what was swept up.
+func (s *Lease) giveBackSoon() {
+	if s.giving || len(s.back) == 0 {
+		return
+	}
+	s.giving = true
+	s.busy++
+	go func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for len(s.back) > 0 {
+			blocks := s.back
+			s.back = nil
+			s.mu.Unlock()
+			_ = s.giveBack(context.Background(), blocks) // or it is lost
+			s.mu.Lock()
+		}
+		s.giving = false
+		s.done()
+	}()
+}

@@ -1,0 +1,74 @@
+package ratelimit
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TakeInTx is Take for a transaction of [Limiter.InTx]: what is taken from memory is put back into the hand if that does not
+// commit, be it for an error, a panic or a conflict upon which it runs again. It costs no round trip.
+//
+// If there is not enough in hand nothing is waited for: the tokens are taken within the transaction, as by
+// [Limiter.RateLimit], with a round trip and the row's lock, and roll back with it. The Result is then that of RateLimit but for
+// its Outcomes.
+//
+// If the outcome of COMMIT is unknown the tokens stay taken. So they do if a savepoint is rolled back, as long as the
+// transaction commits; and if the transaction rolls back a second after they were taken from the database, or after the lease was
+// closed. Any other transaction is refused with an error that matches [ErrInvalid]: it does not tell how it ends.
+func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, error) {
+	if tx == nil {
+		return Result{}, errNoTx()
+	}
+	t, ok := tx.(*txn)
+	if !ok {
+		return Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx", Value: plain("a transaction that InTx has not begun"),
+			Want: "one that tells how it ends, that of InTx; for any other use Limiter.RateLimit"}
+	}
+	if err := s.check(n); err != nil {
+		return Result{}, err
+	}
+	res, ok, err := s.borrow(t.attempt, n)
+	if ok || err != nil {
+		return res, err
+	}
+	res, err = s.l.RateLimit(ctx, tx, s.request.Count(n))
+	res.Outcomes = nil
+	return res, err
+}
+
+// borrow takes from the hand what an attempt puts back if it does not commit.
+func (s *Lease) borrow(a *attempt, n float64) (res Result, ok bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return Result{}, false, s.errClosed()
+	}
+	now := s.now()
+	s.sweep(now)
+	s.giveBackSoon()
+	s.unit = n
+	if hand := s.inHand(); len(s.waiting) == 0 {
+		if hand >= n {
+			res = s.hand[0].granted(now)
+			chunks, _ := s.gather(n, now)
+			a.undo = append(a.undo, func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.putBack(chunks, s.now())
+				s.giveBackSoon()
+			})
+			s.fetchAhead(now)
+			return res, true, nil
+		}
+		if res, ok := s.refused(n, now); ok {
+			return res, true, nil
+		}
+	}
+	s.used += n
+	if s.last == 0 {
+		s.last = now
+	}
+	s.fetchAhead(now)
+	return Result{}, false, nil
+}
