@@ -14,6 +14,9 @@ func TestMain(m *testing.M) {
 		if os.Getenv(crowdEnv) != "" {
 			work = crowdChild
 		}
+		if os.Getenv(leaseEnv) != "" {
+			work = leaseChild
+		}
 		if err := work(url); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)

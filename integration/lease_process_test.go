@@ -1,0 +1,250 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// leaseEnv names the limit that a child leases.
+const leaseEnv = "WEIR_TEST_LEASE"
+
+// leasedBy are limits that processes share. Period is short enough for them to refill many times.
+var leasedBy = map[string]ratelimit.Limit{
+	"bucket":  ratelimit.MustDefine("leasedBucket", ratelimit.TokenBucket{Rate: 2000, Period: time.Second, Capacity: ratelimit.Tokens(500)}),
+	"window":  ratelimit.MustDefine("leasedWindow", ratelimit.FixedWindow{Rate: 500, Period: 250 * time.Millisecond}),
+	"shards":  ratelimit.MustDefine("leasedShards", ratelimit.TokenBucket{Rate: 2000, Period: time.Second, Capacity: ratelimit.Tokens(500)}, ratelimit.Shards(4)),
+	"crashes": ratelimit.MustDefine("leasedCrashes", ratelimit.FixedWindow{Rate: 10_000_000, Period: never}),
+}
+
+const (
+	leasedFor    = 3 * time.Second
+	crashesBlock = 1000
+)
+
+// leaseChild takes from a lease, and prints for each grant when it was asked for and when it was there, in microseconds; or a
+// byte for each, at once, if it is to be killed.
+func leaseChild(url string) error {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	l, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		return err
+	}
+	name := os.Getenv(leaseEnv)
+	if name == "crashes" {
+		s, err := l.Lease(pool, leasedBy[name].For("k"), ratelimit.LeaseConfig{Block: crashesBlock})
+		if err != nil {
+			return err
+		}
+		for {
+			if res, err := s.Take(ctx, 1); err != nil || !res.OK {
+				return fmt.Errorf("%+v, %w", res, err)
+			}
+			if _, err := os.Stdout.Write([]byte{'.'}); err != nil {
+				return err
+			}
+		}
+	}
+	s, err := l.Lease(pool, leasedBy[name].For("k"), ratelimit.LeaseConfig{})
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(os.Stdout)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	errs := make(chan error, 8)
+	end := time.Now().Add(leasedFor)
+	for range cap(errs) {
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				before := time.Now().UnixMicro()
+				n := float64(1 + rand.IntN(3))
+				res, err := s.Take(ctx, n)
+				switch {
+				case err != nil:
+					errs <- err
+					return
+				case !res.OK:
+					time.Sleep(min(res.RetryAfter(), 100*time.Millisecond))
+				default:
+					mu.Lock()
+					fmt.Fprintln(out, before, time.Now().UnixMicro(), n)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		return err
+	}
+	if err := s.Close(ctx); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+func leaseProcess(t *testing.T, pool *pgxpool.Pool, name string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+pgtest.URL(t, pool), leaseEnv+"="+name)
+	return cmd
+}
+
+type handedOut struct {
+	before, after int64
+	n             float64
+}
+
+// In no interval is more handed out than the capacity and what flows in, over several processes that take as much as they
+// get; and it is not much less.
+func TestProcessesThatLeaseHandOutWhatTheLimitAllows(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"bucket", "window", "shards"} {
+		t.Run(name, func(t *testing.T) {
+			pool := pgtest.Pool(t)
+			const processes = 3
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			var all []handedOut
+			for range processes {
+				wg.Go(func() {
+					cmd := leaseProcess(t, pool, name)
+					var stderr bytes.Buffer
+					cmd.Stderr = &stderr
+					text, err := cmd.Output()
+					if err != nil {
+						t.Errorf("%v: %s", err, stderr.Bytes())
+						return
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					for line := range strings.Lines(string(text)) {
+						var e handedOut
+						if _, err := fmt.Sscan(line, &e.before, &e.after, &e.n); err != nil {
+							t.Errorf("%q: %v", line, err)
+							return
+						}
+						all = append(all, e)
+					}
+				})
+			}
+			wg.Wait()
+			if len(all) == 0 {
+				t.Fatal("nothing was handed out")
+			}
+			audit(t, name, all)
+		})
+	}
+}
+
+// audit looks at the intervals that begin with some of what was handed out and end with any.
+func audit(t *testing.T, name string, all []handedOut) {
+	t.Helper()
+	const perSecond, capacity = 2000, 500
+	flows := func(us int64) float64 {
+		if name == "window" {
+			return float64(us/250_000+1) * 500
+		}
+		return perSecond * float64(us) / 1e6
+	}
+	slices.SortFunc(all, func(a, b handedOut) int { return cmp.Compare(a.after, b.after) })
+	first, last, sum := all[0].before, all[len(all)-1].after, 0.0
+	for _, e := range all {
+		first = min(first, e.before)
+		sum += e.n
+	}
+	for i := range 200 {
+		from := all[i*len(all)/200].before
+		in := 0.0
+		for _, e := range all {
+			if e.before < from {
+				continue
+			}
+			if in += e.n; in > capacity+flows(e.after-from)+1e-3 {
+				t.Fatalf("%v were handed out in %v, at most %v are allowed", in, time.Duration(e.after-from)*time.Microsecond, capacity+flows(e.after-from))
+			}
+		}
+	}
+	most := capacity + perSecond*float64(last-first)/1e6
+	t.Logf("%v of %.0f were handed out in %v, by %d takes", sum, most, time.Duration(last-first)*time.Microsecond, len(all))
+	if sum < 0.8*most {
+		t.Errorf("%v were handed out in %v, of %.0f", sum, time.Duration(last-first)*time.Microsecond, most)
+	}
+}
+
+// A process that is killed loses what it has in hand: one block at most, and what it was just about to print.
+func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limit := leasedBy["crashes"]
+	const capacity = 10_000_000
+	lost := 0.0
+	for range 8 {
+		before := value(t, pool, limit.For("k"))
+		cmd := leaseProcess(t, pool, "crashes")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		printed := int64(0)
+		if printed, err = io.CopyN(io.Discard, out, 1+rand.Int64N(50_000)); err != nil {
+			t.Fatalf("%v: %s", err, stderr.Bytes())
+		}
+		if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		rest, _ := io.Copy(io.Discard, out)
+		printed += rest
+		_ = cmd.Wait()
+		settled(t, pool)
+		taken := before - value(t, pool, limit.For("k"))
+		if gone := taken - float64(printed); gone < 0 || gone > crashesBlock+1 {
+			t.Errorf("%d were printed and %v taken", printed, taken)
+		} else {
+			lost += gone
+		}
+	}
+	if left := value(t, pool, limit.For("k")); left >= capacity || lost == 0 {
+		t.Errorf("%v are left and %v were lost: the processes were not killed with tokens in hand", left, lost)
+	}
+}
+
+// settled waits until no other session has a transaction: that of a process that was killed may go on for a moment.
+func settled(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	for n := 1; n > 0; time.Sleep(time.Millisecond) {
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+			WHERE l.relation = 'weir_balance'::regclass AND a.pid <> pg_backend_pid()`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
