@@ -204,7 +204,7 @@ func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
 	const capacity = 10_000_000
 	lost := 0.0
 	for range 8 {
-		before := value(t, pool, limit.For("k"))
+		before := value(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"))
 		cmd := leaseProcess(t, pool, "crashes")
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -226,14 +226,14 @@ func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
 		printed += rest
 		_ = cmd.Wait()
 		settled(t, pool)
-		taken := before - value(t, pool, limit.For("k"))
+		taken := before - value(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"))
 		if gone := taken - float64(printed); gone < 0 || gone > crashesBlock+1 {
 			t.Errorf("%d were printed and %v taken", printed, taken)
 		} else {
 			lost += gone
 		}
 	}
-	if left := value(t, pool, limit.For("k")); left >= capacity || lost == 0 {
+	if left := value(t, limiter(t, ratelimit.Config{}), pool, limit.For("k")); left >= capacity || lost == 0 {
 		t.Errorf("%v are left and %v were lost: the processes were not killed with tokens in hand", left, lost)
 	}
 }

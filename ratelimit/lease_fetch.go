@@ -178,10 +178,11 @@ func (s *Lease) plan() *flight {
 		chunks, missing := s.gather(w.missing, now)
 		w.got, w.missing = append(w.got, chunks...), missing
 		if missing <= 0 {
-			s.grant(w, Result{OK: true, At: s.chunkAt(w.got, now)})
+			s.grant(w, Result{OK: true, At: w.got[len(w.got)-1].b.granted(now).At})
 			continue
 		}
-		res, ok := s.refused(missing, now)
+		w.missing = max(missing, s.least) // of fractions there may be left what cannot be taken
+		res, ok := s.refused(w.missing, now)
 		if !ok {
 			break
 		}
@@ -209,8 +210,7 @@ func (s *Lease) plan() *flight {
 			total += w.n
 			f.batch, f.need = append(f.batch, w), f.need+w.n
 		}
-		f.need = max(f.need, s.least)
-		f.beyond = f.whole(min(size, s.most-total))
+		f.beyond = f.whole(size - total)
 		size = max(size, total)
 	} else {
 		if now < s.calm || s.inHand() >= max(s.low, s.unit) {
@@ -231,11 +231,6 @@ func (f *flight) whole(n float64) float64 {
 		return 0
 	}
 	return math.Floor(n/f.unit) * f.unit
-}
-
-// chunkAt is the time of a Result.
-func (s *Lease) chunkAt(got []chunk, now int64) time.Time {
-	return got[len(got)-1].b.granted(now).At
 }
 
 func (s *Lease) grant(w *waiter, res Result) {
@@ -309,6 +304,9 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 				need -= batch[len(batch)-1].n
 				batch = batch[:len(batch)-1]
 			}
+			if len(batch) == 1 {
+				need = batch[0].missing
+			}
 		}
 		if need+beyond <= 0 {
 			return res, sent, nil
@@ -318,7 +316,7 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 		return res, sent, nil
 	}
 	sent = s.before()
-	res, err = s.a.RateLimit(ctx, s.request.Count(max(batch[0].missing, s.least)))
+	res, err = s.a.RateLimit(ctx, s.request.Count(batch[0].missing))
 	return res, sent, err
 }
 

@@ -97,6 +97,108 @@ func TestBadLeasesAreRefused(t *testing.T) {
 	}
 }
 
+// arrives is an answer to the fetch that is under way, of count tokens: they left the row at value.
+func (s *Lease) arrives(f *flight, count, value float64) {
+	c := s.calls[0]
+	c.count, c.owed = count, -value
+	s.arrive(f, Result{OK: true, At: time.Now(), Outcomes: []Outcome{{call: &c}}}, s.before(), s.now())
+}
+
+// Who waits is served in the order of arrival, also if what there is would be enough for those who came later: who asks for
+// much is either granted or denied, and does not starve. A batch is of one block.
+func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
+	t.Parallel()
+	s := aLease(t, Config{}, MustDefine("fair", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k")) // of blocks of 10
+	s.flight = &flight{}                                                                                    // as if one was under way
+	var waiters []*waiter
+	for _, n := range []float64{7, 1, 4, 10, 1, 1} {
+		w, res, err := s.queue(t.Context(), n)
+		if w == nil {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		waiters = append(waiters, w)
+	}
+	served := func() (n int) {
+		for i, w := range waiters {
+			select {
+			case <-w.done:
+				if n++; n != i+1 {
+					t.Errorf("take %d was served before one that came earlier", i)
+				}
+			default:
+			}
+		}
+		return n
+	}
+	f := s.plan()
+	if f.need != 8 || len(f.batch) != 2 || f.beyond != 0 {
+		t.Fatalf("%+v: want 7 and 1", f)
+	}
+	s.arrives(f, 7, 50) // only the first, though there would be enough for many others
+	if n := served(); n != 1 {
+		t.Errorf("%d were served, want 1", n)
+	}
+	f = s.plan()
+	if f.need != 5 || len(f.batch) != 2 {
+		t.Fatalf("%+v: want 1 and 4", f)
+	}
+	s.leave(waiters[1]) // and 1 is in hand
+	close(waiters[1].done)
+	s.arrives(f, 5, 50)
+	if n := served(); n != 3 || s.inHand() != 1 {
+		t.Errorf("%d were served and %v are in hand, want 3 and 1", n, s.inHand())
+	}
+	f = s.plan() // 10, of which 1 was in hand
+	if f.need != 9 || len(f.batch) != 1 || s.inHand() != 0 {
+		t.Fatalf("%+v: want what is missing to 10", f)
+	}
+	// It is denied; what it had got of the hand is there for those behind it.
+	s.denied = refusal{n: 9, retryAt: time.Now().Add(time.Hour).UnixMicro(), value: 1, at: time.Now().UnixMicro(), told: s.now()}
+	f = s.plan()
+	if n := served(); n != 5 || waiters[3].res.OK || waiters[3].res.RetryAt.IsZero() || !waiters[4].res.OK {
+		t.Errorf("%d were served, of which %+v and %+v", n, waiters[3].res, waiters[4].res)
+	}
+	if f == nil || f.need != 1 {
+		t.Errorf("%+v: the row has 1 left", f)
+	}
+}
+
+// A fetch is as large as what was used lately, to last a while, and no larger than what makes a block of all that is in hand.
+func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
+	t.Parallel()
+	clock := time.UnixMicro(noon)
+	s := aLease(t, Config{Clock: func() time.Time { return clock }}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k"))
+	s.flight = &flight{}
+	ask := func(n float64) *flight {
+		t.Helper()
+		s.denied = refusal{}
+		if _, _, err := s.queue(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		return s.plan()
+	}
+	for i, tc := range []struct {
+		later        time.Duration
+		n            float64
+		need, beyond float64
+	}{
+		{0, 2, 2, 0},                      // nothing is known
+		{10 * time.Millisecond, 2, 2, 18}, // 2 in 10 ms
+		{time.Second, 3, 3, 0},            // 15 in hand were not used
+		{time.Nanosecond, 1, 1, 99},       // at most a block
+		{time.Hour, 500, 500, 0},          // or what is asked for
+	} {
+		clock = clock.Add(tc.later)
+		f := ask(tc.n)
+		if f == nil || f.need != tc.need || f.beyond != tc.beyond {
+			t.Fatalf("%d: %+v, want %v and %v", i, f, tc.need, tc.beyond)
+		}
+		s.arrives(f, f.need+f.beyond, 100)
+		s.hand, s.rest, s.used = nil, 0, 0
+	}
+	s.flight = nil
+}
+
 func nan() float64 { zero := 0.0; return zero / zero }
 
 // BenchmarkLeaseTake is a take from memory.

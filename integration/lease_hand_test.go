@@ -1,0 +1,351 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Until its RetryAt a denial is told without the database, and then the tokens are there.
+func TestALeaseRemembersADenial(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]ratelimit.Limit{
+		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}),
+		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: 10 * time.Second, Start: newClock().now()}),
+		"shards": ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(2)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var trips trips
+			pool, clock := pgtest.Pool(t, trips.through), newClock()
+			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+			leaseOK(t, s, 8, true)
+			clock.add(100 * time.Millisecond) // so that nothing is fetched beyond
+			denied := leaseOK(t, s, 4, false)
+			if denied.Limit != limit.Name() || denied.Key != "k" || !errors.Is(denied.Err(), ratelimit.ErrDenied) {
+				t.Errorf("%+v", denied)
+			}
+			want, err := l.Autocommit(pool).CheckRateLimit(t.Context(), limit.For("k").Count(4))
+			if err != nil || !want.RetryAt.Equal(denied.RetryAt) {
+				t.Errorf("RetryAt is %v, want %v (%v)", denied.RetryAt, want.RetryAt, err)
+			}
+			larger, err := l.Autocommit(pool).CheckRateLimit(t.Context(), limit.For("k").Count(6))
+			if err != nil {
+				t.Fatal(err)
+			}
+			clock.add(50 * time.Millisecond)
+			n := trips.of(func() {
+				again := leaseOK(t, s, 4, false)
+				if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != 50*time.Millisecond || again.RetryAfter() != denied.RetryAfter()-50*time.Millisecond {
+					t.Errorf("%+v, then %+v", denied, again)
+				}
+				if more := leaseOK(t, s, 6, false); name != "shards" && more.RetryAt.Sub(larger.RetryAt).Abs() > time.Microsecond {
+					t.Errorf("for more RetryAt is %v, want %v", more.RetryAt, larger.RetryAt)
+				}
+				clock.set(denied.RetryAt.Add(-time.Microsecond))
+				leaseOK(t, s, 4, false)
+			})
+			if n != 0 {
+				t.Errorf("%d trips for denials that were remembered", n)
+			}
+			clock.set(denied.RetryAt)
+			leaseOK(t, s, 4, true)
+		})
+	}
+}
+
+// Who takes steadily seldom waits: the next block is there before the last is used up, though the database is slow.
+func TestALeaseFetchesAhead(t *testing.T) {
+	t.Parallel()
+	const slow = 20 * time.Millisecond
+	var trips trips
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return slowConn{conn, slow}, nil
+		}
+		trips.through(c)
+	})
+	limit := ratelimit.MustDefine("steady", ratelimit.TokenBucket{Rate: 100_000, Period: time.Hour, Capacity: ratelimit.Tokens(100_000)})
+	s := lease(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"), ratelimit.LeaseConfig{})
+	const takes = 1000
+	waits := 0
+	n := trips.of(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for range takes {
+			<-tick.C
+			before := time.Now()
+			leaseOK(t, s, 1, true)
+			if time.Since(before) >= slow { // as each that waits must
+				waits++
+			}
+		}
+	})
+	t.Logf("%d trips and %d waits", n, waits)
+	if n > takes/4 || waits > takes/4 {
+		t.Errorf("%d takes had %d trips, and %d waited", takes, n, waits)
+	}
+}
+
+// slowConn is a connection on which each answer comes late.
+type slowConn struct {
+	net.Conn
+	by time.Duration
+}
+
+func (c slowConn) Write(b []byte) (int, error) {
+	time.Sleep(c.by)
+	return c.Conn.Write(b)
+}
+
+// holds locks the row of a key until release is called.
+func holds(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) (release func()) {
+	t.Helper()
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := l.RateLimit(t.Context(), tx, r); err != nil || !res.OK {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	return func() {
+		if err := tx.Rollback(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// waitsForALock waits until n sessions wait for one.
+func waitsForALock(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
+	for waiting := -1; waiting != n; time.Sleep(time.Millisecond) {
+		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_locks r USING (pid) JOIN pg_class c ON c.oid = r.relation
+			JOIN pg_namespace s ON s.oid = c.relnamespace WHERE NOT l.granted AND s.nspname = $1`, schema).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// All who wait for the row are served by one or two fetches, whoever of them has gone.
+func TestTakesOfALeaseWaitTogether(t *testing.T) {
+	t.Parallel()
+	var trips trips
+	pool := pgtest.Pool(t, trips.through)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 200, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 100})
+	release := holds(t, l, pool, limit.For("k"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	var gone, served atomic.Int64
+	for range 50 {
+		wg.Go(func() {
+			if res, err := s.Take(t.Context(), 1); err != nil || !res.OK {
+				t.Errorf("%+v, %v", res, err)
+			}
+			served.Add(1)
+		})
+		wg.Go(func() {
+			if _, err := s.Take(ctx, 1); !errors.Is(err, context.Canceled) {
+				t.Errorf("%v, want that it was cancelled", err)
+			}
+			gone.Add(1)
+		})
+	}
+	waitsForALock(t, pool, 1)
+	cancel()
+	for gone.Load() < 50 {
+		time.Sleep(time.Millisecond)
+	}
+	if n := served.Load(); n != 0 {
+		t.Errorf("%d were served while the row was locked", n)
+	}
+	n := trips.of(func() {
+		release()
+		wg.Wait()
+	})
+	if n > 10 {
+		t.Errorf("%d trips for 50 takes", n)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := value(t, l, pool, limit.For("k")); left != 150 {
+		t.Errorf("%v are left, want 150", left)
+	}
+}
+
+// What was fetched for one who has gone is given back.
+func TestALeaseGivesBackWhatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("gone", ratelimit.FixedWindow{Rate: 20, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+	release := holds(t, l, pool, limit.For("k"))
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := s.Take(ctx, 2); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want that it was cancelled", err)
+		}
+	})
+	waitsForALock(t, pool, 1)
+	cancel()
+	wg.Wait()
+	release()
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := value(t, l, pool, limit.For("k")); left != 20 {
+		t.Errorf("%v are left, want 20", left)
+	}
+}
+
+// Without takes, what is in hand is given back by itself.
+func TestAnIdleLeaseGivesBack(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("idle", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+	taken := 0.0
+	for left := 1000.0; left == 1000-taken; left = value(t, l, pool, limit.For("k")) {
+		leaseOK(t, s, 1, true)
+		taken++
+	}
+	for end := time.Now().Add(20 * time.Second); value(t, l, pool, limit.For("k")) != 1000-taken; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%v are left, want %v", value(t, l, pool, limit.For("k")), 1000-taken)
+		}
+	}
+}
+
+// What is in hand is of one window and no other, and overflows with the row.
+func TestALeasesTokensSpoilWithTheirWindow(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	limit := ratelimit.MustDefine("spoils", ratelimit.FixedWindow{Rate: 100, Period: 100 * time.Millisecond, Start: clock.now()})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 50})
+	leaseOK(t, s, 1, true)
+	clock.add(time.Millisecond)
+	leaseOK(t, s, 1, true) // and 49 in hand
+	if left := value(t, l, pool, limit.For("k")); left != 49 {
+		t.Fatalf("%v are left", left)
+	}
+	clock.add(98*time.Millisecond + 999*time.Microsecond)
+	leaseOK(t, s, 1, true)
+	clock.add(time.Microsecond)
+	for range 100 {
+		leaseOK(t, s, 1, true)
+	}
+	leaseOK(t, s, 1, false)
+}
+
+// What is in hand is handed out while the database is away; then the takes fail, and when it is back they go on.
+func TestALeaseWithoutItsDatabase(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	s, key := handful(t, l, pool, clock)
+	execSQL(t, pool, `ALTER TABLE weir_balance RENAME TO away`)
+	handed := 2
+	for ; ; handed++ {
+		res, err := s.Take(t.Context(), 1)
+		if err != nil {
+			var pg interface{ SQLState() string }
+			if !errors.As(err, &pg) || pg.SQLState() != "42P01" {
+				t.Errorf("%v", err)
+			}
+			break
+		}
+		if !res.OK {
+			t.Fatalf("%+v", res)
+		}
+	}
+	execSQL(t, pool, `ALTER TABLE away RENAME TO weir_balance`)
+	if left := value(t, l, pool, key); left != 1000-float64(handed) || handed < 50 {
+		t.Errorf("%v are left, and %d were handed out, of 1000", left, handed)
+	}
+	leaseOK(t, s, 1, true)
+}
+
+// A fetch of which nobody knows whether it was committed hands out nothing.
+func TestALeaseHandsOutNothingOfAnUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	for when, left := range map[string]float64{"before": 10, "after": 7} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			cut := &cutter{}
+			pool := pgtest.Pool(t, cut.through)
+			l := limiter(t, ratelimit.Config{})
+			limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 10, Period: never})
+			s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 5})
+			cut.arm(when)
+			if res, err := s.Take(t.Context(), 3); !errors.Is(err, ratelimit.ErrOutcomeUnknown) || res.OK {
+				t.Fatalf("%+v, %v", res, err)
+			}
+			if got := value(t, l, pool, limit.For("k")); got != left {
+				t.Errorf("%v are left, want %v", got, left)
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := value(t, l, pool, limit.For("k")); got != left {
+				t.Errorf("%v are left after it was closed, want %v", got, left)
+			}
+		})
+	}
+}
+
+// A lease that is closed while takes wait refuses them, and gives back what arrives.
+func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("closed", ratelimit.FixedWindow{Rate: 20, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+	release := holds(t, l, pool, limit.For("k"))
+	var refused atomic.Int64
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if _, err := s.Take(t.Context(), 1); errors.Is(err, ratelimit.ErrInvalid) {
+				refused.Add(1)
+			}
+		})
+	}
+	waitsForALock(t, pool, 1)
+	wg.Go(func() {
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	for refused.Load() < 3 {
+		time.Sleep(time.Millisecond)
+	}
+	release()
+	wg.Wait()
+	if left := value(t, l, pool, limit.For("k")); left != 20 {
+		t.Errorf("%v are left, want 20", left)
+	}
+}

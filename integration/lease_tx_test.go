@@ -1,0 +1,226 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// handful returns a lease with tokens in hand, of a limit of 1000 of which nothing flows in, and with nothing under way. The clock
+// stands still, so that nothing is given back meanwhile.
+func handful(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *clock) (*ratelimit.Lease, ratelimit.Request) {
+	t.Helper()
+	limit := ratelimit.MustDefine("handful", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+	leaseOK(t, s, 1, true)
+	clock.add(time.Millisecond)
+	leaseOK(t, s, 1, true)
+	if left := value(t, l, pool, limit.For("k")); left > 950 {
+		t.Fatalf("%v are left: next to nothing is in hand", left)
+	}
+	return s, limit.For("k")
+}
+
+var errMine = errors.New("mine")
+
+// What a transaction takes from memory is in hand again if it does not commit, and then comes back when the lease is closed.
+func TestALeasesTokensRollBackWithTheTransaction(t *testing.T) {
+	t.Parallel()
+	ways := []struct {
+		name string
+		kept float64 // of 10, twice
+		want error
+		end  func(ctx context.Context, tx pgx.Tx) error
+	}{
+		{"commits", 20, nil, func(context.Context, pgx.Tx) error { return nil }},
+		{"error", 0, errMine, func(context.Context, pgx.Tx) error { return errMine }},
+		{"panic", 0, errMine, func(context.Context, pgx.Tx) error { panic(errMine) }},
+		{"failed statement", 0, pgx.ErrTxCommitRollback, func(ctx context.Context, tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, `SELECT 1/0`)
+			return nil
+		}},
+		{"ended by the callback", 20, pgx.ErrTxClosed, func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }},
+		{"savepoint", 20, nil, func(ctx context.Context, tx pgx.Tx) error {
+			return errIs(errMine, pgx.BeginFunc(ctx, tx, func(pgx.Tx) error { return errMine }))
+		}},
+	}
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			s, key := handful(t, l, pool, clock)
+			err := caught(func() error {
+				return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					for range 2 {
+						if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK || res.At.IsZero() {
+							t.Errorf("%+v, %v", res, err)
+						}
+					}
+					return w.end(ctx, tx)
+				})
+			})
+			if !errors.Is(err, w.want) {
+				t.Errorf("%v, want %v", err, w.want)
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if left := value(t, l, pool, key); left != 998-w.kept {
+				t.Errorf("%v are left, want %v", left, 998-w.kept)
+			}
+		})
+	}
+}
+
+func errIs(want, err error) error {
+	if errors.Is(err, want) {
+		return nil
+	}
+	return err
+}
+
+func caught(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = p.(error)
+		}
+	}()
+	return fn()
+}
+
+// A transaction that runs again takes once.
+func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	s, key := handful(t, l, pool, clock)
+	execSQL(t, pool, `CREATE TABLE contested (n integer); INSERT INTO contested VALUES (0)`)
+	runs := 0
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		runs++
+		if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+			t.Errorf("%+v, %v", res, err)
+		}
+		var n int
+		if err := tx.QueryRow(ctx, `SELECT n FROM contested`).Scan(&n); err != nil {
+			return err
+		}
+		if runs < 3 {
+			if _, err := pool.Exec(ctx, `UPDATE contested SET n = n + 1`); err != nil {
+				return err
+			}
+		}
+		_, err := tx.Exec(ctx, `UPDATE contested SET n = n + 1`)
+		return err
+	})
+	if err != nil || runs != 3 {
+		t.Fatalf("%d runs: %v", runs, err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := value(t, l, pool, key); left != 988 {
+		t.Errorf("%v are left, want 988", left)
+	}
+}
+
+// If the connection is lost at COMMIT, what was taken stays taken: it may have committed.
+func TestALeasesTokensStayTakenIfTheOutcomeIsUnknown(t *testing.T) {
+	t.Parallel()
+	cut := &cutter{}
+	pool, clock := pgtest.Pool(t, cut.through), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	s, key := handful(t, l, pool, clock)
+	cut.arm("after")
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+			t.Errorf("%+v, %v", res, err)
+		}
+		_, err := tx.Exec(ctx, `SELECT 1`)
+		return err
+	})
+	if !errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := value(t, l, pool, key); left != 988 {
+		t.Errorf("%v are left, want 988", left)
+	}
+}
+
+// A transaction that holds the only connection needs no second one, whatever is in hand; what it takes from the row rolls back
+// with it. Take, which would wait for one, is refused.
+func TestALeaseNeedsNoSecondConnectionInATransaction(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	limit := ratelimit.MustDefine("single", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+	for _, want := range []error{errMine, nil} {
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			for range 10 {
+				if res, err := s.TakeInTx(ctx, tx, 100); err != nil || !res.OK || res.Outcomes != nil {
+					t.Errorf("%+v, %v", res, err)
+				}
+			}
+			if res, err := s.TakeInTx(ctx, tx, 1); err != nil || res.OK || res.RetryAt.IsZero() {
+				t.Errorf("%+v, %v", res, err)
+			}
+			if _, err := s.Take(ctx, 1); !errors.Is(err, ratelimit.ErrNested) {
+				t.Errorf("%v, want that it is nested", err)
+			}
+			return want
+		})
+		if !errors.Is(err, want) {
+			t.Fatal(err)
+		}
+		// A block may be fetched as soon as the connection is free.
+		if left := value(t, l, pool, limit.For("k")); want != nil && left != 1000 && left != 900 || want == nil && left != 0 {
+			t.Errorf("%v are left after %v", left, want)
+		}
+	}
+}
+
+// A transaction takes from the hand without a round trip, and one that does nothing else has none at all.
+func TestALeaseTakesFromTheHandWithoutATrip(t *testing.T) {
+	t.Parallel()
+	var trips trips
+	pool, clock := pgtest.Pool(t, trips.through), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	s, _ := handful(t, l, pool, clock)
+	n := trips.of(func() {
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			for range 10 {
+				if res, err := s.TakeInTx(ctx, tx, 1); err != nil || !res.OK {
+					t.Errorf("%+v, %v", res, err)
+				}
+				leaseOK(t, s, 1, true)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%d trips", n)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := s.TakeInTx(t.Context(), tx, 1); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("in a transaction that does not tell how it ends: %v", err)
+	}
+}
