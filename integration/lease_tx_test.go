@@ -96,6 +96,30 @@ func caught(fn func() error) (err error) {
 	return fn()
 }
 
+// Nothing commits that has not begun.
+func TestALeasesTokensAreInHandAgainIfTheTransactionCannotBegin(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	s, key := handful(t, l, pool, clock)
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"}, func(ctx context.Context, tx pgx.Tx) error {
+		if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+			t.Errorf("%+v, %v", res, err)
+		}
+		_, err := tx.Exec(ctx, `SELECT 1`)
+		return err
+	})
+	if err == nil {
+		t.Fatal("it has begun")
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := value(t, l, pool, key); left != 998 {
+		t.Errorf("%v are left, want 998", left)
+	}
+}
+
 // A transaction that runs again takes once.
 func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 	t.Parallel()

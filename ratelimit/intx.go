@@ -119,7 +119,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	done := false
 	defer func() {
 		if !done { // an error or a panic
-			ended := tx.closed // by fn, who knows how
+			ended := tx.closed && tx.failed == nil // by fn, who knows how
 			rollback(ctx, tx)
 			if !ended {
 				a.undone()
