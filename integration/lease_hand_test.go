@@ -329,7 +329,7 @@ func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 3 {
 		wg.Go(func() {
-			if _, err := s.Take(t.Context(), 1); errors.Is(err, ratelimit.ErrInvalid) {
+			if _, err := s.Take(t.Context(), 1); errors.Is(err, ratelimit.ErrClosed) {
 				refused.Add(1)
 			}
 		})

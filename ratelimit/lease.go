@@ -83,7 +83,7 @@ type Lease struct {
 	last int64    // when that was
 	unit float64  // of the last take
 
-	waiting []*waiter
+	waiting []*taker
 	flight  *flight // the fetch under way
 	calm    int64   // until when none is made ahead
 	denied  refusal
@@ -98,15 +98,16 @@ type Lease struct {
 	quiet  chan struct{} // closed when there is none
 }
 
-// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve is refused. It does not touch
+// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve, Within
+// and OnCredit are refused. It does not touch
 // the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
 // Close the lease before the pool.
 func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*Lease, error) {
 	if pool == nil {
 		return nil, errNoPool()
 	}
-	if request.reserve {
-		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve"),
+	if request.reserve || request.credit {
+		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within or OnCredit"),
 			Want: "one without: nothing is in hand of tokens that do not exist yet"}
 	}
 	calls, err := resolveAll(bare([]Request{request}))
@@ -167,7 +168,7 @@ func (s *Lease) Take(ctx context.Context, n float64) (Result, error) {
 }
 
 // Close gives back what is in hand, and waits for what is under way. Takes that wait, and all later ones, fail with an error
-// that matches [ErrInvalid]. What cannot be given back is lost: the error says why. To close again does nothing.
+// that matches [ErrClosed]. What cannot be given back is lost: the error says why. To close again does nothing.
 func (s *Lease) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
@@ -214,7 +215,7 @@ func (s *Lease) Close(ctx context.Context) error {
 }
 
 func (s *Lease) errClosed() error {
-	return &InvalidError{Limit: s.calls[0].name, Field: "Lease", Value: plain("closed"), Want: "one that is open"}
+	return fmt.Errorf("%w: the lease of limit %q", ErrClosed, s.calls[0].name)
 }
 
 // check refuses a count that cannot be taken.

@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// ahead is how long a block is to last.
-	ahead = 100 * time.Millisecond
+	// blockLasts is how long a block is to last.
+	blockLasts = 100 * time.Millisecond
 
 	// patience is how long a fetch may take for which nobody waits.
 	patience = 5 * time.Second
 )
 
-// waiter is a take that the hand did not have enough for. What there was it has got; the rest is missing.
-type waiter struct {
+// taker is a take that the hand did not have enough for. What there was it has got; the rest is missing.
+type taker struct {
 	n       float64
 	got     []chunk
 	missing float64
@@ -29,7 +29,7 @@ type waiter struct {
 // flight is a fetch: what is asked of the database, for those who wait and beyond.
 type flight struct {
 	timer  *time.Timer // that cancels it if nobody waits
-	batch  []*waiter
+	batch  []*taker
 	need   float64 // missing to the batch
 	beyond float64 // of it only what is there
 	unit   float64 // and this much at a time
@@ -62,7 +62,7 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 }
 
 // queue takes from the hand, or queues up for the next block.
-func (s *Lease) queue(ctx context.Context, n float64) (*waiter, Result, error) {
+func (s *Lease) queue(ctx context.Context, n float64) (*taker, Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if res, ok, err := s.try(n); ok || err != nil {
@@ -74,7 +74,7 @@ func (s *Lease) queue(ctx context.Context, n float64) (*waiter, Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, Result{}, explain(ctx, err, "take", s.calls)
 	}
-	w := &waiter{n: n, missing: n, done: make(chan struct{})}
+	w := &taker{n: n, missing: n, done: make(chan struct{})}
 	s.waiting = append(s.waiting, w)
 	if s.flight == nil {
 		s.fetch()
@@ -106,7 +106,7 @@ func (s *Lease) try(n float64) (res Result, ok bool, err error) {
 }
 
 // refuse tells a waiter that it gets nothing. If it has gone, err is nil and it is told nothing.
-func (s *Lease) refuse(w *waiter, err error) {
+func (s *Lease) refuse(w *taker, err error) {
 	s.leave(w)
 	s.putBack(w.got, s.now())
 	w.got = nil
@@ -116,7 +116,7 @@ func (s *Lease) refuse(w *waiter, err error) {
 	}
 }
 
-func (s *Lease) leave(w *waiter) {
+func (s *Lease) leave(w *taker) {
 	if i := slices.Index(s.waiting, w); i >= 0 {
 		s.waiting = slices.Delete(s.waiting, i, i+1)
 	}
@@ -197,12 +197,12 @@ func (s *Lease) plan() *flight {
 		for _, w := range s.waiting {
 			s.used += w.missing
 		}
-		size = min(s.most, s.used*float64(ahead)/float64(max(1, now-s.last)))
+		size = min(s.most, s.used*float64(blockLasts)/float64(max(1, now-s.last)))
 	}
 	f := &flight{unit: s.unit}
 	if len(s.waiting) > 0 {
 		total := s.waiting[0].n
-		f.batch, f.need = []*waiter{s.waiting[0]}, s.waiting[0].missing
+		f.batch, f.need = []*taker{s.waiting[0]}, s.waiting[0].missing
 		for _, w := range s.waiting[1:] {
 			if total+w.n > s.most {
 				break
@@ -217,7 +217,7 @@ func (s *Lease) plan() *flight {
 			return nil
 		}
 		if f.beyond = f.whole(size - s.inHand()); f.beyond <= 0 {
-			s.calm = now + int64(ahead)
+			s.calm = now + int64(blockLasts)
 			return nil
 		}
 	}
@@ -233,13 +233,13 @@ func (f *flight) whole(n float64) float64 {
 	return math.Floor(n/f.unit) * f.unit
 }
 
-func (s *Lease) grant(w *waiter, res Result) {
+func (s *Lease) grant(w *taker, res Result) {
 	s.leave(w)
 	w.res = res
 	close(w.done)
 }
 
-func (s *Lease) deny(w *waiter, res Result) {
+func (s *Lease) deny(w *taker, res Result) {
 	s.leave(w)
 	s.putBack(w.got, s.now())
 	w.res = res
@@ -265,7 +265,7 @@ func (s *Lease) round(f *flight) {
 	now := s.now()
 	switch {
 	case err != nil:
-		s.calm = now + int64(ahead)
+		s.calm = now + int64(blockLasts)
 		for _, w := range f.batch {
 			if s.waits(w) {
 				s.refuse(w, err)
@@ -276,11 +276,11 @@ func (s *Lease) round(f *flight) {
 		s.arrive(f, res, sent, now)
 	default:
 		s.denied = refusal{n: res.Outcomes[0].call.count, retryAt: res.RetryAt.UnixMicro(), value: res.Outcomes[0].Value, at: res.At.UnixMicro(), told: now}
-		s.calm = now + int64(ahead)
+		s.calm = now + int64(blockLasts)
 	}
 }
 
-func (s *Lease) waits(w *waiter) bool { return slices.Contains(s.waiting, w) }
+func (s *Lease) waits(w *taker) bool { return slices.Contains(s.waiting, w) }
 
 // ask takes what a fetch is for or, if there is not as much, what there is, as long as that is enough for the first who waits. It
 // is done without the lock.

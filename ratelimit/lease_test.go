@@ -61,6 +61,8 @@ func TestBadLeasesAreRefused(t *testing.T) {
 		"zero request": {pool, Request{}, LeaseConfig{}, "limit"},
 		"no key":       {pool, limit.For(""), LeaseConfig{}, "key"},
 		"reserve":      {pool, limit.For("k").OrReserve(), LeaseConfig{}, "request"},
+		"within":       {pool, limit.For("k").Within(time.Second), LeaseConfig{}, "request"},
+		"credit":       {pool, limit.For("k").OnCredit(), LeaseConfig{}, "request"},
 		"zero reserve": {pool, Request{}.OrReserve(), LeaseConfig{}, "request"},
 		"negative":     {pool, limit.For("k"), LeaseConfig{Block: -1}, "LeaseConfig.Block"},
 		"NaN":          {pool, limit.For("k"), LeaseConfig{Block: nan()}, "LeaseConfig.Block"},
@@ -89,7 +91,7 @@ func TestBadLeasesAreRefused(t *testing.T) {
 	if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.Take(t.Context(), 1); !errors.Is(err, ErrInvalid) {
+	if _, err := s.Take(t.Context(), 1); !errors.Is(err, ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 	if err := s.Close(t.Context()); err != nil {
@@ -110,7 +112,7 @@ func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 	t.Parallel()
 	s := aLease(t, Config{}, MustDefine("fair", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k")) // of blocks of 10
 	s.flight = &flight{}                                                                                    // as if one was under way
-	var waiters []*waiter
+	var waiters []*taker
 	for _, n := range []float64{7, 1, 4, 10, 1, 1} {
 		w, res, err := s.queue(t.Context(), n)
 		if w == nil {
