@@ -39,6 +39,15 @@
 //
 // One balance is one row, for which its callers queue. [Shards] spreads it over several, so that they do not.
 //
+// # Without a transaction
+//
+// The limit holds in each way of calling; what differs is what a call costs, and what a crash does:
+//
+//   - [Limiter.RateLimit], in a transaction: exact, and rolls back with the writes that it belongs to.
+//   - [Limiter.Autocommit] and [Limiter.Coalesce], without: exact, one round trip, which concurrent calls of the latter share.
+//   - [Limiter.Lease], from memory: seldom a round trip. A call may be denied while other processes have tokens in hand, and a
+//     process that crashes loses what it had: one block at most.
+//
 // # Reserve
 //
 // With [Request.OrReserve] a call is granted ahead of time where the tokens do not exist yet. The balance goes below zero,

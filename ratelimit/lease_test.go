@@ -198,7 +198,19 @@ func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
 		s.arrives(f, f.need+f.beyond, 100)
 		s.hand, s.rest, s.used = nil, 0, 0
 	}
-	s.flight = nil
+
+	// Ahead, when less than half is in hand: no more than makes a block of both.
+	s.last, s.low = s.now(), 50
+	clock = clock.Add(100 * time.Millisecond)
+	s.unit, s.used = 1, 1e6
+	s.fill(60, 0)
+	if f := s.plan(); f != nil {
+		t.Errorf("%+v with 60 in hand", f)
+	}
+	s.gather(20, s.now())
+	if f := s.plan(); f == nil || f.need != 0 || f.beyond != 60 {
+		t.Errorf("%+v, want 60 ahead", f)
+	}
 }
 
 func nan() float64 { zero := 0.0; return zero / zero }

@@ -76,6 +76,26 @@ var mutants = []mutant{
 	{"shards: not the fuller of two", "shard/choose.go",
 		"return v.Tokens > w.Tokens", "return v.Tokens < w.Tokens", ".", []string{"./shard"}, true},
 
+	// leases
+	{"lease: nothing spoils in hand", "ratelimit/lease_hand.go",
+		"if most := b.room - b.slope*float64(now-b.sent); b.left > most {\n\t\tb.spoil", "if most := b.room; b.left > most {\n\t\tb.spoil", "InHand", core, true},
+	{"lease: a window's tokens outlive it in hand", "ratelimit/lease_hand.go",
+		"b.until = min(b.until, b.sent+(next-b.at-1)*1000+1)", "_ = next", "InHand|Spoil", core, true},
+	{"lease: given back is what others do not know of", "ratelimit/lease_hand.go",
+		"b.bound(now + int64(late+kept+late))", "b.bound(now)", "InHand", core, true},
+	{"lease: a block is handed out twice", "ratelimit/lease_fetch.go",
+		"\t\t\tx := min(n, b.left)\n\t\t\tb.left -= x\n", "\t\t\tx := min(n, b.left)\n", "Lease|Killed", whole, true},
+	{"lease: what is rolled back stays taken", "ratelimit/intx.go",
+		"\t\t\tif !ended {\n\t\t\t\ta.undone()\n", "\t\t\tif ended && !ended {\n\t\t\t\ta.undone()\n", "RollBack", whole, true},
+	{"lease: what may have been committed is back in hand", "ratelimit/intx.go",
+		"err != nil && !errors.Is(err, ErrOutcomeUnknown) &&", "err != nil &&", "OutcomeIsUnknown", whole, true},
+	{"lease: later takes pass those who wait", "ratelimit/lease_fetch.go",
+		"\ts.unit = n\n\tif len(s.waiting) > 0 {", "\ts.unit = n\n\tif len(s.waiting) > 1<<40 {", "Arrival", core, true},
+	{"lease: an idle hand keeps what it has", "ratelimit/lease_hand.go",
+		"\tif s.armed || s.closed", "\tif true || s.armed || s.closed", "IdleLease", whole, true},
+	{"lease: a crash loses more than a block", "ratelimit/lease_fetch.go",
+		"size - s.inHand()); f.beyond", "1e6*size); f.beyond", "Killed|Large", []string{"./ratelimit", "./integration"}, true},
+
 	// what is denied before the transaction begins
 	{"foresee: a change since is not seen", "ratelimit/protocol.go",
 		"if again[i].balance() != looks[i].balance() {", "if i < 0 {", "GoesOn", whole, true},
