@@ -20,6 +20,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/bench/internal/page"
 	"github.com/weir-go/weir/internal/pgserver"
 	"github.com/weir-go/weir/internal/shardload"
 	"github.com/weir-go/weir/schema"
@@ -106,7 +107,7 @@ func run(ctx context.Context, docs string, rounds int) (err error) {
 	if err := drawThroughput(filepath.Join(docs, "shards.svg"), t); err != nil {
 		return err
 	}
-	return fill(filepath.Join(docs, "shards.md"), tables)
+	return page.Fill(filepath.Join(docs, "shards.md"), tables)
 }
 
 // machine is what the figures were measured on.

@@ -1,4 +1,5 @@
-package main
+// Package page writes what was measured into the pages of docs/.
+package page
 
 import (
 	"fmt"
@@ -6,14 +7,15 @@ import (
 	"strings"
 )
 
-// fill writes each table between its two marks, <!-- name --> and <!-- end -->, and leaves the rest of the page as it is.
-func fill(file string, tables map[string]string) error {
+// Fill writes each part between its two marks, <!-- name --> and <!-- end -->, and leaves the rest of the page as it is. A part
+// whose first mark is missing is an error, and nothing is written then.
+func Fill(file string, parts map[string]string) error {
 	old, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	page := string(old)
-	for name, table := range tables {
+	for name, part := range parts {
 		begin, end := "<!-- "+name+" -->\n", "<!-- end -->"
 		before, rest, ok := strings.Cut(page, begin)
 		if !ok {
@@ -23,7 +25,7 @@ func fill(file string, tables map[string]string) error {
 		if !ok {
 			return fmt.Errorf("%s has no mark %q after %q", file, end, begin)
 		}
-		page = before + begin + "\n" + strings.TrimSpace(table) + "\n\n" + end + after
+		page = before + begin + "\n" + strings.TrimSpace(part) + "\n\n" + end + after
 	}
 	return os.WriteFile(file, []byte(page), 0o644)
 }
