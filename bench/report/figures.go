@@ -54,12 +54,14 @@ func (c *cell) rate() float64 { return median(c.rates) }
 
 // audit has what a limit that denies most has granted, by rounds.
 type audit struct {
+	calls   []int // all that were answered
 	granted []int
 	allowed []float64
 	rates   []float64 // calls a second
 }
 
 func (a *audit) add(s *slice, b bucket) {
+	a.calls = append(a.calls, s.all)
 	a.granted = append(a.granted, s.granted)
 	a.allowed = append(a.allowed, b.allowed(s.elapsed))
 	a.rates = append(a.rates, s.rate)
@@ -74,6 +76,9 @@ func (a *audit) most() (granted int, allowed float64) {
 	}
 	return granted, allowed
 }
+
+// denied reports whether any call was, in any round.
+func (a *audit) denied() bool { return !slices.Equal(a.calls, a.granted) }
 
 // over is what was granted beyond what was allowed, in parts of that, in thousandths. Less than half a one is none: the
 // server's clock and ours need not agree that well.

@@ -17,7 +17,8 @@ const patience = time.Minute
 // slice is what callers have done in a time.
 type slice struct {
 	calls   int           // that ended within it
-	granted int           // of all, those after its end as well
+	all     int           // those before and after it as well
+	granted int           // of all
 	elapsed time.Duration // from before the first call to after the last
 	rate    float64       // calls a second
 	times   histogram     // of all calls but those that ended as the callers warmed up
@@ -52,6 +53,7 @@ func (l load) run(ctx context.Context, on limiter) (*slice, error) {
 	}
 	for i := range parts {
 		sum.calls += parts[i].calls
+		sum.all += parts[i].all
 		sum.granted += parts[i].granted
 		sum.times.merge(&parts[i].times)
 	}
@@ -67,6 +69,7 @@ func (l load) caller(ctx context.Context, on limiter, s *slice, start, end time.
 			return err
 		}
 		now := time.Now()
+		s.all++
 		if ok {
 			s.granted++
 		}
