@@ -78,11 +78,11 @@ func (f *figures) drawSpeed(w workload, file string) error {
 		p.Add(line, dots)
 		legend.Add(c.name, line, dots)
 	}
-	const width, height, aside = 24 * vg.Centimeter, 12 * vg.Centimeter, 8 * vg.Centimeter
-	return save(file, width, height, func(all draw.Canvas) {
+	const aside = 7.5 * vg.Centimeter
+	return save(file, 24*vg.Centimeter, 12*vg.Centimeter, func(all draw.Canvas) {
 		p.Draw(draw.Crop(all, 0, -aside, 0, 0))
 		legend.Left = true
-		legend.Draw(draw.Crop(all, width-aside+vg.Points(10), 0, 0, -vg.Points(20)))
+		legend.Draw(draw.Crop(all, all.Size().X-aside+vg.Points(10), 0, 0, -vg.Points(20)))
 	})
 }
 
@@ -123,7 +123,8 @@ func save(file string, width, height vg.Length, paint func(draw.Canvas)) (err er
 	all := draw.New(svg)
 	all.SetColor(color.White)
 	all.Fill(all.Rectangle.Path())
-	paint(all)
+	const margin = 8
+	paint(draw.Crop(all, margin, -margin, margin, -margin))
 	to, err := os.Create(file)
 	if err != nil {
 		return err

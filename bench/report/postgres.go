@@ -13,15 +13,15 @@ func postgresWays() []contender {
 	const table = "rate_limiting_token_bucket"
 	return []contender{
 		{
-			name: "PL/pgSQL function", family: postgres, shared: true, table: table,
+			name: "PL/pgSQL at SERIALIZABLE", family: postgres, shared: true, table: table,
 			about: "The token bucket as a PL/pgSQL function of Franck Pachot's article \"Rate limiting with PostgreSQL / YugabyteDB (token " +
 				"buckets function)\", written after its description ([article.sql](../bench/report/article.sql)) and run on Postgres. At " +
-				"SERIALIZABLE, which the article demands. BEGIN, the call and COMMIT are one round trip; what cannot be serialized is run " +
+				"SERIALIZABLE, as the article demands. BEGIN, the call and COMMIT are one round trip; what cannot be serialized is run " +
 				"again at once. It keeps whole tokens, and forgets the part of a token that came in between two calls.",
 			open: articleAt(pgx.Serializable),
 		},
 		{
-			name: "PL/pgSQL function, READ COMMITTED", family: postgres, shared: true, table: table,
+			name: "PL/pgSQL at READ COMMITTED", family: postgres, shared: true, table: table,
 			about: "The same function at READ COMMITTED, at which its callers queue for the row.",
 			open:  articleAt(pgx.ReadCommitted),
 		},

@@ -15,13 +15,13 @@ const weirTable = "weir_balance"
 func weirWays() []contender {
 	return []contender{
 		{
-			name: "Weir, in a transaction", family: weir, shared: true, joins: true, table: weirTable,
-			about: "`limiter.InTx` with nothing in it but `limiter.RateLimit`, at SERIALIZABLE, its default. A denied call returns " +
+			name: "Weir, InTx", family: weir, shared: true, joins: true, table: weirTable,
+			about: "`limiter.InTx`, a transaction, with nothing in it but `limiter.RateLimit`; at SERIALIZABLE, its default. A denied call returns " +
 				"`res.Err()`, which rolls back. A transaction that conflicts runs again, and counts once.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) { return newInTx(at, b, pgx.Serializable) },
 		},
 		{
-			name: "Weir, in a transaction, READ COMMITTED", family: weir, shared: true, joins: true, table: weirTable,
+			name: "Weir, InTx at READ COMMITTED", family: weir, shared: true, joins: true, table: weirTable,
 			about: "The same by `limiter.InTxOptions` at READ COMMITTED.",
 			open:  func(_ context.Context, at place, b bucket) (limiter, error) { return newInTx(at, b, pgx.ReadCommitted) },
 		},
