@@ -36,6 +36,10 @@ test/faults: postgres ## Run the tests under faults, and print their rounds: kil
 test/race: postgres ## Run all tests under the race detector
 	$(GO) test -count=1 -race ./...
 
+.PHONY: test/bench
+test/bench: postgres redis ## Run the tests of bench/, the comparison with others among them
+	cd bench && $(GO) test -count=1 ./...
+
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
 	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run 'Linearizable|AtOnce|ModelDoes|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled' ./integration/... | grep -v '^=== '
@@ -51,10 +55,16 @@ conformance: postgres ## Replay the reference implementation's outcomes; CONFORM
 .PHONY: bench
 bench: postgres ## Run benchmarks: B=<regexp> picks, the default is all
 	$(GO) test -run '^$$' -bench '$(B)' -benchmem ./...
+	@./scripts/redis || echo "What compares with Redis is skipped" >&2
+	cd bench && $(GO) test -run '^$$' -bench '$(B)' -benchmem ./...
 
 .PHONY: bench/shards
 bench/shards: postgres ## Measure how many shards a limit needs, and write docs/shards.md: five minutes
 	cd bench && $(GO) run ./shards -docs ../docs
+
+.PHONY: bench/report
+bench/report: postgres redis ## Compare with other rate limiters, and write docs/benchmarks.md: twenty minutes
+	cd bench && $(GO) run ./report -docs ../docs
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
@@ -86,3 +96,8 @@ $(GOLANGCI_LINT):
 .PHONY: postgres
 postgres:
 	@./scripts/postgres
+
+# So that make test needs no Redis, only what compares with it asks for one.
+.PHONY: redis
+redis:
+	@./scripts/redis
