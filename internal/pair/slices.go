@@ -18,9 +18,10 @@ type Crowd struct {
 	Base, Ours func(ctx context.Context, worker int) error
 	Workers    int
 	Slice      time.Duration // how long they work at a time. Default: 500 ms
+	Rounds     int           // that a run has at least. Default: 8
 }
 
-// sliceRounds are the rounds that a run of Slices has at least.
+// sliceRounds are the rounds that a run of Slices has at least, by default.
 const sliceRounds = 8
 
 // Slices compares the throughput of two sides. It is [Run] with slices of time in place of transactions: the turns of a
@@ -37,7 +38,7 @@ const sliceRounds = 8
 //	void           how many runs were void before this one
 //	B/op           what one of ours allocates in this process, beside allocs/op
 //
-// A run takes as many rounds as fit into -benchtime, and never fewer than 8.
+// A run takes as many rounds as fit into -benchtime, and never fewer than Crowd.Rounds.
 func Slices(b *testing.B, c Crowd) {
 	b.Helper()
 	c.compare(b)
@@ -54,12 +55,15 @@ func (c Crowd) compare(b bench) {
 	if c.Slice == 0 {
 		c.Slice = 500 * time.Millisecond
 	}
+	if c.Rounds == 0 {
+		c.Rounds = sliceRounds
+	}
 	ctx := b.Context()
 	if _, _, _, err := c.measure(ctx, limit(1)); err != nil { // warms up
 		b.Fatal(err)
 	}
 	var ours, base work
-	v, void := repeat(b, sliceRounds, func(loop func() bool) (s *samples, err error) {
+	v, void := repeat(b, c.Rounds, func(loop func() bool) (s *samples, err error) {
 		s, base, ours, err = c.measure(ctx, loop)
 		return s, err
 	})
