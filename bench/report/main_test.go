@@ -32,3 +32,11 @@ func needsRedis(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// granted is an error if an ample limit has denied.
+func granted(ok bool, err error) error {
+	if err == nil && !ok {
+		return errors.New("an ample limit has denied")
+	}
+	return err
+}

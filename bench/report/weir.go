@@ -36,6 +36,7 @@ func weirWays() []contender {
 				return &autocommit{w.limiter.Autocommit(at.pool), w.limit}, nil
 			},
 		},
+		coalescedWay(),
 	}
 }
 
