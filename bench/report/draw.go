@@ -122,7 +122,7 @@ func save(file string, width, height vg.Length, paint func(draw.Canvas)) (err er
 	svg := vgsvg.New(width, height)
 	all := draw.New(svg)
 	all.SetColor(color.White)
-	all.Fill(all.Rectangle.Path())
+	all.Fill(all.Path())
 	const margin = 8
 	paint(draw.Crop(all, margin, -margin, margin, -margin))
 	to, err := os.Create(file)
