@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -48,7 +47,7 @@ func (l load) run(ctx context.Context, on limiter) (*slice, error) {
 	}
 	wg.Wait()
 	sum := &slice{elapsed: time.Since(began)}
-	if err := errors.Join(errs...); err != nil {
+	if err := first(errs); err != nil {
 		return nil, err
 	}
 	for i := range parts {
@@ -96,7 +95,17 @@ func touch(ctx context.Context, on limiter, keys []string, callers int) error {
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return first(errs)
+}
+
+// first is one error of many callers', who often meet the same.
+func first(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // numbered are keys 0 to n-1.
