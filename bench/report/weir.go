@@ -37,6 +37,7 @@ func weirWays() []contender {
 			},
 		},
 		coalescedWay(),
+		leasedWay(),
 	}
 }
 
