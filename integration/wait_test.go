@@ -23,8 +23,13 @@ type waited struct {
 	at  time.Time
 }
 
+type waiter interface {
+	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+}
+
 // waitAside waits in a goroutine of its own, and returns when that has its place in the line: once something was written.
-func waitAside(ctx context.Context, t *testing.T, a *ratelimit.Autocommit, pool *pgxpool.Pool, requests ...ratelimit.Request) <-chan waited {
+func waitAside(ctx context.Context, t *testing.T, a waiter, pool *pgxpool.Pool, requests ...ratelimit.Request) <-chan waited {
 	t.Helper()
 	rows := func() (all string) {
 		if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(b::text, ' ' ORDER BY name, key, shard), '') FROM weir_balance b`).Scan(&all); err != nil {
@@ -53,12 +58,12 @@ func TestWaitersGoInTheOrderInWhichTheyCame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			here, there := limiter(t, ratelimit.Config{}).Autocommit(pool), limiter(t, ratelimit.Config{}).Autocommit(pool)
+			here, there := limiter(t, ratelimit.Config{}).Autocommit(pool), coalesce(t, limiter(t, ratelimit.Config{}), pool)
 			k := ratelimit.MustDefine("queue", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)}, options...).For("k")
 			takeOK(t, first(here.RateLimit(t.Context(), k)))
 			var all []<-chan waited
 			for i := range 6 {
-				a := here
+				var a waiter = here
 				if i%2 > 0 {
 					a = there
 				}
@@ -88,7 +93,7 @@ func TestManyWaitersShareOneConnection(t *testing.T) {
 	var count trips
 	pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	k := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 100, Period: time.Second, Capacity: ratelimit.Tokens(1)}).For("k")
-	limiters := []*ratelimit.Autocommit{limiter(t, ratelimit.Config{}).Autocommit(pool), limiter(t, ratelimit.Config{}).Autocommit(pool)}
+	limiters := []waiter{limiter(t, ratelimit.Config{}).Autocommit(pool), coalesce(t, limiter(t, ratelimit.Config{}), pool)}
 	const waiters = 50
 	takeOK(t, first(limiters[0].RateLimit(t.Context(), k)))
 	ends := make(chan ratelimit.Result, waiters)

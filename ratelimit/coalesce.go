@@ -105,6 +105,11 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	return res, err
 }
 
+// Wait is [Autocommit.Wait], of which the reservation is decided together with others.
+func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, error) {
+	return wait(ctx, c, requests)
+}
+
 // Close waits until the calls that were made before it are decided. Later ones fail with [ErrClosed].
 func (c *Coalesced) Close() {
 	c.mu.Lock()
