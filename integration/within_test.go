@@ -1,10 +1,14 @@
 package integration
 
 import (
+	"sync"
+	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -27,4 +31,57 @@ func anyAhead(t *rapid.T, period time.Duration) (with func(ratelimit.Request) ra
 		}
 		return r
 	}, how == "within" || how == "within on credit" || how == "on credit"
+}
+
+// What is taken from shards is taken as they were seen. If they are paused since, or for longer, it would not run in time.
+func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		count, value float64
+		seen, later  time.Duration // pauses, 0 for none
+		ok           bool
+	}{
+		"none":                      {5, 1, 0, 0, true},
+		"paused":                    {5, 1, 0, time.Minute, false},
+		"paused, with tokens there": {5, 10, 0, time.Minute, false},
+		"paused for longer":         {5, 1, 500 * time.Millisecond, time.Minute, false},
+		"paused for longer, there":  {5, 10, 500 * time.Millisecond, time.Minute, false},
+		"paused for as long":        {5, 1, 500 * time.Millisecond, 400 * time.Millisecond, true},
+		"paused in time, there":     {5, 10, 500 * time.Millisecond, time.Millisecond, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			here, there := limiter(t, ratelimit.Config{Clock: clock.now}), limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+			k := ratelimit.MustDefine("kept", ratelimit.TokenBucket{Rate: 10, Period: time.Second}, ratelimit.Shards(5)).For("k")
+			takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), k.Count(10-tc.value))))
+			pause := func(d time.Duration) {
+				if d == 0 {
+					return
+				}
+				if err := there.Pause(t.Context(), d, k); err != nil {
+					t.Error(err)
+				}
+			}
+			pause(tc.seen)
+			tx := begin(t, pool, pgx.ReadCommitted)
+			meddled := new(sync.Once)
+			res, err := here.RateLimit(t.Context(), meddling{tx, meddled, func() { pause(tc.later) }}, k.Count(tc.count).Within(time.Second))
+			if err != nil || res.OK != tc.ok {
+				t.Errorf("%+v, %v, want granted %v", res, err, tc.ok)
+			}
+			meddled.Do(func() { t.Error("the pause was not set in between") })
+			if late := res.RunAt.Sub(res.At); res.OK && late > time.Second {
+				t.Errorf("granted for %v later", late)
+			}
+			commit(t, tx)
+			want := tc.value
+			if tc.ok {
+				want -= tc.count
+			}
+			if s, err := there.Value(t.Context(), k); err != nil || s.Value != want {
+				t.Errorf("%v left, %v, want %v", s.Value, err, want)
+			}
+		})
+	}
 }

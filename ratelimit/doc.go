@@ -54,6 +54,13 @@
 // later callers queue up behind it, and [Result.RunAt] says when the work may run. Package scheduler enqueues it as a River
 // job for that time, in the same transaction.
 //
+// [Request.Within] does so only if it may run soon enough, and [Request.OnCredit] lets the next one pay.
+//
+// # Wait
+//
+// [Autocommit.Wait] sleeps until the work may run: for clients of an API, say, which package upstream turns into an
+// http.RoundTripper.
+//
 // # Pause
 //
 // When an upstream says to come later, [Limiter.Pause] closes the limit for as long, for all callers: time stands still for

@@ -1,4 +1,5 @@
-// Package upstream reads what an API says about its limits: how long to stay away after a 429 or a 503.
+// Package upstream reads what an API says about its limits: how long to stay away after a 429 or a 503. [Transport] does so for the
+// client of an API, and makes it wait for its turn; by hand it is, in a worker say:
 //
 //	if resp.StatusCode == http.StatusTooManyRequests {
 //		d, ok := upstream.RetryAfter(resp.Header)
