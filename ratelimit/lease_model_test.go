@@ -222,21 +222,21 @@ func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 		{"window: all fits", window, 5, 0, 200 * time.Millisecond, 5},
 	} {
 		// As it is looked at for the first time, and as it is looked at all the time.
-		for _, steps := range []time.Duration{1, 7} {
+		for _, looks := range []time.Duration{0, 1, 7} {
 			b := newBlock(call{algebra: tc.rule, count: tc.took}, tc.rule, balance{value: tc.left, ts: noon}, 0)
 			used := 0.0
-			for i := range steps {
-				b.spoil(at(tc.after*(i+1)/steps), &used)
+			for i := range looks {
+				b.spoil(at(tc.after*(i+1)/looks), &used)
 			}
-			got := b.left
-			if !b.draw(got, at(tc.after), &used) {
-				got = 0
+			if looks == 0 && at(tc.after) >= b.until { // from here on it has to be looked at
+				b.spoil(at(tc.after), &used)
 			}
-			if diff := got - tc.want; diff > 1e-6 || diff < -1e-6 {
-				t.Errorf("%s: %v can be handed out, want %v", tc.name, got, tc.want)
+			const little = 1e-6
+			if b.draw(tc.want+little, at(tc.after), &used) {
+				t.Errorf("%s: more than %v can be handed out", tc.name, tc.want)
 			}
-			if b.draw(1e-6, at(tc.after), &used) {
-				t.Errorf("%s: there is more", tc.name)
+			if tc.want > 0 && !b.draw(tc.want-little, at(tc.after), &used) {
+				t.Errorf("%s: less than %v can be handed out", tc.name, tc.want)
 			}
 		}
 	}

@@ -150,6 +150,11 @@ func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 	if n := served(); n != 3 || s.inHand() != 1 {
 		t.Errorf("%d were served and %v are in hand, want 3 and 1", n, s.inHand())
 	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if res, err := s.Take(ended, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("%+v, %v: one that came later was served", res, err)
+	}
 	f = s.plan() // 10, of which 1 was in hand
 	if f.need != 9 || len(f.batch) != 1 || s.inHand() != 0 {
 		t.Fatalf("%+v: want what is missing to 10", f)

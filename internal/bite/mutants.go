@@ -94,7 +94,7 @@ var mutants = []mutant{
 	{"lease: an idle hand keeps what it has", "ratelimit/lease_hand.go",
 		"\tif s.armed || s.closed", "\tif true || s.armed || s.closed", "IdleLease", whole, true},
 	{"lease: a crash loses more than a block", "ratelimit/lease_fetch.go",
-		"size - s.inHand()); f.beyond", "1e6*size); f.beyond", "Killed|Large", []string{"./ratelimit", "./integration"}, true},
+		"size - s.inHand()); f.beyond", "1e6*size); f.beyond", "Large", core, true},
 
 	// what is denied before the transaction begins
 	{"foresee: a change since is not seen", "ratelimit/protocol.go",
