@@ -90,8 +90,12 @@ func leaseChild(url string) error {
 					time.Sleep(min(res.RetryAfter(), 100*time.Millisecond))
 				default:
 					mu.Lock()
-					fmt.Fprintln(out, before, time.Now().UnixMicro(), n)
+					_, err := fmt.Fprintln(out, before, time.Now().UnixMicro(), n)
 					mu.Unlock()
+					if err != nil {
+						errs <- err
+						return
+					}
 				}
 			}
 		})

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -35,7 +34,8 @@ import (
 // that was taken before is in nobody's hand any more (see back). Where nothing flows in that is all of it.
 //
 // Time is counted from before the take was sent, on the process's own monotonic clock: so it is never less than what has passed
-// for the row.
+// for the row, as long as the two clocks run at the same speed: a machine must not go on, after a suspension that its clock has not
+// counted, with what it had in hand before.
 
 // LeaseConfig configures a [Lease]. The zero LeaseConfig is ready for production.
 type LeaseConfig struct {
@@ -52,7 +52,7 @@ type LeaseConfig struct {
 // in hand counts as if it was still in the database. In particular it overflows as it would have there: where the limit is
 // full, what is in hand runs out by itself, at the limit's rate, and is taken anew. Two things are not known to a lease
 // before it takes its next block, within a second: that tokens were given back or settled elsewhere, which may then come on top of
-// what is in hand by as much as flows in during that time, and that the limit was paused or reset.
+// what is in hand by as much as flows in during that time, and that the limit was paused, reset or given other shards.
 //
 // What a lease has in hand, others have not: they may be denied while it has tokens left. That is never for long: blocks
 // are as large as what is used within a tenth of a second, and what is left of one after a second is given back. Who takes
@@ -61,8 +61,8 @@ type LeaseConfig struct {
 // A denial is remembered until its RetryAt: until then takes are denied from memory, also if a reset, a settlement or
 // somebody who gives back has made tokens come sooner.
 //
-// A process that crashes loses what it has in hand or is just fetching: no more than Block, and what its open transactions
-// have taken. That counts as used.
+// A process that crashes loses what it has in hand or is just fetching: no more than Block, or a larger take that waits, and what
+// its open transactions have taken. That counts as used.
 //
 // A Lease is safe for concurrent use, and one for each process, limit and key is enough. It has no goroutine while it is idle.
 type Lease struct {
@@ -272,6 +272,3 @@ func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	}
 	return Result{RetryAt: fromMicro(retryAt), At: fromMicro(at), Limit: c.name, Key: c.key}, true
 }
-
-// forever is when nothing comes any more.
-const forever = math.MaxInt64

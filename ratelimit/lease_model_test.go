@@ -69,7 +69,7 @@ func (m *leased) step() {
 func (m *leased) inHand() float64 {
 	sum := 0.0
 	for _, h := range m.hands {
-		sum += max(0, min(h.block.left, h.bound(m.now+h.ahead)))
+		sum += max(0, min(h.left, h.bound(m.now+h.ahead)))
 	}
 	return sum
 }
@@ -140,7 +140,7 @@ func leasedHistory(t *rapid.T) {
 		case len(m.hands) == 0:
 		case what == 3: // a lease hands out
 			h, used := pick(), 0.0
-			n := min(h.block.left, h.bound(m.now+h.ahead)) * share("of the hand")
+			n := min(h.left, h.bound(m.now+h.ahead)) * share("of the hand")
 			if n > 0 && h.draw(n, m.now+h.ahead, &used) {
 				m.taken = append(m.taken, event{m.micros(), n})
 				m.say("hands out %v", n)
@@ -148,10 +148,10 @@ func leasedHistory(t *rapid.T) {
 		case what == 4: // a lease lends, or is returned what it has lent
 			h, used := pick(), 0.0
 			if k := len(h.lent) - 1; k >= 0 {
-				h.block.left += h.lent[k]
+				h.left += h.lent[k]
 				h.lent = h.lent[:k]
 				m.say("is returned")
-			} else if n := h.block.left * share("of the hand"); h.draw(n, m.now+h.ahead, &used) {
+			} else if n := h.left * share("of the hand"); h.draw(n, m.now+h.ahead, &used) {
 				h.lent = append(h.lent, n)
 				m.say("lends %v", n)
 			}
@@ -159,10 +159,10 @@ func leasedHistory(t *rapid.T) {
 			h := pick()
 			now := m.now + h.ahead
 			limit := min(now+int64(late), h.sent+int64(kept+late)) - now
-			m.giving = append(m.giving, &giving{h.block, h.back(now), max(0, min(h.block.left, h.bound(now))),
+			m.giving = append(m.giving, &giving{h.block, h.back(now), max(0, min(h.left, h.bound(now))),
 				m.now + rapid.Int64Range(0, int64(2*late)).Draw(t, "under way"), m.now + limit})
 			m.hands = slices.DeleteFunc(m.hands, func(other *holding) bool { return other == h })
-			m.say("begins to give back %v of %v", h.back(now), h.block.left)
+			m.say("begins to give back %v of %v", h.back(now), h.left)
 		}
 		m.giving = slices.DeleteFunc(m.giving, func(g *giving) bool {
 			switch {
