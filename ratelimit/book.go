@@ -203,7 +203,7 @@ func (b *books) choose(c *call, session uint32, clock func() time.Time) (n int, 
 	return n, shard.Choose(n, own, c.count, func(i int) shard.View {
 		p := &k.shards[i]
 		left := shares.of(i).at(p.balance, at)
-		if left.pausedUntil != open && !(c.reserve && !c.bounded) {
+		if left.pausedUntil != open && (!c.reserve || c.bounded) {
 			left.value = -1
 		}
 		return shard.View{Tokens: left.value, Busy: i != own && now.Sub(p.taken) < lately}
