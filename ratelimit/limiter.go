@@ -127,7 +127,7 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 // window: there they would come on top of its own. It gives back again each time it is called, so call it once, in the transaction that
 // records why, and never if the transaction that took has rolled back.
 //
-// A Result that was denied took nothing; giving it back does nothing. That of a check, or the zero Result, is refused.
+// A Result that was denied, or let through undecided, took nothing; giving it back does nothing. That of a check, or the zero Result, is refused.
 func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
 	x, err := l.transaction(tx)
 	if err != nil {

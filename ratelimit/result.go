@@ -76,6 +76,9 @@ func (r Result) Err() error {
 	return &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 }
 
+// Decided tells whether the limits were asked: not for what [FailOpen] has let through.
+func (r Result) Decided() bool { return !r.At.IsZero() }
+
 // RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless denied.
 func (r Result) RetryAfter() time.Duration {
 	if r.RetryAt.IsZero() {

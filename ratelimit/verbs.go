@@ -95,7 +95,7 @@ func (r Result) taken() ([]call, error) {
 	if err := r.Err(); errors.Is(err, ErrNoDecision) {
 		return nil, err
 	}
-	if !r.OK {
+	if !r.OK || !r.Decided() {
 		return nil, nil
 	}
 	var calls []call
