@@ -3,6 +3,8 @@ package integration
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,6 +155,66 @@ func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 	}
 	if left := value(t, l, pool, key); left != 988 {
 		t.Errorf("%v are left, want 988", left)
+	}
+}
+
+// Whatever takes at the same time, in transactions and without, tokens handed out and tokens left are all that there were.
+func TestTheBooksOfALeaseBalance(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]ratelimit.Limit{
+		"one row": ratelimit.MustDefine("books", ratelimit.FixedWindow{Rate: 3000, Period: never}),
+		"shards":  ratelimit.MustDefine("books", ratelimit.FixedWindow{Rate: 3000, Period: never}, ratelimit.Shards(4)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock() // that stands still, so that nothing is too late to be put back
+			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 50})
+			var wg sync.WaitGroup
+			var handed atomic.Int64
+			for caller := range 8 {
+				wg.Go(func() {
+					for call := range 60 {
+						n := 1 + (caller+call)%5
+						want := error(nil)
+						if call%3 == 0 {
+							want = errMine
+						}
+						granted := false
+						take := func(ctx context.Context, tx pgx.Tx) (err error) {
+							var res ratelimit.Result
+							if tx == nil {
+								res, err = s.Take(ctx, float64(n))
+							} else if res, err = s.TakeInTx(ctx, tx, float64(n)); err == nil && call%2 == 0 {
+								_, err = tx.Exec(ctx, `SELECT 1`)
+							}
+							granted = res.OK
+							return errors.Join(err, want)
+						}
+						var err error
+						if caller%2 == 0 {
+							want = nil
+							err = take(t.Context(), nil)
+						} else {
+							err = l.InTx(t.Context(), pool, take)
+						}
+						if !errors.Is(err, want) {
+							t.Errorf("%v, want %v", err, want)
+						}
+						if granted && want == nil {
+							handed.Add(int64(n))
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if left := value(t, l, pool, limit.For("k")); float64(handed.Load())+left != 3000 || handed.Load() < 500 {
+				t.Errorf("%d were handed out and %v are left, of 3000", handed.Load(), left)
+			}
+		})
 	}
 }
 
