@@ -103,6 +103,28 @@ func TestALeaseFetchesAhead(t *testing.T) {
 	}
 }
 
+// Where the limit is full what is in hand overflows at the limit's rate, far faster than it is used here. Blocks are then as large
+// as what overflows, or each take would have a trip.
+func TestALeaseOfAFullLimitSeldomHasATrip(t *testing.T) {
+	t.Parallel()
+	var trips trips
+	pool := pgtest.Pool(t, trips.through)
+	limit := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1_200_000, Period: time.Minute})
+	s := lease(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"), ratelimit.LeaseConfig{})
+	const takes = 1000
+	n := trips.of(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for range takes {
+			<-tick.C
+			leaseOK(t, s, 1, true)
+		}
+	})
+	if n > takes/4 {
+		t.Errorf("%d takes had %d trips", takes, n)
+	}
+}
+
 // slowConn is a connection on which each answer comes late.
 type slowConn struct {
 	net.Conn
