@@ -431,3 +431,46 @@ func TestCoalescedCallsByDifferentRules(t *testing.T) {
 		t.Errorf("%d were granted", len(granted))
 	}
 }
+
+// Who leaves while others wait for the same transaction gets back what it takes.
+func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("leaves", ratelimit.FixedWindow{Rate: 100, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+	release := hold(t, pool, "leaves", "k")
+	ctx, leave := context.WithCancel(t.Context())
+	var stay, left sync.WaitGroup
+	stay.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+	waiting := func(n int) { // for a lock
+		until(t, func() bool {
+			var got int
+			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = ANY (
+				SELECT pid FROM pg_locks WHERE relation = 'weir_balance'::regclass)`).Scan(&got)
+			return err == nil && got >= n
+		})
+	}
+	waiting(1)
+	for range 10 {
+		stay.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+		left.Go(func() {
+			if res, err := c.RateLimit(ctx, limit.For("k")); !errors.Is(err, context.Canceled) {
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+	}
+	time.Sleep(20 * time.Millisecond) // all of them wait for the first, and then for the next who holds the row
+	next := make(chan func(), 1)
+	go func() { next <- hold(t, pool, "leaves", "k") }()
+	waiting(2)
+	release()
+	release = <-next
+	waiting(1)
+	leave()
+	left.Wait()
+	release()
+	stay.Wait()
+	c.Close()
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-11)
+}

@@ -52,6 +52,22 @@ var mutants = []mutant{
 	{"schema: reads may scan the table", "schema/migrations/0001_balance.up.sql",
 		"generate_series(1, 320)", "generate_series(1, 1)", "UnrelatedKeys|WholeTable", whole, true},
 
+	// together
+	{"together: the last come first", "ratelimit/together.go",
+		"return a.order - b.order", "return b.order - a.order", "OrderOfTheirArrival", whole, true},
+	{"together: a row that there was not grants its sum", "ratelimit/together.go",
+		"case r.count > first.capacity || ", "case ", "CoalescedCalls|Linearizable", whole, true},
+	{"together: a part of several limits is kept", "ratelimit/together.go",
+		"		if !ok {\n			c.forget()", "		if !w.decisions[i].OK {\n			c.forget()", "AllOrNone", whole, true},
+	{"together: who has left keeps its tokens", "ratelimit/together.go",
+		"_ = c.GiveBack(ctx, res)", "_, _ = ctx, res", "KeepsNothing", whole, true},
+	{"together: all wait for a held row", "ratelimit/together.go",
+		"if r.found && !free[i].found {", "if r.found && i < 0 {", "HeldRow", whole, true},
+	{"together: an error is everybody's", "ratelimit/together.go",
+		"if len(some) > 1 && errors.As", "if len(some) > 1<<20 && errors.As", "ToldToItsCallerOnly", whole, true},
+	{"together: a rule is that of the first", "ratelimit/together.go",
+		"same = same && plain[i]", "same = same || plain[i]", "DifferentRules|ModelDoes", whole, true},
+
 	// shards
 	{"shards: a shard is granted from beyond what it has", "ratelimit/statements.go",
 		"WHERE least(excluded.capacity, b.value + {refill}) - $7 >= $10::float8", "WHERE $10::float8 IS NOT NULL", "Shards", whole, true},
@@ -265,7 +281,9 @@ var mutants = []mutant{
 	{"settle: what is not named goes back", "ratelimit/settle.go",
 		"			counts[i] = r.Takes[i].Count\n", "			counts[i] = 0\n", "NotNamed|Together", []string{"./ratelimit", "./integration"}, true},
 	{"settle: late, a window's tokens are a gift to the next", "ratelimit/statements.go",
-		", CASE WHEN b.value < 0 THEN excluded.ts END) - $9", ") - $9", "NoGift", whole, true},
+		`"{clock}", "CASE WHEN b.value < 0 THEN excluded.ts END"`, `"{clock}", "NULL::timestamptz"`, "NoGift", whole, true},
+	{"settle: late, a window's tokens are a gift to a shard", "ratelimit/statements.go",
+		`"{clock}", "excluded.ts"`, `"{clock}", "CASE WHEN b.value < 0 THEN excluded.ts END"`, "NoGift", whole, true},
 	{"renew: all at once", "ratelimit/settle.go",
 		"			ahead[n] += t.Count\n", "			ahead[n] = max(ahead[n], t.Count)\n", "ModelDoes", whole, true},
 	{"settle: jobs do not move up", "scheduler/tend.go",
