@@ -30,8 +30,12 @@ type Coalesced struct {
 }
 
 const (
-	// lanes is how many transactions are under way at a time. A key has its lane, in which its callers keep their order.
-	lanes = 4
+	// lanes is how many transactions are under way at a time. A key has its lane, in which its callers keep their order. More
+	// of them would have fewer calls each, and decide fewer in all.
+	lanes = 2
+
+	// mostSingle is how many decide calls one by one.
+	mostSingle = 4
 
 	// mostTogether bounds the calls of one transaction, and mostWaiting those that wait for theirs.
 	mostTogether = 1000
@@ -44,9 +48,9 @@ var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 // ErrClosed is matched by the error of a call to what was closed.
 var ErrClosed = errors.New("ratelimit: closed")
 
-// Coalesce returns the verbs over a pool, of which it holds at most four connections at a time for RateLimit. It is to be closed.
+// Coalesce returns the verbs over a pool, of which RateLimit holds two connections at a time, and more only while others hold rows or it decides single calls. It is to be closed.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
-	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), singly: make(chan struct{}, lanes)}
+	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), singly: make(chan struct{}, mostSingle)}
 	for i := range c.lanes {
 		c.lanes[i].c = c
 	}
