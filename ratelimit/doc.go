@@ -48,6 +48,8 @@
 //   - [Limiter.Lease], from memory: seldom a round trip. A call may be denied while other processes have tokens in hand, and a
 //     process that crashes loses what it had: one block at most.
 //
+// Without an answer there is no grant. [FailOpen] is for those who must let calls through all the same, for a while.
+//
 // # Reserve
 //
 // With [Request.OrReserve] a call is granted ahead of time where the tokens do not exist yet. The balance goes below zero,

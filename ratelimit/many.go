@@ -72,17 +72,16 @@ FOR NO KEY UPDATE OF b SKIP LOCKED`
 	// putManySQL writes what takes have left of rows that are locked, and newManySQL of those that there were not: if there is one
 	// now, it fails.
 	//
-	// $7 values $8 times
+	// $7 values $8 times $9 ends of pauses, or null
 	putManySQL = newManySQL + `
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = excluded.value, ts = excluded.ts,
-	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
+	value = excluded.value, ts = excluded.ts, paused_until = excluded.paused_until,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin`
 
-	newManySQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-SELECT u.name, u.key, 0, u.value, u.ts, u.capacity, u.rate, u.period, u.origin
-FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[], $8::timestamptz[])
-	AS u (name, key, capacity, rate, period, origin, value, ts)`
+	newManySQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until)
+SELECT u.name, u.key, 0, u.value, u.ts, u.capacity, u.rate, u.period, u.origin, u.paused
+FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[], $8::timestamptz[], $9::timestamptz[])
+	AS u (name, key, capacity, rate, period, origin, value, ts, paused)`
 )
 
 // manyTexts are the texts for one schema.
@@ -179,10 +178,14 @@ func (l *Limiter) putMany(rows []*standing) []*many {
 			return
 		}
 		values, times := make([]float64, len(rows)), make([]time.Time, len(rows))
+		pauses := make([]pgtype.Timestamptz, len(rows))
 		for i, r := range rows {
 			values[i], times[i] = r.left.value, fromMicro(r.left.ts)
+			if r.left.pausedUntil != open {
+				pauses[i] = pgtype.Timestamptz{Time: fromMicro(r.left.pausedUntil), Valid: true}
+			}
 		}
-		statements = append(statements, &many{sql: sql, args: columnsOfRules(rows, values, times)})
+		statements = append(statements, &many{sql: sql, args: columnsOfRules(rows, values, times, pauses)})
 	}
 	put(l.many.put, there)
 	put(l.many.new, missing)

@@ -1,0 +1,221 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A call whose context ends keeps nothing, whether it is decided or not.
+func TestACoalescedCallWhoseContextEndsKeepsNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("ends", ratelimit.FixedWindow{Rate: 100, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+	release := hold(t, pool, "ends", "k")
+	var wg sync.WaitGroup
+	var stay atomic.Int64
+	for i := range 40 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Millisecond)
+			defer cancel()
+			if i%4 == 0 {
+				ctx = t.Context()
+			}
+			res, err := c.RateLimit(ctx, limit.For("k"))
+			switch {
+			case err == nil && res.OK:
+				stay.Add(1)
+			case !errors.Is(err, context.DeadlineExceeded):
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	release()
+	wg.Wait()
+	c.Close() // what is given back is given back by then
+	if n := stay.Load(); n < 10 {
+		t.Errorf("%d calls were granted, of at least 10 that had no deadline", n)
+	}
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-float64(stay.Load()))
+}
+
+// Close waits for the calls that are under way; those that come later are refused, and none is lost.
+func TestCloseDecidesWhatWasAsked(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("close", ratelimit.FixedWindow{Rate: 100_000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for range 30 {
+		wg.Go(func() {
+			for {
+				res, err := c.RateLimit(t.Context(), limit.Global())
+				if errors.Is(err, ratelimit.ErrClosed) {
+					return
+				}
+				if err != nil || !res.OK {
+					t.Errorf("%+v, %v", res, err)
+					return
+				}
+				granted.Add(1)
+			}
+		})
+	}
+	time.Sleep(30 * time.Millisecond)
+	c.Close()
+	c.Close()
+	wg.Wait()
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections are held", n)
+	}
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.Global(), 100_000-1-float64(granted.Load()))
+}
+
+// An outage is an error to those who ask in it, and nothing after it.
+func TestCoalescedCallsAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "outage" })
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 100_000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	stop := make(chan struct{})
+	var failed, granted, unknown atomic.Int64
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				res, err := c.RateLimit(t.Context(), limit.Global())
+				switch {
+				case errors.Is(err, ratelimit.ErrOutcomeUnknown):
+					unknown.Add(1)
+				case err != nil:
+					failed.Add(1)
+				case res.OK:
+					granted.Add(1)
+				}
+			}
+		})
+	}
+	for range 10 {
+		time.Sleep(10 * time.Millisecond)
+		execSQL(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outage'`)
+	}
+	close(stop)
+	wg.Wait()
+	until(t, func() bool { // connections that have ended are found out one by one
+		res, err := c.RateLimit(t.Context(), limit.Global())
+		if errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+			unknown.Add(1)
+		}
+		return err == nil && res.OK
+	})
+	s, err := c.Value(t.Context(), limit.Global())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := 100_000 - 2 - s.Value
+	if gone < float64(granted.Load()) || gone > float64(granted.Load()+unknown.Load()) {
+		t.Errorf("%v tokens are gone; %d granted, %d unknown, %d failed", gone, granted.Load(), unknown.Load(), failed.Load())
+	}
+}
+
+// Who leaves while others wait for the same transaction gets back what it takes.
+func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("leaves", ratelimit.FixedWindow{Rate: 100, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+	release := hold(t, pool, "leaves", "k")
+	ctx, leave := context.WithCancel(t.Context())
+	var stay, left sync.WaitGroup
+	stay.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+	waiting := func(n int) { // for a lock
+		until(t, func() bool {
+			var got int
+			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = ANY (
+				SELECT pid FROM pg_locks WHERE relation = 'weir_balance'::regclass)`).Scan(&got)
+			return err == nil && got >= n
+		})
+	}
+	waiting(1)
+	for range 10 {
+		stay.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+		left.Go(func() {
+			if res, err := c.RateLimit(ctx, limit.For("k")); !errors.Is(err, context.Canceled) {
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+	}
+	time.Sleep(20 * time.Millisecond) // all of them wait for the first, and then for the next who holds the row
+	next := make(chan func(), 1)
+	go func() { next <- hold(t, pool, "leaves", "k") }()
+	waiting(2)
+	release()
+	release = <-next
+	waiting(1)
+	leave()
+	left.Wait()
+	release()
+	stay.Wait()
+	c.Close()
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-11)
+}
+
+// However many goroutines call, two connections are enough, and nobody is refused.
+func TestManyGoroutinesShareTwoConnections(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), pgtest.URL(t, pgtest.Pool(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	defer c.Close()
+	limit := ratelimit.MustDefine("many", ratelimit.FixedWindow{Rate: 10, Period: century})
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 5000 {
+		wg.Go(func() {
+			res, err := c.RateLimit(t.Context(), limit.For(fmt.Sprint(i%100)))
+			if err != nil {
+				t.Error(err)
+			}
+			if res.OK {
+				granted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if n := granted.Load(); n != 1000 {
+		t.Errorf("%d granted of 1000", n)
+	}
+	if n := pool.Stat().TotalConns(); n > 2 {
+		t.Errorf("%d connections", n)
+	}
+}
