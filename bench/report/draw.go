@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"image/color"
 	"os"
@@ -13,6 +12,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/weir-go/weir/bench/internal/page"
 )
 
 // Colours that are told apart also by the colour-blind: one for each family.
@@ -118,20 +119,18 @@ func (f *figures) drawAudit(file string) error {
 	return save(file, 20*vg.Centimeter, 10*vg.Centimeter, p.Draw)
 }
 
-func save(file string, width, height vg.Length, paint func(draw.Canvas)) (err error) {
+func save(file string, width, height vg.Length, paint func(draw.Canvas)) error {
 	svg := vgsvg.New(width, height)
 	all := draw.New(svg)
 	all.SetColor(color.White)
 	all.Fill(all.Path())
 	const margin = 8
 	paint(draw.Crop(all, margin, -margin, margin, -margin))
-	to, err := os.Create(file)
-	if err != nil {
+	var picture strings.Builder
+	if _, err := svg.WriteTo(&picture); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, to.Close()) }()
-	_, err = svg.WriteTo(to)
-	return err
+	return os.WriteFile(file, []byte(page.SVG(picture.String())), 0o644)
 }
 
 // callerTicks are where there is something.

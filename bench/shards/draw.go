@@ -3,12 +3,15 @@ package main
 import (
 	"fmt"
 	"image/color"
+	"os"
 
 	"github.com/jackc/pgx/v5"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/weir-go/weir/bench/internal/page"
 )
 
 // drawThroughput draws the throughput over the number of shards: a line for each number of callers, whole at SERIALIZABLE and broken at
@@ -51,7 +54,14 @@ func drawThroughput(file string, t *throughput) error {
 			p.Legend.Add(label, line, dots)
 		}
 	}
-	return p.Save(16*vg.Centimeter, 10*vg.Centimeter, file)
+	if err := p.Save(16*vg.Centimeter, 10*vg.Centimeter, file); err != nil {
+		return err
+	}
+	picture, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(page.SVG(string(picture))), 0o644)
 }
 
 // shardTicks are where there is something.
