@@ -42,7 +42,8 @@ type Decision struct {
 //	value' = min(value + rate*steps, capacity)
 //
 // and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved; with Within, if moreover it
-// would be 0 or more by then. OnCredit the n do not count in this. During a pause, which counts as no time, nothing is granted without OrReserve.
+// would be 0 or more by then. OnCredit the n do not count in this. During a pause, which counts as no time, nothing is granted
+// without OrReserve.
 //
 // Times count in whole microseconds, as in Postgres. A bad request is refused as by [Limiter.RateLimit].
 func Decide(r Request, s State, now time.Time) (Decision, error) {

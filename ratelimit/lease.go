@@ -98,9 +98,8 @@ type Lease struct {
 	quiet  chan struct{} // closed when there is none
 }
 
-// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve, Within
-// and OnCredit are refused. It does not touch
-// the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
+// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve, Within and OnCredit are
+// refused. It does not touch the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
 // Close the lease before the pool.
 func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*Lease, error) {
 	if pool == nil {

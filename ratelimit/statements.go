@@ -62,8 +62,8 @@ WHERE least($4, b.value + {refill}) - $7 >= $10::float8
 RETURNING ` + columns
 
 	// inTime makes takeSQL one for what may wait for so long, and no longer: $11 is then, in place of whether to reserve, the most
-	// microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A balance that is used for the first time is full,
-	// which grants whatever is not refused before.
+	// microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A balance
+	// that is used for the first time is full, which grants whatever is not refused before.
 	unpaused = `(b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)`
 	inTime   = `round(date_part('epoch', {paused}) * 1e6) <= $11::float8
 	AND (least($4, b.value + {refill}) - $7) + $12::float8 + {comes} >= 0`
