@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgtest"
@@ -218,4 +219,38 @@ func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 	if n := pool.Stat().TotalConns(); n > 2 {
 		t.Errorf("%d connections", n)
 	}
+}
+
+// Nor does a row that another transaction has made and not yet committed.
+func TestARowThatIsBeingMadeHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
+	l := limiter(t, ratelimit.Config{})
+	c := coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("made", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	tx := begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("new"))))
+	release := sync.OnceFunc(func() { commit(t, tx) })
+	defer release()
+	var waiting sync.WaitGroup
+	var free atomic.Bool
+	for range 20 {
+		waiting.Go(func() {
+			takeOK(t, first(c.RateLimit(t.Context(), limit.For("new"))))
+			if !free.Load() {
+				t.Error("granted while another transaction makes the row")
+			}
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second) // a generous bound: it takes half of one
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 200 { // of rows that there are not, either
+		wg.Go(func() { takeOK(t, first(c.RateLimit(ctx, limit.For(fmt.Sprint(i))))) })
+	}
+	wg.Wait()
+	free.Store(true)
+	release()
+	waiting.Wait()
+	wantLeft(t, c, limit.For("new"), 979)
 }

@@ -48,7 +48,8 @@ var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 // ErrClosed is matched by the error of a call to what was closed.
 var ErrClosed = errors.New("ratelimit: closed")
 
-// Coalesce returns the verbs over a pool, of which RateLimit holds two connections at a time, and more only while others hold rows or it decides single calls. It is to be closed.
+// Coalesce returns the verbs over a pool, of which RateLimit holds two connections at a time, and more only while others hold
+// rows that it wants, or make them, and for calls that it decides one by one. It is to be closed, before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), singly: make(chan struct{}, mostSingle)}
 	for i := range c.lanes {
@@ -89,19 +90,11 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	}
 	select {
 	case <-w.done:
-	default:
-		select {
-		case <-w.done:
-		case <-ctx.Done():
-			if w.state.CompareAndSwap(queued, left) {
-				return Result{}, explain(ctx, ctx.Err(), "take", calls)
-			}
-			if w.state.CompareAndSwap(taken, left) {
-				w.batch.leave()
-				return Result{}, explain(ctx, ctx.Err(), "take", calls)
-			}
-			<-w.done
+	case <-ctx.Done():
+		if w.leave() {
+			return Result{}, explain(ctx, ctx.Err(), "take", calls)
 		}
+		<-w.done
 	}
 	c.waiting.Add(-1)
 	res, err := w.result(ctx)

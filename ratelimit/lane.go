@@ -52,6 +52,26 @@ func (b *batch) leave() {
 	}
 }
 
+// leave is for a caller who waits no more. It reports false if the answer is there already. A call may be taken, and moved to
+// another lane's queue, at any time.
+func (w *waiter) leave() bool {
+	for {
+		switch w.state.Load() {
+		case queued:
+			if w.state.CompareAndSwap(queued, left) {
+				return true
+			}
+		case taken:
+			if w.state.CompareAndSwap(taken, left) {
+				w.batch.leave()
+				return true
+			}
+		default:
+			return false
+		}
+	}
+}
+
 // room is where the decisions go.
 func (w *waiter) room() {
 	if len(w.calls) == 1 {
@@ -162,20 +182,16 @@ func (n *lane) decide(some []*waiter) {
 		if err == nil {
 			err = p.locked(ctx)
 		}
-		switch state := stateOf(err); {
-		case state == "55P03" && p.impatient: // lock_not_available
-			p.impatient = i < 3
-			err = p.putAside(ctx)
-		case isConflict(err), state == "23505": // or a row that there was not
-			if i < maxAttempts {
-				err = nil
-			}
+		again := false
+		switch {
+		case i == maxAttempts:
+		case p.waitedInVain(err):
+			err = p.putAside(ctx, err)
+			again = err == nil
 		default:
-			p.fail(ctx, err)
-			p.decideAlone(ctx)
-			return
+			again = isConflict(err) || stateOf(err) == "23505" // or a row that there was not
 		}
-		if err != nil {
+		if !again {
 			p.fail(ctx, err)
 			p.decideAlone(ctx)
 			return
@@ -183,15 +199,15 @@ func (n *lane) decide(some []*waiter) {
 	}
 }
 
-// asides are the lanes of rows that were held by others for long: only those who want the row wait for it.
+// asides are the lanes of rows that were held by others for long, or may have been: only those who want the row wait for it.
 type asides struct {
 	n  atomic.Int32
 	mu sync.Mutex
 	of map[place]*lane
 }
 
-// mostAside bounds them, as each has a connection.
-const mostAside = 16
+// mostAside bounds them, as each has a connection while it decides.
+const mostAside = 64
 
 // lane is that of one of the places, or nil.
 func (a *asides) lane(calls []call) *lane {
@@ -220,7 +236,7 @@ func (a *asides) open(c *Coalesced, p place) *lane {
 	}
 	n := &lane{c: c, aside: &p}
 	a.of[p] = n
-	a.n.Store(int32(len(a.of))) //nolint:gosec // at most 16
+	a.n.Store(int32(len(a.of))) //nolint:gosec // at most mostAside
 	return n
 }
 
@@ -233,6 +249,6 @@ func (a *asides) close(n *lane) {
 	defer a.mu.Unlock()
 	if a.of[*n.aside] == n {
 		delete(a.of, *n.aside)
-		a.n.Store(int32(len(a.of))) //nolint:gosec // at most 16
+		a.n.Store(int32(len(a.of))) //nolint:gosec // at most mostAside
 	}
 }

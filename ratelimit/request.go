@@ -254,7 +254,10 @@ func bare(requests []Request) []Request {
 }
 
 func sortCalls(calls []call) {
-	slices.SortStableFunc(calls, func(a, b call) int {
-		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key), cmp.Compare(a.shard, b.shard))
-	})
+	slices.SortStableFunc(calls, func(a, b call) int { return compareRows(&a, &b) })
+}
+
+// compareRows puts calls into the order in which everybody locks their rows.
+func compareRows(a, b *call) int {
+	return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key), cmp.Compare(a.shard, b.shard))
 }

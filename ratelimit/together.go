@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -46,9 +45,7 @@ func (c *Coalesced) plan(some []*waiter) *scheme {
 			}
 		}
 	}
-	slices.SortStableFunc(plain, func(a, b *waiter) int {
-		return cmp.Or(cmp.Compare(a.calls[0].name, b.calls[0].name), cmp.Compare(a.calls[0].key, b.calls[0].key))
-	})
+	slices.SortStableFunc(plain, func(a, b *waiter) int { return compareRows(&a.calls[0], &b.calls[0]) })
 	rows := make([]standing, len(plain))
 	for i, k := 0, 0; i < len(plain); k++ {
 		r, first, same := &rows[k], &plain[i].calls[0], true
@@ -156,9 +153,7 @@ func (p *scheme) locked(ctx context.Context) error {
 			}
 		}
 	}
-	slices.SortFunc(rows, func(a, b *standing) int {
-		return cmp.Or(cmp.Compare(a.c.name, b.c.name), cmp.Compare(a.c.key, b.c.key))
-	})
+	slices.SortFunc(rows, func(a, b *standing) int { return compareRows(a.c, b.c) })
 	var decided, alone []*waiter
 	err := c.on(ctx, func(conn *pgxpool.Conn) error {
 		var clock time.Time
@@ -264,6 +259,13 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter) []*waiter {
 		res, err = c.l.rateLimit(ctx, x, calls, 1)
 		return err
 	})
+	if errors.Is(err, ErrOutcomeUnknown) { // to take again would be to take twice
+		for _, w := range group {
+			w.err = err
+			c.answer(w)
+		}
+		return nil
+	}
 	if err != nil {
 		return group
 	}
@@ -328,9 +330,15 @@ const (
 	patienceSQL      = `SET LOCAL lock_timeout = 250`
 )
 
+// waitedInVain reports that a row was held for longer than the lane has patience.
+func (p *scheme) waitedInVain(err error) bool {
+	return p.impatient && stateOf(err) == "55P03" // lock_not_available
+}
+
 // putAside is for when a row was waited for in vain: those who want one that is held go to a lane of its own, and the others
-// go on.
-func (p *scheme) putAside(ctx context.Context) error {
+// go on. If none is, it was one that another transaction makes, which nobody sees: it is among those that there are not. The
+// error is why unless somebody was moved, or all rows are free by now.
+func (p *scheme) putAside(ctx context.Context, why error) error {
 	var rows []*standing
 	of := map[place]*standing{}
 	add := func(c *call) {
@@ -357,13 +365,26 @@ func (p *scheme) putAside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lanes := map[place]*lane{}
+	var held, missing []*standing
 	for i, r := range rows {
-		if r.found && !free[i].found {
-			if n := p.c.asides.open(p.c, r.c.place()); n != nil {
-				lanes[r.c.place()] = n
-			}
+		switch {
+		case !r.found:
+			missing = append(missing, r)
+		case !free[i].found:
+			held = append(held, r)
 		}
+	}
+	if len(held) == 0 {
+		held = missing
+	}
+	lanes := map[place]*lane{}
+	for _, r := range held {
+		if n := p.c.asides.open(p.c, r.c.place()); n != nil {
+			lanes[r.c.place()] = n
+		}
+	}
+	if len(held) > 0 && len(lanes) == 0 {
+		return why
 	}
 	elsewhere := func(w *waiter) bool {
 		for i := range w.calls {
@@ -410,7 +431,7 @@ func (p *scheme) fail(ctx context.Context, err error) {
 	}
 	some = append(some, p.late...)
 	var answer *pgconn.PgError
-	if len(some) > 1 && errors.As(err, &answer) && isRolledBack(err) && ctx.Err() == nil {
+	if (len(some) > 1 || p.waitedInVain(err)) && errors.As(err, &answer) && isRolledBack(err) && ctx.Err() == nil {
 		p.alone = append(p.alone, some...)
 		return
 	}
