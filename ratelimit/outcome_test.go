@@ -68,3 +68,22 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)
 	}
 }
+
+// An Outcome tells what a header field would say of the limit: its numbers, and when more of a window comes.
+func TestOutcomesTellTheRuleThatDecided(t *testing.T) {
+	t.Parallel()
+	start := at(-90 * time.Second)
+	window := MustDefine("window", FixedWindow{Rate: 3, Period: time.Minute, Capacity: Tokens(5), Start: start})
+	plan := TokenBucket{Rate: 7, Period: time.Second, Capacity: Tokens(9)}
+	calls := resolved(t, window.For("x"), apples.For("x").Rule(plan))
+	r := summarize(calls, []Decision{{OK: true}, {OK: true}}, []int64{noon, noon}, 2)
+	for _, o := range r.Outcomes {
+		want := Outcome{Capacity: 9, Rate: 7, Period: time.Second}
+		if o.Limit == "window" {
+			want = Outcome{Capacity: 5, Rate: 3, Period: time.Minute, WindowEnds: at(30 * time.Second)}
+		}
+		if o.Capacity != want.Capacity || o.Rate != want.Rate || o.Period != want.Period || !o.WindowEnds.Equal(want.WindowEnds) {
+			t.Errorf("%s: %+v, want %+v", o.Limit, o, want)
+		}
+	}
+}

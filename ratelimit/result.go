@@ -49,7 +49,12 @@ type Outcome struct {
 	// alone it is what this process knows of all of them; [Limiter.Value] asks the database.
 	Value float64
 
-	Period time.Duration // of the rule that decided
+	// Capacity, Rate and Period are those of the rule that decided: Rate tokens come in each Period.
+	Capacity, Rate float64
+	Period         time.Duration
+
+	// WindowEnds is when the fixed window ends in which the decision was made, and the next begins. Zero for a token bucket.
+	WindowEnds time.Time
 
 	RunAt   time.Time // granted ahead: when this limit's debt is repaid, and its pause over
 	RetryAt time.Time // denied: when this limit would grant
@@ -94,10 +99,14 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 	for i := range calls {
 		c, d := &calls[i], &decisions[i]
 		latest = max(latest, at[i])
+		var ends time.Time
+		if c.windowed {
+			ends = fromMicro(min(c.windowStart(at[i])+c.period, endOfTime))
+		}
 		for _, j := range c.indexes {
 			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Value: d.State.Value,
-				Period: time.Duration(c.period) * time.Microsecond,
-				RunAt:  d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: c}
+				Capacity: c.capacity, Rate: c.rate, Period: time.Duration(c.period) * time.Microsecond, WindowEnds: ends,
+				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: c}
 		}
 		if !d.OK {
 			res.OK = false
