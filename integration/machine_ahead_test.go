@@ -12,7 +12,7 @@ func (a *ask) least() float64 {
 	if a.reserve {
 		return -a.law.reserved
 	}
-	return 0
+	return a.leave
 }
 
 // own is what it need not wait for.
@@ -39,7 +39,7 @@ func (a *ask) grants(e entry) (after entry, ok bool) {
 	}
 	e.value -= a.n
 	if now {
-		return e, e.value+a.own() >= 0
+		return e, e.value+a.own() >= a.leave
 	}
 	return e, e.value >= a.least()-a.own() && (!a.bounded || a.runs(e)-e.ts <= a.within)
 }
@@ -49,7 +49,7 @@ func (a *ask) never() error {
 	left := a.law.capacity - a.n
 	now := !a.reserve || a.bounded && a.within == 0
 	switch full := (entry{value: left}); {
-	case now && left < 0, !now && left < a.least():
+	case now && left < a.leave, !now && left < a.least():
 		return ratelimit.ErrNeverGranted
 	case now || !a.bounded || a.credit || left >= 0:
 		return nil
@@ -63,7 +63,7 @@ func (a *ask) never() error {
 
 // drawAhead draws how far ahead of its tokens a request may be granted. A rounding may decide between two odd windows.
 func (m *machine) drawAhead(t *rapid.T, l machineLimit, a *ask) {
-	ways := []string{"now", "now", "now", "reserved", "reserved", "on credit", "reserved on credit", "within", "within on credit"}
+	ways := []string{"now", "now", "now", "leaving", "reserved", "reserved", "on credit", "reserved on credit", "within", "within on credit"}
 	if l.odd && a.law.windowed {
 		ways = ways[:len(ways)-2]
 	}
@@ -72,7 +72,10 @@ func (m *machine) drawAhead(t *rapid.T, l machineLimit, a *ask) {
 	if a.credit = strings.HasSuffix(way, "on credit"); a.credit {
 		a.request = a.request.OnCredit()
 	}
-	switch a.reserve = way != "now"; {
+	switch a.reserve = way != "now" && way != "leaving"; {
+	case way == "leaving":
+		a.leave = rapid.SampledFrom([]float64{0.5, 1, 3, max(0.5, a.law.capacity/2)}).Draw(t, "leave")
+		a.request = a.request.Leave(a.leave)
 	case strings.HasPrefix(way, "within"):
 		p := a.law.period
 		a.bounded, a.within = true, rapid.SampledFrom([]int64{0, 1, p / 7, p / 2, p, 5 * p / 2, 20 * p}).Draw(t, "within")

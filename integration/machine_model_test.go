@@ -143,6 +143,7 @@ type ask struct {
 	within  int64 // the most until it may run, if bounded
 	bounded bool
 	credit  bool // the next ones pay
+	leave   float64
 	request ratelimit.Request
 }
 
@@ -161,7 +162,7 @@ func merge(asks []ask) (merged []ask, refused error) {
 			continue
 		}
 		last := &merged[len(merged)-1]
-		if last.law != a.law || last.reserve != a.reserve || last.bounded != a.bounded || last.within != a.within || last.credit != a.credit {
+		if last.law != a.law || last.reserve != a.reserve || last.bounded != a.bounded || last.within != a.within || last.credit != a.credit || last.leave != a.leave {
 			return nil, ratelimit.ErrInvalid
 		}
 		last.n += a.n

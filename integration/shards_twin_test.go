@@ -136,6 +136,10 @@ func (w *twins) take(t *rapid.T) {
 	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7, n.capacity}).Draw(t, "count")
 	count = min(count, n.capacity)
 	reserve, bounded := anyAhead(t, n.period)
+	if rapid.IntRange(0, 5).Draw(t, "leaving") == 0 {
+		leave := (n.capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave")
+		reserve, bounded = func(r ratelimit.Request) ratelimit.Request { return r.Leave(leave * (1 - 1e-9)) }, false
+	}
 	many, one := []ratelimit.Request{reserve(w.many().Count(count))}, []ratelimit.Request{reserve(w.one().Count(count))}
 	if rapid.IntRange(0, 4).Draw(t, "several") == 0 { // the other has always enough
 		many = append(many, w.other.For("k"))

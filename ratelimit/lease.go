@@ -98,16 +98,16 @@ type Lease struct {
 	quiet  chan struct{} // closed when there is none
 }
 
-// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve, Within and OnCredit are
-// refused. It does not touch the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
+// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve, Within, OnCredit and Leave
+// are refused. It does not touch the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
 // Close the lease before the pool.
 func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*Lease, error) {
 	if pool == nil {
 		return nil, errNoPool()
 	}
-	if request.reserve || request.credit {
-		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within or OnCredit"),
-			Want: "one without: nothing is in hand of tokens that do not exist yet"}
+	if request.reserve || request.credit || request.leave != 0 {
+		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within, OnCredit or Leave"),
+			Want: "one without: what is in hand is there, and taken ahead of others"}
 	}
 	calls, err := resolveAll(bare([]Request{request}))
 	if err != nil {

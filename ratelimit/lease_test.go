@@ -62,6 +62,7 @@ func TestBadLeasesAreRefused(t *testing.T) {
 		"no key":       {pool, limit.For(""), LeaseConfig{}, "key"},
 		"reserve":      {pool, limit.For("k").OrReserve(), LeaseConfig{}, "request"},
 		"within":       {pool, limit.For("k").Within(time.Second), LeaseConfig{}, "request"},
+		"leave":        {pool, limit.For("k").Leave(1), LeaseConfig{}, "request"},
 		"credit":       {pool, limit.For("k").OnCredit(), LeaseConfig{}, "request"},
 		"zero reserve": {pool, Request{}.OrReserve(), LeaseConfig{}, "request"},
 		"negative":     {pool, limit.For("k"), LeaseConfig{Block: -1}, "LeaseConfig.Block"},

@@ -73,6 +73,7 @@ func TestRequestsForOneBalanceMustAgree(t *testing.T) {
 		"OrReserve": {apples.For("x"), pears.For("x"), apples.For("x").OrReserve()},
 		"Within":    {apples.For("x").Within(time.Second), apples.For("x").Within(time.Minute)},
 		"OnCredit":  {apples.For("x").OrReserve(), apples.For("x").OrReserve().OnCredit()},
+		"Leave":     {apples.For("x").Leave(1), apples.For("x").Leave(2)},
 		"bounds":    {apples.For("x").OrReserve(), apples.For("x").Within(0)},
 	} {
 		for range 2 {

@@ -20,6 +20,7 @@ type Request struct {
 	bounded bool // by within
 	within  time.Duration
 	credit  bool
+	leave   float64
 	rule    Rule
 }
 
@@ -58,6 +59,18 @@ func (r Request) Within(d time.Duration) Request {
 // larger than MaxReserved by the count.
 func (r Request) OnCredit() Request { r.credit = true; return r }
 
+// Leave asks to be granted only if n tokens are left after it: so those who ask without it keep a share of the limit to themselves
+// when it runs short, which is how to tell critical traffic from the rest.
+//
+//	AllTokens.Global().Count(n)              // critical
+//	AllTokens.Global().Count(n).Leave(2_000) // all else
+//
+// While all is well everybody may use all that flows in. What is reserved, or taken on credit, leaves nothing: Leave together with
+// OrReserve, Within or OnCredit is refused when the request is used, and so is an n that is below 0, or above the capacity less the
+// count. Of a limit with shards what is left is what a look just before found: calls that come at the same time may together leave
+// less, and each costs that look.
+func (r Request) Leave(n float64) Request { r.leave = n; return r }
+
 // Rule decides this request by another rule than the limit's own: a customer's plan, say. The row is the same whatever
 // the rule, so a change of plan does not reset what was used. A smaller rule clamps the balance to its own capacity when it
 // takes, and in a call that another limit then denies, too. Nil means the limit's own.
@@ -90,6 +103,7 @@ type ahead struct {
 	bounded bool  // by within
 	within  int64 // the most microseconds from the decision until it may run
 	credit  bool  // it need not wait for its own tokens
+	leave   float64
 }
 
 // pausable says that the call may be granted for later, and so in a pause.
@@ -98,7 +112,7 @@ func (a *ahead) pausable() bool { return a.reserve && (!a.bounded || a.within > 
 // least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
 // rounding, would be run up for nothing: no count owes more than 2^40 of itself.
 func (c *call) least() float64 {
-	least := c.floor(c.pausable()) - c.credited()
+	least := c.floor(c.pausable()) - c.credited() + c.leave
 	if c.reserve && c.count > 0 {
 		least = max(least, -c.count/smallest)
 	}
@@ -131,7 +145,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit}, shards: r.def.shards, args: r.def.args}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
@@ -155,6 +169,9 @@ func (r Request) resolve() (call, error) {
 		}
 		c.bounded, c.within = true, r.within.Microseconds()
 	}
+	if c.leave != 0 && (c.reserve || c.credit) {
+		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "none with OrReserve, Within or OnCredit, which leave nothing"}
+	}
 	if c.credit && !c.reserve {
 		c.reserve, c.bounded = true, true
 	}
@@ -174,6 +191,9 @@ func (c *call) checkCount() error {
 	case !c.pausable() && n > c.capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
+	case c.leave != 0 && !(c.leave > 0 && c.capacity-n >= c.leave):
+		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.leave, never: true,
+			Want: fmt.Sprintf("0 to %v: what the count of %v leaves of the capacity", c.capacity-n, n)}
 	case c.within > 0 && !c.credit && !(c.capacity-n >= -c.always(c.within)):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= -c.comes(c.within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
@@ -231,6 +251,9 @@ func resolveAll(requests []Request) ([]call, error) {
 		if c.credit != last.credit {
 			return nil, errUnlike(&c, "OnCredit in both or in none")
 		}
+		if c.leave != last.leave {
+			return nil, errUnlike(&c, "the same Leave in both")
+		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)
 		if err := last.checkCount(); err != nil {
@@ -248,7 +271,7 @@ func errUnlike(c *call, want string) error {
 func bare(requests []Request) []Request {
 	b := slices.Clone(requests)
 	for i := range b {
-		b[i].count, b[i].reserve, b[i].bounded, b[i].credit = 0, false, false, false
+		b[i].count, b[i].reserve, b[i].bounded, b[i].credit, b[i].leave = 0, false, false, false, 0
 	}
 	return b
 }

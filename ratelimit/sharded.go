@@ -97,6 +97,8 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		switch {
 		case !x.known(c):
 			return false
+		case c.leave > 0 && (n > 1 || c.shards > 1): // one shard does not tell what is left
+			return false
 		case n == 0 && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, n: 1}
 		case n < c.shards || len(from) == 0:

@@ -70,8 +70,8 @@ func (c *Coalesced) plan(some []*waiter) *scheme {
 	return p
 }
 
-// plain says that the call is granted if the tokens are there.
-func (c *call) plain() bool { return !c.reserve }
+// plain says that the call is granted if its tokens are there.
+func (c *call) plain() bool { return !c.reserve && c.leave == 0 }
 
 // foreseen runs the first transaction.
 func (p *scheme) foreseen(ctx context.Context) error {
