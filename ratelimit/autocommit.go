@@ -25,9 +25,16 @@ func (l *Limiter) Autocommit(pool *pgxpool.Pool) *Autocommit { return &Autocommi
 
 // RateLimit is [Limiter.RateLimit], committed when it returns. To grant, one limit takes one round trip, and several take
 // two.
-func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
+func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	o := a.l.observe(ctx, requests)
+	return o.told(a.rateLimit(ctx, o, requests...))
+}
+
+func (a *Autocommit) rateLimit(ctx context.Context, o *observation, requests ...Request) (res Result, err error) {
 	err = a.do(ctx, requests, func(x executor, calls []call) error {
-		res, err = a.l.rateLimit(ctx, x, calls, len(requests))
+		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
+			return a.l.rateLimit(ctx, o.counting(x), calls, len(requests))
+		})
 		return err
 	})
 	if err != nil {
@@ -39,7 +46,9 @@ func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (res Re
 // CheckRateLimit is [Limiter.CheckRateLimit].
 func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
 	err = a.do(ctx, requests, func(x executor, calls []call) error {
-		res, err = a.l.checkRateLimit(ctx, x, calls, len(requests))
+		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
+			return a.l.checkRateLimit(ctx, x, calls, len(requests))
+		})
 		return err
 	})
 	if err != nil {
@@ -149,7 +158,7 @@ func (a *Autocommit) inTx(ctx context.Context, fn func(context.Context, pgx.Tx) 
 	if a.pool == nil {
 		return errNoPool()
 	}
-	return a.l.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+	return a.l.inTx(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn, nil)
 }
 
 func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"} }

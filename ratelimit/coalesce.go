@@ -65,25 +65,30 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 // after Close. An error of the database is that of all who were decided together, but for one that only some of them have
 // caused.
 func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	o := c.l.observe(ctx, requests)
 	calls, err := resolveAll(requests)
 	if err != nil {
-		return Result{}, err
+		return o.told(Result{}, err)
 	}
 	switch {
 	case c.pool == nil:
-		return Result{}, errNoPool()
+		return o.told(Result{}, errNoPool())
 	case nested(ctx, c.pool):
-		return Result{}, errNested()
+		return o.told(Result{}, errNested())
 	case ctx.Err() != nil:
-		return Result{}, explain(ctx, ctx.Err(), "take", calls)
+		return o.told(Result{}, explain(ctx, ctx.Err(), "take", calls))
 	}
+	return o.told(beside(calls, len(requests), true, func(calls []call) (Result, error) { return c.rateLimit(ctx, o, calls, len(requests)) }))
+}
+
+func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call, requests int) (Result, error) {
 	if c.l.remember {
-		if res, ok := c.l.denials.answer(calls, len(requests), c.l.clock); ok {
+		if res, ok := c.l.denials.answer(calls, requests, c.l.clock); ok {
 			return res, nil
 		}
 	}
 	w := waiters.Get().(*waiter)
-	w.calls, w.requests = calls, len(requests)
+	w.calls, w.requests = calls, requests
 	w.state.Store(queued)
 	if err := c.add(w); err != nil {
 		return Result{}, explain(ctx, err, "take", calls)
@@ -98,6 +103,9 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	}
 	c.waiting.Add(-1)
 	res, err := w.result(ctx)
+	if o != nil {
+		o.e.Trips, o.e.Together = o.e.Trips+w.trips, max(o.e.Together, w.together)
+	}
 	w.free()
 	return res, err
 }

@@ -90,6 +90,7 @@ type attempt struct {
 	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
+	waited    time.Duration  // in queues
 }
 
 func (a *attempt) queued() bool {
@@ -118,6 +119,9 @@ func (a *attempt) queueUp(l *Limiter, statements []*statement) (lock *statement,
 // queuedUp notes how long a trip with a lock for rows took. While callers wait in the queue it is needed, though nobody
 // conflicts any more: because of it.
 func (a *attempt) queuedUp(rows []row, took time.Duration) {
+	if a != nil {
+		a.waited += took
+	}
 	if took < waited {
 		return
 	}

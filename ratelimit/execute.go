@@ -102,20 +102,25 @@ func (x pgxExecutor) session() uint32 {
 }
 
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
-	var began time.Time
 	lock, rows := x.attempt.queueUp(x.l, statements)
 	if lock != nil {
 		statements = append([]*statement{lock}, statements...)
+	}
+	tx, begins := x.tx.(*lazyTx)
+	begins = begins && !tx.begun
+	queued := lock != nil || begins && tx.lock != nil
+	var began time.Time
+	if queued {
 		began = time.Now()
 	}
 	var failed *statement
 	var err error
-	if tx, ok := x.tx.(*lazyTx); ok && !tx.begun {
+	if begins {
 		failed, err = tx.beginWith(ctx, statements)
 	} else {
 		failed, err = send(ctx, x.tx, statements)
 	}
-	if lock != nil && err == nil {
+	if queued && err == nil {
 		x.attempt.queuedUp(rows, time.Since(began))
 	}
 	x.attempt.observe(x.l, failed, err)

@@ -49,6 +49,18 @@ func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Con
 // InTxOptions is InTx with other options than the default ones: a weaker isolation level, say. Limits hold at each. No
 // level means SERIALIZABLE, whatever the server's default.
 func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if l.observer == nil {
+		return l.inTx(ctx, db, opts, fn, nil)
+	}
+	e := TransactedEvent{Began: time.Now()}
+	e.Err = l.inTx(ctx, db, opts, fn, &e)
+	e.Took = time.Since(e.Began)
+	l.observer.Transacted(ctx, e)
+	return e.Err
+}
+
+// inTx tells e what it costs, if there is one.
+func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error, e *TransactedEvent) error {
 	if v := reflect.ValueOf(db); db == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 	}
@@ -71,6 +83,9 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 	for n := 1; ; n++ {
 		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts, wrong: wrong}
 		err := a.run(ctx, db, opts, fn)
+		if e != nil {
+			e.Attempts, e.Queued = n, e.Queued+a.waited
+		}
 		var again *againError
 		if !errors.As(err, &again) {
 			return err
@@ -79,7 +94,12 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 			return &ConflictError{Attempts: n, Err: again.err}
 		}
 		conflicts, wrong = a.conflicts, a.wrong
-		if err := backOff(ctx, n, len(conflicts)+len(wrong) > 0); err != nil {
+		began := time.Now()
+		err = backOff(ctx, n, len(conflicts)+len(wrong) > 0)
+		if e != nil {
+			e.Paused += time.Since(began)
+		}
+		if err != nil {
 			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
 		}
 	}

@@ -22,6 +22,8 @@ type waiter struct {
 	decisions []Decision
 	at        []int64
 
+	trips, together int // what it took, with how many others
+
 	oneDecision [1]Decision
 	oneTime     [1]int64
 }
@@ -174,6 +176,9 @@ func (n *lane) decide(some []*waiter) {
 	}
 	if len(here) == 0 {
 		return
+	}
+	for _, w := range here {
+		w.together = len(here)
 	}
 	p := n.c.plan(here)
 	p.impatient = n.aside == nil

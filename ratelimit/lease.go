@@ -109,6 +109,9 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within, OnCredit or Leave"),
 			Want: "one without: what is in hand is there, and taken ahead of others"}
 	}
+	if request.def != nil && request.def.shadow {
+		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"), Want: "one that is enforced: a lease is for what is asked often"}
+	}
 	calls, err := resolveAll(bare([]Request{request}))
 	if err != nil {
 		return nil, err
@@ -149,6 +152,13 @@ func (d *definition) nameOf() string {
 // Inside an InTx on the same pool use [Lease.TakeInTx]: Take gives the tokens away whatever becomes of the transaction, and
 // where it would have to wait it is refused with [ErrNested].
 func (s *Lease) Take(ctx context.Context, n float64) (Result, error) {
+	if s.l.observer != nil {
+		return s.l.observe(ctx, []Request{s.request.Count(n)}).told(s.take(ctx, n))
+	}
+	return s.take(ctx, n)
+}
+
+func (s *Lease) take(ctx context.Context, n float64) (Result, error) {
 	s.mu.Lock()
 	now := s.now()
 	if len(s.hand) > 0 && len(s.waiting) == 0 && n >= s.least {

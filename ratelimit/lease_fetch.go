@@ -288,7 +288,7 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 	batch, need, beyond := f.batch, f.need, f.beyond
 	for range rounds {
 		sent = s.before()
-		res, err = s.a.RateLimit(ctx, s.request.Count(need+beyond))
+		res, err = s.a.rateLimit(ctx, nil, s.request.Count(need+beyond))
 		if err != nil || res.OK {
 			return res, sent, err
 		}
@@ -316,7 +316,7 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 		return res, sent, nil
 	}
 	sent = s.before()
-	res, err = s.a.RateLimit(ctx, s.request.Count(batch[0].missing))
+	res, err = s.a.rateLimit(ctx, nil, s.request.Count(batch[0].missing))
 	return res, sent, err
 }
 

@@ -28,9 +28,10 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	if err := s.check(n); err != nil {
 		return Result{}, err
 	}
+	o := s.l.observe(ctx, []Request{s.request.Count(n)})
 	res, ok, err := s.borrow(t.attempt, n)
 	if ok || err != nil {
-		return res, err
+		return o.told(res, err)
 	}
 	res, err = s.l.RateLimit(ctx, tx, s.request.Count(n))
 	res.Outcomes = nil

@@ -31,6 +31,7 @@ type definition struct {
 	name   string
 	rule   algebra
 	shards int
+	shadow bool
 	args   *ruleArgs
 }
 
@@ -39,7 +40,7 @@ type ruleArgs struct{ name, capacity, rate, period any }
 
 func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacity, a.rate, a.period} }
 
-// Option shapes the rows of a limit: see [Shards].
+// Option shapes the rows of a limit: see [Shards] and [Shadow].
 type Option func(*definition)
 
 // Shards spreads each balance of a limit over n rows, so that concurrent transactions do not wait for one: for a limit that
@@ -56,7 +57,7 @@ type Option func(*definition)
 func Shards(n int) Option { return func(d *definition) { d.shards = n } }
 
 // Define makes a limit out of a name and a rule. The name identifies its rows for ever: 1 to 255 bytes of UTF-8 without
-// NUL. A bad name, rule or option is refused with an [*InvalidError] that says which and what would be right.
+// NUL, and not ending in " (shadow)". A bad name, rule or option is refused with an [*InvalidError] that says which and what would be right.
 func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if why := badText(name, MaxNameBytes); why != "" || name == "" {
 		if name == "" {
@@ -69,13 +70,19 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	name = strings.Clone(name)
-	d := &definition{name, a, 1, a.args(name)}
+	d := &definition{name: strings.Clone(name), rule: a, shards: 1}
 	for _, o := range options {
 		if o != nil {
 			o(d)
 		}
 	}
+	if strings.HasSuffix(name, shadowed) {
+		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: shorten(name), Want: "one that does not end in \"" + shadowed + "\": Shadow adds that"}
+	}
+	if d.shadow {
+		d.name += shadowed
+	}
+	d.args = a.args(d.name)
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
 	}
@@ -91,7 +98,7 @@ func MustDefine(name string, rule Rule, options ...Option) Limit {
 	return l
 }
 
-// Name returns the name that the limit was defined with.
+// Name returns the name that the limit was defined with; that of a [Shadow] ends in " (shadow)".
 func (l Limit) Name() string {
 	if l.def == nil {
 		return ""

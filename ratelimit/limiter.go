@@ -28,6 +28,9 @@ type Config struct {
 	// Logger is told, at most every ten minutes, of a limit that wants more shards: see [Shards]. Default: [slog.Default].
 	Logger *slog.Logger
 
+	// Observer is told of decisions and transactions, and what they cost. Default: nobody is.
+	Observer Observer
+
 	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
 	// advisory locks, by which callers of a limit with shards keep out of each other's way, and without LOCK TABLE for
 	// contended keys. Default: false.
@@ -51,6 +54,7 @@ type Limiter struct {
 	contention  contention
 	books       books
 	hot         hot
+	observer    Observer
 }
 
 // New makes a Limiter. It does not touch the database.
@@ -70,6 +74,7 @@ func New(cfg Config) (*Limiter, error) {
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
 		hot:         hot{logger: cmp.Or(cfg.Logger, slog.Default())},
+		observer:    cfg.Observer,
 	}, nil
 }
 
@@ -92,11 +97,13 @@ func New(cfg Config) (*Limiter, error) {
 // A denial in a SERIALIZABLE transaction leaves a predicate lock until that and all concurrent ones end. Roll back on
 // denial: that frees it at once.
 func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
+	o := l.observe(ctx, requests)
 	x, calls, err := l.prepare(tx, requests)
 	if err != nil {
-		return Result{}, err
+		return o.told(Result{}, err)
 	}
-	return l.rateLimit(ctx, x, calls, len(requests))
+	x = o.counting(x)
+	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) { return l.rateLimit(ctx, x, calls, len(requests)) }))
 }
 
 // CheckRateLimit tells what [Limiter.RateLimit] would answer, and takes nothing, writes nothing and locks nothing. Between
@@ -108,7 +115,7 @@ func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 	if err != nil {
 		return Result{}, err
 	}
-	return l.checkRateLimit(ctx, x, calls, len(requests))
+	return beside(calls, len(requests), false, func(calls []call) (Result, error) { return l.checkRateLimit(ctx, x, calls, len(requests)) })
 }
 
 // ResetRateLimit makes the balances of the requests full again; their counts do not matter. What was reserved and has not

@@ -91,6 +91,9 @@ type call struct {
 
 	args *ruleArgs // of the algebra; nil if they are not at hand
 
+	shadow bool // it never denies
+	never  bool // a shadow that would never grant
+
 	shards int       // that the limit is to have; 0 for a call that is for a row alone
 	layout int       // number of shards that there were when it was granted, if more than one
 	parts  []part    // and what was taken from each; none if it was laid over all of them
@@ -145,7 +148,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
@@ -178,7 +181,7 @@ func (r Request) resolve() (call, error) {
 	if c.phased {
 		c.setOrigin(phase(name, r.key, c.period))
 	}
-	return c, c.checkCount()
+	return c, c.inShadow(c.checkCount())
 }
 
 func (c *call) checkCount() error {
@@ -256,7 +259,7 @@ func resolveAll(requests []Request) ([]call, error) {
 		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)
-		if err := last.checkCount(); err != nil {
+		if err := last.inShadow(last.checkCount()); err != nil {
 			return nil, err
 		}
 	}

@@ -40,11 +40,11 @@ type Take struct {
 	credit bool    // what it owed for itself is for those to repay who came next
 }
 
-// Reservation returns what the call took, each time with the same id. A Result that took nothing, as it is a denial, a
+// Reservation returns what the call took from limits that are enforced, each time with the same id. A Result that took nothing, as it is a denial, a
 // check's or the zero Result, has the zero Reservation, which [Limiter.Settle] refuses.
 func (r Result) Reservation() Reservation {
 	calls, err := r.taken()
-	if err != nil || len(calls) == 0 {
+	if calls = enforced(calls); err != nil || len(calls) == 0 {
 		return Reservation{}
 	}
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}

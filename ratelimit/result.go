@@ -45,6 +45,9 @@ type Outcome struct {
 	// OK says that this limit alone would have granted. The call took nothing from it if another limit denied.
 	OK bool
 
+	// Shadow says that the limit is one of those that never deny: see [Shadow].
+	Shadow bool
+
 	// Value is the balance at Result.At, after the call: negative if tokens are owed. Where one shard of several has granted
 	// alone it is what this process knows of all of them; [Limiter.Value] asks the database.
 	Value float64
@@ -104,7 +107,7 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 			ends = fromMicro(min(c.windowStart(at[i])+c.period, endOfTime))
 		}
 		for _, j := range c.indexes {
-			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Value: d.State.Value,
+			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow, Value: d.State.Value,
 				Capacity: c.capacity, Rate: c.rate, Period: time.Duration(c.period) * time.Microsecond, WindowEnds: ends,
 				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: c}
 		}

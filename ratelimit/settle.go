@@ -174,6 +174,9 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		if q.def == nil {
 			return nil, errNoLimit()
 		}
+		if q.def.shadow {
+			continue
+		}
 		i := 0
 		for i < len(r.Takes) && (r.Takes[i].Limit != q.def.name || r.Takes[i].Key != q.key) {
 			i++

@@ -18,11 +18,14 @@ func (l *Limiter) SQL() SQL { return SQL{l} }
 
 // RateLimit is [Limiter.RateLimit].
 func (s SQL) RateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) (Result, error) {
+	o := s.l.observe(ctx, requests)
 	calls, err := s.prepare(tx, requests)
 	if err != nil {
-		return Result{}, err
+		return o.told(Result{}, err)
 	}
-	return s.l.rateLimit(ctx, sqlExecutor{tx}, calls, len(requests))
+	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		return s.l.rateLimit(ctx, o.counting(sqlExecutor{tx}), calls, len(requests))
+	}))
 }
 
 // CheckRateLimit is [Limiter.CheckRateLimit].
@@ -31,7 +34,9 @@ func (s SQL) CheckRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request
 	if err != nil {
 		return Result{}, err
 	}
-	return s.l.checkRateLimit(ctx, sqlExecutor{tx}, calls, len(requests))
+	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		return s.l.checkRateLimit(ctx, sqlExecutor{tx}, calls, len(requests))
+	})
 }
 
 // ResetRateLimit is [Limiter.ResetRateLimit].

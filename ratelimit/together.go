@@ -22,6 +22,7 @@ type scheme struct {
 	takes, looks []*standing // foreseen
 	late         []*waiter   // to be decided in a second transaction
 	alone        []*waiter   // and one by one
+	trips        int         // to the database, so far
 }
 
 // plan foresees what the calls will meet.
@@ -86,6 +87,7 @@ func (p *scheme) foreseen(ctx context.Context) error {
 	if len(statements) == 0 {
 		return nil
 	}
+	p.trips++
 	err := c.on(ctx, func(conn *pgxpool.Conn) error { return roundTrip(ctx, conn, p.begin(), true, statements...) })
 	if err != nil {
 		return err
@@ -101,7 +103,7 @@ func (p *scheme) foreseen(ctx context.Context) error {
 			rest -= w.calls[0].count
 			b.value += rest
 			w.grant(0, b)
-			c.answer(w)
+			p.answer(w)
 		}
 	}
 	for _, r := range p.looks {
@@ -117,7 +119,7 @@ func (p *scheme) foreseen(ctx context.Context) error {
 		}
 		for _, w := range r.waiters {
 			if denied {
-				c.answer(w)
+				p.answer(w)
 			}
 		}
 		if !denied {
@@ -155,6 +157,7 @@ func (p *scheme) locked(ctx context.Context) error {
 	}
 	slices.SortFunc(rows, func(a, b *standing) int { return compareRows(a.c, b.c) })
 	var decided, alone []*waiter
+	p.trips += 2
 	err := c.on(ctx, func(conn *pgxpool.Conn) error {
 		var clock time.Time
 		if err := roundTrip(ctx, conn, p.begin(), false, c.l.lockMany(rows, &clock)...); err != nil {
@@ -179,7 +182,7 @@ func (p *scheme) locked(ctx context.Context) error {
 		for i := range w.calls {
 			c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
 		}
-		c.answer(w)
+		p.answer(w)
 	}
 	p.late, p.alone = nil, append(p.alone, alone...)
 	return nil
@@ -228,9 +231,11 @@ func (p *scheme) decideAlone(ctx context.Context) {
 			defer c.running.Done()
 			c.singly <- struct{}{}
 			defer func() { <-c.singly }()
-			for _, w := range c.sum(ctx, group) {
+			trips := p.trips
+			for _, w := range c.sum(ctx, group, &trips) {
+				w.trips, w.together = w.trips+trips, 1
 				w.err = c.decided(ctx, w.calls, func(x executor, calls []call) error {
-					res, err := c.l.rateLimit(ctx, x, calls, w.requests)
+					res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, calls, w.requests)
 					w.res = &res
 					return err
 				})
@@ -241,8 +246,8 @@ func (p *scheme) decideAlone(ctx context.Context) {
 }
 
 // sum decides calls for the same limit and key, one with shards most often, as one: all of them are granted, or those are denied
-// that would be if they were alone. It returns the others, which are to be decided one after the other.
-func (c *Coalesced) sum(ctx context.Context, group []*waiter) []*waiter {
+// that would be if they were alone. It returns the others, which are to be decided one after the other, and counts the trips.
+func (c *Coalesced) sum(ctx context.Context, group []*waiter, trips *int) []*waiter {
 	all := group[0].calls[0]
 	all.count, all.indexes = 0, only
 	for _, w := range group {
@@ -256,13 +261,20 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter) []*waiter {
 	}
 	var res Result
 	err := c.decided(ctx, []call{all}, func(x executor, calls []call) (err error) {
-		res, err = c.l.rateLimit(ctx, x, calls, 1)
+		res, err = c.l.rateLimit(ctx, counting{x, trips}, calls, 1)
 		return err
 	})
+	for _, w := range group {
+		w.together = len(group)
+	}
+	answer := func(w *waiter) {
+		w.trips += *trips
+		c.answer(w)
+	}
 	if errors.Is(err, ErrOutcomeUnknown) { // to take again would be to take twice
 		for _, w := range group {
 			w.err = err
-			c.answer(w)
+			answer(w)
 		}
 		return nil
 	}
@@ -279,11 +291,11 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter) []*waiter {
 			one.parts, parts = allot(parts, one.count)
 			w.at[0] = res.At.UnixMicro()
 			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At}}
-			c.answer(w)
+			answer(w)
 		}
 		return nil
 	}
-	seen, err := c.l.see(ctx, poolExecutor{c.pool}, []call{all})
+	seen, err := c.l.see(ctx, counting{poolExecutor{c.pool}, trips}, []call{all})
 	if err != nil {
 		return group
 	}
@@ -292,7 +304,7 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter) []*waiter {
 		if w.at[0], w.decisions[0] = seen[0].at, w.calls[0].decideWhole(seen[0]); w.decisions[0].OK {
 			others = append(others, w)
 		} else {
-			c.answer(w)
+			answer(w)
 		}
 	}
 	return others
@@ -437,8 +449,13 @@ func (p *scheme) fail(ctx context.Context, err error) {
 	}
 	for _, w := range some {
 		w.err = err
-		p.c.answer(w)
+		p.answer(w)
 	}
+}
+
+func (p *scheme) answer(w *waiter) {
+	w.trips += p.trips
+	p.c.answer(w)
 }
 
 // answer hands a decision to the caller. What was taken for one who has left is given back.

@@ -104,7 +104,7 @@ func (r Result) taken() ([]call, error) {
 			calls = append(calls, *c)
 		}
 	}
-	if len(calls) == 0 {
+	if len(calls) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool { return o.Shadow }) {
 		return nil, &InvalidError{Field: "Result", Value: plain("one that took nothing"),
 			Want: "the one that RateLimit returned; not that of a check, nor a copy by way of JSON or by hand"}
 	}
@@ -118,6 +118,12 @@ func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, e
 		return State{}, err
 	}
 	return states[0], nil
+}
+
+// enforced are the calls but for those of shadows.
+func enforced(calls []call) []call {
+	all, _ := apart(calls)
+	return all
 }
 
 // states are how the limits of calls stand, and by which reading of the clock, the earliest of several.

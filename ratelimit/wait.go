@@ -132,6 +132,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
+	calls = enforced(calls)
 	states, at, err := a.l.states(ctx, poolExecutor{a.pool}, calls)
 	if err != nil {
 		return 0, err

@@ -1,0 +1,107 @@
+package ratelimit
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// Observer is told what was decided, and what that cost: see Config.Observer. Adapters for log/slog and OpenTelemetry are in the
+// packages observe and otelweir.
+//
+// Its methods are called by the goroutine whose call it was, just before that returns: they must be quick and safe for concurrent use,
+// must not change what they are given, and see ctx as the caller gave it. Names of limits are few; keys are many, and often people's:
+// they are no labels for a metric.
+type Observer interface {
+	// Decided is told of every call of RateLimit, in a transaction or without, coalesced or not, by Wait, and of every take of a lease;
+	// also of those that fail. In a transaction it comes before COMMIT: what is granted may yet be rolled back, and be granted again
+	// when the transaction runs again.
+	Decided(ctx context.Context, e DecidedEvent)
+
+	// Transacted is told of every InTx, once it has ended.
+	Transacted(ctx context.Context, e TransactedEvent)
+}
+
+// DecidedEvent is a call of RateLimit.
+type DecidedEvent struct {
+	Requests []Request // as they were made
+	Result   Result    // zero if there is an error
+	Err      error
+
+	Began time.Time // by the process's clock
+	Took  time.Duration
+
+	// Trips are the round trips to the database that it took, COMMIT not counted: none if it was answered from memory. Those of a
+	// coalesced call were shared by all who were decided with it: Together of them, this one included. Else Together is 1.
+	Trips, Together int
+}
+
+// TransactedEvent is a call of [Limiter.InTx].
+type TransactedEvent struct {
+	Attempts int           // runs of the callback: 1 if nothing conflicted
+	Queued   time.Duration // of this it has waited in the queue of a contended key, and
+	Paused   time.Duration // between attempts
+	Err      error         // what InTx returned
+
+	Began time.Time // by the process's clock
+	Took  time.Duration
+}
+
+// observation is a call that an Observer will be told of. A nil one is of no Observer, and does nothing.
+type observation struct {
+	ctx context.Context
+	to  Observer
+	e   DecidedEvent
+}
+
+func (l *Limiter) observe(ctx context.Context, requests []Request) *observation {
+	if l.observer == nil {
+		return nil
+	}
+	return &observation{ctx, l.observer, DecidedEvent{Requests: slices.Clone(requests), Began: time.Now(), Together: 1}}
+}
+
+// told is the end of it.
+func (o *observation) told(res Result, err error) (Result, error) {
+	if o != nil {
+		o.e.Result, o.e.Err, o.e.Took = res, err, time.Since(o.e.Began)
+		o.to.Decided(o.ctx, o.e)
+	}
+	return res, err
+}
+
+// counting returns x, whose trips are those of the observation.
+func (o *observation) counting(x executor) executor {
+	if o == nil {
+		return x
+	}
+	return counting{x, &o.e.Trips}
+}
+
+// counting counts trips.
+type counting struct {
+	executor
+	trips *int
+}
+
+func (x counting) run(ctx context.Context, statements []*statement) error {
+	*x.trips++
+	return x.executor.run(ctx, statements)
+}
+
+func (x counting) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
+	did, err := x.executor.aside(ctx, looks, confirm)
+	if did || err != nil {
+		*x.trips++
+	}
+	return did, err
+}
+
+// Limit is the name of the limit that is asked; "" for the zero Request.
+func (r Request) Limit() string { return r.def.nameOf() }
+
+// Key is the key that is asked for; "" for [Limit.Global].
+func (r Request) Key() string { return r.key }
+
+// N is how many tokens are asked for.
+func (r Request) N() float64 { return r.count }

@@ -1,0 +1,84 @@
+package ratelimit
+
+import "errors"
+
+// shadowed is what the names of limits in the shadow end in. It keeps their rows apart from those of limits that are enforced.
+const shadowed = " (shadow)"
+
+// Shadow makes a limit that decides, counts and reports, but never denies: to see what a limit would do before it is enforced. In a
+// call it stands beside the limits that are, or alone. Its [Outcome] says what it would have answered, with Shadow set; it has no
+// part in Result.OK, RunAt and RetryAt.
+//
+// It takes from rows of its own: its name is the one given plus " (shadow)", so that the limit that it tries out may stand beside it
+// under the same name, with the numbers that hold today. Each shadow is asked alone, at a round trip, and only in calls that the
+// enforced limits grant; of others its Outcome has nothing but its names, and OK. What it would not grant it does not take, and a count
+// that it could never grant is no error. GiveBack gives back to it, too, but it is in no [Reservation], so it is not settled and delays
+// no work. It cannot be leased.
+//
+// It costs what a limit costs: in a transaction its row is locked as theirs are, and an error of its statements is an error of the
+// call. In a [Coalesced], where the enforced limits are committed before it is asked, it is not.
+func Shadow() Option { return func(d *definition) { d.shadow = true } }
+
+// apart tells the calls of enforced limits from those of shadows.
+func apart(calls []call) (enforced, shadows []call) {
+	for i := range calls {
+		if !calls[i].shadow {
+			continue
+		}
+		for _, c := range calls {
+			if c.shadow {
+				shadows = append(shadows, c)
+			} else {
+				enforced = append(enforced, c)
+			}
+		}
+		return enforced, shadows
+	}
+	return calls, nil
+}
+
+// beside decides calls of which some may be shadows by decide: the enforced ones together, and then each shadow alone. If it is said
+// that errors of shadows harm nobody, they are dropped.
+func beside(calls []call, requests int, harmless bool, decide func([]call) (Result, error)) (Result, error) {
+	enforced, shadows := apart(calls)
+	if len(shadows) == 0 {
+		return decide(calls)
+	}
+	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
+	if len(enforced) > 0 {
+		var err error
+		if res, err = decide(enforced); err != nil {
+			return Result{}, err
+		}
+	}
+	for i := range shadows {
+		c := &shadows[i]
+		o := Outcome{Limit: c.name, Key: c.key, OK: !c.never, Shadow: true}
+		if res.OK && !c.never {
+			r, err := decide(shadows[i : i+1])
+			if err != nil && !harmless {
+				return Result{}, err
+			}
+			if err == nil {
+				o = r.Outcomes[c.indexes[0]]
+			}
+			if len(enforced) == 0 && r.At.After(res.At) {
+				res.At, res.id = r.At, r.id
+			}
+		}
+		for _, j := range c.indexes {
+			res.Outcomes[j] = o
+		}
+	}
+	return res, nil
+}
+
+// inShadow makes what is only wrong as it could never be granted a denial.
+func (c *call) inShadow(err error) error {
+	var invalid *InvalidError
+	if c.shadow && errors.As(err, &invalid) && invalid.never {
+		c.never = true
+		return nil
+	}
+	return err
+}
