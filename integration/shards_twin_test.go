@@ -165,7 +165,7 @@ func (w *twins) take(t *rapid.T) {
 		if !w.tryAt(t, res.RetryAt, many...) {
 			t.Fatalf("denied at %v of %+v, and at RetryAt: %s", w.clock.now(), before, show(res))
 		}
-		if early := w.slack(); w.tryAt(t, res.RetryAt.Add(-early), many...) {
+		if early := w.edge(before.Value, before.Value-count); w.tryAt(t, res.RetryAt.Add(-early), many...) {
 			t.Fatalf("denied at %v of %+v, and granted %v before RetryAt: %s", w.clock.now(), before, early, show(res))
 		}
 		return
@@ -213,22 +213,27 @@ func (w *twins) slack() time.Duration {
 
 func (w *twins) sameTime(a, b time.Time) bool { return a.Sub(b).Abs() <= w.slack() }
 
-// sameRun tells whether two calls of that count run at the same time. A debt that is one of whole windows may by rounding be that of
-// one more, and one of next to nothing be none.
-func (w *twins) sameRun(a, b ratelimit.Result, count float64) bool {
+// edge is slack for balances of these values: a debt that is one of whole windows may by rounding be that of one more.
+func (w *twins) edge(values ...float64) time.Duration {
 	most, n := w.slack(), numbersOf(w.rule)
-	for _, debt := range []float64{a.Outcomes[0].Value, a.Outcomes[0].Value + count} { // on credit it is without its own
-		if windows := debt / n.rate; n.windowed && math.Abs(windows-math.Round(windows)) < slack {
+	for _, v := range values {
+		if windows := v / n.rate; n.windowed && math.Abs(windows-math.Round(windows)) < slack {
 			most = max(most, n.period+2*time.Microsecond)
 		}
 	}
+	return most
+}
+
+// sameRun tells whether two calls of that count run at the same time. A debt of next to nothing may be none.
+func (w *twins) sameRun(a, b ratelimit.Result, count float64) bool {
 	at := func(r ratelimit.Result) time.Time {
 		if r.RunAt.IsZero() {
 			return r.At
 		}
 		return r.RunAt
 	}
-	return at(a).Sub(at(b)).Abs() <= most
+	left := a.Outcomes[0].Value
+	return at(a).Sub(at(b)).Abs() <= w.edge(left, left+count) // on credit it is without its own
 }
 
 // drain makes both balances alike: all that is there is taken from each, and then time stands still.

@@ -140,3 +140,14 @@ func (d *denials) forget(calls []call) {
 		delete(d.rows, calls[i].row())
 	}
 }
+
+// forgetKey forgets what is known of a key, of whatever limit.
+func (d *denials) forgetKey(key string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for r := range d.rows {
+		if r.key == key {
+			delete(d.rows, r)
+		}
+	}
+}

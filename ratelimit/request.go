@@ -158,12 +158,8 @@ func (r Request) resolve() (call, error) {
 		c.algebra, c.args = a, nil
 	}
 	if r.keyed {
-		why := badText(r.key, MaxKeyBytes)
-		if r.key == "" {
-			why = "it is empty; Limit.Global is for limits without keys"
-		}
-		if why != "" {
-			return c, &InvalidError{Limit: name, Field: "key", Value: shorten(r.key), Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
+		if err := badKey(name, r.key); err != nil {
+			return c, err
 		}
 	}
 	if r.bounded {
@@ -182,6 +178,17 @@ func (r Request) resolve() (call, error) {
 		c.setOrigin(phase(name, r.key, c.period))
 	}
 	return c, c.inShadow(c.checkCount())
+}
+
+func badKey(limit, key string) error {
+	why := badText(key, MaxKeyBytes)
+	if key == "" {
+		why = "it is empty; Limit.Global is for limits without keys"
+	}
+	if why == "" {
+		return nil
+	}
+	return &InvalidError{Limit: limit, Field: "key", Value: shorten(key), Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
 }
 
 func (c *call) checkCount() error {

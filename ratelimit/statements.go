@@ -277,6 +277,7 @@ type statements struct {
 	bucket, window              texts
 	charge, settle, reset, look string
 	lookShards, head, put       string
+	resetKey                    string
 }
 
 // texts are those that differ between the kinds of rules.
@@ -319,7 +320,7 @@ func newStatements(schema string) statements {
 	s.window = of(windowRefill, windowDelay, strings.ReplaceAll(windowUnused, "{later}", windowsLater), windowComes)
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
-	s.look, s.lookShards = one(lookSQL), one(lookShardsSQL)
+	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
 	return s
 }
 

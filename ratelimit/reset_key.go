@@ -1,0 +1,66 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// resetKeySQL is resetSQL for all balances of a key. Names are few, and each is found by one descent of the index, whatever stands
+// between them; rows are locked in the order in which all calls lock theirs.
+//
+// Locks: the rows. Predicate reads: those, and the index pages at which the names begin.
+//
+// $1 key $2 a full balance $3 clock
+const resetKeySQL = `WITH RECURSIVE names (name) AS (
+	(SELECT name FROM {schema}weir_balance ORDER BY name LIMIT 1)
+	UNION ALL
+	SELECT (SELECT b.name FROM {schema}weir_balance b WHERE b.name > n.name ORDER BY b.name LIMIT 1) FROM names n WHERE n.name IS NOT NULL
+), held AS MATERIALIZED (
+	SELECT b.name, b.shard FROM names n JOIN {schema}weir_balance b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
+	ORDER BY b.name, b.shard FOR NO KEY UPDATE OF b
+)
+UPDATE {schema}weir_balance b SET value = $2::float8, ts = coalesce($3::timestamptz, clock_timestamp())
+FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+RETURNING true`
+
+// ResetKey makes all balances of a key full again, of whatever limits, those that this program does not know among them: everything
+// of a tenant, a user or an address. Other keys that only begin with this one are others. It is [Limiter.ResetRateLimit] otherwise: a
+// pause goes on, and what was reserved still runs.
+//
+// It reads an index page for each name that is in use, and above READ COMMITTED conflicts with first uses of limits there: such a
+// transaction may have to run again. [Autocommit.ResetKey] is READ COMMITTED.
+func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
+	x, err := l.transaction(tx)
+	if err != nil {
+		return err
+	}
+	return l.resetKey(ctx, x, key)
+}
+
+// ResetKey is [Limiter.ResetKey], committed when it returns.
+func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
+	return a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return a.l.ResetKey(ctx, tx, key) })
+}
+
+// ResetKey is [Limiter.ResetKey].
+func (s SQL) ResetKey(ctx context.Context, tx *sql.Tx, key string) error {
+	if tx == nil {
+		return errNoTx()
+	}
+	return s.l.resetKey(ctx, sqlExecutor{tx}, key)
+}
+
+func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
+	if err := badKey("", key); err != nil {
+		return err
+	}
+	reset := &statement{sql: l.sql.resetKey, args: []any{key, float64(full), l.now()}, once: new(bool)}
+	if err := x.run(ctx, []*statement{reset}); err != nil {
+		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
+	}
+	l.denials.forgetKey(key)
+	return nil
+}
