@@ -1,0 +1,168 @@
+package fair
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Limit is a limit that tenants share. It is safe for concurrent use, and one for each program is enough: package variables are the
+// place for it.
+type Limit struct {
+	total, used ratelimit.Limit
+	window      time.Duration
+
+	mu    sync.Mutex
+	share float64            // tokens that flow in a window, as last told
+	most  float64            // the capacity, likewise
+	of    map[string]float64 // what tenants have used
+	until time.Time          // in this window, which ends then by the database's clock
+}
+
+// Config configures a [Limit]. The zero Config is ready for use.
+type Config struct {
+	// Window is the time over which the use of tenants is compared, from one multiple of it to the next: who has been greedy in one is
+	// equal to all others in the next. Default: a minute.
+	Window time.Duration
+
+	// Most is more than a tenant can ever use in a window, in tokens: a number to count down from. A count below a 2^40th of it is
+	// refused. Default: a billion.
+	Most float64
+
+	// Options are those of the limit: [ratelimit.Shards], say.
+	Options []ratelimit.Option
+}
+
+// Tenant is one of those who share a limit.
+type Tenant struct {
+	Key string // as in [ratelimit.Limit.For]
+
+	// Weight is how much of the limit it has a claim to, compared with others: with 2 it gets twice as much when all want more than
+	// there is. Default: 1.
+	Weight float64
+}
+
+// Limits decides: an [*ratelimit.Autocommit], a [*ratelimit.Coalesced] or a [*ratelimit.FailOpen], and what [InTx] returns.
+type Limits interface {
+	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+}
+
+// Define makes a limit out of a name and a rule, as [ratelimit.Define] does. What its tenants have used is counted by a limit of the
+// same name and " (used)".
+func Define(name string, rule ratelimit.Rule, cfg Config) (*Limit, error) {
+	total, err := ratelimit.Define(name, rule, cfg.Options...)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Window == 0 {
+		cfg.Window = time.Minute
+	}
+	if cfg.Most == 0 {
+		cfg.Most = 1e9
+	}
+	used, err := ratelimit.Define(name+" (used)", ratelimit.FixedWindow{Rate: cfg.Most, Period: cfg.Window, Start: time.Unix(0, 0)})
+	if err != nil {
+		return nil, fmt.Errorf("fair: the count of what tenants have used, of Config.Window and Config.Most: %w", err)
+	}
+	return &Limit{total: total, used: used, window: cfg.Window, of: make(map[string]float64)}, nil
+}
+
+// MustDefine is like [Define] but panics on an error. It is for package variables.
+func MustDefine(name string, rule ratelimit.Rule, cfg Config) *Limit {
+	l, err := Define(name, rule, cfg)
+	if err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// Total is the limit that is shared. Who takes from it alone does so without regard to fairness: critical traffic, say.
+func (l *Limit) Total() ratelimit.Limit { return l.total }
+
+// Used counts what each tenant has used in the present window: its key's Outcome.Capacity less Value.
+func (l *Limit) Used() ratelimit.Limit { return l.used }
+
+// RateLimit takes n tokens of the limit for a tenant, and what others ask for, from all of them or from none. It is
+// [ratelimit.Limiter.RateLimit] otherwise, with its errors. A denial may be for fairness, and then its RetryAt is when the tenant would
+// be granted if nobody else came. Others must not ask for the same limit.
+func (l *Limit) RateLimit(ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request) (ratelimit.Result, error) {
+	if tenant.Weight == 0 {
+		tenant.Weight = 1
+	}
+	if !(tenant.Weight > 0) || math.IsInf(tenant.Weight, 1) {
+		return ratelimit.Result{}, &ratelimit.InvalidError{Limit: l.total.Name(), Field: "Tenant.Weight", Value: tenant.Weight, Want: "a number above 0"}
+	}
+	for again := false; ; again = true {
+		leave := l.leave(tenant, n)
+		res, err := by.RateLimit(ctx, append([]ratelimit.Request{
+			l.total.Global().Count(n).Leave(leave),
+			l.used.For(tenant.Key).Count(n),
+		}, others...)...)
+		if err != nil {
+			return ratelimit.Result{}, err
+		}
+		l.learn(tenant.Key, &res)
+		if res.OK || again || l.leave(tenant, n) >= leave { // else it has used less than was known: a window has begun
+			return res, nil
+		}
+	}
+}
+
+// InTx are the verbs of a limiter in the caller's transaction.
+//
+//	res, err := Model.RateLimit(ctx, fair.InTx(limiter, tx), fair.Tenant{Key: org}, 1200)
+func InTx(limiter *ratelimit.Limiter, tx pgx.Tx) Limits { return inTx{limiter, tx} }
+
+type inTx struct {
+	limiter *ratelimit.Limiter
+	tx      pgx.Tx
+}
+
+func (x inTx) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return x.limiter.RateLimit(ctx, x.tx, requests...)
+}
+
+// headroom is how much of the capacity those have to leave who have used all that flows in a window: not all of it, or the bucket would
+// have to overflow for one who is alone.
+const headroom = 0.8
+
+// leave is what a tenant has to leave after a take of n.
+func (l *Limit) leave(t Tenant, n float64) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	used := l.of[t.Key]
+	if !(used > 0 && l.share > 0 && n < l.most) {
+		return 0
+	}
+	return headroom * (l.most - n) * min(1, used/(l.share*t.Weight))
+}
+
+// mostTenants bounds the memory.
+const mostTenants = 10_000
+
+// learn notes what a Result tells of the limit and the tenant.
+func (l *Limit) learn(key string, res *ratelimit.Result) {
+	if len(res.Outcomes) < 2 {
+		return // let through undecided
+	}
+	total, used := &res.Outcomes[0], &res.Outcomes[1]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.most, l.share = total.Capacity, total.Rate*float64(l.window)/float64(total.Period)
+	if used.WindowEnds.After(l.until) {
+		l.until = used.WindowEnds
+		clear(l.of)
+	}
+	if used.WindowEnds.Equal(l.until) {
+		if len(l.of) >= mostTenants {
+			clear(l.of)
+		}
+		l.of[key] = used.Capacity - used.Value
+	}
+}
