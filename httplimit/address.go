@@ -1,0 +1,117 @@
+package httplimit
+
+import (
+	"iter"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// ByAddress is the address of the client, which is the one that the connection comes from: header fields say what the client likes
+// them to say. Only a connection from a trusted proxy is looked at further, by X-Forwarded-For: see [Proxies].
+func ByAddress(trusted ...netip.Prefix) Key { return Proxies{Trusted: trusted}.Address }
+
+// Proxies are those between the clients and this program whose word is taken for where a request comes from. The zero Proxies
+// trusts none. It is safe for concurrent use, if its fields do not change.
+type Proxies struct {
+	// Trusted are the networks of the proxies. A client within them could send any address, so name no more than the proxies.
+	// Default: none.
+	Trusted []netip.Prefix
+
+	// Header is the field to which each proxy appends the address that it was called from: a list of addresses, or Forwarded, in the
+	// form of RFC 7239. Name the one that the nearest proxy writes, as it lets all others through. Default: X-Forwarded-For.
+	Header string
+
+	// Unix trusts whoever connects by a unix socket, and so has no address. Default: such a request has no key.
+	Unix bool
+}
+
+// Address is a [Key]: an IPv4 address as it is, of an IPv6 address the network of 64 bits, all of which one client has.
+//
+// From a trusted proxy it is the last address in the field that is not itself a trusted proxy's. What stands before that is never
+// looked at: the client may have sent it. Where an entry is no address, or none is left, it is the last one before; for a field in
+// the form of RFC 7239 that does not parse that is the proxy's own.
+func (p Proxies) Address(r *http.Request) (string, error) {
+	client, ok := p.client(r)
+	if !ok {
+		return "", ErrNoKey
+	}
+	return network(client), nil
+}
+
+func (p Proxies) client(r *http.Request) (client netip.Addr, ok bool) {
+	client, ok = parseAddr(r.RemoteAddr)
+	if ok && !p.trusts(client) || !ok && !(p.Unix && isUnix(r.RemoteAddr)) {
+		return client, ok
+	}
+	for entry := range p.entries(r.Header) {
+		hop, good := parseAddr(entry)
+		if !good {
+			break
+		}
+		client, ok = hop, true
+		if !p.trusts(hop) {
+			break
+		}
+	}
+	return client, ok
+}
+
+func (p Proxies) trusts(a netip.Addr) bool {
+	return slices.ContainsFunc(p.Trusted, func(trusted netip.Prefix) bool {
+		if t := trusted.Addr(); t.Is4In6() && trusted.Bits() >= 96 {
+			trusted = netip.PrefixFrom(t.Unmap(), trusted.Bits()-96)
+		}
+		return trusted.Contains(a)
+	})
+}
+
+// entries are those of the field, the last first.
+func (p Proxies) entries(h http.Header) iter.Seq[string] {
+	name := p.Header
+	if name == "" {
+		name = "X-Forwarded-For"
+	}
+	lines := h.Values(name)
+	if strings.EqualFold(name, "Forwarded") {
+		lines = forwardedFor(strings.Join(lines, ","))
+	}
+	return func(yield func(string) bool) {
+		for _, line := range slices.Backward(lines) {
+			for end := len(line); end >= 0; {
+				comma := strings.LastIndexByte(line[:end], ',')
+				if !yield(strings.Trim(line[comma+1:end], " \t")) {
+					return
+				}
+				end = comma
+			}
+		}
+	}
+}
+
+// parseAddr reads an address with or without a port, the latter with or without brackets.
+func parseAddr(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		var ap netip.AddrPort
+		ap, err = netip.ParseAddrPort(s)
+		a = ap.Addr()
+	}
+	if inner, ok := strings.CutPrefix(s, "["); err != nil && ok {
+		if inner, ok = strings.CutSuffix(inner, "]"); ok {
+			a, err = netip.ParseAddr(inner)
+		}
+	}
+	return a.Unmap().WithZone(""), err == nil
+}
+
+// isUnix tells whether net/http says so of a connection by a unix socket: the client's end has a name seldom.
+func isUnix(remote string) bool { return remote == "" || remote[0] == '@' || remote[0] == '/' }
+
+func network(a netip.Addr) string {
+	if a.Is4() {
+		return a.String()
+	}
+	return netip.PrefixFrom(a, 64).Masked().String()
+}
