@@ -87,9 +87,10 @@ func itemOf(o *ratelimit.Outcome, res ratelimit.Result) item {
 
 // next is the seconds until there is one more whole token, or -1 for a bucket that will not have one.
 func next(o *ratelimit.Outcome, at time.Time) int64 {
-	missing := math.Floor(max(0, o.Value)) + 1 - o.Value
+	has := math.Floor(max(0, o.Value))
+	missing := has + 1 - o.Value
 	if o.WindowEnds.IsZero() {
-		if o.Value+missing > o.Capacity {
+		if has >= math.Floor(o.Capacity) {
 			return -1
 		}
 		return ceil(missing * perToken(o))
