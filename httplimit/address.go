@@ -42,7 +42,11 @@ func (p Proxies) Address(r *http.Request) (string, error) {
 
 func (p Proxies) client(r *http.Request) (client netip.Addr, ok bool) {
 	client, ok = parseAddr(r.RemoteAddr)
-	if ok && !p.trusts(client) || !ok && !(p.Unix && isUnix(r.RemoteAddr)) {
+	through := p.trusts(client)
+	if !ok {
+		through = p.Unix && isUnix(r.RemoteAddr)
+	}
+	if !through {
 		return client, ok
 	}
 	for entry := range p.entries(r.Header) {

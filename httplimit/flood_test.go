@@ -103,7 +103,7 @@ func TestMadeUpKeysInOneCallLeaveNothingBehind(t *testing.T) {
 	h := g.Limit(httplimit.By(perAddress, httplimit.ByAddress()), httplimit.By(perKey, httplimit.ByHeader("X-Api-Key")))(ok)
 	count := map[int]int{}
 	for i := range flood {
-		count[get(h, func(r *http.Request) { r.Header.Set("X-Api-Key", fmt.Sprint(i)) }).StatusCode]++
+		count[get(h, func(r *http.Request) { r.Header.Set("X-Api-Key", fmt.Sprint(i)) }).status]++
 	}
 	if rows := balances(t, pool); count[200] != most || count[429] != flood-most || rows != most+1 {
 		t.Errorf("%v, and %d rows", count, rows)
@@ -143,7 +143,7 @@ func TestForwardedForDoesNotMakeNewClients(t *testing.T) {
 					r.RemoteAddr = c.remote
 					r.Header.Set(c.header, fmt.Sprintf(c.value, i))
 				})
-				if resp.StatusCode == 200 {
+				if resp.status == 200 {
 					served++
 				}
 			}

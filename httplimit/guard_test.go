@@ -61,24 +61,21 @@ func user(name string) httplimit.Key {
 // ok is a handler that says so.
 var ok = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 
-func get(h http.Handler, change ...func(*http.Request)) *http.Response {
+// reply is what a client has got.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func get(h http.Handler, change ...func(*http.Request)) reply {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	for _, c := range change {
 		c(r)
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	return w.Result()
-}
-
-func body(t *testing.T, resp *http.Response) string {
-	t.Helper()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = resp.Body.Close()
-	return string(b)
+	return reply{w.Code, w.Header(), w.Body.String()}
 }
 
 // What a request meets, and what of it its client is told: never a key, nor what the database has said.
@@ -126,12 +123,12 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 			}
 			ran := false
 			resp := get(g.Limit(c.asks...)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { ran = true })))
-			text := body(t, resp)
-			if resp.StatusCode != c.status || ran != (c.status == 200) {
-				t.Errorf("status %d, ran %v: %s", resp.StatusCode, ran, text)
+			text := resp.body
+			if resp.status != c.status || ran != (c.status == 200) {
+				t.Errorf("status %d, ran %v: %s", resp.status, ran, text)
 			}
-			if strings.Contains(text+fmt.Sprint(resp.Header), "secret") {
-				t.Errorf("it leaks: %v %s", resp.Header, text)
+			if strings.Contains(text+fmt.Sprint(resp.header), "secret") {
+				t.Errorf("it leaks: %v %s", resp.header, text)
 			}
 			if (log.Len() > 0) != (c.logged != "") || !strings.Contains(log.String(), "level="+c.logged) && c.logged != "" {
 				t.Errorf("logged: %s", &log)
@@ -140,8 +137,8 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 				return
 			}
 			var problem map[string]any
-			if err := json.Unmarshal([]byte(text), &problem); err != nil || resp.Header.Get("Content-Type") != "application/problem+json" {
-				t.Fatalf("%v: %v %s", err, resp.Header, text)
+			if err := json.Unmarshal([]byte(text), &problem); err != nil || resp.header.Get("Content-Type") != "application/problem+json" {
+				t.Fatalf("%v: %v %s", err, resp.header, text)
 			}
 			want := map[string]any{"title": http.StatusText(c.status), "status": float64(c.status)}
 			if c.status == 429 {
@@ -151,8 +148,8 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 			if !reflect.DeepEqual(problem, want) {
 				t.Errorf("%v, want %v", problem, want)
 			}
-			if (resp.Header.Get("Retry-After") != "") != (c.status == 429) {
-				t.Errorf("Retry-After of %d: %v", c.status, resp.Header)
+			if (resp.header.Get("Retry-After") != "") != (c.status == 429) {
+				t.Errorf("Retry-After of %d: %v", c.status, resp.header)
 			}
 		})
 	}
@@ -161,8 +158,8 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 func TestAGuardWithoutALimiterLetsNobodyThrough(t *testing.T) {
 	t.Parallel()
 	g := &httplimit.Guard{Logger: slog.New(slog.DiscardHandler)}
-	if resp := get(g.Limit(httplimit.By(perUser, user("u")))(ok)); resp.StatusCode != 500 {
-		t.Errorf("status %d", resp.StatusCode)
+	if resp := get(g.Limit(httplimit.By(perUser, user("u")))(ok)); resp.status != 500 {
+		t.Errorf("status %d", resp.status)
 	}
 }
 
@@ -174,8 +171,8 @@ func TestAClientThatHasGoneIsNotLogged(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	resp := get(g.Limit(httplimit.Global(perUser))(ok), func(r *http.Request) { *r = *r.WithContext(ctx) })
-	if resp.StatusCode != 503 || log.Len() > 0 {
-		t.Errorf("status %d, logged %s", resp.StatusCode, &log)
+	if resp.status != 503 || log.Len() > 0 {
+		t.Errorf("status %d, logged %s", resp.status, &log)
 	}
 }
 
@@ -197,8 +194,8 @@ func TestAsksAreOneCall(t *testing.T) {
 		t.Errorf("asked %+v, want %+v", l.asked, want)
 	}
 	resp := get(h, func(r *http.Request) { r.Header.Set("Internal", "1"); r.RemoteAddr = "" })
-	if resp.StatusCode != 200 || len(l.asked) != 1 {
-		t.Errorf("skipped: status %d, asked %+v", resp.StatusCode, l.asked)
+	if resp.status != 200 || len(l.asked) != 1 {
+		t.Errorf("skipped: status %d, asked %+v", resp.status, l.asked)
 	}
 }
 
@@ -244,13 +241,13 @@ func TestRefuseReplacesTheAnswers(t *testing.T) {
 	}}
 	h := g.Limit(httplimit.By(perUser, user("u")))(ok)
 	resp := get(h)
-	if resp.StatusCode != http.StatusTeapot || resp.Header.Get("RateLimit") != `"perUser";r=0;t=90` || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("%d %v", resp.StatusCode, resp.Header)
+	if resp.status != http.StatusTeapot || resp.header.Get("RateLimit") != `"perUser";r=0;t=90` || resp.header.Get("Retry-After") == "" {
+		t.Errorf("%d %v", resp.status, resp.header)
 	}
 	away := errors.New("away")
 	l.res, l.err = ratelimit.Result{}, away
-	if resp := get(h); resp.StatusCode != 503 {
-		t.Errorf("status %d", resp.StatusCode)
+	if resp := get(h); resp.status != 503 {
+		t.Errorf("status %d", resp.status)
 	}
 	want := []httplimit.Refusal{{Status: 429, Policies: []string{"perUser"}, Result: deniedFor(90 * time.Second)}, {Status: 503, Err: away}}
 	if !reflect.DeepEqual(refused, want) {
@@ -299,7 +296,7 @@ func TestRetryAfterIsSpreadUpwards(t *testing.T) {
 		h := g.Limit(httplimit.By(perUser, user("u")))(ok)
 		seen := map[int]int{}
 		for range 400 {
-			header := get(h).Header
+			header := get(h).header
 			after, err := strconv.Atoi(header.Get("Retry-After"))
 			if err != nil || after < c.from || after > c.to {
 				t.Fatalf("denied for %v: Retry-After is %q, want %d to %d", c.d, header.Get("Retry-After"), c.from, c.to)

@@ -186,15 +186,15 @@ func TestAnAPIKeyOfAnyShape(t *testing.T) {
 		{"", 403, 403}, {"secret", 200, 200}, {"sec\x00ret", 200, 403}, {"secret\xff", 200, 403}, {strings.Repeat("secret", 400), 200, 403},
 	} {
 		send := func(r *http.Request) { r.Header.Set("X-Api-Key", c.key) }
-		if got := get(h, send).StatusCode; got != c.hashed {
+		if got := get(h, send).status; got != c.hashed {
 			t.Errorf("%.20q: status %d, want %d", c.key, got, c.hashed)
 		}
 		if c.hashed == 200 {
-			if again := get(h, send).StatusCode; again != 429 {
+			if again := get(h, send).status; again != 429 {
 				t.Errorf("%.20q: status %d the second time", c.key, again)
 			}
 		}
-		if got := get(raw, send).StatusCode; got != c.raw {
+		if got := get(raw, send).status; got != c.raw {
 			t.Errorf("%.20q by an Ask of its own: status %d, want %d", c.key, got, c.raw)
 		}
 	}

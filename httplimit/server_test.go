@@ -70,34 +70,34 @@ func TestWhatTheFieldsSayIsSo(t *testing.T) {
 				resp := get(h)
 				left := params(t, resp)["r"]
 				for ; left > 0; left-- {
-					if resp = get(h); resp.StatusCode != 200 || params(t, resp)["r"] != left-1 {
-						t.Fatalf("round %d: %d %v with %d left", round, resp.StatusCode, resp.Header, left)
+					if resp = get(h); resp.status != 200 || params(t, resp)["r"] != left-1 {
+						t.Fatalf("round %d: %d %v with %d left", round, resp.status, resp.header, left)
 					}
 				}
 				granted := params(t, resp)
 				resp = get(h)
 				p := params(t, resp)
-				after, reset := number(t, resp.Header, "Retry-After"), time.Duration(p["t"])*time.Second
-				if resp.StatusCode != 429 || p["r"] != 0 || p["t"] != granted["t"] || after < reset {
-					t.Fatalf("round %d: %d %v after %v", round, resp.StatusCode, resp.Header, granted)
+				after, reset := number(t, resp.header, "Retry-After"), time.Duration(p["t"])*time.Second
+				if resp.status != 429 || p["r"] != 0 || p["t"] != granted["t"] || after < reset {
+					t.Fatalf("round %d: %d %v after %v", round, resp.status, resp.header, granted)
 				}
-				if legacy := get(old.Limit(httplimit.By(ratelimit.MustDefine(name, rule), user("u")))(ok)); number(t, legacy.Header, "X-RateLimit-Reset") != reset {
-					t.Fatalf("round %d: %v", round, legacy.Header)
+				if legacy := get(old.Limit(httplimit.By(ratelimit.MustDefine(name, rule), user("u")))(ok)); number(t, legacy.header, "X-RateLimit-Reset") != reset {
+					t.Fatalf("round %d: %v", round, legacy.header)
 				}
-				resp.Header.Del("Retry-After")
-				if d, ok := upstream.RetryAfter(resp.Header); !ok || d != reset {
-					t.Fatalf("upstream reads %v of %v", d, resp.Header)
+				resp.header.Del("Retry-After")
+				if d, ok := upstream.RetryAfter(resp.header); !ok || d != reset {
+					t.Fatalf("upstream reads %v of %v", d, resp.header)
 				}
 				clock.add(reset - time.Second)
-				if early := get(h); early.StatusCode != 429 {
-					t.Fatalf("round %d: served more than a second early: %v", round, early.Header)
+				if early := get(h); early.status != 429 {
+					t.Fatalf("round %d: served more than a second early: %v", round, early.header)
 				}
 				clock.add(time.Second)
 				if round%2 == 0 {
 					clock.add(after - reset)
 				}
-				if resp := get(h); resp.StatusCode != 200 {
-					t.Fatalf("round %d: %d at t", round, resp.StatusCode)
+				if resp := get(h); resp.status != 200 {
+					t.Fatalf("round %d: %d at t", round, resp.status)
 				}
 				clock.add(time.Duration(round) * 7300 * time.Millisecond)
 			}
@@ -105,11 +105,11 @@ func TestWhatTheFieldsSayIsSo(t *testing.T) {
 	}
 }
 
-func params(t *testing.T, resp *http.Response) map[string]int64 {
+func params(t *testing.T, resp reply) map[string]int64 {
 	t.Helper()
-	list, err := parseList(resp.Header.Values("RateLimit"))
+	list, err := parseList(resp.header.Values("RateLimit"))
 	if err != nil || len(list) != 1 {
-		t.Fatalf("%v: %v", err, resp.Header)
+		t.Fatalf("%v: %v", err, resp.header)
 	}
 	return list[0].params
 }
@@ -192,13 +192,13 @@ func TestTheDatabaseIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp := get(closed)
-	if resp.StatusCode != 503 || ran != 0 || resp.Header.Get("RateLimit") != "" || resp.Header.Get("Retry-After") != "" {
-		t.Errorf("%d %v, ran %d", resp.StatusCode, resp.Header, ran)
+	if resp.status != 503 || ran != 0 || resp.header.Get("RateLimit") != "" || resp.header.Get("Retry-After") != "" {
+		t.Errorf("%d %v, ran %d", resp.status, resp.header, ran)
 	}
 	for i := range 5 {
 		resp := get(opened)
-		if want := map[bool]int{true: 200, false: 503}[i < 3]; resp.StatusCode != want || resp.Header.Get("RateLimit") != "" {
-			t.Errorf("call %d: %d %v, want %d", i, resp.StatusCode, resp.Header, want)
+		if want := map[bool]int{true: 200, false: 503}[i < 3]; resp.status != want || resp.header.Get("RateLimit") != "" {
+			t.Errorf("call %d: %d %v, want %d", i, resp.status, resp.header, want)
 		}
 	}
 	if ran != 3 || open.Opened() != 3 {
@@ -231,16 +231,16 @@ func TestALimitThatDeniesKeepsTheOthers(t *testing.T) {
 				r.Header.Set("If-None-Match", `"x"`)
 			}
 		})
-		if resp.StatusCode != want {
-			t.Fatalf("call %d: %d, want %d", i, resp.StatusCode, want)
+		if resp.status != want {
+			t.Fatalf("call %d: %d, want %d", i, resp.status, want)
 		}
 	}
 	if s, err := auto.Value(t.Context(), wide.For("192.0.2.1")); err != nil || s.Value != 8 {
 		t.Errorf("%v tokens are left, %v, want 8", s.Value, err)
 	}
 	costly := g.Limit(httplimit.By(tight, user("u")).Cost(func(*http.Request) float64 { return 3 }))(ok)
-	if resp := get(costly); resp.StatusCode != 400 {
-		t.Errorf("what can never be granted: %d", resp.StatusCode)
+	if resp := get(costly); resp.status != 400 {
+		t.Errorf("what can never be granted: %d", resp.status)
 	}
 }
 
@@ -253,7 +253,7 @@ func TestNoHandlerRunsAheadOfItsTokens(t *testing.T) {
 	h := g.Limit(func(*http.Request) ([]ratelimit.Request, error) {
 		return []ratelimit.Request{limit.Global().OrReserve()}, nil
 	})(ok)
-	if first, second := get(h).StatusCode, get(h).StatusCode; first != 200 || second != 500 {
+	if first, second := get(h).status, get(h).status; first != 200 || second != 500 {
 		t.Errorf("%d, %d", first, second)
 	}
 }
@@ -287,8 +287,8 @@ func TestAHandlersOwnTransaction(t *testing.T) {
 				r.Header.Set("Break", c.breaks)
 			}
 		})
-		if resp.StatusCode != c.status || (resp.Header.Get("RateLimit") != "") != c.field || (resp.Header.Get("Retry-After") != "") != (c.status == 429) {
-			t.Errorf("call %d: %d %v", i, resp.StatusCode, resp.Header)
+		if resp.status != c.status || (resp.header.Get("RateLimit") != "") != c.field || (resp.header.Get("Retry-After") != "") != (c.status == 429) {
+			t.Errorf("call %d: %d %v", i, resp.status, resp.header)
 		}
 	}
 }
@@ -334,7 +334,9 @@ func TestFlushingAndHijacking(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := body(t, resp); got != want || resp.Header.Get("RateLimit") == "" {
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if got := string(b); err != nil || got != want || resp.Header.Get("RateLimit") == "" {
 			t.Errorf("%s: %q %v", path, got, resp.Header)
 		}
 	}
