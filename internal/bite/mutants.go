@@ -14,6 +14,7 @@ var (
 	core  = []string{"./ratelimit"}
 	whole = []string{"./integration"}
 	jobs  = []string{"./scheduler"}
+	web   = []string{"./httplimit"}
 )
 
 var mutants = []mutant{
@@ -312,6 +313,30 @@ var mutants = []mutant{
 		" AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text AND id <> ALL", " AND id <> ALL", "RunningJobKeeps", jobs, false},
 	{"cancel: nobody looks for what has gone", "scheduler/cancel.go",
 		"return p.freeAll(ctx, missing)", "return nil", "ByOthers", jobs, false},
+
+	// the middleware
+	{"http: a denial goes on", "httplimit/guard.go",
+		"		err = res.Err()\n", "		_ = res.Err()\n", "EveryEnd", web, true},
+	{"http: a reservation runs at once", "httplimit/guard.go",
+		"err == nil && !res.RunAt.IsZero()", "err == nil && false", "EveryEnd|Ahead", web, true},
+	{"http: Retry-After before the outer t", "httplimit/guard.go",
+		"max(1, seconds(res.RetryAfter()), after)", "max(1, seconds(res.RetryAfter()), min(0, after))", "AroundEachOther|Agree", web, true},
+	{"http: jitter makes it early", "httplimit/refusal.go",
+		"return s + rand.Int64N(", "return s - rand.Int64N(", "Spread", web, true},
+	{"http: seconds are rounded down", "httplimit/fields.go",
+		"	if d%time.Second > 0 {\n", "	if d%time.Second > time.Second {\n", "Fields|Spread", web, true},
+	{"http: t of limits that would have granted", "httplimit/fields.go",
+		"	case res.OK:\n", "	default:\n", "Fields|Agree", web, true},
+	{"http: anybody is believed", "httplimit/address.go",
+		"	if !through {\n", "	if !through && !ok {\n", "Address|ForwardedFor", web, true},
+	{"http: the first address counts", "httplimit/address.go",
+		"		if !p.trusts(hop) {\n", "		if !p.trusts(hop) && false {\n", "Address|ForwardedFor", web, true},
+	{"http: half a quotation is read", "httplimit/forwarded.go",
+		"		if !s.skip(',') {\n			return nil\n		}\n", "		if !s.skip(',') {\n			return who\n		}\n", "Address|ForwardedField", web, true},
+	{"http: secrets are stored", "httplimit/key.go",
+		"		return digest(v), nil\n", "		return v, nil\n", "APIKey", web, true},
+	{"http: a key may look like the hash of another", "httplimit/key.go",
+		" && !strings.HasPrefix(key, hashed) {", " {", "GoodKeys", web, true},
 
 	// the examples
 	{"login: check first, charge after", "examples/login/signin.go",
