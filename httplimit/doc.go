@@ -1,7 +1,10 @@
 // Package httplimit lets no request reach its handler that its limits have not granted: a denial is 429, a database that cannot be
 // asked 503, and a request without the key that a limit is for 403.
 //
-//	guard := &httplimit.Guard{Limiter: limiter.Coalesce(pool)}
+//	limits := limiter.Coalesce(pool)
+//	defer limits.Close()
+//
+//	guard := &httplimit.Guard{Limiter: limits}
 //	perAddress := guard.Limit(httplimit.By(PerAddress, httplimit.ByAddress()))
 //	mux.Handle("GET /search", perAddress(http.HandlerFunc(search)))
 //

@@ -92,16 +92,16 @@ func ExampleAsk() {
 		h.ServeHTTP(w, r)
 		fmt.Println(path, w.Code, w.Header().Values("RateLimit-Policy"))
 	}
-	state, err := limits.Value(context.Background(), PerAddress.For("203.0.113.7"))
-	if err != nil {
+	var address string
+	if err := pool.QueryRow(context.Background(), `SELECT key FROM weir_balance WHERE name = 'perAddress'`).Scan(&address); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("203.0.113.7 has taken some:", state.Value < 100)
+	fmt.Println("all from", address)
 	// Output:
 	// /report 200 ["perAddress";q=100;w=10 "perAPIKey";q=1000;w=3600]
 	// /health 200 ["perAddress";q=100;w=10]
 	// /search 200 ["perAddress";q=100;w=10 "perAPIKey";q=1000;w=3600]
-	// 203.0.113.7 has taken some: true
+	// all from 203.0.113.7
 }
 
 // exporter takes the token in the transaction that writes the order.

@@ -18,8 +18,8 @@ import (
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type Guard struct {
-	// Limiter decides: a [*ratelimit.Coalesced] under load, a [*ratelimit.Autocommit], or a [*ratelimit.FailOpen] over one of them. It has
-	// no default, and only [Guard.Pass] does without.
+	// Limiter decides: a [*ratelimit.Coalesced] under load, a [*ratelimit.Autocommit], or a [*ratelimit.FailOpen] over one of them.
+	// It has no default, and only [Guard.Pass] does without.
 	Limiter interface {
 		RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	}
@@ -38,7 +38,8 @@ type Guard struct {
 }
 
 // errAhead is for what a middleware cannot wait for.
-var errAhead = errors.New("httplimit: a request was granted ahead of time, and its handler must not run yet: OrReserve and Within are for handlers' own calls")
+var errAhead = errors.New("httplimit: granted ahead of time, so that the handler must not run yet: " +
+	"OrReserve and Within are for handlers' own calls")
 
 // Limit is a middleware that fits any router: a request goes on if all of asks are granted, in one call, and otherwise takes
 // nothing and is refused as [Guard.Pass] says. The tokens are taken for good when the handler begins, whatever it does; it may
@@ -85,7 +86,8 @@ func gather(r *http.Request, asks []Ask) ([]ratelimit.Request, error) {
 
 func (g *Guard) take(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if g.Limiter == nil {
-		return ratelimit.Result{}, &ratelimit.InvalidError{Field: "Guard.Limiter", Value: nil, Want: "an Autocommit, a Coalesced or a FailOpen"}
+		return ratelimit.Result{}, &ratelimit.InvalidError{Field: "Guard.Limiter", Value: nil,
+			Want: "an Autocommit, a Coalesced or a FailOpen"}
 	}
 	if g.Timeout > 0 {
 		var cancel context.CancelFunc

@@ -59,7 +59,8 @@ func refusalOf(err error) Refusal {
 		status = http.StatusBadRequest
 	case errors.As(err, &invalid) && invalid.Field == "key":
 		status = http.StatusForbidden
-	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrNested), errors.Is(err, ratelimit.ErrNoDecision), errors.Is(err, errAhead):
+	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrNested), errors.Is(err, ratelimit.ErrNoDecision),
+		errors.Is(err, errAhead):
 		status = http.StatusInternalServerError
 	}
 	return Refusal{Status: status, Err: err}
