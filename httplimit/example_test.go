@@ -15,9 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/httplimit"
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
-	"github.com/weir-go/weir/schema"
 )
 
 var (
@@ -27,8 +26,8 @@ var (
 )
 
 func Example() {
-	pool, stop := examplePool()
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE export (owner text, format text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{RememberDenials: true})
 	if err != nil {
 		log.Fatal(err)
@@ -74,8 +73,8 @@ func cost(r *http.Request) float64 {
 }
 
 func ExampleAsk() {
-	pool, stop := examplePool()
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE export (owner text, format text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{RememberDenials: true})
 	if err != nil {
 		log.Fatal(err)
@@ -141,8 +140,8 @@ func (e *exporter) order(w http.ResponseWriter, r *http.Request) {
 
 // A handler that takes in its own transaction: an order that fails costs nothing.
 func ExampleGuard_Pass() {
-	pool, stop := examplePool()
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE export (owner text, format text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -173,8 +172,8 @@ func notModified(limits *ratelimit.Coalesced, w http.ResponseWriter, r *http.Req
 }
 
 func ExampleFromContext() {
-	pool, stop := examplePool()
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE export (owner text, format text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -224,8 +223,8 @@ func byCountry(r *http.Request) ([]ratelimit.Request, error) {
 }
 
 func ExampleGuard_Limit() {
-	pool, stop := examplePool()
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE export (owner text, format text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -243,37 +242,4 @@ func ExampleGuard_Limit() {
 	// 200 ["perAddress";q=6;w=60]
 	// 403 []
 	// 200 ["perAddress";q=100;w=10]
-}
-
-// examplePool is a pool on a server of its own, with Weir's tables and one of the application's.
-func examplePool() (pool *pgxpool.Pool, stop func()) {
-	ctx := context.Background()
-	server, err := pgserver.Start(ctx)
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg, err := pgxpool.ParseConfig(server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_http_example"
-	if pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
-		log.Fatal(err)
-	}
-	for _, sql := range []string{
-		`DROP SCHEMA IF EXISTS weir_http_example CASCADE`, `CREATE SCHEMA weir_http_example`, `CREATE TABLE export (owner text, format text)`,
-	} {
-		if _, err := pool.Exec(ctx, sql); err != nil {
-			log.Fatal(err)
-		}
-	}
-	if err := schema.Migrate(ctx, pool); err != nil {
-		log.Fatal(err)
-	}
-	return pool, func() {
-		pool.Close()
-		if err := server.Stop(); err != nil {
-			log.Print(err)
-		}
-	}
 }

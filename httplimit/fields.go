@@ -14,7 +14,7 @@ import (
 
 // Fields is how clients are told what their limits have left. Its zero value is Draft10.
 //
-// Of several balances of one limit in a call the tightest is told. None is told of a result that is not [ratelimit.Result.Decided].
+// Of several balances of one limit in a call the tightest is told, and of a [ratelimit.Shadow] nothing. None is told of a result that is not [ratelimit.Result.Decided].
 type Fields int
 
 const (
@@ -54,6 +54,9 @@ func itemsOf(res ratelimit.Result) []item {
 	items := make([]item, 0, len(res.Outcomes))
 outcomes:
 	for i := range res.Outcomes {
+		if res.Outcomes[i].Shadow {
+			continue // it binds nobody
+		}
 		told := itemOf(&res.Outcomes[i], res)
 		for j := range items {
 			if items[j].name == told.name {

@@ -273,3 +273,18 @@ func TestAnyOutcomesMakeFieldsThatAgree(t *testing.T) {
 		}
 	})
 }
+
+// What a limit in the shadow would have denied is nothing to clients.
+func TestShadowsAreNotTold(t *testing.T) {
+	t.Parallel()
+	o := denied(bucket("trial (shadow)", 0, 5, 5, time.Minute), time.Second)
+	o.Shadow = true
+	res := result(bucket("enforced", 9, 10, 10, time.Minute), o)
+	res.OK, res.RetryAt, res.Limit = true, time.Time{}, ""
+	for _, fields := range []httplimit.Fields{httplimit.Draft10, httplimit.Legacy} {
+		h := told(fields, res)
+		if got := h.Get("RateLimit-Policy") + h.Get("X-RateLimit-Remaining"); got != `"enforced";q=10;w=60` && got != "9" || strings.Contains(h.Get("RateLimit"), "trial") {
+			t.Errorf("%v", h)
+		}
+	}
+}

@@ -8,14 +8,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // A hot path takes from memory, and gives back at the end what it has in hand.
 func ExampleLimiter_Lease() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)

@@ -6,14 +6,15 @@ import (
 	"log"
 	"time"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // When the limit runs short, what is critical goes on, and the rest waits until there is more than it is to leave.
 func ExampleRequest_Leave() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -44,8 +45,8 @@ func send(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, t
 // A tenant's rule is read with each call, so a change of plan holds from the next one on, and keeps what was used.
 func Example_plans() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	if _, err := pool.Exec(ctx, `
 		CREATE TABLE plan (name text PRIMARY KEY, rate float8 NOT NULL, seconds float8 NOT NULL);
 		CREATE TABLE tenant (name text PRIMARY KEY, plan text NOT NULL REFERENCES plan);

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -16,8 +17,8 @@ import (
 // used replaces it, in the transaction that saves the answer.
 func ExampleLimiter_Settle() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)

@@ -6,14 +6,15 @@ import (
 	"log"
 	"time"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // What a smaller limit would do is seen before it is enforced: it stands beside the one that holds today, under the same name.
 func ExampleShadow() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)

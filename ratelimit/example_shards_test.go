@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -17,8 +18,8 @@ var Completions = ratelimit.MustDefine("completions",
 // A limit with shards is asked like any other, and one limit: whatever it has in all of them together is granted.
 func ExampleShards() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)

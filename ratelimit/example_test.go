@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
-	"github.com/weir-go/weir/schema"
 )
 
 var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute})
@@ -34,8 +32,8 @@ func saveMessage(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.
 
 func Example() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -61,8 +59,8 @@ func Example() {
 // A reservation is granted ahead of its tokens, and says when they will exist.
 func ExampleRequest_OrReserve() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -99,8 +97,8 @@ func ExampleRequest_OrReserve() {
 // A plan decides by its own numbers. Usage is kept when the plan changes.
 func ExampleRequest_Rule() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -129,8 +127,8 @@ func ExampleRequest_Rule() {
 // Charge first, check then, give back what turned out to be good: callers who come at once cannot pass together.
 func ExampleLimiter_GiveBack() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -168,8 +166,8 @@ func ExampleLimiter_GiveBack() {
 // An upstream says to come again in an hour. Until then the limit is closed for whoever calls; what can wait is reserved.
 func ExampleLimiter_Pause() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -221,33 +219,5 @@ func ExampleDecide() {
 	// Output: false 2 12:00:18
 }
 
-var exampleServer = sync.OnceValue(func() *pgserver.Server {
-	s, err := pgserver.Start(context.Background()) // ends with this process
-	if err != nil {
-		log.Fatal(err)
-	}
-	return s
-})
-
-// examplePool is a pool on a schema of its own, with Weir's tables and one of the application's.
-func examplePool() *pgxpool.Pool {
-	ctx := context.Background()
-	cfg, err := pgxpool.ParseConfig(exampleServer().URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_example"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, sql := range []string{`DROP SCHEMA IF EXISTS weir_example CASCADE`, `CREATE SCHEMA weir_example`, `CREATE TABLE message (org text, body text)`} {
-		if _, err := pool.Exec(ctx, sql); err != nil {
-			log.Fatal(err)
-		}
-	}
-	if err := schema.Migrate(ctx, pool); err != nil {
-		log.Fatal(err)
-	}
-	return pool
-}
+// messageTable is one of the application's.
+const messageTable = `CREATE TABLE message (org text, body text)`

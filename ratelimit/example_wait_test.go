@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -16,8 +17,8 @@ import (
 // with it.
 func ExampleRequest_Within() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -65,8 +66,8 @@ func ExampleRequest_Within() {
 // On credit a large request starts at once, and the next one waits until it is paid for.
 func ExampleRequest_OnCredit() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -93,8 +94,8 @@ func ExampleRequest_OnCredit() {
 // Wait sleeps until it is this caller's turn, or says at once that it would not come in time.
 func ExampleAutocommit_Wait() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, done := pgtest.Example(messageTable)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)

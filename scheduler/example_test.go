@@ -12,10 +12,9 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
-	"github.com/weir-go/weir/schema"
 )
 
 var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{
@@ -72,25 +71,9 @@ func Example() {
 	// rolled back
 }
 
-// examplePool is a pool on a server of its own, with Weir's tables and River's.
-func examplePool(ctx context.Context) (*pgxpool.Pool, func()) {
-	server, err := pgserver.Start(ctx)
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg, err := pgxpool.ParseConfig(server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	const name = "weir_example_scheduler"
-	cfg.ConnConfig.RuntimeParams["search_path"] = name
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := schema.Migrate(ctx, pool, schema.In(name)); err != nil {
-		log.Fatal(err)
-	}
+// examplePool is a pool on a schema of its own, with Weir's tables and River's.
+func examplePool(ctx context.Context) (pool *pgxpool.Pool, done func()) {
+	pool, done = pgtest.Example()
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet()})
 	if err != nil {
 		log.Fatal(err)
@@ -98,13 +81,5 @@ func examplePool(ctx context.Context) (*pgxpool.Pool, func()) {
 	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
 		log.Fatal(err)
 	}
-	return pool, func() {
-		if _, err := pool.Exec(ctx, `DROP SCHEMA `+name+` CASCADE`); err != nil {
-			log.Print(err)
-		}
-		pool.Close()
-		if err := server.Stop(); err != nil {
-			log.Print(err)
-		}
-	}
+	return pool, done
 }

@@ -1,0 +1,9 @@
+package ratelimit_test
+
+import (
+	"testing"
+
+	"github.com/weir-go/weir/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
