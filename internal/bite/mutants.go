@@ -348,7 +348,7 @@ var mutants = []mutant{
 	{"leave: what one shard has is enough", "ratelimit/sharded.go",
 		"case c.leave > 0 && (n > 1 || c.shards > 1):", "case c.leave < 0 && (n > 1 || c.shards > 1):", "NeverMoreThanOneBalance", whole, true},
 	{"leave: the sum of a lane leaves nothing", "ratelimit/together.go",
-		"return !c.reserve && c.leave == 0", "return !c.reserve", "ModelDoes", whole, true},
+		"return !c.reserve && c.leave == 0", "return !c.reserve", "ShareIsLeft", whole, true},
 	{"shadow: denies", "ratelimit/shadow.go",
 		"if len(shadows) == 0 {\n\t\treturn decide(calls)", "if len(shadows) >= 0 {\n\t\treturn decide(calls)", "NeverDenies", whole, true},
 	{"shadow: takes from the limit that is enforced", "ratelimit/limit.go",
