@@ -1,0 +1,47 @@
+// Package otelweir tells OpenTelemetry what limits decide and what that costs, in a bounded number of time series: names of limits
+// are labels, up to a number, and keys never are.
+//
+//	observer, err := otelweir.New(otelweir.Config{}) // the providers that were set by otel.SetMeterProvider and SetTracerProvider
+//	if err != nil {
+//		return nil, err
+//	}
+//	return ratelimit.New(ratelimit.Config{Observer: observer})
+//
+// It is a module of its own, so that only those link OpenTelemetry who ask for it, and needs no more than its API: which SDK and
+// which exporter there are is the program's choice.
+//
+// # Metrics
+//
+//	weir.decisions             counter    {decision}    for each limit of a call: what it answered
+//	weir.tokens                counter    {token}       for each limit: what was granted of it, now or ahead
+//	weir.limit.used            histogram  1             for each limit: the share of its capacity in use after the decision, 0 to 1
+//	weir.wait                  histogram  s             for each limit that denied: until RetryAt; that granted ahead: until RunAt
+//	weir.decision.duration     histogram  s             for each call
+//	weir.decision.round_trips  histogram  {round_trip}  for each call: COMMIT not counted; 0 was answered from memory
+//	weir.decision.together     histogram  {call}        for each call: how many were decided together and share its trips
+//	weir.tx.duration           histogram  s             for each InTx
+//	weir.tx.attempts           histogram  {attempt}     for each InTx: runs of its callback
+//	weir.tx.queued             histogram  s             for each InTx: its time in the queue of a contended key
+//
+// weir.limit is the name of the limit. Those of calls, which may ask several limits, have it if they ask one. That of a
+// [ratelimit.Shadow] ends in " (shadow)".
+//
+// weir.outcome is granted, ahead, denied or error, of a call as of a limit. A limit may also be shadow_denied, if it denies nobody but
+// would have, or undecided: it took nothing because another limit denied the call, or was not asked. Of an InTx it is committed, denied (it
+// returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used have none.
+//
+// error.type says of an error which: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock, upon which
+// InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server says so) or _OTHER.
+//
+// What is counted are decisions. One in a transaction is counted before COMMIT, so that what rolls back is counted too, and again
+// when the transaction runs again; what is given back or settled later is not subtracted. A call that [ratelimit.FailOpen] lets through is
+// an error here: FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as memory does not know.
+//
+// # Traces
+//
+// A call is a span weir.RateLimit, an InTx a span weir.InTx, both children of the span in the ctx that they were called with, and by default only
+// if that is recorded. A denial is no error of a span. Keys, which are often people's, are in none unless [Config.TraceKeys] is set.
+//
+// The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the spans that a
+// tracer of pgx makes of the statements, and those of what the callback of an InTx does, stand beside them under the same parent.
+package otelweir
