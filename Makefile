@@ -40,6 +40,10 @@ test/race: postgres ## Run all tests under the race detector
 test/bench: postgres redis ## Run the tests of bench/, the comparison with others among them
 	cd bench && $(GO) test -count=1 ./...
 
+.PHONY: test/otel
+test/otel: postgres ## Run the tests of otelweir/
+	cd otelweir && $(GO) test -count=1 ./...
+
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
 	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run 'Linearizable|AtOnce|ModelDoes|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled' ./integration/... | grep -v '^=== '
@@ -77,6 +81,7 @@ lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into r
 	$(GOLANGCI_LINT) run ./...
 	$(GO) mod verify >/dev/null
 	cd bench && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
+	cd otelweir && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
 	./scripts/deps
 
 .PHONY: vulncheck

@@ -23,25 +23,28 @@
 //	weir.tx.attempts           histogram  {attempt}     for each InTx: runs of its callback
 //	weir.tx.queued             histogram  s             for each InTx: its time in the queue of a contended key
 //
-// weir.limit is the name of the limit. Those of calls, which may ask several limits, have it if they ask one. That of a
-// [ratelimit.Shadow] ends in " (shadow)".
+// weir.limit is the name of the limit, and that of a [ratelimit.Shadow] ends in " (shadow)". What is measured for each call has it
+// if the call asks one limit only.
 //
-// weir.outcome is granted, ahead, denied or error, of a call as of a limit. A limit may also be shadow_denied, if it denies nobody but
-// would have, or undecided: it took nothing because another limit denied the call, or was not asked. Of an InTx it is committed, denied (it
-// returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used have none.
+// weir.outcome is granted, ahead, denied or error, of a call as of a limit. A limit may also be shadow_denied, if it denies nobody
+// but would have, or undecided: it took nothing because another limit denied the call, or was not asked. Of an InTx it is
+// committed, denied (it returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used have none.
 //
-// error.type says of an error which: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock, upon which
-// InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server says so) or _OTHER.
+// error.type says of an error which: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock, upon
+// which InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server says so) or
+// _OTHER, as of most errors of an InTx that are the application's own.
 //
 // What is counted are decisions. One in a transaction is counted before COMMIT, so that what rolls back is counted too, and again
-// when the transaction runs again; what is given back or settled later is not subtracted. A call that [ratelimit.FailOpen] lets through is
-// an error here: FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as memory does not know.
+// when the transaction runs again; what is given back or settled later is not subtracted. A call that [ratelimit.FailOpen] lets
+// through is an error here: FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as memory does not know.
 //
 // # Traces
 //
-// A call is a span weir.RateLimit, an InTx a span weir.InTx, both children of the span in the ctx that they were called with, and by default only
-// if that is recorded. A denial is no error of a span. Keys, which are often people's, are in none unless [Config.TraceKeys] is set.
+// A call is a span weir.RateLimit and an InTx a span weir.InTx: children of the span in the ctx that they were called with, by
+// default only if that is recorded. A denial is no error of a span. Keys, which are often people's, are in none unless
+// [Config.TraceKeys] is set.
 //
-// The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the spans that a
-// tracer of pgx makes of the statements, and those of what the callback of an InTx does, stand beside them under the same parent.
+// The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the
+// spans that a tracer of pgx makes of the statements, and those of what the callback of an InTx does, stand beside them under
+// the same parent.
 package otelweir

@@ -73,12 +73,12 @@ func examplePool() (pool *pgxpool.Pool, end func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_example"
+	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_example_otel"
 	pool, err = pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, sql := range []string{`DROP SCHEMA IF EXISTS weir_example CASCADE`, `CREATE SCHEMA weir_example`} {
+	for _, sql := range []string{`DROP SCHEMA IF EXISTS weir_example_otel CASCADE`, `CREATE SCHEMA weir_example_otel`} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			log.Fatal(err)
 		}

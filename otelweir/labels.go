@@ -3,6 +3,7 @@ package otelweir
 import (
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -88,10 +89,11 @@ type labels struct {
 func newLabels(limit ...attribute.KeyValue) *labels {
 	l := &labels{alone: newSet(limit...)}
 	for o := range l.outcomes {
-		l.outcomes[o] = newSet(append(limit[:len(limit):len(limit)], outcomeKey.String(outcome(o).String()))...)
+		l.outcomes[o] = newSet(slices.Concat(limit, []attribute.KeyValue{outcomeKey.String(outcome(o).String())})...)
 	}
 	for k := range l.errors {
-		l.errors[k] = newSet(append(limit[:len(limit):len(limit)], outcomeKey.String(failed.String()), errorKey.String(kind(k).String()))...)
+		what := []attribute.KeyValue{outcomeKey.String(failed.String()), errorKey.String(kind(k).String())}
+		l.errors[k] = newSet(slices.Concat(limit, what)...)
 	}
 	return l
 }

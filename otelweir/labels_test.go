@@ -20,10 +20,11 @@ import (
 
 // decided is a call as a Limiter tells of it, of requests that were granted.
 func decided(requests ...ratelimit.Request) ratelimit.DecidedEvent {
-	e := ratelimit.DecidedEvent{Requests: requests, Result: ratelimit.Result{OK: true, At: t0}, Began: t0, Took: 1, Trips: 1, Together: 1}
+	granted := ratelimit.Result{OK: true, At: t0}
+	e := ratelimit.DecidedEvent{Requests: requests, Result: granted, Began: t0, Took: 1, Trips: 1, Together: 1}
 	for _, r := range requests {
-		e.Result.Outcomes = append(e.Result.Outcomes,
-			ratelimit.Outcome{Limit: r.Limit(), Key: r.Key(), OK: true, Value: 1, Capacity: 2, Rate: 2, Period: hour})
+		o := ratelimit.Outcome{Limit: r.Limit(), Key: r.Key(), OK: true, Value: 1, Capacity: 2, Rate: 2, Period: hour}
+		e.Result.Outcomes = append(e.Result.Outcomes, o)
 	}
 	return e
 }
@@ -94,6 +95,17 @@ func TestNamesOfLimitsAreBounded(t *testing.T) {
 		if want := float64(2 * 4 * (5000 - most)); first.sum != 4 || others.sum != want {
 			t.Errorf("%v of the first, %v tokens of others, want %v", first.sum, others.sum, want)
 		}
+	}
+}
+
+// Those who have all seen room for one more, and then add theirs by turns, do not exceed the bound.
+func TestNamesThatAreAddedAtOnceAreBounded(t *testing.T) {
+	t.Parallel()
+	var n names
+	n.init(1)
+	first := n.add("a")
+	if first == n.other || n.add("a") != first || n.add("b") != n.other || n.of("b") != n.other || n.of("a") != first || n.of("") != n.none {
+		t.Error("the bound is 1")
 	}
 }
 

@@ -62,7 +62,7 @@ type point struct {
 	most  float64
 }
 
-// point is the series of an instrument with exactly these labels, given as names and values by turns. The zero one if there is none.
+// point is the series of an instrument with exactly these labels, names and values by turns. The zero one if there is none.
 func (r *rig) point(t testing.TB, name string, labels ...string) point {
 	t.Helper()
 	var want []attribute.KeyValue

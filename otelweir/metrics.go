@@ -45,29 +45,33 @@ func newInstruments(m metric.Meter) (instruments, error) {
 		}
 	}
 	fraction := func(name, unit, says string, borders []float64) metric.Float64Histogram {
-		h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(says), metric.WithExplicitBucketBoundaries(borders...))
+		h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(says),
+			metric.WithExplicitBucketBoundaries(borders...))
 		seen(err)
 		return h
 	}
 	whole := func(name, unit, says string, borders []float64) metric.Int64Histogram {
-		h, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(says), metric.WithExplicitBucketBoundaries(borders...))
+		h, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(says),
+			metric.WithExplicitBucketBoundaries(borders...))
 		seen(err)
 		return h
 	}
 	i := instruments{
-		used:       fraction("weir.limit.used", "1", "Share of the limit's capacity in use after a decision.", shares),
-		wait:       fraction("weir.wait", "s", "Time until a denied request would be granted, or one that was granted ahead may run.", delays),
+		used:       fraction("weir.limit.used", "1", "Share of the capacity in use after a decision.", shares),
+		wait:       fraction("weir.wait", "s", "Time until what was denied would be granted, or granted ahead may run.", delays),
 		duration:   fraction("weir.decision.duration", "s", "Duration of calls that ask limits.", seconds),
 		roundTrips: whole("weir.decision.round_trips", "{round_trip}", "Round trips to the database of a call, COMMIT not counted.", trips),
 		together:   whole("weir.decision.together", "{call}", "Calls that were decided together, and share their round trips.", crowds),
 		txDuration: fraction("weir.tx.duration", "s", "Duration of transactions, with all of their attempts.", seconds),
 		txAttempts: whole("weir.tx.attempts", "{attempt}", "Attempts that a transaction took.", runs),
-		txQueued:   fraction("weir.tx.queued", "s", "Time that a transaction has waited in the queue of a contended key.", seconds),
+		txQueued:   fraction("weir.tx.queued", "s", "Time of a transaction in the queue of a contended key.", seconds),
 	}
 	var err error
-	i.decisions, err = m.Int64Counter("weir.decisions", metric.WithUnit("{decision}"), metric.WithDescription("Decisions of limits."))
+	i.decisions, err = m.Int64Counter("weir.decisions", metric.WithUnit("{decision}"),
+		metric.WithDescription("Decisions of limits."))
 	seen(err)
-	i.tokens, err = m.Float64Counter("weir.tokens", metric.WithUnit("{token}"), metric.WithDescription("Tokens granted, now or ahead."))
+	i.tokens, err = m.Float64Counter("weir.tokens", metric.WithUnit("{token}"),
+		metric.WithDescription("Tokens granted, now or ahead."))
 	seen(err)
 	if len(errs) > 0 {
 		return instruments{}, fmt.Errorf("otelweir: %w", errors.Join(errs...))

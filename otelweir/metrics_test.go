@@ -79,7 +79,8 @@ func TestDecisionsAreCountedByWhatBecameOfThem(t *testing.T) {
 	if n := len(r.series(t)["weir.wait"]); n != 3 {
 		t.Errorf("%d series of waits", n)
 	}
-	if d := r.point(t, "weir.decision.duration", "weir.limit", "calls", "weir.outcome", "granted"); d.count != 1 || d.sum <= 0 || d.sum > 600 {
+	d := r.point(t, "weir.decision.duration", "weir.limit", "calls", "weir.outcome", "granted")
+	if d.count != 1 || d.sum <= 0 || d.sum > 600 {
 		t.Errorf("duration %+v", d)
 	}
 }
@@ -102,7 +103,8 @@ func TestCallsThatAreDecidedTogetherAreMeasured(t *testing.T) {
 	wg.Wait()
 	r.counts(t, "weir.decisions", map[string]float64{"together granted": 200})
 	r.counts(t, "weir.tokens", map[string]float64{"together": 400})
-	if p := r.point(t, "weir.decision.together", "weir.limit", "together", "weir.outcome", "granted"); p.count != 200 || p.most < 2 || p.sum < 202 {
+	p := r.point(t, "weir.decision.together", "weir.limit", "together", "weir.outcome", "granted")
+	if p.count != 200 || p.most < 2 || p.sum < 202 {
 		t.Errorf("together %+v", p)
 	}
 }
@@ -133,7 +135,8 @@ func TestTakesOfALeaseAreMeasured(t *testing.T) {
 	}
 	r.counts(t, "weir.decisions", map[string]float64{"leased granted": 2, "leased denied": 1, "leased error closed": 1})
 	r.counts(t, "weir.tokens", map[string]float64{"leased": 9})
-	if p := r.point(t, "weir.wait", "weir.limit", "leased", "weir.outcome", "denied"); p.count != 1 || p.sum < 3600 || p.sum > 48*3600 {
+	p := r.point(t, "weir.wait", "weir.limit", "leased", "weir.outcome", "denied")
+	if p.count != 1 || p.sum < 3600 || p.sum > 48*3600 {
 		t.Errorf("wait %+v", p)
 	}
 	if n := len(r.series(t)["weir.limit.used"]); n != 0 {

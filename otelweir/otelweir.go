@@ -16,17 +16,17 @@ const scope = "github.com/weir-go/weir/otelweir"
 
 // Config configures an [Observer]. The zero Config is ready for production.
 type Config struct {
-	// MeterProvider makes the instruments. That of package go.opentelemetry.io/otel/metric/noop measures nothing. Default: the global
-	// one, whether it is set before or after [New].
+	// MeterProvider makes the instruments. That of package go.opentelemetry.io/otel/metric/noop measures nothing. Default: the
+	// global one, whether it is set before or after [New].
 	MeterProvider metric.MeterProvider
 
 	// TracerProvider makes the spans. That of package go.opentelemetry.io/otel/trace/noop traces nothing. Default: the global one,
 	// whether it is set before or after [New].
 	TracerProvider trace.TracerProvider
 
-	// MaxLimits is how many names of limits become values of weir.limit: those that are seen first. All others, of limits that a program
-	// defines as it runs, are "other" together. Default: 300, which with the outcomes that a limit commonly has is less than the 2,000 series
-	// that an SDK may keep of an instrument.
+	// MaxLimits is how many names of limits become values of weir.limit: those that are seen first. All others, of limits that a
+	// program defines as it runs, are "other" together. Default: 300, which with the outcomes that a limit commonly has makes less
+	// than the 2,000 series that an SDK may keep of an instrument.
 	MaxLimits int
 
 	// TraceAll makes spans where ctx has no recorded span, too: a trace of its own for each call without one, if the sampler of the
@@ -37,8 +37,9 @@ type Config struct {
 	TraceKeys bool
 }
 
-// Observer is a [ratelimit.Observer] that tells OpenTelemetry: see the package's page for what. Calls of it do not block, and where there is no
-// recorded span they do not allocate, apart from what the SDK does. It is safe for concurrent use, and one for each program is enough.
+// Observer is a [ratelimit.Observer] that tells OpenTelemetry: see the package's page for what. It does not wait for anything, and
+// where there is no span to be made it allocates nothing, apart from what the SDK does. It is safe for concurrent use, and one for
+// each program is enough.
 type Observer struct {
 	instruments
 	tracer trace.Tracer
@@ -50,11 +51,12 @@ type Observer struct {
 
 var _ ratelimit.Observer = (*Observer)(nil)
 
-// New makes an Observer, for [ratelimit.Config]. It is refused with an error that matches [ratelimit.ErrInvalid] for a MaxLimits below 0, and
-// with that of the MeterProvider if it has one.
+// New makes an Observer, for the Observer of a [ratelimit.Config]. A MaxLimits below 0 is refused with an error that matches
+// [ratelimit.ErrInvalid]; an error of the MeterProvider is returned, wrapped.
 func New(cfg Config) (*Observer, error) {
 	if cfg.MaxLimits < 0 {
-		return nil, &ratelimit.InvalidError{Field: "otelweir.Config.MaxLimits", Value: cfg.MaxLimits, Want: "a number above 0, or 0 for the default"}
+		return nil, &ratelimit.InvalidError{Field: "otelweir.Config.MaxLimits", Value: cfg.MaxLimits,
+			Want: "a number above 0, or 0 for the default"}
 	}
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()

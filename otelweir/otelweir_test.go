@@ -31,7 +31,8 @@ func (refuser) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64C
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	o, err := New(Config{MaxLimits: -1})
-	if o != nil || !errors.Is(err, ratelimit.ErrInvalid) || err.Error() != "ratelimit: otelweir.Config.MaxLimits is -1: want a number above 0, or 0 for the default" {
+	want := "ratelimit: otelweir.Config.MaxLimits is -1: want a number above 0, or 0 for the default"
+	if o != nil || !errors.Is(err, ratelimit.ErrInvalid) || err.Error() != want {
 		t.Errorf("%v, %v", o, err)
 	}
 	if o, err := New(Config{MeterProvider: refusing{}}); o != nil || !errors.Is(err, errRefused) {

@@ -64,7 +64,8 @@ func (o *Observer) traceTx(ctx context.Context, e *ratelimit.TransactedEvent) {
 	}, err)
 }
 
-func (o *Observer) span(ctx context.Context, name string, began time.Time, took time.Duration, labels []attribute.KeyValue, err error) {
+func (o *Observer) span(ctx context.Context, name string, began time.Time, took time.Duration, labels []attribute.KeyValue,
+	err error) {
 	if err != nil {
 		labels = append(labels, errorKey.String(kindOf(err).String()))
 	}

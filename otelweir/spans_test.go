@@ -30,7 +30,8 @@ func (r *rig) under(t *testing.T, fn func(context.Context)) (parent api.Span, ma
 
 func has(s trace.ReadOnlySpan, want ...attribute.KeyValue) error {
 	for _, w := range want {
-		if !slices.ContainsFunc(s.Attributes(), func(kv attribute.KeyValue) bool { return kv.Key == w.Key && kv.Value.Emit() == w.Value.Emit() }) {
+		same := func(kv attribute.KeyValue) bool { return kv.Key == w.Key && kv.Value.Emit() == w.Value.Emit() }
+		if !slices.ContainsFunc(s.Attributes(), same) {
 			return fmt.Errorf("no %s = %s in %v", w.Key, w.Value.Emit(), s.Attributes())
 		}
 	}
@@ -50,7 +51,8 @@ func TestACallIsASpan(t *testing.T) {
 		failed   bool
 	}{
 		{[]ratelimit.Request{calls.For("alice").Count(7), tokens.For("alice").Count(20)}, []attribute.KeyValue{
-			attribute.StringSlice("weir.limits", []string{"calls", "tokens"}), attribute.Float64Slice("weir.counts", []float64{7, 20}),
+			attribute.StringSlice("weir.limits", []string{"calls", "tokens"}),
+			attribute.Float64Slice("weir.counts", []float64{7, 20}),
 			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "granted"), attribute.Int("weir.together", 1)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(4)}, []attribute.KeyValue{
 			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "denied"), attribute.String("weir.limit", "calls"),
@@ -61,7 +63,8 @@ func TestACallIsASpan(t *testing.T) {
 			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "error"), attribute.String("error.type", "invalid"),
 			attribute.Int("weir.round_trips", 0)}, true},
 		{[]ratelimit.Request{calls.For("alice\x00")}, []attribute.KeyValue{attribute.String("error.type", "invalid")}, true},
-		{[]ratelimit.Request{calls.For("alice"), calls.For("alice").OrReserve()}, []attribute.KeyValue{attribute.String("error.type", "invalid")}, true},
+		{[]ratelimit.Request{calls.For("alice"), calls.For("alice").OrReserve()}, []attribute.KeyValue{
+			attribute.String("error.type", "invalid")}, true},
 	} {
 		before := time.Now()
 		parent, made := r.under(t, func(ctx context.Context) { _, _ = auto.RateLimit(ctx, tc.requests...) })
@@ -78,7 +81,8 @@ func TestACallIsASpan(t *testing.T) {
 		if err := has(s, tc.want...); err != nil {
 			t.Error(err)
 		}
-		if (s.Status().Code == codes.Error) != tc.failed || (len(s.Events()) == 1) != tc.failed || (s.Status().Description != "") != tc.failed {
+		said := s.Status().Description != ""
+		if (s.Status().Code == codes.Error) != tc.failed || (len(s.Events()) == 1) != tc.failed || said != tc.failed {
 			t.Errorf("%v, events %v", s.Status(), s.Events())
 		}
 		if text := fmt.Sprint(s.Attributes(), s.Events(), s.Status()); strings.Contains(text, "alice") {
@@ -138,9 +142,11 @@ func TestATransactionIsASpan(t *testing.T) {
 			}
 		}
 		if call.StartTime().Before(tx.StartTime()) || call.EndTime().After(tx.EndTime()) {
-			t.Errorf("the call from %v to %v, the transaction from %v to %v", call.StartTime(), call.EndTime(), tx.StartTime(), tx.EndTime())
+			t.Errorf("the call from %v to %v, the transaction from %v to %v",
+				call.StartTime(), call.EndTime(), tx.StartTime(), tx.EndTime())
 		}
-		if err := has(tx, attribute.String("weir.outcome", tc.outcome), attribute.Int("weir.attempts", 1), attribute.Float64("weir.queued_s", 0)); err != nil {
+		if err := has(tx, attribute.String("weir.outcome", tc.outcome), attribute.Int("weir.attempts", 1),
+			attribute.Float64("weir.queued_s", 0)); err != nil {
 			t.Error(err)
 		}
 		if tx.Status().Code != tc.code || (len(tx.Events()) == 1) != (tc.code == codes.Error) {
@@ -152,7 +158,8 @@ func TestATransactionIsASpan(t *testing.T) {
 // Where nobody records there is no span, unless all are asked for.
 func TestSpansAreMadeWhereTheCallerIsRecorded(t *testing.T) {
 	t.Parallel()
-	unsampled := api.ContextWithSpanContext(context.Background(), api.NewSpanContext(api.SpanContextConfig{TraceID: api.TraceID{1}, SpanID: api.SpanID{2}}))
+	unsampled := api.ContextWithSpanContext(context.Background(),
+		api.NewSpanContext(api.SpanContextConfig{TraceID: api.TraceID{1}, SpanID: api.SpanID{2}}))
 	l := ratelimit.MustDefine("l", ratelimit.TokenBucket{Rate: 3, Period: hour})
 	for all, want := range map[bool]int{false: 0, true: 2} {
 		r := newRig(t, Config{TraceAll: all})

@@ -70,6 +70,17 @@ func run(ctx context.Context, only string) error {
 	return nil
 }
 
+// module is the folder of the module that the mutant's file is in: the root's, or one of its own.
+func (m mutant) module() string {
+	dir := filepath.Dir(m.file)
+	for ; dir != "."; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			break
+		}
+	}
+	return dir
+}
+
 // bite runs the mutant's tests. Whether it compiles is found out first: a mutant that does not is a fault of ours.
 func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byte, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -99,7 +110,9 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 		return false, nil, err
 	}
 	if strings.HasSuffix(m.file, ".go") {
-		if out, err := exec.CommandContext(ctx, "go", "vet", "-overlay", file, "./"+filepath.Dir(m.file)).CombinedOutput(); err != nil {
+		vet := exec.CommandContext(ctx, "go", "vet", "-overlay", file, filepath.Dir(real))
+		vet.Dir = m.module()
+		if out, err := vet.CombinedOutput(); err != nil {
 			return false, nil, fmt.Errorf("the mutant does not compile: %s", out)
 		}
 	}
@@ -107,7 +120,9 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 	if m.rapid {
 		args = append(args, "-rapid.nofailfile") // or it would write to the tree
 	}
-	output, err = exec.CommandContext(ctx, "go", args...).CombinedOutput()
+	test := exec.CommandContext(ctx, "go", args...)
+	test.Dir = m.module()
+	output, err = test.CombinedOutput()
 	if ctx.Err() != nil {
 		return false, nil, ctx.Err()
 	}

@@ -4,10 +4,10 @@ package main
 type mutant struct {
 	name     string // the invariant that it breaks, and how
 	file     string
-	from, to string // from stands in the file once
-	tests    string // the tests that guard the place
-	packages []string
-	rapid    bool // the packages know rapid's flags
+	from, to string   // from stands in the file once
+	tests    string   // the tests that guard the place
+	packages []string // of the module that the file is in
+	rapid    bool     // the packages know rapid's flags
 }
 
 var (
@@ -15,6 +15,7 @@ var (
 	whole = []string{"./integration"}
 	jobs  = []string{"./scheduler"}
 	web   = []string{"./httplimit"}
+	otel  = []string{"."} // of otelweir
 )
 
 var mutants = []mutant{
@@ -337,6 +338,21 @@ var mutants = []mutant{
 		"		return digest(v), nil\n", "		return v, nil\n", "APIKey", web, true},
 	{"http: a key may look like the hash of another", "httplimit/key.go",
 		" && !strings.HasPrefix(key, hashed) {", " {", "GoodKeys", web, true},
+	// what OpenTelemetry is told
+	{"otel: names of limits without a bound", "otelweir/labels.go",
+		"if len(known) >= n.most {\n\t\treturn n.other\n\t}\n\tl := ", "l := ", "Bounded", otel, false},
+	{"otel: a name that is added drops another", "otelweir/labels.go",
+		"known = maps.Clone(known)", "known = maps.Clone(map[string]*labels{})", "Bounded", otel, false},
+	{"otel: granted, though another limit denied", "otelweir/labels.go",
+		"case !r.OK, o.Rate == 0:", "case o.Rate == 0:", "WhatBecame", otel, false},
+	{"otel: tokens of a shadow that would have denied", "otelweir/labels.go",
+		"case !o.OK && o.Shadow:\n\t\treturn shadowDenied", "case !o.OK && o.Shadow:\n\t\treturn granted", "WhatBecame", otel, false},
+	{"otel: a denial is an error of the transaction", "otelweir/labels.go",
+		"case errors.Is(err, ratelimit.ErrDenied):", "case errors.Is(err, ratelimit.ErrClosed):", "Transaction", otel, false},
+	{"otel: the error tells the key", "otelweir/spans.go",
+		"e.Value = \"(not traced)\"", "", "ACallIsASpan", otel, false},
+	{"otel: spans where nobody records", "otelweir/spans.go",
+		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
 
 	// the examples
 	{"login: check first, charge after", "examples/login/signin.go",
