@@ -40,13 +40,9 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// The zero Config is of the global providers, set before or after. No other test looks at those.
+// The zero Config is of the global providers. No other test looks at those.
 func TestTheGlobalProvidersAreTheDefault(t *testing.T) {
-	o, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{Observer: o, reader: sdk.NewManualReader(), spans: tracetest.NewSpanRecorder()}
+	r := &rig{reader: sdk.NewManualReader(), spans: tracetest.NewSpanRecorder()}
 	r.traces = trace.NewTracerProvider(trace.WithSpanProcessor(r.spans))
 	meters := sdk.NewMeterProvider(sdk.WithReader(r.reader))
 	otel.SetMeterProvider(meters)
@@ -54,6 +50,10 @@ func TestTheGlobalProvidersAreTheDefault(t *testing.T) {
 	defer func() {
 		_ = errors.Join(meters.Shutdown(context.Background()), r.traces.Shutdown(context.Background()))
 	}()
+	var err error
+	if r.Observer, err = New(Config{}); err != nil {
+		t.Fatal(err)
+	}
 	l := ratelimit.MustDefine("global", ratelimit.TokenBucket{Rate: 3, Period: hour})
 	_, made := r.under(t, func(ctx context.Context) { r.Decided(ctx, decided(l.Global())) })
 	if len(made) != 1 {

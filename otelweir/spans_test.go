@@ -58,7 +58,8 @@ func TestACallIsASpan(t *testing.T) {
 			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "denied"), attribute.String("weir.limit", "calls"),
 			attribute.Float64("weir.retry_after_s", 360), attribute.Int("weir.round_trips", 2)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(5).OrReserve()}, []attribute.KeyValue{
-			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "ahead"), attribute.Float64("weir.run_after_s", 720)}, false},
+			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "ahead"),
+			attribute.Float64("weir.run_after_s", 720)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(-1)}, []attribute.KeyValue{
 			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "error"), attribute.String("error.type", "invalid"),
 			attribute.Int("weir.round_trips", 0)}, true},
