@@ -36,7 +36,8 @@
 //
 // What is counted are decisions. One in a transaction is counted before COMMIT, so that what rolls back is counted too, and again
 // when the transaction runs again; what is given back or settled later is not subtracted. A call that [ratelimit.FailOpen] lets
-// through is an error here: FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as memory does not know.
+// through is an error here: FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as memory does not know, and that
+// of a limit with shards is what this process knows of all of them.
 //
 // # Traces
 //

@@ -70,7 +70,8 @@ func kindOf(err error) kind {
 		return conflict
 	case server != nil:
 		return database
-	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		pgconn.SafeToRetry(err): // it had been closed before
 		return connection
 	}
 	return unknown

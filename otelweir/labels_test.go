@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"go.opentelemetry.io/otel/attribute"
 
@@ -144,6 +145,31 @@ func TestEachErrorHasAKind(t *testing.T) {
 		if got := kindOf(fmt.Errorf("ratelimit: take: %w", tc.err)).String(); got != tc.want {
 			t.Errorf("wrapped %v: %s, want %s", tc.err, got, tc.want)
 		}
+	}
+}
+
+// A connection that was closed under its transaction is none of the server's errors.
+func TestAClosedConnectionIsAnErrorOfTheConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	l, pool := r.limiter(t), pgtest.Pool(t)
+	limit := ratelimit.MustDefine("cut", ratelimit.TokenBucket{Rate: 3, Period: hour})
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
+			return err
+		}
+		if err := tx.Conn().Close(ctx); err != nil {
+			return err
+		}
+		_, err := l.RateLimit(ctx, tx, limit.For("k"))
+		return err
+	})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	r.counts(t, "weir.decisions", map[string]float64{"cut granted": 1, "cut error connection": 1})
+	if p := r.point(t, "weir.tx.attempts", "weir.outcome", "error", "error.type", "connection"); p.count != 1 {
+		t.Errorf("%v: %+v", err, p)
 	}
 }
 

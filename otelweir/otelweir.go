@@ -33,7 +33,8 @@ type Config struct {
 	// TracerProvider takes it. Default: false.
 	TraceAll bool
 
-	// TraceKeys tells spans the keys that were asked for: weir.keys. Default: false; nor do the errors of spans tell a key then.
+	// TraceKeys tells spans the keys that were asked for: weir.keys. Default: false; nor do this library's errors tell a key to a span
+	// then. What the application's own errors say, those that the callback of an InTx returns, is told as it is.
 	TraceKeys bool
 }
 
