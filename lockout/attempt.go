@@ -1,0 +1,149 @@
+package lockout
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Attempt is one that was charged. It is a failure unless [Attempt.Succeeded] says otherwise: nobody has to say that it failed.
+type Attempt struct {
+	limiter *ratelimit.Limiter
+	charged []subject
+	taken   ratelimit.Result
+	lock    ratelimit.Result // what its lock has taken, if it set one
+}
+
+// Begin charges an attempt and commits that, in a transaction of its own: what [Lockout.Attempt] does before the check, with the
+// same errors. Begin where a secret is about to be checked, not where it is asked for: whoever walks away has failed.
+func (l *Lockout) Begin(ctx context.Context, who Who) (*Attempt, error) {
+	subjects, err := l.charged(who)
+	if err != nil {
+		return nil, err
+	}
+	requests := make([]ratelimit.Request, len(subjects))
+	for i, s := range subjects {
+		requests[i] = s.attempt()
+	}
+
+	var a *Attempt
+	var denied error
+	err = l.limiter.InTxOptions(ctx, l.pool, readCommitted, func(ctx context.Context, tx pgx.Tx) (err error) {
+		a, denied = &Attempt{limiter: l.limiter, charged: subjects}, nil
+		if a.taken, err = l.limiter.RateLimit(ctx, tx, requests...); err != nil {
+			return err
+		}
+		if !a.taken.OK {
+			denied, err = l.denied(ctx, tx, subjects, a.taken)
+			return err
+		}
+		// The last attempt locks before it is known to be wrong: nothing that happens from here on can come between.
+		if own := subjects[0]; own.left(a.taken.Outcomes[0].Value) == 0 {
+			a.lock, err = own.lock(ctx, l.limiter, tx)
+		}
+		return err
+	})
+	if err == nil {
+		err = denied
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// denied does what an attempt that was denied entails: it locks what has none left, and extends locks if that is asked for.
+// The LockedError is err where nothing was written, so that the transaction rolls back.
+func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res ratelimit.Result) (locked, err error) {
+	e := &LockedError{At: res.At}
+	wrote := false
+	for i, s := range subjects {
+		o := &res.Outcomes[i]
+		if o.OK {
+			continue
+		}
+		until := o.RetryAt
+		// Who is locked has all attempts for when that is over.
+		if s.left(o.Value) == 0 || l.cfg.ExtendWhileLocked {
+			changed, err := l.escalate(ctx, tx, s)
+			if err != nil {
+				return nil, err
+			}
+			if !changed.IsZero() {
+				until, wrote = changed, true
+			}
+		}
+		if until.After(e.Until) {
+			e.Whose, e.Until, e.limit, e.key = s.whose, until, o.Limit, o.Key
+		}
+	}
+	if wrote {
+		return e, nil
+	}
+	return nil, e
+}
+
+// escalate locks a subject that has no attempts left, or begins its lock anew. It returns until when the subject is locked now;
+// zero if that is not its doing.
+func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (until time.Time, err error) {
+	// Nothing is taken, and of those who were denied at the same time only one gets the row before it is locked.
+	res, err := l.limiter.RateLimit(ctx, tx, s.failures.For(s.key).Count(0))
+	switch {
+	case err != nil:
+		return time.Time{}, err
+	case res.OK && s.left(res.Outcomes[0].Value) > 0, !res.OK && !l.cfg.ExtendWhileLocked:
+		return time.Time{}, nil
+	case res.OK:
+		_, err = s.lock(ctx, l.limiter, tx)
+	default:
+		err = s.extend(ctx, l.limiter, tx)
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	state, err := l.limiter.Value(ctx, tx, s.failures.For(s.key))
+	return state.PausedUntil, err
+}
+
+// Succeeded says that the attempt was right, in the transaction that records so: a session, say. The failures of the account are
+// forgiven, or those of the device where the attempt came with a token, and a lock that has come of them since it was charged
+// is lifted. The address gets this attempt back and no other; nothing, if it was locked meanwhile and so begins anew. Past
+// lockouts stay remembered, but for one that was this attempt's own.
+//
+// Call it once, or where the transaction runs again, once in each run. If that rolls back, the attempt counts as a failure.
+// Errors are as those of [ratelimit.Limiter.RateLimit]; the zero Attempt is refused with one that matches [ratelimit.ErrInvalid].
+func (a *Attempt) Succeeded(ctx context.Context, tx pgx.Tx) error {
+	if a == nil || len(a.charged) == 0 {
+		return invalid("Attempt", nil, "one that Begin has returned")
+	}
+	own := a.charged[0]
+	for i, address := range a.charged[1:] {
+		state, err := a.limiter.Value(ctx, tx, address.attempt())
+		if err != nil {
+			return err
+		}
+		// A lock has filled the balance: on top of that the attempt would be one that nobody has made.
+		if state.Delay == a.taken.Outcomes[i+1].Delay {
+			if err := a.limiter.GiveBack(ctx, tx, a.taken); err != nil {
+				return err
+			}
+		}
+	}
+	if err := a.limiter.ResetRateLimit(ctx, tx, own.attempt()); err != nil {
+		return err
+	}
+	if a.lock.OK {
+		// Before the pause ends, in which this would be granted again at once.
+		if err := a.limiter.GiveBack(ctx, tx, a.lock); err != nil {
+			return err
+		}
+	}
+	state, err := a.limiter.Value(ctx, tx, own.attempt())
+	if err != nil || state.PausedUntil.IsZero() {
+		return err
+	}
+	return a.limiter.Resume(ctx, tx, own.rows()...)
+}

@@ -1,0 +1,31 @@
+package lockout
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// LockedError says that an attempt was denied, and nothing was checked. It wraps a [*ratelimit.DeniedError] and matches
+// [ratelimit.ErrDenied]. It is the same for accounts that exist and for those that do not.
+type LockedError struct {
+	Whose string    // "account", "device" or "address": whose lock it is; of several, the one that ends last
+	At    time.Time // the database's clock at the decision
+	Until time.Time // the first instant, by the same clock, at which an attempt is not denied if nobody else came
+
+	limit, key string
+}
+
+// RetryAfter is the time from the decision to Until: what goes into a Retry-After, in whole seconds rounded up. It is never
+// negative, and needs no clock of the caller's.
+func (e *LockedError) RetryAfter() time.Duration { return max(0, e.Until.Sub(e.At)) }
+
+func (e *LockedError) Error() string {
+	return fmt.Sprintf("lockout: the %s is locked for another %v, until %s", e.Whose, e.RetryAfter(), e.Until.UTC().Format(time.RFC3339Nano))
+}
+
+// Unwrap returns a [*ratelimit.DeniedError].
+func (e *LockedError) Unwrap() error {
+	return &ratelimit.DeniedError{Limit: e.limit, Key: e.key, At: e.At, RetryAt: e.Until}
+}
