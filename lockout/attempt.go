@@ -136,7 +136,6 @@ func (a *Attempt) Succeeded(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if a.lock.OK {
-		// Before the pause ends, in which this would be granted again at once.
 		if err := a.limiter.GiveBack(ctx, tx, a.lock); err != nil {
 			return err
 		}

@@ -27,8 +27,8 @@ type Devices struct {
 // DevicesConfig configures [NewDevices].
 type DevicesConfig struct {
 	// Keys are secrets of at least 32 random bytes each, the same in all processes. The first signs; all are good for tokens
-	// that come. To change it put a new one in front, in all processes behind the old one first, and remove the old one after
-	// MaxAge, or at once if it has leaked: devices are then unknown until their next sign-in. There is no default.
+	// that come. To change it add a new one at the end, in all processes, then move it to the front, and remove the old one
+	// after MaxAge. Remove at once one that has leaked: its devices are unknown until they sign in again. There is no default.
 	Keys [][]byte
 
 	// MaxAge is how long a token is good after its issue, by the clock of the program. Default: 180 days.

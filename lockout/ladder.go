@@ -80,10 +80,11 @@ func (s subject) lock(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) (rat
 	if res.OK {
 		before--
 	}
-	if err := l.ResetRateLimit(ctx, tx, s.failures.For(s.key)); err != nil {
+	if err := l.Pause(ctx, tx, s.lasts(before), s.rows()...); err != nil {
 		return res, err
 	}
-	return res, l.Pause(ctx, tx, s.lasts(before), s.rows()...)
+	// After the pause, which would cut the balance to today's capacity: a release with other numbers is to find it full, too.
+	return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))
 }
 
 // extend begins the lock anew that a subject is in.
