@@ -1,0 +1,127 @@
+package lockout
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// However many guess at once, through however many processes, as many are checked in each lock as Failures says: not one more.
+func TestParallelGuessesCannotPassTogether(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Failures: 5, AddressFailures: -1}
+	g := newGuard(t, cfg)
+	processes := []*Lockout{g.Lockout, g.another(cfg)}
+	for round, d := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		var checked, denied atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 64 {
+			wg.Go(func() {
+				_, err := processes[i%2].Attempt(t.Context(), Who{Account: "alice"}, func(context.Context) (bool, error) {
+					checked.Add(1)
+					return false, nil
+				})
+				var locked *LockedError
+				switch {
+				case errors.As(err, &locked):
+					denied.Add(1)
+					if locked.RetryAfter() != d {
+						t.Errorf("locked for %v, want %v", locked.RetryAfter(), d)
+					}
+				case err != nil:
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if checked.Load() != 5 || denied.Load() != 59 {
+			t.Errorf("round %d: %d guesses were checked and %d denied", round, checked.Load(), denied.Load())
+		}
+		g.clock.add(d)
+	}
+}
+
+// Nor do guesses at many accounts from one address; and those who find at the same time that nothing is left lock it once.
+func TestParallelGuessesOfAnAddressLockItOnce(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Failures: 5, AddressFailures: 8}
+	g := newGuard(t, cfg)
+	processes := []*Lockout{g.Lockout, g.another(cfg)}
+	for _, d := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		var checked atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 64 {
+			wg.Go(func() {
+				ok, err := processes[i%2].Attempt(t.Context(), from(name(i), 1), func(context.Context) (bool, error) {
+					checked.Add(1)
+					return false, nil
+				})
+				var locked *LockedError
+				if ok || err != nil && (!errors.As(err, &locked) || locked.Whose != "address" || locked.RetryAfter() != d) {
+					t.Errorf("got %v, want the address locked for %v", err, d)
+				}
+			})
+		}
+		wg.Wait()
+		if checked.Load() != 8 {
+			t.Errorf("%d guesses were checked, want 8", checked.Load())
+		}
+		g.clock.add(d)
+	}
+}
+
+// Right and wrong attempts at few accounts from few addresses, all at once: no deadlock, no error, and what is left at the end is
+// what the failures have left.
+func TestAttemptsOfAllKindsAtOnce(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Failures: 1000, AddressFailures: 1000}
+	g := newGuard(t, cfg)
+	processes := []*Lockout{g.Lockout, g.another(cfg)}
+	var wg sync.WaitGroup
+	for i := range 120 {
+		wg.Go(func() {
+			check := wrong
+			if i%3 == 0 {
+				check = right
+			}
+			if ok, err := processes[i%2].Attempt(t.Context(), from(name(i%4), i%5), check); err != nil || ok != (i%3 == 0) {
+				t.Errorf("%d: %v, %v", i, ok, err)
+			}
+		})
+	}
+	wg.Wait()
+	for n := range 5 {
+		g.stands(Who{Address: address(n)}, State{Attempts: 1000 - 16}) // of its 24 attempts 8 were right
+	}
+}
+
+// A success in a SERIALIZABLE transaction meets others: that runs again, and in the end it is given back once.
+func TestASuccessInATransactionThatRunsAgain(t *testing.T) {
+	t.Parallel()
+	g := newGuard(t, Config{})
+	g.fail(2, from("alice", 1))
+	a, err := g.Begin(t.Context(), from("alice", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	err = g.limiter.InTx(t.Context(), g.pool, func(ctx context.Context, tx pgx.Tx) error {
+		if runs++; runs == 1 {
+			if _, err := tx.Exec(ctx, `SELECT 1`); err != nil { // the snapshot
+				return err
+			}
+			g.fail(1, from("alice", 1))
+		}
+		return a.Succeeded(ctx, tx)
+	})
+	if err != nil || runs < 2 {
+		t.Fatalf("%d runs: %v", runs, err)
+	}
+	g.stands(Who{Account: "alice"}, State{Attempts: 5})
+	g.stands(Who{Address: address(1)}, State{Attempts: 47})
+}
