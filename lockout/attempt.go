@@ -65,18 +65,15 @@ func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res
 		if o.OK {
 			continue
 		}
-		until := o.RetryAt
+		until, changed := o.RetryAt, false
 		// Who is locked has all attempts for when that is over.
 		if s.left(o.Value) == 0 || l.cfg.ExtendWhileLocked {
-			changed, err := l.escalate(ctx, tx, s)
-			if err != nil {
+			if until, changed, err = l.escalate(ctx, tx, s); err != nil {
 				return nil, err
 			}
-			if !changed.IsZero() {
-				until, wrote = changed, true
-			}
 		}
-		if until.After(e.Until) {
+		wrote = wrote || changed
+		if e.Whose == "" || until.After(e.Until) {
 			e.Whose, e.Until, e.limit, e.key = s.whose, until, o.Limit, o.Key
 		}
 	}
@@ -86,26 +83,31 @@ func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res
 	return nil, e
 }
 
-// escalate locks a subject that has no attempts left, or begins its lock anew. It returns until when the subject is locked now;
-// zero if that is not its doing.
-func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (until time.Time, err error) {
+// escalate locks a subject that has no attempts left, or begins its lock anew if that is asked for: then it has changed. It
+// returns until when the subject is to wait now.
+func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (until time.Time, changed bool, err error) {
 	// Nothing is taken, and of those who were denied at the same time only one gets the row before it is locked.
 	res, err := l.limiter.RateLimit(ctx, tx, s.failures.For(s.key).Count(0))
 	switch {
 	case err != nil:
-		return time.Time{}, err
-	case res.OK && s.left(res.Outcomes[0].Value) > 0, !res.OK && !l.cfg.ExtendWhileLocked:
-		return time.Time{}, nil
-	case res.OK:
-		_, err = s.lock(ctx, l.limiter, tx)
-	default:
+		return time.Time{}, false, err
+	case !res.OK && !l.cfg.ExtendWhileLocked: // another has locked it meanwhile
+		return res.RetryAt, false, nil
+	case !res.OK:
 		err = s.extend(ctx, l.limiter, tx)
+	case s.left(res.Outcomes[0].Value) > 0: // an attempt was given back meanwhile, or the lock has ended
+		return res.At, false, nil
+	default:
+		_, err = s.lock(ctx, l.limiter, tx)
 	}
 	if err != nil {
-		return time.Time{}, err
+		return time.Time{}, false, err
 	}
 	state, err := l.limiter.Value(ctx, tx, s.failures.For(s.key))
-	return state.PausedUntil, err
+	if state.PausedUntil.IsZero() { // a short one is over
+		return res.At, true, err
+	}
+	return state.PausedUntil, true, err
 }
 
 // Succeeded says that the attempt was right, in the transaction that records so: a session, say. The failures of the account are

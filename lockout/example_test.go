@@ -1,0 +1,198 @@
+package lockout_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log"
+	"math"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/lockout"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/schema"
+)
+
+func signIn(ctx context.Context, guard *lockout.Lockout, who lockout.Who, password string) (status int, header http.Header) {
+	header = http.Header{}
+	ok, err := guard.Attempt(ctx, who, func(ctx context.Context) (bool, error) {
+		return checkPassword(ctx, who.Account, password) // slow, as it should be; it holds no connection and no row
+	})
+	var locked *lockout.LockedError
+	switch {
+	case errors.As(err, &locked):
+		header.Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(locked.RetryAfter().Seconds())))))
+		return http.StatusTooManyRequests, header
+	case err != nil:
+		return http.StatusServiceUnavailable, header // no answer lets nobody in
+	case !ok:
+		return http.StatusUnauthorized, header
+	}
+	return http.StatusOK, header
+}
+
+func Example() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	guard, err := lockout.New(limiter, pool, lockout.Config{}) // one for the whole program
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	alice := lockout.Who{Account: "alice", Address: netip.MustParseAddr("198.51.100.7")}
+	for _, password := range []string{"guess", "right", "1", "2", "3", "4", "5", "right"} {
+		status, header := signIn(ctx, guard, alice, password)
+		fmt.Println(password, status, header)
+	}
+	// Output:
+	// guess 401 map[]
+	// right 200 map[]
+	// 1 401 map[]
+	// 2 401 map[]
+	// 3 401 map[]
+	// 4 401 map[]
+	// 5 401 map[]
+	// right 429 map[Retry-After:[60]]
+}
+
+// What is written because of a success is written together with it: both or none.
+func ExampleLockout_Begin() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	guard, err := lockout.New(limiter, pool, lockout.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	session := func(who lockout.Who, password string) (token string, err error) {
+		attempt, err := guard.Begin(ctx, who)
+		if err != nil {
+			return "", err
+		}
+		right, err := checkPassword(ctx, who.Account, password)
+		if err != nil || !right {
+			return "", errors.Join(err, errors.New("wrong account or password"))
+		}
+		token = rand.Text()
+		err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			if err := attempt.Succeeded(ctx, tx); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `INSERT INTO session (token, account) VALUES ($1, $2)`, token, who.Account)
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+		return token, nil
+	}
+
+	alice := lockout.Who{Account: "alice", Address: netip.MustParseAddr("198.51.100.7")}
+	_, err = session(alice, "guess")
+	fmt.Println(err)
+	_, err = session(alice, "right")
+	fmt.Println(err)
+	state, err := guard.State(ctx, alice)
+	fmt.Println(state.Attempts, "attempts left,", err)
+	// Output:
+	// wrong account or password
+	// <nil>
+	// 5 attempts left, <nil>
+}
+
+// A browser that has signed in before is let in while strangers keep the account locked.
+func ExampleDevices() {
+	ctx := context.Background()
+	pool := examplePool()
+	defer pool.Close()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	secret := make([]byte, 32)
+	_, _ = rand.Read(secret) // in earnest the same in all processes, from where your other secrets are
+
+	devices, err := lockout.NewDevices(lockout.DevicesConfig{Keys: [][]byte{secret}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	guard, err := lockout.New(limiter, pool, lockout.Config{Devices: devices})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	cookie := devices.Issue("alice", "") // when she has signed in
+
+	for i := range 5 {
+		stranger := lockout.Who{Account: "alice", Address: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})}
+		status, _ := signIn(ctx, guard, stranger, "guess")
+		fmt.Print(status, " ")
+	}
+	alice := lockout.Who{Account: "alice", Address: netip.MustParseAddr("198.51.100.7")}
+	status, _ := signIn(ctx, guard, alice, "right")
+	fmt.Println("without the cookie:", status)
+
+	alice.Device = cookie
+	status, _ = signIn(ctx, guard, alice, "right")
+	fmt.Println("with it:", status)
+	alice.Device = devices.Issue("alice", alice.Device) // anew with each sign-in
+
+	// Output:
+	// 401 401 401 401 401 without the cookie: 429
+	// with it: 200
+}
+
+func checkPassword(_ context.Context, _, password string) (bool, error) {
+	return password == "right", nil
+}
+
+var exampleServer = sync.OnceValue(func() *pgserver.Server {
+	s, err := pgserver.Start(context.Background()) // ends with this process
+	if err != nil {
+		log.Fatal(err)
+	}
+	return s
+})
+
+// examplePool is a pool on a schema of its own, with Weir's tables and one of the application's.
+func examplePool() *pgxpool.Pool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cfg, err := pgxpool.ParseConfig(exampleServer().URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_example_lockout"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, sql := range []string{`DROP SCHEMA IF EXISTS weir_example_lockout CASCADE`, `CREATE SCHEMA weir_example_lockout`, `CREATE TABLE session (token text, account text)`} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := schema.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+	return pool
+}
