@@ -2,7 +2,6 @@ package lockout
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -65,14 +64,21 @@ func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res
 		if o.OK {
 			continue
 		}
-		until, changed := o.RetryAt, false
+		until := o.RetryAt
 		// Who is locked has all attempts for when that is over.
 		if s.left(o.Value) == 0 || l.cfg.ExtendWhileLocked {
-			if until, changed, err = l.escalate(ctx, tx, s); err != nil {
+			now, changed, err := l.escalate(ctx, tx, s)
+			if err != nil {
 				return nil, err
 			}
+			wrote = wrote || changed
+			if until = now.RetryAt; now.OK {
+				until = now.At // at once
+			}
+			if now.At.After(e.At) {
+				e.At = now.At
+			}
 		}
-		wrote = wrote || changed
 		if e.Whose == "" || until.After(e.Until) {
 			e.Whose, e.Until, e.limit, e.key = s.whose, until, o.Limit, o.Key
 		}
@@ -84,30 +90,27 @@ func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res
 }
 
 // escalate locks a subject that has no attempts left, or begins its lock anew if that is asked for: then it has changed. It
-// returns until when the subject is to wait now.
-func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (until time.Time, changed bool, err error) {
+// returns what an attempt that takes nothing meets now.
+func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (now ratelimit.Result, changed bool, err error) {
 	// Nothing is taken, and of those who were denied at the same time only one gets the row before it is locked.
-	res, err := l.limiter.RateLimit(ctx, tx, s.failures.For(s.key).Count(0))
+	nothing := s.failures.For(s.key).Count(0)
+	now, err = l.limiter.RateLimit(ctx, tx, nothing)
 	switch {
 	case err != nil:
-		return time.Time{}, false, err
-	case !res.OK && !l.cfg.ExtendWhileLocked: // another has locked it meanwhile
-		return res.RetryAt, false, nil
-	case !res.OK:
+		return now, false, err
+	case !now.OK && !l.cfg.ExtendWhileLocked: // another has locked it meanwhile
+		return now, false, nil
+	case !now.OK:
 		err = s.extend(ctx, l.limiter, tx)
-	case s.left(res.Outcomes[0].Value) > 0: // an attempt was given back meanwhile, or the lock has ended
-		return res.At, false, nil
+	case s.left(now.Outcomes[0].Value) > 0: // an attempt was given back meanwhile, or the lock has ended
+		return now, false, nil
 	default:
 		_, err = s.lock(ctx, l.limiter, tx)
 	}
-	if err != nil {
-		return time.Time{}, false, err
+	if err == nil {
+		now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)
 	}
-	state, err := l.limiter.Value(ctx, tx, s.failures.For(s.key))
-	if state.PausedUntil.IsZero() { // a short one is over
-		return res.At, true, err
-	}
-	return state.PausedUntil, true, err
+	return now, true, err
 }
 
 // Succeeded says that the attempt was right, in the transaction that records so: a session, say. The failures of the account are

@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -42,8 +40,8 @@ func signIn(ctx context.Context, guard *lockout.Lockout, who lockout.Who, passwo
 
 func Example() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, stop := examplePool(ctx)
+	defer stop()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -72,8 +70,8 @@ func Example() {
 // What is written because of a success is written together with it: both or none.
 func ExampleLockout_Begin() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, stop := examplePool(ctx)
+	defer stop()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -122,8 +120,8 @@ func ExampleLockout_Begin() {
 // A browser that has signed in before is let in while strangers keep the account locked.
 func ExampleDevices() {
 	ctx := context.Background()
-	pool := examplePool()
-	defer pool.Close()
+	pool, stop := examplePool(ctx)
+	defer stop()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -165,19 +163,13 @@ func checkPassword(_ context.Context, _, password string) (bool, error) {
 	return password == "right", nil
 }
 
-var exampleServer = sync.OnceValue(func() *pgserver.Server {
-	s, err := pgserver.Start(context.Background()) // ends with this process
+// examplePool is a pool on a server of its own, with Weir's tables and one of the application's, and how to stop both.
+func examplePool(ctx context.Context) (*pgxpool.Pool, func()) {
+	server, err := pgserver.Start(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
-	return s
-})
-
-// examplePool is a pool on a schema of its own, with Weir's tables and one of the application's.
-func examplePool() *pgxpool.Pool {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	cfg, err := pgxpool.ParseConfig(exampleServer().URL())
+	cfg, err := pgxpool.ParseConfig(server.URL())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -194,5 +186,13 @@ func examplePool() *pgxpool.Pool {
 	if err := schema.Migrate(ctx, pool); err != nil {
 		log.Fatal(err)
 	}
-	return pool
+	return pool, func() {
+		if _, err := pool.Exec(ctx, `DROP SCHEMA weir_example_lockout CASCADE`); err != nil {
+			log.Print(err)
+		}
+		pool.Close()
+		if err := server.Stop(); err != nil {
+			log.Print(err)
+		}
+	}
 }

@@ -1,5 +1,5 @@
 // Login is a sign-in that parallel guesses cannot pass: each attempt is charged and committed before the password is
-// checked, and a right one gives its charge back. Run without flags it drives itself by real HTTP requests and tells what
+// checked, a right one gives its charge back, and each lock is longer than the one before it. Run without flags it drives itself by real HTTP requests and tells what
 // happens.
 //
 //	go run ./examples/login
@@ -28,7 +28,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgserver"
-	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/lockout"
 	"github.com/weir-go/weir/schema"
 )
 
@@ -56,10 +56,9 @@ func run(ctx context.Context, serve string) (err error) {
 	}
 	defer func() { err = errors.Join(err, drop(pool)) }()
 
-	l := define(5, 15*time.Minute)
-	addr := serve
+	cfg, addr := lockout.Config{}, serve
 	if serve == "" {
-		l, addr = define(5, 10*time.Second), "127.0.0.1:0"
+		cfg, addr = brief, "127.0.0.1:0"
 	}
 	a := &accounts{pool: pool, iterations: 200_000}
 	for name, password := range map[string]string{"alice": "correct horse", "bob": "battery staple"} {
@@ -67,15 +66,14 @@ func run(ctx context.Context, serve string) (err error) {
 			return err
 		}
 	}
-	limiter, err := ratelimit.New(ratelimit.Config{})
+	var hashes atomic.Int64
+	s, err := newSignIn(pool, cfg, func(ctx context.Context, account, password string) (bool, error) {
+		hashes.Add(1)
+		return a.check(ctx, account, password)
+	})
 	if err != nil {
 		return err
 	}
-	var hashes atomic.Int64
-	s := &signIn{pool: pool, limiter: limiter, limits: l, check: func(ctx context.Context, account, password string) (bool, error) {
-		hashes.Add(1)
-		return a.check(ctx, account, password)
-	}}
 
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -87,7 +85,7 @@ func run(ctx context.Context, serve string) (err error) {
 	url := "http://" + listener.Addr().String()
 	var told error
 	if serve == "" {
-		told = (&story{out: os.Stdout, url: url, http: &http.Client{Timeout: time.Minute}, failures: 5, hashes: hashes.Load}).tell(ctx)
+		told = (&story{out: os.Stdout, url: url, http: &http.Client{Timeout: time.Minute}, hashes: hashes.Load}).tell(ctx)
 	} else {
 		fmt.Println("serving on", url)
 		select {

@@ -8,13 +8,13 @@ import (
 	"log/slog"
 	"math"
 	"mime"
-	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/lockout"
 )
 
 const form = `<!doctype html>
@@ -39,28 +39,31 @@ func handler(s *signIn, log *slog.Logger) http.Handler {
 			answer(w, http.StatusBadRequest, err.Error())
 			return
 		}
-		session, err := s.attempt(r.Context(), account, address(r), password)
-		respond(w, log, session, err)
+		who := lockout.Who{Account: account, Address: address(r)}
+		if c, err := r.Cookie("device"); err == nil {
+			who.Device = c.Value
+		}
+		in, err := s.attempt(r.Context(), who, password)
+		respond(w, log, in, err)
 	})
 	return mux
 }
 
 // respond keeps apart what clients must be able to tell apart.
-func respond(w http.ResponseWriter, log *slog.Logger, session string, err error) {
-	var denied *ratelimit.DeniedError
+func respond(w http.ResponseWriter, log *slog.Logger, in signedIn, err error) {
+	var locked *lockout.LockedError
 	switch {
-	case err == nil:
-		http.SetCookie(w, &http.Cookie{Name: "session", Value: session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode})
+	case err == nil: // in earnest both are Secure, too: this serves plain HTTP
+		http.SetCookie(w, &http.Cookie{Name: "session", Value: in.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode})
+		http.SetCookie(w, &http.Cookie{Name: "device", Value: in.device, Path: "/signin", MaxAge: 180 * 24 * 3600, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 		answer(w, http.StatusOK, "welcome")
 	case errors.Is(err, errWrong):
 		answer(w, http.StatusUnauthorized, err.Error())
-	case errors.As(err, &denied):
+	case errors.As(err, &locked):
 		// Rounded up: whoever comes back after that many seconds must not be early.
-		seconds := max(1, int(math.Ceil(denied.RetryAfter().Seconds())))
+		seconds := max(1, int(math.Ceil(locked.RetryAfter().Seconds())))
 		w.Header().Set("Retry-After", fmt.Sprint(seconds))
 		answer(w, http.StatusTooManyRequests, fmt.Sprintf("too many attempts; try again in %d s", seconds))
-	case errors.Is(err, ratelimit.ErrInvalid):
-		answer(w, http.StatusBadRequest, "no account can have that name")
 	default:
 		// No answer is no denial, and no grant either.
 		log.Error("sign in", "error", err)
@@ -91,8 +94,8 @@ func credentials(body io.Reader, r *http.Request) (account, password string, err
 		}
 		in.Account, in.Password = r.PostFormValue("account"), r.PostFormValue("password")
 	}
-	if !utf8.ValidString(in.Account) {
-		return "", "", errors.New("the account's name is not UTF-8") // ToLower would make one name of many
+	if !utf8.ValidString(in.Account) || strings.ContainsRune(in.Account, 0) {
+		return "", "", errors.New("no account can have that name") // and ToLower would make one name of many
 	}
 	in.Account = strings.ToLower(strings.TrimSpace(in.Account))
 	if in.Account == "" || in.Password == "" {
@@ -110,12 +113,9 @@ func (readCloser) Close() error { return nil }
 
 // address is whom we are connected to. A forwarded-for header is what the client likes it to be, unless a proxy of ours has
 // set it: behind one, take it from there, and only there.
-func address(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
+func address(r *http.Request) netip.Addr {
+	a, _ := netip.ParseAddrPort(r.RemoteAddr)
+	return a.Addr()
 }
 
 func newServer(h http.Handler) *http.Server {

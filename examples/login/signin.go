@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/lockout"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -15,51 +16,63 @@ import (
 type signIn struct {
 	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
-	limits  limits
+	guard   *lockout.Lockout
+	devices *lockout.Devices
 	check   func(ctx context.Context, account, password string) (bool, error) // slow
+}
+
+func newSignIn(pool *pgxpool.Pool, cfg lockout.Config, check func(ctx context.Context, account, password string) (bool, error)) (*signIn, error) {
+	secret := []byte(rand.Text() + rand.Text()) // of this run; in earnest the same in all processes, and for years
+	devices, err := lockout.NewDevices(lockout.DevicesConfig{Keys: [][]byte{secret}})
+	if err != nil {
+		return nil, err
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		return nil, err
+	}
+	cfg.Devices = devices
+	guard, err := lockout.New(limiter, pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &signIn{pool, limiter, guard, devices, check}, nil
 }
 
 var errWrong = errors.New("wrong account or password")
 
-// attempt returns the token of a new session, or errWrong, or a *ratelimit.DeniedError; any other error is a failure of
-// ours, upon which nobody is let in.
-//
-// The order is what makes it hold. To look first whether there have been too many failures, and count a failure after,
-// would let all pass that guess at the same time: they all look before any has failed.
-func (s *signIn) attempt(ctx context.Context, account, address, password string) (session string, err error) {
-	// 1. Charge, and commit. The attempt counts from here on, whatever becomes of us. Both limits are charged or none.
-	charged, err := s.limiter.Autocommit(s.pool).RateLimit(ctx, s.limits.perAccount.For(account), s.limits.perAddress.For(address))
+// signedIn is what a client keeps.
+type signedIn struct{ session, device string }
+
+// attempt returns a new session, or errWrong, or a *lockout.LockedError; any other error is a failure of ours, upon which nobody
+// is let in.
+func (s *signIn) attempt(ctx context.Context, who lockout.Who, password string) (signedIn, error) {
+	// 1. Charge, and commit. The attempt counts from here on, whatever becomes of us.
+	attempt, err := s.guard.Begin(ctx, who)
 	if err != nil {
-		return "", err
-	}
-	if !charged.OK {
-		return "", charged.Err()
+		return signedIn{}, err
 	}
 
 	// 2. Check, outside of any transaction: a slow hash holds no row that others wait for, and no connection.
-	right, err := s.check(ctx, account, password)
+	right, err := s.check(ctx, who.Account, password)
 	if err != nil {
-		return "", err
+		return signedIn{}, err
 	}
 	if !right {
-		return "", errWrong
+		return signedIn{}, errWrong
 	}
 
-	// 3. Give back, together with the session that is the reason. The account's earlier failures are forgiven; the
-	// address's are not, or an attacker would sign in to an account of his own now and then and guess on.
-	session = rand.Text()
+	// 3. Give back, together with the session that is the reason.
+	in := signedIn{rand.Text(), s.devices.Issue(who.Account, who.Device)}
 	err = s.limiter.InTx(ctx, s.pool, func(ctx context.Context, tx pgx.Tx) error {
-		if err := s.limiter.GiveBack(ctx, tx, charged); err != nil {
+		if err := attempt.Succeeded(ctx, tx); err != nil {
 			return err
 		}
-		if err := s.limiter.ResetRateLimit(ctx, tx, s.limits.perAccount.For(account)); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO session (token, account) VALUES ($1, $2)`, session, account)
+		_, err := tx.Exec(ctx, `INSERT INTO session (token, account) VALUES ($1, $2)`, in.session, who.Account)
 		return err
 	})
 	if err != nil {
-		return "", err
+		return signedIn{}, err
 	}
-	return session, nil
+	return in, nil
 }
