@@ -335,3 +335,18 @@ func TestALockedErrorIsADenial(t *testing.T) {
 		t.Errorf("got %q, want %q", err, want)
 	}
 }
+
+// The two pauses of a lock are set by two readings of the clock, and end so far apart: what comes in between climbs the ladder.
+func TestALockThatEndsAMomentBeforeItsMemoryGoesOn(t *testing.T) {
+	t.Parallel()
+	g := newGuard(t, Config{Failures: 1, Cap: 4 * time.Minute})
+	for lockouts, d := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		g.fail(1, from("alice", 1))
+		g.locked(from("alice", 1), "account", d)
+		if _, err := g.pool.Exec(t.Context(), `UPDATE weir_balance SET paused_until = paused_until + interval '1 ms' WHERE name LIKE '%.locks.%'`); err != nil {
+			t.Fatal(err)
+		}
+		g.clock.add(d)
+		g.stands(from("alice", 2), State{Attempts: 1, Lockouts: lockouts + 1})
+	}
+}

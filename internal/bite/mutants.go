@@ -16,6 +16,8 @@ var (
 	jobs  = []string{"./scheduler"}
 	web   = []string{"./httplimit"}
 	otel  = []string{"."} // of otelweir
+
+	guards = []string{"./lockout"}
 )
 
 var mutants = []mutant{
@@ -395,4 +397,32 @@ var mutants = []mutant{
 		"used/(l.share*t.Weight)", "used/(l.share+0*t.Weight)", "Fair", []string{"./fair"}, true},
 	{"fair: use is never forgotten", "fair/fair.go",
 		"res.OK || again || l.leave(tenant, n) >= leave", "true || l.leave(tenant, n) >= leave || again", "NewWindow", []string{"./fair"}, true},
+	{"login: check whatever the charge came to", "examples/login/signin.go",
+		"attempt, err := s.guard.Begin(ctx, who)\n\tif err != nil {\n\t\treturn signedIn{}, err\n\t}", "attempt, _ := s.guard.Begin(ctx, who)", "Parallel|Address", []string{"./examples/login"}, false},
+
+	// sign-ins
+	{"lockout: what is denied is checked", "lockout/attempt.go",
+		"if !a.taken.OK {", "if !a.taken.OK && len(subjects) > 9 {", "Parallel", guards, true},
+	{"lockout: the last attempt does not lock", "lockout/attempt.go",
+		"own.left(a.taken.Outcomes[0].Value) == 0", "own.left(a.taken.Outcomes[0].Value) < 0", "LastAttempt", guards, true},
+	{"lockout: the ladder forgets", "lockout/ladder.go",
+		"before := s.remembered(res.Outcomes[0].Value)", "before := 0 * s.remembered(res.Outcomes[0].Value)", "LocksDouble", guards, true},
+	{"lockout: the memory fades while the lock lasts", "lockout/ladder.go",
+		"l.Pause(ctx, tx, s.lasts(before), s.rows()...)", "l.Pause(ctx, tx, s.lasts(before), s.failures.For(s.key))", "WhenTheLockHasEnded", guards, true},
+	{"lockout: no memory in the moment between two pauses", "lockout/ladder.go",
+		"Count(s.forget).OrReserve()", "Count(s.forget)", "BeforeItsMemory", guards, true},
+	{"lockout: a lock leaves no attempts", "lockout/ladder.go",
+		"return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))", "return res, nil", "WhileLockedCost", guards, true},
+	{"lockout: an address is locked once for each who finds it empty", "lockout/attempt.go",
+		"now, err = l.limiter.RateLimit(ctx, tx, nothing)", "now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)", "LockItOnce", guards, true},
+	{"lockout: a success fills the address", "lockout/attempt.go",
+		"a.limiter.GiveBack(ctx, tx, a.taken)", "a.limiter.ResetRateLimit(ctx, tx, address.attempt())", "DoNotForgive", guards, true},
+	{"lockout: an attempt is given back after the lock", "lockout/attempt.go",
+		"if state.Delay == a.taken.Outcomes[i+1].Delay {", "if state.Delay >= a.taken.Outcomes[i+1].Delay {", "FromBefore", guards, true},
+	{"lockout: a right last attempt is remembered as a lockout", "lockout/attempt.go",
+		"	if a.lock.OK {\n", "	if a.lock.OK && false {\n", "Forgives|Model", guards, true},
+	{"lockout: a token is good for all accounts", "lockout/devices.go",
+		"mac.Write([]byte(account))", "mac.Write([]byte(account)[:0])", "AccountOnly|StolenToken", guards, true},
+	{"lockout: a token is good for ever", "lockout/devices.go",
+		"age < d.maxAge", "age < 1<<62", "HasItsTime", guards, true},
 }
