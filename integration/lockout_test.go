@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/lockout"
@@ -82,5 +83,23 @@ func TestALockHoldsInEveryProcess(t *testing.T) {
 	}
 	if _, err := one.Begin(t.Context(), alice); err != nil {
 		t.Errorf("after another process has unlocked: %v", err)
+	}
+}
+
+// The one whose attempt has locked an address is told no longer a time than the lock lasts: rounded up it would be a second more.
+func TestWhoLocksAnAddressIsToldTheLengthOfTheLock(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	guard, err := lockout.New(limiter(t, ratelimit.Config{}), pool, lockout.Config{AddressFailures: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := netip.MustParseAddr("192.0.2.1")
+	if _, err := guard.Begin(t.Context(), lockout.Who{Account: "alice", Address: address}); err != nil {
+		t.Fatal(err)
+	}
+	var locked *lockout.LockedError
+	if _, err := guard.Begin(t.Context(), lockout.Who{Account: "bob", Address: address}); !errors.As(err, &locked) || locked.RetryAfter() > time.Minute || locked.RetryAfter() <= 0 {
+		t.Errorf("got %v, want a lock of a minute", err)
 	}
 }

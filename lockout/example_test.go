@@ -105,15 +105,15 @@ func ExampleLockout_Begin() {
 	}
 
 	alice := lockout.Who{Account: "alice", Address: netip.MustParseAddr("198.51.100.7")}
-	_, err = session(alice, "guess")
-	fmt.Println(err)
-	_, err = session(alice, "right")
-	fmt.Println(err)
+	token, err := session(alice, "guess")
+	fmt.Println(len(token), err)
+	token, err = session(alice, "right")
+	fmt.Println(len(token), err)
 	state, err := guard.State(ctx, alice)
 	fmt.Println(state.Attempts, "attempts left,", err)
 	// Output:
-	// wrong account or password
-	// <nil>
+	// 0 wrong account or password
+	// 26 <nil>
 	// 5 attempts left, <nil>
 }
 

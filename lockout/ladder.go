@@ -24,7 +24,7 @@ type ladder struct {
 	room       float64 // for what is remembered
 	forget     float64 // cost of a lockout
 	first, cap time.Duration
-	top        int // the first lock of the longest: number top, from 0
+	top        int // how many lockouts must be remembered for the longest lock
 }
 
 // newLadder makes the ladder of a kind. Everybody locks rows in the order of the limits' names, which is that of failures, of

@@ -192,7 +192,7 @@ func TestAnAttemptWithoutAnAnswerCounts(t *testing.T) {
 	g := newGuard(t, Config{Failures: 10})
 	alice := from("alice", 1)
 	broken := errors.New("broken")
-	if ok, err := g.Attempt(t.Context(), alice, func(context.Context) (bool, error) { return true, broken }); ok || err != broken {
+	if ok, err := g.Attempt(t.Context(), alice, func(context.Context) (bool, error) { return true, broken }); ok || !errors.Is(err, broken) {
 		t.Errorf("an error of the check: %v, %v", ok, err)
 	}
 	func() {

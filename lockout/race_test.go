@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // However many guess at once, through however many processes, as many are checked in each lock as Failures says: not one more.
@@ -124,4 +125,47 @@ func TestASuccessInATransactionThatRunsAgain(t *testing.T) {
 	}
 	g.stands(Who{Account: "alice"}, State{Attempts: 5})
 	g.stands(Who{Address: address(1)}, State{Attempts: 47})
+}
+
+// Who was denied before another has locked the address, and comes to lock it after, finds it locked. His denial was read, and
+// locked nothing, as his process had seen the account locked before.
+func TestAnAddressThatAnotherLocksMeanwhileIsLockedOnce(t *testing.T) {
+	t.Parallel()
+	cfg := Config{AddressFailures: 1}
+	g := newGuard(t, cfg, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = t.Name() })
+	for i := range 5 {
+		g.fail(1, from("alice", 10+i))
+	}
+	g.fail(1, from("bob", 1))
+	other := g.another(cfg)
+	if _, err := other.Begin(t.Context(), from("alice", 2)); err == nil {
+		t.Fatal("alice is not locked")
+	}
+
+	tx, err := g.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, changed, err := g.escalate(t.Context(), tx, subject{g.address, addressKey(address(1))}); err != nil || !changed {
+		t.Fatal("not locked:", err)
+	}
+	result := make(chan error, 1)
+	go func() {
+		_, err := other.Begin(t.Context(), from("alice", 1))
+		result <- err
+	}()
+	for waits := 0; waits == 0; time.Sleep(time.Millisecond) {
+		if err := g.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'`, t.Name()).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var locked *LockedError
+	if err := <-result; !errors.As(err, &locked) || locked.RetryAfter() != time.Minute {
+		t.Errorf("got %v", err)
+	}
+	g.stands(Who{Address: address(1)}, State{LockedUntil: g.clock.now().Add(time.Minute), Lockouts: 1})
 }

@@ -101,8 +101,8 @@ func (s *site) left(t *testing.T, who lockout.Who) int {
 	return state.Attempts
 }
 
-func from(account, address string) lockout.Who {
-	return lockout.Who{Account: account, Address: netip.MustParseAddr(address)}
+func alice(address string) lockout.Who {
+	return lockout.Who{Account: "alice", Address: netip.MustParseAddr(address)}
 }
 
 const never = 1000 * time.Hour
@@ -136,12 +136,12 @@ func TestAFailedAttemptOutlivesACrash(t *testing.T) {
 	crash := errors.New("crash")
 	s.check = func(context.Context, string, string) (bool, error) { return false, crash }
 	for range failures {
-		if _, err := s.attempt(t.Context(), from("alice", "192.0.2.1"), "guess"); !errors.Is(err, crash) {
+		if _, err := s.attempt(t.Context(), alice("192.0.2.1"), "guess"); !errors.Is(err, crash) {
 			t.Fatal(err)
 		}
 	}
 	var locked *lockout.LockedError
-	if _, err := s.attempt(t.Context(), from("alice", "192.0.2.2"), "right"); !errors.As(err, &locked) || locked.Whose != "account" {
+	if _, err := s.attempt(t.Context(), alice("192.0.2.2"), "right"); !errors.As(err, &locked) || locked.Whose != "account" {
 		t.Errorf("got %v, want alice locked out", err)
 	}
 }
@@ -158,13 +158,13 @@ func TestASlowHashHoldsNothing(t *testing.T) {
 	}
 	result := make(chan error, 1)
 	go func() {
-		_, err := s.attempt(t.Context(), from("alice", "192.0.2.1"), "right")
+		_, err := s.attempt(t.Context(), alice("192.0.2.1"), "right")
 		result <- err
 	}()
 	<-checking
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if _, err := s.guard.Begin(ctx, from("alice", "192.0.2.1")); err != nil {
+	if _, err := s.guard.Begin(ctx, alice("192.0.2.1")); err != nil {
 		t.Errorf("another attempt while one is checked: %v", err)
 	}
 	close(done)
@@ -242,7 +242,7 @@ func TestAnAddressIsLockedOutOfAllAccounts(t *testing.T) {
 	if got := s.left(t, lockout.Who{Account: "alice"}); got != failures {
 		t.Errorf("alice has %d attempts left: a denial for the address must not cost the account", got)
 	}
-	if _, err := s.attempt(t.Context(), from("alice", "192.0.2.7"), "right"); err != nil {
+	if _, err := s.attempt(t.Context(), alice("192.0.2.7"), "right"); err != nil {
 		t.Errorf("from another address: %v", err)
 	}
 }

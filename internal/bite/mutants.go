@@ -414,7 +414,7 @@ var mutants = []mutant{
 	{"lockout: a lock leaves no attempts", "lockout/ladder.go",
 		"return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))", "return res, nil", "WhileLockedCost", guards, true},
 	{"lockout: an address is locked once for each who finds it empty", "lockout/attempt.go",
-		"now, err = l.limiter.RateLimit(ctx, tx, nothing)", "now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)", "LockItOnce", guards, true},
+		"now, err = l.limiter.RateLimit(ctx, tx, nothing)", "now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)", "LocksMeanwhile", guards, true},
 	{"lockout: a success fills the address", "lockout/attempt.go",
 		"a.limiter.GiveBack(ctx, tx, a.taken)", "a.limiter.ResetRateLimit(ctx, tx, address.attempt())", "DoNotForgive", guards, true},
 	{"lockout: an attempt is given back after the lock", "lockout/attempt.go",
