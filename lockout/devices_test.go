@@ -78,7 +78,13 @@ func TestAForgedTokenIsNone(t *testing.T) {
 
 func FuzzTokens(f *testing.F) {
 	d := newDevices(f, key(1))
-	good := d.Issue("alice", "")
+	d.now = func() time.Time { return time.Unix(0, 0) }
+	body := make([]byte, bodyBytes) // the same in each process that takes part
+	body[0] = version
+	good := encoding.EncodeToString(append(body, sign(key(1), body, "alice")...))
+	if _, ok := d.known("alice", good); !ok {
+		f.Fatal("the good token is none")
+	}
 	f.Add("alice", good)
 	f.Add("bob", good)
 	f.Add("alice", "")
