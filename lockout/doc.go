@@ -48,6 +48,6 @@
 // # What is stored
 //
 // No tables but those of package schema. The name of an account is stored as its SHA-256: a row costs the same however long the
-// name, and what people type into that field, a password now and then, is not kept. Accounts that do not exist are counted as all
-// others, so that a lock does not tell whether there is one.
+// name, and what people type into that field, a password now and then, does not stand there in the clear. Accounts that do not
+// exist are counted as all others, so that a lock does not tell whether there is one.
 package lockout
