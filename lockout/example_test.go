@@ -12,12 +12,10 @@ import (
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/lockout"
 	"github.com/weir-go/weir/ratelimit"
-	"github.com/weir-go/weir/schema"
 )
 
 func signIn(ctx context.Context, guard *lockout.Lockout, who lockout.Who, password string) (status int, header http.Header) {
@@ -40,8 +38,8 @@ func signIn(ctx context.Context, guard *lockout.Lockout, who lockout.Who, passwo
 
 func Example() {
 	ctx := context.Background()
-	pool, stop := examplePool(ctx)
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE session (token text, account text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -70,8 +68,8 @@ func Example() {
 // What is written because of a success is written together with it: both or none.
 func ExampleLockout_Begin() {
 	ctx := context.Background()
-	pool, stop := examplePool(ctx)
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE session (token text, account text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -120,8 +118,8 @@ func ExampleLockout_Begin() {
 // A browser that has signed in before is let in while strangers keep the account locked.
 func ExampleDevices() {
 	ctx := context.Background()
-	pool, stop := examplePool(ctx)
-	defer stop()
+	pool, done := pgtest.Example(`CREATE TABLE session (token text, account text)`)
+	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -161,38 +159,4 @@ func ExampleDevices() {
 
 func checkPassword(_ context.Context, _, password string) (bool, error) {
 	return password == "right", nil
-}
-
-// examplePool is a pool on a server of its own, with Weir's tables and one of the application's, and how to stop both.
-func examplePool(ctx context.Context) (*pgxpool.Pool, func()) {
-	server, err := pgserver.Start(ctx)
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg, err := pgxpool.ParseConfig(server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg.ConnConfig.RuntimeParams["search_path"] = "weir_example_lockout"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, sql := range []string{`DROP SCHEMA IF EXISTS weir_example_lockout CASCADE`, `CREATE SCHEMA weir_example_lockout`, `CREATE TABLE session (token text, account text)`} {
-		if _, err := pool.Exec(ctx, sql); err != nil {
-			log.Fatal(err)
-		}
-	}
-	if err := schema.Migrate(ctx, pool); err != nil {
-		log.Fatal(err)
-	}
-	return pool, func() {
-		if _, err := pool.Exec(ctx, `DROP SCHEMA weir_example_lockout CASCADE`); err != nil {
-			log.Print(err)
-		}
-		pool.Close()
-		if err := server.Stop(); err != nil {
-			log.Print(err)
-		}
-	}
 }

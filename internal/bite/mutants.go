@@ -18,6 +18,7 @@ var (
 	otel  = []string{"."} // of otelweir
 
 	guards = []string{"./lockout"}
+	locks = []string{"./lockout"}
 )
 
 var mutants = []mutant{
@@ -402,27 +403,27 @@ var mutants = []mutant{
 
 	// sign-ins
 	{"lockout: what is denied is checked", "lockout/attempt.go",
-		"if !a.taken.OK {", "if !a.taken.OK && len(subjects) > 9 {", "Parallel", guards, true},
+		"if !a.taken.OK {", "if !a.taken.OK && len(subjects) > 9 {", "Parallel", locks, true},
 	{"lockout: the last attempt does not lock", "lockout/attempt.go",
-		"own.left(a.taken.Outcomes[0].Value) == 0", "own.left(a.taken.Outcomes[0].Value) < 0", "LastAttempt", guards, true},
+		"own.left(a.taken.Outcomes[0].Value) == 0", "own.left(a.taken.Outcomes[0].Value) < 0", "LastAttempt", locks, true},
 	{"lockout: the ladder forgets", "lockout/ladder.go",
-		"before := s.remembered(res.Outcomes[0].Value)", "before := 0 * s.remembered(res.Outcomes[0].Value)", "LocksDouble", guards, true},
+		"before := s.remembered(res.Outcomes[0].Value)", "before := 0 * s.remembered(res.Outcomes[0].Value)", "LocksDouble", locks, true},
 	{"lockout: the memory fades while the lock lasts", "lockout/ladder.go",
-		"l.Pause(ctx, tx, s.lasts(before), s.rows()...)", "l.Pause(ctx, tx, s.lasts(before), s.failures.For(s.key))", "WhenTheLockHasEnded", guards, true},
+		"l.Pause(ctx, tx, s.lasts(before), s.rows()...)", "l.Pause(ctx, tx, s.lasts(before), s.failures.For(s.key))", "WhenTheLockHasEnded", locks, true},
 	{"lockout: no memory in the moment between two pauses", "lockout/ladder.go",
-		"Count(s.forget).OrReserve()", "Count(s.forget)", "BeforeItsMemory", guards, true},
+		"Count(s.forget).OrReserve()", "Count(s.forget)", "BeforeItsMemory", locks, true},
 	{"lockout: a lock leaves no attempts", "lockout/ladder.go",
-		"return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))", "return res, nil", "WhileLockedCost", guards, true},
+		"return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))", "return res, nil", "WhileLockedCost", locks, true},
 	{"lockout: an address is locked once for each who finds it empty", "lockout/attempt.go",
-		"now, err = l.limiter.RateLimit(ctx, tx, nothing)", "now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)", "LocksMeanwhile", guards, true},
+		"now, err = l.limiter.RateLimit(ctx, tx, nothing)", "now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)", "LocksMeanwhile", locks, true},
 	{"lockout: a success fills the address", "lockout/attempt.go",
-		"a.limiter.GiveBack(ctx, tx, a.taken)", "a.limiter.ResetRateLimit(ctx, tx, address.attempt())", "DoNotForgive", guards, true},
+		"a.limiter.GiveBack(ctx, tx, a.taken)", "a.limiter.ResetRateLimit(ctx, tx, address.attempt())", "DoNotForgive", locks, true},
 	{"lockout: an attempt is given back after the lock", "lockout/attempt.go",
-		"if state.Delay == a.taken.Outcomes[i+1].Delay {", "if state.Delay >= a.taken.Outcomes[i+1].Delay {", "FromBefore", guards, true},
+		"if state.Delay == a.taken.Outcomes[i+1].Delay {", "if state.Delay >= a.taken.Outcomes[i+1].Delay {", "FromBefore", locks, true},
 	{"lockout: a right last attempt is remembered as a lockout", "lockout/attempt.go",
-		"	if a.lock.OK {\n", "	if a.lock.OK && false {\n", "Forgives|Model", guards, true},
+		"	if a.lock.OK {\n", "	if a.lock.OK && false {\n", "Forgives|Model", locks, true},
 	{"lockout: a token is good for all accounts", "lockout/devices.go",
-		"mac.Write([]byte(account))", "mac.Write([]byte(account)[:0])", "AccountOnly|StolenToken", guards, true},
+		"mac.Write([]byte(account))", "mac.Write([]byte(account)[:0])", "AccountOnly|StolenToken", locks, true},
 	{"lockout: a token is good for ever", "lockout/devices.go",
-		"age < d.maxAge", "age < 1<<62", "HasItsTime", guards, true},
+		"age < d.maxAge", "age < 1<<62", "HasItsTime", locks, true},
 }
