@@ -18,7 +18,7 @@ var (
 	otel  = []string{"."} // of otelweir
 
 	guards = []string{"./lockout"}
-	locks = []string{"./lockout"}
+	locks  = []string{"./lockout"}
 )
 
 var mutants = []mutant{
@@ -341,6 +341,7 @@ var mutants = []mutant{
 		"		return digest(v), nil\n", "		return v, nil\n", "APIKey", web, true},
 	{"http: a key may look like the hash of another", "httplimit/key.go",
 		" && !strings.HasPrefix(key, hashed) {", " {", "GoodKeys", web, true},
+
 	// what OpenTelemetry is told
 	{"otel: names of limits without a bound", "otelweir/labels.go",
 		"if len(known) >= n.most {\n\t\treturn n.other\n\t}\n\tl := ", "l := ", "Bounded", otel, false},
@@ -356,10 +357,6 @@ var mutants = []mutant{
 		"e.Value = \"(not traced)\"", "", "ACallIsASpan", otel, false},
 	{"otel: spans where nobody records", "otelweir/spans.go",
 		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
-
-	// the examples
-	{"login: check first, charge after", "examples/login/signin.go",
-		"if !charged.OK {\n\t\treturn \"\", charged.Err()\n\t}", "", "Parallel|Address", []string{"./examples/login"}, false},
 
 	// leaving, shadows, observers, fair shares
 	{"leave: nothing is left", "ratelimit/request.go",
@@ -398,6 +395,8 @@ var mutants = []mutant{
 		"used/(l.share*t.Weight)", "used/(l.share+0*t.Weight)", "Fair", []string{"./fair"}, true},
 	{"fair: use is never forgotten", "fair/fair.go",
 		"res.OK || again || l.leave(tenant, n) >= leave", "true || l.leave(tenant, n) >= leave || again", "NewWindow", []string{"./fair"}, true},
+
+	// the examples
 	{"login: check whatever the charge came to", "examples/login/signin.go",
 		"attempt, err := s.guard.Begin(ctx, who)\n\tif err != nil {\n\t\treturn signedIn{}, err\n\t}", "attempt, _ := s.guard.Begin(ctx, who)", "Parallel|Address", []string{"./examples/login"}, false},
 
