@@ -50,4 +50,9 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	if _, err := app.Exec(t.Context(), `DELETE FROM weir_balance`); sqlState(err) != "42501" {
 		t.Errorf("the role may delete: %v", err)
 	}
+	if _, err := limiter(t, ratelimit.Config{}).Prune(t.Context(), app, ratelimit.PruneConfig{}); sqlState(err) != "42501" {
+		t.Errorf("the role may prune: %v", err)
+	}
+	execSQL(t, owner, `GRANT DELETE ON weir_balance, weir_settled TO `+role)
+	pruned(t, limiter(t, ratelimit.Config{}), app, ratelimit.PruneConfig{})
 }

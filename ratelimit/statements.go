@@ -278,6 +278,7 @@ type statements struct {
 	charge, settle, reset, look string
 	lookShards, head, put       string
 	resetKey                    string
+	prune, pruneSettled         string
 }
 
 // texts are those that differ between the kinds of rules.
@@ -321,6 +322,7 @@ func newStatements(schema string) statements {
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
+	s.prune, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull)), one(pruneSettledSQL)
 	return s
 }
 

@@ -1,0 +1,332 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+func pruned(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, cfg ratelimit.PruneConfig) ratelimit.Pruned {
+	t.Helper()
+	if cfg.Share == 0 {
+		cfg.Share = 1
+	}
+	done, err := l.Prune(context.Background(), pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+func rowsOf(t testing.TB, pool *pgxpool.Pool, table string) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM `+table).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A balance is deleted as soon as it is full by the rule that took from it, and not a microsecond earlier.
+func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: newClock().t})
+	sharded := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 10, Period: time.Second}, ratelimit.Shards(2))
+	for name, tc := range map[string]struct {
+		do   func(ctx context.Context, a *ratelimit.Autocommit, c *clock) error
+		full time.Duration // after which the balance is like none; 0: never by time alone
+		rows int           // that stay
+	}{
+		"a bucket": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return second(a.RateLimit(ctx, bucket.For("k").Count(5)))
+		}, 500 * time.Millisecond, 0},
+		"in debt": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return second(a.RateLimit(ctx, bucket.For("k").Count(25).OrReserve()))
+		}, 2500 * time.Millisecond, 0},
+		"a window": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return second(a.RateLimit(ctx, window.For("k")))
+		}, time.Second, 0},
+		"by the rule of the call": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return second(a.RateLimit(ctx, bucket.For("k").Rule(ratelimit.TokenBucket{Rate: 1, Period: time.Second})))
+		}, time.Second, 0},
+		"shards, not their head": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return second(a.RateLimit(ctx, sharded.For("k").Count(10)))
+		}, time.Second, 2},
+		"in a pause, and after it while somebody may wait": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return a.Pause(ctx, time.Minute, bucket.For("k"))
+		}, 30 * 24 * time.Hour, 0},
+		"given back": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			res, err := a.RateLimit(ctx, bucket.For("k"))
+			if err == nil {
+				err = a.GiveBack(ctx, res)
+			}
+			return err
+		}, time.Microsecond, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, c := pgtest.Pool(t), newClock()
+			l := limiter(t, ratelimit.Config{Clock: c.now})
+			if err := tc.do(t.Context(), l.Autocommit(pool), c); err != nil {
+				t.Fatal(err)
+			}
+			before := rowsOf(t, pool, "weir_balance")
+			if tc.full > time.Microsecond {
+				c.add(tc.full - time.Microsecond)
+				if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != 0 || done.Looked != int64(before) {
+					t.Errorf("a microsecond before it is full: %+v of %d", done, before)
+				}
+			}
+			c.add(2 * time.Microsecond)
+			if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != int64(before-tc.rows) || rowsOf(t, pool, "weir_balance") != tc.rows {
+				t.Errorf("when it is full: %+v of %d", done, before)
+			}
+			takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), bucket.For("k").Count(10), window.For("k").Count(10), sharded.For("k").Count(10))))
+		})
+	}
+}
+
+func second(_ ratelimit.Result, err error) error { return err }
+
+// Whatever is done, in whatever order: who prunes in between is told the same as who does not.
+func TestPruningChangesNoAnswer(t *testing.T) {
+	t.Parallel()
+	pools := [2]*pgxpool.Pool{pgtest.Pool(t), pgtest.Pool(t)}
+	var deleted atomic.Int64
+	rapid.Check(t, func(t *rapid.T) {
+		c := newClock()
+		var a [2]*ratelimit.Autocommit
+		var l [2]*ratelimit.Limiter
+		for i, pool := range pools {
+			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			if l[i], err = ratelimit.New(ratelimit.Config{Clock: c.now}); err != nil {
+				t.Fatal(err)
+			}
+			a[i] = l[i].Autocommit(pool)
+		}
+		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool { return numbersOf(r).capacity >= 1 }).Draw(t, "rule")
+		limit := ratelimit.MustDefine("pruned", rule)
+		keys, period := []string{"a", "b", "c"}, numbersOf(rule).period
+		var kept [][2]ratelimit.Result
+		both := func(what string, do func(a *ratelimit.Autocommit) (any, error)) {
+			x, err := do(a[0])
+			y, err2 := do(a[1])
+			if (err == nil) != (err2 == nil) || fmt.Sprint(x) != fmt.Sprint(y) {
+				t.Fatalf("%s: pruned %v, %v\nand not %v, %v", what, x, err, y, err2)
+			}
+		}
+		request := func(t *rapid.T) ratelimit.Request { return limit.For(rapid.SampledFrom(keys).Draw(t, "key")) }
+		t.Repeat(map[string]func(*rapid.T){
+			"take": func(t *rapid.T) {
+				r, capacity := request(t), numbersOf(rule).capacity
+				r = r.Count(min(capacity, rapid.SampledFrom([]float64{0, 1, 2, capacity / 3, capacity}).Draw(t, "count")))
+				with, _ := anyAhead(t, period)
+				var res [2]ratelimit.Result
+				i := 0
+				both("take", func(a *ratelimit.Autocommit) (any, error) {
+					got, err := a.RateLimit(t.Context(), with(r))
+					res[i], i = got, i+1
+					if err != nil {
+						return nil, err
+					}
+					return []any{got.OK, got.RunAt, got.RetryAt, got.At, got.Outcomes[0].Value}, nil
+				})
+				if res[0].OK {
+					kept = append(kept, res)
+				}
+			},
+			"end": func(t *rapid.T) {
+				if len(kept) == 0 {
+					return
+				}
+				i := rapid.IntRange(0, len(kept)-1).Draw(t, "which")
+				pair := kept[i]
+				kept = slices.Delete(slices.Clone(kept), i, i+1)
+				how, j := rapid.SampledFrom([]string{"give back", "settle", "release"}).Draw(t, "how"), 0
+				both(how, func(a *ratelimit.Autocommit) (any, error) {
+					res := pair[j]
+					j++
+					r := res.Reservation()
+					switch how {
+					case "settle":
+						return a.Settle(t.Context(), r, limit.For(r.Takes[0].Key).Count(r.Takes[0].Count/2))
+					case "release":
+						return a.Release(t.Context(), r)
+					}
+					return nil, a.GiveBack(t.Context(), res)
+				})
+			},
+			"pause": func(t *rapid.T) {
+				r, d := request(t), rapid.SampledFrom([]time.Duration{time.Millisecond, period}).Draw(t, "d")
+				both("pause", func(a *ratelimit.Autocommit) (any, error) { return nil, a.Pause(t.Context(), d, r) })
+			},
+			"resume": func(t *rapid.T) {
+				r := request(t)
+				both("resume", func(a *ratelimit.Autocommit) (any, error) { return nil, a.Resume(t.Context(), r) })
+			},
+			"reset": func(t *rapid.T) {
+				r := request(t)
+				both("reset", func(a *ratelimit.Autocommit) (any, error) { return nil, a.ResetRateLimit(t.Context(), r) })
+			},
+			"tick": func(t *rapid.T) {
+				c.add(rapid.SampledFrom([]time.Duration{1, period / 7, period, 40 * period, 31 * 24 * time.Hour}).Draw(t, "by").Truncate(time.Microsecond))
+			},
+			"": func(t *rapid.T) {
+				done, err := l[0].Prune(t.Context(), pools[0], ratelimit.PruneConfig{Share: 1, Batch: rapid.IntRange(1, 4).Draw(t, "batch")})
+				if err != nil {
+					t.Fatal(err)
+				}
+				deleted.Add(done.Deleted)
+				for _, key := range keys {
+					both("value", func(a *ratelimit.Autocommit) (any, error) {
+						s, err := a.Value(t.Context(), limit.For(key))
+						return []any{s.Value, s.PausedUntil}, err
+					})
+				}
+			},
+		})
+	})
+	if !t.Failed() && deleted.Load() < 20 {
+		t.Errorf("only %d balances were pruned", deleted.Load())
+	}
+}
+
+// Beside callers of the same keys Prune loses no take, waits for nobody and fails nobody.
+func TestPruningBesideCallersLosesNoTake(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(1)}) // full in a millisecond
+	var wg, others sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	var deleted atomic.Int64
+	others.Go(func() {
+		for ctx.Err() == nil {
+			done, err := l.Prune(ctx, pool, ratelimit.PruneConfig{Share: 1, Batch: 3})
+			deleted.Add(done.Deleted)
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+	})
+	began := time.Now()
+	var granted [8]atomic.Int64
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 200 {
+				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := l.RateLimit(ctx, tx, limit.For(fmt.Sprint("k", (n+i)%8)))
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for k := range granted {
+		wg.Go(func() {
+			for range 60 {
+				res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For(fmt.Sprint("counted", k)))
+				if err != nil {
+					t.Error(err)
+				} else if res.OK {
+					granted[k].Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	lasted := time.Since(began)
+	stop()
+	others.Wait()
+	for k := range granted {
+		if n := granted[k].Load(); float64(n) > 1+lasted.Seconds()*1000 {
+			t.Errorf("key %d was granted %d times in %v", k, n, lasted)
+		}
+	}
+	if deleted.Load() == 0 {
+		t.Error("nothing was pruned")
+	}
+}
+
+// It deletes settlements once they can prove nothing, tells how far it is, and stops when it is told to.
+func TestPruneTellsAndStops(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	a := l.Autocommit(pool)
+	limit := ratelimit.MustDefine("many", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	for i := range 25 {
+		res := takeOK(t, first(a.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
+		if _, err := a.Settle(t.Context(), res.Reservation(), limit.For(fmt.Sprint(i)).Count(0.5)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.add(time.Second)
+	enough := errors.New("enough")
+	done, err := l.Prune(t.Context(), pool, ratelimit.PruneConfig{Batch: 10, Share: 1, Progress: func(p ratelimit.Pruned) error {
+		if p.Looked >= 20 {
+			return enough
+		}
+		return nil
+	}})
+	if !errors.Is(err, enough) || done != (ratelimit.Pruned{Looked: 20, Deleted: 20}) {
+		t.Errorf("%+v, %v", done, err)
+	}
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done != (ratelimit.Pruned{Looked: 5, Deleted: 5}) || rowsOf(t, pool, "weir_settled") != 25 {
+		t.Errorf("%+v", done)
+	}
+	c.add(31 * 24 * time.Hour)
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 7}); done != (ratelimit.Pruned{Settled: 25}) || rowsOf(t, pool, "weir_settled") != 0 {
+		t.Errorf("%+v", done)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Prune(ended, pool, ratelimit.PruneConfig{}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	for _, cfg := range []ratelimit.PruneConfig{{Batch: -1}, {Share: -0.1}, {Share: 1.5}} {
+		if _, err := l.Prune(t.Context(), pool, cfg); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%+v: %v", reflect.ValueOf(cfg), err)
+		}
+	}
+	if _, err := l.Prune(t.Context(), nil, ratelimit.PruneConfig{}); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// A row that a caller holds is left to it.
+func TestPruneWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second})
+	for _, k := range []string{"a", "b", "c"} {
+		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For(k))))
+	}
+	tx := begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("b"))))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if done, err := l.Prune(ctx, pool, ratelimit.PruneConfig{}); err != nil || done.Deleted != 2 {
+		t.Errorf("%+v, %v", done, err)
+	}
+}

@@ -1,0 +1,155 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Statements that prune. They skip what others hold, so that they wait for nobody, and hold what they delete no longer than a
+// batch takes.
+const (
+	// pruneSQL looks at the next $4 balances after ($1, $2, $3) and deletes those that are idle: full by the rule that is written in
+	// the row, which is the one that took last, and not paused; a balance that there is not is full, too. What was moved or put off is
+	// kept until nobody can wait for it any more: $6 is by when it was last written. Heads and closed shards are no balances.
+	//
+	// Locks: the rows that it deletes. Predicate reads: at READ COMMITTED none.
+	//
+	// $1 name $2 key $3 shard $4 batch $5 clock $6 how old a row is whose delay or moved is not 0, in microseconds
+	pruneSQL = `WITH page AS MATERIALIZED (
+	SELECT name, key, shard FROM {schema}weir_balance WHERE (name, key, shard) > ($1::text, $2::text, $3::integer)
+	ORDER BY name, key, shard LIMIT $4::bigint
+), idle AS MATERIALIZED (
+	SELECT b.name, b.key, b.shard FROM page JOIN {schema}weir_balance b USING (name, key, shard)
+	CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+	WHERE b.shard >= 0 AND b.value > '-Infinity' AND (b.paused_until IS NULL OR b.paused_until <= c.clock) AND {full}
+		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0 OR round(date_part('epoch', c.clock - b.ts) * 1e6) > $6::bigint)
+	FOR UPDATE OF b SKIP LOCKED
+), gone AS (
+	DELETE FROM {schema}weir_balance b USING idle WHERE (b.name, b.key, b.shard) = (idle.name, idle.key, idle.shard) RETURNING 1
+)
+SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.shard
+FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC LIMIT 1) last`
+
+	// isFull is refilled of statements.go, compared.
+	isFull = `b.value + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6)) / b.period
+		ELSE b.rate * greatest(0,
+			floor(round(date_part('epoch', c.clock - b.origin) * 1e6) / b.period) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6) / b.period)) END >= b.capacity`
+
+	// pruneSettledSQL deletes settlements of reservations that nobody can settle any more.
+	//
+	// $1 id, after which $2 batch $3 clock
+	pruneSettledSQL = `WITH page AS MATERIALIZED (
+	SELECT id, until FROM {schema}weir_settled WHERE id > $1::uuid ORDER BY id LIMIT $2::bigint
+), gone AS (
+	DELETE FROM {schema}weir_settled s USING page WHERE s.id = page.id AND page.until <= coalesce($3::timestamptz, clock_timestamp()) RETURNING 1
+)
+SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.id FROM (SELECT id FROM page ORDER BY id DESC LIMIT 1) last`
+)
+
+// PruneConfig configures [Limiter.Prune]. The zero PruneConfig is ready for use.
+type PruneConfig struct {
+	// Batch is how many rows are looked at in one transaction. Default: 1000.
+	Batch int
+
+	// Share of the time in which Prune works; it rests in between, for as long as its batches take. Above 0, and 1 for all of it.
+	// Default: 0.25.
+	Share float64
+
+	// Progress, if any, is called after each batch with what has been done so far. An error ends Prune with that.
+	Progress func(Pruned) error
+}
+
+// Pruned is what [Limiter.Prune] has done.
+type Pruned struct {
+	Looked  int64 // balances that were looked at
+	Deleted int64 // of them
+	Settled int64 // settlements that were deleted
+}
+
+// Prune deletes balances that are idle: full again, and so like those that are not there. It is for limits of many keys, of which
+// most never come again: addresses, visitors. What is full is judged by the rule that last took from the balance, so that nothing is
+// forgotten or granted by it; a larger rule that comes later finds the balance full, where it would have had to fill up. A balance in
+// debt, in a pause, or on which work may still wait stays. Settlements are deleted, too, once nobody can settle any more: 30 days after
+// their work could run.
+//
+// It goes through the tables once, batch by batch, each a transaction of its own that waits for nobody; who wants a row that is
+// being deleted waits for the batch. In a REPEATABLE READ or SERIALIZABLE transaction that caller then fails with 40001, for which
+// [Limiter.InTx] runs it again: idle keys have few callers. If ctx ends Prune stops between two batches, with its error and what was
+// done so far.
+//
+// Any number of processes may prune at once; they share the work badly. Once a day is enough for most.
+func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (done Pruned, err error) {
+	switch {
+	case pool == nil:
+		return done, errNoPool()
+	case cfg.Batch < 0:
+		return done, &InvalidError{Field: "PruneConfig.Batch", Value: cfg.Batch, Want: "a number above 0, or 0 for the default"}
+	case !(cfg.Share >= 0 && cfg.Share <= 1):
+		return done, &InvalidError{Field: "PruneConfig.Share", Value: cfg.Share, Want: "above 0 and up to 1, or 0 for the default"}
+	}
+	if cfg.Batch == 0 {
+		cfg.Batch = 1000
+	}
+	if cfg.Share == 0 {
+		cfg.Share = 0.25
+	}
+	var name, key, id string
+	shard := int32(-1 << 31)
+	err = prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (looked int64, err error) {
+		var deleted int64
+		err = tx.QueryRow(ctx, l.sql.prune, name, key, shard, cfg.Batch, l.now(), lasts.Microseconds()).Scan(&looked, &deleted, &name, &key, &shard)
+		done.Looked, done.Deleted = done.Looked+looked, done.Deleted+deleted
+		return looked, err
+	})
+	if err != nil {
+		return done, fmt.Errorf("ratelimit: prune balances: %w", hint(ended(ctx, err)))
+	}
+	id = "00000000-0000-0000-0000-000000000000"
+	err = prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (looked int64, err error) {
+		var deleted int64
+		err = tx.QueryRow(ctx, l.sql.pruneSettled, id, cfg.Batch, l.now()).Scan(&looked, &deleted, &id)
+		done.Settled += deleted
+		return looked, err
+	})
+	if err != nil {
+		return done, fmt.Errorf("ratelimit: prune settlements: %w", hint(ended(ctx, err)))
+	}
+	return done, nil
+}
+
+// prune runs batches until there is nothing to look at.
+func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, batch func(pgx.Tx) (looked int64, err error)) error {
+	for {
+		began := time.Now()
+		var looked int64
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+			looked, err = batch(tx)
+			return err
+		})
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if cfg.Progress != nil {
+			if err := cfg.Progress(*done); err != nil {
+				return err
+			}
+		}
+		if looked < int64(cfg.Batch) {
+			return nil
+		}
+		took := time.Since(began)
+		if err := sleep(ctx, time.Duration(float64(took)*(1-cfg.Share)/cfg.Share)); err != nil {
+			return err
+		}
+	}
+}
