@@ -82,6 +82,11 @@ func TestAKeyIsResetInAllOfItsLimits(t *testing.T) {
 		}
 		takeOK(t, first(auto.RateLimit(t.Context(), limits[0].For("acme").Count(9))))
 		takeOK(t, first(auto.RateLimit(t.Context(), limits[1].For("acme").Count(10))))
+		// Nor has it opened the row in which the limit was before it had shards.
+		unaware := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 10, Period: never}).For("acme")
+		if res, err := limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), unaware); err != nil || res.OK {
+			t.Errorf("%s: tokens from nowhere: %+v, %v", name, res, err)
+		}
 		if res, err := auto.RateLimit(t.Context(), limits[3].For("acme")); err != nil || res.OK {
 			t.Errorf("%s: the pause is over: %+v, %v", name, res, err)
 		}
