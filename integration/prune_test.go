@@ -68,6 +68,9 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 		"in a pause, and after it while somebody may wait": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return a.Pause(ctx, time.Minute, bucket.For("k"))
 		}, 30 * 24 * time.Hour, 0},
+		"in a pause for longer than that": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return a.Pause(ctx, 60*24*time.Hour, bucket.For("k"))
+		}, 60 * 24 * time.Hour, 0},
 		"given back": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			res, err := a.RateLimit(ctx, bucket.For("k"))
 			if err == nil {
