@@ -64,6 +64,34 @@ CREATE TABLE weir_settled (
     until timestamptz NOT NULL
 );
 
+-- The slots that are held: see package slots. A limit of n at once has slots 0 to n-1 for each key, so that the primary key
+-- alone keeps two holders out of one slot, and any n+1 out of n.
+--
+-- holder is the id of one holding: who renews or gives back names it, and so never touches what was given to somebody else
+-- meanwhile. From until on, by the database's clock, the slot is free whether its row is still there or not: nobody has
+-- renewed it, as its process has died, say. A row is deleted when its slot is given back, and taken over when it is taken
+-- again; one whose until has passed may be deleted at any time.
+--
+-- Nothing but the primary key is indexed and pages keep some of their room free, so that each renewal is a HOT update.
+CREATE TABLE weir_slot (
+    until  timestamptz NOT NULL,
+    holder uuid        NOT NULL,
+    slot   integer     NOT NULL,
+    name   text COLLATE "C" NOT NULL,
+    key    text COLLATE "C" NOT NULL,
+
+    PRIMARY KEY (name, key, slot)
+) WITH (
+    fillfactor = 85,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- Numbers the grants of slots: who holds one later has the larger number. Each number is drawn after the row was written, and
+-- so while nobody else can have the slot.
+CREATE SEQUENCE weir_slot_token;
+
 -- The queues of contended balances. They stay empty: a transaction that lost a balance to a serialization failure locks
 -- the one its balance hashes to before it tries again. LOCK TABLE takes no snapshot, so it waits first and reads after.
 CREATE TABLE weir_queue_0 ();

@@ -1,0 +1,81 @@
+package slots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// What went wrong, for callers that only branch: compare with [errors.Is]. What is wrong by itself matches
+// [ratelimit.ErrInvalid].
+var (
+	// ErrFull matches every [*FullError].
+	ErrFull = errors.New("slots: full")
+
+	// ErrLost is the cause of a [Hold.Context] that ends, and what [Hold.Err] returns, when a slot could not be renewed in
+	// time: the database gives it to others, or soon will.
+	ErrLost = errors.New("slots: slot lost: it was not renewed in time, and others may hold it")
+
+	// ErrReleased is the cause of a [Hold.Context] that ends because of [Hold.Release], and what [Hold.Err] returns after it.
+	ErrReleased = errors.New("slots: slot released")
+
+	// ErrClosed is matched by the error of a call to Slots that were closed.
+	ErrClosed = errors.New("slots: closed")
+)
+
+// FullError says that all slots of a limit and key were held. There is no time to come again in it: work that holds a slot may
+// end at any moment, or never.
+type FullError struct {
+	Limit string
+	Key   string // "" for a limit without keys
+	N     int    // how many slots there are
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("slots: limit %q%s is full: of %d", e.Limit, place{e.Limit, e.Key}.forKey(), e.N)
+}
+
+// Is reports whether target is [ErrFull].
+func (e *FullError) Is(target error) bool { return target == ErrFull }
+
+func (p place) forKey() string {
+	const most = 64
+	switch key := p.key; {
+	case key == "":
+		return ""
+	case len(key) > most:
+		return fmt.Sprintf(" for %q...", key[:most])
+	default:
+		return fmt.Sprintf(" for %q", key)
+	}
+}
+
+// hints say what mends an error of Postgres that is likely to be met.
+var hints = map[string]string{
+	"42P01": notMigrated, // undefined_table
+	"3F000": notMigrated, // invalid_schema_name
+	"42501": "grant the role what the documentation of package schema lists",
+	"25006": "slots are held by writing: use the primary",
+}
+
+const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
+
+// explain says what was being done when err came.
+func explain(ctx context.Context, err error, verb string, p place) error {
+	if done := ctx.Err(); done != nil && !errors.Is(err, done) {
+		err = fmt.Errorf("%w: %w", done, err)
+	}
+	if h, ok := hints[stateOf(err)]; ok {
+		err = fmt.Errorf("%w (%s)", err, h)
+	}
+	return fmt.Errorf("slots: %s limit %q: %w", verb, p.name, err)
+}
+
+// stateOf is the SQLSTATE of an error of Postgres, or "".
+func stateOf(err error) string {
+	var s interface{ SQLState() string }
+	if errors.As(err, &s) {
+		return s.SQLState()
+	}
+	return ""
+}

@@ -1,0 +1,116 @@
+package slots
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Max is the largest number of slots that a limit may have.
+const Max = 10_000
+
+// Limit is a named limit on how many hold a slot at once: what [Define] returns, once, usually in a package variable. It is
+// found by its name: two programs, or two releases, that define the same name share its slots. It has nothing to do with a
+// limit of package ratelimit that has the same name.
+//
+// A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
+// error that matches [ratelimit.ErrInvalid].
+type Limit struct {
+	def ratelimit.Limit // its name, and what checks keys
+	n   int
+}
+
+// Define makes a limit out of a name and the number of slots that each of its keys has. The name identifies its rows for ever:
+// 1 to 255 bytes of UTF-8 without NUL. n is 1 to [Max]. What is bad is refused with a [*ratelimit.InvalidError] that says
+// what and what would be right.
+func Define(name string, n int) (Limit, error) {
+	def, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour}) // names and keys have one rule
+	if err != nil {
+		return Limit{}, err
+	}
+	if err := checkN(name, n); err != nil {
+		return Limit{}, err
+	}
+	return Limit{def, n}, nil
+}
+
+// MustDefine is like [Define] but panics on an error. It is for package variables.
+func MustDefine(name string, n int) Limit {
+	l, err := Define(name, n)
+	if err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// Name returns the name that the limit was defined with.
+func (l Limit) Name() string { return l.def.Name() }
+
+// For returns a request for one of the key's slots: those of a tenant, an account, a host. The key is 1 to 1024 bytes of UTF-8
+// without NUL; anything else is refused when the request is used.
+func (l Limit) For(key string) Request { return Request{limit: l, check: l.def.For(key), key: key, n: l.n} }
+
+// Global returns a request for one of the slots of a limit without keys.
+func (l Limit) Global() Request { return Request{limit: l, check: l.def.Global(), n: l.n} }
+
+// Request is what one call asks of one limit: a slot of a key. It is a value.
+type Request struct {
+	limit Limit
+	check ratelimit.Request
+	key   string
+	n     int
+}
+
+// Of decides this request by another number of slots than the limit's own: a customer's plan, say. With more of them, more are
+// granted from the next call on. With less, those who hold a slot keep it, and nothing is granted before fewer than n are held
+// in all. Where calls with different numbers meet, each is decided by its own.
+func (r Request) Of(n int) Request { r.n = n; return r }
+
+// want is a request that was found to be good.
+type want struct {
+	place
+	n int
+}
+
+// place is a limit and key.
+type place struct{ name, key string }
+
+func (r Request) resolve() (want, error) {
+	if _, err := ratelimit.Decide(r.check, ratelimit.State{}, time.Unix(0, 0)); err != nil {
+		return want{}, err
+	}
+	w := want{place{r.limit.Name(), r.key}, r.n}
+	return w, checkN(w.name, w.n)
+}
+
+func checkN(name string, n int) error {
+	if n < 1 || n > Max {
+		return &ratelimit.InvalidError{Limit: name, Field: "n", Value: n, Want: fmt.Sprintf("a number of slots from 1 to %d", Max)}
+	}
+	return nil
+}
+
+// resolveAll checks the requests of one call, and puts them into the order in which everybody asks.
+func resolveAll(requests []Request) ([]want, error) {
+	wants := make([]want, 0, len(requests))
+	for _, r := range requests {
+		w, err := r.resolve()
+		if err != nil {
+			return nil, err
+		}
+		wants = append(wants, w)
+	}
+	if len(wants) == 0 {
+		return nil, &ratelimit.InvalidError{Field: "requests", Value: len(requests), Want: "at least one"}
+	}
+	slices.SortFunc(wants, func(a, b want) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key)) })
+	for i := range wants[1:] {
+		if w := wants[i+1]; w.place == wants[i].place {
+			return nil, &ratelimit.InvalidError{Limit: w.name, Field: "requests", Value: w.key, Want: "each key once in a call"}
+		}
+	}
+	return wants, nil
+}

@@ -1,0 +1,199 @@
+package slots
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	soonest = 10 * time.Millisecond // after which who waits asks again, at first
+	latest  = 250 * time.Millisecond
+
+	// passes is for how long a slot is passed on within a process. Then others get a chance.
+	passes = 5 * time.Second
+)
+
+// line is those of this process who wait for a slot of one limit and key, in the order in which they came.
+type line struct{ waiters []*waiter }
+
+type waiter struct {
+	n     int
+	first chan struct{} // closed when it is the first of the line
+	got   chan *slot    // a slot that was passed on to it
+}
+
+// one takes a slot, or waits for it.
+func (s *Slots) one(ctx context.Context, w *want, patient bool) (*slot, error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil, errClosed(w)
+	}
+	busy := s.lines[w.place] != nil
+	s.everyone.Add(1)
+	s.mu.Unlock()
+	defer s.everyone.Done()
+
+	if !busy {
+		sl, err := s.ask(ctx, w)
+		if sl != nil || err != nil {
+			return sl, err
+		}
+	}
+	if !patient {
+		return nil, &FullError{w.name, w.key, w.n}
+	}
+	return s.wait(ctx, w)
+}
+
+// wait stands in line. Who is the first asks at once when it has become that, and when it was that from the beginning, as it
+// has just been told that there is none, after a while.
+func (s *Slots) wait(ctx context.Context, w *want) (*slot, error) {
+	me := &waiter{n: w.n, first: make(chan struct{}), got: make(chan *slot, 1)}
+	asked := s.join(w.place, me)
+	delay := soonest
+	var pause <-chan time.Time
+	if asked {
+		pause = time.After(jitter(delay))
+	}
+	var sl *slot
+	var err error
+	for turn := me.first; sl == nil && err == nil; {
+		select {
+		case sl = <-me.got:
+			return sl, nil // who passes it on has taken me out of the line
+		case <-ctx.Done():
+			err = fmt.Errorf("slots: wait for limit %q: %w", w.name, ctx.Err())
+			continue
+		case <-s.closing:
+			err = errClosed(w)
+			continue
+		case <-turn:
+			if turn = nil; asked {
+				continue
+			}
+		case <-pause:
+			delay = min(2*delay, latest)
+		}
+		sl, err = s.ask(ctx, w)
+		pause = time.After(jitter(delay))
+	}
+	if extra := s.leave(w.place, me); extra != nil {
+		if sl == nil && ctx.Err() == nil {
+			return extra, nil
+		}
+		_ = s.release(ctx, []*slot{extra}) // or it frees itself
+	}
+	return sl, err
+}
+
+// jitter keeps the processes that wait from asking at the same time.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }
+
+// join puts a waiter into line, and tells whether it is the first.
+func (s *Slots) join(p place, me *waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.lines[p]
+	if l == nil {
+		l = &line{}
+		s.lines[p] = l
+	}
+	l.waiters = append(l.waiters, me)
+	if len(l.waiters) > 1 {
+		return false
+	}
+	close(me.first)
+	return true
+}
+
+// leave takes a waiter out of the line. If a slot was passed on to it meanwhile, it has that.
+func (s *Slots) leave(p place, me *waiter) *slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.lines[p]; l != nil {
+		if i := slices.Index(l.waiters, me); i >= 0 {
+			s.remove(p, l, i)
+			return nil
+		}
+	}
+	return <-me.got
+}
+
+// remove takes the i-th out of a line.
+func (s *Slots) remove(p place, l *line, i int) {
+	l.waiters = slices.Delete(l.waiters, i, i+1)
+	switch {
+	case len(l.waiters) == 0:
+		delete(s.lines, p)
+	case i == 0:
+		close(l.waiters[0].first)
+	}
+}
+
+// pass gives a slot to the first who waits for it here, and tells whether there was one. It goes to nobody who asks for fewer
+// slots than there were when it was granted: of those there may be too many.
+func (s *Slots) pass(sl *slot) bool {
+	p := place{sl.Limit, sl.Key}
+	l := s.lines[p]
+	if l == nil || s.closed || sl.gone || time.Since(sl.since) >= passes || time.Until(sl.until) <= 0 {
+		return false
+	}
+	first := l.waiters[0]
+	if first.n < sl.n {
+		return false
+	}
+	s.remove(p, l, 0)
+	sl.hold = nil
+	first.got <- sl
+	return true
+}
+
+// ask asks the database for a slot. Without an error and a slot the limit is full.
+func (s *Slots) ask(ctx context.Context, w *want) (*slot, error) {
+	for locked := false; ; {
+		holder := uuid.NewString()
+		before := time.Now()
+		a, sent, err := s.acquire(ctx, w, holder, locked)
+		switch {
+		case err != nil && isLostRace(err):
+		case err != nil:
+			if sent && !isRolledBack(err) {
+				s.tidy(w.place, holder)
+			}
+			return nil, explain(ctx, err, "acquire a slot of", w.place)
+		case a.slot != nil:
+			sl := &slot{
+				Slot:   Slot{Limit: w.name, Key: w.key, Number: int(*a.slot), Token: *a.token},
+				holder: holder, n: w.n, since: before, until: s.lostAt(before),
+			}
+			if !s.keep(sl) {
+				_ = s.forget(w.place, holder) // or it frees itself
+				return nil, errClosed(w)
+			}
+			return sl, nil
+		case a.live >= int64(w.n):
+			return nil, nil
+		default:
+			// There was one. Somebody was faster, or what a larger n has left is to be counted.
+			locked = a.left
+		}
+	}
+}
+
+// tidy removes in the background what a call may have taken whose answer did not come.
+func (s *Slots) tidy(p place, holder string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return // it frees itself
+	}
+	s.everyone.Go(func() { _ = s.forget(p, holder) })
+}
+
+func errClosed(w *want) error { return fmt.Errorf("%w: limit %q", ErrClosed, w.name) }

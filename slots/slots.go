@@ -1,0 +1,230 @@
+package slots
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Config configures [Slots]. The zero Config is ready for production.
+type Config struct {
+	// TTL is for how long a slot is held that is not renewed: after a process has died, and the longest time for which a
+	// process may be without its database and keep its slots. Slots are renewed three times in it. Default: 30 seconds; at
+	// least a second, at most a day.
+	TTL time.Duration
+
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
+	// finds.
+	Schema string
+
+	// Logger is told of renewals that fail and of slots that are lost. Default: [slog.Default].
+	Logger *slog.Logger
+
+	// Clock replaces the database's clock, for tests that need to set it. When a slot is renewed, and when it is lost here,
+	// goes by the process's own clock all the same. Default: the database's.
+	Clock func() time.Time
+}
+
+// Slots hands out slots, and renews those that are held in this process. It is safe for concurrent use, and one for each
+// process and pool is enough: those who wait for the same key are in one line then.
+//
+// Calls are transactions of their own: a slot outlives transactions, and there is none to join. Each takes a connection of the
+// pool for the time of a round trip, and so do renewals: a pool all of whose connections are taken by the work for longer than
+// TTL loses its slots. Never wait for a slot while holding a connection of the same pool.
+type Slots struct {
+	pool     *pgxpool.Pool
+	sql      statements
+	ttl      time.Duration
+	now      func() time.Time
+	logger   *slog.Logger
+	ctx      context.Context // of what runs in the background
+	stop     context.CancelFunc
+	closing  chan struct{} // closed by Close
+	everyone sync.WaitGroup
+
+	mu      sync.Mutex
+	held    map[*slot]bool
+	lines   map[place]*line
+	timer   *time.Timer // of the next renewal
+	armed   bool        // it is set, or renewals are under way
+	failing bool        // the last renewal failed
+	closed  bool
+	stopped bool
+	empty   chan struct{} // closed when nothing is held any more; nil unless Close waits for it
+}
+
+// New makes Slots over a pool. It does not touch the database. Close it before the pool.
+func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
+	switch {
+	case pool == nil:
+		return nil, &ratelimit.InvalidError{Field: "pool", Value: nil, Want: "an open pool"}
+	case cfg.TTL != 0 && (cfg.TTL < time.Second || cfg.TTL > 24*time.Hour):
+		return nil, &ratelimit.InvalidError{Field: "slots.Config.TTL", Value: cfg.TTL, Want: "a second to a day, or 0 for the default"}
+	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 || !utf8.ValidString(cfg.Schema):
+		return nil, &ratelimit.InvalidError{Field: "slots.Config.Schema", Value: cfg.Schema, Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
+	}
+	s := &Slots{
+		pool: pool, sql: newStatements(cfg.Schema), ttl: cmp.Or(cfg.TTL, 30*time.Second), now: cfg.Clock,
+		logger: cmp.Or(cfg.Logger, slog.Default()), closing: make(chan struct{}),
+		held: make(map[*slot]bool), lines: make(map[place]*line),
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// TryAcquire takes a slot of each request, or of none, and waits for nobody. If a limit is full, or others in this process
+// wait for it, the error is a [*FullError]. One round trip for each request; slots of the earlier ones are held for a moment
+// if a later one is full.
+//
+// Other errors: one that matches [ratelimit.ErrInvalid] for a bad request, or [ErrClosed]; else the database's, or that of
+// ctx, wrapped. No slot is held then; a connection that was lost may leave one that is nobody's, for TTL at most.
+func (s *Slots) TryAcquire(ctx context.Context, requests ...Request) (*Hold, error) {
+	return s.take(ctx, requests, false)
+}
+
+// Acquire is TryAcquire that waits until there is a slot. Within the process those who wait for a key have their turns in the
+// order in which they came: only the first of them asks the database, every 10 to 250 milliseconds, and a slot that is
+// released in this process is his without a round trip. After five seconds in one process a slot is given back instead, for
+// those of other processes; between processes there is no order. Who waits holds no connection, and of several requests no
+// slot.
+//
+// If ctx ends first the error matches that of ctx. What is acquired outlives ctx: see [Hold.Context].
+func (s *Slots) Acquire(ctx context.Context, requests ...Request) (*Hold, error) {
+	return s.take(ctx, requests, true)
+}
+
+// Do acquires, runs fn, and releases, whether fn returns or panics. fn's ctx is a [Hold.Context] of ctx: it ends when a slot
+// is lost, and fn should end then, too. Do returns what fn does, but if a slot was lost while fn ran, also if fn returned nil:
+// then the error matches [ErrLost], and what fn returned besides. That a slot could not be given back is logged, as it
+// frees itself.
+func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error, requests ...Request) (err error) {
+	h, err := s.Acquire(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		lost := h.Err()
+		if failed := h.Release(ctx); failed != nil {
+			s.logger.WarnContext(ctx, "slots: not given back, so free after its TTL", "error", failed)
+		}
+		switch {
+		case lost == nil:
+		case err == nil:
+			err = lost
+		case !errors.Is(err, ErrLost):
+			err = fmt.Errorf("%w: %w", lost, err)
+		}
+	}()
+	return fn(h.Context(ctx))
+}
+
+// Held tells how many slots of a limit and key are held, over all processes. It takes none.
+func (s *Slots) Held(ctx context.Context, request Request) (n int, err error) {
+	w, err := request.resolve()
+	if err != nil {
+		return 0, err
+	}
+	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
+		b.Queue(s.sql.held, s.clock(), w.name, w.key).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+	})
+	if err != nil {
+		return 0, explain(ctx, err, "count the slots held of", w.place)
+	}
+	return n, nil
+}
+
+// Close refuses what is asked from now on, and those who wait, with [ErrClosed], and waits until all that is held is released.
+// If ctx ends before, nothing is renewed any more, the contexts of what is still held end, with [ErrLost] as their cause, and
+// the error matches that of ctx; the rows stay for the rest of TTL, as the work may not have ended. To close again does
+// nothing but wait.
+func (s *Slots) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+	}
+	var empty chan struct{}
+	if len(s.held) > 0 {
+		if s.empty == nil {
+			s.empty = make(chan struct{})
+		}
+		empty = s.empty
+	}
+	s.mu.Unlock()
+
+	var err error
+	if empty != nil {
+		select {
+		case <-empty:
+		case <-ctx.Done():
+			err = fmt.Errorf("slots: close: %w", ctx.Err())
+		}
+	}
+	s.mu.Lock()
+	s.stopped = true
+	for sl := range s.held {
+		s.lose(sl)
+	}
+	s.mu.Unlock()
+	s.stop()
+	quiet := make(chan struct{})
+	go func() {
+		s.everyone.Wait()
+		close(quiet)
+	}()
+	select {
+	case <-quiet:
+	case <-ctx.Done():
+		err = fmt.Errorf("slots: close: %w", ctx.Err())
+	}
+	return err
+}
+
+// take acquires all of the requests, or none. What is waited for is the one that was full last, while nothing else is held; all
+// others are only tried. So nobody holds one slot and waits for another.
+func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Hold, error) {
+	wants, err := resolveAll(requests)
+	if err != nil {
+		return nil, err
+	}
+	for at := 0; ; {
+		sl, err := s.one(ctx, &wants[at], patient)
+		if err != nil {
+			return nil, err
+		}
+		got := []*slot{sl}
+		full := -1
+		for i := range wants {
+			if i == at {
+				continue
+			}
+			if sl, err = s.one(ctx, &wants[i], false); err != nil {
+				full = i
+				break
+			}
+			got = append(got, sl)
+		}
+		if full < 0 {
+			return s.hold(got), nil
+		}
+		back := s.release(ctx, got)
+		if !errors.Is(err, ErrFull) || !patient {
+			if back != nil {
+				err = fmt.Errorf("%w; nor were the others given back: %w", err, back)
+			}
+			return nil, err
+		}
+		at = full
+	}
+}

@@ -1,0 +1,169 @@
+package slots_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/slots"
+)
+
+var three = slots.MustDefine("three", 3)
+
+func TestNoMoreThanNAreGrantedAndWhatIsReleasedIsGrantedAgain(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	here, there := open(t, pool, slots.Config{}), open(t, pool, slots.Config{})
+	var holds []*slots.Hold
+	numbers := map[int]bool{}
+	for i := range 3 {
+		h := try(t, []*slots.Slots{here, there}[i%2], three.For("k"))
+		s := h.Slots()[0]
+		if s.Limit != "three" || s.Key != "k" || s.Number < 0 || s.Number > 2 || numbers[s.Number] || h.Err() != nil {
+			t.Fatalf("%+v, %v, after %v", s, h.Err(), numbers)
+		}
+		numbers[s.Number] = true
+		holds = append(holds, h)
+	}
+	for _, s := range []*slots.Slots{here, there} {
+		_, err := s.TryAcquire(t.Context(), three.For("k"))
+		var full *slots.FullError
+		if !errors.As(err, &full) || !errors.Is(err, slots.ErrFull) || *full != (slots.FullError{Limit: "three", Key: "k", N: 3}) {
+			t.Fatalf("%v, want a FullError", err)
+		}
+		if n, err := s.Held(t.Context(), three.For("k")); err != nil || n != 3 {
+			t.Fatalf("%d held, %v", n, err)
+		}
+	}
+	release(t, try(t, here, three.For("other")))
+	release(t, try(t, here, three.Global()))
+
+	was := holds[1].Slots()[0]
+	release(t, holds[1])
+	release(t, holds[1])
+	if err := holds[1].Err(); !errors.Is(err, slots.ErrReleased) {
+		t.Errorf("%v, want ErrReleased", err)
+	}
+	h := try(t, here, three.For("k"))
+	if s := h.Slots()[0]; s.Number != was.Number || s.Token <= was.Token {
+		t.Errorf("%+v after %+v, want the same number and a larger token", s, was)
+	}
+	for _, h := range []*slots.Hold{h, holds[0], holds[2]} {
+		release(t, h)
+	}
+	if n := rows(t, pool); n != 0 {
+		t.Errorf("%d rows are left", n)
+	}
+}
+
+func TestSeveralLimitsAreHeldAllOrNone(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	one := slots.MustDefine("one", 1)
+	h := try(t, s, three.For("a"), one.Global())
+	if all := h.Slots(); len(all) != 2 || all[0].Limit != "one" || all[1].Limit != "three" {
+		t.Errorf("%+v, want both, sorted", all)
+	}
+	_, err := s.TryAcquire(t.Context(), three.For("a"), three.For("b"), one.Global())
+	var full *slots.FullError
+	if !errors.As(err, &full) || full.Limit != "one" {
+		t.Fatal(err)
+	}
+	if n := rows(t, pool); n != 2 {
+		t.Errorf("%d rows, want the 2 that are held", n)
+	}
+	release(t, h)
+	h = try(t, s, one.Global(), three.For("a"), three.For("b"))
+	if n := rows(t, pool); n != 3 {
+		t.Errorf("%d rows, want 3", n)
+	}
+	release(t, h)
+}
+
+// What was granted by a larger number counts, and nothing is granted before it has gone; with a larger one more is granted at
+// once.
+func TestTheNumberOfSlotsChangesWhileTheyAreHeld(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	var holds []*slots.Hold
+	for range 5 {
+		holds = append(holds, try(t, s, three.For("k").Of(5)))
+	}
+	full := func(n int) {
+		t.Helper()
+		if _, err := s.TryAcquire(t.Context(), three.For("k").Of(n)); !errors.Is(err, slots.ErrFull) {
+			t.Fatalf("%v, want ErrFull", err)
+		}
+	}
+	full(2)
+	holds = append(holds, try(t, s, three.For("k").Of(6)))
+	full(6)
+	for i, h := range holds { // in any order, as their numbers are random
+		if len(holds)-i >= 2 {
+			full(2)
+		} else {
+			release(t, try(t, s, three.For("k").Of(2)))
+		}
+		release(t, h)
+	}
+}
+
+func TestASlotIsPassedOnOnlyToWhoMayHaveIt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	big := []*slots.Hold{try(t, s, three.For("k").Of(2)), try(t, s, three.For("k").Of(2))}
+	got := make(chan *slots.Hold)
+	go func() {
+		h, err := s.Acquire(t.Context(), three.For("k").Of(1))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}()
+	until(t, "somebody waits", func() bool { return slots.Waiting(s, "three", "k") == 1 })
+	release(t, big[0])
+	select {
+	case <-got:
+		t.Fatal("a second one was granted, of one")
+	case <-time.After(300 * time.Millisecond): // longer than until the next look
+	}
+	release(t, big[1])
+	release(t, <-got)
+}
+
+func TestBadCallsAreRefusedWithWhatWouldBeRight(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	of := func(_ any, err error) error { return err }
+	for want, err := range map[string]error{
+		`name is ""`:                         of(slots.Define("", 1)),
+		`n is 0: want a number of slots fro`: of(slots.Define("a", 0)),
+		`n is 10001: want a number of slots`: of(slots.Define("a", slots.Max+1)),
+		`n is -1`:                            of(s.TryAcquire(t.Context(), three.For("k").Of(-1))),
+		`key is "": want`:                    of(s.Acquire(t.Context(), three.For(""))),
+		`key is "a\x00"`:                     s.Do(t.Context(), nil, three.For("a\x00")),
+		`limit is the zero Limit`:            of(s.Held(t.Context(), slots.Limit{}.For("k"))),
+		`requests is 0`:                      of(s.TryAcquire(t.Context())),
+		`want each key once in a call`:       of(s.TryAcquire(t.Context(), three.For("k"), three.For("l"), three.For("k"))),
+		`pool is <nil>`:                      of(slots.New(nil, slots.Config{})),
+		`TTL is 1ms: want a second to a day`: of(slots.New(pool, slots.Config{TTL: time.Millisecond})),
+		`Schema is "\x00"`:                   of(slots.New(pool, slots.Config{Schema: "\x00"})),
+	} {
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("MustDefine did not panic")
+		}
+	}()
+	slots.MustDefine("x", 0)
+}

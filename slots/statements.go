@@ -1,0 +1,187 @@
+package slots
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Each of these is a transaction of its own, READ COMMITTED whatever the server's default: each sees what was committed before
+// it, and who meets another's row waits for that one's commit and looks again.
+const (
+	// acquireSQL takes a slot, if fewer than n are held. It writes a number that it has seen free; whoever is faster has the
+	// row, by the primary key, and then this takes none. Nothing is written where all are held. Slots with numbers from n on
+	// are held by those who were granted them by a larger n: to count them with the others is right only under the lock of
+	// leftSQL, so without it nothing is granted as long as there are any. The token is drawn in RETURNING: when the row is
+	// this one's already.
+	acquireSQL = `
+WITH clock AS MATERIALIZED (
+	SELECT coalesce($1::timestamptz, clock_timestamp()) AS now
+), live AS MATERIALIZED (
+	SELECT s.slot FROM {schema}weir_slot AS s, clock WHERE s.name = $2::text AND s.key = $3::text AND s.until > clock.now
+), free AS (
+	SELECT i FROM generate_series(0, $4::integer - 1) AS i
+	WHERE (SELECT count(*) FROM live) < $4::integer AND i NOT IN (SELECT slot FROM live)
+		AND ($5::boolean OR NOT EXISTS (SELECT FROM live WHERE slot >= $4::integer))
+	ORDER BY i < $6::integer, i LIMIT 1
+), got AS (
+	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until)
+	SELECT $2::text, $3::text, free.i, $7::text::uuid, clock.now + $8::bigint * interval '1 microsecond' FROM free, clock
+	ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
+	WHERE s.until <= (SELECT now FROM clock)
+	RETURNING s.slot, nextval($9::text::regclass) AS token
+)
+SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
+FROM (SELECT 1) AS always LEFT JOIN got ON true`
+
+	// leftSQL locks the lowest row with a number from n on. It goes before acquireSQL in one transaction: those who count
+	// what a larger n has left come one after the other, as long as there is any.
+	leftSQL = `
+SELECT 1 FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND slot >= $3::integer ORDER BY slot LIMIT 1 FOR UPDATE`
+
+	// mine are the rows of a list of holdings, by the primary key. What was given to others meanwhile has another holder.
+	mine = `unnest({lists}) AS mine (name, key, slot, holder)
+WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid`
+
+	// renewSQL renews what has not run out, and says what that is.
+	renewSQL = `
+WITH clock AS MATERIALIZED (
+	SELECT coalesce($1::timestamptz, clock_timestamp()) AS now
+)
+UPDATE {schema}weir_slot AS s SET until = clock.now + $2::bigint * interval '1 microsecond'
+FROM clock, {mine} AND s.until > clock.now
+RETURNING s.holder::text`
+
+	releaseSQL = `
+DELETE FROM {schema}weir_slot AS s USING {mine}`
+
+	// tidySQL removes what a call may have taken whose answer did not come.
+	tidySQL = `
+DELETE FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND holder = $3::text::uuid`
+
+	heldSQL = `
+SELECT count(*) FROM {schema}weir_slot
+WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, clock_timestamp())`
+)
+
+type statements struct {
+	acquire, left, renew, release, tidy, held string
+	sequence                                  string
+}
+
+func newStatements(schema string) statements {
+	prefix := ""
+	if schema != "" {
+		prefix = pgx.Identifier{schema}.Sanitize() + "."
+	}
+	text := func(sql, lists string) string {
+		return strings.NewReplacer("{schema}", prefix).Replace(
+			strings.ReplaceAll(strings.ReplaceAll(sql, "{mine}", mine), "{lists}", lists))
+	}
+	return statements{
+		acquire:  text(acquireSQL, ""),
+		left:     text(leftSQL, ""),
+		renew:    text(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]"),
+		release:  text(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]"),
+		tidy:     text(tidySQL, ""),
+		held:     text(heldSQL, ""),
+		sequence: prefix + "weir_slot_token",
+	}
+}
+
+type batchSender interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// trip runs statements as one transaction, in one round trip. They are committed if there is no error. A connection that fails
+// within is one that the pool closes.
+func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)) error {
+	batch := &pgx.Batch{}
+	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	queue(batch)
+	batch.Queue("COMMIT")
+	return to.SendBatch(ctx, batch).Close()
+}
+
+// answer is what acquireSQL says.
+type answer struct {
+	slot  *int32
+	token *int64
+	live  int64
+	left  bool // slots with numbers from n on are held
+}
+
+// acquire runs acquireSQL once, if it comes to send it.
+func (s *Slots) acquire(ctx context.Context, w *want, holder string, locked bool) (a answer, sent bool, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return a, false, err
+	}
+	defer conn.Release()
+	if err := ctx.Err(); err != nil {
+		return a, false, err
+	}
+	err = s.trip(ctx, conn, func(b *pgx.Batch) {
+		if locked {
+			b.Queue(s.sql.left, w.name, w.key, w.n)
+		}
+		b.Queue(s.sql.acquire, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder, s.ttl.Microseconds(), s.sql.sequence).
+			QueryRow(func(row pgx.Row) error { return row.Scan(&a.slot, &a.token, &a.live, &a.left) })
+	})
+	return a, true, err
+}
+
+// renew renews slots, and returns the holders of those that are.
+func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bool, err error) {
+	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
+		b.Queue(s.sql.renew, append([]any{s.clock(), s.ttl.Microseconds()}, lists(slots)...)...).Query(func(rows pgx.Rows) error {
+			holders, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			renewed = make(map[string]bool, len(holders))
+			for _, h := range holders {
+				renewed[h] = true
+			}
+			return err
+		})
+	})
+	return renewed, err
+}
+
+// giveBack deletes the rows of slots, as far as they are still these.
+func (s *Slots) giveBack(ctx context.Context, slots []*slot) error {
+	return s.trip(ctx, s.pool, func(b *pgx.Batch) { b.Queue(s.sql.release, lists(slots)...) })
+}
+
+func lists(slots []*slot) []any {
+	n := len(slots)
+	names, keys, numbers, holders := make([]string, n), make([]string, n), make([]int32, n), make([]string, n)
+	for i, sl := range slots {
+		names[i], keys[i], numbers[i], holders[i] = sl.Limit, sl.Key, int32(sl.Number), sl.holder //nolint:gosec // it was an int32
+	}
+	return []any{names, keys, numbers, holders}
+}
+
+// clock is the instant that stands in for the database's, or nil.
+func (s *Slots) clock() any {
+	if s.now == nil {
+		return nil
+	}
+	return s.now().Truncate(time.Microsecond)
+}
+
+// isLostRace reports whether another attempt may succeed, at once.
+func isLostRace(err error) bool {
+	state := stateOf(err)
+	return state == "40001" || state == "40P01" // serialization_failure, deadlock_detected
+}
+
+// isRolledBack reports whether an answer says that nothing was committed. A backend that ended with COMMIT under way (FATAL,
+// PANIC) may have committed before it did.
+func isRolledBack(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.SeverityUnlocalized == "ERROR" && e.Code != "40003" // statement_completion_unknown
+}
