@@ -1,6 +1,9 @@
 package slots
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Waiting is how many of this process are in line.
 func Waiting(s *Slots, name, key string) int {
@@ -14,3 +17,6 @@ func Waiting(s *Slots, name, key string) int {
 
 // Renew is what is done in the background.
 func Renew(ctx context.Context, s *Slots) error { return s.renewAll(ctx) }
+
+// SetPasses sets for how long slots are passed on within a process.
+func SetPasses(s *Slots, d time.Duration) { s.passes = d }

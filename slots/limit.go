@@ -51,7 +51,9 @@ func (l Limit) Name() string { return l.def.Name() }
 
 // For returns a request for one of the key's slots: those of a tenant, an account, a host. The key is 1 to 1024 bytes of UTF-8
 // without NUL; anything else is refused when the request is used.
-func (l Limit) For(key string) Request { return Request{limit: l, check: l.def.For(key), key: key, n: l.n} }
+func (l Limit) For(key string) Request {
+	return Request{limit: l, check: l.def.For(key), key: key, n: l.n}
+}
 
 // Global returns a request for one of the slots of a limit without keys.
 func (l Limit) Global() Request { return Request{limit: l, check: l.def.Global(), n: l.n} }

@@ -23,8 +23,8 @@ type line struct{ waiters []*waiter }
 
 type waiter struct {
 	n     int
-	first chan struct{} // closed when it is the first of the line
-	got   chan *slot    // a slot that was passed on to it
+	first chan bool  // tells, once it is the first of the line, whether there may be a free slot
+	got   chan *slot // a slot that was passed on to it
 }
 
 // one takes a slot, or waits for it.
@@ -51,19 +51,16 @@ func (s *Slots) one(ctx context.Context, w *want, patient bool) (*slot, error) {
 	return s.wait(ctx, w)
 }
 
-// wait stands in line. Who is the first asks at once when it has become that, and when it was that from the beginning, as it
-// has just been told that there is none, after a while.
+// wait stands in line. Who becomes the first asks at once, but after a while if nothing can have changed since somebody was told
+// that there is none: as it was the first from the beginning, or as the one before has a slot that was passed on.
 func (s *Slots) wait(ctx context.Context, w *want) (*slot, error) {
-	me := &waiter{n: w.n, first: make(chan struct{}), got: make(chan *slot, 1)}
-	asked := s.join(w.place, me)
+	me := &waiter{n: w.n, first: make(chan bool, 1), got: make(chan *slot, 1)}
+	s.join(w.place, me)
 	delay := soonest
 	var pause <-chan time.Time
-	if asked {
-		pause = time.After(jitter(delay))
-	}
 	var sl *slot
 	var err error
-	for turn := me.first; sl == nil && err == nil; {
+	for sl == nil && err == nil {
 		select {
 		case sl = <-me.got:
 			return sl, nil // who passes it on has taken me out of the line
@@ -73,8 +70,9 @@ func (s *Slots) wait(ctx context.Context, w *want) (*slot, error) {
 		case <-s.closing:
 			err = errClosed(w)
 			continue
-		case <-turn:
-			if turn = nil; asked {
+		case news := <-me.first:
+			if !news {
+				pause = time.After(jitter(delay))
 				continue
 			}
 		case <-pause:
@@ -95,8 +93,8 @@ func (s *Slots) wait(ctx context.Context, w *want) (*slot, error) {
 // jitter keeps the processes that wait from asking at the same time.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }
 
-// join puts a waiter into line, and tells whether it is the first.
-func (s *Slots) join(p place, me *waiter) bool {
+// join puts a waiter into line.
+func (s *Slots) join(p place, me *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.lines[p]
@@ -105,11 +103,9 @@ func (s *Slots) join(p place, me *waiter) bool {
 		s.lines[p] = l
 	}
 	l.waiters = append(l.waiters, me)
-	if len(l.waiters) > 1 {
-		return false
+	if len(l.waiters) == 1 {
+		me.first <- false
 	}
-	close(me.first)
-	return true
 }
 
 // leave takes a waiter out of the line. If a slot was passed on to it meanwhile, it has that.
@@ -118,7 +114,7 @@ func (s *Slots) leave(p place, me *waiter) *slot {
 	defer s.mu.Unlock()
 	if l := s.lines[p]; l != nil {
 		if i := slices.Index(l.waiters, me); i >= 0 {
-			s.remove(p, l, i)
+			s.remove(p, l, i, true)
 			return nil
 		}
 	}
@@ -126,13 +122,13 @@ func (s *Slots) leave(p place, me *waiter) *slot {
 }
 
 // remove takes the i-th out of a line.
-func (s *Slots) remove(p place, l *line, i int) {
+func (s *Slots) remove(p place, l *line, i int, news bool) {
 	l.waiters = slices.Delete(l.waiters, i, i+1)
 	switch {
 	case len(l.waiters) == 0:
 		delete(s.lines, p)
 	case i == 0:
-		close(l.waiters[0].first)
+		l.waiters[0].first <- news
 	}
 }
 
@@ -141,21 +137,48 @@ func (s *Slots) remove(p place, l *line, i int) {
 func (s *Slots) pass(sl *slot) bool {
 	p := place{sl.Limit, sl.Key}
 	l := s.lines[p]
-	if l == nil || s.closed || sl.gone || time.Since(sl.since) >= passes || time.Until(sl.until) <= 0 {
+	if l == nil || s.closed || sl.gone || time.Since(sl.since) >= s.passes || time.Until(sl.until) <= 0 {
 		return false
 	}
 	first := l.waiters[0]
 	if first.n < sl.n {
 		return false
 	}
-	s.remove(p, l, 0)
+	s.remove(p, l, 0, false)
 	sl.hold = nil
 	first.got <- sl
 	return true
 }
 
-// ask asks the database for a slot. Without an error and a slot the limit is full.
+// ask asks the database for a slot. Without an error and a slot the limit is full. Who leaves before there is an answer leaves
+// nothing behind: a statement that is cancelled may be run all the same, after whatever would undo it, so it is not cancelled,
+// and what it takes is given back.
 func (s *Slots) ask(ctx context.Context, w *want) (*slot, error) {
+	type answer struct {
+		sl  *slot
+		err error
+	}
+	answers, left := make(chan answer), make(chan struct{})
+	s.everyone.Go(func() { // who calls this is counted, too
+		sl, err := s.askDatabase(ctx, w)
+		select {
+		case answers <- answer{sl, err}:
+		case <-left:
+			if sl != nil {
+				_ = s.release(ctx, []*slot{sl}) // or it frees itself
+			}
+		}
+	})
+	select {
+	case a := <-answers:
+		return a.sl, a.err
+	case <-ctx.Done():
+		close(left)
+		return nil, explain(ctx, ctx.Err(), "acquire a slot of", w.place)
+	}
+}
+
+func (s *Slots) askDatabase(ctx context.Context, w *want) (*slot, error) {
 	for locked := false; ; {
 		holder := uuid.NewString()
 		before := time.Now()

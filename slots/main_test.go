@@ -7,11 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/slots"
 )
-
-func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // open makes Slots that stand for a process, closed at the end of the test. What is still held then is lost.
 func open(t testing.TB, pool *pgxpool.Pool, cfg slots.Config) *slots.Slots {

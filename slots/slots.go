@@ -51,6 +51,7 @@ type Slots struct {
 	ctx      context.Context // of what runs in the background
 	stop     context.CancelFunc
 	closing  chan struct{} // closed by Close
+	passes   time.Duration
 	everyone sync.WaitGroup
 
 	mu      sync.Mutex
@@ -76,7 +77,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 	}
 	s := &Slots{
 		pool: pool, sql: newStatements(cfg.Schema), ttl: cmp.Or(cfg.TTL, 30*time.Second), now: cfg.Clock,
-		logger: cmp.Or(cfg.Logger, slog.Default()), closing: make(chan struct{}),
+		logger: cmp.Or(cfg.Logger, slog.Default()), closing: make(chan struct{}), passes: passes,
 		held: make(map[*slot]bool), lines: make(map[place]*line),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())

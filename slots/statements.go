@@ -126,6 +126,8 @@ func (s *Slots) acquire(ctx context.Context, w *want, holder string, locked bool
 	if err := ctx.Err(); err != nil {
 		return a, false, err
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ttl) // what comes later is of no use
+	defer cancel()
 	err = s.trip(ctx, conn, func(b *pgx.Batch) {
 		if locked {
 			b.Queue(s.sql.left, w.name, w.key, w.n)

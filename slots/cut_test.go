@@ -1,0 +1,102 @@
+package slots_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/slots"
+)
+
+// cutConn is a connection that is cut now and then: before what was written is sent, or before its answer is read.
+type cutConn struct {
+	net.Conn
+	armed *atomic.Bool
+	cuts  *atomic.Int64
+}
+
+func (c *cutConn) cut() bool {
+	if !c.armed.Load() || rand.IntN(25) > 0 {
+		return false
+	}
+	c.cuts.Add(1)
+	_ = c.Conn.Close()
+	return true
+}
+
+func (c *cutConn) Write(b []byte) (int, error) {
+	c.cut()
+	return c.Conn.Write(b)
+}
+
+func (c *cutConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == nil && c.cut() {
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+// A call whose answer did not come holds nothing in the end, and nobody gets more for it.
+func TestConnectionsThatAreCutLeaveNoSlotBehind(t *testing.T) {
+	t.Parallel()
+	var armed atomic.Bool
+	var cuts, busy, worked, failed atomic.Int64
+	bare := pgtest.Pool(t)
+	cfg := bare.Config()
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &cutConn{conn, &armed, &cuts}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	armed.Store(true)
+	var wg sync.WaitGroup
+	for range 3 {
+		s := open(t, pool, slots.Config{TTL: 2 * time.Second, Logger: silent})
+		for range 4 {
+			wg.Go(func() {
+				for range 40 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					err := s.Do(ctx, func(context.Context) error {
+						defer busy.Add(-1)
+						if n := busy.Add(1); n > 3 {
+							t.Errorf("%d at once of 3", n)
+						}
+						worked.Add(1)
+						time.Sleep(rand.N(time.Millisecond))
+						return nil
+					}, three.For("k"))
+					cancel()
+					if errors.Is(err, slots.ErrFull) {
+						t.Errorf("an outage was told as a full limit: %v", err)
+					} else if err != nil {
+						failed.Add(1)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	t.Logf("%d cuts, %d worked, %d failed", cuts.Load(), worked.Load(), failed.Load())
+	if worked.Load() == 0 || failed.Load() == 0 {
+		t.Error("want both")
+	}
+	s := open(t, bare, slots.Config{})
+	until(t, "nothing is held", func() bool {
+		n, err := s.Held(t.Context(), three.For("k"))
+		return err == nil && n == 0
+	})
+}

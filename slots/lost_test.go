@@ -1,0 +1,298 @@
+package slots_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/schema"
+	"github.com/weir-go/weir/slots"
+)
+
+// silent is for tests that lose slots on purpose.
+var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+func ended(t *testing.T, ctx context.Context) {
+	t.Helper()
+	select {
+	case <-ctx.Done():
+	case <-time.After(30 * time.Second):
+		t.Fatal("the context did not end within 30 seconds")
+	}
+}
+
+func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
+	t.Parallel()
+	bare := pgtest.Pool(t)
+	pool, proxy := counted(t, bare)
+	s, other := open(t, pool, slots.Config{TTL: time.Second}), open(t, bare, slots.Config{})
+	many := slots.MustDefine("many", 20)
+	var holds []*slots.Hold
+	for range 20 {
+		holds = append(holds, try(t, s, many.For("k")))
+	}
+	first, before := scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`), proxy.Trips()
+	until(t, "renewed for three times their TTL", func() bool {
+		if _, err := other.TryAcquire(t.Context(), many.For("k")); !errors.Is(err, slots.ErrFull) {
+			t.Fatal(err)
+		}
+		return scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`).Sub(first) > 3*time.Second
+	})
+	for _, h := range holds {
+		if err := h.Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	if trips := proxy.Trips() - before; trips < 9 || trips > 20 { // of 20 slots three times each in a TTL it would be 180
+		t.Errorf("%d trips", trips)
+	}
+	for _, h := range holds {
+		release(t, h)
+	}
+}
+
+// By the database's own clock, while it does not answer.
+func TestAContextEndsBeforeItsSlotIsGivenAway(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{TTL: time.Second, Logger: silent})
+	h := try(t, s, three.For("k"))
+	parent, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ctx := h.Context(parent)
+
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE weir_slot IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, ctx)
+	var left bool
+	if err := tx.QueryRow(t.Context(), `SELECT until > clock_timestamp() FROM weir_slot`).Scan(&left); err != nil || !left {
+		t.Errorf("the slot was free before its holder knew: %v", err)
+	}
+	if !errors.Is(context.Cause(ctx), slots.ErrLost) || !errors.Is(h.Err(), slots.ErrLost) || parent.Err() != nil {
+		t.Errorf("%v, %v, %v; want ErrLost, for the child alone", context.Cause(ctx), h.Err(), parent.Err())
+	}
+	if late := h.Context(parent); late.Err() == nil || !errors.Is(context.Cause(late), slots.ErrLost) {
+		t.Error("a context that was made later has not ended")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	release(t, h)
+	if n := rows(t, pool); n != 0 {
+		t.Errorf("%d rows are left", n)
+	}
+}
+
+func TestASlotThatSomebodyElseHasIsLostWithTheNextRenewal(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{Logger: silent})
+	kept, gone := try(t, s, three.For("kept")), try(t, s, three.For("gone"))
+	execSQL(t, pool, `UPDATE weir_slot SET holder = '00000000-0000-0000-0000-000000000001' WHERE key = 'gone'`)
+	if err := slots.Renew(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, gone.Context(t.Context()))
+	if !errors.Is(gone.Err(), slots.ErrLost) || kept.Err() != nil {
+		t.Errorf("%v, %v", gone.Err(), kept.Err())
+	}
+	release(t, gone)
+	if n := rows(t, pool); n != 2 {
+		t.Errorf("%d rows: releasing touched what is another's", n)
+	}
+	release(t, kept)
+}
+
+func TestDoTellsThatItsSlotWasLost(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{Logger: silent})
+	mine := errors.New("mine")
+	lose := func(ctx context.Context) {
+		execSQL(t, pool, `DELETE FROM weir_slot`)
+		if err := slots.Renew(context.Background(), s); err != nil {
+			t.Error(err)
+		}
+		ended(t, ctx)
+	}
+	for _, test := range []struct {
+		name string
+		lost bool
+		err  func(ctx context.Context) error
+		want []error
+	}{
+		{"nil", false, func(context.Context) error { return nil }, nil},
+		{"its own", false, func(context.Context) error { return mine }, []error{mine}},
+		{"lost", true, func(context.Context) error { return nil }, []error{slots.ErrLost}},
+		{"lost and its own", true, func(context.Context) error { return mine }, []error{slots.ErrLost, mine}},
+		{"lost and told", true, context.Cause, []error{slots.ErrLost}},
+	} {
+		err := s.Do(t.Context(), func(ctx context.Context) error {
+			if test.lost {
+				lose(ctx)
+			}
+			return test.err(ctx)
+		}, three.For("k"))
+		if len(test.want) == 0 && err != nil {
+			t.Errorf("%s: %v", test.name, err)
+		}
+		for _, want := range test.want {
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", test.name, err, want)
+			}
+		}
+	}
+	func() {
+		defer func() {
+			if recover() != "panic" {
+				t.Error("the panic did not go on")
+			}
+		}()
+		_ = s.Do(t.Context(), func(context.Context) error { panic("panic") }, three.For("k"))
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := s.Do(ctx, func(ctx context.Context) error { cancel(); return ctx.Err() }, three.For("k")); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n := rows(t, pool); n != 0 {
+		t.Errorf("%d rows are left", n)
+	}
+}
+
+func TestCloseWaitsForWhatIsHeldAndRefusesTheRest(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	one := slots.MustDefine("one", 1)
+	h := try(t, s, one.For("k"))
+	waits, closed := make(chan error), make(chan error)
+	go func() {
+		_, err := s.Acquire(t.Context(), one.For("k"))
+		waits <- err
+	}()
+	until(t, "it waits", func() bool { return slots.Waiting(s, "one", "k") == 1 })
+	go func() { closed <- s.Close(t.Context()) }()
+	if err := <-waits; !errors.Is(err, slots.ErrClosed) {
+		t.Errorf("%v, want ErrClosed", err)
+	}
+	if _, err := s.TryAcquire(t.Context(), one.For("other")); !errors.Is(err, slots.ErrClosed) {
+		t.Errorf("%v, want ErrClosed", err)
+	}
+	if err := slots.Renew(t.Context(), s); err != nil || h.Err() != nil {
+		t.Errorf("what is held is renewed while Close waits: %v, %v", err, h.Err())
+	}
+	select {
+	case err := <-closed:
+		t.Fatalf("Close did not wait: %v", err)
+	default:
+	}
+	release(t, h)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := rows(t, pool); n != 0 {
+		t.Errorf("%d rows are left", n)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsHeldWhenClosesContextEndsIsLostHereAndStaysThere(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s, other := open(t, pool, slots.Config{Logger: silent}), open(t, pool, slots.Config{})
+	one := slots.MustDefine("one", 1)
+	h := try(t, s, one.For("k"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Close(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if !errors.Is(h.Err(), slots.ErrLost) {
+		t.Errorf("%v, want ErrLost", h.Err())
+	}
+	if _, err := other.TryAcquire(t.Context(), one.For("k")); !errors.Is(err, slots.ErrFull) {
+		t.Errorf("%v: given away though the work may not have ended", err)
+	}
+	release(t, h)
+	release(t, try(t, other, one.For("k")))
+}
+
+func TestSlotsOutliveTheirServerIfItComesBackInTime(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("DATABASE_URL") != "" {
+		t.Skip("the server of DATABASE_URL is not ours to stop")
+	}
+	server, err := pgserver.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := schema.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	patient := open(t, pool, slots.Config{TTL: time.Minute, Logger: silent})
+	hasty := open(t, pool, slots.Config{TTL: time.Second, Logger: silent})
+	one := slots.MustDefine("one", 1)
+	long, short := try(t, patient, one.For("long")), try(t, hasty, one.For("short"))
+	ctx := short.Context(t.Context())
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, ctx)
+	if err := short.Err(); !errors.Is(err, slots.ErrLost) {
+		t.Errorf("%v, want ErrLost", err)
+	}
+	if err := slots.Renew(t.Context(), patient); err == nil || long.Err() != nil {
+		t.Errorf("without a server: %v, %v", err, long.Err())
+	}
+	if _, err := hasty.Acquire(t.Context(), one.For("short")); err == nil || errors.Is(err, slots.ErrFull) {
+		t.Errorf("without a server: %v, want its error", err)
+	}
+	if err := short.Release(t.Context()); err == nil {
+		t.Error("released without a server")
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the pool has connections that work", func() bool { return pool.Ping(t.Context()) == nil })
+	if err := slots.Renew(t.Context(), patient); err != nil || long.Err() != nil {
+		t.Errorf("after the server has come back: %v, %v", err, long.Err())
+	}
+	if _, err := hasty.TryAcquire(t.Context(), one.For("long")); !errors.Is(err, slots.ErrFull) {
+		t.Errorf("%v, want ErrFull", err)
+	}
+	h, err := hasty.Acquire(t.Context(), one.For("short"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Slots()[0].Token <= short.Slots()[0].Token {
+		t.Errorf("%+v after %+v", h.Slots(), short.Slots())
+	}
+	release(t, h)
+	release(t, long)
+}
