@@ -28,7 +28,7 @@ func (c *cutConn) cut() bool {
 		return false
 	}
 	c.cuts.Add(1)
-	_ = c.Conn.Close()
+	_ = c.Close()
 	return true
 }
 

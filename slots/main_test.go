@@ -41,9 +41,9 @@ func release(t testing.TB, h *slots.Hold) {
 	}
 }
 
-func execSQL(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
+func execSQL(t testing.TB, pool *pgxpool.Pool, sql string) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)
 	}
 }

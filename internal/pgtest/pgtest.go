@@ -71,6 +71,9 @@ func Server(t testing.TB) *pgserver.Server {
 	return s
 }
 
+// Shared is that server for an example, which has no test to fail.
+func Shared() (*pgserver.Server, error) { return server() }
+
 // Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. Each configure may change the
 // pool's configuration before it is made; by default it has at most 10 connections.
 func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
