@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -99,4 +100,69 @@ func TestConnectionsThatAreCutLeaveNoSlotBehind(t *testing.T) {
 		n, err := s.Held(t.Context(), three.For("k"))
 		return err == nil && n == 0
 	})
+}
+
+// lateConn sends one thing late, and whatever becomes of the client meanwhile.
+type lateConn struct {
+	net.Conn
+	late    *atomic.Bool
+	sending atomic.Bool
+	wg      *sync.WaitGroup
+}
+
+const late = 300 * time.Millisecond
+
+func (c *lateConn) Write(b []byte) (int, error) {
+	if !c.late.CompareAndSwap(true, false) {
+		return c.Conn.Write(b)
+	}
+	b = slices.Clone(b)
+	c.sending.Store(true)
+	c.wg.Go(func() {
+		time.Sleep(late)
+		_, _ = c.Conn.Write(b)
+	})
+	return len(b), nil
+}
+
+func (c *lateConn) Close() error {
+	if c.sending.Load() {
+		c.wg.Go(func() {
+			time.Sleep(2 * late)
+			_ = c.Conn.Close()
+		})
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// What was sent may be run after its caller has gone, and after whatever that would do about it.
+func TestWhoGivesUpLeavesNoSlotBehindThatIsTakenLater(t *testing.T) {
+	t.Parallel()
+	var armed atomic.Bool
+	var wg sync.WaitGroup
+	bare := pgtest.Pool(t)
+	cfg := bare.Config()
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &lateConn{Conn: conn, late: &armed, wg: &wg}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	s := open(t, pool, slots.Config{})
+	release(t, try(t, s, three.For("warm")))
+	ctx, cancel := context.WithTimeout(t.Context(), late/6)
+	defer cancel()
+	armed.Store(true)
+	if _, err := s.TryAcquire(ctx, three.For("k")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	// what has been sent for it later is the first of these tokens
+	until(t, "it was taken", func() bool { return scan[int64](t, bare, `SELECT last_value FROM weir_slot_token`) == 2 })
+	until(t, "it is given back", func() bool { return rows(t, bare) == 0 })
+	wg.Wait()
 }

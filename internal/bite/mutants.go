@@ -19,6 +19,7 @@ var (
 
 	guards = []string{"./lockout"}
 	locks  = []string{"./lockout"}
+	held   = []string{"./slots"}
 )
 
 var mutants = []mutant{
@@ -435,4 +436,28 @@ var mutants = []mutant{
 		"mac.Write([]byte(account))", "mac.Write([]byte(account)[:0])", "AccountOnly|StolenToken", locks, true},
 	{"lockout: a token is good for ever", "lockout/devices.go",
 		"age < d.maxAge", "age < 1<<62", "HasItsTime", locks, true},
+	{"login: check first, charge after", "examples/login/signin.go",
+		"if !charged.OK {\n\t\treturn \"\", charged.Err()\n\t}", "", "Parallel|Address", []string{"./examples/login"}, false},
+
+	// slots
+	{"slots: one that is held is taken over", "slots/statements.go",
+		"WHERE s.until <= (SELECT now FROM clock)", "WHERE s.until <= (SELECT now FROM clock) + interval '1 day'", "NeverMoreThanN|Shrunk", held, true},
+	{"slots: what a larger n has left is not in the way", "slots/statements.go",
+		"($5::boolean OR NOT EXISTS", "(true OR NOT EXISTS", "Shrunk", held, true},
+	{"slots: what a larger n has left is counted without its lock", "slots/statements.go",
+		"if locked {", "if locked && false {", "Shrunk", held, true},
+	{"slots: a renewal brings back what has run out", "slots/statements.go",
+		"FROM clock, {mine} AND s.until > clock.now", "FROM clock, {mine} AND s.until > clock.now - interval '1 day'", "ModelDoes", held, true},
+	{"slots: what is another's is renewed and given back", "slots/statements.go",
+		"AND s.holder = mine.holder::uuid", "AND s.holder = s.holder", "ModelDoes|SomebodyElse", held, true},
+	{"slots: a context ends after its slot is given away", "slots/keep.go",
+		"s.ttl - s.ttl/10", "s.ttl + s.ttl/10", "GivenAway", held, true},
+	{"slots: who gives up cancels what is under way", "slots/statements.go",
+		"context.WithTimeout(context.WithoutCancel(ctx), s.ttl)", "context.WithTimeout(ctx, s.ttl)", "TakenLater", held, true},
+	{"slots: passed on to who asks for fewer", "slots/line.go",
+		"if first.n < sl.n {", "if first.n < 0 {", "OnlyToWho", held, true},
+	{"slots: passed on for ever", "slots/line.go",
+		"time.Since(sl.since) >= s.passes", "time.Since(sl.since) < 0", "ThenGivenBack", held, true},
+	{"slots: Close does not wait", "slots/slots.go",
+		"if len(s.held) > 0 {", "if len(s.held) > 1e9 {", "CloseWaits", held, true},
 }
