@@ -51,26 +51,35 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	b, err := c.stored(s, now)
+	if err != nil {
+		return Decision{}, err
+	}
+	return c.decide(b, now.UnixMicro()), nil
+}
+
+// stored is the row of a State that is to be decided on at now.
+func (c *call) stored(s State, now time.Time) (balance, error) {
 	if y := now.UTC().Year(); y < 1 || y > 9999 {
-		return Decision{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
+		return balance{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
 	}
 	b := balance{}
 	if s.TS.IsZero() && (s.Value != 0 || !s.PausedUntil.IsZero()) {
-		return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "the TS that the Value belongs to, or the zero State"}
+		return b, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "the TS that the Value belongs to, or the zero State"}
 	}
 	if !s.TS.IsZero() {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
-			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a Value below infinity, and a year from 1 to 9999"}
+			return b, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
 		b = balance{true, s.Value, s.TS.UnixMicro(), open, s.Delay.Microseconds(), s.Moved}
 	}
 	if !s.PausedUntil.IsZero() {
 		if y := s.PausedUntil.UTC().Year(); y < 1 || y > 9999 {
-			return Decision{}, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a PausedUntil with a year from 1 to 9999"}
+			return b, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a PausedUntil with a year from 1 to 9999"}
 		}
 		b.pausedUntil = min(s.PausedUntil.UnixMicro(), endOfTime)
 	}
-	return c.decide(b, now.UnixMicro()), nil
+	return b, nil
 }
 
 // balance is a row as it was read: whether there is one, its two numbers, and what pauses have done to it.

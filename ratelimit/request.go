@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/weir-go/weir/shard"
@@ -22,6 +23,35 @@ type Request struct {
 	credit  bool
 	leave   float64
 	rule    Rule
+}
+
+// Limit returns the limit that is asked. Two requests are equal, by ==, if they ask the same of the same key, unless they have rules
+// of their own.
+func (r Request) Limit() Limit { return Limit{r.def} }
+
+// Key returns the key whose tokens are asked for; "" for those of a limit without keys.
+func (r Request) Key() string { return r.key }
+
+// String tells what is asked, for messages: 1200 of chatTokens for "acme", OrReserve.
+func (r Request) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v of %s", r.count, cmp.Or(r.Limit().Name(), "the zero Limit"))
+	if r.keyed {
+		fmt.Fprintf(&b, " for %q", shorten(r.key))
+	}
+	switch {
+	case r.bounded:
+		fmt.Fprintf(&b, ", Within %v", r.within)
+	case r.reserve:
+		b.WriteString(", OrReserve")
+	}
+	if r.credit {
+		b.WriteString(", OnCredit")
+	}
+	if r.rule != nil {
+		b.WriteString(", by a rule of its own")
+	}
+	return b.String()
 }
 
 // Count asks for n tokens in place of one. Fractions are allowed, and so is 0, which is granted while nothing is owed and

@@ -1,0 +1,45 @@
+package ratelimit
+
+import "time"
+
+// Foretell is [Decide] for a whole call: the Result that [Limiter.RateLimit] would return at now if the balances were those that
+// state tells, and how the call would leave them, in the order of the requests. So limits can be simulated, and faked in tests:
+// package weirtest does.
+//
+// Of what is denied nothing is taken. A limit counts as one balance, however many shards it has. Nothing was taken from any
+// database, so the Result must not be given back or settled there.
+func Foretell(now time.Time, state func(limit, key string) State, requests ...Request) (Result, []State, error) {
+	calls, err := resolveAll(requests)
+	if err != nil {
+		return Result{}, nil, err
+	}
+	at := now.UnixMicro()
+	balances, decisions, readings := make([]balance, len(calls)), make([]Decision, len(calls)), make([]int64, len(calls))
+	ok := true
+	for i := range calls {
+		if balances[i], err = calls[i].stored(state(calls[i].name, calls[i].key), now); err != nil {
+			return Result{}, nil, err
+		}
+		decisions[i], readings[i] = calls[i].decide(balances[i], at), at
+		ok = ok && decisions[i].OK
+	}
+	states := make([]State, len(requests))
+	for i := range calls {
+		c, d := &calls[i], &decisions[i]
+		before := c.at(balances[i], at)
+		if ok {
+			after, _ := c.grants(before)
+			c.taken, c.owed, c.delay, c.moved = after.since(), -after.value, after.delay, after.moved
+		} else { // none is taken from, so each keeps its balance
+			d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}
+		}
+		for _, j := range c.indexes {
+			states[j] = d.State
+		}
+	}
+	res := summarize(calls, decisions, readings, len(requests))
+	if ok {
+		res.id = newID(res.At.UnixMicro())
+	}
+	return res, states, nil
+}

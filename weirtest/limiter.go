@@ -1,0 +1,333 @@
+package weirtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Limiter decides in memory as [ratelimit.Autocommit] does in Postgres, by the same arithmetic and with the same Results: limits
+// run out, refill by its Clock, and refuse bad requests. It has the verbs of Autocommit but for those of settlements, so it fits
+// wherever a package asks for some of them by an interface. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand, and
+// [Limiter.Calls] tells what it was asked.
+//
+// A limit has one balance, however many shards. What a pause puts off is not told: [ratelimit.Outcome.Delay] is 0. Its
+// Results must not be given to a limiter with a database.
+//
+// The zero Limiter is ready for use, with all limits full. It is safe for concurrent use.
+type Limiter struct {
+	Clock *Clock // Default: the time of the process.
+
+	mu     sync.Mutex
+	states map[account]ratelimit.State
+	taken  map[uuid.UUID]ratelimit.Result // that can be given back
+	denied map[string]time.Time           // until when, by the names of limits
+	failed error
+	calls  []Call
+}
+
+type account struct{ limit, key string }
+
+// Call is what a [Limiter] was asked.
+type Call struct {
+	Verb     string // "RateLimit", "CheckRateLimit", ...
+	Requests []ratelimit.Request
+	Result   ratelimit.Result // of RateLimit, CheckRateLimit and Wait; for GiveBack what was given back
+	Err      error
+}
+
+// Calls are those that were made so far, in order.
+func (l *Limiter) Calls() []Call {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.calls)
+}
+
+// Deny has all keys of the limit denied for d from now on: until then, by the Clock, is their RetryAt, or later where they
+// would be denied anyway. With 0 that ends. Nothing is taken or refilled by it.
+func (l *Limiter) Deny(limit ratelimit.Limit, d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.denied == nil {
+		l.denied = make(map[string]time.Time)
+	}
+	l.denied[limit.Name()] = l.now().Add(d)
+}
+
+// Fail has every call fail with err, as if the database was away; nil ends that. Bad requests are refused all the same.
+func (l *Limiter) Fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = err
+}
+
+// Set sets the balance of the request's limit and key; below 0 tokens are owed. Its count does not matter. One that is above
+// the capacity is the capacity.
+func (l *Limiter) Set(request ratelimit.Request, value float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.states[of(request)]
+	s.Value, s.TS = value, l.now()
+	l.put(of(request), s)
+}
+
+// RateLimit is [ratelimit.Autocommit.RateLimit].
+func (l *Limiter) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return l.decide(ctx, "RateLimit", true, requests)
+}
+
+// CheckRateLimit is [ratelimit.Autocommit.CheckRateLimit].
+func (l *Limiter) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return l.decide(ctx, "CheckRateLimit", false, requests)
+}
+
+// Wait is [ratelimit.Autocommit.Wait]. With a Clock it returns when that was set to the time at which the work may run, and a
+// deadline of ctx does not matter before it is over. A pause that is set meanwhile does not put it off.
+func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	patient := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		patient[i] = r.OrReserve()
+	}
+	res, err := l.decide(ctx, "Wait", true, patient)
+	if err == nil {
+		err = res.Err()
+	}
+	if err != nil || res.RunAt.IsZero() {
+		return res, err
+	}
+	if err := l.sleep(ctx, res.RunAt); err != nil {
+		_ = l.giveBack(res)
+		return ratelimit.Result{}, fmt.Errorf("ratelimit: wait for limit %q: %w", res.Limit, err)
+	}
+	return res, nil
+}
+
+func (l *Limiter) sleep(ctx context.Context, until time.Time) error {
+	if l.Clock != nil {
+		return l.Clock.wait(ctx, until)
+	}
+	select {
+	case <-time.After(time.Until(until)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ResetRateLimit is [ratelimit.Autocommit.ResetRateLimit].
+func (l *Limiter) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
+	return l.change(ctx, "ResetRateLimit", requests, func(s ratelimit.State, now time.Time) ratelimit.State {
+		return ratelimit.State{Value: full, TS: now, PausedUntil: s.PausedUntil}
+	})
+}
+
+// full is full by any rule.
+const full = 1 << 53
+
+// Pause is [ratelimit.Autocommit.Pause].
+func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
+	if d <= 0 || d > 366*24*time.Hour {
+		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0, and of 366 days at the most"}
+		l.note(Call{Verb: "Pause", Requests: requests, Err: err})
+		return err
+	}
+	d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
+	return l.change(ctx, "Pause", requests, func(s ratelimit.State, now time.Time) ratelimit.State {
+		if end := now.Add(d); end.After(s.PausedUntil) {
+			s.PausedUntil = end
+		}
+		return s
+	})
+}
+
+// Resume is [ratelimit.Autocommit.Resume].
+func (l *Limiter) Resume(ctx context.Context, requests ...ratelimit.Request) error {
+	return l.change(ctx, "Resume", requests, func(s ratelimit.State, now time.Time) ratelimit.State {
+		if s.PausedUntil.After(now) {
+			s.TS = now
+		}
+		s.PausedUntil = time.Time{}
+		return s
+	})
+}
+
+// GiveBack is [ratelimit.Autocommit.GiveBack].
+func (l *Limiter) GiveBack(ctx context.Context, res ratelimit.Result) error {
+	err := l.ready(ctx)
+	if err == nil {
+		err = l.giveBack(res)
+	}
+	l.note(Call{Verb: "GiveBack", Result: res, Err: err})
+	return err
+}
+
+// Value is [ratelimit.Autocommit.Value].
+func (l *Limiter) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, states, err := l.foretell(ctx, []ratelimit.Request{request.Count(0)})
+	if err == nil {
+		s = states[0]
+	}
+	l.calls = append(l.calls, Call{Verb: "Value", Requests: []ratelimit.Request{request}, Err: err})
+	return s, err
+}
+
+func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	res, states, err := l.foretell(ctx, requests)
+	if err == nil && l.onDemand(&res) {
+		_, states, err = l.foretell(ctx, countless(requests)) // as nothing is taken
+		for i := range res.Outcomes {
+			res.Outcomes[i].Value = states[i].Value
+		}
+	}
+	if err == nil && take && res.OK {
+		for i, r := range requests {
+			l.put(of(r), states[i])
+		}
+		if l.taken == nil {
+			l.taken = make(map[uuid.UUID]ratelimit.Result)
+		}
+		l.taken[res.Reservation().ID] = res
+	}
+	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err})
+	return res, err
+}
+
+// onDemand denies what Deny has asked for, and tells whether it would be granted otherwise.
+func (l *Limiter) onDemand(res *ratelimit.Result) bool {
+	was := res.OK
+	for i := range res.Outcomes {
+		o := &res.Outcomes[i]
+		until := l.denied[o.Limit]
+		if !until.After(res.At) {
+			continue
+		}
+		if o.OK = false; until.After(o.RetryAt) {
+			o.RetryAt = until
+		}
+		if res.OK {
+			res.OK, res.RunAt, res.Limit, res.Key = false, time.Time{}, "", ""
+		}
+		if o.RetryAt.After(res.RetryAt) {
+			res.RetryAt, res.Limit, res.Key = o.RetryAt, o.Limit, o.Key
+		}
+	}
+	if res.OK == was {
+		return false
+	}
+	for i := range res.Outcomes {
+		o := &res.Outcomes[i]
+		o.RunAt, o.PacedAt = time.Time{}, time.Time{}
+	}
+	return true
+}
+
+func countless(requests []ratelimit.Request) []ratelimit.Request {
+	bare := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		bare[i] = r.Count(0)
+	}
+	return bare
+}
+
+func (l *Limiter) foretell(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, []ratelimit.State, error) {
+	state := func(limit, key string) ratelimit.State { return l.states[account{limit, key}] }
+	res, states, err := ratelimit.Foretell(l.now(), state, requests...)
+	if err != nil {
+		return ratelimit.Result{}, nil, err
+	}
+	if err := l.fails(ctx); err != nil {
+		return ratelimit.Result{}, nil, err
+	}
+	return res, states, nil
+}
+
+// change sets the balances of requests, each brought up to now first.
+func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(ratelimit.State, time.Time) ratelimit.State) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, states, err := l.foretell(ctx, countless(requests))
+	if err == nil {
+		for i, r := range requests {
+			l.put(of(r), to(states[i], l.now()))
+		}
+	}
+	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Err: err})
+	return err
+}
+
+func (l *Limiter) giveBack(res ratelimit.Result) error {
+	if err := res.Err(); errors.Is(err, ratelimit.ErrNoDecision) {
+		return err
+	}
+	if !res.OK || !res.Decided() {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := res.Reservation()
+	taken, ok := l.taken[r.ID]
+	if !ok {
+		return &ratelimit.InvalidError{Field: "Result", Value: "another", Want: "one that RateLimit of this Limiter returned"}
+	}
+	for _, t := range r.Takes {
+		i := slices.IndexFunc(taken.Outcomes, func(o ratelimit.Outcome) bool { return o.Limit == t.Limit && o.Key == t.Key })
+		o := taken.Outcomes[i]
+		a := account{t.Limit, t.Key}
+		s := l.states[a]
+		if !o.WindowEnds.IsZero() && !s.TS.Before(o.WindowEnds) && o.RunAt.IsZero() {
+			continue // its window is over, and has been taken from since
+		}
+		s.Value = max(s.Value, min(o.Capacity, s.Value+t.Count))
+		l.put(a, s)
+	}
+	return nil
+}
+
+func (l *Limiter) put(a account, s ratelimit.State) {
+	if l.states == nil {
+		l.states = make(map[account]ratelimit.State)
+	}
+	l.states[a] = s
+}
+
+func (l *Limiter) ready(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fails(ctx)
+}
+
+func (l *Limiter) fails(ctx context.Context) error {
+	if l.failed != nil {
+		return l.failed
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("ratelimit: %w", err)
+	}
+	return nil
+}
+
+func (l *Limiter) note(c Call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, c)
+}
+
+func (l *Limiter) now() time.Time {
+	if l.Clock != nil {
+		return l.Clock.Now()
+	}
+	return time.Now().UTC().Truncate(time.Microsecond)
+}
+
+func of(r ratelimit.Request) account { return account{r.Limit().Name(), r.Key()} }

@@ -1,0 +1,152 @@
+package weirtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// verbs are what the fake has of the real one.
+type verbs interface {
+	weirtest.Verbs
+	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	GiveBack(ctx context.Context, res ratelimit.Result) error
+	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
+	Resume(ctx context.Context, requests ...ratelimit.Request) error
+}
+
+var _ = []verbs{(*ratelimit.Autocommit)(nil), (*ratelimit.Coalesced)(nil), (*weirtest.Limiter)(nil)}
+
+// told is what a Result says, but for what only the database knows.
+func told(res ratelimit.Result, err error) string {
+	s := fmt.Sprintf("%v %v %v %v %s %q %v", res.OK, res.RunAt, res.RetryAt, res.At, res.Limit, res.Key, class(err))
+	for _, o := range res.Outcomes {
+		s += fmt.Sprintf("; %s %q %v %.6f %v %v %v %v %v %v %v", o.Limit, o.Key, o.OK, o.Value, o.Capacity, o.Rate, o.Period, o.WindowEnds, o.RunAt, o.RetryAt, o.PacedAt)
+	}
+	return s
+}
+
+func class(err error) error {
+	for _, is := range []error{ratelimit.ErrNeverGranted, ratelimit.ErrInvalid, ratelimit.ErrDenied} {
+		if errors.Is(err, is) {
+			return is
+		}
+	}
+	return err
+}
+
+// Whatever is asked, in any order, the fake says what the real one says.
+func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	run := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		run++
+		clock := new(weirtest.Clock)
+		l, err := ratelimit.New(ratelimit.Config{Clock: clock.Now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		both := []verbs{l.Autocommit(pool), &weirtest.Limiter{Clock: clock}}
+		ctx := t.Context()
+		limits := []ratelimit.Limit{
+			ratelimit.MustDefine(fmt.Sprint("bucket", run), ratelimit.TokenBucket{Rate: 4, Period: time.Second, MaxReserved: ratelimit.Tokens(8)}),
+			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4, Period: time.Second, MaxReserved: ratelimit.Tokens(8)}),
+		}
+		request := rapid.Custom(func(rt *rapid.T) ratelimit.Request {
+			l := rapid.SampledFrom(limits).Draw(rt, "limit")
+			r := l.For(rapid.SampledFrom([]string{"a", "b"}).Draw(rt, "key")).Count(float64(rapid.IntRange(-1, 5).Draw(rt, "count")))
+			switch rapid.IntRange(0, 3).Draw(rt, "ahead") {
+			case 0:
+				r = r.OrReserve()
+			case 1:
+				r = r.Within(time.Second)
+			}
+			return r
+		})
+		some := rapid.SliceOfN(request, 1, 3)
+		compare := func(rt *rapid.T, what string, do func(verbs) (ratelimit.Result, error)) (results []ratelimit.Result) {
+			var all []string
+			for _, v := range both {
+				res, err := do(v)
+				results, all = append(results, res), append(all, told(res, err))
+			}
+			if all[0] != all[1] {
+				rt.Fatalf("%s\nreal %s\nfake %s", what, all[0], all[1])
+			}
+			return results
+		}
+		type take struct {
+			results []ratelimit.Result
+			at      time.Time
+		}
+		var takes []take
+		rt.Repeat(map[string]func(*rapid.T){
+			"take": func(rt *rapid.T) {
+				requests := some.Draw(rt, "requests")
+				results := compare(rt, fmt.Sprint("RateLimit ", requests), func(v verbs) (ratelimit.Result, error) { return v.RateLimit(ctx, requests...) })
+				if results[0].OK && results[0].RunAt.IsZero() && slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r != r.Count(0) }) {
+					takes = append(takes, take{results, clock.Now()})
+				}
+			},
+			"check": func(rt *rapid.T) {
+				requests := some.Draw(rt, "requests")
+				compare(rt, fmt.Sprint("CheckRateLimit ", requests), func(v verbs) (ratelimit.Result, error) { return v.CheckRateLimit(ctx, requests...) })
+			},
+			"reset": func(rt *rapid.T) {
+				r := request.Draw(rt, "request").Count(1)
+				compare(rt, fmt.Sprint("ResetRateLimit ", r), func(v verbs) (ratelimit.Result, error) { return ratelimit.Result{}, v.ResetRateLimit(ctx, r) })
+				takes = nil
+			},
+			"pause": func(rt *rapid.T) {
+				r, d := request.Draw(rt, "request").Count(1), time.Duration(rapid.IntRange(0, 2500).Draw(rt, "d"))*time.Millisecond
+				compare(rt, fmt.Sprint("Pause ", d, r), func(v verbs) (ratelimit.Result, error) { return ratelimit.Result{}, v.Pause(ctx, d, r) })
+			},
+			"resume": func(rt *rapid.T) {
+				r := request.Draw(rt, "request").Count(1)
+				compare(rt, fmt.Sprint("Resume ", r), func(v verbs) (ratelimit.Result, error) { return ratelimit.Result{}, v.Resume(ctx, r) })
+			},
+			"give back": func(rt *rapid.T) {
+				if len(takes) == 0 {
+					rt.Skip()
+				}
+				k := takes[len(takes)-1]
+				takes = takes[:len(takes)-1]
+				for i, v := range both {
+					if err := v.GiveBack(ctx, k.results[i]); err != nil {
+						rt.Fatal(err)
+					}
+				}
+			},
+			"time": func(rt *rapid.T) {
+				clock.Add(time.Duration(rapid.Int64Range(0, 1_500_000).Draw(rt, "us")) * time.Microsecond)
+			},
+			"": func(rt *rapid.T) {
+				for _, limit := range limits {
+					for _, key := range []string{"a", "b"} {
+						var all []string
+						for _, v := range both {
+							s, err := v.Value(ctx, limit.For(key))
+							all = append(all, fmt.Sprintf("%.6f %v %v %v", s.Value, s.TS, s.PausedUntil, err))
+						}
+						if all[0] != all[1] {
+							rt.Fatalf("%s %s\nreal %s\nfake %s", limit.Name(), key, all[0], all[1])
+						}
+					}
+				}
+			},
+		})
+	})
+}
