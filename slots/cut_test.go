@@ -66,7 +66,7 @@ func TestConnectionsThatAreCutLeaveNoSlotBehind(t *testing.T) {
 	armed.Store(true)
 	var wg sync.WaitGroup
 	for range 3 {
-		s := open(t, pool, slots.Config{TTL: 2 * time.Second, Logger: silent})
+		s := open(t, pool, slots.Config{TTL: 10 * time.Second, Logger: silent})
 		for range 4 {
 			wg.Go(func() {
 				for range 40 {
