@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -18,8 +19,7 @@ import (
 // wherever a package asks for some of them by an interface. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand, and
 // [Limiter.Calls] tells what it was asked.
 //
-// A limit has one balance, however many shards. What a pause puts off is not told: [ratelimit.Outcome.Delay] is 0. Its
-// Results must not be given to a limiter with a database.
+// A limit has one balance, however many shards. Its Results must not be given to a limiter with a database.
 //
 // The zero Limiter is ready for use, with all limits full. It is safe for concurrent use.
 type Limiter struct {
@@ -27,13 +27,19 @@ type Limiter struct {
 
 	mu     sync.Mutex
 	states map[account]ratelimit.State
-	taken  map[uuid.UUID]ratelimit.Result // that can be given back
-	denied map[string]time.Time           // until when, by the names of limits
+	taken  map[uuid.UUID]taken  // that can be given back
+	denied map[string]time.Time // until when, by the names of limits
 	failed error
 	calls  []Call
 }
 
 type account struct{ limit, key string }
+
+// taken is a call that was granted, and how it has left its balances.
+type taken struct {
+	res  ratelimit.Result
+	left []ratelimit.State
+}
 
 // Call is what a [Limiter] was asked.
 type Call struct {
@@ -123,8 +129,9 @@ func (l *Limiter) sleep(ctx context.Context, until time.Time) error {
 
 // ResetRateLimit is [ratelimit.Autocommit.ResetRateLimit].
 func (l *Limiter) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "ResetRateLimit", requests, func(s ratelimit.State, now time.Time) ratelimit.State {
-		return ratelimit.State{Value: full, TS: now, PausedUntil: s.PausedUntil}
+	return l.change(ctx, "ResetRateLimit", requests, func(s ratelimit.State, _ ratelimit.Outcome, now time.Time) ratelimit.State {
+		s.Value, s.TS = full, now
+		return s
 	})
 }
 
@@ -139,21 +146,26 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...rateli
 		return err
 	}
 	d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
-	return l.change(ctx, "Pause", requests, func(s ratelimit.State, now time.Time) ratelimit.State {
-		if end := now.Add(d); end.After(s.PausedUntil) {
-			s.PausedUntil = end
+	return l.change(ctx, "Pause", requests, func(s ratelimit.State, o ratelimit.Outcome, now time.Time) ratelimit.State {
+		end := now.Add(d)
+		if _, used := l.states[account{o.Limit, o.Key}]; used {
+			s.Delay += putOff(o, latest(now, s.TS, s.PausedUntil), end)
+		} else {
+			s.Delay = d // nobody waits for a window
 		}
+		s.PausedUntil = latest(s.PausedUntil, end)
 		return s
 	})
 }
 
 // Resume is [ratelimit.Autocommit.Resume].
 func (l *Limiter) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "Resume", requests, func(s ratelimit.State, now time.Time) ratelimit.State {
+	return l.change(ctx, "Resume", requests, func(s ratelimit.State, o ratelimit.Outcome, now time.Time) ratelimit.State {
 		if s.PausedUntil.After(now) {
-			s.TS = now
+			now = latest(now, s.TS)
+			s.Delay -= putOff(o, now, s.PausedUntil)
+			s.TS, s.PausedUntil = now, time.Time{}
 		}
-		s.PausedUntil = time.Time{}
 		return s
 	})
 }
@@ -195,9 +207,9 @@ func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests [
 			l.put(of(r), states[i])
 		}
 		if l.taken == nil {
-			l.taken = make(map[uuid.UUID]ratelimit.Result)
+			l.taken = make(map[uuid.UUID]taken)
 		}
-		l.taken[res.Reservation().ID] = res
+		l.taken[res.Reservation().ID] = taken{res, states}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err})
 	return res, err
@@ -252,14 +264,29 @@ func (l *Limiter) foretell(ctx context.Context, requests []ratelimit.Request) (r
 	return res, states, nil
 }
 
+// putOff is by how much a pause puts off what waits: its length, or that of the windows that begin in it.
+func putOff(o ratelimit.Outcome, from, to time.Time) time.Duration {
+	if o.WindowEnds.IsZero() {
+		return max(0, to.Sub(from))
+	}
+	return o.Period * time.Duration(max(0, windows(o, to)-windows(o, from)))
+}
+
+// windows is how many windows have begun since that of a decision, when t is.
+func windows(o ratelimit.Outcome, t time.Time) float64 {
+	return 1 + math.Floor(float64(t.Sub(o.WindowEnds))/float64(o.Period))
+}
+
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
+
 // change sets the balances of requests, each brought up to now first.
-func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(ratelimit.State, time.Time) ratelimit.State) error {
+func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(ratelimit.State, ratelimit.Outcome, time.Time) ratelimit.State) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, states, err := l.foretell(ctx, countless(requests))
+	res, states, err := l.foretell(ctx, countless(requests))
 	if err == nil {
 		for i, r := range requests {
-			l.put(of(r), to(states[i], l.now()))
+			l.put(of(r), to(states[i], res.Outcomes[i], l.now()))
 		}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Err: err})
@@ -281,17 +308,36 @@ func (l *Limiter) giveBack(res ratelimit.Result) error {
 		return &ratelimit.InvalidError{Field: "Result", Value: "another", Want: "one that RateLimit of this Limiter returned"}
 	}
 	for _, t := range r.Takes {
-		i := slices.IndexFunc(taken.Outcomes, func(o ratelimit.Outcome) bool { return o.Limit == t.Limit && o.Key == t.Key })
-		o := taken.Outcomes[i]
+		i := slices.IndexFunc(taken.res.Outcomes, func(o ratelimit.Outcome) bool { return o.Limit == t.Limit && o.Key == t.Key })
+		o := taken.res.Outcomes[i]
 		a := account{t.Limit, t.Key}
-		s := l.states[a]
-		if !o.WindowEnds.IsZero() && !s.TS.Before(o.WindowEnds) && o.RunAt.IsZero() {
-			continue // its window is over, and has been taken from since
+		s, ok := l.states[a]
+		if !ok {
+			continue
 		}
-		s.Value = max(s.Value, min(o.Capacity, s.Value+t.Count))
-		l.put(a, s)
+		if left := l.unused(t.Count, o, taken.left[i], s); left > 0 {
+			s.Value = max(s.Value, min(o.Capacity, s.Value+left))
+			l.put(a, s)
+		}
 	}
 	return nil
+}
+
+// unused is what is left of n tokens of a take. Of a window's, nothing is once the key was taken from in a later one, but what was
+// owed and is not repaid yet.
+func (l *Limiter) unused(n float64, o ratelimit.Outcome, then, s ratelimit.State) float64 {
+	if o.WindowEnds.IsZero() {
+		return n
+	}
+	at := latest(s.TS, s.PausedUntil)
+	if s.Value < 0 {
+		at = latest(at, l.now())
+	}
+	later := windows(o, at) - windows(o, latest(then.TS, then.PausedUntil)) - float64(s.Delay-then.Delay)/float64(o.Period)
+	if later <= 0 {
+		return n
+	}
+	return min(n, -o.Value-o.Rate*(later-1))
 }
 
 func (l *Limiter) put(a account, s ratelimit.State) {

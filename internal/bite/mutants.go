@@ -20,6 +20,8 @@ var (
 	guards = []string{"./lockout"}
 	locks  = []string{"./lockout"}
 	held   = []string{"./slots"}
+	held   = []string{"./slots"}
+	fake   = []string{"./weirtest"}
 )
 
 var mutants = []mutant{
@@ -438,6 +440,18 @@ var mutants = []mutant{
 		"age < d.maxAge", "age < 1<<62", "HasItsTime", locks, true},
 	{"login: check first, charge after", "examples/login/signin.go",
 		"if !charged.OK {\n\t\treturn \"\", charged.Err()\n\t}", "", "Parallel|Address", []string{"./examples/login"}, false},
+
+	// foretelling, and the limiter for tests
+	{"foretell: what is denied is taken", "ratelimit/foretell.go",
+		"d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}", "d.RunAt, d.PacedAt = time.Time{}, time.Time{}", "Foretell", core, true},
+	{"foretell: nothing to give back", "ratelimit/foretell.go",
+		"c.taken, c.owed, c.delay, c.moved = after.since()", "c.taken, c.owed, c.delay, c.moved = 0*after.since()", "Foretell", core, true},
+	{"weirtest: a check takes", "weirtest/limiter.go",
+		"if err == nil && take && res.OK {", "if err == nil && res.OK && (take || !take) {", "TheFake", fake, true},
+	{"weirtest: a denial on demand takes", "weirtest/limiter.go",
+		"res.OK, res.RunAt, res.Limit, res.Key = false, time.Time{}, \"\", \"\"", "res.RunAt, res.Limit, res.Key = time.Time{}, \"\", \"\"", "OnDemand", fake, true},
+	{"weirtest: a window's tokens outlive it", "weirtest/limiter.go",
+		"if later <= 0 {", "if later <= 1e18 {", "TheFake", fake, true},
 
 	// slots
 	{"slots: one that is held is taken over", "slots/statements.go",
