@@ -161,3 +161,26 @@ func TestTheZeroLimiterRunsOutInRealTimeForAllWhoShareIt(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestWhatIsGivenBackOfAnEarlierWindowIsNoGift(t *testing.T) {
+	t.Parallel()
+	clock := new(weirtest.Clock)
+	l := &weirtest.Limiter{Clock: clock}
+	take := func(n float64) ratelimit.Result {
+		res, err := l.RateLimit(t.Context(), other.For("k").Count(n))
+		weirtest.Granted(t, res, err)
+		return res
+	}
+	early, now := take(2), take(1)
+	clock.Set(now.Outcomes[0].WindowEnds)
+	late := take(2)
+	for _, step := range []struct {
+		res  ratelimit.Result
+		want float64
+	}{{early, 1}, {late, 3}, {late, 3}} {
+		if err := l.GiveBack(t.Context(), step.res); err != nil {
+			t.Fatal(err)
+		}
+		weirtest.Value(t, l, other.For("k"), step.want)
+	}
+}

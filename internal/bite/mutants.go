@@ -451,7 +451,7 @@ var mutants = []mutant{
 	{"weirtest: a denial on demand takes", "weirtest/limiter.go",
 		"res.OK, res.RunAt, res.Limit, res.Key = false, time.Time{}, \"\", \"\"", "res.RunAt, res.Limit, res.Key = time.Time{}, \"\", \"\"", "OnDemand", fake, true},
 	{"weirtest: a window's tokens outlive it", "weirtest/limiter.go",
-		"if later <= 0 {", "if later <= 1e18 {", "TheFake", fake, true},
+		"if later <= 0 {", "if later <= 1e18 {", "NoGift", fake, true},
 
 	// slots
 	{"slots: one that is held is taken over", "slots/statements.go",
