@@ -140,7 +140,7 @@ func nameOf(e ratelimit.DecidedEvent) string {
 	if len(e.Requests) == 0 {
 		return ""
 	}
-	return e.Requests[0].Limit()
+	return e.Requests[0].Limit().Name()
 }
 
 func keyOf(e ratelimit.DecidedEvent) string {

@@ -24,7 +24,7 @@ func decided(requests ...ratelimit.Request) ratelimit.DecidedEvent {
 	granted := ratelimit.Result{OK: true, At: t0}
 	e := ratelimit.DecidedEvent{Requests: requests, Result: granted, Began: t0, Took: 1, Trips: 1, Together: 1}
 	for _, r := range requests {
-		o := ratelimit.Outcome{Limit: r.Limit(), Key: r.Key(), OK: true, Value: 1, Capacity: 2, Rate: 2, Period: hour}
+		o := ratelimit.Outcome{Limit: r.Limit().Name(), Key: r.Key(), OK: true, Value: 1, Capacity: 2, Rate: 2, Period: hour}
 		e.Result.Outcomes = append(e.Result.Outcomes, o)
 	}
 	return e

@@ -95,7 +95,7 @@ func (o *Observer) count(ctx context.Context, e *ratelimit.DecidedEvent) {
 	}
 	for i := range e.Requests {
 		r := &e.Requests[i]
-		l := o.names.of(r.Limit())
+		l := o.names.of(r.Limit().Name())
 		if i < len(e.Result.Outcomes) {
 			o.limit(ctx, l, r.N(), &e.Result, &e.Result.Outcomes[i])
 			continue
@@ -148,7 +148,7 @@ func used(o *ratelimit.Outcome) float64 {
 // onlyLimit is the limit that all of the requests ask.
 func onlyLimit(requests []ratelimit.Request) (limit string, one bool) {
 	for i := range requests {
-		if name := requests[i].Limit(); i == 0 {
+		if name := requests[i].Limit().Name(); i == 0 {
 			limit = name
 		} else if name != limit {
 			return "", false

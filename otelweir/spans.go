@@ -20,7 +20,7 @@ func (o *Observer) traced(ctx context.Context) bool {
 func (o *Observer) traceCall(ctx context.Context, e *ratelimit.DecidedEvent) {
 	limits, counts := make([]string, len(e.Requests)), make([]float64, len(e.Requests))
 	for i, r := range e.Requests {
-		limits[i], counts[i] = r.Limit(), r.N()
+		limits[i], counts[i] = r.Limit().Name(), r.N()
 	}
 	what, r := outcomeOf(e), &e.Result
 	labels := []attribute.KeyValue{

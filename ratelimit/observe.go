@@ -96,12 +96,3 @@ func (x counting) aside(ctx context.Context, looks []*statement, confirm func() 
 	}
 	return did, err
 }
-
-// Limit is the name of the limit that is asked; "" for the zero Request.
-func (r Request) Limit() string { return r.def.nameOf() }
-
-// Key is the key that is asked for; "" for [Limit.Global].
-func (r Request) Key() string { return r.key }
-
-// N is how many tokens are asked for.
-func (r Request) N() float64 { return r.count }

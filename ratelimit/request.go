@@ -32,6 +32,9 @@ func (r Request) Limit() Limit { return Limit{r.def} }
 // Key returns the key whose tokens are asked for; "" for those of a limit without keys.
 func (r Request) Key() string { return r.key }
 
+// N returns how many tokens are asked for.
+func (r Request) N() float64 { return r.count }
+
 // String tells what is asked, for messages: 1200 of chatTokens for "acme", OrReserve.
 func (r Request) String() string {
 	var b strings.Builder
@@ -47,6 +50,9 @@ func (r Request) String() string {
 	}
 	if r.credit {
 		b.WriteString(", OnCredit")
+	}
+	if r.leave != 0 {
+		fmt.Fprintf(&b, ", Leave %v", r.leave)
 	}
 	if r.rule != nil {
 		b.WriteString(", by a rule of its own")

@@ -17,11 +17,9 @@ var (
 	web   = []string{"./httplimit"}
 	otel  = []string{"."} // of otelweir
 
-	guards = []string{"./lockout"}
-	locks  = []string{"./lockout"}
-	held   = []string{"./slots"}
-	held   = []string{"./slots"}
-	fake   = []string{"./weirtest"}
+	locks = []string{"./lockout"}
+	held  = []string{"./slots"}
+	fake  = []string{"./weirtest"}
 )
 
 var mutants = []mutant{
@@ -438,8 +436,6 @@ var mutants = []mutant{
 		"mac.Write([]byte(account))", "mac.Write([]byte(account)[:0])", "AccountOnly|StolenToken", locks, true},
 	{"lockout: a token is good for ever", "lockout/devices.go",
 		"age < d.maxAge", "age < 1<<62", "HasItsTime", locks, true},
-	{"login: check first, charge after", "examples/login/signin.go",
-		"if !charged.OK {\n\t\treturn \"\", charged.Err()\n\t}", "", "Parallel|Address", []string{"./examples/login"}, false},
 
 	// foretelling, and the limiter for tests
 	{"foretell: what is denied is taken", "ratelimit/foretell.go",
