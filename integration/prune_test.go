@@ -297,8 +297,15 @@ func TestPruneTellsAndStops(t *testing.T) {
 	if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done != (ratelimit.Pruned{Looked: 5, Deleted: 5}) || rowsOf(t, pool, "weir_settled") != 25 {
 		t.Errorf("%+v", done)
 	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO weir_slot (until, holder, slot, name, key) SELECT $1::timestamptz + (i - 3) * interval '1 s',
+			gen_random_uuid(), i, 'slots', 'k' FROM generate_series(0, 5) i`, c.now()); err != nil {
+		t.Fatal(err)
+	}
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 2}); done != (ratelimit.Pruned{Slots: 4}) || rowsOf(t, pool, "weir_slot") != 2 {
+		t.Errorf("%+v", done)
+	}
 	c.add(31 * 24 * time.Hour)
-	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 7}); done != (ratelimit.Pruned{Settled: 25}) || rowsOf(t, pool, "weir_settled") != 0 {
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 7}); done != (ratelimit.Pruned{Slots: 2, Settled: 25}) || rowsOf(t, pool, "weir_settled") != 0 {
 		t.Errorf("%+v", done)
 	}
 	ended, cancel := context.WithCancel(t.Context())

@@ -13,33 +13,45 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 	if err != nil {
 		return Result{}, nil, err
 	}
-	at := now.UnixMicro()
-	balances, decisions, readings := make([]balance, len(calls)), make([]Decision, len(calls)), make([]int64, len(calls))
-	ok := true
+	at, states := now.UnixMicro(), make([]State, len(requests))
+	leave := func(c *call, s State) {
+		for _, j := range c.indexes {
+			states[j] = s
+		}
+	}
+	balances := make(map[place]balance, len(calls))
 	for i := range calls {
-		if balances[i], err = calls[i].stored(state(calls[i].name, calls[i].key), now); err != nil {
+		c := &calls[i]
+		b, err := c.stored(state(c.name, c.key), now)
+		if err != nil {
 			return Result{}, nil, err
 		}
-		decisions[i], readings[i] = calls[i].decide(balances[i], at), at
-		ok = ok && decisions[i].OK
+		balances[c.place()] = b
+		leave(c, c.state(c.at(b, at)))
 	}
-	states := make([]State, len(requests))
-	for i := range calls {
-		c, d := &calls[i], &decisions[i]
-		before := c.at(balances[i], at)
+	res, err := beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		decisions, readings := make([]Decision, len(calls)), make([]int64, len(calls))
+		ok := true
+		for i := range calls {
+			decisions[i], readings[i] = calls[i].decide(balances[calls[i].place()], at), at
+			ok = ok && decisions[i].OK
+		}
+		for i := range calls {
+			c, d := &calls[i], &decisions[i]
+			before := c.at(balances[c.place()], at)
+			if ok {
+				after, _ := c.grants(before)
+				c.taken, c.owed, c.delay, c.moved = after.since(), -after.value, after.delay, after.moved
+				leave(c, d.State)
+			} else { // none is taken from, so each keeps its balance
+				d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}
+			}
+		}
+		res := summarize(calls, decisions, readings, len(requests))
 		if ok {
-			after, _ := c.grants(before)
-			c.taken, c.owed, c.delay, c.moved = after.since(), -after.value, after.delay, after.moved
-		} else { // none is taken from, so each keeps its balance
-			d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}
+			res.id = newID(res.At.UnixMicro())
 		}
-		for _, j := range c.indexes {
-			states[j] = d.State
-		}
-	}
-	res := summarize(calls, decisions, readings, len(requests))
-	if ok {
-		res.id = newID(res.At.UnixMicro())
-	}
-	return res, states, nil
+		return res, nil
+	})
+	return res, states, err
 }

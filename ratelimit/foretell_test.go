@@ -37,6 +37,14 @@ func TestForetellTellsWhatAWholeCallMeets(t *testing.T) {
 		t.Errorf("%+v, %+v, %v; want it granted ahead", res, after, err)
 	}
 
+	trial := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 1, Period: time.Minute, Start: t0}, ratelimit.Shadow())
+	for i, r := range []ratelimit.Request{trial.For("k"), trial.For("k").Count(2)} {
+		res, after, err = ratelimit.Foretell(now, state, r, bucket.For("k"))
+		if o := res.Outcomes; err != nil || !res.OK || o[0].OK != (i == 0) || !o[0].Shadow || after[0].Value != float64(i) || after[1].Value != 4 || len(res.Reservation().Takes) != 1 {
+			t.Errorf("%+v, %+v, %v; want a shadow beside it", res, after, err)
+		}
+	}
+
 	for _, bad := range []error{
 		third(ratelimit.Foretell(now, state)),
 		third(ratelimit.Foretell(now, state, bucket.For(""))),
@@ -59,6 +67,7 @@ func TestARequestTellsWhatItAsks(t *testing.T) {
 		`0.5 of limit for "k"`:                   l.For("k").Count(0.5),
 		`2 of limit for "k", OrReserve`:          l.For("k").Count(2).OrReserve(),
 		`1 of limit for "", Within 1s, OnCredit`: l.For("").Within(sec).OnCredit(),
+		`3 of limit for "k", Leave 2`:            l.For("k").Count(3).Leave(2),
 		`1 of limit, by a rule of its own`:       l.Global().Rule(ratelimit.FixedWindow{Rate: 1, Period: sec}),
 		`0 of the zero Limit`:                    {},
 	} {

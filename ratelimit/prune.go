@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,6 +44,21 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 			floor(round(date_part('epoch', c.clock - b.origin) * 1e6) / b.period) -
 			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6) / b.period)) END >= b.capacity`
 
+	// pruneSlotsSQL deletes slots whose processes have died.
+	//
+	// $1 name $2 key $3 slot $4 batch $5 clock
+	pruneSlotsSQL = `WITH page AS MATERIALIZED (
+	SELECT name, key, slot FROM {schema}weir_slot WHERE (name, key, slot) > ($1::text, $2::text, $3::integer)
+	ORDER BY name, key, slot LIMIT $4::bigint
+), free AS MATERIALIZED (
+	SELECT s.name, s.key, s.slot FROM page JOIN {schema}weir_slot s USING (name, key, slot)
+	WHERE s.until <= coalesce($5::timestamptz, clock_timestamp()) FOR UPDATE OF s SKIP LOCKED
+), gone AS (
+	DELETE FROM {schema}weir_slot s USING free WHERE (s.name, s.key, s.slot) = (free.name, free.key, free.slot) RETURNING 1
+)
+SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.slot
+FROM (SELECT name, key, slot FROM page ORDER BY name DESC, key DESC, slot DESC LIMIT 1) last`
+
 	// pruneSettledSQL deletes settlements of reservations that nobody can settle any more.
 	//
 	// $1 id, after which $2 batch $3 clock
@@ -71,14 +87,15 @@ type PruneConfig struct {
 type Pruned struct {
 	Looked  int64 // balances that were looked at
 	Deleted int64 // of them
+	Slots   int64 // slots that were deleted
 	Settled int64 // settlements that were deleted
 }
 
 // Prune deletes balances that are idle: full again, and so like those that are not there. It is for limits of many keys, of which
 // most never come again: addresses, visitors. What is full is judged by the rule that last took from the balance, so that nothing is
 // forgotten or granted by it; a larger rule that comes later finds the balance full, where it would have had to fill up. A balance in
-// debt, in a pause, or on which work may still wait stays. Settlements are deleted, too, once nobody can settle any more: 30 days after
-// their work could run.
+// debt, in a pause, or on which work may still wait stays. Slots of package slots whose processes have died are deleted, too, and
+// settlements once nobody can settle any more: 30 days after their work could run.
 //
 // It goes through the tables once, batch by batch, each a transaction of its own that waits for nobody; who wants a row that is
 // being deleted waits for the batch. In a REPEATABLE READ or SERIALIZABLE transaction that caller then fails with 40001, for which
@@ -101,18 +118,28 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 	if cfg.Share == 0 {
 		cfg.Share = 0.25
 	}
-	var name, key, id string
-	shard := int32(-1 << 31)
-	err = prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (looked int64, err error) {
-		var deleted int64
-		err = tx.QueryRow(ctx, l.sql.prune, name, key, shard, cfg.Batch, l.now(), lasts.Microseconds()).Scan(&looked, &deleted, &name, &key, &shard)
-		done.Looked, done.Deleted = done.Looked+looked, done.Deleted+deleted
-		return looked, err
-	})
-	if err != nil {
-		return done, fmt.Errorf("ratelimit: prune balances: %w", hint(ended(ctx, err)))
+	// rows goes through a table by its primary key, of a name, a key and a number.
+	rows := func(what, sql string, looked, deleted *int64, more ...any) error {
+		var name, key string
+		number := int32(math.MinInt32)
+		err := prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (int64, error) {
+			var n, gone int64
+			err := tx.QueryRow(ctx, sql, append([]any{name, key, number, cfg.Batch, l.now()}, more...)...).Scan(&n, &gone, &name, &key, &number)
+			*looked, *deleted = *looked+n, *deleted+gone
+			return n, err
+		})
+		if err != nil {
+			return fmt.Errorf("ratelimit: prune %s: %w", what, hint(ended(ctx, err)))
+		}
+		return nil
 	}
-	id = "00000000-0000-0000-0000-000000000000"
+	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, lasts.Microseconds()); err != nil {
+		return done, err
+	}
+	if err := rows("slots", l.sql.pruneSlots, new(int64), &done.Slots); err != nil {
+		return done, err
+	}
+	id := "00000000-0000-0000-0000-000000000000"
 	err = prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (looked int64, err error) {
 		var deleted int64
 		err = tx.QueryRow(ctx, l.sql.pruneSettled, id, cfg.Batch, l.now()).Scan(&looked, &deleted, &id)

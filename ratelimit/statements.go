@@ -278,7 +278,8 @@ type statements struct {
 	charge, settle, reset, look string
 	lookShards, head, put       string
 	resetKey                    string
-	prune, pruneSettled         string
+	prune, pruneSlots           string
+	pruneSettled                string
 }
 
 // texts are those that differ between the kinds of rules.
@@ -322,7 +323,7 @@ func newStatements(schema string) statements {
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
-	s.prune, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull)), one(pruneSettledSQL)
+	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull)), one(pruneSlotsSQL), one(pruneSettledSQL)
 	return s
 }
 

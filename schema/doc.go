@@ -32,7 +32,7 @@
 //	                weir.weir_queue_4, weir.weir_queue_5, weir.weir_queue_6, weir.weir_queue_7 TO app; -- for LOCK TABLE
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
-// Whoever prunes needs DELETE on weir_balance and weir_settled as well.
+// Whoever prunes needs DELETE on weir_balance and weir_settled, and all of weir_slot, as well.
 //
 // The tables belong to the role that ran the migration; nothing runs with its privileges.
 //
