@@ -1,0 +1,64 @@
+package scheduler
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// PruneArgs is the job that [PruneWorker] works. At most one is waiting or running at a time.
+type PruneArgs struct{}
+
+// Kind is the job's kind.
+func (PruneArgs) Kind() string { return "weir_prune" }
+
+// InsertOpts are the job's options.
+func (PruneArgs) InsertOpts() river.InsertOpts {
+	return river.InsertOpts{MaxAttempts: 3, UniqueOpts: river.UniqueOpts{ByState: []rivertype.JobState{
+		rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning, rivertype.JobStateRetryable, rivertype.JobStateScheduled,
+	}}}
+}
+
+// PruneEvery is a periodic job that prunes what is idle: see [ratelimit.Limiter.Prune]. Each client that may become River's leader
+// is to have it, and those that work its queue a [PruneWorker].
+//
+//	river.AddWorker(workers, scheduler.NewPruneWorker(limiter, pool, ratelimit.PruneConfig{}))
+//	cfg := &river.Config{Workers: workers, PeriodicJobs: []*river.PeriodicJob{scheduler.PruneEvery(24 * time.Hour)}}
+func PruneEvery(d time.Duration) *river.PeriodicJob {
+	return river.NewPeriodicJob(river.PeriodicInterval(d), func() (river.JobArgs, *river.InsertOpts) { return PruneArgs{}, nil }, nil)
+}
+
+// PruneWorker prunes. It rests for three quarters of the time, unless PruneConfig.Share says else, and has no timeout. A client that
+// stops interrupts it between two batches; the job then begins anew.
+type PruneWorker struct {
+	river.WorkerDefaults[PruneArgs]
+	limiter *ratelimit.Limiter
+	pool    *pgxpool.Pool
+	cfg     ratelimit.PruneConfig
+}
+
+// NewPruneWorker makes one.
+func NewPruneWorker(limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg ratelimit.PruneConfig) *PruneWorker {
+	return &PruneWorker{limiter: limiter, pool: pool, cfg: cfg}
+}
+
+// Timeout is none.
+func (*PruneWorker) Timeout(*river.Job[PruneArgs]) time.Duration { return -1 }
+
+// Work prunes, and tells [slog.Default] what was done.
+func (w *PruneWorker) Work(ctx context.Context, _ *river.Job[PruneArgs]) error {
+	began := time.Now()
+	done, err := w.limiter.Prune(ctx, w.pool, w.cfg)
+	if err != nil {
+		return err
+	}
+	slog.InfoContext(ctx, "ratelimit: pruned", "looked", done.Looked, "deleted", done.Deleted, "slots", done.Slots, "settled", done.Settled,
+		"took", time.Since(began))
+	return nil
+}

@@ -1,0 +1,49 @@
+package scheduler_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// The periodic job deletes what is idle, again and again, and never two at a time.
+func TestThePeriodicJobPrunes(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	limit := ratelimit.MustDefine("idle", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
+	idle := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 1, Period: never})
+	client := newJournal(f).client(t, nil, func(cfg *river.Config) {
+		river.AddWorker(cfg.Workers, scheduler.NewPruneWorker(f.limiter, f.pool, ratelimit.PruneConfig{Share: 1}))
+		cfg.PeriodicJobs = []*river.PeriodicJob{scheduler.PruneEvery(time.Second)}
+	})
+	auto := f.limiter.Autocommit(f.pool)
+	for round := range 2 {
+		for i := range 5 {
+			if _, err := auto.RateLimit(t.Context(), limit.For(fmt.Sprint(round, i)), idle.For(fmt.Sprint(round, i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		deadline := time.Now().Add(time.Minute)
+		for rows := -1; rows != 5*(round+1); time.Sleep(50 * time.Millisecond) {
+			if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&rows); err != nil {
+				t.Fatal(err)
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("round %d: %d rows are left", round, rows)
+			}
+		}
+	}
+	first, err := client.Insert(t.Context(), scheduler.PruneArgs{}, &river.InsertOpts{Queue: "nobody's", ScheduledAt: time.Now().Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := client.Insert(t.Context(), scheduler.PruneArgs{}, nil)
+	if err != nil || !second.UniqueSkippedAsDuplicate {
+		t.Errorf("beside job %d (skipped: %v) there is job %d, %v", first.Job.ID, first.UniqueSkippedAsDuplicate, second.Job.ID, err)
+	}
+}
