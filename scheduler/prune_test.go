@@ -38,7 +38,7 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 			}
 		}
 	}
-	first, err := client.Insert(t.Context(), scheduler.PruneArgs{}, &river.InsertOpts{Queue: "nobody's", ScheduledAt: time.Now().Add(time.Hour)})
+	first, err := client.Insert(t.Context(), scheduler.PruneArgs{}, &river.InsertOpts{Queue: "nobodys", ScheduledAt: time.Now().Add(time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
