@@ -23,6 +23,10 @@ demo: postgres ## Run the LLM example: reserved calls to a budgeted API
 demo/login: postgres ## Run the login example: guarded sign-in over real HTTP
 	@$(GO) run ./examples/login
 
+.PHONY: demo/visitors
+demo/visitors: postgres ## Run the visitors example: limits for anonymous visitors over real HTTP
+	@$(GO) run ./examples/visitors
+
 .PHONY: test
 test: postgres ## Run all tests, on servers of their own
 	$(GO) test -count=1 ./...
