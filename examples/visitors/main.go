@@ -15,6 +15,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -90,15 +91,29 @@ func run(ctx context.Context, serve string) (err error) {
 		told = (&story{out: os.Stdout, url: url, pool: pool}).tell(ctx)
 	} else {
 		fmt.Printf("serving on %s\n  curl -c jar -X POST %[1]s/session && curl -b jar -i %[1]s\n", url)
-		select {
-		case <-ctx.Done():
-		case err := <-served:
-			return err
+		if told = v.sweepHourly(ctx, pool, served); ctx.Err() == nil {
+			return told
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	return errors.Join(told, web.Shutdown(ctx))
+}
+
+// sweepHourly returns when ctx ends, or the server does.
+func (v *visitors) sweepHourly(ctx context.Context, pool *pgxpool.Pool, served <-chan error) error {
+	for {
+		select {
+		case <-time.After(time.Hour):
+			if err := v.sweep(ctx, pool); err != nil {
+				slog.Error("sweep", "error", err) // the next one may do better
+			}
+		case <-ctx.Done():
+			return nil
+		case err := <-served:
+			return err
+		}
+	}
 }
 
 // The numbers of the story.

@@ -36,7 +36,7 @@ type limiter interface {
 }
 
 func newVisitors(limiter limiter, l limits, k keys, address httplimit.Key) *visitors {
-	v := &visitors{limits: l, keys: k, address: address, bits: 18, secure: true, now: time.Now}
+	v := &visitors{limits: l, keys: k, address: address, bits: 16, secure: true, now: time.Now}
 	v.solved = v.work
 	v.gate = &httplimit.Guard{Limiter: limiter, Timeout: 5 * time.Second, Refuse: v.refuse}
 	v.door = *v.gate
@@ -152,9 +152,12 @@ func (v *visitors) refuse(w http.ResponseWriter, _ *http.Request, refusal httpli
 	_ = json.NewEncoder(w).Encode(map[string]any{"title": "Forbidden", "status": http.StatusForbidden, "detail": detail})
 }
 
-// sweep deletes the rows of sessions and challenges that are over. Their buckets are full, as those without a row are.
+// sweep deletes the rows of what has not been asked for a day. Those buckets are full, as those without a row are.
 func (v *visitors) sweep(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, `DELETE FROM weir_balance WHERE name IN ($1, $2) AND ts < clock_timestamp() - interval '1 day'`,
-		v.limits.perSession.Name(), v.limits.once.Name())
+	var names []string
+	for _, l := range []ratelimit.Limit{v.limits.perAddress, v.limits.perSession, v.limits.free, v.limits.earned, v.limits.once} {
+		names = append(names, l.Name())
+	}
+	_, err := pool.Exec(ctx, `DELETE FROM weir_balance WHERE name = any($1) AND ts < clock_timestamp() - interval '1 day'`, names)
 	return err
 }

@@ -20,6 +20,8 @@ var (
 	locks = []string{"./lockout"}
 	held  = []string{"./slots"}
 	fake  = []string{"./weirtest"}
+
+	visitors = []string{"./examples/visitors"}
 )
 
 var mutants = []mutant{
@@ -470,4 +472,22 @@ var mutants = []mutant{
 		"time.Since(sl.since) >= s.passes", "time.Since(sl.since) < 0", "ThenGivenBack", held, true},
 	{"slots: Close does not wait", "slots/slots.go",
 		"if len(s.held) > 0 {", "if len(s.held) > 1e9 {", "CloseWaits", held, true},
+	{"login: check first, charge after", "examples/login/signin.go",
+		"if !charged.OK {\n\t\treturn \"\", charged.Err()\n\t}", "", "Parallel|Address", []string{"./examples/login"}, false},
+	{"visitors: anybody signs", "examples/visitors/token.go",
+		"hmac.Equal([]byte(mac), []byte(sign(key, text)))", "hmac.Equal([]byte(mac), []byte(mac))", "ATokenIsGood", visitors, false},
+	{"visitors: a session is for ever", "examples/visitors/token.go",
+		"now.Unix() >= c.Expires || ", "", "ATokenIsGood|KeepsItsCookie", visitors, false},
+	{"visitors: a clock set back makes what is used up good", "examples/visitors/token.go",
+		" || now.Add(skew).Unix() < c.Issued", "", "ATokenIsGood|OneSession", visitors, false},
+	{"visitors: a solution is good twice", "examples/visitors/visitors.go",
+		", httplimit.By(v.limits.once, v.solved)", "", "OneSession|Flood", visitors, false},
+	{"visitors: a challenge's token comes while it is good", "examples/visitors/limits.go",
+		`"visitorChallenge", ratelimit.TokenBucket{`, `"visitorChallenge", ratelimit.FixedWindow{`, "AfterItsEnd", visitors, false},
+	{"visitors: a solution is good for all addresses", "examples/visitors/work.go",
+		"c.Network != network || ", "", "NoSolution", visitors, false},
+	{"visitors: sessions for nothing move", "examples/visitors/visitors.go",
+		"if network != c.Network {", "if network == \"\" {", "WhereItWasMade", visitors, false},
+	{"visitors: without an address a session is good everywhere", "examples/visitors/visitors.go",
+		"if c.Network, err = v.address(r); err != nil {", "if c.Network, err = v.address(r); err != nil && false {", "NoAddress", visitors, false},
 }
