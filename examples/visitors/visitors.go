@@ -51,7 +51,8 @@ func (v *visitors) handler(site http.Handler) http.Handler {
 	perSession := v.gate.Limit(httplimit.By(v.limits.perSession, v.session), httplimit.Global(v.limits.overall))
 
 	free := v.door.Limit(httplimit.By(v.limits.free, v.address))
-	earned := v.door.Limit(httplimit.By(v.limits.earned, v.address), httplimit.By(v.limits.once, v.solved), httplimit.Global(v.limits.demand))
+	earned := v.door.Limit(httplimit.By(v.limits.earned, v.address), httplimit.By(v.limits.once, v.solved),
+		httplimit.Global(v.limits.demand))
 	look := v.door.Limit(httplimit.Global(v.limits.demand).Cost(func(*http.Request) float64 { return 0 }))
 
 	mux := http.NewServeMux()

@@ -42,7 +42,7 @@ func (v *visitors) rise(r *http.Request) int {
 	return 0
 }
 
-// work is a key: the challenge that the request has solved. To refuse costs no query.
+// work is a key: the challenge that the request has solved. To refuse it costs no query.
 func (v *visitors) work(r *http.Request) (string, error) {
 	network, err := v.address(r)
 	if err != nil {
