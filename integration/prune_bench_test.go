@@ -31,9 +31,10 @@ func BenchmarkPruneUnderLoad(b *testing.B) {
 		fillScattered(b, pool, idle)
 		execSQL(b, pool, `UPDATE weir_balance SET ts = ts - interval '1 day'`)
 		fill(b, pool, "live", live, ample, "NULL")
+		execSQL(b, pool, `UPDATE weir_balance SET capacity = 2 * value WHERE name = 'live'`) // far from full
 		execSQL(b, pool, `VACUUM ANALYZE weir_balance`)
 		l := limiter(b, ratelimit.Config{})
-		limit := ratelimit.MustDefine("live", ratelimit.TokenBucket{Rate: ample, Period: time.Hour})
+		limit := ratelimit.MustDefine("live", ratelimit.TokenBucket{Rate: ample, Period: never, Capacity: ratelimit.Tokens(2 * ample)})
 
 		var phase atomic.Int64 // even: Prune stands still
 		var mu sync.Mutex

@@ -167,6 +167,7 @@ func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Prun
 		if err != nil {
 			return err
 		}
+		took := time.Since(began)
 		if cfg.Progress != nil {
 			if err := cfg.Progress(*done); err != nil {
 				return err
@@ -175,7 +176,6 @@ func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Prun
 		if looked < int64(cfg.Batch) {
 			return nil
 		}
-		took := time.Since(began)
 		if err := sleep(ctx, time.Duration(float64(took)*(1-cfg.Share)/cfg.Share)); err != nil {
 			return err
 		}

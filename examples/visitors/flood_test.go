@@ -92,24 +92,23 @@ func TestAFloodFromOneAddressMakesFewRows(t *testing.T) {
 	}
 }
 
-// What nobody has asked for a day is deleted, and neither a session that goes on nor a challenge that is good is touched.
+// What is full again is deleted, and neither a session that goes on nor a challenge that is good is touched.
 func TestTheRowsOfWhatIsOverAreDeleted(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	c, gone := p.client("203.0.113.1"), p.client("203.0.113.2")
-	p.add(time.Since(start) - 25*time.Hour) // the sweep goes by the clock of the database
 	p.want(204, gone.begin)
 	for range 2 {
 		p.want(204, c.earn)
 		p.want(200, c.visit)
 	}
-	p.add(24*time.Hour + 59*time.Minute)
+	p.add(2 * time.Hour)
 	form := p.solvedBy(c)
 	p.want(204, c.sends(form))
 	for range 3 {
 		p.want(200, c.visit)
 	}
-	if err := p.sweep(t.Context(), p.pool); err != nil {
+	if _, err := p.limiter.Prune(t.Context(), p.pool, ratelimit.PruneConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	p.want(429, c.visit)

@@ -91,7 +91,7 @@ func run(ctx context.Context, serve string) (err error) {
 		told = (&story{out: os.Stdout, url: url, pool: pool}).tell(ctx)
 	} else {
 		fmt.Printf("serving on %s\n  curl -c jar -X POST %[1]s/session && curl -b jar -i %[1]s\n", url)
-		if told = v.sweepHourly(ctx, pool, served); ctx.Err() == nil {
+		if told = pruneHourly(ctx, limiter, pool, served); ctx.Err() == nil {
 			return told
 		}
 	}
@@ -100,13 +100,13 @@ func run(ctx context.Context, serve string) (err error) {
 	return errors.Join(told, web.Shutdown(ctx))
 }
 
-// sweepHourly returns when ctx ends, or the server does.
-func (v *visitors) sweepHourly(ctx context.Context, pool *pgxpool.Pool, served <-chan error) error {
+// pruneHourly deletes the rows of visitors who have gone. It returns when ctx ends, or the server does.
+func pruneHourly(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, served <-chan error) error {
 	for {
 		select {
 		case <-time.After(time.Hour):
-			if err := v.sweep(ctx, pool); err != nil {
-				slog.Error("sweep", "error", err) // the next one may do better
+			if _, err := limiter.Prune(ctx, pool, ratelimit.PruneConfig{}); err != nil {
+				slog.Error("prune", "error", err) // the next one may do better
 			}
 		case <-ctx.Done():
 			return nil

@@ -46,6 +46,8 @@ type place struct {
 	t    testing.TB
 	pool *pgxpool.Pool
 	web  *httptest.Server
+
+	limiter *ratelimit.Limiter
 }
 
 // newPlace allows three requests a minute for a session, and two sessions an hour for an address. Its challenges are easy.
@@ -56,6 +58,7 @@ func newPlace(t testing.TB, change ...func(*visitors)) *place {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.limiter = limiter
 	coalesced := limiter.Coalesce(p.pool)
 	t.Cleanup(coalesced.Close)
 	p.visitors = newVisitors(coalesced, define(3, 2), keys{newKey, oldKey}, httplimit.ByAddress(netip.MustParsePrefix("127.0.0.0/8")))

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -151,14 +149,4 @@ func (v *visitors) refuse(w http.ResponseWriter, _ *http.Request, refusal httpli
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusForbidden)
 	_ = json.NewEncoder(w).Encode(map[string]any{"title": "Forbidden", "status": http.StatusForbidden, "detail": detail})
-}
-
-// sweep deletes the rows of what has not been asked for a day. Those buckets are full, as those without a row are.
-func (v *visitors) sweep(ctx context.Context, pool *pgxpool.Pool) error {
-	var names []string
-	for _, l := range []ratelimit.Limit{v.limits.perAddress, v.limits.perSession, v.limits.free, v.limits.earned, v.limits.once} {
-		names = append(names, l.Name())
-	}
-	_, err := pool.Exec(ctx, `DELETE FROM weir_balance WHERE name = any($1) AND ts < clock_timestamp() - interval '1 day'`, names)
-	return err
 }

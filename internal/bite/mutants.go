@@ -472,8 +472,6 @@ var mutants = []mutant{
 		"time.Since(sl.since) >= s.passes", "time.Since(sl.since) < 0", "ThenGivenBack", held, true},
 	{"slots: Close does not wait", "slots/slots.go",
 		"if len(s.held) > 0 {", "if len(s.held) > 1e9 {", "CloseWaits", held, true},
-	{"login: check first, charge after", "examples/login/signin.go",
-		"if !charged.OK {\n\t\treturn \"\", charged.Err()\n\t}", "", "Parallel|Address", []string{"./examples/login"}, false},
 	{"visitors: anybody signs", "examples/visitors/token.go",
 		"hmac.Equal([]byte(mac), []byte(sign(key, text)))", "sign(key, text) != mac[:0]", "ATokenIsGood", visitors, false},
 	{"visitors: a session is for ever", "examples/visitors/token.go",
