@@ -1,0 +1,80 @@
+// Webhooks delivers events to two receivers, each at the rate of its own, and leaves one alone for as long as it asks.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/schema"
+	"github.com/weir-go/weir/upstream"
+)
+
+var deliveries = ratelimit.MustDefine("deliveries", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+
+type delivery struct{ Receiver, Event string }
+func (delivery) Kind() string { return "delivery" }
+
+func main() {
+	ctx, calls := context.Background(), atomic.Int64{}
+	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
+	must(0, schema.Migrate(ctx, pool))
+	must(must(rivermigrate.New(riverpgxv5.New(pool), nil)).Migrate(ctx, rivermigrate.DirectionUp, nil))
+	receivers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/busy" && calls.Add(1) == 2 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	limits := func(job *river.Job[delivery]) []ratelimit.Request { return []ratelimit.Request{deliveries.For(job.Args.Receiver)} }
+	deliver := func(ctx context.Context, job *river.Job[delivery]) error {
+		resp, err := http.Post(receivers.URL+"/"+job.Args.Receiver, "text/plain", bytes.NewBufferString(job.Args.Event))
+		if err != nil {
+			return err
+		}
+		_ = resp.Body.Close()
+		fmt.Println(job.Args.Receiver, "answers", job.Args.Event, "by", resp.StatusCode)
+		if d, ok := upstream.RetryAfter(resp.Header); ok && resp.StatusCode >= 400 {
+			return &scheduler.PauseError{For: d, Requests: limits(job)} // nothing goes there until then; no attempt is used up
+		} else if resp.StatusCode >= 300 {
+			return errors.New(resp.Status) // tried again after River's backoff, up to MaxAttempts
+		}
+		return nil
+	}
+	sched, workers := scheduler.New(must(ratelimit.New(ratelimit.Config{})), scheduler.Config{}), river.NewWorkers()
+	river.AddWorker(workers, scheduler.Limit(river.WorkFunc(deliver), limits))
+	client := must(river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{
+		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}})))
+	done, _ := client.Subscribe(river.EventKindJobCompleted)
+	must(0, client.Start(ctx))
+	must(0, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // in which what has happened is saved, too
+		_, err := client.InsertManyTx(ctx, tx, []river.InsertManyParams{{Args: delivery{"quick", "event 1"}},
+			{Args: delivery{"quick", "event 2"}}, {Args: delivery{"busy", "event 1"}}, {Args: delivery{"busy", "event 2"}}})
+		return err
+	}))
+	for range 4 {
+		<-done
+	}
+	must(0, client.Stop(ctx))
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
