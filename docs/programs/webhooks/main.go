@@ -2,17 +2,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -27,10 +26,11 @@ import (
 var deliveries = ratelimit.MustDefine("deliveries", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 
 type delivery struct{ Receiver, Event string }
+
 func (delivery) Kind() string { return "delivery" }
 
 func main() {
-	ctx, calls := context.Background(), atomic.Int64{}
+	ctx, calls, sender := context.Background(), atomic.Int64{}, http.Client{Timeout: 10 * time.Second}
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
 	must(0, schema.Migrate(ctx, pool))
 	must(must(rivermigrate.New(riverpgxv5.New(pool), nil)).Migrate(ctx, rivermigrate.DirectionUp, nil))
@@ -40,9 +40,11 @@ func main() {
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
 	}))
-	limits := func(job *river.Job[delivery]) []ratelimit.Request { return []ratelimit.Request{deliveries.For(job.Args.Receiver)} }
+	limits := func(job *river.Job[delivery]) []ratelimit.Request {
+		return []ratelimit.Request{deliveries.For(job.Args.Receiver)}
+	}
 	deliver := func(ctx context.Context, job *river.Job[delivery]) error {
-		resp, err := http.Post(receivers.URL+"/"+job.Args.Receiver, "text/plain", bytes.NewBufferString(job.Args.Event))
+		resp, err := sender.Post(receivers.URL+"/"+job.Args.Receiver, "text/plain", strings.NewReader(job.Args.Event))
 		if err != nil {
 			return err
 		}
@@ -61,11 +63,9 @@ func main() {
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}})))
 	done, _ := client.Subscribe(river.EventKindJobCompleted)
 	must(0, client.Start(ctx))
-	must(0, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // in which what has happened is saved, too
-		_, err := client.InsertManyTx(ctx, tx, []river.InsertManyParams{{Args: delivery{"quick", "event 1"}},
-			{Args: delivery{"quick", "event 2"}}, {Args: delivery{"busy", "event 1"}}, {Args: delivery{"busy", "event 2"}}})
-		return err
-	}))
+	must(client.InsertMany(ctx, []river.InsertManyParams{ // or InsertManyTx, in the transaction that saves what has happened
+		{Args: delivery{"quick", "event 1"}}, {Args: delivery{"quick", "event 2"}},
+		{Args: delivery{"busy", "event 1"}}, {Args: delivery{"busy", "event 2"}}}))
 	for range 4 {
 		<-done
 	}

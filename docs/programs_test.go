@@ -1,0 +1,140 @@
+// Package docs_test runs the programs of the guides.
+package docs_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// guides are those that show a program, by its name.
+var guides = map[string]string{
+	"llm":              "llm.md",
+	"third-party-apis": "third-party-apis.md",
+	"sign-ups":         "sign-ups.md",
+	"webhooks":         "webhooks.md",
+	"logins":           "logins.md",
+	"tenants":          "tenants.md",
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// A guide shows the whole of its program, which is short enough to be read, and what it prints.
+func TestTheGuidesShowTheirProgramsWhole(t *testing.T) {
+	t.Parallel()
+	programs, err := filepath.Glob("programs/*/main.go")
+	if err != nil || len(programs) != len(guides) {
+		t.Fatalf("%d programs of %d guides: %v", len(programs), len(guides), err)
+	}
+	for name, guide := range guides {
+		program := read(t, "programs/"+name+"/main.go")
+		if !strings.Contains(read(t, guide), "```go\n"+program+"```\n") {
+			t.Errorf("%s does not show programs/%s/main.go as it is", guide, name)
+		}
+		if n := strings.Count(program, "\n"); n > 80 {
+			t.Errorf("programs/%s/main.go has %d lines, want 80 at the most", name, n)
+		}
+		if strings.Contains(program, "/internal/") {
+			t.Errorf("programs/%s/main.go imports what only this module can", name)
+		}
+		printed(t, guide)
+	}
+}
+
+// printed is what a program prints by its guide, line by line.
+func printed(t *testing.T, guide string) []string {
+	t.Helper()
+	_, rest, _ := strings.Cut(read(t, guide), "It prints\n\n```\n")
+	text, _, ok := strings.Cut(rest, "\n```\n")
+	if !ok {
+		t.Fatalf("%s does not tell what its program prints", guide)
+	}
+	return strings.Split(text, "\n")
+}
+
+// Each program ends by itself, on a fresh database and again on the one that it has left, and prints what its guide says, but for
+// the order of lines.
+func TestTheProgramsOfTheGuidesDoWhatTheGuidesSay(t *testing.T) {
+	t.Parallel()
+	bin := t.TempDir()
+	goTool(t, ".", "build", "-o", bin+"/", "./programs/...")
+	for name, guide := range guides {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.URL(t, pgtest.Bare(t))
+			for range 2 {
+				if got, want := run(t, filepath.Join(bin, name), url), slices.Sorted(slices.Values(printed(t, guide))); !slices.Equal(got, want) {
+					t.Errorf("it prints\n%s\nand by the guide it is\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+				}
+			}
+		})
+	}
+}
+
+// run runs a program, and returns the lines that it has printed, sorted.
+func run(t *testing.T, program, url string) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program)
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+url)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s%s", err, stdout.String(), stderr.String())
+	}
+	return slices.Sorted(strings.SplitSeq(strings.TrimRight(stdout.String(), "\n"), "\n"))
+}
+
+// The program stands in a folder that has nothing else: no file of this repository, and only what go.mod of this module brings.
+func TestAProgramWorksInAnEmptyFolder(t *testing.T) {
+	t.Parallel()
+	repo, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for file, text := range map[string]string{
+		"main.go": read(t, "programs/llm/main.go"),
+		"go.sum":  read(t, "../go.sum"), // so that nothing need be asked of the network
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	goTool(t, dir, "mod", "init", "example.com/try")
+	goTool(t, dir, "mod", "edit", "-require=github.com/weir-go/weir@v0.0.0", "-replace=github.com/weir-go/weir="+repo)
+	goTool(t, dir, "mod", "tidy")
+	goTool(t, dir, "build", "-o", "try", ".")
+	got := run(t, filepath.Join(dir, "try"), pgtest.URL(t, pgtest.Bare(t)))
+	if want := slices.Sorted(slices.Values(printed(t, "llm.md"))); !slices.Equal(got, want) {
+		t.Errorf("it prints\n%s\nand by the guide it is\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func goTool(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
