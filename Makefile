@@ -28,7 +28,7 @@ demo/visitors: postgres ## Run the visitors example: limits for anonymous visito
 	@$(GO) run ./examples/visitors
 
 .PHONY: test
-test: postgres ## Run all tests, on servers of their own
+test: postgres sfv ## Run all tests, on servers of their own
 	$(GO) test -count=1 ./...
 
 .PHONY: test/faults
@@ -105,6 +105,10 @@ $(GOLANGCI_LINT):
 .PHONY: postgres
 postgres:
 	@./scripts/postgres
+
+.PHONY: sfv
+sfv:
+	@./scripts/sfv
 
 # So that make test needs no Redis, only what compares with it asks for one.
 .PHONY: redis
