@@ -1,0 +1,331 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/shard"
+)
+
+// Balance is how one key of a limit stands. As JSON, times are RFC 3339 and the Period is in seconds.
+type Balance struct {
+	Limit string `json:"limit"` // ends in " (shadow)" where it never denies: see [ratelimit.Shadow]
+	Key   string `json:"key"`   // "" for a limit without keys
+
+	// Value is the tokens left by At, of all shards: what [ratelimit.Limiter.Value] tells under the rule that follows. Negative: owed.
+	Value float64 `json:"value"`
+
+	// The rule that wrote last: Rate tokens come in each Period, up to Capacity, all at once if it is Windowed.
+	Capacity float64       `json:"capacity"`
+	Rate     float64       `json:"rate"`
+	Period   time.Duration `json:"period"`
+	Windowed bool          `json:"windowed"`
+
+	// WindowEnds is when the present window ends. Zero for a token bucket.
+	WindowEnds time.Time `json:"window_ends,omitzero"`
+
+	// FullAt is when Value will be Capacity if nobody takes. Zero if it is.
+	FullAt time.Time `json:"full_at,omitzero"`
+
+	// PausedUntil is when the pause ends that the limit is in. Zero: it is not paused.
+	PausedUntil time.Time `json:"paused_until,omitzero"`
+
+	Shards    int       `json:"shards"`     // that it is spread over: see [ratelimit.Shards]
+	WrittenAt time.Time `json:"written_at"` // the last time by which it was taken from, or written to; a clock that was set back may have left one ahead of At
+	At        time.Time `json:"at"`         // the reading of the clock that all of this is by
+
+	// Problem says, if it is not "", why the rows make no balance: somebody has written to them by hand. Only the names, Shards, WrittenAt and
+	// At are meant then. A reset mends it.
+	Problem string `json:"problem,omitempty"`
+
+	origin time.Time
+}
+
+// MarshalJSON writes the Period in seconds.
+func (b Balance) MarshalJSON() ([]byte, error) {
+	type plain Balance
+	return json.Marshal(struct {
+		plain
+		Period float64 `json:"period"`
+	}{plain(b), b.Period.Seconds()})
+}
+
+// Rule is the rule that wrote last: for calls that are made from what was read. What it allowed to be reserved is not in the row.
+func (b Balance) Rule() ratelimit.Rule {
+	return rule{b.Capacity, b.Rate, b.Period, b.origin}.whole()
+}
+
+// row is a shard as it is stored.
+type row struct {
+	shard  int32
+	value  float64
+	ts     time.Time
+	rule   rule
+	paused time.Time // zero: it is not
+}
+
+// rule is a rule as it is stored.
+type rule struct {
+	capacity, rate float64
+	period         time.Duration
+	origin         time.Time // zero: a token bucket
+}
+
+func (r rule) whole() ratelimit.Rule {
+	if r.origin.IsZero() {
+		return ratelimit.TokenBucket{Rate: r.rate, Period: r.period, Capacity: &r.capacity}
+	}
+	return ratelimit.FixedWindow{Rate: r.rate, Period: r.period, Capacity: &r.capacity, Start: r.origin}
+}
+
+// share is the rule of one shard of n.
+func (r rule) share(n, i int) rule {
+	firstCapacity, capacity := shard.Split(r.capacity, n)
+	firstRate, rate := shard.Split(r.rate, n)
+	if i == 0 {
+		capacity, rate = firstCapacity, firstRate
+	}
+	r.capacity, r.rate = capacity, rate
+	return r
+}
+
+// unshare is the rule of which shard i of n has the share r. Shard 0 and any other, if they are known, tell it exactly.
+func (r rule) unshare(n, i int, first, other *row) rule {
+	if first != nil && other != nil {
+		x := r
+		x.capacity = first.rule.capacity + other.rule.capacity*float64(n-1)
+		x.rate = first.rule.rate + other.rule.rate*float64(n-1)
+		if x.share(n, 0) == first.rule && x.share(n, 1) == other.rule && x.share(n, i) == r {
+			return x
+		}
+	}
+	r.capacity, r.rate = unsplit(r.capacity, n, i), unsplit(r.rate, n, i)
+	return r
+}
+
+// unsplit is the number of which this is the part of shard i of n. There are several: it is the one of the fewest digits, as people write
+// them.
+func unsplit(part float64, n, i int) float64 {
+	about := part * float64(n)
+	for digits := 1; digits <= 17; digits++ {
+		x, err := strconv.ParseFloat(strconv.FormatFloat(about, 'g', digits, 64), 64)
+		if err != nil {
+			break
+		}
+		first, each := shard.Split(x, n)
+		if i == 0 && first == part || i > 0 && each == part {
+			return x
+		}
+	}
+	return about
+}
+
+// decide is what a call for n tokens would meet.
+func (r rule) decide(n float64, s ratelimit.State, at time.Time) (ratelimit.Decision, error) {
+	limit, err := ratelimit.Define("inspect", r.whole())
+	if err != nil {
+		return ratelimit.Decision{}, err
+	}
+	return ratelimit.Decide(limit.Global().Count(n), s, at)
+}
+
+// fill is a shard by the clock: what it has, and when it is full, which is not after at if it is.
+func (s row) fill(by rule, at time.Time) (now ratelimit.State, full time.Time, err error) {
+	if !(s.value < math.Inf(1)) {
+		s.value = by.capacity // NaN and infinity count as full
+	}
+	state := ratelimit.State{Value: s.value, TS: s.ts, PausedUntil: s.paused}
+	d, err := by.decide(0, state, at)
+	if err != nil || d.State.Value >= by.capacity {
+		return d.State, at, err
+	}
+	then, err := by.decide(by.capacity, state, at)
+	return d.State, then.RetryAt, err
+}
+
+// sum makes a balance of the rows of one key: those of a layout of n shards, and perhaps what is left of shard 0 of 1.
+func (b Balance) sum(n int, rows []row) Balance {
+	b.Shards = n
+	if n < 1 || n > shard.Max {
+		return b.bad("the head row says that it has %d shards", n)
+	}
+	var last, other *row // the one that was written last, and one that is not the first
+	shards := make([]*row, n)
+	for i := range rows {
+		r := &rows[i]
+		if r.ts.After(b.WrittenAt) {
+			b.WrittenAt = r.ts
+		}
+		layout, nr := shard.Address(r.shard)
+		if layout != n {
+			continue
+		}
+		if math.IsInf(r.value, -1) {
+			return b.bad("shard %d of %d is closed, and should not be", nr, n)
+		}
+		shards[nr] = r
+		if nr > 0 {
+			other = r
+		}
+		if last == nil || r.ts.After(last.ts) {
+			last = r
+		}
+	}
+	by := rule{}
+	switch {
+	case last != nil:
+		_, i := shard.Address(last.shard)
+		by = last.rule.unshare(n, i, shards[0], other)
+	case len(rows) > 0: // all shards were full, and pruned
+		by = rows[0].rule
+	default:
+		return b.bad("it has a head row, and no other")
+	}
+	b.Capacity, b.Rate, b.Period, b.origin, b.Windowed = by.capacity, by.rate, by.period, by.origin, !by.origin.IsZero()
+	start, err := by.decide(0, ratelimit.State{}, b.At)
+	if err != nil {
+		return b.bad("its rule is none: %v", err)
+	}
+	if b.Windowed {
+		b.WindowEnds = start.State.TS.Add(b.Period)
+	}
+	for i, r := range shards {
+		share := by.share(n, i)
+		if r == nil {
+			b.Value += share.capacity
+			continue
+		}
+		s, full, err := r.fill(share, b.At)
+		if err != nil {
+			return b.bad("shard %d of %d: %v", i, n, err)
+		}
+		b.Value += s.Value
+		b.PausedUntil = later(b.PausedUntil, s.PausedUntil)
+		if full.After(b.At) {
+			b.FullAt = later(b.FullAt, full)
+		}
+	}
+	if b.Value >= b.Capacity { // but for rounding, all shards are full then
+		b.FullAt = time.Time{}
+	}
+	return b
+}
+
+func (b Balance) bad(format string, args ...any) Balance {
+	return Balance{Limit: b.Limit, Key: b.Key, Shards: b.Shards, WrittenAt: b.WrittenAt, At: b.At, Problem: fmt.Sprintf(format, args...)}
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// keysSQL reads the next keys of a limit, each found by one descent of the index, and the rows of their present layouts: that of
+// shard 0 of 1 as well, which keeps a rule even if all others were pruned. The clock is read once.
+//
+// Locks: none. Predicate reads: at READ COMMITTED none.
+//
+// $1 name $2 the first key $3 what keys begin with $4 number of keys $5 clock
+const keysSQL = `WITH RECURSIVE keys (key, nr) AS (
+	(SELECT key, 1 FROM {table} WHERE name = $1::text AND key >= $2::text ORDER BY key LIMIT 1)
+	UNION ALL
+	SELECT (SELECT b.key FROM {table} b WHERE b.name = $1::text AND b.key > k.key ORDER BY b.key LIMIT 1), k.nr + 1
+	FROM keys k WHERE k.nr < $4::integer AND starts_with(k.key, $3::text)
+), clock AS MATERIALIZED (
+	SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock
+)
+SELECT k.key, c.clock, h.n, b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
+FROM keys k CROSS JOIN clock c
+CROSS JOIN LATERAL (SELECT coalesce(max(CASE WHEN value BETWEEN 1 AND 1024 THEN value::integer ELSE 0 END), 1) AS n
+	FROM {table} WHERE name = $1::text AND key = k.key AND shard = -1) h
+LEFT JOIN LATERAL (
+	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard = 0 AND h.n > 1
+	UNION ALL
+	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard BETWEEN h.n * (h.n - 1) / 2 AND h.n * (h.n - 1) / 2 + h.n - 1
+) b ON true
+WHERE k.key IS NOT NULL AND starts_with(k.key, $3::text)
+ORDER BY k.nr, b.shard`
+
+// keys reads the balances of up to most keys from one on that begin with prefix.
+func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string, most int) ([]Balance, error) {
+	from = max(from, prefix)
+	found, err := tx.Query(ctx, r.sql(keysSQL), name, from, prefix, most, r.now())
+	if err != nil {
+		return nil, err
+	}
+	defer found.Close()
+	var all []Balance
+	var one Balance
+	var rows []row
+	var n, of int
+	end := func() {
+		if of > 0 {
+			all = append(all, one.sum(n, rows))
+		}
+	}
+	for found.Next() {
+		var key string
+		var at time.Time
+		var layout int
+		var nr pgtype.Int4
+		var value, capacity, rate pgtype.Float8
+		var period pgtype.Int8
+		var ts, origin, paused pgtype.Timestamptz
+		if err := found.Scan(&key, &at, &layout, &nr, &value, &ts, &capacity, &rate, &period, &origin, &paused); err != nil {
+			return nil, err
+		}
+		if of == 0 || key != one.Key {
+			end()
+			one, rows, n, of = Balance{Limit: name, Key: key, At: at.UTC()}, nil, layout, of+1
+		}
+		if nr.Valid {
+			rows = append(rows, row{nr.Int32, value.Float64, instant(ts), rule{capacity.Float64, rate.Float64,
+				time.Duration(min(period.Int64, math.MaxInt64/1000)) * time.Microsecond, instant(origin)}, instant(paused)})
+		}
+	}
+	end()
+	return all, found.Err()
+}
+
+// lastInstant is the last that RFC 3339, and so JSON, can write.
+var lastInstant = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+
+// instant is zero for null; infinity is the end of time.
+func instant(t pgtype.Timestamptz) time.Time {
+	switch {
+	case !t.Valid || t.InfinityModifier == pgtype.NegativeInfinity:
+		return time.Time{}
+	case t.InfinityModifier == pgtype.Infinity || t.Time.After(lastInstant):
+		return lastInstant
+	}
+	return t.Time.UTC()
+}
+
+// Balance reads how one key stands; "" is that of a limit without keys. Without a row the error matches [ErrNoBalance].
+func (r *Reader) Balance(ctx context.Context, name, key string) (b Balance, err error) {
+	err = r.read(ctx, func(tx pgx.Tx) error {
+		found, err := r.keys(ctx, tx, name, key, key, 1)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 || found[0].Key != key {
+			return fmt.Errorf("%w: it was never used, or it is full and was pruned", ErrNoBalance)
+		}
+		b = found[0]
+		return nil
+	})
+	if err != nil {
+		return Balance{}, explain(err, fmt.Sprintf("limit %q, key %q", name, key))
+	}
+	return b, nil
+}

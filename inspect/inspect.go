@@ -1,0 +1,109 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// ErrNoBalance is matched by the error of [Reader.Balance] for a key without a row: never used, or full when it was pruned.
+var ErrNoBalance = errors.New("no balance")
+
+// DB is what this package needs of a connection: *pgxpool.Pool and *pgx.Conn have it.
+type DB interface {
+	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
+}
+
+// Config configures a [Reader]. The zero Config is ready for production.
+type Config struct {
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
+	// finds.
+	Schema string
+
+	// Timeout bounds each statement, in the server. Default: 5 seconds, or the connection's statement_timeout if that is shorter.
+	Timeout time.Duration
+
+	// Clock replaces the database's clock, for tests that need to set it. Default: the database's.
+	Clock func() time.Time
+}
+
+// Reader reads. It holds no connection, and is safe for concurrent use if its DB is.
+type Reader struct {
+	db      DB
+	table   string
+	timeout int64 // milliseconds
+	clock   func() time.Time
+}
+
+// New makes a Reader. It does not touch the database. A bad Config is refused with an error that matches [ratelimit.ErrInvalid].
+func New(db DB, cfg Config) (*Reader, error) {
+	switch {
+	case db == nil:
+		return nil, &ratelimit.InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
+	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 || !utf8.ValidString(cfg.Schema):
+		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Schema", Value: cfg.Schema, Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
+	case cfg.Timeout < 0 || cfg.Timeout > 24*time.Hour:
+		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Timeout", Value: cfg.Timeout, Want: "one above 0 and of a day at the most, or 0 for the default"}
+	}
+	r := &Reader{db: db, table: "weir_balance", timeout: 5000, clock: cfg.Clock}
+	if cfg.Schema != "" {
+		r.table = pgx.Identifier{cfg.Schema, "weir_balance"}.Sanitize()
+	}
+	if cfg.Timeout > 0 {
+		r.timeout = int64((cfg.Timeout + time.Millisecond - 1) / time.Millisecond)
+	}
+	return r, nil
+}
+
+// boundSQL bounds the statements of a transaction, unless they are bound more tightly. What they read is little, however much the
+// planner thinks, so that to compile them would take longer than to run them.
+//
+// $1 milliseconds
+const boundSQL = `SELECT set_config('jit', 'off', true), CASE WHEN setting::bigint = 0 OR setting::bigint > $1::bigint
+	THEN set_config('statement_timeout', $1::bigint::text, true) END
+FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'`
+
+// read runs fn in a transaction that states what it is, whatever the connection's defaults: SERIALIZABLE would take predicate locks, and
+// is refused by a standby.
+func (r *Reader) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, boundSQL, r.timeout); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+func (r *Reader) sql(text string) string { return strings.ReplaceAll(text, "{table}", r.table) }
+
+// now is the set clock, or nil for the database's.
+func (r *Reader) now() any {
+	if r.clock == nil {
+		return nil
+	}
+	return r.clock()
+}
+
+// explain adds what mends an error of Postgres that a reader is likely to meet.
+func explain(err error, doing string) error {
+	var e *pgconn.PgError
+	if errors.As(err, &e) {
+		switch e.Code {
+		case "42P01", "42703", "3F000":
+			err = fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own)", err)
+		case "42501":
+			err = fmt.Errorf("%w (it takes USAGE on the schema and SELECT on weir_balance)", err)
+		case "57014":
+			err = fmt.Errorf("%w (a larger Config.Timeout may help, or a smaller Page)", err)
+		}
+	}
+	return fmt.Errorf("inspect: %s: %w", doing, err)
+}
