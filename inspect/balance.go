@@ -289,8 +289,11 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 			one, rows, n, of = Balance{Limit: name, Key: key, At: at.UTC()}, nil, layout, of+1
 		}
 		if nr.Valid {
+			if period.Int64 > math.MaxInt64/1000 {
+				period.Int64 = 0 // no rule has either
+			}
 			rows = append(rows, row{nr.Int32, value.Float64, instant(ts), rule{capacity.Float64, rate.Float64,
-				time.Duration(min(period.Int64, math.MaxInt64/1000)) * time.Microsecond, instant(origin)}, instant(paused)})
+				time.Duration(period.Int64) * time.Microsecond, instant(origin)}, instant(paused)})
 		}
 	}
 	end()

@@ -6,7 +6,7 @@
 //	...
 //	limits, err := look.Limits(ctx)
 //	balance, err := look.Balance(ctx, "chatTokens", "acme")
-//	fmt.Printf("%v of %v, full at %v\n", balance.Value, balance.Capacity, balance.FullAt)
+//	fmt.Printf("%s has %v of %v, and all of it at %s\n", balance.Key, balance.Value, balance.Capacity, balance.FullAt.Format(time.TimeOnly))
 //
 // # What a row knows
 //
