@@ -71,11 +71,9 @@ SELECT name FROM names WHERE name IS NOT NULL ORDER BY nr`
 // guessSQL asks the planner how many rows there are.
 const guessSQL = `EXPLAIN (FORMAT JSON) SELECT FROM {table} WHERE name = $1::text`
 
-// Limits lists the limits that have rows, the first thousand by their names. It reads an index page or two for each key that it looks
-// at; each limit is looked at in a transaction of its own.
-func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
-	var names []string
-	err := r.read(ctx, func(tx pgx.Tx) error {
+// Names lists the limits that have rows, the first thousand in the order of their bytes.
+func (r *Reader) Names(ctx context.Context) (names []string, err error) {
+	err = r.read(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, r.sql(namesSQL), mostLimits)
 		if err != nil {
 			return err
@@ -85,6 +83,16 @@ func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
 	})
 	if err != nil {
 		return nil, explain(err, "list limits")
+	}
+	return names, nil
+}
+
+// Limits looks at each of [Reader.Names]. It reads an index page or two for each key that it looks at; each limit is looked at in a
+// transaction of its own.
+func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
+	names, err := r.Names(ctx)
+	if err != nil {
+		return nil, err
 	}
 	limits := make([]Limit, 0, len(names))
 	for _, name := range names {

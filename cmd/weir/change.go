@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-go/weir/inspect"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+func newReset(e *env) *cobra.Command {
+	var everything string
+	c := &cobra.Command{
+		Use:   "reset LIMIT KEY | reset --key KEY",
+		Short: "Make a balance full again, or all of a key",
+		Long: `Makes the balance of a key full again, or with --key all balances of that key, of whatever limits. What was reserved is forgiven and
+still runs. A pause goes on: see "weir resume". The key of a limit without keys is "".`,
+		Example: `  weir reset chatTokens acme
+  weir reset --key acme`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("key") {
+				return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.resetKey(ctx, everything) })
+			}
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.change(ctx, "reset", args[0], args[1], (*ratelimit.Autocommit).ResetRateLimit)
+			})
+		},
+	}
+	c.Flags().StringVar(&everything, "key", "", "reset all balances of this key")
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case cmd.Flags().Changed("key") && len(args) > 0:
+			return usagef("reset takes a LIMIT and a KEY, or --key, and not both")
+		case !cmd.Flags().Changed("key") && len(args) != 2:
+			return usagef(`reset takes a LIMIT and a KEY ("" for a limit without keys), or --key KEY for all limits of a key`)
+		}
+		return nil
+	}
+	return c
+}
+
+func newPause(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "pause LIMIT KEY DURATION",
+		Short: "Close a key for a while",
+		Long: `Closes a key of a limit for a duration from now on, such as 90s, 10m or 1h30m: nothing is granted before it is over, nothing flows in, and
+what was reserved comes later by it. A pause that is longer already stays. The key of a limit without keys is "".`,
+		Example: `  weir pause partnerAPI acme 90s`,
+		Args:    cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := time.ParseDuration(args[2])
+			if err != nil {
+				return usagef("the duration is %q: want one such as 90s, 10m or 1h30m", args[2])
+			}
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.change(ctx, "pause", args[0], args[1], func(a *ratelimit.Autocommit, ctx context.Context, requests ...ratelimit.Request) error {
+					return a.Pause(ctx, d, requests...)
+				})
+			})
+		},
+	}
+}
+
+func newResume(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "resume LIMIT KEY",
+		Short: "End a pause",
+		Long: `Ends the pause of a key now, if there is one: what waits comes earlier by what was left of it. Jobs that have been put off are
+woken by their programs. The key of a limit without keys is "".`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.change(ctx, "resume", args[0], args[1], (*ratelimit.Autocommit).Resume)
+			})
+		},
+	}
+}
+
+// change does something to one balance, by the rule that stands in its row, and shows it.
+func (s *session) change(ctx context.Context, verb, name, key string, do func(*ratelimit.Autocommit, context.Context, ...ratelimit.Request) error) error {
+	look, err := s.reader()
+	if err != nil {
+		return err
+	}
+	b, err := s.balance(ctx, look, name, key)
+	if errors.Is(err, inspect.ErrNoBalance) && verb == "pause" {
+		b, err = s.unused(ctx, look, name, key)
+	}
+	if err != nil {
+		return err
+	}
+	r, err := request(b)
+	if err != nil {
+		return err
+	}
+	l, err := s.limiter()
+	if err != nil {
+		return err
+	}
+	if err := s.confirm(fmt.Sprintf("%s limit %q, key %q", verb, name, key)); err != nil {
+		return err
+	}
+	if err := do(l.Autocommit(s.pool), ctx, r); err != nil {
+		return invalid(err)
+	}
+	if b, err = look.Balance(ctx, name, key); err != nil {
+		return err
+	}
+	if s.e.json {
+		return s.e.writeJSON(b)
+	}
+	s.show(b)
+	return nil
+}
+
+// unused is the balance of a key that has none, which may be closed before it is used: by the rule of the others.
+func (s *session) unused(ctx context.Context, look *inspect.Reader, name, key string) (inspect.Balance, error) {
+	l, err := look.Limit(ctx, name)
+	return inspect.Balance{Limit: name, Key: key, Capacity: l.Capacity, Rate: l.Rate, Period: l.Period, Windowed: l.Windowed, Shards: 1}, err
+}
+
+// request is a call for a balance as its row has it.
+func request(b inspect.Balance) (ratelimit.Request, error) {
+	if b.Problem != "" {
+		return ratelimit.Request{}, fmt.Errorf("the rows of limit %q, key %q, make no balance: %s. A program that defines the limit can reset it, by ResetRateLimit",
+			b.Limit, b.Key, b.Problem)
+	}
+	const shadowed = " (shadow)"
+	options := []ratelimit.Option{ratelimit.Shards(b.Shards)}
+	name, shadow := strings.CutSuffix(b.Limit, shadowed)
+	if shadow {
+		options = append(options, ratelimit.Shadow())
+	}
+	limit, err := ratelimit.Define(name, b.Rule(), options...)
+	if err != nil {
+		return ratelimit.Request{}, err
+	}
+	if b.Key == "" {
+		return limit.Global(), nil
+	}
+	return limit.For(b.Key), nil
+}
+
+// invalid is a usage error if a value on the command line was wrong.
+func invalid(err error) error {
+	var bad *ratelimit.InvalidError
+	if errors.As(err, &bad) {
+		return usagef("%s is %v: want %s", bad.Field, bad.Value, bad.Want)
+	}
+	return err
+}
+
+func (s *session) resetKey(ctx context.Context, key string) error {
+	look, err := s.reader()
+	if err != nil {
+		return err
+	}
+	l, err := s.limiter()
+	if err != nil {
+		return err
+	}
+	names, err := look.Names(ctx)
+	if err != nil {
+		return err
+	}
+	all := []inspect.Balance{}
+	find := func() error {
+		all = all[:0]
+		for _, name := range names {
+			b, err := look.Balance(ctx, name, key)
+			if err == nil {
+				all = append(all, b)
+			} else if !errors.Is(err, inspect.ErrNoBalance) {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := find(); err != nil {
+		return err
+	}
+	if len(all) == 0 && len(names) < 1000 {
+		return fmt.Errorf("no limit has a balance of key %q: nothing was taken, or all are full and were pruned", key)
+	}
+	if err := s.confirm(fmt.Sprintf("reset all %d balances of key %q", len(all), key)); err != nil {
+		return err
+	}
+	if err := l.Autocommit(s.pool).ResetKey(ctx, key); err != nil {
+		return invalid(err)
+	}
+	if err := find(); err != nil {
+		return err
+	}
+	if s.e.json {
+		return s.e.writeJSON(all)
+	}
+	for _, b := range all {
+		s.show(b)
+	}
+	return nil
+}

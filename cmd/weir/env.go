@@ -1,0 +1,62 @@
+package main
+
+import (
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// env is what the command has around it, and its flags.
+type env struct {
+	in       io.Reader
+	out, err io.Writer
+	getenv   func(string) string
+	now      func() time.Time
+
+	inTerm, outTerm, errTerm bool // which of them is a terminal
+	width                    int  // of that of out, in cells; 0: not known
+
+	database, schema string
+	json, yes        bool
+
+	started  bool // the command line was understood
+	password string
+}
+
+func osEnv() *env {
+	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now}
+	e.inTerm, e.outTerm, e.errTerm = term.IsTerminal(int(os.Stdin.Fd())), term.IsTerminal(int(os.Stdout.Fd())), term.IsTerminal(int(os.Stderr.Fd()))
+	if e.outTerm {
+		e.width, _, _ = term.GetSize(int(os.Stdout.Fd()))
+	}
+	return e
+}
+
+// plain says that nothing may be written but ASCII without colours: for files, pipes and terminals that have asked for it.
+func (e *env) plain() bool {
+	if !e.outTerm || e.getenv("NO_COLOR") != "" || e.getenv("TERM") == "dumb" {
+		return true
+	}
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := strings.ToLower(e.getenv(name)); v != "" {
+			return !strings.Contains(v, "utf-8") && !strings.Contains(v, "utf8")
+		}
+	}
+	return true
+}
+
+var inURL = regexp.MustCompile(`(://[^:@/\s]*):[^@\s]*@`)
+var inPairs = regexp.MustCompile(`(?i)(password\s*=\s*)('[^']*'|[^\s&]+)`)
+
+// redact takes out the password, whoever has put it into a text.
+func (e *env) redact(text string) string {
+	if e.password != "" {
+		text = strings.ReplaceAll(text, e.password, "xxxxx")
+	}
+	text = inURL.ReplaceAllString(text, "$1:xxxxx@")
+	return inPairs.ReplaceAllString(text, "${1}xxxxx")
+}

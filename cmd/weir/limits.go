@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func newLimits(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "limits",
+		Short: "List the limits, and what is short of tokens",
+		Long: `Lists the limits that have balances, with the rule of the balance that was written last.
+
+Of each limit up to a thousand keys are looked at: SHORT are those with less than a tenth of their tokens left, IN DEBT those that
+owe some, as work was reserved ahead, and PAUSED those that are closed for a while. A number of keys with a ~ is an estimate.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.limits(ctx) })
+		},
+	}
+}
+
+func (s *session) limits(ctx context.Context) error {
+	look, err := s.reader()
+	if err != nil {
+		return err
+	}
+	limits, err := look.Limits(ctx)
+	if err != nil {
+		return err
+	}
+	if s.e.json {
+		return s.e.writeJSON(limits)
+	}
+	if len(limits) == 0 {
+		fmt.Fprintf(s.e.out, "No limit in schema %q has a balance: nothing was taken yet, or all are full and were pruned.\n", s.schema)
+		return nil
+	}
+	var rows [][]cell
+	problems := 0
+	for _, l := range limits {
+		keys := number(float64(l.Keys))
+		if l.Estimated {
+			keys = "~" + keys
+		}
+		count := func(n int, c colour) cell {
+			if n == 0 {
+				c = dim
+			}
+			return cell{text: number(float64(n)), paint: c, right: true}
+		}
+		rows = append(rows, []cell{{text: printable(l.Name)}, {text: rule(l.Capacity, l.Rate, l.Period, l.Windowed)}, {text: keys, right: true},
+			{text: fmt.Sprint(l.Shards), right: true}, count(l.Short, yellow), count(l.InDebt, red), count(l.Paused, cyan), {text: lasting(l.At.Sub(l.WrittenAt)) + " ago", right: true}})
+		problems += l.Problems
+	}
+	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"}, 0, rows)
+	if problems > 0 {
+		fmt.Fprintf(s.e.out, "\n%d keys have rows that make no balance: \"weir doctor\" says why.\n", problems)
+	}
+	return nil
+}

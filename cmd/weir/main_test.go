@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// ran is what a command has done.
+type ran struct {
+	code     int
+	out, err string
+}
+
+// newEnv is the surroundings of a command that is called by a script.
+func newEnv(vars map[string]string) (*env, *bytes.Buffer, *bytes.Buffer) {
+	var out, errs bytes.Buffer
+	e := &env{in: strings.NewReader(""), out: &out, err: &errs, now: time.Now, getenv: func(name string) string { return vars[name] }}
+	return e, &out, &errs
+}
+
+// weir runs the command on the database of the pool.
+func weir(t *testing.T, pool *pgxpool.Pool, args ...string) ran {
+	t.Helper()
+	return weirAs(t, pool, func(*env) {}, args...)
+}
+
+func weirAs(t *testing.T, pool *pgxpool.Pool, change func(*env), args ...string) ran {
+	t.Helper()
+	vars := map[string]string{}
+	if pool != nil {
+		vars["DATABASE_URL"] = pgtest.URL(t, pool)
+	}
+	e, out, errs := newEnv(vars)
+	change(e)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	code := run(ctx, e, args)
+	return ran{code, out.String(), errs.String()}
+}
+
+// terminal makes it one that knows UTF-8.
+func terminal(e *env) {
+	e.outTerm, e.errTerm, e.inTerm, e.width = true, true, true, 100
+	getenv := e.getenv
+	e.getenv = func(name string) string {
+		if name == "LANG" {
+			return "en_US.UTF-8"
+		}
+		return getenv(name)
+	}
+}
+
+func (r ran) ok(t *testing.T) ran {
+	t.Helper()
+	if r.code != 0 || r.err != "" {
+		t.Fatalf("status %d\n%s%s", r.code, r.out, r.err)
+	}
+	return r
+}
+
+// fails wants the status and, of the error, each of the parts.
+func (r ran) fails(t *testing.T, code int, parts ...string) {
+	t.Helper()
+	if r.code != code {
+		t.Errorf("status %d, want %d\n%s%s", r.code, code, r.out, r.err)
+	}
+	for _, part := range parts {
+		if !strings.Contains(r.err, part) {
+			t.Errorf("the error does not say %q:\n%s", part, r.err)
+		}
+	}
+}
+
+func (r ran) json(t *testing.T, v any) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(r.out))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil || d.More() {
+		t.Fatalf("%v in:\n%s%s", err, r.out, r.err)
+	}
+}
+
+func is(t *testing.T, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+const never = 10000 * time.Hour
+
+// take takes from limits as a program does.
+func take(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) ratelimit.Result {
+	t.Helper()
+	l, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := l.Autocommit(pool).RateLimit(t.Context(), requests...)
+	if err != nil || !res.OK {
+		t.Fatal(res, err)
+	}
+	return res
+}
+
+// left is what a program finds that knows the limit.
+func left(t *testing.T, pool *pgxpool.Pool, r ratelimit.Request) ratelimit.State {
+	t.Helper()
+	l, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.Autocommit(pool).Value(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestTheCommandLineIsChecked(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		"nonsense":               `unknown command "nonsense"`,
+		"limits x":               `unknown command "x"`,
+		"limits --nonsense":      "unknown flag: --nonsense",
+		"show":                   "accepts between 1 and 2 arg(s)",
+		"show l --most 0":        "--most is 0: want a number from 1 to 1000",
+		"reset l":                "reset takes a LIMIT and a KEY",
+		"reset l k --key k":      "and not both",
+		"pause l k":              "accepts 3 arg(s)",
+		"pause l k tomorrow":     `the duration is "tomorrow": want one such as 90s`,
+		"explain x":              `the job is "x"`,
+		"limits --database ://u": "cannot parse",
+	} {
+		r := weir(t, pgtest.Pool(t), strings.Fields(line)...)
+		r.fails(t, exitUsage, want, "weir help")
+		if r.out != "" {
+			t.Errorf("%s: it writes %s", line, r.out)
+		}
+	}
+	for _, line := range []string{"", "help", "--help", "help doctor", "show --help"} {
+		if r := weir(t, nil, strings.Fields(line)...); r.code != 0 || r.err != "" || !strings.Contains(r.out, "--database") {
+			t.Errorf("%q: %+v", line, r)
+		}
+	}
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	bare, pool := pgtest.Bare(t), pgtest.Pool(t)
+	for _, line := range []string{"limits", "show l", "reset l k", "reset --key k", "pause l k 1s", "resume l k", "prune", "explain 1"} {
+		weir(t, bare, strings.Fields(line)...).fails(t, exitFailed, `run "weir migrate"`, "--schema")
+	}
+	weir(t, pool, "limits", "--schema", "no such").fails(t, exitFailed, `"no such"`, `run "weir migrate"`)
+	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").fails(t, exitFailed, "refused", "--database")
+	exec(t, pool, `UPDATE weir_schema SET compatible = 99`)
+	weir(t, pool, "limits").fails(t, exitFailed, "Install a later weir")
+}
+
+// Whatever goes wrong, the password is not written.
+func TestPasswordsAreNotWritten(t *testing.T) {
+	t.Parallel()
+	for _, database := range []string{
+		"postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@127.0.0.1:1/d?sslmode=nonsense", "postgres://u:s3cret@127.0.0.1:x/d", "postgres://u:s3cret@[::1/d",
+		"host=127.0.0.1 port=1 password=s3cret", "host=127.0.0.1 port=x password='s3cret'", "postgres://127.0.0.1:1/d?password=s3cret", "password = s3cret =",
+		"host=127.0.0.1 port=1 password=s3cret sslmode=nonsense",
+	} {
+		r := weir(t, nil, "limits", "--database", database)
+		if r.code == 0 || r.err == "" || strings.Contains(r.out+r.err, "s3cret") {
+			t.Errorf("%s: %+v", database, r)
+		}
+	}
+}
+
+func TestChangesOfAnotherMachineAreConfirmed(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]bool{
+		"localhost": true, "127.0.0.1": true, "127.3.2.1": true, "::1": true, "/var/run/postgresql": true, "@abstract": true,
+		"db.example.com": false, "10.0.0.1": false, "localhost.example.com": false, "/tmp,10.0.0.1": false, "127.0.0.1,localhost": true,
+	} {
+		cfg, err := pgxpool.ParseConfig("host=" + host + " sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := local(cfg.ConnConfig); got != want {
+			t.Errorf("%s is local: %v", host, got)
+		}
+	}
+	far, err := pgxpool.New(t.Context(), "postgres://u:s3cret@db.example.com/app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	for name, tc := range map[string]struct {
+		yes, term bool
+		answer    string
+		status    int // -1: goes on
+	}{
+		"a script":              {status: exitUsage},
+		"a script with --yes":   {yes: true, status: -1},
+		"yes":                   {term: true, answer: "y\n", status: -1},
+		"YES":                   {term: true, answer: " YES \n", status: -1},
+		"no":                    {term: true, answer: "n\n", status: exitFailed},
+		"enter":                 {term: true, answer: "\n", status: exitFailed},
+		"end":                   {term: true, answer: "", status: exitFailed},
+		"something else":        {term: true, answer: "yesterday\n", status: exitFailed},
+		"a terminal with --yes": {yes: true, term: true, status: -1},
+	} {
+		e, _, errs := newEnv(nil)
+		e.yes, e.inTerm, e.in = tc.yes, tc.term, strings.NewReader(tc.answer)
+		s := &session{e: e, pool: far}
+		err := s.confirm("reset it")
+		_, usage := err.(*usageError) //nolint:errorlint // it is not wrapped here
+		if (err == nil) != (tc.status == -1) || usage != (tc.status == exitUsage) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if asked := strings.Contains(errs.String(), `reset it in database "app" at db.example.com as "u"`); asked != (tc.term && !tc.yes) {
+			t.Errorf("%s: it writes %q", name, errs)
+		}
+		if strings.Contains(errs.String(), "s3cret") {
+			t.Error(errs)
+		}
+	}
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+)
+
+func newRoot(e *env) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "weir",
+		Short: "Looks after rate limits in Postgres",
+		Long: `Weir looks after the rate limits of github.com/weir-go/weir in a Postgres database.
+
+It needs no definitions: each balance has the rule that wrote it last beside it.
+
+The database is that of --database, or of DATABASE_URL, or of libpq's own PGHOST, PGDATABASE, PGUSER, ~/.pgpass and so on.
+The exit status is 0, or 1 if it failed or found something wrong, or 2 if it was called in a wrong way.`,
+		Example: `  weir limits                           what there is, and what is short of tokens
+  weir show chatTokens acme             what acme has left, and when it will be full
+  weir pause partnerAPI acme 90s        closed for that long
+  weir doctor                           what is wrong, and what mends it`,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		PersistentPreRun:  func(*cobra.Command, []string) { e.started = true },
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&e.database, "database", "", "URL or key=value pairs of the database (default: DATABASE_URL, then PGHOST and so on)")
+	flags.StringVar(&e.schema, "schema", "", "Postgres schema with Weir's tables (default: the one that search_path finds)")
+	flags.BoolVar(&e.json, "json", false, "write JSON: times in RFC 3339, durations in seconds")
+	flags.BoolVar(&e.yes, "yes", false, "change a database on another machine without being asked")
+	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e), newPrune(e), newExplain(e), newDoctor(e))
+	return root
+}

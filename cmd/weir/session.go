@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/inspect"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/schema"
+)
+
+// session is a database that the command is about.
+type session struct {
+	e      *env
+	pool   *pgxpool.Pool
+	schema string // that has the tables; "" if none was found
+}
+
+// open connects, and finds the tables. It is for commands that do without them; others use with.
+func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session) error) error {
+	text := e.database
+	if text == "" {
+		text = e.getenv("DATABASE_URL")
+	}
+	cfg, err := pgxpool.ParseConfig(text)
+	if err != nil {
+		return usagef("%v", err)
+	}
+	e.password = cfg.ConnConfig.Password
+	cfg.MaxConns = 2
+	// Nothing is prepared, so that a pooler in transaction mode will do.
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
+		cfg.ConnConfig.RuntimeParams["application_name"] = "weir"
+	}
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = 10 * time.Second
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	s := &session{e: e, pool: pool}
+	if err := s.find(ctx); err != nil {
+		return err
+	}
+	return explain(fn(ctx, s))
+}
+
+// with is open for commands that need the tables.
+func (e *env) with(ctx context.Context, fn func(ctx context.Context, s *session) error) error {
+	return e.open(ctx, func(ctx context.Context, s *session) error {
+		if s.schema == "" {
+			return s.notMigrated(ctx)
+		}
+		if err := schema.Check(ctx, s.pool, schema.In(s.schema)); err != nil {
+			return err
+		}
+		return fn(ctx, s)
+	})
+}
+
+// find looks for the tables where programs would.
+func (s *session) find(ctx context.Context) error {
+	table := "weir_balance"
+	if s.e.schema != "" {
+		table = pgx.Identifier{s.e.schema, table}.Sanitize()
+	}
+	const sql = `SELECT coalesce((SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.oid = pg_catalog.to_regclass($1::text)), '')`
+	err := s.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, table).Scan(&s.schema) })
+	var refused *pgconn.ConnectError
+	if errors.As(err, &refused) {
+		return fmt.Errorf("%w\nSay which database by --database, DATABASE_URL or PGHOST and so on", err)
+	}
+	if err != nil {
+		return fmt.Errorf("look for Weir's tables: %w", err)
+	}
+	return nil
+}
+
+func (s *session) notMigrated(ctx context.Context) error {
+	where := fmt.Sprintf("schema %q", s.e.schema)
+	if s.e.schema == "" {
+		var path string
+		if err := s.pool.QueryRow(ctx, `SELECT current_setting('search_path')`).Scan(&path); err != nil {
+			return err
+		}
+		where = "the search_path " + path
+	}
+	return fmt.Errorf("there are no tables of Weir in %s of %s: run \"weir migrate\", or say by --schema where they are", where, s.name())
+}
+
+// read runs fn in a transaction that can change nothing, whatever the defaults of the connection.
+func (s *session) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = '10s'`); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+func (s *session) reader() (*inspect.Reader, error) {
+	return inspect.New(s.pool, inspect.Config{Schema: s.schema})
+}
+
+func (s *session) limiter() (*ratelimit.Limiter, error) {
+	return ratelimit.New(ratelimit.Config{Schema: s.schema})
+}
+
+// name is the database for people, without anything secret.
+func (s *session) name() string {
+	c := s.pool.Config().ConnConfig
+	return fmt.Sprintf("database %q at %s as %q", c.Database, c.Host, c.User)
+}
+
+// local says that the database is on this machine, as far as the address tells.
+func local(c *pgx.ConnConfig) bool {
+	hosts := []string{c.Host}
+	for _, f := range c.Fallbacks {
+		hosts = append(hosts, f.Host)
+	}
+	for _, host := range hosts {
+		ip := net.ParseIP(host)
+		if host != "localhost" && !strings.HasPrefix(host, "/") && !strings.HasPrefix(host, "@") && (ip == nil || !ip.IsLoopback()) {
+			return false
+		}
+	}
+	return true
+}
+
+// confirm asks before anything is changed in a database that is not on this machine.
+func (s *session) confirm(what string) error {
+	if s.e.yes || local(s.pool.Config().ConnConfig) {
+		return nil
+	}
+	if !s.e.inTerm {
+		return usagef("this would %s in %s, which is not on this machine: say --yes to do it", what, s.name())
+	}
+	fmt.Fprintf(s.e.err, "This will %s in %s.\nGo on? [y/N] ", what, s.name())
+	answer, err := bufio.NewReader(s.e.in).ReadString('\n')
+	if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
+		return nil
+	}
+	if err != nil {
+		fmt.Fprintln(s.e.err)
+	}
+	return errors.New("nothing was changed")
+}
+
+// explain says what mends an error, in terms of this command.
+func explain(err error) error {
+	var e *pgconn.PgError
+	switch {
+	case errors.Is(err, schema.ErrNotMigrated):
+		return fmt.Errorf("%w\nRun \"weir migrate\"", err)
+	case errors.Is(err, schema.ErrIncompatible):
+		return fmt.Errorf("%w\nInstall a later weir", err)
+	case errors.As(err, &e) && e.Code == "42501":
+		return fmt.Errorf("%w\n\"weir doctor\" says what the role lacks", err)
+	}
+	return err
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-go/weir/inspect"
+)
+
+func newShow(e *env) *cobra.Command {
+	var page inspect.Page
+	c := &cobra.Command{
+		Use:   "show LIMIT [KEY]",
+		Short: "Show what keys have left, and when they will be full",
+		Long: `Shows the keys of a limit in their order, or one of them in full: what it has left, by which rule, and when it will be full if
+nobody takes. The key of a limit without keys is "".`,
+		Example: `  weir show chatTokens
+  weir show chatTokens --prefix org/ --most 100
+  weir show chatTokens acme`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				if len(args) == 2 {
+					return s.showKey(ctx, args[0], args[1])
+				}
+				return s.showKeys(ctx, args[0], page)
+			})
+		},
+	}
+	c.Flags().StringVar(&page.Prefix, "prefix", "", "only keys that begin with this")
+	c.Flags().StringVar(&page.From, "from", "", "begin with this key")
+	c.Flags().IntVar(&page.Most, "most", 20, "number of keys, up to 1000")
+	return c
+}
+
+func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) error {
+	if page.Most < 1 || page.Most > 1000 {
+		return usagef("--most is %d: want a number from 1 to 1000", page.Most)
+	}
+	look, err := s.reader()
+	if err != nil {
+		return err
+	}
+	balances, next, err := look.Keys(ctx, name, page)
+	if err != nil {
+		return err
+	}
+	if len(balances) == 0 && page.Prefix == "" && page.From == "" {
+		return s.noLimit(ctx, look, name)
+	}
+	if s.e.json {
+		if balances == nil {
+			balances = []inspect.Balance{}
+		}
+		return s.e.writeJSON(struct {
+			Keys []inspect.Balance `json:"keys"`
+			Next string            `json:"next,omitempty"` // the key from which the next page goes on
+		}{balances, next})
+	}
+	const cells = 20
+	bar := cells
+	if s.e.plain() {
+		bar += len("[]")
+	}
+	var rows [][]cell
+	for _, b := range balances {
+		if b.Problem != "" {
+			rows = append(rows, []cell{{text: printable(b.Key)}, {}, {text: "?", right: true}, {right: true}, {right: true}, {text: b.Problem, paint: red}})
+			continue
+		}
+		rows = append(rows, []cell{{text: printable(b.Key)}, {text: s.e.bar(b.Value, b.Capacity, cells), cells: bar},
+			{text: number(b.Value), paint: shade(b.Value, b.Capacity), right: true}, {text: number(b.Capacity), right: true},
+			{text: fullIn(b), right: true}, {text: state(b), paint: shadeOf(b)}})
+	}
+	if len(rows) > 0 {
+		s.e.table([]string{"KEY", "", "LEFT", "OF", "FULL IN", ""}, 0, rows)
+	} else {
+		fmt.Fprintf(s.e.out, "No key of limit %q is like that.\n", name)
+	}
+	if next != "" {
+		fmt.Fprintf(s.e.out, "\nThere are more: --from %s\n", quoteArg(next))
+	}
+	return nil
+}
+
+// quoteArg is a key as a shell takes it.
+func quoteArg(s string) string {
+	if p := printable(s); p != s {
+		return p
+	}
+	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@") == "" && !strings.HasPrefix(s, "-") {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+func fullIn(b inspect.Balance) string {
+	if b.FullAt.IsZero() {
+		return "full"
+	}
+	return lasting(b.FullAt.Sub(b.At))
+}
+
+// state says what is special about a balance.
+func state(b inspect.Balance) string {
+	var all []string
+	if !b.PausedUntil.IsZero() {
+		all = append(all, "paused for "+lasting(b.PausedUntil.Sub(b.At)))
+	}
+	if b.Value < 0 {
+		all = append(all, "owes "+strings.TrimPrefix(number(b.Value), "-"))
+	}
+	return strings.Join(all, ", ")
+}
+
+func shadeOf(b inspect.Balance) colour {
+	if b.Value < 0 {
+		return red
+	}
+	return cyan
+}
+
+func (s *session) showKey(ctx context.Context, name, key string) error {
+	look, err := s.reader()
+	if err != nil {
+		return err
+	}
+	b, err := s.balance(ctx, look, name, key)
+	if err != nil {
+		return err
+	}
+	if s.e.json {
+		return s.e.writeJSON(b)
+	}
+	s.show(b)
+	return nil
+}
+
+func (s *session) show(b inspect.Balance) {
+	e := s.e
+	title := printable(b.Limit)
+	if b.Key != "" {
+		title += " of " + printable(b.Key)
+	}
+	fmt.Fprintln(e.out, e.paint(bold, title))
+	line := func(name, text string) { fmt.Fprintf(e.out, "  %-9s %s\n", name, text) }
+	moment := func(t time.Time) string { return "in " + lasting(t.Sub(b.At)) + ", at " + instant(t) }
+	if b.Problem != "" {
+		line("problem", e.paint(red, b.Problem))
+		line("written", lasting(b.At.Sub(b.WrittenAt))+" ago")
+		return
+	}
+	percent := ""
+	if b.Capacity > 0 && b.Value >= 0 {
+		percent = fmt.Sprintf(" (%s %%)", number(float64(int(b.Value/b.Capacity*100))))
+	}
+	fmt.Fprintf(e.out, "  %s\n", e.bar(b.Value, b.Capacity, 40))
+	line("left", e.paint(shade(b.Value, b.Capacity), number(b.Value))+" of "+number(b.Capacity)+percent)
+	kind := "a token bucket: "
+	if b.Windowed {
+		kind = "a fixed window: "
+	}
+	line("rule", kind+rule(b.Capacity, b.Rate, b.Period, b.Windowed))
+	if b.FullAt.IsZero() {
+		line("full", "now")
+	} else {
+		line("full", moment(b.FullAt))
+	}
+	if b.Windowed {
+		line("window", "ends "+moment(b.WindowEnds))
+	}
+	if !b.PausedUntil.IsZero() {
+		line("paused", e.paint(cyan, "ends "+moment(b.PausedUntil)))
+	}
+	if b.Shards > 1 {
+		line("shards", fmt.Sprint(b.Shards))
+	}
+	line("written", lasting(b.At.Sub(b.WrittenAt))+" ago, at "+instant(b.WrittenAt))
+}
+
+// balance is Reader.Balance, whose error says what there is if there is no such limit.
+func (s *session) balance(ctx context.Context, look *inspect.Reader, name, key string) (inspect.Balance, error) {
+	b, err := look.Balance(ctx, name, key)
+	if err == nil {
+		return b, nil
+	}
+	if found, _, more := look.Keys(ctx, name, inspect.Page{Most: 1}); more == nil && len(found) == 0 {
+		return b, s.noLimit(ctx, look, name)
+	}
+	return b, err
+}
+
+// noLimit says which limits there are.
+func (s *session) noLimit(ctx context.Context, look *inspect.Reader, name string) error {
+	names, err := look.Names(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range names {
+		names[i] = printable(names[i])
+	}
+	there := "there are none"
+	if n := len(names); n > 0 {
+		there = "there are " + strings.Join(names[:min(n, 10)], ", ")
+		if n > 10 {
+			there += fmt.Sprintf(" and %d more", n-10)
+		}
+	}
+	return fmt.Errorf("no limit %q has a balance in schema %q: %s", name, s.schema, there)
+}
