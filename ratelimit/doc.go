@@ -68,6 +68,12 @@
 // When an upstream says to come later, [Limiter.Pause] closes the limit for as long, for all callers: time stands still for
 // it. What had been reserved before comes later by that, which [Outcome] tells as the difference of two Delays.
 //
+// # Operate
+//
+// A limit made with [Shadow] decides, reports and denies nobody: to try one out. An [Observer] is told of every decision and what it
+// cost. [Limiter.Prune] deletes balances that are full again, and [Limiter.ResetKey] makes all balances of a key full. The guides
+// in docs/ of the repository say what a server needs, and what holds at which isolation level.
+//
 // # Errors
 //
 // A denial is a [Result] and not an error, as it is an answer; [Result.Err] makes one of it where that is handier. An error

@@ -3,6 +3,8 @@
 //
 // A layout is a number of shards; a shard is addressed by the layout's size n and its index i together, so that the rows of
 // an old layout and of a new one never meet while a limit is moved from one to the other.
+//
+// It serves package ratelimit, whose option Shards is all that a program needs of it.
 package shard
 
 import (

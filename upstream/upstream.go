@@ -1,5 +1,13 @@
 // Package upstream reads what an API says about its limits: how long to stay away after a 429 or a 503. [Transport] does so for the
-// client of an API, and makes it wait for its turn; by hand it is, in a worker say:
+// client of an API: each call waits for its turn, in line over all processes, and no call is sent before the time is over that a 429
+// has asked for.
+//
+//	client := &http.Client{Timeout: 10 * time.Second, Transport: &upstream.Transport{
+//		Limiter:  limiter.Autocommit(pool),
+//		Requests: func(*http.Request) []ratelimit.Request { return []ratelimit.Request{PartnerAPI.For(tenant)} },
+//	}}
+//
+// By hand it is [RetryAfter], in a worker say:
 //
 //	if resp.StatusCode == http.StatusTooManyRequests {
 //		d, ok := upstream.RetryAfter(resp.Header)

@@ -43,7 +43,7 @@ func main() {
 	limits := func(job *river.Job[delivery]) []ratelimit.Request {
 		return []ratelimit.Request{deliveries.For(job.Args.Receiver)}
 	}
-	deliver := func(ctx context.Context, job *river.Job[delivery]) error {
+	deliver := func(_ context.Context, job *river.Job[delivery]) error {
 		resp, err := sender.Post(receivers.URL+"/"+job.Args.Receiver, "text/plain", strings.NewReader(job.Args.Event))
 		if err != nil {
 			return err
