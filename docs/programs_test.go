@@ -74,7 +74,7 @@ func printed(t *testing.T, guide string) []string {
 func TestTheProgramsOfTheGuidesDoWhatTheGuidesSay(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
-	goTool(t, ".", "build", "-o", bin+"/", "./programs/...")
+	goTool(t, ".", nil, "build", "-o", bin+"/", "./programs/...")
 	for name, guide := range guides {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,27 +113,28 @@ func TestAProgramWorksInAnEmptyFolder(t *testing.T) {
 	dir := t.TempDir()
 	for file, text := range map[string]string{
 		"main.go": read(t, "programs/llm/main.go"),
-		"go.sum":  read(t, "../go.sum"), // so that nothing need be asked of the network
+		"go.sum":  read(t, "../go.sum"), // so that little need be asked of the network
 	} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	goTool(t, dir, "mod", "init", "example.com/try")
-	goTool(t, dir, "mod", "edit", "-require=github.com/weir-go/weir@v0.0.0", "-replace=github.com/weir-go/weir="+repo)
-	goTool(t, dir, "mod", "tidy")
-	goTool(t, dir, "build", "-o", "try", ".")
+	env := []string{"GOFLAGS=-mod=mod", "GOWORK=off"} // whatever this module is built with
+	goTool(t, dir, env, "mod", "init", "example.com/try")
+	goTool(t, dir, env, "mod", "edit", "-require=github.com/weir-go/weir@v0.0.0", "-replace=github.com/weir-go/weir="+repo)
+	goTool(t, dir, env, "mod", "tidy")
+	goTool(t, dir, env, "build", "-o", "try", ".")
 	got := run(t, filepath.Join(dir, "try"), pgtest.URL(t, pgtest.Bare(t)))
 	if want := slices.Sorted(slices.Values(printed(t, "llm.md"))); !slices.Equal(got, want) {
 		t.Errorf("it prints\n%s\nand by the guide it is\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-func goTool(t *testing.T, dir string, args ...string) {
+func goTool(t *testing.T, dir string, env []string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+	cmd.Env = append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
