@@ -148,8 +148,8 @@ func TestJSON(t *testing.T) {
 		`{"limit":"chat","key":"","value":10,"capacity":10,"rate":5,"windowed":false,"shards":1,"written_at":"2026-03-01T12:00:00Z",` +
 			`"at":"2026-03-01T12:00:01Z","period":0.000001}`: inspect.Balance{Limit: "chat", Value: 10, Capacity: 10, Rate: 5, Period: time.Microsecond, Shards: 1, WrittenAt: at(0), At: at(1)},
 		`{"name":"chat","shadow":false,"capacity":10,"rate":5,"windowed":false,"shards":4,"written_at":"2026-03-01T12:00:00Z","keys":7000,"estimated":true,` +
-			`"looked":1000,"short":3,"in_debt":2,"paused":1,"problems":0,"at":"2026-03-01T12:00:01Z","period":60}`: inspect.Limit{Name: "chat", Capacity: 10, Rate: 5, Period: time.Minute, Shards: 4,
-			WrittenAt: at(0), Keys: 7000, Estimated: true, Looked: 1000, Short: 3, InDebt: 2, Paused: 1, At: at(1)},
+			`"looked":1000,"short":3,"in_debt":2,"paused":1,"problems":0,"tightest":-0.5,"at":"2026-03-01T12:00:01Z","period":60}`: inspect.Limit{Name: "chat", Capacity: 10, Rate: 5, Period: time.Minute, Shards: 4,
+			WrittenAt: at(0), Keys: 7000, Estimated: true, Looked: 1000, Short: 3, InDebt: 2, Paused: 1, Tightest: -0.5, At: at(1)},
 	} {
 		if got, err := json.Marshal(v); err != nil || string(got) != want {
 			t.Errorf("%v\ngot  %s\nwant %s", err, got, want)

@@ -36,6 +36,9 @@ type Limit struct {
 	Paused   int `json:"paused"`   // are paused,
 	Problems int `json:"problems"` // make no balance: see [Balance.Problem]
 
+	// Tightest is the least that one of these has left, as a share of its capacity: 1 if all are full, negative if one owes.
+	Tightest float64 `json:"tightest"`
+
 	At time.Time `json:"at"` // the reading of the clock that all of this is by
 }
 
@@ -150,7 +153,7 @@ func (r *Reader) limit(ctx context.Context, name string, most int) (l Limit, fou
 
 // summarize tells of a limit what some of its balances tell.
 func summarize(name string, balances []Balance) Limit {
-	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1, Keys: int64(len(balances)), Looked: len(balances), At: balances[0].At}
+	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1, Keys: int64(len(balances)), Looked: len(balances), Tightest: 1, At: balances[0].At}
 	ruled := false
 	for _, b := range balances {
 		l.Shards = max(l.Shards, b.Shards)
@@ -161,6 +164,11 @@ func summarize(name string, balances []Balance) Limit {
 		if !ruled || b.WrittenAt.After(l.WrittenAt) {
 			l.Capacity, l.Rate, l.Period, l.Windowed, l.WrittenAt = b.Capacity, b.Rate, b.Period, b.Windowed, b.WrittenAt
 			ruled = true
+		}
+		if b.Capacity > 0 {
+			l.Tightest = min(l.Tightest, b.Value/b.Capacity)
+		} else {
+			l.Tightest = min(l.Tightest, b.Value)
 		}
 		if b.Value < b.Capacity/10 {
 			l.Short++
