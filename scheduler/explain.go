@@ -69,14 +69,21 @@ func (t *ticket) explain(job *rivertype.JobRow) Waiting {
 // Waiting lists what is reserved of one limit and key, the next to start first: at most n jobs, 9,900 at the most. It reads
 // in the caller's transaction, and takes nothing. Jobs that another limit has wait longer are listed too.
 func (j *Jobs) Waiting(ctx context.Context, tx pgx.Tx, request ratelimit.Request, n int) ([]Waiting, error) {
-	client, ok := j.client.(lister)
-	if !ok {
-		return nil, errors.New("scheduler: the River client has no JobListTx")
-	}
 	of, err := j.row(ctx, tx, request)
 	if err != nil {
 		return nil, err
 	}
+	return j.WaitingFor(ctx, tx, of.limit, of.key, n)
+}
+
+// WaitingFor is [Jobs.Waiting] for programs that only look, and have no definition of the limit: by its name and a key, "" for
+// [ratelimit.Limit.Global]. It writes nothing, and may be called in a read-only transaction.
+func (j *Jobs) WaitingFor(ctx context.Context, tx pgx.Tx, limit, key string, n int) ([]Waiting, error) {
+	client, ok := j.client.(lister)
+	if !ok {
+		return nil, errors.New("scheduler: the River client has no JobListTx")
+	}
+	of := row{limit, key}
 	fragment, err := of.fragment()
 	if err != nil {
 		return nil, err

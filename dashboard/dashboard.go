@@ -1,0 +1,135 @@
+package dashboard
+
+import (
+	"context"
+	"crypto/rand"
+	"embed"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/weir-go/weir/inspect"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Config configures a [Dashboard]. The zero Config shows all that there is in the tables.
+type Config struct {
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
+	// finds.
+	Schema string
+
+	// Decisions counts what this process decides: the Observer of its limiter. Default: none are shown.
+	Decisions *Decisions
+
+	// Ahead reads the jobs that wait for a limit and key, the next first, and n at the most: see package dashboard/ahead. It is called
+	// once a second while somebody looks at the key. Default: none are shown.
+	Ahead func(ctx context.Context, limit, key string, n int) ([]Job, error)
+
+	// HideKeys shows the digits of a hash in place of each key, and offers no search for them. Keys keep their order, and the same key has
+	// the same digits everywhere. Default: false.
+	HideKeys bool
+
+	// Secret is what hidden keys are hidden by: at least 16 bytes, the same in all processes behind one address. It may be known to
+	// nobody who looks. Default: one at random, for a single process.
+	Secret []byte
+
+	// Clock replaces the database's clock, for tests that need to set it. Default: the database's.
+	Clock func() time.Time
+}
+
+// Job is one that waits.
+type Job struct {
+	ID     int64
+	Kind   string
+	Until  time.Time // when it starts, by the database's clock
+	Paused bool      // it starts then because of a pause
+}
+
+// Dashboard is an http.Handler: the page, and what it reads. It works wherever it is mounted, by http.StripPrefix. It is safe for
+// concurrent use.
+type Dashboard struct {
+	look      *inspect.Reader
+	decisions *Decisions
+	ahead     func(ctx context.Context, limit, key string, n int) ([]Job, error)
+	hider     *hider // nil: keys are shown
+	shared    *shared
+}
+
+// New makes a Dashboard. It does not touch the database. A bad Config is refused with an error that matches [ratelimit.ErrInvalid].
+func New(db inspect.DB, cfg Config) (*Dashboard, error) {
+	look, err := inspect.New(db, inspect.Config{Schema: cfg.Schema, Timeout: patience, Clock: cfg.Clock})
+	if err != nil {
+		return nil, err
+	}
+	d := &Dashboard{look: look, decisions: cfg.Decisions, ahead: cfg.Ahead, shared: newShared()}
+	switch n := len(cfg.Secret); {
+	case n > 0 && n < 16:
+		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret", Value: "one of few bytes", Want: "at least 16 bytes"}
+	case n > 0 && !cfg.HideKeys:
+		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret", Value: "one", Want: "none without HideKeys"}
+	case n == 0 && cfg.HideKeys:
+		cfg.Secret = []byte(rand.Text())
+	}
+	if cfg.HideKeys {
+		d.hider, err = newHider(cfg.Secret)
+	}
+	return d, err
+}
+
+//go:embed static
+var static embed.FS
+
+// policy lets the page load what is here, and nothing else. It may be framed by pages of the same origin.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+
+// ServeHTTP answers GET and HEAD.
+func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "SAMEORIGIN")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		h.Set("Allow", "GET, HEAD")
+		fail(w, http.StatusMethodNotAllowed, "this page only tells: GET or HEAD")
+		return
+	}
+	switch name := strings.TrimPrefix(r.URL.Path, "/"); name {
+	case "":
+		if r.URL.Path == "" { // relative addresses would miss the prefix
+			mounted, _, _ := strings.Cut(r.RequestURI, "?")
+			h.Set("Location", "./"+path.Base(mounted)+"/")
+			w.WriteHeader(http.StatusPermanentRedirect)
+			return
+		}
+		file(w, r, "index.html")
+	case "api/limits":
+		d.answer(w, r, d.limits)
+	case "api/keys":
+		d.answer(w, r, d.keys)
+	case "api/balance":
+		d.answer(w, r, d.balance)
+	case "api/decisions":
+		d.answer(w, r, d.decided)
+	default:
+		file(w, r, name)
+	}
+}
+
+// types are those of the files: what the system says of endings differs.
+var types = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+
+func file(w http.ResponseWriter, r *http.Request, name string) {
+	body, err := static.ReadFile("static/" + name)
+	if err != nil {
+		fail(w, http.StatusNotFound, "there is no such page")
+		return
+	}
+	w.Header().Set("Content-Type", types[path.Ext(name)])
+	w.Header().Set("Cache-Control", "no-cache") // a new release of the program has new files
+	w.Header().Set("ETag", etag(body))
+	http.ServeContent(w, r, "", time.Time{}, strings.NewReader(string(body)))
+}
