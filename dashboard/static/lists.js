@@ -57,7 +57,7 @@ export function limits(ul, all, chosen, href) {
     const keys = `${l.estimated ? "about " : ""}${whole(l.keys)} ${l.keys === 1 ? "key" : "keys"}`;
     set(name, l.name);
     name.title = l.name;
-    set(value, l.capacity > 0 ? `${Math.round(l.tightest * 100)} %` : "");
+    set(value, l.capacity > 0 ? `${Math.round(l.tightest * 100).toLocaleString()} %`.replace("-", "−") : "");
     value.title = "left of the key that has least";
     fullness(li, l.tightest);
     const r = l.recent;

@@ -286,8 +286,9 @@ function stepRow(by) {
 }
 
 function back() {
-  if (at.key !== undefined) location.hash = limitHref(at.limit);
-  else if (at.limit !== undefined) location.hash = "#/";
+  const is = whereabouts(); // which may have changed, and go not been called yet
+  if (is.key !== undefined) location.hash = limitHref(is.limit);
+  else if (is.limit !== undefined) location.hash = "#/";
 }
 
 function zoom(by) {

@@ -31,7 +31,7 @@ function step(range, most) {
   return [1, 2, 5, 10].map((n) => n * ten).find((s) => s >= raw) ?? raw;
 }
 
-const timeSteps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400].map((s) => s * second);
+const timeSteps = [1, 2, 5, 10, 15, 20, 30, 40, 60, 120, 300, 600, 900, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400].map((s) => s * second);
 
 export function draw(svg, { history, now, range, jobs, caption }) {
   const { width, height, rem } = size(svg);
@@ -89,13 +89,13 @@ export function draw(svg, { history, now, range, jobs, caption }) {
   out.push(el("line", { x1: left, x2: right, y1: y(0), y2: y(0), class: "zero" }));
   out.push(el("line", { x1: left, x2: right, y1: y(b.capacity), y2: y(b.capacity), class: "top" }));
   out.push(el("text", { x: left - 0.4 * rem, y: y(b.capacity) + 0.28 * rem, "text-anchor": "end", class: "strong" }, tokens(b.capacity)));
-  const tick = timeSteps.find((s) => (s / range) * (right - left) > 4.6 * rem) ?? timeSteps.at(-1);
+  const tick = timeSteps.find((s) => (s / range) * (right - left) > 4.2 * rem) ?? timeSteps.at(-1);
   for (let d = Math.ceil((from - now) / tick) * tick; d <= to - now; d += tick) {
     const at = x(now + d);
     const edge = Math.min(right - at, at - left);
     if (d !== 0 && edge >= 0) {
       out.push(el("line", { x1: at, x2: at, y1: bottom, y2: bottom + 0.3 * rem, class: "grid" }));
-      if (edge > 1.4 * rem) out.push(el("text", { x: at, y: height - 0.45 * rem, "text-anchor": "middle" }, (d > 0 ? "+" : "−") + span(Math.abs(d))));
+      if (edge > 1.2 * rem) out.push(el("text", { x: at, y: height - 0.45 * rem, "text-anchor": "middle" }, (d > 0 ? "+" : "−") + span(Math.abs(d))));
     }
   }
 

@@ -2,12 +2,12 @@
 
 const second = 1e6; // all times are in microseconds
 
-// tokens writes a number of tokens with as many digits as tell something.
+// tokens writes a number of tokens with as many digits as tell something, and never more than there are.
 export function tokens(n, capacity = n) {
   const size = Math.max(Math.abs(n), Math.abs(capacity));
   const digits = size >= 1000 ? 0 : size >= 20 ? 1 : 2;
   if (size >= 1e7) return n.toLocaleString(undefined, { notation: "compact", maximumFractionDigits: 2 });
-  return (Math.floor(n * 10 ** digits + 1e-9) / 10 ** digits).toLocaleString(undefined, { maximumFractionDigits: digits });
+  return (Math.floor(n * 10 ** digits + 1e-9) / 10 ** digits).toLocaleString(undefined, { maximumFractionDigits: digits }).replace("-", "−");
 }
 
 export const whole = (n) => (n >= 1e5 ? n.toLocaleString(undefined, { notation: "compact", maximumFractionDigits: 1 }) : n.toLocaleString());
