@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/weir-go/weir/inspect"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -51,7 +53,7 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *http.Request, read func(con
 	case errors.Is(err, context.DeadlineExceeded):
 		fail(w, http.StatusServiceUnavailable, "The database did not answer in time.")
 	case err != nil:
-		fail(w, http.StatusServiceUnavailable, "The database cannot be read: "+err.Error())
+		fail(w, http.StatusServiceUnavailable, "The database cannot be read"+d.because(err))
 	default:
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(body) // a client that has gone needs no answer
@@ -90,6 +92,18 @@ func (d *Dashboard) asked(r *http.Request) (a asked, err error) {
 		*name = key
 	}
 	return a, nil
+}
+
+// because is why, as far as it may be told: errors name the key.
+func (d *Dashboard) because(err error) string {
+	var e *pgconn.PgError
+	switch {
+	case d.hider == nil:
+		return ": " + err.Error()
+	case errors.As(err, &e):
+		return ": SQLSTATE " + e.Code
+	}
+	return "."
 }
 
 func fail(w http.ResponseWriter, status int, why string) {
@@ -242,7 +256,7 @@ func (d *Dashboard) balance(ctx context.Context, a asked) (any, error) {
 	}
 	jobs, err := d.ahead(ctx, a.limit, a.key, mostJobs+1)
 	if err != nil { // the balance is there all the same
-		k.JobsError = err.Error()
+		k.JobsError = "the tables of jobs cannot be read" + d.because(err)
 		return k, nil
 	}
 	k.More = len(jobs) > mostJobs

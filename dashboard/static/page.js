@@ -200,7 +200,7 @@ function paintJobs() {
   show($("ahead"), Boolean(jobs || jobsError));
   const list = jobs ?? [];
   show($("ahead-none"), list.length === 0 || Boolean(more));
-  set($("ahead-none"), jobsError ? `Jobs could not be read: ${jobsError}` : list.length ? `The first ${list.length}; there are more.` : "No job waits for this key.");
+  set($("ahead-none"), jobsError ? jobsError : list.length ? `The first ${list.length}; there are more.` : "No job waits for this key.");
   const ol = $("job-list");
   const shown = list.slice(0, 24);
   while (ol.children.length > shown.length) ol.lastChild.remove();

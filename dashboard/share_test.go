@@ -1,0 +1,177 @@
+package dashboard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+)
+
+// However many people look at the same, it is read once a second.
+func TestViewersShareWhatIsRead(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	take(t, pool, nil, search.For("ann"))
+	db := &begins{Pool: pool}
+	d := newDashboard(t, db, Config{})
+	now := time.Now()
+	var mu sync.Mutex
+	d.shared.now = func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return now
+	}
+	look := func() {
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				if r := get(t, d, http.MethodGet, "/api/balance?limit=search", "Weir-Key", "ann"); r.StatusCode != http.StatusOK {
+					t.Error(r.StatusCode)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	look()
+	look()
+	if n := db.n.Load(); n != 1 {
+		t.Errorf("%d transactions for a hundred viewers", n)
+	}
+	mu.Lock()
+	now = now.Add(time.Second)
+	mu.Unlock()
+	look()
+	if n := db.n.Load(); n != 2 {
+		t.Errorf("%d transactions, want another after a second", n)
+	}
+	get(t, d, http.MethodGet, "/api/balance?limit=search", "Weir-Key", "ben")
+	if n := db.n.Load(); n != 3 {
+		t.Errorf("%d transactions, want another for another key", n)
+	}
+}
+
+func TestAViewerWhoLeavesTakesNothingFromTheOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		ctx, leave := context.WithCancel(t.Context())
+		reading := func(ctx context.Context) ([]byte, error) {
+			select {
+			case <-time.After(time.Second):
+				return []byte("read"), nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		go func() { _, _ = s.get(ctx, "what", reading) }()
+		synctest.Wait()
+		leave()
+		if body, err := s.get(t.Context(), "what", reading); string(body) != "read" || err != nil {
+			t.Errorf("%s, %v", body, err)
+		}
+		left, leave := context.WithCancel(t.Context())
+		leave()
+		time.Sleep(time.Hour)
+		go func() { _, _ = s.get(t.Context(), "what", reading) }()
+		synctest.Wait()
+		if _, err := s.get(left, "what", reading); !errors.Is(err, context.Canceled) {
+			t.Errorf("who has left waits: %v", err)
+		}
+		time.Sleep(time.Hour)
+	})
+}
+
+// What takes long is read less often: a tenth of the time at the most is spent on it.
+func TestSlowReadingsAreMadeLessOften(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		times := 0
+		slow := func(context.Context) ([]byte, error) {
+			times++
+			time.Sleep(2 * time.Second)
+			return nil, nil
+		}
+		for range 100 {
+			if _, err := s.get(t.Context(), "slow", slow); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if times < 3 || times > 6 {
+			t.Errorf("read %d times in a hundred seconds", times)
+		}
+	})
+}
+
+func TestAReadingIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		stuck := func(ctx context.Context) ([]byte, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		var wg sync.WaitGroup
+		var most, under atomic.Int64
+		began := time.Now()
+		for i := range 6 {
+			wg.Go(func() {
+				_, err := s.get(t.Context(), fmt.Sprint(i), func(ctx context.Context) ([]byte, error) {
+					most.Store(max(most.Load(), under.Add(1)))
+					defer under.Add(-1)
+					return stuck(ctx)
+				})
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if most.Load() != atOnce || time.Since(began) > patience {
+			t.Errorf("%d at once, %v", most.Load(), time.Since(began))
+		}
+	})
+}
+
+func TestAReadingThatPanicsHangsNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		waiting := make(chan error)
+		go func() {
+			defer func() { _ = recover() }()
+			_, _ = s.get(t.Context(), "what", func(context.Context) ([]byte, error) {
+				go func() {
+					_, err := s.get(t.Context(), "what", nil)
+					waiting <- err
+				}()
+				time.Sleep(time.Second)
+				panic("on purpose")
+			})
+		}()
+		if err := <-waiting; err == nil {
+			t.Error("no error")
+		}
+	})
+}
+
+func TestAnswersAreKeptInABoundedNumber(t *testing.T) {
+	t.Parallel()
+	s := newShared()
+	for i := range 5000 {
+		if _, err := s.get(t.Context(), fmt.Sprint(i), func(context.Context) ([]byte, error) { return nil, nil }); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.kept) > mostKept {
+			t.Fatalf("%d answers are kept", len(s.kept))
+		}
+	}
+}
