@@ -26,6 +26,9 @@ demo/login: postgres ## Run the login example: guarded sign-in over real HTTP
 .PHONY: demo/visitors
 demo/visitors: postgres ## Run the visitors example: limits for anonymous visitors over real HTTP
 	@$(GO) run ./examples/visitors
+.PHONY: demo/playground
+demo/playground: postgres ## Run the playground: limits to play with in the browser, until stopped
+	@$(GO) run ./examples/playground
 
 .PHONY: test
 test: postgres sfv ## Run all tests, on servers of their own
@@ -47,6 +50,10 @@ test/bench: postgres redis ## Run the tests of bench/, the comparison with other
 .PHONY: test/otel
 test/otel: postgres ## Run the tests of otelweir/
 	cd otelweir && $(GO) test -count=1 ./...
+
+.PHONY: test/browser
+test/browser: postgres chromium ## Look at the dashboard in Chromium: WEIR_SCREENSHOTS=<folder> keeps what it looks like
+	cd dashboard/browsertest && $(GO) test -count=1 ./...
 
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
@@ -86,6 +93,7 @@ lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into r
 	$(GO) mod verify >/dev/null
 	cd bench && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
 	cd otelweir && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
+	cd dashboard/browsertest && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	./scripts/deps
 
 .PHONY: vulncheck
@@ -114,3 +122,8 @@ sfv:
 .PHONY: redis
 redis:
 	@./scripts/redis
+
+# So that make test needs no browser, only what looks at a page asks for one.
+.PHONY: chromium
+chromium:
+	@./scripts/chromium || echo "What looks at pages is skipped" >&2

@@ -198,15 +198,15 @@ func TestHiddenKeysAreInNoAnswer(t *testing.T) {
 		t.Errorf("%+v", k)
 	}
 	for _, target := range []string{"/api/limits", "/api/keys?limit=search", "/api/balance?limit=search", "/api/decisions?limit=search"} {
-		body := text(t, get(t, d, http.MethodGet, target, "Weir-Key", k.ID))
+		body := get(t, d, http.MethodGet, target, "Weir-Key", k.ID).Body.String()
 		if strings.Contains(body, "ann@") || strings.HasPrefix(body, `{"error"`) || strings.Contains(target, "decisions") && !strings.Contains(body, k.ID) {
 			t.Errorf("%s: %s", target, body)
 		}
 	}
 	for what, field := range map[string][2]string{"searching": {"Weir-Prefix", "a"}, "a key in the open": {"Weir-Key", "ann@example.org"}, "another's name": {"Weir-Key", k.ID[:len(k.ID)-2] + "AA"}} {
 		r := get(t, d, http.MethodGet, "/api/balance?limit=search", field[:]...)
-		if r.StatusCode != http.StatusBadRequest || strings.Contains(text(t, r), "ann@") {
-			t.Errorf("%s: %d", what, r.StatusCode)
+		if r.Code != http.StatusBadRequest || strings.Contains(r.Body.String(), "ann@") {
+			t.Errorf("%s: %d", what, r.Code)
 		}
 	}
 	// Nor in what is told of a table that cannot be read.
@@ -216,8 +216,8 @@ func TestHiddenKeysAreInNoAnswer(t *testing.T) {
 	blind := newDashboard(t, pool, Config{Clock: clock, HideKeys: true, Secret: []byte("0123456789abcdef")})
 	id, _ := blind.hider.name("ann@example.org")
 	r := get(t, blind, http.MethodGet, "/api/balance?limit=search", "Weir-Key", id)
-	if body := text(t, r); r.StatusCode != http.StatusServiceUnavailable || strings.Contains(body, "ann@") || !strings.Contains(body, "42P01") {
-		t.Errorf("%d %s", r.StatusCode, body)
+	if body := r.Body.String(); r.Code != http.StatusServiceUnavailable || strings.Contains(body, "ann@") || !strings.Contains(body, "42P01") {
+		t.Errorf("%d %s", r.Code, body)
 	}
 }
 
@@ -232,8 +232,8 @@ func TestProcessesBehindOneAddressShareNames(t *testing.T) {
 	if k := data[balanceAnswer](t, b, "/api/balance?limit=search", "Weir-Key", id); k.Balance == nil || k.Balance.ID != id {
 		t.Errorf("%+v", k)
 	}
-	if r := get(t, other, http.MethodGet, "/api/balance?limit=search", "Weir-Key", id); r.StatusCode != http.StatusBadRequest {
-		t.Errorf("%d", r.StatusCode)
+	if r := get(t, other, http.MethodGet, "/api/balance?limit=search", "Weir-Key", id); r.Code != http.StatusBadRequest {
+		t.Errorf("%d", r.Code)
 	}
 }
 
@@ -249,8 +249,8 @@ func TestBadRequestsAreTheClientsFault(t *testing.T) {
 		"/api/decisions?limit=a&what=nothing-is-counted0": "",
 	} {
 		r := get(t, d, http.MethodGet, target, "Weir-Key", field)
-		if body := text(t, r); r.StatusCode != http.StatusBadRequest || !strings.Contains(body, `"error"`) {
-			t.Errorf("%.40s: %d %s", target, r.StatusCode, body)
+		if body := r.Body.String(); r.Code != http.StatusBadRequest || !strings.Contains(body, `"error"`) {
+			t.Errorf("%.40s: %d %s", target, r.Code, body)
 		}
 	}
 }
@@ -282,12 +282,12 @@ func TestItOnlyReads(t *testing.T) {
 	d := newDashboard(t, pool, Config{Decisions: &Decisions{}})
 	targets := []string{"/", "/page.js", "/api/limits", "/api/keys?limit=search", "/api/balance?limit=search", "/api/decisions?limit=search"}
 	for _, target := range targets {
-		if r := get(t, d, http.MethodGet, target, "Weir-Key", "ann"); r.StatusCode != http.StatusOK {
-			t.Errorf("%s: %d %s", target, r.StatusCode, text(t, r))
+		if r := get(t, d, http.MethodGet, target, "Weir-Key", "ann"); r.Code != http.StatusOK {
+			t.Errorf("%s: %d %s", target, r.Code, r.Body.String())
 		}
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, "ANY"} {
-			if r := get(t, d, method, target); r.StatusCode != http.StatusMethodNotAllowed || r.Header.Get("Allow") != "GET, HEAD" {
-				t.Errorf("%s %s: %d", method, target, r.StatusCode)
+			if r := get(t, d, method, target); r.Code != http.StatusMethodNotAllowed || r.Header().Get("Allow") != "GET, HEAD" {
+				t.Errorf("%s %s: %d", method, target, r.Code)
 			}
 		}
 	}
@@ -305,11 +305,11 @@ func TestThePageIsAllowedNothingFromElsewhere(t *testing.T) {
 			name = ""
 		}
 		r := get(t, d, http.MethodGet, "/"+name)
-		body := text(t, r)
-		policy := r.Header.Get("Content-Security-Policy")
-		if r.StatusCode != http.StatusOK || !strings.HasPrefix(policy, "default-src 'none'; script-src 'self'; style-src 'self';") || strings.Contains(policy, "unsafe") ||
-			r.Header.Get("X-Content-Type-Options") != "nosniff" || r.Header.Get("Cache-Control") != "no-cache" || r.Header.Get("Content-Type") == "" {
-			t.Errorf("%s: %d %v", name, r.StatusCode, r.Header)
+		body := r.Body.String()
+		policy := r.Header().Get("Content-Security-Policy")
+		if r.Code != http.StatusOK || !strings.HasPrefix(policy, "default-src 'none'; script-src 'self'; style-src 'self';") || strings.Contains(policy, "unsafe") ||
+			r.Header().Get("X-Content-Type-Options") != "nosniff" || r.Header().Get("Cache-Control") != "no-cache" || r.Header().Get("Content-Type") == "" {
+			t.Errorf("%s: %d %v", name, r.Code, r.Header())
 		}
 		for _, not := range []string{"http:", "https:", " style=", " onclick=", "innerHTML", "eval("} {
 			rest := strings.ReplaceAll(body, "http://www.w3.org/2000/svg", "")
@@ -317,9 +317,9 @@ func TestThePageIsAllowedNothingFromElsewhere(t *testing.T) {
 				t.Errorf("%s has %q", path, not)
 			}
 		}
-		again := get(t, d, http.MethodGet, "/"+name, "If-None-Match", r.Header.Get("ETag"))
-		if again.StatusCode != http.StatusNotModified {
-			t.Errorf("%s: %d", name, again.StatusCode)
+		again := get(t, d, http.MethodGet, "/"+name, "If-None-Match", r.Header().Get("ETag"))
+		if again.Code != http.StatusNotModified {
+			t.Errorf("%s: %d", name, again.Code)
 		}
 		return nil
 	}); err != nil {
@@ -327,8 +327,8 @@ func TestThePageIsAllowedNothingFromElsewhere(t *testing.T) {
 	}
 	for _, name := range []string{"nothing", "static", "../dashboard.go", "static/index.html", "api", "api/", "api/other"} {
 		r := get(t, d, http.MethodGet, "/"+name)
-		if r.StatusCode != http.StatusNotFound || r.Header.Get("Cache-Control") != "no-store" {
-			t.Errorf("%s: %d", name, r.StatusCode)
+		if r.Code != http.StatusNotFound || r.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%s: %d", name, r.Code)
 		}
 	}
 }
@@ -343,7 +343,7 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 		if l := data[limitAnswer](t, mux, prefix+"/api/limits"); len(l.Limits) != 1 {
 			t.Errorf("%q: %+v", prefix, l)
 		}
-		if body := text(t, get(t, mux, http.MethodGet, prefix+"/")); !strings.Contains(body, `src="page.js"`) {
+		if body := get(t, mux, http.MethodGet, prefix+"/").Body.String(); !strings.Contains(body, `src="page.js"`) {
 			t.Errorf("%q: %s", prefix, body)
 		}
 	}
@@ -364,10 +364,10 @@ func TestWhatIsReadIsNotKept(t *testing.T) {
 	t.Parallel()
 	d := newDashboard(t, pgtest.Pool(t), Config{})
 	r := get(t, d, http.MethodGet, "/api/limits")
-	if r.Header.Get("Cache-Control") != "no-store" || r.Header.Get("Content-Security-Policy") != policy {
-		t.Error(r.Header)
+	if r.Header().Get("Cache-Control") != "no-store" || r.Header().Get("Content-Security-Policy") != policy {
+		t.Error(r.Header())
 	}
-	if body := text(t, r); !strings.Contains(body, `"limits":[]`) {
+	if body := r.Body.String(); !strings.Contains(body, `"limits":[]`) {
 		t.Error(body)
 	}
 }

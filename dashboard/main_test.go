@@ -3,7 +3,6 @@ package dashboard
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -67,7 +66,7 @@ func take(t *testing.T, pool *pgxpool.Pool, o ratelimit.Observer, requests ...ra
 }
 
 // get asks a handler, with fields of the header in pairs.
-func get(t *testing.T, h http.Handler, method, target string, fields ...string) *http.Response {
+func get(t *testing.T, h http.Handler, method, target string, fields ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, target, nil)
 	for i := 0; i < len(fields); i += 2 {
@@ -75,25 +74,16 @@ func get(t *testing.T, h http.Handler, method, target string, fields ...string) 
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	return w.Result() //nolint:bodyclose // of a recorder
-}
-
-func text(t *testing.T, r *http.Response) string {
-	t.Helper()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+	return w
 }
 
 // data is a good answer.
 func data[T any](t *testing.T, h http.Handler, target string, fields ...string) (v T) {
 	t.Helper()
 	r := get(t, h, http.MethodGet, target, fields...)
-	body := text(t, r)
-	if r.StatusCode != http.StatusOK || r.Header.Get("Content-Type") != "application/json" {
-		t.Fatalf("%s: %d %s", target, r.StatusCode, body)
+	body := r.Body.String()
+	if r.Code != http.StatusOK || r.Header().Get("Content-Type") != "application/json" {
+		t.Fatalf("%s: %d %s", target, r.Code, body)
 	}
 	if err := json.Unmarshal([]byte(body), &v); err != nil {
 		t.Fatalf("%s: %v", body, err)

@@ -32,8 +32,8 @@ func TestViewersShareWhatIsRead(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				if r := get(t, d, http.MethodGet, "/api/balance?limit=search", "Weir-Key", "ann"); r.StatusCode != http.StatusOK {
-					t.Error(r.StatusCode)
+				if r := get(t, d, http.MethodGet, "/api/balance?limit=search", "Weir-Key", "ann"); r.Code != http.StatusOK {
+					t.Error(r.Code)
 				}
 			})
 		}
@@ -115,10 +115,6 @@ func TestAReadingIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared()
-		stuck := func(ctx context.Context) ([]byte, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
 		var wg sync.WaitGroup
 		var most, under atomic.Int64
 		began := time.Now()
@@ -127,7 +123,8 @@ func TestAReadingIsBounded(t *testing.T) {
 				_, err := s.get(t.Context(), fmt.Sprint(i), func(ctx context.Context) ([]byte, error) {
 					most.Store(max(most.Load(), under.Add(1)))
 					defer under.Add(-1)
-					return stuck(ctx)
+					<-ctx.Done()
+					return nil, ctx.Err()
 				})
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)

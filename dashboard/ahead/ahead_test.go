@@ -1,0 +1,158 @@
+package ahead_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/weir-go/weir/dashboard"
+	"github.com/weir-go/weir/dashboard/ahead"
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 600, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
+
+type GenerateReply struct{}
+
+func (GenerateReply) Kind() string { return "generate_reply" }
+
+// enqueue inserts n jobs of ten tokens each.
+func enqueue(ctx context.Context, limiter *ratelimit.Limiter, jobs *scheduler.Jobs, pool *pgxpool.Pool, n int) error {
+	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		for range n {
+			if _, err := jobs.InsertTx(ctx, tx, GenerateReply{}, nil, ChatTokens.For("acme").Count(10).OrReserve()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func newJobs(ctx context.Context, pool *pgxpool.Pool) (*ratelimit.Limiter, *scheduler.Jobs, error) {
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return nil, nil, err
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: slog.New(slog.DiscardHandler)}) // inserts only
+	if err != nil {
+		return nil, nil, err
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return limiter, scheduler.New(limiter, scheduler.Config{Jitter: -1}).Jobs(client), nil
+}
+
+func ExampleOf() {
+	ctx := context.Background()
+	pool, done := pgtest.Example()
+	defer done()
+	limiter, jobs, err := newJobs(ctx, pool)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := enqueue(ctx, limiter, jobs, pool, 3); err != nil {
+		log.Fatal(err)
+	}
+	waiting := ahead.Of(pool, jobs)
+
+	list, err := waiting(ctx, "chatTokens", "acme", 10)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, j := range list {
+		fmt.Println(j.Kind, "in", time.Until(j.Until).Round(time.Minute))
+	}
+	_, err = dashboard.New(pool, dashboard.Config{Ahead: waiting})
+	fmt.Println(err)
+	// Output:
+	// generate_reply in 1m0s
+	// generate_reply in 2m0s
+	// <nil>
+}
+
+// What the page is told of jobs: those that wait for the key, in the order of their start, by a role that can only read.
+func TestThePageIsToldOfJobs(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limiter, jobs, err := newJobs(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := enqueue(t.Context(), limiter, jobs, pool, 6); err != nil {
+		t.Fatal(err)
+	}
+	if err := limiter.Autocommit(pool).Pause(t.Context(), 90*time.Second, ChatTokens.For("acme")); err != nil {
+		t.Fatal(err)
+	}
+	cfg := pool.Config()
+	cfg.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	looks, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer looks.Close()
+	client, err := river.NewClient(riverpgxv5.New(looks), &river.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(key string) (answer struct {
+		Jobs []struct {
+			Kind   string
+			Until  int64
+			Paused bool
+		}
+		JobsError string
+	}) {
+		t.Helper()
+		d, err := dashboard.New(looks, dashboard.Config{Ahead: ahead.Of(looks, scheduler.New(limiter, scheduler.Config{}).Jobs(client))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/balance?limit=chatTokens", nil)
+		r.Header.Set("Weir-Key", key)
+		w := httptest.NewRecorder()
+		d.ServeHTTP(w, r)
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != http.StatusOK {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		return answer
+	}
+	got := ask("acme")
+	if len(got.Jobs) != 5 || got.JobsError != "" || got.Jobs[0].Kind != "generate_reply" || !got.Jobs[0].Paused {
+		t.Fatalf("%+v", got)
+	}
+	for i := range got.Jobs {
+		in := time.Until(time.UnixMicro(got.Jobs[i].Until)) // a minute each, and the pause before the first
+		if want := 90*time.Second + time.Duration(i+1)*time.Minute; in > want || in < want-30*time.Second {
+			t.Errorf("job %d starts in %v, want %v", i, in, want)
+		}
+	}
+
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE river_job RENAME TO gone`); err != nil {
+		t.Fatal(err)
+	}
+	if got := ask("acme"); got.JobsError == "" || got.Jobs != nil {
+		t.Errorf("%+v", got)
+	}
+}
