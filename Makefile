@@ -26,6 +26,7 @@ demo/login: postgres ## Run the login example: guarded sign-in over real HTTP
 .PHONY: demo/visitors
 demo/visitors: postgres ## Run the visitors example: limits for anonymous visitors over real HTTP
 	@$(GO) run ./examples/visitors
+
 .PHONY: demo/playground
 demo/playground: postgres ## Run the playground: limits to play with in the browser, until stopped
 	@$(GO) run ./examples/playground

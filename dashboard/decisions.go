@@ -57,7 +57,7 @@ func (d *Decisions) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 		return // the caller has gone
 	case e.Err != nil:
 		for _, r := range e.Requests {
-			d.of(r.Limit()).count(now, tally{Failed: 1}, "")
+			d.of(r.Limit().Name()).count(now, tally{Failed: 1}, "")
 		}
 		return
 	case len(e.Result.Outcomes) == 0: // that of a lease
@@ -66,7 +66,7 @@ func (d *Decisions) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 			if !e.Result.OK {
 				t, key = tally{Denied: 1}, r.Key()
 			}
-			d.of(r.Limit()).count(now, t, key)
+			d.of(r.Limit().Name()).count(now, t, key)
 		}
 	}
 	for i := range e.Result.Outcomes {

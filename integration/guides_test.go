@@ -2,7 +2,6 @@ package integration
 
 import (
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -49,52 +48,4 @@ func TestTheCodeOfTheGuidesIsCompiled(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Whatever a page of the repository leads to is there, and has the heading.
-func TestLinksBetweenPagesLeadSomewhere(t *testing.T) {
-	t.Parallel()
-	link := regexp.MustCompile(`\]\(([^)#:\s]*)(#[^)\s]*)?\)`)
-	pages := 0
-	if err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".md") {
-			if d != nil && d.IsDir() && (d.Name() == ".bin" || d.Name() == "node_modules") {
-				return fs.SkipDir
-			}
-			return err
-		}
-		pages++
-		for _, m := range link.FindAllStringSubmatch(read(t, path), -1) {
-			to := path
-			if m[1] != "" {
-				to = filepath.Join(filepath.Dir(path), m[1])
-			}
-			if _, err := os.Stat(to); err != nil {
-				t.Errorf("%s leads to %s, which is not there", path, m[1])
-				continue
-			}
-			if m[2] == "" || !strings.HasSuffix(to, ".md") {
-				continue
-			}
-			found := false
-			for line := range strings.Lines(read(t, to)) {
-				found = found || strings.HasPrefix(line, "#") && anchor(line) == m[2][1:]
-			}
-			if !found {
-				t.Errorf("%s leads to %s%s: there is no such heading", path, m[1], m[2])
-			}
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if pages < 10 {
-		t.Errorf("only %d pages", pages)
-	}
-}
-
-// anchor is that of a heading.
-func anchor(heading string) string {
-	text := strings.ToLower(strings.TrimSpace(strings.TrimLeft(heading, "#")))
-	return regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ReplaceAll(text, " ", "-"), "")
 }
