@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,27 +15,10 @@ import (
 	"github.com/weir-go/weir/fair"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
-
-// clock is set by tests.
-type clock struct {
-	mu sync.Mutex
-	t  time.Time
-}
-
-func (c *clock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.t
-}
-
-func (c *clock) set(t time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.t = t
-}
 
 // appetites are what tenants want, in tokens a second.
 type appetites []float64
@@ -85,13 +67,13 @@ func jain(x []float64) float64 {
 
 // play lets tenants come for some windows, each at random and without minding RetryAt, by either of two processes. It returns what each
 // has asked for and was granted a second, once the first window is over.
-func (a appetites) play(windows int, c *clock, take func(process, tenant int) bool) (asked, granted []float64) {
+func (a appetites) play(windows int, c *weirtest.Clock, take func(process, tenant int) bool) (asked, granted []float64) {
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
 	next := make([]float64, len(a))
 	for i := range next {
 		next[i] = random.ExpFloat64() / a[i]
 	}
-	start := c.now()
+	start := c.Now()
 	asked, granted = make([]float64, len(a)), make([]float64, len(a))
 	lasts := time.Duration(windows) * window
 	for {
@@ -105,7 +87,7 @@ func (a appetites) play(windows int, c *clock, take func(process, tenant int) bo
 		if at > lasts {
 			break
 		}
-		c.set(start.Add(at))
+		c.Set(start.Add(at))
 		ok := take(random.IntN(2), i)
 		if at > window {
 			asked[i]++
@@ -145,12 +127,12 @@ func TestTenantsOfVeryDifferentAppetiteHaveFairShares(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			shares := func(fairly bool) (x []float64, sum, wanted float64) {
-				pool, c := pgtest.Pool(t), &clock{t: time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)}
+				pool, c := pgtest.Pool(t), new(weirtest.Clock)
 				var processes [2]*fair.Limit
 				var limits [2]*ratelimit.Autocommit
 				for i := range processes {
 					processes[i] = fair.MustDefine("model", rule, fair.Config{Window: window})
-					l, err := ratelimit.New(ratelimit.Config{Clock: c.now})
+					l, err := ratelimit.New(ratelimit.Config{Clock: c.Now})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -238,8 +220,8 @@ func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 // What is known of a tenant's use is that of the present window: in the next it is not denied for what it has used before.
 func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), &clock{t: time.Unix(1_800_000_000, 0)}
-	limiter, err := ratelimit.New(ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), weirtest.NewClock(time.Unix(1_800_000_000, 0))
+	limiter, err := ratelimit.New(ratelimit.Config{Clock: c.Now})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +238,7 @@ func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 	if res, err := model.RateLimit(t.Context(), limits, fair.Tenant{Key: "other"}, 8); err != nil || !res.OK {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	c.set(c.now().Add(time.Minute))
+	c.Add(time.Minute)
 	if res, err := model.RateLimit(t.Context(), limits, fair.Tenant{Key: "acme"}, 8); err != nil || !res.OK {
 		t.Errorf("in the next window: %+v, %v", res, err)
 	}

@@ -19,25 +19,8 @@ import (
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/upstream"
+	"github.com/weir-go/weir/weirtest"
 )
-
-// clock is a clock that tests set.
-type clock struct {
-	mu sync.Mutex
-	t  time.Time
-}
-
-func (c *clock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.t
-}
-
-func (c *clock) add(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.t = c.t.Add(d)
-}
 
 func number(t *testing.T, h http.Header, name string) time.Duration {
 	t.Helper()
@@ -62,8 +45,8 @@ func TestWhatTheFieldsSayIsSo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			clock := &clock{t: start}
-			g := &httplimit.Guard{Limiter: limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pgtest.Pool(t))}
+			clock := weirtest.NewClock(start)
+			g := &httplimit.Guard{Limiter: limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pgtest.Pool(t))}
 			h := g.Limit(httplimit.By(ratelimit.MustDefine(name, rule), user("u")))(ok)
 			old := &httplimit.Guard{Limiter: g.Limiter, Fields: httplimit.Legacy}
 			for round := range 5 {
@@ -88,18 +71,18 @@ func TestWhatTheFieldsSayIsSo(t *testing.T) {
 				if d, ok := upstream.RetryAfter(resp.header); !ok || d != reset {
 					t.Fatalf("upstream reads %v of %v", d, resp.header)
 				}
-				clock.add(reset - time.Second)
+				clock.Add(reset - time.Second)
 				if early := get(h); early.status != 429 {
 					t.Fatalf("round %d: served more than a second early: %v", round, early.header)
 				}
-				clock.add(time.Second)
+				clock.Add(time.Second)
 				if round%2 == 0 {
-					clock.add(after - reset)
+					clock.Add(after - reset)
 				}
 				if resp := get(h); resp.status != 200 {
 					t.Fatalf("round %d: %d at t", round, resp.status)
 				}
-				clock.add(time.Duration(round) * 7300 * time.Millisecond)
+				clock.Add(time.Duration(round) * 7300 * time.Millisecond)
 			}
 		})
 	}

@@ -102,7 +102,7 @@ func TestTheRowsOfWhatIsOverAreDeleted(t *testing.T) {
 		p.want(204, c.earn)
 		p.want(200, c.visit)
 	}
-	p.add(2 * time.Hour)
+	p.clock.Add(2 * time.Hour)
 	form := p.solvedBy(c)
 	p.want(204, c.sends(form))
 	for range 3 {

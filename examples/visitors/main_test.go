@@ -17,35 +17,18 @@ import (
 	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// clock is that of the server and of its database.
-type clock struct {
-	mu sync.Mutex
-	t  time.Time
-}
-
-func (c *clock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.t
-}
-
-func (c *clock) add(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.t = c.t.Add(d)
-}
-
 // place is a site on a database of its own.
 type place struct {
 	*visitors
-	clock
-	t    testing.TB
-	pool *pgxpool.Pool
-	web  *httptest.Server
+	clock *weirtest.Clock
+	t     testing.TB
+	pool  *pgxpool.Pool
+	web   *httptest.Server
 
 	limiter *ratelimit.Limiter
 }
@@ -53,7 +36,7 @@ type place struct {
 // newPlace allows three requests a minute for a session, and two sessions an hour for an address. Its challenges are easy.
 func newPlace(t testing.TB, change ...func(*visitors)) *place {
 	t.Helper()
-	p := &place{t: t, pool: pgtest.Pool(t), clock: clock{t: start}}
+	p := &place{t: t, pool: pgtest.Pool(t), clock: weirtest.NewClock(start)}
 	limiter, err := ratelimit.New(ratelimit.Config{RememberDenials: true, Clock: p.now})
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +56,7 @@ func newPlace(t testing.TB, change ...func(*visitors)) *place {
 	return p
 }
 
-func (p *place) now() time.Time { return p.clock.now() }
+func (p *place) now() time.Time { return p.clock.Now() }
 
 func (p *place) client(from string) *client {
 	return newClient(p.web.URL, from, p.web.Client().Transport)
@@ -124,12 +107,12 @@ func TestAClientThatKeepsItsCookieGetsItsRequests(t *testing.T) {
 	if r := p.want(429, c.visit); r.header.Get("Retry-After") == "" {
 		t.Errorf("%v", r.header)
 	}
-	p.add(20 * time.Second)
+	p.clock.Add(20 * time.Second)
 	p.want(200, c.visit)
 	p.want(429, c.visit)
-	p.add(time.Hour - 21*time.Second)
+	p.clock.Add(time.Hour - 21*time.Second)
 	p.want(200, c.visit)
-	p.add(time.Second)
+	p.clock.Add(time.Second)
 	p.advised(noSession, c.visit)
 }
 
@@ -165,7 +148,7 @@ func TestAClientThatDropsItsCookieIsStoppedByItsAddress(t *testing.T) {
 	}
 	p.want(204, p.client("203.0.113.2").begin)
 	p.want(204, p.client("2001:db8:0:1::1").begin)
-	p.add(sessionLife / 2)
+	p.clock.Add(sessionLife / 2)
 	p.want(204, p.client("203.0.113.1").begin)
 	p.want(429, p.client("203.0.113.1").begin)
 }

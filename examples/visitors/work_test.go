@@ -56,16 +56,16 @@ func TestASolvedChallengeMakesOneSession(t *testing.T) {
 		t.Errorf("30 at once: %v, want one session and 29 refusals", count)
 	}
 	p.advised(usedUp, c.sends(form))
-	p.add(challengeLife - time.Second)
+	p.clock.Add(challengeLife - time.Second)
 	p.advised(usedUp, c.sends(form))
-	p.add(time.Second)
+	p.clock.Add(time.Second)
 	p.advised(unsolved, c.sends(form))
-	p.add(-time.Hour)
+	p.clock.Add(-time.Hour)
 	p.advised(unsolved, c.sends(form)) // of the future
 	if n := p.rows("visitorChallenge"); n != 1 {
 		t.Errorf("%d challenges are used up, want 1", n)
 	}
-	p.add(time.Hour - challengeLife)
+	p.clock.Add(time.Hour - challengeLife)
 	for range 39 { // what the 30 and the others have not taken
 		p.want(204, c.earn)
 	}
@@ -88,7 +88,7 @@ func TestATokenOfAChallengeComesAfterItsEnd(t *testing.T) {
 			t.Fatal("the first time is denied")
 		}
 	}
-	p.add(challengeLife + 2*skew)
+	p.clock.Add(challengeLife + 2*skew)
 	for i := range 200 {
 		if again(strconv.Itoa(i)) {
 			t.Fatalf("challenge %d is good again", i)
@@ -141,7 +141,7 @@ func TestADeniedSolutionIsStillGood(t *testing.T) {
 	if r := p.want(429, c.sends(form)); r.header.Get("Retry-After") == "" || r.header.Get("Set-Cookie") != "" {
 		t.Errorf("%v", r.header)
 	}
-	p.add(time.Minute + 30*time.Second)
+	p.clock.Add(time.Minute + 30*time.Second)
 	p.want(204, c.sends(form))
 	p.advised(usedUp, c.sends(form))
 }
@@ -166,7 +166,7 @@ func TestDemandMakesChallengesHarder(t *testing.T) {
 		}
 		p.want(204, c.earn)
 	}
-	p.add(time.Hour)
+	p.clock.Add(time.Hour)
 	if r, _ := c.do(t.Context(), http.MethodGet, "/challenge", nil); !strings.Contains(r.body, `"bits":5}`) {
 		t.Errorf("an hour later: %s", r.body)
 	}
