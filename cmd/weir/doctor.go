@@ -1,5 +1,179 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
 
-func newDoctor(e *env) *cobra.Command { return &cobra.Command{Use: "doctor"} }
+	"github.com/jackc/pgx/v5"
+	"github.com/mattn/go-runewidth"
+	"github.com/spf13/cobra"
+)
+
+func newDoctor(e *env) *cobra.Command {
+	p := &patient{}
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find out what is wrong, and what mends it",
+		Long: `Looks at what the database can tell: its settings, Weir's tables and how they are stored, vacuum and what holds it back, the clock,
+privileges, keys that callers queue for, rows that make no balance, and what waits to be pruned. It changes nothing.
+
+Each finding has its mend. The exit status is 1 if something is wrong; a note leaves it 0.`,
+		Example: `  weir doctor --role app    what the program's role lacks, too`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return e.open(cmd.Context(), func(ctx context.Context, s *session) error {
+				p.session = s
+				return p.examine(ctx)
+			})
+		},
+	}
+	c.Flags().StringVar(&p.role, "role", "", "role whose privileges are looked at (default: the one that connects)")
+	c.Flags().DurationVar(&p.long, "long", 5*time.Minute, "from when on a transaction is too long")
+	c.Flags().DurationVar(&p.sample, "sample", time.Second, "how long to watch who waits for whom")
+	return c
+}
+
+// level says how bad a finding is.
+type level string
+
+const (
+	fine  level = "ok"
+	note  level = "note" // worth to know
+	wrong level = "wrong"
+)
+
+// finding is what a check has found.
+type finding struct {
+	Check string `json:"check"`
+	Level level  `json:"level"`
+	Found string `json:"found"`
+	Mend  string `json:"mend,omitempty"`
+}
+
+// patient is a database that is looked at.
+type patient struct {
+	*session
+	role         string
+	long, sample time.Duration
+
+	check    string // that is under way
+	findings []finding
+}
+
+func (p *patient) find(l level, mend, format string, args ...any) {
+	p.findings = append(p.findings, finding{p.check, l, fmt.Sprintf(format, args...), mend})
+}
+
+// table is the name of one of Weir's tables as it is written in SQL.
+func (p *patient) table(name string) string { return pgx.Identifier{p.schema, name}.Sanitize() }
+
+// checks are what is looked at, in this order. Those that need the tables are left out where there are none.
+var checks = []struct {
+	name   string
+	tables bool
+	look   func(ctx context.Context, p *patient) error
+}{
+	{"server", false, func(ctx context.Context, p *patient) error { return p.server(ctx) }},
+	{"pooler", false, func(ctx context.Context, p *patient) error { return p.pooler(ctx) }},
+	{"clock", false, func(ctx context.Context, p *patient) error { return p.clock(ctx) }},
+	{"schema", false, func(ctx context.Context, p *patient) error { return p.versions(ctx) }},
+	{"tables", true, func(ctx context.Context, p *patient) error { return p.tables(ctx) }},
+	{"storage", true, func(ctx context.Context, p *patient) error { return p.storage(ctx) }},
+	{"privileges", true, func(ctx context.Context, p *patient) error { return p.privileges(ctx) }},
+	{"transactions", true, func(ctx context.Context, p *patient) error { return p.transactions(ctx) }},
+	{"dead rows", true, func(ctx context.Context, p *patient) error { return p.deadRows(ctx) }},
+	{"hot keys", true, func(ctx context.Context, p *patient) error { return p.hotKeys(ctx) }},
+	{"balances", true, func(ctx context.Context, p *patient) error { return p.balances(ctx) }},
+	{"settlements", true, func(ctx context.Context, p *patient) error { return p.settlements(ctx) }},
+}
+
+func (p *patient) examine(ctx context.Context) error {
+	switch {
+	case p.long <= 0:
+		return usagef("--long is %v: want a duration above 0", p.long)
+	case p.sample < 0 || p.sample > time.Hour:
+		return usagef("--sample is %v: want a duration of an hour at the most", p.sample)
+	}
+	for _, c := range checks {
+		if c.tables && p.session.schema == "" {
+			continue
+		}
+		p.check = c.name
+		before := len(p.findings)
+		err := c.look(ctx, p)
+		var usage *usageError
+		switch {
+		case ctx.Err() != nil || errors.As(err, &usage):
+			return err
+		case err != nil: // a role that may not look, say: the others go on
+			p.find(note, "", "could not be looked at: %s", p.e.redact(err.Error()))
+		case len(p.findings) == before:
+			p.find(fine, "", "nothing wrong")
+		}
+	}
+	healthy := true
+	for _, f := range p.findings {
+		healthy = healthy && f.Level != wrong
+	}
+	if err := p.tell(healthy); err != nil {
+		return err
+	}
+	if !healthy {
+		return &wrongError{}
+	}
+	return nil
+}
+
+func (p *patient) tell(healthy bool) error {
+	e := p.e
+	if e.json {
+		return e.writeJSON(struct {
+			Healthy  bool      `json:"healthy"`
+			Schema   string    `json:"schema"`
+			Findings []finding `json:"findings"`
+		}{healthy, p.session.schema, p.findings})
+	}
+	width := 110
+	if e.width > 40 {
+		width = min(width, e.width)
+	}
+	const left = 7 + 14
+	for _, f := range p.findings {
+		c := map[level]colour{fine: green, note: yellow, wrong: red}[f.Level]
+		fmt.Fprintf(e.out, "%s %s", e.paint(c, fmt.Sprintf("%-6s", f.Level)), fmt.Sprintf("%-14s", f.Check))
+		text := f.Found
+		if f.Mend != "" {
+			text += "\nMend: " + f.Mend
+		}
+		for i, line := range wrap(text, width-left) {
+			if i > 0 {
+				fmt.Fprint(e.out, strings.Repeat(" ", left))
+			}
+			fmt.Fprintln(e.out, line)
+		}
+	}
+	return nil
+}
+
+// wrap breaks text at spaces into lines of so many cells, as far as that goes.
+func wrap(text string, cells int) []string {
+	var lines []string
+	for paragraph := range strings.SplitSeq(text, "\n") {
+		line := ""
+		for _, word := range strings.Split(paragraph, " ") {
+			if line != "" && runewidth.StringWidth(line)+1+runewidth.StringWidth(word) > cells {
+				lines = append(lines, line)
+				line = word
+			} else if line == "" {
+				line = word
+			} else {
+				line += " " + word
+			}
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
