@@ -30,6 +30,9 @@ demo/visitors: postgres ## Run the visitors example: limits for anonymous visito
 .PHONY: demo/playground
 demo/playground: postgres ## Run the playground: limits to play with in the browser, until stopped
 	@$(GO) run ./examples/playground
+.PHONY: weir
+weir: ## Build the command weir into .bin
+	cd cmd/weir && $(GO) build -o $(BIN)/weir .
 
 .PHONY: test
 test: postgres sfv ## Run all tests, on servers of their own
@@ -55,6 +58,9 @@ test/otel: postgres ## Run the tests of otelweir/
 .PHONY: test/browser
 test/browser: postgres chromium ## Look at the dashboard in Chromium: WEIR_SCREENSHOTS=<folder> keeps what it looks like
 	cd dashboard/browsertest && $(GO) test -count=1 ./...
+.PHONY: test/weir
+test/weir: postgres ## Run the tests of cmd/weir
+	cd cmd/weir && $(GO) test -count=1 ./...
 
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
@@ -95,6 +101,7 @@ lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into r
 	cd bench && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
 	cd otelweir && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
 	cd dashboard/browsertest && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
+	cd cmd/weir && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	./scripts/deps
 
 .PHONY: vulncheck

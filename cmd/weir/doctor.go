@@ -98,7 +98,7 @@ func (p *patient) examine(ctx context.Context) error {
 		return usagef("--sample is %v: want a duration of an hour at the most", p.sample)
 	}
 	for _, c := range checks {
-		if c.tables && p.session.schema == "" {
+		if c.tables && p.schema == "" {
 			continue
 		}
 		p.check = c.name
@@ -134,7 +134,7 @@ func (p *patient) tell(healthy bool) error {
 			Healthy  bool      `json:"healthy"`
 			Schema   string    `json:"schema"`
 			Findings []finding `json:"findings"`
-		}{healthy, p.session.schema, p.findings})
+		}{healthy, p.schema, p.findings})
 	}
 	width := 110
 	if e.width > 40 {
@@ -143,16 +143,16 @@ func (p *patient) tell(healthy bool) error {
 	const left = 7 + 14
 	for _, f := range p.findings {
 		c := map[level]colour{fine: green, note: yellow, wrong: red}[f.Level]
-		fmt.Fprintf(e.out, "%s %s", e.paint(c, fmt.Sprintf("%-6s", f.Level)), fmt.Sprintf("%-14s", f.Check))
+		e.sayf("%s %s", e.paint(c, fmt.Sprintf("%-6s", f.Level)), fmt.Sprintf("%-14s", f.Check))
 		text := f.Found
 		if f.Mend != "" {
 			text += "\nMend: " + f.Mend
 		}
 		for i, line := range wrap(text, width-left) {
 			if i > 0 {
-				fmt.Fprint(e.out, strings.Repeat(" ", left))
+				e.sayf("%s", strings.Repeat(" ", left))
 			}
-			fmt.Fprintln(e.out, line)
+			e.sayf("%s\n", line)
 		}
 	}
 	return nil

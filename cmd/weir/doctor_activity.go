@@ -107,7 +107,7 @@ func (p *patient) hotKeys(ctx context.Context) error {
 				return err
 			}
 		}
-		lines, err := p.lines(ctx, queueing, p.session.schema)
+		lines, err := p.lines(ctx, queueing, p.schema)
 		if err != nil {
 			return err
 		}

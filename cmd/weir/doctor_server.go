@@ -117,11 +117,11 @@ func (p *patient) clock(ctx context.Context) error {
 
 // versions looks at the migrations.
 func (p *patient) versions(ctx context.Context) error {
-	if p.session.schema == "" {
+	if p.schema == "" {
 		p.find(wrong, `Run "weir migrate", or say by --schema where the tables are.`, "%v", p.notMigrated(ctx))
 		return nil
 	}
-	in := schema.In(p.session.schema)
+	in := schema.In(p.schema)
 	if err := schema.Check(ctx, p.pool, in); err != nil {
 		switch {
 		case errors.Is(err, schema.ErrNotMigrated):
@@ -156,7 +156,7 @@ func (p *patient) versions(ctx context.Context) error {
 	case newest > schema.Newest:
 		p.find(note, "Install a later weir.", "the schema is at version %d, which this command works on but does not know", newest)
 	default:
-		p.find(fine, "", "%s", fmt.Sprintf("schema %q is at version %d", p.session.schema, newest))
+		p.find(fine, "", "%s", fmt.Sprintf("schema %q is at version %d", p.schema, newest))
 	}
 	return nil
 }

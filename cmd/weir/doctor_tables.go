@@ -36,7 +36,7 @@ func (p *patient) lines(ctx context.Context, sql string, args ...any) (found []s
 func (p *patient) tables(ctx context.Context) error {
 	const there = `SELECT c.relname::text || ' ' || c.relpersistence::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		WHERE n.nspname = $1::text AND c.relname = ANY($2::text[]) AND c.relkind IN ('r', 'p')`
-	found, err := p.lines(ctx, there, p.session.schema, tableNames())
+	found, err := p.lines(ctx, there, p.schema, tableNames())
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (p *patient) tables(ctx context.Context) error {
 	const odd = `SELECT 'trigger ' || quote_ident(tgname) FROM pg_catalog.pg_trigger WHERE tgrelid = $1::regclass AND NOT tgisinternal AND tgenabled <> 'D'
 		UNION ALL SELECT 'row level security' FROM pg_catalog.pg_class WHERE oid = $1::regclass AND relrowsecurity
 		UNION ALL SELECT 'publication ' || quote_ident(pubname) FROM pg_catalog.pg_publication_tables WHERE schemaname = $2::text AND tablename = 'weir_balance'`
-	if found, err = p.lines(ctx, odd, balance, p.session.schema); err != nil {
+	if found, err = p.lines(ctx, odd, balance, p.schema); err != nil {
 		return err
 	}
 	if len(found) > 0 {
@@ -87,7 +87,7 @@ func (p *patient) tables(ctx context.Context) error {
 	}
 	const others = `SELECT quote_ident(s) FROM unnest(pg_catalog.current_schemas(false)) AS s
 		WHERE s <> $1::text AND pg_catalog.to_regclass(quote_ident(s) || '.weir_balance') IS NOT NULL`
-	if found, err = p.lines(ctx, others, p.session.schema); err != nil {
+	if found, err = p.lines(ctx, others, p.schema); err != nil {
 		return err
 	}
 	if len(found) > 0 {
@@ -175,13 +175,13 @@ func (p *patient) privileges(ctx context.Context) error {
 		}
 		return err
 	}
-	to, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{p.session.schema}.Sanitize()
+	to, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{p.schema}.Sanitize()
 	var grants, prune []string
 	lacks := func(into *[]string, privilege, on string, tables ...string) error {
 		// What is not there lacks nothing.
 		has := `coalesce(pg_catalog.has_table_privilege($1::text, pg_catalog.to_regclass($2::text)::oid, $3::text), true)`
 		if len(tables) == 0 {
-			has, tables = `pg_catalog.has_schema_privilege($1::text, $2::text, $3::text)`, []string{p.session.schema}
+			has, tables = `pg_catalog.has_schema_privilege($1::text, $2::text, $3::text)`, []string{p.schema}
 		}
 		var lacking []string
 		for _, t := range tables {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -25,7 +26,18 @@ type env struct {
 
 	started  bool // the command line was understood
 	password string
+	lost     error // what could not be written to out
 }
+
+// sayf writes to out, and remembers if that fails.
+func (e *env) sayf(format string, args ...any) {
+	if _, err := fmt.Fprintf(e.out, format, args...); err != nil && e.lost == nil {
+		e.lost = err
+	}
+}
+
+// askf writes to err: questions, progress and what went wrong.
+func (e *env) askf(format string, args ...any) { _, _ = fmt.Fprintf(e.err, format, args...) }
 
 func osEnv() *env {
 	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now}

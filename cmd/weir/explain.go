@@ -84,7 +84,7 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		return s.e.writeJSON(a)
 	}
 	if !waits {
-		fmt.Fprintf(s.e.out, "Job %d (%s) is %s, and waits for no tokens.\n", a.Job, printable(a.Kind), a.State)
+		s.e.sayf("Job %d (%s) is %s, and waits for no tokens.\n", a.Job, printable(a.Kind), a.State)
 		return nil
 	}
 	by := "blocked"
@@ -95,10 +95,10 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	if a.Key != "" {
 		of += " of " + printable(a.Key)
 	}
-	fmt.Fprintf(s.e.out, "Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of, instant(a.Until))
+	s.e.sayf("Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of, instant(a.Until))
 	if a.Balance != nil {
 		if b := a.Balance; !a.Paused && !b.PausedUntil.IsZero() {
-			fmt.Fprintln(s.e.out, "The limit is paused now, which puts the job off if the pause began after it was enqueued.")
+			s.e.sayf("%s\n", "The limit is paused now, which puts the job off if the pause began after it was enqueued.")
 		}
 		s.show(*a.Balance)
 	}

@@ -35,7 +35,7 @@ func (s *session) limits(ctx context.Context) error {
 		return s.e.writeJSON(limits)
 	}
 	if len(limits) == 0 {
-		fmt.Fprintf(s.e.out, "No limit in schema %q has a balance: nothing was taken yet, or all are full and were pruned.\n", s.schema)
+		s.e.sayf("No limit in schema %q has a balance: nothing was taken yet, or all are full and were pruned.\n", s.schema)
 		return nil
 	}
 	var rows [][]cell
@@ -57,7 +57,7 @@ func (s *session) limits(ctx context.Context) error {
 	}
 	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"}, 0, rows)
 	if problems > 0 {
-		fmt.Fprintf(s.e.out, "\n%d keys have rows that make no balance: \"weir doctor\" says why.\n", problems)
+		s.e.sayf("\n%d keys have rows that make no balance: \"weir doctor\" says why.\n", problems)
 	}
 	return nil
 }

@@ -35,6 +35,9 @@ func run(ctx context.Context, e *env, args []string) int {
 	root.SetOut(e.out)
 	root.SetErr(e.err)
 	err := root.ExecuteContext(ctx)
+	if err == nil && e.lost != nil {
+		err = fmt.Errorf("write the answer: %w", e.lost)
+	}
 	var wrong *wrongError
 	var usage *usageError
 	switch {
@@ -43,14 +46,14 @@ func run(ctx context.Context, e *env, args []string) int {
 	case errors.As(err, &wrong): // was told
 		return exitFailed
 	case !e.started || errors.As(err, &usage):
-		fmt.Fprintf(e.err, "weir: %s\n", e.redact(err.Error()))
-		fmt.Fprintln(e.err, `weir: "weir help" tells what there is`)
+		e.askf("weir: %s\n", e.redact(err.Error()))
+		e.askf("%s\n", `weir: "weir help" tells what there is`)
 		return exitUsage
 	}
 	if ctx.Err() != nil {
 		err = fmt.Errorf("interrupted: %w", err)
 	}
-	fmt.Fprintf(e.err, "weir: %s\n", e.redact(err.Error()))
+	e.askf("weir: %s\n", e.redact(err.Error()))
 	return exitFailed
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -98,9 +99,9 @@ func is(t *testing.T, got, want string) {
 	}
 }
 
-func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 }
@@ -108,7 +109,7 @@ func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
 const never = 10000 * time.Hour
 
 // take takes from limits as a program does.
-func take(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) ratelimit.Result {
+func take(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) {
 	t.Helper()
 	l, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
@@ -118,7 +119,6 @@ func take(t *testing.T, pool *pgxpool.Pool, requests ...ratelimit.Request) ratel
 	if err != nil || !res.OK {
 		t.Fatal(res, err)
 	}
-	return res
 }
 
 // left is what a program finds that knows the limit.
@@ -173,6 +173,19 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").fails(t, exitFailed, "refused", "--database")
 	exec(t, pool, `UPDATE weir_schema SET compatible = 99`)
 	weir(t, pool, "limits").fails(t, exitFailed, "Install a later weir")
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+// An answer that cannot be written is no success.
+func TestAnAnswerThatIsLostIsAFailure(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"limits", "limits --json", "migrate", "prune"} {
+		r := weirAs(t, pgtest.Pool(t), func(e *env) { e.out = full{} }, strings.Fields(line)...)
+		r.fails(t, exitFailed, "no space left")
+	}
 }
 
 // Whatever goes wrong, the password is not written.

@@ -62,9 +62,9 @@ func (s *session) migrate(ctx context.Context) error {
 		}{where, from, to})
 	}
 	if from == to {
-		fmt.Fprintf(s.e.out, "Schema %q is at version %d: nothing to do.\n", where, to)
+		s.e.sayf("Schema %q is at version %d: nothing to do.\n", where, to)
 		return nil
 	}
-	fmt.Fprintf(s.e.out, "Schema %q is at version %d now; it was at %d.\n", where, to, from)
+	s.e.sayf("Schema %q is at version %d now; it was at %d.\n", where, to, from)
 	return nil
 }

@@ -62,12 +62,12 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		if about > 0 {
 			share = fmt.Sprintf(" (%d %%)", min(99, p.Looked*100/about))
 		}
-		_, err := fmt.Fprintf(e.err, "\r\x1b[Klooked at %s%s, deleted %s", number(float64(p.Looked)), share, number(float64(p.Deleted+p.Settled)))
-		return err
+		e.askf("\r\x1b[Klooked at %s%s, deleted %s", number(float64(p.Looked)), share, number(float64(p.Deleted+p.Settled)))
+		return nil
 	}
 	done, err := l.Prune(ctx, s.pool, cfg)
 	if line {
-		fmt.Fprint(e.err, "\r\x1b[K")
+		e.askf("\r\x1b[K")
 	}
 	if err = invalid(err); err != nil && done == (ratelimit.Pruned{}) {
 		return err
@@ -78,7 +78,7 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		}
 		return err
 	}
-	fmt.Fprintf(e.out, "Looked at %s balances, deleted %s of them, and %s settlements.\n",
+	e.sayf("Looked at %s balances, deleted %s of them, and %s settlements.\n",
 		number(float64(done.Looked)), number(float64(done.Deleted)), number(float64(done.Settled)))
 	return err
 }

@@ -148,13 +148,13 @@ func (s *session) confirm(what string) error {
 	if !s.e.inTerm {
 		return usagef("this would %s in %s, which is not on this machine: say --yes to do it", what, s.name())
 	}
-	fmt.Fprintf(s.e.err, "This will %s in %s.\nGo on? [y/N] ", what, s.name())
+	s.e.askf("This will %s in %s.\nGo on? [y/N] ", what, s.name())
 	answer, err := bufio.NewReader(s.e.in).ReadString('\n')
 	if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
 		return nil
 	}
 	if err != nil {
-		fmt.Fprintln(s.e.err)
+		s.e.askf("\n")
 	}
 	return errors.New("nothing was changed")
 }

@@ -79,10 +79,10 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 	if len(rows) > 0 {
 		s.e.table([]string{"KEY", "", "LEFT", "OF", "FULL IN", ""}, 0, rows)
 	} else {
-		fmt.Fprintf(s.e.out, "No key of limit %q is like that.\n", name)
+		s.e.sayf("No key of limit %q is like that.\n", name)
 	}
 	if next != "" {
-		fmt.Fprintf(s.e.out, "\nThere are more: --from %s\n", quoteArg(next))
+		s.e.sayf("\nThere are more: --from %s\n", quoteArg(next))
 	}
 	return nil
 }
@@ -146,8 +146,8 @@ func (s *session) show(b inspect.Balance) {
 	if b.Key != "" {
 		title += " of " + printable(b.Key)
 	}
-	fmt.Fprintln(e.out, e.paint(bold, title))
-	line := func(name, text string) { fmt.Fprintf(e.out, "  %-9s %s\n", name, text) }
+	e.sayf("%s\n", e.paint(bold, title))
+	line := func(name, text string) { e.sayf("  %-9s %s\n", name, text) }
 	moment := func(t time.Time) string { return "in " + lasting(t.Sub(b.At)) + ", at " + instant(t) }
 	if b.Problem != "" {
 		line("problem", e.paint(red, b.Problem))
@@ -158,7 +158,7 @@ func (s *session) show(b inspect.Balance) {
 	if b.Capacity > 0 && b.Value >= 0 {
 		percent = fmt.Sprintf(" (%s %%)", number(float64(int(b.Value/b.Capacity*100))))
 	}
-	fmt.Fprintf(e.out, "  %s\n", e.bar(b.Value, b.Capacity, 40))
+	e.sayf("  %s\n", e.bar(b.Value, b.Capacity, 40))
 	line("left", e.paint(shade(b.Value, b.Capacity), number(b.Value))+" of "+number(b.Capacity)+percent)
 	kind := "a token bucket: "
 	if b.Windowed {

@@ -210,7 +210,7 @@ func (e *env) table(head []string, gives int, rows [][]cell) {
 				b.WriteString(strings.Repeat(" ", gap))
 			}
 		}
-		fmt.Fprintln(e.out, strings.TrimRight(b.String(), " "))
+		e.sayf("%s\n", strings.TrimRight(b.String(), " "))
 	}
 	top := make([]cell, len(head))
 	for i, h := range head {
