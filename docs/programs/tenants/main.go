@@ -32,7 +32,7 @@ func send(ctx context.Context, limits *ratelimit.Coalesced, pool *pgxpool.Pool, 
 	if res.OK {
 		fmt.Printf("%s has %.0f left\n", tenant, res.Outcomes[0].Value)
 	} else {
-		fmt.Println(tenant, "is denied by", res.Limit, "for", res.RetryAfter().Round(time.Second))
+		fmt.Println(tenant, "is denied by", res.Limit, "for", res.RetryAfter().Round(time.Minute))
 	}
 	return nil
 }
@@ -61,13 +61,13 @@ func main() {
 	exec := func(sql string) { _, err := pool.Exec(ctx, sql); must(err) }
 
 	exec(`CREATE TABLE IF NOT EXISTS demo_tenant (name text PRIMARY KEY, hourly float8 NOT NULL); TRUNCATE demo_tenant`)
-	exec(`INSERT INTO demo_tenant VALUES ('acme', 3), ('globex', 300)`)
+	exec(`INSERT INTO demo_tenant VALUES ('acme', 3), ('globex', 30)`)
 	must(limits.ResetKey(ctx, "acme")) // so that it can be run again
 	must(limits.ResetKey(ctx, "globex"))
 	for _, tenant := range []string{"acme", "acme", "acme", "acme", "globex"} {
 		must(send(ctx, limits, pool, tenant))
 	}
-	exec(`UPDATE demo_tenant SET hourly = 300 WHERE name = 'acme'`)
+	exec(`UPDATE demo_tenant SET hourly = 30 WHERE name = 'acme'`)
 	must(send(ctx, limits, pool, "acme")) // tokens flow in faster at once; what was used was used
 	must(limits.ResetKey(ctx, "acme"))    // everything of a tenant is full again
 	must(send(ctx, limits, pool, "acme"))

@@ -39,7 +39,7 @@ func main() {
 	var closed atomic.Bool // the partner, who now and then wants to be left alone
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if closed.Load() {
-			w.Header().Set("Retry-After", "2")
+			w.Header().Set("Retry-After", "3")
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
 	}))
@@ -73,7 +73,7 @@ func main() {
 	all.Wait()
 	fmt.Println("twelve calls took a second or more:", time.Since(began) > time.Second)
 	closed.Store(true)
-	fmt.Println("the API wants to be left alone for two seconds:", call(patient))
+	fmt.Println("the API wants to be left alone for three seconds:", call(patient))
 	closed.Store(false)
 	fmt.Println("who has a second:", call(newClient(time.Second)))
 	fmt.Println("who has a minute:", call(patient))
