@@ -270,7 +270,7 @@ func (t *lazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 
 func (t *lazyTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err := t.need(); err != nil {
-		return failedBatch{err}
+		return failedBatch{err: err}
 	}
 	return t.to.SendBatch(ctx, b)
 }
@@ -320,14 +320,14 @@ func (t *lazyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 
 func (t *lazyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := t.need(); err != nil {
-		return failedRows{err}, err
+		return failedRows{err: err}, err
 	}
 	return t.to.Query(ctx, sql, args...)
 }
 
 func (t *lazyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := t.need(); err != nil {
-		return failedRows{err}
+		return failedRows{err: err}
 	}
 	return t.to.QueryRow(ctx, sql, args...)
 }

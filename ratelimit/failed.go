@@ -3,10 +3,14 @@ package ratelimit
 import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // failedRows is the answer to a query that was not sent.
-type failedRows struct{ err error }
+type failedRows struct {
+	pgx.Rows // nil: only so that a method which a later pgx adds is no error of the compiler
+	err      error
+}
 
 func (r failedRows) Close()                                       {}
 func (r failedRows) Err() error                                   { return r.err }
@@ -17,11 +21,16 @@ func (r failedRows) Scan(...any) error                            { return r.err
 func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
 func (r failedRows) RawValues() [][]byte                          { return nil }
 func (r failedRows) Conn() *pgx.Conn                              { return nil }
+func (r failedRows) TypeMap() *pgtype.Map                         { return pgtype.NewMap() } // since v5.11
 
 // failedBatch is the answer to a batch that was not sent.
-type failedBatch struct{ err error }
+type failedBatch struct {
+	pgx.BatchResults // nil, as above
+	err              error
+}
 
 func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, b.err }
-func (b failedBatch) Query() (pgx.Rows, error)         { return failedRows(b), b.err }
-func (b failedBatch) QueryRow() pgx.Row                { return failedRows(b) }
+func (b failedBatch) Query() (pgx.Rows, error)         { return failedRows{err: b.err}, b.err }
+func (b failedBatch) QueryRow() pgx.Row                { return failedRows{err: b.err} }
 func (b failedBatch) Close() error                     { return b.err }
+func (b failedBatch) Tx() pgx.Tx                       { return nil } // since v5.12: of a batch that begins a transaction
