@@ -56,7 +56,11 @@ func run(ctx context.Context, addr string, tell func(url string)) (err error) {
 	if err != nil {
 		return err
 	}
-	web := &http.Server{Handler: p.handler(listener.Addr().String()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	h, err := p.handler(listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	web := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	served := make(chan error, 1)
 	go func() { served <- web.Serve(listener) }()

@@ -17,12 +17,12 @@ var static embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self'; img-src data:; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// handler is the page and the dashboard that it frames. What changes something is POST, and refused from other sites: by what the
-// browser says of the request's origin, and by the host that it was sent to, which another site's name for this machine is not.
-func (p *playground) handler(addr string) http.Handler {
+// handler is the page, and the dashboard that it frames. What changes something is POST, and refused to other sites: by what the browser
+// says of the request's origin, and by the host that it was sent to, as another site may give its own name this address.
+func (p *playground) handler(addr string) (http.Handler, error) {
 	files, err := fs.Sub(static, "static")
 	if err != nil {
-		panic(err) // of a name that is a constant
+		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/weir/", http.StripPrefix("/weir", p.page))
@@ -39,7 +39,7 @@ func (p *playground) handler(addr string) http.Handler {
 			return
 		}
 		guarded.ServeHTTP(w, r)
-	})
+	}), nil
 }
 
 // ours tells whether a request was sent to this server by an address: another site's name may lead here as well.
