@@ -148,15 +148,15 @@ function line(jobs, now, x, left, right, top, foot, rem) {
   out.push(el("text", { x: left - 0.4 * rem, y: foot - 0.4 * rem, "text-anchor": "end" }, "jobs"));
   const wide = Math.max(5, 0.4 * rem), piles = new Map();
   for (const j of jobs) {
-    const at = Math.floor(x(Math.max(j.until, now)) / wide);
-    if (at * wide + wide > right) continue;
+    const at = Math.floor((x(Math.max(j.until, now)) - x(now)) / wide);
+    if (x(now) + at * wide + wide > right) continue;
     const pile = piles.get(at) ?? [0, false];
     piles.set(at, [pile[0] + 1, pile[1] || j.paused]);
   }
   const most = Math.max(4, ...[...piles.values()].map(([n]) => n));
   for (const [at, [n, paused]] of piles) {
     const high = Math.max(4, (n / most) * (foot - top));
-    out.push(el("rect", { x: at * wide, y: foot - high, width: wide - 1, height: high, class: paused ? "job paused" : "job" }));
+    out.push(el("rect", { x: x(now) + at * wide, y: foot - high, width: wide - 1, height: high, class: paused ? "job paused" : "job" }));
   }
   const beyond = jobs.length - [...piles.values()].reduce((sum, [n]) => sum + n, 0);
   if (beyond > 0) out.push(el("text", { x: right, y: top + 0.2 * rem, "text-anchor": "end" }, `${beyond} later →`));

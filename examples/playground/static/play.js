@@ -30,11 +30,14 @@ function log(text, denied) {
   while ($("log").children.length > 40) $("log").lastChild.remove();
 }
 
-function told(r, n) {
+function told(r) {
   for (const of of ["granted", "ahead", "denied"]) {
     sums[of] += r[of];
     $(of).textContent = sums[of].toLocaleString();
   }
+}
+
+function say(r, n) {
   const parts = [];
   if (r.granted) parts.push(`${r.granted} granted`);
   if (r.ahead) parts.push(`${r.ahead} reserved, the last runs in ${seconds(r.runsIn)}`);
@@ -45,7 +48,9 @@ function told(r, n) {
 
 async function fire(n) {
   try {
-    told(await post("fire", n), n);
+    const r = await post("fire", n);
+    told(r);
+    return r;
   } catch (e) {
     log(e.message, true);
   }
@@ -58,23 +63,40 @@ function choose(k) {
   look();
 }
 
-for (const b of document.querySelectorAll("button[data-n]")) b.addEventListener("click", () => { look(); fire(Number(b.dataset.n)); });
+for (const b of document.querySelectorAll("button[data-n]")) {
+  b.addEventListener("click", async () => {
+    look();
+    const n = Number(b.dataset.n), r = await fire(n);
+    if (r) say(r, n);
+  });
+}
 for (const b of document.querySelectorAll("button[data-verb]")) {
   b.addEventListener("click", () => post(b.dataset.verb).then(() => log(`${b.textContent}: done`), (e) => log(e.message, true)));
 }
 $("pace").addEventListener("input", () => { $("pace-out").textContent = $("pace").value; });
 $("key").addEventListener("change", look);
 
-// What is held is fired four times a second, and not while the last is under way.
-let owed = 0, busy = false;
+// What is held is fired four times a second, and not while the last is under way. What became of it is said once a second.
+let owed = 0, busy = false, held = null, heldCalls = 0, ticks = 0;
 setInterval(async () => {
-  owed = Math.min(owed + Number($("pace").value) / 4, 60);
+  if (++ticks % 4 === 0 && heldCalls) {
+    say(held, heldCalls);
+    held = null;
+    heldCalls = 0;
+  }
+  const pace = Number($("pace").value);
+  owed = Math.min(owed + pace / 4, 60);
   const n = Math.floor(owed);
-  if (busy || n < 1 || Number($("pace").value) === 0) return;
+  if (busy || n < 1 || pace === 0) return;
   owed -= n;
   busy = true;
-  await fire(n);
+  const r = await fire(n);
   busy = false;
+  if (!r) return;
+  heldCalls += n;
+  held = held
+    ? { granted: held.granted + r.granted, ahead: held.ahead + r.ahead, denied: held.denied + r.denied, shadow: held.shadow + r.shadow, retryIn: r.retryIn || held.retryIn, runsIn: Math.max(r.runsIn, held.runsIn) }
+    : r;
 }, 250);
 
 kinds = await (await fetch("kinds")).json();
