@@ -58,6 +58,7 @@ test/otel: postgres ## Run the tests of otelweir/
 .PHONY: test/browser
 test/browser: postgres chromium ## Look at the dashboard in Chromium: WEIR_SCREENSHOTS=<folder> keeps what it looks like
 	cd dashboard/browsertest && $(GO) test -count=1 ./...
+
 .PHONY: test/weir
 test/weir: postgres ## Run the tests of cmd/weir
 	cd cmd/weir && $(GO) test -count=1 ./...
