@@ -55,7 +55,7 @@ func (s *session) limits(ctx context.Context) error {
 			{text: fmt.Sprint(l.Shards), right: true}, count(l.Short, yellow), count(l.InDebt, red), count(l.Paused, cyan), {text: lasting(l.At.Sub(l.WrittenAt)) + " ago", right: true}})
 		problems += l.Problems
 	}
-	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"}, 0, rows)
+	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"}, []int{1, 0}, rows)
 	if problems > 0 {
 		s.e.sayf("\n%d keys have rows that make no balance: \"weir doctor\" says why.\n", problems)
 	}

@@ -77,7 +77,7 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 			{text: fullIn(b), right: true}, {text: state(b), paint: shadeOf(b)}})
 	}
 	if len(rows) > 0 {
-		s.e.table([]string{"KEY", "", "LEFT", "OF", "FULL IN", ""}, 0, rows)
+		s.e.table([]string{"KEY", "", "LEFT", "OF", "FULL IN", ""}, []int{0}, rows)
 	} else {
 		s.e.sayf("No key of limit %q is like that.\n", name)
 	}

@@ -136,6 +136,11 @@ long xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx~  ▏░░░░░░░░░░░░░
 			t.Errorf("%d cells: %s", n, line)
 		}
 	}
+	for line := range strings.Lines(seen(func(e *env) { e.outTerm, e.width = false, 80 }, "limits")) {
+		if len(strings.TrimSuffix(line, "\n")) > 80 {
+			t.Errorf("%d cells: %s", len(line), line)
+		}
+	}
 	ascii := func(name, value string) func(e *env) {
 		return func(e *env) {
 			getenv := e.getenv

@@ -175,8 +175,8 @@ func (c cell) width() int {
 	return runewidth.StringWidth(c.text)
 }
 
-// table writes rows under a head, aligned. Where the terminal is too narrow, the column that gives is cut.
-func (e *env) table(head []string, gives int, rows [][]cell) {
+// table writes rows under a head, aligned. Where the terminal is too narrow, the columns that give are cut, in their order.
+func (e *env) table(head []string, gives []int, rows [][]cell) {
 	const gap = 2
 	widths := make([]int, len(head))
 	for i, h := range head {
@@ -189,8 +189,12 @@ func (e *env) table(head []string, gives int, rows [][]cell) {
 	for _, w := range widths {
 		total += w
 	}
-	if over := total - e.width; e.width > 0 && over > 0 {
-		widths[gives] = max(min(widths[gives], 12), widths[gives]-over)
+	const least = 12
+	for _, i := range gives {
+		if over := total - e.width; e.width > 0 && over > 0 && widths[i] > least {
+			cut := min(over, widths[i]-least)
+			widths[i], total = widths[i]-cut, total-cut
+		}
 	}
 	line := func(row []cell) {
 		var b strings.Builder
