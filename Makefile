@@ -47,6 +47,10 @@ test/faults: postgres ## Run the tests under faults, and print their rounds: kil
 test/race: postgres ## Run all tests under the race detector
 	$(GO) test -count=1 -race ./...
 
+.PHONY: test/newest
+test/newest: postgres ## Run all tests with the newest pgx and River
+	./scripts/newest
+
 .PHONY: test/bench
 test/bench: postgres redis ## Run the tests of bench/, the comparison with others among them
 	cd bench && $(GO) test -count=1 ./...

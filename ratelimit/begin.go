@@ -84,6 +84,9 @@ func (t *lazyTx) begin() error {
 	if err != nil {
 		t.closed = true
 		t.failed = errBegin(err)
+		if t.conn != nil {
+			t.lose(t.ctx) // pgx has done so itself until v5.10
+		}
 		return t.failed
 	}
 	t.tx, t.to = tx, tx
@@ -254,11 +257,16 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	}
 	_, err := t.conn.Exec(ctx, "rollback")
 	if err != nil {
-		ctx, cancel := context.WithCancel(ctx)
-		cancel() // at once
-		_ = t.conn.Close(ctx)
+		t.lose(ctx)
 	}
 	return err
+}
+
+// lose closes the connection, at once: what fn does with it by Conn must not happen outside of the transaction.
+func (t *lazyTx) lose(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	_ = t.conn.Close(ctx)
 }
 
 func (t *lazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
