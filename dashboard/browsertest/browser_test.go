@@ -271,3 +271,30 @@ func TestHiddenKeysAreNowhereInThePage(t *testing.T) {
 		t.Error("hidden keys can be searched for")
 	}
 }
+
+// A pause that is ended early is drawn until then, though no row tells when that was; one that is longer, or over, as long as it was.
+func TestPausesAreDrawnAsLongAsTheyWere(t *testing.T) {
+	t.Parallel()
+	s, p := newSite(t, dashboard.Config{}), browser(t)
+	p.do(chromedp.Navigate(s.url))
+	p.until(`document.getElementById("live").textContent.startsWith("live")`)
+	eval[int](p, `import(new URL("balance.js", location.href)).then((m) => { window.balance = m; }); 0`)
+	p.until(`window.balance !== undefined`)
+	// Two tokens a second; readings at 0, 1 s and so on.
+	const read = `const at = (t, value, pausedUntil, writtenAt) => ({ at: t * 1e6, value, pausedUntil: pausedUntil * 1e6, writtenAt: writtenAt * 1e6, capacity: 20, rate: 2, period: 1e6 });`
+	for readings, want := range map[string]string{
+		`[at(1, 2, 0, 0), at(2, 3, 11.5, 1.5), at(3, 3, 11.5, 1.5), at(4, 4, 0, 1.5), at(5, 6, 0, 1.5)]`: `[[1.5,3.5]]`,       // resumed
+		`[at(1, 2, 9, 0), at(2, 2, 9, 0), at(3, 1.5, 0, 2.75), at(4, 3.5, 0, 2.75)]`:                     `[[1,2.75]]`,        // and taken from
+		`[at(1, 2, 1.5, 0), at(2, 3, 0, 0), at(3, 5, 0, 0)]`:                                             `[[1,1.5]]`,         // over
+		`[at(1, 2, 9, 0), at(2, 2, 12, 1.5)]`:                                                            `[[1,12]]`,          // longer
+		`[at(1, 2, 1.5, 0), at(2, 3, 0, 0), at(3, 4, 9, 2.5)]`:                                           `[[1,1.5],[2.5,9]]`, // another
+		`[at(1, 2, 0, 0), at(2, 4, 0, 0)]`:                                                               `[]`,
+	} {
+		if got := eval[string](p, `(() => { `+read+` return JSON.stringify(balance.pauses(`+readings+`).map((p) => p.map((t) => t / 1e6))); })()`); got != want {
+			t.Errorf("%s: %s, want %s", readings, got, want)
+		}
+	}
+	if got, want := eval[string](p, `(() => { `+read+` return JSON.stringify(balance.joined(at(3, 3, 11.5, 1.5), at(4, 4, 0, 1.5))); })()`), `[[3000000,3],[3500000,3],[4000000,4]]`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

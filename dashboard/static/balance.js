@@ -53,6 +53,8 @@ export function course(b, from, to) {
 
 // joined is the line that led from one reading to the next: by the rule until it was written last, and from there back from what was read.
 export function joined(a, b) {
+  const resumed = resume(a, b);
+  if (resumed) return [[a.at, a.value], [resumed, a.value], [b.at, b.value]];
   const wrote = b.writtenAt > a.at && b.writtenAt <= b.at && b.writtenAt > (a.pausedUntil || 0);
   const sudden = wrote ? b.writtenAt : b.at;
   const points = course(a, a.at, sudden);
@@ -63,6 +65,28 @@ export function joined(a, b) {
   }
   points.push([b.at, b.value]);
   return points;
+}
+
+// resume is when a pause ended early between two readings, if it did: that leaves no time in the row, but what has flowed in since tells.
+export function resume(a, b) {
+  if (!(a.pausedUntil > b.at) || b.pausedUntil || b.writtenAt > a.at) return 0;
+  if (b.windowed) return b.at;
+  return Math.max(a.at, b.at - ((b.value - a.value) * b.period) / b.rate);
+}
+
+// pauses are the times in which it was paused, of readings in their order.
+export function pauses(history) {
+  const list = [];
+  let before = null;
+  for (const r of history) {
+    const open = before?.pausedUntil ? list.at(-1) : null;
+    if (!r.pausedUntil) {
+      if (open) open[1] = Math.min(open[1], resume(before, r) || (r.writtenAt > before.at ? r.writtenAt : r.at));
+    } else if (open && open[1] >= r.at) open[1] = r.pausedUntil;
+    else list.push([before && r.writtenAt > before.at && r.writtenAt < r.at ? r.writtenAt : r.at, r.pausedUntil]);
+    before = r;
+  }
+  return list;
 }
 
 // states are what a balance is called, the gravest first.

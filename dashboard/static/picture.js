@@ -1,6 +1,6 @@
 // The picture of one balance: what it was, since somebody watches; what it is; and how it goes on if nobody takes.
 
-import { borders, course, joined, reaches, valueAt } from "./balance.js";
+import { borders, course, joined, pauses, reaches, valueAt } from "./balance.js";
 import { el, legend, path, size } from "./draw.js";
 import { span, tokens } from "./words.js";
 
@@ -67,7 +67,7 @@ export function draw(svg, { history, now, range, jobs, caption }) {
   };
 
   // pauses first, behind everything
-  for (const [f, t] of pauses(history, first)) {
+  for (const [f, t] of pauses(history.slice(first))) {
     const x1 = Math.max(left, x(f)), x2 = Math.min(right, x(t));
     if (x2 > x1) out.push(el("rect", { x: x1, y: top, width: x2 - x1, height: bottom - top, class: "halt" }));
   }
@@ -161,22 +161,6 @@ function line(jobs, now, x, left, right, top, foot, rem) {
   const beyond = jobs.length - [...piles.values()].reduce((sum, [n]) => sum + n, 0);
   if (beyond > 0) out.push(el("text", { x: right, y: top + 0.2 * rem, "text-anchor": "end" }, `${beyond} later →`));
   return out;
-}
-
-// pauses are those that were seen, each once.
-function pauses(history, first) {
-  const list = [];
-  for (const r of history.slice(first)) {
-    if (!r.pausedUntil) continue;
-    const last = list.at(-1);
-    if (last && r.at <= last[1] + second) last[1] = r.pausedUntil;
-    else list.push([r.at, r.pausedUntil]);
-    if (list.length > 1 && list.at(-2)[1] > list.at(-1)[0]) list.at(-2)[1] = list.at(-1)[0];
-  }
-  // one that was resumed ended before its time
-  const b = history.at(-1);
-  if (list.length && !b.pausedUntil) list.at(-1)[1] = Math.min(list.at(-1)[1], b.at);
-  return list;
 }
 
 // clip drops what was before an instant.

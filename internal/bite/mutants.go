@@ -22,6 +22,7 @@ var (
 	fake  = []string{"./weirtest"}
 
 	visitors = []string{"./examples/visitors"}
+	board    = []string{"./dashboard"}
 )
 
 var mutants = []mutant{
@@ -488,4 +489,21 @@ var mutants = []mutant{
 		"if network != c.Network {", "if network == \"\" {", "WhereItWasMade", visitors, false},
 	{"visitors: without an address a session is good everywhere", "examples/visitors/visitors.go",
 		"if c.Network, err = v.address(r); err != nil {", "if c.Network, err = v.address(r); err != nil && false {", "NoAddress", visitors, false},
+	// dashboard
+	{"dashboard: each viewer reads for himself", "dashboard/share.go",
+		"if a != nil && (a.until.IsZero() || s.now().Before(a.until)) {", "if a != nil && false {", "ViewersShare", board, false},
+	{"dashboard: who leaves ends the reading of all", "dashboard/share.go",
+		"context.WithTimeout(context.WithoutCancel(ctx), patience)", "context.WithTimeout(ctx, patience)", "WhoLeaves", board, false},
+	{"dashboard: what is slow is read as often", "dashboard/share.go",
+		"max(fresh, took*idle)", "max(fresh, took*0)", "SlowReadings", board, false},
+	{"dashboard: errors tell hidden keys", "dashboard/answer.go",
+		"case d.hider == nil:", "case d.hider != nil:", "InNoAnswer", board, false},
+	{"dashboard: a name that was not given out finds a key", "dashboard/hide.go",
+		"return key, hmac.Equal(h.nonce(key)[:aes.BlockSize], nonce)", "return key, len(nonce) == len(h.nonce(key)[:aes.BlockSize])", "HiddenKeys", board, false},
+	{"dashboard: it answers what would write", "dashboard/dashboard.go",
+		"if r.Method != http.MethodGet && r.Method != http.MethodHead {", "if r.Method == http.MethodTrace {", "OnlyReads", board, false},
+	{"dashboard: seconds are counted for ever", "dashboard/decisions.go",
+		"		c.by[i%seconds] = tally{}\n", "		c.by[i%seconds].Failed = 0\n", "FiveMinutes", board, true},
+	{"dashboard: limits without a bound", "dashboard/decisions.go",
+		"len(d.limits) >= mostLimits {", "len(d.limits) >= 1<<40 {", "BoundedSize", board, false},
 }
