@@ -298,3 +298,30 @@ func TestPausesAreDrawnAsLongAsTheyWere(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
+
+func TestManyKeysArePagedAndOddRowsAreTold(t *testing.T) {
+	t.Parallel()
+	s, p := newSite(t, dashboard.Config{}), browser(t)
+	if _, err := s.pool.Exec(t.Context(), `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
+		SELECT 'search', 'key' || lpad(i::text, 5, '0'), 5, now(), 10, CASE WHEN i = 1 THEN 0 ELSE 10 END, 60000000 FROM generate_series(1, 3000) i`); err != nil {
+		t.Fatal(err)
+	}
+	p.screen(390, 844, "dark")
+	p.do(chromedp.Navigate(s.url + "#/limit/search"))
+	p.until(keyRows + ` === 60`)
+	p.until(`document.querySelector("#key-list li").textContent.includes("broken")`)
+	p.click(`#next`)
+	p.until(`document.querySelector("#key-list li").dataset.id === "key00061"`)
+	p.click(`#first`)
+	p.until(`document.querySelector("#key-list li").dataset.id === "key00001"`)
+	p.shoot("many")
+	p.click(`#key-list li:first-child a`)
+	p.until(`document.getElementById("badges").textContent.startsWith("The rows make no balance")`)
+	eval[string](p, `location.hash = "#/limit/search/key/nobody"`)
+	p.until(`document.getElementById("badges").textContent.startsWith("This key has no row")`)
+	eval[string](p, `location.hash = "#/limit/%E0%A4/key/%"`) // no encoding of anything: the start
+	p.until(`document.getElementById("main").dataset.view === "limits"`)
+	if got := eval[string](p, `document.querySelector("#limit-list li").textContent`); !strings.Contains(got, "about 3") && !strings.Contains(got, "1 broken") {
+		t.Errorf("%q", got)
+	}
+}

@@ -159,13 +159,12 @@ func (p *page) shoot(name string) {
 
 // site is a dashboard on limits that are in use.
 type site struct {
-	pool    *pgxpool.Pool
-	limits  *ratelimit.Autocommit
-	url     string
-	mu      sync.Mutex
-	asked   int  // for data
-	away    bool // no data comes
-	stopped chan struct{}
+	pool   *pgxpool.Pool
+	limits *ratelimit.Autocommit
+	url    string
+	mu     sync.Mutex
+	asked  int  // for data
+	away   bool // no data comes
 }
 
 var (
