@@ -321,7 +321,7 @@ func TestManyKeysArePagedAndOddRowsAreTold(t *testing.T) {
 	p.until(`document.getElementById("badges").textContent.startsWith("This key has no row")`)
 	eval[string](p, `location.hash = "#/limit/%E0%A4/key/%"`) // no encoding of anything: the start
 	p.until(`document.getElementById("main").dataset.view === "limits"`)
-	if got := eval[string](p, `document.querySelector("#limit-list li").textContent`); !strings.Contains(got, "about 3") && !strings.Contains(got, "1 broken") {
+	if got := eval[string](p, `document.querySelector("#limit-list li").textContent`); !strings.Contains(got, "about ") || !strings.Contains(got, "1 broken") {
 		t.Errorf("%q", got)
 	}
 }
