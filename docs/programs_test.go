@@ -19,6 +19,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // guides are those that show a program, by its name.
 var guides = map[string]string{
+	"start":            "../README.md",
 	"llm":              "llm.md",
 	"third-party-apis": "third-party-apis.md",
 	"sign-ups":         "sign-ups.md",

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -183,7 +184,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		}
 		switch {
 		case i == len(r.Takes):
-			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key), Want: "a limit and a key that the reservation has taken from"}
+			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key), Want: "a limit and a key that the reservation has taken from: " + r.places()}
 		case !(q.count >= 0) || q.count+max(0, counts[i]) > maxTokens:
 			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count, Want: "0 to 2^53 tokens"}
 		}
@@ -195,6 +196,22 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		}
 	}
 	return counts, nil
+}
+
+// places names what was taken from, for a message.
+func (r *Reservation) places() string {
+	var b strings.Builder
+	for i, t := range r.Takes {
+		if i == 3 {
+			b.WriteString(" and others")
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s of %q", t.Limit, shorten(t.Key))
+	}
+	return b.String()
 }
 
 // once runs the statements for the takes of a reservation, in the order of their rows, if it has not been settled before.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,8 +49,12 @@ func TestWhatIsNotNamedWasUsedAsReserved(t *testing.T) {
 		"too many":      {apples.For("x").Count(math.MaxFloat64 / 5), apples.For("x").Count(math.MaxFloat64 / 5)},
 		"one of two":    {apples.For("x"), apples.For("x").Count(-1)},
 	} {
-		if got, err := r.used(requests); !errors.Is(err, ErrInvalid) {
+		got, err := r.used(requests)
+		if !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v and %v", name, got, err)
+		}
+		if strings.HasPrefix(name, "another") && !strings.Contains(err.Error(), `has taken from: apples of "x"`) {
+			t.Errorf("%s: it does not say from what: %v", name, err)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func newPause(e *env) *cobra.Command {
 		Long: `Closes a key of a limit for a duration from now on, such as 90s, 10m or 1h30m: nothing is granted before it is over, nothing flows in, and
 what was reserved comes later by it. A pause that is longer already stays. The key of a limit without keys is "".`,
 		Example: `  weir pause partnerAPI acme 90s`,
-		Args:    cobra.ExactArgs(3),
+		Args:    takes(3, 3, `a LIMIT, a KEY ("" for a limit without keys) and a DURATION`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := time.ParseDuration(args[2])
 			if err != nil {
@@ -72,7 +72,7 @@ func newResume(e *env) *cobra.Command {
 		Short: "End a pause",
 		Long: `Ends the pause of a key now, if there is one: what waits comes earlier by what was left of it. Jobs that have been put off are
 woken by their programs. The key of a limit without keys is "".`,
-		Args: cobra.ExactArgs(2),
+		Args: takes(2, 2, `a LIMIT and a KEY ("" for a limit without keys)`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
 				return s.change(ctx, "resume", args[0], args[1], (*ratelimit.Autocommit).Resume)

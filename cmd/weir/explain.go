@@ -23,7 +23,7 @@ func newExplain(e *env) *cobra.Command {
 		Short: "Tell what a River job waits for, and until when",
 		Long: `Tells what a River job waits for that was enqueued with its tokens, by package scheduler, and until when; and how the limit stands that it
 waits for. JOB is its id.`,
-		Args: cobra.ExactArgs(1),
+		Args: takes(1, 1, "the id of a JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)
 			if err != nil || id < 1 {

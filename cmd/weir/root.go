@@ -32,3 +32,13 @@ The exit status is 0, or 1 if it failed or found something wrong, or 2 if it was
 	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e), newPrune(e), newExplain(e), newDoctor(e))
 	return root
 }
+
+// takes says what a command takes, in place of a number of arguments.
+func takes(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return usagef("%s takes %s: see %s --help", cmd.Name(), what, cmd.CommandPath())
+		}
+		return nil
+	}
+}

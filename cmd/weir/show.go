@@ -21,7 +21,7 @@ nobody takes. The key of a limit without keys is "".`,
 		Example: `  weir show chatTokens
   weir show chatTokens --prefix org/ --most 100
   weir show chatTokens acme`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: takes(1, 2, `a LIMIT, and a KEY ("" for a limit without keys) for more of it`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
 				if len(args) == 2 {

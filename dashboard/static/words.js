@@ -18,6 +18,7 @@ const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 export function span(us) {
   let s = us / second;
   if (s < 0) return "−" + span(-us);
+  if (us > 0 && us < 1000) return `${Math.ceil(us)} µs`;
   if (s < 1) return `${Math.ceil(s * 1000)} ms`;
   if (s < 10) return `${(Math.ceil(s * 10) / 10).toLocaleString()} s`;
   s = Math.ceil(s);
