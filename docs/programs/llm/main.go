@@ -41,14 +41,11 @@ func main() {
 		}
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // in which the answer would be saved
 			used.Add(150)
-			if _, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job); err != nil {
-				return err
+			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+			if r, ok := scheduler.ReservationOf(job.JobRow); ok && err == nil {
+				_, err = limiter.Settle(ctx, tx, r, modelTokens.Global().Count(150)) // as the answer says
 			}
-			if r, ok := scheduler.ReservationOf(job.JobRow); ok {
-				_, err := limiter.Settle(ctx, tx, r, modelTokens.Global().Count(150)) // as the answer says
-				return err
-			}
-			return nil
+			return err
 		})
 	}
 	sched, workers := scheduler.New(limiter, scheduler.Config{}), river.NewWorkers()
