@@ -62,10 +62,9 @@ func BenchmarkPruneUnderLoad(b *testing.B) {
 			})
 		}
 		const second = time.Second
-		last := time.Now()
 		time.Sleep(second)
 		phase.Add(1)
-		last = time.Now()
+		last := time.Now()
 		b.StartTimer()
 		done, err := l.Prune(ctx, pool, ratelimit.PruneConfig{Progress: func(ratelimit.Pruned) error {
 			if time.Since(last) > second {
