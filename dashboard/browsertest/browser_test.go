@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -46,6 +47,23 @@ func TestTheNumbersMove(t *testing.T) {
 	}
 	p.until(`document.querySelectorAll("#job-list li").length === 24 && document.querySelectorAll("#picture .job").length > 3`)
 	p.until(`document.getElementById("said").textContent.includes("owes")`)
+}
+
+// For those whom motion disturbs it changes with each reading, and stands still between them.
+func TestLessMotion(t *testing.T) {
+	t.Parallel()
+	s, p := newSite(t, dashboard.Config{}), browser(t)
+	s.populate(t)
+	p.screen(1280, 800, "light", &emulation.MediaFeature{Name: "prefers-reduced-motion", Value: "reduce"})
+	p.do(chromedp.Navigate(s.url + "#/limit/modelTokens/key/acme"))
+	p.until(`document.getElementById("line") !== null`)
+	asked := s.requests()
+	eval[int](p, `(window.lines = new Set(), setInterval(() => lines.add(document.getElementById("line").getAttribute("d")), 10))`)
+	p.until(`lines.size > 3`)
+	lines := eval[int](p, `lines.size`)
+	if n := s.requests() - asked; n < lines-2 { // three or so for each
+		t.Errorf("%d lines were drawn of %d answers", lines, n)
+	}
 }
 
 func TestEverythingIsReachedByTheKeyboard(t *testing.T) {

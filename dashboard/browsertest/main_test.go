@@ -131,12 +131,12 @@ func (p *page) click(selector string) {
 	p.do(chromedp.Click(chromedp.CSS(selector)))
 }
 
-// screen makes it that of a device.
-func (p *page) screen(width, height int64, scheme string) {
+// screen makes it that of a device, whose owner wants more than light or dark if so.
+func (p *page) screen(width, height int64, scheme string, wants ...*emulation.MediaFeature) {
 	p.t.Helper()
 	p.do(chromedp.EmulateViewport(width, height), chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
 		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+			Features: append(wants, &emulation.MediaFeature{Name: "prefers-color-scheme", Value: scheme})})
 		return err
 	}))
 }
