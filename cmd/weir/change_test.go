@@ -67,7 +67,8 @@ func TestChangesOfABalance(t *testing.T) {
 			take(t, pool, r.Count(5).OrReserve())
 			take(t, pool, ratelimit.MustDefine("l", bucket).For("other").Count(3))
 
-			var b map[string]any
+			var before, b map[string]any
+			weir(t, pool, "show", "l", key, "--json").ok(t).json(t, &before)
 			weir(t, pool, "pause", "l", key, "1h30m", "--json").ok(t).json(t, &b)
 			if s := left(t, pool, r); time.Until(s.PausedUntil) < 80*time.Minute || s.Value > -4.9 {
 				t.Errorf("paused: %+v", s)
@@ -79,6 +80,13 @@ func TestChangesOfABalance(t *testing.T) {
 			weir(t, pool, "reset", "l", key).ok(t)
 			if s := left(t, pool, r); s.Value != full {
 				t.Errorf("reset: %+v", s)
+			}
+			b = nil
+			weir(t, pool, "show", "l", key, "--json").ok(t).json(t, &b)
+			for _, name := range []string{"capacity", "rate", "period", "windowed", "shards"} {
+				if b[name] != before[name] {
+					t.Errorf("%s was %v and is %v", name, before[name], b[name])
+				}
 			}
 			if s := left(t, pool, ratelimit.MustDefine("l", bucket).For("other")); s.Value > 197.1 {
 				t.Errorf("another key: %+v", s)

@@ -23,6 +23,11 @@ var (
 
 	visitors = []string{"./examples/visitors"}
 	board    = []string{"./dashboard"}
+	guards   = []string{"./lockout"}
+	locks    = []string{"./lockout"}
+
+	looks   = []string{"./inspect"}
+	command = []string{"."} // of cmd/weir
 )
 
 var mutants = []mutant{
@@ -506,4 +511,31 @@ var mutants = []mutant{
 		"		c.by[i%seconds] = tally{}\n", "		c.by[i%seconds].Failed = 0\n", "FiveMinutes", board, true},
 	{"dashboard: limits without a bound", "dashboard/decisions.go",
 		"len(d.limits) >= mostLimits {", "len(d.limits) >= 1<<40 {", "BoundedSize", board, false},
+	// what is seen
+	{"inspect: the rule of a shard for that of all", "inspect/balance.go",
+		"by = last.rule.unshare(n, i, shards[0], other)", "by = last.rule.unshare(1, 0*i, shards[0], other)", "InspectReads", whole, true},
+	{"inspect: full when the last shard is", "inspect/balance.go",
+		"b.FullAt = later(b.FullAt, full)", "b.FullAt = full", "InspectReads", whole, true},
+	{"inspect: full by the rate, as if there was no pause", "inspect/balance.go",
+		"state := ratelimit.State{Value: s.value, TS: s.ts, PausedUntil: s.paused}", "state := ratelimit.State{Value: s.value, TS: s.ts}", "InspectReads", whole, true},
+	{"inspect: the first key of a page is lost", "inspect/balance.go",
+		"AND key >= $2::text", "AND key > $2::text", "InspectPages", whole, true},
+	{"inspect: as the connection is set", "inspect/inspect.go",
+		"pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}", "pgx.TxOptions{}", "StatesWhatItIs", looks, false},
+	{"inspect: a closed row counts", "inspect/balance.go",
+		"if math.IsInf(r.value, -1) {", "if math.IsInf(r.value, -1) && n > 9 {", "OddRows", looks, false},
+
+	// the command
+	{"weir: changes what is elsewhere unasked", "cmd/weir/session.go",
+		"if s.e.yes || local(", "if !s.e.yes || local(", "AnotherMachine", command, false},
+	{"weir: resets by a rule of its own", "cmd/weir/change.go",
+		"ratelimit.Shards(b.Shards)", "ratelimit.Shards(b.Shards + 1)", "ChangesOfABalance", command, false},
+	{"weir: says that what was interrupted is done", "cmd/weir/prune.go",
+		"	return err\n}\n", "	return nil\n}\n", "Interrupted", command, false},
+	{"weir: control characters reach the terminal", "cmd/weir/text.go",
+		"if !unicode.IsPrint(r) {", "if !unicode.IsPrint(r) && r > 127 {", "Shown", command, false},
+	{"weir: the doctor is content with few pages", "cmd/weir/doctor_tables.go",
+		"if pages < fewestPages {", "if pages < 0*fewestPages {", "DoneToTheTables", command, false},
+	{"weir: the doctor waits for longer lines", "cmd/weir/doctor_activity.go",
+		"if n < 2*samples {", "if n < 200*samples {", "HotKeys", command, false},
 }
