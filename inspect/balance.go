@@ -39,11 +39,11 @@ type Balance struct {
 	PausedUntil time.Time `json:"paused_until,omitzero"`
 
 	Shards    int       `json:"shards"`     // that it is spread over: see [ratelimit.Shards]
-	WrittenAt time.Time `json:"written_at"` // the last time by which it was taken from, or written to; a clock that was set back may have left one ahead of At
+	WrittenAt time.Time `json:"written_at"` // when it was written last; a clock that was set back may have left one ahead of At
 	At        time.Time `json:"at"`         // the reading of the clock that all of this is by
 
-	// Problem says, if it is not "", why the rows make no balance: somebody has written to them by hand. Only the names, Shards, WrittenAt and
-	// At are meant then. A reset mends it.
+	// Problem says, if it is not "", why the rows make no balance: somebody has written to them by hand. Only the names, Shards,
+	// WrittenAt and At are meant then. [ratelimit.Limiter.ResetRateLimit] mends it.
 	Problem string `json:"problem,omitempty"`
 
 	origin time.Time

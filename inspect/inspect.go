@@ -49,9 +49,11 @@ func New(db DB, cfg Config) (*Reader, error) {
 	case db == nil:
 		return nil, &ratelimit.InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 || !utf8.ValidString(cfg.Schema):
-		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Schema", Value: cfg.Schema, Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
+		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Schema", Value: cfg.Schema,
+			Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
 	case cfg.Timeout < 0 || cfg.Timeout > 24*time.Hour:
-		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Timeout", Value: cfg.Timeout, Want: "one above 0 and of a day at the most, or 0 for the default"}
+		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Timeout", Value: cfg.Timeout,
+			Want: "one above 0 and of a day at the most, or 0 for the default"}
 	}
 	r := &Reader{db: db, table: "weir_balance", timeout: 5000, clock: cfg.Clock}
 	if cfg.Schema != "" {
@@ -98,7 +100,8 @@ func explain(err error, doing string) error {
 	if errors.As(err, &e) {
 		switch e.Code {
 		case "42P01", "42703", "3F000":
-			err = fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own)", err)
+			err = fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema "+
+				"if they have a schema of their own)", err)
 		case "42501":
 			err = fmt.Errorf("%w (it takes USAGE on the schema and SELECT on weir_balance)", err)
 		case "57014":

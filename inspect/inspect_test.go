@@ -124,7 +124,8 @@ func TestOddRowsAreTold(t *testing.T) {
 	} {
 		tc.put(tc.key)
 		got, err := look.Balance(t.Context(), "odd", tc.key)
-		if err != nil || got.Value != tc.value || (got.Problem == "") != (tc.problem == "") || !strings.Contains(got.Problem, tc.problem) {
+		if err != nil || got.Value != tc.value || (got.Problem == "") != (tc.problem == "") || !strings.Contains(got.Problem,
+			tc.problem) {
 			t.Errorf("%s: %+v, %v", tc.key, got, err)
 		}
 		if text, err := json.Marshal(got); err != nil {
@@ -143,10 +144,12 @@ func TestJSON(t *testing.T) {
 	for want, v := range map[string]any{
 		`{"limit":"chat","key":"acme","value":-2.5,"capacity":10,"rate":5,"windowed":true,"window_ends":"2026-03-01T12:00:02Z",` +
 			`"full_at":"2026-03-01T12:00:09Z","paused_until":"2026-03-01T12:00:01.5Z","shards":1,"written_at":"2026-03-01T12:00:00Z",` +
-			`"at":"2026-03-01T12:00:01Z","period":1.5}`: inspect.Balance{Limit: "chat", Key: "acme", Value: -2.5, Capacity: 10, Rate: 5, Period: 1500 * time.Millisecond, Windowed: true,
+			`"at":"2026-03-01T12:00:01Z","period":1.5}`: inspect.Balance{Limit: "chat", Key: "acme", Value: -2.5, Capacity: 10, Rate: 5,
+			Period: 1500 * time.Millisecond, Windowed: true,
 			WindowEnds: at(2), FullAt: at(9), PausedUntil: at(1.5), Shards: 1, WrittenAt: at(0), At: at(1)},
 		`{"limit":"chat","key":"","value":10,"capacity":10,"rate":5,"windowed":false,"shards":1,"written_at":"2026-03-01T12:00:00Z",` +
-			`"at":"2026-03-01T12:00:01Z","period":0.000001}`: inspect.Balance{Limit: "chat", Value: 10, Capacity: 10, Rate: 5, Period: time.Microsecond, Shards: 1, WrittenAt: at(0), At: at(1)},
+			`"at":"2026-03-01T12:00:01Z","period":0.000001}`: inspect.Balance{Limit: "chat", Value: 10, Capacity: 10, Rate: 5,
+			Period: time.Microsecond, Shards: 1, WrittenAt: at(0), At: at(1)},
 		`{"name":"chat","shadow":false,"capacity":10,"rate":5,"windowed":false,"shards":4,"written_at":"2026-03-01T12:00:00Z","keys":7000,"estimated":true,` +
 			`"looked":1000,"short":3,"in_debt":2,"paused":1,"problems":0,"tightest":-0.5,"at":"2026-03-01T12:00:01Z","period":60}`: inspect.Limit{Name: "chat", Capacity: 10, Rate: 5, Period: time.Minute, Shards: 4,
 			WrittenAt: at(0), Keys: 7000, Estimated: true, Looked: 1000, Short: 3, InDebt: 2, Paused: 1, Tightest: -0.5, At: at(1)},
@@ -198,7 +201,8 @@ func TestALookAtManyKeysReadsFew(t *testing.T) {
 // touched counts sequential scans, and rows that an index led to.
 func touched(t *testing.T, conn *pgx.Conn) (n [2]int64) {
 	t.Helper()
-	if _, err := conn.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil && !strings.Contains(err.Error(), "does not exist") {
+	if _, err := conn.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil && !strings.Contains(err.Error(),
+		"does not exist") {
 		t.Fatal(err)
 	}
 	if err := conn.QueryRow(t.Context(), `SELECT seq_scan, idx_tup_fetch + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = s.relid)
@@ -217,7 +221,8 @@ func TestItReadsInATransactionThatStatesWhatItIs(t *testing.T) {
 	put(t, pool, "l", "k", 0, 1, 10, 2, 1_000_000)
 	for timeout, want := range map[time.Duration]string{0: "5s", 1500 * time.Microsecond: "2ms", time.Hour: "1h"} {
 		watch := &watched{pool: pool}
-		if _, err := newReader(t, watch, inspect.Config{Timeout: timeout}).Limits(t.Context()); err != nil && timeout != 1500*time.Microsecond {
+		if _, err := newReader(t, watch,
+			inspect.Config{Timeout: timeout}).Limits(t.Context()); err != nil && timeout != 1500*time.Microsecond {
 			t.Fatal(err)
 		}
 		if watch.timeout != want || watch.level != "read committed" || watch.readOnly != "on" {

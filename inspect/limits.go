@@ -114,7 +114,8 @@ func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
 func (r *Reader) Limit(ctx context.Context, name string) (Limit, error) {
 	l, found, err := r.limit(ctx, name, mostKeys)
 	if err == nil && !found {
-		err = explain(fmt.Errorf("%w: it was never used, or all of its keys are full and were pruned", ErrNoBalance), fmt.Sprintf("limit %q", name))
+		err = explain(fmt.Errorf("%w: it was never used, or all of its keys are full and were pruned", ErrNoBalance),
+			fmt.Sprintf("limit %q", name))
 	}
 	return l, err
 }
@@ -153,7 +154,8 @@ func (r *Reader) limit(ctx context.Context, name string, most int) (l Limit, fou
 
 // summarize tells of a limit what some of its balances tell.
 func summarize(name string, balances []Balance) Limit {
-	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1, Keys: int64(len(balances)), Looked: len(balances), Tightest: 1, At: balances[0].At}
+	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1, Keys: int64(len(balances)), Looked: len(balances),
+		Tightest: 1, At: balances[0].At}
 	ruled := false
 	for _, b := range balances {
 		l.Shards = max(l.Shards, b.Shards)
@@ -194,7 +196,8 @@ type Page struct {
 // Page.Most below 0 or above 1000 is refused with an error that matches [ratelimit.ErrInvalid].
 func (r *Reader) Keys(ctx context.Context, name string, p Page) (balances []Balance, next string, err error) {
 	if p.Most < 0 || p.Most > mostKeys {
-		return nil, "", &ratelimit.InvalidError{Limit: name, Field: "inspect.Page.Most", Value: p.Most, Want: "a number from 1 to 1000, or 0 for the default"}
+		return nil, "", &ratelimit.InvalidError{Limit: name, Field: "inspect.Page.Most", Value: p.Most,
+			Want: "a number from 1 to 1000, or 0 for the default"}
 	}
 	if p.Most == 0 {
 		p.Most = 100

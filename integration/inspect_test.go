@@ -94,7 +94,8 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 				}
 			},
 			"tick": func(t *rapid.T) {
-				c.add(rapid.SampledFrom([]time.Duration{time.Microsecond, numbersOf(rule).period / 7, numbersOf(rule).period, -time.Second}).Draw(t, "by").Truncate(time.Microsecond))
+				c.add(rapid.SampledFrom([]time.Duration{time.Microsecond, numbersOf(rule).period / 7, numbersOf(rule).period,
+					-time.Second}).Draw(t, "by").Truncate(time.Microsecond))
 			},
 			"another rule": func(t *rapid.T) {
 				if n > 1 {
@@ -132,7 +133,8 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 			},
 		})
 	})
-	for name, n := range map[string]*atomic.Int64{"short": &short, "owing": &owing, "paused": &paused, "sharded": &sharded, "windowed": &windowed} {
+	for name, n := range map[string]*atomic.Int64{"short": &short, "owing": &owing, "paused": &paused, "sharded": &sharded,
+		"windowed": &windowed} {
 		if !t.Failed() && n.Load() < 20 {
 			t.Errorf("only %d balances were %s", n.Load(), name)
 		}
@@ -172,9 +174,12 @@ func TestInspectListsLimits(t *testing.T) {
 		got[i].Tightest = 0
 	}
 	want := []inspect.Limit{
-		{Name: "chat", Capacity: 70, Rate: 7, Period: time.Second, Shards: 1, WrittenAt: at, Keys: 5, Looked: 5, Short: 2, InDebt: 1, Paused: 1, At: at},
-		{Name: "hot", Capacity: 1000, Rate: 1000, Period: time.Hour, Windowed: true, Shards: 4, WrittenAt: at.Add(-time.Millisecond), Keys: 1, Looked: 1, At: at},
-		{Name: "hot (shadow)", Shadow: true, Capacity: 5, Rate: 5, Period: time.Second, Shards: 1, WrittenAt: at.Add(-time.Millisecond), Keys: 1, Looked: 1, At: at},
+		{Name: "chat", Capacity: 70, Rate: 7, Period: time.Second, Shards: 1, WrittenAt: at, Keys: 5, Looked: 5, Short: 2, InDebt: 1,
+			Paused: 1, At: at},
+		{Name: "hot", Capacity: 1000, Rate: 1000, Period: time.Hour, Windowed: true, Shards: 4, WrittenAt: at.Add(-time.Millisecond),
+			Keys: 1, Looked: 1, At: at},
+		{Name: "hot (shadow)", Shadow: true, Capacity: 5, Rate: 5, Period: time.Second, Shards: 1, WrittenAt: at.Add(-time.Millisecond),
+			Keys: 1, Looked: 1, At: at},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)

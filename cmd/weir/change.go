@@ -58,7 +58,8 @@ what was reserved comes later by it. A pause that is longer already stays. The k
 				return usagef("the duration is %q: want one such as 90s, 10m or 1h30m", args[2])
 			}
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
-				return s.change(ctx, "pause", args[0], args[1], func(a *ratelimit.Autocommit, ctx context.Context, requests ...ratelimit.Request) error {
+				return s.change(ctx, "pause", args[0], args[1], func(a *ratelimit.Autocommit, ctx context.Context,
+					requests ...ratelimit.Request) error {
 					return a.Pause(ctx, d, requests...)
 				})
 			})
@@ -82,7 +83,8 @@ woken by their programs. The key of a limit without keys is "".`,
 }
 
 // change does something to one balance, by the rule that stands in its row, and shows it.
-func (s *session) change(ctx context.Context, verb, name, key string, do func(*ratelimit.Autocommit, context.Context, ...ratelimit.Request) error) error {
+func (s *session) change(ctx context.Context, verb, name, key string, do func(*ratelimit.Autocommit, context.Context,
+	...ratelimit.Request) error) error {
 	look, err := s.reader()
 	if err != nil {
 		return err
@@ -121,13 +123,15 @@ func (s *session) change(ctx context.Context, verb, name, key string, do func(*r
 // unused is the balance of a key that has none, which may be closed before it is used: by the rule of the others.
 func (s *session) unused(ctx context.Context, look *inspect.Reader, name, key string) (inspect.Balance, error) {
 	l, err := look.Limit(ctx, name)
-	return inspect.Balance{Limit: name, Key: key, Capacity: l.Capacity, Rate: l.Rate, Period: l.Period, Windowed: l.Windowed, Shards: 1}, err
+	return inspect.Balance{Limit: name, Key: key, Capacity: l.Capacity, Rate: l.Rate, Period: l.Period, Windowed: l.Windowed, Shards: 1},
+		err
 }
 
 // request is a call for a balance as its row has it.
 func request(b inspect.Balance) (ratelimit.Request, error) {
 	if b.Problem != "" {
-		return ratelimit.Request{}, fmt.Errorf("the rows of limit %q, key %q, make no balance: %s. A program that defines the limit can reset it, by ResetRateLimit",
+		return ratelimit.Request{}, fmt.Errorf("the rows of limit %q, key %q, make no balance: %s. A program that defines the limit "+
+			"can reset it, by ResetRateLimit",
 			b.Limit, b.Key, b.Problem)
 	}
 	const shadowed = " (shadow)"

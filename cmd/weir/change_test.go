@@ -156,7 +156,8 @@ func TestPrune(t *testing.T) {
 	}
 	r := weirAs(t, pool, terminal, "prune", "--json", "--batch", "100", "--share", "1")
 	r.json(t, &did)
-	if r.code != 0 || did.Looked != 2345 || did.Deleted != 2305 || did.Settled != 1 || !did.Complete || !strings.Contains(r.err, "looked at 100") {
+	if r.code != 0 || did.Looked != 2345 || did.Deleted != 2305 || did.Settled != 1 || !did.Complete || !strings.Contains(r.err,
+		"looked at 100") {
 		t.Errorf("%+v, %+v", did, r)
 	}
 	is(t, weir(t, pool, "prune").ok(t).out, "Looked at 40 balances, deleted 0 of them, and 0 settlements.\n")
@@ -189,7 +190,8 @@ func TestPruneIsInterrupted(t *testing.T) {
 	if code := run(ctx, e, []string{"prune", "--batch", "100"}); code != exitFailed {
 		t.Error(code)
 	}
-	if !strings.Contains(progress.String(), "interrupted: ") || out.String() != "Looked at 100 balances, deleted 100 of them, and 0 settlements.\n" {
+	if !strings.Contains(progress.String(), "interrupted: ") || out.String() != "Looked at 100 balances, deleted 100 of them, and 0 "+
+		"settlements.\n" {
 		t.Errorf("%s\n%s", out, progress)
 	}
 }

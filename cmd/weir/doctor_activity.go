@@ -26,7 +26,8 @@ func (p *patient) transactions(ctx context.Context) error {
 	}
 	const mend = "End it, by pg_terminate_backend(pid) if need be, and set idle_in_transaction_session_timeout; run reports on a standby."
 	if len(found) > 0 {
-		p.find(wrong, mend, "transactions that are open for more than %s hold back vacuum, and the keys that they took from are locked: %s", lasting(p.long), strings.Join(found, "; "))
+		p.find(wrong, mend, "transactions that are open for more than %s hold back vacuum, and the keys that they took from are "+
+			"locked: %s", lasting(p.long), strings.Join(found, "; "))
 	}
 	const prepared = `SELECT quote_literal(gid) FROM pg_catalog.pg_prepared_xacts
 		WHERE database = pg_catalog.current_database() AND prepared < pg_catalog.clock_timestamp() - $1::bigint * interval '1 microsecond' ORDER BY prepared LIMIT 5`
@@ -34,7 +35,8 @@ func (p *patient) transactions(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "COMMIT PREPARED or ROLLBACK PREPARED them.", "prepared transactions hold back vacuum: %s", strings.Join(found, ", "))
+		p.find(wrong, "COMMIT PREPARED or ROLLBACK PREPARED them.", "prepared transactions hold back vacuum: %s", strings.Join(found,
+			", "))
 	}
 	const hidden = `SELECT count(*)::text FROM pg_catalog.pg_stat_activity WHERE query = '<insufficient privilege>'`
 	if found, err = p.lines(ctx, hidden); err != nil {
@@ -58,13 +60,15 @@ func (p *patient) deadRows(ctx context.Context) error {
 	}
 	if dead > 10_000 && dead > 5*live {
 		p.find(wrong, "See what this says of transactions and of storage; then VACUUM "+balance+".",
-			"weir_balance has %s dead rows beside %s live ones: each look at a key walks past those of that key", number(float64(dead)), number(float64(live)))
+			"weir_balance has %s dead rows beside %s live ones: each look at a key walks past those of that key", number(float64(dead)),
+			number(float64(live)))
 		return nil
 	}
 	const rowsOfAPage = 35 // of 200 bytes, which is a long key
 	if expected := 50 + live/rowsOfAPage; pages > 1000 && pages > 8*expected {
 		p.find(note, "VACUUM FULL "+balance+" while nobody takes, or pg_repack; then see what this says of storage.",
-			"weir_balance has %s pages, of which its %s rows need about %s: it was larger once", number(float64(pages)), number(float64(live)), number(float64(expected)))
+			"weir_balance has %s pages, of which its %s rows need about %s: it was larger once", number(float64(pages)),
+			number(float64(live)), number(float64(expected)))
 	}
 	return nil
 }
@@ -127,14 +131,17 @@ func (p *patient) hotKeys(ctx context.Context) error {
 		if k.key != "" {
 			of += " of " + printable(k.key)
 		}
-		p.find(note, fmt.Sprintf(want+", twice as many as transactions that take at the same time; or take later in the transaction. See docs/shards.md.", 2*(n/samples+1)),
+		p.find(note, fmt.Sprintf(want+", twice as many as transactions that take at the same time; or take later in the transaction. "+
+			"See docs/shards.md.", 2*(n/samples+1)),
 			"on average %d transactions wait for one that has taken from %s", n/samples, of)
 	}
 	if waited >= 2*samples && !named {
-		p.find(note, "See which limits all share: they want shards (docs/shards.md). Take later in long transactions.", "on average %d transactions wait for rows of weir_balance", waited/samples)
+		p.find(note, "See which limits all share: they want shards (docs/shards.md). Take later in long transactions.",
+			"on average %d transactions wait for rows of weir_balance", waited/samples)
 	}
 	if queued >= 2*samples {
-		p.find(note, "See which limits all share: they want shards (docs/shards.md); or take at READ COMMITTED, where nobody has to run again.",
+		p.find(note, "See which limits all share: they want shards (docs/shards.md); or take at READ COMMITTED, where nobody has to "+
+			"run again.",
 			"on average %d transactions queue for keys on which they failed to serialize", queued/samples)
 	}
 	return nil

@@ -57,10 +57,12 @@ func (p *patient) balances(ctx context.Context) error {
 		}
 	}
 	if len(odd) > 0 {
-		p.find(wrong, "Somebody has written to the table by hand. Reset them by a program that defines the limits, or delete the rows.", "%d keys make no balance: %s", len(odd), few(odd))
+		p.find(wrong, "Somebody has written to the table by hand. Reset them by a program that defines the limits, or delete the rows.",
+			"%d keys make no balance: %s", len(odd), few(odd))
 	}
 	if len(ahead) > 0 {
-		p.find(wrong, `The clock was set back. "weir reset LIMIT KEY" brings a key back to the present.`, "%d keys were written in the future, and gain nothing until then: %s", len(ahead), few(ahead))
+		p.find(wrong, `The clock was set back. "weir reset LIMIT KEY" brings a key back to the present.`,
+			"%d keys were written in the future, and gain nothing until then: %s", len(ahead), few(ahead))
 	}
 	if len(idle) > 0 {
 		p.find(note, `Run "weir prune", once a day.`, "most keys are full, and for more than a day, of %s", few(idle))

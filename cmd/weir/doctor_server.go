@@ -45,17 +45,22 @@ func (p *patient) settings(s map[string]string) {
 		p.find(wrong, "Connect to the primary.", "this is a standby, on which no limit can be taken")
 	}
 	if s["default_transaction_read_only"] == "on" {
-		p.find(wrong, "SET default_transaction_read_only = off for the role or the database.", "transactions are read-only by default, and a limit is taken by writing")
+		p.find(wrong, "SET default_transaction_read_only = off for the role or the database.",
+			"transactions are read-only by default, and a limit is taken by writing")
 	}
 	if level := s["default_transaction_isolation"]; level != "read committed" {
-		p.find(note, "Let programs take in limiter.InTx, which runs such a transaction again; or ALTER ROLE ... SET default_transaction_isolation = 'read committed'.",
-			"default_transaction_isolation is %q: transactions that programs begin themselves fail with 40001 when they meet another on the same key", level)
+		p.find(note, "Let programs take in limiter.InTx, which runs such a transaction again; or ALTER ROLE ... SET "+
+			"default_transaction_isolation = 'read committed'.",
+			"default_transaction_isolation is %q: transactions that programs begin themselves fail with 40001 when they meet another "+
+				"on the same key", level)
 	}
 	if s["fsync"] == "off" {
-		p.find(wrong, "Set fsync = on, but on a server that is thrown away.", "fsync is off: a crash of the machine may ruin the database, and its limits with it")
+		p.find(wrong, "Set fsync = on, but on a server that is thrown away.",
+			"fsync is off: a crash of the machine may ruin the database, and its limits with it")
 	}
 	if s["synchronous_commit"] == "off" {
-		p.find(note, "Set synchronous_commit = on where that matters.", "synchronous_commit is off: a crash of the server gives back the tokens of its last moments")
+		p.find(note, "Set synchronous_commit = on where that matters.", "synchronous_commit is off: a crash of the server gives back "+
+			"the tokens of its last moments")
 	}
 	for _, name := range []string{"autovacuum", "track_counts"} {
 		if s[name] == "off" {
@@ -63,7 +68,8 @@ func (p *patient) settings(s map[string]string) {
 		}
 	}
 	if s["server_encoding"] != "UTF8" {
-		p.find(note, "Use keys of ASCII, or a database of encoding UTF8.", "the encoding is %s: a key with other characters is an error", s["server_encoding"])
+		p.find(note, "Use keys of ASCII, or a database of encoding UTF8.", "the encoding is %s: a key with other characters is an error",
+			s["server_encoding"])
 	}
 }
 
@@ -79,7 +85,8 @@ func (p *patient) pooler(ctx context.Context) error {
 		return err
 	}
 	if pid != conn.Conn().PgConn().PID() {
-		p.find(note, "Set max_prepared_statements in PgBouncer 1.21 or later; or let programs use pgx.QueryExecModeExec (default_query_exec_mode=exec in the URL).",
+		p.find(note, "Set max_prepared_statements in PgBouncer 1.21 or later; or let programs use pgx.QueryExecModeExec "+
+			"(default_query_exec_mode=exec in the URL).",
 			"there is a pooler between: in transaction mode statements that pgx has prepared are not there in the next transaction")
 	}
 	return nil
@@ -110,7 +117,8 @@ func (p *patient) clock(ctx context.Context) error {
 	if apart > 30*time.Second {
 		l = wrong
 	}
-	p.find(l, "Keep both machines' clocks by NTP. Limits are decided by the database's alone; programs should wait for Result.RetryAfter, and not compare RetryAt with their own clock.",
+	p.find(l, "Keep both machines' clocks by NTP. Limits are decided by the database's alone; programs should wait for "+
+		"Result.RetryAfter, and not compare RetryAt with their own clock.",
 		"the database's clock is %s %s that of this machine", lasting(off.Abs()), how)
 	return nil
 }
@@ -146,7 +154,8 @@ func (p *patient) versions(ctx context.Context) error {
 	}
 	for i, v := range versions {
 		if v != i+1 {
-			p.find(wrong, "Apply what is missing by hand, from package schema's Files, or restore weir_schema.", "the migrations that were applied are %v: version %d is missing", versions, i+1)
+			p.find(wrong, "Apply what is missing by hand, from package schema's Files, or restore weir_schema.",
+				"the migrations that were applied are %v: version %d is missing", versions, i+1)
 			return nil
 		}
 	}

@@ -53,7 +53,8 @@ func (p *patient) tables(ctx context.Context) error {
 		p.find(wrong, "Restore them from package schema's Files.", "there is no %s", strings.Join(missing, ", "))
 	}
 	if len(unlogged) > 0 {
-		p.find(wrong, "ALTER TABLE ... SET LOGGED.", "%s is unlogged: a crash empties it, which makes all limits full", strings.Join(unlogged, ", "))
+		p.find(wrong, "ALTER TABLE ... SET LOGGED.", "%s is unlogged: a crash empties it, which makes all limits full",
+			strings.Join(unlogged, ", "))
 	}
 	if slices.Contains(missing, "weir_balance") {
 		return nil
@@ -67,14 +68,16 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if !slices.Equal(found, []string{"PRIMARY KEY (name, key, shard)"}) {
-		p.find(wrong, fmt.Sprintf("ALTER TABLE %s ADD PRIMARY KEY (name, key, shard).", balance), "weir_balance lacks its primary key: no limit can be taken")
+		p.find(wrong, fmt.Sprintf("ALTER TABLE %s ADD PRIMARY KEY (name, key, shard).", balance),
+			"weir_balance lacks its primary key: no limit can be taken")
 	}
 	const indexes = `SELECT i.indexrelid::regclass::text FROM pg_catalog.pg_index i WHERE i.indrelid = $1::regclass AND NOT i.indisprimary ORDER BY 1`
 	if found, err = p.lines(ctx, indexes, balance); err != nil {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "DROP INDEX "+strings.Join(found, ", ")+".", "weir_balance has more indexes than its primary key: if they cover what takes change, no take is a HOT update, and each makes the index grow")
+		p.find(wrong, "DROP INDEX "+strings.Join(found, ", ")+".", "weir_balance has more indexes than its primary key: if they cover "+
+			"what takes change, no take is a HOT update, and each makes the index grow")
 	}
 	const odd = `SELECT 'trigger ' || quote_ident(tgname) FROM pg_catalog.pg_trigger WHERE tgrelid = $1::regclass AND NOT tgisinternal AND tgenabled <> 'D'
 		UNION ALL SELECT 'row level security' FROM pg_catalog.pg_class WHERE oid = $1::regclass AND relrowsecurity
@@ -83,7 +86,8 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(note, "Leave weir_balance out of them, unless they are meant.", "weir_balance has a %s: each take pays for it", strings.Join(found, ", a "))
+		p.find(note, "Leave weir_balance out of them, unless they are meant.", "weir_balance has a %s: each take pays for it",
+			strings.Join(found, ", a "))
 	}
 	const others = `SELECT quote_ident(s) FROM unnest(pg_catalog.current_schemas(false)) AS s
 		WHERE s <> $1::text AND pg_catalog.to_regclass(quote_ident(s) || '.weir_balance') IS NOT NULL`
@@ -137,7 +141,8 @@ func (p *patient) storage(ctx context.Context) error {
 		bad, mend = append(bad, "autovacuum_enabled"), append(mend, "autovacuum_enabled = true")
 	}
 	if len(bad) > 0 {
-		p.find(wrong, fmt.Sprintf("ALTER TABLE %s SET (%s).", balance, strings.Join(mend, ", ")), "weir_balance is not stored as its migration says: %s", strings.Join(bad, ", "))
+		p.find(wrong, fmt.Sprintf("ALTER TABLE %s SET (%s).", balance, strings.Join(mend, ", ")),
+			"weir_balance is not stored as its migration says: %s", strings.Join(bad, ", "))
 	}
 	var pages int64
 	var hot, updates int64
@@ -148,14 +153,17 @@ func (p *patient) storage(ctx context.Context) error {
 		return err
 	}
 	if pages < fewestPages {
-		p.find(wrong, fmt.Sprintf("BEGIN; INSERT INTO %s (name, key, value, ts, capacity, rate, period) SELECT '', repeat('-', 1000) || i, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
+		p.find(wrong, fmt.Sprintf("BEGIN; INSERT INTO %s (name, key, value, ts, capacity, rate, period) SELECT '', repeat('-', 1000) "+
+			"|| i, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
 			"DELETE FROM %[1]s WHERE name = ''; COMMIT.", balance),
-			"weir_balance has %d pages, and not the fifty of its migration: it was restored, truncated or VACUUMed FULL. A table of few pages may be read as a whole, "+
+			"weir_balance has %d pages, and not the fifty of its migration: it was restored, truncated or VACUUMed FULL. A table of "+
+				"few pages may be read as a whole, "+
 				"and then SERIALIZABLE transactions of unrelated keys abort each other", pages)
 	}
 	if share := float64(hot) / float64(max(1, updates)); updates >= 1000 && share < 0.9 {
 		p.find(wrong, `See what else this says of indexes, of fillfactor and of long transactions; then SELECT pg_stat_reset_single_table_counters('`+balance+`'::regclass).`,
-			"of %s updates of weir_balance only %.0f %% were HOT: the others made its index grow, and vacuum has to clean that", number(float64(updates)), share*100)
+			"of %s updates of weir_balance only %.0f %% were HOT: the others made its index grow, and vacuum has to clean that",
+			number(float64(updates)), share*100)
 	}
 	return nil
 }
@@ -169,7 +177,8 @@ func (p *patient) privileges(ctx context.Context) error {
 			return err
 		}
 		role = found[0]
-	} else if found, err := p.lines(ctx, `SELECT 1::text FROM pg_catalog.pg_roles WHERE rolname = $1::text`, role); err != nil || len(found) == 0 {
+	} else if found, err := p.lines(ctx, `SELECT 1::text FROM pg_catalog.pg_roles WHERE rolname = $1::text`,
+		role); err != nil || len(found) == 0 {
 		if err == nil {
 			err = usagef("--role: there is no role %q", role)
 		}

@@ -98,15 +98,18 @@ ok     settlements   nothing wrong
 		return
 	}
 	defer func() { _, _ = pool.Exec(context.Background(), `ROLLBACK PREPARED 'forgotten'`) }()
-	if r := run(); r.code != exitFailed || !strings.Contains(r.out, "wrong  transactions  prepared transactions hold back vacuum: 'forgotten'\n"+strings.Repeat(" ", 21)+"Mend: COMMIT PREPARED") {
+	if r := run(); r.code != exitFailed || !strings.Contains(r.out, "wrong  transactions  prepared transactions hold back vacuum: "+
+		"'forgotten'\n"+strings.Repeat(" ", 21)+"Mend: COMMIT PREPARED") {
 		t.Errorf("%+v", r)
 	}
 }
 
 func TestTheDoctorJudgesSettings(t *testing.T) {
 	t.Parallel()
-	good := map[string]string{"server_version": "15.3", "server_version_num": "150003", "server_encoding": "UTF8", "fsync": "on", "synchronous_commit": "on",
-		"autovacuum": "on", "track_counts": "on", "default_transaction_isolation": "read committed", "default_transaction_read_only": "off", "recovery": "false"}
+	good := map[string]string{"server_version": "15.3", "server_version_num": "150003", "server_encoding": "UTF8", "fsync": "on",
+		"synchronous_commit": "on",
+		"autovacuum":         "on", "track_counts": "on", "default_transaction_isolation": "read committed",
+		"default_transaction_read_only": "off", "recovery": "false"}
 	judge := func(name, value string) []finding {
 		p := &patient{check: "server"}
 		settings := map[string]string{}
@@ -196,21 +199,25 @@ func TestTheDoctorFindsWhatWasDoneToTheTables(t *testing.T) {
 		level level
 		parts []string
 	}{
-		"a queue is missing":   {`DROP TABLE weir_queue_3`, "tables", wrong, []string{"weir_queue_3"}},
-		"unlogged":             {`ALTER TABLE weir_settled SET UNLOGGED`, "tables", wrong, []string{"weir_settled", "SET LOGGED"}},
-		"no primary key":       {`ALTER TABLE weir_balance DROP CONSTRAINT weir_balance_pkey`, "tables", wrong, []string{"ADD PRIMARY KEY"}},
-		"another index":        {`CREATE INDEX by_value ON weir_balance (value)`, "tables", wrong, []string{"DROP INDEX", "by_value"}},
-		"a trigger":            {`CREATE TRIGGER odd BEFORE UPDATE ON weir_balance FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "tables", note, []string{"trigger odd"}},
-		"row level security":   {`ALTER TABLE weir_balance ENABLE ROW LEVEL SECURITY`, "tables", note, []string{"row level security"}},
-		"fillfactor":           {`ALTER TABLE weir_balance SET (fillfactor = 100)`, "storage", wrong, []string{"SET (fillfactor = 85)"}},
-		"no options":           {`ALTER TABLE weir_balance RESET (vacuum_truncate, autovacuum_vacuum_scale_factor)`, "storage", wrong, []string{"autovacuum_vacuum_scale_factor = 0.01, vacuum_truncate = false"}},
-		"no autovacuum":        {`ALTER TABLE weir_balance SET (autovacuum_enabled = off)`, "storage", wrong, []string{"autovacuum_enabled = true"}},
+		"a queue is missing": {`DROP TABLE weir_queue_3`, "tables", wrong, []string{"weir_queue_3"}},
+		"unlogged":           {`ALTER TABLE weir_settled SET UNLOGGED`, "tables", wrong, []string{"weir_settled", "SET LOGGED"}},
+		"no primary key": {`ALTER TABLE weir_balance DROP CONSTRAINT weir_balance_pkey`, "tables", wrong,
+			[]string{"ADD PRIMARY KEY"}},
+		"another index":      {`CREATE INDEX by_value ON weir_balance (value)`, "tables", wrong, []string{"DROP INDEX", "by_value"}},
+		"a trigger":          {`CREATE TRIGGER odd BEFORE UPDATE ON weir_balance FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "tables", note, []string{"trigger odd"}},
+		"row level security": {`ALTER TABLE weir_balance ENABLE ROW LEVEL SECURITY`, "tables", note, []string{"row level security"}},
+		"fillfactor":         {`ALTER TABLE weir_balance SET (fillfactor = 100)`, "storage", wrong, []string{"SET (fillfactor = 85)"}},
+		"no options": {`ALTER TABLE weir_balance RESET (vacuum_truncate, autovacuum_vacuum_scale_factor)`, "storage", wrong,
+			[]string{"autovacuum_vacuum_scale_factor = 0.01, vacuum_truncate = false"}},
+		"no autovacuum": {`ALTER TABLE weir_balance SET (autovacuum_enabled = off)`, "storage", wrong,
+			[]string{"autovacuum_enabled = true"}},
 		"the pages are gone":   {`TRUNCATE weir_balance`, "storage", wrong, []string{"has 0 pages", "generate_series(1, 320)"}},
 		"a row without a rate": {`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) VALUES ('l', 'k', 1, now(), 1, 0, 1)`, "balances", wrong, []string{"1 keys make no balance: l of k"}},
 		"a row of tomorrow":    {`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) VALUES ('l', 'k', 1, now() + interval '1 day', 1, 1, 1000000)`, "balances", wrong, []string{"in the future", "weir reset"}},
 		"idle keys": {`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 1, now() - interval '2 days', 1, 1, 1000000 FROM generate_series(1, 20000) AS i; ANALYZE weir_balance`,
 			"balances", note, []string{"weir prune"}},
-		"old settlements": {`INSERT INTO weir_settled SELECT gen_random_uuid(), now() - interval '1 hour' FROM generate_series(1, 1000)`, "settlements", note, []string{"weir prune"}},
+		"old settlements": {`INSERT INTO weir_settled SELECT gen_random_uuid(), now() - interval '1 hour' FROM generate_series(1, 1000)`,
+			"settlements", note, []string{"weir prune"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -224,7 +231,9 @@ func TestTheDoctorFindsWhatWasDoneToTheTables(t *testing.T) {
 // What it says that mends the pages and the options does.
 func TestTheMendsOfTheDoctorMend(t *testing.T) {
 	t.Parallel()
-	for _, sql := range []string{`TRUNCATE weir_balance`, `ALTER TABLE weir_balance SET (fillfactor = 100, autovacuum_vacuum_threshold = 50000)`, `CREATE INDEX by_value ON weir_balance (value)`} {
+	for _, sql := range []string{`TRUNCATE weir_balance`,
+		`ALTER TABLE weir_balance SET (fillfactor = 100, autovacuum_vacuum_threshold = 50000)`,
+		`CREATE INDEX by_value ON weir_balance (value)`} {
 		pool := pgtest.Pool(t)
 		exec(t, pool, sql)
 		found := doctor(t, pool, same)

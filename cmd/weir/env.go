@@ -24,9 +24,8 @@ type env struct {
 	database, schema string
 	json, yes        bool
 
-	started  bool // the command line was understood
-	password string
-	lost     error // what could not be written to out
+	started bool  // the command line was understood
+	lost    error // what could not be written to out
 }
 
 // sayf writes to out, and remembers if that fails.
@@ -41,7 +40,8 @@ func (e *env) askf(format string, args ...any) { _, _ = fmt.Fprintf(e.err, forma
 
 func osEnv() *env {
 	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now}
-	e.inTerm, e.outTerm, e.errTerm = term.IsTerminal(int(os.Stdin.Fd())), term.IsTerminal(int(os.Stdout.Fd())), term.IsTerminal(int(os.Stderr.Fd()))
+	e.inTerm, e.outTerm, e.errTerm = term.IsTerminal(int(os.Stdin.Fd())), term.IsTerminal(int(os.Stdout.Fd())),
+		term.IsTerminal(int(os.Stderr.Fd()))
 	if e.outTerm {
 		e.width, _, _ = term.GetSize(int(os.Stdout.Fd()))
 	}
@@ -64,11 +64,8 @@ func (e *env) plain() bool {
 var inURL = regexp.MustCompile(`(://[^:@/\s]*):[^@\s]*@`)
 var inPairs = regexp.MustCompile(`(?i)(password\s*=\s*)('[^']*'|[^\s&]+)`)
 
-// redact takes out the password, whoever has put it into a text.
-func (e *env) redact(text string) string {
-	if e.password != "" {
-		text = strings.ReplaceAll(text, e.password, "xxxxx")
-	}
+// redact takes out passwords, whoever has put them into a text.
+func redact(text string) string {
 	text = inURL.ReplaceAllString(text, "$1:xxxxx@")
 	return inPairs.ReplaceAllString(text, "${1}xxxxx")
 }

@@ -57,7 +57,8 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	}
 	job, err := client.JobGet(ctx, id)
 	if errors.Is(err, rivertype.ErrNotFound) {
-		return fmt.Errorf("there is no job %d: it is done and was deleted, or River's tables are in another schema: see --river-schema", id)
+		return fmt.Errorf("there is no job %d: it is done and was deleted, or River's tables are in another schema: see --river-schema",
+			id)
 	}
 	if stateOf(err) == "42P01" {
 		return errors.New("there are no tables of River in the search_path: say by --river-schema where they are")

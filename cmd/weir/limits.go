@@ -51,8 +51,10 @@ func (s *session) limits(ctx context.Context) error {
 			}
 			return cell{text: number(float64(n)), paint: c, right: true}
 		}
-		rows = append(rows, []cell{{text: printable(l.Name)}, {text: rule(l.Capacity, l.Rate, l.Period, l.Windowed)}, {text: keys, right: true},
-			{text: fmt.Sprint(l.Shards), right: true}, count(l.Short, yellow), count(l.InDebt, red), count(l.Paused, cyan), {text: lasting(l.At.Sub(l.WrittenAt)) + " ago", right: true}})
+		rows = append(rows, []cell{{text: printable(l.Name)}, {text: rule(l.Capacity, l.Rate, l.Period, l.Windowed)}, {text: keys,
+			right: true},
+			{text: fmt.Sprint(l.Shards), right: true}, count(l.Short, yellow), count(l.InDebt, red), count(l.Paused, cyan),
+			{text: lasting(l.At.Sub(l.WrittenAt)) + " ago", right: true}})
 		problems += l.Problems
 	}
 	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"}, []int{1, 0}, rows)

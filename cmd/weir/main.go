@@ -46,14 +46,14 @@ func run(ctx context.Context, e *env, args []string) int {
 	case errors.As(err, &wrong): // was told
 		return exitFailed
 	case !e.started || errors.As(err, &usage):
-		e.askf("weir: %s\n", e.redact(err.Error()))
+		e.askf("weir: %s\n", redact(err.Error()))
 		e.askf("%s\n", `weir: "weir help" tells what there is`)
 		return exitUsage
 	}
 	if ctx.Err() != nil {
 		err = fmt.Errorf("interrupted: %w", err)
 	}
-	e.askf("weir: %s\n", e.redact(err.Error()))
+	e.askf("weir: %s\n", redact(err.Error()))
 	return exitFailed
 }
 

@@ -170,7 +170,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		weir(t, bare, strings.Fields(line)...).fails(t, exitFailed, `run "weir migrate"`, "--schema")
 	}
 	weir(t, pool, "limits", "--schema", "no such").fails(t, exitFailed, `"no such"`, `run "weir migrate"`)
-	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").fails(t, exitFailed, "refused", "--database")
+	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").fails(t, exitFailed, "refused",
+		"--database")
 	exec(t, pool, `UPDATE weir_schema SET compatible = 99`)
 	weir(t, pool, "limits").fails(t, exitFailed, "Install a later weir")
 }
@@ -192,8 +193,10 @@ func TestAnAnswerThatIsLostIsAFailure(t *testing.T) {
 func TestPasswordsAreNotWritten(t *testing.T) {
 	t.Parallel()
 	for _, database := range []string{
-		"postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@127.0.0.1:1/d?sslmode=nonsense", "postgres://u:s3cret@127.0.0.1:x/d", "postgres://u:s3cret@[::1/d",
-		"host=127.0.0.1 port=1 password=s3cret", "host=127.0.0.1 port=x password='s3cret'", "postgres://127.0.0.1:1/d?password=s3cret", "password = s3cret =",
+		"postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@127.0.0.1:1/d?sslmode=nonsense", "postgres://u:s3cret@127.0.0.1:x/d",
+		"postgres://u:s3cret@[::1/d",
+		"host=127.0.0.1 port=1 password=s3cret", "host=127.0.0.1 port=x password='s3cret'", "postgres://127.0.0.1:1/d?password=s3cret",
+		"password = s3cret =",
 		"host=127.0.0.1 port=1 password=s3cret sslmode=nonsense",
 	} {
 		r := weir(t, nil, "limits", "--database", database)
@@ -245,7 +248,8 @@ func TestChangesOfAnotherMachineAreConfirmed(t *testing.T) {
 		if (err == nil) != (tc.status == -1) || usage != (tc.status == exitUsage) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if asked := strings.Contains(errs.String(), `reset it in database "app" at db.example.com as "u"`); asked != (tc.term && !tc.yes) {
+		if asked := strings.Contains(errs.String(),
+			`reset it in database "app" at db.example.com as "u"`); asked != (tc.term && !tc.yes) {
 			t.Errorf("%s: it writes %q", name, errs)
 		}
 		if strings.Contains(errs.String(), "s3cret") {

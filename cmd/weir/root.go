@@ -29,7 +29,8 @@ The exit status is 0, or 1 if it failed or found something wrong, or 2 if it was
 	flags.StringVar(&e.schema, "schema", "", "Postgres schema with Weir's tables (default: the one that search_path finds)")
 	flags.BoolVar(&e.json, "json", false, "write JSON: times in RFC 3339, durations in seconds")
 	flags.BoolVar(&e.yes, "yes", false, "change a database on another machine without being asked")
-	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e), newPrune(e), newExplain(e), newDoctor(e))
+	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e), newPrune(e), newExplain(e),
+		newDoctor(e))
 	return root
 }
 

@@ -35,7 +35,6 @@ func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session)
 	if err != nil {
 		return usagef("%v", err)
 	}
-	e.password = cfg.ConnConfig.Password
 	cfg.MaxConns = 2
 	// Nothing is prepared, so that a pooler in transaction mode will do.
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec

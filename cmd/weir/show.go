@@ -69,7 +69,8 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 	var rows [][]cell
 	for _, b := range balances {
 		if b.Problem != "" {
-			rows = append(rows, []cell{{text: printable(b.Key)}, {}, {text: "?", right: true}, {right: true}, {right: true}, {text: b.Problem, paint: red}})
+			rows = append(rows, []cell{{text: printable(b.Key)}, {}, {text: "?", right: true}, {right: true}, {right: true},
+				{text: b.Problem, paint: red}})
 			continue
 		}
 		rows = append(rows, []cell{{text: printable(b.Key)}, {text: s.e.bar(b.Value, b.Capacity, cells), cells: bar},

@@ -50,7 +50,8 @@ signIn (shadow)  5 per 1h                        1       1      0        0      
 		Keys  int
 		Short int
 	}
-	if err := json.Unmarshal([]byte(weir(t, pool, "limits", "--json").ok(t).out), &limits); err != nil || len(limits) != 3 || limits[0].Keys != 7 || limits[0].Short != 3 {
+	if err := json.Unmarshal([]byte(weir(t, pool, "limits", "--json").ok(t).out),
+		&limits); err != nil || len(limits) != 3 || limits[0].Keys != 7 || limits[0].Short != 3 {
 		t.Error(limits, err)
 	}
 	empty := pgtest.Pool(t)
@@ -126,7 +127,8 @@ initech                               ██████████████
 long xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx~  ▏░░░░░░░░░░░░░░░░░░░     1.12  1,000  49y344d
 日本                                  ██████████░░░░░░░░░░      500  1,000    25y3d  paused for 3d7h
 `[1:])
-	for _, want := range []string{"\x1b[32m█████\x1b[0m", "\x1b[33m80.12\x1b[0m", "\x1b[31mowes 500.38\x1b[0m", "\x1b[36mpaused for 3d7h\x1b[0m"} {
+	for _, want := range []string{"\x1b[32m█████\x1b[0m", "\x1b[33m80.12\x1b[0m", "\x1b[31mowes 500.38\x1b[0m",
+		"\x1b[36mpaused for 3d7h\x1b[0m"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("there is no %q", want)
 		}
@@ -159,7 +161,8 @@ long xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx~  ▏░░░░░░░░░░░░░
 		"latin1":          ascii("LC_ALL", "de_DE.ISO-8859-1"),
 		"no locale":       ascii("LANG", ""),
 	} {
-		if got := seen(change, "show", "chatTokens"); strings.ContainsAny(got, "\x1b█░") || !strings.Contains(got, "[#####...............]") {
+		if got := seen(change, "show", "chatTokens"); strings.ContainsAny(got, "\x1b█░") || !strings.Contains(got,
+			"[#####...............]") {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
@@ -193,15 +196,18 @@ func TestKeysAsJSON(t *testing.T) {
 func TestNumbersAndDurations(t *testing.T) {
 	t.Parallel()
 	for v, want := range map[float64]string{
-		0: "0", 1: "1", 999: "999", 1000: "1,000", 1234567.891: "1,234,567.89", -1234.5: "-1,234.5", 0.019: "0.01", 99.999: "99.99", -0.001: "-0.01", 1 << 53: "9,007,199,254,740,992",
+		0: "0", 1: "1", 999: "999", 1000: "1,000", 1234567.891: "1,234,567.89", -1234.5: "-1,234.5", 0.019: "0.01", 99.999: "99.99",
+		-0.001: "-0.01", 1 << 53: "9,007,199,254,740,992",
 	} {
 		if got := number(v); got != want {
 			t.Errorf("%v: %s, want %s", v, got, want)
 		}
 	}
 	for d, want := range map[time.Duration]string{
-		0: "0s", 999: "0s", time.Microsecond: "1µs", 1500 * time.Microsecond: "1.5ms", 345678 * time.Microsecond: "346ms", time.Second: "1s", 1999 * time.Millisecond: "1.9s", time.Minute: "1m",
-		61 * time.Second: "1m1s", time.Hour + time.Second: "1h", 25*time.Hour + time.Minute: "1d1h", 366 * 24 * time.Hour: "1y1d", -time.Minute: "-1m",
+		0: "0s", 999: "0s", time.Microsecond: "1µs", 1500 * time.Microsecond: "1.5ms", 345678 * time.Microsecond: "346ms",
+		time.Second: "1s", 1999 * time.Millisecond: "1.9s", time.Minute: "1m",
+		61 * time.Second: "1m1s", time.Hour + time.Second: "1h", 25*time.Hour + time.Minute: "1d1h", 366 * 24 * time.Hour: "1y1d",
+		-time.Minute: "-1m",
 	} {
 		if got := lasting(d); got != want {
 			t.Errorf("%v: %s, want %s", int64(d), got, want)
