@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"golang.org/x/term"
 )
 
@@ -17,6 +18,7 @@ type env struct {
 	out, err io.Writer
 	getenv   func(string) string
 	now      func() time.Time
+	local    func(*pgx.ConnConfig) bool // says that a database is on this machine
 
 	inTerm, outTerm, errTerm bool // which of them is a terminal
 	width                    int  // of that of out, in cells; 0: not known
@@ -39,7 +41,7 @@ func (e *env) sayf(format string, args ...any) {
 func (e *env) askf(format string, args ...any) { _, _ = fmt.Fprintf(e.err, format, args...) }
 
 func osEnv() *env {
-	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now}
+	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now, local: local}
 	e.inTerm, e.outTerm, e.errTerm = term.IsTerminal(int(os.Stdin.Fd())), term.IsTerminal(int(os.Stdout.Fd())),
 		term.IsTerminal(int(os.Stderr.Fd()))
 	if e.outTerm {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgtest"
@@ -26,7 +27,7 @@ type ran struct {
 // newEnv is the surroundings of a command that is called by a script.
 func newEnv(vars map[string]string) (*env, *bytes.Buffer, *bytes.Buffer) {
 	var out, errs bytes.Buffer
-	e := &env{in: strings.NewReader(""), out: &out, err: &errs, now: time.Now, getenv: func(name string) string { return vars[name] }}
+	e := &env{in: strings.NewReader(""), out: &out, err: &errs, now: time.Now, local: local, getenv: func(name string) string { return vars[name] }}
 	return e, &out, &errs
 }
 
@@ -256,4 +257,47 @@ func TestChangesOfAnotherMachineAreConfirmed(t *testing.T) {
 			t.Error(errs)
 		}
 	}
+}
+
+// Each command that changes something asks, and those that only look do not.
+func TestEachChangeIsConfirmed(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("l", ratelimit.TokenBucket{Rate: 10, Period: never})
+	far := func(e *env) { e.local = func(*pgx.ConnConfig) bool { return false } }
+	asked := func(answer string) func(e *env) {
+		return func(e *env) {
+			far(e)
+			e.inTerm, e.in = true, strings.NewReader(answer)
+		}
+	}
+	bare := pgtest.Bare(t)
+	weirAs(t, bare, far, "migrate").fails(t, exitUsage, "--yes", "migrate schema")
+	weir(t, bare, "limits").fails(t, exitFailed, "weir migrate")
+	weirAs(t, bare, far, "migrate", "--yes").ok(t)
+	weirAs(t, bare, far, "migrate").ok(t) // there is nothing to change
+
+	pool := pgtest.Pool(t)
+	take(t, pool, limit.For("k").Count(9))
+	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) VALUES ('l', 'idle', 10, now(), 10, 10, 1000)`)
+	rows := func() (text string) {
+		if err := pool.QueryRow(t.Context(), `SELECT string_agg(b::text, E'\n' ORDER BY key) FROM weir_balance b`).Scan(&text); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	before := rows()
+	for _, line := range []string{"reset l k", "reset --key k", "pause l k 1h", "resume l k", "prune"} {
+		weirAs(t, pool, far, strings.Fields(line)...).fails(t, exitUsage, "not on this machine", "--yes")
+		weirAs(t, pool, asked("no\n"), strings.Fields(line)...).fails(t, exitFailed, "Go on? [y/N]", "nothing was changed")
+		if after := rows(); after != before {
+			t.Errorf("%s: was\n%s\nand is\n%s", line, before, after)
+		}
+	}
+	for _, line := range []string{"limits", "show l", "show l k"} {
+		weirAs(t, pool, far, strings.Fields(line)...).ok(t)
+	}
+	if r := weirAs(t, pool, asked("y\n"), "reset", "l", "k"); r.code != exitOK || left(t, pool, limit.For("k")).Value != 10 {
+		t.Errorf("%+v", r)
+	}
+	weirAs(t, pool, far, "reset", "l", "k", "--yes").ok(t)
 }

@@ -141,7 +141,7 @@ func local(c *pgx.ConnConfig) bool {
 
 // confirm asks before anything is changed in a database that is not on this machine.
 func (s *session) confirm(what string) error {
-	if s.e.yes || local(s.pool.Config().ConnConfig) {
+	if s.e.yes || s.e.local(s.pool.Config().ConnConfig) {
 		return nil
 	}
 	if !s.e.inTerm {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"regexp"
 	"strings"
 	"testing"
@@ -211,6 +212,25 @@ func TestNumbersAndDurations(t *testing.T) {
 	} {
 		if got := lasting(d); got != want {
 			t.Errorf("%v: %s, want %s", int64(d), got, want)
+		}
+	}
+}
+
+// A bar is as wide as it is said to be, whatever it shows, and what is left is seen however little it is.
+func TestBarsAreOfOneWidth(t *testing.T) {
+	t.Parallel()
+	e, _, _ := newEnv(nil)
+	fancy, _, _ := newEnv(nil)
+	terminal(fancy)
+	for _, capacity := range []float64{0, 1, 3, 1e15} {
+		for _, value := range []float64{math.Inf(-1), -5, 0, 1e-300, 0.001, 0.5, 1, 2.9, 3, 1e15, math.Inf(1), math.NaN()} {
+			if got := e.bar(value, capacity, 20); len(got) != len("[]")+20 || strings.Contains(got, "#") != (value > 0 && capacity > 0) {
+				t.Errorf("%v of %v: %q", value, capacity, got)
+			}
+			got := regexp.MustCompile(`\x1b\[\d+m`).ReplaceAllString(fancy.bar(value, capacity, 20), "")
+			if runewidth.StringWidth(got) != 20 || (strings.Count(got, "░") < 20) != (value > 0 && capacity > 0) {
+				t.Errorf("%v of %v: %q", value, capacity, got)
+			}
 		}
 	}
 }

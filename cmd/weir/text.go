@@ -127,8 +127,8 @@ func rule(capacity, rate float64, period time.Duration, windowed bool) string {
 // bar draws how much of the capacity is left, in so many cells.
 func (e *env) bar(value, capacity float64, cells int) string {
 	share := 0.0
-	if capacity > 0 {
-		share = min(1, max(0, value/capacity))
+	if capacity > 0 && value > 0 {
+		share = min(1, value/capacity)
 	}
 	if e.plain() {
 		full := int(share * float64(cells))

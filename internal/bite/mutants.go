@@ -527,7 +527,7 @@ var mutants = []mutant{
 
 	// the command
 	{"weir: changes what is elsewhere unasked", "cmd/weir/session.go",
-		"if s.e.yes || local(", "if !s.e.yes || local(", "AnotherMachine", command, false},
+		"if s.e.yes || s.e.local(", "if !s.e.yes || s.e.local(", "AnotherMachine", command, false},
 	{"weir: resets by a rule of its own", "cmd/weir/change.go",
 		"ratelimit.Shards(b.Shards)", "ratelimit.Shards(b.Shards + 1)", "ChangesOfABalance", command, false},
 	{"weir: says that what was interrupted is done", "cmd/weir/prune.go",
