@@ -23,8 +23,6 @@ var (
 
 	visitors = []string{"./examples/visitors"}
 	board    = []string{"./dashboard"}
-	guards   = []string{"./lockout"}
-	locks    = []string{"./lockout"}
 
 	looks   = []string{"./inspect"}
 	command = []string{"."} // of cmd/weir
