@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // mutant is one break of the library.
 type mutant struct {
 	name     string // the invariant that it breaks, and how
@@ -14,21 +16,12 @@ var (
 	core  = []string{"./ratelimit"}
 	whole = []string{"./integration"}
 	jobs  = []string{"./scheduler"}
-	web   = []string{"./httplimit"}
-	otel  = []string{"."} // of otelweir
-
-	locks = []string{"./lockout"}
-	held  = []string{"./slots"}
-	fake  = []string{"./weirtest"}
-
-	visitors = []string{"./examples/visitors"}
-	board    = []string{"./dashboard"}
-
-	looks   = []string{"./inspect"}
-	command = []string{"."} // of cmd/weir
 )
 
-var mutants = []mutant{
+// mutants are all of them.
+var mutants = slices.Concat(ofTheCore, ofTheRest)
+
+var ofTheCore = []mutant{
 	// the statement
 	{"over-admission: no WHERE on the upsert", "ratelimit/statements.go",
 		"WHERE least($4, b.value + {refill}) - $7 >= $10::float8", "WHERE $10::float8 IS NOT NULL", "Concurrent", whole, true},
@@ -324,216 +317,4 @@ var mutants = []mutant{
 		" AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text AND id <> ALL", " AND id <> ALL", "RunningJobKeeps", jobs, false},
 	{"cancel: nobody looks for what has gone", "scheduler/cancel.go",
 		"return p.freeAll(ctx, missing)", "return nil", "ByOthers", jobs, false},
-
-	// the middleware
-	{"http: a denial goes on", "httplimit/guard.go",
-		"		err = res.Err()\n", "		_ = res.Err()\n", "EveryEnd", web, true},
-	{"http: a reservation runs at once", "httplimit/guard.go",
-		"err == nil && !res.RunAt.IsZero()", "err == nil && false", "EveryEnd|Ahead", web, true},
-	{"http: Retry-After before the outer t", "httplimit/guard.go",
-		"max(1, seconds(res.RetryAfter()), after)", "max(1, seconds(res.RetryAfter()), min(0, after))", "AroundEachOther|Agree", web, true},
-	{"http: jitter makes it early", "httplimit/refusal.go",
-		"return s + rand.Int64N(", "return s - rand.Int64N(", "Spread", web, true},
-	{"http: seconds are rounded down", "httplimit/fields.go",
-		"	if d%time.Second > 0 {\n", "	if d%time.Second > time.Second {\n", "Fields|Spread", web, true},
-	{"http: t of limits that would have granted", "httplimit/fields.go",
-		"	case res.OK:\n", "	default:\n", "Fields|Agree", web, true},
-	{"http: anybody is believed", "httplimit/address.go",
-		"	if !through {\n", "	if !through && !ok {\n", "Address|ForwardedFor", web, true},
-	{"http: the first address counts", "httplimit/address.go",
-		"		if !p.trusts(hop) {\n", "		if !p.trusts(hop) && false {\n", "Address|ForwardedFor", web, true},
-	{"http: half a quotation is read", "httplimit/forwarded.go",
-		"		if !s.skip(',') {\n			return nil\n		}\n", "		if !s.skip(',') {\n			return who\n		}\n", "Address|ForwardedField", web, true},
-	{"http: secrets are stored", "httplimit/key.go",
-		"		return digest(v), nil\n", "		return v, nil\n", "APIKey", web, true},
-	{"http: a key may look like the hash of another", "httplimit/key.go",
-		" && !strings.HasPrefix(key, hashed) {", " {", "GoodKeys", web, true},
-
-	// what OpenTelemetry is told
-	{"otel: names of limits without a bound", "otelweir/labels.go",
-		"if len(known) >= n.most {\n\t\treturn n.other\n\t}\n\tl := ", "l := ", "Bounded", otel, false},
-	{"otel: a name that is added drops another", "otelweir/labels.go",
-		"known = maps.Clone(known)", "known = maps.Clone(map[string]*labels{})", "Bounded", otel, false},
-	{"otel: granted, though another limit denied", "otelweir/labels.go",
-		"case !r.OK, o.Rate == 0:", "case o.Rate == 0:", "WhatBecame", otel, false},
-	{"otel: tokens of a shadow that would have denied", "otelweir/labels.go",
-		"case !o.OK && o.Shadow:\n\t\treturn shadowDenied", "case !o.OK && o.Shadow:\n\t\treturn granted", "WhatBecame", otel, false},
-	{"otel: a denial is an error of the transaction", "otelweir/labels.go",
-		"case errors.Is(err, ratelimit.ErrDenied):", "case errors.Is(err, ratelimit.ErrClosed):", "Transaction", otel, false},
-	{"otel: the error tells the key", "otelweir/spans.go",
-		"e.Value = \"(not traced)\"", "", "ACallIsASpan", otel, false},
-	{"otel: spans where nobody records", "otelweir/spans.go",
-		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
-
-	// leaving, shadows, observers, fair shares
-	{"leave: nothing is left", "ratelimit/request.go",
-		"- c.credited() + c.leave", "- c.credited()", "Leave", core, false},
-	{"leave: what one shard has is enough", "ratelimit/sharded.go",
-		"case c.leave > 0 && (n > 1 || c.shards > 1):", "case c.leave < 0 && (n > 1 || c.shards > 1):", "NeverMoreThanOneBalance", whole, true},
-	{"leave: the sum of a lane leaves nothing", "ratelimit/together.go",
-		"return !c.reserve && c.leave == 0", "return !c.reserve", "ShareIsLeft", whole, true},
-	{"shadow: denies", "ratelimit/shadow.go",
-		"if len(shadows) == 0 {\n\t\treturn decide(calls)", "if len(shadows) >= 0 {\n\t\treturn decide(calls)", "NeverDenies", whole, true},
-	{"shadow: takes from the limit that is enforced", "ratelimit/limit.go",
-		"d.name += shadowed", "d.name += shadowed[:0]", "NeverDenies", whole, true},
-	{"shadow: counts what was denied", "ratelimit/shadow.go",
-		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
-	{"shadow: delays the work", "ratelimit/reservation.go",
-		"if calls = enforced(calls); err != nil", "if err != nil", "DelaysNoWork", whole, true},
-	{"shadow: its error is the call's", "ratelimit/coalesce.go",
-		"beside(calls, len(requests), true,", "beside(calls, len(requests), false,", "SurvivesItsShadow", whole, true},
-	{"observe: trips are not counted", "ratelimit/observe.go",
-		"\t*x.trips++\n\treturn x.executor.run", "\treturn x.executor.run", "Observer", whole, true},
-	{"observe: a lease's blocks are told", "ratelimit/lease_fetch.go",
-		"s.a.rateLimit(ctx, nil, s.request.Count(need+beyond))", "s.a.RateLimit(ctx, s.request.Count(need+beyond))", "Observer", whole, true},
-	{"observe: near is not seen", "observe/log.go",
-		"o.Capacity-o.Value >= near*o.Capacity", "o.Capacity-o.Value > near*o.Capacity", "WhatIsTold", []string{"./observe"}, false},
-	{"observe: a line for each", "observe/log.go",
-		"now.Sub(c.at) < cmp.Or", "now.Sub(c.at) < 0*cmp.Or", "OnceAMinute", []string{"./observe"}, false},
-	{"reset: other keys", "ratelimit/reset_key.go",
-		"b.name = held.name AND b.key = $1::text AND", "b.name = held.name AND", "AKeyIsReset", whole, true},
-	{"reset: the rows of a closed layout", "ratelimit/reset_key.go",
-		" AND b.value > '-Infinity'", "", "AKeyIsReset", whole, true},
-	{"reset: in any order", "ratelimit/reset_key.go",
-		"ORDER BY b.name, b.shard FOR", "ORDER BY b.name DESC, b.shard FOR", "ResettingAKey", whole, true},
-	{"prune: what is not full yet", "ratelimit/prune.go",
-		"END >= b.capacity`", "END >= b.capacity - 1e-3`", "OnlyWhatIsLikeNoRow", whole, true},
-	{"prune: in a pause", "ratelimit/prune.go",
-		"(b.paused_until IS NULL OR b.paused_until <= c.clock)", "(b.paused_until IS NULL OR true)", "OnlyWhatIsLikeNoRow", whole, true},
-	{"prune: the head of shards", "ratelimit/prune.go",
-		"WHERE b.shard >= 0 AND", "WHERE b.shard >= -1 AND", "OnlyWhatIsLikeNoRow", whole, true},
-	{"prune: waits for who holds a row", "ratelimit/prune.go",
-		"FOR UPDATE OF b SKIP LOCKED", "FOR UPDATE OF b", "PruneWaitsForNobody", whole, true},
-	{"prune: what somebody waits for", "ratelimit/prune.go",
-		"AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0 OR", "AND (true OR", "OnlyWhatIsLikeNoRow", whole, true},
-	{"fair: who has used most comes first", "fair/fair.go",
-		"min(1, used/(l.share*t.Weight))", "(1 - min(1, used/(l.share*t.Weight)))", "Fair", []string{"./fair"}, false},
-	{"fair: no weights", "fair/fair.go",
-		"used/(l.share*t.Weight)", "used/(l.share+0*t.Weight)", "Fair", []string{"./fair"}, false},
-	{"fair: use is never forgotten", "fair/fair.go",
-		"res.OK || again || l.leave(tenant, n) >= leave", "true || l.leave(tenant, n) >= leave || again", "NewWindow", []string{"./fair"}, false},
-
-	// the examples
-	{"login: check whatever the charge came to", "examples/login/signin.go",
-		"attempt, err := s.guard.Begin(ctx, who)\n\tif err != nil {\n\t\treturn signedIn{}, err\n\t}", "attempt, _ := s.guard.Begin(ctx, who)", "Parallel|Address", []string{"./examples/login"}, false},
-
-	// sign-ins
-	{"lockout: what is denied is checked", "lockout/attempt.go",
-		"if !a.taken.OK {", "if !a.taken.OK && len(subjects) > 9 {", "Parallel", locks, true},
-	{"lockout: the last attempt does not lock", "lockout/attempt.go",
-		"own.left(a.taken.Outcomes[0].Value) == 0", "own.left(a.taken.Outcomes[0].Value) < 0", "LastAttempt", locks, true},
-	{"lockout: the ladder forgets", "lockout/ladder.go",
-		"before := s.remembered(res.Outcomes[0].Value)", "before := 0 * s.remembered(res.Outcomes[0].Value)", "LocksDouble", locks, true},
-	{"lockout: the memory fades while the lock lasts", "lockout/ladder.go",
-		"l.Pause(ctx, tx, s.lasts(before), s.rows()...)", "l.Pause(ctx, tx, s.lasts(before), s.failures.For(s.key))", "WhenTheLockHasEnded", locks, true},
-	{"lockout: no memory in the moment between two pauses", "lockout/ladder.go",
-		"Count(s.forget).OrReserve()", "Count(s.forget)", "BeforeItsMemory", locks, true},
-	{"lockout: a lock leaves no attempts", "lockout/ladder.go",
-		"return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))", "return res, nil", "WhileLockedCost", locks, true},
-	{"lockout: an address is locked once for each who finds it empty", "lockout/attempt.go",
-		"now, err = l.limiter.RateLimit(ctx, tx, nothing)", "now, err = l.limiter.CheckRateLimit(ctx, tx, nothing)", "LocksMeanwhile", locks, true},
-	{"lockout: a success fills the address", "lockout/attempt.go",
-		"a.limiter.GiveBack(ctx, tx, a.taken)", "a.limiter.ResetRateLimit(ctx, tx, address.attempt())", "DoNotForgive", locks, true},
-	{"lockout: an attempt is given back after the lock", "lockout/attempt.go",
-		"if state.Delay == a.taken.Outcomes[i+1].Delay {", "if state.Delay >= a.taken.Outcomes[i+1].Delay {", "FromBefore", locks, true},
-	{"lockout: a right last attempt is remembered as a lockout", "lockout/attempt.go",
-		"	if a.lock.OK {\n", "	if a.lock.OK && false {\n", "Forgives|Model", locks, true},
-	{"lockout: a token is good for all accounts", "lockout/devices.go",
-		"mac.Write([]byte(account))", "mac.Write([]byte(account)[:0])", "AccountOnly|StolenToken", locks, true},
-	{"lockout: a token is good for ever", "lockout/devices.go",
-		"age < d.maxAge", "age < 1<<62", "HasItsTime", locks, true},
-
-	// foretelling, and the limiter for tests
-	{"foretell: what is denied is taken", "ratelimit/foretell.go",
-		"d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}", "d.RunAt, d.PacedAt = time.Time{}, time.Time{}", "Foretell", core, true},
-	{"foretell: nothing to give back", "ratelimit/foretell.go",
-		"c.taken, c.owed, c.delay, c.moved = after.since()", "c.taken, c.owed, c.delay, c.moved = 0*after.since()", "Foretell", core, true},
-	{"weirtest: a check takes", "weirtest/limiter.go",
-		"if err == nil && take && res.OK {", "if err == nil && res.OK && (take || !take) {", "TheFake", fake, true},
-	{"weirtest: a denial on demand takes", "weirtest/limiter.go",
-		"res.OK, res.RunAt, res.Limit, res.Key = false, time.Time{}, \"\", \"\"", "res.RunAt, res.Limit, res.Key = time.Time{}, \"\", \"\"", "OnDemand", fake, true},
-	{"weirtest: a window's tokens outlive it", "weirtest/limiter.go",
-		"if later <= 0 {", "if later <= 1e18 {", "NoGift", fake, true},
-
-	// slots
-	{"slots: one that is held is taken over", "slots/statements.go",
-		"WHERE s.until <= (SELECT now FROM clock)", "WHERE s.until <= (SELECT now FROM clock) + interval '1 day'", "NeverMoreThanN|Shrunk", held, true},
-	{"slots: what a larger n has left is not in the way", "slots/statements.go",
-		"($5::boolean OR NOT EXISTS", "(true OR NOT EXISTS", "Shrunk", held, true},
-	{"slots: what a larger n has left is counted without its lock", "slots/statements.go",
-		"if locked {", "if locked && false {", "Shrunk", held, true},
-	{"slots: a renewal brings back what has run out", "slots/statements.go",
-		"FROM clock, {mine} AND s.until > clock.now", "FROM clock, {mine} AND s.until > clock.now - interval '1 day'", "ModelDoes", held, true},
-	{"slots: what is another's is renewed and given back", "slots/statements.go",
-		"AND s.holder = mine.holder::uuid", "AND s.holder = s.holder", "ModelDoes|SomebodyElse", held, true},
-	{"slots: a context ends after its slot is given away", "slots/keep.go",
-		"s.ttl - s.ttl/10", "s.ttl + s.ttl/10", "GivenAway", held, true},
-	{"slots: who gives up cancels what is under way", "slots/statements.go",
-		"context.WithTimeout(context.WithoutCancel(ctx), s.ttl)", "context.WithTimeout(ctx, s.ttl)", "TakenLater", held, true},
-	{"slots: passed on to who asks for fewer", "slots/line.go",
-		"if first.n < sl.n {", "if first.n < 0 {", "OnlyToWho", held, true},
-	{"slots: passed on for ever", "slots/line.go",
-		"time.Since(sl.since) >= s.passes", "time.Since(sl.since) < 0", "ThenGivenBack", held, true},
-	{"slots: Close does not wait", "slots/slots.go",
-		"if len(s.held) > 0 {", "if len(s.held) > 1e9 {", "CloseWaits", held, true},
-	{"visitors: anybody signs", "examples/visitors/token.go",
-		"hmac.Equal([]byte(mac), []byte(sign(key, text)))", "sign(key, text) != mac[:0]", "ATokenIsGood", visitors, false},
-	{"visitors: a session is for ever", "examples/visitors/token.go",
-		"now.Unix() >= c.Expires || ", "", "ATokenIsGood|KeepsItsCookie", visitors, false},
-	{"visitors: a clock set back makes what is used up good", "examples/visitors/token.go",
-		" || now.Add(skew).Unix() < c.Issued", "", "ATokenIsGood|OneSession", visitors, false},
-	{"visitors: a solution is good twice", "examples/visitors/visitors.go",
-		", httplimit.By(v.limits.once, v.solved)", "", "OneSession|Flood", visitors, false},
-	{"visitors: a challenge's token comes while it is good", "examples/visitors/limits.go",
-		`"visitorChallenge", ratelimit.TokenBucket{`, `"visitorChallenge", ratelimit.FixedWindow{`, "AfterItsEnd", visitors, false},
-	{"visitors: a solution is good for all addresses", "examples/visitors/work.go",
-		"c.Network != network || ", "network == \"\" || ", "NoSolution", visitors, false},
-	{"visitors: sessions for nothing move", "examples/visitors/visitors.go",
-		"if network != c.Network {", "if network == \"\" {", "WhereItWasMade", visitors, false},
-	{"visitors: without an address a session is good everywhere", "examples/visitors/visitors.go",
-		"if c.Network, err = v.address(r); err != nil {", "if c.Network, err = v.address(r); err != nil && false {", "NoAddress", visitors, false},
-	// dashboard
-	{"dashboard: each viewer reads for himself", "dashboard/share.go",
-		"if a != nil && (a.until.IsZero() || s.now().Before(a.until)) {", "if a != nil && false {", "ViewersShare", board, false},
-	{"dashboard: who leaves ends the reading of all", "dashboard/share.go",
-		"context.WithTimeout(context.WithoutCancel(ctx), patience)", "context.WithTimeout(ctx, patience)", "WhoLeaves", board, false},
-	{"dashboard: what is slow is read as often", "dashboard/share.go",
-		"max(fresh, took*idle)", "max(fresh, took*0)", "SlowReadings", board, false},
-	{"dashboard: errors tell hidden keys", "dashboard/answer.go",
-		"case d.hider == nil:", "case d.hider != nil:", "InNoAnswer", board, false},
-	{"dashboard: a name that was not given out finds a key", "dashboard/hide.go",
-		"return key, hmac.Equal(h.nonce(key)[:aes.BlockSize], nonce)", "return key, len(nonce) == len(h.nonce(key)[:aes.BlockSize])", "HiddenKeys", board, false},
-	{"dashboard: it answers what would write", "dashboard/dashboard.go",
-		"if r.Method != http.MethodGet && r.Method != http.MethodHead {", "if r.Method == http.MethodTrace {", "OnlyReads", board, false},
-	{"dashboard: seconds are counted for ever", "dashboard/decisions.go",
-		"		c.by[i%seconds] = tally{}\n", "		c.by[i%seconds].Failed = 0\n", "FiveMinutes", board, true},
-	{"dashboard: limits without a bound", "dashboard/decisions.go",
-		"len(d.limits) >= mostLimits {", "len(d.limits) >= 1<<40 {", "BoundedSize", board, false},
-	// what is seen
-	{"inspect: the rule of a shard for that of all", "inspect/balance.go",
-		"by = last.rule.unshare(n, i, shards[0], other)", "by = last.rule.unshare(1, 0*i, shards[0], other)", "InspectReads", whole, true},
-	{"inspect: full when the last shard is", "inspect/balance.go",
-		"b.FullAt = later(b.FullAt, full)", "b.FullAt = full", "InspectReads", whole, true},
-	{"inspect: full by the rate, as if there was no pause", "inspect/balance.go",
-		"state := ratelimit.State{Value: s.value, TS: s.ts, PausedUntil: s.paused}", "state := ratelimit.State{Value: s.value, TS: s.ts}", "InspectReads", whole, true},
-	{"inspect: the first key of a page is lost", "inspect/balance.go",
-		"AND key >= $2::text", "AND key > $2::text", "InspectPages", whole, true},
-	{"inspect: as the connection is set", "inspect/inspect.go",
-		"pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}", "pgx.TxOptions{}", "StatesWhatItIs", looks, false},
-	{"inspect: a closed row counts", "inspect/balance.go",
-		"if math.IsInf(r.value, -1) {", "if math.IsInf(r.value, -1) && n > 9 {", "OddRows", looks, false},
-
-	// the command
-	{"weir: changes what is elsewhere unasked", "cmd/weir/session.go",
-		"if s.e.yes || s.e.local(", "if !s.e.yes || s.e.local(", "AnotherMachine", command, false},
-	{"weir: resets by a rule of its own", "cmd/weir/change.go",
-		"ratelimit.Shards(b.Shards)", "ratelimit.Shards(b.Shards + 1)", "ChangesOfABalance", command, false},
-	{"weir: says that what was interrupted is done", "cmd/weir/prune.go",
-		"	return err\n}\n", "	return nil\n}\n", "Interrupted", command, false},
-	{"weir: control characters reach the terminal", "cmd/weir/text.go",
-		"if !unicode.IsPrint(r) {", "if !unicode.IsPrint(r) && r > 127 {", "Shown", command, false},
-	{"weir: the doctor is content with few pages", "cmd/weir/doctor_tables.go",
-		"if pages < fewestPages {", "if pages < 0*fewestPages {", "DoneToTheTables", command, false},
-	{"weir: the doctor waits for longer lines", "cmd/weir/doctor_activity.go",
-		"if n < 2*samples {", "if n < 200*samples {", "HotKeys", command, false},
 }
