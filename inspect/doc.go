@@ -1,6 +1,6 @@
 // Package inspect tells what limits look like from their rows alone, without the definitions of the program that takes from them, and
 // changes nothing: it reads at READ COMMITTED, in read-only transactions, by the primary key, a bounded number of rows at a time and
-// within a timeout, so that a look at ten million keys disturbs nobody. A hot standby will do.
+// within a timeout, however large the table is.
 //
 //	look, err := inspect.New(pool, inspect.Config{})
 //	...

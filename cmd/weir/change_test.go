@@ -242,6 +242,7 @@ func TestExplain(t *testing.T) {
 		Kind, State string
 		ScheduledAt time.Time `json:"scheduled_at"`
 		Waits       bool
+		Paused      bool
 		Limit, Key  string
 		Until       time.Time
 		Balance     map[string]any
@@ -250,8 +251,14 @@ func TestExplain(t *testing.T) {
 	if a.Job != 2 || !a.Waits || a.Limit != "chat" || a.Key != "acme" || time.Until(a.Until) < never-time.Hour || a.Balance["value"].(float64) > -9.9 {
 		t.Errorf("%+v", a)
 	}
+	// A pause that begins now puts it off.
+	was := a.Until
 	weir(t, pool, "pause", "chat", "acme", "1h").ok(t)
-	if got := weir(t, pool, "explain", "2").ok(t).out; !strings.Contains(got, "The limit is paused now") {
+	weir(t, pool, "explain", "2", "--json").ok(t).json(t, &a)
+	if by := a.Until.Sub(was); by < time.Hour-time.Second || by > time.Hour+time.Second || !a.Paused {
+		t.Errorf("it is put off by %v: %+v", by, a)
+	}
+	if got := weir(t, pool, "explain", "2").ok(t).out; !strings.Contains(got, "is held up by a pause by chat of acme until 20") {
 		t.Error(got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
@@ -21,8 +22,8 @@ func newExplain(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain JOB",
 		Short: "Tell what a River job waits for, and until when",
-		Long: `Tells what a River job waits for that was enqueued with its tokens, by package scheduler, and until when; and how the limit stands that it
-waits for. JOB is its id.`,
+		Long: `Tells what a River job waits for that was enqueued with its tokens, by package scheduler, and until when, pauses
+that began since included; and how the limit stands that it waits for. JOB is its id.`,
 		Args: takes(1, 1, "the id of a JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)
@@ -45,7 +46,7 @@ type explained struct {
 	Waits     bool             `json:"waits"` // for tokens, or for the end of a pause
 	Limit     string           `json:"limit,omitempty"`
 	Key       string           `json:"key,omitempty"`
-	Until     time.Time        `json:"until,omitzero"` // as it stands in the job; a pause that began since puts it off
+	Until     time.Time        `json:"until,omitzero"`
 	Paused    bool             `json:"paused,omitempty"`
 	Balance   *inspect.Balance `json:"balance,omitempty"` // of the limit and key
 }
@@ -77,7 +78,9 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		b, err := look.Balance(ctx, w.Limit, w.Key)
 		if err == nil {
 			a.Balance = &b
-		} else if !errors.Is(err, inspect.ErrNoBalance) {
+			err = s.since(ctx, client, &a)
+		}
+		if err != nil && !errors.Is(err, inspect.ErrNoBalance) {
 			return err
 		}
 	}
@@ -98,12 +101,37 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	}
 	s.e.sayf("Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of, instant(a.Until))
 	if a.Balance != nil {
-		if b := a.Balance; !a.Paused && !b.PausedUntil.IsZero() {
-			s.e.sayf("%s\n", "The limit is paused now, which puts the job off if the pause began after it was enqueued.")
-		}
 		s.show(*a.Balance)
 	}
 	return nil
+}
+
+// since finds out what has become of the job's time since it was enqueued: pauses and settlements move it. It does so for the first
+// thousand of those that wait for the same.
+func (s *session) since(ctx context.Context, client *river.Client[pgx.Tx], a *explained) error {
+	if a.Balance.Problem != "" {
+		return nil
+	}
+	r, err := request(*a.Balance)
+	if err != nil {
+		return err
+	}
+	l, err := s.limiter()
+	if err != nil {
+		return err
+	}
+	return s.read(ctx, func(tx pgx.Tx) error {
+		line, err := scheduler.New(l, scheduler.Config{}).Jobs(client).Waiting(ctx, tx, r, 1000)
+		if err != nil {
+			return err
+		}
+		for _, w := range line {
+			if w.Job.ID == a.Job {
+				a.Limit, a.Key, a.Until, a.Paused = w.Limit, w.Key, w.Until.UTC(), w.Paused
+			}
+		}
+		return nil
+	})
 }
 
 func stateOf(err error) string {
