@@ -279,7 +279,7 @@ func (h *held) unused(e entry, used float64, now int64) float64 {
 	if e.value < 0 {
 		at = max(at, now)
 	}
-	later := float64(h.law.window(at)-h.law.window(h.since)) - float64(e.delay-h.delay)/float64(h.law.period)
+	later := float64(h.law.window(at)-h.law.window(h.since)) - math.Floor(float64(e.delay-h.delay)/float64(h.law.period))
 	if later <= 0 {
 		return h.n - used
 	}
@@ -399,7 +399,7 @@ func (b book) pause(asks []ask, now, d int64) {
 	for _, a := range asks {
 		e, ok := b[a.account]
 		if !ok {
-			b[a.account] = entry{value: fullUnderAnyRule, ts: now, until: now + d, delay: d, rule: a.law.kept()}
+			b[a.account] = entry{value: fullUnderAnyRule, ts: now, until: now + d, delay: a.law.span(now, now+d), rule: a.law.kept()}
 			continue
 		}
 		until := max(e.until, now+d)

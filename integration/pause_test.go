@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 // pausing is one limit and key with a clock that is set, to be told in seconds after w0.
 type pausing struct {
 	t     *testing.T
+	l     *ratelimit.Limiter
+	pool  *pgxpool.Pool
 	v     verbs
 	clock *clock
 	r     ratelimit.Request
@@ -82,8 +85,8 @@ func pausedEachWay(t *testing.T, rule ratelimit.Rule, test func(p pausing)) {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
 			c := &clock{t: w0}
-			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now}), pgtest.Pool(t))
-			test(pausing{t, v, c, limit.For("k")})
+			l, pool := limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now}), pgtest.Pool(t)
+			test(pausing{t, l, pool, w.verbs(t, l, pool), c, limit.For("k")})
 		})
 	}
 }
@@ -216,6 +219,50 @@ func TestAPauseBeforeTheFirstUse(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A balance that has no row is put off by as many windows as one that has. Else what was taken from a window that ended before
+// looks as if it were of the present one.
+func TestAPauseOfABalanceWithoutARowIsOneOfWholeWindows(t *testing.T) {
+	t.Parallel()
+	for _, prune := range []bool{true, false} {
+		t.Run(fmt.Sprint("pruned ", prune), func(t *testing.T) {
+			t.Parallel()
+			pausedEachWay(t, tenAMinute, func(p pausing) {
+				early := p.at(10).take(10, false, true, 0, 0, 0)
+				if p.at(70); prune {
+					if done := pruned(p.t, p.l, p.pool, ratelimit.PruneConfig{}); done.Deleted != 1 {
+						p.t.Fatalf("%+v", done)
+					}
+				}
+				p.pause(130) // to 200: two windows begin
+				p.at(199).take(1, true, true, 9, 200, 120)
+				p.at(199).resume()
+				p.at(199).take(1, false, true, 8, 0, 120)
+				if err := p.v.GiveBack(p.t.Context(), early); err != nil {
+					p.t.Fatal(err)
+				}
+				p.at(200).take(0, false, true, 8, 0, 120)
+			})
+		})
+	}
+}
+
+// A pause by windows of another length is no whole number of the take's: what it lacks is not given back in part.
+func TestATakeIsNotOfThePresentWindowByAPauseOfOtherWindows(t *testing.T) {
+	t.Parallel()
+	pausedEachWay(t, tenAMinute, func(p pausing) {
+		res := p.at(10).take(10, false, true, 0, 0, 0)
+		own := p.r
+		p.r = own.Rule(ratelimit.FixedWindow{Rate: 10, Period: 45 * time.Second, Start: w0})
+		p.at(12).pause(40) // to 52: one of 45 s begins, and none of a minute
+		p.r = own
+		p.at(70).take(9, false, true, 1, 0, 45)
+		if err := p.v.GiveBack(p.t.Context(), res); err != nil {
+			p.t.Fatal(err)
+		}
+		p.at(70).take(0, false, true, 1, 0, 45)
+	})
 }
 
 // A reset refills, and tokens are given back, while the pause goes on; also to a window that began before it.

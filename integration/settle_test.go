@@ -19,11 +19,7 @@ import (
 )
 
 // settling is one limit and key with a clock that is set, by one way of calling.
-type settling struct {
-	pausing
-	l    *ratelimit.Limiter
-	pool *pgxpool.Pool
-}
+type settling struct{ pausing }
 
 func (s settling) at(seconds float64) settling {
 	s.pausing.at(seconds)
@@ -78,7 +74,7 @@ func settledEachWay(t *testing.T, rule ratelimit.Rule, test func(s settling)) {
 			t.Parallel()
 			c, pool := &clock{t: w0}, pgtest.Pool(t)
 			l := limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now})
-			test(settling{pausing{t, w.verbs(t, l, pool), c, limit.For("k")}, l, pool})
+			test(settling{pausing{t, l, pool, w.verbs(t, l, pool), c, limit.For("k")}})
 		})
 	}
 }

@@ -107,8 +107,7 @@ func (w *twins) compare(t *rapid.T) {
 	if sum := w.rows(t); math.Abs(sum-many.Value) > slack {
 		t.Fatalf("the value is %v, and the rows have %v", many.Value, sum)
 	}
-	// of a window of which there is no row nothing waits, and then the delay of a pause is not in windows
-	if many.Delay != one.Delay && !numbersOf(w.rule).windowed || !many.PausedUntil.Equal(one.PausedUntil) {
+	if many.Delay != one.Delay || !many.PausedUntil.Equal(one.PausedUntil) {
 		t.Fatalf("with shards %+v, and one balance %+v", many, one)
 	}
 	w.level = w.level && math.Abs(many.Value-one.Value) <= slack

@@ -18,9 +18,9 @@ import (
 // Those that write have the same first parameters: $1 name $2 key $3 shard $4 capacity $5 rate $6 period, of $7 tokens,
 // $8 clock, null for the database's $9 origin of windows, null for a bucket.
 //
-// Everything in SET and WHERE of ON CONFLICT is immutable and the clock stands in VALUES only: distributed engines take
-// nothing else there. Every parameter is cast, so that the texts work in each of pgx's query modes. The arithmetic is that
-// of algebra.go, in the same order.
+// Everything in SET and WHERE of ON CONFLICT is immutable and the clock stands in what would be inserted: distributed engines
+// take nothing else there. Every parameter is cast, so that the texts work in each of pgx's query modes. The arithmetic is
+// that of algebra.go, in the same order.
 
 const (
 	// columns are what every statement answers with.
@@ -120,12 +120,14 @@ RETURNING ` + columns + `, b.shard`
 	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
 	// those after it: of the debt that it left, the first window repays the oldest part, and so on. Where somebody waits the
 	// window is that of the clock, if it is later: they would come in it, on top of its own. So it is of a limit with shards, of which others may have been taken from
-	// in a later window. A pause puts the windows off like all else.
+	// in a later window. A pause puts the windows off like all else; by the rule of another time it is no whole number of them, and
+	// what it lacks of one is not given back.
 	bucketUnused = `($7::float8 - $11::float8)`
 	windowUnused = `(CASE WHEN {later} <= 0 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
 	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, {clock}) - $9::timestamptz) * 1e6) / $6) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) - (coalesce(b.delay, 0) - $15::bigint)::float8 / $6)`
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6))`
 
 	// given is a balance with that. It is not lifted above the capacity, nor lowered where a larger rule filled it higher.
 	given = `greatest(b.value, least(b.capacity, b.value + {unused}))`
@@ -197,9 +199,9 @@ RETURNING ` + columns
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	pauseSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
-	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	coalesce($8::timestamptz, clock_timestamp()) + $10::bigint * interval '1 microsecond', $10)
+SELECT $1::text, $2::text, $3::integer, $7::float8, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	c.now + $10::bigint * interval '1 microsecond', {fresh}
+FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least($4, b.value + {refill}),
 	ts = greatest(b.ts, excluded.ts),
@@ -305,6 +307,7 @@ func newStatements(schema string) statements {
 		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
+			"{fresh}", between("c.now", "c.now + $10::bigint * interval '1 microsecond'"),
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
 	of := func(refill, delay, unused, comes string) texts {

@@ -148,11 +148,7 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...rateli
 	d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
 	return l.change(ctx, "Pause", requests, func(s ratelimit.State, o ratelimit.Outcome, now time.Time) ratelimit.State {
 		end := now.Add(d)
-		if _, used := l.states[account{o.Limit, o.Key}]; used {
-			s.Delay += putOff(o, latest(now, s.TS, s.PausedUntil), end)
-		} else {
-			s.Delay = d // nobody waits for a window
-		}
+		s.Delay += putOff(o, latest(now, s.TS, s.PausedUntil), end)
 		s.PausedUntil = latest(s.PausedUntil, end)
 		return s
 	})
@@ -333,7 +329,7 @@ func (l *Limiter) unused(n float64, o ratelimit.Outcome, then, s ratelimit.State
 	if s.Value < 0 {
 		at = latest(at, l.now())
 	}
-	later := windows(o, at) - windows(o, latest(then.TS, then.PausedUntil)) - float64(s.Delay-then.Delay)/float64(o.Period)
+	later := windows(o, at) - windows(o, latest(then.TS, then.PausedUntil)) - math.Floor(float64(s.Delay-then.Delay)/float64(o.Period))
 	if later <= 0 {
 		return n
 	}
