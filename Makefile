@@ -14,7 +14,6 @@ export GOFLAGS ?= -mod=readonly
 .PHONY: help
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z\/]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z\/]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: postgres ## Run the LLM example: reserved calls to a budgeted API
@@ -31,6 +30,7 @@ demo/visitors: postgres ## Run the visitors example: limits for anonymous visito
 .PHONY: demo/playground
 demo/playground: postgres ## Run the playground: limits to play with in the browser, until stopped
 	@$(GO) run ./examples/playground
+
 .PHONY: weir
 weir: ## Build the command weir into .bin
 	cd cmd/weir && $(GO) build -o $(BIN)/weir .

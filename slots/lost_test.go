@@ -33,7 +33,7 @@ func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
 	t.Parallel()
 	bare := pgtest.Pool(t)
 	pool, proxy := counted(t, bare)
-	s, other := open(t, pool, slots.Config{TTL: 2 * time.Second}), open(t, bare, slots.Config{})
+	s, other := open(t, pool, slots.Config{TTL: 4 * time.Second}), open(t, bare, slots.Config{})
 	many := slots.MustDefine("many", 20)
 	var holds []*slots.Hold
 	for range 20 {
@@ -44,7 +44,7 @@ func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
 		if _, err := other.TryAcquire(t.Context(), many.For("k")); !errors.Is(err, slots.ErrFull) {
 			t.Fatal(err)
 		}
-		return scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`).Sub(first) > 4*time.Second
+		return scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`).Sub(first) > 8*time.Second
 	})
 	for _, h := range holds {
 		if err := h.Err(); err != nil {
