@@ -38,6 +38,16 @@ func (p *patient) transactions(ctx context.Context) error {
 		p.find(wrong, "COMMIT PREPARED or ROLLBACK PREPARED them.", "prepared transactions hold back vacuum: %s", strings.Join(found,
 			", "))
 	}
+	// A slot remembers the snapshot of a standby with hot_standby_feedback also while that is away.
+	const slots = `SELECT format('%L, %s transactions ago', slot_name, pg_catalog.age(xmin)) FROM pg_catalog.pg_replication_slots
+		WHERE xmin IS NOT NULL AND NOT active ORDER BY pg_catalog.age(xmin) DESC LIMIT 5`
+	if found, err = p.lines(ctx, slots); err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		p.find(wrong, "Start the standby again; or, if it is gone, SELECT pg_drop_replication_slot(name).",
+			"replication slots that nobody reads hold back vacuum: %s", strings.Join(found, "; "))
+	}
 	const hidden = `SELECT count(*)::text FROM pg_catalog.pg_stat_activity WHERE query = '<insufficient privilege>'`
 	if found, err = p.lines(ctx, hidden); err != nil {
 		return err

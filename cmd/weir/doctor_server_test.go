@@ -1,26 +1,30 @@
 package main
 
 import (
+	"encoding/binary"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgserver"
 	"github.com/weir-go/weir/schema"
 )
 
-// What is wrong with a whole server needs one that may be spoiled.
-func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
-	t.Parallel()
+// spoiled is a server of the test's own, on which things may be wrong.
+func spoiled(t *testing.T, opts ...pgserver.Option) *pgserver.Server {
+	t.Helper()
 	if os.Getenv("DATABASE_URL") != "" {
-		t.Skip("a server that is given by DATABASE_URL is not set wrong on purpose")
+		t.Skip("the server that DATABASE_URL names is not spoiled on purpose")
 	}
-	server, err := pgserver.Start(t.Context(), pgserver.Setting("fsync", "off"), pgserver.Setting("autovacuum", "off"), pgserver.Setting("track_counts", "off"))
+	server, err := pgserver.Start(t.Context(), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,6 +33,12 @@ func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return server
+}
+
+func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
+	t.Parallel()
+	server := spoiled(t, pgserver.Setting("fsync", "off"), pgserver.Setting("autovacuum", "off"), pgserver.Setting("track_counts", "off"))
 	at := func(database string) string {
 		u, err := url.Parse(server.URL())
 		if err != nil {
@@ -103,4 +113,85 @@ func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 			t.Error("a standby was written to")
 		}
 	})
+}
+
+// feedback is what a standby with hot_standby_feedback says: that it needs what xid sees. Then it goes away.
+func feedback(t *testing.T, url, slot string, xid uint32) {
+	t.Helper()
+	cfg, err := pgconn.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.RuntimeParams["replication"] = "true"
+	conn, err := pgconn.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(t.Context()) }()
+	system, err := conn.Exec(t.Context(), `IDENTIFY_SYSTEM`).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := conn.Frontend()
+	front.SendQuery(&pgproto3.Query{String: `START_REPLICATION SLOT ` + slot + ` PHYSICAL ` + string(system[0].Rows[0][2])})
+	if err := front.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		message, err := conn.ReceiveMessage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, begun := message.(*pgproto3.CopyBothResponse); begun {
+			break
+		}
+	}
+	said := binary.BigEndian.AppendUint64([]byte{'h'}, 0) // when: of no matter
+	for _, n := range []uint32{xid, 0, 0, 0} {            // xmin and its epoch, that of catalogs and its epoch
+		said = binary.BigEndian.AppendUint32(said, n)
+	}
+	front.Send(&pgproto3.CopyData{Data: said})
+	if err := front.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheDoctorFindsASlotThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	server := spoiled(t) // as a slot is of all databases
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := schema.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `SELECT pg_create_physical_replication_slot('the_old_standby', true)`)
+	find := func() []finding { return doctor(t, nil, same, "--database", server.URL()) }
+	if found := find(); len(found) != 0 {
+		t.Errorf("nobody has ever read from it: %+v", found)
+	}
+	var xid uint32
+	if err := pool.QueryRow(t.Context(), `SELECT pg_current_xact_id()::xid`).Scan(&xid); err != nil {
+		t.Fatal(err)
+	}
+	feedback(t, server.URL(), "the_old_standby", xid)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		var held bool
+		if err := pool.QueryRow(t.Context(), `SELECT xmin IS NOT NULL AND NOT active FROM pg_replication_slots`).Scan(&held); err != nil {
+			t.Fatal(err)
+		}
+		if held {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the slot does not hold what the standby needs")
+		}
+	}
+	finds(t, find(), "transactions", wrong, "'the_old_standby', ", "pg_drop_replication_slot")
+	exec(t, pool, `SELECT pg_drop_replication_slot('the_old_standby')`)
+	if found := find(); len(found) != 0 {
+		t.Errorf("after the mend: %+v", found)
+	}
 }
