@@ -61,9 +61,9 @@ WHERE least($4, b.value + {refill}) - $7 >= $10::float8
 	AND {unless}
 RETURNING ` + columns
 
-	// inTime makes takeSQL one for what may wait for so long, and no longer: $11 is then, in place of whether to reserve, the most
-	// microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A balance
-	// that is used for the first time is full, which grants whatever is not refused before.
+	// inTime makes takeSQL one for what may wait for so long, and no longer: $11 is then, in place of whether to reserve, the
+	// most microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A
+	// balance that is used for the first time is full, which grants whatever is not refused before.
 	unpaused = `(b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)`
 	inTime   = `round(date_part('epoch', {paused}) * 1e6) <= $11::float8
 	AND (least($4, b.value + {refill}) - $7) + $12::float8 + {comes} >= 0`
@@ -119,9 +119,9 @@ RETURNING ` + columns + `, b.shard`
 	// what is left of the $7 tokens of a take, of which $11 were used. Those of a window are gone when the row stands in a
 	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
 	// those after it: of the debt that it left, the first window repays the oldest part, and so on. Where somebody waits the
-	// window is that of the clock, if it is later: they would come in it, on top of its own. So it is of a limit with shards, of which others may have been taken from
-	// in a later window. A pause puts the windows off like all else; by the rule of another time it is no whole number of them, and
-	// what it lacks of one is not given back.
+	// window is that of the clock, if it is later: they would come in it, on top of its own. So it is of a limit with shards, of
+	// which others may have been taken from in a later window. A pause puts the windows off like all else; one by the windows of
+	// another rule may be no whole number of the take's, and what it lacks of one is not given back.
 	bucketUnused = `($7::float8 - $11::float8)`
 	windowUnused = `(CASE WHEN {later} <= 0 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
