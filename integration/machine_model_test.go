@@ -127,10 +127,11 @@ func (w *law) paced(e entry, n float64, run int64) int64 {
 	if !w.windowed || e.value >= 0 {
 		return run
 	}
-	before := -e.value - n // owed to others
+	earlier := 0 // windows that repay before it
 	for at := w.windowStart(e.since()) + w.period; at < run; at += w.period {
-		before -= w.rate
+		earlier++
 	}
+	before := -e.value - n - w.rate*float64(earlier) // owed to others; in one step, as hundreds would round to another microsecond
 	return run + min(int64(max(0, before)/w.rate*float64(w.period)), w.period-1)
 }
 
