@@ -138,9 +138,10 @@ func (w *twins) take(t *rapid.T) {
 	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7, n.capacity}).Draw(t, "count")
 	count = min(count, n.capacity)
 	reserve, bounded := anyAhead(t, n.period)
+	leave := 0.0
 	if rapid.IntRange(0, 5).Draw(t, "leaving") == 0 {
-		leave := (n.capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave")
-		reserve, bounded = func(r ratelimit.Request) ratelimit.Request { return r.Leave(leave * (1 - 1e-9)) }, false
+		leave = (n.capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave") * (1 - 1e-9)
+		reserve, bounded = func(r ratelimit.Request) ratelimit.Request { return r.Leave(leave) }, false
 	}
 	many, one := []ratelimit.Request{reserve(w.many().Count(count))}, []ratelimit.Request{reserve(w.one().Count(count))}
 	if rapid.IntRange(0, 4).Draw(t, "several") == 0 { // the other has always enough
@@ -156,7 +157,10 @@ func (w *twins) take(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.OK != checked.OK || !w.sameTime(res.RetryAt, checked.RetryAt) || !w.sameRun(res, checked, count) {
+	// Between the two the limit may have got back the shards of who takes: other shares, which round otherwise. What is there to the
+	// last bit may then be enough for one of them.
+	left := before.Value - count - leave
+	if math.Abs(left) > slack && (res.OK != checked.OK || res.RetryAt.Sub(checked.RetryAt).Abs() > w.edge(left) || !w.sameRun(res, checked, count)) {
 		t.Fatalf("checked %s\nbut then %s\nof %+v", show(checked), show(res), before)
 	}
 	if !res.OK {
@@ -209,8 +213,6 @@ func (w *twins) slack() time.Duration {
 	}
 	return 2 * time.Microsecond
 }
-
-func (w *twins) sameTime(a, b time.Time) bool { return a.Sub(b).Abs() <= w.slack() }
 
 // edge is slack for balances of these values: a debt that is one of whole windows may by rounding be that of one more.
 func (w *twins) edge(values ...float64) time.Duration {
