@@ -48,14 +48,17 @@ func run(ctx context.Context, only string) error {
 		}
 		start := time.Now()
 		killed, output, err := m.bite(ctx, filepath.Join(dir, fmt.Sprint(i)))
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
-		}
 		by := "SURVIVED"
-		if killed {
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			by = "FAILED: " + err.Error()
+			survived = append(survived, m.name)
+		case killed:
 			bitten++
 			by = "killed by " + firstFailure(output)
-		} else {
+		default:
 			survived = append(survived, m.name)
 		}
 		fmt.Printf("%-58s %-5s %s\n", m.name, time.Since(start).Round(time.Second), by)

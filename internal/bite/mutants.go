@@ -276,7 +276,7 @@ var ofTheCore = []mutant{
 	{"pause: a refused call is paid twice", "scheduler/pause.go",
 		"t.Paid, t.Attempt = v.paid", "t.Paid, t.Attempt = false", "PausedAttempt", jobs, false},
 	{"pause: a resume leaves jobs where they are", "scheduler/resume.go",
-		"moved, err := d.forward(ctx, waiting", "moved, err := d.forward(ctx, nil", "ResumeBrings", jobs, false},
+		"moved, err := d.forward(ctx, waiting", "moved, err := d.forward(ctx, waiting[:0]", "ResumeBrings", jobs, false},
 	{"settle: by the scheduler's own hand, twice", "ratelimit/settle.go",
 		"	if !first.found {\n\t\treturn false, nil\n\t}\n", "", "SettledOnce", whole, true},
 	{"settle: after 30 days", "ratelimit/statements.go",
