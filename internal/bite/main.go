@@ -41,7 +41,7 @@ func run(ctx context.Context, only string) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	bitten, survived := 0, []string(nil)
+	bitten, left := 0, []string(nil)
 	for i, m := range mutants {
 		if !match.MatchString(m.name) {
 			continue
@@ -54,18 +54,18 @@ func run(ctx context.Context, only string) error {
 			return ctx.Err()
 		case err != nil:
 			by = "FAILED: " + err.Error()
-			survived = append(survived, m.name)
+			left = append(left, m.name)
 		case killed:
 			bitten++
 			by = "killed by " + firstFailure(output)
 		default:
-			survived = append(survived, m.name)
+			left = append(left, m.name)
 		}
 		fmt.Printf("%-58s %-5s %s\n", m.name, time.Since(start).Round(time.Second), by)
 	}
-	fmt.Printf("%d mutants killed, %d survived\n", bitten, len(survived))
-	if len(survived) > 0 {
-		return fmt.Errorf("no test noticed: %s", strings.Join(survived, "; "))
+	fmt.Printf("%d mutants killed, %d not\n", bitten, len(left))
+	if len(left) > 0 {
+		return fmt.Errorf("not killed: %s", strings.Join(left, "; "))
 	}
 	if bitten == 0 {
 		return fmt.Errorf("no mutant matches %q", only)
