@@ -12,7 +12,7 @@ import (
 
 // tableNames are all of Weir's tables.
 func tableNames() []string {
-	names := []string{"weir_balance", "weir_settled", "weir_schema"}
+	names := []string{"weir_balance", "weir_settled", "weir_slot", "weir_schema"}
 	for i := range 8 {
 		names = append(names, fmt.Sprint("weir_queue_", i))
 	}
@@ -185,17 +185,20 @@ func (p *patient) privileges(ctx context.Context) error {
 		return err
 	}
 	to, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{p.schema}.Sanitize()
-	var grants, prune []string
+	var grants, hold, prune []string
 	lacks := func(into *[]string, privilege, on string, tables ...string) error {
 		// What is not there lacks nothing.
 		has := `coalesce(pg_catalog.has_table_privilege($1::text, pg_catalog.to_regclass($2::text)::oid, $3::text), true)`
-		if len(tables) == 0 {
+		switch on {
+		case "SEQUENCE ":
+			has = strings.Replace(has, "has_table_privilege", "has_sequence_privilege", 1)
+		case "SCHEMA ":
 			has, tables = `pg_catalog.has_schema_privilege($1::text, $2::text, $3::text)`, []string{p.schema}
 		}
 		var lacking []string
 		for _, t := range tables {
 			name := t
-			if on == "" {
+			if on != "SCHEMA " {
 				name = p.table(t)
 			}
 			found, err := p.lines(ctx, `SELECT (`+has+`)::text`, role, name, privilege)
@@ -207,7 +210,7 @@ func (p *patient) privileges(ctx context.Context) error {
 			}
 		}
 		if len(lacking) > 0 {
-			if on != "" {
+			if on == "SCHEMA " {
 				lacking = []string{in}
 			}
 			*into = append(*into, fmt.Sprintf("GRANT %s ON %s%s TO %s", privilege, on, strings.Join(lacking, ", "), to))
@@ -230,7 +233,14 @@ func (p *patient) privileges(ctx context.Context) error {
 		{&grants, "SELECT", "", []string{"weir_balance", "weir_settled", "weir_schema"}},
 		{&grants, "INSERT", "", []string{"weir_balance", "weir_settled"}},
 		{&grants, "UPDATE", "", append([]string{"weir_balance"}, queues...)},
-		{&prune, "DELETE", "", []string{"weir_balance", "weir_settled"}},
+		{&hold, "SELECT", "", []string{"weir_slot"}},
+		{&hold, "INSERT", "", []string{"weir_slot"}},
+		{&hold, "UPDATE", "", []string{"weir_slot"}},
+		{&hold, "DELETE", "", []string{"weir_slot"}},
+		{&hold, "USAGE", "SEQUENCE ", []string{"weir_slot_token"}},
+		{&prune, "SELECT", "", []string{"weir_slot"}},
+		{&prune, "UPDATE", "", []string{"weir_slot"}},
+		{&prune, "DELETE", "", []string{"weir_balance", "weir_settled", "weir_slot"}},
 	} {
 		if err := lacks(want.into, want.privilege, want.on, want.tables...); err != nil {
 			return err
@@ -238,6 +248,9 @@ func (p *patient) privileges(ctx context.Context) error {
 	}
 	if len(grants) > 0 {
 		p.find(wrong, strings.Join(grants, "; ")+".", "role %q may not do what a program has to", role)
+	}
+	if len(hold) > 0 {
+		p.find(note, strings.Join(hold, "; ")+".", "role %q may not hold slots, as programs with package slots do", role)
 	}
 	if len(prune) > 0 {
 		p.find(note, strings.Join(prune, "; ")+".", "role %q may not prune", role)

@@ -267,12 +267,25 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 		}
 	})
 	found := doctor(t, pool, same, "--role", role)
-	if len(found) != 2 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Mend, "GRANT DELETE") {
+	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Mend, "weir_slot_token") ||
+		found[2].Level != note || !strings.Contains(found[2].Mend, "GRANT DELETE") {
 		t.Fatalf("%+v", found)
 	}
 	exec(t, pool, strings.TrimSuffix(found[0].Mend, "."))
+	exec(t, pool, strings.TrimSuffix(found[1].Mend, "."))
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", note, "GRANT DELETE")
-	exec(t, pool, `REVOKE INSERT ON weir_settled FROM `+role+`; GRANT DELETE ON weir_balance, weir_settled TO `+role)
+	exec(t, pool, `REVOKE ALL ON weir_slot, weir_slot_token FROM `+role)
+	exec(t, pool, strings.TrimSuffix(found[2].Mend, "."))
+	url := pgtest.URL(t, pool)
+	if strings.Contains(url, "://") {
+		url += "&role=" + role
+	} else {
+		url += " role=" + role
+	}
+	weir(t, nil, "prune", "--database", url).ok(t)
+	finds(t, doctor(t, pool, same, "--role", role), "privileges", note, "may not hold slots", "GRANT INSERT")
+	exec(t, pool, strings.TrimSuffix(found[1].Mend, "."))
+	exec(t, pool, `REVOKE INSERT ON weir_settled FROM `+role)
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", wrong, "GRANT INSERT ON", "weir_settled")
 	weir(t, pool, "doctor", "--role", "no_such_role").fails(t, exitUsage, `no role "no_such_role"`)
 }
