@@ -150,17 +150,19 @@ func TestPrune(t *testing.T) {
 	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 5, now() - interval '1 hour', 10, 10, CASE WHEN i > 40 THEN 1000 ELSE 1e15 END
 		FROM generate_series(1, 2345) AS i`)
 	exec(t, pool, `INSERT INTO weir_settled VALUES (gen_random_uuid(), now() - interval '1 hour'), (gen_random_uuid(), now() + interval '1 hour')`)
+	exec(t, pool, `INSERT INTO weir_slot (until, holder, slot, name, key) SELECT now() + (i - 2) * interval '1 hour', gen_random_uuid(), i, 's', ''
+		FROM generate_series(0, 3) AS i`)
 	var did struct {
-		Looked, Deleted, Settled int64
-		Complete                 bool
+		Looked, Deleted, Slots, Settled int64
+		Complete                        bool
 	}
 	r := weirAs(t, pool, terminal, "prune", "--json", "--batch", "100", "--share", "1")
 	r.json(t, &did)
-	if r.code != 0 || did.Looked != 2345 || did.Deleted != 2305 || did.Settled != 1 || !did.Complete || !strings.Contains(r.err,
+	if r.code != 0 || did.Looked != 2345 || did.Deleted != 2305 || did.Slots != 3 || did.Settled != 1 || !did.Complete || !strings.Contains(r.err,
 		"looked at 100") {
 		t.Errorf("%+v, %+v", did, r)
 	}
-	is(t, weir(t, pool, "prune").ok(t).out, "Looked at 40 balances, deleted 0 of them, and 0 settlements.\n")
+	is(t, weir(t, pool, "prune").ok(t).out, "Looked at 40 balances, deleted 0 of them, 0 slots and 0 settlements.\n")
 	weir(t, pool, "prune", "--share", "2").fails(t, exitUsage, "Share")
 	weir(t, pool, "prune", "--batch", "-1").fails(t, exitUsage, "Batch")
 }
@@ -190,8 +192,8 @@ func TestPruneIsInterrupted(t *testing.T) {
 	if code := run(ctx, e, []string{"prune", "--batch", "100"}); code != exitFailed {
 		t.Error(code)
 	}
-	if !strings.Contains(progress.String(), "interrupted: ") || out.String() != "Looked at 100 balances, deleted 100 of them, and 0 "+
-		"settlements.\n" {
+	if !strings.Contains(progress.String(), "interrupted: ") || out.String() != "Looked at 100 balances, deleted 100 of them, 0 slots "+
+		"and 0 settlements.\n" {
 		t.Errorf("%s\n%s", out, progress)
 	}
 }

@@ -14,9 +14,10 @@ func newPrune(e *env) *cobra.Command {
 	var cfg ratelimit.PruneConfig
 	c := &cobra.Command{
 		Use:   "prune",
-		Short: "Delete balances that are full, and settlements that are over",
-		Long: `Deletes balances that are full, and so like those that there are not, and the records of settlements that nobody can make any more. It
-works in small transactions, waits for nobody and rests in between. Ctrl-C ends it after a batch; what was done stays done.`,
+		Short: "Delete balances that are full, and slots and settlements that are over",
+		Long: `Deletes balances that are full, and so like those that there are not, slots of processes that have died, and the records of
+settlements that nobody can make any more. It works in small transactions, waits for nobody and rests in between. Ctrl-C ends it
+after a batch; what was done stays done.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.prune(ctx, cfg) })
@@ -31,6 +32,7 @@ works in small transactions, waits for nobody and rests in between. Ctrl-C ends 
 type pruned struct {
 	Looked   int64 `json:"looked"`
 	Deleted  int64 `json:"deleted"`
+	Slots    int64 `json:"slots"`    // slots that were deleted
 	Settled  int64 `json:"settled"`  // settlements that were deleted
 	Complete bool  `json:"complete"` // it was not ended before
 }
@@ -40,7 +42,7 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 	if err != nil {
 		return err
 	}
-	if err := s.confirm("delete balances that are full, and settlements that are over,"); err != nil {
+	if err := s.confirm("delete balances that are full, and slots and settlements that are over,"); err != nil {
 		return err
 	}
 	e := s.e
@@ -63,7 +65,7 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		if about > 0 {
 			share = fmt.Sprintf(" (%d %%)", min(99, p.Looked*100/about))
 		}
-		e.askf("\r\x1b[Klooked at %s%s, deleted %s", number(float64(p.Looked)), share, number(float64(p.Deleted+p.Settled)))
+		e.askf("\r\x1b[Klooked at %s%s, deleted %s", number(float64(p.Looked)), share, number(float64(p.Deleted+p.Slots+p.Settled)))
 		return nil
 	}
 	done, err := l.Prune(ctx, s.pool, cfg)
@@ -74,12 +76,12 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		return err
 	}
 	if e.json {
-		if err := e.writeJSON(pruned{done.Looked, done.Deleted, done.Settled, err == nil}); err != nil {
+		if err := e.writeJSON(pruned{done.Looked, done.Deleted, done.Slots, done.Settled, err == nil}); err != nil {
 			return err
 		}
 		return err
 	}
-	e.sayf("Looked at %s balances, deleted %s of them, and %s settlements.\n",
-		number(float64(done.Looked)), number(float64(done.Deleted)), number(float64(done.Settled)))
+	e.sayf("Looked at %s balances, deleted %s of them, %s slots and %s settlements.\n",
+		number(float64(done.Looked)), number(float64(done.Deleted)), number(float64(done.Slots)), number(float64(done.Settled)))
 	return err
 }
