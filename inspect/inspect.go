@@ -99,9 +99,12 @@ func explain(err error, doing string) error {
 	var e *pgconn.PgError
 	if errors.As(err, &e) {
 		switch e.Code {
-		case "42P01", "42703", "3F000":
+		case "42P01", "3F000":
 			err = fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema "+
 				"if they have a schema of their own)", err)
+		case "42703":
+			err = fmt.Errorf("%w (the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema "+
+				"if the search_path has others)", err)
 		case "42501":
 			err = fmt.Errorf("%w (it takes USAGE on the schema and SELECT on weir_balance)", err)
 		case "57014":

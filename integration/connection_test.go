@@ -172,6 +172,7 @@ func TestErrorsSayWhatIsMissing(t *testing.T) {
 		"OtherSchema":   {limiter(t, ratelimit.Config{Schema: "nowhere"}), migrated, "", "Config.Schema"},
 		"ReadOnly":      {limiter(t, ratelimit.Config{}), migrated, "SET TRANSACTION READ ONLY", "primary"},
 		"AlreadyFailed": {limiter(t, ratelimit.Config{}), migrated, "SELECT 1/0", "earlier statement"},
+		"OtherTables":   {limiter(t, ratelimit.Config{}), migrated, "CREATE TEMP TABLE weir_balance (name text) ON COMMIT DROP", "search_path"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -213,8 +214,8 @@ func TestAnOldSnapshotFailsRatherThanTakingTwice(t *testing.T) {
 			if res, err := a.RateLimit(t.Context(), limit.For("k").Count(3)); err != nil || !res.OK {
 				t.Fatal(res, err)
 			}
-			if res, err := l.RateLimit(t.Context(), old, limit.For("k").Count(3)); sqlState(err) != "40001" {
-				t.Fatalf("got %+v and %v, want a serialization failure", res, err)
+			if res, err := l.RateLimit(t.Context(), old, limit.For("k").Count(3)); sqlState(err) != "40001" || !strings.Contains(err.Error(), "as InTx does") {
+				t.Fatalf("got %+v and %v, want a serialization failure, and what to do", res, err)
 			}
 		})
 	}

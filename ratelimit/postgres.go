@@ -41,9 +41,11 @@ func unknown(err error) error {
 var hints = map[string]string{
 	"42P01": notMigrated, // undefined_table
 	"42883": notMigrated, // undefined_function
-	"42703": notMigrated, // undefined_column
+	"42703": otherTables, // undefined_column
 	"3F000": notMigrated, // invalid_schema_name
 	"42501": "grant the role what the documentation of package schema lists",
+	"40001": runAgain, // serialization_failure
+	"40P01": runAgain, // deadlock_detected
 	"25P02": "an earlier statement of this transaction failed; look at its error and roll back",
 	"25006": "limits are taken by writing: use the primary, and no read-only transaction",
 	"53200": "predicate locks ran out: somebody holds a SERIALIZABLE transaction open for long, or max_pred_locks_per_transaction is too low",
@@ -51,6 +53,10 @@ var hints = map[string]string{
 }
 
 const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
+
+const otherTables = "the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema if the search_path has others"
+
+const runAgain = "another transaction was in the way: run this one again from its start, as InTx does"
 
 func hint(err error) error {
 	state := stateOf(err)

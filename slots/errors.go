@@ -54,11 +54,14 @@ func (p place) forKey() string {
 var hints = map[string]string{
 	"42P01": notMigrated, // undefined_table
 	"3F000": notMigrated, // invalid_schema_name
+	"42703": otherTables, // undefined_column
 	"42501": "grant the role what the documentation of package schema lists",
 	"25006": "slots are held by writing: use the primary",
 }
 
 const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
+
+const otherTables = "the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema if the search_path has others"
 
 // explain says what was being done when err came.
 func explain(ctx context.Context, err error, verb string, p place) error {
