@@ -127,7 +127,7 @@ func (c *Coalesced) add(w *waiter) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.closed {
-		return ErrClosed
+		return fmt.Errorf("%w: the Coalesced", ErrClosed)
 	}
 	if c.waiting.Add(1) > mostWaiting {
 		c.waiting.Add(-1)
