@@ -228,3 +228,46 @@ func TestAClosedBalanceThatIsNoNumberIsDeniedInOneAttempt(t *testing.T) {
 		}
 	}
 }
+
+// A row that was closed knows nothing of the pauses of its limit, and so not what tokens are of the present window: what comes back
+// to it is given to the limit nevertheless.
+func TestWhatComesBackToAClosedRowIsNotLostForAPause(t *testing.T) {
+	t.Parallel()
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+		pause := func(r ratelimit.Request) {
+			t.Helper()
+			if err := here.Pause(t.Context(), 130*time.Second, r); err != nil {
+				t.Fatal(err)
+			}
+			clock.add(100 * time.Second)
+		}
+		for _, from := range []int{1, 2} {
+			for _, ahead := range []bool{false, true} {
+				for _, earlier := range []bool{false, true} { // than the take; else after the change of layout
+					name := fmt.Sprint("paused", from, ahead, earlier)
+					rule := ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: clock.now()}
+					r := ratelimit.MustDefine(name, rule, ratelimit.Shards(from)).For("k")
+					take(t, here, r.Count(0))
+					if earlier {
+						pause(r)
+						clock.add(30 * time.Second)
+					}
+					want := 6.0
+					if ahead {
+						take(t, here, r.Count(8))
+						want = -2
+					}
+					res := takeOK(t, first(here.RateLimit(t.Context(), r.Count(10).OrReserve())))
+					reshard(t, pool, clock.now, 4, r)
+					if !earlier {
+						pause(r)
+					}
+					if ok, err := there.Settle(t.Context(), res.Reservation(), r.Count(4)); err != nil || !ok {
+						t.Fatal(ok, err)
+					}
+					wantLeft(t, there, r, want)
+				}
+			}
+		}
+	})
+}

@@ -55,7 +55,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	if !head.found || old < 1 || old > shard.Max || float64(old) != head.answer.value.Float64 {
 		return fmt.Errorf("the head row of the limit says that it has %v shards", head.answer.value.Float64)
 	}
-	if first.found && old != 1 { // it was not there, and is not to be
+	if first.found && !first.closed() && old != 1 { // it was not there, and is not to be
 		if err := x.run(ctx, []*statement{l.put(&alone, balance{value: math.Inf(-1), pausedUntil: open})}); err != nil {
 			return err
 		}

@@ -134,7 +134,8 @@ RETURNING ` + columns + `, b.shard`
 
 	// giveSQL gives back what is left of the $7 tokens of a take, as if it had been smaller: the balance is that at ts, and
 	// what refills comes after. The clock may have been read before the statement waited for the row; it only ever makes less
-	// of what is given. What this repays of a debt moves the line up, if $12. Without a row the limit is full.
+	// of what is given. What this repays of a debt moves the line up, if $12. Without a row the limit is full. A row that is
+	// closed tells nothing of the pauses of its limit, and answers whatever it tells.
 	//
 	// Locks: the row. Predicate reads: none. An upsert and not an UPDATE: an UPDATE finds its row by whichever path the
 	// planner likes, and a sequential scan takes a predicate lock on the whole table.
@@ -147,7 +148,7 @@ VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, 
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
 	moved = CASE WHEN $12::boolean AND b.value < 0 THEN coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) ELSE b.moved END
-WHERE {unused} > 0 {shard}
+WHERE ({unused} > 0 OR b.value = '-Infinity') {shard}
 RETURNING ` + columns
 
 	// tidy is the condition under which a shard is given to alone: the limit is in no debt, and has not moved to another

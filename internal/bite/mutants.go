@@ -88,6 +88,8 @@ var ofTheCore = []mutant{
 		"b.value, b.moved = portion(sum.value, &row), portion(sum.moved, &row)", "b.moved = portion(sum.moved, &row)", "Reshard", whole, true},
 	{"shards: the old ones stay open", "ratelimit/reshard.go",
 		"balance{value: math.Inf(-1), ts: sum.ts, pausedUntil: open}))\n\t}\n\tsum.value", "balance{value: 0, ts: sum.ts, pausedUntil: open}))\n\t}\n\tsum.value", "Reshard|Stale", whole, true},
+	{"shards: what comes back to a closed row is lost", "ratelimit/statements.go",
+		"WHERE ({unused} > 0 OR b.value = '-Infinity') {shard}", "WHERE {unused} > 0 {shard}", "ClosedRow", whole, true},
 	{"shards: they are known before they are committed", "ratelimit/reshard.go",
 		"l.books.making(c, x.transaction())", "l.books.forget(c)", "RolledBack", whole, true},
 	{"shards: a wrong one is held while others are waited for", "ratelimit/sharded.go",
