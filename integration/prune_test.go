@@ -341,38 +341,50 @@ func TestPruneWaitsForNobody(t *testing.T) {
 	}
 }
 
-// Of a limit with shards the pauses of each say when what was granted in them may run. So those that were put off go together: one
-// that forgot a pause which another remembers would be behind it by that.
+// Of a limit with shards the pauses of each say when what was granted in them may run. So those that were put off go together, be the
+// one that stays in use or not full yet: one that forgot a pause which another remembers would be behind it by that.
 func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: c.now})
-	a := l.Autocommit(pool)
-	limit := ratelimit.MustDefine("paused", ratelimit.TokenBucket{Rate: 10, Period: time.Second}, ratelimit.Shards(2)).Global()
-	pause := func() {
-		t.Helper()
-		if err := a.Pause(t.Context(), time.Hour, limit); err != nil {
-			t.Fatal(err)
-		}
-	}
-	pause()
-	c.add(29 * 24 * time.Hour)
-	takeOK(t, first(a.RateLimit(t.Context(), limit))) // from one of the two
-	c.add(2 * 24 * time.Hour)
-	pruned(t, l, pool, ratelimit.PruneConfig{})
-	pause()
-	for range 10 {
-		res := takeOK(t, first(a.RateLimit(t.Context(), limit.OrReserve())))
-		s, err := a.Value(t.Context(), limit)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if run, _ := res.Reservation().Takes[0].RunAt(s); !run.Equal(res.RunAt) {
-			t.Errorf("it was to run at %v, and by now at %v", res.RunAt, run)
-		}
-	}
-	c.add(31 * 24 * time.Hour)
-	if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_balance") != 2 { // their head, and the row from before they were
-		t.Error("what nobody has used for a month is not pruned")
+	const day = 24 * time.Hour
+	for name, of := range map[string]struct {
+		rule         ratelimit.TokenBucket
+		before, then time.Duration // a take from one of the two
+	}{
+		"InUse":   {ratelimit.TokenBucket{Rate: 10, Period: time.Second}, 29 * day, 2 * day},
+		"NotFull": {ratelimit.TokenBucket{Rate: 10, Period: 100 * day}, time.Hour, 31 * day},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, c := pgtest.Pool(t), newClock()
+			l := limiter(t, ratelimit.Config{Clock: c.now})
+			a := l.Autocommit(pool)
+			limit := ratelimit.MustDefine("paused", of.rule, ratelimit.Shards(2)).Global()
+			pause := func() {
+				t.Helper()
+				if err := a.Pause(t.Context(), time.Hour, limit); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pause()
+			c.add(of.before)
+			takeOK(t, first(a.RateLimit(t.Context(), limit.Count(4))))
+			c.add(of.then)
+			pruned(t, l, pool, ratelimit.PruneConfig{})
+			pause()
+			for range 10 {
+				res := takeOK(t, first(a.RateLimit(t.Context(), limit.OrReserve())))
+				s, err := a.Value(t.Context(), limit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if run, _ := res.Reservation().Takes[0].RunAt(s); !run.Equal(res.RunAt) || res.Outcomes[0].Delay != s.Delay {
+					t.Errorf("it was to run at %v after %v of pauses, and by now at %v after %v", res.RunAt, res.Outcomes[0].Delay, run, s.Delay)
+				}
+			}
+			c.add(200 * day)
+			if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_balance") != 2 { // their head, and the row from before they were
+				t.Error("what nobody has used for a month is not pruned")
+			}
+		})
 	}
 }

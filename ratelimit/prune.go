@@ -17,7 +17,7 @@ const (
 	// pruneSQL looks at the next $4 balances after ($1, $2, $3) and deletes those that are idle: full by the rule that is written in
 	// the row, which is the one that took last, and not paused; a balance that there is not is full, too. What was moved or put off is
 	// kept until nobody can wait for it any more: $6 is by when it was last written. So are all shards of a limit as long as one of
-	// them is, as what they were put off by has to be the same. Heads are no balances, and closed shards are never full.
+	// them stays, as what they were put off by has to be the same. Heads are no balances, and closed shards are never full.
 	//
 	// Locks: the rows that it deletes. Predicate reads: at READ COMMITTED none.
 	//
@@ -33,7 +33,7 @@ const (
 			OR round(date_part('epoch', c.clock - b.ts) * 1e6) > $6::bigint AND NOT EXISTS (
 				SELECT FROM {schema}weir_balance o WHERE b.shard > 0 AND (o.name, o.key) = (b.name, b.key) AND o.shard > 0
 					AND (coalesce(o.delay, 0) <> 0 OR coalesce(o.moved, 0) <> 0)
-					AND round(date_part('epoch', c.clock - o.ts) * 1e6) <= $6::bigint))
+					AND (round(date_part('epoch', c.clock - o.ts) * 1e6) <= $6::bigint OR NOT ({other full}))))
 	FOR UPDATE OF b SKIP LOCKED
 ), gone AS (
 	DELETE FROM {schema}weir_balance b USING idle WHERE (b.name, b.key, b.shard) = (idle.name, idle.key, idle.shard) RETURNING 1

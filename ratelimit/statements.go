@@ -327,7 +327,7 @@ func newStatements(schema string) statements {
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
-	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull)), one(pruneSlotsSQL), one(pruneSettledSQL)
+	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull, "{other full}", strings.ReplaceAll(isFull, "b.", "o."))), one(pruneSlotsSQL), one(pruneSettledSQL)
 	return s
 }
 

@@ -89,6 +89,8 @@ var ofTheRest = []mutant{
 		"END >= b.capacity`", "END >= b.capacity - 1e-3`", "OnlyWhatIsLikeNoRow", whole, true},
 	{"prune: a shard forgets a pause that others remember", "ratelimit/prune.go",
 		"SELECT FROM {schema}weir_balance o WHERE b.shard > 0", "SELECT FROM {schema}weir_balance o WHERE false", "ShardThatWasPaused", whole, true},
+	{"prune: a full shard forgets a pause that others remember", "ratelimit/prune.go",
+		"OR NOT ({other full})", "", "ShardThatWasPaused", whole, true},
 	{"prune: in a pause", "ratelimit/prune.go",
 		"(b.paused_until IS NULL OR b.paused_until <= c.clock)", "(b.paused_until IS NULL OR true)", "OnlyWhatIsLikeNoRow", whole, true},
 	{"prune: the head of shards", "ratelimit/prune.go",
