@@ -157,7 +157,6 @@ var ofTheCore = []mutant{
 		"from = max(now, b.pausedUntil)", "from = now", "Pause", core, true},
 	{"pause: a window's tokens are lost by it", "ratelimit/statements.go",
 		"floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6)", "0 * floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6)", "Outlives", whole, true},
-		"floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6))`", "0)`", "Outlives", whole, true},
 	{"pace: what is reserved starts in the first instant", "ratelimit/algebra.go",
 		"into := int64(min(share, 1) * float64(a.period))", "into := int64(0 * share)", "Spread|NoWindow", core, true},
 	{"pace: outside of the window", "ratelimit/algebra.go",
