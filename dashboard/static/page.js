@@ -120,7 +120,8 @@ async function ask() {
   if (mine !== asked) return;
   const bad = ended.find((e) => e.status === "rejected");
   failures = bad ? failures + 1 : 0;
-  set($("trouble"), bad ? `What is shown is old. ${bad.reason?.message ?? bad.reason} Trying again.` : "");
+  const reason = bad ? String(bad.reason?.message ?? bad.reason) : "";
+  set($("trouble"), bad ? `${offsets.length ? "What is shown is old. " : ""}${reason}${reason.endsWith(".") ? "" : "."} Trying again.` : "");
   show($("trouble"), Boolean(bad));
   paint();
   timer = setTimeout(ask, bad ? Math.min(10000, every * 2 ** failures) : every);
