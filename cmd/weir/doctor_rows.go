@@ -68,7 +68,7 @@ func (p *patient) balances(ctx context.Context) error {
 		p.find(note, `Run "weir prune", once a day.`, "most keys are full, and for more than a day, of %s", few(idle))
 	}
 	if len(odd)+len(ahead)+len(idle) == 0 {
-		p.find(fine, "", "%s keys of %d limits", number(float64(looked)), len(names))
+		p.find(fine, "", "%s of %s", several(int64(looked), "key"), several(int64(len(names)), "limit"))
 	}
 	return nil
 }

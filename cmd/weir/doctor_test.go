@@ -88,7 +88,7 @@ ok     privileges    nothing wrong
 ok     transactions  nothing wrong
 ok     dead rows     nothing wrong
 ok     hot keys      nothing wrong
-ok     balances      50 keys of 1 limits
+ok     balances      50 keys of 1 limit
 ok     settlements   nothing wrong
 `[1:])
 

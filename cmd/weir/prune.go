@@ -81,7 +81,7 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		}
 		return err
 	}
-	e.sayf("Looked at %s balances, deleted %s of them, %s slots and %s settlements.\n",
-		number(float64(done.Looked)), number(float64(done.Deleted)), number(float64(done.Slots)), number(float64(done.Settled)))
+	e.sayf("Looked at %s, deleted %s of them, %s and %s.\n", several(done.Looked, "balance"), number(float64(done.Deleted)),
+		several(done.Slots, "slot"), several(done.Settled, "settlement"))
 	return err
 }

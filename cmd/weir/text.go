@@ -76,6 +76,14 @@ func number(v float64) string {
 	return b.String()
 }
 
+// several writes how many there are of what is called so.
+func several(n int64, one string) string {
+	if n != 1 {
+		one += "s"
+	}
+	return number(float64(n)) + " " + one
+}
+
 // lasting writes a duration by its two largest units.
 func lasting(d time.Duration) string {
 	switch {
