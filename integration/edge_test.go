@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,6 +61,45 @@ func TestATypedNilIsNoPool(t *testing.T) {
 	}()
 	var c *pgx.Conn
 	t.Log(l.InTx(t.Context(), c, func(context.Context, pgx.Tx) error { return nil }))
+}
+
+// A Limiter that was declared, and not made, is told so, whatever is asked of it.
+func TestTheZeroLimiterIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	good := limiter(t, ratelimit.Config{})
+	r := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	res := takeOK(t, first(good.Autocommit(pool).RateLimit(t.Context(), r)))
+	refused := func(verb string, err error) {
+		t.Helper()
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Limiter is the zero one: want one that New has made") {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	for _, w := range ways {
+		v := w.verbs(t, new(ratelimit.Limiter), pool)
+		refused(w.name+" take", second(v.RateLimit(t.Context(), r)))
+		refused(w.name+" check", second(v.CheckRateLimit(t.Context(), r)))
+		refused(w.name+" reset", v.ResetRateLimit(t.Context(), r))
+		refused(w.name+" give back", v.GiveBack(t.Context(), res))
+		_, err := v.Value(t.Context(), r)
+		refused(w.name+" value", err)
+		refused(w.name+" pause", v.Pause(t.Context(), time.Second, r))
+		refused(w.name+" resume", v.Resume(t.Context(), r))
+		_, err = v.Settle(t.Context(), res.Reservation())
+		refused(w.name+" settle", err)
+		_, err = v.Release(t.Context(), res.Reservation())
+		refused(w.name+" release", err)
+	}
+	var zero ratelimit.Limiter
+	refused("InTx", zero.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { return nil }))
+	_, err := zero.Lease(pool, r, ratelimit.LeaseConfig{})
+	refused("Lease", err)
+	_, err = zero.Prune(t.Context(), pool, ratelimit.PruneConfig{})
+	refused("Prune", err)
+	_, err = zero.Autocommit(pool).Wait(t.Context(), r)
+	refused("Wait", err)
+	refused("ResetKey", zero.Autocommit(pool).ResetKey(t.Context(), "k"))
 }
 
 // A grant beside an error would be taken for one.

@@ -128,8 +128,11 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 	if err != nil {
 		return err
 	}
-	if a.pool == nil {
+	switch {
+	case a.pool == nil:
 		return errNoPool()
+	case !a.l.made():
+		return errNotMade()
 	}
 	if nested(ctx, a.pool) {
 		return errNested()

@@ -73,6 +73,8 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	switch {
 	case c.pool == nil:
 		return o.told(Result{}, errNoPool())
+	case !c.l.made():
+		return o.told(Result{}, errNotMade())
 	case nested(ctx, c.pool):
 		return o.told(Result{}, errNested())
 	case ctx.Err() != nil:

@@ -28,6 +28,9 @@ func (l *Limiter) prepare(tx pgx.Tx, requests []Request) (executor, []call, erro
 }
 
 func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
+	if !l.made() {
+		return nil, errNotMade()
+	}
 	switch t := tx.(type) {
 	case nil:
 		return nil, errNoTx()
@@ -35,6 +38,13 @@ func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 		return pgxExecutor{l, t.Tx, t.attempt}, nil
 	}
 	return pgxExecutor{l, tx, nil}, nil
+}
+
+// made tells whether l is one of New.
+func (l *Limiter) made() bool { return l.sql.look != "" }
+
+func errNotMade() error {
+	return &InvalidError{Field: "Limiter", Value: plain("the zero one"), Want: "one that New has made"}
 }
 
 func errNoTx() error {

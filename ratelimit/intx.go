@@ -61,6 +61,9 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 
 // inTx tells e what it costs, if there is one.
 func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error, e *TransactedEvent) error {
+	if !l.made() {
+		return errNotMade()
+	}
 	if v := reflect.ValueOf(db); db == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 	}

@@ -102,8 +102,11 @@ type Lease struct {
 // are refused. It does not touch the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
 // Close the lease before the pool.
 func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*Lease, error) {
-	if pool == nil {
+	switch {
+	case pool == nil:
 		return nil, errNoPool()
+	case !l.made():
+		return nil, errNotMade()
 	}
 	if request.reserve || request.credit || request.leave != 0 {
 		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within, OnCredit or Leave"),

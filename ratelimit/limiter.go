@@ -42,7 +42,8 @@ type Config struct {
 }
 
 // Limiter decides. It holds no connection and no balance, only what spares the database work: which keys it has lately seen
-// denied or contended, both of bounded size. It is safe for concurrent use, and one for each program is enough.
+// denied or contended, both of bounded size. It is safe for concurrent use, and one for each program is enough. [New] makes it;
+// the zero Limiter is refused with an error that matches [ErrInvalid].
 type Limiter struct {
 	sql         statements
 	many        manyTexts

@@ -111,6 +111,8 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 	switch {
 	case pool == nil:
 		return done, errNoPool()
+	case !l.made():
+		return done, errNotMade()
 	case cfg.Batch < 0:
 		return done, &InvalidError{Field: "PruneConfig.Batch", Value: cfg.Batch, Want: "a number above 0, or 0 for the default"}
 	case !(cfg.Share >= 0 && cfg.Share <= 1):

@@ -47,8 +47,8 @@ func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
 
 // ResetKey is [Limiter.ResetKey].
 func (s SQL) ResetKey(ctx context.Context, tx *sql.Tx, key string) error {
-	if tx == nil {
-		return errNoTx()
+	if err := s.check(tx); err != nil {
+		return err
 	}
 	return s.l.resetKey(ctx, sqlExecutor{tx}, key)
 }

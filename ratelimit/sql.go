@@ -71,24 +71,24 @@ func (s SQL) Resume(ctx context.Context, tx *sql.Tx, requests ...Request) error 
 
 // GiveBack is [Limiter.GiveBack].
 func (s SQL) GiveBack(ctx context.Context, tx *sql.Tx, res Result) error {
-	if tx == nil {
-		return errNoTx()
+	if err := s.check(tx); err != nil {
+		return err
 	}
 	return s.l.giveBack(ctx, sqlExecutor{tx}, res)
 }
 
 // Settle is [Limiter.Settle].
 func (s SQL) Settle(ctx context.Context, tx *sql.Tx, r Reservation, used ...Request) (bool, error) {
-	if tx == nil {
-		return false, errNoTx()
+	if err := s.check(tx); err != nil {
+		return false, err
 	}
 	return s.l.settle(ctx, sqlExecutor{tx}, r, used)
 }
 
 // Release is [Limiter.Release].
 func (s SQL) Release(ctx context.Context, tx *sql.Tx, r Reservation) (bool, error) {
-	if tx == nil {
-		return false, errNoTx()
+	if err := s.check(tx); err != nil {
+		return false, err
 	}
 	return s.l.release(ctx, sqlExecutor{tx}, r)
 }
@@ -103,10 +103,20 @@ func (s SQL) Value(ctx context.Context, tx *sql.Tx, request Request) (State, err
 }
 
 func (s SQL) prepare(tx *sql.Tx, requests []Request) ([]call, error) {
-	if tx == nil {
-		return nil, errNoTx()
+	if err := s.check(tx); err != nil {
+		return nil, err
 	}
 	return resolveAll(requests)
+}
+
+func (s SQL) check(tx *sql.Tx) error {
+	switch {
+	case tx == nil:
+		return errNoTx()
+	case !s.l.made():
+		return errNotMade()
+	}
+	return nil
 }
 
 type sqlExecutor struct{ tx *sql.Tx }
