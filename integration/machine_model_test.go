@@ -366,9 +366,12 @@ func (b book) renew(reservations [][]held, now int64) {
 }
 
 // due is when the take may run, and when within its window, as its balance stands.
-func (h *held) due(delay int64, moved float64) (run, paced int64) {
+func (h *held) due(delay int64, moved float64, now int64) (run, paced int64) {
 	run, paced = h.since, h.since
 	line, own := h.line()
+	if line <= 0 {
+		return min(run, now), min(paced, now)
+	}
 	if owed := line - (moved - h.moved); owed > 0 {
 		e := entry{value: -owed, ts: h.since}
 		run = h.law.since(e, h.since, 0, 0)
@@ -381,7 +384,7 @@ func (h *held) due(delay int64, moved float64) (run, paced int64) {
 func settleable(takes []held) int64 {
 	last := int64(math.MinInt64)
 	for i := range takes {
-		run, _ := takes[i].due(takes[i].delay, takes[i].moved)
+		run, _ := takes[i].due(takes[i].delay, takes[i].moved, math.MaxInt64)
 		last = max(last, run)
 	}
 	return last + (30 * 24 * time.Hour).Microseconds()

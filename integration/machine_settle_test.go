@@ -217,7 +217,7 @@ func (m *machine) compareDue(t *rapid.T, k *reserved) {
 	for i := range k.takes {
 		h := &k.takes[i]
 		e := m.book[h.account]
-		run, paced := h.due(e.delay, e.moved)
+		run, paced := h.due(e.delay, e.moved, m.now())
 		take := k.r.Takes[i]
 		gotRun, gotPaced := take.RunAt(ratelimit.State{Value: e.value, TS: m.clock.now(), Delay: micros(e.delay), Moved: e.moved})
 		if take.Limit != h.limit || take.Key != h.key || take.Count != h.n || !gotRun.Equal(instant(run)) || !gotPaced.Equal(instant(paced)) {

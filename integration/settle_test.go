@@ -230,6 +230,34 @@ func TestExcessIsADebtThatPutsTheLineOffByWindows(t *testing.T) {
 	})
 }
 
+// Who had the tokens at once waits for nobody's excess, and for no pause but while it lasts, whatever windows begin in it.
+func TestWorkWhoseTokensWereThereIsNotPutOff(t *testing.T) {
+	settledEachWay(t, tenAMinute, func(s settling) {
+		overdue := func(r ratelimit.Reservation) {
+			s.t.Helper()
+			state, err := s.v.Value(s.t.Context(), s.r)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if run, paced := r.Takes[0].RunAt(state); run.After(s.clock.now()) || paced.After(s.clock.now()) {
+				s.t.Errorf("at %v its work is to run at %v and %v", seconds(s.clock.now()), seconds(run), seconds(paced))
+			}
+		}
+		a, b := s.at(50).reserves(2), s.reserves(3)
+		s.at(51).settle(true, a, 20)
+		overdue(b)
+		s.at(55).pause(10) // a window begins
+		s.at(56).runs(b, 65)
+		s.at(65)
+		overdue(b)
+		s.at(240).pause(10) // none does
+		c := s.at(241).reserves(1)
+		s.runs(c, 250)
+		s.at(242).resume()
+		overdue(c)
+	})
+}
+
 // Those who wait come earlier by exactly what is given back of those before them. What was reserved and will not be used goes
 // to the next to come.
 func TestWhatIsGivenBackBringsTheLineForward(t *testing.T) {

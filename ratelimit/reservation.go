@@ -87,11 +87,16 @@ func (t *Take) call() call {
 // State nothing has happened.
 func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	owed, put := t.line(), int64(0)
-	if !s.TS.IsZero() {
+	run, paced := t.since, t.since
+	switch {
+	case s.TS.IsZero():
+	case !t.Ahead(): // it stands in no line, and in a pause that was ended early waits no more
+		run = min(run, s.TS.UnixMicro())
+		paced = run
+	default:
 		owed -= s.Moved - t.moved
 		put = s.Delay.Microseconds() - t.delay
 	}
-	run, paced := t.since, t.since
 	if owed > 0 {
 		run = t.rule.earliest(-owed, t.since, t.since, 0, 0)
 		own := t.Count

@@ -287,6 +287,8 @@ var ofTheCore = []mutant{
 		"return l.chargeOf(c, n-c.count)", "return nil", "Excess|Together|Books", whole, true},
 	{"settle: those who wait are not put off by excess", "ratelimit/statements.go",
 		"moved = coalesce(b.moved, 0) - (greatest(0, $7 - {refilled}) - greatest(0, -{refilled}))", "moved = b.moved", "PutsTheLineOff", whole, true},
+	{"settle: who need not wait is put off", "ratelimit/reservation.go",
+		"case !t.Ahead(): //", "case false: //", "NotPutOff", whole, true},
 	{"settle: those who wait stay where they are", "ratelimit/settle.go",
 		"return l.giveOf(c, n, true)", "return l.giveOf(c, n, false)", "LineForward", whole, true},
 	{"settle: a release moves the line before its turn", "ratelimit/statements.go",
