@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -26,19 +24,26 @@ type Limiter struct {
 	Clock *Clock // Default: the time of the process.
 
 	mu     sync.Mutex
-	states map[account]ratelimit.State
-	taken  map[uuid.UUID]taken  // that can be given back
-	denied map[string]time.Time // until when, by the names of limits
+	states map[account]balance
+	taken  map[*ratelimit.Outcome]taken // that can be given back, by the first of their Outcomes
+	denied map[string]time.Time         // until when, by the names of limits
 	failed error
 	calls  []Call
 }
 
 type account struct{ limit, key string }
 
+// balance is what a row keeps: its TS is when it was written, whatever windows it was written by.
+type balance struct {
+	ratelimit.State
+	capacity float64 // by the rule that wrote it
+}
+
 // taken is a call that was granted, and how it has left its balances.
 type taken struct {
-	res  ratelimit.Result
-	left []ratelimit.State
+	requests []ratelimit.Request
+	outcomes []ratelimit.Outcome
+	left     []ratelimit.State
 }
 
 // Call is what a [Limiter] was asked.
@@ -79,9 +84,12 @@ func (l *Limiter) Fail(err error) {
 func (l *Limiter) Set(request ratelimit.Request, value float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.states[of(request)]
-	s.Value, s.TS = value, l.now()
-	l.put(of(request), s)
+	b, ok := l.states[of(request)]
+	if !ok {
+		b.capacity = full
+	}
+	b.Value, b.TS = value, l.now()
+	l.put(of(request), b)
 }
 
 // RateLimit is [ratelimit.Autocommit.RateLimit].
@@ -129,9 +137,9 @@ func (l *Limiter) sleep(ctx context.Context, until time.Time) error {
 
 // ResetRateLimit is [ratelimit.Autocommit.ResetRateLimit].
 func (l *Limiter) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "ResetRateLimit", requests, func(s ratelimit.State, _ ratelimit.Outcome, now time.Time) ratelimit.State {
-		s.Value, s.TS = full, now
-		return s
+	return l.change(ctx, "ResetRateLimit", requests, func(b balance, o ratelimit.Outcome, now time.Time) balance {
+		b.Value, b.TS, b.capacity = full, now, o.Capacity
+		return b
 	})
 }
 
@@ -146,23 +154,27 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...rateli
 		return err
 	}
 	d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
-	return l.change(ctx, "Pause", requests, func(s ratelimit.State, o ratelimit.Outcome, now time.Time) ratelimit.State {
+	return l.change(ctx, "Pause", requests, func(b balance, o ratelimit.Outcome, now time.Time) balance {
 		end := now.Add(d)
-		s.Delay += putOff(o, latest(now, s.TS, s.PausedUntil), end)
-		s.PausedUntil = latest(s.PausedUntil, end)
-		return s
+		b.Delay += putOff(o, latest(now, b.TS, b.PausedUntil), end)
+		b.PausedUntil = latest(b.PausedUntil, end)
+		if !b.TS.IsZero() { // else it is full by any rule
+			b.Value = o.Value
+		}
+		b.TS, b.capacity = latest(b.TS, now), o.Capacity
+		return b
 	})
 }
 
 // Resume is [ratelimit.Autocommit.Resume].
 func (l *Limiter) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "Resume", requests, func(s ratelimit.State, o ratelimit.Outcome, now time.Time) ratelimit.State {
-		if s.PausedUntil.After(now) {
-			now = latest(now, s.TS)
-			s.Delay -= putOff(o, now, s.PausedUntil)
-			s.TS, s.PausedUntil = now, time.Time{}
+	return l.change(ctx, "Resume", requests, func(b balance, o ratelimit.Outcome, now time.Time) balance {
+		if b.PausedUntil.After(now) {
+			now = latest(now, b.TS)
+			b.Delay -= putOff(o, now, b.PausedUntil)
+			b.TS, b.PausedUntil = now, time.Time{}
 		}
-		return s
+		return b
 	})
 }
 
@@ -193,35 +205,44 @@ func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests [
 	defer l.mu.Unlock()
 	res, states, err := l.foretell(ctx, requests)
 	if err == nil && l.onDemand(&res) {
-		_, states, err = l.foretell(ctx, countless(requests)) // as nothing is taken
-		for i := range res.Outcomes {
-			res.Outcomes[i].Value = states[i].Value
+		var still []ratelimit.State
+		_, still, err = l.foretell(ctx, countless(requests)) // as nothing is taken
+		for i := range still {
+			if o := &res.Outcomes[i]; !res.OK || !o.OK {
+				o.Value = still[i].Value
+			}
 		}
 	}
 	if err == nil && take && res.OK {
 		for i, r := range requests {
-			l.put(of(r), states[i])
+			if o := &res.Outcomes[i]; o.OK { // or it is a shadow's
+				states[i].TS = latest(l.states[of(r)].TS, l.now())
+				l.put(of(r), balance{states[i], o.Capacity})
+			}
 		}
 		if l.taken == nil {
-			l.taken = make(map[uuid.UUID]taken)
+			l.taken = make(map[*ratelimit.Outcome]taken)
 		}
-		l.taken[res.Reservation().ID] = taken{res, states}
+		l.taken[&res.Outcomes[0]] = taken{slices.Clone(requests), slices.Clone(res.Outcomes), states}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err})
 	return res, err
 }
 
-// onDemand denies what Deny has asked for, and tells whether it would be granted otherwise.
-func (l *Limiter) onDemand(res *ratelimit.Result) bool {
-	was := res.OK
+// onDemand denies what Deny has asked for, and tells whether that would be granted otherwise.
+func (l *Limiter) onDemand(res *ratelimit.Result) (denied bool) {
 	for i := range res.Outcomes {
 		o := &res.Outcomes[i]
 		until := l.denied[o.Limit]
 		if !until.After(res.At) {
 			continue
 		}
+		denied = denied || o.OK
 		if o.OK = false; until.After(o.RetryAt) {
 			o.RetryAt = until
+		}
+		if o.RunAt, o.PacedAt = (time.Time{}), (time.Time{}); o.Shadow {
+			continue
 		}
 		if res.OK {
 			res.OK, res.RunAt, res.Limit, res.Key = false, time.Time{}, "", ""
@@ -230,14 +251,12 @@ func (l *Limiter) onDemand(res *ratelimit.Result) bool {
 			res.RetryAt, res.Limit, res.Key = o.RetryAt, o.Limit, o.Key
 		}
 	}
-	if res.OK == was {
-		return false
-	}
 	for i := range res.Outcomes {
-		o := &res.Outcomes[i]
-		o.RunAt, o.PacedAt = time.Time{}, time.Time{}
+		if o := &res.Outcomes[i]; !res.OK {
+			o.RunAt, o.PacedAt = time.Time{}, time.Time{}
+		}
 	}
-	return true
+	return denied
 }
 
 func countless(requests []ratelimit.Request) []ratelimit.Request {
@@ -249,8 +268,7 @@ func countless(requests []ratelimit.Request) []ratelimit.Request {
 }
 
 func (l *Limiter) foretell(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, []ratelimit.State, error) {
-	state := func(limit, key string) ratelimit.State { return l.states[account{limit, key}] }
-	res, states, err := ratelimit.Foretell(l.now(), state, requests...)
+	res, states, err := l.tell(requests)
 	if err != nil {
 		return ratelimit.Result{}, nil, err
 	}
@@ -258,6 +276,11 @@ func (l *Limiter) foretell(ctx context.Context, requests []ratelimit.Request) (r
 		return ratelimit.Result{}, nil, err
 	}
 	return res, states, nil
+}
+
+func (l *Limiter) tell(requests []ratelimit.Request) (ratelimit.Result, []ratelimit.State, error) {
+	state := func(limit, key string) ratelimit.State { return l.states[account{limit, key}].State }
+	return ratelimit.Foretell(l.now(), state, requests...)
 }
 
 // putOff is by how much a pause puts off what waits: its length, or that of the windows that begin in it.
@@ -275,14 +298,24 @@ func windows(o ratelimit.Outcome, t time.Time) float64 {
 
 func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
-// change sets the balances of requests, each brought up to now first.
-func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(ratelimit.State, ratelimit.Outcome, time.Time) ratelimit.State) error {
+// change sets the balances of requests: full ones, without a TS, where there were none. An Outcome's Value is the balance by now.
+func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(balance, ratelimit.Outcome, time.Time) balance) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	res, states, err := l.foretell(ctx, countless(requests))
-	if err == nil {
-		for i, r := range requests {
-			l.put(of(r), to(states[i], res.Outcomes[i], l.now()))
+	bare := countless(requests)
+	_, _, err := l.foretell(ctx, bare)
+	for i := 0; i < len(bare) && err == nil; i++ {
+		var res ratelimit.Result
+		if res, _, err = l.tell(bare[i : i+1]); err == nil { // alone, as others may deny what is asked of shadows
+			o, now := res.Outcomes[0], l.now()
+			b, ok := l.states[of(bare[i])]
+			if !ok {
+				b.Value, b.capacity = full, o.Capacity
+			}
+			if b = to(b, o, now); b.TS.IsZero() {
+				b.TS = now
+			}
+			l.put(of(bare[i]), b)
 		}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Err: err})
@@ -298,22 +331,30 @@ func (l *Limiter) giveBack(res ratelimit.Result) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := res.Reservation()
-	taken, ok := l.taken[r.ID]
+	taken, ok := l.taken[&res.Outcomes[0]]
 	if !ok {
 		return &ratelimit.InvalidError{Field: "Result", Value: "another", Want: "one that RateLimit of this Limiter returned"}
 	}
-	for _, t := range r.Takes {
-		i := slices.IndexFunc(taken.res.Outcomes, func(o ratelimit.Outcome) bool { return o.Limit == t.Limit && o.Key == t.Key })
-		o := taken.res.Outcomes[i]
-		a := account{t.Limit, t.Key}
-		s, ok := l.states[a]
-		if !ok {
+	counts := make(map[account]float64)
+	for _, r := range taken.requests {
+		counts[of(r)] += r.N()
+	}
+	for i, o := range taken.outcomes {
+		a := account{o.Limit, o.Key}
+		n := counts[a]
+		delete(counts, a) // those of one row were taken together
+		b, ok := l.states[a]
+		if !ok || !o.OK {
 			continue
 		}
-		if left := l.unused(t.Count, o, taken.left[i], s); left > 0 {
-			s.Value = max(s.Value, min(o.Capacity, s.Value+left))
-			l.put(a, s)
+		then := taken.left[i]
+		if left := l.unused(n, o, then, b.State); left > 0 {
+			was := b.Value
+			b.Value = max(was, min(b.capacity, was+left))
+			if was < 0 && !o.RunAt.After(then.PausedUntil) { // it did not wait for those before it: the line moves up
+				b.Moved += -was - max(0, -b.Value)
+			}
+			l.put(a, b)
 		}
 	}
 	return nil
@@ -333,14 +374,14 @@ func (l *Limiter) unused(n float64, o ratelimit.Outcome, then, s ratelimit.State
 	if later <= 0 {
 		return n
 	}
-	return min(n, -o.Value-o.Rate*(later-1))
+	return min(n, -o.Value-(s.Moved-then.Moved)-o.Rate*(later-1))
 }
 
-func (l *Limiter) put(a account, s ratelimit.State) {
+func (l *Limiter) put(a account, b balance) {
 	if l.states == nil {
-		l.states = make(map[account]ratelimit.State)
+		l.states = make(map[account]balance)
 	}
-	l.states[a] = s
+	l.states[a] = b
 }
 
 func (l *Limiter) ready(ctx context.Context) error {

@@ -66,11 +66,16 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 			// Of a period of 2^20 microseconds no fraction is rounded: the fake brings balances up to now where a row stays as it is.
 			ratelimit.MustDefine(fmt.Sprint("bucket", run), ratelimit.TokenBucket{Rate: 4, Period: 1 << 20 * time.Microsecond, MaxReserved: ratelimit.Tokens(8)}),
 			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4, Period: time.Second, MaxReserved: ratelimit.Tokens(8)}),
+			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4, Period: time.Second, MaxReserved: ratelimit.Tokens(8)}, ratelimit.Shadow()),
 		}
 		request := rapid.Custom(func(rt *rapid.T) ratelimit.Request {
 			l := rapid.SampledFrom(limits).Draw(rt, "limit")
 			r := l.For(rapid.SampledFrom([]string{"a", "a", "a", "b"}).Draw(rt, "key")).Count(rapid.SampledFrom([]float64{1, 1, 1, 0, 0.5, 2, 4, 5, -1}).Draw(rt, "count"))
 			switch rapid.IntRange(0, 9).Draw(rt, "ahead") {
+			case 6:
+				r = r.Leave(1)
+			case 7:
+				r = r.OnCredit()
 			case 8:
 				r = r.OrReserve()
 			case 9:
@@ -138,7 +143,7 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 						var all []string
 						for _, v := range both {
 							s, err := v.Value(ctx, limit.For(key))
-							all = append(all, fmt.Sprintf("%.6f %v %v %v", s.Value, s.TS, s.PausedUntil, err))
+							all = append(all, fmt.Sprintf("%.6f %v %v %.6f %v", s.Value, s.TS, s.PausedUntil, s.Moved, err))
 						}
 						if all[0] != all[1] {
 							rt.Fatalf("%s %s\nreal %s\nfake %s", limit.Name(), key, all[0], all[1])
@@ -148,4 +153,97 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 			},
 		})
 	})
+}
+
+// What a row keeps that its State does not tell, it keeps in the fake: by which rule it was written, and whether there was one.
+func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
+	t.Parallel()
+	pool, ctx := pgtest.Pool(t), t.Context()
+	forever := 1 << 40 * time.Microsecond
+	small, large := ratelimit.TokenBucket{Rate: 10, Period: forever}, ratelimit.TokenBucket{Rate: 20, Period: forever}
+	start := new(weirtest.Clock).Now()
+	window := ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(20), Start: start}
+	type script struct {
+		verbs
+		*weirtest.Clock
+		k, shadow ratelimit.Request // by the small rule
+	}
+	take := func(v verbs, requests ...ratelimit.Request) ratelimit.Result {
+		res, err := v.RateLimit(ctx, requests...)
+		if err != nil || !res.OK {
+			t.Error(res, err)
+		}
+		return res
+	}
+	var all []func(script) (ratelimit.Request, []error)
+	add := func(do func(s script) (ratelimit.Request, []error)) { all = append(all, do) }
+	add(func(s script) (ratelimit.Request, []error) { // without a row it is full by any rule
+		return s.k.Rule(large), []error{s.Pause(ctx, time.Second, s.k)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // and is no more once it was reset
+		return s.k.Rule(large), []error{s.ResetRateLimit(ctx, s.k), s.Pause(ctx, time.Second, s.k)}
+	})
+	add(func(s script) (ratelimit.Request, []error) {
+		return s.k.Rule(large), []error{s.Resume(ctx, s.k)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // which changes no balance
+		take(s, s.k.Rule(large))
+		return s.k.Rule(large), []error{s.Resume(ctx, s.k), s.Pause(ctx, time.Second, s.k.Rule(large)), s.Resume(ctx, s.k)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // up to what the last rule holds
+		res := take(s, s.k.Rule(large).Count(5))
+		take(s, s.k)
+		return s.k.Rule(large), []error{s.GiveBack(ctx, res)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // a bucket goes on from the take, not from where its window began
+		s.Add(50 * time.Second)
+		take(s, s.k.Rule(window).Count(20))
+		s.Add(10 * time.Second)
+		return s.k.Rule(ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Minute}), nil
+	})
+	add(func(s script) (ratelimit.Request, []error) { // what has moved up is not given back again
+		k := s.k.Rule(window)
+		first := take(s, k.Count(5))
+		take(s, k.Count(10))
+		ahead := take(s, k.Count(12).OrReserve())
+		err := s.GiveBack(ctx, first)
+		s.Add(time.Minute)
+		return k, []error{err, s.GiveBack(ctx, ahead)}
+	})
+	add(func(s script) (ratelimit.Request, []error) {
+		take(s, s.k.Count(8))
+		return s.k, []error{s.GiveBack(ctx, take(s, s.k.Count(5).OnCredit()))}
+	})
+	add(func(s script) (ratelimit.Request, []error) {
+		return s.shadow, []error{s.GiveBack(ctx, take(s, s.k.Count(3), s.shadow.Count(2), s.shadow))}
+	})
+	add(func(s script) (ratelimit.Request, []error) {
+		take(s, s.shadow.Count(3))
+		return s.shadow, []error{s.GiveBack(ctx, take(s, s.shadow.Count(3))), s.GiveBack(ctx, take(s, s.shadow.Count(9)))}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // though the other is paused already
+		take(s, s.shadow)
+		return s.shadow, []error{s.Pause(ctx, time.Minute, s.k), s.Pause(ctx, time.Minute, s.k, s.shadow)}
+	})
+	for i, do := range all {
+		clock := new(weirtest.Clock)
+		l, err := ratelimit.New(ratelimit.Config{Clock: clock.Now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told []string
+		for _, v := range []verbs{l.Autocommit(pool), &weirtest.Limiter{Clock: clock}} {
+			name := fmt.Sprint("row", i)
+			clock.Set(start)
+			r, errs := do(script{v, clock, ratelimit.MustDefine(name, small).For("k"), ratelimit.MustDefine(name, small, ratelimit.Shadow()).For("k")})
+			state, err := v.Value(ctx, r)
+			if err := errors.Join(append(errs, err)...); err != nil {
+				t.Fatal(i, err)
+			}
+			told = append(told, fmt.Sprintf("%+v", state))
+		}
+		if told[0] != told[1] {
+			t.Errorf("%d:\nreal %s\nfake %s", i, told[0], told[1])
+		}
+	}
 }
