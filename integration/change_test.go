@@ -5,9 +5,59 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
+
+// A pause is of the key, not of a plan: whoever pauses it, by whatever rule, the balance is as it was found. What there was none of
+// is full by any rule, with shards as well.
+func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 10, Period: time.Minute}
+	plan := ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.Tokens(100)}
+	for _, shards := range []int{1, 4} {
+		limit := ratelimit.MustDefine("plans", rule, ratelimit.Shards(shards))
+		t.Run(fmt.Sprint(shards), func(t *testing.T) {
+			t.Parallel()
+			eachWayTwice(t, func(t *testing.T, v, _ verbs, clock *clock, pool *pgxpool.Pool) {
+				pause := func(r ratelimit.Request) {
+					t.Helper()
+					if err := v.Pause(t.Context(), time.Second, r); err != nil {
+						t.Fatal(err)
+					}
+				}
+				rich, poor, fresh, reset := limit.For("rich"), limit.For("poor"), limit.For("fresh"), limit.For("reset")
+				take(t, v, rich.Rule(plan).Count(100))
+				take(t, v, poor.Count(10))
+				take(t, v, poor.Count(7).OrReserve())
+				if err := v.ResetRateLimit(t.Context(), reset); err != nil {
+					t.Fatal(err)
+				}
+				clock.add(30 * time.Second)
+				pause(rich)
+				pause(poor.Rule(plan))
+				pause(fresh)
+				pause(reset)
+				clock.add(time.Second)
+				wantLeft(t, v, rich.Rule(plan), 30)
+				wantLeft(t, v, poor, -2)
+				wantLeft(t, v, fresh.Rule(plan), 100)
+				wantLeft(t, v, reset.Rule(plan), 100)
+
+				other := limit.For("other")
+				reshard(t, pool, clock.now, 8, other)
+				wantLeft(t, v, other.Rule(plan), 100)
+				take(t, v, other.Rule(plan))
+				clock.add(time.Minute)
+				pruned(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool, ratelimit.PruneConfig{})
+				reshard(t, pool, clock.now, 3, other)
+				wantLeft(t, v, other.Rule(plan), 100)
+			})
+		})
+	}
+}
 
 // Two releases, or two plans, with different numbers share one row: usage is kept, credit is clamped, debt is kept, and
 // going back and forth mints nothing.

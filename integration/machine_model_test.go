@@ -408,7 +408,7 @@ func (b book) pause(asks []ask, now, d int64) {
 		}
 		until := max(e.until, now+d)
 		e.delay += a.law.span(max(e.since(), now), until)
-		e.value, e.ts, e.until, e.rule = a.law.balance(e, now), max(e.ts, now), until, a.law.kept()
+		e.value, e.ts, e.until = max(e.value, e.rule.balance(e, now)), max(e.ts, now), until
 		b[a.account] = e
 	}
 }

@@ -18,7 +18,7 @@ func checkPause(d time.Duration) error {
 }
 
 // Pause closes the limits and keys of the requests for d from now on, by the database's clock: what an upstream demands by
-// a 429 with a Retry-After. The counts of the requests do not matter.
+// a 429 with a Retry-After. The counts of the requests do not matter, and of their rules only the windows.
 //
 // For a paused limit time stands still. Nothing flows in and nothing is granted before the pause is over; a denial's RetryAt
 // says so. With [Request.OrReserve] calls are granted ahead as ever, within MaxReserved, for when the pause is over or later;

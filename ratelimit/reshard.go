@@ -64,22 +64,27 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		return nil
 	}
 
-	// What was never used becomes a row, which locks it as well, and the others are filled up to now.
+	// What was never used becomes a row, which locks it as well, and the others are filled up to now. If all of it is such, the
+	// limit stays full by any rule.
 	var locks, puts []*statement
 	for i := range old {
 		row := c.of(old, i)
-		locks = append(locks, l.chargeOf(&row, 0))
+		lock := l.chargeOf(&row, 0)
+		lock.args[3] = float64(full) // where there is none: more than one that was used has
+		locks = append(locks, lock)
 	}
 	if err := x.run(ctx, locks); err != nil {
 		return err
 	}
 	var sum balance
+	used := old == 1 && !first.found
 	for i, s := range locks {
 		b := s.balance()
 		if !s.found || math.IsInf(b.value, -1) {
 			return fmt.Errorf("shard %d is closed, which the head row of the limit does not say", s.c.shard)
 		}
-		b.value = min(b.value, s.c.capacity) // what a reset has left
+		used = used || old > 1 && b.value < full
+		b.value = min(b.value, s.c.capacity)
 		if i == 0 {
 			sum = b
 		} else {
@@ -91,6 +96,9 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		puts = append(puts, l.put(&row, balance{value: math.Inf(-1), ts: sum.ts, pausedUntil: open}))
 	}
 	sum.value = min(sum.value, c.capacity)
+	if !used {
+		sum.value = full
+	}
 	for i := range n {
 		row := c.of(n, i)
 		b := sum

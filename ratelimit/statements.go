@@ -191,8 +191,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 RETURNING ` + columns
 
-	// pauseSQL stops the time of a row for $10 microseconds from now on: its balance is that of now until then, and what
-	// waits in line is put off by what this adds to the pause. A longer pause stays. Where there is no row nothing waits
+	// pauseSQL stops the time of a row for $10 microseconds from now on: its balance is that of now until then, by the rule in
+	// the row, whoever pauses it; and what waits in line is put off by what this adds to the pause. A longer pause stays. Where there is no row nothing waits
 	// for a window, and the delay is as for a bucket.
 	//
 	// ts stays a reading of the clock, and is not set to the end of the pause: what is reserved in it is decided now, and
@@ -204,11 +204,10 @@ SELECT $1::text, $2::text, $3::integer, $7::float8, c.now, $4::float8, $5::float
 	c.now + $10::bigint * interval '1 microsecond', {fresh}
 FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + {refill}),
+	value = greatest(b.value, {refilled}),
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = greatest(b.paused_until, excluded.paused_until),
-	delay = coalesce(b.delay, 0) + {added},
-	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
+	delay = coalesce(b.delay, 0) + {added}
 RETURNING ` + columns
 
 	// resumeSQL ends a pause, and takes back what is left of it. Without a pause it changes nothing, and without a row the

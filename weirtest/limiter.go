@@ -36,7 +36,7 @@ type account struct{ limit, key string }
 // balance is what a row keeps: its TS is when it was written, whatever windows it was written by.
 type balance struct {
 	ratelimit.State
-	capacity float64 // by the rule that wrote it
+	by ratelimit.Request // whose rule stands in it
 }
 
 // taken is a call that was granted, and how it has left its balances.
@@ -86,7 +86,7 @@ func (l *Limiter) Set(request ratelimit.Request, value float64) {
 	defer l.mu.Unlock()
 	b, ok := l.states[of(request)]
 	if !ok {
-		b.capacity = full
+		b.by = request
 	}
 	b.Value, b.TS = value, l.now()
 	l.put(of(request), b)
@@ -137,8 +137,8 @@ func (l *Limiter) sleep(ctx context.Context, until time.Time) error {
 
 // ResetRateLimit is [ratelimit.Autocommit.ResetRateLimit].
 func (l *Limiter) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "ResetRateLimit", requests, func(b balance, o ratelimit.Outcome, now time.Time) balance {
-		b.Value, b.TS, b.capacity = full, now, o.Capacity
+	return l.change(ctx, "ResetRateLimit", requests, func(b balance, r ratelimit.Request, _ ratelimit.Outcome, now time.Time) balance {
+		b.Value, b.TS, b.by = full, now, r
 		return b
 	})
 }
@@ -154,21 +154,22 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...rateli
 		return err
 	}
 	d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
-	return l.change(ctx, "Pause", requests, func(b balance, o ratelimit.Outcome, now time.Time) balance {
+	return l.change(ctx, "Pause", requests, func(b balance, _ ratelimit.Request, o ratelimit.Outcome, now time.Time) balance {
 		end := now.Add(d)
 		b.Delay += putOff(o, latest(now, b.TS, b.PausedUntil), end)
 		b.PausedUntil = latest(b.PausedUntil, end)
-		if !b.TS.IsZero() { // else it is full by any rule
-			b.Value = o.Value
+		if !b.TS.IsZero() {
+			value, _ := l.stands(b)
+			b.Value = max(b.Value, value)
 		}
-		b.TS, b.capacity = latest(b.TS, now), o.Capacity
+		b.TS = latest(b.TS, now)
 		return b
 	})
 }
 
 // Resume is [ratelimit.Autocommit.Resume].
 func (l *Limiter) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "Resume", requests, func(b balance, o ratelimit.Outcome, now time.Time) balance {
+	return l.change(ctx, "Resume", requests, func(b balance, _ ratelimit.Request, o ratelimit.Outcome, now time.Time) balance {
 		if b.PausedUntil.After(now) {
 			now = latest(now, b.TS)
 			b.Delay -= putOff(o, now, b.PausedUntil)
@@ -217,7 +218,7 @@ func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests [
 		for i, r := range requests {
 			if o := &res.Outcomes[i]; o.OK { // or it is a shadow's
 				states[i].TS = latest(l.states[of(r)].TS, l.now())
-				l.put(of(r), balance{states[i], o.Capacity})
+				l.put(of(r), balance{states[i], r})
 			}
 		}
 		if l.taken == nil {
@@ -283,6 +284,15 @@ func (l *Limiter) tell(requests []ratelimit.Request) (ratelimit.Result, []rateli
 	return ratelimit.Foretell(l.now(), state, requests...)
 }
 
+// stands is how a balance that there is stands by now and by its own rule, and what it holds by that.
+func (l *Limiter) stands(b balance) (value, capacity float64) {
+	res, states, err := l.tell(countless([]ratelimit.Request{b.by}))
+	if err != nil {
+		return b.Value, full
+	}
+	return states[0].Value, res.Outcomes[0].Capacity
+}
+
 // putOff is by how much a pause puts off what waits: its length, or that of the windows that begin in it.
 func putOff(o ratelimit.Outcome, from, to time.Time) time.Duration {
 	if o.WindowEnds.IsZero() {
@@ -298,8 +308,8 @@ func windows(o ratelimit.Outcome, t time.Time) float64 {
 
 func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
-// change sets the balances of requests: full ones, without a TS, where there were none. An Outcome's Value is the balance by now.
-func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(balance, ratelimit.Outcome, time.Time) balance) error {
+// change sets the balances of requests: full ones, without a TS, where there were none.
+func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(balance, ratelimit.Request, ratelimit.Outcome, time.Time) balance) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bare := countless(requests)
@@ -307,12 +317,12 @@ func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.
 	for i := 0; i < len(bare) && err == nil; i++ {
 		var res ratelimit.Result
 		if res, _, err = l.tell(bare[i : i+1]); err == nil { // alone, as others may deny what is asked of shadows
-			o, now := res.Outcomes[0], l.now()
+			now := l.now()
 			b, ok := l.states[of(bare[i])]
 			if !ok {
-				b.Value, b.capacity = full, o.Capacity
+				b.Value, b.by = full, bare[i]
 			}
-			if b = to(b, o, now); b.TS.IsZero() {
+			if b = to(b, bare[i], res.Outcomes[0], now); b.TS.IsZero() {
 				b.TS = now
 			}
 			l.put(of(bare[i]), b)
@@ -350,7 +360,8 @@ func (l *Limiter) giveBack(res ratelimit.Result) error {
 		then := taken.left[i]
 		if left := l.unused(n, o, then, b.State); left > 0 {
 			was := b.Value
-			b.Value = max(was, min(b.capacity, was+left))
+			_, capacity := l.stands(b)
+			b.Value = max(was, min(capacity, was+left))
 			if was < 0 && !o.RunAt.After(then.PausedUntil) { // it did not wait for those before it: the line moves up
 				b.Moved += -was - max(0, -b.Value)
 			}

@@ -180,7 +180,7 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	add(func(s script) (ratelimit.Request, []error) { // without a row it is full by any rule
 		return s.k.Rule(large), []error{s.Pause(ctx, time.Second, s.k)}
 	})
-	add(func(s script) (ratelimit.Request, []error) { // and is no more once it was reset
+	add(func(s script) (ratelimit.Request, []error) { // and when it was reset
 		return s.k.Rule(large), []error{s.ResetRateLimit(ctx, s.k), s.Pause(ctx, time.Second, s.k)}
 	})
 	add(func(s script) (ratelimit.Request, []error) {
@@ -189,6 +189,11 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	add(func(s script) (ratelimit.Request, []error) { // which changes no balance
 		take(s, s.k.Rule(large))
 		return s.k.Rule(large), []error{s.Resume(ctx, s.k), s.Pause(ctx, time.Second, s.k.Rule(large)), s.Resume(ctx, s.k)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // nor does a pause, by whomever
+		take(s, s.k.Rule(large))
+		s.Add(time.Second)
+		return s.k.Rule(large), []error{s.Pause(ctx, time.Second, s.k)}
 	})
 	add(func(s script) (ratelimit.Request, []error) { // up to what the last rule holds
 		res := take(s, s.k.Rule(large).Count(5))
