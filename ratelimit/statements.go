@@ -192,8 +192,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 RETURNING ` + columns
 
 	// pauseSQL stops the time of a row for $10 microseconds from now on: its balance is that of now until then, by the rule in
-	// the row, whoever pauses it; and what waits in line is put off by what this adds to the pause. A longer pause stays. Where there is no row nothing waits
-	// for a window, and the delay is as for a bucket.
+	// the row, whoever pauses it; and what waits in line is put off by what this adds to the pause. A longer pause stays. Where
+	// there is no row nothing waits, but by the delay what was taken from one that is gone tells of which window it was.
 	//
 	// ts stays a reading of the clock, and is not set to the end of the pause: what is reserved in it is decided now, and
 	// a pause that ends early does not move ts back.
