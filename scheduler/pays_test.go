@@ -119,3 +119,28 @@ func TestACancelledJobThatIsRetriedPaysAgain(t *testing.T) {
 		})
 	}
 }
+
+// A job that has taken from limits in the shadow only has nothing to settle, to give back or to pay again.
+func TestAJobInTheShadowOnlyIsAnyJob(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	dry := ratelimit.MustDefine("dry", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shadow())
+	jobs := sched.Jobs(f.client)
+	cancelled := f.insertBy(t, jobs, sendArgs{0}, dry.For("k").OrReserve()).Job.Job
+	if r, ok := scheduler.ReservationOf(cancelled); ok {
+		t.Errorf("it has a reservation: %v", r)
+	}
+	f.inRC(t, func(tx pgx.Tx) error {
+		_, err := jobs.CancelTx(t.Context(), tx, cancelled.ID)
+		return err
+	})
+	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+		if job.Attempt == 1 {
+			return errors.New("once more")
+		}
+		return nil
+	}
+	id := f.insertBy(t, jobs, sendArgs{1}, dry.For("k").OrReserve()).Job.Job.ID
+	j.client(t, sched)
+	eventually(t, "its second attempt is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+}

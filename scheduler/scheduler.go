@@ -172,8 +172,10 @@ func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ra
 
 // newTicket is for a job whose tokens are taken. What was granted ahead of time may start then, with jitter.
 func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
-	r := res.Reservation()
-	t := ticket{Reservation: &r}
+	r, t := res.Reservation(), ticket{}
+	if len(r.Takes) > 0 { // nothing is to be settled of limits in the shadow, nor of what FailOpen let through
+		t.Reservation = &r
+	}
 	if res.RunAt.IsZero() {
 		return t
 	}

@@ -313,6 +313,8 @@ var ofTheCore = []mutant{
 		"v.ticket.Pays != PerJob || ", "true || ", "PaysAgain", jobs, false},
 	{"pays: a snooze pays", "scheduler/visit.go",
 		"if v.ticket.Pays == PerStart {", "if true {", "PaysAgain", jobs, false},
+	{"pays: nothing was taken, and is to be settled", "scheduler/scheduler.go",
+		"if len(r.Takes) > 0 {", "if true {", "ShadowOnly", jobs, false},
 	{"late: all at once", "scheduler/visit.go",
 		"if !v.late(tooLate) {", "if true {", "BackedUp", jobs, false},
 	{"late: each for itself, the last first", "scheduler/visit.go",
