@@ -95,6 +95,7 @@ func (s *Scheduler) free(ctx context.Context, tx pgx.Tx, d db, id int64, t *tick
 				}
 				if run, _ := other.RunAt(state); run.After(mine) {
 					w.ticket.Takes[i] = other.MoveUp(k.Count)
+					w.changed = true
 				}
 			}
 		}

@@ -72,6 +72,51 @@ func TestACancelledJobGivesBackWhatItTook(t *testing.T) {
 	near(3, dues[1])
 }
 
+// Who waits in a pause, or longer for another limit, has no more jobs before it than there are.
+func TestACancelledJobMovesUpWhatWaitsForSomethingElse(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	jobs := sched.Jobs(f.client)
+	var limits [3]ratelimit.Limit
+	for i, name := range []string{"paused", "one", "other"} {
+		limits[i] = ratelimit.MustDefine(name, ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+	}
+	paused, one, other := limits[0].For("k"), limits[1].For("k"), limits[2].For("k")
+	insert := func(requests ...ratelimit.Request) *rivertype.JobRow {
+		t.Helper()
+		return f.insertBy(t, jobs, sendArgs{}, requests...).Job.Job
+	}
+	cancel := func(job *rivertype.JobRow) {
+		t.Helper()
+		f.inRC(t, func(tx pgx.Tx) error {
+			_, err := jobs.CancelTx(t.Context(), tx, job.ID)
+			return err
+		})
+	}
+	is := func(job *rivertype.JobRow, want time.Time) {
+		t.Helper()
+		if d := f.job(t, job.ID).ScheduledAt.Sub(want); d.Abs() > 100*time.Millisecond {
+			t.Errorf("job %d is due %v from where it should be", job.ID, d)
+		}
+	}
+
+	first, second := insert(paused.Count(100).OrReserve()), insert(paused.Count(100).OrReserve())
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 10*time.Hour, paused); err != nil {
+		t.Fatal(err)
+	}
+	cancel(first)
+	is(second, second.ScheduledAt)
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return jobs.Resume(ctx, tx, paused) })
+	is(second, first.ScheduledAt)
+
+	ofOne, ofOther := insert(one.Count(100).OrReserve()), insert(other.Count(300).OrReserve())
+	both := insert(one.Count(100).OrReserve(), other.Count(1).OrReserve())
+	cancel(ofOne)
+	is(both, both.ScheduledAt)
+	cancel(ofOther)
+	is(both, ofOne.ScheduledAt)
+}
+
 func TestACancellationThatRollsBackChangesNothing(t *testing.T) {
 	t.Parallel()
 	f, sched, _ := exact(t)

@@ -86,7 +86,7 @@ func (p *plugin) pace(items []*pacing) {
 				if t.Reservation != nil {
 					t.Reservation = &ratelimit.Reservation{ID: t.ID, Takes: slices.Clone(t.Takes)}
 				}
-				w := &waiter{i.job.ID, t}
+				w := &waiter{id: i.job.ID, ticket: t}
 				paced = append(paced, w)
 				again[w] = i.queue == ""
 			}

@@ -82,8 +82,9 @@ func (d db) states(ctx context.Context, tickets []*ticket) (map[row]ratelimit.St
 
 // waiter is a job that waits in its queue.
 type waiter struct {
-	id     int64
-	ticket ticket
+	id      int64
+	ticket  ticket
+	changed bool // its ticket is to be written, though it keeps its time
 }
 
 // waiters are the jobs that a statement selects: id and ticket.
@@ -93,7 +94,7 @@ func (d db) waiters(ctx context.Context, sql string, args ...any) ([]*waiter, er
 	var raw []byte
 	err := d.query(ctx, sql, []any{&id, &raw}, func() {
 		if t, ok := parse(raw); ok {
-			all = append(all, &waiter{id, t})
+			all = append(all, &waiter{id: id, ticket: t})
 		}
 	}, args...)
 	return all, err
@@ -134,7 +135,8 @@ func (d db) write(ctx context.Context, sql string, jobs []*waiter) error {
 	return d.query(ctx, sql, nil, nil, ids, dues, texts)
 }
 
-// forward brings those forward that may start earlier than they are to, by enough to be worth a write.
+// forward brings those forward that may start earlier than they are to, by enough to be worth a write. What waits for
+// something else besides, a pause or another limit, keeps its time, but not its old place in the line.
 func (d db) forward(ctx context.Context, waiters []*waiter, bunch bool, enough func(gain, wait time.Duration) bool) (moved []*waiter, err error) {
 	if len(waiters) == 0 {
 		return nil, nil
@@ -143,13 +145,18 @@ func (d db) forward(ctx context.Context, waiters []*waiter, bunch bool, enough f
 	if err != nil {
 		return nil, err
 	}
+	var written []*waiter
 	for _, w := range waiters {
 		due, by := w.ticket.reckon(states, now, bunch)
 		due = latest(due, now)
 		if gain := w.ticket.due().Sub(due); gain > 0 && enough(gain, due.Sub(now)) {
 			w.ticket.Due, w.ticket.By = due.UnixMicro(), by
 			moved = append(moved, w)
+			w.changed = true
+		}
+		if w.changed {
+			written = append(written, w)
 		}
 	}
-	return moved, d.move(ctx, moved)
+	return moved, d.move(ctx, written)
 }

@@ -325,6 +325,8 @@ var ofTheCore = []mutant{
 		"	if t, ok := unstarted(job); ok {\n", "	if t, ok := unstarted(job); ok && false {\n", "CancelledJob", jobs, false},
 	{"cancel: those behind stay", "scheduler/cancel.go",
 		"w.ticket.Takes[i] = other.MoveUp(k.Count)", "w.ticket.Takes[i] = other.MoveUp(0)", "CancelledJob", jobs, false},
+	{"cancel: those behind that wait for something else stay", "scheduler/cancel.go",
+		"w.changed = true", "w.changed = false", "MovesUp", jobs, false},
 	{"cancel: those before move too", "scheduler/cancel.go",
 		"run.After(mine) {", "run.After(mine) || true {", "CancelledJob", jobs, false},
 	{"cancel: what has started is given back", "scheduler/cancel.go",
