@@ -46,7 +46,7 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 // unstarted returns the ticket of a job that was cancelled before the attempt that it has paid for.
 func unstarted(job *rivertype.JobRow) (ticket, bool) {
 	t, _, _ := ticketOf(job)
-	return t, job.State == rivertype.JobStateCancelled && t.Reservation != nil && t.Attempt == job.Attempt
+	return t, job.State == rivertype.JobStateCancelled && t.unused() && t.Attempt == job.Attempt
 }
 
 // givenBack is the Attempt of a ticket that is for none: what the job took is given back. Whoever retries it by hand has it
@@ -153,7 +153,7 @@ func (l *line) watch(ctx context.Context) error {
 	}
 	gone := map[int64]*ticket{}
 	for _, w := range found {
-		if w.ticket.Reservation != nil {
+		if w.ticket.unused() {
 			gone[w.id] = &w.ticket
 		}
 	}
@@ -176,7 +176,7 @@ func (l *line) watch(ctx context.Context) error {
 	t.seen = make(map[int64]*ticket, len(waiting))
 	for _, w := range waiting {
 		delete(missing, w.id)
-		if w.ticket.Reservation != nil {
+		if w.ticket.unused() {
 			t.seen[w.id] = &w.ticket
 		}
 	}

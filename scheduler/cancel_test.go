@@ -213,6 +213,44 @@ func TestAJobCancelledBeforeItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 	f.wantLeft(t, budget.For("k"), 900)
 }
 
+// So it has if that second attempt was put back by a pause, and was not to begin before its end.
+func TestAJobCancelledInAPauseOfItsSecondAttemptKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+		if job.Attempt == 1 {
+			return errors.New("once more")
+		}
+		return &scheduler.PauseError{For: time.Hour, Requests: []ratelimit.Request{budget.For("k")}}
+	}
+	jobs := sched.Jobs(j.client(t, sched))
+	for name, cancel := range map[string]func(id int64) error{
+		"by its Jobs": func(id int64) error {
+			return pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+				_, err := jobs.CancelTx(t.Context(), tx, id)
+				return err
+			})
+		},
+		"by others": func(id int64) error { _, err := f.client.JobCancel(t.Context(), id); return err },
+		"deleted":   func(id int64) error { _, err := f.client.JobDelete(t.Context(), id); return err },
+	} {
+		if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), budget.For("k")); err != nil {
+			t.Fatal(err)
+		}
+		id := f.insertBy(t, jobs, sendArgs{payer(scheduler.PerJob)}, budget.For("k").Count(100)).Job.Job.ID
+		eventually(t, "it is put back", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
+		time.Sleep(2500 * time.Millisecond) // the watch has seen it
+		if err := cancel(id); err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	time.Sleep(3 * time.Second)
+	if n := f.settlements(t); n != 0 {
+		t.Errorf("%d gave back what they took", n)
+	}
+	f.wantLeft(t, budget.For("k"), 700)
+}
+
 // Behind the scheduler's back.
 func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T) {
 	t.Parallel()

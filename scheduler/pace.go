@@ -44,6 +44,12 @@ func (v *visit) paysAgain() bool {
 	return v.found && !v.valid && !v.ticket.Paid && v.ticket.Reservation != nil && (v.ticket.Pays != PerJob || v.ticket.Attempt == givenBack)
 }
 
+// goesOn says that this attempt goes on with what one before has used: it need not wait for tokens, but for the pauses of their
+// limits.
+func (v *visit) goesOn() bool {
+	return v.found && !v.valid && !v.ticket.Paid && v.ticket.Reservation != nil && !v.paysAgain()
+}
+
 // renew charges the job anew, and returns when it may start, or with the error that puts it back until then. An attempt that
 // pays again has a reservation of its own: that of the one before keeps what it took.
 func (v *visit) renew(ctx context.Context, again bool) error {
@@ -117,7 +123,7 @@ func (p *plugin) pace(items []*pacing) {
 		parts := map[*waiter]*ratelimit.Reservation{}
 		for _, w := range inOrder {
 			switch r := w.ticket.Reservation; {
-			case r == nil || paid[w]:
+			case r == nil || paid[w] || w.ticket.Used:
 			case again[w]:
 				taken = append(taken, r)
 			default:

@@ -49,6 +49,9 @@ type more struct {
 
 	// Pays is when tokens are taken again.
 	Pays Pays `json:"pays,omitempty"`
+
+	// Used says that an attempt before was worked for what was taken: it is not given back, nor charged anew.
+	Used bool `json:"used,omitempty"`
 }
 
 // wire is a ticket as it stands in metadata. River has a GIN index on that, in which each number and each string is an entry:
@@ -93,7 +96,7 @@ func (t ticket) MarshalJSON() ([]byte, error) {
 }
 
 func (t *ticket) marshalMore() (b []byte, err error) {
-	if t.From != 0 || t.On != nil || t.Paid {
+	if t.From != 0 || t.On != nil || t.Paid || t.Used {
 		return json.Marshal(wireMore{t.more, t.Reservation})
 	}
 	b = append(b, '{')
@@ -159,6 +162,9 @@ func (t *ticket) takes() []ratelimit.Take {
 	}
 	return t.Takes
 }
+
+// unused says that there is something to give back if the job does not start.
+func (t *ticket) unused() bool { return t.Reservation != nil && !t.Used }
 
 func (t *ticket) due() time.Time { return time.UnixMicro(t.Due).UTC() }
 

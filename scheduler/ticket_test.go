@@ -20,7 +20,7 @@ func TestATicketReadsBack(t *testing.T) {
 			Attempt: rapid.IntRange(0, 25).Draw(t, "attempt"),
 			more: more{
 				By: rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
-				From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"),
+				From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"), Used: rapid.Bool().Draw(t, "used"),
 				Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
 			},
 		}

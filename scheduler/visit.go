@@ -48,6 +48,11 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 		}()
 	}
 	v.ticket, v.found, v.valid = ticketOf(job)
+	if v.goesOn() {
+		t := &v.ticket
+		t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, job.Attempt-1, true
+		v.valid = true
+	}
 	if v.valid {
 		if !beside && job.AttemptedAt != nil && v.due().Sub(*job.AttemptedAt) > time.Second {
 			v.ticket.Due = 0 // somebody wants it now, and has retried it by hand

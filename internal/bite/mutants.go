@@ -313,6 +313,8 @@ var ofTheCore = []mutant{
 		"v.ticket.Pays != PerJob || ", "true || ", "PaysAgain", jobs, false},
 	{"pays: a snooze pays", "scheduler/visit.go",
 		"if v.ticket.Pays == PerStart {", "if true {", "PaysAgain", jobs, false},
+	{"pays: a job paid once does not look for pauses", "scheduler/visit.go",
+		"if v.goesOn() {", "if false {", "HoldsUpARetry", jobs, false},
 	{"pays: nothing was taken, and is to be settled", "scheduler/scheduler.go",
 		"if len(r.Takes) > 0 {", "if true {", "ShadowOnly", jobs, false},
 	{"late: all at once", "scheduler/visit.go",
@@ -331,6 +333,8 @@ var ofTheCore = []mutant{
 		"run.After(mine) {", "run.After(mine) || true {", "CancelledJob", jobs, false},
 	{"cancel: what has started is given back", "scheduler/cancel.go",
 		" AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text AND id <> ALL", " AND id <> ALL", "RunningJobKeeps", jobs, false},
+	{"cancel: what an attempt before has used is given back", "scheduler/ticket.go",
+		"return t.Reservation != nil && !t.Used", "return t.Reservation != nil", "SecondAttempt", jobs, false},
 	{"cancel: nobody looks for what has gone", "scheduler/cancel.go",
 		"return p.freeAll(ctx, missing)", "return nil", "ByOthers", jobs, false},
 }
