@@ -64,8 +64,8 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 		return errors.Join(e, err) // an attempt that has failed
 	}
 	t := v.ticket // with what it has taken
-	t.From = until.Add(random(v.plugin.scheduler.jitter)).UnixMicro()
-	t.Due, t.By, t.On = t.From, len(t.takes()), on
+	t.From, t.Jitter = until.UnixMicro(), random(v.plugin.scheduler.jitter).Microseconds()
+	t.Due, t.By, t.On = t.From+t.Jitter, len(t.takes()), on
 	t.Paid, t.Attempt = v.paid, v.job.Attempt-1
 	return v.putBack(ctx, &t, t.due())
 }

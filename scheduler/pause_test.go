@@ -128,6 +128,38 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 	}
 }
 
+// Also the job whose call was refused, whether or not a window would have begun in the pause.
+func TestResumeBringsForwardWhoHasMetThePause(t *testing.T) {
+	t.Parallel()
+	for name, rule := range map[string]ratelimit.Rule{
+		"TokenBucket": ratelimit.TokenBucket{Rate: 10, Period: time.Second},
+		"FixedWindow": ratelimit.FixedWindow{Rate: 10, Period: never},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, _, j := exact(t)
+			sched := scheduler.New(f.limiter, scheduler.Config{})
+			limit := ratelimit.MustDefine("met", rule)
+			j.work = func(context.Context, *river.Job[sendArgs]) error {
+				if len(j.await(t, 1)) == 1 {
+					return &scheduler.PauseError{For: time.Hour, Requests: []ratelimit.Request{limit.For("k")}}
+				}
+				return nil
+			}
+			jobs := sched.Jobs(j.client(t, sched))
+			id := f.insertBy(t, jobs, sendArgs{1}, limit.For("k").Count(1)).Job.Job.ID
+			eventually(t, "it is put back", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
+			f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return jobs.Resume(ctx, tx, limit.For("k")) })
+			if due := f.job(t, id).ScheduledAt; due.Sub(f.now(t)) > time.Second {
+				t.Fatalf("it is due in %v", due.Sub(f.now(t)))
+			}
+			if s := j.await(t, 2)[1]; s.attempt != 1 {
+				t.Errorf("it started at attempt %d", s.attempt)
+			}
+		})
+	}
+}
+
 // A worker that was limited by Limit does not pay again for a call that its upstream refused.
 func TestAPausedAttemptDoesNotPayAgain(t *testing.T) {
 	t.Parallel()

@@ -39,8 +39,8 @@ type more struct {
 	// Jitter is how long after its tokens it starts, in microseconds.
 	Jitter int64 `json:"jitter,omitempty"`
 
-	// From is the instant before which it does not start in any case: the end of a pause that it has met, or what the
-	// caller wanted. It comes later by what the pauses of On do.
+	// From is the instant before which it does not start: the end of a pause that it has met, or what the caller wanted. With
+	// On, the limits and keys of that pause, it comes later by what their pauses do, and is no more if they are ended early.
 	From int64   `json:"from,omitempty"`
 	On   []place `json:"on,omitempty"`
 
@@ -197,12 +197,12 @@ func (t *ticket) reckon(states map[row]ratelimit.State, now time.Time, bunch boo
 		}
 		n++
 	}
-	if from := time.UnixMicro(t.From).UTC(); t.From != 0 && from.After(due) {
+	if from := time.UnixMicro(t.From).UTC(); t.From != 0 && t.On == nil && from.After(due) {
 		due = from
 	}
 	for _, p := range t.On {
-		s := states[row{p.limit, p.key}]
-		if from := time.UnixMicro(t.From).Add(s.Delay - p.delay).UTC(); !s.TS.IsZero() && from.After(due) {
+		from := t.over(p, states[row{p.limit, p.key}], now)
+		if from.After(due) {
 			due, by = from, n
 		}
 		n++
@@ -213,6 +213,22 @@ func (t *ticket) reckon(states map[row]ratelimit.State, now time.Time, bunch boo
 		}
 	}
 	return due, by
+}
+
+// over is when a pause that the job has met is over for it, given how its limit stands by now.
+func (t *ticket) over(p place, s ratelimit.State, now time.Time) time.Time {
+	end, jitter := time.UnixMicro(t.From).UTC(), time.Duration(t.Jitter)*time.Microsecond
+	switch {
+	case s.TS.IsZero():
+	case s.PausedUntil.After(now):
+		end = s.PausedUntil
+	default:
+		// A pause that has ended by itself has not been long over, and its jitter is to be kept.
+		if end = end.Add(s.Delay - p.delay); end.After(now) {
+			return now // it was ended early
+		}
+	}
+	return end.Add(jitter)
 }
 
 // parse reads a ticket, as it stands in metadata under its key.

@@ -283,6 +283,8 @@ var ofTheCore = []mutant{
 		"t.Paid, t.Attempt = v.paid", "t.Paid, t.Attempt = false", "PausedAttempt", jobs, false},
 	{"pause: a resume leaves jobs where they are", "scheduler/resume.go",
 		"moved, err := d.forward(ctx, waiting", "moved, err := d.forward(ctx, waiting[:0]", "ResumeBrings", jobs, false},
+	{"pause: who has met it waits for its end", "scheduler/ticket.go",
+		"return now // it was", "break // it was", "WhoHasMet", jobs, false},
 	{"settle: by the scheduler's own hand, twice", "ratelimit/settle.go",
 		"	if !first.found {\n\t\treturn false, nil\n\t}\n", "", "SettledOnce", whole, true},
 	{"settle: after 30 days", "ratelimit/statements.go",
