@@ -131,6 +131,7 @@ func (t *ticket) UnmarshalJSON(b []byte) error {
 		}
 	}
 	*t = ticket{w.Due, w.Attempt, m.more, m.R}
+	t.By = max(0, t.By) // metadata is anybody's
 	return nil
 }
 

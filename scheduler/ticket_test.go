@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/riverqueue/river/rivertype"
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -74,5 +75,21 @@ func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
 	}
 	if b, err := k.into([]byte("null")); err != nil || string(b) != `{"weir":{"more":"{}"}}` {
 		t.Errorf("%s (%v)", b, err)
+	}
+}
+
+// Metadata is anybody's: what no ticket can say explains nothing, and breaks nothing.
+func TestOddTicketsAreRead(t *testing.T) {
+	t.Parallel()
+	for _, odd := range []string{
+		`null`, `[]`, `{}`, `{"due":1e300}`, `{"due":1,"more":"{\"by\":-1,\"on\":[[\"a\",\"b\",0]]}"}`, `{"due":1,"more":"{\"by\":9}"}`,
+		`{"due":1,"more":"{\"on\":[null,[]]}"}`, `{"due":1,"more":"{\"r\":null}"}`, `{"due":1,"more":"{\"r\":{\"takes\":[[]]}}"}`,
+	} {
+		for _, state := range rivertype.JobStates() {
+			job := &rivertype.JobRow{State: state, Metadata: []byte(`{"weir":` + odd + `}`)}
+			w, ok := Explain(job)
+			t.Log(odd, state, w.Limit, ok)
+			ReservationOf(job)
+		}
 	}
 }
