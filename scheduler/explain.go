@@ -59,11 +59,13 @@ func waits(job *rivertype.JobRow) (ticket, bool) {
 }
 
 func (t *ticket) explain(job *rivertype.JobRow) Waiting {
-	rows := t.rows()
+	rows, takes := t.rows(), t.takes()
 	if t.By >= len(rows) {
 		return Waiting{}
 	}
-	return Waiting{Job: job, Limit: rows[t.By].limit, Key: rows[t.By].key, Until: t.due(), Paused: t.By >= len(t.takes())}
+	// What was there at once, and has to wait, was taken in a pause.
+	paused := t.By >= len(takes) || !takes[t.By].Ahead()
+	return Waiting{Job: job, Limit: rows[t.By].limit, Key: rows[t.By].key, Until: t.due(), Paused: paused}
 }
 
 // Waiting lists what is reserved of one limit and key, the next to start first: at most n jobs, 9,900 at the most. It reads
@@ -83,12 +85,13 @@ func (j *Jobs) WaitingFor(ctx context.Context, tx pgx.Tx, limit, key string, n i
 	if !ok {
 		return nil, errors.New("scheduler: the River client has no JobListTx")
 	}
+	n = min(max(n, 0), mostListed-mostDue)
 	of := row{limit, key}
 	fragment, err := of.fragment()
 	if err != nil {
 		return nil, err
 	}
-	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(min(n+mostDue, mostListed)).
+	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(n+mostDue).
 		States(rivertype.JobStateAvailable, rivertype.JobStateScheduled, rivertype.JobStateRunning).
 		OrderBy(river.JobListOrderByScheduledAt, river.SortOrderAsc))
 	if err != nil {

@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -240,6 +241,29 @@ func TestExplainSaysWhyAJobWaits(t *testing.T) {
 	})
 }
 
+// Work for which there are tokens waits for nothing but the end of the pause that it was inserted in.
+func TestExplainTellsOfThePauseOfItsInsert(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	jobs := sched.Jobs(f.client)
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, budget.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	for i, owed := range []bool{false, true} {
+		in := f.insertBy(t, jobs, sendArgs{i}, budget.For("k").Count(900).OrReserve())
+		if w, ok := scheduler.Explain(in.Job.Job); !ok || w.Paused == owed || !w.Until.Equal(in.RunAt) {
+			t.Errorf("%v %+v, reserved for %v", ok, w, in.RunAt)
+		}
+	}
+	f.inRC(t, func(tx pgx.Tx) error {
+		w, err := jobs.Waiting(t.Context(), tx, budget.For("k"), 10)
+		if len(w) != 2 || !w[0].Paused || w[1].Paused {
+			t.Errorf("%v", w)
+		}
+		return err
+	})
+}
+
 // A job waits while it is held, and does not once it has started.
 func TestAJobThatRunsWaitsForNothing(t *testing.T) {
 	t.Parallel()
@@ -273,10 +297,10 @@ func TestWaitingListsWhoWaits(t *testing.T) {
 	if _, err := f.limiter.Autocommit(f.pool).Settle(t.Context(), first.Reservation(), limit.For("k").Count(0)); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []int{0, 1, 2} {
+	for _, n := range []int{-1000, -1, 0, 1, 2, math.MaxInt} {
 		f.inRC(t, func(tx pgx.Tx) error {
 			w, err := jobs.Waiting(t.Context(), tx, limit.For("k"), n)
-			if len(w) != min(n, 1) || n > 0 && w[0].Job.ID != second.Job.Job.ID {
+			if len(w) != min(max(n, 0), 1) || n > 0 && w[0].Job.ID != second.Job.Job.ID {
 				t.Errorf("of %d: %v", n, w)
 			}
 			return err

@@ -285,6 +285,8 @@ var ofTheCore = []mutant{
 		"moved, err := d.forward(ctx, waiting", "moved, err := d.forward(ctx, waiting[:0]", "ResumeBrings", jobs, false},
 	{"pause: who has met it waits for its end", "scheduler/ticket.go",
 		"return now // it was", "break // it was", "WhoHasMet", jobs, false},
+	{"pause: the one that a job was inserted in is not told", "scheduler/explain.go",
+		" || !takes[t.By].Ahead()", "", "OfItsInsert", jobs, false},
 	{"settle: by the scheduler's own hand, twice", "ratelimit/settle.go",
 		"	if !first.found {\n\t\treturn false, nil\n\t}\n", "", "SettledOnce", whole, true},
 	{"settle: after 30 days", "ratelimit/statements.go",
