@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -152,6 +154,34 @@ func TestACancelledHeldJobGivesBackWhatItTook(t *testing.T) {
 	eventually(t, "it is cancelled", func() bool { return f.job(t, id).State == rivertype.JobStateCancelled })
 	eventually(t, "what it took is given back", func() bool { return f.settlements(t) == 1 })
 	j.never(t, 100*time.Millisecond)
+}
+
+// So does one that has just taken, and waits for the moment at which its tokens exist.
+func TestAJobThatIsCancelledAsItWaitsForAMomentGivesBackWhatItTook(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("moment", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.For("k").Count(2.9)} })
+	client := j.client(t, sched)
+	for id := int64(1); f.settlements(t) == 0; id++ { // the client may hear of it too late
+		f.enqueue(t, 1)
+		eventually(t, "it has taken", func() bool { return f.left(t, limit.For("k")) < -1 })
+		if _, err := client.JobCancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		var job *rivertype.JobRow
+		eventually(t, "it has ended", func() bool { job = f.job(t, id); return job.FinalizedAt != nil })
+		j.mu.Lock()
+		begun := slices.ContainsFunc(j.starts, func(s start) bool { return s.id == id })
+		j.mu.Unlock()
+		if begun {
+			continue
+		}
+		if job.State != rivertype.JobStateCancelled || !strings.Contains(job.Errors[0].Error, "cancelled") {
+			t.Errorf("%v: %v", job.State, job.Errors)
+		}
+		eventually(t, "what it took is given back", func() bool { return f.settlements(t) == 1 })
+	}
 }
 
 func (f *fixture) settlements(t testing.TB) (n int) {

@@ -90,6 +90,9 @@ func (v *visit) await(ctx context.Context) error {
 	if v.ticket.Due == 0 || wait <= brief && sleep(ctx, wait) {
 		return nil
 	}
+	if ctx.Err() != nil {
+		return v.interrupted(ctx)
+	}
 	return v.putBack(ctx, &v.ticket, v.ticket.due())
 }
 

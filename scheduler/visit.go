@@ -138,7 +138,7 @@ func (v *visit) after(ctx context.Context, err error) error {
 	return err // as it is: River tells some errors by their type
 }
 
-// putBackError is a snooze that has a ticket.
+// putBackError is a snooze that has a ticket, or the end of a job that was cancelled before it started.
 type putBackError struct{ snooze error }
 
 func (e *putBackError) Error() string { return "scheduler: put back until its tokens exist" }
@@ -167,7 +167,7 @@ func (v *visit) interrupted(ctx context.Context) error {
 				return err
 			}
 		}
-		return ctx.Err()
+		return &putBackError{ctx.Err()} // and River says that it was cancelled
 	}
 	if v.line != nil {
 		v.line.rest()

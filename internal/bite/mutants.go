@@ -339,6 +339,8 @@ var ofTheCore = []mutant{
 		" AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text AND id <> ALL", " AND id <> ALL", "RunningJobKeeps", jobs, false},
 	{"cancel: what an attempt before has used is given back", "scheduler/ticket.go",
 		"return t.Reservation != nil && !t.Used", "return t.Reservation != nil", "SecondAttempt", jobs, false},
+	{"cancel: who waits for a moment keeps what it took", "scheduler/limit.go",
+		"if ctx.Err() != nil {", "if false {", "ForAMoment", jobs, false},
 	{"cancel: nobody looks for what has gone", "scheduler/cancel.go",
 		"return p.freeAll(ctx, missing)", "return nil", "ByOthers", jobs, false},
 }
