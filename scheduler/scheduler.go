@@ -180,11 +180,17 @@ func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
 		return t
 	}
 	var at time.Time
-	at, t.By = t.reckon(nil, res.At, s.bunch)
-	most := s.jitter
-	for _, o := range res.Outcomes {
-		if k := r.Takes[t.By]; o.Limit == k.Limit && o.Key == k.Key {
-			most = min(most, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
+	var most time.Duration
+	for i, k := range r.Takes {
+		for _, o := range res.Outcomes {
+			run := o.PacedAt
+			if s.bunch {
+				run = o.RunAt
+			}
+			if o.Limit == k.Limit && o.Key == k.Key && run.After(at) {
+				at, t.By = run, i
+				most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
+			}
 		}
 	}
 	t.Jitter = random(most).Microseconds()

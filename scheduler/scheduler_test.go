@@ -377,3 +377,24 @@ func TestATransactionThatRunsAgainLeavesOneJob(t *testing.T) {
 	}
 	f.want(t, limit.For("k"), -1, 1)
 }
+
+// A row whose time lies ahead, as the clock was set back, puts off nothing for which it has tokens: of several limits the job
+// waits for that which has none.
+func TestWhatWasThereAtOnceIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	ahead := ratelimit.MustDefine("ahead", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}).For("k")
+	short := ratelimit.MustDefine("short", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	f.insert(t, laterArgs{}, nil, ahead)
+	if _, err := f.pool.Exec(t.Context(), `UPDATE weir_balance SET ts = ts + interval '1 hour' WHERE name = 'ahead'`); err != nil {
+		t.Fatal(err)
+	}
+	in := f.insertBy(t, sched.Jobs(j.client(t, sched)), sendArgs{}, ahead.OrReserve(), short.Count(30).OrReserve())
+	w, ok := scheduler.Explain(in.Job.Job)
+	if !ok || w.Limit != "short" || in.RunAt.IsZero() || !in.Job.Job.ScheduledAt.Equal(in.RunAt) {
+		t.Fatalf("granted for %v, due at %v; %+v", in.RunAt, in.Job.Job.ScheduledAt, w)
+	}
+	if s := j.await(t, 1)[0]; s.at.Before(in.RunAt) {
+		t.Errorf("started %v early", in.RunAt.Sub(s.at))
+	}
+}

@@ -71,6 +71,9 @@ func (d db) states(ctx context.Context, tickets []*ticket) (map[row]ratelimit.St
 		if ts == nil {
 			return
 		}
+		if now.Before(*ts) { // what was there at once was there by now, whatever a clock that was set back has left in the row
+			*ts = now
+		}
 		s := ratelimit.State{TS: *ts, Delay: time.Duration(delay) * time.Microsecond, Moved: moved}
 		if paused != nil {
 			s.PausedUntil = *paused

@@ -250,7 +250,7 @@ var ofTheCore = []mutant{
 	{"scheduler: a duplicate is paid for", "scheduler/scheduler.go",
 		"if job.UniqueSkippedAsDuplicate {", "if false {", "Duplicate", jobs, false},
 	{"scheduler: jitter longer than a period", "scheduler/scheduler.go",
-		"min(most, o.Period/10, ", "min(most, 10*o.Period, ", "Jitter", jobs, false},
+		"min(s.jitter, o.Period/10, ", "min(s.jitter, 10*o.Period, ", "Jitter", jobs, false},
 	{"scheduler: jitter that leaves the window", "scheduler/scheduler.go",
 		", o.RunAt.Add(o.Period).Sub(at)/2)", ")", "JitterStays", jobs, false},
 	{"scheduler: a window's work starts all at once", "scheduler/ticket.go",
