@@ -1,10 +1,15 @@
 package integration
 
 import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
@@ -81,19 +86,109 @@ func TestAResetElsewhereIsNotSeenByWhoRemembers(t *testing.T) {
 	}
 }
 
+// What a transaction is denied because of what it has taken itself is no denial for others, who come after it has rolled back.
+func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	db := stdlib.OpenDBFromPool(pool)
+	defer func() { _ = db.Close() }()
+	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	take := func(f func(ratelimit.Request) (ratelimit.Result, error), r ratelimit.Request) error {
+		for _, want := range []bool{true, false, false} { // 6 of 10, and not another 6
+			if res, err := f(r); err != nil || res.OK != want {
+				t.Errorf("%+v, %v, want granted %v", res, err, want)
+			}
+		}
+		return errUndo
+	}
+	for begun, within := range map[string]func(ratelimit.Request) error{
+		"InTx": func(r ratelimit.Request) error {
+			return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				return take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.RateLimit(ctx, tx, r) }, r)
+			})
+		},
+		"by hand": func(r ratelimit.Request) error {
+			return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				return take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.RateLimit(t.Context(), tx, r) }, r)
+			})
+		},
+		"database/sql": func(r ratelimit.Request) error {
+			tx, err := db.BeginTx(t.Context(), &sql.TxOptions{})
+			if err != nil {
+				return err
+			}
+			err = take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.SQL().RateLimit(t.Context(), tx, r) }, r)
+			return errors.Join(err, tx.Rollback())
+		},
+	} {
+		for _, shards := range []int{1, 3} {
+			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards), ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
+			v := l.Autocommit(pool)
+			if _, err := v.RateLimit(t.Context(), limit.For("k").Count(0)); err != nil {
+				t.Fatal(err)
+			}
+			if err := within(limit.For("k").Count(6)); !errors.Is(err, errUndo) {
+				t.Fatal(err)
+			}
+			if res, err := v.RateLimit(t.Context(), limit.For("k").Count(6)); err != nil || !res.OK {
+				t.Errorf("%s, %d shards: %+v, %v, want it granted: all is there again", begun, shards, res, err)
+			}
+		}
+	}
+}
+
+// Who looks while a reset is not committed yet is denied as before; that is not remembered either.
+func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	v := l.Autocommit(pool)
+	for what, reset := range map[string]func(context.Context, pgx.Tx, ratelimit.Request) error{
+		"a limit": func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error { return l.ResetRateLimit(ctx, tx, r) },
+		"a key":   func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error { return l.ResetKey(ctx, tx, r.Key()) },
+	} {
+		limit := ratelimit.MustDefine(what, ratelimit.TokenBucket{Rate: 1, Period: never})
+		take := func(want bool) {
+			t.Helper()
+			if res, err := v.RateLimit(t.Context(), limit.For("k")); err != nil || res.OK != want {
+				t.Errorf("reset of %s: %+v, %v, want granted %v", what, res, err, want)
+			}
+		}
+		take(true)
+		take(false)
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			if err := reset(ctx, tx, limit.For("k")); err != nil {
+				return err
+			}
+			if res, err := l.CheckRateLimit(ctx, tx, limit.For("k")); err != nil || !res.OK {
+				t.Errorf("%+v, %v, want what the transaction has done", res, err)
+			}
+			if res, err := v.CheckRateLimit(t.Context(), limit.For("k")); err != nil || res.OK {
+				t.Errorf("%+v, %v, want what is committed", res, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		take(true)
+	}
+}
+
 // BenchmarkDenyRemembered is a call that is denied from memory.
 func BenchmarkDenyRemembered(b *testing.B) {
 	pool, l := pgtest.Pool(b), limiter(b, ratelimit.Config{RememberDenials: true})
 	limit := ratelimit.MustDefine("bench", ratelimit.TokenBucket{Rate: 1, Period: never})
+	if _, err := l.Autocommit(pool).RateLimit(b.Context(), limit.For("k")); err != nil {
+		b.Fatal(err)
+	}
 	tx, err := pool.BeginTx(b.Context(), pgx.TxOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(b.Context()) }()
-	for range 2 {
-		if _, err := l.RateLimit(b.Context(), tx, limit.For("k")); err != nil {
-			b.Fatal(err)
-		}
+	if _, err := l.RateLimit(b.Context(), tx, limit.For("k")); err != nil {
+		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for b.Loop() {

@@ -90,6 +90,7 @@ type attempt struct {
 	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
+	freed     []func()       // what to do once more when it has
 	waited    time.Duration  // in queues
 }
 

@@ -134,6 +134,7 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 		x.attempt.queuedUp(rows, time.Since(began))
 	}
 	x.attempt.observe(x.l, failed, err)
+	x.l.wrote(x, statements)
 	return err
 }
 

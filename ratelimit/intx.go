@@ -157,6 +157,10 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	err = a.commit(ctx, tx)
 	if err != nil && !errors.Is(err, ErrOutcomeUnknown) && !errors.Is(err, pgx.ErrTxClosed) {
 		a.undone()
+		return err
+	}
+	for _, again := range a.freed {
+		again()
 	}
 	return err
 }

@@ -22,7 +22,8 @@ type Config struct {
 	// RememberDenials answers a call that has been denied from memory, without the database, as long as it would be denied
 	// again if nobody else came: the same request, of one limit, before the RetryAt that it was told. It costs a
 	// microsecond. But what makes tokens come sooner elsewhere, a reset, a settlement or a larger rule in another process, is
-	// seen by then only. Default: false; each denial is read from the database.
+	// seen by then only; so it may be where this process does that in a transaction that InTx has not begun, if others look before
+	// COMMIT. Default: false; each denial is read from the database.
 	RememberDenials bool
 
 	// Logger is told, at most every ten minutes, of a limit that wants more shards: see [Shards]. Default: [slog.Default].

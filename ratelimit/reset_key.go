@@ -50,7 +50,7 @@ func (s SQL) ResetKey(ctx context.Context, tx *sql.Tx, key string) error {
 	if err := s.check(tx); err != nil {
 		return err
 	}
-	return s.l.resetKey(ctx, sqlExecutor{tx}, key)
+	return s.l.resetKey(ctx, sqlExecutor{tx, s.l}, key)
 }
 
 func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
@@ -61,6 +61,6 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if err := x.run(ctx, []*statement{reset}); err != nil {
 		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
 	}
-	l.denials.forgetKey(key)
+	freed(x, func() { l.denials.forgetKey(key) })
 	return nil
 }

@@ -24,7 +24,7 @@ func (s SQL) RateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) (Re
 		return o.told(Result{}, err)
 	}
 	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return s.l.rateLimit(ctx, o.counting(sqlExecutor{tx}), calls, len(requests))
+		return s.l.rateLimit(ctx, o.counting(sqlExecutor{tx, s.l}), calls, len(requests))
 	}))
 }
 
@@ -35,7 +35,7 @@ func (s SQL) CheckRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request
 		return Result{}, err
 	}
 	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return s.l.checkRateLimit(ctx, sqlExecutor{tx}, calls, len(requests))
+		return s.l.checkRateLimit(ctx, sqlExecutor{tx, s.l}, calls, len(requests))
 	})
 }
 
@@ -45,7 +45,7 @@ func (s SQL) ResetRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request
 	if err != nil {
 		return err
 	}
-	return s.l.resetRateLimit(ctx, sqlExecutor{tx}, calls)
+	return s.l.resetRateLimit(ctx, sqlExecutor{tx, s.l}, calls)
 }
 
 // Pause is [Limiter.Pause].
@@ -57,7 +57,7 @@ func (s SQL) Pause(ctx context.Context, tx *sql.Tx, d time.Duration, requests ..
 	if err != nil {
 		return err
 	}
-	return s.l.pause(ctx, sqlExecutor{tx}, d, calls)
+	return s.l.pause(ctx, sqlExecutor{tx, s.l}, d, calls)
 }
 
 // Resume is [Limiter.Resume].
@@ -66,7 +66,7 @@ func (s SQL) Resume(ctx context.Context, tx *sql.Tx, requests ...Request) error 
 	if err != nil {
 		return err
 	}
-	return s.l.resume(ctx, sqlExecutor{tx}, calls)
+	return s.l.resume(ctx, sqlExecutor{tx, s.l}, calls)
 }
 
 // GiveBack is [Limiter.GiveBack].
@@ -74,7 +74,7 @@ func (s SQL) GiveBack(ctx context.Context, tx *sql.Tx, res Result) error {
 	if err := s.check(tx); err != nil {
 		return err
 	}
-	return s.l.giveBack(ctx, sqlExecutor{tx}, res)
+	return s.l.giveBack(ctx, sqlExecutor{tx, s.l}, res)
 }
 
 // Settle is [Limiter.Settle].
@@ -82,7 +82,7 @@ func (s SQL) Settle(ctx context.Context, tx *sql.Tx, r Reservation, used ...Requ
 	if err := s.check(tx); err != nil {
 		return false, err
 	}
-	return s.l.settle(ctx, sqlExecutor{tx}, r, used)
+	return s.l.settle(ctx, sqlExecutor{tx, s.l}, r, used)
 }
 
 // Release is [Limiter.Release].
@@ -90,7 +90,7 @@ func (s SQL) Release(ctx context.Context, tx *sql.Tx, r Reservation) (bool, erro
 	if err := s.check(tx); err != nil {
 		return false, err
 	}
-	return s.l.release(ctx, sqlExecutor{tx}, r)
+	return s.l.release(ctx, sqlExecutor{tx, s.l}, r)
 }
 
 // Value is [Limiter.Value].
@@ -99,7 +99,7 @@ func (s SQL) Value(ctx context.Context, tx *sql.Tx, request Request) (State, err
 	if err != nil {
 		return State{}, err
 	}
-	return s.l.value(ctx, sqlExecutor{tx}, calls)
+	return s.l.value(ctx, sqlExecutor{tx, s.l}, calls)
 }
 
 func (s SQL) prepare(tx *sql.Tx, requests []Request) ([]call, error) {
@@ -119,7 +119,10 @@ func (s SQL) check(tx *sql.Tx) error {
 	return nil
 }
 
-type sqlExecutor struct{ tx *sql.Tx }
+type sqlExecutor struct {
+	tx *sql.Tx
+	l  *Limiter
+}
 
 func (x sqlExecutor) fresh() bool { return true }
 
@@ -154,6 +157,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			return err
 		}
 		s.found = true
+		x.l.wrote(x, []*statement{s})
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 			return explain(ctx, err, "reset", calls)
 		}
 	}
-	l.learn(done, calls)
+	l.learn(x, done, calls)
 	return nil
 }
 
@@ -66,7 +66,7 @@ func (l *Limiter) returns(ctx context.Context, x executor, verb string, calls []
 			return explain(ctx, err, verb, calls)
 		}
 	}
-	l.denials.forget(calls)
+	freed(x, func() { l.denials.forget(calls) })
 	return nil
 }
 
@@ -76,18 +76,18 @@ func (l *Limiter) each(ctx context.Context, x executor, verb string, calls []cal
 	if err != nil {
 		return explain(ctx, err, verb, calls)
 	}
-	l.learn(done, calls)
+	l.learn(x, done, calls)
 	return nil
 }
 
 // learn notes how the rows of calls stand, of which something else was known before.
-func (l *Limiter) learn(done []*statement, calls []call) {
+func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	for _, s := range done {
 		if s.found && s.c.layout > 1 {
 			l.books.took(s.c, s.c.shard, s.balance(), 0)
 		}
 	}
-	l.denials.forget(calls)
+	freed(x, func() { l.denials.forget(calls) })
 }
 
 // taken is what a Result says was taken: each row once, in order. Nothing, for a denial.
