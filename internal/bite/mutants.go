@@ -312,7 +312,7 @@ var ofTheCore = []mutant{
 	{"settle: jobs do not move up", "scheduler/tend.go",
 		"		return gain > max(pace, wait/4)\n", "		return false && gain > max(pace, wait/4)\n", "BringsThose", jobs, false},
 	{"pays: no attempt pays again", "scheduler/pace.go",
-		"return v.found && !v.valid", "return false && v.found && !v.valid", "PaysAgain", jobs, false},
+		"func (v *visit) paysAgain() bool {\n\treturn v.found", "func (v *visit) paysAgain() bool {\n\treturn false && v.found", "PaysAgain", jobs, false},
 	{"pays: a job paid once pays again", "scheduler/pace.go",
 		"v.ticket.Pays != PerJob || ", "true || ", "PaysAgain", jobs, false},
 	{"pays: a snooze pays", "scheduler/visit.go",
