@@ -316,3 +316,32 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 		})
 	}
 }
+
+// Metadata is anybody's: a due time that is no time is no ticket, and keeps nobody from looking after the others.
+func TestOddMetadataHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	for name, odd := range map[string]string{"Number": `1e300`, "Past": `-9e18`, "Text": `"soon"`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			opts := &river.InsertOpts{Metadata: []byte(`{"weir":{"due":` + odd + `}}`), ScheduledAt: time.Now().Add(time.Hour)}
+			if _, err := f.client.Insert(t.Context(), sendArgs{1}, opts); err != nil {
+				t.Fatal(err)
+			}
+			jobs := sched.Jobs(j.client(t, sched))
+			limit := ratelimit.MustDefine("odd", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+			id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
+			time.Sleep(5 * time.Second) // the watch has seen it
+			if _, err := f.client.JobDelete(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(15 * time.Second)
+			for f.settlements(t) == 0 && time.Now().Before(deadline) {
+				time.Sleep(50 * time.Millisecond)
+			}
+			if n := f.settlements(t); n != 1 {
+				t.Errorf("%d settlements", n)
+			}
+		})
+	}
+}

@@ -40,8 +40,9 @@ SELECT count(*), CASE WHEN count(*) > 0 THEN
 FROM claimed`
 
 const (
-	// dueSQL is when a job is due by its ticket, null if it has none: metadata is anybody's.
-	dueSQL = `CASE jsonb_typeof(metadata->'weir'->'due') WHEN 'number' THEN to_timestamp((metadata->'weir'->>'due')::float8 / 1e6) END`
+	// dueSQL is when a job is due by its ticket, null if it has none: metadata is anybody's. Between two numbers of JSON are
+	// only numbers, here those of the years up to 9999.
+	dueSQL = `CASE WHEN metadata->'weir'->'due' BETWEEN '0' AND '253402300799999999' THEN to_timestamp((metadata->'weir'->>'due')::float8 / 1e6) END`
 
 	// ticketSQL says that a job has a ticket for its next attempt, at its time.
 	ticketSQL = dueSQL + ` - interval '1 s' < scheduled_at AND coalesce(metadata->'weir'->>'attempt', '0') = attempt::text`

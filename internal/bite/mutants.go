@@ -269,6 +269,8 @@ var ofTheCore = []mutant{
 		"AND j.attempted_at < now() - interval '30 s'", "AND j.attempted_at < now() - interval '30 d'", "HolderWasKilled", jobs, false},
 	{"on time: what has begun is swept", "scheduler/claim.go",
 		" AND j.scheduled_at < l.due - interval '1 s'", "", "JobThatBegan", jobs, false},
+	{"on time: a foreign due time stops the queue", "scheduler/claim.go",
+		"BETWEEN '0' AND '253402300799999999'", ">= '0'", "OddMetadata", jobs, false},
 	{"on time: paused queues start", "scheduler/claim.go",
 		"AND q.paused_at IS NOT NULL", "AND false", "PausedQueue", jobs, false},
 	{"on time: more workers than the queue has", "scheduler/visit.go",
