@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -41,6 +43,18 @@ func TestWindowReservationsAreSpread(t *testing.T) {
 					t.Errorf("%d jobs in the window from %v", n, w)
 				}
 			}
+			f.inRC(t, func(tx pgx.Tx) error {
+				waiting, err := jobs.Waiting(t.Context(), tx, limit.For("k"), 100)
+				if len(waiting) != 30 {
+					t.Errorf("%d wait", len(waiting))
+				}
+				for _, w := range waiting {
+					if !w.Until.Equal(w.Job.ScheduledAt) {
+						t.Errorf("job %d is for %v, and by its limit for %v", w.Job.ID, w.Job.ScheduledAt, w.Until)
+					}
+				}
+				return err
+			})
 		})
 	}
 }
