@@ -326,3 +326,29 @@ func TestACoalescedTakeKeepsThePause(t *testing.T) {
 		t.Errorf("paused until %v (%v), want %v", s.PausedUntil, err, until)
 	}
 }
+
+// Each tells by how much pauses have put off its limit, with shards or without, however many were decided with it.
+func TestCoalescedCallsTellOfThePause(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	clock := newClock()
+	c := limiter(t, ratelimit.Config{Clock: clock.now}).Coalesce(pool)
+	defer c.Close()
+	for _, shards := range []int{1, 4} {
+		limit := ratelimit.MustDefine(fmt.Sprint("limit", shards), ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}, ratelimit.Shards(shards))
+		if err := c.Pause(t.Context(), time.Second, limit.For("k")); err != nil {
+			t.Fatal(err)
+		}
+		clock.add(time.Second)
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				res, err := c.RateLimit(t.Context(), limit.For("k"))
+				if err != nil || !res.OK || res.Outcomes[0].Delay != time.Second {
+					t.Errorf("%d shards: %+v, %v, want it put off by a second", shards, res, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}

@@ -290,7 +290,7 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter, trips *int) []*wai
 			one.taken, one.delay, one.moved, one.owed, one.layout = took.taken, took.delay, took.moved, took.owed-rest, took.layout
 			one.parts, parts = allot(parts, one.count)
 			w.at[0] = res.At.UnixMicro()
-			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At}}
+			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At, Delay: res.Outcomes[0].Delay}}
 			answer(w)
 		}
 		return nil
