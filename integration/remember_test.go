@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -38,7 +39,7 @@ func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 		}
 		clock.add(time.Second)
 		again := take(false, limit.For("k").Count(5))
-		if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != time.Second || again.Limit != denied.Limit || again.Key != "k" {
+		if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != time.Second || again.Limit != denied.Limit || again.Key != "k" || again.Outcomes[0].Value != denied.Outcomes[0].Value+1 {
 			t.Errorf("%+v after %+v", again, denied)
 		}
 		for what, r := range map[string]ratelimit.Request{
@@ -172,6 +173,46 @@ func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 		take(true)
+	}
+}
+
+// A denial from memory does not tell whether the database is there again, nor does a shadow that could not be asked: neither ends an
+// outage, of which the bounds would begin anew.
+func TestAnOutageIsNotEndedByMemory(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never})
+	shadow := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
+	c := limiter(t, ratelimit.Config{RememberDenials: true}).Coalesce(pool)
+	defer c.Close()
+	f := &ratelimit.FailOpen{Limiter: c, Most: 1, Logger: slog.New(slog.DiscardHandler)}
+	for range 2 {
+		for _, l := range []ratelimit.Limit{limit, shadow} {
+			if _, err := f.RateLimit(t.Context(), l.For("greedy")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE weir_balance RENAME TO away`); err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range []ratelimit.Request{limit.For("greedy"), shadow.For("greedy"), shadow.For("other")} {
+		res, err := f.RateLimit(t.Context(), limit.For("other"))
+		if res.OK != (i == 0) || (err == nil) != res.OK || f.Opened() != 1 {
+			t.Errorf("%+v, %v: %d were let through of 1", res, err, f.Opened())
+		}
+		if _, err := f.RateLimit(t.Context(), r); err != nil {
+			t.Error(r, err)
+		}
+	}
+	if _, err := f.RateLimit(t.Context(), limit.For("other")); err == nil || f.Opened() != 1 {
+		t.Errorf("%v: %d were let through of 1", err, f.Opened())
+	}
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE away RENAME TO weir_balance`); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := f.RateLimit(t.Context(), limit.For("other")); err != nil || !res.OK {
+		t.Error(res, err)
 	}
 }
 

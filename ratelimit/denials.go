@@ -155,7 +155,12 @@ func (d *denials) answer(by writer, calls []call, requests int, clock func() tim
 	if at < e.at || at > e.decision.RetryAt.UnixMicro()-trip.Microseconds() {
 		return Result{}, false
 	}
-	return summarize(calls, []Decision{e.decision}, []int64{at}, requests), true
+	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // what has come since is not enough, but there
+		e.decision.State = c.state(c.at(b, at))
+	}
+	res := summarize(calls, []Decision{e.decision}, []int64{at}, requests)
+	res.recalled = true
+	return res, true
 }
 
 // drop makes room: all that has expired and, if that is not half, others as they come.

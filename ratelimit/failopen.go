@@ -15,7 +15,7 @@ import (
 //
 //	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), Timeout: 200 * time.Millisecond}
 //
-// An outage begins with the first call that fails, and ends with the next that is decided. In it calls are let through until
+// An outage begins with the first call that fails, and ends with the next that the database decides. In it calls are let through until
 // For is over or Most of them were; all later ones fail with the database's error. A call that is let through has a Result that is
 // OK and not [Result.Decided]: it took nothing, and giving it back does nothing. What is wrong by itself is never let through: an
 // error that matches [ErrInvalid], [ErrNested] or [ErrClosed], and that of a ctx that has ended.
@@ -60,7 +60,9 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 	res, err := f.Limiter.RateLimit(asked, requests...)
 	switch {
 	case err == nil:
-		f.over(ctx)
+		if res.Decided() && !res.recalled { // else the database may still be away
+			f.over(ctx)
+		}
 		return res, nil
 	case errors.Is(err, ErrInvalid), errors.Is(err, ErrNested), errors.Is(err, ErrClosed), ctx.Err() != nil,
 		f.Allow != nil && !f.Allow(ctx, err, requests):

@@ -35,7 +35,8 @@ type Result struct {
 	// Outcomes has what each request met, in the order in which they were made.
 	Outcomes []Outcome
 
-	id uuid.UUID // of the Reservation; zero if nothing was taken
+	id       uuid.UUID // of the Reservation; zero if nothing was taken
+	recalled bool      // it is of memory, and the database was not asked
 }
 
 // Outcome is the part of one request in a [Result].

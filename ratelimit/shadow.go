@@ -63,7 +63,7 @@ func beside(calls []call, requests int, harmless bool, decide func([]call) (Resu
 				o = r.Outcomes[c.indexes[0]]
 			}
 			if len(enforced) == 0 && r.At.After(res.At) {
-				res.At, res.id = r.At, r.id
+				res.At, res.id, res.recalled = r.At, r.id, r.recalled
 			}
 		}
 		for _, j := range c.indexes {
