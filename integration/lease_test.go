@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -121,5 +122,44 @@ func TestClosingALeaseGivesBackWhatIsInHand(t *testing.T) {
 				t.Errorf("%v are left, want 995", left)
 			}
 		})
+	}
+}
+
+// In a pause nothing flows in, whatever is asked for: so what a lease remembers of one denial tells when others will be granted.
+func TestALeaseRemembersAPause(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	clock := newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	v := l.Autocommit(pool)
+	for name, rule := range map[string]ratelimit.Rule{
+		"bucket": ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second},
+		"window": ratelimit.FixedWindow{Rate: 4, Period: 4 * time.Second, Capacity: ratelimit.Tokens(10)},
+	} {
+		for _, taken := range []float64{10, 7} {
+			limit := ratelimit.MustDefine(fmt.Sprint(name, taken), rule)
+			if _, err := v.RateLimit(t.Context(), limit.For("k").Count(taken)); err != nil {
+				t.Fatal(err)
+			}
+			if err := v.Pause(t.Context(), 10*time.Second, limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
+			s, err := l.Lease(pool, limit.For("k"), ratelimit.LeaseConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range []float64{2, 5, 1, 0.5, 9} {
+				want, err := v.CheckRateLimit(t.Context(), limit.For("k").Count(n))
+				if err != nil || want.OK {
+					t.Fatal(want, err)
+				}
+				if res, err := s.Take(t.Context(), n); err != nil || res.OK || !res.RetryAt.Equal(want.RetryAt) {
+					t.Errorf("%s, %v taken: %v is denied for %v (%v), want %v", name, taken, n, res.RetryAfter(), err, want.RetryAfter())
+				}
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

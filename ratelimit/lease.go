@@ -261,6 +261,7 @@ type refusal struct {
 	retryAt int64
 	value   float64
 	at      int64
+	paused  int64 // until when; long ago if it was not
 	told    int64
 }
 
@@ -274,7 +275,8 @@ func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	c := &s.calls[0]
 	at, retryAt := d.at+(now-d.told)/1000, d.retryAt
 	if n != d.n {
-		retryAt = c.earliest(d.value, d.at, d.at, n, 0)
+		since := max(d.at, d.paused)
+		retryAt = c.earliest(d.value, since, since, n, 0)
 		if n > d.n {
 			retryAt = max(retryAt, d.retryAt)
 		}

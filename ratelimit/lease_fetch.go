@@ -275,7 +275,8 @@ func (s *Lease) round(f *flight) {
 		s.denied = refusal{}
 		s.arrive(f, res, sent, now)
 	default:
-		s.denied = refusal{n: res.Outcomes[0].call.count, retryAt: res.RetryAt.UnixMicro(), value: res.Outcomes[0].Value, at: res.At.UnixMicro(), told: now}
+		o := &res.Outcomes[0]
+		s.denied = refusal{n: o.call.count, retryAt: res.RetryAt.UnixMicro(), value: o.Value, at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
 		s.calm = now + int64(blockLasts)
 	}
 }

@@ -71,7 +71,8 @@ type Outcome struct {
 	// Delay is by how much pauses have put off, in total, what waits in line: see [State].
 	Delay time.Duration
 
-	call *call // for GiveBack and Reservation
+	paused time.Time // until when; for a Lease
+	call   *call     // for GiveBack and Reservation
 }
 
 // Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision] for the zero Result.
@@ -110,7 +111,7 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 		for _, j := range c.indexes {
 			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow, Value: d.State.Value,
 				Capacity: c.capacity, Rate: c.rate, Period: time.Duration(c.period) * time.Microsecond, WindowEnds: ends,
-				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, call: c}
+				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, paused: d.State.PausedUntil, call: c}
 		}
 		if !d.OK {
 			res.OK = false

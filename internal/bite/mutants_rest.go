@@ -83,6 +83,8 @@ var ofTheRest = []mutant{
 		"if res.Decided() && !res.recalled {", "if !res.recalled {", "EndedByMemory", whole, true},
 	{"together: a pause is not told of", "ratelimit/together.go",
 		"Delay: res.Outcomes[0].Delay}}", "Delay: 0 * res.Outcomes[0].Delay}}", "TellOfThePause", whole, true},
+	{"lease: tokens come in a pause that is remembered", "ratelimit/lease.go",
+		"since := max(d.at, d.paused)", "since := max(d.at, min(0, d.paused))", "LeaseRemembersAPause", whole, true},
 	{"observe: trips are not counted", "ratelimit/observe.go",
 		"\t*x.trips++\n\treturn x.executor.run", "\treturn x.executor.run", "Observer", whole, true},
 	{"observe: a lease's blocks are told", "ratelimit/lease_fetch.go",
