@@ -104,6 +104,30 @@ func TestChangedNumbersKeepTheLock(t *testing.T) {
 	g.locked(from("alice", 1), "account", 2*time.Minute)
 }
 
+// What is remembered does not depend on how much another ladder remembers, nor on whether nothing is remembered in a row or in none.
+func TestAnotherLadderRemembersAsMuch(t *testing.T) {
+	t.Parallel()
+	alice := Who{Account: "alice"}
+	for what, other := range map[string]Config{
+		"longer": {Failures: 1, AddressFailures: -1, Cap: 24 * time.Hour}, "shorter": {Failures: 1, AddressFailures: -1, Cap: 2 * time.Minute},
+		"for longer": {Failures: 1, AddressFailures: -1, Forget: 48 * time.Hour},
+	} {
+		for lockouts, after := range map[int]time.Duration{1: 0, 0: 24 * time.Hour} {
+			g := newGuard(t, Config{Failures: 1, AddressFailures: -1})
+			g.fail(1, alice)
+			g.clock.add(time.Minute + after)
+			g.stands(alice, State{Attempts: 1, Lockouts: lockouts})
+			g.Lockout = g.another(other)
+			g.stands(alice, State{Attempts: 1, Lockouts: lockouts})
+			g.fail(1, alice)
+			g.locked(alice, "account", time.Minute<<lockouts)
+			if t.Failed() {
+				t.Fatal(what)
+			}
+		}
+	}
+}
+
 func TestNamesKeepCountsApart(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{Failures: 1})

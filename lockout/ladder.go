@@ -21,11 +21,15 @@ type ladder struct {
 
 	// A lock is a pause of both balances, so that the memory begins to fade when it ends.
 	locks      ratelimit.Limit
-	room       float64 // for what is remembered
+	room       float64 // for what is remembered, of the memory
 	forget     float64 // cost of a lockout
 	first, cap time.Duration
 	top        int // how many lockouts must be remembered for the longest lock
 }
+
+// memory is the capacity of all locks, whatever the Config: what is remembered is what is missing to it, so that other numbers find
+// it as it was. It is longer than the longest that is ever remembered, and small enough for each microsecond to count.
+const memory float64 = 1 << 52
 
 // newLadder makes the ladder of a kind. Everybody locks rows in the order of the limits' names, which is that of failures, of
 // whatever kind, before that of locks.
@@ -44,7 +48,7 @@ func newLadder(whose string, n int, cfg Config) (*ladder, error) {
 	if d.failures, err = define("failures", float64(n)*d.cost); err != nil {
 		return nil, err
 	}
-	d.locks, err = define("locks", d.room)
+	d.locks, err = define("lockouts", memory)
 	return d, err
 }
 
@@ -57,7 +61,7 @@ func (d *ladder) lasts(remembered int) time.Duration {
 }
 
 // remembered is how many lockouts a balance remembers.
-func (d *ladder) remembered(value float64) int { return int(math.Ceil((d.room - value) / d.forget)) }
+func (d *ladder) remembered(value float64) int { return int(math.Ceil((memory - value) / d.forget)) }
 
 // left is how many attempts a balance has.
 func (d *ladder) left(value float64) int { return int(value / d.cost) }
@@ -71,14 +75,17 @@ func (s subject) rows() []ratelimit.Request {
 // lock locks a subject whose row of failures the transaction has locked. After the lock all its attempts are there again. What the
 // Result has taken is the memory of it: nothing, if as many are remembered as matter.
 func (s subject) lock(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) (ratelimit.Result, error) {
-	// Reserved, as the two pauses of the last lock do not end in the same microsecond; but only of what is there.
-	res, err := l.RateLimit(ctx, tx, s.locks.For(s.key).Count(s.forget).OrReserve())
+	state, err := l.Value(ctx, tx, s.locks.For(s.key)) // who changes it has the row of failures first
 	if err != nil {
-		return res, err
+		return ratelimit.Result{}, err
 	}
-	before := s.remembered(res.Outcomes[0].Value)
-	if res.OK {
-		before--
+	before := s.remembered(state.Value)
+	res := ratelimit.Result{}
+	if memory-state.Value+s.forget <= s.room {
+		// Reserved, as the two pauses of the last lock do not end in the same microsecond.
+		if res, err = l.RateLimit(ctx, tx, s.locks.For(s.key).Count(s.forget).OrReserve()); err != nil {
+			return res, err
+		}
 	}
 	if err := l.Pause(ctx, tx, s.lasts(before), s.rows()...); err != nil {
 		return res, err

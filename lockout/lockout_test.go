@@ -343,7 +343,7 @@ func TestALockThatEndsAMomentBeforeItsMemoryGoesOn(t *testing.T) {
 	for lockouts, d := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
 		g.fail(1, from("alice", 1))
 		g.locked(from("alice", 1), "account", d)
-		if _, err := g.pool.Exec(t.Context(), `UPDATE weir_balance SET paused_until = paused_until + interval '1 ms' WHERE name LIKE '%.locks.%'`); err != nil {
+		if _, err := g.pool.Exec(t.Context(), `UPDATE weir_balance SET paused_until = paused_until + interval '1 ms' WHERE name LIKE '%.lockouts.%'`); err != nil {
 			t.Fatal(err)
 		}
 		g.clock.add(d)
