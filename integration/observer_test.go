@@ -164,6 +164,11 @@ func TestTheObserverIsToldOfTakesOfALease(t *testing.T) {
 		}
 	}
 	if err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		for _, tx := range []pgx.Tx{nil, tx} { // what fails is told of, too
+			if _, err := lease.TakeInTx(ctx, tx, -1); !errors.Is(err, ratelimit.ErrInvalid) || !errors.Is(seen.decided[len(seen.decided)-1].Err, ratelimit.ErrInvalid) {
+				t.Error(err, "was told otherwise")
+			}
+		}
 		_, err := lease.TakeInTx(ctx, tx, 1)
 		return err
 	}); err != nil {
@@ -172,7 +177,7 @@ func TestTheObserverIsToldOfTakesOfALease(t *testing.T) {
 	if err := lease.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if len(seen.decided) != 21 || seen.decided[3].Requests[0].N() != 1 || seen.decided[3].Requests[0].Key() != "k" || len(seen.transacted) != 1 {
+	if len(seen.decided) != 23 || seen.decided[3].Requests[0].N() != 1 || seen.decided[3].Requests[0].Key() != "k" || len(seen.transacted) != 1 {
 		t.Errorf("%d events: %+v", len(seen.decided), seen.decided)
 	}
 }

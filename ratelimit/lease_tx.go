@@ -17,18 +17,18 @@ import (
 // transaction commits; and if the transaction rolls back a second after they were taken from the database, or after the lease was
 // closed. Any other transaction is refused with an error that matches [ErrInvalid]: it does not tell how it ends.
 func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, error) {
+	o := s.l.observe(ctx, []Request{s.request.Count(n)})
 	if tx == nil {
-		return Result{}, errNoTx()
+		return o.told(Result{}, errNoTx())
 	}
 	t, ok := tx.(*txn)
 	if !ok {
-		return Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx", Value: plain("a transaction that InTx has not begun"),
-			Want: "one that tells how it ends, that of InTx; for any other use Limiter.RateLimit"}
+		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx", Value: plain("a transaction that InTx has not begun"),
+			Want: "one that tells how it ends, that of InTx; for any other use Limiter.RateLimit"})
 	}
 	if err := s.check(n); err != nil {
-		return Result{}, err
+		return o.told(Result{}, err)
 	}
-	o := s.l.observe(ctx, []Request{s.request.Count(n)})
 	res, ok, err := s.borrow(t.attempt, n)
 	if ok || err != nil {
 		return o.told(res, err)
