@@ -208,7 +208,7 @@ func (f *fixture) books(t testing.TB) *books {
 		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var e entry
 			var value float64
-			if err := each(ctx, tx, `SELECT name, key, sum(value) FROM weir_balance WHERE shard >= 0 AND value > '-Infinity' GROUP BY name, key`,
+			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)) FROM weir_balance WHERE shard >= 0 AND value > '-Infinity' GROUP BY name, key`,
 				[]any{&e.Account.Limit, &e.Account.Key, &value}, func() {
 					b.balances[e.Account] = value
 				}); err != nil { // of all shards together
