@@ -109,7 +109,11 @@ func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (rate
 	for i, r := range requests {
 		patient[i] = r.OrReserve()
 	}
+	late := l.late(ctx, patient)
 	res, err := l.decide(ctx, "Wait", true, patient)
+	if errors.Is(err, ratelimit.ErrNeverGranted) && late {
+		err = fmt.Errorf("ratelimit: wait: the tokens do not come in time: %w", context.DeadlineExceeded)
+	}
 	if err == nil {
 		err = res.Err()
 	}
@@ -121,6 +125,25 @@ func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (rate
 		return ratelimit.Result{}, fmt.Errorf("ratelimit: wait for limit %q: %w", res.Limit, err)
 	}
 	return res, nil
+}
+
+// late tells whether requests would have to wait for longer than ctx lasts, and has them ask for that time then.
+func (l *Limiter) late(ctx context.Context, requests []ratelimit.Request) bool {
+	end, ends := ctx.Deadline()
+	if !ends || l.Clock != nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	left := max(0, time.Until(end))
+	res, _, err := l.foretell(ctx, requests)
+	if err != nil || !res.OK || res.RunAt.Sub(res.At) <= left {
+		return false
+	}
+	for i, r := range requests {
+		requests[i] = r.Within(left)
+	}
+	return true
 }
 
 func (l *Limiter) sleep(ctx context.Context, until time.Time) error {

@@ -107,6 +107,22 @@ func TestDenyAndFailOnDemand(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
+// A shadow denies nobody, also on demand, and takes nothing then; nor is it asked where a limit denies.
+func TestAShadowThatIsDeniedOnDemandDeniesNobody(t *testing.T) {
+	t.Parallel()
+	shadow := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 5, Period: time.Second}, ratelimit.Shadow())
+	l := &weirtest.Limiter{Clock: new(weirtest.Clock)}
+	both := []ratelimit.Request{bucket.For("k"), shadow.For("k").Count(2)}
+	l.Deny(shadow, time.Minute)
+	res, err := l.RateLimit(t.Context(), both...)
+	weirtest.Granted(t, res, err)
+	if o := res.Outcomes[1]; o.OK || !o.Shadow || o.Value != 5 || o.RetryAt.Sub(res.At) != time.Minute {
+		t.Errorf("%+v", o)
+	}
+	weirtest.Value(t, l, bucket.For("k"), 9)
+	weirtest.Value(t, l, shadow.For("k"), 5)
+}
+
 func TestWaitReturnsWhenTheClockHasComeToIt(t *testing.T) {
 	t.Parallel()
 	clock := new(weirtest.Clock)

@@ -252,3 +252,30 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 		}
 	}
 }
+
+// By the clock of the process whoever would have to wait for too long does not begin to.
+func TestTheFakeDeniesAWaitForLongerThanItMayLast(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(9)})
+	l, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range map[string]interface {
+		verbs
+		Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	}{"real": l.Autocommit(pgtest.Pool(t)), "fake": &weirtest.Limiter{}} {
+		weirtest.Drain(t, v, limit.For("k"))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if res, err := v.Wait(ctx, limit.For("k")); !errors.Is(err, ratelimit.ErrDenied) || res.RetryAfter() < 58*time.Minute || res.RetryAfter() > 59*time.Minute {
+			t.Errorf("%s: %s", name, weirtest.Describe(res, err))
+		}
+		if res, err := v.Wait(ctx, limit.For("k").Count(2)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %s", name, weirtest.Describe(res, err))
+		}
+		if s, err := v.Value(t.Context(), limit.For("k")); err != nil || s.Value < 0 {
+			t.Errorf("%s has %v left (%v)", name, s.Value, err)
+		}
+	}
+}
