@@ -113,11 +113,14 @@ func (d *denials) note(by writer, c *call, decision *Decision, at int64) {
 
 // own tells whether the row stands as a transaction has left it that may yet roll back.
 func (d *denials) own(by writer, c *call) bool {
+	if by == 0 {
+		return false
+	}
 	last, ok := d.wrote[c.row()]
 	if !ok {
 		last = d.before[c.row()]
 	}
-	return by != 0 && last == by
+	return last == by
 }
 
 // written notes to which rows a transaction has written.

@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 	"github.com/weir-go/weir/schema"
@@ -27,20 +26,7 @@ func TestClocksThatDisagreeChangeNothing(t *testing.T) {
 	for _, skew := range []string{"+30s", "-30s"} {
 		t.Run(skew, func(t *testing.T) {
 			t.Parallel()
-			server, err := pgserver.Start(t.Context(), pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME="+skew, "FAKETIME_DONT_FAKE_MONOTONIC=1"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := server.Stop(); err != nil {
-					t.Error(err)
-				}
-			})
-			pool, err := pgxpool.New(t.Context(), server.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(pool.Close)
+			_, pool := pgtest.Own(t, pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME="+skew, "FAKETIME_DONT_FAKE_MONOTONIC=1"))
 			if err := schema.Migrate(t.Context(), pool); err != nil {
 				t.Fatal(err)
 			}

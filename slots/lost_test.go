@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/weir-go/weir/internal/pgserver"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/schema"
 	"github.com/weir-go/weir/slots"
@@ -238,20 +235,7 @@ func TestSlotsOutliveTheirServerIfItComesBackInTime(t *testing.T) {
 	if os.Getenv("DATABASE_URL") != "" {
 		t.Skip("the server of DATABASE_URL is not ours to stop")
 	}
-	server, err := pgserver.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	server, pool := pgtest.Own(t)
 	if err := schema.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}

@@ -15,30 +15,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/schema"
 )
 
 // spoiled is a server of the test's own, on which things may be wrong.
-func spoiled(t *testing.T, opts ...pgserver.Option) *pgserver.Server {
+func spoiled(t *testing.T, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.Pool) {
 	t.Helper()
 	if os.Getenv("DATABASE_URL") != "" {
 		t.Skip("the server that DATABASE_URL names is not spoiled on purpose")
 	}
-	server, err := pgserver.Start(t.Context(), opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return server
+	return pgtest.Own(t, opts...)
 }
 
 func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 	t.Parallel()
-	server := spoiled(t, pgserver.Setting("fsync", "off"), pgserver.Setting("autovacuum", "off"), pgserver.Setting("track_counts", "off"))
+	server, _ := spoiled(t, pgserver.Setting("fsync", "off"), pgserver.Setting("autovacuum", "off"), pgserver.Setting("track_counts", "off"))
 	at := func(database string) string {
 		u, err := url.Parse(server.URL())
 		if err != nil {
@@ -158,12 +150,7 @@ func feedback(t *testing.T, url, slot string, xid uint32) {
 
 func TestTheDoctorFindsASlotThatNobodyReads(t *testing.T) {
 	t.Parallel()
-	server := spoiled(t) // as a slot is of all databases
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	server, pool := spoiled(t) // as a slot is of all databases
 	if err := schema.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}

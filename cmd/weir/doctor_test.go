@@ -54,20 +54,7 @@ func same(*env) {}
 // A database in good order has no findings, and so the status 0.
 func TestTheDoctorFindsNothingWrongWithAHealthyDatabase(t *testing.T) {
 	t.Parallel()
-	server, err := pgserver.Start(t.Context(), pgserver.Durable(), pgserver.Setting("max_prepared_transactions", "5"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	server, pool := pgtest.Own(t, pgserver.Durable(), pgserver.Setting("max_prepared_transactions", "5"))
 	in := "weir_doctor"
 	if err := schema.Migrate(t.Context(), pool, schema.In(in)); err != nil {
 		t.Fatal(err)

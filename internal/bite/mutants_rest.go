@@ -72,7 +72,7 @@ var ofTheRest = []mutant{
 	{"shadow: its error is the call's", "ratelimit/coalesce.go",
 		"beside(calls, len(requests), true,", "beside(calls, len(requests), false,", "SurvivesItsShadow", whole, true},
 	{"remember: a denial by what has rolled back", "ratelimit/denials.go",
-		"return by != 0 && last == by", "return by != 0 && last == by && false", "NotRememberedByWhat", whole, true},
+		"\treturn last == by\n", "\treturn false && last == by\n", "NotRememberedByWhat", whole, true},
 	{"remember: a denial of before COMMIT", "ratelimit/intx.go",
 		"range a.freed {", "range a.freed[:0] {", "NotRememberedBeyond", whole, true},
 	{"remember: what has come since is not told", "ratelimit/denials.go",

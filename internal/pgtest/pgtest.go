@@ -74,6 +74,26 @@ func Server(t testing.TB) *pgserver.Server {
 // Shared is that server for an example, which has no test to fail.
 func Shared() (*pgserver.Server, error) { return server() }
 
+// Own starts a server for this test alone, for settings or faults that other tests would notice, and a pool on it.
+func Own(t testing.TB, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.Pool) {
+	t.Helper()
+	s, err := pgserver.Start(t.Context(), opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	pool, err := pgxpool.New(t.Context(), s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { shut(t, pool) })
+	return s, pool
+}
+
 // Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. Each configure may change the
 // pool's configuration before it is made; by default it has at most 10 connections.
 func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
