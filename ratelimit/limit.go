@@ -6,6 +6,8 @@ import (
 	"hash/fnv"
 	"reflect"
 	"strings"
+	"sync"
+	"time"
 	"unicode/utf8"
 
 	"github.com/weir-go/weir/shard"
@@ -33,7 +35,11 @@ type definition struct {
 	shards int
 	shadow bool
 	args   *ruleArgs
+	at     time.Time // when it was defined
 }
+
+// defined has the newest definition of each name in this process: waiting work is due by its rule. See [Take.Redefined].
+var defined sync.Map // name -> *definition
 
 // ruleArgs are a name and the numbers of a rule as they are sent: made once, as each would be an allocation.
 type ruleArgs struct{ name, capacity, rate, period any }
@@ -86,6 +92,8 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
 	}
+	d.at = time.Now()
+	defined.Store(d.name, d)
 	return Limit{d}, nil
 }
 

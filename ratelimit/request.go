@@ -127,6 +127,7 @@ type call struct {
 
 	args *ruleArgs // of the algebra; nil if they are not at hand
 
+	ruled  bool // by a rule of the request's own
 	shadow bool // it never denies
 	never  bool // a shadow that would never grant
 
@@ -191,7 +192,7 @@ func (r Request) resolve() (call, error) {
 		if err != nil {
 			return c, err
 		}
-		c.algebra, c.args = a, nil
+		c.algebra, c.args, c.ruled = a, nil, true
 	}
 	if r.keyed {
 		if err := badKey(name, r.key); err != nil {

@@ -38,6 +38,7 @@ type Take struct {
 	delay  int64   // the row's, then
 	moved  float64 // likewise
 	credit bool    // what it owed for itself is for those to repay who came next
+	ruled  bool    // by a rule of the request's own: another definition of the limit changes nothing
 }
 
 // Reservation returns what the call took from limits that are enforced, each time with the same id. A Result that took nothing, as it is a denial, a
@@ -50,7 +51,7 @@ func (r Result) Reservation() Reservation {
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
 	for i, c := range calls {
 		c.phased, c.debt = false, 0 // settling needs neither, and JSON keeps neither
-		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved, c.credit}
+		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled}
 	}
 	return res
 }
@@ -77,7 +78,7 @@ func newID(at int64) (id uuid.UUID) {
 func (t *Take) call() call {
 	return call{
 		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, layout: t.shards, parts: t.parts,
-		ahead: ahead{credit: t.credit}, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
+		ahead: ahead{credit: t.credit}, ruled: t.ruled, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
 
@@ -168,7 +169,8 @@ func (r Reservation) MarshalJSON() ([]byte, error) {
 	return append(b, "]}"...), nil
 }
 
-// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs; at its end true, if on credit.
+// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs; at its end true, if on credit, and
+// "rule", if by a rule of its own.
 func (t Take) MarshalJSON() ([]byte, error) { return t.appendJSON(nil), nil }
 
 func (t *Take) appendJSON(b []byte) []byte {
@@ -202,6 +204,9 @@ func (t *Take) appendJSON(b []byte) []byte {
 	if t.credit {
 		b = append(b, ",true"...)
 	}
+	if t.ruled {
+		b = append(b, `,"rule"`...)
+	}
 	return append(b, ']')
 }
 
@@ -215,6 +220,9 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 	var raw []json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
 		return err
+	}
+	if n := len(raw) - 1; n >= bucket && string(raw[n]) == `"rule"` {
+		u.ruled, raw = true, raw[:n]
 	}
 	if n := len(raw) - 1; n >= bucket && string(raw[n]) == "true" {
 		u.credit, raw = true, raw[:n]

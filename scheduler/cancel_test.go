@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,106 +15,135 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
+// startsAt checks that a job starts at an instant that can be reckoned, and returns when.
+func (j *journal) startsAt(t *testing.T, id int64, want time.Time) {
+	t.Helper()
+	var s start
+	eventually(t, "the job starts", func() bool {
+		for _, s = range j.await(t, 0) {
+			if s.id == id {
+				return true
+			}
+		}
+		return false
+	})
+	if d := s.due.Sub(want); d.Abs() > 50*time.Millisecond || s.at.Before(s.due) {
+		t.Errorf("job %d started at %v, due at %v, %v from where it should be", id, s.at, s.due, d)
+	}
+}
+
+func (f *fixture) cancel(t *testing.T, jobs *scheduler.Jobs, id int64) {
+	t.Helper()
+	f.inRC(t, func(tx pgx.Tx) error {
+		job, err := jobs.CancelTx(t.Context(), tx, id)
+		if err == nil && job.State != rivertype.JobStateCancelled {
+			t.Error(job.State)
+		}
+		return err
+	})
+}
+
+// The cancellation writes to no job but its own; those behind come forward when their time is near.
 func TestACancelledJobGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
-	f, sched, _ := exact(t)
-	limit := ratelimit.MustDefine("cancel", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("cancel", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(3)})
 	jobs := sched.Jobs(f.client)
 	var ids []int64
 	var dues []time.Time
 	for i := range 5 {
-		job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(100).OrReserve()).Job.Job
+		job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(3).OrReserve()).Job.Job
 		ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
 	}
-	if got := f.left(t, limit.For("k")); math.Abs(got+400) > 1 {
-		t.Errorf("%v left", got)
-	}
-	cancel := func(id int64) {
+	began := f.now(t)
+	left := func(want float64) {
 		t.Helper()
-		var job *rivertype.JobRow
-		err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) (err error) {
-			job, err = jobs.CancelTx(t.Context(), tx, id)
-			return err
-		})
-		if err != nil || job.State != rivertype.JobStateCancelled {
-			t.Fatal(job, err)
+		if got := f.left(t, limit.For("k")) - f.now(t).Sub(began).Seconds(); math.Abs(got-want) > 0.5 {
+			t.Errorf("%v left, want %v", got, want)
 		}
 	}
-	cancel(ids[2])
-	near := func(i int, want time.Time) {
-		t.Helper()
-		job := f.job(t, ids[i])
-		if d := job.ScheduledAt.Sub(want).Abs(); d > 10*time.Millisecond {
-			t.Errorf("job %d is due at %v, %v from where it should be", i, job.ScheduledAt, d)
+	left(-12)
+	f.cancel(t, jobs, ids[2])
+	left(-9)
+	f.cancel(t, jobs, ids[2]) // changes nothing
+	left(-9)
+	for _, i := range []int{1, 3, 4} {
+		if job := f.job(t, ids[i]); !job.ScheduledAt.Equal(dues[i]) {
+			t.Errorf("job %d was moved to %v in the transaction of another one", i, job.ScheduledAt)
 		}
-		if w, ok := scheduler.Explain(job); !ok || !w.Until.Equal(job.ScheduledAt) {
-			t.Errorf("job %d: %v %v", i, w, ok)
-		}
 	}
-	if got := f.left(t, limit.For("k")); math.Abs(got+300) > 1 {
-		t.Errorf("%v left", got)
+	f.cancel(t, jobs, ids[0]) // was granted at once, and has not been started
+	left(-6)
+	j.client(t, sched)
+	j.startsAt(t, ids[3], dues[1])
+	j.startsAt(t, ids[4], dues[2])
+	if first := j.await(t, 3)[0]; first.id != ids[1] || first.at.After(dues[1]) {
+		t.Errorf("the first to start was %+v", first)
 	}
-	near(1, dues[1])
-	near(3, dues[2])
-	near(4, dues[3])
-	cancel(ids[2]) // changes nothing
-	if got := f.left(t, limit.For("k")); math.Abs(got+300) > 1 {
-		t.Errorf("%v left", got)
-	}
-	cancel(ids[0]) // was granted at once, and has not been started: those who wait come earlier
-	near(1, f.now(t))
-	near(3, dues[1])
-	near(4, dues[2])
-	cancel(ids[4])
-	if got := f.left(t, limit.For("k")); math.Abs(got+100) > 1 {
-		t.Errorf("%v left", got)
-	}
-	near(3, dues[1])
 }
 
-// Who waits in a pause, or longer for another limit, has no more jobs before it than there are.
+// The places that several jobs have left add up, whichever of them left first.
+func TestThoseBehindSeveralCancelledJobsMoveUpByAllOfThem(t *testing.T) {
+	t.Parallel()
+	for name, order := range map[string][]int{"Forwards": {0, 2}, "Backwards": {2, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			limit := ratelimit.MustDefine("several", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+			jobs := sched.Jobs(f.client)
+			var ids []int64
+			var dues []time.Time
+			insert := func() {
+				job := f.insertBy(t, jobs, sendArgs{len(ids)}, limit.For("k").Count(3).OrReserve()).Job.Job
+				ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
+			}
+			for range 4 { // at 3, 6, 9, 12 s
+				insert()
+			}
+			for _, i := range order {
+				f.cancel(t, jobs, ids[i])
+			}
+			insert() // stands behind no gap
+			if d := dues[4].Sub(dues[2]); d.Abs() > 100*time.Millisecond {
+				t.Errorf("a newcomer is due %v from the end of the line", d)
+			}
+			j.client(t, sched)
+			j.startsAt(t, ids[1], dues[0])
+			j.startsAt(t, ids[3], dues[1])
+			j.startsAt(t, ids[4], dues[4])
+		})
+	}
+}
+
+// A job that waits in a pause, or longer for another limit, has no more jobs before it than there are.
 func TestACancelledJobMovesUpWhatWaitsForSomethingElse(t *testing.T) {
 	t.Parallel()
-	f, sched, _ := exact(t)
+	f, sched, j := exact(t)
 	jobs := sched.Jobs(f.client)
 	var limits [3]ratelimit.Limit
 	for i, name := range []string{"paused", "one", "other"} {
-		limits[i] = ratelimit.MustDefine(name, ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+		limits[i] = ratelimit.MustDefine(name, ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	}
 	paused, one, other := limits[0].For("k"), limits[1].For("k"), limits[2].For("k")
 	insert := func(requests ...ratelimit.Request) *rivertype.JobRow {
 		t.Helper()
 		return f.insertBy(t, jobs, sendArgs{}, requests...).Job.Job
 	}
-	cancel := func(job *rivertype.JobRow) {
-		t.Helper()
-		f.inRC(t, func(tx pgx.Tx) error {
-			_, err := jobs.CancelTx(t.Context(), tx, job.ID)
-			return err
-		})
-	}
-	is := func(job *rivertype.JobRow, want time.Time) {
-		t.Helper()
-		if d := f.job(t, job.ID).ScheduledAt.Sub(want); d.Abs() > 100*time.Millisecond {
-			t.Errorf("job %d is due %v from where it should be", job.ID, d)
-		}
-	}
 
-	first, second := insert(paused.Count(100).OrReserve()), insert(paused.Count(100).OrReserve())
+	first, second := insert(paused.Count(5).OrReserve()), insert(paused.Count(5).OrReserve())
 	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 10*time.Hour, paused); err != nil {
 		t.Fatal(err)
 	}
-	cancel(first)
-	is(second, second.ScheduledAt)
-	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return jobs.Resume(ctx, tx, paused) })
-	is(second, first.ScheduledAt)
+	f.cancel(t, jobs, first.ID)
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Resume(ctx, tx, paused) })
 
-	ofOne, ofOther := insert(one.Count(100).OrReserve()), insert(other.Count(300).OrReserve())
-	both := insert(one.Count(100).OrReserve(), other.Count(1).OrReserve())
-	cancel(ofOne)
-	is(both, both.ScheduledAt)
-	cancel(ofOther)
-	is(both, ofOne.ScheduledAt)
+	ofOne, ofOther := insert(one.Count(4).OrReserve()), insert(other.Count(8).OrReserve())
+	both := insert(one.Count(4).OrReserve(), other.Count(1).OrReserve()) // at 8 and at 9 s
+	f.cancel(t, jobs, ofOne.ID)
+	f.cancel(t, jobs, ofOther.ID)
+	j.client(t, sched)
+	j.startsAt(t, both.ID, ofOne.ScheduledAt)
+	j.startsAt(t, second.ID, first.ScheduledAt)
 }
 
 func TestACancellationThatRollsBackChangesNothing(t *testing.T) {
@@ -139,49 +166,20 @@ func TestACancellationThatRollsBackChangesNothing(t *testing.T) {
 	}
 }
 
-// A job that is cancelled while it is held, a moment before it starts, has not started either.
-func TestACancelledHeldJobGivesBackWhatItTook(t *testing.T) {
-	t.Parallel()
-	f, sched, j := exact(t)
-	jobs := sched.Jobs(j.client(t, sched))
-	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 50, Period: time.Second, Capacity: ratelimit.Tokens(0)})
-	id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
-	eventually(t, "it is held", func() bool { return f.job(t, id).State == rivertype.JobStateRunning })
-	f.inRC(t, func(tx pgx.Tx) error {
-		_, err := jobs.CancelTx(t.Context(), tx, id)
-		return err
-	})
-	eventually(t, "it is cancelled", func() bool { return f.job(t, id).State == rivertype.JobStateCancelled })
-	eventually(t, "what it took is given back", func() bool { return f.settlements(t) == 1 })
-	j.never(t, 100*time.Millisecond)
-}
-
-// So does one that has just taken, and waits for the moment at which its tokens exist.
-func TestAJobThatIsCancelledAsItWaitsForAMomentGivesBackWhatItTook(t *testing.T) {
+// So does a job of a limited worker that has taken, and was put off until its tokens exist.
+func TestAJobOfALimitedWorkerThatIsCancelledAsItWaitsGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("moment", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
-	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.For("k").Count(2.9)} })
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.For("k").Count(600)} })
 	client := j.client(t, sched)
-	for id := int64(1); f.settlements(t) == 0; id++ { // the client may hear of it too late
-		f.enqueue(t, 1)
-		eventually(t, "it has taken", func() bool { return f.left(t, limit.For("k")) < -1 })
-		if _, err := client.JobCancel(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
-		var job *rivertype.JobRow
-		eventually(t, "it has ended", func() bool { job = f.job(t, id); return job.FinalizedAt != nil })
-		j.mu.Lock()
-		begun := slices.ContainsFunc(j.starts, func(s start) bool { return s.id == id })
-		j.mu.Unlock()
-		if begun {
-			continue
-		}
-		if job.State != rivertype.JobStateCancelled || !strings.Contains(job.Errors[0].Error, "cancelled") {
-			t.Errorf("%v: %v", job.State, job.Errors)
-		}
-		eventually(t, "what it took is given back", func() bool { return f.settlements(t) == 1 })
+	f.enqueue(t, 1)
+	eventually(t, "it is put off", func() bool { return f.job(t, 1).State == rivertype.JobStateScheduled })
+	if _, err := client.JobCancel(t.Context(), 1); err != nil {
+		t.Fatal(err)
 	}
+	eventually(t, "what it took is given back", func() bool { return f.settlements(t) == 1 })
+	j.never(t, 100*time.Millisecond)
 }
 
 func (f *fixture) settlements(t testing.TB) (n int) {
@@ -292,26 +290,22 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 			t.Parallel()
 			f, sched, j := exact(t)
 			jobs := sched.Jobs(j.client(t, sched))
-			limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
+			limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(6)})
 			var ids []int64
 			var dues []time.Time
 			for i := range 4 {
-				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(100).OrReserve()).Job.Job
+				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(6).OrReserve()).Job.Job
 				ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
 			}
 			j.await(t, 1)
-			time.Sleep(5 * time.Second) // the watch has seen them all
+			time.Sleep(4 * time.Second) // a round has seen them all
 			if err := remove(f, ids[1]); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "it gives back what it took", func() bool { return f.left(t, limit.For("k")) > -201 })
-			eventually(t, "those behind come earlier", func() bool {
-				return f.job(t, ids[2]).ScheduledAt.Sub(dues[1]).Abs() < 10*time.Millisecond &&
-					f.job(t, ids[3]).ScheduledAt.Sub(dues[2]).Abs() < 10*time.Millisecond
-			})
-			time.Sleep(3 * time.Second)
-			if n, left := f.settlements(t), f.left(t, limit.For("k")); n != 1 || left > -199 {
-				t.Errorf("%d settlements, %v left", n, left)
+			eventually(t, "it gives back what it took", func() bool { return f.settlements(t) == 1 })
+			j.startsAt(t, ids[3], dues[2])
+			if n := len(j.await(t, 3)); n != 3 || f.settlements(t) != 1 {
+				t.Errorf("%d starts, %d settlements", n, f.settlements(t))
 			}
 		})
 	}

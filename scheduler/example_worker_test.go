@@ -194,7 +194,7 @@ func ExampleJobs_Waiting() {
 }
 
 // The API takes calls again, earlier than it said: what the pause has put off comes forward.
-func ExampleJobs_Resume() {
+func Example_resume() {
 	ctx := context.Background()
 	pool, stop := examplePool(ctx)
 	defer stop()
@@ -225,7 +225,7 @@ func ExampleJobs_Resume() {
 	}
 
 	if err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		return jobs.Resume(ctx, tx, Summaries.For("acme"))
+		return limiter.Resume(ctx, tx, Summaries.For("acme"))
 	}); err != nil {
 		log.Fatal(err)
 	}

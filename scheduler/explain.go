@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -43,19 +44,13 @@ func Explain(job *rivertype.JobRow) (Waiting, bool) {
 
 // waits returns the ticket of a job that waits for its time.
 func waits(job *rivertype.JobRow) (ticket, bool) {
-	begun := *job
-	switch job.State {
-	case rivertype.JobStateAvailable, rivertype.JobStateScheduled:
-		begun.Attempt++
-	case rivertype.JobStateRunning:
-	default:
+	if job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
 		return ticket{}, false
 	}
-	t, _, ok := ticketOf(&begun)
-	if job.State == rivertype.JobStateRunning && !job.ScheduledAt.Before(t.due().Add(-time.Second)) {
-		return ticket{}, false // not held: at work, or about to be
-	}
-	return t, ok && t.Due != 0 && t.By < len(t.rows())
+	t, ok, _ := ticketOf(job)
+	ok = ok && t.known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.rows())
+	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved
+	return t, ok
 }
 
 func (t *ticket) explain(job *rivertype.JobRow) Waiting {
@@ -85,14 +80,14 @@ func (j *Jobs) WaitingFor(ctx context.Context, tx pgx.Tx, limit, key string, n i
 	if !ok {
 		return nil, errors.New("scheduler: the River client has no JobListTx")
 	}
-	n = min(max(n, 0), mostListed-mostDue)
+	n = min(max(n, 0), mostListed-spare)
 	of := row{limit, key}
 	fragment, err := of.fragment()
 	if err != nil {
 		return nil, err
 	}
-	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(n+mostDue).
-		States(rivertype.JobStateAvailable, rivertype.JobStateScheduled, rivertype.JobStateRunning).
+	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().Metadata(fragment).First(n+spare).
+		States(rivertype.JobStateAvailable, rivertype.JobStateScheduled).
 		OrderBy(river.JobListOrderByScheduledAt, river.SortOrderAsc))
 	if err != nil {
 		return nil, err
@@ -127,9 +122,25 @@ func (j *Jobs) WaitingFor(ctx context.Context, tx pgx.Tx, limit, key string, n i
 
 const (
 	mostListed = 10_000 // by River
-	mostDue    = 100    // jobs that are found first, but are due, or are being worked
+	spare      = 100    // jobs that are found first, but are due
 )
 
 type lister interface {
 	JobListTx(ctx context.Context, tx pgx.Tx, params *river.JobListParams) (*river.JobListResult, error)
+}
+
+// row is that of a request.
+func (j *Jobs) row(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (row, error) {
+	res, err := j.scheduler.limiter.CheckRateLimit(ctx, tx, r.Count(0))
+	if err != nil {
+		return row{}, err
+	}
+	return row{res.Outcomes[0].Limit, res.Outcomes[0].Key}, nil
+}
+
+// fragment is the part of metadata by which the jobs of a limit are found, and maybe some of others: containment knows neither
+// order nor number.
+func (r row) fragment() (string, error) {
+	b, err := json.Marshal(map[string]any{metadataKey: map[string]any{"on": [][]string{{r.limit, r.key}}}})
+	return string(b), err
 }

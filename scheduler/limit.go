@@ -3,6 +3,7 @@ package scheduler
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -13,9 +14,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limit limits a worker: each attempt of a job takes what requests ask for, all or none, before the worker sees it. A job
-// whose tokens do not exist yet takes its place in the line of its limits and is put back until they do, by the database's
-// clock: it is woken once, at its own time, and no attempt is used up. Ten a minute for each customer are
+// Limit limits a worker: each attempt of a job takes what requests ask for, all or none, before the
+// worker sees it. A job whose tokens do not exist yet takes its place in the line of its limits and
+// is put off until they do, by the database's clock; no attempt is used up. Ten a minute for each
+// customer are
 //
 //	var Summaries = ratelimit.MustDefine("summaries", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
 //
@@ -24,14 +26,21 @@ import (
 //	}))
 //	client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{Queues: queues, Workers: workers}))
 //
-// Jobs take their places in River's order: by priority, time and id; those that one client fetches together keep it, those
-// that two clients fetch at the same moment may pass each other. Jobs of other keys, and other jobs of the queue, do not
-// wait for them. They need not be inserted by [Jobs.InsertTx]: what that takes is for the job as a whole, and comes on top.
+// When a job has to wait, the other jobs of its kind that are due in its queue and wait for the same
+// limits take their places with it and are moved out of the way, so that the jobs of other customers
+// start. For that, requests is called with jobs that do not start yet: it must depend on the job alone.
+// Jobs take their places in River's order: by priority, time and id; those that two clients fetch at
+// the same moment may pass each other. They need not be inserted by [Jobs.InsertTx]: what that takes is
+// for the job as a whole, and comes on top.
 //
-// Each attempt takes anew: an API counts calls, not jobs. The worker may settle what its attempt took, see [ReservationOf].
-// An attempt that is put back by a [PauseError] has paid already. A client
-// that is killed between the take and the start loses the tokens. Leave the rule's MaxReserved unset: where it is reached,
-// jobs are put back until there may be room, and then compete for it.
+// The backlog of a key is a debt of its limit. Whoever else takes from the same limit and key, an HTTP
+// handler say, is denied until that is repaid. Give such callers a limit of their own, or bound the
+// debt by the rule's MaxReserved: then the jobs beyond it wait for their turn without tokens, and
+// compete with the other callers when it comes.
+//
+// Each attempt takes anew: an API counts calls, not jobs. The worker may settle what its attempt took,
+// see [ReservationOf]. An attempt that is put off by a [PauseError] has paid already. A client that is
+// killed between the take and the start loses the tokens.
 //
 // No requests: the job is not limited. A request that is refused as invalid fails the attempt.
 func Limit[T river.JobArgs](worker river.Worker[T], requests func(job *river.Job[T]) []ratelimit.Request) river.Worker[T] {
@@ -48,10 +57,9 @@ func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	if v == nil {
 		return errors.New("scheduler: a worker made by Limit, on a River client whose configuration was not made by Scheduler.Configure")
 	}
-	v.paid = v.valid && v.ticket.Paid
-	if !v.paid {
+	if !v.paid && !startsNow(ctx) {
 		if requests := w.requests(job); len(requests) > 0 {
-			if err := v.pay(ctx, requests); err != nil {
+			if err := v.take(ctx, requests, w.of); err != nil {
 				return err
 			}
 		}
@@ -59,41 +67,46 @@ func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	return w.Worker.Work(ctx, job)
 }
 
-// pay takes the tokens. It returns nil when they exist, or the error that puts the job back until they do.
-func (v *visit) pay(ctx context.Context, requests []ratelimit.Request) error {
-	c := charge{ctx: ctx, job: v.job, requests: make([]ratelimit.Request, len(requests))}
-	for i, r := range requests {
-		c.requests[i] = r.OrReserve()
+// of are the requests of another job of the kind; none if its arguments cannot be read.
+func (w *limited[T]) of(row *rivertype.JobRow) []ratelimit.Request {
+	job := &river.Job[T]{JobRow: row}
+	if err := json.Unmarshal(row.EncodedArgs, &job.Args); err != nil {
+		return nil
 	}
+	return w.requests(job)
+}
+
+// take takes the tokens. It returns nil when they exist, or the error that puts the job off until they do.
+func (v *visit) take(ctx context.Context, requests []ratelimit.Request, of func(*rivertype.JobRow) []ratelimit.Request) error {
+	c := charge{ctx: ctx, job: v.job, requests: reserving(requests)}
 	v.plugin.charges.ask(&c)
 	if c.err != nil {
 		return c.err
 	}
 	res := &c.res
-	if !res.OK {
-		return v.putBack(ctx, nil, res.RetryAt)
-	}
-	v.ticket, v.valid, v.paid = v.plugin.scheduler.newTicket(res), true, true
-	v.ticket.Paid, v.ticket.Attempt = true, v.job.Attempt-1
 	v.clock = clock{res.At, c.answered}
-	return v.await(ctx)
+	if !res.OK || !res.RunAt.IsZero() {
+		v.plugin.clear(v.job, of)
+	}
+	if !res.OK { // beyond MaxReserved
+		return v.putOff(ctx, res.RetryAt)
+	}
+	v.ticket, v.paid = v.plugin.scheduler.newTicket(res), true
+	v.ticket.Paid, v.ticket.Attempt = true, v.job.Attempt-1
+	if v.ticket.Due != 0 {
+		return v.putOff(ctx, v.ticket.due())
+	}
+	var err error
+	v.job.Metadata, err = v.ticket.into(v.job.Metadata) // for ReservationOf
+	return err
 }
 
-// await returns when the job of a new ticket is due, or with the error that puts it back until then.
-func (v *visit) await(ctx context.Context) error {
-	var err error
-	if v.job.Metadata, err = v.ticket.into(v.job.Metadata); err != nil { // for ReservationOf
-		return err
+func reserving(requests []ratelimit.Request) []ratelimit.Request {
+	all := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		all[i] = r.OrReserve()
 	}
-	// To put it back takes River's client as long as to wait here.
-	wait := v.clock.until(v.ticket.due())
-	if v.ticket.Due == 0 || wait <= brief && sleep(ctx, wait) {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return v.interrupted(ctx)
-	}
-	return v.putBack(ctx, &v.ticket, v.ticket.due())
+	return all
 }
 
 // charge is what a job takes.

@@ -17,8 +17,8 @@ import (
 //		return &scheduler.PauseError{For: retryAfter(resp), Requests: []ratelimit.Request{ChatTokens.For(org)}}
 //	}
 //
-// Jobs that were inserted by [Jobs.InsertTx], or that a worker made by [Limit] works, wait for the pauses of their limits,
-// in their order: each is woken once at the most for one pause.
+// Jobs that were inserted by [Jobs.InsertTx], or that a worker made by [Limit] works, wait for the
+// pauses of their limits, in their order.
 type PauseError struct {
 	For      time.Duration       // from now on
 	Requests []ratelimit.Request // the limits and keys; their counts do not matter
@@ -63,9 +63,10 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
-	t := v.ticket // with what it has taken
+	t := &v.ticket // with what it has taken
 	t.From, t.Jitter = until.UnixMicro(), random(v.plugin.scheduler.jitter).Microseconds()
 	t.Due, t.By, t.On = t.From+t.Jitter, len(t.takes()), on
-	t.Paid, t.Attempt = v.paid, v.job.Attempt-1
-	return v.putBack(ctx, &t, t.due())
+	t.Paid, v.clock = v.paid, clock{res.At, time.Now()}
+	v.plugin.along(v.job, t)
+	return v.putOff(ctx, t.due())
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,9 +33,6 @@ type Scheduler struct {
 	limiter *ratelimit.Limiter
 	jitter  time.Duration
 	bunch   bool
-
-	mu      sync.Mutex
-	plugins []*plugin // of the clients of this process that work
 }
 
 // New makes a Scheduler over a limiter.
@@ -77,7 +73,8 @@ func (s *Scheduler) tables(schema string) *strings.Replacer {
 	if s.limiter != nil { // else each verb says so
 		balance = s.limiter.Table()
 	}
-	return strings.NewReplacer("{river}", prefix, "{balance}", balance, "{due}", dueSQL, "{ticket}", ticketSQL)
+	slot := strings.TrimSuffix(balance, "weir_balance") + "weir_slot"
+	return strings.NewReplacer("{river}", prefix, "{balance}", balance, "{slot}", slot, "{turn}", "turn")
 }
 
 // Inserted is what [Jobs.InsertTx] did.
@@ -114,14 +111,11 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		return &Inserted{Result: res}, err
 	}
 
-	opts, at, err := j.scheduler.schedule(args, opts, &res)
+	in := &insertion{clock: clock{res.At, time.Now()}}
+	opts, err = j.scheduler.schedule(args, opts, &res)
 	var job *rivertype.JobInsertResult
 	if err == nil {
-		insert := ctx
-		if !res.RunAt.IsZero() && at.Sub(res.At) < soon {
-			insert = context.WithValue(ctx, soonKey{}, true)
-		}
-		job, err = j.client.InsertTx(insert, tx, args, opts)
+		job, err = j.client.InsertTx(context.WithValue(ctx, insertionKey{}, in), tx, args, opts)
 	}
 	if err != nil {
 		// The context may be what has ended. If Postgres failed, this does too, and rolls back with the rest.
@@ -136,17 +130,12 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		}
 		return &Inserted{Result: ratelimit.Result{OK: true, At: res.At}, Job: job}, nil // there is nothing to give back again
 	}
-	if !res.RunAt.IsZero() && at.Sub(res.At) < lead {
-		j.scheduler.expect(job.Job.Queue)
-	}
+	in.inserted(job.Job)
 	return &Inserted{Result: res, Job: job}, nil
 }
 
-// soon is what River's leader may be too late for.
-const soon = 6 * time.Second
-
 // schedule returns opts with a ticket and, for work that was granted ahead of time, with the time at which it may start.
-func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) (_ *river.InsertOpts, at time.Time, err error) {
+func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) (_ *river.InsertOpts, err error) {
 	var o river.InsertOpts
 	if opts != nil {
 		o = *opts
@@ -167,12 +156,12 @@ func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ra
 		o.ScheduledAt = t.due()
 	}
 	o.Metadata, err = t.into(o.Metadata)
-	return &o, o.ScheduledAt, err
+	return &o, err
 }
 
 // newTicket is for a job whose tokens are taken. What was granted ahead of time may start then, with jitter.
 func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
-	r, t := res.Reservation(), ticket{}
+	r, t := res.Reservation(), ticket{more: more{Version: ticketVersion, At: res.At.UnixMicro()}}
 	if len(r.Takes) > 0 { // nothing is to be settled of limits in the shadow, nor of what FailOpen let through
 		t.Reservation = &r
 	}

@@ -3,8 +3,11 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -22,7 +25,16 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+// The tests wait for clocks more than they compute: more of them than there are processors run at once.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		if err := flag.Set("test.parallel", "12"); err != nil {
+			panic(err)
+		}
+	}
+	pgtest.Main(m)
+}
 
 type sendArgs struct {
 	N int `json:"n"`

@@ -1,7 +1,9 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,9 +12,13 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// querier is a pool, or a transaction.
+// querier is a pool, a connection or a transaction.
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+type beginner interface {
+	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
 
 // db runs statements, whose tables it names.
@@ -40,6 +46,9 @@ func (d db) query(ctx context.Context, sql string, columns []any, each func(), a
 	return err
 }
 
+// states are how limits stand.
+type states map[row]ratelimit.State
+
 // statesSQL reads what has become of balances: one row for each that there is, its shards taken together, and one with the clock.
 //
 // $1 names $2 keys
@@ -50,7 +59,7 @@ GROUP BY p.name, p.key
 UNION ALL SELECT '', '', NULL, 0, 0, NULL, clock_timestamp()`
 
 // states tells how the limits of tickets stand, and the time. Values are left out.
-func (d db) states(ctx context.Context, tickets []*ticket) (map[row]ratelimit.State, time.Time, error) {
+func (d db) states(ctx context.Context, tickets []*ticket) (states, time.Time, error) {
 	wanted := map[row]bool{}
 	var names, keys []string
 	for _, t := range tickets {
@@ -61,7 +70,7 @@ func (d db) states(ctx context.Context, tickets []*ticket) (map[row]ratelimit.St
 			}
 		}
 	}
-	states := make(map[row]ratelimit.State, len(wanted))
+	all := make(states, len(wanted))
 	var r row
 	var ts, paused *time.Time
 	var delay int64
@@ -78,29 +87,44 @@ func (d db) states(ctx context.Context, tickets []*ticket) (map[row]ratelimit.St
 		if paused != nil {
 			s.PausedUntil = *paused
 		}
-		states[r] = s
+		all[r] = s
 	}, names, keys)
-	return states, now, err
+	return all, now, err
 }
 
-// waiter is a job that waits in its queue.
+// waiter is a job that waits in its queue, or at this client.
 type waiter struct {
 	id      int64
+	attempt int
+	state   string
+	at      time.Time // its scheduled_at
 	ticket  ticket
-	changed bool // its ticket is to be written, though it keeps its time
+
+	due     time.Time // where it is to be moved
+	near    bool      // it is to be available there
+	changed bool      // its ticket is to be written
+	again   bool      // it pays for another attempt
 }
 
-// waiters are the jobs that a statement selects: id and ticket.
+// waiters are the jobs that a statement selects, by id, attempt, state, scheduled_at and ticket:
+// those with a ticket for their next attempt.
 func (d db) waiters(ctx context.Context, sql string, args ...any) ([]*waiter, error) {
 	var all []*waiter
-	var id int64
+	var w waiter
 	var raw []byte
-	err := d.query(ctx, sql, []any{&id, &raw}, func() {
-		if t, ok := parse(raw); ok {
-			all = append(all, &waiter{id: id, ticket: t})
+	err := d.query(ctx, sql, []any{&w.id, &w.attempt, &w.state, &w.at, &raw}, func() {
+		if found, ok := w.read(raw); ok {
+			all = append(all, found)
 		}
 	}, args...)
 	return all, err
+}
+
+// read returns the waiter with its ticket.
+func (w waiter) read(raw []byte) (*waiter, bool) {
+	t, ok := parse(raw)
+	w.ticket = t
+	return &w, ok && t.known() && t.Attempt == w.attempt && !t.Used
 }
 
 func tickets(waiters []*waiter) []*ticket {
@@ -111,55 +135,50 @@ func tickets(waiters []*waiter) []*ticket {
 	return all
 }
 
-// moveSQL gives waiting jobs other times. Those that were claimed or begun since keep theirs.
+// mostMoved is how many jobs one statement moves.
+const mostMoved = 1000
+
+// moveSQL gives waiting jobs other times. One that a client has fetched since, or is about to, or
+// that somebody has moved, keeps its own. A job whose time is near is available, others are
+// scheduled, and River's leader promotes them.
 //
-// $1 ids $2 times $3 tickets
-const moveSQL = `UPDATE {river}river_job j SET scheduled_at = m.due, metadata = jsonb_set(j.metadata, '{weir}', m.ticket::jsonb)
-FROM unnest($1::bigint[], $2::timestamptz[], $3::text[]) AS m (id, due, ticket)
-WHERE j.id = m.id AND j.state IN ('available', 'scheduled') AND {ticket}
+// $1 ids $2 times that they have $3 new times $4 whether available $5 tickets, or null
+const moveSQL = `WITH job AS (
+	SELECT j.id, m.due, m.near, m.ticket
+	FROM unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[], $4::boolean[], $5::text[]) AS m (id, was, due, near, ticket)
+	JOIN {river}river_job j ON j.id = m.id AND j.state IN ('available', 'scheduled') AND j.scheduled_at = m.was
+	FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE {river}river_job j SET scheduled_at = job.due,
+	state = CASE WHEN job.near THEN 'available' ELSE 'scheduled' END::{river}river_job_state,
+	metadata = CASE WHEN job.ticket IS NULL THEN j.metadata ELSE jsonb_set(j.metadata, '{weir}', job.ticket::jsonb) END
+FROM job WHERE j.id = job.id
 RETURNING j.id`
 
-// move writes the tickets of waiting jobs, and moves them to the times that stand there; keep those of jobs at work.
-func (d db) move(ctx context.Context, jobs []*waiter) error { return d.write(ctx, moveSQL, jobs) }
-func (d db) keep(ctx context.Context, jobs []*waiter) error { return d.write(ctx, keepSQL, jobs) }
-
-func (d db) write(ctx context.Context, sql string, jobs []*waiter) error {
-	if len(jobs) == 0 {
-		return nil
-	}
-	ids, dues, texts := make([]int64, len(jobs)), make([]time.Time, len(jobs)), make([]string, len(jobs))
+// move moves waiting jobs to the times that they are due, those that come first before the others.
+// Outside a transaction each statement is one.
+func (d db) move(ctx context.Context, jobs []*waiter, now time.Time) error {
+	slices.SortStableFunc(jobs, func(a, b *waiter) int { return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.id, b.id)) })
 	for i, w := range jobs {
-		b, err := w.ticket.MarshalJSON()
-		if err != nil {
+		w.near = i < mostAvailable && w.due.Sub(now) < horizon
+	}
+	for part := range slices.Chunk(jobs, mostMoved) {
+		n := len(part)
+		ids, was, dues, near, texts := make([]int64, n), make([]time.Time, n), make([]time.Time, n), make([]bool, n), make([]*string, n)
+		for i, w := range part {
+			ids[i], was[i], dues[i], near[i] = w.id, w.at, w.due, w.near
+			if w.changed {
+				b, err := w.ticket.MarshalJSON()
+				if err != nil {
+					return err
+				}
+				s := string(b)
+				texts[i] = &s
+			}
+		}
+		if err := d.query(ctx, moveSQL, nil, nil, ids, was, dues, near, texts); err != nil {
 			return err
 		}
-		ids[i], dues[i], texts[i] = w.id, w.ticket.due(), string(b)
 	}
-	return d.query(ctx, sql, nil, nil, ids, dues, texts)
-}
-
-// forward brings those forward that may start earlier than they are to, by enough to be worth a write. What waits for
-// something else besides, a pause or another limit, keeps its time, but not its old place in the line.
-func (d db) forward(ctx context.Context, waiters []*waiter, bunch bool, enough func(gain, wait time.Duration) bool) (moved []*waiter, err error) {
-	if len(waiters) == 0 {
-		return nil, nil
-	}
-	states, now, err := d.states(ctx, tickets(waiters))
-	if err != nil {
-		return nil, err
-	}
-	var written []*waiter
-	for _, w := range waiters {
-		due, by := w.ticket.reckon(states, now, bunch)
-		due = latest(due, now)
-		if gain := w.ticket.due().Sub(due); gain > 0 && enough(gain, due.Sub(now)) {
-			w.ticket.Due, w.ticket.By = due.UnixMicro(), by
-			moved = append(moved, w)
-			w.changed = true
-		}
-		if w.changed {
-			written = append(written, w)
-		}
-	}
-	return moved, d.move(ctx, written)
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,15 +17,12 @@ import (
 // metadataKey is where a job carries its ticket. Metadata and not arguments, which River's uniqueness looks at.
 const metadataKey = "weir"
 
+// ticketVersion is of the tickets that this release writes. A job with a newer one starts as it
+// would on a client without the plugin.
+const ticketVersion = 1
+
 // ticket is what a job whose tokens are taken carries with it.
 type ticket struct {
-	// Due is when the job may start, in microseconds since the Unix epoch, by the database's clock, as far as was known
-	// when the ticket was written. 0 if it need not wait.
-	Due int64
-
-	// Attempt is the number of attempts that the job had behind it when the ticket was written: it is for the next one.
-	Attempt int
-
 	more
 
 	// What was taken; nil for nothing.
@@ -33,6 +31,18 @@ type ticket struct {
 
 // more is what no statement looks at.
 type more struct {
+	Version int `json:"v"`
+
+	// Due is when the job was to start, in microseconds since the Unix epoch, by the database's clock, when the ticket was
+	// written. 0 if it need not wait. The row may have been moved since.
+	Due int64 `json:"due,omitempty"`
+
+	// At is when it was given its place in line.
+	At int64 `json:"at,omitempty"`
+
+	// Attempt is the number of attempts that the job had behind it when the ticket was written: it is for the next one.
+	Attempt int `json:"attempt,omitempty"`
+
 	// By is the place that the job waits for: an index into those of the takes and then On.
 	By int `json:"by,omitempty"`
 
@@ -50,18 +60,33 @@ type more struct {
 	// Pays is when tokens are taken again.
 	Pays Pays `json:"pays,omitempty"`
 
-	// Used says that an attempt before was worked for what was taken: it is not given back, nor charged anew.
+	// Used says that an attempt has begun with what was taken: it is not given back, nor charged anew.
 	Used bool `json:"used,omitempty"`
+
+	// Late says that it has paid anew as it was late, and does not once more.
+	Late bool `json:"late,omitempty"`
+
+	// Gone is when what it took was given back.
+	Gone int64 `json:"gone,omitempty"`
+}
+
+// known reports whether this release knows what the ticket says.
+func (t *ticket) known() bool { return t.Version == ticketVersion }
+
+func (t *ticket) clone() ticket {
+	c := *t
+	if t.Reservation != nil {
+		c.Reservation = &ratelimit.Reservation{ID: t.ID, Takes: slices.Clone(t.Takes)}
+	}
+	return c
 }
 
 // wire is a ticket as it stands in metadata. River has a GIN index on that, in which each number and each string is an entry:
 // so only what statements look at stands by itself, and the rest is one string of JSON. On, limits and keys, is how the jobs
 // of a limit are found.
 type wire struct {
-	Due     int64       `json:"due,omitempty"`
-	Attempt int         `json:"attempt,omitempty"`
-	On      [][2]string `json:"on,omitempty"`
-	More    string      `json:"more"`
+	On   [][2]string `json:"on,omitempty"`
+	More string      `json:"more"`
 }
 
 type wireMore struct {
@@ -71,17 +96,12 @@ type wireMore struct {
 
 // MarshalJSON writes a wire, by hand: every job that is inserted has one.
 func (t ticket) MarshalJSON() ([]byte, error) {
+	t.Version = ticketVersion
 	rest, err := t.marshalMore()
 	if err != nil {
 		return nil, err
 	}
 	b := append(make([]byte, 0, 2*len(rest)), '{')
-	if t.Due != 0 {
-		b = append(strconv.AppendInt(append(b, `"due":`...), t.Due, 10), ',')
-	}
-	if t.Attempt != 0 {
-		b = append(strconv.AppendInt(append(b, `"attempt":`...), int64(t.Attempt), 10), ',')
-	}
 	for i, r := range t.rows() {
 		if b = append(b, ','); i == 0 {
 			b = append(b[:len(b)-1], `"on":[`...)
@@ -96,14 +116,17 @@ func (t ticket) MarshalJSON() ([]byte, error) {
 }
 
 func (t *ticket) marshalMore() (b []byte, err error) {
-	if t.From != 0 || t.On != nil || t.Paid || t.Used {
+	if t.From != 0 || t.On != nil || t.Paid || t.Used || t.Late || t.Gone != 0 {
 		return json.Marshal(wireMore{t.more, t.Reservation})
 	}
 	b = append(b, '{')
 	for _, f := range []struct {
 		name  string
 		value int64
-	}{{`"by":`, int64(t.By)}, {`"jitter":`, t.Jitter}, {`"pays":`, int64(t.Pays)}} {
+	}{
+		{`"v":`, int64(t.Version)}, {`"due":`, t.Due}, {`"at":`, t.At}, {`"attempt":`, int64(t.Attempt)},
+		{`"by":`, int64(t.By)}, {`"jitter":`, t.Jitter}, {`"pays":`, int64(t.Pays)},
+	} {
 		if f.value != 0 {
 			b = append(strconv.AppendInt(append(b, f.name...), f.value, 10), ',')
 		}
@@ -130,7 +153,7 @@ func (t *ticket) UnmarshalJSON(b []byte) error {
 			return err
 		}
 	}
-	*t = ticket{w.Due, w.Attempt, m.more, m.R}
+	*t = ticket{m.more, m.R}
 	t.By = max(0, t.By) // metadata is anybody's
 	return nil
 }
@@ -186,9 +209,13 @@ func (t *ticket) rows() []row {
 
 // reckon returns when the job may start, given how its limits stand by now, and for which of its places it then waits. A
 // limit without a balance has seen nothing since.
-func (t *ticket) reckon(states map[row]ratelimit.State, now time.Time, bunch bool) (due time.Time, by int) {
+func (t *ticket) reckon(states states, now time.Time, bunch bool) (due time.Time, by int) {
 	n := 0
 	for _, k := range t.takes() {
+		if t.Used { // its tokens came before
+			n++
+			continue
+		}
 		run, paced := k.RunAt(states[row{k.Limit, k.Key}])
 		if bunch {
 			paced = run
@@ -214,6 +241,17 @@ func (t *ticket) reckon(states map[row]ratelimit.State, now time.Time, bunch boo
 		}
 	}
 	return due, by
+}
+
+// redefine has the ticket say what its takes are by the rules that this process has defined, and reports whether they differ.
+func (t *ticket) redefine(states states, now time.Time) bool {
+	differs := false
+	for i, k := range t.takes() {
+		if k, ok := k.Redefined(states[row{k.Limit, k.Key}], now); ok {
+			t.Takes[i], differs = k, true
+		}
+	}
+	return differs
 }
 
 // over is when a pause that the job has met is over for it, given how its limit stands by now.

@@ -17,10 +17,11 @@ func TestATicketReadsBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := ticket{
-			Due:     rapid.Int64Range(0, 1e17).Draw(t, "due"),
-			Attempt: rapid.IntRange(0, 25).Draw(t, "attempt"),
 			more: more{
-				By: rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
+				Version: ticketVersion, Due: rapid.Int64Range(0, 1e17).Draw(t, "due"), At: rapid.Int64Range(0, 1e17).Draw(t, "at"),
+				Attempt: rapid.IntRange(-1, 25).Draw(t, "attempt"), Gone: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "gone"),
+				Late: rapid.Bool().Draw(t, "late"),
+				By:   rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
 				From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"), Used: rapid.Bool().Draw(t, "used"),
 				Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
 			},
@@ -73,7 +74,7 @@ func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
 			t.Errorf("%s becomes %s", bad, b)
 		}
 	}
-	if b, err := k.into([]byte("null")); err != nil || string(b) != `{"weir":{"more":"{}"}}` {
+	if b, err := k.into([]byte("null")); err != nil || string(b) != `{"weir":{"more":"{\"v\":1}"}}` {
 		t.Errorf("%s (%v)", b, err)
 	}
 }
@@ -82,8 +83,8 @@ func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
 func TestOddTicketsAreRead(t *testing.T) {
 	t.Parallel()
 	for _, odd := range []string{
-		`null`, `[]`, `{}`, `{"due":1e300}`, `{"due":1,"more":"{\"by\":-1,\"on\":[[\"a\",\"b\",0]]}"}`, `{"due":1,"more":"{\"by\":9}"}`,
-		`{"due":1,"more":"{\"on\":[null,[]]}"}`, `{"due":1,"more":"{\"r\":null}"}`, `{"due":1,"more":"{\"r\":{\"takes\":[[]]}}"}`,
+		`null`, `[]`, `{}`, `{"due":1e300}`, `{"more":"{\"v\":1,\"due\":1,\"by\":-1,\"on\":[[\"a\",\"b\",0]]}"}`, `{"more":"{\"v\":1,\"due\":1,\"by\":9}"}`,
+		`{"more":"{\"v\":1,\"due\":1,\"on\":[null,[]]}"}`, `{"more":"{\"v\":1,\"due\":1,\"r\":null}"}`, `{"more":"{\"v\":1,\"due\":1,\"r\":{\"takes\":[[]]}}"}`,
 	} {
 		for _, state := range rivertype.JobStates() {
 			job := &rivertype.JobRow{State: state, Metadata: []byte(`{"weir":` + odd + `}`)}

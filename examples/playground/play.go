@@ -164,7 +164,7 @@ func (p *playground) do(ctx context.Context, verb string, k kind, key string) er
 		case "pause":
 			return p.limiter.Pause(ctx, tx, 10*time.Second, rs...)
 		default:
-			return p.jobs.Resume(ctx, tx, rs...)
+			return p.limiter.Resume(ctx, tx, rs...)
 		}
 	})
 }

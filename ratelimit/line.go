@@ -1,0 +1,68 @@
+package ratelimit
+
+import (
+	"time"
+)
+
+// Behind reports whether t waits in the same line as other and behind it: whether it moves up when other leaves the line.
+// Work that does not wait, or waits in another line, is never behind.
+func (t Take) Behind(other Take) bool {
+	if t.Limit != other.Limit || t.Key != other.Key || !t.Ahead() {
+		return false
+	}
+	if !t.rule.paces(&other.rule) {
+		mine, _ := t.RunAt(State{})
+		others, _ := other.RunAt(State{})
+		return mine.After(others)
+	}
+	// Each place is a number of tokens from the beginning of the line on. Only the difference matters, and it is exact enough.
+	flowed := t.rule.flows(other.since+t.delay-other.delay, t.since)
+	return t.owed-other.owed+t.moved-other.moved+flowed > 0
+}
+
+// paces reports whether another rule repays a debt at the same instants.
+func (a *algebra) paces(other *algebra) bool {
+	return a.windowed == other.windowed && a.rate == other.rate && a.period == other.period && (!a.windowed || a.origin == other.origin)
+}
+
+// flows is how many tokens flow from one instant to another; below 0 if the other is the earlier one.
+func (a *algebra) flows(from, to int64) float64 {
+	if a.windowed {
+		return float64(a.rate * float64(a.window(to)-a.window(from)))
+	}
+	return float64(a.rate*float64(to-from)) / float64(a.period)
+}
+
+// definitionDelay is how long after its definition a rule begins to count for work that waits.
+const definitionDelay = time.Second
+
+// Redefined returns the take as it stands by the rule that this process has defined for its limit, and whether that is
+// another place in time. What has flowed until a second after the definition has flowed by the old rule; what the take owes
+// then is repaid by the new one. s is how the limit and key stand, now is the database's clock.
+//
+// A take by a rule of its own (see [Request.Rule]), one that does not wait, and one whose limit this process has not defined
+// stay as they are. So do takes by a definition that differs in nothing but its capacity or MaxReserved.
+func (t Take) Redefined(s State, now time.Time) (Take, bool) {
+	v, ok := defined.Load(t.Limit)
+	if !ok || t.ruled || !t.Ahead() || s.TS.IsZero() {
+		return t, false
+	}
+	d := v.(*definition) //nolint:forcetypeassert // nothing else is stored
+	rule := d.rule
+	if rule.phased {
+		rule.setOrigin(phase(t.Limit, t.Key, rule.period))
+	}
+	age := time.Since(d.at) - definitionDelay
+	if age < 0 || rule.paces(&t.rule) {
+		return t, false
+	}
+	put := s.Delay.Microseconds() - t.delay
+	owed := t.owed - (s.Moved - t.moved)
+	since := t.since + put // from when on it was repaid, with all pauses behind
+	from := max(since, now.Add(-age).UnixMicro())
+	if owed -= max(0, t.rule.flows(since, from)); owed <= 0 {
+		return t, false // it was due before
+	}
+	t.rule, t.owed, t.since, t.moved, t.delay = rule, owed, from, s.Moved, s.Delay.Microseconds()
+	return t, true
+}

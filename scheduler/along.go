@@ -1,0 +1,93 @@
+package scheduler
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/riverqueue/river/rivertype"
+)
+
+// When the first job of a key is put off, the key's other jobs that are due have to wait as well.
+// Each of them would be fetched by a worker and put off in its turn, in front of the jobs of other
+// keys. So they are moved along, a thousand in a statement.
+
+// aside does one thing at a time for each queue, and once more if it was asked for meanwhile.
+type aside struct {
+	mu    sync.Mutex
+	going map[string]bool // and whether to go on
+}
+
+func (a *aside) start(what string, do func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.going[what]; ok {
+		a.going[what] = true
+		return
+	}
+	if a.going == nil {
+		a.going = map[string]bool{}
+	}
+	a.going[what] = false
+	go func() {
+		for again := true; again; {
+			do()
+			a.mu.Lock()
+			if again = a.going[what]; again {
+				a.going[what] = false
+			} else {
+				delete(a.going, what)
+			}
+			a.mu.Unlock()
+		}
+	}()
+}
+
+const mostDue = 20_000 // jobs that are read in one go
+
+// dueSQL reads the jobs of a queue that are due, in River's order.
+//
+// $1 queue $2 most
+const dueSQL = `SELECT id, attempt, state::text, scheduled_at, metadata->'weir' FROM {river}river_job
+WHERE queue = $1::text AND state = 'available' AND priority IN (1, 2, 3, 4) AND scheduled_at <= now() AND metadata->'weir' IS NOT NULL
+ORDER BY priority, scheduled_at, id LIMIT $2::integer`
+
+// along moves the due jobs of a queue that wait for the same as one that is put off.
+func (p *plugin) along(job *rivertype.JobRow, t *ticket) {
+	rows := t.rows()
+	if len(rows) == 0 {
+		return
+	}
+	by := rows[min(t.By, len(rows)-1)]
+	queue := job.Queue
+	p.aside.start(queue, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := p.moveDue(ctx, queue, by); err != nil {
+			p.logger.Warn("scheduler: jobs that have to wait could not be moved", "queue", queue, "limit", by.limit, "error", err)
+		}
+	})
+}
+
+func (p *plugin) moveDue(ctx context.Context, queue string, by row) error {
+	d := p.db()
+	due, err := d.waiters(ctx, dueSQL, queue, mostDue)
+	if err != nil {
+		return err
+	}
+	due = slices.DeleteFunc(due, func(w *waiter) bool { return !slices.Contains(w.ticket.rows(), by) })
+	if len(due) == 0 {
+		return nil
+	}
+	states, now, err := d.states(ctx, tickets(due))
+	if err != nil {
+		return err
+	}
+	due = slices.DeleteFunc(due, func(w *waiter) bool {
+		w.changed = w.ticket.redefine(states, now)
+		w.due, w.ticket.By = w.ticket.reckon(states, now, p.scheduler.bunch)
+		return w.due.Sub(now) < time.Millisecond
+	})
+	return d.move(ctx, due, now)
+}

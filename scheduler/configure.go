@@ -1,0 +1,145 @@
+package scheduler
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// plugin is the part of a Scheduler in one River client.
+type plugin struct {
+	river.PluginDefaults
+
+	scheduler *Scheduler
+	pool      *pgxpool.Pool
+	tables    *strings.Replacer // names them in statements
+	schema    any               // of River's notifications; nil for the current one
+	logger    *slog.Logger
+
+	waker    waker
+	looks    batch[look]
+	renewals batch[renewal]
+	charges  batch[charge]
+	aside    aside
+	round    round
+}
+
+// Configure returns a copy of a River client's configuration with which the client starts
+// reserved jobs on time and keeps them from starting in a pause:
+//
+//	client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{...}))
+//
+// It adds a plugin, and sets the FetchCooldown of each queue that has none of its own to a
+// millisecond, so that a client fetches as soon as it is woken. The client's own FetchCooldown,
+// which limits how often inserts notify, stays as it is. A queue that is added to a running client
+// works too; its jobs start up to River's cooldown of 100 ms later, unless its QueueConfig says
+// otherwise.
+//
+// Configure clients that only insert, too: the process that reserved a job wakes the workers when
+// the job is due. The pool is one that sees River's tables and Weir's. Without a pool or a
+// configuration, or on a Scheduler without a limiter, Configure panics.
+func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Config {
+	if s.limiter == nil || pool == nil || cfg == nil {
+		panic("scheduler: Configure without a limiter (see New), a pool or a river.Config")
+	}
+	c := *cfg
+	p := &plugin{scheduler: s, pool: pool, tables: s.tables(c.Schema), logger: c.Logger}
+	if p.logger == nil {
+		p.logger = slog.Default()
+	}
+	if c.Schema != "" {
+		p.schema = c.Schema
+	}
+	p.waker.send = p.wake
+	p.round.init()
+	p.looks.do, p.renewals.do, p.charges.do = p.look, p.renew, p.charge
+	p.renewals.settle, p.charges.settle = gather, gather
+	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
+	c.Queues = maps.Clone(c.Queues)
+	for name, q := range c.Queues {
+		if q.FetchCooldown == 0 {
+			q.FetchCooldown = river.FetchCooldownMin
+			c.Queues[name] = q
+		}
+	}
+	return &c
+}
+
+func (p *plugin) db() db { return db{p.pool, p.tables} }
+
+// insertion travels in the context of an insert, from InsertTx to the hook of the client's plugin.
+type insertion struct {
+	clock  clock
+	plugin *plugin // the hook's
+}
+
+type insertionKey struct{}
+
+// horizon is how far ahead a job that waits may be available already. River's fetch compares
+// scheduled_at with the database's clock, so no client starts it early; and no leader has to
+// promote it, which after the loss of a leader takes 14 s. Each fetch walks all rows that are
+// available and not due, so their number is bounded, too.
+const (
+	horizon       = 25 * time.Second
+	mostAvailable = 1000 // of this process's reservations
+)
+
+// InsertBegin makes a reserved job that is due soon available at once.
+func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertParams) error {
+	in, ok := ctx.Value(insertionKey{}).(*insertion)
+	if !ok {
+		return nil
+	}
+	in.plugin = p
+	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
+		in.clock.until(*params.ScheduledAt) < horizon && p.waker.len() < mostAvailable {
+		params.State = rivertype.JobStateAvailable
+	}
+	return nil
+}
+
+// inserted has a job woken when it is due.
+func (in *insertion) inserted(job *rivertype.JobRow) {
+	if in.plugin == nil || job.State != rivertype.JobStateAvailable {
+		return // the round finds it when its time is near
+	}
+	if d := in.clock.until(job.ScheduledAt); d > 0 {
+		in.plugin.waker.add(job.ID, time.Now().Add(d), false)
+	}
+}
+
+// MetricEmit hears of each fetch of a working client: the beat of the rounds. A client that is
+// stopped or whose queues are paused fetches nothing, and looks after nothing.
+func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitParams) {
+	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
+		p.beat(roundEvery)
+	}
+}
+
+// once runs one function at a time, and not more often than asked for.
+type once struct {
+	going atomic.Bool
+	mu    sync.Mutex
+	last  time.Time
+}
+
+// start says whether to go now; if so, end has to be called.
+func (o *once) start(gap time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.last) < gap || !o.going.CompareAndSwap(false, true) {
+		return false
+	}
+	o.last = time.Now()
+	return true
+}
+
+func (o *once) end() { o.going.Store(false) }

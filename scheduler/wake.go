@@ -1,0 +1,179 @@
+package scheduler
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"time"
+)
+
+// On time. River fetches when it is notified, and else once a second. So whoever knows that a job
+// will be due, the process that reserved it or the one whose turn it is to look (round.go), sends
+// River's own insert notification at that moment. The job is in its own queue all the while, in
+// River's own states, and is fetched by a client that has a worker free for it.
+
+const (
+	wakeAfter = 500 * time.Microsecond // after the due time: a little late beats a fetch for nothing
+	wakeAgain = 5 * time.Millisecond   // once more: the first may have met a fetch that had begun before
+	wakeGap   = 10 * time.Millisecond  // between two statements of a process
+	wakeFor   = 2 * time.Second        // how long a job that cannot be seen yet is looked for
+	mostWakes = 10_000                 // that are remembered; River's poll finds the others
+	mostAsked = 1000                   // in one statement
+)
+
+// wake is a job that will be due.
+type wake struct {
+	id      int64
+	at      time.Time // by the program's clock
+	pause   time.Duration
+	back    bool // it is being put back: its row may still say that it runs
+	told    bool
+	expires time.Time
+}
+
+// waker wakes River when jobs are due. It has no goroutine of its own while it waits.
+type waker struct {
+	send func(ids []int64) (map[int64]seen, error)
+
+	mu    sync.Mutex
+	wakes wakes
+	known map[int64]time.Time // for when; an earlier time is added, a later one finds itself
+	timer *time.Timer
+	last  time.Time
+	going bool
+}
+
+// seen is how the row of a job stood.
+type seen struct {
+	state string
+	wait  time.Duration // until it is due
+}
+
+type wakes []wake
+
+func (w wakes) Len() int           { return len(w) }
+func (w wakes) Less(i, k int) bool { return w[i].at.Before(w[k].at) }
+func (w wakes) Swap(i, k int)      { w[i], w[k] = w[k], w[i] }
+func (w *wakes) Push(x any)        { *w = append(*w, x.(wake)) } //nolint:forcetypeassert // heap's
+func (w *wakes) Pop() any {
+	old := *w
+	last := old[len(old)-1]
+	*w = old[:len(old)-1]
+	return last
+}
+
+func (w *waker) len() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.wakes)
+}
+
+// add remembers a job that will be due at an instant of the program's clock.
+func (w *waker) add(id int64, due time.Time, back bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := due.Add(wakeAfter)
+	if known, ok := w.known[id]; ok && at.After(known.Add(-time.Millisecond)) || len(w.wakes) >= mostWakes {
+		return
+	}
+	if w.known == nil {
+		w.known = map[int64]time.Time{}
+	}
+	w.known[id] = at
+	heap.Push(&w.wakes, wake{id: id, at: at, pause: wakeAgain, back: back, expires: at.Add(wakeFor)})
+	w.set()
+}
+
+// set sets the timer to the next wake. The lock is held.
+func (w *waker) set() {
+	if w.going || len(w.wakes) == 0 {
+		return
+	}
+	d := max(time.Until(w.wakes[0].at), time.Until(w.last.Add(wakeGap)))
+	if w.timer == nil {
+		w.timer = time.AfterFunc(d, w.run)
+		return
+	}
+	w.timer.Reset(d)
+}
+
+// run sends for all whose time has come.
+func (w *waker) run() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.going {
+		return
+	}
+	var due []wake
+	var ids []int64
+	for now := time.Now(); len(w.wakes) > 0 && len(due) < mostAsked && !w.wakes[0].at.After(now); {
+		next := heap.Pop(&w.wakes).(wake) //nolint:forcetypeassert // heap's
+		due, ids = append(due, next), append(ids, next.id)
+	}
+	if len(due) > 0 {
+		w.going, w.last = true, time.Now()
+		w.mu.Unlock()
+		rows, err := w.send(ids)
+		w.mu.Lock()
+		w.going = false
+		for _, d := range due {
+			row, found := rows[d.id]
+			if err != nil || !w.keep(d, row, found) {
+				delete(w.known, d.id)
+			}
+		}
+	}
+	w.set()
+}
+
+// keep decides whether a job is to be looked at again, and does it.
+func (w *waker) keep(d wake, row seen, found bool) bool {
+	now := time.Now()
+	switch {
+	case found && row.state == "available" && row.wait <= 0:
+		if d.told {
+			return false
+		}
+		d.told, d.at = true, now.Add(wakeAgain)
+	case found && row.state == "available" && row.wait < wakeFor:
+		d.at = now.Add(row.wait + wakeAfter)
+	case !found, d.back && row.state == "running":
+		// Its insert is not committed yet, or the put-off not written.
+		if d.at = now.Add(d.pause); d.at.After(d.expires) {
+			return false
+		}
+		d.pause *= 2
+	default:
+		return false
+	}
+	heap.Push(&w.wakes, d)
+	return true
+}
+
+// wakeSQL notifies River of the queues in which jobs are due, and says how the jobs stand. Its
+// commit is not waited for: a notification that is lost in a crash costs a second.
+//
+// $1 ids $2 River's schema, null for the current
+const wakeSQL = `WITH job AS (
+	SELECT id, queue, state::text AS state, round(extract(epoch FROM scheduled_at - now()) * 1e6)::bigint AS wait
+	FROM {river}river_job WHERE id = ANY ($1::bigint[])
+)
+SELECT id, state, wait, (SELECT set_config('synchronous_commit', 'off', true)),
+	(SELECT count(pg_notify(concat(coalesce($2::text, current_schema()), '.river_insert'), json_build_object('queue', q.queue)::text))
+	FROM (SELECT DISTINCT queue FROM job WHERE state = 'available' AND wait <= 0) q)
+FROM job`
+
+func (p *plugin) wake(ids []int64) (map[int64]seen, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), wakeFor)
+	defer cancel()
+	rows := make(map[int64]seen, len(ids))
+	var id, wait int64
+	var state string
+	err := p.db().query(ctx, wakeSQL, []any{&id, &state, &wait, nil, nil}, func() {
+		rows[id] = seen{state, time.Duration(wait) * time.Microsecond}
+	}, ids, p.schema)
+	if err != nil {
+		p.logger.Warn("scheduler: reserved jobs start up to a second late: River could not be woken", "jobs", len(ids), "error", err)
+	}
+	return rows, err
+}
