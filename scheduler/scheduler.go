@@ -103,8 +103,8 @@ type Inserted struct {
 // With an error nothing is kept either: what the job would have taken was given back or, after an error of Postgres, is
 // undone when the transaction rolls back, which is then all that it can do.
 func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
-	if j.scheduler.limiter == nil || j.client == nil {
-		return nil, errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler.Jobs")
+	if err := j.check(); err != nil {
+		return nil, err
 	}
 	if args == nil {
 		return nil, errors.New("scheduler: no job arguments")
@@ -140,6 +140,14 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 		j.scheduler.expect(job.Job.Queue)
 	}
 	return &Inserted{Result: res, Job: job}, nil
+}
+
+// check tells whether j was made with what it needs.
+func (j *Jobs) check() error {
+	if j.scheduler.limiter == nil || j.client == nil {
+		return errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler.Jobs")
+	}
+	return nil
 }
 
 // soon is what River's leader may be too late for.
