@@ -230,9 +230,9 @@ func badKey(limit, key string) error {
 }
 
 func (c *call) checkCount() error {
-	n := c.count
-	if c.credit && c.before > 0 {
-		n = c.before // the last one waits for these, and not for its own
+	n, waits := c.count, c.count // waits is what must have come within the time
+	if c.credit {
+		n, waits = max(c.before, c.count-c.before), c.before
 	}
 	switch {
 	case !(n >= 0):
@@ -246,8 +246,8 @@ func (c *call) checkCount() error {
 	case c.leave != 0 && !(c.leave > 0 && c.capacity-n >= c.leave):
 		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.leave, never: true,
 			Want: fmt.Sprintf("0 to %v: what the count of %v leaves of the capacity", c.capacity-n, n)}
-	case c.within > 0 && (!c.credit || c.before > 0) && !(c.capacity-n >= -c.always(c.within)):
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= -c.comes(c.within)),
+	case c.within > 0 && !(c.capacity-waits >= -c.always(c.within)):
+		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.capacity-waits >= -c.comes(c.within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
 				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
 	case n > 0 && n < c.capacity*smallest:
