@@ -515,6 +515,28 @@ func TestManyJobsMayAskDifferentlyOfDifferentKeys(t *testing.T) {
 	}
 }
 
+// On credit each job waits for those before it, and not for its own tokens. What may be owed before it is bounded.
+func TestManyJobsOnCreditWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{Jitter: -1})
+	limit := ratelimit.MustDefine("credit", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(4), MaxReserved: ratelimit.Tokens(6)})
+	f.insert(t, sendArgs{0}, nil, limit.For("k").Count(3))
+	var params []scheduler.InsertManyParams
+	for i := range 4 {
+		params = append(params, job(i, limit.For("k").Count(3).OnCredit().OrReserve()))
+	}
+	if in := f.insertMany(t, params...); in.OK || in.Limit != "credit" {
+		t.Errorf("the last waits for 8, and 6 are the most: %+v", in.Result)
+	}
+	in := f.insertMany(t, params[:3]...)
+	for i, want := range []time.Duration{0, 2 * time.Hour, 5 * time.Hour} {
+		if one := in.Jobs[i]; one.RunAt.IsZero() != (want == 0) || want > 0 && !about(one.RunAt.Sub(one.At), want) {
+			t.Errorf("job %d runs at %v, want %v after %v", i, one.RunAt, want, one.At)
+		}
+	}
+	f.want(t, limit.For("k"), -8, 4)
+}
+
 // A job that exists already takes nothing. The others keep their places, and the tokens that it leaves are the next caller's.
 func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 	t.Parallel()
