@@ -16,8 +16,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// What a batch took goes back like what one call took: all of it together like that call, and any part of it like the same
-// Results given back one by one, in their order. That holds in later windows, too, in which only a part of it is left.
+// What a batch took goes back like what one call took: all of it together like that call, and any
+// part of it like the same Results given back one by one, in their order. That holds in later
+// windows, too, in which only a part of it is left.
 func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

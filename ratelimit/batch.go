@@ -10,26 +10,32 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A batch is several calls that are decided as one: all of them are granted, or none. Their requests are merged as those of one
-// call are, so each row is taken from once, for all calls together. What was taken is then split: the last call has what the
-// row says, and each call before it has that less what the calls after it took.
+// A batch is several calls that are decided as one: all of them are granted, or none. Their
+// requests are merged as those of one call are, so each row is taken from once, for all calls
+// together. What was taken is then split: the last call has what the row says, and each call before
+// it has that less what the calls after it took.
 
-// RateLimitMany decides several calls at once: all of them are granted, or none. If they are, each gets the Result that it
-// would have had from [Limiter.RateLimit] if the calls had been made one after the other, in this order and with no other
-// caller in between. The first calls may then run at once and the later ones wait. Each Result has its own [Reservation].
+// RateLimitMany decides several calls at once: all of them are granted, or none. If they are, each
+// gets the Result that it would have had from [Limiter.RateLimit] if the calls had been made one
+// after the other, in this order and with no other caller in between. The first calls may then run
+// at once and the later ones wait. Each Result has its own [Reservation].
 //
-// The number of round trips does not depend on the number of calls, except that each limit and key of [Shadow] limits with
-// [Shards] costs one more.
+// The number of round trips does not depend on the number of calls, except that each limit and key
+// of [Shadow] limits with [Shards] costs one more.
 //
-// all is the decision over the whole batch. If it is a denial nothing was taken, each is nil, and all names the limit and key
-// whose tokens come last. If it is not, its RunAt is when the last call may run, and its Outcomes, one for each request, tell
-// how the rows stand after the whole batch. It is for reading only: give back and settle the Results in each.
+// all is the decision over the whole batch. If it is a denial nothing was taken, each is nil, and
+// all names the limit and key whose tokens come last. If it is not, its RunAt is when the last call
+// may run, and its Outcomes, one for each request, tell how the rows stand after the whole batch.
+// It is for reading only: give back and settle the Results in each.
 //
-// Requests of different calls for the same limit and key must agree as those of one call must: the same Rule, OrReserve in
-// all or in none, and likewise Within, OnCredit and Leave. What they ask for together must be something that the limit can
-// grant. Otherwise the batch is refused with an error that matches [ErrInvalid], as is an empty batch, or a call without
-// requests. A limit in the shadow is asked for the batch as a whole: if it would not grant all of it, it takes nothing.
-func (l *Limiter) RateLimitMany(ctx context.Context, tx pgx.Tx, calls [][]Request) (all Result, each []Result, err error) {
+// Requests of different calls for the same limit and key must agree as those of one call must: the
+// same Rule, OrReserve in all or in none, and likewise Within, OnCredit and Leave. What they ask
+// for together must be something that the limit can grant. Otherwise the batch is refused with an
+// error that matches [ErrInvalid], as is an empty batch, or a call without requests. A limit in the
+// shadow is asked for the batch as a whole: if it would not grant all of it, it takes nothing.
+func (l *Limiter) RateLimitMany(
+	ctx context.Context, tx pgx.Tx, calls [][]Request,
+) (all Result, each []Result, err error) {
 	requests, of, err := flatten(calls)
 	if err != nil {
 		return Result{}, nil, err
@@ -45,8 +51,9 @@ func (l *Limiter) RateLimitMany(ctx context.Context, tx pgx.Tx, calls [][]Reques
 	return all.readOnly(), each, nil
 }
 
-// GiveBackMany is [Limiter.GiveBack] for several Results, of [Limiter.RateLimitMany] say, in one round trip. Limits with
-// [Shards] cost some more: for each of their keys, or under a fixed window for each run of calls that followed each other.
+// GiveBackMany is [Limiter.GiveBack] for several Results, of [Limiter.RateLimitMany] say, in one
+// round trip. Limits with [Shards] cost some more: for each of their keys, or under a fixed window
+// for each run of calls that followed each other.
 func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result) error {
 	x, err := l.transaction(tx)
 	if err != nil {
@@ -64,7 +71,9 @@ func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result)
 		return nil
 	}
 	calls = joined(calls)
-	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.atOnce()) })
+	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error {
+		return l.give(ctx, x, c, 0, c.atOnce())
+	})
 }
 
 // flatten lists the requests of a batch, and of which call each is.
@@ -74,7 +83,8 @@ func flatten(calls [][]Request) (requests []Request, of []int, err error) {
 	}
 	for i, some := range calls {
 		if len(some) == 0 {
-			return nil, nil, &InvalidError{Field: fmt.Sprintf("calls[%d]", i), Value: plain("without requests"), Want: "at least one request"}
+			return nil, nil, &InvalidError{Field: fmt.Sprintf("calls[%d]", i),
+				Value: plain("without requests"), Want: "at least one request"}
 		}
 		for _, r := range some {
 			requests, of = append(requests, r), append(of, i)
@@ -83,7 +93,9 @@ func flatten(calls [][]Request) (requests []Request, of []int, err error) {
 	return requests, of, nil
 }
 
-func (l *Limiter) rateLimitMany(ctx context.Context, tx pgx.Tx, o *observation, requests []Request, of []int) (Result, error) {
+func (l *Limiter) rateLimitMany(
+	ctx context.Context, tx pgx.Tx, o *observation, requests []Request, of []int,
+) (Result, error) {
 	calls, err := merge(requests, of)
 	if err != nil {
 		return Result{}, err
@@ -118,9 +130,12 @@ func (l *Limiter) rateLimitMany(ctx context.Context, tx pgx.Tx, o *observation, 
 	return res, nil
 }
 
-// shadowsTogether is what beside does for shadows, with one trip for all that grant and one more for the others. If they are
-// not asked, as the batch is denied, their Outcomes have no more than the names.
-func (l *Limiter) shadowsTogether(ctx context.Context, x executor, shadows []call, requests int, asked bool) (Result, error) {
+// shadowsTogether is what beside does for shadows, with one trip for all that grant and one more
+// for the others. If they are not asked, as the batch is denied, their Outcomes have no more than
+// the names.
+func (l *Limiter) shadowsTogether(
+	ctx context.Context, x executor, shadows []call, requests int, asked bool,
+) (Result, error) {
 	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
 	note := func(c *call, o Outcome) {
 		for _, j := range c.indexes {
@@ -170,9 +185,12 @@ func (l *Limiter) shadowsTogether(ctx context.Context, x executor, shadows []cal
 	return res, nil
 }
 
-// takeOrLook decides calls that have nothing to do with each other, and notes in res what they met. It returns those that it
-// could not decide: of limits that have got shards, or that have the tokens by the time that they are looked at.
-func (l *Limiter) takeOrLook(ctx context.Context, x executor, calls []call, requests int, res *Result) (again []*call, err error) {
+// takeOrLook decides calls that have nothing to do with each other, and notes in res what they met.
+// It returns those that it could not decide: of limits that have got shards, or that have the
+// tokens by the time that they are looked at.
+func (l *Limiter) takeOrLook(
+	ctx context.Context, x executor, calls []call, requests int, res *Result,
+) (again []*call, err error) {
 	takes := make([]*statement, len(calls))
 	for i := range calls {
 		takes[i] = l.takeOf(&calls[i])
@@ -185,13 +203,16 @@ func (l *Limiter) takeOrLook(ctx context.Context, x executor, calls []call, requ
 	var decided []call
 	var decisions []Decision
 	var at []int64
+	note := func(c *call, d Decision, now int64) {
+		decided, decisions, at = append(decided, *c), append(decisions, d), append(at, now)
+	}
 	for i, s := range takes {
 		if !s.found {
 			looks = append(looks, l.lookOf(&calls[i]))
 			continue
 		}
 		b := s.balance()
-		decided, decisions, at = append(decided, calls[i]), append(decisions, calls[i].granted(b)), append(at, b.ts)
+		note(&calls[i], calls[i].granted(b), b.ts)
 	}
 	if len(looks) > 0 {
 		if err := x.run(ctx, looks); err != nil {
@@ -205,7 +226,7 @@ func (l *Limiter) takeOrLook(ctx context.Context, x executor, calls []call, requ
 			again = append(again, s.c)
 			continue
 		}
-		decided, decisions, at = append(decided, *s.c), append(decisions, d), append(at, now)
+		note(s.c, d, now)
 	}
 	sum := summarize(decided, decisions, at, requests)
 	for i := range decided {
@@ -229,9 +250,9 @@ func (r Result) readOnly() Result {
 	return r
 }
 
-// split returns the Results of the calls of a batch that was granted. Of the tokens that a row had the first calls get theirs,
-// and what the row owes in the end is owed for the last ones. The counts of the calls, and what they took from each shard, add
-// up to what was taken.
+// split returns the Results of the calls of a batch that was granted. Of the tokens that a row had
+// the first calls get theirs, and what the row owes in the end is owed for the last ones. The
+// counts of the calls, and what they took from each shard, add up to what was taken.
 func (r Result) split(requests []Request, of []int) []Result {
 	each := make([]Result, of[len(of)-1]+1)
 	first := make([]int, len(each)) // the index of the first request of each
@@ -269,8 +290,8 @@ func (r Result) split(requests []Request, of []int) []Result {
 	return each
 }
 
-// share hands out what a batch took from one row: to each of its calls, in their order, what it took, and the Outcome that it
-// met. The indexes are still those of the batch's requests.
+// share hands out what a batch took from one row: to each of its calls, in their order, what it
+// took, and the Outcome that it met. The indexes are still those of the batch's requests.
 func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met Outcome)) {
 	all := o.call
 	var shares []call
@@ -295,7 +316,7 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 		if all.parts != nil {
 			own.parts, rest = allot(rest, own.count)
 		}
-		b := balance{exists: true, value: o.Value + after[k], ts: own.taken, pausedUntil: open, delay: own.delay, moved: own.moved}
+		b := balance{true, o.Value + after[k], own.taken, open, own.delay, own.moved}
 		if !o.paused.IsZero() {
 			b.pausedUntil = o.paused.UnixMicro()
 		}
@@ -306,10 +327,13 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	}
 }
 
-// joined sorts calls by row and makes one of those that can be given back as one: they took from the same row at the same
-// time, and stood next to each other. Under a token bucket without OnCredit it does not matter where they stood.
+// joined sorts calls by row and makes one of those that can be given back as one: they took from
+// the same row at the same time, and stood next to each other. Under a token bucket without
+// OnCredit it does not matter where they stood.
 func joined(calls []call) []call {
-	slices.SortStableFunc(calls, func(a, b call) int { return cmp.Or(compareRows(&a, &b), cmp.Compare(a.owed, b.owed)) })
+	slices.SortStableFunc(calls, func(a, b call) int {
+		return cmp.Or(compareRows(&a, &b), cmp.Compare(a.owed, b.owed))
+	})
 	join := calls[:1]
 	for i := range calls[1:] {
 		c := calls[1+i]
@@ -328,7 +352,8 @@ func joined(calls []call) []call {
 // precedes tells whether c and next, a take from the same row after it, can be given back as one.
 func (c *call) precedes(next *call) bool {
 	switch {
-	case compareRows(c, next) != 0 || c.algebra != next.algebra || c.credit != next.credit || c.atOnce() != next.atOnce(),
+	case compareRows(c, next) != 0 || c.algebra != next.algebra,
+		c.credit != next.credit || c.atOnce() != next.atOnce(),
 		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved,
 		c.layout != next.layout || (c.parts == nil) != (next.parts == nil):
 		return false

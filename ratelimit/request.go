@@ -143,7 +143,7 @@ type ahead struct {
 	within  int64 // the most microseconds from the decision until it may run
 	credit  bool  // it need not wait for its own tokens
 	leave   float64
-	before  float64 // of the count: the tokens of the calls of a batch that come before its last one. See RateLimitMany.
+	before  float64 // of the count: what all calls of a batch take but the last. See RateLimitMany.
 }
 
 // pausable says that the call may be granted for later, and so in a pause.
@@ -159,8 +159,8 @@ func (c *call) least() float64 {
 	return least
 }
 
-// credited is how much of the count those pay who come next. In a batch each call waits for those before it: so it is what the
-// last one takes.
+// credited is how much of the count the callers that come next pay for. In a batch each call waits
+// for the calls before it, so it is what the last call takes.
 func (c *call) credited() float64 {
 	if c.credit {
 		return c.count - c.before
@@ -230,7 +230,7 @@ func badKey(limit, key string) error {
 }
 
 func (c *call) checkCount() error {
-	n, waits := c.count, c.count // waits is what must have come within the time
+	n, waits := c.count, c.count // waits is how many tokens must come before the work may run
 	if c.credit {
 		n, waits = max(c.before, c.count-c.before), c.before
 	}
@@ -277,7 +277,8 @@ func resolveAll(requests []Request) ([]call, error) {
 	return merge(requests, nil)
 }
 
-// merge is resolveAll for some requests. If they are those of a batch, of says which of its calls each belongs to.
+// merge is resolveAll for some requests. For those of a batch, of says to which of its calls each
+// belongs.
 func merge(requests []Request, of []int) ([]call, error) {
 	calls := make([]call, 0, len(requests))
 	for i, r := range requests {

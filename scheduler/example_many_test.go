@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// A thousand replies are reserved at once, in as many round trips as one: the first start now, the others when their tokens
-// exist, and if there were too many of them none would be inserted.
+// A thousand replies are reserved at once, in as many round trips as one: the first start now, the
+// others when their tokens exist, and if there were too many of them none would be inserted.
 func ExampleJobs_InsertMany() {
 	ctx := context.Background()
 	pool, stop := examplePool(ctx)

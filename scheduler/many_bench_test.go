@@ -14,9 +14,10 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// BenchmarkReserveMany is Jobs.InsertMany of 1,000 reserved jobs against the same jobs inserted one by one with Jobs.InsertTx,
-// in one transaction by InTx: of 1,000 keys, and of one. All keys owe tokens, so that every job is scheduled. The two sides
-// take turns, and the one that goes first changes with each turn.
+// BenchmarkReserveMany is Jobs.InsertMany of 1,000 reserved jobs against the same jobs inserted one
+// by one with Jobs.InsertTx, in one transaction by InTx: of 1,000 keys, and of one. All keys owe
+// tokens, so that every job is scheduled. The two sides take turns, and the one that goes first
+// changes with each turn.
 //
 //	ns/job       the median, of InsertMany
 //	one-ns/job   the median, of InsertTx

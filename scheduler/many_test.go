@@ -57,8 +57,9 @@ func balances(ctx context.Context, tx pgx.Tx) (rows []string, values []float64, 
 	return rows, values, found.Err()
 }
 
-// Every job has what it would have had if it had been inserted after those before it, and alone: the same place, to the
-// microsecond, the same reservation and the same balances in the end. What all of them took is what they can give back.
+// Every job has what it would have had if it had been inserted after those before it, and alone:
+// the same place, to the microsecond, the same reservation and the same balances in the end. What
+// all of them took is what they can give back.
 func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
@@ -297,8 +298,9 @@ func (*tripCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndD
 func (*tripCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
-// However many jobs there are, and over however many keys, limits and kinds, the round trips are the same: if all are granted,
-// if they are denied, if all are duplicates, and if River refuses one.
+// However many jobs there are, and over however many keys, limits and kinds, the round trips are
+// the same: if all are granted, if they are denied, if all are duplicates, and if River refuses
+// one.
 func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 	t.Parallel()
 	counter := &tripCounter{}
@@ -361,8 +363,8 @@ func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 	}
 }
 
-// The first jobs get the tokens that are there, the others wait one behind the other, and each is settled, cancelled and
-// listed on its own.
+// The first jobs get the tokens that are there, the others wait one behind the other, and each is
+// settled, cancelled and listed on its own.
 func TestEachOfManyJobsHasAReservationOfItsOwn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
@@ -449,7 +451,8 @@ func TestIfOneOfManyJobsIsDeniedNoneIsInserted(t *testing.T) {
 	f.want(t, bounded.For("k"), -2, 4)
 }
 
-// What can never be granted, or says two things of one balance, is an error that says so before anything is sent.
+// What can never be granted, or says two things of one balance, is an error that says so before
+// anything is sent.
 func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
@@ -495,7 +498,8 @@ func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 // onlyOne is a River client that inserts one job at a time.
 type onlyOne struct{ scheduler.Client }
 
-// A rule of the request's own, and requests with and without OrReserve, may stand beside each other for different keys.
+// A rule of the request's own, and requests with and without OrReserve, may stand beside each other
+// for different keys.
 func TestManyJobsMayAskDifferentlyOfDifferentKeys(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
@@ -515,7 +519,8 @@ func TestManyJobsMayAskDifferentlyOfDifferentKeys(t *testing.T) {
 	}
 }
 
-// On credit each job waits for those before it, and not for its own tokens. What may be owed before it is bounded.
+// On credit each job waits for those before it, and not for its own tokens. What may be owed before
+// it is bounded.
 func TestManyJobsOnCreditWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
@@ -537,7 +542,32 @@ func TestManyJobsOnCreditWaitForEachOther(t *testing.T) {
 	f.want(t, limit.For("k"), -8, 4)
 }
 
-// A job that exists already takes nothing. The others keep their places, and the tokens that it leaves are the next caller's.
+// On a client with the scheduler's configuration each of them starts when it is due, and not at the
+// next tick of River's leader.
+func TestManyJobsStartOnTime(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	jobs := sched.Jobs(j.client(t, sched))
+	limit := ratelimit.MustDefine("ontime", ratelimit.TokenBucket{Rate: 5, Period: time.Second,
+		Capacity: ratelimit.Tokens(1)})
+	var params []scheduler.InsertManyParams
+	for i := range 6 {
+		params = append(params, job(i, limit.For("k").OrReserve()))
+	}
+	in, err := jobs.InsertMany(t.Context(), f.pool, params)
+	if err != nil || !in.OK {
+		t.Fatal(in, err)
+	}
+	for _, s := range j.await(t, len(params)) {
+		due := in.Jobs[s.n].RunAt
+		if late := s.at.Sub(due); !due.IsZero() && (late < 0 || late > 2*time.Second) {
+			t.Errorf("job %d started %v after it was due", s.n, late)
+		}
+	}
+}
+
+// A job that exists already takes nothing. The others keep their places, and the tokens that it
+// leaves are the next caller's.
 func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string][]ratelimit.Option{"one row": nil, "shards": {ratelimit.Shards(4)}} {
@@ -581,7 +611,8 @@ func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 	}
 }
 
-// River cannot insert two jobs of one call that are duplicates of each other: the transaction is dead then, and nothing kept.
+// River cannot insert two jobs of one call that are duplicates of each other: the transaction is
+// dead then, and nothing kept.
 func TestTwoOfManyJobsMustNotBeDuplicatesOfEachOther(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
@@ -624,7 +655,8 @@ func TestShadowsOfManyJobs(t *testing.T) {
 	f.want(t, sharded.For("k"), 2, 5)
 }
 
-// What many jobs took from the shards of a limit goes back to them, whichever jobs do not run, and never more than was taken.
+// What many jobs took from the shards of a limit goes back to them, whichever jobs do not run, and
+// never more than was taken.
 func TestManyJobsOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})

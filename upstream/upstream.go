@@ -35,18 +35,20 @@ import (
 // most bounds what is read: it is as long as a pause may be.
 const most = 366 * 24 * time.Hour
 
-// RetryAfter tells how long an answer asks its client to stay away, counted from when it was sent. It is false if the answer
-// does not say. If it is true the duration may be 0: the client may come back at once. It reads, and takes the longest of
+// RetryAfter tells how long an answer asks its client to stay away, counted from when it was sent.
+// It returns false if the answer does not say. With true the duration may be 0: the client may come
+// back at once. It reads, and takes the longest of
 //
-//   - Retry-After, in seconds or as a date (RFC 9110, 10.2.3). A date is compared with the answer's own Date, since the clocks
-//     of the API and of this program may differ;
-//   - Retry-After-Ms, in milliseconds, as some APIs of language models send it, in place of Retry-After;
-//   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with nothing remaining, r=0, the
-//     longest time until they have more, t in seconds.
+//   - Retry-After, in seconds or as a date (RFC 9110, 10.2.3). A date is compared with the answer's
+//     own Date, since the clocks of the API and of this program may differ;
+//   - Retry-After-Ms, in milliseconds, as some APIs of language models send it, in place of
+//     Retry-After;
+//   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with nothing
+//     remaining, r=0, the longest time until they have more, t in seconds.
 //
-// What cannot be read is passed over. A number below 0 and a date in the past count as 0. More than 366 days counts as 366
-// days, which is more than most callers should believe: a [Transport] has its own bound, MaxPause, and a caller that pauses by
-// hand should have one too.
+// What cannot be read is passed over. A number below 0 and a date in the past count as 0. More than
+// 366 days counts as 366 days, which is more than most callers should believe. A [Transport] has a
+// bound of its own, MaxPause; a caller that pauses by hand should have one too.
 func RetryAfter(h http.Header) (time.Duration, bool) {
 	after, said := retryAfter(h)
 	reset, exhausted := rateLimit(h)
