@@ -144,6 +144,7 @@ type ahead struct {
 	within  int64 // the most microseconds from the decision until it may run
 	credit  bool  // it need not wait for its own tokens
 	leave   float64
+	before  float64 // of the count: what all calls of a batch take but the last. See RateLimitMany.
 }
 
 // pausable says that the call may be granted for later, and so in a pause.
@@ -153,16 +154,17 @@ func (a *ahead) pausable() bool { return a.reserve && (!a.bounded || a.within > 
 // rounding, would be run up for nothing: no count owes more than 2^40 of itself.
 func (c *call) least() float64 {
 	least := c.floor(c.pausable()) - c.credited() + c.leave
-	if c.reserve && c.count > 0 {
-		least = max(least, -c.count/smallest)
+	if n := c.count - c.before; c.reserve && n > 0 {
+		least = max(least, -n/smallest)
 	}
 	return least
 }
 
-// credited is how much of the count those pay who come next.
+// credited is how much of the count the callers that come next pay for. In a batch each call waits
+// for the calls before it, so it is what the last call takes.
 func (c *call) credited() float64 {
 	if c.credit {
-		return c.count
+		return c.count - c.before
 	}
 	return 0
 }
@@ -229,7 +231,11 @@ func badKey(limit, key string) error {
 }
 
 func (c *call) checkCount() error {
-	switch n := c.count; {
+	n, waits := c.count, c.count // waits is how many tokens must come before the work may run
+	if c.credit {
+		n, waits = max(c.before, c.count-c.before), c.before
+	}
+	switch {
 	case !(n >= 0):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, Want: "0 or more tokens"}
 	case c.pausable() && !(c.capacity-n >= -c.debt):
@@ -241,8 +247,8 @@ func (c *call) checkCount() error {
 	case c.leave != 0 && !(c.leave > 0 && c.capacity-n >= c.leave):
 		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.leave, never: true,
 			Want: fmt.Sprintf("0 to %v: what the count of %v leaves of the capacity", c.capacity-n, n)}
-	case c.within > 0 && !c.credit && !(c.capacity-n >= -c.always(c.within)):
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: !(c.capacity-n >= -c.comes(c.within)),
+	case c.within > 0 && !(c.capacity-waits >= -c.always(c.within)):
+		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.capacity-waits >= -c.comes(c.within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
 				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
 	case n > 0 && n < c.capacity*smallest:
@@ -269,6 +275,12 @@ func resolveAll(requests []Request) ([]call, error) {
 	if len(requests) == 0 {
 		return nil, &InvalidError{Field: "requests", Value: plain("none"), Want: "at least one"}
 	}
+	return merge(requests, nil)
+}
+
+// merge is resolveAll for some requests. For those of a batch, of says to which of its calls each
+// belongs.
+func merge(requests []Request, of []int) ([]call, error) {
 	calls := make([]call, 0, len(requests))
 	for i, r := range requests {
 		c, err := r.resolve()
@@ -300,6 +312,9 @@ func resolveAll(requests []Request) ([]call, error) {
 		}
 		if c.leave != last.leave {
 			return nil, errUnlike(&c, "the same Leave in both")
+		}
+		if of != nil && of[c.indexes[0]] != of[last.indexes[len(last.indexes)-1]] {
+			last.before = last.count
 		}
 		last.count += c.count
 		last.indexes = append(last.indexes, c.indexes...)

@@ -77,8 +77,9 @@ func (p *plugin) db() db { return db{p.pool, p.tables} }
 
 // insertion travels in the context of an insert, from InsertTx to the hook of the client's plugin.
 type insertion struct {
-	clock  clock
-	plugin *plugin // the hook's
+	clock     clock
+	plugin    *plugin // the hook's
+	available int     // jobs that it has made available
 }
 
 type insertionKey struct{}
@@ -100,8 +101,9 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 	}
 	in.plugin = p
 	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
-		in.clock.until(*params.ScheduledAt) < horizon && p.waker.len() < mostAvailable {
+		in.clock.until(*params.ScheduledAt) < horizon && p.waker.len()+in.available < mostAvailable {
 		params.State = rivertype.JobStateAvailable
+		in.available++
 	}
 	return nil
 }

@@ -100,8 +100,8 @@ type Inserted struct {
 // With an error nothing is kept either: what the job would have taken was given back or, after an error of Postgres, is
 // undone when the transaction rolls back, which is then all that it can do.
 func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
-	if j.scheduler.limiter == nil || j.client == nil {
-		return nil, errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler.Jobs")
+	if err := j.check(); err != nil {
+		return nil, err
 	}
 	if args == nil {
 		return nil, errors.New("scheduler: no job arguments")
@@ -132,6 +132,14 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 	}
 	in.inserted(job.Job)
 	return &Inserted{Result: res, Job: job}, nil
+}
+
+// check tells whether j was made with what it needs.
+func (j *Jobs) check() error {
+	if j.scheduler.limiter == nil || j.client == nil {
+		return errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler.Jobs")
+	}
+	return nil
 }
 
 // schedule returns opts with a ticket and, for work that was granted ahead of time, with the time at which it may start.

@@ -29,10 +29,12 @@ type Waiter interface {
 // Timeout belongs. One that would have to wait for longer is not sent: its error is a [*ratelimit.DeniedError], which [errors.As]
 // finds in the client's.
 //
-// When the API answers 429, or 503 and says for how long, the limits of that request are paused for as long as [RetryAfter] reads,
-// before the answer is returned. So nobody else comes before that is over, but those who were sent already. The answer is returned
-// as it is: the Transport does not try again, since only the caller knows what may be sent twice. Tokens of a request that failed
-// stay spent, as the API may have counted it.
+// When the API answers 429, or 503 and says for how long, the Transport pauses the limits of that
+// request before it returns the answer: for as long as [RetryAfter] reads, and for MaxPause at most.
+// An answer that says 0 pauses nothing. Until the pause is over no call is sent, except those that
+// were sent already. The answer is returned as it is: the Transport does not try again, since only
+// the caller knows what may be sent twice. Tokens of a request that failed stay spent, as the API
+// may have counted it.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type Transport struct {
@@ -45,8 +47,16 @@ type Transport struct {
 	// Requests tells what a request asks of which limits. It must not change the request. None: it is not limited. Default: none.
 	Requests func(*http.Request) []ratelimit.Request
 
-	// Unsaid is the length of the pause after a 429 that does not say how long it is to be. Default: a minute.
+	// Unsaid is the length of the pause after a 429 that does not say how long it is to be. MaxPause
+	// does not bound it. Default: a minute, for 0 and below.
 	Unsaid time.Duration
+
+	// MaxPause bounds how long one answer may pause the limits. An answer that asks for more pauses
+	// them for MaxPause. Then the next call is sent, and if the API refuses that too, the limits are
+	// paused again. So a wrong answer stops the calls of all processes for MaxPause and no longer, and
+	// an API that means what it says gets one call, or a few, in each MaxPause. Raise it for an API
+	// whose quota is by the day. More than 366 days means 366 days. Default: an hour, for 0 and below.
+	MaxPause time.Duration
 
 	// Logger is told of a pause that could not be set: the answer is returned all the same. Default: [slog.Default].
 	Logger *slog.Logger
@@ -97,13 +107,20 @@ func (t *Transport) pause(resp *http.Response) time.Duration {
 	d, ok := RetryAfter(resp.Header)
 	switch {
 	case ok:
-		return d
+		return min(d, t.maxPause())
 	case resp.StatusCode == http.StatusServiceUnavailable:
 		return 0
 	case t.Unsaid > 0:
 		return t.Unsaid
 	}
 	return time.Minute
+}
+
+func (t *Transport) maxPause() time.Duration {
+	if t.MaxPause > 0 {
+		return t.MaxPause
+	}
+	return time.Hour
 }
 
 // CloseIdleConnections closes those of Base, if it can.

@@ -89,24 +89,36 @@ func TestTheLimitsArePausedForAsLongAsTheAPIAsks(t *testing.T) {
 		status int
 		header map[string]string
 		unsaid time.Duration
+		most   time.Duration
 		want   time.Duration // 0: no pause
 	}{
-		"OK":                        {200, map[string]string{"Retry-After": "30"}, 0, 0},
-		"an error":                  {500, map[string]string{"Retry-After": "30"}, 0, 0},
-		"429":                       {429, map[string]string{"Retry-After": "30"}, 0, 30 * time.Second},
-		"429 that says nothing":     {429, nil, 0, time.Minute},
-		"429 with a default":        {429, nil, time.Second, time.Second},
-		"429 by the policy":         {429, map[string]string{"RateLimit": `"minute";r=0;t=12`}, time.Second, 12 * time.Second},
-		"503 that says for how":     {503, map[string]string{"Retry-After": "7"}, 0, 7 * time.Second},
-		"503 that says nothing":     {503, nil, time.Second, 0},
-		"503 without sense":         {503, map[string]string{"Retry-After": "soon"}, time.Second, 0},
-		"429 without sense, either": {429, map[string]string{"Retry-After": "soon"}, 0, time.Minute},
+		"OK":                        {200, map[string]string{"Retry-After": "30"}, 0, 0, 0},
+		"an error":                  {500, map[string]string{"Retry-After": "30"}, 0, 0, 0},
+		"429":                       {429, map[string]string{"Retry-After": "30"}, 0, 0, 30 * time.Second},
+		"429 that says nothing":     {429, nil, 0, 0, time.Minute},
+		"429 with a default":        {429, nil, time.Second, 0, time.Second},
+		"429 by the policy":         {429, map[string]string{"RateLimit": `"minute";r=0;t=12`}, time.Second, 0, 12 * time.Second},
+		"503 that says for how":     {503, map[string]string{"Retry-After": "7"}, 0, 0, 7 * time.Second},
+		"503 that says nothing":     {503, nil, time.Second, 0, 0},
+		"503 without sense":         {503, map[string]string{"Retry-After": "soon"}, time.Second, 0, 0},
+		"429 without sense, either": {429, map[string]string{"Retry-After": "soon"}, 0, 0, time.Minute},
+		"429 for now":               {429, map[string]string{"Retry-After": "0"}, 0, 0, 0},
+		"429 until a past date":     {429, map[string]string{"Date": "Sun, 06 Nov 1994 08:49:37 GMT", "Retry-After": "Sun, 06 Nov 1994 08:49:07 GMT"}, 0, 0, 0},
+		"503 for now":               {503, map[string]string{"Retry-After": "0"}, time.Second, 0, 0},
+		"429 for a year":            {429, map[string]string{"Retry-After": "31622400"}, 0, 0, time.Hour},
+		"429 for an hour":           {429, map[string]string{"Retry-After": "3600"}, 0, 0, time.Hour},
+		"503 for a year":            {503, map[string]string{"Retry-After": "31622400"}, 0, 0, time.Hour},
+		"429 for more than allowed": {429, map[string]string{"Retry-After": "30"}, 0, 7 * time.Second, 7 * time.Second},
+		"429 for a day, allowed":    {429, map[string]string{"Retry-After": "86400"}, 0, 48 * time.Hour, 24 * time.Hour},
+		"429 for ever, allowed":     {429, map[string]string{"Retry-After": "99999999999"}, 0, 1e6 * time.Hour, 366 * 24 * time.Hour},
+		"bound below 0":             {429, map[string]string{"Retry-After": "31622400"}, 0, -1, time.Hour},
+		"Unsaid is not bounded":     {429, nil, 2 * time.Hour, time.Minute, 2 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, came := serve(t, tc.status, tc.header)
 			var l line
-			transport := &upstream.Transport{Limiter: &l, Requests: byHost, Unsaid: tc.unsaid, Base: &http.Transport{}}
+			transport := &upstream.Transport{Limiter: &l, Requests: byHost, Unsaid: tc.unsaid, MaxPause: tc.most, Base: &http.Transport{}}
 			defer transport.CloseIdleConnections()
 			client := http.Client{Transport: transport}
 			resp, err := client.Do(post(t, t.Context(), url, "acme"))

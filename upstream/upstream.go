@@ -12,13 +12,17 @@
 //	if resp.StatusCode == http.StatusTooManyRequests {
 //		d, ok := upstream.RetryAfter(resp.Header)
 //		if !ok {
-//			d = time.Minute
+//			d = time.Minute // it does not say
 //		}
-//		return &scheduler.PauseError{For: d, Requests: []ratelimit.Request{ChatTokens.For(org)}}
+//		if d == 0 {
+//			return errors.New(resp.Status) // it may be tried again at once: no pause
+//		}
+//		return &scheduler.PauseError{For: min(d, time.Hour), Requests: []ratelimit.Request{ChatTokens.For(org)}}
 //	}
 package upstream
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -28,46 +32,57 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// most bounds what is believed.
+// most bounds what is read: it is as long as a pause may be.
 const most = 366 * 24 * time.Hour
 
-// RetryAfter tells how long an answer asks its client to stay away, from when it was sent; false if it does not say. It
-// reads, and takes the longest of
+// RetryAfter tells how long an answer asks its client to stay away, counted from when it was sent.
+// It returns false if the answer does not say. With true the duration may be 0: the client may come
+// back at once. It reads, and takes the longest of
 //
-//   - Retry-After, in seconds or as a date (RFC 9110, 10.2.3), which is held against the answer's own Date: the clock of the
-//     API and that of the program need not agree;
-//   - Retry-After-Ms, in milliseconds, as some APIs of language models send it, in place of Retry-After;
-//   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with nothing remaining, r=0, the
-//     longest time until they have more, t in seconds.
+//   - Retry-After, in seconds or as a date (RFC 9110, 10.2.3). A date is compared with the answer's
+//     own Date, since the clocks of the API and of this program may differ;
+//   - Retry-After-Ms, in milliseconds, as some APIs of language models send it, in place of
+//     Retry-After;
+//   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with nothing
+//     remaining, r=0, the longest time until they have more, t in seconds.
 //
-// What cannot be read, or is not above 0, is passed over; more than 366 days is taken for that.
+// What cannot be read is passed over. A number below 0 and a date in the past count as 0. More than
+// 366 days counts as 366 days, which is more than most callers should believe. A [Transport] has a
+// bound of its own, MaxPause; a caller that pauses by hand should have one too.
 func RetryAfter(h http.Header) (time.Duration, bool) {
-	d := max(retryAfter(h), rateLimit(h))
-	return min(d, most), d > 0
+	after, said := retryAfter(h)
+	reset, exhausted := rateLimit(h)
+	return min(max(after, reset), most), said || exhausted
 }
 
-func retryAfter(h http.Header) time.Duration {
-	if ms, err := strconv.ParseFloat(strings.TrimSpace(h.Get("Retry-After-Ms")), 64); err == nil && ms > 0 {
-		return duration(ms / 1e3)
+func retryAfter(h http.Header) (d time.Duration, said bool) {
+	if ms, ok := number(h.Get("Retry-After-Ms")); ok {
+		return duration(ms / 1e3), true
 	}
-	v := strings.TrimSpace(h.Get("Retry-After"))
-	if s, err := strconv.ParseFloat(v, 64); err == nil { // RFC 9110 has whole seconds; some send fractions
-		return duration(s)
+	v := h.Get("Retry-After")
+	if s, ok := number(v); ok { // RFC 9110 has whole seconds; some send fractions
+		return duration(s), true
 	}
-	at, err := http.ParseTime(v)
+	at, err := http.ParseTime(strings.TrimSpace(v))
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	sent, err := http.ParseTime(h.Get("Date"))
 	if err != nil {
 		sent = time.Now()
 	}
-	return at.Sub(sent)
+	return max(0, at.Sub(sent)), true
 }
 
-// duration is never shorter than what was said.
+// number reads a field that is a number. One that is too large for a float64 is infinite.
+func number(field string) (n float64, ok bool) {
+	n, err := strconv.ParseFloat(strings.TrimSpace(field), 64)
+	return n, (err == nil || errors.Is(err, strconv.ErrRange)) && !math.IsNaN(n)
+}
+
+// duration is never shorter than the seconds that were said, and never below 0.
 func duration(seconds float64) time.Duration {
-	if !(seconds > 0) {
+	if seconds <= 0 {
 		return 0
 	}
 	if seconds >= most.Seconds() {
@@ -76,12 +91,11 @@ func duration(seconds float64) time.Duration {
 	return time.Duration(math.Ceil(seconds*1e6)) * time.Microsecond
 }
 
-func rateLimit(h http.Header) time.Duration {
+func rateLimit(h http.Header) (d time.Duration, exhausted bool) {
 	list, err := httpsfv.UnmarshalList(h.Values("RateLimit"))
 	if err != nil {
-		return 0
+		return 0, false
 	}
-	var d time.Duration
 	for _, m := range list {
 		item, ok := m.(httpsfv.Item)
 		if !ok || item.Params == nil {
@@ -92,9 +106,9 @@ func rateLimit(h http.Header) time.Duration {
 		}
 		if t, ok := item.Params.Get("t"); ok {
 			if seconds, ok := t.(int64); ok {
-				d = max(d, duration(float64(seconds)))
+				d, exhausted = max(d, duration(float64(seconds))), true
 			}
 		}
 	}
-	return d
+	return d, exhausted
 }

@@ -62,10 +62,10 @@ func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (an
 	case http.StatusOK:
 	case http.StatusTooManyRequests:
 		after, ok := upstream.RetryAfter(resp.Header)
-		if !ok {
+		if !ok || after == 0 {
 			after = time.Second
 		}
-		return "", 0, &tooManyRequests{after}
+		return "", 0, &tooManyRequests{min(after, time.Hour)}
 	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
 		return "", 0, &refusedError{resp.Status, fmt.Sprintf("%.200s", b)}
 	default:

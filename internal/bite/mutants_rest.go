@@ -54,6 +54,28 @@ var ofTheRest = []mutant{
 	{"otel: spans where nobody records", "otelweir/spans.go",
 		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
 
+	// many calls at once
+	{"batch: all of them wait at its end", "ratelimit/batch.go",
+		"own.owed -= after[k]", "_ = after[k]", "ManyJobsHaveThePlaces", jobs, true},
+	{"batch: each takes from all the shards", "ratelimit/batch.go",
+		"own.parts, rest = allot(rest, own.count)", "own.parts, _ = allot(slices.Clone(rest), own.count)", "ManyJobsOfALimitWithShards|WhatABatchTook", []string{"./scheduler", "./integration"}, true},
+	{"batch: the decision over all can be given back", "ratelimit/batch.go",
+		"		outcomes[i].call = nil\n", "		_ = i\n", "EachOfManyJobs", jobs, true},
+	{"batch: on credit nobody waits for those before", "ratelimit/request.go",
+		"return c.count - c.before\n", "return c.count\n", "ManyJobsOnCredit", jobs, true},
+	{"many: duplicates are paid for", "scheduler/many.go",
+		"			unused = append(unused, each[i])\n", "", "DuplicatesAmongMany", jobs, true},
+	{"many: what River refuses is paid for", "scheduler/many.go",
+		"_ = limiter.GiveBackMany(ctx, tx, each)\n", "_ = ctx\n", "ManyJobsThatAreWrong", jobs, true},
+	{"many: a trip for each of the shadows", "ratelimit/batch.go",
+		"case l.books.sharded(shadows[i : i+1]):", "case true:", "RoundTrips", jobs, true},
+
+	// what an API asks for
+	{"upstream: an answer pauses for as long as it likes", "upstream/transport.go",
+		"return min(d, t.maxPause())", "return d", "TheLimitsArePaused", []string{"./upstream"}, false},
+	{"upstream: no time at all is a minute", "upstream/upstream.go",
+		"return duration(s), true\n", "return duration(s), s > 0\n", "TheLimitsArePaused|RetryAfter", []string{"./upstream"}, false},
+
 	// leaving, shadows, observers, fair shares
 	{"leave: nothing is left", "ratelimit/request.go",
 		"- c.credited() + c.leave", "- c.credited()", "Leave", core, false},

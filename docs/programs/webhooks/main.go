@@ -50,8 +50,8 @@ func main() {
 		}
 		_ = resp.Body.Close()
 		fmt.Println(job.Args.Receiver, "answers", job.Args.Event, "by", resp.StatusCode)
-		if d, ok := upstream.RetryAfter(resp.Header); ok && resp.StatusCode >= 400 {
-			return &scheduler.PauseError{For: d, Requests: limits(job)} // nothing goes there until then; no attempt is used up
+		if d, _ := upstream.RetryAfter(resp.Header); d > 0 && resp.StatusCode >= 400 { // nothing goes there until then
+			return &scheduler.PauseError{For: min(d, time.Hour), Requests: limits(job)} // no attempt is used up
 		} else if resp.StatusCode >= 300 {
 			return errors.New(resp.Status) // tried again after River's backoff, up to MaxAttempts
 		}

@@ -1,0 +1,129 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// What a batch took goes back like what one call took: all of it together like that call, and any
+// part of it like the same Results given back one by one, in their order. That holds in later
+// windows, too, in which only a part of it is left.
+func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	base := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	errUndo := errors.New("undo")
+	rules := map[string]ratelimit.Rule{
+		"bucket": ratelimit.TokenBucket{Rate: 4, Period: 1 << 20 * time.Microsecond, Capacity: ratelimit.Tokens(16)},
+		"window": ratelimit.FixedWindow{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(8), Start: base},
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		now := base
+		limiter, err := ratelimit.New(ratelimit.Config{Clock: func() time.Time { return now }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind := rapid.SampledFrom([]string{"bucket", "window"}).Draw(t, "rule")
+		shards := rapid.SampledFrom([]int{1, 4}).Draw(t, "shards")
+		limit := ratelimit.MustDefine(fmt.Sprint(kind, shards), rules[kind], ratelimit.Shards(shards))
+		ask := func(n float64) ratelimit.Request { return limit.For("k").Count(n).OrReserve() }
+		before := rapid.SampledFrom([]float64{0, 3, 8, 16}).Draw(t, "before")
+		counts := rapid.SliceOfN(rapid.SampledFrom([]float64{1, 0, 0.5, 2, 3, 5}), 1, 8).Draw(t, "counts")
+		later := time.Duration(rapid.IntRange(0, 6_000).Draw(t, "later")) * time.Millisecond
+		order := make([]int, len(counts))
+		for i := range order {
+			order[i] = i
+		}
+		order = rapid.Permutation(order).Draw(t, "order")
+		some := order[:rapid.IntRange(1, len(order)).Draw(t, "some")]
+
+		// value is what is left if what was taken by take is given back by it later.
+		value := func(take func(ctx context.Context, tx pgx.Tx) (back func() error, err error)) (left float64) {
+			err := limiter.InTx(context.Background(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				now = base
+				if _, err := limiter.RateLimit(ctx, tx, ask(before)); err != nil {
+					return err
+				}
+				back, err := take(ctx, tx)
+				if err != nil {
+					return err
+				}
+				now = base.Add(later)
+				if err := back(); err != nil {
+					return err
+				}
+				s, err := limiter.Value(ctx, tx, ask(0))
+				if err != nil {
+					return err
+				}
+				left = s.Value
+				return errUndo
+			})
+			if !errors.Is(err, errUndo) {
+				t.Fatal(err)
+			}
+			return left
+		}
+		batch := func(ctx context.Context, tx pgx.Tx) []ratelimit.Result {
+			calls := make([][]ratelimit.Request, len(counts))
+			for i, n := range counts {
+				calls[i] = []ratelimit.Request{ask(n)}
+			}
+			all, each, err := limiter.RateLimitMany(ctx, tx, calls)
+			if err != nil || !all.OK || len(each) != len(calls) {
+				t.Fatal(all, err)
+			}
+			return each
+		}
+
+		together := value(func(ctx context.Context, tx pgx.Tx) (func() error, error) {
+			each := batch(ctx, tx)
+			return func() error {
+				var back []ratelimit.Result
+				for _, i := range some {
+					back = append(back, each[i])
+				}
+				return limiter.GiveBackMany(ctx, tx, back)
+			}, nil
+		})
+		oneByOne := value(func(ctx context.Context, tx pgx.Tx) (func() error, error) {
+			each := batch(ctx, tx)
+			return func() error {
+				for _, i := range slices.Sorted(slices.Values(some)) { // in the order of the line
+					if err := limiter.GiveBack(ctx, tx, each[i]); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, nil
+		})
+		if math.Abs(together-oneByOne) > 1e-9 {
+			t.Errorf("%v left if given back together, %v one by one", together, oneByOne)
+		}
+		if len(some) < len(counts) {
+			return
+		}
+		one := value(func(ctx context.Context, tx pgx.Tx) (func() error, error) {
+			var requests []ratelimit.Request
+			for _, n := range counts {
+				requests = append(requests, ask(n))
+			}
+			res, err := limiter.RateLimit(ctx, tx, requests...)
+			return func() error { return limiter.GiveBack(ctx, tx, res) }, err
+		})
+		if math.Abs(together-one) > 1e-9 {
+			t.Errorf("%v left of a batch that was given back, %v of one call", together, one)
+		}
+	})
+}

@@ -1,0 +1,381 @@
+package ratelimit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A batch is several calls that are decided as one: all of them are granted, or none. Their
+// requests are merged as those of one call are, so each row is taken from once, for all calls
+// together. What was taken is then split: the last call has what the row says, and each call before
+// it has that less what the calls after it took.
+
+// RateLimitMany decides several calls at once: all of them are granted, or none. If they are, each
+// gets the Result that it would have had from [Limiter.RateLimit] if the calls had been made one
+// after the other, in this order and with no other caller in between. The first calls may then run
+// at once and the later ones wait. Each Result has its own [Reservation].
+//
+// The number of round trips does not depend on the number of calls, except that each limit and key
+// of [Shadow] limits with [Shards] costs one more.
+//
+// all is the decision over the whole batch. If it is a denial nothing was taken, each is nil, and
+// all names the limit and key whose tokens come last. If it is not, its RunAt is when the last call
+// may run, and its Outcomes, one for each request, tell how the rows stand after the whole batch.
+// It is for reading only: give back and settle the Results in each.
+//
+// Requests of different calls for the same limit and key must agree as those of one call must: the
+// same Rule, OrReserve in all or in none, and likewise Within, OnCredit and Leave. What they ask
+// for together must be something that the limit can grant. Otherwise the batch is refused with an
+// error that matches [ErrInvalid], as is an empty batch, or a call without requests. A limit in the
+// shadow is asked for the batch as a whole: if it would not grant all of it, it takes nothing.
+func (l *Limiter) RateLimitMany(
+	ctx context.Context, tx pgx.Tx, calls [][]Request,
+) (all Result, each []Result, err error) {
+	requests, of, err := flatten(calls)
+	if err != nil {
+		return Result{}, nil, err
+	}
+	o := l.observe(ctx, requests)
+	all, err = o.told(l.rateLimitMany(ctx, tx, o, requests, of))
+	if err != nil {
+		return Result{}, nil, err
+	}
+	if all.OK {
+		each = all.split(requests, of)
+	}
+	return all.readOnly(), each, nil
+}
+
+// GiveBackMany is [Limiter.GiveBack] for several Results, of [Limiter.RateLimitMany] say, in one
+// round trip. Limits with [Shards] cost some more: for each of their keys, or under a fixed window
+// for each run of calls that followed each other.
+func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result) error {
+	x, err := l.transaction(tx)
+	if err != nil {
+		return err
+	}
+	var calls []call
+	for _, r := range results {
+		taken, err := r.taken()
+		if err != nil {
+			return err
+		}
+		calls = append(calls, taken...)
+	}
+	if len(calls) == 0 {
+		return nil
+	}
+	calls = joined(calls)
+	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error {
+		return l.give(ctx, x, c, 0, c.atOnce())
+	})
+}
+
+// flatten lists the requests of a batch, and of which call each is.
+func flatten(calls [][]Request) (requests []Request, of []int, err error) {
+	if len(calls) == 0 {
+		return nil, nil, &InvalidError{Field: "calls", Value: plain("none"), Want: "at least one"}
+	}
+	for i, some := range calls {
+		if len(some) == 0 {
+			return nil, nil, &InvalidError{Field: fmt.Sprintf("calls[%d]", i),
+				Value: plain("without requests"), Want: "at least one request"}
+		}
+		for _, r := range some {
+			requests, of = append(requests, r), append(of, i)
+		}
+	}
+	return requests, of, nil
+}
+
+func (l *Limiter) rateLimitMany(
+	ctx context.Context, tx pgx.Tx, o *observation, requests []Request, of []int,
+) (Result, error) {
+	calls, err := merge(requests, of)
+	if err != nil {
+		return Result{}, err
+	}
+	x, err := l.transaction(tx)
+	if err != nil {
+		return Result{}, err
+	}
+	x = o.counting(x)
+	enforced, shadows := apart(calls)
+	res := Result{OK: true, Outcomes: make([]Outcome, len(requests))}
+	if len(enforced) > 0 {
+		if res, err = l.rateLimit(ctx, x, enforced, len(requests)); err != nil {
+			return Result{}, err
+		}
+	}
+	if len(shadows) == 0 {
+		return res, nil
+	}
+	beside, err := l.shadowsTogether(ctx, x, shadows, len(requests), res.OK)
+	if err != nil {
+		return Result{}, err
+	}
+	for i := range shadows {
+		for _, j := range shadows[i].indexes {
+			res.Outcomes[j] = beside.Outcomes[j]
+		}
+	}
+	if len(enforced) == 0 {
+		res.At, res.id = beside.At, beside.id
+	}
+	return res, nil
+}
+
+// shadowsTogether is what beside does for shadows, with one trip for all that grant and one more
+// for the others. If they are not asked, as the batch is denied, their Outcomes have no more than
+// the names.
+func (l *Limiter) shadowsTogether(
+	ctx context.Context, x executor, shadows []call, requests int, asked bool,
+) (Result, error) {
+	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
+	note := func(c *call, o Outcome) {
+		for _, j := range c.indexes {
+			res.Outcomes[j] = o
+		}
+	}
+	alone := func(c *call) error {
+		one := []call{*c}
+		r, err := l.rateLimit(ctx, x, one, requests)
+		if err != nil {
+			return err
+		}
+		note(c, r.Outcomes[c.indexes[0]])
+		if r.At.After(res.At) {
+			res.At = r.At
+		}
+		return nil
+	}
+	var together []call
+	for i := range shadows {
+		c := &shadows[i]
+		note(c, Outcome{Limit: c.name, Key: c.key, OK: !c.never, Shadow: true})
+		switch {
+		case !asked || c.never:
+		case l.books.sharded(shadows[i : i+1]):
+			if err := alone(c); err != nil {
+				return Result{}, err
+			}
+		default:
+			together = append(together, *c)
+		}
+	}
+	if len(together) > 0 {
+		again, err := l.takeOrLook(ctx, x, together, requests, &res)
+		if err != nil {
+			return Result{}, err
+		}
+		for _, c := range again {
+			if err := alone(c); err != nil {
+				return Result{}, err
+			}
+		}
+	}
+	if !res.At.IsZero() {
+		res.id = newID(res.At.UnixMicro())
+	}
+	return res, nil
+}
+
+// takeOrLook decides calls that have nothing to do with each other, and notes in res what they met.
+// It returns those that it could not decide: of limits that have got shards, or that have the
+// tokens by the time that they are looked at.
+func (l *Limiter) takeOrLook(
+	ctx context.Context, x executor, calls []call, requests int, res *Result,
+) (again []*call, err error) {
+	takes := make([]*statement, len(calls))
+	for i := range calls {
+		takes[i] = l.takeOf(&calls[i])
+	}
+	if err := x.run(ctx, takes); err != nil {
+		return nil, explain(ctx, err, "take", calls)
+	}
+	stamp(takes)
+	var looks []*statement
+	var decided []call
+	var decisions []Decision
+	var at []int64
+	note := func(c *call, d Decision, now int64) {
+		decided, decisions, at = append(decided, *c), append(decisions, d), append(at, now)
+	}
+	for i, s := range takes {
+		if !s.found {
+			looks = append(looks, l.lookOf(&calls[i]))
+			continue
+		}
+		b := s.balance()
+		note(&calls[i], calls[i].granted(b), b.ts)
+	}
+	if len(looks) > 0 {
+		if err := x.run(ctx, looks); err != nil {
+			return nil, explain(ctx, err, "look at", calls)
+		}
+	}
+	for _, s := range looks {
+		now := s.answer.at.UnixMicro()
+		d := s.c.decide(s.balance(), now)
+		if s.closed() || d.OK {
+			again = append(again, s.c)
+			continue
+		}
+		note(s.c, d, now)
+	}
+	sum := summarize(decided, decisions, at, requests)
+	for i := range decided {
+		for _, j := range decided[i].indexes {
+			res.Outcomes[j] = sum.Outcomes[j]
+		}
+	}
+	if len(decided) > 0 && sum.At.After(res.At) {
+		res.At = sum.At
+	}
+	return again, nil
+}
+
+// readOnly is r without what settling and giving back need: that is in the Results of the calls.
+func (r Result) readOnly() Result {
+	outcomes := slices.Clone(r.Outcomes)
+	for i := range outcomes {
+		outcomes[i].call = nil
+	}
+	r.Outcomes, r.id = outcomes, [16]byte{}
+	return r
+}
+
+// split returns the Results of the calls of a batch that was granted. Of the tokens that a row had
+// the first calls get theirs, and what the row owes in the end is owed for the last ones. The
+// counts of the calls, and what they took from each shard, add up to what was taken.
+func (r Result) split(requests []Request, of []int) []Result {
+	each := make([]Result, of[len(of)-1]+1)
+	first := make([]int, len(each)) // the index of the first request of each
+	for i, k := range of {
+		each[k].Outcomes = append(each[k].Outcomes, Outcome{})
+		if i > 0 && of[i-1] != k {
+			first[k] = i
+		}
+	}
+	for k := range each {
+		each[k].OK, each[k].At, each[k].id = true, r.At, newID(r.At.UnixMicro())
+	}
+	var rows []*Outcome
+	for i := range r.Outcomes {
+		o := &r.Outcomes[i]
+		if o.call == nil || o.call.taken == 0 { // a shadow that took nothing
+			each[of[i]].Outcomes[i-first[of[i]]] = *o
+		} else if o.call.indexes[0] == i {
+			rows = append(rows, o)
+		}
+	}
+	slices.SortFunc(rows, func(a, b *Outcome) int { return compareRows(a.call, b.call) })
+	for _, o := range rows {
+		o.share(requests, of, func(own *call, met Outcome) {
+			res := &each[of[own.indexes[0]]]
+			for n, i := range own.indexes {
+				own.indexes[n] = i - first[of[i]]
+				res.Outcomes[own.indexes[n]] = met
+			}
+			if !met.Shadow && met.RunAt.After(res.RunAt) {
+				res.RunAt, res.Limit, res.Key = met.RunAt, met.Limit, met.Key
+			}
+		})
+	}
+	return each
+}
+
+// share hands out what a batch took from one row: to each of its calls, in their order, what it
+// took, and the Outcome that it met. The indexes are still those of the batch's requests.
+func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met Outcome)) {
+	all := o.call
+	var shares []call
+	for n, i := range all.indexes {
+		if n == 0 || of[i] != of[all.indexes[n-1]] {
+			own := *all
+			own.count, own.before, own.indexes, own.left = 0, 0, nil, nil
+			shares = append(shares, own)
+		}
+		own := &shares[len(shares)-1]
+		own.count += requests[i].count
+		own.indexes = append(own.indexes, i)
+	}
+	after := make([]float64, len(shares)) // what the calls after each took
+	for k := len(shares) - 1; k > 0; k-- {
+		after[k-1] = after[k] + shares[k].count
+	}
+	rest := slices.Clone(all.parts)
+	for k := range shares {
+		own := &shares[k]
+		own.owed -= after[k]
+		if all.parts != nil {
+			own.parts, rest = allot(rest, own.count)
+		}
+		b := balance{true, o.Value + after[k], own.taken, open, own.delay, own.moved}
+		if !o.paused.IsZero() {
+			b.pausedUntil = o.paused.UnixMicro()
+		}
+		d := own.granted(b)
+		met := *o
+		met.Value, met.RunAt, met.PacedAt, met.call = b.value, d.RunAt, d.PacedAt, own
+		yield(own, met)
+	}
+}
+
+// joined sorts calls by row and makes one of those that can be given back as one: they took from
+// the same row at the same time, and stood next to each other. Under a token bucket without
+// OnCredit it does not matter where they stood.
+func joined(calls []call) []call {
+	slices.SortStableFunc(calls, func(a, b call) int {
+		return cmp.Or(compareRows(&a, &b), cmp.Compare(a.owed, b.owed))
+	})
+	join := calls[:1]
+	for i := range calls[1:] {
+		c := calls[1+i]
+		last := &join[len(join)-1]
+		if !last.precedes(&c) {
+			join = append(join, c)
+			continue
+		}
+		last.count += c.count
+		last.owed = c.owed
+		last.parts = mergeParts(last.parts, c.parts)
+	}
+	return join
+}
+
+// precedes tells whether c and next, a take from the same row after it, can be given back as one.
+func (c *call) precedes(next *call) bool {
+	switch {
+	case compareRows(c, next) != 0 || c.algebra != next.algebra,
+		c.credit != next.credit || c.atOnce() != next.atOnce(),
+		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved,
+		c.layout != next.layout || (c.parts == nil) != (next.parts == nil):
+		return false
+	case !c.windowed && !c.credit:
+		return true
+	}
+	gap := next.owed - next.count - c.owed
+	return math.Abs(gap) <= (math.Abs(next.owed)+next.count)*smallest
+}
+
+// mergeParts adds up what was taken from each shard.
+func mergeParts(a, b []part) []part {
+	if a == nil {
+		return nil
+	}
+	sum := slices.Clone(a)
+	for _, p := range b {
+		if i := slices.IndexFunc(sum, func(s part) bool { return s.shard == p.shard }); i >= 0 {
+			sum[i].count += p.count
+		} else {
+			sum = append(sum, p)
+		}
+	}
+	return sum
+}
