@@ -36,7 +36,7 @@ type backlogged struct {
 func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
 	p.aside.start(queue+"\x00"+kind, func() {
-		at, more := cursor{}, true
+		at, more, turns := cursor{}, true, map[string]time.Time{}
 		for priority := int16(0); more; {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			jobs, err := p.due(ctx, queue, kind, priority, at)
@@ -45,7 +45,7 @@ func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) [
 				priority, at = int16(last.Priority), cursor{&last.ScheduledAt, last.ID} //nolint:gosec // 1 to 4
 			}
 			if err == nil {
-				err = p.placeAll(ctx, jobs, requests)
+				err = p.placeAll(ctx, jobs, requests, turns)
 			}
 			cancel()
 			if err != nil {
@@ -74,8 +74,11 @@ func (p *plugin) due(ctx context.Context, queue, kind string, priority int16, af
 	return all, err
 }
 
-// placeAll gives those of the jobs places whose limits have nothing for the first of them.
-func (p *plugin) placeAll(ctx context.Context, jobs []*rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) error {
+// placeAll gives those of the jobs places whose limits have nothing for the first of them. turns
+// remembers where the jobs without tokens end.
+func (p *plugin) placeAll(
+	ctx context.Context, jobs []*rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request, turns map[string]time.Time,
+) (err error) {
 	groups := map[string][]backlogged{}
 	var order []string
 	for _, job := range jobs {
@@ -93,7 +96,7 @@ func (p *plugin) placeAll(ctx context.Context, jobs []*rivertype.JobRow, request
 		groups[of] = append(groups[of], backlogged{job, rs})
 	}
 	for _, of := range order {
-		if err := p.place(ctx, groups[of]); err != nil {
+		if turns[of], err = p.place(ctx, groups[of], turns[of]); err != nil {
 			return err
 		}
 	}
@@ -112,14 +115,14 @@ func placesOf(requests []ratelimit.Request) string {
 
 // place gives jobs of the same limits and keys their places, in their order, and moves them there.
 // If the rule's MaxReserved leaves no room for all of them, each is moved to when its turn comes if
-// nobody else takes, without tokens.
-func (p *plugin) place(ctx context.Context, jobs []backlogged) error {
+// nobody else takes, without tokens: the first not before turn. It returns when the next one's comes.
+func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (time.Time, error) {
 	limiter := p.scheduler.limiter
 	check, err := limiter.Autocommit(p.pool).CheckRateLimit(ctx, reserving(jobs[0].requests)...)
 	if err != nil || check.OK && check.RunAt.IsZero() {
-		return err // there are tokens, and workers take them
+		return turn, err // there are tokens, and workers take them
 	}
-	return pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		d := db{tx, p.tables}
 		jobs, err := d.lock(ctx, jobs)
 		if err != nil || len(jobs) == 0 {
@@ -134,9 +137,9 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged) error {
 			return err
 		}
 		moved := make([]*waiter, len(jobs))
-		turn := check.RetryAt
+		turn = latest(turn, check.RetryAt)
 		if alone, err := limiter.CheckRateLimit(ctx, tx, jobs[0].requests...); err == nil && !alone.OK {
-			turn = alone.RetryAt
+			turn = latest(turn, alone.RetryAt)
 		}
 		for i, j := range jobs {
 			w := &waiter{id: j.job.ID, at: j.job.ScheduledAt, due: latest(turn, check.At)}
@@ -150,6 +153,7 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged) error {
 		}
 		return d.move(ctx, moved, check.At)
 	})
+	return turn, err
 }
 
 // flowing is how long it takes until the tokens of requests have flowed.

@@ -1,0 +1,153 @@
+package scheduler_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// updated is how many row versions of jobs were written, beside the inserted ones.
+func (f *fixture) updated(t testing.TB) (n int) {
+	t.Helper()
+	if _, err := f.pool.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(1100 * time.Millisecond) // that long other sessions may keep their counts to themselves
+	if err := f.pool.QueryRow(t.Context(), `SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'river_job' AND schemaname = current_schema()`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// One customer's backlog does not stand in front of another's jobs, and costs little while it waits: with reservations and, by
+// MaxReserved, without.
+func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
+	t.Parallel()
+	for name, rule := range map[string]ratelimit.TokenBucket{
+		"Unbounded":   {Rate: 10, Period: time.Minute},
+		"MaxReserved": {Rate: 10, Period: time.Minute, MaxReserved: ratelimit.Tokens(5)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			const backlog, modest = 2000, 10
+			limit := ratelimit.MustDefine("customer"+name, rule)
+			customer := func(n int) string {
+				if n < 0 {
+					return "B"
+				}
+				return "A"
+			}
+			j.limited(func(n int) []ratelimit.Request { return []ratelimit.Request{limit.For(customer(n))} })
+			f.enqueue(t, upTo(backlog)...)
+			for i := range modest {
+				f.enqueue(t, -1-i)
+			}
+			j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}} })
+			mine := func() (n int) {
+				for _, s := range j.await(t, 0) {
+					if s.n < 0 {
+						n++
+					}
+				}
+				return n
+			}
+			eventually(t, "the modest customer's jobs have started", func() bool { return mine() == modest })
+			eventually(t, "the backlog is out of the way", func() bool {
+				var n int
+				if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE state = 'available' AND scheduled_at <= now()`).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n == 0
+			})
+			for _, s := range j.await(t, 0) {
+				if s.attempt != 1 {
+					t.Errorf("job %d started at attempt %d", s.n, s.attempt)
+				}
+			}
+			// Each job of the backlog was moved once; those that a worker had in hand meanwhile were fetched and put off.
+			if n := f.updated(t); n > backlog*3/2 {
+				t.Errorf("%d row versions for a backlog of %d", n, backlog)
+			}
+			var first, last time.Time
+			if err := f.pool.QueryRow(t.Context(), `SELECT min(scheduled_at), max(scheduled_at) FROM river_job WHERE state IN ('available', 'scheduled')`).Scan(&first, &last); err != nil {
+				t.Fatal(err)
+			}
+			if d := last.Sub(first); d < (backlog-100)*6*time.Second || d > backlog*6*time.Second {
+				t.Errorf("the backlog is spread over %v", d)
+			}
+		})
+	}
+}
+
+// Its jobs start at the rate, each once, and whether or not they could reserve; nobody else takes.
+func TestABacklogStartsAtItsRate(t *testing.T) {
+	t.Parallel()
+	for name, rule := range map[string]ratelimit.TokenBucket{
+		"Unbounded":   {Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(5)},
+		"MaxReserved": {Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(5), MaxReserved: ratelimit.Tokens(10)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			const n = 100
+			limit := ratelimit.MustDefine("rated"+name, rule)
+			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
+			f.enqueue(t, upTo(n)...)
+			j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}} })
+			starts := j.await(t, n)
+			for i := range starts {
+				for k := i + 1; k < len(starts); k++ {
+					d := starts[k].at.Sub(starts[i].at)
+					if got, most := float64(k-i+1), 5+20*d.Seconds(); got > most+10 { // ten workers may hold what they have taken
+						t.Fatalf("%v starts within %v", got, d)
+					}
+				}
+			}
+			for _, s := range starts {
+				eventually(t, "it is completed", func() bool { return f.job(t, s.id).State == rivertype.JobStateCompleted })
+			}
+			// Insert, move, promotion, fetch, completion: and two more where a worker had it in hand.
+			if u := f.updated(t); u > 5*n {
+				t.Errorf("%v row versions a job", float64(u)/n)
+			}
+		})
+	}
+}
+
+// Jobs that take from several limits are placed together if they take from the same ones.
+func TestABacklogOfJobsWithSeveralLimits(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	const n = 60
+	each := ratelimit.MustDefine("each", ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	all := ratelimit.MustDefine("all", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(1000)})
+	j.limited(func(n int) []ratelimit.Request {
+		return []ratelimit.Request{each.For(strconv.Itoa(n % 2)), all.Global().Count(2)}
+	})
+	f.enqueue(t, upTo(n)...)
+	j.client(t, sched)
+	j.await(t, n)
+	f.wantLeft(t, all.Global(), 1000-2*n)
+}
+
+// What the requests function cannot read is left to the worker, which then fails.
+func TestABacklogWithBadArguments(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("bad", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
+	f.enqueue(t, upTo(20)...)
+	if _, err := f.pool.Exec(context.Background(), `UPDATE river_job SET args = '"text"' WHERE id = 15`); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 3}} })
+	j.await(t, 19)
+	eventually(t, "its attempt has failed", func() bool { return len(f.job(t, 15).Errors) > 0 })
+}
