@@ -113,9 +113,12 @@ func TestABacklogStartsAtItsRate(t *testing.T) {
 			for _, s := range starts {
 				eventually(t, "it is completed", func() bool { return f.job(t, s.id).State == rivertype.JobStateCompleted })
 			}
-			// Insert, move, promotion, fetch, completion: and two more where a worker had it in hand.
-			if u := f.updated(t); u > 5*n {
+			// Moved, promoted, fetched, completed; and two more for each time that it was put off, as a worker had it in hand, or,
+			// without a reservation, as this machine was late and its tokens overflowed.
+			if u := f.updated(t); u > 10*n {
 				t.Errorf("%v row versions a job", float64(u)/n)
+			} else {
+				t.Logf("%v row versions a job", float64(u)/n)
 			}
 		})
 	}

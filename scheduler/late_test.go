@@ -50,7 +50,7 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 						t.Errorf("%d started within %v", k+1, to.at.Sub(from.at))
 					}
 				}
-				if clients == 1 && i > capacity && late[i-1].n > from.n { // the first came together
+				if clients == 1 && i > 0 && late[i-1].n > from.n && from.due.Before(late[i-1].due) {
 					t.Errorf("%d started before %d", late[i-1].n, from.n)
 				}
 			}

@@ -62,7 +62,7 @@ func TestWhoPaysAgain(t *testing.T) {
 func TestARetryWaitsForItsTokens(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	limit := ratelimit.MustDefine("retried", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
 	var failed time.Time
 	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
 		if job.Args.N == 0 && job.Attempt == 1 {
