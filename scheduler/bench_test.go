@@ -13,14 +13,17 @@ import (
 )
 
 // BenchmarkStartLateness is how late reserved jobs start, after the later of when they are due and when their insert was
-// committed: River's default configuration, jobs due within 0.5 s, and other jobs in the same queue at 50 a second. "early"
-// is how many started before they were due, by the database's clock. Plain is River alone, by the same ScheduledAt.
+// committed: River's default configuration, jobs due within 0.5 s, and, but for quiet, other jobs in the same queue at 50 a
+// second. "early" is how many started before they were due, by the database's clock. Plain is River alone, by the same
+// ScheduledAt.
 func BenchmarkStartLateness(b *testing.B) {
 	for _, c := range []trial{
 		{name: "reserved", clients: 1, within: 500 * time.Millisecond},
 		{name: "three-clients", clients: 3, within: 500 * time.Millisecond},
 		{name: "leader-changes", clients: 3, within: 500 * time.Millisecond, resign: true},
 		{name: "within-20s", clients: 1, within: 20 * time.Second},
+		{name: "quiet", clients: 1, within: 500 * time.Millisecond, quiet: true},
+		{name: "default-jitter", clients: 1, within: 500 * time.Millisecond, jitter: true},
 		{name: "plain", clients: 1, within: 500 * time.Millisecond, plain: true},
 	} {
 		b.Run(c.name, func(b *testing.B) { c.lateness(b) })
@@ -32,11 +35,16 @@ type trial struct {
 	clients       int
 	within        time.Duration
 	resign, plain bool
+	quiet         bool // no other jobs in the queue: their notifications wake a client, too
+	jitter        bool // the default one, which is part of when a job is due
 }
 
 func (c trial) lateness(b *testing.B) {
 	f := setUp(b, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	if c.jitter {
+		sched = scheduler.New(f.limiter, scheduler.Config{})
+	}
 	j := newJournal(f)
 	inserts := sched
 	if c.plain {
@@ -58,6 +66,9 @@ func (c trial) lateness(b *testing.B) {
 				if err := client.Notify().RequestResign(b.Context()); err != nil {
 					b.Error(err)
 				}
+			}
+			if c.quiet {
+				continue
 			}
 			if _, err := client.Insert(b.Context(), sendArgs{-1}, nil); err != nil {
 				b.Error(err)
