@@ -88,8 +88,9 @@ type Lease struct {
 	calm    int64   // until when none is made ahead
 	denied  refusal
 
-	back   []*block // to be given back
-	giving bool
+	back      []*block // to be given back
+	returning []*block // being given back
+	giving    bool
 	timer  *time.Timer
 	armed  bool
 

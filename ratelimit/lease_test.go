@@ -219,6 +219,32 @@ func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
 	}
 }
 
+// What is on its way back to the row is lost with the process as well, so a block is smaller by that.
+func TestABlockLeavesRoomForWhatIsBeingGivenBack(t *testing.T) {
+	t.Parallel()
+	for name, under := range map[string]func(s *Lease, b *block){
+		"swept up":  func(s *Lease, b *block) { s.back = []*block{b} },
+		"under way": func(s *Lease, b *block) { s.returning = []*block{b} },
+	} {
+		s := aLease(t, Config{}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k")) // of blocks of 100
+		s.fill(70, 0)
+		under(s, s.hand[0])
+		s.hand, s.rest, s.giving = nil, 0, true
+		s.last, s.low, s.unit, s.used = s.now()-1, 50, 1, 1e6
+		if f := s.plan(); f == nil || f.beyond != 30 {
+			t.Errorf("%s: %+v, want 30: 70 are being given back", name, f)
+		}
+		s.flight = &flight{} // as if one was under way
+		if _, _, err := s.queue(t.Context(), 2); err != nil {
+			t.Fatal(err)
+		}
+		s.last, s.used = s.now()-1, 1e6
+		if f := s.plan(); f == nil || f.need != 2 || f.beyond != 28 {
+			t.Errorf("%s: %+v, want 2 for those who wait, and 28", name, f)
+		}
+	}
+}
+
 func nan() float64 { zero := 0.0; return zero / zero }
 
 // BenchmarkLeaseTake is a take from memory.
