@@ -91,8 +91,8 @@ type Lease struct {
 	back      []*block // to be given back
 	returning []*block // being given back
 	giving    bool
-	timer  *time.Timer
-	armed  bool
+	timer     *time.Timer
+	armed     bool
 
 	closed bool
 	busy   int           // goroutines
