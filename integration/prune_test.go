@@ -205,7 +205,7 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 			},
 		})
 	})
-	if !t.Failed() && deleted.Load() < 20 {
+	if !t.Failed() && deleted.Load() < 10 {
 		t.Errorf("only %d balances were pruned", deleted.Load())
 	}
 }
