@@ -171,7 +171,7 @@ func TestAFirstTakeThatWaitsInVain(t *testing.T) {
 			}
 			go func() {
 				defer cancel()
-				waitsForALock(t, pool, 1)
+				waitsForALock(t, pool)
 			}()
 			_, err := l.RateLimit(ctx, tx, k)
 			return err

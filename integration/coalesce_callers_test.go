@@ -185,7 +185,7 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 	g.next(t) // the first is decided, and the others are under way
 	release := hold(t, beside, "leaves", "k")
 	g.open()
-	waitsForALock(t, beside, 1)
+	waitsForALock(t, beside)
 	leave()
 	left.Wait()
 	release()

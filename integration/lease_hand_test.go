@@ -156,8 +156,8 @@ func holds(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.R
 	}
 }
 
-// waitsForALock waits until n sessions wait for one.
-func waitsForALock(t *testing.T, pool *pgxpool.Pool, n int) {
+// waitsForALock waits until one session waits for a lock.
+func waitsForALock(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
 	until(t, func() bool {
@@ -166,7 +166,7 @@ func waitsForALock(t *testing.T, pool *pgxpool.Pool, n int) {
 			JOIN pg_namespace s ON s.oid = c.relnamespace WHERE NOT l.granted AND s.nspname = $1`, schema).Scan(&waiting); err != nil {
 			t.Fatal(err)
 		}
-		return waiting == n
+		return waiting == 1
 	})
 }
 
@@ -200,7 +200,7 @@ func TestTakesOfALeaseWaitTogether(t *testing.T) {
 			one.wait(t)
 			other.wait(t)
 		}
-		waitsForALock(t, pool, 1)
+		waitsForALock(t, pool)
 		cancel()
 		gone.Wait()
 		if n := served.Load(); n != 0 {
@@ -233,7 +233,7 @@ func TestALeaseGivesBackWhatNobodyWaitsFor(t *testing.T) {
 				t.Errorf("%v, want that it was cancelled", err)
 			}
 		})
-		waitsForALock(t, pool, 1)
+		waitsForALock(t, pool)
 		cancel()
 		wg.Wait()
 		release()
@@ -361,7 +361,7 @@ func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
 			})
 			p.wait(t)
 		}
-		waitsForALock(t, pool, 1)
+		waitsForALock(t, pool)
 		var err error
 		closing.Go(func() { err = s.Close(t.Context()) })
 		takes.Wait()
