@@ -80,20 +80,22 @@ func TestRowsSpreadOverTheQueues(t *testing.T) {
 
 func TestContentionIsOfBoundedNumber(t *testing.T) {
 	t.Parallel()
-	var c contention
-	for i := range 3 * mostContended {
-		c.note(row{"limit", fmt.Sprint(i), 0})
-		if len(c.rows) > mostContended {
-			t.Fatalf("%d rows", len(c.rows))
+	synctest.Test(t, func(t *testing.T) {
+		var c contention
+		for i := range 3 * mostContended {
+			c.note(row{"limit", fmt.Sprint(i), 0})
+			if len(c.rows) > mostContended {
+				t.Fatalf("%d rows", len(c.rows))
+			}
 		}
-	}
-	for r := range c.rows {
-		c.rows[r] = time.Now().Add(-time.Second)
-	}
-	c.note(row{"limit", "new", 0})
-	if _, ok := c.rows[row{"limit", "new", 0}]; !ok || len(c.rows) != 1 {
-		t.Errorf("%d rows after the others have expired", len(c.rows))
-	}
+		for r := range c.rows {
+			c.rows[r] = time.Now().Add(-time.Second)
+		}
+		c.note(row{"limit", "new", 0})
+		if _, ok := c.rows[row{"limit", "new", 0}]; !ok || len(c.rows) != 1 {
+			t.Errorf("%d rows after the others have expired", len(c.rows))
+		}
+	})
 }
 
 // A row that goes on failing stays contended, also when there is no room for others.
