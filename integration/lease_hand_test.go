@@ -82,8 +82,9 @@ func TestALeaseFetchesAhead(t *testing.T) {
 		}
 	}
 	take(t.Context(), 0)
-	take(t.Context(), time.Millisecond)    // and a block is in hand
-	take(t.Context(), 99*time.Millisecond) // as it knew of no use at first, it looks ahead from here on
+	take(t.Context(), time.Millisecond) // and a block is in hand
+	// As it knew of no use at first, it looks ahead no earlier than 100 ms after it had the first answer, for which it may see either time.
+	take(t.Context(), 100*time.Millisecond)
 	g.shut()
 	defer g.open()
 	nobodyWaits := func(takes int) {
