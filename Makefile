@@ -9,6 +9,11 @@ GOLANGCI_LINT := $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION)
 GOVULNCHECK_VERSION := v1.1.4
 B ?= .
 FUZZTIME ?= 20s
+
+# Tests that draw at random, or break what they stand on: WEIR_TEST_DURATION is for how long each of them goes on. Without it each
+# does a few rounds. The timeout only ends a test that hangs.
+RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled
+TIMEOUT := -timeout=30m
 export GOFLAGS ?= -mod=readonly
 
 .PHONY: help
@@ -37,7 +42,12 @@ weir: ## Build the command weir into .bin
 
 .PHONY: test
 test: postgres sfv ## Run all tests, on servers of their own
-	$(GO) test -count=1 ./...
+	$(GO) test -count=1 $(TIMEOUT) ./...
+	@./scripts/absent
+
+.PHONY: test/stress
+test/stress: postgres ## Run the random tests and the faults for longer than make test does: DURATION=10s for each
+	WEIR_TEST_DURATION=$(or $(DURATION),10s) $(GO) test -count=1 $(TIMEOUT) -parallel=8 -run '$(RANDOM_TESTS)' ./integration/...
 
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections
@@ -46,7 +56,7 @@ test/faults: postgres ## Run the tests under faults, and print their rounds: kil
 
 .PHONY: test/race
 test/race: postgres ## Run all tests under the race detector
-	$(GO) test -count=1 -race ./...
+	$(GO) test -count=1 $(TIMEOUT) -race ./...
 
 .PHONY: test/newest
 test/newest: postgres ## Run all tests with the newest pgx and River
@@ -70,7 +80,7 @@ test/weir: postgres ## Run the tests of cmd/weir
 
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
-	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run 'Linearizable|AtOnce|ModelDoes|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled' ./integration/... | grep -v '^=== '
+	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run '$(RANDOM_TESTS)' ./integration/... | grep -v '^=== '
 
 .PHONY: test/bite
 test/bite: postgres ## Break the library in one place at a time, and see a test notice each

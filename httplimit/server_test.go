@@ -101,7 +101,7 @@ func params(t *testing.T, resp reply) map[string]int64 {
 func TestAClientBacksOffAndIsServed(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	served := ratelimit.MustDefine("served", ratelimit.TokenBucket{Rate: 2, Period: 2 * time.Second})
+	served := ratelimit.MustDefine("served", ratelimit.TokenBucket{Rate: 2, Period: 6 * time.Second})
 	g := &httplimit.Guard{Limiter: coalesce(t, ratelimit.Config{}, pool)}
 	var mu sync.Mutex
 	var statuses []int

@@ -148,44 +148,50 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 // Who leaves while others wait for the same transaction gets back what it takes.
 func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	g := newGate()
+	pool := pgtest.Pool(t, g.through)
+	beside, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(beside.Close)
 	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
 	limit := ratelimit.MustDefine("leaves", ratelimit.FixedWindow{Rate: 100, Period: century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
-	release := hold(t, pool, "leaves", "k")
+
+	g.shut()
+	defer g.open()
 	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
 	var stay, left sync.WaitGroup
-	stay.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
-	waiting := func(n int) { // for a lock
-		until(t, func() bool {
-			var got int
-			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = ANY (
-				SELECT pid FROM pg_locks WHERE relation = 'weir_balance'::regclass)`).Scan(&got)
-			return err == nil && got >= n
-		})
+	stays := func() {
+		p := park(t.Context())
+		stay.Go(func() { takeOK(t, first(c.RateLimit(p, limit.For("k")))) })
+		p.wait(t)
 	}
-	waiting(1)
+	stays() // the first is decided alone; all that come meanwhile are decided together
+	g.next(t)
 	for range 10 {
-		stay.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+		stays()
+		p := park(ctx)
 		left.Go(func() {
-			if res, err := c.RateLimit(ctx, limit.For("k")); !errors.Is(err, context.Canceled) {
+			if res, err := c.RateLimit(p, limit.For("k")); !errors.Is(err, context.Canceled) {
 				t.Errorf("%+v, %v", res, err)
 			}
 		})
+		p.wait(t)
 	}
-	time.Sleep(20 * time.Millisecond) // all of them wait for the first, and then for the next who holds the row
-	next := make(chan func(), 1)
-	go func() { next <- hold(t, pool, "leaves", "k") }()
-	waiting(2)
-	release()
-	release = <-next
-	waiting(1)
+	g.let()
+	g.next(t) // the first is decided, and the others are under way
+	release := hold(t, beside, "leaves", "k")
+	g.open()
+	waitsForALock(t, beside)
 	leave()
 	left.Wait()
 	release()
 	stay.Wait()
 	c.Close()
-	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-11)
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(beside), limit.For("k"), 99-11)
 }
 
 // However many goroutines call, two connections are enough, and nobody is refused.
@@ -242,7 +248,7 @@ func TestARowThatIsBeingMadeHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 			}
 		})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second) // a generous bound: it takes half of one
+	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
 	var wg sync.WaitGroup
 	for i := range 200 { // of rows that there are not, either

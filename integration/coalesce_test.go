@@ -33,7 +33,8 @@ func hold(t *testing.T, pool *pgxpool.Pool, name, key string) (release func()) {
 func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 	t.Parallel()
 	var counter trips
-	pool := pgtest.Pool(t, counter.through)
+	g := newGate()
+	pool := pgtest.Pool(t, counter.through, g.through)
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
 	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 1000, Period: century})
 	for range 3 { // the statement is prepared first
@@ -44,18 +45,25 @@ func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 	}
 
 	const callers = 200
-	release := hold(t, pool, "together", "k")
+	g.shut()
+	defer g.open()
 	var wg sync.WaitGroup
+	call := func() {
+		p := park(t.Context())
+		wg.Go(func() { takeOK(t, first(c.RateLimit(p, limit.For("k")))) })
+		p.wait(t)
+	}
 	n := counter.of(func() {
-		for range callers {
-			wg.Go(func() { takeOK(t, first(c.RateLimit(t.Context(), limit.For("k")))) })
+		call()
+		g.next(t) // it is under way
+		for range callers - 1 {
+			call()
 		}
-		time.Sleep(50 * time.Millisecond)
-		release()
+		g.open()
 		wg.Wait()
 	})
-	if n > 20 {
-		t.Errorf("%d calls took %d round trips", callers, n)
+	if n != 2 {
+		t.Errorf("%d calls took %d round trips, want one for the first and one for all others", callers, n)
 	}
 	wantLeft(t, c, limit.For("k"), 1000-4-callers)
 }
@@ -63,33 +71,30 @@ func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 // Of the calls for one key the earlier are granted, and each of the others is told when it would be.
 func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 	t.Parallel()
-	pool, clock := pgtest.Pool(t), newClock()
-	c := coalesce(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool)
+	clock := newClock()
 	limit := ratelimit.MustDefine("order", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second})
 	for _, counts := range [][]float64{
 		{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
 		{3, 9, 3, 2.5, 2, 1, 0.5, 4},
 	} {
-		if err := c.ResetRateLimit(t.Context(), limit.For("k")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Value(t.Context(), limit.For("k")); err != nil {
-			t.Fatal(err)
-		}
+		g := newGate()
+		c := coalesce(t, limiter(t, ratelimit.Config{Clock: clock.now}), pgtest.Pool(t, g.through))
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(0)))) // makes the row
-		release := hold(t, pool, "order", "k")
+		g.shut()
+		defer g.open()
 		results := make([]ratelimit.Result, len(counts))
 		var wg sync.WaitGroup
 		for i, n := range counts {
+			p := park(t.Context())
 			wg.Go(func() {
 				var err error
-				if results[i], err = c.RateLimit(t.Context(), limit.For("k").Count(n)); err != nil {
+				if results[i], err = c.RateLimit(p, limit.For("k").Count(n)); err != nil {
 					t.Error(err)
 				}
 			})
-			time.Sleep(5 * time.Millisecond)
+			p.wait(t)
 		}
-		release()
+		g.open()
 		wg.Wait()
 		left := 10.0
 		for i, n := range counts {
@@ -130,7 +135,7 @@ func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 			}
 		})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // a generous bound
+	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
 	var wg sync.WaitGroup
 	for i := range 200 {

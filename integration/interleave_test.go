@@ -61,11 +61,11 @@ func waiting(t testing.TB, pool *pgxpool.Pool, tx pgx.Tx, take func() (ratelimit
 // until polls a condition.
 func until(t testing.TB, ok func() bool) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(hung)
 	for !ok() {
 		select {
 		case <-deadline:
-			t.Fatal("what was waited for did not come about within 30 s")
+			t.Fatalf("what was waited for did not come about within %v", hung)
 		case <-time.After(2 * time.Millisecond):
 		}
 	}

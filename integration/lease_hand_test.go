@@ -3,7 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
-	"net"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -65,41 +65,58 @@ func TestALeaseRemembersADenial(t *testing.T) {
 	}
 }
 
-// Who takes steadily seldom waits: the next block is there before the last is used up, though the database is slow.
+// Who takes steadily seldom waits: the next block is asked for before the last is used up, and takes go on meanwhile.
 func TestALeaseFetchesAhead(t *testing.T) {
 	t.Parallel()
-	const slow = 20 * time.Millisecond
 	var trips trips
-	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
-		dial := c.ConnConfig.DialFunc
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return slowConn{conn, slow}, nil
+	g := newGate()
+	pool, clock := pgtest.Pool(t, g.through, trips.through), newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	limit := ratelimit.MustDefine("steady", ratelimit.FixedWindow{Rate: 100_000, Period: never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 100})
+	take := func(ctx context.Context, after time.Duration) {
+		t.Helper()
+		clock.add(after)
+		if res, err := s.Take(ctx, 1); err != nil || !res.OK {
+			t.Fatalf("%+v, %v", res, err)
 		}
-		trips.through(c)
-	})
-	limit := ratelimit.MustDefine("steady", ratelimit.TokenBucket{Rate: 100_000, Period: time.Hour, Capacity: ratelimit.Tokens(100_000)})
-	s := lease(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"), ratelimit.LeaseConfig{})
-	const takes = 1000
-	waits := 0
-	n := trips.of(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
+	}
+	take(t.Context(), 0)
+	take(t.Context(), time.Millisecond) // and a block is in hand
+	// As it knew of no use at first, it looks ahead no earlier than 100 ms after it had the first answer, for which it may see either time.
+	take(t.Context(), 100*time.Millisecond)
+	g.shut()
+	defer g.open()
+	nobodyWaits := func(takes int) {
+		t.Helper()
 		for range takes {
-			<-tick.C
-			before := time.Now()
-			leaseOK(t, s, 1, true)
-			if time.Since(before) >= slow { // as each that waits must
-				waits++
-			}
+			p := park(t.Context())
+			done := make(chan struct{})
+			go func() {
+				select {
+				case <-p.waits:
+					t.Error("a take waits, and there should be tokens in hand")
+					g.open()
+				case <-done:
+				}
+			}()
+			take(p, 0)
+			close(done)
+		}
+	}
+	nobodyWaits(60)
+	g.next(t)
+	nobodyWaits(30) // while the database does not answer
+	g.open()
+
+	const takes = 1000
+	n := trips.of(func() {
+		for range takes {
+			take(t.Context(), time.Millisecond)
 		}
 	})
-	t.Logf("%d trips and %d waits", n, waits)
-	if n > takes/4 || waits > takes/4 {
-		t.Errorf("%d takes had %d trips, and %d waited", takes, n, waits)
+	if n > takes/4 {
+		t.Errorf("%d takes had %d trips", takes, n)
 	}
 }
 
@@ -108,32 +125,19 @@ func TestALeaseFetchesAhead(t *testing.T) {
 func TestALeaseOfAFullLimitSeldomHasATrip(t *testing.T) {
 	t.Parallel()
 	var trips trips
-	pool := pgtest.Pool(t, trips.through)
+	pool, clock := pgtest.Pool(t, trips.through), newClock()
 	limit := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1_200_000, Period: time.Minute})
-	s := lease(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"), ratelimit.LeaseConfig{})
+	s := lease(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool, limit.For("k"), ratelimit.LeaseConfig{})
 	const takes = 1000
 	n := trips.of(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
 		for range takes {
-			<-tick.C
 			leaseOK(t, s, 1, true)
+			clock.add(time.Millisecond)
 		}
 	})
 	if n > takes/4 {
 		t.Errorf("%d takes had %d trips", takes, n)
 	}
-}
-
-// slowConn is a connection on which each answer comes late.
-type slowConn struct {
-	net.Conn
-	by time.Duration
-}
-
-func (c slowConn) Write(b []byte) (int, error) {
-	time.Sleep(c.by)
-	return c.Conn.Write(b)
 }
 
 // holds locks the row of a key until release is called.
@@ -153,16 +157,18 @@ func holds(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.R
 	}
 }
 
-// waitsForALock waits until n sessions wait for one.
-func waitsForALock(t *testing.T, pool *pgxpool.Pool, n int) {
+// waitsForALock waits until one session waits for a lock.
+func waitsForALock(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
-	for waiting := -1; waiting != n; time.Sleep(time.Millisecond) {
+	until(t, func() bool {
+		var waiting int
 		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_locks r USING (pid) JOIN pg_class c ON c.oid = r.relation
 			JOIN pg_namespace s ON s.oid = c.relnamespace WHERE NOT l.granted AND s.nspname = $1`, schema).Scan(&waiting); err != nil {
 			t.Fatal(err)
 		}
-	}
+		return waiting == 1
+	})
 }
 
 // All who wait for the row are served by one or two fetches, whoever of them has gone.
@@ -172,47 +178,44 @@ func TestTakesOfALeaseWaitTogether(t *testing.T) {
 	pool := pgtest.Pool(t, trips.through)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 200, Period: never})
-	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 100})
-	release := holds(t, l, pool, limit.For("k"))
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var wg sync.WaitGroup
-	var gone, served atomic.Int64
-	for range 50 {
-		wg.Go(func() {
-			if res, err := s.Take(t.Context(), 1); err != nil || !res.OK {
-				t.Errorf("%+v, %v", res, err)
-			}
-			served.Add(1)
+	inTime(t, func(key string) error {
+		s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{Block: 100})
+		release := holds(t, l, pool, limit.For(key))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var stay, gone sync.WaitGroup
+		var served atomic.Int64
+		for range 50 {
+			one, other := park(t.Context()), park(ctx)
+			stay.Go(func() {
+				if res, err := s.Take(one, 1); err != nil || !res.OK {
+					t.Errorf("%+v, %v", res, err)
+				}
+				served.Add(1)
+			})
+			gone.Go(func() {
+				if _, err := s.Take(other, 1); !errors.Is(err, context.Canceled) {
+					t.Errorf("%v, want that it was cancelled", err)
+				}
+			})
+			one.wait(t)
+			other.wait(t)
+		}
+		waitsForALock(t, pool)
+		cancel()
+		gone.Wait()
+		if n := served.Load(); n != 0 {
+			t.Errorf("%d were served while the row was locked", n)
+		}
+		n := trips.of(func() {
+			release()
+			stay.Wait()
 		})
-		wg.Go(func() {
-			if _, err := s.Take(ctx, 1); !errors.Is(err, context.Canceled) {
-				t.Errorf("%v, want that it was cancelled", err)
-			}
-			gone.Add(1)
-		})
-	}
-	waitsForALock(t, pool, 1)
-	cancel()
-	for gone.Load() < 50 {
-		time.Sleep(time.Millisecond)
-	}
-	if n := served.Load(); n != 0 {
-		t.Errorf("%d were served while the row was locked", n)
-	}
-	n := trips.of(func() {
-		release()
-		wg.Wait()
+		if n > 10 {
+			t.Errorf("%d trips for 50 takes", n)
+		}
+		return closed(t, s, l, pool, limit.For(key), 150)
 	})
-	if n > 10 {
-		t.Errorf("%d trips for 50 takes", n)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if left := value(t, l, pool, limit.For("k")); left != 150 {
-		t.Errorf("%v are left, want 150", left)
-	}
 }
 
 // What was fetched for one who has gone is given back.
@@ -221,25 +224,22 @@ func TestALeaseGivesBackWhatNobodyWaitsFor(t *testing.T) {
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("gone", ratelimit.FixedWindow{Rate: 20, Period: never})
-	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
-	release := holds(t, l, pool, limit.For("k"))
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := s.Take(ctx, 2); !errors.Is(err, context.Canceled) {
-			t.Errorf("%v, want that it was cancelled", err)
-		}
+	inTime(t, func(key string) error {
+		s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{})
+		release := holds(t, l, pool, limit.For(key))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := s.Take(ctx, 2); !errors.Is(err, context.Canceled) {
+				t.Errorf("%v, want that it was cancelled", err)
+			}
+		})
+		waitsForALock(t, pool)
+		cancel()
+		wg.Wait()
+		release()
+		return closed(t, s, l, pool, limit.For(key), 20)
 	})
-	waitsForALock(t, pool, 1)
-	cancel()
-	wg.Wait()
-	release()
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if left := value(t, l, pool, limit.For("k")); left != 20 {
-		t.Errorf("%v are left, want 20", left)
-	}
 }
 
 // Without takes, what is in hand is given back by itself.
@@ -248,17 +248,21 @@ func TestAnIdleLeaseGivesBack(t *testing.T) {
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("idle", ratelimit.FixedWindow{Rate: 1000, Period: never})
-	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
-	taken := 0.0
-	for left := 1000.0; left == 1000-taken; left = value(t, l, pool, limit.For("k")) {
-		leaseOK(t, s, 1, true)
-		taken++
-	}
-	for end := time.Now().Add(20 * time.Second); value(t, l, pool, limit.For("k")) != 1000-taken; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%v are left, want %v", value(t, l, pool, limit.For("k")), 1000-taken)
+	for i := range 10 { // a lease that comes too late to give back leaves it to spoil
+		k := limit.For(fmt.Sprint("k", i))
+		s := lease(t, l, pool, k, ratelimit.LeaseConfig{})
+		taken := 0.0
+		for left := 1000.0; left == 1000-taken; left = value(t, l, pool, k) {
+			leaseOK(t, s, 1, true)
+			taken++
+		}
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if value(t, l, pool, k) == 1000-taken {
+				return
+			}
 		}
 	}
+	t.Fatal("it was never given back")
 }
 
 // What is in hand is of one window and no other, and overflows with the row.
@@ -345,29 +349,28 @@ func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("closed", ratelimit.FixedWindow{Rate: 20, Period: never})
-	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
-	release := holds(t, l, pool, limit.For("k"))
-	var refused atomic.Int64
-	var wg sync.WaitGroup
-	for range 3 {
-		wg.Go(func() {
-			if _, err := s.Take(t.Context(), 1); errors.Is(err, ratelimit.ErrClosed) {
-				refused.Add(1)
-			}
-		})
-	}
-	waitsForALock(t, pool, 1)
-	wg.Go(func() {
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
+	inTime(t, func(key string) error {
+		s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{})
+		release := holds(t, l, pool, limit.For(key))
+		var takes, closing sync.WaitGroup
+		for range 3 {
+			p := park(t.Context())
+			takes.Go(func() {
+				if _, err := s.Take(p, 1); !errors.Is(err, ratelimit.ErrClosed) {
+					t.Errorf("%v, want that it was closed", err)
+				}
+			})
+			p.wait(t)
 		}
+		waitsForALock(t, pool)
+		var err error
+		closing.Go(func() { err = s.Close(t.Context()) })
+		takes.Wait()
+		release()
+		closing.Wait()
+		if err != nil {
+			return err
+		}
+		return closed(t, s, l, pool, limit.For(key), 20)
 	})
-	for refused.Load() < 3 {
-		time.Sleep(time.Millisecond)
-	}
-	release()
-	wg.Wait()
-	if left := value(t, l, pool, limit.For("k")); left != 20 {
-		t.Errorf("%v are left, want 20", left)
-	}
 }

@@ -20,7 +20,7 @@ func TestALimitWithShardsIsLinearizable(t *testing.T) {
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
 			run := r.open(t, limiter(t, ratelimit.Config{Portable: r.portable}), pool)
 			var seen tally
-			for round := range rounds(t, 30) { // small ones find more: a search of many operations finds an excuse
+			for round := range rounds(t, 12) { // small ones find more: a search of many operations finds an excuse
 				shards := []int{2, 5, 16}[round%3]
 				rule := []ratelimit.Rule{
 					ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)},

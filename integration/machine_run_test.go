@@ -353,7 +353,7 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 	}
 	n := map[string]int{}
 
-	for range rounds(t, 4) {
+	for range rounds(t, 2) {
 		rapid.Check(t, func(t *rapid.T) {
 			m := &machine{pool: pool, db: db, clock: newClock(), book: book{}, settled: map[string]int64{}, ways: map[string]verbs{}, n: n}
 			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -22,6 +23,12 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	// A property draws a hundred cases, or half as many where nobody asks for more: each is many statements.
+	if os.Getenv("WEIR_TEST_DURATION") == "" {
+		if err := flag.Set("rapid.checks", "50"); err != nil { // -rapid.checks overrides it
+			panic(err)
+		}
 	}
 	pgtest.Main(m)
 }

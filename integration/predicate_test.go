@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -272,7 +271,7 @@ func TestNothingNeedsASecondConnection(t *testing.T) {
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 2, Period: never})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
 
 	err := l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {

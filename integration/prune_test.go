@@ -205,7 +205,7 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 			},
 		})
 	})
-	if !t.Failed() && deleted.Load() < 20 {
+	if !t.Failed() && deleted.Load() < 10 {
 		t.Errorf("only %d balances were pruned", deleted.Load())
 	}
 }
@@ -258,15 +258,13 @@ func TestPruningBesideCallersLosesNoTake(t *testing.T) {
 	}
 	wg.Wait()
 	lasted := time.Since(began)
+	until(t, func() bool { return deleted.Load() > 0 }) // by now all are full
 	stop()
 	others.Wait()
 	for k := range granted {
 		if n := granted[k].Load(); float64(n) > 1+lasted.Seconds()*1000 {
 			t.Errorf("key %d was granted %d times in %v", k, n, lasted)
 		}
-	}
-	if deleted.Load() == 0 {
-		t.Error("nothing was pruned")
 	}
 }
 
@@ -334,7 +332,7 @@ func TestPruneWaitsForNobody(t *testing.T) {
 	}
 	tx := begin(t, pool, pgx.ReadCommitted)
 	takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("b"))))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
 	if done, err := l.Prune(ctx, pool, ratelimit.PruneConfig{}); err != nil || done.Deleted != 2 {
 		t.Errorf("%+v, %v", done, err)

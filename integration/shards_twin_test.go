@@ -326,7 +326,7 @@ func TestALimitWithShardsIsNeverMoreThanOneBalance(t *testing.T) {
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	did := map[string]int{}
-	for round := range rounds(t, 2) {
+	for round := range rounds(t, 1) {
 		rapid.Check(t, func(t *rapid.T) {
 			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)

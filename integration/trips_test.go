@@ -20,6 +20,7 @@ func (c *trips) through(cfg *pgxpool.Config) {
 		}
 		return &tripConn{Conn: conn, trips: c}, nil
 	}
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // a trip, on a slow machine
 }
 
 // of is how many trips do takes.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -79,57 +80,63 @@ func TestRowsSpreadOverTheQueues(t *testing.T) {
 
 func TestContentionIsOfBoundedNumber(t *testing.T) {
 	t.Parallel()
-	var c contention
-	for i := range 3 * mostContended {
-		c.note(row{"limit", fmt.Sprint(i), 0})
-		if len(c.rows) > mostContended {
-			t.Fatalf("%d rows", len(c.rows))
+	synctest.Test(t, func(t *testing.T) {
+		var c contention
+		for i := range 3 * mostContended {
+			c.note(row{"limit", fmt.Sprint(i), 0})
+			if len(c.rows) > mostContended {
+				t.Fatalf("%d rows", len(c.rows))
+			}
 		}
-	}
-	for r := range c.rows {
-		c.rows[r] = time.Now().Add(-time.Second)
-	}
-	c.note(row{"limit", "new", 0})
-	if _, ok := c.rows[row{"limit", "new", 0}]; !ok || len(c.rows) != 1 {
-		t.Errorf("%d rows after the others have expired", len(c.rows))
-	}
+		for r := range c.rows {
+			c.rows[r] = time.Now().Add(-time.Second)
+		}
+		c.note(row{"limit", "new", 0})
+		if _, ok := c.rows[row{"limit", "new", 0}]; !ok || len(c.rows) != 1 {
+			t.Errorf("%d rows after the others have expired", len(c.rows))
+		}
+	})
 }
 
 // A row that goes on failing stays contended, also when there is no room for others.
 func TestFullContentionStillProlongsARow(t *testing.T) {
 	t.Parallel()
-	var c contention
-	hot := row{"limit", "hot", 0}
-	c.note(hot)
-	for i := range mostContended {
-		c.note(row{"limit", fmt.Sprint(i), 0})
-	}
-	soon := time.Now().Add(contendedFor / 2)
-	c.rows[hot] = soon
-	c.note(hot)
-	if !c.rows[hot].After(soon) {
-		t.Error("a conflict of a row that is known was not noted")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var c contention
+		hot := row{"limit", "hot", 0}
+		c.note(hot)
+		for i := range mostContended {
+			c.note(row{"limit", fmt.Sprint(i), 0})
+		}
+		soon := time.Now().Add(contendedFor / 2)
+		c.rows[hot] = soon
+		c.note(hot)
+		if !c.rows[hot].After(soon) {
+			t.Error("a conflict of a row that is known was not noted")
+		}
+	})
 }
 
 func TestOnlyRowsThatAreWrittenAndLatelyFailedQueueUp(t *testing.T) {
 	t.Parallel()
-	l := limiterFor(t, Config{})
-	calls := resolved(t, apples.For("x"), apples.For("y"), apples.For("z"))
-	take := []*statement{l.takeOf(&calls[0]), l.takeOf(&calls[1]), l.lookOf(&calls[2])}
-	c := &l.contention
-	if got := c.contended(take); got != nil {
-		t.Errorf("before any conflict: %v", got)
-	}
-	c.note(calls[0].row())
-	c.note(calls[2].row())
-	if got := c.contended(take); !slices.Equal(got, []row{calls[0].row()}) {
-		t.Errorf("%v", got)
-	}
-	c.rows[calls[0].row()] = time.Now().Add(-time.Nanosecond)
-	if got := c.contended(take); got != nil {
-		t.Errorf("after a while: %v", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := limiterFor(t, Config{})
+		calls := resolved(t, apples.For("x"), apples.For("y"), apples.For("z"))
+		take := []*statement{l.takeOf(&calls[0]), l.takeOf(&calls[1]), l.lookOf(&calls[2])}
+		c := &l.contention
+		if got := c.contended(take); got != nil {
+			t.Errorf("before any conflict: %v", got)
+		}
+		c.note(calls[0].row())
+		c.note(calls[2].row())
+		if got := c.contended(take); !slices.Equal(got, []row{calls[0].row()}) {
+			t.Errorf("%v", got)
+		}
+		c.rows[calls[0].row()] = time.Now().Add(-time.Nanosecond)
+		if got := c.contended(take); got != nil {
+			t.Errorf("after a while: %v", got)
+		}
+	})
 }
 
 // A lock after the snapshot was taken is in vain, one at READ COMMITTED without need, and some engines have none.
@@ -210,20 +217,22 @@ func TestContentionIsSafeForConcurrentUse(t *testing.T) {
 // Who had to wait in a queue knows that it is needed, though the queue has kept all from a conflict.
 func TestARowIsContendedAsLongAsItsCallersWait(t *testing.T) {
 	t.Parallel()
-	for took, want := range map[time.Duration]bool{waited / 2: false, waited: true} {
-		l := limiterFor(t, Config{})
-		calls := resolved(t, apples.For("x"))
-		take := []*statement{l.takeOf(&calls[0])}
-		l.contention.note(calls[0].row())
-		l.contention.rows[calls[0].row()] = time.Now().Add(contendedFor / 4) // it is nearly over
-		a := &attempt{l: l, level: pgx.Serializable}
-		lock, rows := a.queueUp(l, take)
-		if lock == nil {
-			t.Fatal("not contended")
+	synctest.Test(t, func(t *testing.T) {
+		for took, want := range map[time.Duration]bool{waited / 2: false, waited: true} {
+			l := limiterFor(t, Config{})
+			calls := resolved(t, apples.For("x"))
+			take := []*statement{l.takeOf(&calls[0])}
+			l.contention.note(calls[0].row())
+			l.contention.rows[calls[0].row()] = time.Now().Add(contendedFor / 4) // it is nearly over
+			a := &attempt{l: l, level: pgx.Serializable}
+			lock, rows := a.queueUp(l, take)
+			if lock == nil {
+				t.Fatal("not contended")
+			}
+			a.queuedUp(rows, took)
+			if got := time.Until(l.contention.rows[calls[0].row()]) > contendedFor/2; got != want {
+				t.Errorf("after a trip of %v: %v", took, got)
+			}
 		}
-		a.queuedUp(rows, took)
-		if got := time.Until(l.contention.rows[calls[0].row()]) > contendedFor/2; got != want {
-			t.Errorf("after a trip of %v: %v", took, got)
-		}
-	}
+	})
 }

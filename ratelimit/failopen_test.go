@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -32,50 +33,52 @@ func (d *down) RateLimit(ctx context.Context, _ ...ratelimit.Request) (ratelimit
 
 func TestFailOpenIsOpenForAWhile(t *testing.T) {
 	t.Parallel()
-	away := errors.New("connection refused")
-	d := &down{err: away}
-	var log bytes.Buffer
-	f := &ratelimit.FailOpen{Limiter: d, For: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	through := func() bool {
-		t.Helper()
-		res, err := f.RateLimit(t.Context())
-		if err != nil && (!errors.Is(err, away) || res.OK) {
-			t.Fatalf("%+v, %v", res, err)
+	synctest.Test(t, func(t *testing.T) {
+		away := errors.New("connection refused")
+		d := &down{err: away}
+		var log bytes.Buffer
+		f := &ratelimit.FailOpen{Limiter: d, For: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		through := func() bool {
+			t.Helper()
+			res, err := f.RateLimit(t.Context())
+			if err != nil && (!errors.Is(err, away) || res.OK) {
+				t.Fatalf("%+v, %v", res, err)
+			}
+			if back := new(ratelimit.Autocommit).GiveBack(t.Context(), res); res.OK && (err != nil || res.Decided() || res.Err() != nil || back != nil) {
+				t.Fatalf("%+v, %v", res, err)
+			}
+			return res.OK
 		}
-		if back := new(ratelimit.Autocommit).GiveBack(t.Context(), res); res.OK && (err != nil || res.Decided() || res.Err() != nil || back != nil) {
-			t.Fatalf("%+v, %v", res, err)
+		for n := range int64(2) {
+			if !through() || f.Opened() != n+1 {
+				t.Fatalf("an outage that has just begun: %d let through", f.Opened())
+			}
 		}
-		return res.OK
-	}
-	for n := range int64(2) {
-		if !through() || f.Opened() != n+1 {
-			t.Fatalf("an outage that has just begun: %d let through", f.Opened())
+		time.Sleep(50*time.Millisecond - 1)
+		if !through() {
+			t.Fatal("it is not open for as long as it should be")
 		}
-	}
-	for end := time.Now().Add(10 * time.Second); through(); {
-		if time.Now().After(end) {
-			t.Fatal("it is open for ever")
+		time.Sleep(2 * time.Nanosecond)
+		if through() {
+			t.Error("open again in the same outage")
 		}
-	}
-	if through() {
-		t.Error("open again in the same outage")
-	}
-	d.err = nil
-	if res, err := f.RateLimit(t.Context()); err != nil || !res.Decided() {
-		t.Errorf("after the outage: %+v, %v", res, err)
-	}
-	d.err = away
-	if !through() {
-		t.Error("the next outage is not open")
-	}
-	for _, want := range []string{"let through, as their limits", "no longer let through", "asked again"} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("the log lacks %q:\n%s", want, &log)
+		d.err = nil
+		if res, err := f.RateLimit(t.Context()); err != nil || !res.Decided() {
+			t.Errorf("after the outage: %+v, %v", res, err)
 		}
-	}
-	if n := strings.Count(log.String(), "no longer"); n != 1 {
-		t.Errorf("told %d times that it is closed", n)
-	}
+		d.err = away
+		if !through() {
+			t.Error("the next outage is not open")
+		}
+		for _, want := range []string{"let through, as their limits", "no longer let through", "asked again"} {
+			if !strings.Contains(log.String(), want) {
+				t.Errorf("the log lacks %q:\n%s", want, &log)
+			}
+		}
+		if n := strings.Count(log.String(), "no longer"); n != 1 {
+			t.Errorf("told %d times that it is closed", n)
+		}
+	})
 }
 
 func TestFailOpenIsOpenForSoMany(t *testing.T) {

@@ -88,10 +88,11 @@ type Lease struct {
 	calm    int64   // until when none is made ahead
 	denied  refusal
 
-	back   []*block // to be given back
-	giving bool
-	timer  *time.Timer
-	armed  bool
+	back      []*block // to be given back
+	returning []*block // being given back
+	giving    bool
+	timer     *time.Timer
+	armed     bool
 
 	closed bool
 	busy   int           // goroutines

@@ -169,7 +169,8 @@ func (s *Lease) done() {
 // next; nil for nothing.
 //
 // The first who waits gets what is in hand, so that it is missing that much less. A fetch is for as many of those who wait as one
-// block is enough for, and it is as large as what was used since the last one, scaled to the time that a block is to last.
+// block is enough for, and it is as large as what was used since the last one, scaled to the time that a block is to last. What is
+// still being given back counts as in hand, so that a crash never loses more than one block.
 func (s *Lease) plan() *flight {
 	now := s.now()
 	s.sweep(now)
@@ -197,7 +198,7 @@ func (s *Lease) plan() *flight {
 		for _, w := range s.waiting {
 			s.used += w.missing
 		}
-		size = min(s.most, s.used*float64(blockLasts)/float64(max(1, now-s.last)))
+		size = min(s.most-s.leaving(), s.used*float64(blockLasts)/float64(max(1, now-s.last)))
 	}
 	f := &flight{unit: s.unit}
 	if len(s.waiting) > 0 {
@@ -223,6 +224,17 @@ func (s *Lease) plan() *flight {
 	}
 	s.last, s.used, s.low = now, 0, size/2
 	return f
+}
+
+// leaving is what has left the hand and may not be in the row again: until it is, a crash loses it, too.
+func (s *Lease) leaving() float64 {
+	sum := 0.0
+	for _, blocks := range [][]*block{s.back, s.returning} {
+		for _, b := range blocks {
+			sum += b.left
+		}
+	}
+	return sum
 }
 
 // whole is as much of n as can be taken in units.
@@ -377,11 +389,11 @@ func (s *Lease) giveBackSoon() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for len(s.back) > 0 {
-			blocks := s.back
-			s.back = nil
+			s.back, s.returning = nil, s.back
 			s.mu.Unlock()
-			_ = s.giveBack(context.Background(), blocks) // or it is lost
+			_ = s.giveBack(context.Background(), s.returning) // or it is lost
 			s.mu.Lock()
+			s.returning = nil
 		}
 		s.giving = false
 		s.done()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -111,64 +112,66 @@ func (s *Lease) arrives(f *flight, count, value float64) {
 // much is either granted or denied, and does not starve. A batch is of one block.
 func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 	t.Parallel()
-	s := aLease(t, Config{}, MustDefine("fair", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k")) // of blocks of 10
-	s.flight = &flight{}                                                                                    // as if one was under way
-	var waiters []*taker
-	for _, n := range []float64{7, 1, 4, 10, 1, 1} {
-		w, res, err := s.queue(t.Context(), n)
-		if w == nil {
-			t.Fatalf("%+v, %v", res, err)
-		}
-		waiters = append(waiters, w)
-	}
-	served := func() (n int) {
-		for i, w := range waiters {
-			select {
-			case <-w.done:
-				if n++; n != i+1 {
-					t.Errorf("take %d was served before one that came earlier", i)
-				}
-			default:
+	synctest.Test(t, func(t *testing.T) {
+		s := aLease(t, Config{}, MustDefine("fair", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k")) // of blocks of 10
+		s.flight = &flight{}                                                                                    // as if one was under way
+		var waiters []*taker
+		for _, n := range []float64{7, 1, 4, 10, 1, 1} {
+			w, res, err := s.queue(t.Context(), n)
+			if w == nil {
+				t.Fatalf("%+v, %v", res, err)
 			}
+			waiters = append(waiters, w)
 		}
-		return n
-	}
-	f := s.plan()
-	if f.need != 8 || len(f.batch) != 2 || f.beyond != 0 {
-		t.Fatalf("%+v: want 7 and 1", f)
-	}
-	s.arrives(f, 7, 50) // only the first, though there would be enough for many others
-	if n := served(); n != 1 {
-		t.Errorf("%d were served, want 1", n)
-	}
-	f = s.plan()
-	if f.need != 5 || len(f.batch) != 2 {
-		t.Fatalf("%+v: want 1 and 4", f)
-	}
-	s.leave(waiters[1]) // and 1 is in hand
-	close(waiters[1].done)
-	s.arrives(f, 5, 50)
-	if n := served(); n != 3 || s.inHand() != 1 {
-		t.Errorf("%d were served and %v are in hand, want 3 and 1", n, s.inHand())
-	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if res, err := s.Take(ended, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("%+v, %v: one that came later was served", res, err)
-	}
-	f = s.plan() // 10, of which 1 was in hand
-	if f.need != 9 || len(f.batch) != 1 || s.inHand() != 0 {
-		t.Fatalf("%+v: want what is missing to 10", f)
-	}
-	// It is denied; what it had got of the hand is there for those behind it.
-	s.denied = refusal{n: 9, retryAt: time.Now().Add(time.Hour).UnixMicro(), value: 1, at: time.Now().UnixMicro(), told: s.now()}
-	f = s.plan()
-	if n := served(); n != 5 || waiters[3].res.OK || waiters[3].res.RetryAt.IsZero() || !waiters[4].res.OK {
-		t.Errorf("%d were served, of which %+v and %+v", n, waiters[3].res, waiters[4].res)
-	}
-	if f == nil || f.need != 1 {
-		t.Errorf("%+v: the row has 1 left", f)
-	}
+		served := func() (n int) {
+			for i, w := range waiters {
+				select {
+				case <-w.done:
+					if n++; n != i+1 {
+						t.Errorf("take %d was served before one that came earlier", i)
+					}
+				default:
+				}
+			}
+			return n
+		}
+		f := s.plan()
+		if f.need != 8 || len(f.batch) != 2 || f.beyond != 0 {
+			t.Fatalf("%+v: want 7 and 1", f)
+		}
+		s.arrives(f, 7, 50) // only the first, though there would be enough for many others
+		if n := served(); n != 1 {
+			t.Errorf("%d were served, want 1", n)
+		}
+		f = s.plan()
+		if f.need != 5 || len(f.batch) != 2 {
+			t.Fatalf("%+v: want 1 and 4", f)
+		}
+		s.leave(waiters[1]) // and 1 is in hand
+		close(waiters[1].done)
+		s.arrives(f, 5, 50)
+		if n := served(); n != 3 || s.inHand() != 1 {
+			t.Errorf("%d were served and %v are in hand, want 3 and 1", n, s.inHand())
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if res, err := s.Take(ended, 1); !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v, %v: one that came later was served", res, err)
+		}
+		f = s.plan() // 10, of which 1 was in hand
+		if f.need != 9 || len(f.batch) != 1 || s.inHand() != 0 {
+			t.Fatalf("%+v: want what is missing to 10", f)
+		}
+		// It is denied; what it had got of the hand is there for those behind it.
+		s.denied = refusal{n: 9, retryAt: time.Now().Add(time.Hour).UnixMicro(), value: 1, at: time.Now().UnixMicro(), told: s.now()}
+		f = s.plan()
+		if n := served(); n != 5 || waiters[3].res.OK || waiters[3].res.RetryAt.IsZero() || !waiters[4].res.OK {
+			t.Errorf("%d were served, of which %+v and %+v", n, waiters[3].res, waiters[4].res)
+		}
+		if f == nil || f.need != 1 {
+			t.Errorf("%+v: the row has 1 left", f)
+		}
+	})
 }
 
 // A fetch is as large as what was used lately, to last a while, and no larger than what makes a block of all that is in hand.
@@ -217,6 +220,34 @@ func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
 	if f := s.plan(); f == nil || f.need != 0 || f.beyond != 60 {
 		t.Errorf("%+v, want 60 ahead", f)
 	}
+}
+
+// What is on its way back to the row is lost with the process as well, so a block is smaller by that.
+func TestABlockLeavesRoomForWhatIsBeingGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for name, under := range map[string]func(s *Lease, b *block){
+			"swept up":  func(s *Lease, b *block) { s.back = []*block{b} },
+			"under way": func(s *Lease, b *block) { s.returning = []*block{b} },
+		} {
+			s := aLease(t, Config{}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k")) // of blocks of 100
+			s.fill(70, 0)
+			under(s, s.hand[0])
+			s.hand, s.rest, s.giving = nil, 0, true
+			s.last, s.low, s.unit, s.used = s.now()-1, 50, 1, 1e6
+			if f := s.plan(); f == nil || f.beyond != 30 {
+				t.Errorf("%s: %+v, want 30: 70 are being given back", name, f)
+			}
+			s.flight = &flight{} // as if one was under way
+			if _, _, err := s.queue(t.Context(), 2); err != nil {
+				t.Fatal(err)
+			}
+			s.last, s.used = s.now()-1, 1e6
+			if f := s.plan(); f == nil || f.need != 2 || f.beyond != 28 {
+				t.Errorf("%s: %+v, want 2 for those who wait, and 28", name, f)
+			}
+		}
+	})
 }
 
 func nan() float64 { zero := 0.0; return zero / zero }

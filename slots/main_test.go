@@ -64,9 +64,9 @@ func rows(t testing.TB, pool *pgxpool.Pool) int {
 // until waits for a condition, for much longer than it should take.
 func until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 30 seconds: %s", what)
+			t.Fatalf("not within two minutes: %s", what)
 		}
 	}
 }

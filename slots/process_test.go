@@ -98,7 +98,7 @@ func TestTheSlotsOfAProcessThatIsKilledComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		h, err := s.Acquire(ctx, three.For("k"))
 		if err != nil {
@@ -124,7 +124,7 @@ func TestAProcessThatWasFrozenFindsItsSlotsLost(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
 	var least int64
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		h, err := s.Acquire(ctx, three.For("k"))
 		if err != nil {

@@ -22,9 +22,16 @@ func (*half) close() error { return nil }
 func TestALoadCountsWhatEndedInItsTime(t *testing.T) {
 	t.Parallel()
 	var h half
-	s, err := load{8, numbered(3), 50 * time.Millisecond, 100 * time.Millisecond}.run(t.Context(), &h)
-	if err != nil {
-		t.Fatal(err)
+	var s slice
+	for range 20 { // on a busy machine no call may end in one of the two times
+		h.calls.Store(0)
+		got, err := load{8, numbered(3), 50 * time.Millisecond, 100 * time.Millisecond}.run(t.Context(), &h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s = *got; s.calls > 0 && s.times.n < s.all {
+			break
+		}
 	}
 	made := int(h.calls.Load())
 	if s.all != made || s.granted != made/2 {
