@@ -23,6 +23,7 @@ func BenchmarkStartLateness(b *testing.B) {
 		{name: "leader-changes", clients: 3, within: 500 * time.Millisecond, resign: true},
 		{name: "within-20s", clients: 1, within: 20 * time.Second},
 		{name: "quiet", clients: 1, within: 500 * time.Millisecond, quiet: true},
+		{name: "sparse", clients: 3, within: 20 * time.Second, quiet: true},
 		{name: "default-jitter", clients: 1, within: 500 * time.Millisecond, jitter: true},
 		{name: "plain", clients: 1, within: 500 * time.Millisecond, plain: true},
 	} {

@@ -26,7 +26,8 @@ const (
 	nearby     = 2500 * time.Millisecond // more than two rounds
 	mostNext   = 1000                    // jobs that a round looks at, from the next due on,
 	mostBehind = 2000                    // and of those behind them: all within some rounds
-	enough     = 10 * time.Millisecond   // to move a job
+	enough     = 10 * time.Millisecond   // to move a job up
+	later      = time.Second             // to put it off: by less, it is put off when it starts, if at all
 )
 
 // round is what a client remembers from one round to the next. Only the round under way uses it,
@@ -199,7 +200,7 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 		case t.Due == 0 && !due.After(w.at): // somebody wants it later than its tokens come: its worker, which has snoozed it
 		case redefined,
 			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,
-			due.Sub(latest(w.at, now)) > enough && w.at.Sub(now) < nearby:
+			due.Sub(latest(w.at, now)) > later && w.at.Sub(now) < nearby:
 			w.due, w.changed = put, redefined || closed
 			t.By = by
 			if by < len(t.rows()) {

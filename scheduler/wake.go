@@ -14,8 +14,9 @@ import (
 
 const (
 	wakeAfter = 500 * time.Microsecond // after the due time: a little late beats a fetch for nothing
-	wakeAgain = 5 * time.Millisecond   // once more: the first may have met a fetch that had begun before
-	wakeGap   = 10 * time.Millisecond  // between two statements of a process
+	wakeRetry = 5 * time.Millisecond   // to look again for a job that cannot be seen yet; then twice that, and so on
+	wakeGap   = 2 * time.Millisecond   // between two statements of a process
+	mostSent  = 100                    // statements a second, and at once
 	wakeFor   = 2 * time.Second        // how long a job that cannot be seen yet is looked for
 	mostWakes = 10_000                 // that are remembered; River's poll finds the others
 	mostAsked = 1000                   // in one statement
@@ -27,7 +28,6 @@ type wake struct {
 	at      time.Time // by the program's clock
 	pause   time.Duration
 	back    bool // it is being put back: its row may still say that it runs
-	told    bool
 	expires time.Time
 }
 
@@ -40,6 +40,7 @@ type waker struct {
 	known map[int64]time.Time // for when; an earlier time is added, a later one finds itself
 	timer *time.Timer
 	last  time.Time
+	left  float64 // statements that may be sent now, as of last
 	going bool
 }
 
@@ -80,7 +81,7 @@ func (w *waker) add(id int64, due time.Time, back bool) {
 		w.known = map[int64]time.Time{}
 	}
 	w.known[id] = at
-	heap.Push(&w.wakes, wake{id: id, at: at, pause: wakeAgain, back: back, expires: at.Add(wakeFor)})
+	heap.Push(&w.wakes, wake{id: id, at: at, pause: wakeRetry, back: back, expires: at.Add(wakeFor)})
 	w.set()
 }
 
@@ -89,7 +90,11 @@ func (w *waker) set() {
 	if w.going || len(w.wakes) == 0 {
 		return
 	}
-	d := max(time.Until(w.wakes[0].at), time.Until(w.last.Add(wakeGap)))
+	gap := wakeGap
+	if w.left < 1 {
+		gap = time.Second / mostSent
+	}
+	d := max(time.Until(w.wakes[0].at), time.Until(w.last.Add(gap)))
 	if w.timer == nil {
 		w.timer = time.AfterFunc(d, w.run)
 		return
@@ -111,7 +116,9 @@ func (w *waker) run() {
 		due, ids = append(due, next), append(ids, next.id)
 	}
 	if len(due) > 0 {
-		w.going, w.last = true, time.Now()
+		now := time.Now()
+		w.left = min(mostSent, w.left+mostSent*now.Sub(w.last).Seconds()) - 1
+		w.going, w.last = true, now
 		w.mu.Unlock()
 		rows, err := w.send(ids)
 		w.mu.Lock()
@@ -130,12 +137,7 @@ func (w *waker) run() {
 func (w *waker) keep(d wake, row seen, found bool) bool {
 	now := time.Now()
 	switch {
-	case found && row.state == "available" && row.wait <= 0:
-		if d.told {
-			return false
-		}
-		d.told, d.at = true, now.Add(wakeAgain)
-	case found && row.state == "available" && row.wait < wakeFor:
+	case found && row.state == "available" && row.wait > 0 && row.wait < wakeFor:
 		d.at = now.Add(row.wait + wakeAfter)
 	case !found, d.back && row.state == "running":
 		// Its insert is not committed yet, or the put-off not written.
