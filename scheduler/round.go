@@ -22,7 +22,7 @@ import (
 const (
 	roundEvery = time.Second
 	turnLasts  = 3 * time.Second
-	hinted     = 100 * time.Millisecond  // between two rounds while tokens are given back
+	hinted     = 250 * time.Millisecond  // between two rounds while jobs end that may give tokens back
 	nearby     = 2500 * time.Millisecond // more than two rounds
 	mostNext   = 1000                    // jobs that a round looks at, from the next due on,
 	mostBehind = 2000                    // and of those behind them: all within some rounds
@@ -37,9 +37,10 @@ type round struct {
 	holder string
 	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
 
-	after cursor          // where the round before has ended behind the next jobs
-	lines map[row]placing // of the lines in which jobs have moved up lately
-	watch watch
+	walked time.Time       // when the jobs behind the next ones were last looked at,
+	after  cursor          // and where that ended
+	lines  map[row]placing // of the lines in which jobs have moved up lately
+	watch  watch
 }
 
 // placing is where the last job of a line that was near was put, and where it belonged.
@@ -118,7 +119,8 @@ func (p *plugin) lookAfter(ctx context.Context) error {
 	if err := p.arrange(ctx, next); err != nil {
 		return err
 	}
-	if last.full {
+	if last.full && began.Sub(r.walked) >= roundEvery {
+		r.walked = began
 		if r.after.at == nil || r.after.at.Before(*last.at) {
 			r.after = last.cursor
 		}
