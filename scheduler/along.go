@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
@@ -13,33 +12,18 @@ import (
 // Each of them would be fetched by a worker and put off in its turn, in front of the jobs of other
 // keys. So they are moved along, a thousand in a statement.
 
-// aside does one thing at a time for each queue, and once more if it was asked for meanwhile.
-type aside struct {
-	mu    sync.Mutex
-	going map[string]bool // and whether to go on
-}
-
-func (a *aside) start(what string, do func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, ok := a.going[what]; ok {
-		a.going[what] = true
+// beside runs do in the background, unless it is under way for the same already: whoever is put off
+// next asks again.
+func (p *plugin) beside(what string, do func(ctx context.Context) error) {
+	if _, going := p.going.LoadOrStore(what, true); going {
 		return
 	}
-	if a.going == nil {
-		a.going = map[string]bool{}
-	}
-	a.going[what] = false
 	go func() {
-		for again := true; again; {
-			do()
-			a.mu.Lock()
-			if again = a.going[what]; again {
-				a.going[what] = false
-			} else {
-				delete(a.going, what)
-			}
-			a.mu.Unlock()
+		defer p.going.Delete(what)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+		defer cancel()
+		if err := do(ctx); err != nil {
+			p.logger.Warn("scheduler: jobs that have to wait could not be moved", "queue", what, "error", err)
 		}
 	}()
 }
@@ -60,14 +44,7 @@ func (p *plugin) along(job *rivertype.JobRow, t *ticket) {
 		return
 	}
 	by := rows[min(t.By, len(rows)-1)]
-	queue := job.Queue
-	p.aside.start(queue, func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := p.moveDue(ctx, queue, by); err != nil {
-			p.logger.Warn("scheduler: jobs that have to wait could not be moved", "queue", queue, "limit", by.limit, "error", err)
-		}
-	})
+	p.beside(job.Queue, func(ctx context.Context) error { return p.moveDue(ctx, job.Queue, by) })
 }
 
 func (p *plugin) moveDue(ctx context.Context, queue string, by row) error {

@@ -32,45 +32,35 @@ type backlogged struct {
 	requests []ratelimit.Request
 }
 
-// clear clears a backlog, beside whatever goes on: one of each queue and kind at a time.
+// clear clears a backlog, in the background.
 func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
-	p.aside.start(queue+"\x00"+kind, func() {
-		at, more, turns := cursor{}, true, map[string]time.Time{}
-		for priority := int16(0); more; {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			jobs, err := p.due(ctx, queue, kind, priority, at)
-			if more = err == nil && len(jobs) == mostMoved; more {
-				last := jobs[len(jobs)-1]
-				priority, at = int16(last.Priority), cursor{&last.ScheduledAt, last.ID} //nolint:gosec // 1 to 4
-			}
+	p.beside(queue+" "+kind, func(ctx context.Context) error {
+		turns := map[string]time.Time{}
+		for last := (&rivertype.JobRow{}); ; {
+			jobs, err := p.due(ctx, queue, kind, last)
 			if err == nil {
 				err = p.placeAll(ctx, jobs, requests, turns)
 			}
-			cancel()
-			if err != nil {
-				p.logger.Warn("scheduler: jobs that wait for a limit could not be moved", "queue", queue, "kind", kind, "error", err)
-				return
+			if err != nil || len(jobs) < mostMoved {
+				return err
 			}
+			last = jobs[len(jobs)-1]
 		}
 	})
 }
 
-// due are the next due jobs of a kind that have not taken yet.
-func (p *plugin) due(ctx context.Context, queue, kind string, priority int16, after cursor) ([]*rivertype.JobRow, error) {
+// due are the next due jobs of a kind behind another one.
+func (p *plugin) due(ctx context.Context, queue, kind string, last *rivertype.JobRow) ([]*rivertype.JobRow, error) {
 	var all []*rivertype.JobRow
 	var j rivertype.JobRow
-	from := time.Unix(0, 0)
-	if after.at != nil {
-		from = *after.at
-	}
 	err := p.db().query(ctx, kindSQL, []any{&j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt, &j.EncodedArgs, &j.Metadata, &j.Tags},
 		func() {
 			job := j
 			job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
 			job.EncodedArgs, job.Metadata, job.Tags = slices.Clone(j.EncodedArgs), slices.Clone(j.Metadata), slices.Clone(j.Tags)
 			all = append(all, &job)
-		}, queue, kind, priority, from, after.id, mostMoved)
+		}, queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved)
 	return all, err
 }
 

@@ -79,7 +79,7 @@ func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 			if err := f.pool.QueryRow(t.Context(), `SELECT min(scheduled_at), max(scheduled_at) FROM river_job WHERE state IN ('available', 'scheduled')`).Scan(&first, &last); err != nil {
 				t.Fatal(err)
 			}
-			if d := last.Sub(first); d < (backlog-100)*6*time.Second || d > backlog*6*time.Second {
+			if d := last.Sub(first); d < backlog*3/4*6*time.Second || d > backlog*6*time.Second {
 				t.Errorf("the backlog is spread over %v", d)
 			}
 		})

@@ -28,7 +28,7 @@ type plugin struct {
 	looks    batch[look]
 	renewals batch[renewal]
 	charges  batch[charge]
-	aside    aside
+	going    sync.Map // what is done beside
 	round    round
 }
 

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -18,7 +19,8 @@ import (
 type Config struct {
 	// Jitter bounds the random delay after RunAt, which keeps jobs that become due together from starting together. It
 	// is never more than a tenth of the period of the limit that set RunAt: a longer one would waste tokens. Work that is
-	// granted at once is not delayed. Default: 250 ms; a negative value means none.
+	// granted at once is not delayed. Default: 250 ms for jobs that would start at the same instant, when a pause ends or,
+	// with Bunch, a window begins, and none for jobs whose places in line are apart. A negative value means none.
 	Jitter time.Duration
 
 	// Bunch starts what is reserved in a fixed window right at the window's start, plus jitter. Default: it is spread over
@@ -32,15 +34,13 @@ const defaultJitter = 250 * time.Millisecond
 type Scheduler struct {
 	limiter *ratelimit.Limiter
 	jitter  time.Duration
+	always  bool // jitter, and not only what would start together
 	bunch   bool
 }
 
 // New makes a Scheduler over a limiter.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
-	if cfg.Jitter == 0 {
-		cfg.Jitter = defaultJitter
-	}
-	return &Scheduler{limiter: limiter, jitter: cfg.Jitter, bunch: cfg.Bunch}
+	return &Scheduler{limiter: limiter, jitter: cmp.Or(cfg.Jitter, defaultJitter), always: cfg.Jitter != 0, bunch: cfg.Bunch}
 }
 
 // Client is what is needed of a River client: *river.Client[pgx.Tx] has it.
@@ -186,7 +186,9 @@ func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
 			}
 			if o.Limit == k.Limit && o.Key == k.Key && run.After(at) {
 				at, t.By = run, i
-				most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
+				if most = 0; s.always || !k.Ahead() || s.bunch && !o.WindowEnds.IsZero() {
+					most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
+				}
 			}
 		}
 	}

@@ -195,11 +195,11 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 		period time.Duration
 		most   time.Duration
 	}{
-		"Default":          {0, time.Hour, 250 * time.Millisecond},
+		"Default":          {0, time.Hour, 0}, // one bucket's jobs have places of their own
 		"None":             {-1, time.Hour, 0},
 		"Wide":             {time.Minute, time.Hour, time.Minute},
 		"WiderThanAPeriod": {time.Hour, time.Minute, 6 * time.Second}, // a tenth of the period
-		"DefaultIsTooWide": {0, 100 * time.Millisecond, 10 * time.Millisecond},
+		"TooWide":          {250 * time.Millisecond, 100 * time.Millisecond, 10 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -229,6 +229,36 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 				}
 			}
 			if (len(distinct) > 10) != (c.most > 0) {
+				t.Errorf("%d different delays of 20", len(distinct))
+			}
+		})
+	}
+}
+
+// By default only such jobs have jitter as would start at one instant.
+func TestTheDefaultJitterSpreadsWhatWouldStartTogether(t *testing.T) {
+	t.Parallel()
+	for name, paused := range map[string]bool{"AtTheEndOfAPause": true, "AtTheStartOfAWindow": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, scheduler.Config{Bunch: true})
+			limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+			if paused {
+				if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Minute, limit.For("k")); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				f.insert(t, sendArgs{0}, nil, limit.For("k").Count(100))
+			}
+			distinct := map[time.Duration]bool{}
+			for i := range 20 {
+				in := f.insert(t, sendArgs{i}, nil, limit.For("k").OrReserve())
+				late := in.Job.Job.ScheduledAt.Sub(in.RunAt)
+				if distinct[late] = true; late < 0 || late > 250*time.Millisecond {
+					t.Errorf("due %v after RunAt", late)
+				}
+			}
+			if len(distinct) < 10 {
 				t.Errorf("%d different delays of 20", len(distinct))
 			}
 		})

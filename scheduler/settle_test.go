@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -104,18 +105,20 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	})
 	mu.Lock()
 	defer mu.Unlock()
+	starts = slices.Clone(starts)
+	slices.SortFunc(starts, func(a, b start) int { return a.due.Compare(b.due) })
 	for i, from := range starts {
 		held := 0.0
 		for _, to := range starts[i:] {
 			held += reserved
 			now := held // with what those that had ended by then have given back
 			for _, s := range starts {
-				if e, ok := ended[s.n]; ok && !s.at.Before(from.at) && e.Before(to.at) {
+				if e, ok := ended[s.n]; ok && !s.due.Before(from.due) && e.Before(to.due) {
 					now -= reserved - used
 				}
 			}
-			if most := capacity + rate*to.at.Sub(from.at).Seconds(); now > most+reserved+1e-6 {
-				t.Errorf("%v tokens within %v", now, to.at.Sub(from.at))
+			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+reserved+1e-6 {
+				t.Errorf("%v tokens within %v", now, to.due.Sub(from.due))
 			}
 		}
 	}

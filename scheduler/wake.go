@@ -1,8 +1,9 @@
 package scheduler
 
 import (
-	"container/heap"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,30 +19,16 @@ const (
 	wakeGap   = 2 * time.Millisecond   // between two statements of a process
 	mostSent  = 100                    // statements a second, and at once
 	wakeFor   = 2 * time.Second        // how long a job that cannot be seen yet is looked for
-	mostWakes = 10_000                 // that are remembered; River's poll finds the others
+	mostWakes = 5000                   // that are remembered; River's poll finds the others
 	mostAsked = 1000                   // in one statement
 )
 
 // wake is a job that will be due.
 type wake struct {
-	id      int64
 	at      time.Time // by the program's clock
 	pause   time.Duration
-	back    bool // it is being put back: its row may still say that it runs
+	back    bool // it is being put off: its row may still say that it runs
 	expires time.Time
-}
-
-// waker wakes River when jobs are due. It has no goroutine of its own while it waits.
-type waker struct {
-	send func(ids []int64) (map[int64]seen, error)
-
-	mu    sync.Mutex
-	wakes wakes
-	known map[int64]time.Time // for when; an earlier time is added, a later one finds itself
-	timer *time.Timer
-	last  time.Time
-	left  float64 // statements that may be sent now, as of last
-	going bool
 }
 
 // seen is how the row of a job stood.
@@ -50,17 +37,16 @@ type seen struct {
 	wait  time.Duration // until it is due
 }
 
-type wakes []wake
+// waker wakes River when jobs are due. It has no goroutine of its own while it waits.
+type waker struct {
+	send func(ids []int64) (map[int64]seen, error)
 
-func (w wakes) Len() int           { return len(w) }
-func (w wakes) Less(i, k int) bool { return w[i].at.Before(w[k].at) }
-func (w wakes) Swap(i, k int)      { w[i], w[k] = w[k], w[i] }
-func (w *wakes) Push(x any)        { *w = append(*w, x.(wake)) } //nolint:forcetypeassert // heap's
-func (w *wakes) Pop() any {
-	old := *w
-	last := old[len(old)-1]
-	*w = old[:len(old)-1]
-	return last
+	mu    sync.Mutex
+	wakes map[int64]wake
+	timer *time.Timer
+	last  time.Time
+	left  float64 // statements that may be sent now, as of last
+	going bool
 }
 
 func (w *waker) len() int {
@@ -69,19 +55,21 @@ func (w *waker) len() int {
 	return len(w.wakes)
 }
 
-// add remembers a job that will be due at an instant of the program's clock.
+// add remembers a job that will be due at an instant of the program's clock. If it is remembered for
+// an earlier one, its row will tell.
 func (w *waker) add(id int64, due time.Time, back bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := due.Add(wakeAfter)
-	if known, ok := w.known[id]; ok && at.After(known.Add(-time.Millisecond)) || len(w.wakes) >= mostWakes {
+	known, ok := w.wakes[id]
+	if ok && !at.Before(known.at) || !ok && len(w.wakes) >= mostWakes {
 		return
 	}
-	if w.known == nil {
-		w.known = map[int64]time.Time{}
+	if w.wakes == nil {
+		w.wakes = map[int64]wake{}
+		w.timer = time.AfterFunc(time.Hour, w.run)
 	}
-	w.known[id] = at
-	heap.Push(&w.wakes, wake{id: id, at: at, pause: wakeRetry, back: back, expires: at.Add(wakeFor)})
+	w.wakes[id] = wake{at: at, pause: wakeRetry, back: back, expires: at.Add(wakeFor)}
 	w.set()
 }
 
@@ -94,12 +82,13 @@ func (w *waker) set() {
 	if w.left < 1 {
 		gap = time.Second / mostSent
 	}
-	d := max(time.Until(w.wakes[0].at), time.Until(w.last.Add(gap)))
-	if w.timer == nil {
-		w.timer = time.AfterFunc(d, w.run)
-		return
+	next := time.Now().Add(time.Hour)
+	for _, k := range w.wakes {
+		if k.at.Before(next) {
+			next = k.at
+		}
 	}
-	w.timer.Reset(d)
+	w.timer.Reset(max(time.Until(next), time.Until(w.last.Add(gap))))
 }
 
 // run sends for all whose time has come.
@@ -109,47 +98,45 @@ func (w *waker) run() {
 	if w.going {
 		return
 	}
-	var due []wake
-	var ids []int64
-	for now := time.Now(); len(w.wakes) > 0 && len(due) < mostAsked && !w.wakes[0].at.After(now); {
-		next := heap.Pop(&w.wakes).(wake) //nolint:forcetypeassert // heap's
-		due, ids = append(due, next), append(ids, next.id)
+	now := time.Now()
+	due := map[int64]wake{}
+	for id, k := range w.wakes {
+		if !k.at.After(now) && len(due) < mostAsked {
+			due[id] = k
+			delete(w.wakes, id)
+		}
 	}
 	if len(due) > 0 {
-		now := time.Now()
 		w.left = min(mostSent, w.left+mostSent*now.Sub(w.last).Seconds()) - 1
 		w.going, w.last = true, now
 		w.mu.Unlock()
-		rows, err := w.send(ids)
+		rows, err := w.send(slices.Collect(maps.Keys(due)))
 		w.mu.Lock()
 		w.going = false
-		for _, d := range due {
-			row, found := rows[d.id]
-			if err != nil || !w.keep(d, row, found) {
-				delete(w.known, d.id)
+		for id, k := range due {
+			row, found := rows[id]
+			if _, ok := w.wakes[id]; err == nil && !ok && k.again(row, found) {
+				w.wakes[id] = k
 			}
 		}
 	}
 	w.set()
 }
 
-// keep decides whether a job is to be looked at again, and does it.
-func (w *waker) keep(d wake, row seen, found bool) bool {
+// again decides whether a job is to be looked for again, and when.
+func (k *wake) again(row seen, found bool) bool {
 	now := time.Now()
 	switch {
 	case found && row.state == "available" && row.wait > 0 && row.wait < wakeFor:
-		d.at = now.Add(row.wait + wakeAfter)
-	case !found, d.back && row.state == "running":
+		k.at = now.Add(row.wait + wakeAfter)
+	case !found, k.back && row.state == "running":
 		// Its insert is not committed yet, or the put-off not written.
-		if d.at = now.Add(d.pause); d.at.After(d.expires) {
-			return false
-		}
-		d.pause *= 2
+		k.at = now.Add(k.pause)
+		k.pause *= 2
 	default:
 		return false
 	}
-	heap.Push(&w.wakes, d)
-	return true
+	return k.at.Before(k.expires)
 }
 
 // wakeSQL notifies River of the queues in which jobs are due, and says how the jobs stand. Its
