@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -32,12 +34,18 @@ type setting struct {
 // beside runs a test in both settings.
 func beside(t *testing.T, test func(t *testing.T, s *setting)) {
 	t.Helper()
+	besideOn(t, func(t *testing.T) *pgxpool.Pool { return pgtest.Pool(t) }, test)
+}
+
+func besideOn(t *testing.T, pool func(t *testing.T) *pgxpool.Pool, test func(t *testing.T, s *setting)) {
+	t.Helper()
 	t.Parallel()
 	for name, plain := range map[string]bool{"Configured": false, "PlainRiver": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f, sched, j := exact(t)
-			test(t, &setting{f: f, j: j, sched: sched, plain: plain})
+			f := setUpOn(t, pool(t), scheduler.Config{})
+			sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+			test(t, &setting{f: f, j: newJournal(f), sched: sched, plain: plain})
 		})
 	}
 }
