@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -38,35 +40,53 @@ func (e *PauseError) Unwrap() error { return e.Err }
 
 // pause pauses the limits and puts the job back until they open.
 func (v *visit) pause(ctx context.Context, e *PauseError) error {
-	autocommit := v.plugin.scheduler.limiter.Autocommit(v.plugin.pool)
-	look := make([]ratelimit.Request, len(e.Requests))
-	for i, r := range e.Requests {
-		look[i] = r.Count(0)
-	}
-	err := autocommit.Pause(ctx, e.For, e.Requests...)
-	var res ratelimit.Result
-	if err == nil {
-		res, err = autocommit.CheckRateLimit(ctx, look...)
-	}
-	until := res.At
-	on := make([]place, len(e.Requests))
-	for i, r := range e.Requests {
-		var s ratelimit.State
-		if err == nil {
-			s, err = autocommit.Value(ctx, r)
+	var on []place
+	var until time.Time
+	err := v.plugin.connected(ctx, func(q querier) error {
+		begin := func(fn func(tx pgx.Tx) error) error {
+			return pgx.BeginTxFunc(ctx, q.(beginner), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn) //nolint:forcetypeassert // a connection is
 		}
-		if err == nil {
-			on[i] = place{res.Outcomes[i].Limit, res.Outcomes[i].Key, s.Delay}
-			until = latest(until, s.PausedUntil)
+		err := begin(func(tx pgx.Tx) error { return v.plugin.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...) })
+		if err != nil {
+			return err
 		}
-	}
+		return begin(func(tx pgx.Tx) (err error) {
+			on, until, err = v.paused(ctx, tx, e.Requests)
+			return err
+		})
+	})
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
 	t := &v.ticket // with what it has taken
 	t.From, t.Jitter = until.UnixMicro(), random(v.plugin.scheduler.jitter).Microseconds()
 	t.Due, t.By, t.On = t.From+t.Jitter, len(t.takes()), on
-	t.Paid, v.clock = v.paid, clock{res.At, time.Now()}
+	t.Paid = v.paid
 	v.plugin.along(v.job, t)
 	return v.putOff(ctx, t.due())
+}
+
+// paused returns how paused limits stand, and when all of them are open again.
+func (v *visit) paused(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) ([]place, time.Time, error) {
+	limiter := v.plugin.scheduler.limiter
+	look := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		look[i] = r.Count(0)
+	}
+	res, err := limiter.CheckRateLimit(ctx, tx, look...)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	v.clock = clock{res.At, time.Now()}
+	until := res.At
+	on := make([]place, len(requests))
+	for i, r := range requests {
+		s, err := limiter.Value(ctx, tx, r)
+		if err != nil {
+			return nil, time.Time{}, err
+		}
+		on[i] = place{res.Outcomes[i].Limit, res.Outcomes[i].Key, s.Delay}
+		until = latest(until, s.PausedUntil)
+	}
+	return on, until, nil
 }
