@@ -112,7 +112,7 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 	if err != nil || check.OK && check.RunAt.IsZero() {
 		return turn, err // there are tokens, and workers take them
 	}
-	err = pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = readCommitted(ctx, p.pool, func(tx pgx.Tx) error {
 		d := db{tx, p.tables}
 		jobs, err := d.lock(ctx, jobs)
 		if err != nil || len(jobs) == 0 {

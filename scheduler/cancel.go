@@ -177,7 +177,7 @@ func (p *plugin) findCancelled(ctx context.Context, w *watch) error {
 // freed frees in a transaction of its own.
 func (p *plugin) freed(ctx context.Context, id int64, t *ticket) error {
 	released := false
-	err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+	err := readCommitted(ctx, p.pool, func(tx pgx.Tx) (err error) {
 		released, err = p.scheduler.free(ctx, tx, db{tx, p.tables}, id, t)
 		return err
 	})

@@ -69,7 +69,7 @@ func (p *plugin) renew(items []*renewal) {
 	}
 	var at clock
 	err := p.connected(ctx, func(q querier) error {
-		return pgx.BeginTxFunc(ctx, q.(beginner), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { //nolint:forcetypeassert // a connection is
+		return readCommitted(ctx, q, func(tx pgx.Tx) error {
 			d := db{tx, p.tables}
 			overdue, err := p.overdue(ctx, d, items)
 			if err == nil {

@@ -38,55 +38,31 @@ func (e *PauseError) Error() string {
 // Unwrap returns Err.
 func (e *PauseError) Unwrap() error { return e.Err }
 
-// pause pauses the limits and puts the job back until they open.
+// pause pauses the limits and puts the job off until they open.
 func (v *visit) pause(ctx context.Context, e *PauseError) error {
-	var on []place
-	var until time.Time
-	err := v.plugin.connected(ctx, func(q querier) error {
-		begin := func(fn func(tx pgx.Tx) error) error {
-			return pgx.BeginTxFunc(ctx, q.(beginner), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn) //nolint:forcetypeassert // a connection is
-		}
-		err := begin(func(tx pgx.Tx) error { return v.plugin.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...) })
-		if err != nil {
+	p, on := v.plugin, make([]row, len(e.Requests))
+	for i, r := range e.Requests {
+		on[i] = row{r.Limit().Name(), r.Key()}
+	}
+	var now, until time.Time
+	err := p.connected(ctx, func(q querier) error {
+		if err := readCommitted(ctx, q, func(tx pgx.Tx) error { return p.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...) }); err != nil {
 			return err
 		}
-		return begin(func(tx pgx.Tx) (err error) {
-			on, until, err = v.paused(ctx, tx, e.Requests)
-			return err
-		})
+		all, at, err := db{q, p.tables}.states(ctx, []*ticket{{more: more{On: on}}})
+		now, until = at, at
+		for _, s := range all {
+			until = latest(until, s.PausedUntil)
+		}
+		return err
 	})
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
+	v.clock = clock{now, time.Now()}
 	t := &v.ticket // with what it has taken
-	t.From, t.Jitter = until.UnixMicro(), random(v.plugin.scheduler.jitter).Microseconds()
-	t.Due, t.By, t.On = t.From+t.Jitter, len(t.takes()), on
-	t.Paid = v.paid
-	v.plugin.along(v.job, t)
+	t.From, t.Jitter = until.UnixMicro(), random(p.scheduler.jitter).Microseconds()
+	t.Due, t.By, t.On, t.Paid = t.From+t.Jitter, len(t.takes()), on, v.paid
+	p.along(v.job, t)
 	return v.putOff(ctx, t.due())
-}
-
-// paused returns how paused limits stand, and when all of them are open again.
-func (v *visit) paused(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) ([]place, time.Time, error) {
-	limiter := v.plugin.scheduler.limiter
-	look := make([]ratelimit.Request, len(requests))
-	for i, r := range requests {
-		look[i] = r.Count(0)
-	}
-	res, err := limiter.CheckRateLimit(ctx, tx, look...)
-	if err != nil {
-		return nil, time.Time{}, err
-	}
-	v.clock = clock{res.At, time.Now()}
-	until := res.At
-	on := make([]place, len(requests))
-	for i, r := range requests {
-		s, err := limiter.Value(ctx, tx, r)
-		if err != nil {
-			return nil, time.Time{}, err
-		}
-		on[i] = place{res.Outcomes[i].Limit, res.Outcomes[i].Key, s.Delay}
-		until = latest(until, s.PausedUntil)
-	}
-	return on, until, nil
 }

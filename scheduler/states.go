@@ -17,8 +17,11 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-type beginner interface {
-	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
+// readCommitted runs fn in a transaction on a pool or a connection.
+func readCommitted(ctx context.Context, q querier, fn func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, q.(interface { //nolint:forcetypeassert // both can
+		BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
+	}), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
 }
 
 // db runs statements, whose tables it names.

@@ -49,10 +49,10 @@ type more struct {
 	// Jitter is how long after its tokens it starts, in microseconds.
 	Jitter int64 `json:"jitter,omitempty"`
 
-	// From is the instant before which it does not start: the end of a pause that it has met, or what the caller wanted. With
-	// On, the limits and keys of that pause, it comes later by what their pauses do, and is no more if they are ended early.
-	From int64   `json:"from,omitempty"`
-	On   []place `json:"on,omitempty"`
+	// From is the instant before which it does not start: what the caller wanted or, with On, the end of the pause of those
+	// limits and keys that it has met. That pause may be longer by now, or over.
+	From int64 `json:"from,omitempty"`
+	On   []row `json:"on,omitempty"`
 
 	// Paid says that the tokens of a worker made by Limit are taken.
 	Paid bool `json:"paid,omitempty"`
@@ -158,27 +158,6 @@ func (t *ticket) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// place is a limit and key, and how much pauses had put it off.
-type place struct {
-	limit, key string
-	delay      time.Duration
-}
-
-// MarshalJSON keeps it short: an array of name, key and the delay in microseconds.
-func (p place) MarshalJSON() ([]byte, error) {
-	return json.Marshal([]any{p.limit, p.key, p.delay.Microseconds()})
-}
-
-// UnmarshalJSON reads it back.
-func (p *place) UnmarshalJSON(b []byte) error {
-	var delay int64
-	if err := json.Unmarshal(b, &[]any{&p.limit, &p.key, &delay}); err != nil {
-		return err
-	}
-	p.delay = time.Duration(delay) * time.Microsecond
-	return nil
-}
-
 // takes are what was taken.
 func (t *ticket) takes() []ratelimit.Take {
 	if t.Reservation == nil {
@@ -195,49 +174,51 @@ func (t *ticket) due() time.Time { return time.UnixMicro(t.Due).UTC() }
 // row names a balance.
 type row struct{ limit, key string }
 
-// rows are those of the places.
+// MarshalJSON writes an array.
+func (r row) MarshalJSON() ([]byte, error) { return json.Marshal([]string{r.limit, r.key}) }
+
+// UnmarshalJSON reads it back.
+func (r *row) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &[]any{&r.limit, &r.key}) }
+
+// rows are those that the job may wait for.
 func (t *ticket) rows() []row {
 	rows := make([]row, 0, len(t.takes())+len(t.On))
 	for _, k := range t.takes() {
 		rows = append(rows, row{k.Limit, k.Key})
 	}
-	for _, p := range t.On {
-		rows = append(rows, row{p.limit, p.key})
-	}
-	return rows
+	return append(rows, t.On...)
 }
 
-// reckon returns when the job may start, given how its limits stand by now, and for which of its places it then waits. A
+// reckon returns when the job may start, given how its limits stand by now, and for which of its rows it then waits. A
 // limit without a balance has seen nothing since.
 func (t *ticket) reckon(states states, now time.Time, bunch bool) (due time.Time, by int) {
-	n := 0
-	for _, k := range t.takes() {
-		if t.Used { // its tokens came before
-			n++
-			continue
+	jitter := time.Duration(t.Jitter) * time.Microsecond
+	after := func(at time.Time, i int) {
+		if at.After(due) {
+			due, by = at, i
 		}
-		run, paced := k.RunAt(states[row{k.Limit, k.Key}])
-		if bunch {
-			paced = run
-		}
-		if paced = paced.Add(time.Duration(t.Jitter) * time.Microsecond); paced.After(due) {
-			due, by = paced, n
-		}
-		n++
 	}
-	if from := time.UnixMicro(t.From).UTC(); t.From != 0 && t.On == nil && from.After(due) {
-		due = from
-	}
-	for _, p := range t.On {
-		from := t.over(p, states[row{p.limit, p.key}], now)
-		if from.After(due) {
-			due, by = from, n
+	for i, k := range t.takes() {
+		if run, paced := k.RunAt(states[row{k.Limit, k.Key}]); t.Used { // its tokens came before
+		} else if bunch {
+			after(run.Add(jitter), i)
+		} else {
+			after(paced.Add(jitter), i)
 		}
-		n++
+	}
+	from := time.UnixMicro(t.From).UTC()
+	if t.On != nil && from.After(now) {
+		from = now // unless the pause goes on
+	}
+	if t.From != 0 && t.On == nil {
+		due = latest(due, from)
 	}
 	for i, r := range t.rows() {
-		if until := states[r].PausedUntil; until.After(now) && until.After(due) {
-			due, by = until, i
+		until := states[r].PausedUntil
+		if i >= len(t.takes()) {
+			after(latest(from, until).Add(jitter), i)
+		} else if until.After(now) {
+			after(until, i)
 		}
 	}
 	return due, by
@@ -252,22 +233,6 @@ func (t *ticket) redefine(states states, now time.Time) bool {
 		}
 	}
 	return differs
-}
-
-// over is when a pause that the job has met is over for it, given how its limit stands by now.
-func (t *ticket) over(p place, s ratelimit.State, now time.Time) time.Time {
-	end, jitter := time.UnixMicro(t.From).UTC(), time.Duration(t.Jitter)*time.Microsecond
-	switch {
-	case s.TS.IsZero():
-	case s.PausedUntil.After(now):
-		end = s.PausedUntil
-	default:
-		// A pause that has ended by itself has not been long over, and its jitter is to be kept.
-		if end = end.Add(s.Delay - p.delay); end.After(now) {
-			return now // it was ended early
-		}
-	}
-	return end.Add(jitter)
 }
 
 // parse reads a ticket, as it stands in metadata under its key.

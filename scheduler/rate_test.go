@@ -1,0 +1,69 @@
+package scheduler_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A release that lowers a rate counts for the jobs that wait, too: from a second after its definition on no more of them start
+// than the new rule lets flow, and each is spaced anew once. Starts are counted by the times in the rows.
+func TestALoweredRateCountsForWhatWaits(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	old := ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(1)}
+	lowered := ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(1)}
+	limit := ratelimit.MustDefine("lowered", old)
+	jobs := sched.Jobs(j.client(t, sched))
+	const n = 60 // three seconds by the old rule
+	first := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").OrReserve()).At
+	for i := range n {
+		f.insertBy(t, jobs, sendArgs{1 + i}, limit.For("k").OrReserve())
+	}
+	ratelimit.MustDefine("lowered", lowered) // the new release
+	from := f.now(t).Add(time.Second)
+	var starts []start
+	for _, s := range j.await(t, n*2/3) {
+		if s.due.After(from) {
+			starts = append(starts, s)
+		}
+	}
+	slices.SortFunc(starts, func(a, b start) int { return a.due.Compare(b.due) })
+	for i, a := range starts {
+		for k, b := range starts[i:] {
+			if most := 1 + 4*b.due.Sub(a.due).Seconds(); float64(k+1) > most+1 {
+				t.Fatalf("%d starts within %v", k+1, b.due.Sub(a.due))
+			}
+		}
+	}
+	if len(starts) < 10 {
+		t.Errorf("%d starts by the new rule, from %v on: the test shows little", len(starts), from.Sub(first))
+	}
+	for _, s := range starts {
+		if w := woken(t, f.job(t, s.id)); w > 1 {
+			t.Errorf("job %d was put off %d times", s.n, w)
+		}
+	}
+}
+
+// A rule of a request's own, a customer's plan say, stays what it was.
+func TestAnotherDefinitionLeavesPlansAlone(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	plan := ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(1)}
+	limit := ratelimit.MustDefine("plans", plan)
+	jobs := sched.Jobs(j.client(t, sched))
+	var due []time.Time
+	for i := range 30 {
+		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Rule(plan).OrReserve())
+		due = append(due, in.Job.Job.ScheduledAt)
+	}
+	ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
+	for _, s := range j.await(t, 30) {
+		if !s.due.Equal(due[s.n]) {
+			t.Errorf("job %d was moved by %v", s.n, s.due.Sub(due[s.n]))
+		}
+	}
+}
