@@ -11,6 +11,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -43,6 +44,8 @@ import (
 // killed between the take and the start loses the tokens.
 //
 // No requests: the job is not limited. A request that is refused as invalid fails the attempt.
+//
+// In tests, weirtest.WorkNow has such a worker called without taking anything.
 func Limit[T river.JobArgs](worker river.Worker[T], requests func(job *river.Job[T]) []ratelimit.Request) river.Worker[T] {
 	return &limited[T]{worker, requests}
 }
@@ -53,11 +56,14 @@ type limited[T river.JobArgs] struct {
 }
 
 func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
+	if worknow.Asked(ctx) {
+		return w.Worker.Work(ctx, job)
+	}
 	v, _ := ctx.Value(visitKey{}).(*visit)
 	if v == nil {
 		return errors.New("scheduler: a worker made by Limit, on a River client whose configuration was not made by Scheduler.Configure")
 	}
-	if !v.paid && !startsNow(ctx) {
+	if !v.paid {
 		if requests := w.requests(job); len(requests) > 0 {
 			if err := v.take(ctx, requests, w.of); err != nil {
 				return err

@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/worknow"
 )
 
 // visit is one attempt of a job at a client.
@@ -30,7 +32,7 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 	ctx = context.WithValue(ctx, visitKey{}, v)
 	var valid bool
 	v.ticket, v.found, valid = ticketOf(job)
-	if v.found && v.ticket.known() && !startsNow(ctx) {
+	if v.found && v.ticket.known() && !worknow.Asked(ctx) {
 		if err := v.begin(ctx, valid); err != nil {
 			return err
 		}
@@ -85,11 +87,6 @@ func (v *visit) started(ctx context.Context) error {
 	began.Used = true
 	return mark(ctx, &began)
 }
-
-type startsNowKey struct{}
-
-// startsNow reports whether a test works the job, due or not.
-func startsNow(ctx context.Context) bool { return ctx.Value(startsNowKey{}) != nil }
 
 // mark has River write a ticket when the attempt ends. Where River has no context of an attempt,
 // in a test that calls the worker itself, nobody reads it.
