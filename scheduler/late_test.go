@@ -52,9 +52,11 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 				}
 			}
 			slices.SortFunc(late, func(a, b start) int { return a.n - b.n })
-			for i, s := range late {
-				if clients == 1 && i > 0 && s.due.Before(late[i-1].due) && s.due.Sub(late[0].due) > time.Second { // the first came together
-					t.Errorf("%d was due before %d", s.n, late[i-1].n)
+			if clients == 1 { // those at a worker and those in the queue may pass each other
+				for i, s := range late[2*len(late)/3:] {
+					if s.due.Before(late[i].due) {
+						t.Errorf("%d was due before %d", s.n, late[i].n)
+					}
 				}
 			}
 			if f.left(t, limit.For("k")) > capacity/2 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -135,9 +136,13 @@ func (p *plugin) charge(items []*charge) {
 	slices.SortFunc(items, func(a, b *charge) int {
 		return cmp.Or(cmp.Compare(a.job.Priority, b.job.Priority), a.job.ScheduledAt.Compare(b.job.ScheduledAt), cmp.Compare(a.job.ID, b.job.ID))
 	})
-	autocommit := p.scheduler.limiter.Autocommit(p.pool)
 	for _, c := range items {
-		c.res, c.err = autocommit.RateLimit(c.ctx, c.requests...)
+		c.err = p.connected(c.ctx, func(q querier) error {
+			return readCommitted(c.ctx, q, func(tx pgx.Tx) (err error) {
+				c.res, err = p.scheduler.limiter.RateLimit(c.ctx, tx, c.requests...)
+				return err
+			})
+		})
 		c.answered = time.Now()
 	}
 }

@@ -61,8 +61,8 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 	}
 	v.clock = clock{now, time.Now()}
 	t := &v.ticket // with what it has taken
-	t.From, t.Jitter = until.UnixMicro(), random(p.scheduler.jitter).Microseconds()
-	t.Due, t.By, t.On, t.Paid = t.From+t.Jitter, len(t.takes()), on, v.paid
+	t.From, t.Jitter = 0, random(p.scheduler.jitter).Microseconds()
+	t.Due, t.By, t.On, t.Paid = until.UnixMicro()+t.Jitter, len(t.takes()), on, v.paid
 	p.along(v.job, t)
 	return v.putOff(ctx, t.due())
 }

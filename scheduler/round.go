@@ -197,6 +197,9 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 		due, by := t.reckon(states, now, p.scheduler.bunch)
 		w.due = w.at
 		put := p.spaced(t.rows(), by, due, now)
+		if t.On != nil && !due.After(now) { // a pause is over: all that it has put off would start together
+			put = latest(due, now.Add(time.Duration(t.Jitter)*time.Microsecond))
+		}
 		gain := w.at.Sub(put)
 		switch {
 		case t.Due == 0 && !due.After(w.at): // somebody wants it later than its tokens come: its worker, which has snoozed it

@@ -49,10 +49,11 @@ type more struct {
 	// Jitter is how long after its tokens it starts, in microseconds.
 	Jitter int64 `json:"jitter,omitempty"`
 
-	// From is the instant before which it does not start: what the caller wanted or, with On, the end of the pause of those
-	// limits and keys that it has met. That pause may be longer by now, or over.
+	// From is the instant before which it does not start, as the caller wanted.
 	From int64 `json:"from,omitempty"`
-	On   []row `json:"on,omitempty"`
+
+	// On are the limits and keys of a pause that it has met.
+	On []row `json:"on,omitempty"`
 
 	// Paid says that the tokens of a worker made by Limit are taken.
 	Paid bool `json:"paid,omitempty"`
@@ -206,19 +207,16 @@ func (t *ticket) reckon(states states, now time.Time, bunch bool) (due time.Time
 			after(paced.Add(jitter), i)
 		}
 	}
-	from := time.UnixMicro(t.From).UTC()
-	if t.On != nil && from.After(now) {
-		from = now // unless the pause goes on
-	}
 	if t.From != 0 && t.On == nil {
-		due = latest(due, from)
+		due = latest(due, time.UnixMicro(t.From).UTC())
 	}
 	for i, r := range t.rows() {
-		until := states[r].PausedUntil
-		if i >= len(t.takes()) {
-			after(latest(from, until).Add(jitter), i)
-		} else if until.After(now) {
+		if until := states[r].PausedUntil; !until.After(now) {
+			continue
+		} else if i < len(t.takes()) {
 			after(until, i)
+		} else {
+			after(until.Add(jitter), i)
 		}
 	}
 	return due, by
