@@ -134,7 +134,7 @@ func TestAStoppedClientStartsNothing(t *testing.T) {
 					t.Fatal("it stopped at once")
 				}
 				within(t, "it has stopped", client.Stopped())
-				if n := s.f.count(t, `attempt > 0`); n != 3 {
+				if n := s.f.count(t, `attempted_by IS NOT NULL`); n != 3 {
 					t.Errorf("%d jobs have started, at 3 workers, when it was stopped", n)
 				}
 				if n := s.f.count(t, `state = 'running'`); n != 0 {
@@ -144,7 +144,7 @@ func TestAStoppedClientStartsNothing(t *testing.T) {
 					t.Errorf("the jobs that wait were %v, and are %v", before, after)
 				}
 				for id := range soon {
-					if job := s.f.job(t, id); job.Attempt != 0 {
+					if job := s.f.job(t, id); len(job.AttemptedBy) != 0 {
 						t.Errorf("%+v", job)
 					}
 				}

@@ -48,8 +48,8 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 				if n := len(s.j.await(t, 3)); n != 3 {
 					t.Errorf("%d starts", n)
 				}
-				if job := s.f.job(t, id); job.Attempt != 3 {
-					t.Errorf("%+v", job)
+				if job := s.f.job(t, id); len(job.AttemptedBy) != 3 { // newer releases of River count no attempt that a stop has ended
+					t.Errorf("attempted by %v", job.AttemptedBy)
 				}
 				s.charged(t, c.charged)
 			})
