@@ -128,3 +128,64 @@ func (f *fixture) reserveMany(b *testing.B, sched *scheduler.Scheduler, n int) {
 		b.Fatal(err)
 	}
 }
+
+// BenchmarkExtendedPause is what it costs that a pause is extended again and again over 20,000 jobs that are due: row versions
+// a job and second of pause, and how long a job of another key that is inserted meanwhile waits.
+func BenchmarkExtendedPause(b *testing.B) {
+	const n, times, pause = 20_000, 4, 3 * time.Second
+	f, sched, j := exact(b)
+	limit := ratelimit.MustDefine("extended", ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(n)})
+	jobs := sched.Jobs(f.client)
+	for range n / 1000 {
+		params := make([]scheduler.InsertManyParams, 1000)
+		for k := range params {
+			params[k] = scheduler.InsertManyParams{Args: sendArgs{k}, Requests: []ratelimit.Request{limit.For("a")}}
+		}
+		f.inBench(b, func(tx pgx.Tx) error {
+			_, err := jobs.InsertManyTx(b.Context(), tx, params)
+			return err
+		})
+	}
+	if _, err := f.pool.Exec(b.Context(), `VACUUM ANALYZE river_job`); err != nil {
+		b.Fatal(err)
+	}
+	a := f.limiter.Autocommit(f.pool)
+	extend := func() {
+		if err := a.Pause(b.Context(), pause, limit.For("a")); err != nil {
+			b.Fatal(err)
+		}
+	}
+	extend()
+	before := f.updated(b)
+	j.client(b, sched)
+	var inserted []time.Time
+	for i := range times {
+		extend()
+		inserted = append(inserted, f.now(b))
+		f.inBench(b, func(tx pgx.Tx) error {
+			_, err := jobs.InsertTx(b.Context(), tx, sendArgs{-1 - i}, nil, limit.For("b"))
+			return err
+		})
+		time.Sleep(pause - time.Second)
+	}
+	var waited time.Duration
+	eventually(b, "the other key's jobs start", func() bool {
+		n := 0
+		for _, s := range j.await(b, 0) {
+			if s.n < 0 {
+				waited = max(waited, s.at.Sub(inserted[-1-s.n]))
+				n++
+			}
+		}
+		return n == times
+	})
+	b.ReportMetric(float64(f.updated(b)-before)/n/times, "versions/job-and-pause")
+	b.ReportMetric(waited.Seconds()*1000, "other-key-ms")
+}
+
+func (f *fixture) inBench(b *testing.B, fn func(tx pgx.Tx) error) {
+	b.Helper()
+	if err := pgx.BeginFunc(b.Context(), f.pool, fn); err != nil {
+		b.Fatal(err)
+	}
+}
