@@ -31,13 +31,18 @@ type kind string
 
 const (
 	careful kind = "careful" // as the documentation would have it
-	hasty   kind = "hasty"   // works the queue beside without the plugin that holds jobs until they are due
-	slow    kind = "slow"    // works for a second
+	plain   kind = "plain"   // River's client without Weir's plugin
+	hasty   kind = "hasty"   // like plain, and has jobs that wait start at once
 	outside kind = "outside" // completes its jobs outside of the transaction that does the work
 )
 
+// rescueEnv is a worker's RescueStuckJobsAfter. Its attempts have no JobTimeout then, and it is busy: has few workers, and each
+// job takes them long.
+const rescueEnv = "WEIR_FAULTS_RESCUE"
+
 type dueArgs struct {
-	ID string `json:"id"`
+	ID    string `json:"id"`
+	Loose bool   `json:"loose,omitempty"` // its client completes it, after the work was committed
 }
 
 func (dueArgs) Kind() string { return "due_work" }
@@ -77,17 +82,27 @@ func serve(url, name string, k kind) error {
 	if err != nil {
 		return err
 	}
-	w := &dueWorker{pool: pool, name: name, kind: k, out: json.NewEncoder(os.Stdout)}
+	w := &dueWorker{pool: pool, name: name, kind: k, longest: 20 * time.Millisecond, out: json.NewEncoder(os.Stdout)}
 	config := &river.Config{
 		ID: name, Schema: cfg.ConnConfig.RuntimeParams["search_path"], Logger: slog.New(slog.DiscardHandler),
-		// a job counts as running while it is held, and the server may be away meanwhile: less than this would rescue the living
+		// The server may be away while a job runs: less than this would rescue the living.
 		JobTimeout: 2 * time.Second, RescueStuckJobsAfter: 12 * time.Second, RetryPolicy: atOnce{},
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}, Workers: river.NewWorkers(),
 	}
+	if d := os.Getenv(rescueEnv); d != "" {
+		if config.RescueStuckJobsAfter, err = time.ParseDuration(d); err != nil {
+			return err
+		}
+		config.JobTimeout = -1
+		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: 4}
+		w.longest = 400 * time.Millisecond
+	}
 	river.AddWorker(config.Workers, w)
-	if k == hasty {
-		config.Queues["weir_"+river.QueueDefault] = river.QueueConfig{MaxWorkers: 20}
-	} else {
+	switch k {
+	case plain:
+	case hasty:
+		go pull(ctx, pool)
+	default:
 		config = scheduler.New(limiter, scheduler.Config{}).Configure(pool, config)
 	}
 	client, err := river.NewClient(riverpgxv5.New(pool), config)
@@ -106,12 +121,22 @@ func serve(url, name string, k kind) error {
 	return client.StopAndCancel(ctx)
 }
 
+// pull makes all jobs due that wait.
+func pull(ctx context.Context, pool *pgxpool.Pool) {
+	for ctx.Err() == nil {
+		_, _ = pool.Exec(ctx, `UPDATE river_job SET scheduled_at = now() WHERE state = 'available' AND scheduled_at > now()`) // tries again
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // dueWorker writes down when it starts, and then that it is done together with the job's completion.
 type dueWorker struct {
 	river.WorkerDefaults[dueArgs]
 	pool *pgxpool.Pool
 	name string
 	kind kind
+
+	longest time.Duration // that a job takes
 
 	mu  sync.Mutex
 	out *json.Encoder
@@ -138,13 +163,9 @@ func (w *dueWorker) work(ctx context.Context, job *river.Job[dueArgs]) error {
 		job.ID, job.Attempt, w.name, job.ScheduledAt); err != nil {
 		return fmt.Errorf("insert start: %w", err)
 	}
-	took := rand.N(20 * time.Millisecond) //nolint:gosec // how long the work takes
-	if w.kind == slow {
-		took += time.Second
-	}
-	<-time.After(took)
+	<-time.After(rand.N(w.longest)) //nolint:gosec // how long the work takes
 	const done = `INSERT INTO done VALUES ($1, $2, $3)`
-	if w.kind == outside {
+	if w.kind == outside || job.Args.Loose {
 		if _, err := w.pool.Exec(ctx, done, job.ID, job.Attempt, w.name); err != nil {
 			return fmt.Errorf("insert done: %w", err)
 		}
