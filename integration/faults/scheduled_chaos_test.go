@@ -1,0 +1,333 @@
+package faults
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// chaos is a time in which processes of a crew are killed and frozen while jobs become due.
+type chaos struct {
+	*shift
+	rescue time.Duration // River's RescueStuckJobsAfter
+	jobs   int
+	lasts  time.Duration // until all jobs are reserved
+	ahead  time.Duration // the longest that a job waits
+	freeze [2]time.Duration
+	pause  time.Duration // between two faults, at the least
+	brief  bool          // the dead are made to look as if they had been dead for long
+
+	mu      sync.Mutex
+	frozen  map[string]bool
+	freezes map[string][]span
+	deaths  map[string]time.Time
+	kills   int
+	stops   int
+}
+
+type span struct{ from, to time.Time }
+
+// long says that a soak is wanted, and for how long.
+func long(t *testing.T) (d time.Duration, ok bool) {
+	t.Helper()
+	v := os.Getenv("WEIR_TEST_DURATION")
+	if v == "" {
+		return 0, false
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		t.Fatalf("WEIR_TEST_DURATION is %q: %v", v, err)
+	}
+	return d, true
+}
+
+func newChaos(t *testing.T, rescue time.Duration, control bool) *chaos {
+	t.Helper()
+	c := &chaos{
+		rescue: rescue, frozen: map[string]bool{}, freezes: map[string][]span{}, deaths: map[string]time.Time{},
+		jobs: 120, lasts: 3 * time.Second, ahead: 2 * time.Second, brief: true, pause: 300 * time.Millisecond,
+		freeze: [2]time.Duration{time.Second, 2 * time.Second},
+	}
+	if d, ok := long(t); ok {
+		c.lasts, c.ahead, c.brief, c.pause = max(3*time.Minute, d-4*time.Minute), 35*time.Second, false, time.Second
+		c.jobs = max(10_000, int(25*c.lasts.Seconds()))
+		c.freeze = [2]time.Duration{30 * time.Second, time.Minute}
+	} else if rescue < time.Minute {
+		c.rescue = 500 * time.Millisecond // less than a freeze, here as well
+	}
+	c.shift = newShift(t)
+	c.env = []string{rescueEnv + "=" + c.rescue.String()}
+	c.exec(t, `CREATE INDEX ON start (job)`, `CREATE INDEX ON done (job)`, `CREATE INDEX ON plan (job)`)
+	if err := c.connectRiver(control); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Under kills and freezes no job starts early, none is lost, and none is completed without having been worked, on clients with
+// the plugin and without. And none is worked twice, except by River's rescue: because its first worker was killed, or frozen
+// for longer than RescueStuckJobsAfter. The freezes here are shorter.
+func TestScheduledWorkInChaos(t *testing.T) {
+	t.Parallel()
+	c := newChaos(t, 2*time.Minute, false)
+	f := c.run(t)
+	for _, text := range f.unexplained {
+		t.Error(text)
+	}
+	if c.kills == 0 || c.stops == 0 || f.byPlain == 0 || f.byPlain == f.starts {
+		t.Errorf("%d kills, %d freezes, %d of %d starts by plain clients", c.kills, c.stops, f.byPlain, f.starts)
+	}
+}
+
+// With a rescue that is shorter than a freeze, River gives a job to a second worker while the first one is about to go on, and
+// writes what has become of either attempt by the job's id. So River by itself works jobs twice, and this looks at no more
+// than what it promises all the same. The counts stand next to those of River without any plugin.
+func TestScheduledWorkInChaosWithAShortRescue(t *testing.T) {
+	t.Parallel()
+	for name, control := range map[string]bool{"Weir": false, "River": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			newChaos(t, 20*time.Second, control).run(t)
+		})
+	}
+}
+
+// The control of the first.
+func TestScheduledWorkInChaosOfRiverAlone(t *testing.T) {
+	t.Parallel()
+	if _, ok := long(t); !ok {
+		t.Skip("a control, for a soak")
+	}
+	newChaos(t, 2*time.Minute, true).run(t)
+}
+
+// run lets there be chaos, waits until all jobs are over, and returns what the database says.
+func (c *chaos) run(t *testing.T) *findings {
+	t.Helper()
+	began := time.Now()
+	crew := []kind{careful, careful, plain}
+	if !c.brief {
+		crew = []kind{careful, careful, careful, plain, plain}
+	}
+	if c.control {
+		for i := range crew {
+			crew[i] = plain
+		}
+	}
+	c.hire(t, crew...)
+	reserved := c.reserveAll(t)
+	thaws := &sync.WaitGroup{}
+	for going := true; going; {
+		select {
+		case <-reserved:
+			going = false
+		case <-time.After(c.pause + rand.N(c.pause)):
+			c.fault(t, thaws)
+		}
+	}
+	thaws.Wait()
+	c.finish(t)
+	c.dismiss(t)
+	f := c.counts(t)
+	rescue := c.rescue.String()
+	if c.control {
+		rescue += ", River alone"
+	}
+	summary := fmt.Sprintf("faults: %s (rescue after %s): in %.0f s %d kills and %d freezes: %s",
+		t.Name(), rescue, time.Since(began).Seconds(), c.kills, c.stops, f)
+	t.Log(summary)
+	fmt.Println(summary)
+	if f.early+f.lost+f.unworked+f.unplanned > 0 || f.jobs < c.jobs {
+		t.Errorf("%d jobs were wanted", c.jobs)
+		t.Error(f)
+	}
+	return f
+}
+
+// reserveAll reserves the jobs; the channel is closed when that is done.
+func (c *chaos) reserveAll(t *testing.T) <-chan struct{} {
+	t.Helper()
+	const hands = 4
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	for i := range hands {
+		wg.Go(func() {
+			pace := time.NewTicker(c.lasts * hands / time.Duration(c.jobs))
+			defer pace.Stop()
+			for n := i; n < c.jobs && ctx.Err() == nil; n += hands {
+				<-pace.C
+				w := wish{after: time.Millisecond + rand.N(min(4*time.Second, c.ahead)), far: rand.N(10) == 0, loose: rand.N(2) == 0}
+				if rand.N(3) == 0 {
+					w.after = time.Millisecond + rand.N(c.ahead)
+				}
+				c.once(ctx, w)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	return done
+}
+
+// fault kills or freezes one of the crew.
+func (c *chaos) fault(t *testing.T, thaws *sync.WaitGroup) {
+	t.Helper()
+	h := c.any()
+	c.mu.Lock()
+	still := c.frozen[h.name]
+	c.mu.Unlock()
+	switch {
+	case still:
+	case rand.N(10) < 5:
+		c.fire(h)
+		c.deaths[h.name] = time.Now()
+		c.kills++
+		k := plain
+		if _, err := fmt.Sscanf(h.name, string(careful)+"-%d", new(int)); err == nil {
+			k = careful
+		}
+		c.hire(t, k)
+	default:
+		c.stops++
+		c.mu.Lock()
+		c.frozen[h.name] = true
+		c.mu.Unlock()
+		from := time.Now()
+		if err := h.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		thaws.Go(func() {
+			time.Sleep(c.freeze[0] + rand.N(c.freeze[1]-c.freeze[0]))
+			_ = h.cmd.Process.Signal(syscall.SIGCONT) // the test may be over
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.freezes[h.name] = append(c.freezes[h.name], span{from, time.Now()})
+			delete(c.frozen, h.name)
+		})
+	}
+	if c.brief {
+		c.hasten(t)
+	}
+}
+
+// hasten has a leader rescue what the dead have left.
+func (c *chaos) hasten(t *testing.T) {
+	t.Helper()
+	c.age(t, ageLeader)
+	c.age(t, ageRows)
+	c.resign(t)
+}
+
+// finish waits until all jobs are completed; those that are not, the counts show.
+func (c *chaos) finish(t *testing.T) {
+	t.Helper()
+	for deadline, hasten := time.Now().Add(8*time.Minute), time.Now(); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if c.count(t, unfinished) == 0 {
+			return
+		}
+		if c.brief && time.Now().After(hasten) {
+			c.hasten(t)
+			hasten = time.Now().Add(2 * time.Second)
+		}
+	}
+}
+
+// findings are counts of jobs, from the database.
+type findings struct {
+	jobs, starts, byPlain    int
+	early, lost, unworked    int // started before the time in their rows; not completed; completed without having been worked
+	unplanned                int // not reserved
+	rescued                  int
+	startedAgain, doneAgain  int
+	afterKill, afterFreeze   int // starts that are explained by what became of the worker of the one before
+	unexplained              []string
+	p50, p95, latest, lapsed float64
+}
+
+func (f *findings) String() string {
+	return fmt.Sprintf("%d jobs, %d starts (%d by plain clients): %d early, %d lost, %d completed without having been worked; %d rescued by River, "+
+		"%d started again, %d done again; %d starts repeated after a kill and %d after a freeze, %d unexplained; %.0f attempts failed; late by p50 %.3f s, p95 %.3f s, at most %.3f s",
+		f.jobs, f.starts, f.byPlain, f.early, f.lost, f.unworked, f.rescued, f.startedAgain, f.doneAgain, f.afterKill, f.afterFreeze, len(f.unexplained),
+		f.lapsed, f.p50, f.p95, f.latest)
+}
+
+const findingsSQL = `SELECT
+	(SELECT count(*) FROM plan),
+	(SELECT count(*) FROM start),
+	(SELECT count(*) FROM start WHERE worker LIKE 'plain%'),
+	(SELECT count(*) FROM start s JOIN plan p USING (job) WHERE s.at < p.due),
+	(SELECT count(*) FROM plan p LEFT JOIN river_job j ON j.id = p.job WHERE j.state IS DISTINCT FROM 'completed'),
+	(SELECT count(*) FROM river_job j WHERE state = 'completed' AND NOT EXISTS (SELECT FROM done WHERE job = j.id)),
+	(SELECT count(*) FROM (SELECT id FROM river_job UNION SELECT job FROM start EXCEPT SELECT job FROM plan) x),
+	(SELECT count(*) FROM river_job WHERE metadata ? 'river:rescue_count'),
+	(SELECT count(*) FROM (SELECT FROM start GROUP BY job HAVING count(*) > 1) x),
+	(SELECT count(*) FROM (SELECT FROM done GROUP BY job HAVING count(*) > 1) x)`
+
+// latenessSQL is for the record.
+const latenessSQL = `SELECT coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY late), 0), coalesce(percentile_cont(0.95) WITHIN GROUP (ORDER BY late), 0), coalesce(max(late), 0)
+FROM (SELECT extract(epoch FROM min(s.at) - p.due)::float8 AS late FROM start s JOIN plan p USING (job) GROUP BY p.job, p.due) x`
+
+func (c *chaos) counts(t *testing.T) *findings {
+	t.Helper()
+	f := &findings{}
+	again := map[int64][]began{}
+	c.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		if err := conn.QueryRow(ctx, findingsSQL).Scan(&f.jobs, &f.starts, &f.byPlain, &f.early, &f.lost, &f.unworked, &f.unplanned,
+			&f.rescued, &f.startedAgain, &f.doneAgain); err != nil {
+			return err
+		}
+		if err := conn.QueryRow(ctx, latenessSQL).Scan(&f.p50, &f.p95, &f.latest); err != nil {
+			return err
+		}
+		rows, err := conn.Query(ctx, `SELECT job, attempt, worker, at FROM start WHERE job IN (SELECT job FROM start GROUP BY job HAVING count(*) > 1)`)
+		if err != nil {
+			return err
+		}
+		var b began
+		_, err = pgx.ForEachRow(rows, []any{&b.job, &b.number, &b.worker, &b.at}, func() error {
+			again[b.job] = append(again[b.job], b)
+			return nil
+		})
+		return err
+	})
+	c.shift.mu.Lock()
+	f.lapsed = float64(len(c.lapses))
+	c.shift.mu.Unlock()
+	for _, starts := range again {
+		c.explain(f, starts)
+	}
+	slices.Sort(f.unexplained)
+	return f
+}
+
+// explain looks at the starts of one job: after each but the last its worker was killed, or frozen for so long that River
+// rescued the job.
+func (c *chaos) explain(f *findings, starts []began) {
+	slices.SortFunc(starts, func(a, b began) int { return cmp.Or(cmp.Compare(a.number, b.number), a.at.Compare(b.at)) })
+	for i, s := range starts[:len(starts)-1] {
+		death, dead := c.deaths[s.worker]
+		switch {
+		case starts[i+1].number == s.number:
+			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started twice as attempt %d, by %s and by %s", s.job, s.number, s.worker, starts[i+1].worker))
+		case dead && !death.Before(s.at):
+			f.afterKill++
+		case slices.ContainsFunc(c.freezes[s.worker], func(z span) bool { return z.to.After(s.at) && z.to.Sub(z.from) > c.rescue-time.Second }):
+			f.afterFreeze++
+		default:
+			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started again %v after %s had started it as attempt %d: killed at %v, frozen %v; %v",
+				s.job, starts[i+1].at.Sub(s.at), s.worker, s.number, death, c.freezes[s.worker], c.lapses[s.attempt]))
+		}
+	}
+}
