@@ -65,7 +65,7 @@ func newChaos(t *testing.T, rescue time.Duration, control bool) *chaos {
 		c.rescue = 500 * time.Millisecond // less than a freeze, here as well
 	}
 	c.shift = newShift(t)
-	c.env = []string{rescueEnv + "=" + c.rescue.String()}
+	c.env = []string{rescueEnv + "=" + c.rescue.String(), busyEnv + "=yes"}
 	c.exec(t, `CREATE INDEX ON start (job)`, `CREATE INDEX ON done (job)`, `CREATE INDEX ON plan (job)`)
 	if err := c.connectRiver(control); err != nil {
 		t.Fatal(err)
@@ -186,19 +186,13 @@ func (c *chaos) fault(t *testing.T, thaws *sync.WaitGroup) {
 	t.Helper()
 	h := c.any()
 	c.mu.Lock()
-	still := c.frozen[h.name]
+	still, others := c.frozen[h.name], len(c.frozen)
 	c.mu.Unlock()
 	switch {
-	case still:
-	case rand.N(10) < 5:
-		c.fire(h)
-		c.deaths[h.name] = time.Now()
-		c.kills++
-		k := plain
-		if _, err := fmt.Sscanf(h.name, string(careful)+"-%d", new(int)); err == nil {
-			k = careful
-		}
-		c.hire(t, k)
+	case still && rand.N(4) > 0:
+	case still, others > 0 && !c.brief && others >= len(c.crew)/2, rand.N(10) < 5:
+		c.bury(h)
+		c.hire(t, h.kind)
 	default:
 		c.stops++
 		c.mu.Lock()
@@ -214,12 +208,19 @@ func (c *chaos) fault(t *testing.T, thaws *sync.WaitGroup) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.freezes[h.name] = append(c.freezes[h.name], span{from, time.Now()})
-			delete(c.frozen, h.name)
+			delete(c.frozen, h.name) // it may have been killed, too
 		})
 	}
 	if c.brief {
 		c.hasten(t)
 	}
+}
+
+// bury kills one of the crew.
+func (c *chaos) bury(h *hand) {
+	c.fire(h)
+	c.deaths[h.name] = time.Now()
+	c.kills++
 }
 
 // hasten has a leader rescue what the dead have left.

@@ -36,9 +36,10 @@ const (
 	outside kind = "outside" // completes its jobs outside of the transaction that does the work
 )
 
-// rescueEnv is a worker's RescueStuckJobsAfter. Its attempts have no JobTimeout then, and it is busy: has few workers, and each
-// job takes them long.
-const rescueEnv = "WEIR_FAULTS_RESCUE"
+const (
+	rescueEnv = "WEIR_FAULTS_RESCUE" // a client's RescueStuckJobsAfter; its attempts have no JobTimeout then
+	busyEnv   = "WEIR_FAULTS_BUSY"   // set: a client has few workers, and each job takes them long
+)
 
 type dueArgs struct {
 	ID    string `json:"id"`
@@ -67,6 +68,9 @@ func (atOnce) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
 // serve works jobs until the process is killed, or whoever started it has ended.
 func serve(url, name string, k kind) error {
+	if k == inserting {
+		return reserveAhead(url, name)
+	}
 	ctx := context.Background()
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -94,8 +98,10 @@ func serve(url, name string, k kind) error {
 			return err
 		}
 		config.JobTimeout = -1
+	}
+	if os.Getenv(busyEnv) != "" {
 		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: 4}
-		w.longest = 400 * time.Millisecond
+		w.longest = 250 * time.Millisecond
 	}
 	river.AddWorker(config.Workers, w)
 	switch k {
@@ -183,6 +189,7 @@ func (w *dueWorker) work(ctx context.Context, job *river.Job[dueArgs]) error {
 // hand is a worker's process, from outside.
 type hand struct {
 	name  string
+	kind  kind
 	cmd   *exec.Cmd
 	input io.Closer
 	ready chan struct{} // closed when its client has started
@@ -228,7 +235,7 @@ func (s *shift) spawnWorker(t *testing.T, name string, k kind) *hand {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	h := &hand{name: name, cmd: cmd, input: input, ready: make(chan struct{}), done: make(chan struct{})}
+	h := &hand{name: name, kind: k, cmd: cmd, input: input, ready: make(chan struct{}), done: make(chan struct{})}
 	t.Cleanup(h.kill)
 	go func() {
 		defer close(h.done)
