@@ -204,15 +204,20 @@ SELECT pg_notify(current_schema() || '.river_insert', json_build_object('queue',
 // rescue gives the jobs of those who are no more to the others.
 func (o *office) rescue(t *testing.T) {
 	t.Helper()
-	living := slices.Collect(maps.Keys(o.crew))
-	o.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+	o.rescueBut(t, slices.Collect(maps.Keys(o.crew)))
+	o.age(t, ageLeader)
+}
+
+// rescueBut rescues the jobs of all who are not among the living.
+func (s *shift) rescueBut(t *testing.T, living []string) {
+	t.Helper()
+	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, rescueRows, append([]string{}, living...))
 		for deadlocked(err) { // with a round, say, that moves the rows in another order
 			_, err = conn.Exec(ctx, rescueRows, append([]string{}, living...))
 		}
 		return err
 	})
-	o.age(t, ageLeader)
 }
 
 func deadlocked(err error) bool {
