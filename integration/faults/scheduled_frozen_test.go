@@ -25,7 +25,7 @@ func TestScheduledWorkWhenAClientIsFrozen(t *testing.T) {
 
 func frozenWhileDue(t *testing.T, a, b kind) {
 	t.Helper()
-	const jobs, hands = 300, 5
+	const jobs, burst, hands = 300, 40, 5 // the burst is due at once, so that the client has many in hand
 	c := newChaos(t, 2*time.Minute, false)
 	c.env = []string{rescueEnv + "=" + c.rescue.String()}
 	spread, freeze := 3*time.Second, 4*time.Second
@@ -39,13 +39,14 @@ func frozenWhileDue(t *testing.T, a, b kind) {
 	for i := range hands {
 		wg.Go(func() {
 			for n := i; n < jobs; n += hands {
-				at := first.Add(spread * time.Duration(n) / jobs)
+				at := first.Add(spread * time.Duration(max(0, n-burst)) / jobs)
 				c.once(t.Context(), wish{after: max(time.Millisecond, time.Until(at)), loose: n%2 == 0, far: n%10 == 0})
 			}
 		})
 	}
 	wg.Wait()
-	for held := 0; held == 0; { // it is in the middle of some jobs
+	held := 0
+	for held == 0 { // it is in the middle of some jobs
 		c.await(t, "it works", `SELECT count(*) FROM river_job WHERE state = 'running'`)
 		signal(t, frozen, syscall.SIGSTOP)
 		if held = c.count(t, `SELECT count(*) FROM river_job WHERE state = 'running'`); held == 0 {
@@ -60,7 +61,7 @@ func frozenWhileDue(t *testing.T, a, b kind) {
 	c.finish(t)
 	c.dismiss(t)
 	f := c.counts(t)
-	fmt.Printf("faults: %s: %v\n", t.Name(), f)
+	fmt.Printf("faults: %s: frozen with %d jobs; %v\n", t.Name(), held, f)
 	if f.jobs != jobs || f.starts != jobs || f.early+f.lost+f.unworked+f.unplanned+f.doneAgain > 0 {
 		t.Errorf("of %d jobs: %v; %q", jobs, f, f.unexplained)
 	}
