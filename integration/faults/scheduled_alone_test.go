@@ -85,7 +85,7 @@ func TestScheduledWorkWhenTheLeaderAndTheInserterAreKilled(t *testing.T) {
 
 func withoutLeaderAndInserter(t *testing.T, crew []kind) {
 	t.Helper()
-	jobs, spread := 200, 6*time.Second
+	jobs, spread := 150, 4*time.Second
 	if _, ok := long(t); ok {
 		jobs, spread = 1000, 20*time.Second
 	}

@@ -28,7 +28,7 @@ func frozenWhileDue(t *testing.T, a, b kind) {
 	const jobs, burst, hands = 300, 40, 5 // the burst is due at once, so that the client has many in hand
 	c := newChaos(t, 2*time.Minute, false)
 	c.env = []string{rescueEnv + "=" + c.rescue.String()}
-	spread, freeze := 3*time.Second, 4*time.Second
+	spread, freeze := 2*time.Second, 3*time.Second
 	if _, ok := long(t); ok {
 		spread, freeze = 20*time.Second, 31*time.Second
 	}
