@@ -346,9 +346,11 @@ func (c *chaos) explain(f *findings, starts []began) {
 		switch {
 		case starts[i+1].number == s.number:
 			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started twice as attempt %d, by %s and by %s", s.job, s.number, s.worker, starts[i+1].worker))
-		case dead && !death.Before(s.at):
+		case dead && death.Before(starts[i+1].at): // its server process may have written the start a moment after that
 			f.afterKill++
-		case slices.ContainsFunc(c.freezes[s.worker], func(z span) bool { return z.to.After(s.at) && z.to.Sub(z.from) > c.rescue-time.Second }):
+		case slices.ContainsFunc(c.freezes[s.worker], func(z span) bool {
+			return z.to.After(s.at) && z.from.Before(starts[i+1].at) && z.to.Sub(z.from) > c.rescue-time.Second
+		}):
 			f.afterFreeze++
 		default:
 			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started again %v after %s had started it as attempt %d: killed at %v, frozen %v; %v",
@@ -362,7 +364,7 @@ func TestChaosExplainsSecondStarts(t *testing.T) {
 	at := func(s int) time.Time { return time.Unix(1000+int64(s), 0) }
 	c := &chaos{
 		shift: &shift{}, rescue: time.Minute,
-		deaths:  map[string]time.Time{"dead": at(5)},
+		deaths:  map[string]time.Time{"dead": at(5), "late": at(201)},
 		freezes: map[string][]span{"cold": {{at(0), at(50)}, {at(100), at(161)}}},
 	}
 	for name, x := range map[string]struct {
@@ -371,7 +373,8 @@ func TestChaosExplainsSecondStarts(t *testing.T) {
 		kill, freeze, not int
 	}{
 		"Killed":         {began{attempt{1, 1, "dead"}, at(4)}, 2, 1, 0, 0},
-		"KilledBefore":   {began{attempt{1, 1, "dead"}, at(6)}, 2, 0, 0, 1},
+		"KilledJustNow":  {began{attempt{1, 1, "dead"}, at(6)}, 2, 1, 0, 0},
+		"KilledLater":    {began{attempt{1, 1, "late"}, at(4)}, 2, 0, 0, 1},
 		"Frozen":         {began{attempt{1, 1, "cold"}, at(99)}, 2, 0, 1, 0},
 		"FrozenBefore":   {began{attempt{1, 1, "cold"}, at(162)}, 2, 0, 0, 1},
 		"FrozenShortly":  {began{attempt{1, 1, "alive"}, at(40)}, 2, 0, 0, 1},
