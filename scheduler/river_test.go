@@ -37,6 +37,7 @@ func beside(t *testing.T, test func(t *testing.T, s *setting)) {
 	besideOn(t, func(t *testing.T) *pgxpool.Pool { return pgtest.Pool(t) }, test)
 }
 
+// besideOn is beside on pools with other settings.
 func besideOn(t *testing.T, pool func(t *testing.T) *pgxpool.Pool, test func(t *testing.T, s *setting)) {
 	t.Helper()
 	t.Parallel()
@@ -59,7 +60,7 @@ func (s *setting) client(t testing.TB, configure ...func(*river.Config)) *river.
 	return s.j.client(t, s.sched, configure...)
 }
 
-// workers gives a client's default queue so many.
+// workers sets how many jobs the default queue of a client runs at once.
 func workers(n int) func(*river.Config) {
 	return func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: n}} }
 }
