@@ -93,6 +93,9 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 		}
 		s.insertDue(t, s.f.client, 30, time.Second, nil)
 		s.client(t, workers(4))
+		for deadline := time.Now().Add(4 * time.Minute); worked.Load() < 34 && time.Now().Before(deadline); {
+			time.Sleep(5 * time.Millisecond) // each look waits for a connection first, so this may take long
+		}
 		s.f.completed(t, 30)
 		if n := worked.Load(); n != 34 {
 			t.Errorf("30 jobs, four of which were snoozed, were worked %d times", n)
