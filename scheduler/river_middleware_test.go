@@ -81,6 +81,9 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 					return &scheduler.PauseError{For: time.Millisecond, Requests: []ratelimit.Request{budget.For(fmt.Sprint(job.ID))}}
 				}
 			})
+			if !s.plain { // its take needs a connection as well
+				w = scheduler.Limit(w, func(*river.Job[sendArgs]) []ratelimit.Request { return []ratelimit.Request{budget.For("limited")} })
+			}
 			return &wrapped{w, func(ctx context.Context, _ *rivertype.JobRow, doInner func(context.Context) error) error {
 				return pgx.BeginFunc(ctx, s.f.pool, func(pgx.Tx) error {
 					began.Add(1)
