@@ -36,9 +36,12 @@ func (b *batch[T]) rounds() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for len(b.next) > 0 {
-		b.mu.Unlock()
-		time.Sleep(b.settle)
-		b.mu.Lock()
+		for n, tries := 0, 0; b.settle > 0 && n < len(b.next) && tries < 10; tries++ { // for as long as more come
+			n = len(b.next)
+			b.mu.Unlock()
+			time.Sleep(b.settle)
+			b.mu.Lock()
+		}
 		items, done := b.next, b.done
 		b.next, b.done = nil, nil
 		b.mu.Unlock()
