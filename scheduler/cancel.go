@@ -132,37 +132,26 @@ func (p *plugin) findCancelled(ctx context.Context, w *watch) error {
 	if from.IsZero() {
 		from = time.Now().Add(-lookBack)
 	}
-	known := make([]int64, 0, len(w.known))
-	for id := range w.known {
-		known = append(known, id)
-	}
 	type cancelled struct {
 		id      int64
 		attempt int
+		at      time.Time
 		t       ticket
 	}
 	var found []cancelled
 	var c cancelled
 	var raw []byte
-	var at, now time.Time
-	err := p.db().query(ctx, cancelledSQL, []any{&c.id, &c.attempt, &at, &raw, &now}, func() {
-		var ok bool
-		if c.t, ok = parse(raw); ok && c.t.known() {
-			found = append(found, c)
-		}
-		if edge := at; len(known) < mostGaps && edge.Before(now.Add(-overlap)) {
-			w.from = edge
-		}
-		w.known[c.id] = true
-	}, from, known)
+	var now time.Time
+	err := p.db().query(ctx, cancelledSQL, []any{&c.id, &c.attempt, &c.at, &raw, &now}, func() {
+		c.t, _ = parse(raw)
+		found = append(found, c)
+	}, from, slices.Collect(maps.Keys(w.known)))
 	if err != nil {
 		return err
 	}
-	if len(w.known) > mostGaps {
-		clear(w.known)
-	}
 	for _, c := range found {
 		switch {
+		case !c.t.known():
 		case c.t.Attempt == givenBack:
 			w.left(&c.t)
 		case c.t.unused() && c.t.Attempt == c.attempt:
@@ -170,6 +159,12 @@ func (p *plugin) findCancelled(ctx context.Context, w *watch) error {
 				return err
 			}
 		}
+		if w.known[c.id] = true; c.at.Before(now.Add(-overlap)) {
+			w.from = c.at
+		}
+	}
+	if len(w.known) > mostGaps {
+		clear(w.known)
 	}
 	return nil
 }
