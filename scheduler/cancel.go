@@ -145,7 +145,7 @@ func (p *plugin) findCancelled(ctx context.Context, w *watch) error {
 	err := p.db().query(ctx, cancelledSQL, []any{&c.id, &c.attempt, &c.at, &raw, &now}, func() {
 		c.t, _ = parse(raw)
 		found = append(found, c)
-	}, from, slices.Collect(maps.Keys(w.known)))
+	}, from, slices.AppendSeq([]int64{}, maps.Keys(w.known))) // an array, if an empty one
 	if err != nil {
 		return err
 	}
