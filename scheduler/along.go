@@ -22,9 +22,7 @@ func (p *plugin) beside(what string, do func(ctx context.Context) error) {
 		defer p.going.Delete(what)
 		ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 		defer cancel()
-		if err := do(ctx); err != nil {
-			p.logger.Warn("scheduler: jobs that have to wait could not be moved", "queue", what, "error", err)
-		}
+		p.warn(do(ctx), "jobs that have to wait could not be moved", "queue", what)
 	}()
 }
 
@@ -66,5 +64,8 @@ func (p *plugin) moveDue(ctx context.Context, queue string, by row) error {
 		w.due, w.ticket.By = w.ticket.reckon(states, now, p.scheduler.bunch)
 		return w.due.Sub(now) < time.Millisecond
 	})
+	for i, w := range due { // a pause that is extended does not meet all of them again; rounds move up those that it has not
+		w.due = w.due.Add(time.Duration(i/mostMoved) * roundEvery)
+	}
 	return d.move(ctx, due, now)
 }

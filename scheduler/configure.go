@@ -75,6 +75,13 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 
 func (p *plugin) db() db { return db{p.pool, p.tables} }
 
+// warn logs what went wrong in the background. After the pool was closed nothing is left to do there.
+func (p *plugin) warn(err error, what string, args ...any) {
+	if err != nil && !strings.Contains(err.Error(), "closed pool") {
+		p.logger.Warn("scheduler: "+what, append(args, "error", err)...)
+	}
+}
+
 // insertion travels in the context of an insert, from InsertTx to the hook of the client's plugin.
 type insertion struct {
 	clock     clock

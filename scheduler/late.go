@@ -86,9 +86,7 @@ func (p *plugin) renew(items []*renewal) {
 			r.t, r.clock = all[i].ticket, at
 		}
 	}
-	if err != nil {
-		p.logger.Warn("scheduler: jobs start late: they could not pay anew", "jobs", len(items), "error", err)
-	}
+	p.warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
 }
 
 // overdue are the jobs in the queues of late ones that are late as well, and have not paid anew.

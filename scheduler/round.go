@@ -63,9 +63,7 @@ func (p *plugin) beat(gap time.Duration) {
 		defer p.round.end()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err := p.lookAfter(ctx); err != nil {
-			p.logger.Warn("scheduler: waiting jobs could not be looked after", "error", err)
-		}
+		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
 	}()
 }
 
@@ -201,6 +199,9 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 			put = latest(due, now.Add(time.Duration(t.Jitter)*time.Microsecond))
 		}
 		gain := w.at.Sub(put)
+		if by < len(t.rows()) && states[t.rows()[by]].PausedUntil.After(now) {
+			gain = min(gain, 0) // when the pause is over
+		}
 		switch {
 		case t.Due == 0 && !due.After(w.at): // somebody wants it later than its tokens come: its worker, which has snoozed it
 		case redefined,

@@ -201,9 +201,7 @@ func (p *plugin) look(items []*look) {
 		return err
 	})
 	answered := time.Now()
-	if err != nil {
-		p.logger.Warn("scheduler: jobs start late: their limits could not be read", "jobs", len(items), "error", err)
-	}
+	p.warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
 	for _, l := range items {
 		if l.clock, l.err = (clock{now, answered}), err; err == nil {
 			l.ticket.redefine(all, now)

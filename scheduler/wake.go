@@ -161,8 +161,6 @@ func (p *plugin) wake(ids []int64) (map[int64]seen, error) {
 	err := p.db().query(ctx, wakeSQL, []any{&id, &state, &wait, nil, nil}, func() {
 		rows[id] = seen{state, time.Duration(wait) * time.Microsecond}
 	}, ids, p.schema)
-	if err != nil {
-		p.logger.Warn("scheduler: reserved jobs start up to a second late: River could not be woken", "jobs", len(ids), "error", err)
-	}
+	p.warn(err, "reserved jobs start up to a second late: River could not be woken", "jobs", len(ids))
 	return rows, err
 }
