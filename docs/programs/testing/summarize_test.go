@@ -22,7 +22,9 @@ import (
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // ChatTokens has less than a job takes, so that the job must wait.
-var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour})
+var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{
+	Rate: 1000, Period: time.Hour,
+})
 
 // Summarize is a job.
 type Summarize struct{ Document int }
@@ -73,7 +75,8 @@ func TestARiverJobIsWorked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := scheduler.ReservationOf(result.Job); !ok || result.EventKind != river.EventKindJobCompleted {
+	_, reserved := scheduler.ReservationOf(result.Job)
+	if !reserved || result.EventKind != river.EventKindJobCompleted {
 		t.Errorf("%+v", result)
 	}
 }
