@@ -156,8 +156,11 @@ func (p *plugin) pay(ctx context.Context, d db, tx pgx.Tx, all []*waiter) (clock
 		t := &w.ticket
 		t.Jitter, t.From, t.On, t.Late, t.At = 0, 0, nil, !w.again, now.UnixMicro() // it comes in its order
 		due, by := t.reckon(states, now, p.scheduler.bunch)
-		w.due, w.changed = latest(due, now), true
-		t.Due, t.By = w.due.UnixMicro(), by
+		w.due, w.changed = w.at, true // where it need not wait, it keeps its place before those that are less late
+		if due.After(now) {
+			w.due = due
+		}
+		t.Due, t.By = latest(due, now).UnixMicro(), by
 	}
 	return clock{now, time.Now()}, nil
 }

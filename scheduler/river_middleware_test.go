@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -70,16 +71,19 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 	besideOn(t, pool, func(t *testing.T, s *setting) {
 		var began, worked atomic.Int64
 		s.j.wrap = func(river.Worker[sendArgs]) river.Worker[sendArgs] {
-			w := river.WorkFunc(func(context.Context, *river.Job[sendArgs]) error {
+			w := river.WorkFunc(func(_ context.Context, job *river.Job[sendArgs]) error {
 				switch n := worked.Add(1); {
 				case n > 4:
 					return nil
 				case s.plain:
 					return river.JobSnooze(time.Millisecond)
 				default:
-					return &scheduler.PauseError{For: time.Millisecond, Requests: []ratelimit.Request{budget.For("k")}}
+					return &scheduler.PauseError{For: time.Millisecond, Requests: []ratelimit.Request{budget.For(fmt.Sprint(job.ID))}}
 				}
 			})
+			if !s.plain { // its take needs a connection as well
+				w = scheduler.Limit(w, func(*river.Job[sendArgs]) []ratelimit.Request { return []ratelimit.Request{budget.For("limited")} })
+			}
 			return &wrapped{w, func(ctx context.Context, _ *rivertype.JobRow, doInner func(context.Context) error) error {
 				return pgx.BeginFunc(ctx, s.f.pool, func(pgx.Tx) error {
 					began.Add(1)
@@ -92,9 +96,15 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 		}
 		s.insertDue(t, s.f.client, 30, time.Second, nil)
 		s.client(t, workers(4))
+		for deadline := time.Now().Add(4 * time.Minute); worked.Load() < 34 && time.Now().Before(deadline); {
+			time.Sleep(5 * time.Millisecond) // each look waits for a connection first, so this may take long
+		}
 		s.f.completed(t, 30)
 		if n := worked.Load(); n != 34 {
 			t.Errorf("30 jobs, four of which were snoozed, were worked %d times", n)
+		}
+		if snoozed, failed := s.f.count(t, `metadata ? 'snoozes'`), s.f.count(t, `errors IS NOT NULL`); snoozed != 4 || failed != 0 {
+			t.Errorf("%d jobs were snoozed, and %d failed", snoozed, failed)
 		}
 	})
 }

@@ -22,15 +22,15 @@ import (
 func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		pays    scheduler.Pays
-		charged float64
+		pays scheduler.Pays
+		once bool
 	}{
-		"PerAttempt": {scheduler.PerAttempt, 300}, "PerStart": {scheduler.PerStart, 300}, "PerJob": {scheduler.PerJob, 100},
+		"PerAttempt": {scheduler.PerAttempt, false}, "PerStart": {scheduler.PerStart, false}, "PerJob": {scheduler.PerJob, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			beside(t, func(t *testing.T, s *setting) {
 				s.j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
-					if len(s.j.await(t, 1)) == 3 {
+					if len(s.j.await(t, 1)) >= 3 {
 						return nil
 					}
 					<-ctx.Done() // the API was called, and has not answered
@@ -45,16 +45,22 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 					}
 				}
 				s.f.completed(t, 1)
-				if n := len(s.j.await(t, 3)); n != 3 {
-					t.Errorf("%d starts", n)
+				if n := s.starts(t, id); c.once {
+					s.charged(t, 100)
+				} else {
+					s.charged(t, 100*n)
 				}
-				if job := s.f.job(t, id); len(job.AttemptedBy) != 3 { // newer releases of River count no attempt that a stop has ended
-					t.Errorf("attempted by %v", job.AttemptedBy)
-				}
-				s.charged(t, c.charged)
 			})
 		})
 	}
+}
+
+// starts is how often clients have started a job that had to be stopped: mostly once each, but a
+// client that is being stopped may fetch the job once more. River counts no such attempt in newer
+// releases.
+func (s *setting) starts(t testing.TB, id int64) float64 {
+	t.Helper()
+	return float64(len(s.f.job(t, id).AttemptedBy))
 }
 
 // What a job has taken is given back if it is cancelled and has not begun, and is kept if it has.
@@ -71,7 +77,7 @@ func TestACancelledJobThatAStopHasInterrupted(t *testing.T) {
 	s.j.await(t, 1)
 	stop(t, client)
 	waits := s.insertFrom(t, f.client, 2, nil).Job.ID // no client runs
-	s.charged(t, 200)
+	s.charged(t, 100+100*s.starts(t, begun))
 	for id, charged := range map[int64]float64{begun: 0, waits: 100} {
 		before := f.left(t, budget.For("k"))
 		f.cancel(t, sched.Jobs(f.client), id)
@@ -80,8 +86,8 @@ func TestACancelledJobThatAStopHasInterrupted(t *testing.T) {
 			t.Errorf("%+v", job)
 		}
 	}
-	if n := len(s.j.await(t, 1)); n != 1 {
-		t.Errorf("%d starts", n)
+	if job := f.job(t, waits); len(job.AttemptedBy) != 0 {
+		t.Errorf("%+v", job)
 	}
 }
 

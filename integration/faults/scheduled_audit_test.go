@@ -27,7 +27,6 @@ type plan struct {
 type row struct {
 	job   int64
 	id    string // in its arguments
-	queue string
 	state string
 	by    string // the last client that fetched it
 }
@@ -55,11 +54,10 @@ type told struct {
 
 // finding is what an audit of scheduled work has found.
 type finding struct {
-	violations          []string
-	late                []time.Duration // of each job's first start, in ascending order
-	kills, outages      int             // starts that had to be repeated, as the worker was killed or the server went away
-	overtime            int             // and as the attempt took longer than River allows
-	strayed, outOfPlace int             // ended in a queue beside: left there by the dead; for no reason
+	violations     []string
+	late           []time.Duration // of each job's first start, in ascending order
+	kills, outages int             // starts that had to be repeated, as the worker was killed or the server went away
+	overtime       int             // and as the attempt took longer than River allows
 }
 
 // review returns what is wrong with scheduled work after it has settled.
@@ -81,15 +79,7 @@ func review(l *ledger, k *told) *finding {
 			say("job %d of %s: nothing was reserved", r.job, r.id)
 		}
 		if r.state != "completed" {
-			say("job %d is %s in the end, in queue %s, last fetched by %s", r.job, r.state, r.queue, cmp.Or(r.by, "nobody"))
-		}
-		if strings.HasPrefix(r.queue, "weir_") {
-			if r.state == "completed" && (k.killed[r.by] || k.server) { // harmless: it is over
-				f.strayed++
-			} else {
-				f.outOfPlace++
-				say("job %d, %s by %s, is left in queue %s", r.job, r.state, r.by, r.queue)
-			}
+			say("job %d is %s in the end, last fetched by %s", r.job, r.state, cmp.Or(r.by, "nobody"))
 		}
 	}
 	for id, n := range planned {
@@ -145,7 +135,7 @@ func (f *finding) starts(p plan, starts []began, k *told, say func(string, ...an
 		if late < 0 {
 			say("job %d started %v before it was due, by %s, attempt %d", p.job, -late, s.worker, s.number)
 		}
-		if numbers[s.number] { // a sweep has put back what had begun
+		if numbers[s.number] { // what had begun was put back, and not by River's rescue
 			say("job %d started twice as attempt %d, the second time by %s", p.job, s.number, s.worker)
 		}
 		numbers[s.number] = true
@@ -175,9 +165,9 @@ func orderly() (*ledger, *told) {
 	l := &ledger{
 		plans: []plan{{"a", 1, at(0)}, {"b", 2, at(1)}, {"c", 3, at(2)}},
 		rows: []row{
-			{1, "a", "default", "completed", "alive"},
-			{2, "b", "default", "completed", "alive"},
-			{3, "c", "weir_default", "completed", "dead"},
+			{1, "a", "completed", "alive"},
+			{2, "b", "completed", "alive"},
+			{3, "c", "completed", "dead"},
 		},
 		starts: []began{
 			{attempt{1, 1, "alive"}, at(0)},
@@ -197,7 +187,7 @@ func orderly() (*ledger, *told) {
 
 func TestTheAuditOfScheduledWorkFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	if f := review(orderly()); len(f.violations) > 0 || f.kills != 1 || f.outages != 1 || f.strayed != 1 || len(f.late) != 3 {
+	if f := review(orderly()); len(f.violations) > 0 || f.kills != 1 || f.outages != 1 || len(f.late) != 3 {
 		t.Fatalf("where all is well: %+v", f)
 	}
 	for name, c := range map[string]struct {
@@ -210,7 +200,7 @@ func TestTheAuditOfScheduledWorkFindsWhatIsWrong(t *testing.T) {
 		"DoneTwice":       {func(l *ledger, _ *told) { l.dones = append(l.dones, l.dones[0]) }, "job 1 was done 2 times"},
 		"NotCompleted":    {func(l *ledger, _ *told) { l.rows[0].state = "running" }, "job 1 is running in the end"},
 		"JobLost":         {func(l *ledger, _ *told) { l.rows = l.rows[1:] }, "a: 0 jobs for 1 reservations"},
-		"JobTwice":        {func(l *ledger, _ *told) { l.rows = append(l.rows, row{4, "a", "default", "completed", ""}) }, "a: 2 jobs for 1 reservations"},
+		"JobTwice":        {func(l *ledger, _ *told) { l.rows = append(l.rows, row{4, "a", "completed", ""}) }, "a: 2 jobs for 1 reservations"},
 		"JobOfAnother":    {func(l *ledger, _ *told) { l.rows[0].id = "b" }, "a: its job 1 does not exist"},
 		"JobForNothing":   {func(l *ledger, _ *told) { l.plans = l.plans[1:] }, "job 1 of a: nothing was reserved"},
 		"StartForNothing": {func(l *ledger, _ *told) { l.starts[0].job = 9 }, "job 9 started, and was not reserved"},
@@ -221,8 +211,6 @@ func TestTheAuditOfScheduledWorkFindsWhatIsWrong(t *testing.T) {
 		"ServerStayed":    {func(_ *ledger, k *told) { k.server = false }, "job 2 started again 1s after alive, which lives"},
 		"NothingFailed":   {func(_ *ledger, k *told) { clear(k.lapses) }, "job 2 started again 1s after alive, which lives"},
 		"SameAttempt":     {func(l *ledger, _ *told) { l.starts[2].number = 1 }, "job 2 started twice as attempt 1"},
-		"LeftBeside":      {func(_ *ledger, k *told) { k.killed, k.server = nil, false }, "job 3, completed by dead, is left in queue weir_default"},
-		"HeldForEver":     {func(l *ledger, _ *told) { l.rows[2].state = "available" }, "job 3, available by dead, is left in queue weir_default"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,39 +1,83 @@
 package faults
 
 import (
+	"fmt"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// A worker is frozen while it holds a job, for so long that a sweep gives the job to another; it comes back while the other
-// works. The job was taken from it: it must not start it.
-func TestScheduledWorkWhenAWorkerIsFrozen(t *testing.T) {
+// One of two clients is frozen while 300 jobs become due, and goes on when the other has worked them. River rescues nothing
+// meanwhile: each job is worked once, and what the frozen client had fetched is worked when it goes on.
+func TestScheduledWorkWhenAClientIsFrozen(t *testing.T) {
 	t.Parallel()
-	s := newShift(t)
-	s.hire(t, slow)
-	frozen := s.any()
-	s.once(t.Context(), 2*time.Second)
-	s.await(t, "the job is held", `SELECT count(*) FROM river_job WHERE queue = 'weir_default' AND state = 'running'`)
-	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
+	for name, kinds := range map[string][2]kind{"Configured": {careful, careful}, "Plain": {plain, careful}, "PlainTakesOver": {careful, plain}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, ok := long(t); !ok && name != "Configured" {
+				t.Skip("for a soak")
+			}
+			frozenWhileDue(t, kinds[0], kinds[1])
+		})
 	}
-	s.await(t, "it is due", `SELECT count(*) FROM plan WHERE due < now()`)
-	s.exec(t, `UPDATE river_job SET attempted_at = attempted_at - interval '1 min'`) // as if a sweep's 30 s were over
-	s.hire(t, slow)
-	s.await(t, "another has started it", `SELECT count(*) FROM start`)
-	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
+}
+
+func frozenWhileDue(t *testing.T, a, b kind) {
+	t.Helper()
+	const jobs, burst, hands = 300, 40, 5 // the burst is due at once, so that the client has many in hand
+	c := newChaos(t, 2*time.Minute, false)
+	c.env = []string{rescueEnv + "=" + c.rescue.String()}
+	spread, freeze := 2*time.Second, 3*time.Second
+	if _, ok := long(t); ok {
+		spread, freeze = 20*time.Second, 31*time.Second
 	}
-	for _, v := range s.examine(t).violations {
-		t.Error(v)
+	c.hire(t, a)
+	frozen := c.any()
+	first := time.Now().Add(2 * time.Second)
+	var wg sync.WaitGroup
+	for i := range hands {
+		wg.Go(func() {
+			for n := i; n < jobs; n += hands {
+				at := first.Add(spread * time.Duration(max(0, n-burst)) / jobs)
+				c.once(t.Context(), wish{after: max(time.Millisecond, time.Until(at)), loose: n%2 == 0, far: n%10 == 0})
+			}
+		})
+	}
+	wg.Wait()
+	held := 0
+	for held == 0 { // it is in the middle of some jobs
+		c.await(t, "it works", `SELECT count(*) FROM river_job WHERE state = 'running'`)
+		signal(t, frozen, syscall.SIGSTOP)
+		if held = c.count(t, `SELECT count(*) FROM river_job WHERE state = 'running'`); held == 0 {
+			signal(t, frozen, syscall.SIGCONT)
+		}
+	}
+	thaw := time.After(freeze)
+	c.hire(t, b)
+	<-thaw
+	c.await(t, "the other works", `SELECT count(*) FROM start WHERE worker <> '`+frozen.name+`'`)
+	signal(t, frozen, syscall.SIGCONT)
+	c.finish(t)
+	c.dismiss(t)
+	f := c.counts(t)
+	fmt.Printf("faults: %s: frozen with %d jobs; %v\n", t.Name(), held, f)
+	if f.jobs != jobs || f.starts != jobs || f.early+f.lost+f.unworked+f.unplanned+f.doneAgain > 0 {
+		t.Errorf("of %d jobs: %v; %q", jobs, f, f.unexplained)
+	}
+}
+
+func signal(t *testing.T, h *hand, s syscall.Signal) {
+	t.Helper()
+	if err := h.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
 	}
 }
 
 // await waits until a count is not zero.
-func (s *shift) await(t *testing.T, what, sql string) {
+func (s *shift) await(t *testing.T, what, sql string, args ...any) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); s.count(t, sql) == 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); s.count(t, sql, args...) == 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("not within a minute: " + what)
 		}

@@ -31,13 +31,19 @@ type kind string
 
 const (
 	careful kind = "careful" // as the documentation would have it
-	hasty   kind = "hasty"   // works the queue beside without the plugin that holds jobs until they are due
-	slow    kind = "slow"    // works for a second
+	plain   kind = "plain"   // River's client without Weir's plugin
+	hasty   kind = "hasty"   // like plain, and has jobs that wait start at once
 	outside kind = "outside" // completes its jobs outside of the transaction that does the work
 )
 
+const (
+	rescueEnv = "WEIR_FAULTS_RESCUE" // a client's RescueStuckJobsAfter; its attempts have no JobTimeout then
+	busyEnv   = "WEIR_FAULTS_BUSY"   // set: a client has few workers, and each job takes them long
+)
+
 type dueArgs struct {
-	ID string `json:"id"`
+	ID    string `json:"id"`
+	Loose bool   `json:"loose,omitempty"` // its client completes it, after the work was committed
 }
 
 func (dueArgs) Kind() string { return "due_work" }
@@ -62,6 +68,9 @@ func (atOnce) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
 // serve works jobs until the process is killed, or whoever started it has ended.
 func serve(url, name string, k kind) error {
+	if k == inserting {
+		return reserveAhead(url, name)
+	}
 	ctx := context.Background()
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -77,17 +86,29 @@ func serve(url, name string, k kind) error {
 	if err != nil {
 		return err
 	}
-	w := &dueWorker{pool: pool, name: name, kind: k, out: json.NewEncoder(os.Stdout)}
+	w := &dueWorker{pool: pool, name: name, kind: k, longest: 20 * time.Millisecond, out: json.NewEncoder(os.Stdout)}
 	config := &river.Config{
 		ID: name, Schema: cfg.ConnConfig.RuntimeParams["search_path"], Logger: slog.New(slog.DiscardHandler),
-		// a job counts as running while it is held, and the server may be away meanwhile: less than this would rescue the living
+		// The server may be away while a job runs: less than this would rescue the living.
 		JobTimeout: 2 * time.Second, RescueStuckJobsAfter: 12 * time.Second, RetryPolicy: atOnce{},
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}, Workers: river.NewWorkers(),
 	}
+	if d := os.Getenv(rescueEnv); d != "" {
+		if config.RescueStuckJobsAfter, err = time.ParseDuration(d); err != nil {
+			return err
+		}
+		config.JobTimeout = -1
+	}
+	if os.Getenv(busyEnv) != "" {
+		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: 4}
+		w.longest = 250 * time.Millisecond
+	}
 	river.AddWorker(config.Workers, w)
-	if k == hasty {
-		config.Queues["weir_"+river.QueueDefault] = river.QueueConfig{MaxWorkers: 20}
-	} else {
+	switch k {
+	case plain:
+	case hasty:
+		go pull(ctx, pool)
+	default:
 		config = scheduler.New(limiter, scheduler.Config{}).Configure(pool, config)
 	}
 	client, err := river.NewClient(riverpgxv5.New(pool), config)
@@ -106,12 +127,22 @@ func serve(url, name string, k kind) error {
 	return client.StopAndCancel(ctx)
 }
 
+// pull makes all jobs due that wait.
+func pull(ctx context.Context, pool *pgxpool.Pool) {
+	for ctx.Err() == nil {
+		_, _ = pool.Exec(ctx, `UPDATE river_job SET scheduled_at = now() WHERE state = 'available' AND scheduled_at > now()`) // tries again
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // dueWorker writes down when it starts, and then that it is done together with the job's completion.
 type dueWorker struct {
 	river.WorkerDefaults[dueArgs]
 	pool *pgxpool.Pool
 	name string
 	kind kind
+
+	longest time.Duration // that a job takes
 
 	mu  sync.Mutex
 	out *json.Encoder
@@ -138,13 +169,9 @@ func (w *dueWorker) work(ctx context.Context, job *river.Job[dueArgs]) error {
 		job.ID, job.Attempt, w.name, job.ScheduledAt); err != nil {
 		return fmt.Errorf("insert start: %w", err)
 	}
-	took := rand.N(20 * time.Millisecond) //nolint:gosec // how long the work takes
-	if w.kind == slow {
-		took += time.Second
-	}
-	<-time.After(took)
+	<-time.After(rand.N(w.longest)) //nolint:gosec // how long the work takes
 	const done = `INSERT INTO done VALUES ($1, $2, $3)`
-	if w.kind == outside {
+	if w.kind == outside || job.Args.Loose {
 		if _, err := w.pool.Exec(ctx, done, job.ID, job.Attempt, w.name); err != nil {
 			return fmt.Errorf("insert done: %w", err)
 		}
@@ -162,6 +189,7 @@ func (w *dueWorker) work(ctx context.Context, job *river.Job[dueArgs]) error {
 // hand is a worker's process, from outside.
 type hand struct {
 	name  string
+	kind  kind
 	cmd   *exec.Cmd
 	input io.Closer
 	ready chan struct{} // closed when its client has started
@@ -207,7 +235,7 @@ func (s *shift) spawnWorker(t *testing.T, name string, k kind) *hand {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	h := &hand{name: name, cmd: cmd, input: input, ready: make(chan struct{}), done: make(chan struct{})}
+	h := &hand{name: name, kind: k, cmd: cmd, input: input, ready: make(chan struct{}), done: make(chan struct{})}
 	t.Cleanup(h.kill)
 	go func() {
 		defer close(h.done)

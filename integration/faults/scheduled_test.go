@@ -115,7 +115,7 @@ func TestTheAuditFindsBrokenWorkers(t *testing.T) {
 		inject func(t *testing.T)
 		want   string // of one of the violations
 	}{
-		{"DoesNotHoldItsJobs", []kind{careful, hasty, hasty}, func(t *testing.T) { s.callers.await(t, granted, 50) }, "before it was due"},
+		{"StartsWhatIsNotDue", []kind{careful, hasty, hasty}, func(t *testing.T) { s.callers.await(t, granted, 50) }, "before it was due"},
 		{"CompletesOutsideOfTheTransaction", []kind{outside, outside, careful}, s.fireBetween, "was done 2 times"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -43,9 +43,9 @@ type report struct {
 	used float64
 }
 
-// charge is a take of a reservation that a job's metadata has had, in the transaction that has brought it there.
+// charge is a take of a reservation that a job's metadata has had.
 type charge struct {
-	xact        int64
+	xact        int64 // that inserted the job with it; 0: the job has paid it later, in a transaction that nobody knows
 	job         int64
 	reservation string
 	take
@@ -111,6 +111,7 @@ type heard struct {
 	given   map[string]callArgs
 	cancels map[string]bool // what somebody wanted cancelled
 	answers []answer        // of the upstream
+	unheard int             // charges, at the most, of which those who paid them were kept from hearing
 	told    map[string]bool // reservations of which their workers know that they are settled
 }
 
@@ -121,6 +122,7 @@ type figures struct {
 	attempts                          int
 	settled, held, released, uncalled int     // reservations; held, and not called with
 	charged, used, kept, returned     float64 // tokens that do not flow: charged; of settled reservations used; held; released
+	lost                              float64 // calls that were charged to somebody who has never heard of it
 	worst                             float64 // of the differences
 }
 
@@ -129,6 +131,7 @@ func (f *figures) add(g *figures) {
 	f.calls, f.failed, f.attempts = f.calls+g.calls, f.failed+g.failed, f.attempts+g.attempts
 	f.settled, f.held, f.released, f.uncalled = f.settled+g.settled, f.held+g.held, f.released+g.released, f.uncalled+g.uncalled
 	f.charged, f.used, f.kept, f.returned = f.charged+g.charged, f.used+g.used, f.kept+g.kept, f.returned+g.returned
+	f.lost += g.lost
 	f.worst = max(f.worst, g.worst)
 }
 
@@ -136,9 +139,9 @@ func (f *figures) add(g *figures) {
 func (f *figures) String() string {
 	return fmt.Sprintf("%d jobs, %d completed and %d cancelled, in %d attempts; %d calls answered, %d with an error; "+
 		"%d reservations: %d settled, %d held (%d without a call), %d released; "+
-		"of what does not flow %.2f tokens were granted, %.2f of them in reservations that were settled, with %.2f used, %.2f held and %.2f released; the books are off by %.1e at the most",
+		"of what does not flow %.2f tokens were granted, %.2f of them in reservations that were settled, with %.2f used, %.2f held and %.2f released; %.0f payments were lost with their workers; the books are off by %.1e at the most",
 		f.jobs, f.completed, f.cancelled, f.attempts, f.calls, f.failed, f.settled+f.held+f.released, f.settled, f.held, f.uncalled, f.released,
-		f.charged, f.charged-f.kept-f.returned, f.used, f.kept, f.returned, f.worst)
+		f.charged, f.charged-f.kept-f.returned, f.used, f.kept, f.returned, f.lost, f.worst)
 }
 
 // verdict is what an audit of settlements has found.
@@ -186,7 +189,7 @@ func inspect(d *daybook, h *heard) *verdict {
 	for id, r := range reservations {
 		v.once(id, r)
 	}
-	v.balance(d, reservations)
+	v.balance(d, h, reservations)
 	slices.Sort(v.violations)
 	return v
 }
@@ -365,20 +368,25 @@ func (v *verdict) once(id string, r *paid) {
 }
 
 // balance: in each transaction, and in all together, tokens gone are those that were charged, less those that were settled
-// and not used. So what was granted is what was used, what is held, and what was released.
-func (v *verdict) balance(d *daybook, reservations map[string]*paid) {
+// and not used. So what was granted is what was used, what is held, and what was released. What jobs have paid later comes
+// from transactions that do nothing else; with it may come what was paid by workers that died before they could tell.
+func (v *verdict) balance(d *daybook, h *heard, reservations map[string]*paid) {
 	type place struct {
 		xact int64
 		account
 	}
 	booked, moved := map[place]float64{}, map[place]float64{}
-	gone, left := map[account]float64{}, map[account]float64{}
+	gone, left, anew := map[account]float64{}, map[account]float64{}, map[account]float64{}
 	for _, r := range reservations {
 		for i, c := range r.takes {
 			if !exact(c.Account) {
 				continue
 			}
-			booked[place{c.xact, c.Account}] += c.Tokens
+			if c.xact == 0 {
+				anew[c.Account] -= c.Tokens
+			} else {
+				booked[place{c.xact, c.Account}] += c.Tokens
+			}
 			v.charged += c.Tokens
 			gone[c.Account] += c.Tokens
 			if i >= 2 || len(r.settled) == 0 {
@@ -411,8 +419,18 @@ func (v *verdict) balance(d *daybook, reservations map[string]*paid) {
 		}
 	}
 	for p, n := range moved {
-		if _, has := booked[p]; !has && !v.same(n, 0) {
-			v.say("transaction %d: %v tokens went from %v, and no reservation says why", p.xact, n, p.account)
+		if _, has := booked[p]; has {
+			continue
+		}
+		if n < 0 && !same(n, 0) {
+			v.say("transaction %d: %v tokens came back to %v, and no reservation says why", p.xact, -n, p.account)
+		}
+		anew[p.account] += n
+	}
+	v.unheard(h, anew, gone)
+	for of, n := range left {
+		if _, has := gone[of]; !has && !v.same(n, 0) {
+			v.say("%v: %v tokens are gone, and no reservation says why", of, n)
 		}
 	}
 	for of, value := range d.balances {
@@ -425,6 +443,29 @@ func (v *verdict) balance(d *daybook, reservations map[string]*paid) {
 		if _, has := d.balances[of]; !has {
 			v.say("%v: %v tokens are gone, and there is no balance", of, n)
 		}
+	}
+}
+
+// unheard looks at what was paid later and is in no reservation: as many calls, at the most, as workers were kept from
+// hearing of, and tokens only if there are calls.
+func (v *verdict) unheard(h *heard, anew, gone map[account]float64) {
+	tokens := 0.0
+	for of, n := range anew {
+		switch {
+		case same(n, 0):
+			continue
+		case n < 0:
+			v.say("%v: jobs have paid %v tokens later, and they are there", of, -n)
+			continue
+		case of.Limit == budgetTokens.Name():
+			tokens += n
+		default:
+			v.lost += n
+		}
+		gone[of] += n
+	}
+	if calls := v.lost; calls > float64(h.unheard) || !same(calls, math.Round(calls)) || calls == 0 && tokens > 0 {
+		v.say("%v calls and %v tokens were charged later, and no reservation says why; %d workers may have been kept from it", calls, tokens, h.unheard)
 	}
 }
 

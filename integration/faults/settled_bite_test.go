@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,12 +21,12 @@ func kept() (*daybook, *heard) {
 	}
 	for i, c := range []charge{
 		{xact: 11, job: 1, reservation: "a1"}, {xact: 12, job: 2, reservation: "b1"}, {xact: 13, job: 3, reservation: "c1"},
-		{xact: 14, job: 4, reservation: "d1"}, {xact: 15, job: 2, reservation: "b2"},
+		{xact: 14, job: 4, reservation: "d1"}, {job: 2, reservation: "b2"},
 	} {
 		for _, of := range []take{{calls, 1}, {tokens, 100}} {
 			c.take, c.since = of, time.Unix(int64(i), 0)
 			d.charges = append(d.charges, c)
-			d.movements = append(d.movements, movement{c.xact, take{of.Account, -of.Tokens}})
+			d.movements = append(d.movements, movement{int64(11 + i), take{of.Account, -of.Tokens}})
 		}
 	}
 	d.movements = append(d.movements, movement{21, take{tokens, 40}}, movement{22, take{tokens, -50}},
@@ -55,6 +56,18 @@ func TestTheAuditOfSettlementsFindsWhatIsWrong(t *testing.T) {
 		v.kept != 101 || v.returned != 101 {
 		t.Fatalf("where all is well: %+v", v)
 	}
+	d, h := kept() // and a worker was killed when it had paid, and had not said so
+	for _, of := range []take{{account{"budgetCalls", "k"}, 1}, {account{"budgetTokens", ""}, 100}} {
+		d.movements = append(d.movements, movement{99, take{of.Account, -of.Tokens}})
+		d.balances[of.Account] -= of.Tokens
+	}
+	if v := inspect(d, h); v.says("1 calls and 100 tokens were charged later") != 1 {
+		t.Errorf("where nobody was killed: %q", v.violations)
+	}
+	h.unheard = 1
+	if v := inspect(d, h); len(v.violations) > 0 || v.lost != 1 {
+		t.Errorf("where a payment is lost: %+v", v)
+	}
 	tokens := account{"budgetTokens", ""}
 	for name, c := range map[string]struct {
 		spoil func(d *daybook, h *heard)
@@ -66,6 +79,14 @@ func TestTheAuditOfSettlementsFindsWhatIsWrong(t *testing.T) {
 		"WrongInOne":       {func(d *daybook, _ *heard) { d.movements[1].Tokens-- }, "transaction 11: 101 tokens went"},
 		"NotCharged":       {func(d *daybook, _ *heard) { d.movements = d.movements[1:] }, "transaction 11: 0 tokens went"},
 		"ChargedForNobody": {func(d *daybook, _ *heard) { d.movements = append(d.movements, movement{99, take{tokens, -1}}) }, "no reservation says why"},
+		"ChargedForNobodyKilled": {func(d *daybook, h *heard) {
+			h.unheard = 9
+			d.movements = append(d.movements, movement{99, take{tokens, -1}})
+		}, "0 calls and 1 tokens were charged later"},
+		"CameBack": {func(d *daybook, _ *heard) { d.movements = append(d.movements, movement{99, take{tokens, 1}}) }, "1 tokens came back"},
+		"PaidAnewForFree": {func(d *daybook, _ *heard) {
+			d.movements = slices.DeleteFunc(d.movements, func(m movement) bool { return m.xact == 15 })
+		}, "and they are there"},
 		"ChargedTwice": {func(d *daybook, _ *heard) {
 			for i := range 2 {
 				c := d.charges[i]

@@ -35,18 +35,19 @@ var (
 
 // The tables of the application, ask, intent and report, and those of the audit. What is charged and what becomes of it is
 // written down by triggers, in the transaction that does it, whoever dies after that: the reservations that a job's metadata
-// has ever had, the settlements, and each change of a balance. No constraints: see tables.
+// has ever had, the settlements, and each change of a balance. What a further attempt has paid is in the job's metadata when
+// River writes what became of the attempt, and before that in the intent of its worker. No constraints: see tables.
 const settledTables = `
 CREATE TABLE ask (id text NOT NULL, job bigint NOT NULL);
-CREATE TABLE intent (job bigint NOT NULL, attempt int NOT NULL, reservation text NOT NULL);
+CREATE TABLE intent (job bigint NOT NULL, attempt int NOT NULL, reservation text NOT NULL, metadata jsonb NOT NULL);
 CREATE TABLE report (xact bigint NOT NULL, job bigint NOT NULL, attempt int NOT NULL, reservation text NOT NULL, used float8 NOT NULL);
 
 CREATE TABLE job_log (n bigint GENERATED ALWAYS AS IDENTITY, at timestamptz NOT NULL DEFAULT clock_timestamp(), xact bigint NOT NULL,
-	job bigint NOT NULL, ticket jsonb, line text NOT NULL);
+	job bigint NOT NULL, inserted boolean NOT NULL, ticket jsonb, line text NOT NULL);
 CREATE FUNCTION log_job() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-	INSERT INTO job_log (xact, job, ticket, line)
-	VALUES (pg_current_xact_id()::text::bigint, NEW.id,
+	INSERT INTO job_log (xact, job, inserted, ticket, line)
+	VALUES (pg_current_xact_id()::text::bigint, NEW.id, TG_OP = 'INSERT',
 		CASE WHEN TG_OP = 'INSERT' OR OLD.metadata->'weir' IS DISTINCT FROM NEW.metadata->'weir' THEN NEW.metadata->'weir' END,
 		format('%s in %s, attempt %s by %s, scheduled for %s: backend %s, %s', NEW.state, NEW.queue, NEW.attempt,
 			NEW.attempted_by[array_upper(NEW.attempted_by, 1)], NEW.scheduled_at, pg_backend_pid(), substr(current_query(), 1, 60)));
@@ -81,6 +82,8 @@ type office struct {
 	kind  kind // of the crew
 	total figures
 	blows map[string]int
+
+	unheard int // payments, at the most, of which blows have kept the workers from hearing
 }
 
 func newOffice(t *testing.T, k kind) *office {
@@ -185,8 +188,7 @@ func (o *office) cancel(ctx context.Context, id string) {
 }
 
 // rescueRows does what River's rescuer does with jobs whose clients are no more, an hour or so later, and its scheduler right
-// after that: the attempt counts, and the next one may begin. A job that a client held and had not confirmed is no job that
-// had begun, and by then a sweep would have put it back.
+// after that: the attempt counts, and the next one may begin.
 const rescueRows = `WITH left_over AS (
 	UPDATE river_job SET
 		state = CASE WHEN metadata ? 'cancel_attempted_at' THEN 'cancelled' ELSE 'available' END::river_job_state,
@@ -195,32 +197,27 @@ const rescueRows = `WITH left_over AS (
 		errors = array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'Stuck job rescued by JobRescuer', 'trace', '')),
 		metadata = metadata || jsonb_build_object('river:rescue_count', coalesce((metadata->>'river:rescue_count')::int, 0) + 1)
 	WHERE state = 'running' AND NOT attempted_by[array_upper(attempted_by, 1)] = ANY ($1)
-		AND NOT (starts_with(queue, 'weir_') AND coalesce(scheduled_at < to_timestamp((metadata->'weir'->>'due')::float8 / 1e6) - interval '1 s', false))
 	RETURNING queue
 )
 SELECT pg_notify(current_schema() || '.river_insert', json_build_object('queue', queue)::text) FROM left_over GROUP BY queue`
 
-// ageHeld lets the time pass after which a sweep puts back what the dead have held.
-const ageHeld = `UPDATE river_job SET attempted_at = attempted_at - interval '1 min'
-	WHERE state = 'running' AND attempted_at > now() - interval '30 s' AND NOT attempted_by[array_upper(attempted_by, 1)] = ANY ($1)`
-
 // rescue gives the jobs of those who are no more to the others.
 func (o *office) rescue(t *testing.T) {
 	t.Helper()
-	living := slices.Collect(maps.Keys(o.crew))
-	o.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		for _, sql := range []string{rescueRows, ageHeld} {
-			_, err := conn.Exec(ctx, sql, append([]string{}, living...))
-			for deadlocked(err) { // with a sweep, say, that takes the rows in another order
-				_, err = conn.Exec(ctx, sql, append([]string{}, living...))
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	o.rescueBut(t, slices.Collect(maps.Keys(o.crew)))
 	o.age(t, ageLeader)
+}
+
+// rescueBut rescues the jobs of all who are not among the living.
+func (s *shift) rescueBut(t *testing.T, living []string) {
+	t.Helper()
+	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, rescueRows, append([]string{}, living...))
+		for deadlocked(err) { // with a round, say, that moves the rows in another order
+			_, err = conn.Exec(ctx, rescueRows, append([]string{}, living...))
+		}
+		return err
+	})
 }
 
 func deadlocked(err error) bool {
@@ -246,6 +243,7 @@ func (o *office) finish(t *testing.T) {
 			last, since = n, time.Now()
 		}
 		if time.Since(since) > 3*time.Second { // a client has never learned that it was given a job, as the server went away
+			o.unheard += atATime * len(o.crew)
 			o.dismiss(t)
 			o.rescue(t)
 			o.hire(t, o.kind, o.kind, o.kind)
@@ -284,8 +282,9 @@ func (o *office) daybook(t *testing.T) *daybook {
 				{`SELECT job, attempt, reservation FROM intent`, []any{&in.job, &in.attempt, &in.reservation}, func() { d.intents = append(d.intents, in) }},
 				{`SELECT xact, job, attempt, reservation, used FROM report`, []any{&r.xact, &r.job, &r.attempt, &r.reservation, &r.used},
 					func() { d.reports = append(d.reports, r) }},
-				{`SELECT xact, job, jsonb_build_object('weir', ticket) FROM job_log WHERE ticket IS NOT NULL ORDER BY n`,
+				{`SELECT CASE WHEN inserted THEN xact ELSE 0 END, job, jsonb_build_object('weir', ticket) FROM job_log WHERE ticket IS NOT NULL ORDER BY n`,
 					[]any{&l.xact, &l.job, &l.metadata}, func() { d.log(l) }},
+				{`SELECT 0, job, metadata FROM intent`, []any{&l.xact, &l.job, &l.metadata}, func() { d.log(l) }},
 				{`SELECT xact, reservation FROM settled_log`, []any{&s.xact, &s.reservation}, func() { d.settlements = append(d.settlements, s) }},
 				{`SELECT xact, limit_name, key, delta FROM balance_log`, []any{&m.xact, &m.Account.Limit, &m.Account.Key, &m.Tokens},
 					func() { d.movements = append(d.movements, m) }},
@@ -311,7 +310,7 @@ func (o *office) inspect(t *testing.T) *verdict {
 	defer o.upstream.mu.Unlock()
 	o.callers.mu.Lock()
 	defer o.callers.mu.Unlock()
-	return inspect(d, &heard{records: o.callers.records, given: o.given, cancels: o.cancels, answers: o.upstream.answers, told: o.upstream.told})
+	return inspect(d, &heard{records: o.callers.records, given: o.given, cancels: o.cancels, answers: o.upstream.answers, told: o.upstream.told, unheard: o.unheard})
 }
 
 func (o *office) clear(t *testing.T) {
@@ -321,6 +320,7 @@ func (o *office) clear(t *testing.T) {
 	o.upstream.forget()
 	clear(o.given)
 	clear(o.cancels)
+	o.unheard = 0
 }
 
 // history tells what a job has gone through.
@@ -367,6 +367,10 @@ func (o *office) strike(t *testing.T, b blow) {
 	}
 	h := o.crew[c.Worker]
 	var err error
+	o.unheard += atATime
+	if strings.HasPrefix(b.how, "server") {
+		o.unheard += atATime * (len(o.crew) - 1)
+	}
 	switch b.how {
 	case killed:
 		o.fire(h)

@@ -35,6 +35,8 @@ const (
 	unpaying kind = "unpaying" // works without the plugin that has each attempt pay
 )
 
+const atATime = 10 // jobs of a worker
+
 type callArgs struct {
 	ID       string  `json:"id"`
 	Key      string  `json:"key"`
@@ -100,7 +102,7 @@ func settle(url, name string, k kind) error {
 		ID: name, Schema: pool.Config().ConnConfig.RuntimeParams["search_path"], Logger: slog.New(slog.DiscardHandler),
 		JobTimeout: 5 * time.Second, RescueStuckJobsAfter: 30 * time.Second, RetryPolicy: atOnce{},
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {
-			MaxWorkers: 10, FetchCooldown: 20 * time.Millisecond, FetchPollInterval: 100 * time.Millisecond,
+			MaxWorkers: atATime, FetchCooldown: 20 * time.Millisecond, FetchPollInterval: 100 * time.Millisecond,
 		}},
 		Workers: river.NewWorkers(),
 	}
@@ -144,7 +146,7 @@ func (w *settler) Work(ctx context.Context, job *river.Job[callArgs]) error {
 		return errors.New("nothing was reserved")
 	}
 	c := call{Worker: w.name, Job: job.ID, Attempt: job.Attempt, Reservation: r.ID.String(), Estimate: job.Args.Estimate}
-	if _, err := w.pool.Exec(ctx, `INSERT INTO intent VALUES ($1, $2, $3)`, c.Job, c.Attempt, c.Reservation); err != nil {
+	if _, err := w.pool.Exec(ctx, `INSERT INTO intent VALUES ($1, $2, $3, $4::text::jsonb)`, c.Job, c.Attempt, c.Reservation, string(job.Metadata)); err != nil {
 		return fmt.Errorf("insert intent: %w", err)
 	}
 	body, err := w.upstream.post("/call", c)
@@ -234,15 +236,33 @@ func watchRenewals(cfg *pgxpool.Config, v *visitor, name string) {
 
 type renewalTracer struct{}
 
-// TraceQueryStart arms a connection when it writes the ticket of a job that is at work: with what that has paid.
-func (renewalTracer) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if c, ok := conn.PgConn().Conn().(*renewals); ok && strings.Contains(q.SQL, "metadata = jsonb_set") && strings.Contains(q.SQL, "'running'") {
+// charges is in the statement with which a job at work pays again.
+const charges = "coalesce(b.moved, 0) - (greatest(0, $7"
+
+// arm has a connection tell of the next COMMIT, if the statement charges.
+func arm(conn *pgx.Conn, sql string) {
+	if c, ok := conn.PgConn().Conn().(*renewals); ok && strings.Contains(sql, charges) {
 		c.armed = true
 	}
+}
+
+func (renewalTracer) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	arm(conn, q.SQL)
 	return ctx
 }
 
 func (renewalTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (renewalTracer) TraceBatchStart(ctx context.Context, conn *pgx.Conn, b pgx.TraceBatchStartData) context.Context {
+	for _, q := range b.Batch.QueuedQueries {
+		arm(conn, q.SQL)
+	}
+	return ctx
+}
+
+func (renewalTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (renewalTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // renewals is a connection that, once armed, tells of the next COMMIT that was answered. Cut then, it ends before the answer.
 type renewals struct {
