@@ -34,9 +34,9 @@
 // configured do three things about that:
 //
 //   - The process that inserted a job notifies River's clients at the moment when the job is due.
-//   - Once a second one of the clients does a round: it looks at the jobs that wait, makes those
-//     available that are due within 25 s, moves those whose time has changed, and takes over the
-//     notifications of a process that has died.
+//   - Once a second one of the working clients does a round: it looks at the jobs that wait, makes
+//     those available that are due within 25 s, moves those whose time has changed, and notifies
+//     River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     in a pause say, the client puts it off.
 //
@@ -103,8 +103,9 @@
 //     back: in the caller's transaction for [Jobs.CancelTx], else in one of a round's.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
-// three seconds at a time. If that client dies, jobs that are available start on time or at River's
-// next poll. The tests were run with River v0.41 and v0.51.
+// three seconds at a time; the role of a working client needs SELECT, INSERT and UPDATE on that
+// table. If the client dies, jobs that are available start on time or at River's next poll. The
+// tests were run with River v0.41 and v0.51.
 //
 // # Settle, pay, cancel
 //
@@ -142,7 +143,7 @@
 // River Pro's partitions, sequences and concurrency limits see ordinary jobs in their own queues.
 // No test here runs with River Pro.
 //
-// # Taking it out again
+// # Removing Weir
 //
 // Jobs that wait are River's: without Configure, River starts them at their scheduled_at. The key
 // "weir" of their metadata may stay. Versions before the first release moved jobs to a queue named
