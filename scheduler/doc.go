@@ -1,67 +1,157 @@
-// Package scheduler enqueues work together with the tokens that it needs: the take, the reservation and the River job
-// commit in the caller's transaction, or none of them does.
+// Package scheduler inserts River jobs together with the tokens that they need. It is the only
+// package of Weir that imports River, with dashboard/ahead.
 //
-// Work that is granted at once is available as soon as the transaction commits; work that is granted ahead of time starts
-// when its tokens exist, plus jitter; work that is denied is not enqueued, and nothing is taken for it.
+// # What it guarantees
+//
+// The take, the reservation and the job commit in the caller's transaction, or none of them does. A
+// job whose tokens are there is available at COMMIT. A job that is reserved starts when its tokens
+// exist, and never earlier by the database's clock, on whatever client. A job that is denied is not
+// inserted, and nothing is taken for it.
 //
 //	sched := scheduler.New(limiter, scheduler.Config{})
-//	riverClient, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{Queues: queues, Workers: workers}))
+//	riverClient, err := river.NewClient(riverpgxv5.New(pool),
+//		sched.Configure(pool, &river.Config{Queues: queues, Workers: workers}))
 //	jobs := sched.Jobs(riverClient)
 //
 //	err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-//		in, err := jobs.InsertTx(ctx, tx, GenerateReply{ID: id}, nil, ChatTokens.For(org).Count(1200).OrReserve())
+//		request := ChatTokens.For(org).Count(1200).OrReserve()
+//		in, err := jobs.InsertTx(ctx, tx, GenerateReply{ID: id}, nil, request)
 //		if err != nil {
 //			return err
 //		}
 //		return in.Err() // a *ratelimit.DeniedError if more than MaxReserved would be owed
 //	})
 //
-// It is the only package of Weir that imports River.
+// [Jobs.InsertManyTx] and [Jobs.InsertMany] insert many jobs with their tokens in as many round
+// trips as one job: all of them, or none.
 //
 // # On time
 //
-// River starts a job that was inserted with a time at its leader's next tick, every 5 s, and after its client's cooldown, of
-// 100 ms: some seconds late, and many of them together. A client whose configuration comes from [Scheduler.Configure] takes
-// reserved jobs from their queue 2.5 s before they are due, into a queue of its own beside it (weir_ and the queue's name),
-// and holds each of them until it is due by the database's clock. By BenchmarkStartLateness half of all jobs start within 2 ms
-// of their time, and none before it. It depends on no leader.
+// A reserved job waits in its own queue as an ordinary River job, and River's own fetch gives it to
+// a worker that is free. So priorities, MaxWorkers, paused queues and unique jobs work as River
+// documents them, and a job that waits occupies no worker. River alone starts scheduled jobs some
+// seconds late, as its leader looks for them every 5 s. Clients that [Scheduler.Configure] has
+// configured do three things about that:
 //
-// What it costs: two small queries for each of River's fetches, that is four a second for an idle queue, and one more a second; while jobs are being
-// reserved for the next seconds, one every 10 ms; while jobs are held, one every 50 ms; and for each reserved job three
-// updates of its row more than River's, most of them for many jobs at once. A job that waits occupies no worker of its queue.
+//   - The process that inserted a job notifies River's clients at the moment when the job is due.
+//   - Once a second one of the working clients does a round: it looks at the jobs that wait, makes
+//     those available that are due within 25 s, moves those whose time has changed, and notifies
+//     River of those that are due, in case the process that inserted them has died.
+//   - When a job starts, its client looks at the limits once more. If the job must wait after all,
+//     in a pause say, the client puts it off.
 //
-// Clients that are not configured so, of another service or another release, see ordinary scheduled jobs in their queue and
-// start them in River's time, never early. Clients with PollOnly, or behind a PgBouncer that keeps notifications from them,
-// are on time with what was inserted more than 5 s before it is due, and up to 2.5 s late with the rest.
+// How late jobs start, measured with the benchmarks of this package:
 //
-// What becomes of a job when its client ends: a client that is stopped puts the jobs that it holds back, as they were. From
-// one that is killed others take them back after 30 s. Jobs that it had begun to work are River's to rescue, as ever. If no
-// client so configured is left, what stands in a queue weir_... is put back by
+//	                                              p50       p90       p99
+//	idle workers (BenchmarkStartLateness)         3-5 ms              10-18 ms, none early
+//	  River alone                                 4.4 s               4.7 s
+//	workers 75 % busy (BenchmarkBusyWorkers)      4 ms      19 ms     255 ms
+//	  River alone                                 226 ms    744 ms    3.3 s
 //
-//	UPDATE river_job SET queue = substr(queue, 6), scheduled_at = to_timestamp((metadata->'weir'->>'due')::float8 / 1e6)
-//	WHERE queue LIKE 'weir\_%' AND state = 'available'
+// It costs one query a second for each client, one query for jobs that start together, and, while
+// jobs become due, at most 100 notifications a second from each process on average. A reserved job
+// has as many row versions as a scheduled job of River's, unless it is moved or put off. Configure
+// lowers the FetchCooldown of queues to 1 ms, so that clients fetch as soon as they are notified. A
+// queue that is saturated with immediate jobs does 1.17 times River's throughput with that.
 //
-// It reads and writes the columns state, queue, scheduled_at, attempt and metadata of River's table river_job, and reads
-// paused_at of river_queue; it was tested with River v0.41 and v0.51. Metadata has what a job waits for, under the key "weir".
+// How late a job starts at most while a worker is free, by which clients are configured:
 //
-// # Settle
+//	inserting client   working client    late
+//	configured         configured        milliseconds
+//	not configured     configured        about a second: the next round finds the job
+//	configured         not configured    100 ms, River's FetchCooldown, if the job was due within
+//	                                     25 s of its insert; else 5 s, as River promotes it
+//	not configured     not configured    5 s, as with River alone
 //
-// A job carries what it has taken: [ReservationOf] returns it, for [ratelimit.Limiter.Settle] in the transaction that completes
-// the job. What it gives back moves up the jobs that wait behind. Those that are next are brought forward at once by the
-// clients so configured, those far ahead as their time comes nearer; of a queue in which more than 1,000 jobs are due earlier,
-// a job is brought forward when it is among the next 1,000.
+//	other cases, both configured         late
+//	PollOnly, or no notifications        the FetchPollInterval, 1 s by default
+//	River's leader is killed             nothing more: rounds make jobs available 25 s ahead
+//	the inserting process is killed      up to a second: the next round finds its jobs
+//	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
-// Each attempt pays, if [JobArgsWithPays] does not say otherwise. [Jobs.CancelTx] gives back what has not started.
+// If nobody notifies River, a job that is available starts at the next poll of its queue. A working
+// client that is not configured does not look again: it starts jobs in a pause that began later.
 //
-// # Late
+// # The row of a job
 //
-// What could not start when it was due, as its queue was full or no client was there, starts when it can; if it is more than
-// three seconds late it is charged anew for what it had waited for, and paced, ahead of those who wait and in its order: the tokens of its own time have
-// flowed by and are the bucket's, which gives them to whoever comes. Jobs that two clients have at hand at the same moment may
-// pass each other. So no more than the bucket holds starts at once, or three seconds' worth, and the rate is kept.
+//	                                     state       scheduled_at
+//	inserted, granted at once            available   as InsertOpts say
+//	reserved, due within 25 s            available   when it is due, in the future
+//	reserved, due later                  scheduled   when it is due
+//	promoted by a round or by River      available   unchanged
+//	moved up or moved back               either      its new time
+//	put off at its start (a snooze)      either      its new time; no attempt is used, and snoozes
+//	                                                 in its metadata counts it
+//	fetched                              running     unchanged
+//	done                                 completed   unchanged
+//	cancelled                            cancelled   unchanged; its tokens are given back
+//
+// At most 1,000 jobs of a process are available ahead of time; the others are scheduled. Those
+// behind a cancelled job move up when their own time is near.
+//
+// # What it writes
+//
+// River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
+// mark that an attempt has begun (MetadataSet), and each put-off. Besides, two statements of this
+// package write to river_job, and none of them a row that is running:
+//
+//   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
+//     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. It is
+//     sent by rounds; for the jobs that wait for the same as one that was put off; for the backlog
+//     of a limited worker; and for jobs that are late.
+//   - freedSQL changes the key "weir" of metadata of a cancelled row, when its tokens are given
+//     back: in the caller's transaction for [Jobs.CancelTx], else in one of a round's.
+//
+// The package also reads river_queue. A row of weir_slot says which client does the rounds, for
+// three seconds at a time; the role of a working client needs SELECT, INSERT and UPDATE on that
+// table. If the client dies, jobs that are available start on time or at River's next poll. The
+// tests were run with River v0.41 and v0.51.
+//
+// # Settle, pay, cancel
+//
+// [ReservationOf] returns what a job has taken, for [ratelimit.Limiter.Settle] in the transaction
+// that completes the job. What a settlement gives back moves up the jobs that wait behind, as their
+// time comes near.
+//
+// An attempt that has begun has paid, also if a stop of its client interrupts it. Further attempts
+// pay again unless [JobArgsWithPays] says otherwise. A job that is cancelled before its attempt has
+// begun gives back what it took: see [Jobs.CancelTx].
+//
+// # Late jobs, changed rates
+//
+// A job that starts more than 3 s late, because all workers were busy or the database was away,
+// pays anew, once: the tokens of its own time have gone to the bucket. Late jobs pay ahead of
+// all that wait, in their own order. So after an outage jobs start at the limit's rate.
+//
+// Jobs that wait follow the rule of their limit that the process which looks at them has defined,
+// from one second after the definition on. If a process defines a name again, the newest definition
+// counts. A rule that a request has brought ([ratelimit.Request.Rule]) stays.
 //
 // # Limits of workers, pauses
 //
-// [Limit] limits a worker, whoever inserts its jobs. [PauseError] closes limits when the API that a worker calls says so, and
-// puts off what waits for them. [Explain] and [Jobs.Waiting] tell why a job waits.
+// [Limit] limits a worker, whoever inserts its jobs. When a job must wait, the other due jobs of
+// its kind and key are moved to their turns with it, out of the way of other keys. That backlog is
+// a debt of the limit: other callers of the same limit and key, such as an HTTP handler, are denied
+// until it is repaid. Give them a limit of their own, or bound the debt with MaxReserved.
+//
+// A worker returns a [PauseError] when its API says to come later. [ratelimit.Limiter.Pause] does
+// the same by hand, and [ratelimit.Limiter.Resume] ends a pause early: the jobs that it has put off
+// come forward within a second or two. [Explain] and [Jobs.Waiting] tell why a job waits.
+//
+// # River Pro
+//
+// River Pro's partitions, sequences and concurrency limits see ordinary jobs in their own queues.
+// No test here runs with River Pro.
+//
+// # Removing Weir
+//
+// Jobs that wait are River's: without Configure, River starts them at their scheduled_at. The key
+// "weir" of their metadata may stay. Versions before the first release moved jobs to a queue named
+// weir_ and the name of their own. Once no client of such a version runs, this statement puts them
+// back. Rows that are running change their queue only, and River rescues them as after any crash.
+//
+//	UPDATE river_job SET queue = substr(queue, 6), scheduled_at = CASE WHEN state = 'available'
+//		THEN coalesce(to_timestamp((metadata->'weir'->>'due')::float8 / 1e6), scheduled_at)
+//		ELSE scheduled_at END
+//	WHERE queue LIKE 'weir\_%' AND state IN ('available', 'running', 'retryable', 'scheduled')
 package scheduler

@@ -71,8 +71,9 @@ func newResume(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume LIMIT KEY",
 		Short: "End a pause",
-		Long: `Ends the pause of a key now, if there is one: what waits comes earlier by what was left of it. Jobs that have been put off are
-woken by their programs. The key of a limit without keys is "".`,
+		Long: `Ends the pause of a key now, if there is one: what waits comes earlier by what was left of it. River jobs that have been
+put off come forward within a second or two, if a River client that package scheduler has configured is running. The key
+of a limit without keys is "".`,
 		Args: takes(2, 2, `a LIMIT and a KEY ("" for a limit without keys)`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
