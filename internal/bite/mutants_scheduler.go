@@ -25,19 +25,21 @@ var ofTheScheduler = []mutant{
 
 	// the wake
 	{"wake: River is not notified", "scheduler/wake.go",
-		"'.river_insert'", "'.river_nothing'", "RiverHasASchema", jobs, false},
+		"'.river_insert'", "'.river_nothing'", "CommittedLate", jobs, false},
+	{"wake: who is not committed yet is given up", "scheduler/wake.go",
+		"case !found, k.back &&", "case k.back &&", "CommittedLate", jobs, false},
 
 	// the look before the start
 	{"look: a job starts that must wait after all", "scheduler/start.go",
 		"if due.After(v.clock.now()) {", "if false && due.After(v.clock.now()) {", "HoldsUpWhatWasGranted", jobs, false},
 	{"look: a pause is passed over", "scheduler/ticket.go",
-		"!until.After(now) {", "true || !until.After(now) {", "HoldsUpWhatWasGranted", jobs, false},
+		"!until.After(now) {", "true || !until.After(now) {", "HoldsUpARetry", jobs, false},
 	{"look: a retry starts in a pause", "scheduler/start.go",
 		"	case v.used: //", "	case v.used:\n\t\treturn v.started(ctx)\n\tcase false: //", "HoldsUpARetry", jobs, false},
 	{"look: a line that moved back is passed over", "scheduler/states.go",
 		"Moved: moved}", "Moved: 0 * moved}", "PutsAJobOff", jobs, false},
 	{"look: a line of shards moves by one of them", "scheduler/states.go",
-		"coalesce(sum(b.moved), 0)", "coalesce(max(b.moved), 0)", "LimitWithShardsIsCancelled", jobs, false},
+		"coalesce(sum(b.moved), 0)", "coalesce(max(b.moved), 0)", "JobsOfALimitWithShardsWait", jobs, false},
 	{"look: what was there at once is waited for", "scheduler/states.go",
 		"			*ts = now\n", "", "AtOnceIsNot", jobs, false},
 	{"look: a window's jobs start all at once", "scheduler/ticket.go",
@@ -141,7 +143,7 @@ var ofTheScheduler = []mutant{
 	{"backlog: it stays in front of other keys", "scheduler/limit.go",
 		"		v.plugin.clear(v.job, of)\n", "		_ = of\n", "ABacklogLeaves", jobs, false},
 	{"backlog: it is reserved out of its order", "scheduler/backlog.go",
-		"ORDER BY priority, scheduled_at, id LIMIT", "ORDER BY priority, scheduled_at, id DESC LIMIT", "ABacklogKeepsItsOrder", jobs, false},
+		"ORDER BY priority, scheduled_at, id LIMIT", "ORDER BY priority, scheduled_at DESC, id DESC LIMIT", "ABacklogKeepsItsOrder", jobs, false},
 	{"backlog: without room, all come at once", "scheduler/backlog.go",
 		"turn = turn.Add(flowing(j.requests, check.Outcomes))", "_ = flowing", "ABacklogLeaves", jobs, false},
 	{"backlog: who has a place gets another", "scheduler/backlog.go",
