@@ -233,3 +233,31 @@ func TestRiverIsNotifiedOfWhatIsCommittedLate(t *testing.T) {
 	}
 	t.Error("River was not notified once of five jobs")
 }
+
+// What comes back to a limit with shards moves its line by all of it, though each shard gets a part.
+func TestALineOfShardsMovesByWhatComesBackToAllOfThem(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	limit := ratelimit.MustDefine("partly", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
+	a, k := f.limiter.Autocommit(f.pool), limit.For("k").Count(8)
+	taken, err := a.RateLimit(t.Context(), k)
+	if err != nil || !taken.OK {
+		t.Fatal(taken, err)
+	}
+	first, second := f.reserveOn(t, 0, nil, k), f.reserveOn(t, 1, nil, k)
+	if ok, err := a.Settle(t.Context(), taken.Reservation(), limit.For("k").Count(0)); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	f.inRC(t, func(tx pgx.Tx) error {
+		waiting, err := sched.Jobs(f.client).Waiting(t.Context(), tx, limit.For("k"), 10)
+		if err == nil && (len(waiting) != 1 || waiting[0].Job.ID != second.ID) {
+			t.Errorf("%v", waiting)
+		}
+		for _, w := range waiting {
+			if d := w.Until.Sub(first.ScheduledAt); d.Abs() > time.Minute {
+				t.Errorf("it waits until %v after the one before it was due", d)
+			}
+		}
+		return err
+	})
+}
