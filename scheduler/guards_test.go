@@ -1,0 +1,263 @@
+package scheduler_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/schema"
+)
+
+// River adds the duration of a snooze to the program's clock. By the row, a job is put off until
+// the instant of the database's clock that it waits for all the same.
+func TestAPutOffGoesByTheDatabasesClock(t *testing.T) {
+	t.Parallel()
+	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
+	if len(libraries) == 0 {
+		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n", t.Name())
+		t.Skip("skipped: libfaketime is not installed (Debian: apt-get install faketime)")
+	}
+	_, pool := pgtest.Own(t, pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME=+10m", "FAKETIME_DONT_FAKE_MONOTONIC=1"))
+	if err := schema.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	f := setUpOn(t, pool, scheduler.Config{})
+	if d := time.Until(f.now(t)).Abs(); d < 9*time.Minute {
+		t.Fatalf("the clocks differ by %v", d)
+	}
+	sched, j := scheduler.New(f.limiter, scheduler.Config{Jitter: -1}), newJournal(f)
+	id := f.insertBy(t, f.jobs, sendArgs{0}, budget.For("k")).Job.Job.ID
+	from := f.now(t)
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, budget.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	to := f.now(t)
+	j.client(t, sched)
+	eventually(t, "it is put off", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
+	const slow = 2 * time.Minute // from the reckoning of the duration to the write of the row
+	if at := f.job(t, id).ScheduledAt; at.Before(from.Add(time.Hour-time.Second)) || at.After(to.Add(time.Hour+slow)) {
+		t.Errorf("a pause until %v has put it off until %v", to.Add(time.Hour), at)
+	}
+}
+
+// An attempt whose client was killed has begun, though its ticket does not say so: what it took is
+// not given back when the job is cancelled, in a transaction or by others.
+func TestACancelledJobWhoseClientWasKilledKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	insert := func(n int) int64 {
+		return f.insertBy(t, f.jobs, sendArgs{n}, budget.For("k").Count(100)).Job.Job.ID
+	}
+	ours, others := insert(0), insert(1)
+	// As River's rescuer leaves them.
+	f.exec(t, `UPDATE river_job SET state = 'retryable', attempt = 1, attempted_by = '{killed}', attempted_at = now() - interval '1 hour',
+		scheduled_at = now() + interval '1 hour'`)
+	f.cancel(t, f.jobs, ours)
+	f.wantLeft(t, budget.For("k"), 800)
+	waits := insert(2)
+	for _, id := range []int64{others, waits} {
+		if _, err := f.client.JobCancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.client(t, sched)
+	eventually(t, "the last one gives back what it took", func() bool { return f.settlements(t) > 0 && f.left(t, budget.For("k")) > 799 })
+	f.wantLeft(t, budget.For("k"), 800)
+	if n := f.settlements(t); n != 1 {
+		t.Errorf("%d gave back what they took", n)
+	}
+}
+
+// The jobs of a backlog get their places in River's order, with reservations and without. Those
+// that a worker has fetched meanwhile may pass them.
+func TestABacklogKeepsItsOrder(t *testing.T) {
+	t.Parallel()
+	for name, rule := range map[string]ratelimit.TokenBucket{
+		"Unbounded":   {Rate: 10, Period: time.Hour},
+		"MaxReserved": {Rate: 10, Period: time.Hour, MaxReserved: ratelimit.Tokens(15)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			limit := ratelimit.MustDefine("ordered"+name, rule)
+			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
+			f.enqueue(t, upTo(200)...)
+			j.client(t, sched, workers(2))
+			eventually(t, "the backlog is out of the way", func() bool { return f.count(t, `state IN ('available', 'running') AND scheduled_at <= now()`) == 0 })
+			rows, err := f.pool.Query(t.Context(), `SELECT id, scheduled_at FROM river_job
+				WHERE state IN ('available', 'scheduled') AND attempted_by IS NULL ORDER BY id`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			type place struct {
+				ID int64
+				At time.Time
+			}
+			places, err := pgx.CollectRows(rows, pgx.RowToStructByPos[place])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(places) < 50 {
+				t.Errorf("%d jobs of 200 were placed together: the test shows little", len(places))
+			}
+			for i := 1; i < len(places); i++ {
+				if places[i].At.Before(places[i-1].At) {
+					t.Fatalf("job %d is due %v before job %d", places[i].ID, places[i-1].At.Sub(places[i].At), places[i-1].ID)
+				}
+			}
+		})
+	}
+}
+
+// A job that has its place, and whose time has come, keeps it when others of its kind are placed.
+func TestABacklogLeavesPlacesAlone(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	slow := ratelimit.MustDefine("placed", ratelimit.TokenBucket{Rate: 1, Period: 4 * time.Second, Capacity: ratelimit.Tokens(1)})
+	const busy = 100 // from this number on jobs are not limited, and wait to be let go
+	j.limited(func(n int) []ratelimit.Request {
+		if n >= busy {
+			return nil
+		}
+		return []ratelimit.Request{slow.Global(), budget.Global()}
+	})
+	letGo := make(chan struct{})
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N >= busy {
+			select {
+			case <-letGo:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
+	insert := func(n, priority int) int64 {
+		t.Helper()
+		job, err := f.client.Insert(t.Context(), sendArgs{n}, &river.InsertOpts{Priority: priority})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return job.Job.ID
+	}
+	putOff := func(id int64) {
+		t.Helper()
+		eventually(t, "it is put off", func() bool { return f.count(t, `id = $1 AND state <> 'running' AND attempted_by IS NOT NULL`, id) == 1 })
+	}
+	j.client(t, sched, workers(1))
+	insert(0, 1) // takes the token
+	j.await(t, 1)
+	placed := insert(1, 4)
+	putOff(placed)
+	insert(busy, 1)
+	if s := j.await(t, 2)[1]; s.n != busy {
+		t.Fatalf("%+v: this machine is too slow for the test", s)
+	}
+	eventually(t, "its time has come", func() bool { return f.count(t, `id = $1 AND `+fetchable, placed) == 1 })
+	at := f.job(t, placed).ScheduledAt
+	next := insert(2, 1)
+	insert(busy+1, 2)
+	letGo <- struct{}{}
+	putOff(next) // and with it the backlog is placed
+	j.await(t, 3)
+	time.Sleep(time.Second)
+	if job := f.job(t, placed); !job.ScheduledAt.Equal(at) {
+		t.Errorf("it was moved by %v", job.ScheduledAt.Sub(at))
+	}
+	f.wantLeft(t, budget.Global(), 997)
+	letGo <- struct{}{}
+	j.await(t, 5)
+}
+
+// A job whose insert is committed only after it is due is waited for: River is notified then.
+func TestRiverIsNotifiedOfWhatIsCommittedLate(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	client, err := river.NewClient(riverpgxv5.New(f.pool), sched.Configure(f.pool, &river.Config{Logger: quiet()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect := func() *pgx.Conn {
+		conn, err := pgx.ConnectConfig(t.Context(), f.pool.Config().ConnConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		return conn
+	}
+	inserts, hears := connect(), connect()
+	var name string
+	if err := hears.QueryRow(t.Context(), `SELECT current_schema()`).Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := hears.Exec(t.Context(), `LISTEN `+pgx.Identifier{name + ".river_insert"}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
+	heard := func() bool { // of the waker: the insert notifies as well
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		for {
+			n, err := hears.WaitForNotification(ctx)
+			if err != nil {
+				return false
+			}
+			if n.PID != inserts.PgConn().PID() {
+				return true
+			}
+		}
+	}
+	for n := range 5 { // the waker gives up after two seconds: on a slow machine it may have
+		err := pgx.BeginFunc(t.Context(), inserts, func(tx pgx.Tx) error {
+			in, err := sched.Jobs(client).InsertTx(t.Context(), tx, sendArgs{n}, nil, wait.For(fmt.Sprint("late", n)).Count(1050).OrReserve())
+			if err == nil {
+				f.until(t, in.Job.Job.ScheduledAt.Add(200*time.Millisecond))
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if heard() {
+			return
+		}
+	}
+	t.Error("River was not notified once of five jobs")
+}
+
+// What comes back to a limit with shards moves its line by all of it, though each shard gets a part.
+func TestALineOfShardsMovesByWhatComesBackToAllOfThem(t *testing.T) {
+	t.Parallel()
+	f, sched, _ := exact(t)
+	limit := ratelimit.MustDefine("partly", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
+	a, k := f.limiter.Autocommit(f.pool), limit.For("k").Count(8)
+	taken, err := a.RateLimit(t.Context(), k)
+	if err != nil || !taken.OK {
+		t.Fatal(taken, err)
+	}
+	first, second := f.reserveOn(t, 0, nil, k), f.reserveOn(t, 1, nil, k)
+	if ok, err := a.Settle(t.Context(), taken.Reservation(), limit.For("k").Count(0)); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	f.inRC(t, func(tx pgx.Tx) error {
+		waiting, err := sched.Jobs(f.client).Waiting(t.Context(), tx, limit.For("k"), 10)
+		if err == nil && (len(waiting) != 1 || waiting[0].Job.ID != second.ID) {
+			t.Errorf("%v", waiting)
+		}
+		for _, w := range waiting {
+			if d := w.Until.Sub(first.ScheduledAt); d.Abs() > time.Minute {
+				t.Errorf("it waits until %v after the one before it was due", d)
+			}
+		}
+		return err
+	})
+}

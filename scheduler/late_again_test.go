@@ -1,0 +1,139 @@
+package scheduler_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// reserveOn inserts a job that waits for its tokens, by a client without the plugin.
+func (f *fixture) reserveOn(t testing.TB, n int, opts *river.InsertOpts, request ratelimit.Request) (job *rivertype.JobRow) {
+	t.Helper()
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := f.jobs.InsertTx(ctx, tx, sendArgs{n}, opts, request.OrReserve())
+		if err == nil {
+			job, err = in.Job.Job, in.Err()
+		}
+		return err
+	})
+	return job
+}
+
+// until waits for an instant of the database's clock.
+func (f *fixture) until(t testing.TB, at time.Time) {
+	t.Helper()
+	for d := at.Sub(f.now(t)); d > 0; d = at.Sub(f.now(t)) {
+		time.Sleep(d)
+	}
+}
+
+// A job that was late has paid anew. It is late once more, as nobody works its queue, and starts
+// without paying a third time: neither on its own account nor with another one that is late.
+func TestAJobThatIsLateTwicePaysAnewOnce(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	const tooLate = 3200 * time.Millisecond
+	job := f.reserveOn(t, 0, &river.InsertOpts{Priority: 4}, limit.For("a").Count(4))
+	f.until(t, job.ScheduledAt.Add(tooLate))
+	client := j.client(t, sched, workers(1))
+	var again *rivertype.JobRow
+	eventually(t, "it has paid anew, and is put off", func() bool {
+		again = f.job(t, job.ID)
+		return again.State != rivertype.JobStateRunning && again.ScheduledAt.After(job.ScheduledAt.Add(time.Second))
+	})
+	stop(t, client)
+	again = f.job(t, job.ID)
+	if n := len(j.await(t, 0)); n != 0 {
+		t.Fatalf("%d starts: this machine is too slow for the test", n)
+	}
+
+	other := f.reserveOn(t, 1, nil, limit.For("b").Count(1))
+	f.until(t, again.ScheduledAt.Add(tooLate))
+	f.until(t, other.ScheduledAt.Add(tooLate))
+	f.exec(t, `UPDATE river_job SET state = 'available'`) // so that the other one comes first, by its priority
+	j.client(t, sched, workers(1))
+	for _, s := range j.await(t, 2) {
+		if s.id == job.ID && !s.due.Equal(again.ScheduledAt) {
+			t.Errorf("it was due at %v, and then at %v", again.ScheduledAt, s.due)
+		}
+		if s.id == other.ID && !s.due.After(other.ScheduledAt) {
+			t.Errorf("the other one has not paid: it was due at %v", s.due)
+		}
+	}
+}
+
+// A job that is due and has not started keeps its time while rounds pass: by that it is known to
+// be late.
+func TestTheRoundLeavesWhatIsLateWhereItIs(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	f.exec(t, `INSERT INTO river_queue (name, created_at, updated_at) VALUES ('unworked', now(), now())`)
+	j.client(t, sched)
+	var jobs []*rivertype.JobRow
+	for i := range 6 { // some of them before River's leader makes it available, which it does every 5 s
+		jobs = append(jobs, f.reserveOn(t, i, &river.InsertOpts{Queue: "unworked"}, wait.For(time.Now().String()).Count(1020)))
+		time.Sleep(1100 * time.Millisecond)
+	}
+	f.roundHasPassed(t)
+	for _, job := range jobs {
+		if at := f.job(t, job.ID).ScheduledAt; !at.Equal(job.ScheduledAt) {
+			t.Errorf("job %d was moved by %v", job.ID, at.Sub(job.ScheduledAt))
+		}
+	}
+}
+
+// roundHasPassed waits until a round has made a job available, earlier than River's leader would.
+func (f *fixture) roundHasPassed(t testing.TB) {
+	t.Helper()
+	job := f.reserveOn(t, 1000, nil, wait.For(time.Now().String()).Count(1000+20_000))
+	eventually(t, "a round makes the job available", func() bool { return f.job(t, job.ID).State == rivertype.JobStateAvailable })
+}
+
+// A worker that puts its job back for an hour has tokens for it; no round brings it forward.
+func TestASnoozeOutlivesTheRounds(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(context.Context, *river.Job[sendArgs]) error { return river.JobSnooze(time.Hour) }
+	jobs := sched.Jobs(j.client(t, sched))
+	id := f.insertBy(t, jobs, sendArgs{0}, budget.For("k").Count(100)).Job.Job.ID
+	eventually(t, "it is snoozed", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
+	at := f.job(t, id).ScheduledAt
+	f.roundHasPassed(t)
+	f.roundHasPassed(t)
+	if job := f.job(t, id); !job.ScheduledAt.Equal(at) || len(j.await(t, 1)) != 1 {
+		t.Errorf("it was put back until %v, and then was due at %v", at, job.ScheduledAt)
+	}
+}
+
+// What a job has taken that ends a line goes to those behind it. Those whose new times are over by
+// then come one after the other, and not all at once.
+func TestThoseThatComeForwardComeForwardApart(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("apart", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	const n = 10
+	first := f.reserveOn(t, 0, nil, limit.For("k").Count(3000))
+	var last time.Time
+	for i := range n {
+		last = f.reserveOn(t, 1+i, nil, limit.For("k").Count(1)).ScheduledAt
+	}
+	f.until(t, last.Add(-300*time.Second)) // from now on each of them is due when the first one leaves
+	f.cancel(t, sched.Jobs(f.client), first.ID)
+	j.client(t, sched)
+	var due [n]time.Time
+	for _, s := range j.await(t, n) {
+		due[s.n-1] = s.due
+	}
+	slices.SortFunc(due[:], time.Time.Compare)
+	if d := due[n-1].Sub(due[0]); d < 400*time.Millisecond { // of 900 ms: later rounds bring some forward
+		t.Errorf("all were due within %v", d)
+	}
+}

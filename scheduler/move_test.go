@@ -1,0 +1,93 @@
+package scheduler
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+type movedArgs struct{}
+
+func (movedArgs) Kind() string { return "moved" }
+
+// A move changes a job that still waits where it was read, and no other: somebody may have moved,
+// cancelled or completed it since, and a client may work it.
+func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
+	t.Parallel()
+	pool, logger := pgtest.Pool(t), slog.New(slog.NewTextHandler(io.Discard, nil))
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+		t.Fatal(err)
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	was, due := now.Add(time.Hour), now.Add(time.Minute)
+	changes := []struct {
+		name, set string
+		moves     bool
+	}{
+		{"unchanged", `attempt = 0`, true},
+		{"available", `state = 'available'`, true},
+		{"moved by hand", `scheduled_at = scheduled_at + interval '1 hour'`, false},
+		{"fetched", `state = 'running', attempt = 1, attempted_at = now()`, false},
+		{"completed", `state = 'completed', finalized_at = now()`, false},
+		{"cancelled", `state = 'cancelled', finalized_at = now()`, false},
+		{"failed", `state = 'retryable', attempt = 1`, false},
+	}
+	jobs, before := make([]*waiter, len(changes)), make([]string, len(changes))
+	row := func(id int64) (text string, at time.Time) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), `SELECT j::text, scheduled_at FROM river_job j WHERE id = $1`, id).Scan(&text, &at); err != nil {
+			t.Fatal(err)
+		}
+		return text, at
+	}
+	for i, c := range changes {
+		job, err := client.Insert(t.Context(), movedArgs{}, &river.InsertOpts{ScheduledAt: was})
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs[i] = &waiter{id: job.Job.ID, at: job.Job.ScheduledAt, due: due}
+		if _, err := pool.Exec(t.Context(), `UPDATE river_job SET `+c.set+` WHERE id = $1`, job.Job.ID); err != nil {
+			t.Fatal(err)
+		}
+		before[i], _ = row(job.Job.ID)
+	}
+	ids := make([]int64, len(jobs))
+	for i, w := range jobs {
+		ids[i] = w.id
+	}
+	d := db{pool, New(limiter, Config{}).tables("")}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := d.move(ctx, jobs, now); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range changes {
+		switch after, at := row(ids[i]); {
+		case c.moves && !at.Equal(due):
+			t.Errorf("%s: it is due at %v, want %v", c.name, at, due)
+		case !c.moves && after != before[i]:
+			t.Errorf("%s: it was\n%s and is\n%s", c.name, before[i], after)
+		}
+	}
+}
