@@ -108,7 +108,7 @@ func TestAClientWithoutThePluginNeverStartsAJobEarly(t *testing.T) {
 	}
 }
 
-// A queue and the one beside it run no more jobs than the queue has workers.
+// A queue runs no more jobs than it has workers.
 func TestMaxWorkersHolds(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
@@ -209,7 +209,7 @@ func TestAFailedJobIsRetriedInItsQueue(t *testing.T) {
 }
 
 // A worker that puts its job back itself is not held to the old time.
-func TestAJobThatSnoozesIsNotHeldAgain(t *testing.T) {
+func TestAJobThatSnoozesDoesNotWaitForItsOldTime(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	j.work = func(context.Context, *river.Job[sendArgs]) error {
