@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,7 +109,7 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(places) < 50 {
+			if len(places) < 20 {
 				t.Errorf("%d jobs of 200 were placed together: the test shows little", len(places))
 			}
 			for i := 1; i < len(places); i++ {
@@ -124,7 +125,7 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	slow := ratelimit.MustDefine("placed", ratelimit.TokenBucket{Rate: 1, Period: 4 * time.Second, Capacity: ratelimit.Tokens(1)})
+	slow := ratelimit.MustDefine("placed", ratelimit.TokenBucket{Rate: 1, Period: 6 * time.Second, Capacity: ratelimit.Tokens(1)})
 	const busy = 100 // from this number on jobs are not limited, and wait to be let go
 	j.limited(func(n int) []ratelimit.Request {
 		if n >= busy {
@@ -260,4 +261,45 @@ func TestALineOfShardsMovesByWhatComesBackToAllOfThem(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Jobs whose calls were refused start apart, whether the pause ends by itself or is ended.
+func TestThoseThatMetAPauseStartApart(t *testing.T) {
+	t.Parallel()
+	for name, pause := range map[string]time.Duration{"ItEnds": 2 * time.Second, "ItIsEnded": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, _, j := exact(t)
+			sched := scheduler.New(f.limiter, scheduler.Config{}) // with jitter
+			const n = 10
+			var calls atomic.Int64
+			j.work = func(context.Context, *river.Job[sendArgs]) error {
+				if calls.Add(1) > n {
+					return nil
+				}
+				for calls.Load() < n { // all of them meet it
+					time.Sleep(time.Millisecond)
+				}
+				return &scheduler.PauseError{For: pause, Requests: []ratelimit.Request{budget.For("k")}}
+			}
+			for i := range n {
+				f.insertBy(t, f.jobs, sendArgs{i}, budget.For("k"))
+			}
+			j.client(t, sched)
+			if pause == time.Hour {
+				eventually(t, "all are put off", func() bool { return f.count(t, `state = 'scheduled'`) == n })
+				if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), budget.For("k")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			due := map[time.Duration]bool{}
+			starts := j.await(t, 2*n)[n:]
+			for _, s := range starts {
+				due[s.due.Sub(starts[0].due).Truncate(time.Millisecond)] = true
+			}
+			if len(due) < n/2 {
+				t.Errorf("%d jobs were due at %d different times", n, len(due))
+			}
+		})
+	}
 }
