@@ -282,8 +282,12 @@ func TestThoseThatMetAPauseStartApart(t *testing.T) {
 				}
 				return &scheduler.PauseError{For: pause, Requests: []ratelimit.Request{budget.For("k")}}
 			}
+			var together []scheduler.InsertManyParams // whose tokens are there at the same instant
 			for i := range n {
-				f.insertBy(t, f.jobs, sendArgs{i}, budget.For("k"))
+				together = append(together, scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{budget.For("k")}})
+			}
+			if in, err := f.jobs.InsertMany(t.Context(), f.pool, together); err != nil || !in.OK {
+				t.Fatal(in, err)
 			}
 			j.client(t, sched)
 			if pause == time.Hour {
@@ -302,4 +306,46 @@ func TestThoseThatMetAPauseStartApart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A gap stands where its job stood when it left, with the gaps closed that were there by then: a
+// small job behind two gaps, of which the first is larger than what is between them, moves up by both.
+func TestASmallJobMovesUpByTwoGaps(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	k := ratelimit.MustDefine("gaps", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	large := f.reserveOn(t, 0, nil, k.Count(4))
+	stays := f.reserveOn(t, 1, nil, k.Count(2))
+	small := f.reserveOn(t, 2, nil, k.Count(1))
+	last := f.reserveOn(t, 3, nil, k.Count(1))
+	jobs := sched.Jobs(f.client)
+	f.cancel(t, jobs, large.ID)
+	f.cancel(t, jobs, small.ID)
+	j.client(t, sched)
+	j.startsAt(t, last.ID, last.ScheduledAt.Add(-5*time.Second))
+	j.startsAt(t, stays.ID, stays.ScheduledAt.Add(-4*time.Second))
+}
+
+// Newer releases of River do not count an attempt that a stop has interrupted. It has paid all the
+// same, as its ticket says, and the next one pays, too.
+func TestAnInterruptedAttemptThatIsNotCountedHasPaid(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
+		if len(j.await(t, 1)) == 1 {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+	id := f.insertBy(t, f.jobs, sendArgs{0}, budget.For("k").Count(100)).Job.Job.ID
+	client := j.client(t, sched)
+	j.await(t, 1)
+	stop(t, client)
+	f.exec(t, `UPDATE river_job SET attempt = 0`)
+	j.client(t, sched)
+	f.completedOf(t, id)
+	if n := len(j.await(t, 2)); n != 2 {
+		t.Errorf("%d starts", n)
+	}
+	f.wantLeft(t, budget.For("k"), 800)
 }
