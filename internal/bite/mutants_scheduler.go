@@ -102,8 +102,6 @@ var ofTheScheduler = []mutant{
 		"last.put.Add(due.Sub(last.due))", "last.put", "ComeForwardApart", jobs, false},
 	{"pause: what it has put off starts at its end", "scheduler/pause.go",
 		"random(p.scheduler.jitter)", "random(0)", "MetAPauseStartApart", jobs, false},
-	{"pause: what it has put off starts at once when it is ended", "scheduler/round.go",
-		"if t.On != nil && !due.After(now) {", "if false {", "MetAPauseStartApart", jobs, false},
 	{"pause: the one that a job was inserted in is not told", "scheduler/explain.go",
 		" || !takes[t.By].Ahead()", "", "OfItsInsert", jobs, false},
 
@@ -125,7 +123,7 @@ var ofTheScheduler = []mutant{
 	{"cancel: those behind move twice", "scheduler/cancel.go",
 		"		t.At = now.UnixMicro()\n", "		_ = now\n", "ACancelledJobGives", jobs, false},
 	{"cancel: of two gaps the second is not where it was", "scheduler/cancel.go",
-		"g.take.MoveUp(before.take.Count)", "g.take.MoveUp(0)", "SeveralCancelled", jobs, false},
+		"g.take.MoveUp(before.take.Count)", "g.take.MoveUp(0)", "ASmallJobMovesUp", jobs, false},
 	{"cancel: those behind move in the caller's transaction", "scheduler/cancel.go",
 		"SET metadata = jsonb_set(metadata, '{weir}', $2::text::jsonb)\nWHERE id = $1::bigint AND state = 'cancelled'",
 		"SET scheduled_at = scheduled_at - interval '1 s', metadata = CASE id WHEN $1::bigint THEN jsonb_set(metadata, '{weir}', $2::text::jsonb) ELSE metadata END\nWHERE id >= $1::bigint",
@@ -139,7 +137,7 @@ var ofTheScheduler = []mutant{
 	{"cancel: put off, an attempt forgets what was used", "scheduler/start.go",
 		"t.Attempt, t.Used = v.job.Attempt-1, v.used\n	carried", "t.Attempt, t.Used = v.job.Attempt-1, false\n	carried", "PauseOfItsSecondAttempt", jobs, false},
 	{"stop: what an interrupted attempt has used is not known", "scheduler/start.go",
-		"began.Used = true", "began.Used = false", "Interrupted|SecondAttemptKeeps", jobs, false},
+		"began.Used = true", "began.Used = false", "AnInterruptedAttempt", jobs, false},
 
 	// limited workers
 	{"limit: tokens are taken and not waited for", "scheduler/limit.go",
