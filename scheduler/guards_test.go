@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,7 +109,7 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(places) < 50 {
+			if len(places) < 20 {
 				t.Errorf("%d jobs of 200 were placed together: the test shows little", len(places))
 			}
 			for i := 1; i < len(places); i++ {
@@ -124,7 +125,7 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	slow := ratelimit.MustDefine("placed", ratelimit.TokenBucket{Rate: 1, Period: 4 * time.Second, Capacity: ratelimit.Tokens(1)})
+	slow := ratelimit.MustDefine("placed", ratelimit.TokenBucket{Rate: 1, Period: 6 * time.Second, Capacity: ratelimit.Tokens(1)})
 	const busy = 100 // from this number on jobs are not limited, and wait to be let go
 	j.limited(func(n int) []ratelimit.Request {
 		if n >= busy {
@@ -260,4 +261,91 @@ func TestALineOfShardsMovesByWhatComesBackToAllOfThem(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Jobs whose calls were refused start apart, whether the pause ends by itself or is ended.
+func TestThoseThatMetAPauseStartApart(t *testing.T) {
+	t.Parallel()
+	for name, pause := range map[string]time.Duration{"ItEnds": 2 * time.Second, "ItIsEnded": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, _, j := exact(t)
+			sched := scheduler.New(f.limiter, scheduler.Config{}) // with jitter
+			const n = 10
+			var calls atomic.Int64
+			j.work = func(context.Context, *river.Job[sendArgs]) error {
+				if calls.Add(1) > n {
+					return nil
+				}
+				for calls.Load() < n { // all of them meet it
+					time.Sleep(time.Millisecond)
+				}
+				return &scheduler.PauseError{For: pause, Requests: []ratelimit.Request{budget.For("k")}}
+			}
+			var together []scheduler.InsertManyParams // whose tokens are there at the same instant
+			for i := range n {
+				together = append(together, scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{budget.For("k")}})
+			}
+			if in, err := f.jobs.InsertMany(t.Context(), f.pool, together); err != nil || !in.OK {
+				t.Fatal(in, err)
+			}
+			j.client(t, sched)
+			if pause == time.Hour {
+				eventually(t, "all are put off", func() bool { return f.count(t, `state = 'scheduled'`) == n })
+				if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), budget.For("k")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			due := map[time.Duration]bool{}
+			starts := j.await(t, 2*n)[n:]
+			for _, s := range starts {
+				due[s.due.Sub(starts[0].due).Truncate(time.Millisecond)] = true
+			}
+			if len(due) < n/2 {
+				t.Errorf("%d jobs were due at %d different times", n, len(due))
+			}
+		})
+	}
+}
+
+// A gap stands where its job stood when it left, with the gaps closed that were there by then: a
+// small job behind two gaps, of which the first is larger than what is between them, moves up by both.
+func TestASmallJobMovesUpByTwoGaps(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	k := ratelimit.MustDefine("gaps", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	large := f.reserveOn(t, 0, nil, k.Count(4))
+	stays := f.reserveOn(t, 1, nil, k.Count(2))
+	small := f.reserveOn(t, 2, nil, k.Count(1))
+	last := f.reserveOn(t, 3, nil, k.Count(1))
+	jobs := sched.Jobs(f.client)
+	f.cancel(t, jobs, large.ID)
+	f.cancel(t, jobs, small.ID)
+	j.client(t, sched)
+	j.startsAt(t, last.ID, last.ScheduledAt.Add(-5*time.Second))
+	j.startsAt(t, stays.ID, stays.ScheduledAt.Add(-4*time.Second))
+}
+
+// Newer releases of River do not count an attempt that a stop has interrupted. It has paid all the
+// same, as its ticket says, and the next one pays, too.
+func TestAnInterruptedAttemptThatIsNotCountedHasPaid(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
+		if len(j.await(t, 1)) == 1 {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+	id := f.insertBy(t, f.jobs, sendArgs{0}, budget.For("k").Count(100)).Job.Job.ID
+	client := j.client(t, sched)
+	j.await(t, 1)
+	stop(t, client)
+	f.exec(t, `UPDATE river_job SET attempt = 0`)
+	j.client(t, sched)
+	f.completedOf(t, id)
+	if n := len(j.await(t, 2)); n != 2 {
+		t.Errorf("%d starts", n)
+	}
+	f.wantLeft(t, budget.For("k"), 800)
 }

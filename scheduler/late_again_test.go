@@ -41,7 +41,7 @@ func TestAJobThatIsLateTwicePaysAnewOnce(t *testing.T) {
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	const tooLate = 3200 * time.Millisecond
-	job := f.reserveOn(t, 0, &river.InsertOpts{Priority: 4}, limit.For("a").Count(4))
+	job := f.reserveOn(t, 0, &river.InsertOpts{Priority: 4}, limit.For("a").Count(6))
 	f.until(t, job.ScheduledAt.Add(tooLate))
 	client := j.client(t, sched, workers(1))
 	var again *rivertype.JobRow
