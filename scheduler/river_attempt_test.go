@@ -118,9 +118,9 @@ func (f *fixture) completedOf(t testing.TB, id int64) {
 	eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
 }
 
-func (f *fixture) exec(t testing.TB, sql string, args ...any) {
+func (f *fixture) exec(t testing.TB, sql string) {
 	t.Helper()
-	if _, err := f.pool.Exec(t.Context(), sql, args...); err != nil {
+	if _, err := f.pool.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)
 	}
 }
