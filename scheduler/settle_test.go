@@ -117,7 +117,7 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 					now -= reserved - used
 				}
 			}
-			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+reserved+1e-6 {
+			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+2*reserved+1e-6 { // what moved up late may meet what is next
 				t.Errorf("%v tokens within %v", now, to.due.Sub(from.due))
 			}
 		}
