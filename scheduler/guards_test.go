@@ -314,16 +314,16 @@ func TestASmallJobMovesUpByTwoGaps(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	k := ratelimit.MustDefine("gaps", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
-	large := f.reserveOn(t, 0, nil, k.Count(4))
-	stays := f.reserveOn(t, 1, nil, k.Count(2))
-	small := f.reserveOn(t, 2, nil, k.Count(1))
-	last := f.reserveOn(t, 3, nil, k.Count(1))
+	large := f.reserveOn(t, 0, nil, k.Count(12))
+	stays := f.reserveOn(t, 1, nil, k.Count(6))
+	small := f.reserveOn(t, 2, nil, k.Count(3))
+	last := f.reserveOn(t, 3, nil, k.Count(3))
 	jobs := sched.Jobs(f.client)
 	f.cancel(t, jobs, large.ID)
 	f.cancel(t, jobs, small.ID)
 	j.client(t, sched)
-	j.startsAt(t, last.ID, last.ScheduledAt.Add(-5*time.Second))
-	j.startsAt(t, stays.ID, stays.ScheduledAt.Add(-4*time.Second))
+	j.startsAt(t, last.ID, last.ScheduledAt.Add(-15*time.Second))
+	j.startsAt(t, stays.ID, stays.ScheduledAt.Add(-12*time.Second))
 }
 
 // Newer releases of River do not count an attempt that a stop has interrupted. It has paid all the
