@@ -136,6 +136,10 @@ func TestACancelledJobMovesUpWhatWaitsForSomethingElse(t *testing.T) {
 	}
 	f.cancel(t, jobs, first.ID)
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Resume(ctx, tx, paused) })
+	state, err := f.limiter.Autocommit(f.pool).Value(t.Context(), paused)
+	if err != nil {
+		t.Fatal(err)
+	}
 
 	ofOne, ofOther := insert(one.Count(4).OrReserve()), insert(other.Count(8).OrReserve())
 	both := insert(one.Count(4).OrReserve(), other.Count(1).OrReserve()) // at 8 and at 9 s
@@ -143,7 +147,7 @@ func TestACancelledJobMovesUpWhatWaitsForSomethingElse(t *testing.T) {
 	f.cancel(t, jobs, ofOther.ID)
 	j.client(t, sched)
 	j.startsAt(t, both.ID, ofOne.ScheduledAt)
-	j.startsAt(t, second.ID, first.ScheduledAt)
+	j.startsAt(t, second.ID, first.ScheduledAt.Add(state.Delay)) // as long as the pause has been
 }
 
 func TestACancellationThatRollsBackChangesNothing(t *testing.T) {

@@ -133,7 +133,7 @@ func TestThoseThatComeForwardComeForwardApart(t *testing.T) {
 		due[s.n-1] = s.due
 	}
 	slices.SortFunc(due[:], time.Time.Compare)
-	if d := due[n-1].Sub(due[0]); d < 400*time.Millisecond { // of 900 ms: later rounds bring some forward
-		t.Errorf("all were due within %v", d)
+	if d := due[n-1].Sub(due[0]); d < 880*time.Millisecond { // of 900, less what a move is not worth
+		t.Errorf("all were due within %v: %v", d, due)
 	}
 }

@@ -230,14 +230,14 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 }
 
 // spaced is when a job is due, and no earlier than now: of those that should have started between
-// two rounds each comes as far behind the one before it as it belongs, and not all come at once.
+// two rounds each comes as far from the one that was put last as it belongs, and not all come at
+// once. In the next round they keep their places, unless their line has moved.
 func (p *plugin) spaced(rows []row, by int, due, now time.Time) time.Time {
 	if due.After(now) || by >= len(rows) {
 		return latest(due, now)
 	}
-	at := now
-	if last, ok := p.round.lines[rows[by]]; ok && !due.Before(last.due) {
-		at = latest(at, last.put.Add(due.Sub(last.due)))
+	if last, ok := p.round.lines[rows[by]]; ok {
+		return latest(now, last.put.Add(due.Sub(last.due)))
 	}
-	return at
+	return now
 }
