@@ -61,7 +61,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	p.waker.send = p.wake
 	p.round.init()
 	p.looks.do, p.renewals.do, p.charges.do = p.look, p.renew, p.charge
-	p.renewals.settle, p.charges.settle = gather, gather
+	p.charges.settle, p.renewals.settle = gather, 10*gather // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	c.Queues = maps.Clone(c.Queues)
 	for name, q := range c.Queues {

@@ -121,7 +121,8 @@
 //
 // A job that starts more than 3 s late, because all workers were busy or the database was away,
 // pays anew, once: the tokens of its own time have gone to the bucket. Late jobs pay ahead of
-// all that wait, in their own order. So after an outage jobs start at the limit's rate.
+// all that wait; those that come to workers together do so in their own order. So after an outage
+// jobs start at the limit's rate.
 //
 // Jobs that wait follow the rule of their limit that the process which looks at them has defined,
 // from one second after the definition on. If a process defines a name again, the newest definition
