@@ -125,9 +125,6 @@ func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
 	}
 }
 
-// enough is what a row's time may differ by.
-const enough = 10 * time.Millisecond
-
 // A charge beyond a reservation puts off a job that waits behind it by as much.
 func TestAChargePutsAJobOffByAsMuch(t *testing.T) {
 	t.Parallel()
@@ -149,7 +146,7 @@ func TestAChargePutsAJobOffByAsMuch(t *testing.T) {
 				t.Fatal(ok, err)
 			}
 			due = due.Add(time.Duration(charge) * time.Millisecond)
-			if s := j.await(t, 1)[0]; s.at.Before(due.Add(-time.Microsecond)) || due.Sub(s.due) > enough {
+			if s := j.await(t, 1)[0]; s.at.Before(due.Add(-time.Microsecond)) {
 				t.Errorf("charged %v: started %v after it was due, by its row %v", charge, s.at.Sub(due), s.due.Sub(due))
 			}
 		})
