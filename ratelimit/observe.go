@@ -15,7 +15,7 @@ import (
 type Observer interface {
 	// Decided is told of every call of RateLimit, in a transaction or without, coalesced or not, by Wait, and of every take of a lease;
 	// also of those that fail. In a transaction it comes before COMMIT: what is granted may yet be rolled back, and be granted again
-	// when the transaction runs again. Of RateLimitMany it is told once, for all calls together.
+	// when the transaction runs again. RateLimitMany tells it once, for all calls together.
 	Decided(ctx context.Context, e DecidedEvent)
 
 	// Transacted is told of every InTx, once it has ended.

@@ -12,8 +12,8 @@ import (
 // Each of them would be fetched by a worker and put off in its turn, in front of the jobs of other
 // keys. So they are moved along, a thousand in a statement.
 
-// beside runs do in the background, unless it is under way for the same already: whoever is put off
-// next asks again.
+// beside runs do in the background, unless it is under way for the same already: the next job that is
+// put off asks again.
 func (p *plugin) beside(what string, do func(ctx context.Context) error) {
 	if _, going := p.going.LoadOrStore(what, true); going {
 		return

@@ -13,7 +13,7 @@ import (
 )
 
 // BenchmarkStartLateness is how late reserved jobs start, after the later of when they are due and when their insert was
-// committed: River's default configuration, jobs due within 0.5 s, and, but for quiet, other jobs in the same queue at 50 a
+// committed: River's default configuration, jobs due within 0.5 s, and, except in quiet and sparse, other jobs in the same queue at 50 a
 // second. "early" is how many started before they were due, by the database's clock. Plain is River alone, by the same
 // ScheduledAt.
 func BenchmarkStartLateness(b *testing.B) {

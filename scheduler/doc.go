@@ -43,7 +43,7 @@
 // How late jobs start, measured with the benchmarks of this package:
 //
 //	                                              p50       p90       p99
-//	idle workers (BenchmarkStartLateness)         3-5 ms              10-18 ms, none early
+//	idle workers (BenchmarkStartLateness)         2.5-3.5 ms          7-21 ms, none early
 //	  River alone                                 4.4 s               4.7 s
 //	workers 75 % busy (BenchmarkBusyWorkers)      4 ms      19 ms     255 ms
 //	  River alone                                 226 ms    744 ms    3.3 s
@@ -130,7 +130,7 @@
 //
 // # Limits of workers, pauses
 //
-// [Limit] limits a worker, whoever inserts its jobs. When a job must wait, the other due jobs of
+// [Limit] limits a worker, whichever program inserts its jobs. When a job must wait, the other due jobs of
 // its kind and key are moved to their turns with it, out of the way of other keys. That backlog is
 // a debt of the limit: other callers of the same limit and key, such as an HTTP handler, are denied
 // until it is repaid. Give them a limit of their own, or bound the debt with MaxReserved.

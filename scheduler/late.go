@@ -13,7 +13,7 @@ import (
 )
 
 // Late. The tokens of a job that does not start when it is due flow into the bucket, and on to
-// whoever comes next. After an outage the jobs that are late would all start at once, and those
+// the next caller. After an outage the jobs that are late would all start at once, and those
 // reserved after them on time besides. So a job that is too late pays anew, once: ahead of all who
 // wait, in its own order. A further attempt pays in the same way.
 

@@ -15,7 +15,7 @@ import (
 )
 
 // After an outage, what is late starts at the rate of its limit, not at once; it pays for its new time and
-// for nothing else, and whoever comes then stands behind.
+// for nothing else, and callers that come then stand behind.
 func TestWhatIsLateIsPacedAnew(t *testing.T) {
 	t.Parallel()
 	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {

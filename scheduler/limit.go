@@ -35,8 +35,8 @@ import (
 // the same moment may pass each other. They need not be inserted by [Jobs.InsertTx]: what that takes is
 // for the job as a whole, and comes on top.
 //
-// The backlog of a key is a debt of its limit. Whoever else takes from the same limit and key, an HTTP
-// handler say, is denied until that is repaid. Give such callers a limit of their own, or bound the
+// The backlog of a key is a debt of its limit. Another caller of the same limit and key, such as an HTTP
+// handler, is denied until that is repaid. Give such callers a limit of their own, or bound the
 // debt by the rule's MaxReserved: then the jobs beyond it wait for their turn without tokens, and
 // compete with the other callers when it comes.
 //

@@ -11,7 +11,7 @@ import (
 
 // The round. Once a second one of the clients looks at the jobs that wait, of all queues, from the
 // next due on. It has those woken whose inserter may have died, makes those available that River's
-// leader has not promoted yet, moves up those before whom tokens were given back, and puts off
+// leader has not promoted yet, moves up jobs when tokens were given back before them, and puts off
 // those of a paused limit before they are fetched for nothing. A job far ahead is left alone until
 // its time comes near, so that it is moved once or twice, however often its line moves.
 //

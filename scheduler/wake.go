@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// On time. River fetches when it is notified, and else once a second. So whoever knows that a job
-// will be due, the process that reserved it or the one whose turn it is to look (round.go), sends
-// River's own insert notification at that moment. The job is in its own queue all the while, in
+// On time. River fetches when it is notified, and else once a second. So a process that knows when a
+// job will be due, as it has reserved the job or as it is its turn to look (round.go), sends River's
+// own insert notification at that moment. The job is in its own queue all the while, in
 // River's own states, and is fetched by a client that has a worker free for it.
 
 const (

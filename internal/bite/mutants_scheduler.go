@@ -90,9 +90,9 @@ var ofTheScheduler = []mutant{
 		"		w.due = w.at\n", "		w.due = latest(w.at, now)\n", "TheRoundLeavesWhatIsLate", jobs, false},
 
 	// what waits is moved
-	{"move: whoever has moved a job since", "scheduler/states.go",
+	{"move: a job that was moved since", "scheduler/states.go",
 		" AND j.scheduled_at = m.was\n", "\n", "AMoveLeavesAlone", jobs, false},
-	{"move: whoever has fetched a job since", "scheduler/states.go",
+	{"move: a job that was fetched since", "scheduler/states.go",
 		"j.state IN ('available', 'scheduled') AND", "j.state IN ('available', 'scheduled', 'running') AND", "AMoveLeavesAlone", jobs, false},
 	{"move: what its worker wants later is brought forward", "scheduler/round.go",
 		"t.Due == 0 && !due.After(w.at):", "false:", "ASnoozeOutlives", jobs, false},
