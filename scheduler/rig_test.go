@@ -25,6 +25,13 @@ type start struct {
 	attempt int
 	due     time.Time
 	woken   bool // it was put off before, or moved
+	takes   []ratelimit.Take
+}
+
+// place is when the job has its tokens: when it took them, if they were there.
+func (s start) place() time.Time {
+	runAt, _ := s.takes[0].RunAt(ratelimit.State{})
+	return runAt
 }
 
 // journal is what the workers of a test did.
@@ -50,6 +57,9 @@ func (w *logWorker) NextRetry(*river.Job[sendArgs]) time.Time {
 
 func (w *logWorker) Work(ctx context.Context, job *river.Job[sendArgs]) error {
 	s := start{id: job.ID, n: job.Args.N, queue: job.Queue, attempt: job.Attempt, due: job.ScheduledAt, woken: job.ScheduledAt.Sub(job.CreatedAt) > 50*time.Millisecond}
+	if r, ok := scheduler.ReservationOf(job.JobRow); ok {
+		s.takes = r.Takes
+	}
 	if err := w.j.f.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&s.at); err != nil {
 		return err
 	}
@@ -221,16 +231,4 @@ func (f *fixture) inRC(t testing.TB, fn func(tx pgx.Tx) error) {
 	if err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// latest is how late the latest of the jobs that had to wait started, as this machine is slow or busy: by so much starts may
-// have come together. A start without waiting is noted some time after its tokens were taken, too.
-func latest(starts []start) time.Duration {
-	most := 500 * time.Millisecond
-	for _, s := range starts {
-		if s.woken {
-			most = max(most, s.at.Sub(s.due))
-		}
-	}
-	return most
 }
