@@ -20,6 +20,9 @@ import (
 // never is so long a period that no token flows in during a test.
 const never = 10_000 * time.Hour
 
+// flown is more than flows in during a test after all: of a hundred tokens, in half a minute.
+const flown = 1e-4
+
 const callers = 64
 
 // work makes a table for the callers' own writes, which must agree with the tokens taken.

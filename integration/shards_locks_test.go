@@ -121,7 +121,7 @@ func TestACountAboveAShardsCapacityIsGranted(t *testing.T) {
 					t.Fatalf("%+v with %v left: %v, %v", c, left, res.OK, err)
 				}
 			}
-			if s, err := v.Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-left) > 1e-6 {
+			if s, err := v.Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-left) > flown {
 				t.Errorf("%+v: %v left (%v), want %v", c, s.Value, err, left)
 			}
 		}
@@ -150,7 +150,7 @@ func TestAReservationOfShardsGoesThroughJSON(t *testing.T) {
 			if ok, err := v.Settle(t.Context(), back, r.Count(count/2)); err != nil || !ok {
 				t.Fatalf("%s: %v, %v", text, ok, err)
 			}
-			if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-(10-count/2)) > 1e-6 {
+			if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-(10-count/2)) > flown {
 				t.Errorf("%v of %v used: %v left (%v)", count/2, count, s.Value, err)
 			}
 		}

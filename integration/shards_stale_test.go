@@ -44,7 +44,7 @@ func reshard(t testing.TB, pool *pgxpool.Pool, clock func() time.Time, n int, r 
 
 func wantLeft(t testing.TB, v verbs, r ratelimit.Request, want float64) {
 	t.Helper()
-	if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-want) > 1e-6 {
+	if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-want) > flown {
 		t.Errorf("%v left (%v), want %v", s.Value, err, want)
 	}
 }
@@ -97,7 +97,7 @@ func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
 						t.Fatalf("%s: %v", name, err)
 					}
 					for who, v := range map[string]verbs{"here": here, "there": there} {
-						if s, err := v.Value(t.Context(), small.For(name)); err != nil || math.Abs(s.Value-want) > 1e-6 {
+						if s, err := v.Value(t.Context(), small.For(name)); err != nil || math.Abs(s.Value-want) > flown {
 							t.Errorf("%s, %s: %v left (%v), want %v", name, who, s.Value, err, want)
 						}
 					}

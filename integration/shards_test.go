@@ -23,7 +23,7 @@ func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 				if left -= n; err != nil || !res.OK || !res.RunAt.IsZero() {
 					t.Fatalf("%d shards, %v left after %v: %+v, %v", shards, left, n, res, err)
 				}
-				if s, err := v.Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-left) > 1e-6 {
+				if s, err := v.Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-left) > flown {
 					t.Fatalf("%d shards: %v of %v, %v", shards, s.Value, left, err)
 				}
 			}
