@@ -379,7 +379,7 @@ func TestTheBooksOfReservationsBalance(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d settled, %d released, %d kept, %d denied, %v of %v left", settled, released, kept, denied, s.Value, capacity)
-	if diff := capacity - s.Value - gone; diff > 1e-6 || diff < -1e-6 {
+	if diff := capacity - s.Value - gone; diff > flown || diff < -flown {
 		t.Errorf("%v tokens are gone, and %v were used or held", capacity-s.Value, gone)
 	}
 	if settled == 0 || released == 0 || kept == 0 || denied == 0 {
