@@ -134,7 +134,7 @@ var ofTheRest = []mutant{
 	{"prune: waits for who holds a row", "ratelimit/prune.go",
 		"FOR UPDATE OF b SKIP LOCKED", "FOR UPDATE OF b", "PruneWaitsForNobody", whole, true},
 	{"prune: what somebody waits for", "ratelimit/prune.go",
-		"AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0\n", "AND (true\n", "OnlyWhatIsLikeNoRow", whole, true},
+		"AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8\n", "AND (true\n", "OnlyWhatIsLikeNoRow", whole, true},
 	{"fair: who has used most comes first", "fair/fair.go",
 		"min(1, used/(l.share*t.Weight))", "(1 - min(1, used/(l.share*t.Weight)))", "Fair", []string{"./fair"}, false},
 	{"fair: no weights", "fair/fair.go",
