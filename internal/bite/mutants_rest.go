@@ -189,6 +189,8 @@ var ofTheRest = []mutant{
 		"if later <= 0 {", "if later <= 1e18 {", "NoGift", fake, true},
 
 	// slots
+	{"slots: an operator that another role may make", "slots/statements.go",
+		"clock.now + $2::bigint::float8 * interval", "clock.now + $2::bigint * interval", "OnlyNames", held, true},
 	{"slots: one that is held is taken over", "slots/statements.go",
 		"WHERE s.until <= (SELECT now FROM clock)", "WHERE s.until <= (SELECT now FROM clock) + interval '1 day'", "NeverMoreThanN|Shrunk", held, true},
 	{"slots: what a larger n has left is not in the way", "slots/statements.go",
