@@ -246,7 +246,7 @@ const keysSQL = `WITH RECURSIVE keys (key, nr) AS (
 )
 SELECT k.key, c.clock, h.n, b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
 FROM keys k CROSS JOIN clock c
-CROSS JOIN LATERAL (SELECT coalesce(max(CASE WHEN value BETWEEN 1 AND 1024 THEN value::integer ELSE 0 END), 1) AS n
+CROSS JOIN LATERAL (SELECT coalesce(max(CASE WHEN value BETWEEN 1::float8 AND 1024::float8 THEN value::integer ELSE 0 END), 1) AS n
 	FROM {table} WHERE name = $1::text AND key = k.key AND shard = -1) h
 LEFT JOIN LATERAL (
 	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard = 0 AND h.n > 1

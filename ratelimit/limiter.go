@@ -11,8 +11,8 @@ import (
 
 // Config configures a [Limiter]. The zero Config is ready for production.
 type Config struct {
-	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
-	// finds.
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Name it if other roles may
+	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.
 	Schema string
 
 	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.

@@ -19,10 +19,10 @@ import (
 const (
 	// manyRefill is by the rule that comes with the row.
 	manyRefill = `CASE WHEN excluded.origin IS NULL
-		THEN excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6)) / excluded.period
+		THEN excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / excluded.period::float8
 		ELSE excluded.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - excluded.origin) * 1e6) / excluded.period) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - excluded.origin) * 1e6) / excluded.period)) END`
+			floor(round(date_part('epoch', excluded.ts - excluded.origin) * 1e6::float8) / excluded.period::float8) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - excluded.origin) * 1e6::float8) / excluded.period::float8)) END`
 
 	// takeManySQL is takeSQL, of tokens that are there: each row that is in the answer is granted. The tokens to take are
 	// those that the inserted row lacks.
@@ -39,7 +39,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least(excluded.capacity, b.value + {refill}) - (excluded.capacity - excluded.value) >= 0
+WHERE least(excluded.capacity, b.value + {refill}) - (excluded.capacity - excluded.value) >= 0::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts)
 RETURNING b.name, b.key, ` + columns
 

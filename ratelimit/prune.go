@@ -29,11 +29,11 @@ const (
 	SELECT b.name, b.key, b.shard FROM page JOIN {schema}weir_balance b USING (name, key, shard)
 	CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
 	WHERE b.shard >= 0 AND (b.paused_until IS NULL OR b.paused_until <= c.clock) AND {full}
-		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0
-			OR round(date_part('epoch', c.clock - b.ts) * 1e6) > $6::bigint AND NOT EXISTS (
+		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
+			OR round(date_part('epoch', c.clock - b.ts) * 1e6::float8) > $6::bigint::float8 AND NOT EXISTS (
 				SELECT FROM {schema}weir_balance o WHERE b.shard > 0 AND (o.name, o.key) = (b.name, b.key) AND o.shard > 0
-					AND (coalesce(o.delay, 0) <> 0 OR coalesce(o.moved, 0) <> 0)
-					AND (round(date_part('epoch', c.clock - o.ts) * 1e6) <= $6::bigint OR NOT ({other full}))))
+					AND (coalesce(o.delay, 0) <> 0 OR coalesce(o.moved, 0) <> 0::float8)
+					AND (round(date_part('epoch', c.clock - o.ts) * 1e6::float8) <= $6::bigint::float8 OR NOT ({other full}))))
 	FOR UPDATE OF b SKIP LOCKED
 ), gone AS (
 	DELETE FROM {schema}weir_balance b USING idle WHERE (b.name, b.key, b.shard) = (idle.name, idle.key, idle.shard) RETURNING 1
@@ -43,10 +43,10 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 
 	// isFull is refilled of statements.go, compared.
 	isFull = `b.value + CASE WHEN b.origin IS NULL
-		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6)) / b.period
+		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6) / b.period) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6) / b.period)) END >= b.capacity`
+			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity`
 
 	// pruneSlotsSQL deletes slots whose processes have died.
 	//

@@ -21,6 +21,10 @@ import (
 // Everything in SET and WHERE of ON CONFLICT is immutable and the clock stands in what would be inserted: distributed engines
 // take nothing else there. Every parameter is cast, so that the texts work in each of pgx's query modes. The arithmetic is
 // that of algebra.go, in the same order.
+//
+// Operands have exactly the types of an operator in pg_catalog. For any other types, float8 / bigint say, Postgres prefers
+// an operator that another role has made for them in a schema of the search_path, and runs its code with the caller's
+// rights. So it does with functions: array_agg takes any type, and needs its schema.
 
 const (
 	// columns are what every statement answers with.
@@ -28,16 +32,16 @@ const (
 
 	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again. A pause
 	// is no time.
-	bucketRefill = `$5 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6)) / $6`
-	windowRefill = `$5 * greatest(0,
-		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6) / $6) -
-		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6) / $6))`
+	bucketRefill = `$5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8`
+	windowRefill = `$5::float8 * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))`
 
 	// what a pause from {from} to {to} puts off: microseconds, or those of whole windows
-	bucketDelay = `greatest(0, round(date_part('epoch', {to} - {from}) * 1e6))::bigint`
+	bucketDelay = `greatest(0, round(date_part('epoch', {to} - {from}) * 1e6::float8))::bigint`
 	windowDelay = `$6 * greatest(0,
-		floor(round(date_part('epoch', {to} - $9::timestamptz) * 1e6) / $6) -
-		floor(round(date_part('epoch', {from} - $9::timestamptz) * 1e6) / $6))::bigint`
+		floor(round(date_part('epoch', {to} - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', {from} - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint`
 
 	// takeSQL takes $7 tokens: one row if granted, none if not. During a pause only what is reserved is granted. A pause
 	// that is over is cleared, so that the answer has one only if the take was made in it.
@@ -53,11 +57,11 @@ VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::t
 ` + onConflictTake
 
 	onConflictTake = `ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + {refill}) - $7,
+	value = least($4, b.value + {refill}) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + {refill}) - $7 >= $10::float8
+WHERE least($4, b.value + {refill}) - $7::float8 >= $10::float8
 	AND {unless}
 RETURNING ` + columns
 
@@ -65,15 +69,15 @@ RETURNING ` + columns
 	// most microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A
 	// balance that is used for the first time is full, which grants whatever is not refused before.
 	unpaused = `(b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)`
-	inTime   = `round(date_part('epoch', {paused}) * 1e6) <= $11::float8
-	AND (least($4, b.value + {refill}) - $7) + $12::float8 + {comes} >= 0`
+	inTime   = `round(date_part('epoch', {paused}) * 1e6::float8) <= $11::float8
+	AND (least($4, b.value + {refill}) - $7::float8) + $12::float8 + {comes} >= 0::float8`
 
 	// what comes in the time of $11, in which what is left of a pause is no time
 	paused      = `greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)`
-	bucketComes = `$5 * greatest(0, $11::float8 - round(date_part('epoch', {paused}) * 1e6)) / $6`
-	windowComes = `$5 * greatest(0,
-		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6) + $11::float8) / $6) -
-		floor(round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - $9::timestamptz) * 1e6) / $6))`
+	bucketComes = `$5::float8 * greatest(0, $11::float8 - round(date_part('epoch', {paused}) * 1e6::float8)) / $6::float8`
+	windowComes = `$5::float8 * greatest(0,
+		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) + $11::float8) / $6::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))`
 
 	// takeOwnSQL is takeSQL for a shard that nobody else is expected to hold: no row if somebody does. It costs a twentieth
 	// less than takeShardSQL.
@@ -101,20 +105,20 @@ FROM ((SELECT u.shard, u.capacity, u.rate
 	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
 	LIMIT 1) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least(excluded.capacity, b.value + {refill}) - $7,
+	value = least(excluded.capacity, b.value + {refill}) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least(excluded.capacity, b.value + {refill}) - $7 >= $10::float8
+WHERE least(excluded.capacity, b.value + {refill}) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING ` + columns + `, b.shard`
 
 	// refilled is the balance by the rule that stands in the row itself.
 	refilled = `least(b.capacity, b.value + CASE WHEN b.origin IS NULL
-		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6)) / b.period
+		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6) / b.period) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6) / b.period)) END)`
+			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)`
 
 	// what is left of the $7 tokens of a take, of which $11 were used. Those of a window are gone when the row stands in a
 	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
@@ -123,11 +127,11 @@ RETURNING ` + columns + `, b.shard`
 	// which others may have been taken from in a later window. A pause puts the windows off like all else; one by the windows of
 	// another rule may be no whole number of the take's, and what it lacks of one is not given back.
 	bucketUnused = `($7::float8 - $11::float8)`
-	windowUnused = `(CASE WHEN {later} <= 0 THEN $7::float8
-		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5 * ({later} - 1)) END - $11::float8)`
-	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, {clock}) - $9::timestamptz) * 1e6) / $6) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6) / $6) -
-		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6))`
+	windowUnused = `(CASE WHEN {later} <= 0::float8 THEN $7::float8
+		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ({later} - 1::float8)) END - $11::float8)`
+	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, {clock}) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8))`
 
 	// given is a balance with that. It is not lifted above the capacity, nor lowered where a larger rule filled it higher.
 	given = `greatest(b.value, least(b.capacity, b.value + {unused}))`
@@ -147,13 +151,13 @@ VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, 
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
-	moved = CASE WHEN $12::boolean AND b.value < 0 THEN coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) ELSE b.moved END
-WHERE ({unused} > 0 OR b.value = '-Infinity') {shard}
+	moved = CASE WHEN $12::boolean AND b.value < 0::float8 THEN coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) ELSE b.moved END
+WHERE ({unused} > 0::float8 OR b.value = '-Infinity') {shard}
 RETURNING ` + columns
 
 	// tidy is the condition under which a shard is given to alone: the limit is in no debt, and has not moved to another
 	// layout. A debt is that of all shards.
-	tidy = `AND b.value >= 0`
+	tidy = `AND b.value >= 0::float8`
 
 	// chargeSQL takes $7 tokens, whatever it leaves, ahead of those who wait: the line moves back by what it adds to the
 	// debt. The rule is the one in the row.
@@ -163,10 +167,10 @@ RETURNING ` + columns
 VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = {refilled} - $7,
+	value = {refilled} - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
-	moved = coalesce(b.moved, 0) - (greatest(0, $7 - {refilled}) - greatest(0, -{refilled}))
+	moved = coalesce(b.moved, 0) - (greatest(0, $7::float8 - {refilled}) - greatest(0, -{refilled}))
 RETURNING ` + columns
 
 	// settleSQL answers with a row for the first who settles a reservation, and for nobody after until.
@@ -201,7 +205,7 @@ RETURNING ` + columns
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	pauseSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
 SELECT $1::text, $2::text, $3::integer, $7::float8, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	c.now + $10::bigint * interval '1 microsecond', {fresh}
+	c.now + $10::bigint::float8 * interval '1 microsecond', {fresh}
 FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, {refilled}),
@@ -241,10 +245,10 @@ FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text A
 	// $1 name $2 key $3 clock
 	lookShardsSQL = `SELECT h.n, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
 FROM (SELECT coalesce(max(value)::integer, 1) AS n FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = -1) h
-LEFT JOIN LATERAL (SELECT array_agg(shard) AS shards, array_agg(value) AS balances,
-		array_agg(round(date_part('epoch', ts) * 1e6)::bigint) AS times,
-		array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6)::bigint, -9223372036854775808)) AS pauses,
-		array_agg(coalesce(delay, 0)) AS delays, array_agg(coalesce(moved, 0)) AS moves
+LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
+		pg_catalog.array_agg(round(date_part('epoch', ts) * 1e6::float8)::bigint) AS times,
+		pg_catalog.array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6::float8)::bigint, -9223372036854775808)) AS pauses,
+		pg_catalog.array_agg(coalesce(delay, 0)) AS delays, pg_catalog.array_agg(coalesce(moved, 0)) AS moves
 	FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.n * (h.n - 1) / 2 AND h.n * (h.n - 1) / 2 + h.n - 1) b ON true`
 
 	// headSQL locks the head of a limit, the row that says how many shards it has, and answers with it.
@@ -260,7 +264,7 @@ RETURNING ` + columns
 	// Parameters as above, but for $8, which is the ts, $10 paused_until $11 delay $12 moved
 	putSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay, moved)
 VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
-	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, nullif($11::bigint, 0), nullif($12::float8, 0))
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, nullif($11::bigint, 0), nullif($12::float8, 0::float8))
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = excluded.value, ts = excluded.ts,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin,
@@ -307,14 +311,14 @@ func newStatements(schema string) statements {
 		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
-			"{fresh}", between("c.now", "c.now + $10::bigint * interval '1 microsecond'"),
+			"{fresh}", between("c.now", "c.now + $10::bigint::float8 * interval '1 microsecond'"),
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
 	of := func(refill, delay, unused, comes string) texts {
 		same := func(sql string) string { return text(sql, refill, delay, unused, "") }
-		ofShard := strings.NewReplacer("$5", "excluded.rate").Replace(refill)
+		ofShard := strings.NewReplacer("$5::float8", "excluded.rate").Replace(refill)
 		inShard := strings.ReplaceAll(unused, "{clock}", "excluded.ts")
-		unused = strings.ReplaceAll(unused, "{clock}", "CASE WHEN b.value < 0 THEN excluded.ts END")
+		unused = strings.ReplaceAll(unused, "{clock}", "CASE WHEN b.value < 0::float8 THEN excluded.ts END")
 		return texts{
 			take: same(takeSQL), takeWithin: same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused)), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
 			give: same(giveSQL), giveEach: text(giveSQL, refill, delay, inShard, ""), giveShard: text(giveSQL, refill, delay, inShard, " "+tidy),

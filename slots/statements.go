@@ -31,7 +31,7 @@ WITH clock AS MATERIALIZED (
 	ORDER BY i < $6::integer, i LIMIT 1
 ), got AS (
 	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until)
-	SELECT $2::text, $3::text, free.i, $7::text::uuid, clock.now + $8::bigint * interval '1 microsecond' FROM free, clock
+	SELECT $2::text, $3::text, free.i, $7::text::uuid, clock.now + $8::bigint::float8 * interval '1 microsecond' FROM free, clock
 	ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE s.until <= (SELECT now FROM clock)
 	RETURNING s.slot, nextval($9::text::regclass) AS token
@@ -53,7 +53,7 @@ WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holde
 WITH clock AS MATERIALIZED (
 	SELECT coalesce($1::timestamptz, clock_timestamp()) AS now
 )
-UPDATE {schema}weir_slot AS s SET until = clock.now + $2::bigint * interval '1 microsecond'
+UPDATE {schema}weir_slot AS s SET until = clock.now + $2::bigint::float8 * interval '1 microsecond'
 FROM clock, {mine} AND s.until > clock.now
 RETURNING s.holder::text`
 

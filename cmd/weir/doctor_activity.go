@@ -11,11 +11,11 @@ import (
 
 // transactions finds what keeps vacuum from removing the old versions of rows, which each take of the same key then walks past.
 func (p *patient) transactions(ctx context.Context) error {
-	const long = `SELECT format('process %s of role %s (%s), %s for %s s', pid, usename, coalesce(nullif(application_name, ''), 'no application_name'), state,
+	const long = `SELECT pg_catalog.format('process %s of role %s (%s), %s for %s s', pid, usename, coalesce(nullif(application_name, ''), 'no application_name'), state,
 			round(date_part('epoch', pg_catalog.clock_timestamp() - xact_start)))
 		FROM pg_catalog.pg_stat_activity
 		WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_catalog.pg_backend_pid() AND (datname = pg_catalog.current_database() OR datname IS NULL)
-			AND xact_start < pg_catalog.clock_timestamp() - $1::bigint * interval '1 microsecond' AND backend_type <> 'autovacuum worker'
+			AND xact_start < pg_catalog.clock_timestamp() - $1::bigint::float8 * interval '1 microsecond' AND backend_type <> 'autovacuum worker'
 		ORDER BY xact_start LIMIT 5`
 	found, err := p.lines(ctx, long, p.long.Microseconds())
 	if err != nil {
@@ -30,7 +30,7 @@ func (p *patient) transactions(ctx context.Context) error {
 			"locked: %s", lasting(p.long), strings.Join(found, "; "))
 	}
 	const prepared = `SELECT quote_literal(gid) FROM pg_catalog.pg_prepared_xacts
-		WHERE database = pg_catalog.current_database() AND prepared < pg_catalog.clock_timestamp() - $1::bigint * interval '1 microsecond' ORDER BY prepared LIMIT 5`
+		WHERE database = pg_catalog.current_database() AND prepared < pg_catalog.clock_timestamp() - $1::bigint::float8 * interval '1 microsecond' ORDER BY prepared LIMIT 5`
 	if found, err = p.lines(ctx, prepared, p.long.Microseconds()); err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (p *patient) transactions(ctx context.Context) error {
 			", "))
 	}
 	// A slot remembers the snapshot of a standby with hot_standby_feedback also while that is away.
-	const slots = `SELECT format('%L, %s transactions ago', slot_name, pg_catalog.age(xmin)) FROM pg_catalog.pg_replication_slots
+	const slots = `SELECT pg_catalog.format('%L, %s transactions ago', slot_name, pg_catalog.age(xmin)) FROM pg_catalog.pg_replication_slots
 		WHERE xmin IS NOT NULL AND NOT active ORDER BY pg_catalog.age(xmin) DESC LIMIT 5`
 	if found, err = p.lines(ctx, slots); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (p *patient) deadRows(ctx context.Context) error {
 	balance := p.table("weir_balance")
 	if err := p.read(ctx, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT n_live_tup, n_dead_tup, pg_catalog.pg_relation_size(relid) / current_setting('block_size')::bigint
-			FROM pg_catalog.pg_stat_all_tables WHERE relid = $1::regclass`, balance).Scan(&live, &dead, &pages)
+			FROM pg_catalog.pg_stat_all_tables WHERE relid = $1::regclass::oid`, balance).Scan(&live, &dead, &pages)
 	}); err != nil {
 		return err
 	}
@@ -96,11 +96,11 @@ const samples = 10
 func (p *patient) hotKeys(ctx context.Context) error {
 	// Who waits for a row waits for the end of the transaction that has changed it last.
 	const waiting = `SELECT w.transactionid::text FROM pg_catalog.pg_locks w WHERE w.locktype = 'transactionid' AND NOT w.granted AND EXISTS (
-		SELECT FROM pg_catalog.pg_locks h WHERE h.pid = w.pid AND h.granted AND h.relation = $1::regclass
+		SELECT FROM pg_catalog.pg_locks h WHERE h.pid = w.pid AND h.granted AND h.relation = $1::regclass::oid
 			AND h.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))`
 	const queueing = `SELECT l.relation::regclass::text FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE l.locktype = 'relation' AND NOT l.granted AND n.nspname = $1::text AND c.relname LIKE 'weir\_queue\_%'
+		WHERE l.locktype = 'relation' AND NOT l.granted AND n.nspname = $1::text AND c.relname::text LIKE 'weir\_queue\_%'
 			AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
 	waits, waited, queued := map[hotKey]int{}, 0, 0
 	for i := range samples {

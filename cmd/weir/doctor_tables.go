@@ -63,7 +63,7 @@ func (p *patient) tables(ctx context.Context) error {
 
 	const keys = `SELECT pg_catalog.pg_get_constraintdef(con.oid) || CASE WHEN i.indisvalid THEN '' ELSE ' invalid' END
 		FROM pg_catalog.pg_constraint con JOIN pg_catalog.pg_index i ON i.indexrelid = con.conindid
-		WHERE con.contype = 'p' AND con.conrelid = $1::regclass`
+		WHERE con.contype = 'p' AND con.conrelid = $1::regclass::oid`
 	if found, err = p.lines(ctx, keys, balance); err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (p *patient) tables(ctx context.Context) error {
 		p.find(wrong, fmt.Sprintf("ALTER TABLE %s ADD PRIMARY KEY (name, key, shard).", balance),
 			"weir_balance lacks its primary key: no limit can be taken")
 	}
-	const indexes = `SELECT i.indexrelid::regclass::text FROM pg_catalog.pg_index i WHERE i.indrelid = $1::regclass AND NOT i.indisprimary ORDER BY 1`
+	const indexes = `SELECT i.indexrelid::regclass::text FROM pg_catalog.pg_index i WHERE i.indrelid = $1::regclass::oid AND NOT i.indisprimary ORDER BY 1`
 	if found, err = p.lines(ctx, indexes, balance); err != nil {
 		return err
 	}
@@ -79,9 +79,9 @@ func (p *patient) tables(ctx context.Context) error {
 		p.find(wrong, "DROP INDEX "+strings.Join(found, ", ")+".", "weir_balance has more indexes than its primary key: if they cover "+
 			"what takes change, no take is a HOT update, and each makes the index grow")
 	}
-	const odd = `SELECT 'trigger ' || quote_ident(tgname) FROM pg_catalog.pg_trigger WHERE tgrelid = $1::regclass AND NOT tgisinternal AND tgenabled <> 'D'
-		UNION ALL SELECT 'row level security' FROM pg_catalog.pg_class WHERE oid = $1::regclass AND relrowsecurity
-		UNION ALL SELECT 'publication ' || quote_ident(pubname) FROM pg_catalog.pg_publication_tables WHERE schemaname = $2::text AND tablename = 'weir_balance'`
+	const odd = `SELECT 'trigger ' || quote_ident(tgname::text) FROM pg_catalog.pg_trigger WHERE tgrelid = $1::regclass::oid AND NOT tgisinternal AND tgenabled <> 'D'
+		UNION ALL SELECT 'row level security' FROM pg_catalog.pg_class WHERE oid = $1::regclass::oid AND relrowsecurity
+		UNION ALL SELECT 'publication ' || quote_ident(pubname::text) FROM pg_catalog.pg_publication_tables WHERE schemaname = $2::text AND tablename = 'weir_balance'`
 	if found, err = p.lines(ctx, odd, balance, p.schema); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (p *patient) tables(ctx context.Context) error {
 		p.find(note, "Leave weir_balance out of them, unless they are meant.", "weir_balance has a %s: each take pays for it",
 			strings.Join(found, ", a "))
 	}
-	const others = `SELECT quote_ident(s) FROM unnest(pg_catalog.current_schemas(false)) AS s
+	const others = `SELECT quote_ident(s) FROM pg_catalog.unnest(pg_catalog.current_schemas(false)::text[]) AS s
 		WHERE s <> $1::text AND pg_catalog.to_regclass(quote_ident(s) || '.weir_balance') IS NOT NULL`
 	if found, err = p.lines(ctx, others, p.schema); err != nil {
 		return err
@@ -118,7 +118,7 @@ const fewestPages = 40
 // storage looks at what keeps takes cheap.
 func (p *patient) storage(ctx context.Context) error {
 	balance := p.table("weir_balance")
-	options, err := p.lines(ctx, `SELECT unnest(reloptions) FROM pg_catalog.pg_class WHERE oid = $1::regclass`, balance)
+	options, err := p.lines(ctx, `SELECT pg_catalog.unnest(reloptions) FROM pg_catalog.pg_class WHERE oid = $1::regclass::oid`, balance)
 	if err != nil {
 		return err
 	}
@@ -148,13 +148,13 @@ func (p *patient) storage(ctx context.Context) error {
 	var hot, updates int64
 	if err := p.read(ctx, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT pg_catalog.pg_relation_size($1::regclass) / current_setting('block_size')::bigint, coalesce(s.n_tup_hot_upd, 0), coalesce(s.n_tup_upd, 0)
-			FROM (VALUES (1)) AS one LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = $1::regclass`, balance).Scan(&pages, &hot, &updates)
+			FROM (VALUES (1)) AS one LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = $1::regclass::oid`, balance).Scan(&pages, &hot, &updates)
 	}); err != nil {
 		return err
 	}
 	if pages < fewestPages {
 		p.find(wrong, fmt.Sprintf("BEGIN; INSERT INTO %s (name, key, value, ts, capacity, rate, period) SELECT '', repeat('-', 1000) "+
-			"|| i, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
+			"|| i::text, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
 			"DELETE FROM %[1]s WHERE name = ''; COMMIT.", balance),
 			"weir_balance has %d pages, and not the fifty of its migration: it was restored, truncated or VACUUMed FULL. A table of "+
 				"few pages may be read as a whole, "+

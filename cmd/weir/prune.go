@@ -49,7 +49,7 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 	var about int64
 	if e.errTerm {
 		// The planner's number, which is good enough for a share.
-		if err := s.pool.QueryRow(ctx, `SELECT greatest(reltuples, 0)::bigint FROM pg_catalog.pg_class WHERE oid = $1::regclass`,
+		if err := s.pool.QueryRow(ctx, `SELECT greatest(reltuples, 0)::bigint FROM pg_catalog.pg_class WHERE oid = $1::regclass::oid`,
 			l.Table()).Scan(&about); err != nil {
 			return err
 		}

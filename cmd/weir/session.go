@@ -76,7 +76,7 @@ func (s *session) find(ctx context.Context) error {
 		table = pgx.Identifier{s.e.schema, table}.Sanitize()
 	}
 	const sql = `SELECT coalesce((SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.oid = pg_catalog.to_regclass($1::text)), '')`
+		WHERE c.oid = pg_catalog.to_regclass($1::text)::oid), '')`
 	err := s.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, table).Scan(&s.schema) })
 	var refused *pgconn.ConnectError
 	if errors.As(err, &refused) {

@@ -91,7 +91,8 @@ type counts struct {
 }
 
 func (s *store) counts(ctx context.Context) (c counts, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE planned_at IS NOT NULL), count(started_at), count(answer) FROM message`).
+	err = s.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE planned_at IS NOT NULL), 
+		count(*) FILTER (WHERE started_at IS NOT NULL), count(*) FILTER (WHERE answer IS NOT NULL) FROM message`).
 		Scan(&c.saved, &c.reserved, &c.started, &c.answered)
 	return c, err
 }
@@ -100,7 +101,7 @@ func (s *store) counts(ctx context.Context) (c counts, err error) {
 // call that has failed.
 func (s *store) start(ctx context.Context, id string, reservation uuid.UUID, tokens float64, due time.Time) error {
 	_, err := s.pool.Exec(ctx, `UPDATE message SET due_at = coalesce(due_at, $2), started_at = coalesce(started_at, clock_timestamp()),
-		reserved = reserved + CASE reservation WHEN $3 THEN 0 ELSE $4 END, reservation = $3 WHERE id = $1`, id, due, reservation, tokens)
+		reserved = reserved + CASE reservation WHEN $3 THEN 0 ELSE $4::float8 END, reservation = $3 WHERE id = $1`, id, due, reservation, tokens)
 	return err
 }
 
@@ -141,15 +142,15 @@ const booksSQL = `WITH span AS (
 	SELECT min(started_at) AS first, max(started_at) FILTER (WHERE planned_at IS NOT NULL) AS last FROM message
 ), sums AS (
 	SELECT sum(reserved) AS reserved, sum(used)::float8 AS used,
-		coalesce(sum(given_back) FILTER (WHERE given_back > 0), 0) AS given_back,
-		coalesce(sum(-given_back) FILTER (WHERE given_back < 0), 0) AS charged,
-		sum(reserved - used - given_back) AS kept,
+		coalesce(sum(given_back) FILTER (WHERE given_back > 0::float8), 0) AS given_back,
+		coalesce(sum(-given_back) FILTER (WHERE given_back < 0::float8), 0) AS charged,
+		sum(reserved - used::float8 - given_back) AS kept,
 		(coalesce(avg(extract(epoch FROM planned_at - started_at)), 0) * 1e6)::bigint AS earlier,
 		sum(used) FILTER (WHERE settled_at <= last) AS meanwhile
 	FROM message, span
 )
 SELECT sums.reserved, used, given_back, charged, kept, earlier,
-	coalesce(meanwhile / (capacity + rate * extract(epoch FROM last - first)::float8 * 1e6 / period), 0)
+	coalesce(meanwhile::float8 / (capacity + rate * extract(epoch FROM last - first)::float8 * 1e6::float8 / period::float8), 0)
 FROM sums, span, weir_balance WHERE name = $1`
 
 func (s *store) books(ctx context.Context, tokens ratelimit.Limit) (b books, err error) {

@@ -134,7 +134,7 @@ var ofTheRest = []mutant{
 	{"prune: waits for who holds a row", "ratelimit/prune.go",
 		"FOR UPDATE OF b SKIP LOCKED", "FOR UPDATE OF b", "PruneWaitsForNobody", whole, true},
 	{"prune: what somebody waits for", "ratelimit/prune.go",
-		"AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0\n", "AND (true\n", "OnlyWhatIsLikeNoRow", whole, true},
+		"AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8\n", "AND (true\n", "OnlyWhatIsLikeNoRow", whole, true},
 	{"fair: who has used most comes first", "fair/fair.go",
 		"min(1, used/(l.share*t.Weight))", "(1 - min(1, used/(l.share*t.Weight)))", "Fair", []string{"./fair"}, false},
 	{"fair: no weights", "fair/fair.go",
@@ -189,6 +189,8 @@ var ofTheRest = []mutant{
 		"if later <= 0 {", "if later <= 1e18 {", "NoGift", fake, true},
 
 	// slots
+	{"slots: an operator that another role may make", "slots/statements.go",
+		"clock.now + $2::bigint::float8 * interval", "clock.now + $2::bigint * interval", "OnlyNames", held, true},
 	{"slots: one that is held is taken over", "slots/statements.go",
 		"WHERE s.until <= (SELECT now FROM clock)", "WHERE s.until <= (SELECT now FROM clock) + interval '1 day'", "NeverMoreThanN|Shrunk", held, true},
 	{"slots: what a larger n has left is not in the way", "slots/statements.go",

@@ -52,7 +52,7 @@ CREATE TABLE weir_balance (
 -- on all of it: under SERIALIZABLE, unrelated keys then abort each other. With these the planner goes by the index from the
 -- first row on. VACUUM FULL and a restored dump lose them; that costs nothing but those aborts, while the table is small.
 INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
-SELECT '', repeat('-', 1000) || i, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i;
+SELECT '', repeat('-', 1000) || i::text, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i;
 DELETE FROM weir_balance;
 
 -- The reservations that were settled or released: what makes it happen once. A settlement writes its row before it touches a

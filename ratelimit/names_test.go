@@ -1,0 +1,32 @@
+package ratelimit
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/weir-go/weir/internal/names"
+	"github.com/weir-go/weir/internal/pgtest"
+)
+
+func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := newStatements(pool.Config().ConnConfig.RuntimeParams["search_path"])
+	var texts []string
+	var add func(v reflect.Value)
+	add = func(v reflect.Value) {
+		for i := range v.NumField() {
+			switch f := v.Field(i); f.Kind() {
+			case reflect.Struct:
+				add(f)
+			case reflect.String:
+				if v.Type().Field(i).Name != "prefix" {
+					texts = append(texts, f.String())
+				}
+			}
+		}
+	}
+	add(reflect.ValueOf(s))
+	add(reflect.ValueOf(newManyTexts(s.prefix)))
+	names.Check(t, pool, names.Statements{Dir: ".", Texts: texts})
+}

@@ -1,0 +1,18 @@
+package slots
+
+import (
+	"testing"
+
+	"github.com/weir-go/weir/internal/names"
+	"github.com/weir-go/weir/internal/pgtest"
+)
+
+func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := newStatements(pool.Config().ConnConfig.RuntimeParams["search_path"])
+	names.Check(t, pool, names.Statements{
+		Dir:   ".",
+		Texts: []string{s.acquire, s.left, s.renew, s.release, s.tidy, s.held},
+	})
+}
