@@ -33,8 +33,16 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 		"Settle":     func() error { _, err := auto.Settle(ctx, res.Reservation(), k.Count(0)); return err },
 		"Release":    func() error { _, err := auto.Release(ctx, res.Reservation()); return err },
 	} {
-		if err := call(); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Config.Timeout is 300ms") {
-			t.Errorf("%s: %v", name, err)
+		done := make(chan error, 1)
+		go func() { done <- call() }()
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Config.Timeout is 300ms") {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(30 * time.Second):
+			release()
+			t.Fatalf("%s waits on: %v", name, <-done)
 		}
 	}
 
