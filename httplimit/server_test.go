@@ -190,7 +190,8 @@ func TestTheDatabaseIsAway(t *testing.T) {
 	shared := guarded(&httplimit.Guard{Limiter: &ratelimit.FailOpen{Limiter: auto, Logger: quiet}})
 	for i := range 3 {
 		resp := get(shared)
-		if want := map[bool]int{true: 200, false: 429}[i < 1]; resp.status != want || want == 429 && resp.header.Get("Retry-After") == "" {
+		want := map[bool]int{true: 200, false: 429}[i < 1]
+		if resp.status != want || want == 429 && resp.header.Get("Retry-After") == "" {
 			t.Errorf("call %d of the share: %d %v, want %d", i, resp.status, resp.header, want)
 		}
 	}

@@ -20,8 +20,8 @@ import (
 // capacity, whatever many callers take, reserve, give back, settle, release, roll back and pause at
 // once, by every way of calling, while the limit gets other numbers of shards.
 //
-// What it leaves out: a limit with shards is not taken into debt here, and it gets another number of
-// shards only while nothing is to be given back of it.
+// What it leaves out: a limit with shards is not taken into debt here, and it gets another number
+// of shards only while nothing is to be given back of it.
 func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 	t.Parallel()
 	const capacity = 480
@@ -36,7 +36,8 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // InTx runs again until then
+			// InTx runs again until then.
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 			defer cancel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 24 })
 			clock := &clock{t: w0} // stands still
@@ -52,11 +53,13 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 				if i%2 == 1 {
 					l = limiter(t, ratelimit.Config{Clock: clock.now})
 				}
-				all = append(all, &bookkeeper{l: l, v: w.verbs(t, l, pool), pool: pool, limit: limit, debts: c.shards == 1, layout: &layout})
+				all = append(all, &bookkeeper{l: l, v: w.verbs(t, l, pool), pool: pool, limit: limit,
+					debts: c.shards == 1, layout: &layout})
 			}
 			for round := range rounds(t, 2) {
 				key := string(rune('a' + round%26))
-				if err := all[0].l.Autocommit(pool).ResetRateLimit(ctx, limit.For(key)); err != nil {
+				auto := all[0].l.Autocommit(pool)
+				if err := auto.ResetRateLimit(ctx, limit.For(key)); err != nil {
 					t.Fatal(err)
 				}
 				done := make(chan struct{})
@@ -75,9 +78,10 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 					used += b.used
 					b.used = 0
 				}
-				state, err := all[0].l.Autocommit(pool).Value(ctx, limit.For(key))
+				state, err := auto.Value(ctx, limit.For(key))
 				if err != nil || math.Abs(used+state.Value-capacity) > slack {
-					t.Fatalf("round %d: %v used and %v left (%v), of %v", round, used, state.Value, err, capacity)
+					t.Fatalf("round %d: %v used and %v left (%v), of %v",
+						round, used, state.Value, err, capacity)
 				}
 			}
 		})
@@ -194,8 +198,8 @@ func (b *bookkeeper) end(ctx context.Context, k ratelimit.Request) error {
 
 // undo takes in a transaction that is rolled back.
 func (b *bookkeeper) undo(ctx context.Context, r ratelimit.Request) error {
-	level := levels[rand.IntN(len(levels))]
-	err := b.l.InTxOptions(ctx, b.pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+	opts := pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}
+	err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := b.l.RateLimit(ctx, tx, r); err != nil {
 			return err
 		}
@@ -210,7 +214,8 @@ func (b *bookkeeper) undo(ctx context.Context, r ratelimit.Request) error {
 // savepoints takes for good after it has taken in a savepoint that is rolled back.
 func (b *bookkeeper) savepoints(ctx context.Context, k ratelimit.Request, n float64) error {
 	took := false
-	err := b.l.InTxOptions(ctx, b.pool, pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}, func(ctx context.Context, tx pgx.Tx) error {
+	opts := pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}
+	err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 		inner, err := tx.Begin(ctx)
 		if err != nil {
 			return err
@@ -240,7 +245,8 @@ func (b *bookkeeper) reshard(ctx context.Context, t *testing.T, key string, done
 		case <-time.After(20 * time.Millisecond):
 		}
 		b.layout.Lock()
-		err := b.l.InTxOptions(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+		opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+		err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 			return b.l.Reshard(ctx, tx, []int{2, 3, 4, 8}[rand.IntN(4)], b.limit.For(key))
 		})
 		b.layout.Unlock()

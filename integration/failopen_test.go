@@ -17,6 +17,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
+var silent = slog.New(slog.DiscardHandler)
+
 // readmesFailOpen has the line of the README.
 func readmesFailOpen(limiter *ratelimit.Limiter, pool *pgxpool.Pool) *ratelimit.FailOpen {
 	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), For: time.Minute, Timeout: 200 * time.Millisecond}
@@ -28,7 +30,8 @@ func TestTheFailOpenOfTheReadmeIsTested(t *testing.T) {
 	t.Parallel()
 	_, rest, _ := strings.Cut(read(t, "../README.md"), "limits := &ratelimit.FailOpen{")
 	line, _, ok := strings.Cut(rest, "\n")
-	if !ok || !strings.Contains(read(t, "failopen_test.go"), "\tlimits := &ratelimit.FailOpen{"+line+"\n") {
+	want := "\tlimits := &ratelimit.FailOpen{" + line + "\n"
+	if !ok || !strings.Contains(read(t, "failopen_test.go"), want) {
 		t.Errorf("failopen_test.go does not have the README's line: %s", line)
 	}
 }
@@ -43,7 +46,7 @@ func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 	used := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 1, Period: never})
 	orders := ratelimit.MustDefine("orders", ratelimit.TokenBucket{Rate: 1e6, Period: never})
 	limits := readmesFailOpen(l, pool)
-	limits.Logger = slog.New(slog.DiscardHandler)
+	limits.Logger = silent
 	defer limits.Limiter.(*ratelimit.Coalesced).Close()
 	for i := range victims {
 		takeOK(t, first(limits.RateLimit(t.Context(), used.For(fmt.Sprint(i)))))
@@ -95,21 +98,22 @@ func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 	cancel()
 	wg.Wait()
 	if let.Load() > 0 || limits.Opened() > 0 {
-		t.Errorf("%d were let through (%d), and %d denied, by a database that is well", let.Load(), limits.Opened(), denied.Load())
+		t.Errorf("%d were let through (%d), and %d denied, by a database that is well",
+			let.Load(), limits.Opened(), denied.Load())
 	}
 }
 
-// The same for one caller alone, beside whom nothing is decided, and for callers who have all of the
-// pool's connections.
+// The same for one caller alone, beside whom nothing is decided, and for callers who have all of
+// the pool's connections.
 func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("alone", ratelimit.TokenBucket{Rate: 100, Period: never})
 	for _, callers := range []int{1, 6} {
-		for name, over := range map[string]func(*testing.T, *ratelimit.Limiter, *pgxpool.Pool) verbs{
-			"Autocommit": func(_ *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return l.Autocommit(pool) },
-			"Coalesced":  func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return coalesce(t, l, pool) },
-		} {
-			t.Run(fmt.Sprint(name, callers), func(t *testing.T) {
+		for _, w := range ways {
+			if w.name != "Autocommit" && w.name != "Coalesced" {
+				continue
+			}
+			t.Run(fmt.Sprint(w.name, callers), func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
 				other, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
@@ -117,10 +121,10 @@ func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(other.Close)
-				v := over(t, limiter(t, ratelimit.Config{}), pool)
+				v := w.verbs(t, limiter(t, ratelimit.Config{}), pool)
 				takeOK(t, first(v.RateLimit(t.Context(), limit.For("k"))))
 				release := hold(t, other, "alone", "k")
-				f := &ratelimit.FailOpen{Limiter: v, Timeout: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
+				f := &ratelimit.FailOpen{Limiter: v, Timeout: 20 * time.Millisecond, Logger: silent}
 				wait := func(ctx context.Context) (failed int64) {
 					var n atomic.Int64
 					var wg sync.WaitGroup
@@ -142,7 +146,7 @@ func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if n := wait(ctx); n != int64(callers) || f.Opened() > 0 {
-					t.Errorf("of %d calls %d failed and %d were let through", callers, n, f.Opened())
+					t.Errorf("of %d calls %d failed, %d were let through", callers, n, f.Opened())
 				}
 				var later sync.WaitGroup
 				later.Go(func() {
@@ -151,7 +155,7 @@ func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 				})
 				n := wait(t.Context())
 				if later.Wait(); n > 0 || f.Opened() > 0 {
-					t.Errorf("of %d calls that wait %d failed and %d were let through", callers, n, f.Opened())
+					t.Errorf("of %d that wait %d failed, %d were let through", callers, n, f.Opened())
 				}
 			})
 		}
@@ -164,14 +168,16 @@ func TestACallThatFailsByItselfIsNotLetThrough(t *testing.T) {
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 100, Period: never})
 	execSQL(t, pool, `ALTER TABLE weir_balance ADD CHECK (key <> 'bad')`)
-	f := &ratelimit.FailOpen{Limiter: limiter(t, ratelimit.Config{}).Autocommit(pool), Logger: slog.New(slog.DiscardHandler)}
+	auto := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	f := &ratelimit.FailOpen{Limiter: auto, Logger: silent}
 	for range 5 {
 		if _, err := f.RateLimit(t.Context(), limit.For("bad")); sqlState(err) != "23514" {
 			t.Error(err)
 		}
 	}
 	var left int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&left); err != nil || left > 0 || f.Opened() > 0 {
+	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&left)
+	if err != nil || left > 0 || f.Opened() > 0 {
 		t.Errorf("%d rows are left (%v), and %d were let through", left, err, f.Opened())
 	}
 }
@@ -184,27 +190,30 @@ func TestCallsAreLetThroughWhileTheDatabaseHangs(t *testing.T) {
 		t.Run(fmt.Sprint("Share", share), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			limit := ratelimit.MustDefine("hangs", ratelimit.TokenBucket{Rate: capacity, Period: never})
-			f := &ratelimit.FailOpen{Limiter: coalesce(t, limiter(t, ratelimit.Config{}), pool), Timeout: 20 * time.Millisecond, Share: share,
-				Logger: slog.New(slog.DiscardHandler)}
+			rule := ratelimit.TokenBucket{Rate: capacity, Period: never}
+			limit, together := ratelimit.MustDefine("hangs", rule), coalesce(t, limiter(t, ratelimit.Config{}), pool)
+			f := &ratelimit.FailOpen{Limiter: together, Timeout: 20 * time.Millisecond, Share: share, Logger: silent}
 			if res := takeOK(t, first(f.RateLimit(t.Context(), limit.For("k")))); !res.Decided() {
 				t.Fatalf("%+v", res)
 			}
 			blocker := begin(t, pool, "")
-			if _, err := blocker.Exec(t.Context(), `LOCK TABLE weir_balance IN ACCESS EXCLUSIVE MODE`); err != nil {
+			lock := `LOCK TABLE weir_balance IN ACCESS EXCLUSIVE MODE`
+			if _, err := blocker.Exec(t.Context(), lock); err != nil {
 				t.Fatal(err)
 			}
 			var wg sync.WaitGroup
 			for range 3 * capacity {
 				wg.Go(func() {
 					res, err := f.RateLimit(t.Context(), limit.For("k"))
-					if err != nil || res.Decided() || !res.OK && (res.RetryAfter() <= 0 || !errors.Is(res.Err(), ratelimit.ErrDenied)) {
+					denied := res.RetryAfter() > 0 && errors.Is(res.Err(), ratelimit.ErrDenied)
+					if err != nil || res.Decided() || !res.OK && !denied {
 						t.Errorf("%+v, %v", res, err)
 					}
 				})
 			}
 			wg.Wait()
-			if want := map[float64]int64{0: capacity, 0.5: capacity / 2, -1: 3 * capacity}[share]; f.Opened() != want {
+			want := map[float64]int64{0: capacity, 0.5: capacity / 2, -1: 3 * capacity}[share]
+			if f.Opened() != want {
 				t.Errorf("%d were let through, want %d", f.Opened(), want)
 			}
 			commit(t, blocker)

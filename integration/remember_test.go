@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -185,7 +184,7 @@ func TestAnOutageIsNotEndedByMemory(t *testing.T) {
 	shadow := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
 	c := limiter(t, ratelimit.Config{RememberDenials: true}).Coalesce(pool)
 	defer c.Close()
-	f := &ratelimit.FailOpen{Limiter: c, Most: 1, For: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
+	f := &ratelimit.FailOpen{Limiter: c, Most: 1, For: 100 * time.Millisecond, Logger: silent}
 	for range 2 {
 		for _, l := range []ratelimit.Limit{limit, shadow} {
 			if _, err := f.RateLimit(t.Context(), l.For("greedy")); err != nil {

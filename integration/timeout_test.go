@@ -16,10 +16,12 @@ import (
 func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("bound", ratelimit.TokenBucket{Rate: 100, Period: 10 * time.Second})
+	rule := ratelimit.TokenBucket{Rate: 100, Period: 10 * time.Second}
+	limit := ratelimit.MustDefine("bound", rule)
 	bounded := limiter(t, ratelimit.Config{Timeout: 300 * time.Millisecond})
 	auto, together := bounded.Autocommit(pool), coalesce(t, bounded, pool)
-	res := takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit.For("k"))))
+	usual := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	res := takeOK(t, first(usual.RateLimit(t.Context(), limit.For("k"))))
 	release := hold(t, pool, "bound", "k")
 	k, ctx := limit.For("k"), context.Background()
 	for name, call := range map[string]func() error{
@@ -30,14 +32,21 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 		"Pause":      func() error { return auto.Pause(ctx, time.Second, k) },
 		"Reset":      func() error { return auto.ResetRateLimit(ctx, k) },
 		"ResetKey":   func() error { return auto.ResetKey(ctx, "k") },
-		"Settle":     func() error { _, err := auto.Settle(ctx, res.Reservation(), k.Count(0)); return err },
-		"Release":    func() error { _, err := auto.Release(ctx, res.Reservation()); return err },
+		"Settle": func() error {
+			_, err := auto.Settle(ctx, res.Reservation(), k.Count(0))
+			return err
+		},
+		"Release": func() error {
+			_, err := auto.Release(ctx, res.Reservation())
+			return err
+		},
 	} {
 		done := make(chan error, 1)
 		go func() { done <- call() }()
 		select {
 		case err := <-done:
-			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Config.Timeout is 300ms") {
+			if !errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "Config.Timeout is 300ms") {
 				t.Errorf("%s: %v", name, err)
 			}
 		case <-time.After(30 * time.Second):
@@ -46,7 +55,8 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 		}
 	}
 
-	for _, v := range []verbs{auto, together, limiter(t, ratelimit.Config{Timeout: -1}).Autocommit(pool)} {
+	unbounded := limiter(t, ratelimit.Config{Timeout: -1}).Autocommit(pool)
+	for _, v := range []verbs{auto, together, unbounded} {
 		ctx := context.Background()
 		if v == verbs(auto) || v == verbs(together) {
 			var cancel context.CancelFunc

@@ -47,9 +47,9 @@
 //
 // # When the database is away
 //
-// Nobody gets in. An attempt that cannot be charged is an error, and nothing is checked: a guard that
-// opens when it is hit hard enough is no guard. [New] takes a [ratelimit.Limiter], which never fails
-// open. It cannot be given a [ratelimit.FailOpen].
+// Nobody gets in. An attempt that cannot be charged is an error, and nothing is checked: a guard
+// that opens when it is hit hard enough is no guard. [New] takes a [ratelimit.Limiter], which never
+// fails open. It cannot be given a [ratelimit.FailOpen].
 //
 // # What is stored
 //

@@ -15,8 +15,8 @@ import (
 // [Limiter]'s own verbs: their tokens roll back with it, and no second connection is waited for.
 //
 // Its transactions are READ COMMITTED, at which callers of one key queue for its row, whatever the server's default. If a
-// call fails with [ErrOutcomeUnknown] its tokens may have been taken. A call whose ctx has no deadline
-// fails after Config.Timeout.
+// call fails with [ErrOutcomeUnknown] its tokens may have been taken. A call whose ctx has no
+// deadline fails after Config.Timeout.
 type Autocommit struct {
 	l    *Limiter
 	pool *pgxpool.Pool
@@ -125,7 +125,9 @@ func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err e
 
 // do runs the verb over one row with a transaction for each trip, which is one statement, and over several in a transaction
 // that holds them together.
-func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(context.Context, executor, []call) error) error {
+func (a *Autocommit) do(
+	ctx context.Context, requests []Request, verb func(context.Context, executor, []call) error,
+) error {
 	calls, err := resolveAll(requests)
 	if err != nil {
 		return err
@@ -153,7 +155,7 @@ func (l *Limiter) inTime(ctx context.Context, fn func(context.Context) error) er
 	defer cancel()
 	err := fn(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		err = fmt.Errorf("%w (its context has no deadline, and Config.Timeout is %v)", err, l.timeout)
+		err = fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
 	}
 	return err
 }

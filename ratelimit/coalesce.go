@@ -61,7 +61,9 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 // RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, for all that are granted or
 // denied together, and three if that was not foreseen. Several limits in a call take two.
 //
-// If ctx ends, what the call has taken by then is given back. One without a deadline ends after Config.Timeout. Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed]
+// A ctx without a deadline ends after Config.Timeout.
+//
+// If ctx ends, what the call has taken by then is given back. Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed]
 // after Close. An error of the database is that of all who were decided together, but for one that only some of them have
 // caused.
 func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result, error) {

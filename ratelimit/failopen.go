@@ -18,12 +18,14 @@ import (
 //
 // # What an outage is
 //
-// The database is away when it decides nothing. A call that is slow, or that fails alone, is not let
-// through. An outage begins when a call fails, or waits for longer than Timeout, and these hold:
+// The database is away when it decides nothing. A call that is slow, or that fails alone, is not
+// let through. An outage begins when a call fails, or waits for longer than Timeout, and these
+// hold:
 //
 //   - no other call was decided since it began, and
 //   - a decision fails that FailOpen makes itself, on a connection and on a row of its own. It has
-//     two seconds. It commits, and it leaves nothing behind. It is made only in doubt, one at a time.
+//     two seconds. It commits, and it leaves nothing behind. It is made only in doubt, one at a
+//     time.
 //
 // So a row that somebody holds, a pool without a free connection and a statement that fails are no
 // outage. Such a call gets its error, or waits until its ctx ends. If the database goes while other
@@ -34,12 +36,12 @@ import (
 // # What is let through
 //
 // In an outage calls are decided from memory, by their own limits times Share. A call that is let
-// through has a Result that is OK and not [Result.Decided]: nothing was taken in the database, and to
-// give it back does nothing. A call that is denied has a Result like any denial, with a RetryAt by
-// the clock of the process, and it is not Decided either. [Request.OrReserve], [Request.Within] and
-// [Request.OnCredit] do not count: a call is let through now or not at all. A call fails with the
-// database's error if it asks for more than the share could ever hold, or if 100,000 other keys are
-// in memory whose balances are not full.
+// through has a Result that is OK and not [Result.Decided]: nothing was taken in the database, and
+// to give it back does nothing. A call that is denied has a Result like any denial, with a RetryAt
+// by the clock of the process, and it is not Decided either. [Request.OrReserve], [Request.Within]
+// and [Request.OnCredit] do not count: a call is let through now or not at all. A call fails with
+// the database's error if it asks for more than the share could ever hold, or if 100,000 other keys
+// are in memory whose balances are not full.
 //
 // The balances in memory begin full. So what the database has granted just before comes on top.
 //
@@ -49,8 +51,8 @@ import (
 // # For how long
 //
 // For and Most bound what is let through, from the beginning of the outage. When the database comes
-// back for a moment they are not renewed: they are only when it has decided calls for as long as For,
-// and was not away in between. Calls beyond them fail with the database's error.
+// back for a moment they are not renewed: they are only when it has decided calls for as long as
+// For, and was not away in between. Calls beyond them fail with the database's error.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type FailOpen struct {
@@ -71,13 +73,13 @@ type FailOpen struct {
 	Timeout time.Duration
 
 	// Share is how much of each limit this process grants from memory in an outage, as a part of
-	// its rate and of its capacity: above 0, and at most 1. With 1/n each, n processes keep the limit
-	// together. With a number below 0 all calls are let through. Default: 1, with which each process
-	// grants as much as the limit allows to all.
+	// its rate and of its capacity: above 0, and at most 1. With 1/n each, n processes keep the
+	// limit together. With a number below 0 all calls are let through. Default: 1, with which each
+	// process grants as much as the limit allows to all.
 	Share float64
 
-	// Allow picks the calls that may be let through: the calls of one route only, or those with some
-	// errors. It is not called for errors that are never let through. Default: all.
+	// Allow picks the calls that may be let through: the calls of one route only, or those with
+	// some errors. It is not called for errors that are never let through. Default: all.
 	Allow func(ctx context.Context, err error, requests []Request) bool
 
 	// Logger is told when an outage begins, when For or Most is reached, and when the database
@@ -87,7 +89,7 @@ type FailOpen struct {
 	health health
 
 	mu     sync.Mutex
-	began  time.Time // when For and Most began to count; zero if nothing was let through since they were renewed
+	began  time.Time // when For and Most began to count; zero if they have not since they were renewed
 	away   bool      // no call was decided since one was let through
 	well   time.Time // since when calls are decided again, if not away
 	shut   bool      // For or Most is reached
@@ -102,7 +104,8 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 		return Result{}, &InvalidError{Field: "FailOpen.Limiter", Value: nil, Want: "an Autocommit or a Coalesced"}
 	}
 	if f.Share > 1 || f.Share != f.Share {
-		return Result{}, &InvalidError{Field: "FailOpen.Share", Value: f.Share, Want: "above 0 and at most 1, or below 0 for no limit"}
+		return Result{}, &InvalidError{Field: "FailOpen.Share", Value: f.Share,
+			Want: "above 0 and at most 1, or below 0 for no limit"}
 	}
 	probe, _ := f.Limiter.(prober)
 	began := time.Now()
@@ -133,7 +136,9 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 var errNoAnswer = fmt.Errorf("the database decides nothing: %w", context.DeadlineExceeded)
 
 // suspect ends a call that waits, once the database is away.
-func (f *FailOpen) suspect(ctx context.Context, since time.Time, probe prober, cancel context.CancelCauseFunc) {
+func (f *FailOpen) suspect(
+	ctx context.Context, since time.Time, probe prober, cancel context.CancelCauseFunc,
+) {
 	for wait := f.timeout(); ; wait = min(2*wait, max(wait, longestDoubt)) {
 		now := time.Now()
 		if f.health.away(ctx, since, probe) {
@@ -165,7 +170,8 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 		f.began = now
 	}
 	if !f.away {
-		f.logger().ErrorContext(ctx, "ratelimit: calls are let through, as the database decides nothing",
+		f.logger().ErrorContext(ctx,
+			"ratelimit: calls are let through, as the database decides nothing",
 			"for", max(0, f.most()-now.Sub(f.began)), "error", err)
 	}
 	f.away = true
@@ -173,14 +179,16 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 	why := ""
 	switch {
 	case now.Sub(f.began) >= f.most():
-		why = fmt.Sprintf("the outage began %v ago, or the database was not back for that long since", f.most())
+		why = fmt.Sprintf("the outage began more than %v ago, or the database was not back for that long",
+			f.most())
 	case f.Most > 0 && f.opened >= f.Most:
 		why = fmt.Sprintf("%d calls were", f.opened)
 	}
 	if why != "" {
 		if !f.shut {
 			f.shut = true
-			f.logger().ErrorContext(ctx, "ratelimit: calls are no longer let through", "why", why, "error", err)
+			f.logger().ErrorContext(ctx, "ratelimit: calls are no longer let through",
+				"why", why, "error", err)
 		}
 		return Result{}, fmt.Errorf("%w (no longer let through: %s)", err, why)
 	}
@@ -209,9 +217,11 @@ func (f *FailOpen) decided(ctx context.Context) {
 	now := time.Now()
 	if f.away {
 		f.away, f.well = false, now
-		f.logger().WarnContext(ctx, "ratelimit: the database decides again", "after", now.Sub(f.began), "through", f.opened)
+		f.logger().WarnContext(ctx, "ratelimit: the database decides again",
+			"after", now.Sub(f.began), "through", f.opened)
 	}
-	// A database that comes and goes renews nothing, nor does one that nobody has asked for so long.
+	// A database that comes and goes renews nothing, nor does one that nobody has asked for so
+	// long.
 	if now.Sub(f.well) >= f.most() {
 		f.began, f.shut, f.opened, f.spares = time.Time{}, false, 0, spares{}
 	}

@@ -35,13 +35,14 @@ func (h *health) decidedAt(t time.Time) {
 }
 
 // away tells whether the database is away: it has decided nothing after since, and a probe fails.
-// Callers share a probe, and those who come soon after it has failed take its word. It returns false
-// if ctx ends.
+// Callers share a probe, and those who come soon after it has failed take its word. It returns
+// false if ctx ends.
 func (h *health) away(ctx context.Context, since time.Time, p prober) bool {
 	for {
 		h.mu.Lock()
 		age := time.Since(h.lost)
-		known := h.last.After(since) || p == nil || age < believed || h.probing != nil && age < believed+probeTimeout
+		known := h.last.After(since) || p == nil || age < believed ||
+			h.probing != nil && age < believed+probeTimeout
 		if known {
 			defer h.mu.Unlock()
 			return !h.last.After(since)
@@ -78,8 +79,8 @@ func (h *health) run(p prober) {
 }
 
 // probe takes nothing of a key that nobody else has, and commits. It needs no connection of the
-// pool, which may have none that is free. The row is gone before COMMIT, but COMMIT has something to
-// write, so that it waits for the disk and for standbys as any other.
+// pool, which may have none that is free. The row is gone before COMMIT, but COMMIT has something
+// to write, so that it waits for the disk and for standbys as any other.
 func (a *Autocommit) probe(ctx context.Context) error {
 	if a.pool == nil {
 		return errNoPool()
@@ -93,7 +94,8 @@ func (a *Autocommit) probe(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
-	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	return pgx.BeginTxFunc(ctx, conn, opts, func(tx pgx.Tx) error {
 		inner, err := tx.Begin(ctx)
 		if err != nil {
 			return err

@@ -20,12 +20,12 @@ type Config struct {
 	// Default: 50, or no bound if the context has a deadline.
 	MaxAttempts int
 
-	// Timeout bounds each call of [Autocommit] and of [Coalesced] whose ctx has no deadline, so that
-	// a database that hangs, or a row that somebody holds, holds no caller for ever. The error matches
-	// [context.DeadlineExceeded]. Wait may wait for its turn for longer: Timeout bounds its calls of
-	// the database. It does not bound [Limiter.InTx], nor the verbs in a transaction of the caller's:
-	// only the caller knows how long its work takes. Give them a ctx with a deadline. Default: 30
-	// seconds. With a number below 0 there is no bound.
+	// Timeout bounds each call of [Autocommit] and of [Coalesced] whose ctx has no deadline, so
+	// that a database that hangs, or a row that somebody holds, holds no caller for ever. The error
+	// matches [context.DeadlineExceeded]. Wait may wait for its turn for longer: Timeout bounds its
+	// calls of the database. It does not bound [Limiter.InTx], nor the verbs in a transaction of
+	// the caller's: only the caller knows how long its work takes. Give them a ctx with a deadline.
+	// Default: 30 seconds. With a number below 0 there is no bound.
 	Timeout time.Duration
 
 	// RememberDenials answers a call that has been denied from memory, without the database, as long as it would be denied

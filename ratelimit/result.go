@@ -87,8 +87,8 @@ func (r Result) Err() error {
 	return &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 }
 
-// Decided tells whether the database has decided: not what [FailOpen] has let through, or denied, in
-// an outage.
+// Decided tells whether the database has decided. It has not decided what [FailOpen] has let
+// through, or denied, in an outage.
 func (r Result) Decided() bool { return !r.At.IsZero() && !r.spare }
 
 // RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless denied.

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// spares are the balances that a FailOpen decides on in an outage: those of its share of each limit.
-// They are full until they are taken from. It is up to their user to lock them.
+// spares are the balances that a FailOpen decides on in an outage: those of its share of each
+// limit. They are full until they are taken from. It is up to their user to lock them.
 type spares struct {
 	began time.Time
 	seed  maphash.Seed
@@ -25,7 +25,7 @@ type spare struct {
 const mostSpares = 100_000
 
 var (
-	errShare  = errors.New("the count is more than the share of the limit that is granted from memory")
+	errShare  = errors.New("the count is above the share of the limit that is granted from memory")
 	errSpares = errors.New("too many other keys are in memory")
 )
 
@@ -48,7 +48,8 @@ func (s *spares) take(requests []Request, share float64, now time.Time) (Result,
 }
 
 func (s *spares) decide(calls []call, requests int, share float64, at int64) (Result, error) {
-	decisions, times, ids := make([]Decision, len(calls)), make([]int64, len(calls)), make([]uint64, len(calls))
+	decisions, times := make([]Decision, len(calls)), make([]int64, len(calls))
+	ids := make([]uint64, len(calls))
 	unknown := 0
 	for i := range calls {
 		c := &calls[i]

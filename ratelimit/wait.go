@@ -29,7 +29,8 @@ import (
 // If ctx ends while it waits, what was taken is given back, which takes up to 5 seconds, and the error matches that of ctx. Those
 // behind keep their places: see [Limiter.Release]. Other errors are as those of RateLimit.
 //
-// Without a deadline it waits for its turn however long that takes, and for the database no longer than Config.Timeout.
+// Without a deadline it waits for its turn however long that takes, and for the database no longer
+// than Config.Timeout.
 //
 // Whoever waits holds no connection, and costs the database two trips in all, one if the tokens were there. A process that ends
 // while it waits has spent its tokens.

@@ -23,14 +23,17 @@ func TestCallsAreLetThroughWhileTheServerIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	const share = 5
-	limit := ratelimit.MustDefine("killed", ratelimit.TokenBucket{Rate: 2 * share, Period: 10_000 * time.Hour})
+	rule := ratelimit.TokenBucket{Rate: 2 * share, Period: 10_000 * time.Hour}
+	limit := ratelimit.MustDefine("killed", rule)
 	together := limiter.Coalesce(pool)
 	defer together.Close()
-	f := &ratelimit.FailOpen{Limiter: together, Share: 0.5, For: time.Hour, Logger: slog.New(slog.DiscardHandler)}
-	if res, err := f.RateLimit(t.Context(), limit.For("k")); err != nil || !res.OK || !res.Decided() {
+	f := &ratelimit.FailOpen{Limiter: together, Share: 0.5, For: time.Hour,
+		Logger: slog.New(slog.DiscardHandler)}
+	res, err := f.RateLimit(t.Context(), limit.For("k"))
+	if err != nil || !res.OK || !res.Decided() {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	for _, want := range []int{share, 0} { // the second outage comes too soon after the first to have more
+	for _, want := range []int{share, 0} { // the second comes too soon after the first to have more
 		if err := server.Kill(); err != nil {
 			t.Fatal(err)
 		}
