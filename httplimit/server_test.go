@@ -157,7 +157,7 @@ func TestTheDatabaseIsAway(t *testing.T) {
 	limit := ratelimit.MustDefine("away", ratelimit.FixedWindow{Rate: 1, Period: never})
 	auto := limiter(t, ratelimit.Config{}).Autocommit(pool)
 	quiet := slog.New(slog.DiscardHandler)
-	open := &ratelimit.FailOpen{Limiter: auto, Most: 3, Logger: quiet}
+	open := &ratelimit.FailOpen{Limiter: auto, Most: 3, Share: -1, Logger: quiet}
 	ran := 0
 	guarded := func(g *httplimit.Guard) http.Handler {
 		return g.Limit(httplimit.By(limit, user("u")))(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -186,6 +186,14 @@ func TestTheDatabaseIsAway(t *testing.T) {
 	}
 	if ran != 3 || open.Opened() != 3 {
 		t.Errorf("ran %d, counted %d", ran, open.Opened())
+	}
+	shared := guarded(&httplimit.Guard{Limiter: &ratelimit.FailOpen{Limiter: auto, Logger: quiet}})
+	for i := range 3 {
+		resp := get(shared)
+		want := map[bool]int{true: 200, false: 429}[i < 1]
+		if resp.status != want || want == 429 && resp.header.Get("Retry-After") == "" {
+			t.Errorf("call %d of the share: %d %v, want %d", i, resp.status, resp.header, want)
+		}
 	}
 }
 

@@ -45,6 +45,12 @@
 // token; attempts with it have a balance of their own, with a ladder of its own, and the locks of the account and of the address
 // are nothing to them. A token that was stolen is worth five tries a lock, as anybody has without.
 //
+// # When the database is away
+//
+// Nobody gets in. An attempt that cannot be charged is an error, and nothing is checked: a guard
+// that opens when it is hit hard enough is no guard. [New] takes a [ratelimit.Limiter], which never
+// fails open. It cannot be given a [ratelimit.FailOpen].
+//
 // # What is stored
 //
 // No tables but those of package schema. The name of an account is stored as its SHA-256: a row costs the same however long the

@@ -70,7 +70,8 @@ const (
 )
 
 // New makes a Lockout. It does not touch the database. What is wrong with cfg is refused with an error that matches
-// [ratelimit.ErrInvalid].
+// [ratelimit.ErrInvalid]. It takes a Limiter and no [ratelimit.FailOpen]: without a decision nobody
+// gets in.
 func New(limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg Config) (*Lockout, error) {
 	if limiter == nil {
 		return nil, invalid("limiter", nil, "one made by ratelimit.New")

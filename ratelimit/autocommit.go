@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +15,8 @@ import (
 // [Limiter]'s own verbs: their tokens roll back with it, and no second connection is waited for.
 //
 // Its transactions are READ COMMITTED, at which callers of one key queue for its row, whatever the server's default. If a
-// call fails with [ErrOutcomeUnknown] its tokens may have been taken.
+// call fails with [ErrOutcomeUnknown] its tokens may have been taken. A call whose ctx has no
+// deadline fails after Config.Timeout.
 type Autocommit struct {
 	l    *Limiter
 	pool *pgxpool.Pool
@@ -31,7 +33,7 @@ func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (Result
 }
 
 func (a *Autocommit) rateLimit(ctx context.Context, o *observation, requests ...Request) (res Result, err error) {
-	err = a.do(ctx, requests, func(x executor, calls []call) error {
+	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
 		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.rateLimit(ctx, o.counting(x), calls, len(requests))
 		})
@@ -45,7 +47,7 @@ func (a *Autocommit) rateLimit(ctx context.Context, o *observation, requests ...
 
 // CheckRateLimit is [Limiter.CheckRateLimit].
 func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
-	err = a.do(ctx, requests, func(x executor, calls []call) error {
+	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
 		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.checkRateLimit(ctx, x, calls, len(requests))
 		})
@@ -59,7 +61,7 @@ func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (r
 
 // ResetRateLimit is [Limiter.ResetRateLimit], committed when it returns.
 func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
+	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
 		return a.l.resetRateLimit(ctx, x, calls)
 	})
 }
@@ -69,14 +71,14 @@ func (a *Autocommit) Pause(ctx context.Context, d time.Duration, requests ...Req
 	if err := checkPause(d); err != nil {
 		return err
 	}
-	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
+	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
 		return a.l.pause(ctx, x, d, calls)
 	})
 }
 
 // Resume is [Limiter.Resume], committed when it returns.
 func (a *Autocommit) Resume(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, bare(requests), func(x executor, calls []call) error {
+	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
 		return a.l.resume(ctx, x, calls)
 	})
 }
@@ -111,7 +113,7 @@ func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool,
 
 // Value is [Limiter.Value].
 func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
-	err = a.do(ctx, bare([]Request{request}), func(x executor, calls []call) error {
+	err = a.do(ctx, bare([]Request{request}), func(ctx context.Context, x executor, calls []call) error {
 		s, err = a.l.value(ctx, x, calls)
 		return err
 	})
@@ -123,7 +125,9 @@ func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err e
 
 // do runs the verb over one row with a transaction for each trip, which is one statement, and over several in a transaction
 // that holds them together.
-func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(executor, []call) error) error {
+func (a *Autocommit) do(
+	ctx context.Context, requests []Request, verb func(context.Context, executor, []call) error,
+) error {
 	calls, err := resolveAll(requests)
 	if err != nil {
 		return err
@@ -137,7 +141,23 @@ func (a *Autocommit) do(ctx context.Context, requests []Request, verb func(execu
 	if nested(ctx, a.pool) {
 		return errNested()
 	}
-	return a.decided(ctx, calls, verb)
+	return a.l.inTime(ctx, func(ctx context.Context) error {
+		return a.decided(ctx, calls, func(x executor, calls []call) error { return verb(ctx, x, calls) })
+	})
+}
+
+// inTime runs fn with a ctx that ends: after Config.Timeout, unless it has a deadline.
+func (l *Limiter) inTime(ctx context.Context, fn func(context.Context) error) error {
+	if _, ends := ctx.Deadline(); ends || l.timeout <= 0 {
+		return fn(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
+	err := fn(ctx)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
+	}
+	return err
 }
 
 // decided is do for requests that were found to be good.
@@ -161,7 +181,9 @@ func (a *Autocommit) inTx(ctx context.Context, fn func(context.Context, pgx.Tx) 
 	if a.pool == nil {
 		return errNoPool()
 	}
-	return a.l.inTx(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn, nil)
+	return a.l.inTime(ctx, func(ctx context.Context) error {
+		return a.l.inTx(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn, nil)
+	})
 }
 
 func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"} }

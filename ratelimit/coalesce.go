@@ -61,6 +61,8 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 // RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, for all that are granted or
 // denied together, and three if that was not foreseen. Several limits in a call take two.
 //
+// A ctx without a deadline ends after Config.Timeout.
+//
 // If ctx ends, what the call has taken by then is given back. Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed]
 // after Close. An error of the database is that of all who were decided together, but for one that only some of them have
 // caused.
@@ -89,6 +91,15 @@ func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call,
 			return res, nil
 		}
 	}
+	var res Result
+	err := c.l.inTime(ctx, func(ctx context.Context) (err error) {
+		res, err = c.queued(ctx, o, calls, requests)
+		return err
+	})
+	return res, err
+}
+
+func (c *Coalesced) queued(ctx context.Context, o *observation, calls []call, requests int) (Result, error) {
 	w := waiters.Get().(*waiter)
 	w.calls, w.requests = calls, requests
 	w.state.Store(queued)

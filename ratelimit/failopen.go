@@ -10,15 +10,49 @@ import (
 	"time"
 )
 
-// FailOpen lets calls through that the database cannot decide on, for a while: for those who would rather exceed a limit than be
-// down together with their database. Everything else in this package fails closed: no decision, no OK.
+// FailOpen lets calls through while the database is away. It is for callers who would rather exceed
+// a limit than be down together with their database. Everything else in this package fails closed:
+// no decision, no OK.
 //
-//	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), Timeout: 200 * time.Millisecond}
+//	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), For: time.Minute, Timeout: 200 * time.Millisecond}
 //
-// An outage begins with the first call that fails, and ends with the next that the database decides. In it calls are let through until
-// For is over or Most of them were; all later ones fail with the database's error. A call that is let through has a Result that is
-// OK and not [Result.Decided]: it took nothing, and giving it back does nothing. What is wrong by itself is never let through: an
-// error that matches [ErrInvalid], [ErrNested] or [ErrClosed], and that of a ctx that has ended.
+// # What an outage is
+//
+// The database is away when it decides nothing. A call that is slow, or that fails alone, is not
+// let through. An outage begins when a call fails, or waits for longer than Timeout, and these
+// hold:
+//
+//   - no other call was decided since it began, and
+//   - a decision fails that FailOpen makes itself, on a connection and on a row of its own. It has
+//     two seconds. It commits, and it leaves nothing behind. It is made only in doubt, one at a
+//     time.
+//
+// So a row that somebody holds, a pool without a free connection and a statement that fails are no
+// outage. Such a call gets its error, or waits until its ctx ends. If the database goes while other
+// calls are being decided, the calls under way may fail with their errors. The next calls are let
+// through. A Limiter that is no [*Autocommit] or [*Coalesced], and embeds none, is judged by its
+// calls alone.
+//
+// # What is let through
+//
+// In an outage calls are decided from memory, by their own limits times Share. A call that is let
+// through has a Result that is OK and not [Result.Decided]: nothing was taken in the database, and
+// to give it back does nothing. A call that is denied has a Result like any denial, with a RetryAt
+// by the clock of the process, and it is not Decided either. [Request.OrReserve], [Request.Within]
+// and [Request.OnCredit] do not count: a call is let through now or not at all. A call fails with
+// the database's error if it asks for more than the share could ever hold, or if 100,000 other keys
+// are in memory whose balances are not full.
+//
+// The balances in memory begin full. So what the database has granted just before comes on top.
+//
+// Errors that match [ErrInvalid], [ErrNested] or [ErrClosed], and calls whose ctx has ended, are
+// never let through.
+//
+// # For how long
+//
+// For and Most bound what is let through, from the beginning of the outage. When the database comes
+// back for a moment they are not renewed: they are only when it has decided calls for as long as
+// For, and was not away in between. Calls beyond them fail with the database's error.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type FailOpen struct {
@@ -27,23 +61,41 @@ type FailOpen struct {
 		RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	}
 
-	For     time.Duration // that an outage is open. Default: a minute.
-	Most    int64         // calls that are let through in one outage. Default: unbounded.
-	Timeout time.Duration // for each decision: a database that hangs is down, too. Default: that of ctx alone.
+	// For is how long calls are let through, counted from the beginning of the outage. Default: a
+	// minute.
+	For time.Duration
 
-	// Allow picks what may be let through: the calls of one route, but not those of another, or only some errors. It is not asked of
-	// what is wrong by itself. Default: all.
+	// Most is how many calls are let through in that time. Default: any number.
+	Most int64
+
+	// Timeout is how long a call waits before the database is suspected to be away. If it is not,
+	// the call waits on until its ctx ends. Default: a second.
+	Timeout time.Duration
+
+	// Share is how much of each limit this process grants from memory in an outage, as a part of
+	// its rate and of its capacity: above 0, and at most 1. With 1/n each, n processes keep the
+	// limit together. With a number below 0 all calls are let through. Default: 1, with which each
+	// process grants as much as the limit allows to all.
+	Share float64
+
+	// Allow picks the calls that may be let through: the calls of one route only, or those with
+	// some errors. It is not called for errors that are never let through. Default: all.
 	Allow func(ctx context.Context, err error, requests []Request) bool
 
-	// Logger is told when an outage begins, when it is closed because For or Most is reached, and when it ends. Default:
-	// [slog.Default].
+	// Logger is told when an outage begins, when For or Most is reached, and when the database
+	// decides again. Default: [slog.Default].
 	Logger *slog.Logger
 
+	health health
+
 	mu     sync.Mutex
-	began  time.Time // of the outage; zero if there is none
-	shut   bool      // it is not open any more
-	opened int64     // in the outage
+	began  time.Time // when For and Most began to count; zero if they have not since they were renewed
+	away   bool      // no call was decided since one was let through
+	well   time.Time // since when calls are decided again, if not away
+	shut   bool      // For or Most is reached
+	opened int64     // since began
 	total  int64
+	spares spares
 }
 
 // RateLimit is that of the Limiter.
@@ -51,27 +103,55 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 	if f.Limiter == nil {
 		return Result{}, &InvalidError{Field: "FailOpen.Limiter", Value: nil, Want: "an Autocommit or a Coalesced"}
 	}
-	asked := ctx
-	if f.Timeout > 0 {
-		var cancel context.CancelFunc
-		asked, cancel = context.WithTimeout(ctx, f.Timeout)
-		defer cancel()
+	if f.Share > 1 || f.Share != f.Share {
+		return Result{}, &InvalidError{Field: "FailOpen.Share", Value: f.Share,
+			Want: "above 0 and at most 1, or below 0 for no limit"}
 	}
+	probe, _ := f.Limiter.(prober)
+	began := time.Now()
+	asked, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	suspicion := time.AfterFunc(f.timeout(), func() { f.suspect(asked, began, probe, cancel) })
 	res, err := f.Limiter.RateLimit(asked, requests...)
+	suspicion.Stop()
+
+	if errors.Is(context.Cause(asked), errNoAnswer) && err != nil {
+		err = fmt.Errorf("ratelimit: no decision in %v: %w", f.timeout(), errNoAnswer)
+	}
 	switch {
 	case err == nil:
 		if res.Decided() && !res.recalled { // else the database may still be away
-			f.over(ctx)
+			f.decided(ctx)
 		}
 		return res, nil
 	case errors.Is(err, ErrInvalid), errors.Is(err, ErrNested), errors.Is(err, ErrClosed), ctx.Err() != nil,
-		f.Allow != nil && !f.Allow(ctx, err, requests):
+		f.Allow != nil && !f.Allow(ctx, err, requests),
+		!errors.Is(err, errNoAnswer) && !f.health.away(ctx, began, probe):
 		return Result{}, err
 	}
-	if why := f.open(ctx, err); why != "" {
-		return Result{}, fmt.Errorf("%w (no longer let through: %s)", err, why)
+	return f.open(ctx, err, requests)
+}
+
+// errNoAnswer is why a call is not waited for any longer.
+var errNoAnswer = fmt.Errorf("the database decides nothing: %w", context.DeadlineExceeded)
+
+// suspect ends a call that waits, once the database is away.
+func (f *FailOpen) suspect(
+	ctx context.Context, since time.Time, probe prober, cancel context.CancelCauseFunc,
+) {
+	for wait := f.timeout(); ; wait = min(2*wait, max(wait, longestDoubt)) {
+		now := time.Now()
+		if f.health.away(ctx, since, probe) {
+			cancel(errNoAnswer)
+			return
+		}
+		since = now
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
 	}
-	return Result{OK: true}, nil
 }
 
 // Opened is how many calls have been let through since the program began: a metric to alert on.
@@ -81,43 +161,79 @@ func (f *FailOpen) Opened() int64 {
 	return f.total
 }
 
-// open lets a call through, or says why not.
-func (f *FailOpen) open(ctx context.Context, err error) (why string) {
+// open decides a call in an outage. The error is err, and why it was not let through.
+func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Result, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
 	if f.began.IsZero() {
 		f.began = now
-		f.logger().ErrorContext(ctx, "ratelimit: calls are let through, as their limits cannot be asked", "for", f.most(), "error", err)
 	}
+	if !f.away {
+		f.logger().ErrorContext(ctx,
+			"ratelimit: calls are let through, as the database decides nothing",
+			"for", max(0, f.most()-now.Sub(f.began)), "error", err)
+	}
+	f.away = true
+
+	why := ""
 	switch {
 	case now.Sub(f.began) >= f.most():
-		why = fmt.Sprintf("the limits have not been asked for %v", f.most())
+		why = fmt.Sprintf("the outage began more than %v ago, or the database was not back for that long",
+			f.most())
 	case f.Most > 0 && f.opened >= f.Most:
 		why = fmt.Sprintf("%d calls were", f.opened)
-	default:
-		f.opened++
-		f.total++
-		return ""
 	}
-	if !f.shut {
-		f.shut = true
-		f.logger().ErrorContext(ctx, "ratelimit: calls are no longer let through", "why", why, "error", err)
+	if why != "" {
+		if !f.shut {
+			f.shut = true
+			f.logger().ErrorContext(ctx, "ratelimit: calls are no longer let through",
+				"why", why, "error", err)
+		}
+		return Result{}, fmt.Errorf("%w (no longer let through: %s)", err, why)
 	}
-	return why
+	if f.Share >= 0 {
+		res, short := f.spares.take(requests, cmp.Or(f.Share, 1), now)
+		if short != nil {
+			return Result{}, fmt.Errorf("%w (not let through: %w)", err, short)
+		}
+		if !res.OK {
+			return res, nil
+		}
+	}
+	f.opened++
+	f.total++
+	return Result{OK: true}, nil
 }
 
-// over ends the outage.
-func (f *FailOpen) over(ctx context.Context) {
+// decided notes that the database has decided a call.
+func (f *FailOpen) decided(ctx context.Context) {
+	f.health.decidedAt(time.Now())
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.began.IsZero() {
 		return
 	}
-	f.logger().WarnContext(ctx, "ratelimit: limits are asked again", "after", time.Since(f.began), "through", f.opened)
-	f.began, f.shut, f.opened = time.Time{}, false, 0
+	now := time.Now()
+	if f.away {
+		f.away, f.well = false, now
+		f.logger().WarnContext(ctx, "ratelimit: the database decides again",
+			"after", now.Sub(f.began), "through", f.opened)
+	}
+	// A database that comes and goes renews nothing, nor does one that nobody has asked for so
+	// long.
+	if now.Sub(f.well) >= f.most() {
+		f.began, f.shut, f.opened, f.spares = time.Time{}, false, 0, spares{}
+	}
 }
 
-func (f *FailOpen) most() time.Duration { return cmp.Or(max(0, f.For), time.Minute) }
+const (
+	defaultFor       = time.Minute
+	defaultSuspicion = time.Second
+)
+
+func (f *FailOpen) most() time.Duration { return cmp.Or(max(0, f.For), defaultFor) }
+
+func (f *FailOpen) timeout() time.Duration { return cmp.Or(max(0, f.Timeout), defaultSuspicion) }
 
 func (f *FailOpen) logger() *slog.Logger { return cmp.Or(f.Logger, slog.Default()) }

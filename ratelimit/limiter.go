@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Config configures a [Limiter]. The zero Config is ready for production.
+// Config configures a [Limiter]. The zero Config is ready for production: docs/operations.md has a
+// table of what its defaults bound.
 type Config struct {
 	// Schema is the Postgres schema with Weir's tables, quoted as needed. Name it if other roles may
 	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.
@@ -18,6 +19,14 @@ type Config struct {
 	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
 	// Default: 50, or no bound if the context has a deadline.
 	MaxAttempts int
+
+	// Timeout bounds each call of [Autocommit] and of [Coalesced] whose ctx has no deadline, so
+	// that a database that hangs, or a row that somebody holds, holds no caller for ever. The error
+	// matches [context.DeadlineExceeded]. Wait may wait for its turn for longer: Timeout bounds its
+	// calls of the database. It does not bound [Limiter.InTx], nor the verbs in a transaction of
+	// the caller's: only the caller knows how long its work takes. Give them a ctx with a deadline.
+	// Default: 30 seconds. With a number below 0 there is no bound.
+	Timeout time.Duration
 
 	// RememberDenials answers a call that has been denied from memory, without the database, as long as it would be denied
 	// again if nobody else came: the same request, of one limit, before the RetryAt that it was told. It costs a
@@ -49,6 +58,7 @@ type Limiter struct {
 	sql         statements
 	many        manyTexts
 	maxAttempts int
+	timeout     time.Duration
 	portable    bool
 	remember    bool
 	clock       func() time.Time
@@ -58,6 +68,9 @@ type Limiter struct {
 	hot         hot
 	observer    Observer
 }
+
+// defaultTimeout is longer than a queue for a row that is busy, and shorter than people wait.
+const defaultTimeout = 30 * time.Second
 
 // New makes a Limiter. It does not touch the database.
 func New(cfg Config) (*Limiter, error) {
@@ -72,6 +85,7 @@ func New(cfg Config) (*Limiter, error) {
 		sql:         sql,
 		many:        newManyTexts(sql.prefix),
 		maxAttempts: cfg.MaxAttempts,
+		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,

@@ -37,6 +37,7 @@ type Result struct {
 
 	id       uuid.UUID // of the Reservation; zero if nothing was taken
 	recalled bool      // it is of memory, and the database was not asked
+	spare    bool      // of memory in an outage: see FailOpen
 }
 
 // Outcome is the part of one request in a [Result].
@@ -86,8 +87,9 @@ func (r Result) Err() error {
 	return &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 }
 
-// Decided tells whether the limits were asked: not for what [FailOpen] has let through.
-func (r Result) Decided() bool { return !r.At.IsZero() }
+// Decided tells whether the database has decided. It has not decided what [FailOpen] has let
+// through, or denied, in an outage.
+func (r Result) Decided() bool { return !r.At.IsZero() && !r.spare }
 
 // RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless denied.
 func (r Result) RetryAfter() time.Duration {

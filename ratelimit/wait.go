@@ -29,6 +29,9 @@ import (
 // If ctx ends while it waits, what was taken is given back, which takes up to 5 seconds, and the error matches that of ctx. Those
 // behind keep their places: see [Limiter.Release]. Other errors are as those of RateLimit.
 //
+// Without a deadline it waits for its turn however long that takes, and for the database no longer
+// than Config.Timeout.
+//
 // Whoever waits holds no connection, and costs the database two trips in all, one if the tokens were there. A process that ends
 // while it waits has spent its tokens.
 func (a *Autocommit) Wait(ctx context.Context, requests ...Request) (Result, error) {
@@ -133,7 +136,12 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 		return 0, err
 	}
 	calls = enforced(calls)
-	states, at, err := a.l.states(ctx, poolExecutor{a.pool}, calls)
+	var states []State
+	var at time.Time
+	err = a.l.inTime(ctx, func(ctx context.Context) (err error) {
+		states, at, err = a.l.states(ctx, poolExecutor{a.pool}, calls)
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,226 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+var silent = slog.New(slog.DiscardHandler)
+
+// readmesFailOpen has the line of the README.
+func readmesFailOpen(limiter *ratelimit.Limiter, pool *pgxpool.Pool) *ratelimit.FailOpen {
+	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), For: time.Minute, Timeout: 200 * time.Millisecond}
+
+	return limits
+}
+
+func TestTheFailOpenOfTheReadmeIsTested(t *testing.T) {
+	t.Parallel()
+	_, rest, _ := strings.Cut(read(t, "../README.md"), "limits := &ratelimit.FailOpen{")
+	line, _, ok := strings.Cut(rest, "\n")
+	want := "\tlimits := &ratelimit.FailOpen{" + line + "\n"
+	if !ok || !strings.Contains(read(t, "failopen_test.go"), want) {
+		t.Errorf("failopen_test.go does not have the README's line: %s", line)
+	}
+}
+
+// While a row is held, calls for it wait, and calls for keys that are used up are denied as ever.
+// Nobody is let through: the database is well.
+func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
+	t.Parallel()
+	const victims = 40
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	used := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 1, Period: never})
+	orders := ratelimit.MustDefine("orders", ratelimit.TokenBucket{Rate: 1e6, Period: never})
+	limits := readmesFailOpen(l, pool)
+	limits.Logger = silent
+	defer limits.Limiter.(*ratelimit.Coalesced).Close()
+	for i := range victims {
+		takeOK(t, first(limits.RateLimit(t.Context(), used.For(fmt.Sprint(i)))))
+	}
+	takeOK(t, first(limits.RateLimit(t.Context(), orders.For("tenant"))))
+	release := hold(t, pool, "orders", "tenant")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var denied, granted, let atomic.Int64
+	call := func(r ratelimit.Request) {
+		res, err := limits.RateLimit(ctx, r)
+		switch {
+		case err != nil:
+			if ctx.Err() == nil {
+				t.Error(err)
+			}
+		case !res.Decided():
+			let.Add(1)
+		case res.OK:
+			granted.Add(1)
+		default:
+			denied.Add(1)
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range 3 { // callers of a tenant whose transaction takes long come again
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * 60 * time.Millisecond)
+			for ctx.Err() == nil {
+				call(orders.For("tenant"))
+			}
+		})
+	}
+	for i := range victims {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				call(used.For(fmt.Sprint(i)))
+				time.Sleep(50 * time.Millisecond)
+			}
+		})
+	}
+	time.Sleep(3 * time.Second)
+	if n := granted.Load(); n > 0 {
+		t.Errorf("%d were granted of a row that is held", n)
+	}
+	release()
+	until(t, func() bool { return granted.Load() > 0 && denied.Load() > 4*victims })
+	cancel()
+	wg.Wait()
+	if let.Load() > 0 || limits.Opened() > 0 {
+		t.Errorf("%d were let through (%d), and %d denied, by a database that is well",
+			let.Load(), limits.Opened(), denied.Load())
+	}
+}
+
+// The same for one caller alone, beside whom nothing is decided, and for callers who have all of
+// the pool's connections.
+func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("alone", ratelimit.TokenBucket{Rate: 100, Period: never})
+	for _, callers := range []int{1, 6} {
+		for _, w := range ways {
+			if w.name != "Autocommit" && w.name != "Coalesced" {
+				continue
+			}
+			t.Run(fmt.Sprint(w.name, callers), func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
+				other, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(other.Close)
+				v := w.verbs(t, limiter(t, ratelimit.Config{}), pool)
+				takeOK(t, first(v.RateLimit(t.Context(), limit.For("k"))))
+				release := hold(t, other, "alone", "k")
+				f := &ratelimit.FailOpen{Limiter: v, Timeout: 20 * time.Millisecond, Logger: silent}
+				wait := func(ctx context.Context) (failed int64) {
+					var n atomic.Int64
+					var wg sync.WaitGroup
+					for range callers {
+						wg.Go(func() {
+							if res, err := f.RateLimit(ctx, limit.For("k")); err != nil {
+								n.Add(1)
+								if !errors.Is(err, context.DeadlineExceeded) {
+									t.Error(err)
+								}
+							} else if !res.Decided() {
+								t.Errorf("let through: %+v", res)
+							}
+						})
+					}
+					wg.Wait()
+					return n.Load()
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if n := wait(ctx); n != int64(callers) || f.Opened() > 0 {
+					t.Errorf("of %d calls %d failed, %d were let through", callers, n, f.Opened())
+				}
+				var later sync.WaitGroup
+				later.Go(func() {
+					time.Sleep(300 * time.Millisecond)
+					release()
+				})
+				n := wait(t.Context())
+				if later.Wait(); n > 0 || f.Opened() > 0 {
+					t.Errorf("of %d that wait %d failed, %d were let through", callers, n, f.Opened())
+				}
+			})
+		}
+	}
+}
+
+// A call that the database refuses is not let through while others are decided, or could be.
+func TestACallThatFailsByItselfIsNotLetThrough(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 100, Period: never})
+	execSQL(t, pool, `ALTER TABLE weir_balance ADD CHECK (key <> 'bad')`)
+	auto := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	f := &ratelimit.FailOpen{Limiter: auto, Logger: silent}
+	for range 5 {
+		if _, err := f.RateLimit(t.Context(), limit.For("bad")); sqlState(err) != "23514" {
+			t.Error(err)
+		}
+	}
+	var left int
+	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&left)
+	if err != nil || left > 0 || f.Opened() > 0 {
+		t.Errorf("%d rows are left (%v), and %d were let through", left, err, f.Opened())
+	}
+}
+
+// A database that hangs is away: calls get their share from memory until it decides again.
+func TestCallsAreLetThroughWhileTheDatabaseHangs(t *testing.T) {
+	t.Parallel()
+	const capacity = 8
+	for _, share := range []float64{0, 0.5, -1} {
+		t.Run(fmt.Sprint("Share", share), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			rule := ratelimit.TokenBucket{Rate: capacity, Period: never}
+			limit, together := ratelimit.MustDefine("hangs", rule), coalesce(t, limiter(t, ratelimit.Config{}), pool)
+			f := &ratelimit.FailOpen{Limiter: together, Timeout: 20 * time.Millisecond, Share: share, Logger: silent}
+			if res := takeOK(t, first(f.RateLimit(t.Context(), limit.For("k")))); !res.Decided() {
+				t.Fatalf("%+v", res)
+			}
+			blocker := begin(t, pool, "")
+			lock := `LOCK TABLE weir_balance IN ACCESS EXCLUSIVE MODE`
+			if _, err := blocker.Exec(t.Context(), lock); err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			for range 3 * capacity {
+				wg.Go(func() {
+					res, err := f.RateLimit(t.Context(), limit.For("k"))
+					denied := res.RetryAfter() > 0 && errors.Is(res.Err(), ratelimit.ErrDenied)
+					if err != nil || res.Decided() || !res.OK && !denied {
+						t.Errorf("%+v, %v", res, err)
+					}
+				})
+			}
+			wg.Wait()
+			want := map[float64]int64{0: capacity, 0.5: capacity / 2, -1: 3 * capacity}[share]
+			if f.Opened() != want {
+				t.Errorf("%d were let through, want %d", f.Opened(), want)
+			}
+			commit(t, blocker)
+			until(t, func() bool {
+				res, err := f.RateLimit(t.Context(), limit.For("k"))
+				return err == nil && res.OK && res.Decided()
+			})
+		})
+	}
+}

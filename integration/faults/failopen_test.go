@@ -1,0 +1,66 @@
+package faults
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/schema"
+)
+
+// A server that is gone is an outage: calls get their share from memory until it is back.
+func TestCallsAreLetThroughWhileTheServerIsKilled(t *testing.T) {
+	t.Parallel()
+	ours(t)
+	server, pool := pgtest.Own(t)
+	if err := schema.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const share = 5
+	rule := ratelimit.TokenBucket{Rate: 2 * share, Period: 10_000 * time.Hour}
+	limit := ratelimit.MustDefine("killed", rule)
+	together := limiter.Coalesce(pool)
+	defer together.Close()
+	f := &ratelimit.FailOpen{Limiter: together, Share: 0.5, For: time.Hour,
+		Logger: slog.New(slog.DiscardHandler)}
+	res, err := f.RateLimit(t.Context(), limit.For("k"))
+	if err != nil || !res.OK || !res.Decided() {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	for _, want := range []int{share, 0} { // the second comes too soon after the first to have more
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		through := 0
+		for range 3 * share {
+			res, err := f.RateLimit(t.Context(), limit.For("k"))
+			if err != nil || res.Decided() {
+				t.Errorf("%+v, %v", res, err)
+			}
+			if res.OK {
+				through++
+			}
+		}
+		if through != want {
+			t.Errorf("%d were let through, want %d", through, want)
+		}
+		if err := server.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			res, err := f.RateLimit(t.Context(), limit.For("other"))
+			if err == nil && res.Decided() {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the server is back: %+v, %v", res, err)
+			}
+		}
+	}
+}

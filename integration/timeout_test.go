@@ -1,0 +1,85 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A row that somebody holds holds no caller without a deadline for ever. One with a deadline waits
+// until that, and one who waits in line waits for its turn.
+func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	rule := ratelimit.TokenBucket{Rate: 100, Period: 10 * time.Second}
+	limit := ratelimit.MustDefine("bound", rule)
+	bounded := limiter(t, ratelimit.Config{Timeout: 300 * time.Millisecond})
+	auto, together := bounded.Autocommit(pool), coalesce(t, bounded, pool)
+	usual := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	res := takeOK(t, first(usual.RateLimit(t.Context(), limit.For("k"))))
+	release := hold(t, pool, "bound", "k")
+	k, ctx := limit.For("k"), context.Background()
+	for name, call := range map[string]func() error{
+		"Autocommit": func() error { return second(auto.RateLimit(ctx, k)) },
+		"Coalesced":  func() error { return second(together.RateLimit(ctx, k)) },
+		"Wait":       func() error { return second(auto.Wait(ctx, k)) },
+		"GiveBack":   func() error { return auto.GiveBack(ctx, res) },
+		"Pause":      func() error { return auto.Pause(ctx, time.Second, k) },
+		"Reset":      func() error { return auto.ResetRateLimit(ctx, k) },
+		"ResetKey":   func() error { return auto.ResetKey(ctx, "k") },
+		"Settle": func() error {
+			_, err := auto.Settle(ctx, res.Reservation(), k.Count(0))
+			return err
+		},
+		"Release": func() error {
+			_, err := auto.Release(ctx, res.Reservation())
+			return err
+		},
+	} {
+		done := make(chan error, 1)
+		go func() { done <- call() }()
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "Config.Timeout is 300ms") {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(30 * time.Second):
+			release()
+			t.Fatalf("%s waits on: %v", name, <-done)
+		}
+	}
+
+	unbounded := limiter(t, ratelimit.Config{Timeout: -1}).Autocommit(pool)
+	for _, v := range []verbs{auto, together, unbounded} {
+		ctx := context.Background()
+		if v == verbs(auto) || v == verbs(together) {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+		}
+		done := make(chan error, 1)
+		go func() { done <- second(v.RateLimit(ctx, k)) }()
+		select {
+		case err := <-done:
+			t.Errorf("a call that may wait did not: %v", err)
+		case <-time.After(500 * time.Millisecond):
+		}
+		release()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		release = hold(t, pool, "bound", "k")
+	}
+	release()
+
+	takeOK(t, first(together.RateLimit(ctx, limit.For("line").Count(100))))
+	if res := takeOK(t, first(auto.Wait(ctx, limit.For("line").Count(5)))); res.RunAt.IsZero() {
+		t.Errorf("did not wait: %+v", res)
+	}
+}

@@ -1,0 +1,100 @@
+package ratelimit
+
+import (
+	"errors"
+	"hash/maphash"
+	"maps"
+	"time"
+)
+
+// spares are the balances that a FailOpen decides on in an outage: those of its share of each
+// limit. They are full until they are taken from. It is up to their user to lock them.
+type spares struct {
+	began time.Time
+	seed  maphash.Seed
+	of    map[uint64]spare // by limit and key
+	swept int64
+}
+
+type spare struct {
+	balance
+	full int64 // when it is full again, and as good as none
+}
+
+// mostSpares bounds the keys in memory, of about 100 bytes each.
+const mostSpares = 100_000
+
+var (
+	errShare  = errors.New("the count is above the share of the limit that is granted from memory")
+	errSpares = errors.New("too many other keys are in memory")
+)
+
+// take decides by share times each limit. Of several all are taken from, or none.
+func (s *spares) take(requests []Request, share float64, now time.Time) (Result, error) {
+	if s.of == nil {
+		*s = spares{began: now, seed: maphash.MakeSeed(), of: map[uint64]spare{}}
+	}
+	calls, err := resolveAll(requests)
+	if err != nil {
+		return Result{}, err
+	}
+	// A clock that is set meanwhile does not matter.
+	at := s.began.UnixMicro() + now.Sub(s.began).Microseconds()
+	res, err := beside(calls, len(requests), true, func(calls []call) (Result, error) {
+		return s.decide(calls, len(requests), share, at)
+	})
+	res.spare = true
+	return res, err
+}
+
+func (s *spares) decide(calls []call, requests int, share float64, at int64) (Result, error) {
+	decisions, times := make([]Decision, len(calls)), make([]int64, len(calls))
+	ids := make([]uint64, len(calls))
+	unknown := 0
+	for i := range calls {
+		c := &calls[i]
+		c.lessen(share)
+		if !(c.capacity-c.count >= c.leave) {
+			return Result{}, errShare
+		}
+		ids[i] = maphash.Comparable(s.seed, c.place())
+		b, known := s.of[ids[i]]
+		if !known {
+			unknown++
+		}
+		decisions[i], times[i] = c.decide(b.balance, at), at
+	}
+	res := summarize(calls, decisions, times, requests)
+	if !res.OK {
+		return res, nil
+	}
+	if !s.room(unknown, at) {
+		return Result{}, errSpares
+	}
+	for i := range calls {
+		c := &calls[i]
+		b := c.at(s.of[ids[i]].balance, at)
+		b.value -= c.count
+		s.of[ids[i]] = spare{b, c.earliest(b.value, b.ts, b.ts, 0, c.capacity)}
+	}
+	return res, nil
+}
+
+// lessen makes the call one of a share of its limit, for now or never.
+func (c *call) lessen(share float64) {
+	c.capacity, c.rate, c.debt = share*c.capacity, share*c.rate, 0
+	c.ahead = ahead{leave: share * c.leave}
+}
+
+// room tells whether n more keys may be in memory. It forgets balances that are full again, once a
+// second at most.
+func (s *spares) room(n int, at int64) bool {
+	if len(s.of)+n <= mostSpares {
+		return true
+	}
+	if at-s.swept >= time.Second.Microseconds() {
+		s.swept = at
+		maps.DeleteFunc(s.of, func(_ uint64, b spare) bool { return b.full <= at })
+	}
+	return len(s.of)+n <= mostSpares
+}
