@@ -79,7 +79,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, verb := range []string{"InTx", "Autocommit", "AutocommitSeveral"} {
+	for _, verb := range []string{"InTx", "Autocommit", "AutocommitSeveral", "SendBatch"} {
 		for when, left := range map[string]float64{"before": 9, "after": 8} {
 			t.Run(verb+"/"+when, func(t *testing.T) {
 				t.Parallel()
@@ -95,6 +95,15 @@ func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 						})
 					case "Autocommit":
 						_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"))
+						return err
+					case "SendBatch":
+						res, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
+							b.Queue(`SELECT 1`)
+							return nil
+						}, limit.For("k"))
+						if err != nil && res.OK {
+							t.Errorf("granted, and %v", err)
+						}
 						return err
 					}
 					_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"), limit.For("m"))
