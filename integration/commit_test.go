@@ -17,8 +17,10 @@ import (
 )
 
 // cutter is a proxy that, once armed, cuts the connection at COMMIT: either before the server has seen it, or before the
-// client has seen the answer.
+// client has seen the answer. A statement that is a transaction of its own has no COMMIT: alone makes it cut at a take.
 type cutter struct {
+	alone bool
+
 	mu    sync.Mutex
 	armed string // "before", "after" or ""
 }
@@ -56,7 +58,11 @@ type cutConn struct {
 }
 
 func (c *cutConn) Write(b []byte) (int, error) {
-	if !bytes.Contains(bytes.ToUpper(b), []byte("COMMIT\x00")) { // and not the level READ COMMITTED
+	at := []byte("COMMIT\x00") // and not the level READ COMMITTED
+	if c.c.alone {
+		at = []byte("INSERT INTO WEIR_BALANCE")
+	}
+	if !bytes.Contains(bytes.ToUpper(b), at) {
 		return c.Conn.Write(b)
 	}
 	switch c.c.fire() {
@@ -79,11 +85,11 @@ func (c *cutConn) Write(b []byte) (int, error) {
 func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, verb := range []string{"InTx", "Autocommit", "AutocommitSeveral"} {
+	for _, verb := range []string{"InTx", "Autocommit", "AutocommitSeveral", "SendBatch"} {
 		for when, left := range map[string]float64{"before": 9, "after": 8} {
 			t.Run(verb+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				var c cutter
+				c := cutter{alone: verb == "Autocommit"}
 				pool := pgtest.Pool(t, c.through)
 				l := limiter(t, ratelimit.Config{})
 				take := func() error {
@@ -95,6 +101,15 @@ func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 						})
 					case "Autocommit":
 						_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"))
+						return err
+					case "SendBatch":
+						res, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
+							b.Queue(`SELECT 1`)
+							return nil
+						}, limit.For("k"))
+						if err != nil && res.OK {
+							t.Errorf("granted, and %v", err)
+						}
 						return err
 					}
 					_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"), limit.For("m"))

@@ -321,7 +321,7 @@ func TestALeaseHandsOutNothingOfAnUnknownOutcome(t *testing.T) {
 	for when, left := range map[string]float64{"before": 10, "after": 7} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()
-			cut := &cutter{}
+			cut := &cutter{alone: true}
 			pool := pgtest.Pool(t, cut.through)
 			l := limiter(t, ratelimit.Config{})
 			limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 10, Period: never})

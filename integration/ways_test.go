@@ -39,6 +39,9 @@ var ways = []way{
 	{"RepeatableRead", false, inTx(pgx.RepeatableRead)},
 	{"Serializable", false, inTx(pgx.Serializable)},
 	{"Portable", true, inTx(pgx.Serializable)},
+	{"SendBatch", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
+		return batchVerbs{txVerbs{l, pool, pgx.Serializable}}
+	}},
 	{"Autocommit", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return l.Autocommit(pool) }},
 	{"Coalesced", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return coalesce(t, l, pool) }},
 	{"DatabaseSQL", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
@@ -150,6 +153,17 @@ func (v txVerbs) Release(ctx context.Context, r ratelimit.Reservation) (released
 
 func (v txVerbs) Renew(ctx context.Context, reservations ...*ratelimit.Reservation) error {
 	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.Renew(ctx, tx, reservations...) })
+}
+
+// batchVerbs are those of txVerbs, except that RateLimit goes out together with a statement of the
+// caller's.
+type batchVerbs struct{ txVerbs }
+
+func (v batchVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return v.l.SendBatch(ctx, v.pool, func(b *pgx.Batch) error {
+		b.Queue(`SELECT 1`)
+		return nil
+	}, requests...)
 }
 
 type sqlVerbs struct {

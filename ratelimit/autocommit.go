@@ -14,9 +14,10 @@ import (
 // when it returns. It takes a connection of the pool for the time of a call, so inside a transaction on the same pool use
 // [Limiter]'s own verbs: their tokens roll back with it, and no second connection is waited for.
 //
-// Its transactions are READ COMMITTED, at which callers of one key queue for its row, whatever the server's default. If a
-// call fails with [ErrOutcomeUnknown] its tokens may have been taken. A call whose ctx has no
-// deadline fails after Config.Timeout.
+// A call for one limit and key is one statement, sent without BEGIN and COMMIT; any other is a
+// transaction at READ COMMITTED. Callers of one key queue for its row, whatever the default isolation
+// level of the session. If a call fails with [ErrOutcomeUnknown] its tokens may have been taken. A call
+// whose ctx has no deadline fails after Config.Timeout.
 type Autocommit struct {
 	l    *Limiter
 	pool *pgxpool.Pool
@@ -212,11 +213,6 @@ func (poolExecutor) transaction() any { return nil }
 func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
-	trip := make([]*statement, 0, len(statements)+2)
-	trip = append(trip, &statement{sql: "BEGIN ISOLATION LEVEL READ COMMITTED"})
-	trip = append(trip, statements...)
-	trip = append(trip, &statement{sql: "COMMIT"})
-
 	conn, err := x.pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -225,11 +221,41 @@ func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	session := conn.Conn().PgConn().CustomData()
+	if len(statements) == 1 && session[strictSession] == nil {
+		err := sendAlone(ctx, conn.Conn(), statements[0])
+		if !isConflict(err) {
+			return committed(err)
+		}
+		session[strictSession] = true
+	}
+	trip := make([]*statement, 0, len(statements)+2)
+	trip = append(trip, &statement{sql: "BEGIN ISOLATION LEVEL READ COMMITTED"})
+	trip = append(trip, statements...)
+	trip = append(trip, &statement{sql: "COMMIT"})
 	_, err = sendBatch(ctx, conn, trip)
+	return committed(err)
+}
+
+// strictSession marks a connection on which a lone statement has failed to serialize. Its transactions
+// are above READ COMMITTED by default, and BEGIN has to say which level is wanted. On any other a lone
+// statement is its own transaction, which spares BEGIN and COMMIT.
+const strictSession = "weir: above READ COMMITTED by default"
+
+// sendAlone sends a statement in a transaction of its own.
+func sendAlone(ctx context.Context, conn *pgx.Conn, s *statement) error {
+	rows, err := conn.Query(ctx, s.sql, s.args...)
+	if err != nil {
+		return err
+	}
+	return s.read(rows)
+}
+
+// committed tells what the error of a transaction says that went out in one flight with its COMMIT. If
+// it is no answer of Postgres that rolls back, the transaction may have been committed.
+func committed(err error) error {
 	if err == nil || isRolledBack(err) {
 		return err
 	}
-	// COMMIT went out with the rest, so whatever was being answered when the connection or its backend ended, the
-	// transaction may have been committed.
 	return unknown(err)
 }

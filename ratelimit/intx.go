@@ -64,8 +64,8 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 	if !l.made() {
 		return errNotMade()
 	}
-	if v := reflect.ValueOf(db); db == nil || v.Kind() == reflect.Pointer && v.IsNil() {
-		return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
+	if isNil(db) {
+		return errNoBeginner()
 	}
 	if nested(ctx, db) {
 		return errNested()
@@ -106,6 +106,15 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
 		}
 	}
+}
+
+func isNil(db Beginner) bool {
+	v := reflect.ValueOf(db)
+	return db == nil || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+func errNoBeginner() error {
+	return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 }
 
 // outerKey marks the contexts of callbacks, by what their transaction was begun on.

@@ -289,7 +289,7 @@ type statements struct {
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, takeWithin, takeOwn, takeShard, give, giveEach, giveShard, pause, resume string }
+type texts struct{ take, takeWithin, takeOrFail, takeWithinOrFail, takeOwn, takeShard, give, giveEach, giveShard, pause, resume string }
 
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
 const class = 0x57656972
@@ -320,7 +320,9 @@ func newStatements(schema string) statements {
 		inShard := strings.ReplaceAll(unused, "{clock}", "excluded.ts")
 		unused = strings.ReplaceAll(unused, "{clock}", "CASE WHEN b.value < 0::float8 THEN excluded.ts END")
 		return texts{
-			take: same(takeSQL), takeWithin: same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused)), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
+			takeOrFail:       orFail(same(takeSQL)),
+			takeWithinOrFail: orFail(same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused))),
+			take:             same(takeSQL), takeWithin: same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused)), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
 			give: same(giveSQL), giveEach: text(giveSQL, refill, delay, inShard, ""), giveShard: text(giveSQL, refill, delay, inShard, " "+tidy),
 			pause: same(pauseSQL), resume: same(resumeSQL),
 		}
@@ -332,6 +334,16 @@ func newStatements(schema string) statements {
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
 	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull, "{other full}", strings.ReplaceAll(isFull, "b.", "o."))), one(pruneSlotsSQL), one(pruneSettledSQL)
 	return s
+}
+
+// orFail makes a take one that fails its transaction if it is not granted. What the failure says is
+// made of a column: Postgres would evaluate a constant when it plans the statement, and always fail.
+func orFail(take string) string {
+	set, rest, _ := strings.Cut(take, "\nWHERE ")
+	where, returning, _ := strings.Cut(rest, "\nRETURNING ")
+	return set + "\nWHERE CASE WHEN " + where +
+		"\n\tTHEN true ELSE pg_catalog.textcat('weir: denied ', b.value::text)::boolean END" +
+		"\nRETURNING " + returning
 }
 
 // of are the texts for the rule of c.
@@ -444,6 +456,15 @@ func (l *Limiter) put(c *call, b balance) *statement {
 	s := l.write(c, l.sql.put, b.value, paused, b.delay, b.moved)
 	if b.ts != 0 {
 		s.args[7] = fromMicro(b.ts)
+	}
+	return s
+}
+
+// takeOrFailOf is takeOf, for a statement that fails its transaction if it is denied.
+func (l *Limiter) takeOrFailOf(c *call) *statement {
+	s := l.takeOf(c)
+	if s.sql = l.sql.of(c).takeOrFail; c.within > 0 {
+		s.sql = l.sql.of(c).takeWithinOrFail
 	}
 	return s
 }

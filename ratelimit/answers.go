@@ -1,0 +1,189 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// callback is what a caller has set for a query of a batch, or nil.
+type callback = func(pgx.BatchResults) error
+
+// answers are those to the queries of a batch, kept until the transaction has committed.
+type answers []answer
+
+// answer is what one query has answered.
+type answer struct {
+	fn   callback
+	rows [][][]byte
+	of   []pgconn.FieldDescription
+	tag  pgconn.CommandTag
+}
+
+// readAnswers reads what the queries of a batch have answered, whose callbacks are given.
+func readAnswers(results pgx.BatchResults, fns []callback) (answers, error) {
+	all := make(answers, 0, len(fns))
+	for i, fn := range fns {
+		a := answer{fn: fn}
+		if err := a.read(results); err != nil {
+			return nil, fmt.Errorf("statement %d: %w", i+1, err)
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+func (a *answer) read(results pgx.BatchResults) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if a.fn == nil {
+			continue
+		}
+		raw := rows.RawValues() // valid until the next row
+		row := make([][]byte, len(raw))
+		for i, column := range raw {
+			if column != nil {
+				row[i] = append(make([]byte, 0, len(column)), column...)
+			}
+		}
+		a.rows = append(a.rows, row)
+	}
+	if a.fn != nil {
+		a.of = append(a.of, rows.FieldDescriptions()...)
+	}
+	rows.Close()
+	a.tag = rows.CommandTag()
+	return rows.Err()
+}
+
+// call calls the callbacks, in order, until one of them fails. Values are those of conn's types.
+func (all answers) call(conn *pgx.Conn) error {
+	for i := range all {
+		if all[i].fn == nil {
+			continue
+		}
+		if err := all[i].fn(&replay{a: &all[i], conn: conn}); err != nil {
+			return fmt.Errorf("ratelimit: committed, but the callback of statement %d failed: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// replay gives an answer to a callback, as pgx gives that of the next query of a batch. It is the
+// rows of that answer, too.
+type replay struct {
+	failedBatch // for the methods that callbacks do not use
+	a           *answer
+	conn        *pgx.Conn
+	next        int
+	closed      bool
+	err         error
+}
+
+func (r *replay) Exec() (pgconn.CommandTag, error) { return r.a.tag, nil }
+func (r *replay) Query() (pgx.Rows, error)         { return rowsOf{r}, nil }
+func (r *replay) QueryRow() pgx.Row                { return rowOf{r} }
+func (r *replay) Close() error                     { return nil }
+
+// rowOf is the first row of an answer.
+type rowOf struct{ r *replay }
+
+func (o rowOf) Scan(dest ...any) error {
+	rows := rowsOf{o.r}
+	if !rows.Next() {
+		return pgx.ErrNoRows
+	}
+	return rows.Scan(dest...)
+}
+
+// rowsOf are the rows of an answer.
+type rowsOf struct{ *replay }
+
+func (r rowsOf) Close()                                       { r.closed = true }
+func (r rowsOf) Err() error                                   { return r.err }
+func (r rowsOf) CommandTag() pgconn.CommandTag                { return r.a.tag }
+func (r rowsOf) FieldDescriptions() []pgconn.FieldDescription { return r.a.of }
+func (r rowsOf) Conn() *pgx.Conn                              { return nil } // it is not the caller's
+func (r rowsOf) TypeMap() *pgtype.Map                         { return r.conn.TypeMap() }
+
+func (r rowsOf) Next() bool {
+	if r.closed || r.next == len(r.a.rows) {
+		r.closed = true
+		return false
+	}
+	r.next++
+	return true
+}
+
+// RawValues are those of the row that Next has come to.
+func (r rowsOf) RawValues() [][]byte {
+	if r.closed || r.next == 0 {
+		return nil
+	}
+	return r.a.rows[r.next-1]
+}
+
+func (r rowsOf) Scan(dest ...any) error {
+	err := errNoRow
+	if raw := r.RawValues(); raw != nil {
+		if scanner, ok := one(dest); ok {
+			err = scanner.ScanRow(r)
+		} else {
+			err = pgx.ScanRow(r.conn.TypeMap(), r.a.of, raw, dest...)
+		}
+	}
+	return r.fail(err)
+}
+
+var errNoRow = errors.New("ratelimit: no row: Next was not called, or has returned false")
+
+// one is the destination that takes a whole row.
+func one(dest []any) (pgx.RowScanner, bool) {
+	if len(dest) != 1 {
+		return nil, false
+	}
+	scanner, ok := dest[0].(pgx.RowScanner)
+	return scanner, ok
+}
+
+func (r rowsOf) Values() ([]any, error) {
+	raw := r.RawValues()
+	if raw == nil {
+		return nil, errNoRow
+	}
+	types := r.conn.TypeMap()
+	values := make([]any, len(raw))
+	for i, column := range raw {
+		of := r.a.of[i]
+		known, ok := types.TypeForOID(of.DataTypeOID)
+		switch {
+		case column == nil:
+		case ok:
+			value, err := known.Codec.DecodeValue(types, of.DataTypeOID, of.Format, column)
+			if err != nil {
+				return nil, r.fail(err)
+			}
+			values[i] = value
+		case of.Format == pgx.TextFormatCode:
+			values[i] = string(column)
+		default:
+			values[i] = column
+		}
+	}
+	return values, nil
+}
+
+// fail keeps the first error, which closes the rows.
+func (r rowsOf) fail(err error) error {
+	if err != nil && r.err == nil {
+		r.err, r.closed = err, true
+	}
+	return err
+}

@@ -1,0 +1,309 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SendBatch takes what the requests ask for and runs a batch of statements, in one SERIALIZABLE
+// transaction and in one round trip: BEGIN, the take, the batch and COMMIT go out together. It is
+// for statements that do not need each other's results, nor that of the take.
+//
+//	res, err := limiter.SendBatch(ctx, pool, func(b *pgx.Batch) error {
+//		b.Queue(`INSERT INTO message (sender, text) VALUES ($1, $2)`, user, text)
+//		return nil
+//	}, SendMessage.For(user))
+//
+// If the limits deny, the database runs none of the statements, nothing is written, and the Result
+// says so: a denial is no error. One that the limiter expects, as it has lately denied the same, takes
+// one round trip, as it looks first. Any other takes two and has the driver prepare the take again,
+// and it stands in the server's log, as an ERROR of the take.
+//
+// queue fills the batch. If the transaction meets a concurrent one, queue is called again, for a new
+// batch, and the transaction runs again as by [Limiter.InTx]: so queue must leave nothing behind.
+// The callbacks that it sets (QueryRow, Query, Exec of a queued query) are called after COMMIT, once
+// and in order. If one of them fails SendBatch returns its error beside the Result, and what was
+// written stays.
+//
+// Limits with shards, and transactions that run again, take the round trips of InTx. Any error
+// without an OK Result means that nothing was written, except one that matches [ErrOutcomeUnknown]:
+// the connection was lost, and the transaction was committed whole or not at all.
+func (l *Limiter) SendBatch(
+	ctx context.Context, db Beginner, queue func(b *pgx.Batch) error, requests ...Request,
+) (Result, error) {
+	o := l.observe(ctx, requests)
+	calls, err := resolveAll(requests)
+	switch {
+	case err != nil:
+	case !l.made():
+		err = errNotMade()
+	case isNil(db):
+		err = errNoBeginner()
+	case queue == nil:
+		err = &InvalidError{Field: "queue", Value: plain("nil"), Want: "a function that fills a batch"}
+	case nested(ctx, db):
+		err = errNested()
+	}
+	if err != nil {
+		return o.told(Result{}, err)
+	}
+	s := sending{l: l, db: db, queue: queue, o: o, requests: len(requests)}
+	if enforced, _ := apart(calls); len(enforced) == 0 { // shadows decide nothing
+		if _, err := s.send(ctx, nil); err != nil {
+			return o.told(Result{}, err)
+		}
+	}
+	res, err := o.told(beside(calls, len(requests), true, func(calls []call) (Result, error) {
+		if calls[0].shadow {
+			return s.shadow(ctx, calls)
+		}
+		return s.send(ctx, calls)
+	}))
+	if err == nil {
+		err = s.called
+	}
+	return res, err
+}
+
+// sending is a call of SendBatch.
+type sending struct {
+	l        *Limiter
+	db       Beginner
+	queue    func(b *pgx.Batch) error
+	o        *observation
+	requests int
+	answers  answers
+	called   error // by a callback
+}
+
+// errAgain says that one round trip did not do.
+var errAgain = errors.New("ratelimit: to be run by InTx")
+
+// send takes from calls and sends the batch.
+func (s *sending) send(ctx context.Context, calls []call) (res Result, err error) {
+	l := s.l
+	if l.remember && len(calls) > 0 {
+		if res, ok := l.denials.answer(0, calls, s.requests, l.clock); ok {
+			return res, nil
+		}
+	}
+	conn, release, err := connect(ctx, s.db)
+	if err != nil {
+		return Result{}, errBegin(err)
+	}
+	defer release()
+	if conn == nil {
+		return Result{}, errNoBeginner()
+	}
+	err = errAgain
+	if conn.PgConn().TxStatus() == 'I' && !l.books.sharded(calls) {
+		if l.denials.expected(calls) {
+			s.trip()
+			res, err := s.look(ctx, conn, calls)
+			if err != nil && !errors.Is(err, errAgain) || err == nil && !res.OK {
+				return res, err
+			}
+		}
+		res, err = s.sendOnce(ctx, conn, calls)
+	}
+	if errors.Is(err, errAgain) {
+		res, err = s.sendInTx(ctx, conn, calls)
+	}
+	if err == nil && res.OK {
+		s.called = s.answers.call(conn)
+	}
+	return res, err
+}
+
+// look is checkRateLimit, after statements that answer nothing. Its error is errAgain if a limit has
+// got shards.
+func (s *sending) look(ctx context.Context, conn *pgx.Conn, calls []call, first ...*statement) (Result, error) {
+	looks := s.l.looksOf(calls)
+	if _, err := sendBatch(ctx, conn, append(first, looks...)); err != nil {
+		return Result{}, explain(ctx, err, "look at", calls)
+	}
+	if slices.ContainsFunc(looks, (*statement).closed) {
+		return Result{}, errAgain
+	}
+	return s.l.judge(poolExecutor{}, looks, calls, s.requests), nil
+}
+
+// trip counts one for the Observer.
+func (s *sending) trip() {
+	if s.o != nil {
+		s.o.e.Trips++
+	}
+}
+
+// shadow asks a shadow, in a transaction of its own.
+func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err error) {
+	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	err = s.l.inTx(ctx, s.db, opts, func(ctx context.Context, tx pgx.Tx) error {
+		x, err := s.l.transaction(tx)
+		if err == nil {
+			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls, s.requests)
+		}
+		return err
+	}, nil)
+	return res, err
+}
+
+// sendOnce does all of it in one round trip, or with a denial in two. Its error is errAgain if the
+// transaction has met another one, or what it did not expect.
+func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (Result, error) {
+	batch, fns, err := s.fill()
+	if err != nil {
+		return Result{}, err
+	}
+	takes := make([]*statement, len(calls))
+	whole := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(calls)+batch.Len()+2)}
+	whole.Queue(beginSerializable.sql)
+	for i := range calls {
+		takes[i] = s.l.takeOrFailOf(&calls[i])
+		whole.Queue(takes[i].sql, takes[i].args...)
+	}
+	whole.QueuedQueries = append(whole.QueuedQueries, batch.QueuedQueries...)
+	whole.Queue(`COMMIT`)
+	s.trip()
+	denied, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns)
+	stamp(takes)
+	if err == nil {
+		if len(calls) == 0 {
+			return Result{OK: true}, nil
+		}
+		res, _ := granted(takes, calls, s.requests)
+		return res, nil
+	}
+	return s.failed(ctx, conn, denied, err, calls)
+}
+
+// fill has the caller fill a batch, and keeps its callbacks for later.
+func (s *sending) fill() (*pgx.Batch, []callback, error) {
+	batch := &pgx.Batch{}
+	if err := s.queue(batch); err != nil {
+		return nil, nil, err
+	}
+	fns := make([]callback, batch.Len())
+	for i, q := range batch.QueuedQueries {
+		fns[i], q.Fn = q.Fn, nil
+	}
+	return batch, fns, nil
+}
+
+// readAll reads what a transaction has answered. denied says that a take has failed it.
+func (s *sending) readAll(results pgx.BatchResults, takes []*statement, fns []callback) (denied bool, err error) {
+	defer func() {
+		if closing := results.Close(); err == nil {
+			err = closing
+		}
+	}()
+	if _, err := results.Exec(); err != nil {
+		return false, errBegin(err)
+	}
+	for _, t := range takes {
+		rows, err := results.Query()
+		if err == nil {
+			err = t.read(rows)
+		}
+		if err != nil {
+			return stateOf(err) == "22P02", err
+		}
+	}
+	if s.answers, err = readAnswers(results, fns); err != nil {
+		return false, err
+	}
+	tag, err := results.Exec()
+	if err == nil && tag.String() == "ROLLBACK" {
+		err = errors.New("ratelimit: rolled back: a statement of the batch has ended the transaction")
+	}
+	return false, err
+}
+
+// failed says what it means that a transaction in one round trip has failed.
+func (s *sending) failed(
+	ctx context.Context, conn *pgx.Conn, denied bool, err error, calls []call,
+) (Result, error) {
+	s.answers = nil
+	for i := range calls {
+		calls[i].forget()
+	}
+	var answer *pgconn.PgError
+	switch {
+	case isConflict(err):
+		// The connection is in a failed transaction. To end that is a round trip, but the next user
+		// of the pool would otherwise have to connect.
+		rollBack(ctx, conn)
+		return Result{}, errAgain
+	case denied:
+		s.trip()
+		res, err := s.look(ctx, conn, calls, &statement{sql: `ROLLBACK`})
+		if stateOf(err) == "25P02" { // the driver prepares what is new to it first
+			rollBack(ctx, conn)
+			res, err = s.look(ctx, conn, calls)
+		}
+		if err == nil && res.OK { // the tokens have come since
+			err = errAgain
+		}
+		return res, err
+	case isRolledBack(err), errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR":
+		rollBack(ctx, conn)
+		return Result{}, fmt.Errorf("ratelimit: batch: %w", hint(err))
+	case !conn.IsClosed(): // the driver could not send it
+		rollBack(ctx, conn)
+		return Result{}, fmt.Errorf("ratelimit: batch: %w", ended(ctx, err))
+	}
+	return Result{}, unknown(ended(ctx, err))
+}
+
+// rollBack ends a transaction that has failed.
+func rollBack(ctx context.Context, conn *pgx.Conn) {
+	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if _, err := conn.Exec(ctx, `ROLLBACK`); err != nil {
+		_ = conn.Close(ctx)
+	}
+}
+
+// sendInTx does it in a transaction of InTx.
+func (s *sending) sendInTx(ctx context.Context, conn *pgx.Conn, calls []call) (res Result, err error) {
+	err = s.l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
+		s.answers = nil
+		x, err := s.l.transaction(tx)
+		if err != nil {
+			return err
+		}
+		res = Result{OK: true}
+		if len(calls) > 0 {
+			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls, s.requests)
+			if err != nil || !res.OK {
+				return err
+			}
+		}
+		batch, fns, err := s.fill()
+		if err != nil || batch.Len() == 0 {
+			return err
+		}
+		results := tx.SendBatch(ctx, batch)
+		s.answers, err = readAnswers(results, fns)
+		if closing := results.Close(); err == nil {
+			err = closing
+		}
+		if err != nil {
+			return fmt.Errorf("ratelimit: batch: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	return res, nil
+}
