@@ -87,7 +87,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts, wrong: wrong}
 		err := a.run(ctx, db, opts, fn)
 		if e != nil {
-			e.Attempts, e.Queued = n, e.Queued+a.waited
+			e.Attempts, e.Queued = n, e.Queued+a.waited()
 		}
 		var again *againError
 		if !errors.As(err, &again) {
@@ -128,16 +128,16 @@ func (e *againError) Error() string { return e.err.Error() }
 
 // run is one attempt.
 func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) (err error) {
-	var lock *statement
-	if a.queued() && len(a.conflicts) > 0 {
-		a.used = true // queue once: two locks in a transaction may be taken in either order
-		lock = &statement{sql: a.l.sql.lock(queuesOf(a.conflicts))}
-	}
-	tx, release, err := newTx(ctx, db, opts, lock)
+	tx, release, err := newTx(ctx, db, opts)
 	if err != nil {
 		return err
 	}
 	defer release()
+	tx.sql = &a.l.sql
+	a.queues = !tx.begun && !a.l.portable && opts.IsoLevel != pgx.ReadCommitted && opts.IsoLevel != pgx.ReadUncommitted
+	if a.queues && len(a.conflicts) > 0 {
+		tx.queue, a.used = a.conflicts, true // queue once: two transactions may take the locks of two statements in either order
+	}
 	a.handed = txn{tx, a}
 	done := false
 	defer func() {
@@ -163,6 +163,14 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 		again()
 	}
 	return err
+}
+
+// waited is how long the round trip that queued took.
+func (a *attempt) waited() time.Duration {
+	if tx, ok := a.handed.Tx.(*lazyTx); ok {
+		return tx.waited
+	}
+	return 0
 }
 
 // undone undoes what was done outside of the transaction.
