@@ -32,8 +32,9 @@ const maxAttempts = 50
 // An error that matches [ErrOutcomeUnknown] means that the connection was lost at COMMIT: committed whole, or not at all.
 // Any other error means that nothing was committed, unless the callback did that itself.
 //
-// Transactions that fight for the same balance are queued in the database, so that a hot key slows its callers down but
-// fails none of them.
+// A transaction that has lost a balance to another one queues for it in the database before it runs again. So a hot key slows
+// its callers down but fails none of them, and callers of other keys do not wait for it. For that db must be a pool or a
+// connection of pgx, without a BeginQuery; else, and with [Config.Portable], InTx waits for at most 250 ms between attempts.
 //
 // BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of it: take first, and you
 // save a round trip. So it is fn that meets a BEGIN that fails, yet InTx returns that error whatever fn makes of it. If fn
