@@ -26,15 +26,14 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer admin.Close()
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	lock := lockOf(t, admin, k)
 	blocker := begin(t, admin, pgx.ReadCommitted)
-	for i := range 8 {
-		if _, err := blocker.Exec(t.Context(), fmt.Sprintf(`LOCK TABLE weir_queue_%d IN SHARE ROW EXCLUSIVE MODE`, i)); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := blocker.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, lock); err != nil {
+		t.Fatal(err)
 	}
 	defer commit(t, blocker)
 
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
 	rateLimit := func(l *ratelimit.Limiter) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error {
 			_, err := l.RateLimit(ctx, tx, k)

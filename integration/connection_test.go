@@ -75,8 +75,13 @@ func everyVerb(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
 
 // contend makes a transaction lose a row, so that it queues for it and then runs again.
 func contend(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
+	return queued(ctx, l, pool, pgx.Serializable, r, nothing)
+}
+
+// queued does some work in a transaction that has lost a row, has queued for it and has taken from it.
+func queued(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request, work func(tx pgx.Tx)) error {
 	runs := 0
-	return l.InTx(ctx, pool, func(inner context.Context, tx pgx.Tx) error {
+	return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(inner context.Context, tx pgx.Tx) error {
 		if runs++; runs == 1 {
 			if _, err := tx.Exec(inner, `SELECT 1`); err != nil {
 				return err
@@ -85,8 +90,11 @@ func contend(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, r ra
 				return err
 			}
 		}
-		_, err := l.RateLimit(inner, tx, r)
-		return err
+		if _, err := l.RateLimit(inner, tx, r); err != nil {
+			return err
+		}
+		work(tx)
+		return nil
 	})
 }
 

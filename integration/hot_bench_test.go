@@ -23,8 +23,7 @@ func BenchmarkHotRow(b *testing.B) {
 	ours := c.takeAndSleep(l, pgx.Serializable, "0.002", hot)
 	pair.Slices(b, pair.Crowd{
 		Metric: "x-queue", Base: base.do, Ours: ours.do, Workers: callers,
-		// A Limiter remembers for as long that a key is contended. With less it would have to learn it anew more often than
-		// under a load that lasts.
+		// A Limiter remembers for longer that a key is contended, so that it need not learn it anew in each slice.
 		Slice: time.Second,
 	})
 	b.ReportMetric(ours.abortsPerCommit(), "aborts/commit")

@@ -73,7 +73,7 @@ func conns(b *testing.B, pool *pgxpool.Pool, n int) []*pgxpool.Conn {
 }
 
 // far is a network to the server of a pool.
-func far(b *testing.B, pool *pgxpool.Pool, roundTrip time.Duration) *delay.Proxy {
+func far(b testing.TB, pool *pgxpool.Pool, roundTrip time.Duration) *delay.Proxy {
 	b.Helper()
 	c := pool.Config().ConnConfig
 	kind, addr := pgconn.NetworkAddress(c.Host, c.Port)
@@ -89,7 +89,7 @@ func far(b *testing.B, pool *pgxpool.Pool, roundTrip time.Duration) *delay.Proxy
 }
 
 // through is a pool like the given one, on the other side of a network.
-func through(b *testing.B, pool *pgxpool.Pool, p *delay.Proxy) *pgxpool.Pool {
+func through(b testing.TB, pool *pgxpool.Pool, p *delay.Proxy) *pgxpool.Pool {
 	b.Helper()
 	cfg := pool.Config()
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -22,7 +24,11 @@ type lazyTx struct {
 	db   Beginner        // conn, if that is known
 	conn *pgx.Conn
 	opts pgx.TxOptions
-	lock *statement // to go right after BEGIN, or nil
+
+	sql    *statements
+	queue  []row         // to queue for before the snapshot is taken
+	waited time.Duration // in the round trip that queued
+	locked bool          // the session may hold locks of the queue: an error came before it had released them
 
 	unsure func() *confirmation // what was looked at before BEGIN, or nil
 
@@ -62,12 +68,12 @@ func connect(ctx context.Context, db Beginner) (conn *pgx.Conn, release func(), 
 }
 
 // newTx returns a transaction that has not begun, or if it cannot begin later, one that has.
-func newTx(ctx context.Context, db Beginner, opts pgx.TxOptions, lock *statement) (t *lazyTx, release func(), err error) {
+func newTx(ctx context.Context, db Beginner, opts pgx.TxOptions) (t *lazyTx, release func(), err error) {
 	conn, release, err := connect(ctx, db)
 	if err != nil {
 		return nil, nil, errBegin(err)
 	}
-	t = &lazyTx{ctx: ctx, db: db, conn: conn, opts: opts, lock: lock}
+	t = &lazyTx{ctx: ctx, db: db, conn: conn, opts: opts}
 	if conn != nil {
 		t.db = conn
 	}
@@ -90,11 +96,6 @@ func (t *lazyTx) begin() error {
 		return t.failed
 	}
 	t.tx, t.to = tx, tx
-	if t.lock != nil {
-		if _, err := tx.Exec(t.ctx, t.lock.sql); err != nil {
-			t.failed = errLock(err)
-		}
-	}
 	if looks, holds := t.confirm(); len(looks) > 0 && t.failed == nil {
 		if _, err := send(t.ctx, tx, looks); err != nil {
 			t.failed = err
@@ -122,11 +123,11 @@ func (t *lazyTx) confirm() (looks []*statement, holds func() error) {
 
 func errBegin(err error) error { return fmt.Errorf("ratelimit: begin: %w", err) }
 
-func errLock(err error) error {
+func errQueue(err error) error {
 	return fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err))
 }
 
-// beginWith sends BEGIN, the lock and statements in one round trip. With an error it returns the statement that failed.
+// beginWith sends BEGIN, what queues, and statements in one round trip. With an error it returns the statement that failed.
 func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
 	var short [4]*statement
@@ -134,8 +135,12 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 	if trip[0] = beginSerializable; t.opts != (pgx.TxOptions{IsoLevel: pgx.Serializable}) {
 		trip[0] = &statement{sql: beginSQL(t.opts)}
 	}
-	if t.lock != nil {
-		trip = append(trip, t.lock)
+	var queue []*statement
+	if len(t.queue) > 0 {
+		queue = t.sql.queue(locksOf(t.queue))
+		trip = append(trip, queue...)
+		began := time.Now()
+		defer func() { t.waited = time.Since(began) }()
 	}
 	unsure := t.unsure
 	looks, holds := t.confirm()
@@ -145,7 +150,8 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 		return nil, t.failed
 	}
 	t.unsure = unsure
-	if !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
+	t.locked = slices.Contains(queue, failed)
+	if !t.locked && !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
 		// No transaction: BEGIN was refused, or ctx had ended, or the driver, which prepares a batch before it sends it,
 		// could not. What comes one by one fails where it should, and if that is not BEGIN, within the transaction.
 		if err := t.begin(); err != nil {
@@ -158,8 +164,8 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 	case failed == trip[0] && errors.As(err, &answer):
 		t.closed = true
 		t.failed = errBegin(answer)
-	case t.lock != nil && (failed == t.lock || len(statements) == 0):
-		t.failed = errLock(err)
+	case t.locked, len(queue) > 0 && len(statements) == 0:
+		t.failed = errQueue(err)
 	}
 	// A connection that is lost is lost in all of the trip: answers come when its last statement has ended.
 	return failed, err
@@ -182,7 +188,7 @@ func beginSQL(o pgx.TxOptions) string {
 // need is for what is not ours: BEGIN goes out ahead of it.
 func (t *lazyTx) need() error {
 	if !t.begun {
-		if t.lock == nil {
+		if len(t.queue) == 0 {
 			return t.begin()
 		}
 		_, _ = t.beginWith(t.ctx, nil)
@@ -255,7 +261,12 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	if t.tx != nil {
 		return t.tx.Rollback(ctx)
 	}
-	_, err := t.conn.Exec(ctx, "rollback")
+	var err error
+	if t.locked { // in the same flight, so that a pooler does not send it to another server connection
+		_, err = t.conn.Exec(ctx, t.sql.unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
+	} else {
+		_, err = t.conn.Exec(ctx, "rollback")
+	}
 	if err != nil {
 		t.lose(ctx)
 	}

@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
-	"hash/fnv"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -9,18 +11,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Above READ COMMITTED, callers of one key do not queue for its row: all but one of those who wait for it fail with 40001
-// as soon as that one commits, and running them again blindly makes it worse. So a transaction that failed on a row queues
-// for one of a few empty tables, by hash of the row, before it looks at anything: LOCK TABLE takes no snapshot. While a row
-// is contended, the first attempts of this process queue as well.
-
-// queues is the number of tables weir_queue_0, weir_queue_1, ... of the schema.
-const queues = 8
+// Above READ COMMITTED, callers of one row do not queue for it: as soon as the transaction that holds it commits, all who
+// wait fail with 40001, and running them again blindly makes it worse. So a transaction that has lost a row waits for the
+// advisory lock of that row before it takes its snapshot. See queue. While a row is contended, the first attempts of this
+// process wait there as well.
+//
+// Only a conflict on the row makes it contended. A wait does not: the queue would then keep itself in being.
 
 const (
-	contendedFor  = time.Second          // after the last conflict, or the last wait in a queue
-	waited        = 2 * time.Millisecond // of a trip with a lock: it took longer than any does that need not wait
+	contendedFor  = 2500 * time.Millisecond // after the last conflict: callers who pause for a second need not learn it anew
 	mostContended = 1000
+	mostQueued    = 100 // rows of a call: their locks are columns of one statement, and Postgres has room for 1,664
 )
 
 type contention struct {
@@ -56,7 +57,7 @@ func (c *contention) contended(statements []*statement) []row {
 	}
 	var rows []row
 	for _, s := range statements {
-		if !s.writes {
+		if !s.writes || len(rows) == mostQueued {
 			continue
 		}
 		if until, ok := c.rows[s.c.row()]; ok && time.Now().Before(until) {
@@ -66,18 +67,19 @@ func (c *contention) contended(statements []*statement) []row {
 	return rows
 }
 
-// queuesOf returns the queues of rows, ascending: the order in which everybody locks them.
-func queuesOf(rows []row) []int {
-	qs := make([]int, len(rows))
+// The advisory lock of a row is a bigint: queueTag in its upper 16 bits, by which `weir doctor` finds it, and a hash of the
+// row in the others. The database adds to the hash which table the row is in, as there may be one in each schema.
+const queueTag = 0x5765
+
+// locksOf returns the numbers of the rows' locks, ascending: the order in which every transaction takes them.
+func locksOf(rows []row) []int64 {
+	ids := make([]int64, len(rows))
 	for i, r := range rows {
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(r.name))
-		_, _ = h.Write([]byte{0, byte(r.shard), byte(r.shard >> 8)}) // no name has a NUL
-		_, _ = h.Write([]byte(r.key))
-		qs[i] = int(h.Sum32() % queues)
+		h := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%s", r.name, r.shard, r.key)) // no name has a NUL
+		ids[i] = queueTag<<48 | int64(binary.BigEndian.Uint64(h[:])>>16)               //nolint:gosec // 48 bits
 	}
-	slices.Sort(qs)
-	return slices.Compact(qs)
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
@@ -85,50 +87,21 @@ type attempt struct {
 	handed    txn // what the callback gets
 	l         *Limiter
 	level     pgx.TxIsoLevel
+	queues    bool           // it can queue: above READ COMMITTED, and on a connection of which InTx sends the BEGIN
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has
-	waited    time.Duration  // in queues
 }
 
-func (a *attempt) queued() bool {
-	return a != nil && a.level != pgx.ReadCommitted && a.level != pgx.ReadUncommitted && !a.l.portable
-}
-
-// queueUp returns the lock that is to go ahead of statements, and the rows that it is for; or nil.
-func (a *attempt) queueUp(l *Limiter, statements []*statement) (lock *statement, rows []row) {
-	if !a.queued() {
-		return nil, nil
+// queueFor returns the rows to queue for before statements: those that are contended, if the attempt sends nothing before.
+func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
+	if a == nil || !a.queues || a.used || l != a.l { // another limiter's tables may stand in another schema
+		return nil
 	}
-	if a.used {
-		return nil, nil
-	}
-	a.used = true
-	if l != a.l { // another limiter's tables may stand in another schema
-		return nil, nil
-	}
-	rows = a.l.contention.contended(statements)
-	if len(rows) == 0 {
-		return nil, nil
-	}
-	return &statement{sql: a.l.sql.lock(queuesOf(rows))}, rows
-}
-
-// queuedUp notes how long a trip with a lock for rows took. While callers wait in the queue it is needed, though nobody
-// conflicts any more: because of it.
-func (a *attempt) queuedUp(rows []row, took time.Duration) {
-	if a != nil {
-		a.waited += took
-	}
-	if took < waited {
-		return
-	}
-	for _, r := range rows {
-		a.l.contention.note(r)
-	}
+	return l.contention.contended(statements)
 }
 
 // observe notes how a statement of ours ended.
@@ -140,15 +113,18 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if s == nil || s.c == nil || l != a.l {
 		return
 	}
+	if !isLostRow(err) {
+		return
+	}
 	l.hot.conflict(s.c.name, max(1, s.c.layout), time.Now())
-	if !a.queued() {
+	if !a.queues {
 		return
 	}
 	if s.whole != nil && !s.writes { // one of several: next time it will be another
 		return
 	}
 	a.l.contention.note(s.c.row())
-	if !slices.Contains(a.conflicts, s.c.row()) {
+	if len(a.conflicts) < mostQueued && !slices.Contains(a.conflicts, s.c.row()) {
 		a.conflicts = append(a.conflicts, s.c.row())
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 )
@@ -23,58 +22,55 @@ func limiterFor(t *testing.T, cfg Config) *Limiter {
 	return l
 }
 
-// Processes of different releases queue for the same tables: a row's queue must never change.
-func TestQueueOfARowIsStable(t *testing.T) {
+// Processes of different releases queue for the same locks: that of a row must never change.
+func TestTheLockOfARowIsStable(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		row  row
-		want int
+		want int64
 	}{
-		{row{"partnerAPI", "tenant-1", 0}, 7},
-		{row{"partnerAPI", "tenant-2", 0}, 2},
-		{row{"signUp", "", 0}, 3},
-		{row{"größe", "日本", 0}, 2},
-		{row{"hot", "", 1023}, 6},
-		{row{"hot", "", 524799}, 0},
+		{row{"partnerAPI", "tenant-1", 0}, 0x57652ca1cdcf8a99},
+		{row{"partnerAPI", "tenant-2", 0}, 0x57652315d3737e6d},
+		{row{"signUp", "", 0}, 0x576515eca5e12b79},
+		{row{"größe", "日本", 0}, 0x5765cb3688d42b42},
+		{row{"hot", "", 1023}, 0x57658c7ca8cde466},
+		{row{"hot", "", 524799}, 0x576520f0a8886e96},
 	} {
-		if got := queuesOf([]row{tc.row}); !slices.Equal(got, []int{tc.want}) {
-			t.Errorf("%+v: %v, want %d", tc.row, got, tc.want)
+		if got := locksOf([]row{tc.row}); !slices.Equal(got, []int64{tc.want}) {
+			t.Errorf("%+v: %#x, want %#x", tc.row, got, tc.want)
 		}
 	}
 }
 
-// Everybody locks the queues in one order, each once.
-func TestQueuesAreAscendingAndUnique(t *testing.T) {
+// Everybody takes the locks in one order, each once, and all have the tag that the doctor looks for.
+func TestLocksAreAscendingAndUnique(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		rows := rapid.SliceOf(rapid.Custom(func(t *rapid.T) row {
 			return row{rapid.String().Draw(t, "name"), rapid.String().Draw(t, "key"), rapid.Int32Range(0, 5e5).Draw(t, "shard")}
 		})).Draw(t, "rows")
-		qs := queuesOf(rows)
-		for i, q := range qs {
-			if q < 0 || q >= queues || i > 0 && qs[i-1] >= q {
-				t.Fatalf("%v", qs)
+		ids := locksOf(rows)
+		for i, id := range ids {
+			if id>>48 != queueTag || i > 0 && ids[i-1] >= id {
+				t.Fatalf("%x", ids)
 			}
 		}
 		for _, r := range rows {
-			if !slices.Contains(qs, queuesOf([]row{r})[0]) {
-				t.Fatalf("%+v is not in %v", r, qs)
+			if !slices.Contains(ids, locksOf([]row{r})[0]) {
+				t.Fatalf("%+v is not in %x", r, ids)
 			}
 		}
 	})
 }
 
-func TestRowsSpreadOverTheQueues(t *testing.T) {
+func TestRowsHaveLocksOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	var counts [queues]int
-	const rows = 8000
-	for i := range rows {
-		counts[queuesOf([]row{{"limit", fmt.Sprintf("user:%d", i), 0}})[0]]++
+	var rows []row
+	for i := range 50_000 {
+		rows = append(rows, row{"limit", fmt.Sprintf("user:%d", i), 0}, row{"limit", "", int32(i)})
 	}
-	for q, n := range counts {
-		if n < rows/queues*8/10 || n > rows/queues*12/10 {
-			t.Errorf("%d of %d rows in queue %d", n, rows, q)
-		}
+	if got := len(locksOf(rows)); got != len(rows) {
+		t.Errorf("%d rows have %d locks", len(rows), got)
 	}
 }
 
@@ -139,63 +135,70 @@ func TestOnlyRowsThatAreWrittenAndLatelyFailedQueueUp(t *testing.T) {
 	})
 }
 
-// A lock after the snapshot was taken is in vain, one at READ COMMITTED without need, and some engines have none.
+// A lock after the snapshot was taken is in vain, and another limiter's rows may be those of another schema.
 func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 	t.Parallel()
-	conflict := fmt.Errorf("take: %w", &pgconn.PgError{Code: "40001"})
 	calls := resolved(t, apples.For("x"))
+	l, other := limiterFor(t, Config{}), limiterFor(t, Config{})
+	l.contention.note(calls[0].row())
+	other.contention.note(calls[0].row())
 	for _, tc := range []struct {
-		name     string
-		level    pgx.TxIsoLevel
-		used     bool
-		portable bool
-		want     bool
+		name string
+		a    *attempt
+		of   *Limiter
+		want bool
 	}{
-		{"serializable", pgx.Serializable, false, false, true},
-		{"repeatable read", pgx.RepeatableRead, false, false, true},
-		{"read committed", pgx.ReadCommitted, false, false, false},
-		{"read uncommitted", pgx.ReadUncommitted, false, false, false},
-		{"used before", pgx.Serializable, true, false, false},
-		{"portable", pgx.Serializable, false, true, false},
+		{"first", &attempt{l: l, queues: true}, l, true},
+		{"read committed", &attempt{l: l}, l, false},
+		{"used before", &attempt{l: l, queues: true, used: true}, l, false},
+		{"another limiter's", &attempt{l: l, queues: true}, other, false},
+		{"a transaction that the caller began", nil, l, false},
 	} {
-		l := limiterFor(t, Config{Portable: tc.portable, Schema: "s"})
-		l.contention.note(calls[0].row())
-		a := &attempt{l: l, level: tc.level, used: tc.used}
-		lock, _ := a.queueUp(l, []*statement{l.takeOf(&calls[0])})
-		if (lock != nil) != tc.want {
-			t.Errorf("%s: %+v", tc.name, lock)
-		}
-		if lock != nil {
-			want := fmt.Sprintf(`LOCK TABLE "s".weir_queue_%d IN SHARE ROW EXCLUSIVE MODE`, queuesOf([]row{calls[0].row()})[0])
-			if again, _ := a.queueUp(l, []*statement{l.takeOf(&calls[0])}); lock.sql != want || again != nil {
-				t.Errorf("%s: %q, want %q, once", tc.name, lock.sql, want)
-			}
-		}
-		a.observe(l, l.takeOf(&calls[0]), conflict)
-		a.observe(l, l.takeOf(&calls[0]), conflict)
-		if a.conflict == nil || len(a.conflicts) > 1 || (len(a.conflicts) == 1) != (tc.want || tc.used) {
-			t.Errorf("%s: %v, %v", tc.name, a.conflict, a.conflicts)
+		if got := tc.a.queueFor(tc.of, []*statement{l.takeOf(&calls[0])}); (len(got) > 0) != tc.want {
+			t.Errorf("%s: %v", tc.name, got)
 		}
 	}
 }
 
-func TestAttemptNotesNothingButConflicts(t *testing.T) {
+// Of what goes wrong, only a conflict on the row itself makes it contended.
+func TestOnlyAConflictOnTheRowMakesItContended(t *testing.T) {
 	t.Parallel()
-	l := limiterFor(t, Config{})
-	calls := resolved(t, apples.For("x"))
-	a := &attempt{l: l, level: pgx.Serializable}
-	for _, err := range []error{nil, errors.New("x"), &pgconn.PgError{Code: "23505"}} {
-		a.observe(l, l.takeOf(&calls[0]), err)
+	for name, tc := range map[string]struct {
+		err               error
+		contended, queues bool
+		again             bool // worth another attempt
+	}{
+		"lost":            {&pgconn.PgError{Code: "40001", File: "nodeModifyTable.c"}, true, true, true},
+		"read committed":  {&pgconn.PgError{Code: "40001", File: "nodeModifyTable.c"}, false, false, true},
+		"reads":           {&pgconn.PgError{Code: "40001", File: "predicate.c"}, false, true, true},
+		"deadlock":        {&pgconn.PgError{Code: "40P01", File: "deadlock.c"}, false, true, true},
+		"lock timeout":    {&pgconn.PgError{Code: "55P03"}, false, true, false},
+		"not of Postgres": {errors.New("x"), false, true, false},
+		"none":            {nil, false, true, false},
+	} {
+		l := limiterFor(t, Config{})
+		calls := resolved(t, apples.For("x"))
+		a := &attempt{l: l, queues: tc.queues}
+		for range 2 {
+			err := tc.err
+			if err != nil {
+				err = fmt.Errorf("take: %w", err)
+			}
+			a.observe(l, l.takeOf(&calls[0]), err)
+		}
+		want := 0
+		if tc.contended {
+			want = 1
+		}
+		if len(a.conflicts) != want || len(l.contention.rows) != want {
+			t.Errorf("%s: %v, %v", name, a.conflicts, l.contention.rows)
+		}
+		if (a.conflict != nil) != tc.again {
+			t.Errorf("%s: %v", name, a.conflict)
+		}
 	}
-	if a.conflict != nil || a.conflicts != nil || len(l.contention.rows) != 0 {
-		t.Errorf("%+v", a)
-	}
-
 	var none *attempt // in a transaction that the caller began
-	none.observe(l, l.takeOf(&calls[0]), &pgconn.PgError{Code: "40001"})
-	if lock, _ := none.queueUp(l, []*statement{l.takeOf(&calls[0])}); lock != nil || none.queued() {
-		t.Error("no attempt, yet a lock")
-	}
+	none.observe(limiterFor(t, Config{}), nil, &pgconn.PgError{Code: "40001"})
 }
 
 func TestContentionIsSafeForConcurrentUse(t *testing.T) {
@@ -214,25 +217,35 @@ func TestContentionIsSafeForConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// Who had to wait in a queue knows that it is needed, though the queue has kept all from a conflict.
-func TestARowIsContendedAsLongAsItsCallersWait(t *testing.T) {
+// Nothing but another conflict prolongs it, however many callers queue meanwhile.
+func TestContentionEndsByItself(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		for took, want := range map[time.Duration]bool{waited / 2: false, waited: true} {
-			l := limiterFor(t, Config{})
-			calls := resolved(t, apples.For("x"))
-			take := []*statement{l.takeOf(&calls[0])}
-			l.contention.note(calls[0].row())
-			l.contention.rows[calls[0].row()] = time.Now().Add(contendedFor / 4) // it is nearly over
-			a := &attempt{l: l, level: pgx.Serializable}
-			lock, rows := a.queueUp(l, take)
-			if lock == nil {
-				t.Fatal("not contended")
-			}
-			a.queuedUp(rows, took)
-			if got := time.Until(l.contention.rows[calls[0].row()]) > contendedFor/2; got != want {
-				t.Errorf("after a trip of %v: %v", took, got)
-			}
+		l := limiterFor(t, Config{})
+		calls := resolved(t, apples.For("x"))
+		l.contention.note(calls[0].row())
+		queued := 0
+		for began := time.Now(); time.Since(began) < 10*contendedFor; time.Sleep(contendedFor / 10) {
+			a := &attempt{l: l, queues: true}
+			queued += len(a.queueFor(l, []*statement{l.takeOf(&calls[0])}))
+			a.observe(l, l.takeOf(&calls[0]), nil)
+		}
+		if queued != 10 {
+			t.Errorf("%d of 100 attempts queued, want the first 10", queued)
 		}
 	})
+}
+
+func TestACallQueuesForABoundedNumberOfRows(t *testing.T) {
+	t.Parallel()
+	l := limiterFor(t, Config{})
+	var take []*statement
+	for i := range 2 * mostQueued {
+		calls := resolved(t, apples.For(fmt.Sprint(i)))
+		l.contention.note(calls[0].row())
+		take = append(take, l.takeOf(&calls[0]))
+	}
+	if got := len(l.contention.contended(take)); got != mostQueued {
+		t.Errorf("%d rows, want %d", got, mostQueued)
+	}
 }

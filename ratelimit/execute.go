@@ -64,7 +64,7 @@ func (pgxExecutor) single() bool { return false }
 
 func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
-	if !ok || t.begun || t.lock != nil || t.failed != nil || t.unsure != nil {
+	if !ok || t.begun || len(t.queue) > 0 || t.failed != nil || t.unsure != nil {
 		return false, nil // what is looked at twice is to be the same
 	}
 	if _, err := sendBatch(ctx, t.conn, looks); err != nil {
@@ -112,16 +112,13 @@ func (x pgxExecutor) session() uint32 {
 }
 
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
-	lock, rows := x.attempt.queueUp(x.l, statements)
-	if lock != nil {
-		statements = append([]*statement{lock}, statements...)
-	}
 	tx, begins := x.tx.(*lazyTx)
 	begins = begins && !tx.begun
-	queued := lock != nil || begins && tx.lock != nil
-	var began time.Time
-	if queued {
-		began = time.Now()
+	if rows := x.attempt.queueFor(x.l, statements); begins && len(rows) > 0 {
+		tx.queue = rows
+	}
+	if x.attempt != nil {
+		x.attempt.used = true
 	}
 	var failed *statement
 	var err error
@@ -129,9 +126,6 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 		failed, err = tx.beginWith(ctx, statements)
 	} else {
 		failed, err = send(ctx, x.tx, statements)
-	}
-	if queued && err == nil {
-		x.attempt.queuedUp(rows, time.Since(began))
 	}
 	x.attempt.observe(x.l, failed, err)
 	x.l.wrote(x, statements)

@@ -32,8 +32,9 @@ const maxAttempts = 50
 // An error that matches [ErrOutcomeUnknown] means that the connection was lost at COMMIT: committed whole, or not at all.
 // Any other error means that nothing was committed, unless the callback did that itself.
 //
-// Transactions that fight for the same balance are queued in the database, so that a hot key slows its callers down but
-// fails none of them.
+// A transaction that has lost a balance to another one queues for it in the database before it runs again. So a hot key slows
+// its callers down but fails none of them, and callers of other keys do not wait for it. For that db must be a pool or a
+// connection of pgx, without a BeginQuery; else, and with [Config.Portable], InTx waits for at most 250 ms between attempts.
 //
 // BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of it: take first, and you
 // save a round trip. So it is fn that meets a BEGIN that fails, yet InTx returns that error whatever fn makes of it. If fn
@@ -87,7 +88,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts, wrong: wrong}
 		err := a.run(ctx, db, opts, fn)
 		if e != nil {
-			e.Attempts, e.Queued = n, e.Queued+a.waited
+			e.Attempts, e.Queued = n, e.Queued+a.waited()
 		}
 		var again *againError
 		if !errors.As(err, &again) {
@@ -137,16 +138,16 @@ func (e *againError) Error() string { return e.err.Error() }
 
 // run is one attempt.
 func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) (err error) {
-	var lock *statement
-	if a.queued() && len(a.conflicts) > 0 {
-		a.used = true // queue once: two locks in a transaction may be taken in either order
-		lock = &statement{sql: a.l.sql.lock(queuesOf(a.conflicts))}
-	}
-	tx, release, err := newTx(ctx, db, opts, lock)
+	tx, release, err := newTx(ctx, db, opts)
 	if err != nil {
 		return err
 	}
 	defer release()
+	tx.sql = &a.l.sql
+	a.queues = !tx.begun && !a.l.portable && opts.IsoLevel != pgx.ReadCommitted && opts.IsoLevel != pgx.ReadUncommitted
+	if a.queues && len(a.conflicts) > 0 {
+		tx.queue, a.used = a.conflicts, true // queue once: two transactions may take the locks of two statements in either order
+	}
 	a.handed = txn{tx, a}
 	done := false
 	defer func() {
@@ -172,6 +173,14 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 		again()
 	}
 	return err
+}
+
+// waited is how long the round trip that queued took.
+func (a *attempt) waited() time.Duration {
+	if tx, ok := a.handed.Tx.(*lazyTx); ok {
+		return tx.waited
+	}
+	return 0
 }
 
 // undone undoes what was done outside of the transaction.

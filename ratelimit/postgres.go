@@ -26,6 +26,13 @@ func isConflict(err error) bool {
 	return s == "40001" || s == "40P01" // serialization_failure, deadlock_detected
 }
 
+// isLostRow reports whether err says that another transaction has written the row first. Postgres raises 40001 for reads that
+// cannot be serialized as well, from predicate.c: that is no conflict on the row.
+func isLostRow(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.Code == "40001" && e.File != "predicate.c"
+}
+
 // isRolledBack reports whether err, an answer to COMMIT or to what went out along with it, says that the transaction was
 // rolled back. A backend that ended with COMMIT under way (FATAL, PANIC) may have committed before it did.
 func isRolledBack(err error) bool {

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -271,9 +270,9 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	paused_until = excluded.paused_until, delay = excluded.delay, moved = excluded.moved
 RETURNING ` + columns
 
-	// lockSQL queues up for contended balances. LOCK TABLE takes no snapshot, so what follows it in the transaction sees
-	// all that was committed while it waited.
-	lockSQL = `LOCK TABLE {queues} IN SHARE ROW EXCLUSIVE MODE`
+	// queueID is the number of a row's advisory lock: what lockOf says, and which table the row is in. So callers of the same
+	// key in two schemas do not wait for each other.
+	queueID = `pg_catalog.int8xor({of}, pg_catalog.int8shl({table}::regclass::oid::bigint, 16))`
 )
 
 // statements are the texts for one schema.
@@ -354,13 +353,41 @@ func (s *statements) of(c *call) *texts {
 	return &s.bucket
 }
 
-// lock is the text that locks the given queues, which are in ascending order.
-func (s *statements) lock(queues []int) string {
-	names := make([]string, len(queues))
-	for i, q := range queues {
-		names[i] = fmt.Sprintf("%sweir_queue_%d", s.prefix, q)
+// queue returns what goes between BEGIN and the statements of a transaction that queues for rows.
+//
+// A transaction's own lock comes too late for its snapshot, which each statement takes before it runs. So the lock belongs
+// to the session at first, and a transaction that did nothing else ends. The next one has a newer snapshot: it takes the
+// lock as its own, and releases that of the session. All of it goes in one flight. So the lock outlives no transaction, and
+// a pooler that assigns connections to transactions does not notice, as none ends between flights.
+func (s *statements) queue(locks []int64) []*statement {
+	var lock, keep []string
+	var args []any
+	for i, n := range locks {
+		id := s.queueID("$" + strconv.Itoa(i+1) + "::bigint")
+		lock = append(lock, "pg_catalog.pg_advisory_lock("+id+")")
+		keep = append(keep, "pg_catalog.pg_advisory_xact_lock("+id+"), pg_catalog.pg_advisory_unlock("+id+")")
+		args = append(args, n)
 	}
-	return strings.ReplaceAll(lockSQL, "{queues}", strings.Join(names, ", "))
+	return []*statement{
+		{sql: "SELECT " + strings.Join(lock, ", "), args: args},
+		{sql: "COMMIT AND CHAIN"},
+		{sql: "SELECT " + strings.Join(keep, ", "), args: args},
+	}
+}
+
+// unqueue is the text that rolls back and releases what the session may hold of locks. Postgres warns of those that it does
+// not hold.
+func (s *statements) unqueue(locks []int64) string {
+	sql := "ROLLBACK"
+	for _, n := range locks {
+		sql += "; SELECT pg_catalog.pg_advisory_unlock(" + s.queueID(strconv.FormatInt(n, 10)) + ")"
+	}
+	return sql
+}
+
+func (s *statements) queueID(of string) string {
+	table := "'" + strings.ReplaceAll(s.prefix+"weir_balance", "'", "''") + "'"
+	return strings.NewReplacer("{of}", of, "{table}", table).Replace(queueID)
 }
 
 // statement is one text on its way to the database, with room for the row that it answers with, if it answers with one.

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"fmt"
 	"reflect"
 	"regexp"
 	"slices"
@@ -103,7 +102,8 @@ func TestStatementsNameTheSchemaQuoted(t *testing.T) {
 		"":                   "weir_",
 		"weir":               `"weir".weir_`,
 		`a"b; DROP TABLE c`:  `"a""b; DROP TABLE c".weir_`,
-		"{refill} {queues}":  `"{refill} {queues}".weir_`,
+		"{refill} {table}":   `"{refill} {table}".weir_`,
+		"it's":               `"it's".weir_`,
 		"$1":                 `"$1".weir_`,
 		"Größe with a space": `"Größe with a space".weir_`,
 	} {
@@ -115,8 +115,11 @@ func TestStatementsNameTheSchemaQuoted(t *testing.T) {
 			}
 		}
 		l := limiterFor(t, Config{Schema: schema})
-		if got, want := l.sql.lock([]int{1, 5}), fmt.Sprintf("LOCK TABLE %squeue_1, %squeue_5 IN SHARE ROW EXCLUSIVE MODE", want, want); got != want {
-			t.Errorf("%s, want %s", got, want)
+		table := "'" + strings.ReplaceAll(want, "'", "''") + "balance'::regclass"
+		for _, s := range append(l.sql.queue([]int64{1, 5}), &statement{sql: l.sql.unqueue([]int64{1, 5})}) {
+			if n := strings.Count(s.sql, table); n != strings.Count(s.sql, "regclass") || n < 2 && strings.Contains(s.sql, "advisory") {
+				t.Errorf("schema %q: %s", schema, s.sql)
+			}
 		}
 	}
 }

@@ -28,8 +28,6 @@
 //	GRANT SELECT, INSERT ON weir.weir_settled TO app; -- for Settle and Release
 //	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_slot TO app; -- for packages slots and scheduler
 //	GRANT USAGE ON SEQUENCE weir.weir_slot_token TO app; -- for package slots
-//	GRANT UPDATE ON weir.weir_queue_0, weir.weir_queue_1, weir.weir_queue_2, weir.weir_queue_3,
-//	                weir.weir_queue_4, weir.weir_queue_5, weir.weir_queue_6, weir.weir_queue_7 TO app; -- for LOCK TABLE
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
 // Whoever prunes needs DELETE on weir_balance and weir_settled, and all of weir_slot, as well.

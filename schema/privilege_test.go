@@ -28,8 +28,6 @@ func TestTheDocumentedPrivilegesAreEnoughAtRunTime(t *testing.T) {
 	exec(t, pool, fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", quote(name), role))
 	exec(t, pool, "GRANT SELECT, INSERT, UPDATE ON weir_balance TO "+role)
 	exec(t, pool, "GRANT SELECT, INSERT ON weir_settled TO "+role)
-	exec(t, pool, `GRANT UPDATE ON weir_queue_0, weir_queue_1, weir_queue_2, weir_queue_3,
-		weir_queue_4, weir_queue_5, weir_queue_6, weir_queue_7 TO `+role)
 	conn := as(t, pool, role)
 
 	// weir_schema is for Check, and for a Migrate that has nothing to do.
@@ -43,9 +41,6 @@ func TestTheDocumentedPrivilegesAreEnoughAtRunTime(t *testing.T) {
 	}
 
 	tx := begin(t, conn, pgx.Serializable)
-	for queue := range 8 {
-		exec(t, tx, fmt.Sprintf("LOCK TABLE weir_queue_%d IN SHARE ROW EXCLUSIVE MODE", queue))
-	}
 	for want := 9.0; want >= 7; want-- {
 		if got := scan[float64](t, tx, takeSQL, "login", "k", 9); got != want {
 			t.Errorf("took down to %v; want %v", got, want)

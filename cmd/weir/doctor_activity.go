@@ -98,10 +98,13 @@ func (p *patient) hotKeys(ctx context.Context) error {
 	const waiting = `SELECT w.transactionid::text FROM pg_catalog.pg_locks w WHERE w.locktype = 'transactionid' AND NOT w.granted AND EXISTS (
 		SELECT FROM pg_catalog.pg_locks h WHERE h.pid = w.pid AND h.granted AND h.relation = $1::regclass::oid
 			AND h.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))`
-	const queueing = `SELECT l.relation::regclass::text FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
-		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE l.locktype = 'relation' AND NOT l.granted AND n.nspname = $1::text AND c.relname::text LIKE 'weir\_queue\_%'
-			AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
+	// Above READ COMMITTED they queue for the advisory lock of the row, whose upper 16 bits are 0x5765.
+	const queueing = `SELECT w.pid::text FROM pg_catalog.pg_locks w
+		WHERE w.locktype = 'advisory' AND NOT w.granted AND w.objsubid = 1 AND w.classid::bigint >> 16 = x'5765'::bigint
+			AND w.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+			AND EXISTS (SELECT FROM pg_catalog.pg_locks h JOIN pg_catalog.pg_locks r ON r.pid = h.pid
+				WHERE h.locktype = 'advisory' AND h.granted AND h.objsubid = 1 AND h.database = w.database
+					AND h.classid = w.classid AND h.objid = w.objid AND r.granted AND r.relation = $1::regclass::oid AND r.database = w.database)`
 	waits, waited, queued := map[hotKey]int{}, 0, 0
 	for i := range samples {
 		if i > 0 {
@@ -121,7 +124,7 @@ func (p *patient) hotKeys(ctx context.Context) error {
 				return err
 			}
 		}
-		lines, err := p.lines(ctx, queueing, p.schema)
+		lines, err := p.lines(ctx, queueing, p.table("weir_balance"))
 		if err != nil {
 			return err
 		}

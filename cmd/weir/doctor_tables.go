@@ -12,11 +12,7 @@ import (
 
 // tableNames are all of Weir's tables.
 func tableNames() []string {
-	names := []string{"weir_balance", "weir_settled", "weir_slot", "weir_schema"}
-	for i := range 8 {
-		names = append(names, fmt.Sprint("weir_queue_", i))
-	}
-	return names
+	return []string{"weir_balance", "weir_settled", "weir_slot", "weir_schema"}
 }
 
 // lines are the rows of a query of one column of text.
@@ -217,12 +213,6 @@ func (p *patient) privileges(ctx context.Context) error {
 		}
 		return nil
 	}
-	var queues []string
-	for _, name := range tableNames() {
-		if strings.HasPrefix(name, "weir_queue") {
-			queues = append(queues, name)
-		}
-	}
 	for _, want := range []struct {
 		into      *[]string
 		privilege string
@@ -232,7 +222,7 @@ func (p *patient) privileges(ctx context.Context) error {
 		{&grants, "USAGE", "SCHEMA ", nil},
 		{&grants, "SELECT", "", []string{"weir_balance", "weir_settled", "weir_schema"}},
 		{&grants, "INSERT", "", []string{"weir_balance", "weir_settled"}},
-		{&grants, "UPDATE", "", append([]string{"weir_balance"}, queues...)},
+		{&grants, "UPDATE", "", []string{"weir_balance"}},
 		{&hold, "SELECT", "", []string{"weir_slot"}},
 		{&hold, "INSERT", "", []string{"weir_slot"}},
 		{&hold, "UPDATE", "", []string{"weir_slot"}},

@@ -186,7 +186,7 @@ func TestTheDoctorFindsWhatWasDoneToTheTables(t *testing.T) {
 		level level
 		parts []string
 	}{
-		"a queue is missing": {`DROP TABLE weir_queue_3`, "tables", wrong, []string{"weir_queue_3"}},
+		"a table is missing": {`DROP TABLE weir_slot`, "tables", wrong, []string{"there is no weir_slot"}},
 		"unlogged":           {`ALTER TABLE weir_settled SET UNLOGGED`, "tables", wrong, []string{"weir_settled", "SET LOGGED"}},
 		"no primary key": {`ALTER TABLE weir_balance DROP CONSTRAINT weir_balance_pkey`, "tables", wrong,
 			[]string{"ADD PRIMARY KEY"}},
@@ -418,33 +418,48 @@ func wait(t *testing.T, pool *pgxpool.Pool, n int, sql string) {
 func TestTheDoctorFindsThatCallersQueue(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	tx, err := pool.Begin(t.Context())
+	l, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	const lock = `LOCK TABLE weir_queue_5 IN SHARE ROW EXCLUSIVE MODE`
-	if _, err := tx.Exec(t.Context(), lock); err != nil {
-		t.Fatal(err)
-	}
+	hot := ratelimit.MustDefine("all", ratelimit.TokenBucket{Rate: 100, Period: never}).For("us")
 	const waiters = 3
 	done := make(chan error, waiters)
-	for range waiters {
-		go func() {
-			done <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), lock)
+	runs := 0
+	err = l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if runs++; runs == 1 { // it loses the row, and so queues for it
+			if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 				return err
-			})
-		}()
-	}
-	wait(t, pool, waiters, `SELECT count(*) FROM pg_locks WHERE relation = 'weir_queue_5'::regclass AND NOT granted`)
-	found := doctor(t, pool, same)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
+			}
+			take(t, pool, hot)
+		}
+		if _, err := l.RateLimit(ctx, tx, hot); err != nil {
+			return err
+		}
+		const own = `FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`
+		var lock int64
+		if err := tx.QueryRow(ctx, `SELECT classid::bigint << 32 | objid::bigint `+own).Scan(&lock); err != nil {
+			return err
+		}
+		for range waiters {
+			go func() {
+				done <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+					_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, lock)
+					return err
+				})
+			}()
+		}
+		wait(t, pool, waiters, fmt.Sprintf(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+			AND classid::bigint << 32 | objid::bigint = %d`, lock))
+		finds(t, doctor(t, pool, same), "hot keys", note, "on average 3 transactions queue")
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 	for range waiters {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	}
-	finds(t, found, "hot keys", note, "on average 3 transactions queue")
 }

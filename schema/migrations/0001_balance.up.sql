@@ -92,17 +92,6 @@ CREATE TABLE weir_slot (
 -- so while nobody else can have the slot.
 CREATE SEQUENCE weir_slot_token;
 
--- The queues of contended balances. They stay empty: a transaction that lost a balance to a serialization failure locks
--- the one its balance hashes to before it tries again. LOCK TABLE takes no snapshot, so it waits first and reads after.
-CREATE TABLE weir_queue_0 ();
-CREATE TABLE weir_queue_1 ();
-CREATE TABLE weir_queue_2 ();
-CREATE TABLE weir_queue_3 ();
-CREATE TABLE weir_queue_4 ();
-CREATE TABLE weir_queue_5 ();
-CREATE TABLE weir_queue_6 ();
-CREATE TABLE weir_queue_7 ();
-
 -- What has been applied. compatible is the lowest version a release must know to work on this schema: a release that
 -- knows only older ones refuses.
 CREATE TABLE weir_schema (
