@@ -157,21 +157,26 @@ func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err err
 // sendOnce does all of it in one round trip, or with a denial in two. Its error is errAgain if the
 // transaction has met another one, or what it did not expect.
 func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (Result, error) {
+	takes := make([]*statement, len(calls))
+	for i := range calls {
+		takes[i] = s.l.takeOrFailOf(&calls[i])
+	}
+	if len(s.l.contention.contended(takes)) > 0 {
+		return Result{}, errAgain // InTx queues for the rows
+	}
 	batch, fns, err := s.fill()
 	if err != nil {
 		return Result{}, err
 	}
-	takes := make([]*statement, len(calls))
-	whole := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(calls)+batch.Len()+2)}
+	whole := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(takes)+batch.Len()+2)}
 	whole.Queue(beginSerializable.sql)
-	for i := range calls {
-		takes[i] = s.l.takeOrFailOf(&calls[i])
-		whole.Queue(takes[i].sql, takes[i].args...)
+	for _, take := range takes {
+		whole.Queue(take.sql, take.args...)
 	}
 	whole.QueuedQueries = append(whole.QueuedQueries, batch.QueuedQueries...)
 	whole.Queue(`COMMIT`)
 	s.trip()
-	denied, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns)
+	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns)
 	stamp(takes)
 	if err == nil {
 		if len(calls) == 0 {
@@ -180,7 +185,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 		res, _ := granted(takes, calls, s.requests)
 		return res, nil
 	}
-	return s.failed(ctx, conn, denied, err, calls)
+	return s.failed(ctx, conn, failed, err, calls)
 }
 
 // fill has the caller fill a batch, and keeps its callbacks for later.
@@ -196,15 +201,17 @@ func (s *sending) fill() (*pgx.Batch, []callback, error) {
 	return batch, fns, nil
 }
 
-// readAll reads what a transaction has answered. denied says that a take has failed it.
-func (s *sending) readAll(results pgx.BatchResults, takes []*statement, fns []callback) (denied bool, err error) {
+// readAll reads what a transaction has answered. With an error of a take it returns that.
+func (s *sending) readAll(
+	results pgx.BatchResults, takes []*statement, fns []callback,
+) (failed *statement, err error) {
 	defer func() {
 		if closing := results.Close(); err == nil {
 			err = closing
 		}
 	}()
 	if _, err := results.Exec(); err != nil {
-		return false, errBegin(err)
+		return nil, errBegin(err)
 	}
 	for _, t := range takes {
 		rows, err := results.Query()
@@ -212,22 +219,22 @@ func (s *sending) readAll(results pgx.BatchResults, takes []*statement, fns []ca
 			err = t.read(rows)
 		}
 		if err != nil {
-			return stateOf(err) == "22P02", err
+			return t, err
 		}
 	}
 	if s.answers, err = readAnswers(results, fns); err != nil {
-		return false, err
+		return nil, err
 	}
 	tag, err := results.Exec()
 	if err == nil && tag.String() == "ROLLBACK" {
 		err = errors.New("ratelimit: rolled back: a statement of the batch has ended the transaction")
 	}
-	return false, err
+	return nil, err
 }
 
 // failed says what it means that a transaction in one round trip has failed.
 func (s *sending) failed(
-	ctx context.Context, conn *pgx.Conn, denied bool, err error, calls []call,
+	ctx context.Context, conn *pgx.Conn, take *statement, err error, calls []call,
 ) (Result, error) {
 	s.answers = nil
 	for i := range calls {
@@ -236,11 +243,14 @@ func (s *sending) failed(
 	var answer *pgconn.PgError
 	switch {
 	case isConflict(err):
+		if take != nil && isLostRow(err) {
+			s.l.contention.note(take.c.row())
+		}
 		// The connection is in a failed transaction. To end that is a round trip, but the next user
 		// of the pool would otherwise have to connect.
 		rollBack(ctx, conn)
 		return Result{}, errAgain
-	case denied:
+	case take != nil && stateOf(err) == "22P02": // it was denied
 		s.trip()
 		res, err := s.look(ctx, conn, calls, &statement{sql: `ROLLBACK`})
 		if stateOf(err) == "25P02" { // the driver prepares what is new to it first
