@@ -171,6 +171,8 @@ type poolExecutor struct{ pool *pgxpool.Pool }
 
 func (x poolExecutor) fresh() bool { return true }
 
+func (poolExecutor) alone() bool { return true }
+
 func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }

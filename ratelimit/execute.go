@@ -58,6 +58,12 @@ func (x pgxExecutor) fresh() bool {
 	return a == nil || !a.used || a.level == pgx.ReadCommitted || a.level == pgx.ReadUncommitted
 }
 
+// alone is known only of what InTx begins later.
+func (x pgxExecutor) alone() bool {
+	t, ok := x.tx.(*lazyTx)
+	return ok && !t.begun
+}
+
 func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls whole, or the connection does
 
 func (pgxExecutor) single() bool { return false }
@@ -134,7 +140,6 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 		x.attempt.queuedUp(rows, time.Since(began))
 	}
 	x.attempt.observe(x.l, failed, err)
-	x.l.wrote(x, statements)
 	return err
 }
 

@@ -131,6 +131,8 @@ type call struct {
 	shadow bool // it never denies
 	never  bool // a shadow that would never grant
 
+	watched uint64 // what it is told may be remembered: denials.changes then, and one
+
 	shards int       // that the limit is to have; 0 for a call that is for a row alone
 	layout int       // number of shards that there were when it was granted, if more than one
 	parts  []part    // and what was taken from each; none if it was laid over all of them

@@ -42,7 +42,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 		}
 		if seen != nil {
-			if res := l.judgeWholes(x, seen, calls, requests); !res.OK {
+			if res := l.judgeWholes(seen, calls, requests); !res.OK {
 				return res, nil
 			}
 			l.aim(x, calls, aims, seen)
@@ -387,7 +387,7 @@ func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, req
 	if err != nil {
 		return Result{}, err
 	}
-	return l.judgeWholes(x, seen, calls, requests), nil
+	return l.judgeWholes(seen, calls, requests), nil
 }
 
 // see reads limits as a whole.
@@ -401,17 +401,16 @@ func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, 
 }
 
 // judgeWholes is judge.
-func (l *Limiter) judgeWholes(x executor, seen []*whole, calls []call, requests int) Result {
+func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
 	if seen == nil {
 		return Result{}
 	}
-	by := writerOf(x)
 	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
 	denied := false
 	for i := range calls {
 		at[i] = seen[i].at
 		decisions[i] = calls[i].decideWhole(seen[i])
-		l.denials.note(by, &calls[i], &decisions[i], at[i])
+		l.denials.note(&calls[i], &decisions[i], at[i])
 		denied = denied || !decisions[i].OK
 	}
 	if denied {

@@ -126,6 +126,8 @@ type sqlExecutor struct {
 
 func (x sqlExecutor) fresh() bool { return true }
 
+func (sqlExecutor) alone() bool { return false }
+
 func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
@@ -157,7 +159,6 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			return err
 		}
 		s.found = true
-		x.l.wrote(x, []*statement{s})
 	}
 	return nil
 }
