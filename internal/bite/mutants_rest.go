@@ -94,7 +94,7 @@ var ofTheRest = []mutant{
 	{"shadow: its error is the call's", "ratelimit/coalesce.go",
 		"beside(calls, len(requests), true,", "beside(calls, len(requests), false,", "SurvivesItsShadow", whole, true},
 	{"remember: a denial by what has rolled back", "ratelimit/execute.go",
-		"return ok && !t.begun\n", "return ok\n", "NotRememberedByWhat", whole, true},
+		"return ok && !t.begun\n", "return ok && t != nil\n", "NotRememberedByWhat", whole, true},
 	{"remember: a denial of an older snapshot", "ratelimit/execute.go",
 		"return ok && !t.begun\n", "return ok || !ok && t == nil\n", "OldSnapshot", whole, true},
 	{"remember: a denial from before a reset", "ratelimit/denials.go",
@@ -147,6 +147,8 @@ var ofTheRest = []mutant{
 		"min(1, used/(l.share*t.Weight))", "(1 - min(1, used/(l.share*t.Weight)))", "Fair", []string{"./fair"}, false},
 	{"fair: no weights", "fair/fair.go",
 		"used/(l.share*t.Weight)", "used/(l.share+0*t.Weight)", "Fair", []string{"./fair"}, false},
+	{"fair: nothing is learnt", "fair/fair.go",
+		"l.of[key] = used.Capacity - used.Value", "l.of[key] += 0", "ClockJump", []string{"./fair"}, false},
 	{"fair: use is never forgotten", "fair/fair.go",
 		"res.OK || again || l.leave(tenant, n) >= leave", "true || l.leave(tenant, n) >= leave || again", "NewWindow", []string{"./fair"}, false},
 
