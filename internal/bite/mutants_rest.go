@@ -213,6 +213,8 @@ var ofTheRest = []mutant{
 		"s.ttl - s.ttl/10", "s.ttl + s.ttl/10", "GivenAway", held, true},
 	{"slots: who gives up cancels what is under way", "slots/statements.go",
 		"context.WithTimeout(context.WithoutCancel(ctx), s.ttl)", "context.WithTimeout(ctx, s.ttl)", "TakenLater", held, true},
+	{"slots: who wants two never keeps one", "slots/slots.go",
+		"keeps || patient && k == 0", "patient && k == 0", "CallerOfTwoLimits", []string{"./slots"}, true},
 	{"slots: passed on to who asks for fewer", "slots/line.go",
 		"if first.n < sl.n {", "if first.n < 0 {", "OnlyToWho", held, true},
 	{"slots: passed on for ever", "slots/line.go",
