@@ -191,7 +191,9 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 		return func(fn func(check)) error {
 			return l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, old)
-				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) { return l.CheckRateLimit(ctx, tx, r) })
+				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+					return l.CheckRateLimit(ctx, tx, r)
+				})
 				return err
 			})
 		}
@@ -203,7 +205,9 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 		"by hand": func(fn func(check)) error {
 			return pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 				_, err := tx.Exec(t.Context(), old)
-				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) { return l.CheckRateLimit(ctx, tx, r) })
+				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+					return l.CheckRateLimit(ctx, tx, r)
+				})
 				return err
 			})
 		},
@@ -213,7 +217,9 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 				return err
 			}
 			_, err = tx.ExecContext(t.Context(), old)
-			fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) { return l.SQL().CheckRateLimit(ctx, tx, r) })
+			fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+				return l.SQL().CheckRateLimit(ctx, tx, r)
+			})
 			return errors.Join(err, tx.Commit())
 		},
 	} {

@@ -99,7 +99,7 @@ type Pruned struct {
 // most never come again: addresses, visitors. What is full is judged by the rule that last took from the balance, so that nothing is
 // forgotten or granted by it; a larger rule that comes later finds the balance full, where it would have had to fill up. A balance in
 // debt, in a pause, or on which work may still wait stays. Slots of package slots whose processes have died are deleted, too, and
-// settlements once nobody can settle any more: 30 days after their work could run.
+// settlements once nobody can settle any more: 30 days after their work could run, or as [SettleWithin] says.
 //
 // It goes through the tables once, batch by batch, each a transaction of its own that waits for nobody; who wants a row that is
 // being deleted waits for the batch. In a REPEATABLE READ or SERIALIZABLE transaction that caller then fails with 40001, for which
@@ -139,7 +139,7 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 		}
 		return nil
 	}
-	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, lasts.Microseconds()); err != nil {
+	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, settleWithin.Microseconds()); err != nil {
 		return done, err
 	}
 	if err := rows("slots", l.sql.pruneSlots, new(int64), &done.Slots); err != nil {

@@ -147,8 +147,10 @@ var ofTheRest = []mutant{
 		"min(1, used/(l.share*t.Weight))", "(1 - min(1, used/(l.share*t.Weight)))", "Fair", []string{"./fair"}, false},
 	{"fair: no weights", "fair/fair.go",
 		"used/(l.share*t.Weight)", "used/(l.share+0*t.Weight)", "Fair", []string{"./fair"}, false},
+	{"settle: the limit does not say for how long", "ratelimit/reservation.go",
+		"cmp.Or(t.settle, settleWithin.Microseconds())", "settleWithin.Microseconds()", "SettlementsAreKept", whole, true},
 	{"fair: nothing is learnt", "fair/fair.go",
-		"l.of[key] = used.Capacity - used.Value", "l.of[key] += 0", "ClockJump", []string{"./fair"}, false},
+		"l.of[key] = used.Capacity - used.Value", "l.of[key] = 0 * (used.Capacity - used.Value)", "ClockJump", []string{"./fair"}, false},
 	{"fair: use is never forgotten", "fair/fair.go",
 		"res.OK || again || l.leave(tenant, n) >= leave", "true || l.leave(tenant, n) >= leave || again", "NewWindow", []string{"./fair"}, false},
 
