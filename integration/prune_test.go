@@ -62,15 +62,15 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 		"by the rule of the call": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return second(a.RateLimit(ctx, bucket.For("k").Rule(ratelimit.TokenBucket{Rate: 1, Period: time.Second})))
 		}, time.Second, 0},
-		"shards, not their head": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"shards, with their head": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return second(a.RateLimit(ctx, sharded.For("k").Count(10)))
-		}, time.Second, 2},
+		}, time.Second, 0},
 		"in a pause, and after it while somebody may wait": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return a.Pause(ctx, time.Minute, bucket.For("k"))
-		}, 30 * 24 * time.Hour, 0},
+		}, time.Minute + 30*24*time.Hour, 0},
 		"in a pause for longer than that": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return a.Pause(ctx, 60*24*time.Hour, bucket.For("k"))
-		}, 60 * 24 * time.Hour, 0},
+		}, 90 * 24 * time.Hour, 0},
 		"given back": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			res, err := a.RateLimit(ctx, bucket.For("k"))
 			if err == nil {
@@ -124,7 +124,7 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 			a[i] = l[i].Autocommit(pool)
 		}
 		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool { return numbersOf(r).capacity >= 1 }).Draw(t, "rule")
-		limit := ratelimit.MustDefine("pruned", rule)
+		limit := ratelimit.MustDefine("pruned", rule, ratelimit.Shards(rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "shards")))
 		keys, period := []string{"a", "b", "c"}, numbersOf(rule).period
 		var kept [][2]ratelimit.Result
 		both := func(what string, do func(a *ratelimit.Autocommit) (any, error)) {
@@ -380,9 +380,42 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 				}
 			}
 			c.add(200 * day)
-			if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_balance") != 2 { // their head, and the row from before they were
+			if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_balance") != 0 {
 				t.Error("what nobody has used for a month is not pruned")
 			}
 		})
+	}
+}
+
+// Who waits for a reservation that a long pause has put off is told the same time after a reset and Prune.
+func TestAPauseIsNotForgottenWhileSomebodyWaits(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	pool, c := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	a := l.Autocommit(pool)
+	limit := ratelimit.MustDefine("paused", ratelimit.TokenBucket{Rate: 1, Period: day}).Global()
+	takeOK(t, first(a.RateLimit(t.Context(), limit)))
+	waits := takeOK(t, first(a.RateLimit(t.Context(), limit.OrReserve()))).Reservation().Takes[0]
+	if err := a.Pause(t.Context(), 40*day, limit); err != nil {
+		t.Fatal(err)
+	}
+	runs := func() time.Time {
+		t.Helper()
+		s, err := a.Value(t.Context(), limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, _ := waits.RunAt(s)
+		return at
+	}
+	want := runs()
+	if err := a.ResetRateLimit(t.Context(), limit); err != nil {
+		t.Fatal(err)
+	}
+	c.add(40*day + time.Hour)
+	pruned(t, l, pool, ratelimit.PruneConfig{})
+	if at := runs(); !at.Equal(want) {
+		t.Errorf("it runs at %v, and was to run at %v", at, want)
 	}
 }

@@ -187,6 +187,8 @@ func (poolExecutor) wrong(...call) {}
 
 func (poolExecutor) known(*call) bool { return true }
 
+func (poolExecutor) own() any { return nil }
+
 func (poolExecutor) transaction() any { return nil }
 
 func (poolExecutor) session() uint32 { return 0 }

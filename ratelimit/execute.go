@@ -103,6 +103,13 @@ func (x pgxExecutor) transaction() any {
 	return x.tx.Conn() // also of its savepoints, and of what comes after it
 }
 
+func (x pgxExecutor) own() any {
+	if x.attempt != nil {
+		return nil
+	}
+	return comparableTx(x.tx)
+}
+
 // session is the backend's process id.
 func (x pgxExecutor) session() uint32 {
 	if tx, ok := x.tx.(*lazyTx); ok {

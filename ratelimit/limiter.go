@@ -57,6 +57,7 @@ type Limiter struct {
 	denials     denials
 	contention  contention
 	books       books
+	savepoints  savepoints
 	hot         hot
 	observer    Observer
 }

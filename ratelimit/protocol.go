@@ -53,6 +53,9 @@ type executor interface {
 	// session is a number of the connection, or 0.
 	session() uint32
 
+	// own is a transaction that the caller has begun, or a savepoint of the caller's in it; nil for all others.
+	own() any
+
 	// transaction is the same for what may be in one transaction, and another for all others.
 	transaction() any
 }

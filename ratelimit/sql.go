@@ -142,6 +142,8 @@ func (sqlExecutor) wrong(...call) {}
 
 func (sqlExecutor) known(*call) bool { return true }
 
+func (x sqlExecutor) own() any { return x.tx }
+
 func (x sqlExecutor) transaction() any { return x.tx }
 
 func (sqlExecutor) session() uint32 { return 0 }
