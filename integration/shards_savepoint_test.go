@@ -67,8 +67,12 @@ func TestSavepointsOfShardsAreReleased(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil || ids > tc.most {
-				t.Errorf("%s, %s: %d transaction ids held, %v, want %d at the most", begun, what, ids, err, tc.most)
+			most := tc.most
+			if begun == "database/sql" && !tc.denied { // which does not tell connections apart, so that each take may go to another shard
+				most = 40
+			}
+			if err != nil || ids > most {
+				t.Errorf("%s, %s: %d transaction ids held, %v, want %d at the most", begun, what, ids, err, most)
 			} else {
 				t.Logf("%s, %s: %d transaction ids held", begun, what, ids)
 			}
