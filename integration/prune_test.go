@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"sync"
@@ -124,13 +125,14 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 			a[i] = l[i].Autocommit(pool)
 		}
 		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool { return numbersOf(r).capacity >= 1 }).Draw(t, "rule")
-		limit := ratelimit.MustDefine("pruned", rule, ratelimit.Shards(rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "shards")))
+		shards := rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "shards")
+		limit := ratelimit.MustDefine("pruned", rule, ratelimit.Shards(shards))
 		keys, period := []string{"a", "b", "c"}, numbersOf(rule).period
 		var kept [][2]ratelimit.Result
 		both := func(what string, do func(a *ratelimit.Autocommit) (any, error)) {
 			x, err := do(a[0])
 			y, err2 := do(a[1])
-			if (err == nil) != (err2 == nil) || fmt.Sprint(x) != fmt.Sprint(y) {
+			if (err == nil) != (err2 == nil) || fmt.Sprint(x) != fmt.Sprint(y) && (shards == 1 || !alike(x, y)) {
 				t.Fatalf("%s: pruned %v, %v\nand not %v, %v", what, x, err, y, err2)
 			}
 		}
@@ -208,6 +210,35 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 	if !t.Failed() && deleted.Load() < 10 {
 		t.Errorf("only %d balances were pruned", deleted.Load())
 	}
+}
+
+// alike says that answers differ by no more than the rounding of a sum over shards, which were used at other times since they were
+// pruned.
+func alike(x, y any) bool {
+	a, ok := x.([]any)
+	b, ok2 := y.([]any)
+	if !ok || !ok2 || len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		switch v := a[i].(type) {
+		case float64:
+			w, ok := b[i].(float64)
+			if !ok || math.Abs(v-w) > 1e-9*max(1, math.Abs(v)) {
+				return false
+			}
+		case time.Time:
+			w, ok := b[i].(time.Time)
+			if !ok || v.Sub(w).Abs() > time.Microsecond {
+				return false
+			}
+		default:
+			if a[i] != b[i] {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Beside callers of the same keys Prune loses no take, waits for nobody and fails nobody.
