@@ -21,8 +21,7 @@ type Limit struct {
 	mu    sync.Mutex
 	share float64            // tokens that flow in a window, as last told
 	most  float64            // the capacity, likewise
-	of    map[string]float64 // what tenants have used
-	until time.Time          // in this window, which ends then by the database's clock
+	of    map[string]float64 // what tenants have used in the window of their last call
 }
 
 // Config configures a [Limit]. The zero Config is ready for use.
@@ -108,7 +107,10 @@ func (l *Limit) RateLimit(ctx context.Context, by Limits, tenant Tenant, n float
 			return ratelimit.Result{}, err
 		}
 		l.learn(tenant.Key, &res)
-		if res.OK || again || l.leave(tenant, n) >= leave { // else it has used less than was known: a window has begun
+		// What is known of a tenant is of its last call. If it has used less by now, a window has begun since. That is
+		// not told by a comparison with the windows of others: a clock that was ahead for a moment has left some in the
+		// future.
+		if res.OK || again || l.leave(tenant, n) >= leave {
 			return res, nil
 		}
 	}
@@ -155,14 +157,8 @@ func (l *Limit) learn(key string, res *ratelimit.Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.most, l.share = total.Capacity, total.Rate*float64(l.window)/float64(total.Period)
-	if used.WindowEnds.After(l.until) {
-		l.until = used.WindowEnds
+	if _, known := l.of[key]; !known && len(l.of) >= mostTenants {
 		clear(l.of)
 	}
-	if used.WindowEnds.Equal(l.until) {
-		if len(l.of) >= mostTenants {
-			clear(l.of)
-		}
-		l.of[key] = used.Capacity - used.Value
-	}
+	l.of[key] = used.Capacity - used.Value
 }

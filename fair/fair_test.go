@@ -244,6 +244,58 @@ func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 	}
 }
 
+// A clock that was ahead for a moment, or is set back, leaves the process learning what tenants use, although one of them has a row in
+// the future from then on.
+func TestUseIsLearntAfterAClockJump(t *testing.T) {
+	t.Parallel()
+	for name, jump := range map[string]time.Duration{
+		"none": 0, "ahead for a moment": 365 * 24 * time.Hour, "back": -365 * 24 * time.Hour,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, c := pgtest.Pool(t), weirtest.NewClock(time.Unix(1_800_000_000, 0))
+			limiter, err := ratelimit.New(ratelimit.Config{Clock: c.Now})
+			if err != nil {
+				t.Fatal(err)
+			}
+			limits := limiter.Autocommit(pool)
+			model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(100)}, fair.Config{})
+			take := func(tenant string) bool {
+				t.Helper()
+				res, err := model.RateLimit(t.Context(), limits, fair.Tenant{Key: tenant}, 8)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return res.OK
+			}
+			take("greedy")
+			if jump > 0 {
+				c.Add(jump)
+				take("caught") // whose row is in the future from now on
+				c.Add(time.Minute - jump)
+			} else {
+				c.Add(jump)
+			}
+			reset := []ratelimit.Request{model.Total().Global(), model.Used().For("greedy"), model.Used().For("modest")}
+			if err := limits.ResetRateLimit(t.Context(), reset...); err != nil {
+				t.Fatal(err)
+			}
+			granted := 0
+			for range 12 {
+				if take("greedy") {
+					granted++
+				}
+				if jump > 0 {
+					_, _ = model.RateLimit(t.Context(), limits, fair.Tenant{Key: "caught"}, 0)
+				}
+			}
+			if granted < 2 || granted > 6 || !take("modest") {
+				t.Errorf("%d granted to one of 12, want 2 to 6: what is left is for others", granted)
+			}
+		})
+	}
+}
+
 func TestBadLimitsAndTenantsAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]fair.Config{

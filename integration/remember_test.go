@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -175,6 +176,127 @@ func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
 	}
 }
 
+// What a transaction reads in a snapshot from before a reset, a settlement or the end of a pause is not remembered after it.
+func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	db := stdlib.OpenDBFromPool(pool)
+	defer func() { _ = db.Close() }()
+	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	v := l.Autocommit(pool)
+	type check func(context.Context, ratelimit.Request) (ratelimit.Result, error)
+	const old = `SELECT count(*) FROM weir_balance` // takes the snapshot
+	within := func(level pgx.TxIsoLevel) func(func(check)) error {
+		return func(fn func(check)) error {
+			return l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, old)
+				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+					return l.CheckRateLimit(ctx, tx, r)
+				})
+				return err
+			})
+		}
+	}
+	for begun, within := range map[string]func(func(check)) error{
+		"InTx":                 within(pgx.Serializable),
+		"InTx REPEATABLE READ": within(pgx.RepeatableRead),
+		"InTx READ COMMITTED":  within(pgx.ReadCommitted),
+		"by hand": func(fn func(check)) error {
+			return pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), old)
+				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+					return l.CheckRateLimit(ctx, tx, r)
+				})
+				return err
+			})
+		},
+		"database/sql": func(fn func(check)) error {
+			tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+			if err != nil {
+				return err
+			}
+			_, err = tx.ExecContext(t.Context(), old)
+			fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+				return l.SQL().CheckRateLimit(ctx, tx, r)
+			})
+			return errors.Join(err, tx.Commit())
+		},
+	} {
+		for _, shards := range []int{1, 3} {
+			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards), ratelimit.TokenBucket{Rate: 6, Period: never}, ratelimit.Shards(shards))
+			for what, change := range map[string]func(ratelimit.Request, ratelimit.Result) error{
+				"reset":     func(r ratelimit.Request, _ ratelimit.Result) error { return v.ResetRateLimit(t.Context(), r) },
+				"reset key": func(r ratelimit.Request, _ ratelimit.Result) error { return v.ResetKey(t.Context(), r.Key()) },
+				"give back": func(_ ratelimit.Request, res ratelimit.Result) error { return v.GiveBack(t.Context(), res) },
+				"settle": func(r ratelimit.Request, res ratelimit.Result) error {
+					_, err := v.Settle(t.Context(), res.Reservation(), r.Count(0))
+					return err
+				},
+				"release": func(_ ratelimit.Request, res ratelimit.Result) error {
+					_, err := v.Release(t.Context(), res.Reservation())
+					return err
+				},
+				"resume": func(r ratelimit.Request, res ratelimit.Result) error {
+					return errors.Join(v.Resume(t.Context(), r), v.ResetRateLimit(t.Context(), r))
+				},
+			} {
+				r := limit.For(what).Count(6)
+				res := takeOK(t, first(v.RateLimit(t.Context(), r)))
+				if what == "resume" {
+					if err := v.Pause(t.Context(), time.Hour, r); err != nil {
+						t.Fatal(err)
+					}
+				}
+				err := within(func(check check) {
+					if err := change(r, res); err != nil {
+						t.Error(err)
+					}
+					if _, err := check(t.Context(), r); err != nil {
+						t.Error(err)
+					}
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res, err := v.RateLimit(t.Context(), r); err != nil || !res.OK {
+					t.Errorf("%s, %d shards, %s: %+v, %v, want it granted", begun, shards, what, res, err)
+				}
+			}
+		}
+	}
+}
+
+// A denial that was read before a pause ended may arrive after it. It is not remembered then.
+func TestADenialThatArrivesAfterAResumeIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	v, c := l.Autocommit(pool), l.Coalesce(pool)
+	defer c.Close()
+	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never})
+	for i := range 100 {
+		r := limit.For(fmt.Sprint(i)).Count(0) // so that a grant changes nothing
+		if err := v.Pause(t.Context(), time.Hour, r); err != nil {
+			t.Fatal(err)
+		}
+		var callers sync.WaitGroup
+		for _, take := range []func(context.Context, ...ratelimit.Request) (ratelimit.Result, error){v.RateLimit, v.CheckRateLimit, c.RateLimit} {
+			callers.Go(func() {
+				if _, err := take(t.Context(), r); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if err := v.Resume(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		callers.Wait()
+		if res, err := v.RateLimit(t.Context(), r); err != nil || !res.OK {
+			t.Fatalf("round %d: %+v, %v, want it granted: the pause is over", i, res, err)
+		}
+	}
+}
+
 // A denial from memory does not tell whether the database is there again, nor does a shadow that could not be asked: neither ends an
 // outage, of which the bounds would begin anew.
 func TestAnOutageIsNotEndedByMemory(t *testing.T) {
@@ -225,18 +347,27 @@ func BenchmarkDenyRemembered(b *testing.B) {
 	if _, err := l.Autocommit(pool).RateLimit(b.Context(), limit.For("k")); err != nil {
 		b.Fatal(err)
 	}
-	tx, err := pool.BeginTx(b.Context(), pgx.TxOptions{})
-	if err != nil {
-		b.Fatal(err)
+	take := map[string]func() (ratelimit.Result, error){
+		"alone": func() (ratelimit.Result, error) { return l.Autocommit(pool).RateLimit(b.Context(), limit.For("k")) },
+		"InTx": func() (res ratelimit.Result, err error) {
+			err = l.InTx(b.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				res, err = l.RateLimit(ctx, tx, limit.For("k"))
+				return err
+			})
+			return res, err
+		},
 	}
-	defer func() { _ = tx.Rollback(b.Context()) }()
-	if _, err := l.RateLimit(b.Context(), tx, limit.For("k")); err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if res, err := l.RateLimit(b.Context(), tx, limit.For("k")); err != nil || res.OK {
-			b.Fatal(res, err)
-		}
+	for name, take := range take {
+		b.Run(name, func(b *testing.B) {
+			if _, err := take(); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if res, err := take(); err != nil || res.OK {
+					b.Fatal(res, err)
+				}
+			}
+		})
 	}
 }

@@ -194,6 +194,8 @@ type poolExecutor struct{ pool *pgxpool.Pool }
 
 func (x poolExecutor) fresh() bool { return true }
 
+func (poolExecutor) alone() bool { return true }
+
 func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
@@ -207,6 +209,8 @@ func (poolExecutor) again() bool { return false }
 func (poolExecutor) wrong(...call) {}
 
 func (poolExecutor) known(*call) bool { return true }
+
+func (poolExecutor) own() any { return nil }
 
 func (poolExecutor) transaction() any { return nil }
 

@@ -1,6 +1,8 @@
 package ratelimit
 
 import (
+	"hash/maphash"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -15,9 +17,9 @@ import (
 type books struct {
 	mu    sync.Mutex
 	of    map[place]*book
-	pages int                 // of all books
-	made  map[maker]time.Time // layouts that may roll back
-	ahead time.Duration       // of the database's clock before this process's
+	pages int // of all books
+	made  made
+	ahead time.Duration // of the database's clock before this process's
 }
 
 // place names a limit and key.
@@ -27,6 +29,38 @@ type place struct{ name, key string }
 type maker struct {
 	place
 	transaction any
+}
+
+// made are the layouts that may roll back, of transactions that InTx has not begun: for each hash of a maker, the
+// second in which one with that hash was last noted. So it has a fixed size whatever keys come. A maker may be taken
+// for another with the same hash. What it looks at is then not noted, which costs its next call a look more.
+type made struct {
+	seed  maphash.Seed
+	began time.Time
+	at    []int32 // seconds after began, and one; 0: never
+}
+
+func (m *made) slot(by maker) *int32 {
+	if m.at == nil {
+		m.seed, m.began, m.at = maphash.MakeSeed(), time.Now(), make([]int32, mostMade)
+	}
+	return &m.at[maphash.Comparable(m.seed, by)%mostMade]
+}
+
+func (m *made) now() int32 { return int32(min(time.Since(m.began)/time.Second+1, math.MaxInt32)) }
+
+func (m *made) note(by maker) {
+	at := m.slot(by)
+	*at = m.now()
+}
+
+// has reports whether a maker was noted within the longest time that its transaction may take.
+func (m *made) has(by maker) bool {
+	if m.at == nil {
+		return false
+	}
+	at := *m.slot(by)
+	return at > 0 && m.now()-at <= int32(longest/time.Second)
 }
 
 type book struct{ shards []page }
@@ -40,7 +74,7 @@ type page struct {
 
 const (
 	mostPages = 100_000   // some megabytes
-	mostMade  = 1000      // more if they are of the last hour
+	mostMade  = 1 << 14   // hashes: 64 kB
 	longest   = time.Hour // that a transaction is taken to last after it has made a layout
 
 	// lately is for how long a shard is left to the connection that took from it last. It is longer than most transactions;
@@ -84,7 +118,10 @@ func (b *books) layout(c *call) int {
 func (b *books) look(c *call, w *whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if at, ok := b.made[maker{c.place(), transaction}]; ok && time.Since(at) < longest {
+	switch a, ok := transaction.(*attempt); {
+	case ok && a.made[c.place()]:
+		return
+	case !ok && transaction != nil && b.made.has(maker{c.place(), transaction}):
 		return
 	}
 	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
@@ -131,17 +168,14 @@ func (b *books) close(p place) {
 func (b *books) making(c *call, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.made == nil {
-		b.made = make(map[maker]time.Time)
-	}
-	if len(b.made) >= mostMade {
-		for m, at := range b.made {
-			if time.Since(at) >= longest {
-				delete(b.made, m)
-			}
+	if a, ok := transaction.(*attempt); ok {
+		if a.made == nil {
+			a.made = make(map[place]bool)
 		}
+		a.made[c.place()] = true
+	} else {
+		b.made.note(maker{c.place(), transaction})
 	}
-	b.made[maker{c.place(), transaction}] = time.Now()
 	b.close(c.place())
 }
 

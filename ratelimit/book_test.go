@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -63,5 +64,54 @@ func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	l.books.look(&c[0], w, nil)
 	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has been filled since", from)
+	}
+}
+
+// What is kept of layouts that may roll back is of one size whatever keys come, and however many. No maker is ever forgotten for
+// it: what its transaction sees of the layout is not noted. Nor does a flood keep others from noting what they see.
+func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
+	t.Parallel()
+	l, c, w := looked(t)
+	transactions := []any{new(int), new(int)}
+	first := call{name: c[0].name, key: "first"}
+	l.books.making(&first, transactions[0])
+	own := &attempt{l: l}
+	for i := range 60_000 {
+		flood := call{name: c[0].name, key: fmt.Sprint(i)}
+		l.books.making(&flood, transactions[i%2])
+		if i%100 == 0 {
+			l.books.making(&flood, own)
+		}
+		if n := len(l.books.made.at); n > mostMade {
+			t.Fatalf("%d entries after %d first uses, want %d at the most", n, i+1, mostMade)
+		}
+	}
+	for _, by := range []any{transactions[0], own} {
+		made := call{name: c[0].name, key: "0", algebra: c[0].algebra}
+		if l.books.look(&made, w, by); l.books.layout(&made) != 0 {
+			t.Errorf("what %T made may roll back, and others know of it", by)
+		}
+	}
+	for i, by := range []any{nil, &attempt{l: l}} {
+		seen := call{name: c[0].name, key: fmt.Sprint("seen ", i), algebra: c[0].algebra}
+		if l.books.look(&seen, w, by); l.books.layout(&seen) != w.n {
+			t.Errorf("what %T has seen is not known", by)
+		}
+	}
+}
+
+// Layouts that are known take a bounded number of pages.
+func TestPagesAreOfBoundedNumber(t *testing.T) {
+	t.Parallel()
+	l, c, w := looked(t)
+	for i := range mostPages/w.n + 1000 {
+		l.books.look(&call{name: c[0].name, key: fmt.Sprint(i), algebra: c[0].algebra}, w, nil)
+	}
+	n := 0
+	for _, k := range l.books.of {
+		n += len(k.shards)
+	}
+	if n != l.books.pages || n > mostPages || n < mostPages-w.n {
+		t.Errorf("%d pages, %d by the count, want %d at the most", n, l.books.pages, mostPages)
 	}
 }

@@ -87,9 +87,10 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 
 func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call, requests int) (Result, error) {
 	if c.l.remember {
-		if res, ok := c.l.denials.answer(0, calls, requests, c.l.clock); ok {
+		if res, ok := c.l.denials.answer(calls, requests, c.l.clock); ok {
 			return res, nil
 		}
+		c.l.denials.watch(calls)
 	}
 	var res Result
 	err := c.l.inTime(ctx, func(ctx context.Context) (err error) {

@@ -91,6 +91,7 @@ type attempt struct {
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
+	made      map[place]bool // limits that it has given another layout, which may roll back
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has

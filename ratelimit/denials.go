@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"reflect"
 	"sync"
 	"time"
 )
@@ -13,19 +12,8 @@ type denials struct {
 	mu   sync.Mutex
 	rows map[row]denial
 
-	wrote, before map[row]writer // where answers are remembered: who wrote to a row last
-}
-
-// writer is a transaction that has written to a row, and may yet roll back. The next one to write comes after it has ended.
-type writer uintptr
-
-// writerOf is 0 for what is committed at once. It may be that of a transaction that has long ended: then something is not answered
-// from memory that could be.
-func writerOf(x executor) writer {
-	if t := x.transaction(); t != nil {
-		return writer(reflect.ValueOf(t).Pointer())
-	}
-	return 0
+	// changes counts what makes tokens come sooner: resets, settlements and the like of this process.
+	changes uint64
 }
 
 type row struct {
@@ -44,7 +32,7 @@ type denial struct {
 	rule     algebra
 	count    float64
 	ahead    ahead
-	unsure   bool // it is by what its own transaction has written
+	answers  bool // the same call may be answered with it
 }
 
 // trip is how much earlier than its RetryAt a denial is not answered from memory any more: longer than most answers took to
@@ -86,8 +74,20 @@ func (d *denials) expected(calls []call) bool {
 	return false
 }
 
-// note remembers a denial that somebody has met at the database's time at, or forgets one if the row grants again.
-func (d *denials) note(by writer, c *call, decision *Decision, at int64) {
+// watch says that what calls are told from now on may be answered from memory later: they are the first thing in a
+// transaction that has no snapshot yet, or are a transaction of their own. Others may read what is out of date, or what
+// their own transaction has written and may roll back.
+func (d *denials) watch(calls []call) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range calls {
+		calls[i].watched = d.changes + 1
+	}
+}
+
+// note remembers a denial that somebody has met at the database's time at, or forgets one if the row grants again. If tokens
+// have come meanwhile by a change of this process it may have been read before that: then it answers nobody.
+func (d *denials) note(c *call, decision *Decision, at int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if decision.OK {
@@ -108,47 +108,19 @@ func (d *denials) note(by writer, c *call, decision *Decision, at int64) {
 	}
 	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
 	now := time.Now()
-	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.ahead, d.own(by, c)}
-}
-
-// own tells whether the row stands as a transaction has left it that may yet roll back.
-func (d *denials) own(by writer, c *call) bool {
-	if by == 0 {
-		return false
-	}
-	last, ok := d.wrote[c.row()]
-	if !ok {
-		last = d.before[c.row()]
-	}
-	return last == by
-}
-
-// written notes to which rows a transaction has written.
-func (d *denials) written(by writer, statements []*statement) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range statements {
-		if s.c == nil || !s.found || s.looks || s.look != nil {
-			continue
-		}
-		if d.wrote == nil || len(d.wrote) >= mostDenials/2 {
-			d.wrote, d.before = make(map[row]writer), d.wrote
-		}
-		d.wrote[s.c.row()] = by
-	}
+	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.ahead, c.watched == d.changes+1}
 }
 
 // answer is what a call of one limit was told before, if it is the same and not yet over.
-func (d *denials) answer(by writer, calls []call, requests int, clock func() time.Time) (Result, bool) {
+func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Result, bool) {
 	if len(calls) != 1 {
 		return Result{}, false
 	}
 	c := &calls[0]
 	d.mu.Lock()
 	e, ok := d.rows[c.row()]
-	ok = ok && !e.unsure && !d.own(by, c)
 	d.mu.Unlock()
-	if !ok || e.count != c.count || e.ahead != c.ahead || e.rule != c.algebra {
+	if !ok || !e.answers || e.count != c.count || e.ahead != c.ahead || e.rule != c.algebra {
 		return Result{}, false
 	}
 	at := e.at + time.Since(e.told).Microseconds()
@@ -185,6 +157,7 @@ func (d *denials) drop() {
 func (d *denials) forget(calls []call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.changes++
 	for i := range calls {
 		delete(d.rows, calls[i].row())
 	}
@@ -194,17 +167,11 @@ func (d *denials) forget(calls []call) {
 func (d *denials) forgetKey(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.changes++
 	for r := range d.rows {
 		if r.key == key {
 			delete(d.rows, r)
 		}
-	}
-}
-
-// wrote notes what a trip has written, of what may yet roll back.
-func (l *Limiter) wrote(x executor, trip []*statement) {
-	if by := writerOf(x); l.remember && by != 0 {
-		l.denials.written(by, trip)
 	}
 }
 

@@ -18,7 +18,7 @@ func TestDenialIsExpectedAgainUntilItsTokensCome(t *testing.T) {
 	if d.expected(calls) {
 		t.Error("expected before any denial")
 	}
-	d.note(0, &calls[0], deniedFor(time.Hour), noon)
+	d.note(&calls[0], deniedFor(time.Hour), noon)
 	if !d.expected(calls) {
 		t.Error("not expected after a denial of one of two")
 	}
@@ -27,7 +27,7 @@ func TestDenialIsExpectedAgainUntilItsTokensCome(t *testing.T) {
 	}
 
 	var past denials
-	past.note(0, &calls[0], deniedFor(0), noon)
+	past.note(&calls[0], deniedFor(0), noon)
 	if past.expected(calls) {
 		t.Error("expected after its tokens have come")
 	}
@@ -37,7 +37,7 @@ func TestOnlyEqualOrLargerDemandsAreExpectedToBeDenied(t *testing.T) {
 	t.Parallel()
 	var d denials
 	denied := resolved(t, apples.For("x").Count(5))
-	d.note(0, &denied[0], deniedFor(time.Hour), noon)
+	d.note(&denied[0], deniedFor(time.Hour), noon)
 	for _, tc := range []struct {
 		r    Request
 		want bool
@@ -58,9 +58,9 @@ func TestGrantAndForgetEndTheExpectation(t *testing.T) {
 	var d denials
 	calls := resolved(t, apples.For("x"), pears.For("x"))
 	for i := range calls {
-		d.note(0, &calls[i], deniedFor(time.Hour), noon)
+		d.note(&calls[i], deniedFor(time.Hour), noon)
 	}
-	d.note(0, &calls[0], &Decision{OK: true}, noon)
+	d.note(&calls[0], &Decision{OK: true}, noon)
 	if d.expected(calls[:1]) || !d.expected(calls[1:]) {
 		t.Error("a grant ends the expectation for its row, and for no other")
 	}
@@ -78,7 +78,7 @@ func TestInAPauseEveryDemandIsExpectedToBeDenied(t *testing.T) {
 	paused := func(until time.Duration) *Decision {
 		return &Decision{RetryAt: time.UnixMicro(noon).Add(2 * time.Hour), State: State{PausedUntil: time.UnixMicro(noon).Add(until)}}
 	}
-	d.note(0, &denied[0], paused(time.Hour), noon)
+	d.note(&denied[0], paused(time.Hour), noon)
 	for _, tc := range []struct {
 		r    Request
 		want bool
@@ -91,7 +91,7 @@ func TestInAPauseEveryDemandIsExpectedToBeDenied(t *testing.T) {
 			t.Errorf("count %v, reserve %v: %v", tc.r.count, tc.r.reserve, got)
 		}
 	}
-	d.note(0, &denied[0], paused(0), noon)
+	d.note(&denied[0], paused(0), noon)
 	if d.expected(denied) {
 		t.Error("expected when the pause is over")
 	}
@@ -102,7 +102,7 @@ func TestFarRetryAtDoesNotOverflow(t *testing.T) {
 	t.Parallel()
 	var d denials
 	calls := resolved(t, apples.For("x"))
-	d.note(0, &calls[0], &Decision{RetryAt: time.UnixMicro(endOfTime)}, -endOfTime)
+	d.note(&calls[0], &Decision{RetryAt: time.UnixMicro(endOfTime)}, -endOfTime)
 	if !d.expected(calls) {
 		t.Error("not expected")
 	}
@@ -118,7 +118,7 @@ func TestDenialsAreOfBoundedNumber(t *testing.T) {
 	most := 0
 	for i := range 3*mostDenials + 1 {
 		c := call{name: "limit", key: fmt.Sprint(i), count: 1}
-		d.note(0, &c, deniedFor(time.Hour), noon)
+		d.note(&c, deniedFor(time.Hour), noon)
 		most = max(most, len(d.rows))
 		if !d.expected([]call{c}) {
 			t.Fatalf("denial %d was dropped at once", i)
@@ -133,9 +133,9 @@ func TestExpiredDenialsAreDroppedFirst(t *testing.T) {
 	t.Parallel()
 	var d denials
 	live := call{name: "limit", key: "live", count: 1}
-	d.note(0, &live, deniedFor(time.Hour), noon)
+	d.note(&live, deniedFor(time.Hour), noon)
 	for i := range mostDenials {
-		d.note(0, &call{name: "limit", key: fmt.Sprint(i), count: 1}, deniedFor(0), noon)
+		d.note(&call{name: "limit", key: fmt.Sprint(i), count: 1}, deniedFor(0), noon)
 	}
 	if !d.expected([]call{live}) || len(d.rows) > mostDenials/2 {
 		t.Errorf("the live one of %d was dropped", len(d.rows))
@@ -150,7 +150,7 @@ func TestDenialsAreSafeForConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			for j := range 500 {
 				c := call{name: "limit", key: fmt.Sprint((i + j) % 20), count: 1}
-				d.note(0, &c, &Decision{OK: j%3 == 0, RetryAt: time.UnixMicro(noon + 1e9)}, noon)
+				d.note(&c, &Decision{OK: j%3 == 0, RetryAt: time.UnixMicro(noon + 1e9)}, noon)
 				d.expected([]call{c})
 				if j%7 == 0 {
 					d.forget([]call{c})
@@ -159,4 +159,29 @@ func TestDenialsAreSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A denial that was read before a change, and is noted after it, is expected again but answers nobody.
+func TestADenialFromBeforeAChangeAnswersNobody(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]func(*denials, []call){
+		"nothing":       func(*denials, []call) {},
+		"a reset":       func(d *denials, c []call) { d.forget(c) },
+		"that of a key": func(d *denials, c []call) { d.forgetKey(c[0].key) },
+	} {
+		var d denials
+		calls := resolved(t, apples.For("x").Count(5))
+		d.watch(calls)
+		change(&d, calls)
+		d.note(&calls[0], deniedFor(time.Hour), noon)
+		clock := func() time.Time { return time.UnixMicro(noon) }
+		if _, ok := d.answer(calls, 1, clock); ok != (what == "nothing") || !d.expected(calls) {
+			t.Errorf("%s: answered %v, expected %v", what, ok, d.expected(calls))
+		}
+		again := resolved(t, apples.For("x").Count(5)) // not watched: what it was told may be of an older snapshot
+		d.note(&again[0], deniedFor(time.Hour), noon)
+		if _, ok := d.answer(calls, 1, clock); ok {
+			t.Errorf("%s: answered with what was not watched", what)
+		}
+	}
 }

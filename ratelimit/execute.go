@@ -58,6 +58,12 @@ func (x pgxExecutor) fresh() bool {
 	return a == nil || !a.used || a.level == pgx.ReadCommitted || a.level == pgx.ReadUncommitted
 }
 
+// alone is known only of what InTx begins later.
+func (x pgxExecutor) alone() bool {
+	t, ok := x.tx.(*lazyTx)
+	return ok && !t.begun
+}
+
 func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls whole, or the connection does
 
 func (pgxExecutor) single() bool { return false }
@@ -97,6 +103,13 @@ func (x pgxExecutor) transaction() any {
 	return x.tx.Conn() // also of its savepoints, and of what comes after it
 }
 
+func (x pgxExecutor) own() any {
+	if x.attempt != nil {
+		return nil
+	}
+	return comparableTx(x.tx)
+}
+
 // session is the backend's process id.
 func (x pgxExecutor) session() uint32 {
 	if tx, ok := x.tx.(*lazyTx); ok {
@@ -128,7 +141,6 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 		failed, err = send(ctx, x.tx, statements)
 	}
 	x.attempt.observe(x.l, failed, err)
-	x.l.wrote(x, statements)
 	return err
 }
 

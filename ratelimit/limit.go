@@ -34,6 +34,7 @@ type definition struct {
 	rule   algebra
 	shards int
 	shadow bool
+	settle time.Duration // 0: settleWithin
 	args   *ruleArgs
 	at     time.Time // when it was defined
 }
@@ -46,7 +47,7 @@ type ruleArgs struct{ name, capacity, rate, period any }
 
 func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacity, a.rate, a.period} }
 
-// Option shapes the rows of a limit: see [Shards] and [Shadow].
+// Option changes a limit: see [Shards], [Shadow] and [SettleWithin].
 type Option func(*definition)
 
 // Shards spreads each balance of a limit over n rows, so that concurrent transactions do not wait for one: for a limit that
@@ -62,6 +63,18 @@ type Option func(*definition)
 // token kept; a smaller n changes nothing: see [Limiter.Reshard].
 func Shards(n int) Option { return func(d *definition) { d.shards = n } }
 
+// SettleWithin sets for how long what was taken of the limit can be settled or released: until d after the time at which the
+// work was told that it might run. Later it is taken for settled, so that its estimate stays charged, and nothing goes back twice.
+// A row of about a hundred bytes is kept for each settlement until then, for [Limiter.Prune]: 30 days of 100 a second are 260
+// million rows, and a day of them is 9 million. Choose more than the work can take, with its retries and with the pauses that
+// may put it off.
+//
+// The time goes with the [Reservation]: another d holds for what is granted from then on. Of a reservation of several limits
+// the longest holds. d is a second to ten years. Default: 30 days.
+func SettleWithin(d time.Duration) Option {
+	return func(def *definition) { def.settle = d }
+}
+
 // Define makes a limit out of a name and a rule. The name identifies its rows for ever: 1 to 255 bytes of UTF-8 without
 // NUL, and not ending in " (shadow)". A bad name, rule or option is refused with an [*InvalidError] that says which and what would be right.
 func Define(name string, rule Rule, options ...Option) (Limit, error) {
@@ -76,7 +89,7 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	d := &definition{name: strings.Clone(name), rule: a, shards: 1}
+	d := &definition{name: strings.Clone(name), rule: a, shards: 1, settle: settleWithin}
 	for _, o := range options {
 		if o != nil {
 			o(d)
@@ -91,6 +104,12 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	d.args = a.args(d.name)
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
+	}
+	if d.settle < time.Second || d.settle > mostSettle {
+		return Limit{}, &InvalidError{Limit: name, Field: "SettleWithin", Value: d.settle, Want: "a second to ten years"}
+	}
+	if d.settle == settleWithin {
+		d.settle = 0 // so that reservations need not say it
 	}
 	d.at = time.Now()
 	defined.Store(d.name, d)

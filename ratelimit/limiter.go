@@ -30,9 +30,11 @@ type Config struct {
 
 	// RememberDenials answers a call that has been denied from memory, without the database, as long as it would be denied
 	// again if nobody else came: the same request, of one limit, before the RetryAt that it was told. It costs a
-	// microsecond. But what makes tokens come sooner elsewhere, a reset, a settlement or a larger rule in another process, is
-	// seen by then only; so it may be where this process does that in a transaction that InTx has not begun, if others look before
-	// COMMIT. Default: false; each denial is read from the database.
+	// microsecond. Only a call without a transaction, or one that is the first thing in one of InTx, is answered so, by what such
+	// a call was told: others may read an old snapshot, or what their own transaction has written. A reset, a settlement or a
+	// resume by this process ends it, once that has committed. What other processes do is not seen before the RetryAt, nor is what
+	// this process does in a transaction that InTx has not begun, if others look before its COMMIT. Default: false; each denial is
+	// read from the database.
 	RememberDenials bool
 
 	// Logger is told, at most every ten minutes, of a limit that wants more shards: see [Shards]. Default: [slog.Default].
@@ -65,6 +67,7 @@ type Limiter struct {
 	denials     denials
 	contention  contention
 	books       books
+	savepoints  savepoints
 	hot         hot
 	observer    Observer
 }

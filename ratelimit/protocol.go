@@ -30,6 +30,10 @@ type executor interface {
 	// fresh says that a read now sees all that has been committed, as far as is known.
 	fresh() bool
 
+	// alone says that nothing was sent in the transaction yet, nor by anybody else in it: it has no snapshot, and has
+	// written nothing.
+	alone() bool
+
 	// stepwise says that the statements go one by one, so that when one fails those before it may stand.
 	stepwise() bool
 
@@ -49,16 +53,20 @@ type executor interface {
 	// session is a number of the connection, or 0.
 	session() uint32
 
+	// own is a transaction that the caller has begun, or a savepoint of the caller's in it; nil for all others.
+	own() any
+
 	// transaction is the same for what may be in one transaction, and another for all others.
 	transaction() any
 }
 
 // rateLimit takes from all calls or from none.
 func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
-	if l.remember {
-		if res, ok := l.denials.answer(writerOf(x), calls, requests, l.clock); ok {
+	if l.remember && x.alone() {
+		if res, ok := l.denials.answer(calls, requests, l.clock); ok {
 			return res, nil
 		}
+		l.denials.watch(calls)
 	}
 	if l.books.sharded(calls) {
 		return l.rateLimitShards(ctx, x, calls, requests)
@@ -194,7 +202,7 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 	if slices.ContainsFunc(trip[given:], (*statement).closed) {
 		return Result{}, errClosed
 	}
-	return l.judge(x, trip[given:], calls, requests), nil
+	return l.judge(trip[given:], calls, requests), nil
 }
 
 // errClosed says that a balance is closed, as its limit has got shards. It does not leave the package.
@@ -223,7 +231,7 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 	case !did || slices.ContainsFunc(looks, (*statement).closed):
 		return l.checkRateLimit(ctx, x, calls, requests)
 	}
-	return l.judge(x, looks, calls, requests), nil
+	return l.judge(looks, calls, requests), nil
 }
 
 // confirmation looks again at what was looked at before the transaction began. If it has changed the transaction is to run
@@ -250,6 +258,9 @@ func (l *Limiter) looksOf(calls []call) []*statement {
 
 // checkRateLimit tells what rateLimit would do, and takes nothing.
 func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	if l.remember && x.alone() {
+		l.denials.watch(calls)
+	}
 	if l.books.sharded(calls) {
 		return l.checkShards(ctx, x, calls, requests)
 	}
@@ -260,16 +271,15 @@ func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, 
 	if slices.ContainsFunc(looks, (*statement).closed) {
 		return l.checkShards(ctx, x, calls, requests)
 	}
-	return l.judge(x, looks, calls, requests), nil
+	return l.judge(looks, calls, requests), nil
 }
 
-func (l *Limiter) judge(x executor, looks []*statement, calls []call, requests int) Result {
-	by := writerOf(x)
+func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 	decisions, at := make([]Decision, len(looks)), make([]int64, len(looks))
 	for i := range looks {
 		at[i] = looks[i].answer.at.UnixMicro()
 		decisions[i] = calls[i].decide(looks[i].balance(), at[i])
-		l.denials.note(by, &calls[i], &decisions[i], at[i])
+		l.denials.note(&calls[i], &decisions[i], at[i])
 	}
 	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
 		for i := range decisions { // none is taken from, so each keeps its balance

@@ -16,8 +16,11 @@ import (
 const (
 	// pruneSQL looks at the next $4 balances after ($1, $2, $3) and deletes those that are idle: full by the rule that is written in
 	// the row, which is the one that took last, and not paused; a balance that there is not is full, too. What was moved or put off is
-	// kept until nobody can wait for it any more: $6 is by when it was last written. So are all shards of a limit as long as one of
-	// them stays, as what they were put off by has to be the same. Heads are no balances, and closed shards are never full.
+	// kept until nobody can wait for it any more: $6 is by when it was last written, and its pause over.
+	//
+	// The rows of a limit with shards go together, with their head, or none does: who finds none of them finds a limit that was never
+	// used, and who finds one of them gone looks for its head. So all of them are locked first, and counted. Closed shards are like
+	// none at any time; the row from before there were shards is closed as long as the head is there.
 	//
 	// Locks: the rows that it deletes. Predicate reads: at READ COMMITTED none.
 	//
@@ -25,21 +28,35 @@ const (
 	pruneSQL = `WITH page AS MATERIALIZED (
 	SELECT name, key, shard FROM {schema}weir_balance WHERE (name, key, shard) > ($1::text, $2::text, $3::integer)
 	ORDER BY name, key, shard LIMIT $4::bigint
-), idle AS MATERIALIZED (
-	SELECT b.name, b.key, b.shard FROM page JOIN {schema}weir_balance b USING (name, key, shard)
-	CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
-	WHERE b.shard >= 0 AND (b.paused_until IS NULL OR b.paused_until <= c.clock) AND {full}
-		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
-			OR round(date_part('epoch', c.clock - b.ts) * 1e6::float8) > $6::bigint::float8 AND NOT EXISTS (
-				SELECT FROM {schema}weir_balance o WHERE b.shard > 0 AND (o.name, o.key) = (b.name, b.key) AND o.shard > 0
-					AND (coalesce(o.delay, 0) <> 0 OR coalesce(o.moved, 0) <> 0::float8)
-					AND (round(date_part('epoch', c.clock - o.ts) * 1e6::float8) <= $6::bigint::float8 OR NOT ({other full}))))
+), c AS MATERIALIZED (
+	SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock
+), head AS MATERIALIZED (
+	SELECT h.name, h.key, h.value FROM page JOIN {schema}weir_balance h USING (name, key, shard) CROSS JOIN c
+	WHERE h.shard = -1 AND NOT EXISTS (
+		SELECT FROM {schema}weir_balance b
+		WHERE (b.name, b.key) = (h.name, h.key) AND NOT (b.shard = -1 OR b.value = '-Infinity'::float8 OR b.shard > 0 AND {idle}))
+), alone AS MATERIALIZED (
+	SELECT b.name, b.key, b.shard FROM page JOIN {schema}weir_balance b USING (name, key, shard) CROSS JOIN c
+	WHERE b.shard = 0 AND {idle} OR b.shard > 0 AND b.value = '-Infinity'::float8
 	FOR UPDATE OF b SKIP LOCKED
+), shards AS MATERIALIZED (
+	SELECT b.name, b.key, b.shard FROM head JOIN {schema}weir_balance b USING (name, key) CROSS JOIN c
+	WHERE b.shard = -1 AND b.value = head.value OR b.value = '-Infinity'::float8 OR b.shard > 0 AND {idle}
+	FOR UPDATE OF b SKIP LOCKED
+), idle AS (
+	SELECT name, key, shard FROM alone
+	UNION SELECT s.name, s.key, s.shard FROM shards s
+	WHERE (SELECT count(*) FROM shards o WHERE (o.name, o.key) = (s.name, s.key)) =
+		(SELECT count(*) FROM {schema}weir_balance o WHERE (o.name, o.key) = (s.name, s.key))
 ), gone AS (
 	DELETE FROM {schema}weir_balance b USING idle WHERE (b.name, b.key, b.shard) = (idle.name, idle.key, idle.shard) RETURNING 1
 )
 SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.shard
 FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC LIMIT 1) last`
+
+	isIdle = `(b.paused_until IS NULL OR b.paused_until <= c.clock) AND {full}
+		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
+			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)`
 
 	// isFull is refilled of statements.go, compared.
 	isFull = `b.value + CASE WHEN b.origin IS NULL
@@ -89,8 +106,8 @@ type PruneConfig struct {
 
 // Pruned is what [Limiter.Prune] has done.
 type Pruned struct {
-	Looked  int64 // balances that were looked at
-	Deleted int64 // of them
+	Looked  int64 // rows of balances that were looked at
+	Deleted int64 // of those, and with them all others of keys of limits with shards
 	Slots   int64 // slots that were deleted
 	Settled int64 // settlements that were deleted
 }
@@ -98,8 +115,9 @@ type Pruned struct {
 // Prune deletes balances that are idle: full again, and so like those that are not there. It is for limits of many keys, of which
 // most never come again: addresses, visitors. What is full is judged by the rule that last took from the balance, so that nothing is
 // forgotten or granted by it; a larger rule that comes later finds the balance full, where it would have had to fill up. A balance in
-// debt, in a pause, or on which work may still wait stays. Slots of package slots whose processes have died are deleted, too, and
-// settlements once nobody can settle any more: 30 days after their work could run.
+// debt, in a pause, or on which work may still wait stays: one that was paused or settled, until 30 days after its last use and its
+// pause. A key of a limit with shards goes wholly, when all its shards are idle, or not at all. Slots of package slots whose processes have died are deleted, too, and
+// settlements once nobody can settle any more: 30 days after their work could run, or as [SettleWithin] says.
 //
 // It goes through the tables once, batch by batch, each a transaction of its own that waits for nobody; who wants a row that is
 // being deleted waits for the batch. In a REPEATABLE READ or SERIALIZABLE transaction that caller then fails with 40001, for which
@@ -139,7 +157,7 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 		}
 		return nil
 	}
-	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, lasts.Microseconds()); err != nil {
+	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, settleWithin.Microseconds()); err != nil {
 		return done, err
 	}
 	if err := rows("slots", l.sql.pruneSlots, new(int64), &done.Slots); err != nil {

@@ -131,6 +131,9 @@ type call struct {
 	shadow bool // it never denies
 	never  bool // a shadow that would never grant
 
+	settle  int64  // within how many microseconds it can be settled; 0: settleWithin
+	watched uint64 // what it is told may be remembered: denials.changes then, and one
+
 	shards int       // that the limit is to have; 0 for a call that is for a row alone
 	layout int       // number of shards that there were when it was granted, if more than one
 	parts  []part    // and what was taken from each; none if it was laid over all of them
@@ -187,7 +190,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)

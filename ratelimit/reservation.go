@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -39,6 +40,7 @@ type Take struct {
 	moved  float64 // likewise
 	credit bool    // what it owed for itself is for those to repay who came next
 	ruled  bool    // by a rule of the request's own: another definition of the limit changes nothing
+	settle int64   // within how many microseconds it can be settled; 0: settleWithin
 }
 
 // Reservation returns what the call took from limits that are enforced, each time with the same id. A Result that took nothing, as it is a denial, a
@@ -51,7 +53,7 @@ func (r Result) Reservation() Reservation {
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
 	for i, c := range calls {
 		c.phased, c.debt = false, 0 // settling needs neither, and JSON keeps neither
-		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled}
+		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled, c.settle}
 	}
 	return res
 }
@@ -78,7 +80,7 @@ func newID(at int64) (id uuid.UUID) {
 func (t *Take) call() call {
 	return call{
 		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, layout: t.shards, parts: t.parts,
-		ahead: ahead{credit: t.credit}, ruled: t.ruled, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
+		ahead: ahead{credit: t.credit}, ruled: t.ruled, settle: t.settle, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
 
@@ -133,17 +135,20 @@ func (t Take) MoveUp(n float64) Take {
 	return t
 }
 
-// lasts is for how long after it may run a reservation can be settled.
-const lasts = 30 * 24 * time.Hour
+// settleWithin is for how long after it may run a reservation can be settled, unless the limit says else.
+const (
+	settleWithin = 30 * 24 * time.Hour
+	mostSettle   = 3652 * 24 * time.Hour
+)
 
 // until is when the reservation is settled no more.
 func (r *Reservation) until() time.Time {
 	last := int64(math.MinInt64)
 	for _, t := range r.Takes {
 		run, _ := t.RunAt(State{})
-		last = max(last, run.UnixMicro())
+		last = max(last, run.UnixMicro()+cmp.Or(t.settle, settleWithin.Microseconds()))
 	}
-	return fromMicro(min(last+lasts.Microseconds(), endOfTime))
+	return fromMicro(min(last, endOfTime))
 }
 
 func (r *Reservation) check() error {
@@ -169,8 +174,8 @@ func (r Reservation) MarshalJSON() ([]byte, error) {
 	return append(b, "]}"...), nil
 }
 
-// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs; at its end true, if on credit, and
-// "rule", if by a rule of its own.
+// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs; at its end true, if on credit,
+// "rule", if by a rule of its own, and an array of microseconds, if the limit says within which it can be settled.
 func (t Take) MarshalJSON() ([]byte, error) { return t.appendJSON(nil), nil }
 
 func (t *Take) appendJSON(b []byte) []byte {
@@ -207,6 +212,9 @@ func (t *Take) appendJSON(b []byte) []byte {
 	if t.ruled {
 		b = append(b, `,"rule"`...)
 	}
+	if t.settle != 0 {
+		b = append(strconv.AppendInt(append(b, ",["...), t.settle, 10), ']')
+	}
 	return append(b, ']')
 }
 
@@ -220,6 +228,15 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 	var raw []json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
 		return err
+	}
+	if n := len(raw) - 1; n >= bucket && raw[n][0] == '[' {
+		var settle [1]int64
+		if err := json.Unmarshal(raw[n], &settle); err != nil {
+			return err
+		}
+		if u.settle, raw = settle[0], raw[:n]; u.settle < time.Second.Microseconds() || u.settle > mostSettle.Microseconds() {
+			return badTake(fmt.Sprintf("to be settled within %d µs", u.settle), "a second to ten years")
+		}
 	}
 	if n := len(raw) - 1; n >= bucket && string(raw[n]) == `"rule"` {
 		u.ruled, raw = true, raw[:n]

@@ -35,6 +35,7 @@ func anyTake(t *rapid.T) Take {
 		moved: number.Draw(t, "moved"),
 
 		credit: rapid.Bool().Draw(t, "credit"),
+		settle: rapid.SampledFrom([]int64{0, 1e6, 3600e6}).Draw(t, "settle"),
 	}
 	if take.shards = rapid.IntRange(0, shard.Max).Draw(t, "shards"); take.shards > 1 && rapid.Bool().Draw(t, "from some") {
 		for i := range rapid.IntRange(1, 3).Draw(t, "parts") {

@@ -42,7 +42,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	l.books.making(c, x.transaction())
 	whole := *c
 	whole.layout = max(2, n) // for the queue
-	head := &statement{c: &whole, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
+	head := l.headOf(&whole)
 	// The row of a limit without shards goes before all others: who takes the limit for such a one may have locked it, and
 	// goes on from there to the head and to the shards.
 	alone := c.of(1, 0)
@@ -64,7 +64,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		return nil
 	}
 
-	// What was never used becomes a row, which locks it as well, and the others are filled up to now. If all of it is such, the
+	// What is not there becomes a row, which locks it as well, and the others are filled up to now. If all of it is such, the
 	// limit stays full by any rule.
 	var locks, puts []*statement
 	for i := range old {
@@ -80,8 +80,8 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	used := old == 1 && !first.found
 	for i, s := range locks {
 		b := s.balance()
-		if !s.found || math.IsInf(b.value, -1) {
-			return fmt.Errorf("shard %d is closed, which the head row of the limit does not say", s.c.shard)
+		if math.IsInf(b.value, -1) {
+			b.value = full // it was not there
 		}
 		used = used || old > 1 && b.value < full
 		b.value = min(b.value, s.c.capacity)
@@ -108,6 +108,37 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	top := *c
 	top.shard, top.algebra, top.args = headRow, algebra{period: 1}, nil
 	puts = append(puts, l.put(&top, balance{value: float64(n), ts: sum.ts, pausedUntil: open}))
+	return x.run(ctx, puts)
+}
+
+func (l *Limiter) headOf(c *call) *statement {
+	return &statement{c: c, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
+}
+
+// mend opens shards that the head of the limit of c says there are, but are not there: full.
+func (l *Limiter) mend(ctx context.Context, x executor, c *call, n int) error {
+	by := x.transaction()
+	l.books.making(c, by)
+	whole := *c
+	whole.layout = n
+	head := l.headOf(&whole)
+	if err := x.run(ctx, []*statement{head}); err != nil || int(head.answer.value.Float64) != n {
+		return err
+	}
+	rows, trip := make([]call, n), make([]*statement, n)
+	for i := range rows {
+		rows[i] = c.of(n, i)
+		trip[i] = l.chargeOf(&rows[i], 0)
+	}
+	if err := x.run(ctx, trip); err != nil {
+		return err
+	}
+	var puts []*statement
+	for i, s := range trip {
+		if s.closed() {
+			puts = append(puts, l.put(&rows[i], balance{value: full, pausedUntil: open}))
+		}
+	}
 	return x.run(ctx, puts)
 }
 

@@ -89,9 +89,10 @@ var errAgain = errors.New("ratelimit: to be run by InTx")
 func (s *sending) send(ctx context.Context, calls []call) (res Result, err error) {
 	l := s.l
 	if l.remember && len(calls) > 0 {
-		if res, ok := l.denials.answer(0, calls, s.requests, l.clock); ok {
+		if res, ok := l.denials.answer(calls, s.requests, l.clock); ok {
 			return res, nil
 		}
+		l.denials.watch(calls)
 	}
 	conn, release, err := connect(ctx, s.db)
 	if err != nil {
@@ -131,7 +132,7 @@ func (s *sending) look(ctx context.Context, conn *pgx.Conn, calls []call, first 
 	if slices.ContainsFunc(looks, (*statement).closed) {
 		return Result{}, errAgain
 	}
-	return s.l.judge(poolExecutor{}, looks, calls, s.requests), nil
+	return s.l.judge(looks, calls, s.requests), nil
 }
 
 // trip counts one for the Observer.

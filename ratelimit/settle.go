@@ -23,7 +23,8 @@ import (
 // In both the rule is that by which the row was taken from last.
 //
 // A reservation that nobody settles keeps what it took. So does one that is settled 30 days after it might run, or later: it
-// is then taken for settled. That is the time it was told when it was granted, whatever has put it off since.
+// is then taken for settled. That is the time it was told when it was granted, whatever has put it off since. [SettleWithin]
+// sets another time than 30 days.
 //
 // A request for a limit and key that the reservation has not, or for less than 0 tokens, is refused with an error that
 // matches [ErrInvalid]; OrReserve and Rule of a request do not matter. Other errors are as those of [Limiter.RateLimit]. If

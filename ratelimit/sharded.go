@@ -42,7 +42,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 		}
 		if seen != nil {
-			if res := l.judgeWholes(x, seen, calls, requests); !res.OK {
+			if res := l.judgeWholes(seen, calls, requests); !res.OK {
 				return res, nil
 			}
 			l.aim(x, calls, aims, seen)
@@ -59,7 +59,8 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			l.send(&aims[i], len(aims) == 1)
 			takes = append(takes, aims[i].sent...)
 		}
-		undo, err := l.guarded(ctx, x, takes, true)
+		guarded := !l.savepoints.holds(x.own(), takes)
+		undo, err := l.guarded(ctx, x, takes, guarded)
 		l.arrive(x, takes, err)
 		stamp(takes)
 		if err != nil {
@@ -69,10 +70,15 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			return Result{}, explain(ctx, err, "take", calls)
 		}
 		if res, ok := l.grantedShards(aims, calls, requests); ok {
+			if guarded {
+				if err := l.letStand(ctx, x, takes); err != nil {
+					return Result{}, explain(ctx, err, "take", calls)
+				}
+			}
 			return res, nil
 		}
 		var gives []*statement
-		if x.single() || x.again() {
+		if x.single() || x.again() || !guarded {
 			gives = l.gives(takes)
 		} else if err := undo(ctx); err != nil {
 			return Result{}, explain(ctx, err, "let go of", calls)
@@ -218,6 +224,9 @@ func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, paused, wa
 // arrive notes which shards the takes have come to, and how they stand.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 	for _, s := range takes {
+		if s.whole != nil && s.closed() {
+			s.found = false // nor was it there
+		}
 		switch {
 		case s.whole != nil && s.found:
 			n, i := shard.Address(s.row)
@@ -324,11 +333,17 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 		}
 		again := false
 		for i := range calls {
-			if seen[i].n >= calls[i].shards {
+			lacks := seen[i].lacks()
+			if seen[i].n >= calls[i].shards && !lacks {
 				continue
 			}
 			if x.single() {
 				return nil, errUndecided
+			}
+			if lacks {
+				if err := l.mend(ctx, x, &calls[i], seen[i].n); err != nil {
+					return nil, explain(ctx, err, "mend the shards of", calls[i:])
+				}
 			}
 			if err := l.reshard(ctx, x, &calls[i], calls[i].shards, false); err != nil {
 				return nil, explain(ctx, err, "give shards to", calls[i:])
@@ -387,7 +402,7 @@ func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, req
 	if err != nil {
 		return Result{}, err
 	}
-	return l.judgeWholes(x, seen, calls, requests), nil
+	return l.judgeWholes(seen, calls, requests), nil
 }
 
 // see reads limits as a whole.
@@ -401,17 +416,16 @@ func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, 
 }
 
 // judgeWholes is judge.
-func (l *Limiter) judgeWholes(x executor, seen []*whole, calls []call, requests int) Result {
+func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
 	if seen == nil {
 		return Result{}
 	}
-	by := writerOf(x)
 	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
 	denied := false
 	for i := range calls {
 		at[i] = seen[i].at
 		decisions[i] = calls[i].decideWhole(seen[i])
-		l.denials.note(by, &calls[i], &decisions[i], at[i])
+		l.denials.note(&calls[i], &decisions[i], at[i])
 		denied = denied || !decisions[i].OK
 	}
 	if denied {

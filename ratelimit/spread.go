@@ -135,7 +135,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 		trip[k].sql = l.sql.of(c).giveShard
 	}
 	undo, err := l.guarded(ctx, x, trip, true)
-	if err != nil || !slices.ContainsFunc(trip, func(s *statement) bool { return !s.found }) {
+	if err != nil || !slices.ContainsFunc(trip, func(s *statement) bool { return !s.found || s.closed() }) {
 		return err
 	}
 	seen, err := l.see(ctx, x, []call{*c}) // and gives the limit no other shards: rows of these are held
@@ -144,7 +144,7 @@ func (l *Limiter) give(ctx context.Context, x executor, c *call, used float64, m
 	}
 	left := false
 	for k, s := range trip {
-		left = left || !s.found && (seen[0].n != c.layout || seen[0].rows[c.parts[k].shard].value < 0)
+		left = left || (!s.found || s.closed()) && (seen[0].n != c.layout || seen[0].rows[c.parts[k].shard].value < 0)
 	}
 	if !left { // of a window that has ended
 		return nil
@@ -171,13 +171,19 @@ func (l *Limiter) guarded(ctx context.Context, x executor, trip []*statement, sh
 	case x.single() || x.again() || !sharded:
 		return func(context.Context) error { return errBusy{} }, x.run(ctx, trip)
 	}
-	undo = func(ctx context.Context) error { return x.run(ctx, []*statement{{sql: undoSQL}}) }
+	undo = func(ctx context.Context) error {
+		if x.stepwise() { // a trip more, to release what has no transaction id any more
+			return x.run(ctx, []*statement{{sql: undoSQL}})
+		}
+		return x.run(ctx, []*statement{{sql: undoSQL}, {sql: releaseSQL}})
+	}
 	return undo, x.run(ctx, append([]*statement{{sql: savepointSQL}}, trip...))
 }
 
 const (
 	savepointSQL = `SAVEPOINT weir_shards`
 	undoSQL      = `ROLLBACK TO SAVEPOINT weir_shards`
+	releaseSQL   = `RELEASE SAVEPOINT weir_shards`
 )
 
 // portion is the share of x of a row.

@@ -126,6 +126,8 @@ type sqlExecutor struct {
 
 func (x sqlExecutor) fresh() bool { return true }
 
+func (sqlExecutor) alone() bool { return false }
+
 func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
@@ -139,6 +141,8 @@ func (sqlExecutor) again() bool { return false }
 func (sqlExecutor) wrong(...call) {}
 
 func (sqlExecutor) known(*call) bool { return true }
+
+func (x sqlExecutor) own() any { return x.tx }
 
 func (x sqlExecutor) transaction() any { return x.tx }
 
@@ -157,7 +161,6 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			return err
 		}
 		s.found = true
-		x.l.wrote(x, []*statement{s})
 	}
 	return nil
 }

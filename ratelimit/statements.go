@@ -29,6 +29,10 @@ const (
 	// columns are what every statement answers with.
 	columns = `b.value, b.ts, b.paused_until, b.delay, b.moved`
 
+	// absent is the value of a row that was not there. A shard has one as long as its limit has a head, so one that has none is
+	// of a layout that is no more: it is closed, and whoever still knows that layout looks at the head.
+	absent = `CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE {new} END`
+
 	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again. A pause
 	// is no time.
 	bucketRefill = `$5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8`
@@ -51,7 +55,7 @@ const (
 	//
 	// $10 least balance to leave $11 whether to reserve
 	takeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+VALUES ($1::text, $2::text, $3::integer, {absent $4::float8 - $7::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz)
 ` + onConflictTake
 
@@ -83,7 +87,7 @@ RETURNING ` + columns
 	//
 	// $12 advisory lock
 	takeOwnSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-SELECT $1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+SELECT $1::text, $2::text, $3::integer, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz
 WHERE pg_try_advisory_xact_lock({class}, $12::integer)
 ` + onConflictTake
@@ -96,7 +100,7 @@ WHERE pg_try_advisory_xact_lock({class}, $12::integer)
 	// The locks are asked for one by one, and none is kept but the one that is chosen: so they stand in a subquery over the
 	// candidates, with nothing that would join or sort it.
 	takeShardSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-SELECT $1::text, $2::text, c.shard, c.capacity - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	c.capacity, c.rate, $6::bigint, $9::timestamptz
 FROM ((SELECT u.shard, u.capacity, u.rate
 	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
@@ -146,7 +150,7 @@ RETURNING ` + columns + `, b.shard`
 	// $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row of the take as that left it:
 	// $13 its time $14 what it owed $15 its delay $16 its moved
 	giveSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $10::float8, coalesce($8::timestamptz, clock_timestamp()),
+VALUES ($1::text, $2::text, $3::integer, {absent $10::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
@@ -163,7 +167,7 @@ RETURNING ` + columns
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	chargeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $4::float8 - $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+VALUES ($1::text, $2::text, $3::integer, {absent $4::float8 - $7::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {refilled} - $7::float8,
@@ -187,10 +191,10 @@ RETURNING true`
 	//
 	// Locks: the row. Predicate reads: none.
 	resetSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+VALUES ($1::text, $2::text, $3::integer, {absent $7::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = CASE WHEN b.value = '-Infinity' THEN b.value ELSE excluded.value END, ts = excluded.ts,
+	value = CASE WHEN b.value = '-Infinity' THEN b.value ELSE $7 END, ts = excluded.ts,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 RETURNING ` + columns
 
@@ -203,7 +207,7 @@ RETURNING ` + columns
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	pauseSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-SELECT $1::text, $2::text, $3::integer, $7::float8, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+SELECT $1::text, $2::text, $3::integer, {absent $7::float8}, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
 	c.now + $10::bigint::float8 * interval '1 microsecond', {fresh}
 FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
@@ -218,7 +222,7 @@ RETURNING ` + columns
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	resumeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
+VALUES ($1::text, $2::text, $3::integer, {absent $7::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
@@ -306,6 +310,9 @@ func newStatements(schema string) statements {
 		return text
 	}
 	text := func(sql, refill, delay, unused, shard string) string {
+		for _, fresh := range []string{"$4::float8 - $7::float8", "$7::float8", "$10::float8"} {
+			sql = replace(sql, "{absent "+fresh+"}", absent, "{new}", fresh)
+		}
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
 		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
@@ -331,7 +338,7 @@ func newStatements(schema string) statements {
 	one := func(sql string) string { return text(sql, "", "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
-	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{full}", isFull, "{other full}", strings.ReplaceAll(isFull, "b.", "o."))), one(pruneSlotsSQL), one(pruneSettledSQL)
+	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{idle}", isIdle, "{full}", isFull)), one(pruneSlotsSQL), one(pruneSettledSQL)
 	return s
 }
 

@@ -114,7 +114,7 @@ func (p *scheme) foreseen(ctx context.Context) error {
 		denied := true
 		for _, w := range r.waiters {
 			w.at[0], w.decisions[0] = r.at, w.calls[0].decide(r.left, r.at)
-			c.l.denials.note(0, &w.calls[0], &w.decisions[0], r.at)
+			c.l.denials.note(&w.calls[0], &w.decisions[0], r.at)
 			denied = denied && !w.decisions[0].OK
 		}
 		for _, w := range r.waiters {
@@ -180,7 +180,7 @@ func (p *scheme) locked(ctx context.Context) error {
 	}
 	for _, w := range decided {
 		for i := range w.calls {
-			c.l.denials.note(0, &w.calls[i], &w.decisions[i], w.at[i])
+			c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
 		}
 		p.answer(w)
 	}

@@ -71,11 +71,16 @@ func (l *look) whole() (w *whole, valid bool) {
 	w = &whole{n, make([]balance, n), l.at.UnixMicro()}
 	for k, row := range l.shards {
 		if math.IsInf(l.values[k], -1) && n > 1 {
-			return w, false
+			continue // as if it was not there
 		}
 		w.rows[row-shard.Row(n, 0)] = balance{true, number(l.values[k]), l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k]}
 	}
 	return w, true
+}
+
+// lacks tells whether a shard is missing, which the head says that there is. Somebody has deleted it by hand.
+func (w *whole) lacks() bool {
+	return w.n > 1 && slices.ContainsFunc(w.rows, func(b balance) bool { return !b.exists })
 }
 
 // sum is the balance of a limit at now: that of its shards together.

@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -18,17 +19,18 @@ const (
 	passes = 5 * time.Second
 )
 
-// line is those of this process who wait for a slot of one limit and key, in the order in which they came.
+// line is those of this process who wait for a slot of one limit and key, in the order of their turns.
 type line struct{ waiters []*waiter }
 
 type waiter struct {
 	n     int
+	turn  uint64
 	first chan bool  // tells, once it is the first of the line, whether there may be a free slot
 	got   chan *slot // a slot that was passed on to it
 }
 
-// one takes a slot, or waits for it.
-func (s *Slots) one(ctx context.Context, w *want, patient bool) (*slot, error) {
+// one takes a slot, or waits for it in the order of turns.
+func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*slot, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -48,13 +50,13 @@ func (s *Slots) one(ctx context.Context, w *want, patient bool) (*slot, error) {
 	if !patient {
 		return nil, &FullError{w.name, w.key, w.n}
 	}
-	return s.wait(ctx, w)
+	return s.wait(ctx, w, turn)
 }
 
 // wait stands in line. Who becomes the first asks at once, but after a while if nothing can have changed since somebody was told
 // that there is none: as it was the first from the beginning, or as the one before has a slot that was passed on.
-func (s *Slots) wait(ctx context.Context, w *want) (*slot, error) {
-	me := &waiter{n: w.n, first: make(chan bool, 1), got: make(chan *slot, 1)}
+func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
+	me := &waiter{n: w.n, turn: turn, first: make(chan bool, 1), got: make(chan *slot, 1)}
 	s.join(w.place, me)
 	delay := soonest
 	var pause <-chan time.Time
@@ -93,7 +95,7 @@ func (s *Slots) wait(ctx context.Context, w *want) (*slot, error) {
 // jitter keeps the processes that wait from asking at the same time.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }
 
-// join puts a waiter into line.
+// join puts a waiter into line, ahead of those who came later. If another was the first until now it goes on asking, too.
 func (s *Slots) join(p place, me *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,8 +104,9 @@ func (s *Slots) join(p place, me *waiter) {
 		l = &line{}
 		s.lines[p] = l
 	}
-	l.waiters = append(l.waiters, me)
-	if len(l.waiters) == 1 {
+	i, _ := slices.BinarySearchFunc(l.waiters, me.turn, func(w *waiter, t uint64) int { return cmp.Compare(w.turn, t) })
+	l.waiters = slices.Insert(l.waiters, i, me)
+	if i == 0 {
 		me.first <- false
 	}
 }
@@ -128,7 +131,10 @@ func (s *Slots) remove(p place, l *line, i int, news bool) {
 	case len(l.waiters) == 0:
 		delete(s.lines, p)
 	case i == 0:
-		l.waiters[0].first <- news
+		select {
+		case l.waiters[0].first <- news:
+		default: // it was told before, and has not looked yet
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -53,6 +54,7 @@ type Slots struct {
 	closing  chan struct{} // closed by Close
 	passes   time.Duration
 	everyone sync.WaitGroup
+	turns    atomic.Uint64 // of callers, in the order in which they came
 
 	mu      sync.Mutex
 	held    map[*slot]bool
@@ -97,8 +99,11 @@ func (s *Slots) TryAcquire(ctx context.Context, requests ...Request) (*Hold, err
 // Acquire is TryAcquire that waits until there is a slot. Within the process those who wait for a key have their turns in the
 // order in which they came: only the first of them asks the database, every 10 to 250 milliseconds, and a slot that is
 // released in this process is his without a round trip. After five seconds in one process a slot is given back instead, for
-// those of other processes; between processes there is no order. Who waits holds no connection, and of several requests no
-// slot.
+// those of other processes; between processes there is no order. A caller that waits holds no connection.
+//
+// Of several requests it holds no slot while it waits, at first. If it has waited for each and others were still full, it waits
+// for one after the other, in the order of their names and keys, and keeps those that it has got. It keeps its place by age in
+// each line, so that it waits only for callers that came before it: nobody else uses what it keeps for that long.
 //
 // If ctx ends first the error matches that of ctx. What is acquired outlives ctx: see [Hold.Context].
 func (s *Slots) Acquire(ctx context.Context, requests ...Request) (*Hold, error) {
@@ -192,25 +197,34 @@ func (s *Slots) Close(ctx context.Context) error {
 	return err
 }
 
-// take acquires all of the requests, or none. What is waited for is the one that was full last, while nothing else is held; all
-// others are only tried. So nobody holds one slot and waits for another.
+// take acquires all of the requests, or none. At first it waits for the one that was full last, while nothing else is held,
+// and only tries the others. If others wait for those, it may never find them free. So once it has waited as often as there are
+// requests it waits for each in turn, and keeps those that it has. All callers do that in the order of wants, so no two wait for
+// each other. In each line it has its place by when it came to the first, so it is soon its turn.
 func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Hold, error) {
 	wants, err := resolveAll(requests)
 	if err != nil {
 		return nil, err
 	}
-	for at := 0; ; {
-		sl, err := s.one(ctx, &wants[at], patient)
-		if err != nil {
-			return nil, err
+	turn := s.turns.Add(1)
+	at := 0
+	for waited := 0; ; waited++ {
+		keeps := patient && waited >= len(wants)
+		if keeps {
+			at = 0
 		}
-		got := []*slot{sl}
+		got := make([]*slot, 0, len(wants))
 		full := -1
-		for i := range wants {
-			if i == at {
-				continue
+		for k := range wants {
+			i := k
+			switch { // the at-th goes first
+			case k == 0:
+				i = at
+			case k <= at:
+				i = k - 1
 			}
-			if sl, err = s.one(ctx, &wants[i], false); err != nil {
+			var sl *slot
+			if sl, err = s.one(ctx, &wants[i], turn, keeps || patient && k == 0); err != nil {
 				full = i
 				break
 			}

@@ -1,0 +1,132 @@
+package integration
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A process that knows a key's shards from before they were pruned finds them closed, and looks for the head: whatever it does first
+// counts, and no token is there twice.
+func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour}, ratelimit.Shards(4)).Global()
+	type verb func(context.Context, *ratelimit.Limiter, *pgxpool.Pool, ratelimit.Result) error
+	within := func(level pgx.TxIsoLevel) verb {
+		return func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+				return second(l.RateLimit(ctx, tx, limit.Count(3)))
+			})
+		}
+	}
+	for name, tc := range map[string]struct {
+		first verb
+		left  float64
+	}{
+		"InTx":                {within(pgx.Serializable), 37},
+		"InTx READ COMMITTED": {within(pgx.ReadCommitted), 37},
+		"by hand": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return second(l.RateLimit(ctx, tx, limit.Count(3))) })
+		}, 37},
+		"alone": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return second(l.Autocommit(pool).RateLimit(ctx, limit.Count(3)))
+		}, 37},
+		"all of it": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return second(l.Autocommit(pool).RateLimit(ctx, limit.Count(40)))
+		}, 0},
+		"a reservation": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			a := l.Autocommit(pool)
+			if err := second(a.RateLimit(ctx, limit.Count(40))); err != nil {
+				return err
+			}
+			return second(a.RateLimit(ctx, limit.Count(5).OrReserve()))
+		}, -5},
+		"give back": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, res ratelimit.Result) error {
+			return l.Autocommit(pool).GiveBack(ctx, res)
+		}, 40},
+		"settle beyond": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, res ratelimit.Result) error {
+			_, err := l.Autocommit(pool).Settle(ctx, res.Reservation(), limit.Count(8))
+			return err
+		}, 35},
+		"reset": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return l.Autocommit(pool).ResetRateLimit(ctx, limit)
+		}, 40},
+		"pause": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return l.Autocommit(pool).Pause(ctx, time.Minute, limit)
+		}, 40},
+		"resume": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+			return l.Autocommit(pool).Resume(ctx, limit)
+		}, 40},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, c := pgtest.Pool(t), newClock()
+			knows, other := limiter(t, ratelimit.Config{Clock: c.now}), limiter(t, ratelimit.Config{Clock: c.now})
+			a, b := knows.Autocommit(pool), other.Autocommit(pool)
+			res := takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
+			c.add(time.Hour)
+			pruned(t, other, pool, ratelimit.PruneConfig{Batch: 2})
+			if n := rowsOf(t, pool, "weir_balance"); n != 0 {
+				t.Fatalf("%d rows are left of an idle key", n)
+			}
+			if err := tc.first(t.Context(), knows, pool, res); err != nil {
+				t.Fatal(err)
+			}
+			s, err := b.Value(t.Context(), limit)
+			if err != nil || s.Value != tc.left || s.PausedUntil.IsZero() == (name == "pause") {
+				t.Errorf("%+v, %v, want %v left", s, err, tc.left)
+			}
+			c.add(time.Minute)
+			for i, v := range []*ratelimit.Autocommit{a, b} {
+				if res, err := v.RateLimit(t.Context(), limit.Count(40)); err != nil || res.OK != (i == 0 && (tc.left == 40)) {
+					t.Errorf("%d: all of it again: %+v, %v", i, res, err)
+				}
+			}
+			c.add(24 * 32 * time.Hour)
+			pruned(t, other, pool, ratelimit.PruneConfig{})
+			if n := rowsOf(t, pool, "weir_balance"); n != 0 {
+				t.Errorf("%d rows are left of an idle key", n)
+			}
+		})
+	}
+}
+
+// A key of which somebody holds a shard, or uses one, stays whole; and what a hand has deleted of one comes back full.
+func TestAKeyOfShardsIsPrunedWhollyOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), newClock()
+	l := limiter(t, ratelimit.Config{Clock: c.now})
+	a := l.Autocommit(pool)
+	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour}, ratelimit.Shards(4)).Global()
+	takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
+	all := rowsOf(t, pool, "weir_balance")
+	stay := func(why string) {
+		t.Helper()
+		if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_balance") != all {
+			t.Errorf("%s: %d rows are left of %d", why, rowsOf(t, pool, "weir_balance"), all)
+		}
+	}
+	stay("not full")
+	c.add(time.Hour)
+	tx := begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(l.RateLimit(t.Context(), tx, limit)))
+	stay("held")
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance WHERE shard IN (7, 8)`); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []*ratelimit.Autocommit{a, limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool)} {
+		takeOK(t, first(v.RateLimit(t.Context(), limit.Count(20))))
+	}
+	if res, err := a.RateLimit(t.Context(), limit); err != nil || res.OK {
+		t.Errorf("%+v, %v, want it denied: all 40 are taken", res, err)
+	}
+}
