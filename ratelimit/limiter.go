@@ -70,7 +70,7 @@ func New(cfg Config) (*Limiter, error) {
 	sql := newStatements(cfg.Schema)
 	return &Limiter{
 		sql:         sql,
-		many:        newManyTexts(sql.prefix),
+		many:        newManyTexts(sql.prefix, cfg.Portable),
 		maxAttempts: cfg.MaxAttempts,
 		portable:    cfg.Portable,
 		remember:    cfg.RememberDenials,
