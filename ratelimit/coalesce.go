@@ -32,6 +32,7 @@ type Coalesced struct {
 	order   atomic.Int64 // of the last call that came
 	overdue atomic.Int32 // batches that a lane no longer waits for
 	ended   atomic.Bool  // Close no longer waits for rows that others hold
+	unmade  atomic.Int32 // batches since a row was inserted
 	singly  chan struct{}
 	mu      sync.RWMutex // held for reading to add a call, for writing by Close
 	closed  bool
@@ -46,6 +47,9 @@ const (
 	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait.
 	mostTogether = 1000
 	mostWaiting  = 1 << 16
+
+	// mostUnmade is for how many batches rows are expected that do not exist, after there were some.
+	mostUnmade = 100
 
 	// tripTime is how long the database, or the pool, has for an answer.
 	tripTime = 5 * time.Second

@@ -33,8 +33,9 @@ type heldRow struct {
 	at    place
 	queue []*waiter // in the order of their arrival
 	due   time.Time // of the next try
-	most  int       // of a suspect: how many rows may be inserted with it; 0: the row exists
-	busy  bool      // the goroutine waits for it
+	pause time.Duration
+	most  int  // of a suspect: how many rows may be inserted with it; 0: the row exists
+	busy  bool // the goroutine waits for it
 }
 
 const (
@@ -102,7 +103,8 @@ func (h *held) hold(w *waiter, at place, most int) {
 	}
 	r.add(w)
 	r.most = most
-	r.due = now.Add(min(mostPause, time.Millisecond<<min(w.tries, 10)))
+	r.pause = min(mostPause, time.Millisecond<<min(w.tries, 10))
+	r.due = now.Add(r.pause)
 	w.tries++
 	h.arm(now, r.due)
 }
@@ -150,11 +152,11 @@ func (h *held) tick() {
 			go h.wait(rows)
 		}
 	}
-	soon, next := now.Add(time.Millisecond), now.Add(mostPause)
+	next := now.Add(mostPause)
 	for at, r := range h.rows {
 		switch {
 		case r.busy || r.most > 0:
-		case r.due.After(soon):
+		case r.due.After(now.Add(r.pause / 2)): // so that many are tried together
 			if r.due.Before(next) {
 				next = r.due
 			}
@@ -197,6 +199,9 @@ func (h *held) pick(now time.Time) (rows []*heldRow) {
 	better := func(r *heldRow) bool {
 		if best == nil || (r.most > 0) != (best.most > 0) {
 			return best == nil || r.most > 0
+		}
+		if r.most > 0 {
+			return r.due.Before(best.due)
 		}
 		a, b := r.queue[0], best.queue[0]
 		return cmp.Or(cmp.Compare(a.waits, b.waits), cmp.Compare(a.order, b.order)) < 0

@@ -17,41 +17,55 @@ import (
 // Each answers with the number of the row in its arguments, counted from 1. Every operator and
 // function has an exact match in pg_catalog, so the search_path does not matter.
 const (
-	// takeManySQL takes tokens that are there, from the rows that it can lock. If it took from a
-	// row, it answers with the new balance and the time 'epoch'. If it could not lock the row, it
-	// answers as lookManySQL does. It answers nothing for a row without enough tokens.
+	// takeManySQL takes tokens that are there, and answers with the rows that it took from. It
+	// skips rows that others have locked.
 	//
-	// A row that is locked stays where it is, so the update finds it by its ctid. Of a row that was
-	// written after the statement's snapshot it finds nothing, and takes nothing. The LIMIT lets
-	// the planner expect few rows: it then keeps one plan, which goes by the index.
+	// A row that is locked stays where it is, so the update finds it by its ctid. It skips a row
+	// that was written after its snapshot. The LIMIT lets the planner expect few rows: so it keeps
+	// one plan, which goes by the index.
 	//
-	// Locks: the rows that nobody else has locked.
+	// Locks: the rows that nobody else has locked, granted or not.
 	//
 	// $1 names $2 keys $3 capacities $4 rates $5 periods $6 origins, null for buckets $7 tokens
 	// $8 clock
-	takeManySQL = `WITH s AS MATERIALIZED (
-	SELECT u.nr, u.name, u.key, u.capacity, u.rate, u.period, u.origin, u.now, b.at, greatest(b.ts, u.now) AS ts,
-		CASE WHEN b.paused_until > u.now THEN NULL
-			ELSE least(u.capacity, b.value + {refill}) - u.count END AS left
-	FROM (SELECT u.*, {clock8} AS now
-		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
-			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)
-		LIMIT pg_catalog.cardinality($1::text[])) u
-	LEFT JOIN LATERAL (SELECT b.ctid AS at, b.value, b.ts, b.paused_until FROM {schema}weir_balance b
-		WHERE b.name = u.name AND b.key = u.key AND b.shard = 0
+	takeManySQL = `UPDATE {schema}weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
+	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, b.ctid AS at, {left}
+	FROM {rows} JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+	FOR NO KEY UPDATE OF b SKIP LOCKED) s
+WHERE b.ctid = s.at AND s.left >= 0::float8
+RETURNING s.nr, ` + columns
+
+	// makeManySQL is takeManySQL that also inserts the rows that do not exist. It costs more, so it
+	// is for when there are likely to be such. Their numbers are negative
+	// in its answer. It fails if another transaction inserts one first.
+	makeManySQL = `WITH s AS MATERIALIZED (
+	SELECT u.*, b.at, {left}, CASE WHEN b.at IS NULL THEN NOT EXISTS (
+		SELECT FROM {schema}weir_balance b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0) END AS new
+	FROM {rows} LEFT JOIN LATERAL (SELECT b.ctid AS at, b.value, b.ts, b.paused_until
+		FROM {schema}weir_balance b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0
 		FOR NO KEY UPDATE SKIP LOCKED) b ON true
+), made AS (
+	INSERT INTO {schema}weir_balance (name, key, shard, value, ts, capacity, rate, period, origin)
+	SELECT s.name, s.key, 0, s.capacity - s.count, s.now, s.capacity, s.rate, s.period, s.origin FROM s WHERE s.new
 ), taken AS (
 	UPDATE {schema}weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
 		capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
 	FROM s WHERE b.ctid = s.at AND s.left >= 0::float8
 	RETURNING s.nr, ` + columns + `
 )
-SELECT nr, value, ts, paused_until, delay, moved, timestamptz 'epoch' FROM taken
-UNION ALL SELECT s.nr, ` + columns + `, s.now
-FROM s LEFT JOIN {schema}weir_balance b ON b.name = s.name AND b.key = s.key AND b.shard = 0
-WHERE s.at IS NULL`
+SELECT nr, value, ts, paused_until, delay, moved FROM taken
+UNION ALL SELECT -s.nr, s.capacity - s.count, s.now, NULL, NULL, NULL FROM s WHERE s.new`
 
-	// manyRefill is by the rule that comes with the row.
+	// {left} is what a take would leave, by the rule that comes with the row, and {rows} are $1 - $8.
+	manyLeft = `greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
+		ELSE least(u.capacity, b.value + {refill}) - u.count END AS left`
+
+	manyRows = `(SELECT u.*, {clock8} AS now
+		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
+			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)
+		LIMIT pg_catalog.cardinality($1::text[])) u`
+
 	manyRefill = `CASE WHEN u.origin IS NULL
 		THEN u.rate * greatest(0::float8, {us(u.now - greatest(b.ts, b.paused_until))}) / u.period::float8
 		ELSE u.rate * greatest(0::float8,
@@ -113,19 +127,20 @@ VALUES ($1::text, $2::text, $3::float8, $4::float8, $5::bigint, $6::timestamptz,
 )
 
 // manyTexts are the texts for one schema.
-type manyTexts struct{ take, look, lock, wait, put, new string }
+type manyTexts struct{ take, make, look, lock, wait, put, new string }
 
 func newManyTexts(prefix string, portable bool) manyTexts {
-	t := manyTexts{takeManySQL, lookManySQL, lockManySQL, waitSQL, putManySQL, newManySQL}
+	t := manyTexts{takeManySQL, makeManySQL, lookManySQL, lockManySQL, waitSQL, putManySQL, newManySQL}
 	if portable {
-		t = manyTexts{"", lookOneSQL, lockOneSQL, waitSQL, putOneSQL, newOneSQL}
+		t = manyTexts{"", "", lookOneSQL, lockOneSQL, waitSQL, putOneSQL, newOneSQL}
 	}
+	inner := strings.NewReplacer("{rows}", manyRows, "{left}", strings.Replace(manyLeft, "{refill}", manyRefill, 1))
 	r := strings.NewReplacer("{schema}", prefix,
 		"{clock3}", "coalesce($3::timestamptz, pg_catalog.clock_timestamp())",
 		"{clock8}", "coalesce($8::timestamptz, pg_catalog.clock_timestamp())",
 		"{us(", "pg_catalog.round(pg_catalog.date_part('epoch'::text, ", ")}", ") * 1e6::float8)")
-	for _, text := range []*string{&t.take, &t.look, &t.lock, &t.wait, &t.put, &t.new} {
-		*text = r.Replace(strings.Replace(*text, "{refill}", manyRefill, 1))
+	for _, text := range []*string{&t.take, &t.make, &t.look, &t.lock, &t.wait, &t.put, &t.new} {
+		*text = r.Replace(inner.Replace(*text))
 	}
 	return t
 }
@@ -135,6 +150,7 @@ type many struct {
 	sql   string
 	args  []any
 	rows  []*standing
+	looks bool // it answers with the clock as well
 	locks bool // it answers with numbers alone: those of the rows that it has locked
 }
 
@@ -143,10 +159,12 @@ type standing struct {
 	c       *call // the place, and the rule by which it is written
 	waiters []*waiter
 	count   float64 // of all of them
+	taken   bool    // all of it, by takeManySQL
+	made    bool    // and the row was inserted
 	locked  bool    // by this transaction
 	found   bool    // the row exists
 	left    balance
-	at      int64 // by the clock, when it was read; 0 if it was taken from
+	at      int64 // by the clock, when it was read
 	changed bool
 }
 
@@ -199,19 +217,23 @@ func rulesOf(rows []*standing) (capacities, rates []float64, periods []int64, or
 	return capacities, rates, periods, origins
 }
 
-func (l *Limiter) takeMany(rows []*standing) []*many {
+func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
 	counts := make([]float64, len(rows))
 	for i, r := range rows {
 		counts[i] = r.count
 	}
 	names, keys := placesOf(rows)
 	capacities, rates, periods, origins := rulesOf(rows)
-	return l.forEach(l.many.take, rows, names, keys, capacities, rates, periods, origins, counts, l.now())
+	return l.forEach(sql, rows, names, keys, capacities, rates, periods, origins, counts, l.now())
 }
 
 func (l *Limiter) lookMany(rows []*standing) []*many {
 	names, keys := placesOf(rows)
-	return l.forEach(l.many.look, rows, names, keys, l.now())
+	statements := l.forEach(l.many.look, rows, names, keys, l.now())
+	for _, s := range statements {
+		s.looks = true
+	}
+	return statements
 }
 
 func (l *Limiter) lockMany(rows []*standing) []*many {
@@ -307,7 +329,7 @@ func roundTrip(
 // read reads the answer.
 func (s *many) read(rows pgx.Rows) error {
 	defer rows.Close()
-	one := statement{looks: true, found: true}
+	one := statement{looks: s.looks, found: true}
 	for rows.Next() {
 		raw, fields := rows.RawValues(), rows.FieldDescriptions()
 		nr := int64(0)
@@ -327,9 +349,12 @@ func (s *many) read(rows pgx.Rows) error {
 		case s.rows == nil: // waitSQL
 		case s.locks:
 			s.rows[nr-1].locked = true
-		default:
+		case s.looks:
 			r := s.rows[nr-1]
 			r.found, r.left, r.at = one.answer.value.Valid, one.balance(), one.answer.at.UnixMicro()
+		default:
+			r := s.rows[max(nr, -nr)-1]
+			r.taken, r.made, r.left = true, nr < 0, one.balance()
 		}
 	}
 	return rows.Err()

@@ -127,50 +127,70 @@ func (c *call) plain() bool { return !c.reserve && c.leave == 0 }
 // foreseen runs the first transaction.
 func (p *scheme) foreseen() {
 	c := p.c
-	var statements []*many
-	if len(p.takes) > 0 {
-		statements = c.l.takeMany(p.takes)
-	}
-	if len(p.looks) > 0 {
-		statements = append(statements, c.l.lookMany(p.looks)...)
-	}
-	if len(statements) == 0 {
+	if len(p.takes)+len(p.looks) == 0 {
 		return
 	}
-	if err := p.trip([]string{beginTogetherSQL}, true, statements...); err != nil {
-		for _, r := range slices.Concat(p.takes, p.looks) {
-			p.fail(err, r.waiters)
+	send := func(begin []string, take string) error {
+		var statements []*many
+		if len(p.takes) > 0 {
+			statements = c.l.takeMany(take, p.takes)
 		}
+		if len(p.looks) > 0 {
+			statements = append(statements, c.l.lookMany(p.looks)...)
+		}
+		return p.trip(begin, true, statements...)
+	}
+	var err error
+	makes := len(p.takes) > 0 && c.unmade.Add(1) <= mostUnmade
+	if makes {
+		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.many.make)
+	}
+	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
+		err = send([]string{beginTogetherSQL}, c.l.many.take)
+	}
+	if err != nil {
+		var some []*waiter
+		for _, r := range slices.Concat(p.takes, p.looks) {
+			some = append(some, r.waiters...)
+		}
+		p.fail(err, some)
 		return
 	}
+	var others []*standing
 	for _, r := range p.takes {
-		switch {
-		case r.found && r.at == 0:
-			rest := r.count
-			for _, w := range r.waiters {
-				b := r.left
-				rest -= w.calls[0].count
-				b.value += rest
-				w.grant(0, b)
-				p.answer(w)
-			}
-		case r.found:
-			for _, w := range r.waiters {
-				p.heldUp(w)
-			}
-		case r.at != 0:
-			p.fresh = append(p.fresh, r.waiters...)
-		default:
+		if !r.taken {
+			others = append(others, r)
+			continue
+		}
+		if r.made {
+			c.unmade.Store(0)
+		}
+		rest := r.count
+		for _, w := range r.waiters {
+			b := r.left
+			rest -= w.calls[0].count
+			b.value += rest
+			w.grant(0, b)
+			p.answer(w)
+		}
+	}
+	if len(others) > 0 && p.trip([]string{beginTogetherSQL}, true, c.l.lookMany(others)...) != nil {
+		for _, r := range others {
 			p.late = append(p.late, r.waiters...)
 		}
+		others = nil
 	}
 	for _, r := range p.looks {
-		p.looked(r)
+		p.looked(r, false)
+	}
+	for _, r := range others {
+		p.looked(r, true)
 	}
 }
 
-// looked answers the calls for a row that was only read, if it denies them all.
-func (p *scheme) looked(r *standing) {
+// looked answers the calls for a row that was only read, if it denies them all. If it would grant
+// them all, and the statement that tried to take has not, another transaction holds it.
+func (p *scheme) looked(r *standing, tried bool) {
 	denied := true
 	for _, w := range r.waiters {
 		granted, closed := w.judge()
@@ -181,12 +201,17 @@ func (p *scheme) looked(r *standing) {
 		p.c.l.denials.note(0, &w.calls[0], &w.decisions[0], r.at)
 		denied = denied && !granted
 	}
-	if !denied {
-		p.late = append(p.late, r.waiters...)
-		return
-	}
 	for _, w := range r.waiters {
-		p.answer(w)
+		switch {
+		case denied:
+			p.answer(w)
+		case !r.found:
+			p.fresh = append(p.fresh, w)
+		case tried && r.c.at(r.left, r.at).value >= r.count:
+			p.hold(w, w.calls[0].place(), 0)
+		default:
+			p.late = append(p.late, w)
+		}
 	}
 }
 
@@ -276,6 +301,7 @@ func (p *scheme) created() {
 			rows = append(rows, w.rows[0])
 		}
 	}
+	p.c.unmade.Store(0)
 	p.late = append(p.late, p.put(p.fresh, rows, beginTogetherSQL)...)
 }
 
