@@ -26,6 +26,7 @@ type Coalesced struct {
 	*Autocommit
 	lanes   [lanes]lane
 	held    held
+	watch   watch
 	gives   gives
 	seed    maphash.Seed
 	waiting atomic.Int64 // calls that are not decided yet
@@ -73,7 +74,7 @@ var ErrClosed = errors.New("ratelimit: closed")
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed()}
 	for i := range c.lanes {
-		c.lanes[i].open(c)
+		c.lanes[i].c = c
 	}
 	c.held.c, c.gives.c = c, c
 	if pool != nil {

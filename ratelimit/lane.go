@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -95,16 +97,9 @@ type lane struct {
 	mu      sync.Mutex
 	queue   []*waiter
 	spare   []*waiter
-	runner  int // the goroutine that decides; 0: none
-	runners int // that there were
-	watch   *time.Timer
+	runner  int      // the goroutine that decides; 0: none
+	runners int      // that there were
 	_       [64]byte // lanes are used by different processors
-}
-
-func (n *lane) open(c *Coalesced) {
-	n.c = c
-	n.watch = time.AfterFunc(time.Hour, n.replace)
-	n.watch.Stop()
 }
 
 func (n *lane) add(some ...*waiter) {
@@ -123,15 +118,14 @@ func (n *lane) start() {
 	go n.run(n.runner)
 }
 
-// replace lets another goroutine go on.
-func (n *lane) replace() {
+// replace lets another goroutine go on in place of one.
+func (n *lane) replace(runner int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
-	case n.runner == 0:
+	case n.runner != runner:
 	case n.c.overdue.Add(1) > n.c.connections()/2:
 		n.c.overdue.Add(-1)
-		n.watch.Reset(overdue)
 	default:
 		n.spare = nil // still in use
 		n.start()
@@ -165,23 +159,6 @@ func (n *lane) run(runner int) {
 	}
 }
 
-// sent and back watch over a trip of the goroutine that decides.
-func (n *lane) sent(runner int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.runner == runner {
-		n.watch.Reset(overdue)
-	}
-}
-
-func (n *lane) back(runner int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.runner == runner {
-		n.watch.Stop()
-	}
-}
-
 // gather gives way to goroutines that are about to add their calls, above all to callers that were
 // just answered: a batch of twice as many calls costs little more. It does not sleep.
 func (n *lane) gather() {
@@ -193,5 +170,70 @@ func (n *lane) gather() {
 		if has != had {
 			had, still = has, 0
 		}
+	}
+}
+
+// watch ends trips that take too long, and lets lanes go on without those that are overdue. It looks
+// at all of them now and then: a timer for each trip would cost as much as a statement.
+type watch struct {
+	mu    sync.Mutex
+	trips map[*underWay]struct{}
+	timer *time.Timer
+	armed bool
+}
+
+// underWay is a trip that has no answer yet.
+type underWay struct {
+	began  time.Time
+	cancel context.CancelFunc
+	lane   *lane // or nil
+	runner int
+}
+
+// over runs fn, which is a trip or waits for a connection.
+func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	t := &underWay{time.Now(), cancel, n, runner}
+	w.mu.Lock()
+	if w.trips == nil {
+		w.trips = map[*underWay]struct{}{}
+		w.timer = time.AfterFunc(overdue/2, w.look)
+		w.armed = true
+	}
+	w.trips[t] = struct{}{}
+	if !w.armed {
+		w.armed = true
+		w.timer.Reset(overdue / 2)
+	}
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.trips, t)
+		w.mu.Unlock()
+	}()
+	if err := fn(ctx); ctx.Err() == nil || err == nil {
+		return err
+	} else if errors.Is(err, ErrOutcomeUnknown) { // it is not the context of any caller that has ended
+		return unknown(errSilent)
+	}
+	return errSilent
+}
+
+var errSilent = fmt.Errorf("the database has not answered within %v", tripTime)
+
+func (w *watch) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for t := range w.trips {
+		switch age := time.Since(t.began); {
+		case age > tripTime:
+			t.cancel()
+		case age > overdue && t.lane != nil:
+			t.lane.replace(t.runner)
+		}
+	}
+	if w.armed = len(w.trips) > 0; w.armed {
+		w.timer.Reset(overdue / 2)
 	}
 }

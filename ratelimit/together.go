@@ -47,7 +47,7 @@ func (c *Coalesced) decide(p *scheme) {
 	}
 	some := p.late
 	p.late = nil
-	var here []*waiter
+	here := some[:0]
 	for _, w := range some {
 		switch {
 		case p.lane != nil && c.held.join(w):
@@ -93,9 +93,7 @@ func (p *scheme) plan(some []*waiter) {
 			}
 		}
 	}
-	slices.SortFunc(plain, func(a, b *waiter) int {
-		return cmp.Or(compareRows(&a.calls[0], &b.calls[0]), cmp.Compare(a.order, b.order))
-	})
+	slices.SortStableFunc(plain, func(a, b *waiter) int { return compareRows(&a.calls[0], &b.calls[0]) })
 	rows := make([]standing, len(plain))
 	for i, k := 0, 0; i < len(plain); k++ {
 		r, first, same := &rows[k], &plain[i].calls[0], true
@@ -587,16 +585,11 @@ func (l *Limiter) stuck(err error) bool {
 	return state == "55P03" || l.portable && state == "57014" // lock_not_available, query_canceled
 }
 
-// connect gets a connection.
 func (p *scheme) connect() error {
-	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
-	defer cancel()
-	conn, err := p.c.pool.Acquire(ctx)
-	if ctx.Err() != nil && err != nil {
-		return fmt.Errorf("the pool had no connection within %v", tripTime)
-	}
-	p.conn = conn
-	return err
+	return p.c.watch.over(nil, 0, func(ctx context.Context) (err error) {
+		p.conn, err = p.c.pool.Acquire(ctx)
+		return err
+	})
 }
 
 // trip makes a round trip.
@@ -606,27 +599,14 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
-	defer cancel()
 	p.trips++
-	if p.lane != nil {
-		p.lane.sent(p.runner)
-		defer p.lane.back(p.runner)
+	err := p.c.watch.over(p.lane, p.runner, func(ctx context.Context) error {
+		return roundTrip(ctx, p.conn, begin, commit, statements...)
+	})
+	if err != nil {
+		p.rollback()
 	}
-	err := roundTrip(ctx, p.conn, begin, commit, statements...)
-	if err == nil {
-		return nil
-	}
-	p.rollback()
-	if ctx.Err() == nil {
-		return err
-	}
-	// It is not the context of any caller that has ended.
-	why := fmt.Errorf("the database has not answered within %v", tripTime)
-	if errors.Is(err, ErrOutcomeUnknown) {
-		return unknown(why)
-	}
-	return why
+	return err
 }
 
 // rollback ends a transaction that has written nothing, or has failed. A connection that is not fit
