@@ -39,9 +39,9 @@ type heldRow struct {
 }
 
 const (
-	mostPause   = 50 * time.Millisecond // between two tries
-	inLine      = 50 * time.Millisecond // for which a call waits before a connection waits for its row
-	mostDoubled = 5                     // times, of inLine
+	mostPause   = 100 * time.Millisecond // between two tries
+	inLine      = 50 * time.Millisecond  // for which a call waits before a connection waits for its row
+	mostDoubled = 5                      // times, of inLine
 
 	// inserting is how long an insertion waits for another transaction that inserts the same row.
 	inserting = 10 * time.Millisecond

@@ -133,8 +133,14 @@ func (p *scheme) foreseen() {
 		if len(p.takes) > 0 {
 			statements = c.l.takeMany(take, p.takes)
 		}
-		if len(p.looks) > 0 {
-			statements = append(statements, c.l.lookMany(p.looks)...)
+		looks := p.looks
+		for _, r := range p.takes {
+			if r.waiters[0].tries > 0 { // the row was held, and may still be
+				looks = append(looks, r)
+			}
+		}
+		if len(looks) > 0 {
+			statements = append(statements, c.l.lookMany(looks)...)
 		}
 		return p.trip(begin, true, statements...)
 	}
@@ -154,10 +160,13 @@ func (p *scheme) foreseen() {
 		p.fail(err, some)
 		return
 	}
-	var others []*standing
+	var others, unseen []*standing
 	for _, r := range p.takes {
 		if !r.taken {
 			others = append(others, r)
+			if r.at == 0 {
+				unseen = append(unseen, r)
+			}
 			continue
 		}
 		if r.made {
@@ -172,11 +181,11 @@ func (p *scheme) foreseen() {
 			p.answer(w)
 		}
 	}
-	if len(others) > 0 && p.trip([]string{beginTogetherSQL}, true, c.l.lookMany(others)...) != nil {
-		for _, r := range others {
+	if len(unseen) > 0 && p.trip([]string{beginTogetherSQL}, true, c.l.lookMany(unseen)...) != nil {
+		for _, r := range unseen {
 			p.late = append(p.late, r.waiters...)
 		}
-		others = nil
+		others = slices.DeleteFunc(others, func(r *standing) bool { return r.at == 0 })
 	}
 	for _, r := range p.looks {
 		p.looked(r, false)
