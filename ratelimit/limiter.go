@@ -33,8 +33,8 @@ type Config struct {
 	Observer Observer
 
 	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
-	// advisory locks, by which callers of a limit with shards keep out of each other's way, and without LOCK TABLE for
-	// contended keys. Default: false.
+	// advisory locks, by which callers of a limit with shards keep out of each other's way, without LOCK TABLE for
+	// contended keys, and in coalesced calls without statements over several rows and without lock_timeout. Default: false.
 	Portable bool
 
 	// Clock replaces the database's clock, for tests that need to set it. A clock of the program must never decide in
