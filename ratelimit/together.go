@@ -154,10 +154,13 @@ func (p *scheme) foreseen() {
 	}
 	if err != nil {
 		var some []*waiter
-		for _, r := range slices.Concat(p.takes, p.looks) {
+		for _, r := range p.takes {
 			some = append(some, r.waiters...)
 		}
 		p.fail(err, some)
+		for _, r := range p.looks { // nothing was taken of these
+			p.late = append(p.late, r.waiters...)
+		}
 		return
 	}
 	var others, unseen []*standing
@@ -338,8 +341,7 @@ func (p *scheme) locked() {
 			p.late = p.put(some, rows)
 		}
 		if i == maxAttempts {
-			p.fail(errUndecided, p.late)
-			return
+			p.alone, p.late = append(p.alone, p.late...), nil
 		}
 	}
 }
@@ -595,10 +597,14 @@ func (l *Limiter) stuck(err error) bool {
 }
 
 func (p *scheme) connect() error {
-	return p.c.watch.over(nil, 0, func(ctx context.Context) (err error) {
+	err := p.c.watch.over(nil, 0, func(ctx context.Context) (err error) {
 		p.conn, err = p.c.pool.Acquire(ctx)
 		return err
 	})
+	if errors.Is(err, errSilent) {
+		return fmt.Errorf("no connection of the pool was free within %v", tripTime)
+	}
+	return err
 }
 
 // trip makes a round trip.
@@ -627,6 +633,7 @@ func (p *scheme) rollback() {
 	if conn := p.conn.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 		defer cancel()
+		p.trips++
 		_, _ = conn.Exec(ctx, "ROLLBACK")
 	}
 	if conn := p.conn.Conn(); conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
