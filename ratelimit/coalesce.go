@@ -66,11 +66,11 @@ var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 // ErrClosed is matched by the error of a call to what was closed.
 var ErrClosed = errors.New("ratelimit: closed")
 
-// Coalesce returns the verbs over a pool. RateLimit uses two connections at a time. It uses one more
-// while other transactions hold rows that calls want, and one more to give back what calls took
-// whose callers have left. It uses up to half of the pool while the database takes more than half a
-// second for an answer, and up to a quarter of it, 4 at the most, for limits with shards. Close it before
-// the pool.
+// Coalesce returns the verbs over a pool. RateLimit uses two connections at a time, and one more
+// while other transactions hold rows that calls want. It uses up to half of the pool besides while
+// the database takes more than half a second for an answer. For limits with shards, and to give back
+// what calls took whose callers have left, it uses up to a quarter of the pool, but no more than 4
+// connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed()}
 	for i := range c.lanes {
@@ -87,8 +87,9 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 
 // RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, which
-// is shared by all calls that are granted or denied together. The first use of a key takes one trip
-// more, and what was not foreseen two more. Several limits in a call take two.
+// is shared by all calls that are granted or denied together. A denial that was not foreseen takes
+// one trip more, and the first use of a key, if there were no others lately, two more. Several
+// limits in a call, and reservations, take two trips.
 //
 // If another transaction holds a row of the call, the call waits until the row is free or ctx ends.
 // If the committed balances deny the call, it is denied at once.
