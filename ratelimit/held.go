@@ -39,7 +39,7 @@ type heldRow struct {
 }
 
 const (
-	mostPause   = 100 * time.Millisecond // between two tries
+	mostPause   = 200 * time.Millisecond // between two tries
 	inLine      = 50 * time.Millisecond  // for which a call waits before a connection waits for its row
 	mostDoubled = 5                      // times, of inLine
 
@@ -152,7 +152,7 @@ func (h *held) tick() {
 			go h.wait(rows)
 		}
 	}
-	next := now.Add(mostPause)
+	next := now.Add(inLine)
 	for at, r := range h.rows {
 		switch {
 		case r.busy || r.most > 0:
