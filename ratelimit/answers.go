@@ -88,32 +88,32 @@ type replay struct {
 }
 
 func (r *replay) Exec() (pgconn.CommandTag, error) { return r.a.tag, nil }
-func (r *replay) Query() (pgx.Rows, error)         { return rowsOf{r}, nil }
-func (r *replay) QueryRow() pgx.Row                { return rowOf{r} }
+func (r *replay) Query() (pgx.Rows, error)         { return replayRows{r}, nil }
+func (r *replay) QueryRow() pgx.Row                { return replayRow{r} }
 func (r *replay) Close() error                     { return nil }
 
-// rowOf is the first row of an answer.
-type rowOf struct{ r *replay }
+// replayRow is the first row of an answer.
+type replayRow struct{ r *replay }
 
-func (o rowOf) Scan(dest ...any) error {
-	rows := rowsOf{o.r}
+func (o replayRow) Scan(dest ...any) error {
+	rows := replayRows{o.r}
 	if !rows.Next() {
 		return pgx.ErrNoRows
 	}
 	return rows.Scan(dest...)
 }
 
-// rowsOf are the rows of an answer.
-type rowsOf struct{ *replay }
+// replayRows are the rows of an answer.
+type replayRows struct{ *replay }
 
-func (r rowsOf) Close()                                       { r.closed = true }
-func (r rowsOf) Err() error                                   { return r.err }
-func (r rowsOf) CommandTag() pgconn.CommandTag                { return r.a.tag }
-func (r rowsOf) FieldDescriptions() []pgconn.FieldDescription { return r.a.of }
-func (r rowsOf) Conn() *pgx.Conn                              { return nil } // it is not the caller's
-func (r rowsOf) TypeMap() *pgtype.Map                         { return r.conn.TypeMap() }
+func (r replayRows) Close()                                       { r.closed = true }
+func (r replayRows) Err() error                                   { return r.err }
+func (r replayRows) CommandTag() pgconn.CommandTag                { return r.a.tag }
+func (r replayRows) FieldDescriptions() []pgconn.FieldDescription { return r.a.of }
+func (r replayRows) Conn() *pgx.Conn                              { return nil } // it is not the caller's
+func (r replayRows) TypeMap() *pgtype.Map                         { return r.conn.TypeMap() }
 
-func (r rowsOf) Next() bool {
+func (r replayRows) Next() bool {
 	if r.closed || r.next == len(r.a.rows) {
 		r.closed = true
 		return false
@@ -123,14 +123,14 @@ func (r rowsOf) Next() bool {
 }
 
 // RawValues are those of the row that Next has come to.
-func (r rowsOf) RawValues() [][]byte {
+func (r replayRows) RawValues() [][]byte {
 	if r.closed || r.next == 0 {
 		return nil
 	}
 	return r.a.rows[r.next-1]
 }
 
-func (r rowsOf) Scan(dest ...any) error {
+func (r replayRows) Scan(dest ...any) error {
 	err := errNoRow
 	if raw := r.RawValues(); raw != nil {
 		if scanner, ok := one(dest); ok {
@@ -153,7 +153,7 @@ func one(dest []any) (pgx.RowScanner, bool) {
 	return scanner, ok
 }
 
-func (r rowsOf) Values() ([]any, error) {
+func (r replayRows) Values() ([]any, error) {
 	raw := r.RawValues()
 	if raw == nil {
 		return nil, errNoRow
@@ -181,7 +181,7 @@ func (r rowsOf) Values() ([]any, error) {
 }
 
 // fail keeps the first error, which closes the rows.
-func (r rowsOf) fail(err error) error {
+func (r replayRows) fail(err error) error {
 	if err != nil && r.err == nil {
 		r.err, r.closed = err, true
 	}

@@ -7,65 +7,101 @@ import (
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Coalesced is [Autocommit] for many goroutines: calls of RateLimit that come at the same time are decided together, in one
-// statement and one commit, and each gets its own answer. Of those for the same limit and key the earlier are granted, and the
-// rest is denied, each with its own RetryAt. A call that finds nobody else does not wait for others to come. It is safe for
+// Coalesced is [Autocommit] for many goroutines. Calls of RateLimit that come at the same time are
+// decided together, in one statement and one commit, and each gets its own answer. Of the calls for
+// one limit and key the earlier ones are granted, and the rest is denied, each with its own RetryAt.
+// A call that finds no other under way does not wait for others to come. A Coalesced is safe for
 // concurrent use, and one for each pool is enough.
+//
+// A call never waits for the rows of other calls. If another transaction holds a row, the calls that
+// want this row wait for it, in order and without a connection each, and all other calls go on.
 //
 // All other verbs are those of Autocommit, one call at a time.
 type Coalesced struct {
 	*Autocommit
 	lanes   [lanes]lane
-	asides  asides
+	held    held
+	watch   watch
+	gives   gives
 	seed    maphash.Seed
-	waiting atomic.Int64  // calls that are not decided yet
-	singly  chan struct{} // held by who decides calls one by one
-	mu      sync.RWMutex  // held for reading by who adds a call, for writing by Close
+	waiting atomic.Int64 // calls that are not decided yet
+	order   atomic.Int64 // of the last call that came
+	overdue atomic.Int32 // batches that a lane no longer waits for
+	ended   atomic.Bool  // Close no longer waits for rows that others hold
+	unmade  atomic.Int32 // batches since a row was inserted
+	singly  chan struct{}
+	mu      sync.RWMutex // held for reading to add a call, for writing by Close
 	closed  bool
 	running sync.WaitGroup
 }
 
 const (
-	// lanes is how many transactions are under way at a time. A key has its lane, in which its callers keep their order. More
-	// of them would have fewer calls each, and decide fewer in all.
+	// lanes is how many batches are under way at a time. A key has its lane, in which its calls
+	// keep their order. With more lanes each batch has fewer calls, and fewer are decided in all.
 	lanes = 2
 
-	// mostSingle is how many decide calls one by one.
-	mostSingle = 4
-
-	// mostTogether bounds the calls of one transaction, and mostWaiting those that wait for theirs.
+	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait.
 	mostTogether = 1000
 	mostWaiting  = 1 << 16
+
+	// mostUnmade is for how many batches rows are expected that do not exist, after there were some.
+	mostUnmade = 100
+
+	// tripTime is how long the database, or the pool, has for an answer.
+	tripTime = 5 * time.Second
+
+	// overdue is how long a lane waits for a trip before it goes on with the next batch.
+	overdue = 500 * time.Millisecond
 )
 
-// ErrOverloaded is matched by the error of a call that was not made, as 65,536 others wait to be decided.
+// ErrOverloaded is matched by the error of a call that was not made, because 65,536 others wait to
+// be decided.
 var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 
 // ErrClosed is matched by the error of a call to what was closed.
 var ErrClosed = errors.New("ratelimit: closed")
 
-// Coalesce returns the verbs over a pool, of which RateLimit holds two connections at a time, and more only while others hold
-// rows that it wants, or make them, and for calls that it decides one by one. It is to be closed, before the pool.
+// Coalesce returns the verbs over a pool. RateLimit uses two connections at a time, and one more
+// while other transactions hold rows that calls want. It uses up to half of the pool besides while
+// the database takes more than half a second for an answer. For limits with shards, and to give back
+// what calls took whose callers have left, it uses up to a quarter of the pool, but no more than 4
+// connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
-	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), singly: make(chan struct{}, mostSingle)}
+	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed()}
 	for i := range c.lanes {
 		c.lanes[i].c = c
+	}
+	c.held.c, c.gives.c = c, c
+	if pool != nil {
+		c.singly = make(chan struct{}, min(4, max(1, c.connections()/4)))
 	}
 	return c
 }
 
-// RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, for all that are granted or
-// denied together, and three if that was not foreseen. Several limits in a call take two.
+// connections is how many the pool may have.
+func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
+
+// RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, which
+// is shared by all calls that are granted or denied together. A denial that was not foreseen takes
+// one trip more, and the first use of a key, if there were no others lately, two more. Several
+// limits in a call, and reservations, take two trips.
 //
-// A ctx without a deadline ends after Config.Timeout.
+// If another transaction holds a row of the call, the call waits until the row is free or ctx ends.
+// If the committed balances deny the call, it is denied at once.
 //
-// If ctx ends, what the call has taken by then is given back. Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed]
-// after Close. An error of the database is that of all who were decided together, but for one that only some of them have
-// caused.
+// If ctx ends, or Config.Timeout is over for a ctx without a deadline, the call returns at once, and
+// what it takes or has taken is given back. Only if the database is lost meanwhile, the tokens may
+// stay taken.
+//
+// Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed] after Close. If the database does
+// not answer within 5 seconds, the calls of that trip fail, with [ErrOutcomeUnknown] if it may have
+// committed. An error of the database is that of all calls that were decided together, unless only
+// some of them have caused it.
 func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	o := c.l.observe(ctx, requests)
 	calls, err := resolveAll(requests)
@@ -82,10 +118,14 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	case ctx.Err() != nil:
 		return o.told(Result{}, explain(ctx, ctx.Err(), "take", calls))
 	}
-	return o.told(beside(calls, len(requests), true, func(calls []call) (Result, error) { return c.rateLimit(ctx, o, calls, len(requests)) }))
+	return o.told(beside(calls, len(requests), true, func(calls []call) (Result, error) {
+		return c.rateLimit(ctx, o, calls, len(requests))
+	}))
 }
 
-func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call, requests int) (Result, error) {
+func (c *Coalesced) rateLimit(
+	ctx context.Context, o *observation, calls []call, requests int,
+) (Result, error) {
 	if c.l.remember {
 		if res, ok := c.l.denials.answer(calls, requests, c.l.clock); ok {
 			return res, nil
@@ -129,33 +169,42 @@ func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, erro
 	return wait(ctx, c, requests)
 }
 
-// Close waits until the calls that were made before it are decided. Later ones fail with [ErrClosed].
+// Close waits until the calls that were made before it are decided. Later ones fail with
+// [ErrClosed]. So do, after 5 seconds, calls that still wait for rows that other transactions hold.
+// Close waits for an answer of the database as long as the calls do, and then returns.
 func (c *Coalesced) Close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
+	t := time.AfterFunc(tripTime, func() {
+		c.ended.Store(true)
+		c.held.tick()
+	})
 	c.running.Wait()
+	t.Stop()
 }
+
+func errClosedCoalesced() error { return fmt.Errorf("%w: the Coalesced", ErrClosed) }
 
 func (c *Coalesced) add(w *waiter) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.closed {
-		return fmt.Errorf("%w: the Coalesced", ErrClosed)
+		return errClosedCoalesced()
 	}
 	if c.waiting.Add(1) > mostWaiting {
 		c.waiting.Add(-1)
 		return fmt.Errorf("%w: %d", ErrOverloaded, mostWaiting)
 	}
-	c.lane(w).add(w)
+	w.order = c.order.Add(1)
+	if !c.held.join(w) {
+		c.lane(w).add(w)
+	}
 	return nil
 }
 
-// lane is that of the key. Those who ask for several limits often share one of them, and have one lane together.
+// lane is that of the key. Calls of several limits often share one of them: they all have one lane.
 func (c *Coalesced) lane(w *waiter) *lane {
-	if n := c.asides.lane(w.calls); n != nil {
-		return n
-	}
 	if len(w.calls) > 1 {
 		return &c.lanes[0]
 	}

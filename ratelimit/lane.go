@@ -2,19 +2,27 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // waiter is one call, of which the caller waits for an answer.
 type waiter struct {
 	calls    []call
 	requests int
-	order    int // of arrival
+	order    int64 // of arrival
 	state    atomic.Int32
-	batch    *batch
 	done     chan struct{}
+	rows     []*standing // of the calls, while they are decided
+
+	// While another transaction holds a row of it.
+	since time.Time // when that was found
+	tries int       // how often since
+	waits int       // how often a connection has waited for the row since
 
 	// The answer.
 	err       error
@@ -24,13 +32,14 @@ type waiter struct {
 
 	trips, together int // what it took, with how many others
 
+	oneRow      [1]*standing
 	oneDecision [1]Decision
 	oneTime     [1]int64
 }
 
 const (
 	queued int32 = iota
-	taken        // by a lane
+	taken        // into a batch
 	left         // its caller waits no more
 	answered
 )
@@ -42,34 +51,16 @@ func (w *waiter) free() {
 	waiters.Put(w)
 }
 
-// batch is what is decided together. It ends early if the callers of all its calls have left.
-type batch struct {
-	live   atomic.Int64
-	cancel context.CancelFunc
-}
-
-func (b *batch) leave() {
-	if b.live.Add(-1) == 0 {
-		b.cancel()
-	}
-}
-
-// leave is for a caller who waits no more. It reports false if the answer is there already. A call may be taken, and moved to
-// another lane's queue, at any time.
+// leave is for a caller who waits no more. It reports false if the answer is there already. A call
+// that was sent is not cancelled, as it may have committed.
 func (w *waiter) leave() bool {
 	for {
-		switch w.state.Load() {
-		case queued:
-			if w.state.CompareAndSwap(queued, left) {
-				return true
-			}
-		case taken:
-			if w.state.CompareAndSwap(taken, left) {
-				w.batch.leave()
-				return true
-			}
-		default:
+		state := w.state.Load()
+		if state == answered {
 			return false
+		}
+		if w.state.CompareAndSwap(state, left) {
+			return true
 		}
 	}
 }
@@ -77,10 +68,11 @@ func (w *waiter) leave() bool {
 // room is where the decisions go.
 func (w *waiter) room() {
 	if len(w.calls) == 1 {
-		w.decisions, w.at = w.oneDecision[:], w.oneTime[:]
+		w.rows, w.decisions, w.at = w.oneRow[:], w.oneDecision[:], w.oneTime[:]
 		return
 	}
-	w.decisions, w.at = make([]Decision, len(w.calls)), make([]int64, len(w.calls))
+	n := len(w.calls)
+	w.rows, w.decisions, w.at = make([]*standing, n), make([]Decision, n), make([]int64, n)
 }
 
 func (w *waiter) result(ctx context.Context) (Result, error) {
@@ -97,37 +89,61 @@ func (w *waiter) result(ctx context.Context) (Result, error) {
 	return res, nil
 }
 
-// lane decides calls, a batch after the other. It has a goroutine while there are any.
+// lane decides calls, a batch after the other. It has a goroutine while there are any. If a batch is
+// overdue, a new goroutine takes over, and the old one ends with its batch: the connection may be
+// dead, and no other key waits for that.
 type lane struct {
 	c       *Coalesced
-	aside   *place // the only place of its calls, which somebody else held; nil for most lanes
 	mu      sync.Mutex
 	queue   []*waiter
 	spare   []*waiter
-	running bool
+	runner  int      // the goroutine that decides; 0: none
+	runners int      // that there were
 	_       [64]byte // lanes are used by different processors
 }
 
-func (n *lane) add(w *waiter) {
+func (n *lane) add(some ...*waiter) {
 	n.mu.Lock()
-	n.queue = append(n.queue, w)
-	start := !n.running
-	n.running = true
-	n.mu.Unlock()
-	if start {
-		n.c.running.Add(1)
-		go n.run()
+	defer n.mu.Unlock()
+	n.queue = append(n.queue, some...)
+	if n.runner == 0 {
+		n.start()
 	}
 }
 
-func (n *lane) run() {
+func (n *lane) start() {
+	n.runners++
+	n.runner = n.runners
+	n.c.running.Add(1)
+	go n.run(n.runner)
+}
+
+// replace lets another goroutine go on in place of one.
+func (n *lane) replace(runner int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.runner != runner:
+	case n.c.overdue.Add(1) > n.c.connections()/2:
+		n.c.overdue.Add(-1)
+	default:
+		n.spare = nil // still in use
+		n.start()
+	}
+}
+
+func (n *lane) run(runner int) {
 	defer n.c.running.Done()
 	for {
 		n.gather()
 		n.mu.Lock()
+		if n.runner != runner {
+			n.mu.Unlock()
+			n.c.overdue.Add(-1)
+			return
+		}
 		if len(n.queue) == 0 {
-			n.running = false
-			n.c.asides.close(n)
+			n.runner = 0
 			n.mu.Unlock()
 			return
 		}
@@ -138,13 +154,13 @@ func (n *lane) run() {
 			some, n.queue = some[:mostTogether:mostTogether], some[mostTogether:]
 		}
 		n.mu.Unlock()
-		n.decide(some)
+		n.c.decide(&scheme{c: n.c, late: some, lane: n, runner: runner})
 		clear(some)
 	}
 }
 
-// gather gives way to goroutines that are about to add their calls, those most of all who were answered just before: a batch of
-// twice as many costs little more. It does not sleep.
+// gather gives way to goroutines that are about to add their calls, above all to callers that were
+// just answered: a batch of twice as many calls costs little more. It does not sleep.
 func (n *lane) gather() {
 	for had, still := 0, 0; still < 2; still++ {
 		runtime.Gosched()
@@ -157,103 +173,67 @@ func (n *lane) gather() {
 	}
 }
 
-// decide answers the calls of some waiters.
-func (n *lane) decide(some []*waiter) {
+// watch ends trips that take too long, and lets lanes go on without those that are overdue. It looks
+// at all of them now and then: a timer for each trip would cost as much as a statement.
+type watch struct {
+	mu    sync.Mutex
+	trips map[*underWay]struct{}
+	timer *time.Timer
+	armed bool
+}
+
+// underWay is a trip that has no answer yet.
+type underWay struct {
+	began  time.Time
+	cancel context.CancelFunc
+	lane   *lane // or nil
+	runner int
+}
+
+// over runs fn, which is a trip or waits for a connection.
+func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
-	b := &batch{cancel: cancel}
-	b.live.Store(int64(len(some)))
-	here := some[:0]
-	for _, w := range some {
-		w.batch = b
-		if !w.state.CompareAndSwap(queued, taken) {
-			b.leave()
-			n.c.waiting.Add(-1)
-			continue
-		}
-		w.order = len(here)
-		w.room()
-		here = append(here, w)
+	defer cancel()
+	t := &underWay{time.Now(), cancel, n, runner}
+	w.mu.Lock()
+	if w.trips == nil {
+		w.trips = map[*underWay]struct{}{}
+		w.timer = time.AfterFunc(overdue/2, w.look)
+		w.armed = true
 	}
-	if len(here) == 0 {
-		return
+	w.trips[t] = struct{}{}
+	if !w.armed {
+		w.armed = true
+		w.timer.Reset(overdue / 2)
 	}
-	for _, w := range here {
-		w.together = len(here)
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.trips, t)
+		w.mu.Unlock()
+	}()
+	if err := fn(ctx); ctx.Err() == nil || err == nil {
+		return err
+	} else if errors.Is(err, ErrOutcomeUnknown) { // it is not the context of any caller that has ended
+		return unknown(errSilent)
 	}
-	p := n.c.plan(here)
-	p.impatient = n.aside == nil
-	for i := 1; ; i++ {
-		err := p.foreseen(ctx)
-		if err == nil {
-			err = p.locked(ctx)
-		}
-		again := false
-		switch {
-		case i == maxAttempts:
-		case p.waitedInVain(err):
-			err = p.putAside(ctx, err)
-			again = err == nil
-		default:
-			again = isConflict(err) || stateOf(err) == "23505" // or a row that there was not
-		}
-		if !again {
-			p.fail(ctx, err)
-			p.decideAlone(ctx)
-			return
-		}
-	}
+	return errSilent
 }
 
-// asides are the lanes of rows that were held by others for long, or may have been: only those who want the row wait for it.
-type asides struct {
-	n  atomic.Int32
-	mu sync.Mutex
-	of map[place]*lane
-}
+var errSilent = fmt.Errorf("the database has not answered within %v", tripTime)
 
-// mostAside bounds them, as each has a connection while it decides.
-const mostAside = 64
-
-// lane is that of one of the places, or nil.
-func (a *asides) lane(calls []call) *lane {
-	if a.n.Load() == 0 {
-		return nil
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i := range calls {
-		if n := a.of[calls[i].place()]; n != nil {
-			return n
+func (w *watch) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for t := range w.trips {
+		switch age := time.Since(t.began); {
+		case age > tripTime:
+			t.cancel()
+		case age > overdue && t.lane != nil:
+			t.lane.replace(t.runner)
 		}
 	}
-	return nil
-}
-
-// open returns the lane of a place, or nil if there are too many.
-func (a *asides) open(c *Coalesced, p place) *lane {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if n := a.of[p]; n != nil || len(a.of) == mostAside {
-		return n
-	}
-	if a.of == nil {
-		a.of = make(map[place]*lane)
-	}
-	n := &lane{c: c, aside: &p}
-	a.of[p] = n
-	a.n.Store(int32(len(a.of))) //nolint:gosec // at most mostAside
-	return n
-}
-
-// close ends a lane that has nothing to do. Who has found it before then uses it once more.
-func (a *asides) close(n *lane) {
-	if n.aside == nil {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.of[*n.aside] == n {
-		delete(a.of, *n.aside)
-		a.n.Store(int32(len(a.of))) //nolint:gosec // at most mostAside
+	if w.armed = len(w.trips) > 0; w.armed {
+		w.timer.Reset(overdue / 2)
 	}
 }

@@ -45,7 +45,8 @@ type Config struct {
 
 	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
 	// advisory locks, by which callers of a limit with shards keep out of each other's way, and transactions that have lost
-	// a row queue for it: see [Limiter.InTx]. Default: false.
+	// a row queue for it: see [Limiter.InTx]. Coalesced calls do without statements over several rows and without
+	// lock_timeout. Default: false.
 	Portable bool
 
 	// Clock replaces the database's clock, for tests that need to set it. A clock of the program must never decide in
@@ -86,7 +87,7 @@ func New(cfg Config) (*Limiter, error) {
 	sql := newStatements(cfg.Schema)
 	return &Limiter{
 		sql:         sql,
-		many:        newManyTexts(sql.prefix),
+		many:        newManyTexts(sql.prefix, cfg.Portable),
 		maxAttempts: cfg.MaxAttempts,
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,

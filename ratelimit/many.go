@@ -2,167 +2,257 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"math"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Statements over many rows at once, for callers that are decided together. Rows are in the order in which every call locks its
-// own, by name and key. They are of limits without shards.
+// Statements over many rows at once, for calls that are decided together. All rows are those of
+// limits without shards. No statement waits for a row that another transaction has locked, except
+// waitSQL, and newManySQL if another transaction has inserted the row and not yet committed.
 //
-// $1 names $2 keys $3 capacities $4 rates $5 periods $6 origins, null for buckets
+// Each answers with the number of the row in its arguments, counted from 1. Every operator and
+// function has an exact match in pg_catalog, so the search_path does not matter.
 const (
-	// manyRefill is by the rule that comes with the row.
-	manyRefill = `CASE WHEN excluded.origin IS NULL
-		THEN excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / excluded.period::float8
-		ELSE excluded.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - excluded.origin) * 1e6::float8) / excluded.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - excluded.origin) * 1e6::float8) / excluded.period::float8)) END`
-
-	// takeManySQL is takeSQL, of tokens that are there: each row that is in the answer is granted. The tokens to take are
-	// those that the inserted row lacks.
+	// takeManySQL takes tokens that are there, and answers with the rows that it took from. It
+	// skips rows that others have locked.
 	//
-	// Locks: all rows. Predicate reads: those that are not granted.
+	// A row that is locked stays where it is, so the update finds it by its ctid. It skips a row
+	// that was written after its snapshot. The LIMIT lets the planner expect few rows: so it keeps
+	// one plan, which goes by the index.
 	//
-	// $7 tokens $8 clock
-	takeManySQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-SELECT u.name, u.key, 0, u.capacity - u.count, coalesce($8::timestamptz, clock_timestamp()), u.capacity, u.rate, u.period, u.origin
-FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
-	AS u (name, key, capacity, rate, period, origin, count)
-ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least(excluded.capacity, b.value + {refill}) - (excluded.capacity - excluded.value),
-	ts = greatest(b.ts, excluded.ts),
-	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
-	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least(excluded.capacity, b.value + {refill}) - (excluded.capacity - excluded.value) >= 0::float8
-	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts)
-RETURNING b.name, b.key, ` + columns
+	// Locks: the rows that nobody else has locked, granted or not.
+	//
+	// $1 names $2 keys $3 capacities $4 rates $5 periods $6 origins, null for buckets $7 tokens
+	// $8 clock
+	takeManySQL = `UPDATE {schema}weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
+	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, b.ctid AS at, {left}
+	FROM ({rows}) u JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+	FOR NO KEY UPDATE OF b SKIP LOCKED) s
+WHERE b.ctid = s.at AND s.left >= 0::float8
+RETURNING s.nr, ` + columns
 
-	// lookManySQL is lookSQL: a row for each, in any order.
+	// makeManySQL is takeManySQL that also inserts the rows that do not exist. It costs more, so it
+	// is for when there are likely to be such. Their numbers are negative
+	// in its answer. It fails if another transaction inserts one first.
+	makeManySQL = `WITH s AS MATERIALIZED (
+	SELECT u.*, b.at, {left}, CASE WHEN b.at IS NULL THEN NOT EXISTS (
+		SELECT FROM {schema}weir_balance b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0) END AS new
+	FROM ({rows}) u LEFT JOIN LATERAL (SELECT b.ctid AS at, b.value, b.ts, b.paused_until
+		FROM {schema}weir_balance b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0
+		FOR NO KEY UPDATE SKIP LOCKED) b ON true
+), made AS (
+	INSERT INTO {schema}weir_balance (name, key, shard, value, ts, capacity, rate, period, origin)
+	SELECT s.name, s.key, 0, s.capacity - s.count, s.now, s.capacity, s.rate, s.period, s.origin FROM s WHERE s.new
+), taken AS (
+	UPDATE {schema}weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
+		capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+	FROM s WHERE b.ctid = s.at AND s.left >= 0::float8
+	RETURNING s.nr, ` + columns + `
+)
+SELECT nr, value, ts, paused_until, delay, moved FROM taken
+UNION ALL SELECT -s.nr, s.capacity - s.count, s.now, NULL, NULL, NULL FROM s WHERE s.new`
+
+	// {left} is what a take would leave, by the rule that comes with the row, and {rows} are $1 - $8.
+	manyLeft = `greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
+		ELSE least(u.capacity, b.value + {refill}) - u.count END AS left`
+
+	manyRows = `SELECT u.*, {clock8} AS now
+		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
+			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)
+		LIMIT pg_catalog.cardinality($1::text[])`
+
+	manyRefill = `CASE WHEN u.origin IS NULL
+		THEN u.rate * greatest(0::float8, {us(u.now - greatest(b.ts, b.paused_until))}) / u.period::float8
+		ELSE u.rate * greatest(0::float8,
+			pg_catalog.floor({us(u.now - u.origin)} / u.period::float8) -
+			pg_catalog.floor({us(greatest(b.ts, b.paused_until) - u.origin)} / u.period::float8)) END`
+
+	// lookManySQL reads rows, and the clock: one answer for each, of nulls where there is no row.
 	//
 	// $1 names $2 keys $3 clock
-	lookManySQL = `SELECT u.name, u.key, ` + columns + `, coalesce($3::timestamptz, clock_timestamp())
-FROM unnest($1::text[], $2::text[]) AS u (name, key)
+	lookManySQL = `SELECT u.nr, ` + columns + `, {clock3}
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
 LEFT JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0`
 
-	// lockManySQL locks the rows that there are, in order, and reads them. The clock is read by clockSQL after it: here it might
-	// be read before a row was waited for.
+	// lockManySQL locks the rows that nobody else has locked, and answers with their numbers.
+	// lookManySQL after it then reads what nobody else can change.
 	//
 	// $1 names $2 keys
-	lockManySQL = `SELECT b.name, b.key, ` + columns + `
+	lockManySQL = `SELECT u.nr
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
-JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
-ORDER BY u.nr FOR NO KEY UPDATE OF b`
-
-	// freeManySQL answers with the rows that nobody holds.
-	//
-	// $1 names $2 keys
-	freeManySQL = `SELECT b.name, b.key, ` + columns + `
-FROM unnest($1::text[], $2::text[]) AS u (name, key)
 JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
 FOR NO KEY UPDATE OF b SKIP LOCKED`
 
-	clockSQL = `SELECT coalesce($1::timestamptz, clock_timestamp())`
-
-	// putManySQL writes what takes have left of rows that are locked, and newManySQL of those that there were not: if there is one
-	// now, it fails.
+	// waitSQL locks one row, and waits for it.
 	//
-	// $7 values $8 times $9 ends of pauses, or null
-	putManySQL = newManySQL + `
+	// $1 name $2 key
+	waitSQL = `SELECT 1::bigint FROM {schema}weir_balance b
+WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE`
+
+	// newManySQL writes what takes have left of rows that do not exist. If one exists by now, it
+	// fails. putManySQL does the same for rows that are locked.
+	//
+	// $1 - $6 as above $7 values $8 times $9 ends of pauses, or null
+	newManySQL = `INSERT INTO {schema}weir_balance AS b
+	(name, key, capacity, rate, period, origin, value, ts, paused_until, shard)
+SELECT u.*, 0 FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[],
+	$7::float8[], $8::timestamptz[], $9::timestamptz[]) AS u`
+
+	onConflictPut = `
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = excluded.value, ts = excluded.ts, paused_until = excluded.paused_until,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin`
 
-	newManySQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until)
-SELECT u.name, u.key, 0, u.value, u.ts, u.capacity, u.rate, u.period, u.origin, u.paused
-FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[], $8::timestamptz[], $9::timestamptz[])
-	AS u (name, key, capacity, rate, period, origin, value, ts, paused)`
+	putManySQL = newManySQL + onConflictPut
+
+	// The portable forms, of one row each: distributed engines route a statement by its key, and
+	// take SKIP LOCKED for one key only.
+	lookOneSQL = `SELECT 1::bigint, ` + columns + `, {clock3}
+FROM (VALUES (1)) AS one
+LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0`
+
+	lockOneSQL = waitSQL + ` SKIP LOCKED`
+
+	newOneSQL = `INSERT INTO {schema}weir_balance AS b
+	(name, key, capacity, rate, period, origin, value, ts, paused_until, shard)
+VALUES ($1::text, $2::text, $3::float8, $4::float8, $5::bigint, $6::timestamptz,
+	$7::float8, $8::timestamptz, $9::timestamptz, 0)`
+
+	putOneSQL = newOneSQL + onConflictPut
 )
 
 // manyTexts are the texts for one schema.
-type manyTexts struct{ take, look, lock, free, clock, put, new string }
+type manyTexts struct{ take, make, look, lock, wait, put, new string }
 
-func newManyTexts(prefix string) manyTexts {
-	r := strings.NewReplacer("{schema}", prefix, "{refill}", manyRefill)
-	return manyTexts{r.Replace(takeManySQL), r.Replace(lookManySQL), r.Replace(lockManySQL), r.Replace(freeManySQL), clockSQL, r.Replace(putManySQL), r.Replace(newManySQL)}
+func newManyTexts(prefix string, portable bool) manyTexts {
+	t := manyTexts{takeManySQL, makeManySQL, lookManySQL, lockManySQL, waitSQL, putManySQL, newManySQL}
+	if portable {
+		t = manyTexts{"", "", lookOneSQL, lockOneSQL, waitSQL, putOneSQL, newOneSQL}
+	}
+	inner := strings.NewReplacer("{rows}", manyRows, "{left}", strings.Replace(manyLeft, "{refill}", manyRefill, 1))
+	r := strings.NewReplacer("{schema}", prefix,
+		"{clock3}", "coalesce($3::timestamptz, pg_catalog.clock_timestamp())",
+		"{clock8}", "coalesce($8::timestamptz, pg_catalog.clock_timestamp())",
+		"{us(", "pg_catalog.round(pg_catalog.date_part('epoch'::text, ", ")}", ") * 1e6::float8)")
+	for _, text := range []*string{&t.take, &t.make, &t.look, &t.lock, &t.wait, &t.put, &t.new} {
+		*text = r.Replace(inner.Replace(*text))
+	}
+	return t
 }
 
-// many is one such statement on its way.
+// many is one such statement on its way, and the rows that it answers for.
 type many struct {
-	sql  string
-	args []any
-	// What it answers with, if anything.
+	sql   string
+	args  []any
 	rows  []*standing
-	clock *time.Time
+	looks bool // it answers with the clock as well
+	locks bool // it answers with numbers alone: those of the rows that it has locked
 }
 
-// standing is a row, the callers who want tokens of it, and what the database said of it.
+// standing is a row, the calls that want tokens of it, and what the database said of it.
 type standing struct {
-	c       *call // of the first of them: the place and the rule
+	c       *call // the place, and the rule by which it is written
 	waiters []*waiter
 	count   float64 // of all of them
-	found   bool
+	taken   bool    // all of it, by takeManySQL
+	made    bool    // and the row was inserted
+	locked  bool    // by this transaction
+	found   bool    // the row exists
 	left    balance
-	at      int64 // the clock of a look
+	at      int64 // by the clock, when it was read
 	changed bool
 }
 
-// columnsOfRules are $1 to $6.
-func columnsOfRules(rows []*standing, more ...any) []any {
-	n := len(rows)
-	names, keys := make([]string, n), make([]string, n)
-	capacities, rates, periods := make([]float64, n), make([]float64, n), make([]int64, n)
-	origins := make([]pgtype.Timestamptz, n)
+// forEach makes the statements for some rows: one for all, or in the portable form one for each.
+func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many {
+	if !l.portable {
+		return []*many{{sql: sql, args: columns, rows: rows}}
+	}
+	statements := make([]*many, len(rows))
+	for i := range rows {
+		args := make([]any, len(columns))
+		for k, column := range columns {
+			switch column := column.(type) {
+			case []string:
+				args[k] = column[i]
+			case []float64:
+				args[k] = column[i]
+			case []int64:
+				args[k] = column[i]
+			case []pgtype.Timestamptz:
+				args[k] = column[i]
+			default: // the clock
+				args[k] = column
+			}
+		}
+		statements[i] = &many{sql: sql, args: args, rows: rows[i : i+1]}
+	}
+	return statements
+}
+
+// placesOf are $1 and $2, and rulesOf are $3 to $6.
+func placesOf(rows []*standing) (names, keys []string) {
+	names, keys = make([]string, len(rows)), make([]string, len(rows))
 	for i, r := range rows {
-		c := r.c
-		names[i], keys[i], capacities[i], rates[i], periods[i] = c.name, c.key, c.capacity, c.rate, c.period
-		if c.windowed {
-			origins[i] = pgtype.Timestamptz{Time: fromMicro(c.origin), Valid: true}
+		names[i], keys[i] = r.c.name, r.c.key
+	}
+	return names, keys
+}
+
+func rulesOf(rows []*standing) (capacities, rates []float64, periods []int64, origins []pgtype.Timestamptz) {
+	n := len(rows)
+	capacities, rates = make([]float64, n), make([]float64, n)
+	periods, origins = make([]int64, n), make([]pgtype.Timestamptz, n)
+	for i, r := range rows {
+		capacities[i], rates[i], periods[i] = r.c.capacity, r.c.rate, r.c.period
+		if r.c.windowed {
+			origins[i] = pgtype.Timestamptz{Time: fromMicro(r.c.origin), Valid: true}
 		}
 	}
-	return append([]any{names, keys, capacities, rates, periods, origins}, more...)
+	return capacities, rates, periods, origins
 }
 
-func (l *Limiter) takeMany(rows []*standing) *many {
+func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
 	counts := make([]float64, len(rows))
 	for i, r := range rows {
-		r.found, counts[i] = false, r.count
+		counts[i] = r.count
 	}
-	return &many{sql: l.many.take, args: columnsOfRules(rows, counts, l.now()), rows: rows}
+	names, keys := placesOf(rows)
+	capacities, rates, periods, origins := rulesOf(rows)
+	return l.forEach(sql, rows, names, keys, capacities, rates, periods, origins, counts, l.now())
 }
 
-func (l *Limiter) lookMany(rows []*standing) *many {
-	return &many{sql: l.many.look, args: append(places(rows), l.now()), rows: rows}
-}
-
-func (l *Limiter) freeMany(rows []*standing) *many {
-	return &many{sql: l.many.free, args: places(rows), rows: rows}
-}
-
-// lockMany are two statements: the second reads the clock.
-func (l *Limiter) lockMany(rows []*standing, clock *time.Time) []*many {
-	return []*many{
-		{sql: l.many.lock, args: places(rows), rows: rows},
-		{sql: l.many.clock, args: []any{l.now()}, clock: clock},
+func (l *Limiter) lookMany(rows []*standing) []*many {
+	names, keys := placesOf(rows)
+	statements := l.forEach(l.many.look, rows, names, keys, l.now())
+	for _, s := range statements {
+		s.looks = true
 	}
+	return statements
 }
 
-func places(rows []*standing) []any {
-	names, keys := make([]string, len(rows)), make([]string, len(rows))
-	for i, r := range rows {
-		r.found, names[i], keys[i] = false, r.c.name, r.c.key
+func (l *Limiter) lockMany(rows []*standing) []*many {
+	names, keys := placesOf(rows)
+	statements := l.forEach(l.many.lock, rows, names, keys)
+	for _, s := range statements {
+		s.locks = true
 	}
-	return []any{names, keys}
+	return statements
 }
 
-// putMany writes the rows that have changed.
-func (l *Limiter) putMany(rows []*standing) []*many {
-	var there, missing []*standing
+// waitFor locks one row and waits for it. What comes after it then locks it again.
+func (l *Limiter) waitFor(at place) *many {
+	return &many{sql: l.many.wait, args: []any{at.name, at.key}, locks: true}
+}
+
+// putMany writes the rows that have changed, those by `new` that do not exist.
+func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*standing) {
+	var there []*standing
 	for _, r := range rows {
 		switch {
 		case !r.changed:
@@ -172,28 +262,33 @@ func (l *Limiter) putMany(rows []*standing) []*many {
 			missing = append(missing, r)
 		}
 	}
-	var statements []*many
 	put := func(sql string, rows []*standing) {
 		if len(rows) == 0 {
 			return
 		}
-		values, times := make([]float64, len(rows)), make([]time.Time, len(rows))
-		pauses := make([]pgtype.Timestamptz, len(rows))
+		values := make([]float64, len(rows))
+		times, pauses := make([]pgtype.Timestamptz, len(rows)), make([]pgtype.Timestamptz, len(rows))
 		for i, r := range rows {
-			values[i], times[i] = r.left.value, fromMicro(r.left.ts)
+			values[i] = r.left.value
+			times[i] = pgtype.Timestamptz{Time: fromMicro(r.left.ts), Valid: true}
 			if r.left.pausedUntil != open {
 				pauses[i] = pgtype.Timestamptz{Time: fromMicro(r.left.pausedUntil), Valid: true}
 			}
 		}
-		statements = append(statements, &many{sql: sql, args: columnsOfRules(rows, values, times, pauses)})
+		names, keys := placesOf(rows)
+		capacities, rates, periods, origins := rulesOf(rows)
+		statements = append(statements, l.forEach(sql, rows,
+			names, keys, capacities, rates, periods, origins, values, times, pauses)...)
 	}
 	put(l.many.put, there)
 	put(l.many.new, missing)
-	return statements
+	return statements, missing
 }
 
 // roundTrip runs statements on a connection, in one round trip.
-func roundTrip(ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*many) error {
+func roundTrip(
+	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*many,
+) error {
 	batch := &pgx.Batch{}
 	for _, sql := range begin {
 		batch.Queue(sql)
@@ -234,46 +329,35 @@ func roundTrip(ctx context.Context, conn *pgxpool.Conn, begin []string, commit b
 // read reads the answer.
 func (s *many) read(rows pgx.Rows) error {
 	defer rows.Close()
-	next := 0
+	one := statement{looks: s.looks, found: true}
 	for rows.Next() {
-		if s.clock != nil {
-			if err := rows.Scan(s.clock); err != nil {
+		raw, fields := rows.RawValues(), rows.FieldDescriptions()
+		nr := int64(0)
+		if fields[0].Format == pgx.BinaryFormatCode {
+			nr = int64(bits(raw[0])) //nolint:gosec // the same bits
+		}
+		if nr == 0 || !s.locks && !one.decodeFrom(fields[1:], raw[1:]) {
+			dest := []any{&nr}
+			if !s.locks {
+				dest = append(dest, one.dest()...)
+			}
+			if err := rows.Scan(dest...); err != nil {
 				return err
 			}
-			continue
 		}
-		raw := rows.RawValues()
-		// The answers come in the order of the rows, without those that have none. A look's may be joined in any.
-		for looked := 0; string(raw[1]) != s.rows[next].c.key || string(raw[0]) != s.rows[next].c.name; looked++ {
-			if next++; next == len(s.rows) {
-				next = 0
-			}
-			if looked == len(s.rows) {
-				return errors.New("the database has answered for a row that it was not asked for")
-			}
-		}
-		if err := s.rows[next].read(rows, raw); err != nil {
-			return err
+		switch {
+		case s.rows == nil: // waitSQL
+		case s.locks:
+			s.rows[nr-1].locked = true
+		case s.looks:
+			r := s.rows[nr-1]
+			r.found, r.left, r.at = one.answer.value.Valid, one.balance(), one.answer.at.UnixMicro()
+		default:
+			r := s.rows[max(nr, -nr)-1]
+			r.taken, r.made, r.left = true, nr < 0, one.balance()
 		}
 	}
 	return rows.Err()
-}
-
-// read reads one row of the answer.
-func (r *standing) read(rows pgx.Rows, raw [][]byte) error {
-	s := statement{looks: len(raw) == 8}
-	if !s.decodeFrom(rows.FieldDescriptions()[2:], raw[2:]) {
-		var name, key string
-		if err := rows.Scan(append([]any{&name, &key}, s.dest()...)...); err != nil {
-			return err
-		}
-	}
-	s.found = true
-	r.found, r.left = s.answer.value.Valid, s.balance()
-	if s.looks {
-		r.at = s.answer.at.UnixMicro()
-	}
-	return nil
 }
 
 // closed reports that the limit has got shards.

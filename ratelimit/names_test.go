@@ -20,13 +20,17 @@ func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
 			case reflect.Struct:
 				add(f)
 			case reflect.String:
-				if v.Type().Field(i).Name != "prefix" {
+				if v.Type().Field(i).Name != "prefix" && f.String() != "" {
 					texts = append(texts, f.String())
 				}
 			}
 		}
 	}
 	add(reflect.ValueOf(s))
-	add(reflect.ValueOf(newManyTexts(s.prefix)))
-	names.Check(t, pool, names.Statements{Dir: ".", Texts: texts})
+	for _, portable := range []bool{false, true} {
+		add(reflect.ValueOf(newManyTexts(s.prefix, portable)))
+	}
+	names.Check(t, pool, names.Statements{Dir: ".", Texts: texts, Fill: []string{
+		"{clock8}", "coalesce($8::timestamptz, pg_catalog.clock_timestamp())", // of manyRows
+	}})
 }

@@ -11,12 +11,12 @@ import (
 // transaction has taken from is locked already: another take from it locks nothing that would have to be let go of.
 type savepoints struct {
 	mu   sync.Mutex
-	held map[held]struct{}
+	held map[ownRow]struct{}
 	open map[any]int // in each transaction
 }
 
-// held is a row that a transaction has taken from.
-type held struct {
+// ownRow is a row that a transaction has taken from.
+type ownRow struct {
 	transaction any
 	row
 }
@@ -39,7 +39,7 @@ func (p *savepoints) holds(transaction any, takes []*statement) bool {
 			rows = []int32{s.c.shard}
 		}
 		for _, shard := range rows {
-			if _, ok := p.held[held{transaction, row{s.c.name, s.c.key, shard}}]; !ok {
+			if _, ok := p.held[ownRow{transaction, row{s.c.name, s.c.key, shard}}]; !ok {
 				return false
 			}
 		}
@@ -52,10 +52,10 @@ func (p *savepoints) took(transaction any, takes []*statement) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.held == nil || len(p.held)+len(takes) > mostHeld {
-		p.held, p.open = make(map[held]struct{}), make(map[any]int)
+		p.held, p.open = make(map[ownRow]struct{}), make(map[any]int)
 	}
 	for _, s := range takes {
-		p.held[held{transaction, row{s.c.name, s.c.key, s.c.shard}}] = struct{}{}
+		p.held[ownRow{transaction, row{s.c.name, s.c.key, s.c.shard}}] = struct{}{}
 	}
 	p.open[transaction]++
 	return p.open[transaction] > mostOpen

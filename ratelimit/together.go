@@ -1,40 +1,87 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// How calls are decided together. Most are foreseen rightly: those of a row are expected to be granted, all of them, and their
-// sum is taken; or the row was denied before and is only looked at, and all of them are denied. Both go out in one trip, for all
-// rows. What turned out otherwise, and calls that are never so simple, of several limits or reserving, are decided in a second
-// transaction: it locks their rows, decides on them one call after the other by the algebra, and writes what is left.
+// How calls are decided together. Most are foreseen rightly. The calls for a row are expected to be
+// granted, all of them, and their sum is taken. Or the row was denied before, so it is only read,
+// and all of them are denied. Both go out in one trip, for all rows. Then come the rows that do not
+// exist: they are inserted. What turned out otherwise, and calls that are never so simple, for
+// several limits or to reserve, are decided in a transaction of two trips: it locks their rows,
+// decides on them one call after the other by the algebra, and writes what is left.
+//
+// No statement waits for a row that another transaction holds: the calls for it go to held.
 
 // scheme is how some calls are to be decided.
 type scheme struct {
-	c            *Coalesced
-	impatient    bool        // it does not wait for long for a row that somebody else holds
-	takes, looks []*standing // foreseen
-	late         []*waiter   // to be decided in a second transaction
-	alone        []*waiter   // and one by one
-	trips        int         // to the database, so far
+	c           *Coalesced
+	conn        *pgxpool.Conn
+	takes       []*standing // foreseen to be granted
+	looks       []*standing // foreseen to be denied
+	fresh, late []*waiter   // whose row does not exist, and those for the second transaction
+	alone       []*waiter   // to be decided one by one
+	trips       int         // to the database, so far
+
+	lane   *lane  // whose goroutine decides, nil if the calls have waited for rows: then all of
+	runner int    // them are for the second transaction
+	wait   *place // which waits for this row
+}
+
+// decide answers the calls of p.late.
+func (c *Coalesced) decide(p *scheme) {
+	defer p.release()
+	err := p.connect()
+	if c.ended.Load() {
+		err = errClosedCoalesced()
+	}
+	some := p.late
+	p.late = nil
+	here := some[:0]
+	for _, w := range some {
+		switch {
+		case p.lane != nil && c.held.join(w):
+		case !w.state.CompareAndSwap(queued, taken):
+			c.waiting.Add(-1)
+		default:
+			w.room()
+			here = append(here, w)
+		}
+	}
+	for _, w := range here {
+		w.together = len(here)
+	}
+	if err != nil {
+		p.fail(err, here)
+		return
+	}
+	p.plan(here)
+	p.foreseen()
+	p.created()
+	p.locked()
+	p.decideAlone()
 }
 
 // plan foresees what the calls will meet.
-func (c *Coalesced) plan(some []*waiter) *scheme {
-	p := &scheme{c: c}
+func (p *scheme) plan(some []*waiter) {
+	c := p.c
 	plain := make([]*waiter, 0, len(some))
 	var late map[place]bool // rows of calls that are not plain
 	for _, w := range some {
 		switch {
 		case c.l.books.sharded(w.calls):
 			p.alone = append(p.alone, w)
-		case len(w.calls) == 1 && w.calls[0].plain():
+		case p.lane != nil && len(w.calls) == 1 && w.calls[0].plain():
 			plain = append(plain, w)
 		default:
 			p.late = append(p.late, w)
@@ -53,8 +100,10 @@ func (c *Coalesced) plan(some []*waiter) *scheme {
 		r.c = first
 		from := i
 		for ; i < len(plain) && plain[i].calls[0].name == first.name && plain[i].calls[0].key == first.key; i++ {
-			r.count += plain[i].calls[0].count
-			same = same && plain[i].calls[0].algebra == first.algebra
+			w := plain[i]
+			w.rows[0] = r
+			r.count += w.calls[0].count
+			same = same && w.calls[0].algebra == first.algebra
 		}
 		r.waiters = plain[from:i:i]
 		switch {
@@ -62,40 +111,69 @@ func (c *Coalesced) plan(some []*waiter) *scheme {
 			p.late = append(p.late, r.waiters...)
 		case c.l.denials.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
-		case r.count > first.capacity || first.capacity-(first.capacity-r.count) != r.count:
+		case c.l.portable || r.count > first.capacity || first.capacity-(first.capacity-r.count) != r.count:
 			p.late = append(p.late, r.waiters...)
 		default:
 			p.takes = append(p.takes, r)
 		}
 	}
-	return p
 }
 
 // plain says that the call is granted if its tokens are there.
 func (c *call) plain() bool { return !c.reserve && c.leave == 0 }
 
 // foreseen runs the first transaction.
-func (p *scheme) foreseen(ctx context.Context) error {
+func (p *scheme) foreseen() {
 	c := p.c
-	var statements []*many
-	if len(p.takes) > 0 {
-		statements = append(statements, c.l.takeMany(p.takes))
+	if len(p.takes)+len(p.looks) == 0 {
+		return
 	}
-	if len(p.looks) > 0 {
-		statements = append(statements, c.l.lookMany(p.looks))
+	send := func(begin []string, take string) error {
+		var statements []*many
+		if len(p.takes) > 0 {
+			statements = c.l.takeMany(take, p.takes)
+		}
+		looks := p.looks
+		for _, r := range p.takes {
+			if r.waiters[0].tries > 0 { // the row was held, and may still be
+				looks = append(looks, r)
+			}
+		}
+		if len(looks) > 0 {
+			statements = append(statements, c.l.lookMany(looks)...)
+		}
+		return p.trip(begin, true, statements...)
 	}
-	if len(statements) == 0 {
-		return nil
+	var err error
+	makes := len(p.takes) > 0 && c.unmade.Add(1) <= mostUnmade
+	if makes {
+		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.many.make)
 	}
-	p.trips++
-	err := c.on(ctx, func(conn *pgxpool.Conn) error { return roundTrip(ctx, conn, p.begin(), true, statements...) })
+	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
+		err = send([]string{beginTogetherSQL}, c.l.many.take)
+	}
 	if err != nil {
-		return err
-	}
-	for _, r := range p.takes {
-		if !r.found {
+		var some []*waiter
+		for _, r := range p.takes {
+			some = append(some, r.waiters...)
+		}
+		p.fail(err, some)
+		for _, r := range p.looks { // nothing was taken of these
 			p.late = append(p.late, r.waiters...)
+		}
+		return
+	}
+	var others, unseen []*standing
+	for _, r := range p.takes {
+		if !r.taken {
+			others = append(others, r)
+			if r.at == 0 {
+				unseen = append(unseen, r)
+			}
 			continue
+		}
+		if r.made {
+			c.unmade.Store(0)
 		}
 		rest := r.count
 		for _, w := range r.waiters {
@@ -106,29 +184,81 @@ func (p *scheme) foreseen(ctx context.Context) error {
 			p.answer(w)
 		}
 	}
-	for _, r := range p.looks {
-		if r.closed() {
-			p.alone = append(p.alone, r.waiters...)
-			continue
-		}
-		denied := true
-		for _, w := range r.waiters {
-			w.at[0], w.decisions[0] = r.at, w.calls[0].decide(r.left, r.at)
-			c.l.denials.note(&w.calls[0], &w.decisions[0], r.at)
-			denied = denied && !w.decisions[0].OK
-		}
-		for _, w := range r.waiters {
-			if denied {
-				p.answer(w)
-			}
-		}
-		if !denied {
+	if len(unseen) > 0 && p.trip([]string{beginTogetherSQL}, true, c.l.lookMany(unseen)...) != nil {
+		for _, r := range unseen {
 			p.late = append(p.late, r.waiters...)
 		}
+		others = slices.DeleteFunc(others, func(r *standing) bool { return r.at == 0 })
 	}
-	p.takes, p.looks = nil, nil
-	return nil
+	for _, r := range p.looks {
+		p.looked(r, false)
+	}
+	for _, r := range others {
+		p.looked(r, true)
+	}
 }
+
+// looked answers the calls for a row that was only read, if it denies them all. If it would grant
+// them all, and the statement that tried to take has not, another transaction holds it.
+func (p *scheme) looked(r *standing, tried bool) {
+	denied := true
+	for _, w := range r.waiters {
+		granted, closed := w.judge()
+		if closed {
+			p.alone = append(p.alone, r.waiters...)
+			return
+		}
+		p.c.l.denials.note(&w.calls[0], &w.decisions[0], r.at)
+		denied = denied && !granted
+	}
+	for _, w := range r.waiters {
+		switch {
+		case denied:
+			p.answer(w)
+		case !r.found:
+			p.fresh = append(p.fresh, w)
+		case tried && r.c.at(r.left, r.at).value >= r.count:
+			p.hold(w, w.calls[0].place(), 0)
+		default:
+			p.late = append(p.late, w)
+		}
+	}
+}
+
+// heldUp is for a call that wants a row which another transaction holds. If the balances that are
+// committed deny it, it is denied. Else it waits.
+func (p *scheme) heldUp(w *waiter) {
+	granted, closed := w.judge()
+	switch {
+	case closed:
+		p.alone = append(p.alone, w)
+	case !granted:
+		p.noted(w)
+	default:
+		for _, r := range w.rows {
+			if r.held() {
+				p.hold(w, r.c.place(), 0)
+				return
+			}
+		}
+	}
+}
+
+// noted answers a call, and remembers a denial.
+func (p *scheme) noted(w *waiter) {
+	for i := range w.calls {
+		p.c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
+	}
+	p.answer(w)
+}
+
+func (p *scheme) hold(w *waiter, at place, most int) {
+	w.trips += p.trips
+	p.c.held.hold(w, at, most)
+}
+
+// held reports that another transaction has locked the row.
+func (r *standing) held() bool { return r.found && !r.locked }
 
 // grant notes that the i-th of the calls was granted, and left b.
 func (w *waiter) grant(i int, b balance) {
@@ -137,88 +267,163 @@ func (w *waiter) grant(i int, b balance) {
 	call.taken, call.owed, call.delay, call.moved = b.since(), -b.value, b.delay, b.moved
 }
 
-// locked runs the second transaction.
-func (p *scheme) locked(ctx context.Context) error {
-	c := p.c
-	if len(p.late) == 0 {
-		return nil
-	}
-	slices.SortFunc(p.late, func(a, b *waiter) int { return a.order - b.order })
-	of := make(map[place]*standing, len(p.late))
-	var rows []*standing
-	for _, w := range p.late {
-		for i := range w.calls {
-			if of[w.calls[i].place()] == nil {
-				r := &standing{c: &w.calls[i]}
-				of[r.c.place()] = r
-				rows = append(rows, r)
-			}
-		}
-	}
-	slices.SortFunc(rows, func(a, b *standing) int { return compareRows(a.c, b.c) })
-	var decided, alone []*waiter
-	p.trips += 2
-	err := c.on(ctx, func(conn *pgxpool.Conn) error {
-		var clock time.Time
-		if err := roundTrip(ctx, conn, p.begin(), false, c.l.lockMany(rows, &clock)...); err != nil {
-			return err
-		}
-		for _, r := range rows {
-			r.at = clock.UnixMicro()
-		}
-		for _, w := range p.late {
-			if w.decide(of) {
-				decided = append(decided, w)
-			} else {
-				alone = append(alone, w)
-			}
-		}
-		return roundTrip(ctx, conn, nil, true, c.l.putMany(rows)...)
-	})
-	if err != nil {
-		return err
-	}
-	for _, w := range decided {
-		for i := range w.calls {
-			c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
-		}
-		p.answer(w)
-	}
-	p.late, p.alone = nil, append(p.alone, alone...)
-	return nil
-}
-
-// decide decides on rows that are locked, and takes from them. It reports whether that is possible.
-func (w *waiter) decide(of map[place]*standing) bool {
-	ok := true
-	for i := range w.calls {
-		r := of[w.calls[i].place()]
+// judge decides on rows as they were read, and takes nothing. If one of them is closed, it cannot.
+func (w *waiter) judge() (granted, closed bool) {
+	granted = true
+	for i, r := range w.rows {
 		if r.closed() {
-			return false
+			return false, true
 		}
 		w.at[i], w.decisions[i] = r.at, w.calls[i].decide(r.left, r.at)
-		ok = ok && w.decisions[i].OK
+		granted = granted && w.decisions[i].OK
 	}
-	for i := range w.calls {
+	if granted {
+		return true, false
+	}
+	for i, r := range w.rows {
 		c := &w.calls[i]
-		r := of[c.place()]
+		c.forget()
+		w.decisions[i].State = c.state(c.at(r.left, r.at))
+		w.decisions[i].RunAt, w.decisions[i].PacedAt = time.Time{}, time.Time{}
+	}
+	return false, false
+}
+
+// take takes from rows that are locked, or do not exist.
+func (w *waiter) take() {
+	for i, r := range w.rows {
+		c := &w.calls[i]
 		b := c.at(r.left, r.at)
-		if !ok {
-			c.forget()
-			w.decisions[i].State = c.state(b)
-			w.decisions[i].RunAt, w.decisions[i].PacedAt = time.Time{}, time.Time{}
-			continue
-		}
 		b.value -= c.count
 		w.grant(i, b)
 		r.c, r.left, r.changed = c, b, true
 	}
-	return true
 }
 
-// decideAlone decides calls that cannot be decided with those of other rows, a few rows at a time. It does not wait for them:
-// others go on.
-func (p *scheme) decideAlone(ctx context.Context) {
+// created inserts the rows that do not exist, in one trip.
+func (p *scheme) created() {
+	if len(p.fresh) == 0 {
+		return
+	}
+	var rows []*standing
+	for _, w := range p.fresh {
+		if k := len(rows); k == 0 || rows[k-1] != w.rows[0] {
+			rows = append(rows, w.rows[0])
+		}
+	}
+	p.c.unmade.Store(0)
+	p.late = append(p.late, p.put(p.fresh, rows, beginTogetherSQL)...)
+}
+
+// locked runs the second transaction.
+func (p *scheme) locked() {
+	for i := 1; len(p.late) > 0; i++ {
+		some := p.late
+		p.late = nil
+		rows := rowsOf(some)
+		begin := []string{beginTogetherSQL, idleSQL}
+		statements := append(p.c.l.lockMany(rows), p.c.l.lookMany(rows)...)
+		if p.wait != nil {
+			begin = append(begin, p.c.l.patienceSQL(some[0].patience()))
+			statements = slices.Insert(statements, 0, p.c.l.waitFor(*p.wait))
+		}
+		err := p.trip(begin, false, statements...)
+		switch {
+		case p.wait != nil && p.c.l.stuck(err):
+			for _, w := range some {
+				w.waits++
+				w.since = time.Now()
+				p.hold(w, *p.wait, 0)
+			}
+		case err != nil:
+			p.fail(err, some)
+		default:
+			p.late = p.put(some, rows)
+		}
+		if i == maxAttempts {
+			p.alone, p.late = append(p.alone, p.late...), nil
+		}
+	}
+}
+
+// rowsOf are the rows of calls, in the order in which every call locks its own. The calls are put
+// into the order of their arrival.
+func rowsOf(some []*waiter) (rows []*standing) {
+	slices.SortFunc(some, func(a, b *waiter) int { return cmp.Compare(a.order, b.order) })
+	of := make(map[place]*standing, len(some))
+	for _, w := range some {
+		for i := range w.calls {
+			c := &w.calls[i]
+			r := of[c.place()]
+			if r == nil {
+				r = &standing{c: c}
+				of[c.place()], rows = r, append(rows, r)
+			}
+			w.rows[i] = r
+		}
+	}
+	slices.SortFunc(rows, func(a, b *standing) int { return compareRows(a.c, b.c) })
+	return rows
+}
+
+// put decides calls one after the other, and writes and commits what they leave of their rows. It
+// returns those that are to be decided again.
+func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again []*waiter) {
+	var decided, alone, held []*waiter
+	for _, w := range some {
+		granted, closed := w.judge()
+		switch {
+		case closed:
+			alone = append(alone, w)
+		case granted && slices.ContainsFunc(w.rows, (*standing).held):
+			held = append(held, w)
+		default:
+			if granted {
+				w.take()
+			}
+			decided = append(decided, w)
+		}
+	}
+	statements, missing := p.c.l.putMany(rows)
+	if len(missing) > 0 {
+		begin = append(begin, p.c.l.patienceSQL(inserting))
+	}
+	var err error
+	if len(statements) > 0 {
+		err = p.trip(begin, true, statements...)
+	} else {
+		p.rollback()
+	}
+	switch state := stateOf(err); {
+	case err == nil:
+	case p.c.l.stuck(err): // some of those that are missing are being inserted by others
+		for _, w := range some {
+			if i := slices.IndexFunc(w.rows, func(r *standing) bool { return slices.Contains(missing, r) }); i >= 0 {
+				p.hold(w, w.calls[i].place(), max(1, len(missing)/2))
+			} else {
+				again = append(again, w)
+			}
+		}
+		return again
+	case isConflict(err) || state == "23505": // there is now a row that there was not
+		return some
+	default:
+		p.fail(err, some)
+		return nil
+	}
+	for _, w := range decided {
+		p.noted(w)
+	}
+	for _, w := range held {
+		p.heldUp(w)
+	}
+	p.alone = append(p.alone, alone...)
+	return nil
+}
+
+// decideAlone decides calls that cannot be decided with those of other rows, a few rows at a time.
+// It does not wait for them: others go on.
+func (p *scheme) decideAlone() {
 	c := p.c
 	of := map[place][]*waiter{}
 	for _, w := range p.alone {
@@ -229,25 +434,60 @@ func (p *scheme) decideAlone(ctx context.Context) {
 		c.running.Add(1)
 		go func() {
 			defer c.running.Done()
-			c.singly <- struct{}{}
-			defer func() { <-c.singly }()
 			trips := p.trips
-			for _, w := range c.sum(ctx, group, &trips) {
+			for _, w := range c.sum(group, &trips) {
 				w.trips, w.together = w.trips+trips, 1
-				w.err = c.decided(ctx, w.calls, func(x executor, calls []call) error {
-					res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, calls, w.requests)
-					w.res = &res
-					return err
-				})
+				for {
+					w.err = c.single(func(ctx context.Context, x executor) error {
+						res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, w.calls, w.requests)
+						w.res = &res
+						return err
+					})
+					if !c.l.stuck(w.err) || w.state.Load() != taken || c.ended.Load() {
+						break
+					}
+					time.Sleep(mostPause)
+				}
 				c.answer(w)
 			}
 		}()
 	}
 }
 
+// single runs a verb in a transaction of its own, on one of few connections. It does not wait for
+// long for a row that another transaction holds.
+func (c *Coalesced) single(verb func(context.Context, executor) error) error {
+	c.singly <- struct{}{}
+	defer func() { <-c.singly }()
+	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
+	defer cancel()
+	patience := c.l.patienceSQL(2 * inLine)
+	err := verb(ctx, impatient{poolExecutor{c.pool}, patience})
+	if !errors.Is(err, errUndecided) {
+		return err
+	}
+	return c.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		x, err := c.l.transaction(tx)
+		if err != nil {
+			return err
+		}
+		return verb(ctx, impatient{x, patience})
+	})
+}
+
+// impatient sets a timeout in each trip.
+type impatient struct {
+	executor
+	patience string
+}
+
+func (x impatient) run(ctx context.Context, statements []*statement) error {
+	return x.executor.run(ctx, append([]*statement{{sql: x.patience}}, statements...))
+}
+
 // sum decides calls for the same limit and key, one with shards most often, as one: all of them are granted, or those are denied
 // that would be if they were alone. It returns the others, which are to be decided one after the other, and counts the trips.
-func (c *Coalesced) sum(ctx context.Context, group []*waiter, trips *int) []*waiter {
+func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	all := group[0].calls[0]
 	all.count, all.indexes = 0, only
 	for _, w := range group {
@@ -260,8 +500,8 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter, trips *int) []*wai
 		return group
 	}
 	var res Result
-	err := c.decided(ctx, []call{all}, func(x executor, calls []call) (err error) {
-		res, err = c.l.rateLimit(ctx, counting{x, trips}, calls, 1)
+	err := c.single(func(ctx context.Context, x executor) (err error) {
+		res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all}, 1)
 		return err
 	})
 	for _, w := range group {
@@ -295,7 +535,11 @@ func (c *Coalesced) sum(ctx context.Context, group []*waiter, trips *int) []*wai
 		}
 		return nil
 	}
-	seen, err := c.l.see(ctx, counting{poolExecutor{c.pool}, trips}, []call{all})
+	var seen []*whole
+	err = c.single(func(ctx context.Context, x executor) (err error) {
+		seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
+		return err
+	})
 	if err != nil {
 		return group
 	}
@@ -329,121 +573,86 @@ func allot(parts []part, n float64) (of, rest []part) {
 	return of, parts
 }
 
-// begin begins a transaction.
-func (p *scheme) begin() []string {
-	if p.impatient {
-		return []string{beginTogetherSQL, patienceSQL}
-	}
-	return []string{beginTogetherSQL}
-}
-
 const (
 	beginTogetherSQL = `BEGIN ISOLATION LEVEL READ COMMITTED`
-	patienceSQL      = `SET LOCAL lock_timeout = 250`
+
+	// If this process is cut off between its two trips, the server ends the transaction.
+	idleSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
 )
 
-// waitedInVain reports that a row was held for longer than the lane has patience.
-func (p *scheme) waitedInVain(err error) bool {
-	return p.impatient && stateOf(err) == "55P03" // lock_not_available
+// patienceSQL bounds how long a transaction waits for what others hold. Not every distributed engine
+// knows a lock_timeout.
+func (l *Limiter) patienceSQL(d time.Duration) string {
+	timeout := "lock_timeout"
+	if l.portable {
+		timeout = "statement_timeout"
+	}
+	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
 }
 
-// putAside is for when a row was waited for in vain: those who want one that is held go to a lane of its own, and the others
-// go on. If none is, it was one that another transaction makes, which nobody sees: it is among those that there are not. The
-// error is why unless somebody was moved, or all rows are free by now.
-func (p *scheme) putAside(ctx context.Context, why error) error {
-	var rows []*standing
-	of := map[place]*standing{}
-	add := func(c *call) {
-		if of[c.place()] == nil {
-			r := &standing{c: c}
-			of[c.place()], rows = r, append(rows, r)
+// stuck reports whether a statement has waited in vain for what another transaction holds.
+func (l *Limiter) stuck(err error) bool {
+	state := stateOf(err)
+	return state == "55P03" || l.portable && state == "57014" // lock_not_available, query_canceled
+}
+
+func (p *scheme) connect() error {
+	err := p.c.watch.over(nil, 0, func(ctx context.Context) (err error) {
+		p.conn, err = p.c.pool.Acquire(ctx)
+		return err
+	})
+	if errors.Is(err, errSilent) {
+		return fmt.Errorf("no connection of the pool was free within %v", tripTime)
+	}
+	return err
+}
+
+// trip makes a round trip.
+func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
+	if p.conn == nil {
+		if err := p.connect(); err != nil {
+			return err
 		}
 	}
-	for _, r := range p.takes {
-		add(r.c)
-	}
-	for _, w := range p.late {
-		for i := range w.calls {
-			add(&w.calls[i])
-		}
-	}
-	free := make([]*standing, len(rows))
-	for i, r := range rows {
-		free[i] = &standing{c: r.c}
-	}
-	err := p.c.on(ctx, func(conn *pgxpool.Conn) error {
-		return roundTrip(ctx, conn, []string{beginTogetherSQL}, true, p.c.l.freeMany(free), p.c.l.lookMany(rows))
+	p.trips++
+	err := p.c.watch.over(p.lane, p.runner, func(ctx context.Context) error {
+		return roundTrip(ctx, p.conn, begin, commit, statements...)
 	})
 	if err != nil {
-		return err
+		p.rollback()
 	}
-	var held, missing []*standing
-	for i, r := range rows {
-		switch {
-		case !r.found:
-			missing = append(missing, r)
-		case !free[i].found:
-			held = append(held, r)
-		}
-	}
-	if len(held) == 0 {
-		held = missing
-	}
-	lanes := map[place]*lane{}
-	for _, r := range held {
-		if n := p.c.asides.open(p.c, r.c.place()); n != nil {
-			lanes[r.c.place()] = n
-		}
-	}
-	if len(held) > 0 && len(lanes) == 0 {
-		return why
-	}
-	elsewhere := func(w *waiter) bool {
-		for i := range w.calls {
-			if n := lanes[w.calls[i].place()]; n != nil {
-				w.move(n)
-				return true
-			}
-		}
-		return false
-	}
-	p.takes = slices.DeleteFunc(p.takes, func(r *standing) bool {
-		if lanes[r.c.place()] == nil {
-			return false
-		}
-		for _, w := range r.waiters {
-			elsewhere(w)
-		}
-		return true
-	})
-	p.late = slices.DeleteFunc(p.late, elsewhere)
-	return nil
+	return err
 }
 
-// move takes a call to another lane.
-func (w *waiter) move(n *lane) {
-	if b := w.batch; w.state.CompareAndSwap(taken, queued) {
-		b.leave()
-		n.add(w)
-	} else {
-		n.c.waiting.Add(-1)
-	}
-}
-
-// fail answers the calls that are not decided yet. An error that the database has answered with may be that of one of them.
-func (p *scheme) fail(ctx context.Context, err error) {
-	if err == nil {
+// rollback ends a transaction that has written nothing, or has failed. A connection that is not fit
+// for another goes back to the pool, which closes it.
+func (p *scheme) rollback() {
+	if p.conn == nil {
 		return
 	}
-	var some []*waiter
-	for _, rows := range [][]*standing{p.takes, p.looks} {
-		for _, r := range rows {
-			some = append(some, r.waiters...)
-		}
+	if conn := p.conn.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		ctx, cancel := context.WithTimeout(context.Background(), tripTime)
+		defer cancel()
+		p.trips++
+		_, _ = conn.Exec(ctx, "ROLLBACK")
 	}
-	some = append(some, p.late...)
+	if conn := p.conn.Conn(); conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
+		p.release()
+	}
+}
+
+func (p *scheme) release() {
+	if p.conn != nil {
+		p.conn.Release()
+		p.conn = nil
+	}
+}
+
+// fail answers calls with an error. If the database has answered with it, it may be that of one of
+// them.
+func (p *scheme) fail(err error, some []*waiter) {
 	var answer *pgconn.PgError
-	if (len(some) > 1 || p.waitedInVain(err)) && errors.As(err, &answer) && isRolledBack(err) && ctx.Err() == nil {
+	if len(some) > 1 && errors.As(err, &answer) && isRolledBack(err) {
 		p.alone = append(p.alone, some...)
 		return
 	}
@@ -458,7 +667,7 @@ func (p *scheme) answer(w *waiter) {
 	p.c.answer(w)
 }
 
-// answer hands a decision to the caller. What was taken for one who has left is given back.
+// answer hands a decision to the caller. What was taken for a caller who has left is given back.
 func (c *Coalesced) answer(w *waiter) {
 	if w.state.CompareAndSwap(taken, answered) {
 		w.done <- struct{}{}
@@ -466,21 +675,54 @@ func (c *Coalesced) answer(w *waiter) {
 	}
 	c.waiting.Add(-1)
 	if res, err := w.result(context.Background()); err == nil && res.OK {
-		c.running.Add(1)
-		go func() {
-			defer c.running.Done()
-			ctx, cancel := detached(context.Background())
-			defer cancel()
-			_ = c.GiveBack(ctx, res)
-		}()
+		c.gives.add(res)
 	}
 }
 
-func (c *Coalesced) on(ctx context.Context, fn func(*pgxpool.Conn) error) error {
-	conn, err := c.pool.Acquire(ctx)
-	if err != nil {
-		return err
+// gives are the takes of callers who have left. A goroutine gives them back, one by one.
+type gives struct {
+	c       *Coalesced
+	mu      sync.Mutex
+	queue   []give
+	running bool
+}
+
+type give struct {
+	res   Result
+	until time.Time // it is tried
+}
+
+// giveFor is how long a give-back is tried while other transactions hold its row.
+const giveFor = time.Minute
+
+func (g *gives) add(res Result) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.queue = append(g.queue, give{res, time.Now().Add(giveFor)})
+	if !g.running {
+		g.running = true
+		g.c.running.Add(1)
+		go g.run()
 	}
-	defer conn.Release() // after a failed statement it is still inside the transaction: the pool closes it for that
-	return fn(conn)
+}
+
+func (g *gives) run() {
+	defer g.c.running.Done()
+	for {
+		g.mu.Lock()
+		if len(g.queue) == 0 {
+			g.queue, g.running = nil, false
+			g.mu.Unlock()
+			return
+		}
+		one := g.queue[0]
+		g.queue = g.queue[1:]
+		g.mu.Unlock()
+		err := g.c.single(func(ctx context.Context, x executor) error { return g.c.l.giveBack(ctx, x, one.res) })
+		if g.c.l.stuck(err) && time.Now().Before(one.until) && !g.c.ended.Load() {
+			g.mu.Lock()
+			g.queue = append(g.queue, one)
+			g.mu.Unlock()
+		}
+	}
 }

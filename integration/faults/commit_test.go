@@ -20,7 +20,7 @@ import (
 // between that and its being ready for more.
 type finale struct {
 	net.Conn
-	armed *atomic.Bool
+	armed *atomic.Pointer[string] // the tag of the statement, or nil
 	ready bytes.Buffer // read from the server, not by the client
 	over  bool
 }
@@ -30,7 +30,7 @@ func (c *finale) Read(b []byte) (int, error) {
 		if c.over {
 			return 0, io.EOF
 		}
-		if !c.armed.Load() {
+		if c.armed.Load() == nil {
 			return c.Conn.Read(b)
 		}
 		if err := c.message(); err != nil {
@@ -52,8 +52,8 @@ func (c *finale) message() error {
 	}
 	c.ready.Write(head)
 	c.ready.Write(body)
-	if head[0] == 'C' && bytes.Equal(body, []byte("COMMIT\x00")) {
-		c.armed.Store(false)
+	if tag := c.armed.Load(); tag != nil && head[0] == 'C' && string(body) == *tag+"\x00" {
+		c.armed.Store(nil)
 		c.over = true
 		fatal := []byte("SFATAL\x00VFATAL\x00C57P01\x00Mterminating connection due to administrator command\x00\x00")
 		c.ready.WriteByte('E')
@@ -68,7 +68,7 @@ func TestABackendThatIsTerminatedRightAfterCommit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		var armed atomic.Bool
+		var armed atomic.Pointer[string]
 		pool := f.connect(t, func(cfg *pgxpool.Config) {
 			dial := cfg.ConnConfig.DialFunc
 			cfg.ConnConfig.DefaultQueryExecMode = mode
@@ -97,9 +97,13 @@ func TestABackendThatIsTerminatedRightAfterCommit(t *testing.T) {
 			if err := call(bucket.For("other "+key), window.For("other "+key)); err != nil {
 				t.Fatal(err)
 			}
-			armed.Store(true)
+			tag := "COMMIT"
+			if name == "Autocommit, one" || name == "Autocommit, reset" { // each is one statement
+				tag = "INSERT 0 1"
+			}
+			armed.Store(&tag)
 			err := call(bucket.For(key), window.For(key))
-			if armed.Load() {
+			if armed.Load() != nil {
 				t.Fatalf("%s: COMMIT was not seen", key)
 			}
 			var n int

@@ -1,0 +1,397 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/delay"
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// beside is another pool on the schema of a pool.
+func beside(t testing.TB, pool *pgxpool.Pool, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg := pool.Config()
+	for _, c := range configure {
+		c(cfg)
+	}
+	other, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
+func most(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }
+
+// bothForms runs a test with the statements of Postgres and with the portable ones.
+func bothForms(t *testing.T, test func(t *testing.T, cfg ratelimit.Config)) {
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Portable=%v", portable), func(t *testing.T) {
+			t.Parallel()
+			test(t, ratelimit.Config{Portable: portable})
+		})
+	}
+}
+
+// As many rows are held and asked for as the pool has connections. Other keys, and the application's
+// own queries, go on. The calls for a held row are then granted in their order.
+func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
+	t.Parallel()
+	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
+		pool := pgtest.Pool(t, most(4))
+		holders := beside(t, pool, most(8))
+		c := coalesce(t, limiter(t, cfg), pool)
+		limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 3, Period: century})
+		var releases []func()
+		for i := range 4 {
+			takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("held", i)))))
+			releases = append(releases, hold(t, holders, "held", fmt.Sprint("held", i)))
+		}
+		var waiting sync.WaitGroup
+		var free atomic.Bool
+		for i := range 4 {
+			for k := range 4 { // two of them can be granted
+				p := park(t.Context())
+				waiting.Go(func() {
+					res, err := c.RateLimit(p, limit.For(fmt.Sprint("held", i)))
+					if err != nil || res.OK != (k < 2) {
+						t.Errorf("call %d for row %d: %+v, %v", k, i, res, err)
+					}
+					if !free.Load() {
+						t.Error("decided while another transaction holds the row")
+					}
+				})
+				p.wait(t)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), hung)
+		defer cancel()
+		for i := range 50 {
+			takeOK(t, first(c.RateLimit(ctx, limit.For(fmt.Sprint("free", i)))))
+			if _, err := pool.Exec(ctx, `SELECT 1`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		free.Store(true)
+		for _, release := range releases {
+			release()
+		}
+		waiting.Wait()
+	})
+}
+
+// A call that the committed balance denies does not wait for the row, nor for others of its batch.
+func TestADenialDoesNotWaitForAHeldRow(t *testing.T) {
+	t.Parallel()
+	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
+		pool := pgtest.Pool(t)
+		c := coalesce(t, limiter(t, cfg), pool)
+		limit := ratelimit.MustDefine("spent", ratelimit.FixedWindow{Rate: 1, Period: century})
+		ample := ratelimit.MustDefine("ample", ratelimit.FixedWindow{Rate: 9, Period: century})
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"), ample.For("k"))))
+		defer hold(t, pool, "spent", "k")()
+		defer hold(t, pool, "ample", "k")()
+		waits, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := c.RateLimit(waits, ample.For("k")); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), hung)
+		defer cancel()
+		for _, requests := range [][]ratelimit.Request{{limit.For("k")}, {limit.For("k")}, {ample.For("k"), limit.For("k")}} {
+			if res, err := c.RateLimit(ctx, requests...); err != nil || res.OK {
+				t.Errorf("%+v, %v", res, err)
+			}
+		}
+		leave()
+		wg.Wait()
+	})
+}
+
+// A row that always one of several transactions holds serves its coalesced calls as well.
+func TestARowThatIsAlwaysHeldServesItsCallers(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, most(4))
+	holders := beside(t, pool, most(4))
+	l := limiter(t, ratelimit.Config{})
+	c := coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("hot", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				tx := begin(t, holders, pgx.ReadCommitted)
+				takeOK(t, first(l.RateLimit(t.Context(), tx, limit.Global())))
+				time.Sleep(5 * time.Millisecond)
+				commit(t, tx)
+			}
+		})
+	}
+	within, cancel := context.WithTimeout(t.Context(), hung)
+	for range 5 {
+		takeOK(t, first(c.RateLimit(within, limit.Global())))
+	}
+	cancel()
+	stop()
+	wg.Wait()
+}
+
+// Rows are held for short times, one after the other and many at once. At most one connection of the
+// pool waits for a row.
+func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "convoy" })
+	holders := beside(t, pool, most(8), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "holders"
+	})
+	l := limiter(t, ratelimit.Config{})
+	c := coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("convoy", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 8 {
+		busy := limit.For(fmt.Sprint("busy", i))
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				tx := begin(t, holders, pgx.ReadCommitted)
+				takeOK(t, first(l.RateLimit(t.Context(), tx, busy)))
+				time.Sleep(20 * time.Millisecond)
+				commit(t, tx)
+			}
+		})
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				takeOK(t, first(c.RateLimit(t.Context(), busy)))
+			}
+		})
+	}
+	for i := range 100 {
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i%5)))))
+		var waiting int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'convoy'
+			AND wait_event_type = 'Lock' AND wait_event IN ('tuple', 'transactionid')
+			AND query NOT LIKE '%INSERT%'`).Scan(&waiting); err != nil || waiting > 1 {
+			t.Errorf("%d connections wait for rows (%v)", waiting, err)
+		}
+	}
+	stop()
+	wg.Wait()
+}
+
+// muteConn is a connection that goes silent: what is written to it goes nowhere.
+type muteConn struct {
+	net.Conn
+	is   func() bool          // it is silent by now
+	sent func(written []byte) // told of what was written before
+}
+
+func (c muteConn) Write(b []byte) (int, error) {
+	if c.is() {
+		return len(b), nil
+	}
+	n, err := c.Conn.Write(b)
+	c.sent(b)
+	return n, err
+}
+
+func goesSilent(is func() bool, sent func([]byte)) func(*pgxpool.Config) {
+	return func(cfg *pgxpool.Config) {
+		dial := cfg.ConnConfig.DialFunc
+		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return muteConn{conn, is, sent}, nil
+		}
+	}
+}
+
+// A process is cut off between the two trips of a transaction. The server ends it, and its rows are
+// free again. Until then other processes wait for these rows only.
+func TestTheRowsOfAProcessThatIsCutOffComeFree(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, most(4))
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 100, Period: century})
+	here := coalesce(t, l, pool)
+	for i := range 20 {
+		takeOK(t, first(here.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
+	}
+	var cut atomic.Bool
+	away := coalesce(t, l, beside(t, pool, func(c *pgxpool.Config) {
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // each statement goes out as text
+	}, goesSilent(cut.Load, func(written []byte) {
+		if bytes.Contains(written, []byte("idle_in_transaction_session_timeout")) {
+			cut.Store(true) // the rows are locked, and nothing follows
+		}
+	})))
+	var wg sync.WaitGroup
+	for i := range 20 {
+		p := park(t.Context())
+		wg.Go(func() {
+			if res, err := away.RateLimit(p, limit.For(fmt.Sprint(i)).OrReserve()); err == nil {
+				t.Errorf("%+v without a connection", res)
+			}
+		})
+		p.wait(t)
+	}
+	until(t, func() bool { return cut.Load() })
+	ctx, cancel := context.WithTimeout(t.Context(), hung)
+	defer cancel()
+	var waiting sync.WaitGroup
+	for i := range 20 {
+		waiting.Go(func() { takeOK(t, first(here.RateLimit(ctx, limit.For(fmt.Sprint(i))))) })
+	}
+	for i := range 50 {
+		takeOK(t, first(here.RateLimit(ctx, limit.For(fmt.Sprint("free", i)))))
+		if _, err := pool.Exec(ctx, `SELECT 1`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting.Wait()
+	wg.Wait()
+	for i := range 20 {
+		wantLeft(t, here, limit.For(fmt.Sprint(i)), 98)
+	}
+}
+
+// The connections of a pool go silent. Calls without a deadline get an error in the end, calls for
+// other keys go on over new connections, and Close returns.
+func TestASilentConnectionStopsNoOtherKey(t *testing.T) {
+	t.Parallel()
+	plain := pgtest.Pool(t)
+	var cut atomic.Int64 // connections that were made before it are silent
+	var made atomic.Int64
+	pool := beside(t, plain, most(8), func(cfg *pgxpool.Config) {
+		dial := cfg.ConnConfig.DialFunc
+		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			nr := made.Add(1)
+			return muteConn{conn, func() bool { return nr <= cut.Load() }, func([]byte) {}}, nil
+		}
+	})
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("silent", ratelimit.FixedWindow{Rate: 100, Period: century})
+	for i := range 40 {
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
+	}
+	cut.Store(made.Load())
+	var stuck sync.WaitGroup
+	for i := range 4 {
+		p := park(t.Context())
+		stuck.Go(func() { _, _ = c.RateLimit(p, limit.For(fmt.Sprint(i))) })
+		p.wait(t)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), hung)
+	defer cancel()
+	granted := 0
+	for i := range 20 {
+		res, err := c.RateLimit(ctx, limit.For(fmt.Sprint(20+i)))
+		if err == nil && res.OK {
+			granted++
+		}
+	}
+	if silent := int(cut.Load()); granted < 20-silent {
+		t.Errorf("%d of 20 were granted, with %d connections that are silent", granted, silent)
+	}
+	stuck.Wait()
+	c.Close()
+}
+
+// Close does not wait for ever for a row that another transaction holds.
+func TestCloseGivesUpHeldRows(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("closes", ratelimit.FixedWindow{Rate: 100, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	defer hold(t, pool, "closes", "")()
+	var wg sync.WaitGroup
+	for range 10 {
+		p := park(t.Context())
+		wg.Go(func() {
+			if res, err := c.RateLimit(p, limit.Global()); !errors.Is(err, ratelimit.ErrClosed) {
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+		p.wait(t)
+	}
+	c.Close()
+	wg.Wait()
+}
+
+// Callers leave at random, of calls that are on their way or not. Each token that is gone from the
+// balance was granted to a caller who got it.
+func TestFaultsOfLeaversLoseNothing(t *testing.T) {
+	t.Parallel()
+	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
+		plain := pgtest.Pool(t, most(10))
+		p, err := delay.Listen(fmt.Sprintf("%s:%d", plain.Config().ConnConfig.Host, plain.Config().ConnConfig.Port), time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Close() })
+		pool := beside(t, plain, func(cfg *pgxpool.Config) {
+			cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				var d net.Dialer
+				return d.DialContext(ctx, "tcp", p.Addr())
+			}
+		})
+		limit := ratelimit.MustDefine("leavers", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+		c := limiter(t, cfg).Coalesce(pool)
+		want := map[string]float64{}
+		var mu sync.Mutex
+		for range rounds(t, 3) {
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					for range 50 {
+						key := fmt.Sprint(rand.IntN(3))
+						requests := []ratelimit.Request{limit.For(key)}
+						if i%4 == 0 {
+							requests[0] = requests[0].OrReserve()
+						}
+						ctx, cancel := context.WithTimeout(t.Context(), rand.N(6*time.Millisecond))
+						res, err := c.RateLimit(ctx, requests...)
+						cancel()
+						switch {
+						case err == nil && res.OK:
+							mu.Lock()
+							want[key]++
+							mu.Unlock()
+						case !errors.Is(err, context.DeadlineExceeded):
+							t.Errorf("%+v, %v", res, err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+		}
+		c.Close()
+		for key, n := range want {
+			wantLeft(t, limiter(t, cfg).Autocommit(plain), limit.For(key), 1_000_000-n)
+		}
+	})
+}

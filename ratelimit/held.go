@@ -1,0 +1,264 @@
+package ratelimit
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// held keeps the calls whose rows other transactions hold. They wait here, without a connection, and
+// are tried again with a pause that grows: they go back to their lanes, whose statements skip a row
+// that is still held.
+//
+// A row may always be held by somebody, one transaction after the other. So one connection at a time
+// waits for a row in the queue that Postgres has for it. It waits for a row with the fewest such
+// waits behind it, for a time that doubles with each, as long as the pause before it.
+//
+// A row that another transaction inserts cannot be seen, so it cannot be skipped. If an insertion
+// has to wait, all rows that it would insert are suspects. The same goroutine inserts them, in
+// groups that halve with each failure.
+type held struct {
+	c     *Coalesced
+	n     atomic.Int32 // rows
+	mu    sync.Mutex
+	rows  map[place]*heldRow
+	waits bool // a goroutine waits for a row
+	timer *time.Timer
+	next  time.Time // when it fires
+}
+
+type heldRow struct {
+	at    place
+	queue []*waiter // in the order of their arrival
+	due   time.Time // of the next try
+	pause time.Duration
+	most  int  // of a suspect: how many rows may be inserted with it; 0: the row exists
+	busy  bool // the goroutine waits for it
+}
+
+const (
+	mostPause   = 200 * time.Millisecond // between two tries
+	inLine      = 50 * time.Millisecond  // for which a call waits before a connection waits for its row
+	mostDoubled = 5                      // times, of inLine
+
+	// inserting is how long an insertion waits for another transaction that inserts the same row.
+	inserting = 10 * time.Millisecond
+)
+
+// patience is for how long a connection waits for the row of a call.
+func (w *waiter) patience() time.Duration { return inLine << min(w.waits, mostDoubled) }
+
+// join adds a new call to those that wait for one of its rows, if there are any. A call that is
+// expected to be denied does not wait for a row.
+func (h *held) join(w *waiter) bool {
+	if h.n.Load() == 0 {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range w.calls {
+		r := h.rows[w.calls[i].place()]
+		if r == nil || r.most == 0 && h.c.l.denials.expected(w.calls) {
+			continue
+		}
+		w.since = time.Now()
+		r.add(w)
+		return true
+	}
+	return false
+}
+
+func (r *heldRow) add(w *waiter) {
+	i, _ := slices.BinarySearchFunc(r.queue, w, func(a, b *waiter) int { return cmp.Compare(a.order, b.order) })
+	r.queue = slices.Insert(r.queue, i, w)
+}
+
+// hold puts a call back that could not be decided.
+func (h *held) hold(w *waiter, at place, most int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.c.ended.Load() {
+		w.err = errClosedCoalesced()
+		h.c.answer(w)
+		return
+	}
+	if !w.state.CompareAndSwap(taken, queued) {
+		h.c.waiting.Add(-1) // its caller has left
+		return
+	}
+	now := time.Now()
+	if w.since.IsZero() {
+		w.since = now
+	}
+	r := h.rows[at]
+	if r == nil {
+		if h.rows == nil {
+			h.rows = make(map[place]*heldRow)
+		}
+		r = &heldRow{at: at}
+		h.rows[at] = r
+		h.count()
+	}
+	r.add(w)
+	r.most = most
+	r.pause = min(mostPause, time.Millisecond<<min(w.tries, 10))
+	r.due = now.Add(r.pause)
+	w.tries++
+	h.arm(now, r.due)
+}
+
+// arm has tick called by then.
+func (h *held) arm(now, due time.Time) {
+	switch {
+	case h.timer == nil:
+		h.timer = time.AfterFunc(due.Sub(now), h.tick)
+	case h.next.After(now) && h.next.Before(due):
+		return
+	default:
+		h.timer.Reset(due.Sub(now))
+	}
+	h.next = due
+}
+
+// count notes that the number of rows has changed. Close waits until there are none.
+func (h *held) count() {
+	n := int32(len(h.rows)) //nolint:gosec // far fewer
+	switch old := h.n.Swap(n); {
+	case old == 0 && n > 0:
+		h.c.running.Add(1)
+	case old > 0 && n == 0:
+		h.c.running.Done()
+	}
+}
+
+// tick has those tried that are due.
+func (h *held) tick() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.rows) == 0 {
+		return
+	}
+	now := time.Now()
+	if h.c.ended.Load() {
+		h.giveUp()
+		return
+	}
+	if !h.waits {
+		if rows := h.pick(now); rows != nil {
+			h.waits = true
+			h.c.running.Add(1)
+			go h.wait(rows)
+		}
+	}
+	next := now.Add(inLine)
+	for at, r := range h.rows {
+		switch {
+		case r.busy || r.most > 0:
+		case r.due.After(now.Add(r.pause / 2)): // so that many are tried together
+			if r.due.Before(next) {
+				next = r.due
+			}
+		default:
+			delete(h.rows, at)
+			for _, w := range r.queue {
+				h.c.lane(w).add(w)
+			}
+		}
+	}
+	h.next = time.Time{}
+	if len(h.rows) > 0 {
+		h.arm(now, next)
+	}
+	h.count()
+}
+
+// giveUp answers all, as Close waits no longer.
+func (h *held) giveUp() {
+	for at, r := range h.rows {
+		for _, w := range r.queue {
+			if !w.state.CompareAndSwap(queued, taken) {
+				h.c.waiting.Add(-1)
+				continue
+			}
+			w.err = errClosedCoalesced()
+			h.c.answer(w)
+		}
+		r.queue = nil
+		if !r.busy {
+			delete(h.rows, at)
+		}
+	}
+	h.count()
+}
+
+// pick returns the row to wait for next, or suspects to insert; nil if there are none.
+func (h *held) pick(now time.Time) (rows []*heldRow) {
+	var best *heldRow
+	better := func(r *heldRow) bool {
+		if best == nil || (r.most > 0) != (best.most > 0) {
+			return best == nil || r.most > 0
+		}
+		if r.most > 0 {
+			return r.due.Before(best.due)
+		}
+		a, b := r.queue[0], best.queue[0]
+		return cmp.Or(cmp.Compare(a.waits, b.waits), cmp.Compare(a.order, b.order)) < 0
+	}
+	for _, r := range h.rows {
+		w := r.queue
+		if !r.busy && (r.most > 0 && !r.due.After(now) || now.Sub(w[0].since) >= w[0].patience()) && better(r) {
+			best = r
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	rows = append(rows, best)
+	most := best.most
+	for _, r := range h.rows {
+		if r != best && !r.busy && r.most > 0 && len(rows) < min(most, r.most) {
+			rows, most = append(rows, r), min(most, r.most)
+		}
+	}
+	for _, r := range rows {
+		r.busy = true
+	}
+	return rows
+}
+
+// wait has rows decided whose turn it is, as long as there are any. In a pool of less than four it
+// rests in between, so that it uses a quarter of the pool's time at the most.
+func (h *held) wait(rows []*heldRow) {
+	defer h.c.running.Done()
+	for rows != nil {
+		began := time.Now()
+		var some []*waiter
+		var at *place
+		h.mu.Lock()
+		if rows[0].most == 0 {
+			at = &rows[0].at
+		}
+		for _, r := range rows {
+			some = append(some, r.queue...)
+			r.queue = nil
+		}
+		h.mu.Unlock()
+		h.c.decide(&scheme{c: h.c, late: some, wait: at})
+		if n := time.Duration(h.c.connections()); n < 4 {
+			time.Sleep(time.Since(began) * (4 - n) / n)
+		}
+		h.mu.Lock()
+		for _, r := range rows {
+			r.busy = false
+			if len(r.queue) == 0 {
+				delete(h.rows, r.at)
+			}
+		}
+		h.count()
+		rows = h.pick(time.Now())
+		h.waits = rows != nil
+		h.mu.Unlock()
+	}
+}
