@@ -69,7 +69,7 @@ var ofTheScheduler = []mutant{
 	{"late: it starts without paying", "scheduler/start.go",
 		"> tooLate {", "> 1e6*tooLate {", "IsLate|BackedUp", jobs, false},
 	{"late: it pays, and is not paced", "scheduler/late.go",
-		"Takes: r.Takes[i : i+1]})", "Takes: []ratelimit.Take{k}})", "IsLate", jobs, false},
+		"Takes: r.Takes[i : i+1]})", "Takes: slices.Clone(r.Takes[i : i+1])})", "IsLate", jobs, false},
 	{"late: it is paced for nothing", "scheduler/late.go",
 		"	if len(charged) > 0 {\n", "	if len(charged) > 1<<40 {\n", "IsLate", jobs, false},
 	{"late: an attempt does not wait for what it pays anew", "scheduler/late.go",
