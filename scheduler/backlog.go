@@ -3,8 +3,8 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,16 +13,56 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The backlog of a limited worker. Jobs of a key that has no tokens would all pass a worker once, to
-// be put off one by one, and the jobs of other keys behind them would wait for that. So when the
-// first is put off, all due jobs of its kind in the queue whose limits are out take their places in
-// one go, and are moved to their times.
+// When the first job of a key is put off, the key's other jobs that are due have to wait as well.
+// Each of them would be fetched by a worker and put off in its turn, in front of the jobs of other
+// keys. So they are moved along, a thousand in a statement. Those of a limited worker take their
+// places first.
+
+// beside runs do in the background, unless it is under way for the same already: the next job that
+// is put off asks again.
+func (p *plugin) beside(what string, do func(ctx context.Context) error) {
+	if _, going := p.going.LoadOrStore(what, true); going {
+		return
+	}
+	go func() {
+		defer p.going.Delete(what)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+		defer cancel()
+		p.warn(do(ctx), "jobs that have to wait could not be moved", "queue", what)
+	}()
+}
+
+const mostDue = 20_000 // jobs that are read in one go
+
+// along moves the due jobs of a job's queue that wait for the same as it does.
+func (p *plugin) along(job *rivertype.JobRow, of row) {
+	p.beside(job.Queue, func(ctx context.Context) error {
+		all, err := p.waiters(ctx, p.pool, dueSQL, []string{job.Queue}, time.Duration(0), mostDue)
+		if err != nil {
+			return err
+		}
+		due := slices.DeleteFunc(valid(all), func(w *waiter) bool {
+			return !slices.Contains(w.ticket.rows(), of)
+		})
+		_, now, err := p.reckon(ctx, p.pool, due)
+		if err != nil {
+			return err
+		}
+		due = slices.DeleteFunc(due, func(w *waiter) bool { return w.Due.Sub(now) < time.Millisecond })
+		for i, w := range due {
+			// If the pause is extended, not all of them meet it. Rounds move up the others.
+			w.Due = w.Due.Add(time.Duration(i/mostMoved) * roundEvery)
+		}
+		return p.move(ctx, p.pool, due, now)
+	})
+}
 
 // kindSQL reads the due jobs of a kind in a queue, in River's order, behind a place in it.
 //
 // $1 queue $2 kind $3 $4 $5 priority, time and id of the place $6 most
-const kindSQL = `SELECT id, priority, scheduled_at, attempt, max_attempts, created_at, args, metadata, tags FROM {river}river_job
-WHERE queue = $1::text AND state = 'available' AND kind = $2::text AND scheduled_at <= now()
+const kindSQL = `SELECT id, priority, scheduled_at, attempt, max_attempts, created_at, args, metadata,
+	tags FROM {river}river_job
+WHERE queue = $1::text AND state OPERATOR(pg_catalog.=) 'available' AND kind = $2::text AND scheduled_at <= now()
 	AND (priority, scheduled_at, id) > ($3::smallint, $4::timestamptz, $5::bigint)
 ORDER BY priority, scheduled_at, id LIMIT $6::integer`
 
@@ -32,15 +72,28 @@ type backlogged struct {
 	requests []ratelimit.Request
 }
 
-// clear clears a backlog, in the background.
+// clear clears the backlog of a limited worker: all due jobs of its kind in the queue whose limits
+// are out take their places in one go.
 func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
 	p.beside(queue+" "+kind, func(ctx context.Context) error {
-		turns := map[string]time.Time{}
+		turns := map[string]time.Time{} // where the jobs without tokens end
 		for last := (&rivertype.JobRow{}); ; {
 			jobs, err := p.due(ctx, queue, kind, last)
-			if err == nil {
-				err = p.placeAll(ctx, jobs, requests, turns)
+			groups := map[string][]backlogged{} // by what they take from
+			for _, job := range jobs {
+				if t, ok, _ := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
+					continue // it has its place
+				}
+				if rs := requests(job); len(rs) > 0 {
+					of := fmt.Sprintf("%q", rowsOf(rs))
+					groups[of] = append(groups[of], backlogged{job, rs})
+				}
+			}
+			for of, group := range groups {
+				if err == nil {
+					turns[of], err = p.place(ctx, group, turns[of])
+				}
 			}
 			if err != nil || len(jobs) < mostMoved {
 				return err
@@ -51,100 +104,71 @@ func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) [
 }
 
 // due are the next due jobs of a kind behind another one.
-func (p *plugin) due(ctx context.Context, queue, kind string, last *rivertype.JobRow) ([]*rivertype.JobRow, error) {
-	var all []*rivertype.JobRow
+func (p *plugin) due(
+	ctx context.Context, queue, kind string, last *rivertype.JobRow,
+) (all []*rivertype.JobRow, err error) {
 	var j rivertype.JobRow
-	err := p.db().query(ctx, kindSQL, []any{&j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt, &j.EncodedArgs, &j.Metadata, &j.Tags},
-		func() {
-			job := j
-			job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
-			job.EncodedArgs, job.Metadata, job.Tags = slices.Clone(j.EncodedArgs), slices.Clone(j.Metadata), slices.Clone(j.Tags)
-			all = append(all, &job)
-		}, queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved)
+	args := []any{queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved}
+	err = p.query(ctx, p.pool, kindSQL, args, func() {
+		job := j
+		job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
+		all, j = append(all, &job), rivertype.JobRow{} // whose slices are the job's
+	}, &j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt,
+		&j.EncodedArgs, &j.Metadata, &j.Tags)
 	return all, err
-}
-
-// placeAll gives those of the jobs places whose limits have nothing for the first of them. turns
-// remembers where the jobs without tokens end.
-func (p *plugin) placeAll(
-	ctx context.Context, jobs []*rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request, turns map[string]time.Time,
-) (err error) {
-	groups := map[string][]backlogged{}
-	var order []string
-	for _, job := range jobs {
-		if t, ok, _ := ticketOf(job); ok && t.Paid && !t.Used && t.Attempt == job.Attempt {
-			continue // it has its place
-		}
-		rs := requests(job)
-		if len(rs) == 0 {
-			continue
-		}
-		of := placesOf(rs)
-		if groups[of] == nil {
-			order = append(order, of)
-		}
-		groups[of] = append(groups[of], backlogged{job, rs})
-	}
-	for _, of := range order {
-		if turns[of], err = p.place(ctx, groups[of], turns[of]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// placesOf names the limits and keys of requests.
-func placesOf(requests []ratelimit.Request) string {
-	names := make([]string, len(requests))
-	for i, r := range requests {
-		names[i] = r.Limit().Name() + "\x00" + r.Key()
-	}
-	slices.Sort(names)
-	return strings.Join(slices.Compact(names), "\x00")
 }
 
 // place gives jobs of the same limits and keys their places, in their order, and moves them there.
 // If the rule's MaxReserved leaves no room for all of them, each is moved to when its turn comes if
-// nobody else takes, without tokens: the first not before turn. It returns when the next one's comes.
+// nobody else takes, without tokens: the first not before turn. It returns when the next one's
+// comes.
 func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (time.Time, error) {
 	limiter := p.scheduler.limiter
-	check, err := limiter.Autocommit(p.pool).CheckRateLimit(ctx, reserving(jobs[0].requests)...)
+	check, err := limiter.Autocommit(p.pool).CheckRateLimit(ctx, jobs[0].requests...)
 	if err != nil || check.OK && check.RunAt.IsZero() {
 		return turn, err // there are tokens, and workers take them
 	}
-	err = readCommitted(ctx, p.pool, func(tx pgx.Tx) error {
-		d := db{tx, p.tables}
-		jobs, err := d.lock(ctx, jobs)
+	turn = latest(turn, check.RetryAt, check.RunAt, check.At)
+	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+		var ids []int64
+		for _, j := range jobs {
+			ids = append(ids, j.job.ID)
+		}
+		var id int64
+		locked := map[int64]bool{}
+		err := p.query(ctx, tx, lockSQL, []any{ids}, func() { locked[id] = true }, &id)
+		jobs = slices.DeleteFunc(jobs, func(j backlogged) bool { return !locked[j.job.ID] })
 		if err != nil || len(jobs) == 0 {
 			return err
 		}
-		calls := make([][]ratelimit.Request, len(jobs))
-		for i, j := range jobs {
-			calls[i] = reserving(j.requests)
+		var calls [][]ratelimit.Request
+		for _, j := range jobs {
+			calls = append(calls, reserving(j.requests))
 		}
 		all, each, err := limiter.RateLimitMany(ctx, tx, calls)
-		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) { // together they may be more than can ever be owed
+		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) { // together more than can ever be owed
 			return err
 		}
-		moved := make([]*waiter, len(jobs))
-		turn = latest(turn, check.RetryAt)
-		if alone, err := limiter.CheckRateLimit(ctx, tx, jobs[0].requests...); err == nil && !alone.OK {
-			turn = latest(turn, alone.RetryAt)
-		}
+		var moved []*waiter
 		for i, j := range jobs {
-			w := &waiter{id: j.job.ID, at: j.job.ScheduledAt, due: latest(turn, check.At)}
+			w := &waiter{ID: j.job.ID, At: j.job.ScheduledAt, Due: turn, differs: all.OK}
 			if all.OK {
-				w.ticket, w.changed = p.scheduler.newTicket(&each[i]), true
-				w.ticket.Paid, w.ticket.Attempt = true, j.job.Attempt
-				w.due = latest(w.ticket.due(), check.At)
+				w.ticket = p.scheduler.newTicket(&each[i], j.job.Attempt, true)
+				w.Due = latest(w.ticket.due(), check.At)
 			}
-			turn = turn.Add(flowing(j.requests, check.Outcomes))
-			moved[i] = w
+			moved, turn = append(moved, w), turn.Add(flowing(j.requests, check.Outcomes))
 		}
-		return d.move(ctx, moved, check.At)
+		return p.move(ctx, tx, moved, check.At)
 	})
 	return turn, err
 }
+
+// lockSQL locks those of the jobs that are due still, and that nobody is fetching: who takes for
+// others leaves holes in the line.
+//
+// $1 ids
+const lockSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state OPERATOR(pg_catalog.=) 'available'
+ORDER BY id FOR UPDATE SKIP LOCKED`
 
 // flowing is how long it takes until the tokens of requests have flowed.
 func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Duration) {
@@ -156,20 +180,4 @@ func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Du
 		}
 	}
 	return d
-}
-
-// lockSQL locks those of the jobs that are due still, and that nobody is fetching.
-//
-// $1 ids
-const lockSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state = 'available' ORDER BY id FOR UPDATE SKIP LOCKED`
-
-func (d db) lock(ctx context.Context, jobs []backlogged) ([]backlogged, error) {
-	ids := make([]int64, len(jobs))
-	for i, j := range jobs {
-		ids[i] = j.job.ID
-	}
-	locked := map[int64]bool{}
-	var id int64
-	err := d.query(ctx, lockSQL, []any{&id}, func() { locked[id] = true }, ids)
-	return slices.DeleteFunc(slices.Clone(jobs), func(j backlogged) bool { return !locked[j.job.ID] }), err
 }

@@ -1,12 +1,12 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,23 +17,20 @@ import (
 // plugin is the part of a Scheduler in one River client.
 type plugin struct {
 	river.PluginDefaults
+	store
 
-	scheduler *Scheduler
-	pool      *pgxpool.Pool
-	tables    *strings.Replacer // names them in statements
-	schema    any               // of River's notifications; nil for the current one
-	logger    *slog.Logger
+	pool   *pgxpool.Pool
+	schema string // of River's notifications; "" for the current one
+	logger *slog.Logger
 
-	waker    waker
-	looks    batch[look]
-	renewals batch[renewal]
-	charges  batch[charge]
-	going    sync.Map // what is done beside
-	round    round
+	waker                    waker
+	looks, renewals, charges *batch
+	going                    sync.Map // what is done beside
+	round                    round
 }
 
-// Configure returns a copy of a River client's configuration with which the client starts
-// reserved jobs on time and keeps them from starting in a pause:
+// Configure returns a copy of a River client's configuration with which the client starts reserved
+// jobs on time and keeps them from starting in a pause:
 //
 //	client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{...}))
 //
@@ -51,17 +48,11 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 		panic("scheduler: Configure without a limiter (see New), a pool or a river.Config")
 	}
 	c := *cfg
-	p := &plugin{scheduler: s, pool: pool, tables: s.tables(c.Schema), logger: c.Logger}
-	if p.logger == nil {
-		p.logger = slog.Default()
-	}
-	if c.Schema != "" {
-		p.schema = c.Schema
-	}
+	p := &plugin{store: s.on(c.Schema), schema: c.Schema, pool: pool}
+	p.logger = cmp.Or(c.Logger, slog.Default())
 	p.waker.send = p.wake
-	p.round.init()
-	p.looks.do, p.renewals.do, p.charges.do = p.look, p.renew, p.charge
-	p.charges.settle, p.renewals.settle = gather, 10*gather // their looks may have been several
+	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)
+	p.renewals = newBatch(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	c.Queues = maps.Clone(c.Queues)
 	for name, q := range c.Queues {
@@ -73,9 +64,8 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	return &c
 }
 
-func (p *plugin) db() db { return db{p.pool, p.tables} }
-
-// warn logs what went wrong in the background. After the pool was closed nothing is left to do there.
+// warn logs what went wrong in the background. After the pool was closed nothing is left to do
+// there.
 func (p *plugin) warn(err error, what string, args ...any) {
 	if err != nil && !strings.Contains(err.Error(), "closed pool") {
 		p.logger.Warn("scheduler: "+what, append(args, "error", err)...)
@@ -117,12 +107,10 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 
 // inserted has a job woken when it is due.
 func (in *insertion) inserted(job *rivertype.JobRow) {
-	if in.plugin == nil || job.State != rivertype.JobStateAvailable {
-		return // the round finds it when its time is near
-	}
-	if d := in.clock.until(job.ScheduledAt); d > 0 {
+	d := in.clock.until(job.ScheduledAt)
+	if d > 0 && in.plugin != nil && job.State == rivertype.JobStateAvailable {
 		in.plugin.waker.add(job.ID, time.Now().Add(d), false)
-	}
+	} // else the round finds it when its time is near
 }
 
 // MetricEmit hears of each fetch of a working client: the beat of the rounds. A client that is
@@ -132,23 +120,3 @@ func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitP
 		p.beat(roundEvery)
 	}
 }
-
-// once runs one function at a time, and not more often than asked for.
-type once struct {
-	going atomic.Bool
-	mu    sync.Mutex
-	last  time.Time
-}
-
-// start says whether to go now; if so, end has to be called.
-func (o *once) start(gap time.Duration) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if time.Since(o.last) < gap || !o.going.CompareAndSwap(false, true) {
-		return false
-	}
-	o.last = time.Now()
-	return true
-}
-
-func (o *once) end() { o.going.Store(false) }

@@ -40,19 +40,18 @@
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     in a pause say, the client puts it off.
 //
-// How late jobs start, measured with the benchmarks of this package:
+// That costs one query a second for each client and a few more for the one that does the rounds,
+// one query for jobs that start together, and, while jobs become due, at most 100 notifications a
+// second from each process on average. A reserved job has as many row versions as a scheduled job
+// of River's, unless it is moved or put off. A queue that is saturated with immediate jobs does 1.17
+// times River's throughput, as clients fetch when they are notified. How late jobs start, measured
+// with the benchmarks of this package:
 //
 //	                                              p50       p90       p99
 //	idle workers (BenchmarkStartLateness)         2.5-3.5 ms          7-21 ms, none early
 //	  River alone                                 4.4 s               4.7 s
 //	workers 75 % busy (BenchmarkBusyWorkers)      4 ms      19 ms     255 ms
 //	  River alone                                 226 ms    744 ms    3.3 s
-//
-// It costs one query a second for each client, one query for jobs that start together, and, while
-// jobs become due, at most 100 notifications a second from each process on average. A reserved job
-// has as many row versions as a scheduled job of River's, unless it is moved or put off. Configure
-// lowers the FetchCooldown of queues to 1 ms, so that clients fetch as soon as they are notified. A
-// queue that is saturated with immediate jobs does 1.17 times River's throughput with that.
 //
 // How late a job starts at most while a worker is free, by which clients are configured:
 //
@@ -69,8 +68,8 @@
 //	the inserting process is killed      up to a second: the next round finds its jobs
 //	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
-// If nobody notifies River, a job that is available starts at the next poll of its queue. A working
-// client that is not configured does not look again: it starts jobs in a pause that began later.
+// A working client that is not configured does not look again: it starts jobs in a pause that began
+// later.
 //
 // # The row of a job
 //
@@ -86,8 +85,7 @@
 //	done                                 completed   unchanged
 //	cancelled                            cancelled   unchanged; its tokens are given back
 //
-// At most 1,000 jobs of a process are available ahead of time; the others are scheduled. Those
-// behind a cancelled job move up when their own time is near.
+// At most 1,000 jobs of a process are available ahead of time; the others are scheduled.
 //
 // # What it writes
 //
@@ -104,18 +102,16 @@
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time; the role of a working client needs SELECT, INSERT and UPDATE on that
-// table. If the client dies, jobs that are available start on time or at River's next poll. The
-// tests were run with River v0.41 and v0.51.
+// table. The tests were run with River v0.41 and v0.51; none runs with River Pro, whose partitions,
+// sequences and concurrency limits see ordinary jobs in their own queues.
 //
 // # Settle, pay, cancel
 //
 // [ReservationOf] returns what a job has taken, for [ratelimit.Limiter.Settle] in the transaction
 // that completes the job. What a settlement gives back moves up the jobs that wait behind, as their
-// time comes near.
-//
-// An attempt that has begun has paid, also if a stop of its client interrupts it. Further attempts
-// pay again unless [JobArgsWithPays] says otherwise. A job that is cancelled before its attempt has
-// begun gives back what it took: see [Jobs.CancelTx].
+// time comes near. So does a job that is cancelled before its attempt has begun: see
+// [Jobs.CancelTx]. An attempt that has begun has paid, also if a stop of its client interrupts it.
+// Further attempts pay again unless [JobArgsWithPays] says otherwise.
 //
 // # Late jobs, changed rates
 //
@@ -130,19 +126,10 @@
 //
 // # Limits of workers, pauses
 //
-// [Limit] limits a worker, whichever program inserts its jobs. When a job must wait, the other due jobs of
-// its kind and key are moved to their turns with it, out of the way of other keys. That backlog is
-// a debt of the limit: other callers of the same limit and key, such as an HTTP handler, are denied
-// until it is repaid. Give them a limit of their own, or bound the debt with MaxReserved.
-//
-// A worker returns a [PauseError] when its API says to come later. [ratelimit.Limiter.Pause] does
-// the same by hand, and [ratelimit.Limiter.Resume] ends a pause early: the jobs that it has put off
-// come forward within a second or two. [Explain] and [Jobs.Waiting] tell why a job waits.
-//
-// # River Pro
-//
-// River Pro's partitions, sequences and concurrency limits see ordinary jobs in their own queues.
-// No test here runs with River Pro.
+// [Limit] limits a worker, whichever program inserts its jobs. A worker returns a [PauseError] when
+// its API says to come later. [ratelimit.Limiter.Pause] does the same by hand, and
+// [ratelimit.Limiter.Resume] ends a pause early: the jobs that it has put off come forward within a
+// second or two. [Explain] and [Jobs.Waiting] tell why a job waits.
 //
 // # Removing Weir
 //

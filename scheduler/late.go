@@ -7,183 +7,118 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river/rivertype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Late. The tokens of a job that does not start when it is due flow into the bucket, and on to
-// the next caller. After an outage the jobs that are late would all start at once, and those
-// reserved after them on time besides. So a job that is too late pays anew, once: ahead of all who
-// wait, in its own order. A further attempt pays in the same way.
+// Late. The tokens of a job that does not start when it is due flow into the bucket, and on to the
+// next caller. After an outage the jobs that are late would all start at once, and those reserved
+// after them on time besides. So a job that is too late pays anew, once: ahead of all who wait, in
+// its own order. A further attempt pays in the same way.
 
 // tooLate is when a job pays anew: more than a client without notifications is late, and less than
 // makes a burst.
 const tooLate = 3 * time.Second
 
-// overdueSQL locks the jobs of a queue that are too late, the first in River's order.
-//
-// $1 queue $2 too late $3 most
-const overdueSQL = `SELECT id, attempt, state::text, scheduled_at, metadata->'weir' FROM {river}river_job
-WHERE queue = $1::text AND state IN ('available', 'scheduled') AND priority IN (1, 2, 3, 4)
-	AND scheduled_at < now() - $2::interval AND metadata->'weir' IS NOT NULL
-ORDER BY priority, scheduled_at, id LIMIT $3::integer FOR UPDATE SKIP LOCKED`
-
-// renewal is a job at this client that pays anew.
-type renewal struct {
-	job   *rivertype.JobRow
-	t     ticket
-	again bool // for another attempt, and not because it is late
-
-	clock
-	err error
-}
-
-// anew has the job pay anew, and returns nil if it may start now, or the error that puts it off.
+// anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
+// may start now, or the error that puts it off.
 func (v *visit) anew(ctx context.Context, again bool) error {
-	r := renewal{job: v.job, t: v.ticket, again: again}
-	for deadline := time.Now().Add(patience); ; {
-		if v.plugin.renewals.ask(&r); r.err == nil {
-			break
-		}
-		if time.Now().After(deadline) || !sleep(ctx, 100*time.Millisecond) {
-			return &putOffError{&rivertype.JobSnoozeError{Duration: time.Second}}
-		}
+	v.again = again
+	if err := v.ask(ctx, v.plugin.renewals); err != nil {
+		return err
 	}
-	v.ticket, v.clock, v.used = r.t, r.clock, false
-	if due := v.ticket.due(); v.ticket.Due != 0 && v.clock.until(due) > 0 {
-		return v.putOff(ctx, due)
+	v.used = false
+	if v.clock.until(v.ticket.due()) > 0 {
+		return v.putOff(ctx, v.ticket.due())
 	}
 	return nil
 }
 
 // renew has jobs pay anew, in the order in which they were due: those at this client, and those
-// that wait in their queues and are as late, a thousand at a time. Should the answer to a COMMIT
-// be lost, the jobs at this client pay once more.
-func (p *plugin) renew(items []*renewal) {
+// that wait in their queues and are as late, a thousand at a time. Should the answer to a COMMIT be
+// lost, the jobs at this client pay once more.
+func (p *plugin) renew(items []*visit) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	all := make([]*waiter, len(items))
-	for i, r := range items {
-		all[i] = &waiter{id: r.job.ID, ticket: r.t.clone(), again: r.again}
-	}
-	var at clock
-	err := p.connected(ctx, func(q querier) error {
-		return readCommitted(ctx, q, func(tx pgx.Tx) error {
-			d := db{tx, p.tables}
-			overdue, err := p.overdue(ctx, d, items)
-			if err == nil {
-				at, err = p.pay(ctx, d, tx, slices.Concat(all, overdue))
+	var all []*waiter
+	var now time.Time
+	err := p.connected(ctx, func(c *pgxpool.Conn) error {
+		return pgx.BeginTxFunc(ctx, c, readCommitted, func(tx pgx.Tx) error {
+			late, err := p.overdue(ctx, tx, items)
+			if err != nil {
+				return err
 			}
-			if err == nil {
-				err = d.move(ctx, overdue, at.at)
+			for _, v := range items {
+				w := v.waiter // if the transaction rolls back, it has not changed
+				w.ticket.Taken.Takes = slices.Clone(w.ticket.Taken.Takes)
+				all = append(all, &w)
+			}
+			if now, err = p.pay(ctx, tx, slices.Concat(all, late)); err == nil {
+				err = p.move(ctx, tx, late, now)
 			}
 			return err
 		})
 	})
-	for i, r := range items {
-		if r.err = err; err == nil {
-			r.t, r.clock = all[i].ticket, at
+	p.warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
+	for i, v := range items {
+		if v.err = err; err == nil {
+			v.ticket, v.clock = all[i].ticket, clock{now, time.Now()}
 		}
 	}
-	p.warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
 }
 
 // overdue are the jobs in the queues of late ones that are late as well, and have not paid anew.
-func (p *plugin) overdue(ctx context.Context, d db, items []*renewal) ([]*waiter, error) {
-	var all, late []*waiter
+// They are locked.
+func (p *plugin) overdue(ctx context.Context, tx pgx.Tx, items []*visit) ([]*waiter, error) {
 	var queues []string
-	for _, r := range items {
-		if r.again || slices.Contains(queues, r.job.Queue) {
-			continue
+	for _, v := range items {
+		if !v.again {
+			queues = append(queues, v.job.Queue)
 		}
-		queues = append(queues, r.job.Queue)
-		found, err := d.waiters(ctx, overdueSQL, r.job.Queue, tooLate, mostMoved)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, found...)
 	}
-	if len(all) == 0 {
-		return nil, nil
-	}
-	states, now, err := d.states(ctx, tickets(all))
+	all, err := p.waiters(ctx, tx, dueSQL+` FOR UPDATE SKIP LOCKED`, queues, tooLate, mostMoved)
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range all {
-		if t := &w.ticket; t.Due != 0 && !t.Late {
-			if due, _ := t.reckon(states, now, p.scheduler.bunch); now.Sub(latest(due, w.at)) > tooLate {
-				late = append(late, w)
-			}
-		}
-	}
-	return late, nil
+	all = valid(all)
+	_, now, err := p.reckon(ctx, tx, all)
+	return slices.DeleteFunc(all, func(w *waiter) bool {
+		return w.ticket.Due == 0 || w.ticket.Late || now.Sub(latest(w.Due, w.At)) <= tooLate
+	}), err
 }
 
 // pay charges jobs for new times, and writes these into their tickets.
-func (p *plugin) pay(ctx context.Context, d db, tx pgx.Tx, all []*waiter) (clock, error) {
-	inOrder := slices.Clone(all)
-	slices.SortStableFunc(inOrder, func(a, b *waiter) int {
-		return cmp.Or(cmp.Compare(a.ticket.Due, b.ticket.Due), cmp.Compare(a.id, b.id))
+func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*waiter) (time.Time, error) {
+	slices.SortStableFunc(all, func(a, b *waiter) int {
+		return cmp.Or(cmp.Compare(a.ticket.Due, b.ticket.Due), cmp.Compare(a.ID, b.ID))
 	})
 	var charged []*ratelimit.Reservation
-	parts := map[*waiter]*ratelimit.Reservation{}
-	for _, w := range inOrder {
-		switch r := w.ticket.Reservation; {
-		case r == nil:
-		case w.again:
-			charged = append(charged, r)
-		default:
-			if part := flownBy(r); len(part.Takes) > 0 {
-				charged, parts[w] = append(charged, part), part
+	for _, w := range all {
+		r := w.ticket.Taken
+		for i, k := range r.Takes {
+			// Tokens that were there at once, perhaps of a limit into which little or nothing
+			// flows, were taken for good. Those of others came for the job, and have flown by.
+			if w.again || k.Ahead() {
+				charged = append(charged, &ratelimit.Reservation{ID: r.ID, Takes: r.Takes[i : i+1]})
 			}
 		}
 	}
 	if len(charged) > 0 {
 		if err := p.scheduler.limiter.Renew(ctx, tx, charged...); err != nil {
-			return clock{}, err
+			return time.Time{}, err
 		}
-	}
-	for w, part := range parts {
-		rejoin(w.ticket.Reservation, part)
-	}
-	states, now, err := d.states(ctx, tickets(all))
-	if err != nil {
-		return clock{}, err
 	}
 	for _, w := range all {
+		w.ticket.Jitter, w.ticket.From, w.ticket.On = 0, 0, nil // it comes in its order
+	}
+	_, now, err := p.reckon(ctx, tx, all)
+	for _, w := range all {
 		t := &w.ticket
-		t.Jitter, t.From, t.On, t.Late, t.At = 0, 0, nil, !w.again, now.UnixMicro() // it comes in its order
-		due, by := t.reckon(states, now, p.scheduler.bunch)
-		w.due, w.changed = w.at, true // where it need not wait, it keeps its place before those that are less late
-		if due.After(now) {
-			w.due = due
-		}
-		t.Due, t.By = latest(due, now).UnixMicro(), by
-	}
-	return clock{now, time.Now()}, nil
-}
-
-// flownBy is the part of a reservation whose tokens came for its job, at their time: those that
-// were there at once, perhaps of a limit into which little or nothing flows, were taken for good.
-func flownBy(r *ratelimit.Reservation) *ratelimit.Reservation {
-	part := &ratelimit.Reservation{ID: r.ID}
-	for _, k := range r.Takes {
-		if k.Ahead() {
-			part.Takes = append(part.Takes, k)
+		t.Due, t.Late, t.At = latest(w.Due, now).UnixMicro(), !w.again, now.UnixMicro()
+		if w.differs = true; !w.Due.After(now) {
+			w.Due = w.At // where it need not wait, it keeps its place before those that are less late
 		}
 	}
-	return part
-}
-
-// rejoin puts such a part back into its whole.
-func rejoin(r, part *ratelimit.Reservation) {
-	for _, k := range part.Takes {
-		for i := range r.Takes {
-			if k.Limit == r.Takes[i].Limit && k.Key == r.Takes[i].Key {
-				r.Takes[i] = k
-			}
-		}
-	}
+	return now, err
 }

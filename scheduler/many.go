@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
@@ -51,23 +50,11 @@ type manyInserter interface {
 // none. Over whatever keys, limits and kinds, it makes as many round trips for a thousand jobs as
 // for one.
 //
-//	params := make([]scheduler.InsertManyParams, len(messages))
-//	for i, m := range messages {
-//		params[i] = scheduler.InsertManyParams{
-//			Args:     GenerateReply{ID: m.ID},
-//			Requests: []ratelimit.Request{ChatTokens.For(m.Org).Count(m.Tokens).OrReserve()},
-//		}
-//	}
-//	in, err := jobs.InsertManyTx(ctx, tx, params)
-//
 // If all are granted, each job is inserted as [Jobs.InsertTx] would have inserted it after those
-// before it in params, with no other caller in between. The first jobs get the tokens that are
-// there and are inserted as their InsertOpts say. The others are scheduled one after the other,
-// each for when its own tokens exist. Each has a reservation of its own, which is settled,
-// cancelled and listed like that of a single insert.
-//
-// If they are not all granted, because one job would go beyond MaxReserved say, nothing is taken
-// and no job is inserted. That is a denial and no error: see [ratelimit.Result.Err].
+// before it in params, with no other caller in between: the first with the tokens that are there,
+// and the others for when their own tokens exist. Each has a reservation of its own. If they are
+// not all granted, because one job would go beyond MaxReserved say, nothing is taken and no job is
+// inserted. That is a denial and no error: see [ratelimit.Result.Err].
 //
 // A job that InsertOpts make unique and that exists already takes nothing: its tokens are given
 // back. Jobs after it in params keep the times that they were given with it in front of them. What
@@ -78,11 +65,8 @@ type manyInserter interface {
 // Requests of several jobs for the same limit and key must agree in Rule, OrReserve, Within,
 // OnCredit and Leave, and what all jobs ask of it must be a count that it can grant. Otherwise, and
 // if params is empty, a job has no requests or no arguments, the error comes before anything is
-// sent. A limit in the shadow takes what all jobs ask of it, or nothing.
-//
-// With an error nothing is kept either: what the jobs would have taken was given back or, after an
-// error of Postgres, is undone when the transaction rolls back, which is then all that it can do.
-// So one job that River refuses fails the call.
+// sent. A limit in the shadow takes what all jobs ask of it, or nothing. One job that River refuses
+// fails the call. After an error nothing is kept, as with [Jobs.InsertTx].
 func (j *Jobs) InsertManyTx(
 	ctx context.Context, tx pgx.Tx, params []InsertManyParams,
 ) (*InsertedMany, error) {
@@ -103,60 +87,16 @@ func (j *Jobs) InsertManyTx(
 		}
 		calls[i] = p.Requests
 	}
-	limiter := j.scheduler.limiter
-	all, each, err := limiter.RateLimitMany(ctx, tx, calls)
+	all, each, err := j.scheduler.limiter.RateLimitMany(ctx, tx, calls)
 	if err != nil || !all.OK {
 		return &InsertedMany{Result: all}, err
 	}
 
-	inserted, err := j.insertGranted(ctx, tx, client, params, each)
+	jobs, err := j.insert(ctx, tx, client, params, each)
 	if err != nil {
-		// The context may be what has ended. If Postgres failed, this does too, and rolls back with
-		// the rest.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		_ = limiter.GiveBackMany(ctx, tx, each)
 		return &InsertedMany{}, err
 	}
-	var unused []ratelimit.Result
-	for i, job := range inserted {
-		if job.Job.UniqueSkippedAsDuplicate {
-			unused = append(unused, each[i])
-			job.Result = ratelimit.Result{OK: true, At: each[i].At} // nothing is left to give back
-		}
-	}
-	if err := limiter.GiveBackMany(ctx, tx, unused); err != nil {
-		return &InsertedMany{}, err
-	}
-	return &InsertedMany{Result: all, Jobs: inserted}, nil
-}
-
-// insertGranted inserts jobs whose tokens are taken.
-func (j *Jobs) insertGranted(
-	ctx context.Context, tx pgx.Tx, client manyInserter, params []InsertManyParams, each []ratelimit.Result,
-) ([]*Inserted, error) {
-	inserts := make([]river.InsertManyParams, len(params))
-	for i, p := range params {
-		opts, err := j.scheduler.schedule(p.Args, p.InsertOpts, &each[i])
-		if err != nil {
-			return nil, fmt.Errorf("params[%d]: %w", i, err)
-		}
-		inserts[i] = river.InsertManyParams{Args: p.Args, InsertOpts: opts}
-	}
-	in := &insertion{clock: clock{each[0].At, time.Now()}}
-	jobs, err := client.InsertManyTx(context.WithValue(ctx, insertionKey{}, in), tx, inserts)
-	if err != nil {
-		return nil, err
-	}
-	if len(jobs) != len(params) {
-		return nil, fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
-	}
-	inserted := make([]*Inserted, len(jobs))
-	for i, job := range jobs {
-		inserted[i] = &Inserted{Result: each[i], Job: job}
-		in.inserted(job.Job)
-	}
-	return inserted, nil
+	return &InsertedMany{Result: all, Jobs: jobs}, nil
 }
 
 // InsertMany is [Jobs.InsertManyTx] in a SERIALIZABLE transaction of its own, by
@@ -175,12 +115,11 @@ func (j *Jobs) InsertMany(
 		}
 		return in.Err()
 	})
-	var denied *ratelimit.DeniedError
-	if errors.As(err, &denied) && in != nil && !in.OK {
+	if errors.As(err, new(*ratelimit.DeniedError)) && in != nil && !in.OK {
 		return in, nil
 	}
 	if err != nil {
-		return &InsertedMany{}, err
+		in = &InsertedMany{}
 	}
-	return in, nil
+	return in, err
 }

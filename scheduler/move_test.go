@@ -66,7 +66,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		jobs[i] = &waiter{id: job.Job.ID, at: job.Job.ScheduledAt, due: due}
+		jobs[i] = &waiter{ID: job.Job.ID, At: job.Job.ScheduledAt, Due: due}
 		if _, err := pool.Exec(t.Context(), `UPDATE river_job SET `+c.set+` WHERE id = $1`, job.Job.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -74,12 +74,11 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 	}
 	ids := make([]int64, len(jobs))
 	for i, w := range jobs {
-		ids[i] = w.id
+		ids[i] = w.ID
 	}
-	d := db{pool, New(limiter, Config{}).tables("")}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := d.move(ctx, jobs, now); err != nil {
+	if err := New(limiter, Config{}).on("").move(ctx, pool, jobs, now); err != nil {
 		t.Fatal(err)
 	}
 	for i, c := range changes {

@@ -7,19 +7,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// PauseError is what a worker returns when the API that it has called says to come later, by a 429 or a 503 with a
-// Retry-After, say. Its limits are paused, see [ratelimit.Limiter.Pause]; the job is put back until the pause is over,
-// without using up an attempt, and does not pay again.
-//
-//	if resp.StatusCode == http.StatusTooManyRequests {
-//		return &scheduler.PauseError{For: retryAfter(resp), Requests: []ratelimit.Request{ChatTokens.For(org)}}
-//	}
-//
-// Jobs that were inserted by [Jobs.InsertTx], or that a worker made by [Limit] works, wait for the
+// PauseError is what a worker returns when the API that it has called says to come later, by a 429
+// or a 503 with a Retry-After, say. Its limits are paused, see [ratelimit.Limiter.Pause]; the job
+// is put back until the pause is over, without using up an attempt, and does not pay again. Jobs
+// that were inserted by [Jobs.InsertTx], or that a worker made by [Limit] works, wait for the
 // pauses of their limits, in their order.
 type PauseError struct {
 	For      time.Duration       // from now on
@@ -40,29 +36,25 @@ func (e *PauseError) Unwrap() error { return e.Err }
 
 // pause pauses the limits and puts the job off until they open.
 func (v *visit) pause(ctx context.Context, e *PauseError) error {
-	p, on := v.plugin, make([]row, len(e.Requests))
-	for i, r := range e.Requests {
-		on[i] = row{r.Limit().Name(), r.Key()}
-	}
-	var now, until time.Time
-	err := p.connected(ctx, func(q querier) error {
-		if err := readCommitted(ctx, q, func(tx pgx.Tx) error { return p.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...) }); err != nil {
-			return err
-		}
-		all, at, err := db{q, p.tables}.states(ctx, []*ticket{{more: more{On: on}}})
-		now, until = at, at
-		for _, s := range all {
-			until = latest(until, s.PausedUntil)
+	p, t := v.plugin, &v.ticket // with what it has taken
+	t.From, t.On, t.Paid = 0, rowsOf(e.Requests), v.paid
+	t.Jitter = random(p.scheduler.jitter).Microseconds()
+	met := &waiter{ticket: ticket{On: t.On, Jitter: t.Jitter}}
+	err := p.connected(ctx, func(c *pgxpool.Conn) error {
+		err := pgx.BeginTxFunc(ctx, c, readCommitted, func(tx pgx.Tx) error {
+			return p.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...)
+		})
+		if err == nil {
+			var now time.Time
+			_, now, err = p.reckon(ctx, c, []*waiter{met})
+			v.clock = clock{now, time.Now()}
 		}
 		return err
 	})
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
-	v.clock = clock{now, time.Now()}
-	t := &v.ticket // with what it has taken
-	t.From, t.Jitter = 0, random(p.scheduler.jitter).Microseconds()
-	t.Due, t.By, t.On, t.Paid = until.UnixMicro()+t.Jitter, len(t.takes()), on, v.paid
-	p.along(v.job, t)
+	t.Due, t.By = latest(met.Due, v.clock.at).UnixMicro(), len(t.Taken.Takes)+met.ticket.By
+	p.along(v.job, t.of())
 	return v.putOff(ctx, t.due())
 }

@@ -203,7 +203,7 @@ func TestExplainSaysWhyAJobWaits(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	slow := ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
+	slow := ratelimit.MustDefine("explained", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
 	fast := ratelimit.MustDefine("chatRequests", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
 	jobs := sched.Jobs(f.client)
 	now := f.insertBy(t, jobs, sendArgs{0}, slow.For("acme").Count(10).OrReserve(), fast.For("acme").OrReserve())
@@ -213,7 +213,7 @@ func TestExplainSaysWhyAJobWaits(t *testing.T) {
 	for i := range 3 {
 		in := f.insertBy(t, jobs, sendArgs{i}, slow.For("acme").Count(2).OrReserve(), fast.For("acme").OrReserve())
 		w, ok := scheduler.Explain(f.job(t, in.Job.Job.ID))
-		if !ok || w.Limit != "chatTokens" || w.Key != "acme" || !w.Until.Equal(in.RunAt) || w.Paused {
+		if !ok || w.Limit != "explained" || w.Key != "acme" || !w.Until.Equal(in.RunAt) || w.Paused {
 			t.Errorf("%+v %v, reserved for %v", w, ok, in.RunAt)
 		}
 		t.Log(w)
@@ -224,7 +224,7 @@ func TestExplainSaysWhyAJobWaits(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if len(all) != 3 || !all[0].Until.Before(all[1].Until) || all[2].Limit != "chatTokens" {
+			if len(all) != 3 || !all[0].Until.Before(all[1].Until) || all[2].Limit != "explained" {
 				t.Errorf("waiting: %v", all)
 			}
 		}

@@ -21,21 +21,25 @@ func (PruneArgs) Kind() string { return "weir_prune" }
 // InsertOpts are the job's options.
 func (PruneArgs) InsertOpts() river.InsertOpts {
 	return river.InsertOpts{MaxAttempts: 3, UniqueOpts: river.UniqueOpts{ByState: []rivertype.JobState{
-		rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning, rivertype.JobStateRetryable, rivertype.JobStateScheduled,
+		rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning,
+		rivertype.JobStateRetryable, rivertype.JobStateScheduled,
 	}}}
 }
 
-// PruneEvery is a periodic job that prunes what is idle: see [ratelimit.Limiter.Prune]. Each client that may become River's leader
-// is to have it, and those that work its queue a [PruneWorker].
+// PruneEvery is a periodic job that prunes what is idle: see [ratelimit.Limiter.Prune]. Each client
+// that may become River's leader needs it, and those that work its queue need a [PruneWorker].
 //
 //	river.AddWorker(workers, scheduler.NewPruneWorker(limiter, pool, ratelimit.PruneConfig{}))
-//	cfg := &river.Config{Workers: workers, PeriodicJobs: []*river.PeriodicJob{scheduler.PruneEvery(24 * time.Hour)}}
+//	periodic := []*river.PeriodicJob{scheduler.PruneEvery(24 * time.Hour)}
+//	cfg := &river.Config{Workers: workers, PeriodicJobs: periodic}
 func PruneEvery(d time.Duration) *river.PeriodicJob {
-	return river.NewPeriodicJob(river.PeriodicInterval(d), func() (river.JobArgs, *river.InsertOpts) { return PruneArgs{}, nil }, nil)
+	args := func() (river.JobArgs, *river.InsertOpts) { return PruneArgs{}, nil }
+	return river.NewPeriodicJob(river.PeriodicInterval(d), args, nil)
 }
 
-// PruneWorker prunes. It rests for three quarters of the time, unless PruneConfig.Share says else, and has no timeout. A client that
-// stops interrupts it between two batches; the job then begins anew.
+// PruneWorker prunes. It rests for three quarters of the time, unless PruneConfig.Share says else,
+// and has no timeout. A client that stops interrupts it between two batches; the job then begins
+// anew.
 type PruneWorker struct {
 	river.WorkerDefaults[PruneArgs]
 	limiter *ratelimit.Limiter
@@ -44,7 +48,9 @@ type PruneWorker struct {
 }
 
 // NewPruneWorker makes one.
-func NewPruneWorker(limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg ratelimit.PruneConfig) *PruneWorker {
+func NewPruneWorker(
+	limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg ratelimit.PruneConfig,
+) *PruneWorker {
 	return &PruneWorker{limiter: limiter, pool: pool, cfg: cfg}
 }
 
@@ -55,10 +61,9 @@ func (*PruneWorker) Timeout(*river.Job[PruneArgs]) time.Duration { return -1 }
 func (w *PruneWorker) Work(ctx context.Context, _ *river.Job[PruneArgs]) error {
 	began := time.Now()
 	done, err := w.limiter.Prune(ctx, w.pool, w.cfg)
-	if err != nil {
-		return err
+	if err == nil {
+		slog.InfoContext(ctx, "ratelimit: pruned", "looked", done.Looked, "deleted", done.Deleted,
+			"slots", done.Slots, "settled", done.Settled, "took", time.Since(began))
 	}
-	slog.InfoContext(ctx, "ratelimit: pruned", "looked", done.Looked, "deleted", done.Deleted, "slots", done.Slots, "settled", done.Settled,
-		"took", time.Since(began))
-	return nil
+	return err
 }

@@ -3,6 +3,8 @@ package scheduler
 import (
 	"context"
 	"maps"
+	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,23 +24,24 @@ import (
 const (
 	roundEvery = time.Second
 	turnLasts  = 3 * time.Second
-	hinted     = 250 * time.Millisecond  // between two rounds while jobs end that may give tokens back
+	hinted     = 250 * time.Millisecond  // between two rounds while jobs end, and may give back
 	nearby     = 2500 * time.Millisecond // more than two rounds
 	mostNext   = 1000                    // jobs that a round looks at, from the next due on,
 	mostBehind = 2000                    // and of those behind them: all within some rounds
 	enough     = 10 * time.Millisecond   // to move a job up
-	later      = time.Second             // to put it off: by less, it is put off when it starts, if at all
+	later      = time.Second             // to put it off: by less, its start puts it off
 )
 
 // round is what a client remembers from one round to the next. Only the round under way uses it,
-// but for mine.
+// except for mine.
 type round struct {
-	once
-	holder string
+	under  sync.Mutex // way
+	began  time.Time
+	holder uuid.UUID
 	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
 
 	walked time.Time       // when the jobs behind the next ones were last looked at,
-	after  cursor          // and where that ended
+	after  *waiter         // and behind which one that goes on; nil for the last of the next
 	lines  map[row]placing // of the lines in which jobs have moved up lately
 	watch  watch
 }
@@ -46,21 +49,19 @@ type round struct {
 // placing is where the last job of a line that was near was put, and where it belonged.
 type placing struct{ put, due time.Time }
 
-// cursor is a place among the jobs that wait.
-type cursor struct {
-	at *time.Time // nil: before all
-	id int64
-}
-
-func (r *round) init() { r.holder, r.lines = uuid.NewString(), map[row]placing{} }
-
 // beat begins a round, if the last one was long enough ago.
 func (p *plugin) beat(gap time.Duration) {
-	if !p.round.start(gap) {
+	r := &p.round
+	if !r.under.TryLock() {
 		return
 	}
+	if time.Since(r.began) < gap {
+		r.under.Unlock()
+		return
+	}
+	r.began = time.Now()
 	go func() {
-		defer p.round.end()
+		defer r.under.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
@@ -75,31 +76,29 @@ func (p *plugin) hint() {
 }
 
 const (
-	// turnSQL takes the turn, or keeps it, and reads the jobs that wait: none if it is another client's turn.
+	// turnSQL takes the turn, or keeps it: no row if it is another client's.
 	//
-	// $4 River's schema $5 holder $6 for how long
-	turnSQL = `WITH turn AS (
-	INSERT INTO {slot} AS s (name, key, slot, holder, until)
-	VALUES ('weir scheduler', coalesce($4::text, current_schema()), 0, $5::uuid, now() + $6::interval)
-	ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
+	// $1 River's schema $2 holder $3 for how long
+	turnSQL = `INSERT INTO {slot} AS s (name, key, slot, holder, until)
+VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), 0, $2::uuid, now() + $3::interval)
+ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE s.holder = excluded.holder OR s.until <= now()
-	RETURNING 1
-)
-SELECT * FROM (` + waitingSQL + `) j
-UNION ALL SELECT 0, 0, '', now(), NULL FROM turn`
+RETURNING now()`
 
-	// waitingSQL reads the jobs that wait, with tickets and without, in the order of time. It walks River's fetching index,
-	// queue by queue and priority by priority, and reads at most so many rows of each.
+	// waitingSQL reads the jobs that wait, with tickets and without, in the order of time. It walks
+	// River's fetching index, queue by queue and priority by priority, and reads at most so many
+	// rows of each.
 	//
-	// {turn} a table of one row, or of none $1 after this time, null for all $2 and id $3 most
+	// $1 after this time $2 and id $3 most
 	waitingSQL = `SELECT j.id, j.attempt, s.state::text, j.scheduled_at, j.ticket
-FROM {turn} CROSS JOIN {river}river_queue q
-	CROSS JOIN unnest('{available,scheduled}'::{river}river_job_state[]) AS s (state) CROSS JOIN generate_series(1, 4) AS p (priority)
+FROM {river}river_queue q
+	CROSS JOIN pg_catalog.unnest('{available,scheduled}'::{river}river_job_state[]) AS s (state)
+	CROSS JOIN generate_series(1, 4) AS p (priority)
 	CROSS JOIN LATERAL (
-		SELECT id, attempt, scheduled_at, metadata->'weir' AS ticket FROM {river}river_job
-		WHERE state = s.state AND queue = q.name AND priority = p.priority
-			AND (scheduled_at, id) > (coalesce($1::timestamptz, '-infinity'), $2::bigint)
-			AND scheduled_at > CASE s.state WHEN 'available' THEN now() ELSE '-infinity' END
+		SELECT id, attempt, scheduled_at, metadata->'weir'::text AS ticket FROM {river}river_job
+		WHERE state OPERATOR(pg_catalog.=) s.state AND queue = q.name AND priority = p.priority
+			AND (scheduled_at, id) > ($1::timestamptz, $2::bigint)
+			AND scheduled_at > CASE WHEN s.state OPERATOR(pg_catalog.=) 'available' THEN now() ELSE '-infinity' END
 		ORDER BY scheduled_at, id LIMIT $3::integer
 	) j
 ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
@@ -107,137 +106,99 @@ ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 
 // lookAfter is one round.
 func (p *plugin) lookAfter(ctx context.Context) error {
-	r, d := &p.round, p.db()
-	began := time.Now()
-	next, last, err := d.walk(ctx, turnSQL, cursor{}, mostNext, p.schema, r.holder, turnLasts)
-	if err != nil || last == nil { // another client's turn
+	r, began := &p.round, time.Now()
+	var now time.Time
+	if r.holder == uuid.Nil {
+		r.holder, r.lines = uuid.New(), map[row]placing{}
+	}
+	args := []any{p.schema, r.holder.String(), turnLasts}
+	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &now)
+	if err != nil || now.IsZero() { // another client's turn
 		return err
 	}
+	answered := time.Now()
 	r.mine.Store(began.Add(turnLasts).UnixNano())
-	if err := p.arrange(ctx, next); err != nil {
+	next, last, err := p.walk(ctx, &waiter{}, mostNext)
+	if err != nil {
 		return err
 	}
-	if last.full && began.Sub(r.walked) >= roundEvery {
+	jobs := next
+	if last != nil && began.Sub(r.walked) >= roundEvery {
 		r.walked = began
-		if r.after.at == nil || r.after.at.Before(*last.at) {
-			r.after = last.cursor
+		if r.after == nil || r.after.At.Before(last.At) {
+			r.after = last
 		}
-		behind, end, err := d.walk(ctx, behindSQL, r.after, mostBehind)
-		if err != nil {
+		var behind []*waiter
+		if behind, r.after, err = p.walk(ctx, r.after, mostBehind); err != nil {
 			return err
 		}
-		r.after = cursor{}
-		if end != nil && end.full {
-			r.after = end.cursor
-		}
-		if err := p.arrange(ctx, behind); err != nil {
-			return err
-		}
+		jobs = append(jobs, behind...)
 	}
-	return p.findGone(ctx, next)
+	if err := p.arrange(ctx, jobs); err != nil {
+		return err
+	}
+	return p.findGone(ctx, next, clock{now, answered})
 }
 
-// behindSQL reads the jobs behind those.
-const behindSQL = `WITH turn AS (SELECT 1) ` + waitingSQL
-
-// ending is where a walk has ended.
-type ending struct {
-	cursor
-	full bool // there may be more
-}
-
-// walk returns the jobs with tickets among the next n that wait; no ending if there are none.
-func (d db) walk(ctx context.Context, sql string, from cursor, n int, args ...any) ([]*waiter, *ending, error) {
-	var all []*waiter
-	var w waiter
-	var raw []byte
-	var end *ending
-	rows := 0
-	args = append([]any{from.at, from.id, n}, args...)
-	err := d.query(ctx, sql, []any{&w.id, &w.attempt, &w.state, &w.at, &raw}, func() {
-		if end == nil {
-			end = &ending{}
-		}
-		if w.id == 0 { // says whose turn it is
-			return
-		}
-		rows++
-		at := w.at
-		end.cursor = cursor{&at, w.id}
-		if found, ok := w.read(raw); ok {
-			all = append(all, found)
-		}
-	}, args...)
-	if end != nil {
-		end.full = rows == n
+// walk returns the jobs with tickets among the next n that wait, and the last of the n.
+func (p *plugin) walk(ctx context.Context, from *waiter, n int) (_ []*waiter, last *waiter, err error) {
+	all, err := p.waiters(ctx, p.pool, waitingSQL, from.At, from.ID, n)
+	if len(all) == n {
+		last = all[n-1]
 	}
-	return all, end, err
+	return valid(all), last, err
 }
 
 // arrange moves the jobs whose time has changed and is near, and has those woken that are due
 // before the next round.
 func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
-	if len(jobs) == 0 {
-		return nil
+	r := &p.round
+	for _, w := range jobs {
+		w.differs = r.watch.closeUp(&w.ticket, math.MaxInt64)
 	}
-	d := p.db()
-	states, now, err := d.states(ctx, tickets(jobs))
+	all, now, err := p.reckon(ctx, p.pool, jobs)
 	if err != nil {
 		return err
 	}
 	answered := time.Now()
-	maps.DeleteFunc(p.round.lines, func(_ row, l placing) bool { return now.Sub(l.put) > nearby })
+	maps.DeleteFunc(r.lines, func(_ row, l placing) bool { return now.Sub(l.put) > nearby })
 	var moved []*waiter
 	for _, w := range jobs {
-		t := &w.ticket
-		redefined := t.redefine(states, now)
-		closed := p.round.watch.closeUp(t, now)
-		due, by := t.reckon(states, now, p.scheduler.bunch)
-		w.due = w.at
-		put := p.spaced(t.rows(), by, due, now)
-		if t.On != nil && !due.After(now) { // a pause is over: all that it has put off would start together
-			put = latest(due, now.Add(time.Duration(t.Jitter)*time.Microsecond))
+		t, due, of := &w.ticket, w.Due, w.ticket.of()
+		// Of jobs that should have started between two rounds, each comes as far from the one that
+		// was put last as it belongs, or all would come at once. In the next round they keep their
+		// places, unless their line has moved.
+		put := latest(due, now)
+		if last, ok := r.lines[of]; ok && !due.After(now) {
+			put = latest(now, last.put.Add(due.Sub(last.due)))
 		}
-		gain := w.at.Sub(put)
-		if by < len(t.rows()) && states[t.rows()[by]].PausedUntil.After(now) {
+		if t.On != nil && !due.After(now) { // nor all that a pause has put off, when it is over
+			put = now.Add(t.jitter())
+		}
+		gain := w.At.Sub(put)
+		if all[of].PausedUntil.After(now) {
 			gain = min(gain, 0) // when the pause is over
 		}
+		w.Due = w.At
 		switch {
-		case t.Due == 0 && !due.After(w.at): // somebody wants it later than its tokens come: its worker, which has snoozed it
-		case redefined,
+		case t.Due == 0 && !due.After(w.At): // its worker wants it later: it has snoozed it
+		case w.redefined,
 			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,
-			due.Sub(latest(w.at, now)) > later && w.at.Sub(now) < nearby:
-			w.due, w.changed = put, redefined || closed
-			t.By = by
-			if by < len(t.rows()) {
-				p.round.lines[t.rows()[by]] = placing{put, due}
-			}
+			due.Sub(latest(w.At, now)) > later && w.At.Sub(now) < nearby:
+			w.Due = put
+			r.lines[of] = placing{put, due}
 		}
-		promoted := w.state == "scheduled" && w.at.Sub(now) < horizon
-		if !w.due.Equal(w.at) || promoted {
+		if !w.Due.Equal(w.At) || w.state == "scheduled" && w.At.Sub(now) < horizon {
 			moved = append(moved, w)
 		}
 	}
-	if err := d.move(ctx, moved, now); err != nil {
+	if err := p.move(ctx, p.pool, moved, now); err != nil {
 		return err
 	}
 	for _, w := range jobs {
-		if wait := w.due.Sub(now); wait < roundEvery+hinted {
-			p.waker.add(w.id, answered.Add(wait), false)
+		if wait := w.Due.Sub(now); wait < roundEvery+hinted {
+			p.waker.add(w.ID, answered.Add(wait), false)
 		}
 	}
 	return nil
-}
-
-// spaced is when a job is due, and no earlier than now: of those that should have started between
-// two rounds each comes as far from the one that was put last as it belongs, and not all come at
-// once. In the next round they keep their places, unless their line has moved.
-func (p *plugin) spaced(rows []row, by int, due, now time.Time) time.Time {
-	if due.After(now) || by >= len(rows) {
-		return latest(due, now)
-	}
-	if last, ok := p.round.lines[rows[by]]; ok {
-		return latest(now, last.put.Add(due.Sub(last.due)))
-	}
-	return now
 }

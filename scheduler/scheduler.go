@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,14 +19,16 @@ import (
 
 // Config configures a [Scheduler]. The zero Config is ready for production.
 type Config struct {
-	// Jitter bounds the random delay after RunAt, which keeps jobs that become due together from starting together. It
-	// is never more than a tenth of the period of the limit that set RunAt: a longer one would waste tokens. Work that is
-	// granted at once is not delayed. Default: 250 ms for jobs that would start at the same instant, when a pause ends or,
-	// with Bunch, a window begins, and none for jobs whose places in line are apart. A negative value means none.
+	// Jitter bounds the random delay after RunAt, which keeps jobs that become due together from
+	// starting together. It is never more than a tenth of the period of the limit that set RunAt: a
+	// longer one would waste tokens. Work that is granted at once is not delayed. Default: 250 ms
+	// for jobs that would start at the same instant, when a pause ends or, with Bunch, a window
+	// begins, and none for jobs whose places in line are apart. A negative value means none.
 	Jitter time.Duration
 
-	// Bunch starts what is reserved in a fixed window right at the window's start, plus jitter. Default: it is spread over
-	// the window, in the order of its reservations, so that an API does not see all of it at once.
+	// Bunch starts what is reserved in a fixed window right at the window's start, plus jitter.
+	// Default: it is spread over the window, in the order of its reservations, so that an API does
+	// not see all of it at once.
 	Bunch bool
 }
 
@@ -40,19 +44,21 @@ type Scheduler struct {
 
 // New makes a Scheduler over a limiter.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
-	return &Scheduler{limiter: limiter, jitter: cmp.Or(cfg.Jitter, defaultJitter), always: cfg.Jitter != 0, bunch: cfg.Bunch}
+	jitter := cmp.Or(cfg.Jitter, defaultJitter)
+	return &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch}
 }
 
 // Client is what is needed of a River client: *river.Client[pgx.Tx] has it.
 type Client interface {
-	InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts) (*rivertype.JobInsertResult, error)
+	InsertTx(
+		ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
+	) (*rivertype.JobInsertResult, error)
 }
 
 // Jobs inserts jobs by a River client. It is safe for concurrent use.
 type Jobs struct {
-	scheduler *Scheduler
-	client    Client
-	tables    *strings.Replacer
+	store
+	client Client
 }
 
 // Jobs returns the means to insert jobs by a River client. The client need not work any.
@@ -61,11 +67,11 @@ func (s *Scheduler) Jobs(client Client) *Jobs {
 	if c, ok := client.(interface{ Schema() string }); ok {
 		schema = c.Schema()
 	}
-	return &Jobs{s, client, s.tables(schema)}
+	return &Jobs{s.on(schema), client}
 }
 
-// tables names the tables in statements, and fills in what they share.
-func (s *Scheduler) tables(schema string) *strings.Replacer {
+// on returns the store in one of River's schemas.
+func (s *Scheduler) on(schema string) store {
 	prefix, balance := "", "weir_balance"
 	if schema != "" {
 		prefix = pgx.Identifier{schema}.Sanitize() + "."
@@ -74,32 +80,37 @@ func (s *Scheduler) tables(schema string) *strings.Replacer {
 		balance = s.limiter.Table()
 	}
 	slot := strings.TrimSuffix(balance, "weir_balance") + "weir_slot"
-	return strings.NewReplacer("{river}", prefix, "{balance}", balance, "{slot}", slot, "{turn}", "turn")
+	return store{s, strings.NewReplacer("{river}", prefix, "{balance}", balance, "{slot}", slot)}
 }
 
 // Inserted is what [Jobs.InsertTx] did.
 type Inserted struct {
 	ratelimit.Result
 
-	// Job is the inserted job, or nil if the Result is a denial. Until the transaction commits it does not exist for
-	// anybody else, and if that rolls back, or runs again, it never will under this id.
+	// Job is the inserted job, or nil if the Result is a denial. Until the transaction commits it
+	// does not exist for anybody else, and if that rolls back, or runs again, it never will under
+	// this id.
 	Job *rivertype.JobInsertResult
 }
 
 // InsertTx takes what the requests ask for and inserts the job, in the caller's transaction.
 //
-// Granted at once: the job is inserted as opts say. Granted ahead of time, for a request with OrReserve: it is scheduled
-// for [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of opts if that is later. Both are by the database's
-// clock. Denied: nothing is taken and no job inserted; that is no error, see [ratelimit.Result.Err]. A job that opts make
-// unique and that exists already takes nothing either: Job.UniqueSkippedAsDuplicate says so, and Job.Job is the one that
-// exists, with the time at which it is due.
+// Granted at once: the job is inserted as opts say. Granted ahead of time, for a request with
+// OrReserve: it is scheduled for [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of
+// opts if that is later. Both are by the database's clock. Denied: nothing is taken and no job
+// inserted; that is no error, see [ratelimit.Result.Err]. A job that opts make unique and that
+// exists already takes nothing either: Job.UniqueSkippedAsDuplicate says so, and Job.Job is the one
+// that exists, with the time at which it is due.
 //
-// opts may be nil; else everything in it is passed on to River as it is. Further attempts of the job take again, see
-// [JobArgsWithPays]; [ReservationOf] is for settling.
+// opts may be nil; else everything in it is passed on to River as it is. Further attempts of the
+// job take again, see [JobArgsWithPays]; [ReservationOf] is for settling.
 //
-// With an error nothing is kept either: what the job would have taken was given back or, after an error of Postgres, is
-// undone when the transaction rolls back, which is then all that it can do.
-func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
+// With an error nothing is kept either: what the job would have taken was given back or, after an
+// error of Postgres, is undone when the transaction rolls back, which is then all that it can do.
+func (j *Jobs) InsertTx(
+	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
+	requests ...ratelimit.Request,
+) (*Inserted, error) {
 	if err := j.check(); err != nil {
 		return nil, err
 	}
@@ -110,45 +121,88 @@ func (j *Jobs) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts
 	if err != nil || !res.OK {
 		return &Inserted{Result: res}, err
 	}
-
-	in := &insertion{clock: clock{res.At, time.Now()}}
-	opts, err = j.scheduler.schedule(args, opts, &res)
-	var job *rivertype.JobInsertResult
-	if err == nil {
-		job, err = j.client.InsertTx(context.WithValue(ctx, insertionKey{}, in), tx, args, opts)
-	}
+	params := []InsertManyParams{{Args: args, InsertOpts: opts}}
+	jobs, err := j.insert(ctx, tx, single{j.client}, params, []ratelimit.Result{res})
 	if err != nil {
-		// The context may be what has ended. If Postgres failed, this does too, and rolls back with the rest.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		_ = j.scheduler.limiter.GiveBack(ctx, tx, res)
 		return &Inserted{}, err
 	}
-	if job.UniqueSkippedAsDuplicate {
-		if err := j.scheduler.limiter.GiveBack(ctx, tx, res); err != nil {
-			return &Inserted{}, err
+	return jobs[0], nil
+}
+
+// single inserts a single job as if it was of many.
+type single struct{ Client }
+
+func (s single) InsertManyTx(
+	ctx context.Context, tx pgx.Tx, params []river.InsertManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	job, err := s.InsertTx(ctx, tx, params[0].Args, params[0].InsertOpts)
+	return []*rivertype.JobInsertResult{job}, err
+}
+
+// insert inserts jobs whose tokens are taken.
+func (j *Jobs) insert(
+	ctx context.Context, tx pgx.Tx, client manyInserter, params []InsertManyParams,
+	each []ratelimit.Result,
+) (inserted []*Inserted, err error) {
+	defer func() {
+		if inserted == nil {
+			// The context may be what has ended. If Postgres failed, this does too, and rolls back
+			// with the rest.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			_ = j.scheduler.limiter.GiveBackMany(ctx, tx, each)
 		}
-		return &Inserted{Result: ratelimit.Result{OK: true, At: res.At}, Job: job}, nil // there is nothing to give back again
+	}()
+	in := &insertion{clock: clock{each[0].At, time.Now()}}
+	inserts := make([]river.InsertManyParams, len(params))
+	for i, p := range params {
+		opts, err := j.scheduler.schedule(p.Args, p.InsertOpts, &each[i])
+		if err != nil && p.Requests != nil { // of several
+			err = fmt.Errorf("params[%d]: %w", i, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		inserts[i] = river.InsertManyParams{Args: p.Args, InsertOpts: opts}
 	}
-	in.inserted(job.Job)
-	return &Inserted{Result: res, Job: job}, nil
+	jobs, err := client.InsertManyTx(context.WithValue(ctx, insertionKey{}, in), tx, inserts)
+	if err != nil {
+		return nil, err
+	}
+	if len(jobs) != len(params) {
+		return nil, fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
+	}
+	inserted = make([]*Inserted, len(jobs))
+	var unused []ratelimit.Result
+	for i, job := range jobs {
+		inserted[i] = &Inserted{Result: each[i], Job: job}
+		if job.UniqueSkippedAsDuplicate { // nothing is left to give back
+			unused, inserted[i].Result = append(unused, each[i]), ratelimit.Result{OK: true, At: each[i].At}
+		}
+		in.inserted(job.Job)
+	}
+	return inserted, j.scheduler.limiter.GiveBackMany(ctx, tx, unused)
 }
 
 // check tells whether j was made with what it needs.
 func (j *Jobs) check() error {
 	if j.scheduler.limiter == nil || j.client == nil {
-		return errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler.Jobs")
+		return errors.New("scheduler: made without a limiter or without a River client: " +
+			"see New and Scheduler.Jobs")
 	}
 	return nil
 }
 
-// schedule returns opts with a ticket and, for work that was granted ahead of time, with the time at which it may start.
-func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result) (_ *river.InsertOpts, err error) {
+// schedule returns opts with a ticket and, for work that was granted ahead of time, with the time
+// at which it may start.
+func (s *Scheduler) schedule(
+	args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result,
+) (_ *river.InsertOpts, err error) {
 	var o river.InsertOpts
 	if opts != nil {
 		o = *opts
 	}
-	t := s.newTicket(res)
+	t := s.newTicket(res, 0, false)
 	if a, ok := args.(JobArgsWithPays); ok {
 		t.Pays = a.Pays()
 	}
@@ -167,18 +221,17 @@ func (s *Scheduler) schedule(args river.JobArgs, opts *river.InsertOpts, res *ra
 	return &o, err
 }
 
-// newTicket is for a job whose tokens are taken. What was granted ahead of time may start then, with jitter.
-func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
-	r, t := res.Reservation(), ticket{more: more{Version: ticketVersion, At: res.At.UnixMicro()}}
-	if len(r.Takes) > 0 { // nothing is to be settled of limits in the shadow, nor of what FailOpen let through
-		t.Reservation = &r
-	}
+// newTicket is for a job whose tokens are taken, for a limited worker if it has paid. What was
+// granted ahead of time may start then, with jitter.
+func (s *Scheduler) newTicket(res *ratelimit.Result, attempts int, paid bool) ticket {
+	t := ticket{Version: ticketVersion, Taken: res.Reservation(), Attempt: attempts, Paid: paid}
+	t.At = res.At.UnixMicro()
 	if res.RunAt.IsZero() {
 		return t
 	}
 	var at time.Time
 	var most time.Duration
-	for i, k := range r.Takes {
+	for i, k := range t.Taken.Takes {
 		for _, o := range res.Outcomes {
 			run := o.PacedAt
 			if s.bunch {
@@ -187,7 +240,8 @@ func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
 			if o.Limit == k.Limit && o.Key == k.Key && run.After(at) {
 				at, t.By = run, i
 				if most = 0; s.always || !k.Ahead() || s.bunch && !o.WindowEnds.IsZero() {
-					most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2) // a window's work stays in its window
+					// a window's work stays in its window
+					most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2)
 				}
 			}
 		}
@@ -198,16 +252,6 @@ func (s *Scheduler) newTicket(res *ratelimit.Result) ticket {
 }
 
 // random is the jitter: uniform, drawn anew for each insert.
-func random(most time.Duration) time.Duration {
-	if most <= 0 {
-		return 0
-	}
-	return rand.N(most) //nolint:gosec // jitter
-}
+func random(most time.Duration) time.Duration { return rand.N(max(most, 0) + 1) } //nolint:gosec // jitter
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
+func latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }

@@ -3,37 +3,46 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/worknow"
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // visit is one attempt of a job at a client.
 type visit struct {
+	waiter
 	plugin *plugin
 	job    *rivertype.JobRow
-	ticket ticket
 	found  bool // there is a ticket
 	paid   bool // a worker made by Limit has taken its tokens
 	used   bool // an attempt before has used what was taken
 	clock  clock
+
+	ctx      context.Context //nolint:containedctx // of the attempt
+	requests []ratelimit.Request
+	res      ratelimit.Result
+	err      error
+	done     chan struct{} // closed when a batch has answered
 }
 
 type visitKey struct{}
 
 // Work looks at a job's limits once more before it starts, and puts it off if it must wait after
 // all: in a pause, behind others, or because it is late. It never waits itself.
-func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
-	v := &visit{plugin: p, job: job}
+func (p *plugin) Work(
+	ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error,
+) error {
+	v := &visit{plugin: p, job: job, waiter: waiter{ID: job.ID, attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
-	var valid bool
-	v.ticket, v.found, valid = ticketOf(job)
+	v.ticket, v.found, v.valid = ticketOf(job)
 	if v.found && v.ticket.known() && !worknow.Asked(ctx) {
-		if err := v.begin(ctx, valid); err != nil {
+		if err := v.begin(ctx); err != nil {
 			return err
 		}
 	}
@@ -45,30 +54,33 @@ func (p *plugin) Work(ctx context.Context, job *rivertype.JobRow, doInner func(c
 }
 
 // begin returns nil when the job may start, or the error that puts it off.
-func (v *visit) begin(ctx context.Context, valid bool) error {
+func (v *visit) begin(ctx context.Context) error {
 	t := &v.ticket
-	v.used = t.Used || !valid
+	v.used = t.Used || !v.valid
 	switch {
 	case t.Paid && v.used:
 		return nil // Limit takes anew
-	case t.Reservation != nil && v.used && (t.Pays != PerJob || t.Attempt == givenBack):
-		own := t.Again()
-		t.Reservation, t.Attempt, t.Used, v.used = &own, v.job.Attempt-1, false, false
+	case len(t.Taken.Takes) > 0 && v.used && (t.Pays != PerJob || t.Attempt == givenBack):
+		t.Taken, t.Attempt, t.Used, v.used = t.Taken.Again(), v.attempt, false, false
 		if err := v.anew(ctx, true); err != nil {
 			return err
 		}
 	case v.used: // it waits for no tokens, but for the pauses of their limits
-		t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.job.Attempt-1, true
+		v.usedUp(t, true)
 	}
-	due, err := v.lookUp(ctx)
-	if err != nil {
+	if err := v.ask(ctx, v.plugin.looks); err != nil {
 		return err
 	}
-	if due.After(v.clock.now()) {
-		return v.putOff(ctx, due)
+	if t.Due != 0 || v.Due.After(v.clock.at) {
+		t.Due = v.Due.UnixMicro()
+	}
+	if v.Due.After(v.clock.now()) {
+		v.plugin.along(v.job, t.of())
+		return v.putOff(ctx, v.Due)
 	}
 	v.paid = t.Paid
-	if t.Due != 0 && !t.Late && !v.used && -v.clock.until(latest(due, v.job.ScheduledAt)) > tooLate {
+	late := -v.clock.until(latest(v.Due, v.job.ScheduledAt))
+	if t.Due != 0 && !t.Late && !v.used && late > tooLate {
 		if err := v.anew(ctx, false); err != nil {
 			return err
 		}
@@ -76,8 +88,13 @@ func (v *visit) begin(ctx context.Context, valid bool) error {
 	return v.started(ctx)
 }
 
-// started notes that the attempt has begun, and with it used what was taken: River writes that
-// with whatever becomes of the attempt, at no row version more.
+// usedUp has a ticket wait for nothing but pauses.
+func (v *visit) usedUp(t *ticket, used bool) {
+	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.attempt, used
+}
+
+// started notes that the attempt has begun, and with it used what was taken: River writes that with
+// whatever becomes of the attempt, at no row version more.
 func (v *visit) started(ctx context.Context) error {
 	var err error
 	if v.job.Metadata, err = v.ticket.into(v.job.Metadata); err != nil { // for ReservationOf
@@ -85,16 +102,7 @@ func (v *visit) started(ctx context.Context) error {
 	}
 	began := v.ticket
 	began.Used = true
-	return mark(ctx, &began)
-}
-
-// mark has River write a ticket when the attempt ends. Where River has no context of an attempt,
-// in a test that calls the worker itself, nobody reads it.
-func mark(ctx context.Context, t *ticket) error {
-	if _, ok := ctx.Value(visitKey{}).(*visit); !ok {
-		return nil
-	}
-	return river.MetadataSet(ctx, metadataKey, t)
+	return river.MetadataSet(ctx, metadataKey, &began)
 }
 
 // after sees to it that an attempt that has used nothing does not pay again: one that its worker
@@ -106,19 +114,15 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return err
 	case errors.As(err, &pause):
 		return v.pause(ctx, pause)
-	case !v.paid && v.found && v.ticket.known() && v.ticket.Pays != PerStart && errors.As(err, new(*rivertype.JobSnoozeError)):
+	case !v.paid && v.found && v.ticket.known() && v.ticket.Pays != PerStart &&
+		errors.As(err, new(*rivertype.JobSnoozeError)):
 		t := v.ticket
-		t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.job.Attempt-1, v.used
-		return join(err, mark(ctx, &t))
+		v.usedUp(&t, v.used)
+		if other := river.MetadataSet(ctx, metadataKey, &t); other != nil {
+			return errors.Join(err, other)
+		}
 	}
 	return err // as it is: River tells some errors by their type
-}
-
-func join(err, other error) error {
-	if other != nil {
-		return errors.Join(err, other)
-	}
-	return err
 }
 
 // putOffError is a snooze that has a ticket. A worker's own middleware sees a snooze.
@@ -127,25 +131,27 @@ type putOffError struct{ snooze error }
 func (e *putOffError) Error() string { return "scheduler: put off until its tokens exist" }
 func (e *putOffError) Unwrap() error { return e.snooze }
 
+func putOff(d time.Duration) error { return &putOffError{&rivertype.JobSnoozeError{Duration: d}} }
+
 // putOff returns the error with which River puts the job off until an instant of the database's
-// clock, without using up an attempt. River adds the duration to the program's clock, from which
-// it was subtracted here.
+// clock, without using up an attempt. River adds the duration to the program's clock, from which it
+// was subtracted here.
 func (v *visit) putOff(ctx context.Context, due time.Time) error {
 	t := v.ticket
-	t.Attempt, t.Used = v.job.Attempt-1, v.used
-	carried := &t
-	if t.Reservation == nil && t.On == nil {
-		carried = nil
+	t.Attempt, t.Used = v.attempt, v.used
+	var carried any
+	if len(t.rows()) > 0 {
+		carried = &t
 	}
 	if carried != nil || v.found {
-		if err := mark(ctx, carried); err != nil {
+		if err := river.MetadataSet(ctx, metadataKey, carried); err != nil {
 			return err
 		}
 	}
 	if wait := v.clock.until(due); wait < roundEvery {
-		v.plugin.waker.add(v.job.ID, time.Now().Add(wait), true) // sooner than the next round
+		v.plugin.waker.add(v.ID, time.Now().Add(wait), true) // sooner than the next round
 	}
-	return &putOffError{&rivertype.JobSnoozeError{Duration: max(0, time.Until(due))}}
+	return putOff(max(0, time.Until(due)))
 }
 
 // clock is a reading of the database's clock, and when it came.
@@ -156,102 +162,105 @@ func (c clock) now() time.Time { return c.at.Add(time.Since(c.answered)) }
 // until is how long it takes until t.
 func (c clock) until(t time.Time) time.Duration { return t.Sub(c.now()) }
 
-// lookUp tells when the job is due, given how its limits stand by now.
-func (v *visit) lookUp(ctx context.Context) (time.Time, error) {
-	l := look{ticket: &v.ticket}
-	for deadline := time.Now().Add(patience); ; {
-		if v.plugin.looks.ask(&l); l.err == nil {
-			v.clock = l.clock
-			v.ticket.By = l.by
-			if v.ticket.Due != 0 || l.due.After(l.at) {
-				v.ticket.Due = l.due.UnixMicro()
-			}
-			if l.due.After(l.at) {
-				v.plugin.along(v.job, &v.ticket)
-			}
-			return l.due, nil
-		}
-		if time.Now().After(deadline) || !sleep(ctx, 100*time.Millisecond) {
-			return time.Time{}, &putOffError{&rivertype.JobSnoozeError{Duration: time.Second}}
-		}
-	}
-}
-
-// look asks how the limits of a ticket stand.
-type look struct {
-	ticket *ticket
-
-	clock
-	due time.Time // by now
-	by  int
-	err error
-}
-
-func (p *plugin) look(items []*look) {
+// look tells visits when their jobs are due, given how their limits stand by now.
+func (p *plugin) look(items []*visit) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	asked := make([]*ticket, len(items))
-	for i, l := range items {
-		asked[i] = l.ticket
+	jobs := make([]*waiter, len(items))
+	for i, v := range items {
+		jobs[i] = &v.waiter
 	}
-	var all states
 	var now time.Time
-	err := p.connected(ctx, func(q querier) (err error) {
-		all, now, err = db{q, p.tables}.states(ctx, asked)
+	err := p.connected(ctx, func(c *pgxpool.Conn) (err error) {
+		_, now, err = p.reckon(ctx, c, jobs)
 		return err
 	})
-	answered := time.Now()
 	p.warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
-	for _, l := range items {
-		if l.clock, l.err = (clock{now, answered}), err; err == nil {
-			l.ticket.redefine(all, now)
-			l.due, l.by = l.ticket.reckon(all, now, p.scheduler.bunch)
-		}
+	for _, v := range items {
+		v.clock, v.err = clock{now, time.Now()}, err
 	}
 }
 
-// connected runs fn on a connection of the pool. Where workers have all of them, in a middleware
-// of their own that holds a transaction open, they wait for this look before they go on: then fn
-// gets a connection of its own. There is one at a time.
-func (p *plugin) connected(ctx context.Context, fn func(q querier) error) error {
+// connected runs fn on a connection of the pool. Where workers have all of them, in a middleware of
+// their own that holds a transaction open, they wait for this look before they go on: then fn gets
+// a connection of its own. There is one at a time.
+func (p *plugin) connected(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
 	brief, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
 	defer cancel()
 	c, err := p.pool.Acquire(brief)
-	if err == nil {
-		defer c.Release()
-		return fn(c)
-	}
-	if stat := p.pool.Stat(); ctx.Err() != nil || stat.AcquiredConns() < stat.MaxConns() {
-		return err
-	}
-	cfg := p.pool.Config()
-	if cfg.BeforeConnect != nil {
-		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return err
+	if stat := p.pool.Stat(); err != nil && ctx.Err() == nil && stat.AcquiredConns() == stat.MaxConns() {
+		cfg := p.pool.Config()
+		cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
+		own, other := pgxpool.NewWithConfig(ctx, cfg)
+		if other != nil {
+			return other
 		}
+		defer own.Close()
+		c, err = own.Acquire(ctx)
 	}
-	own, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = own.Close(context.WithoutCancel(ctx)) }()
-	if cfg.AfterConnect != nil {
-		if err := cfg.AfterConnect(ctx, own); err != nil {
-			return err
-		}
-	}
-	return fn(own)
+	defer c.Release()
+	return fn(c)
 }
 
 const patience = 10 * time.Second // with the database
 
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+// ask has a batch answer, and again until the database does.
+func (v *visit) ask(ctx context.Context, b *batch) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		if b.ask(v); v.err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return putOff(time.Second)
+		}
+	}
+}
+
+// batch does together what many visits ask for at the same time: what comes in while one round is
+// under way is the next one.
+type batch struct {
+	do     func(items []*visit) // writes the answers into them
+	settle time.Duration        // that a round waits for others
+	turn   chan struct{}        // of one: who does a round, for all
+
+	mu   sync.Mutex
+	next []*visit
+}
+
+// newBatch makes one.
+func newBatch(do func(items []*visit), settle time.Duration) *batch {
+	return &batch{do: do, settle: settle, turn: make(chan struct{}, 1)}
+}
+
+// ask returns when the visit has its answer.
+func (b *batch) ask(v *visit) {
+	v.done = make(chan struct{})
+	b.mu.Lock()
+	b.next = append(b.next, v)
+	b.mu.Unlock()
 	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
+	case <-v.done:
+		return
+	case b.turn <- struct{}{}:
+	}
+	defer func() { <-b.turn }()
+	b.mu.Lock()
+	for n, tries := 0, 0; b.settle > 0 && n < len(b.next) && tries < 10; tries++ {
+		n = len(b.next) // for as long as more come
+		b.mu.Unlock()
+		time.Sleep(b.settle)
+		b.mu.Lock()
+	}
+	items := b.next
+	b.next = nil
+	b.mu.Unlock()
+	if len(items) > 0 {
+		b.do(items)
+	}
+	for _, v := range items {
+		close(v.done)
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strconv"
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
@@ -14,240 +12,176 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// metadataKey is where a job carries its ticket. Metadata and not arguments, which River's uniqueness looks at.
-const metadataKey = "weir"
+// Pays says when a job that was inserted by [Jobs.InsertTx] takes its tokens again: see
+// [JobArgsWithPays].
+type Pays int
 
-// ticketVersion is of the tickets that this release writes. A job with a newer one starts as it
-// would on a client without the plugin.
-const ticketVersion = 1
+const (
+	// PerAttempt takes again for each attempt after the first: when a job is retried after an
+	// error, and when it is rescued, as its client has died or hung. A caller that calls an API
+	// twice is counted twice. A snooze, or a [PauseError], costs nothing: no call was answered. It
+	// is the default.
+	PerAttempt Pays = iota
 
-// ticket is what a job whose tokens are taken carries with it.
-type ticket struct {
-	more
+	// PerJob takes once, when the job is inserted: the one reservation is for all attempts.
+	PerJob
 
-	// What was taken; nil for nothing.
-	*ratelimit.Reservation
+	// PerStart takes again whenever the worker is called again, after a snooze too.
+	PerStart
+)
+
+// JobArgsWithPays is for job arguments whose kind is not to pay [PerAttempt]. An attempt that takes
+// again does so ahead of all jobs that wait, as its job has waited before, and is put back until
+// the tokens exist. That needs a client with the configuration of [Scheduler.Configure]. On another
+// client no attempt pays again.
+type JobArgsWithPays interface{ Pays() Pays }
+
+// ReservationOf returns what a job has taken: for the attempt that is being worked, where each
+// attempt pays. The worker settles it with [ratelimit.Limiter.Settle], in the transaction that
+// completes the job. It is false for a job that has taken nothing.
+func ReservationOf(job *rivertype.JobRow) (ratelimit.Reservation, bool) {
+	t, _, _ := ticketOf(job)
+	return t.Taken, len(t.Taken.Takes) > 0
 }
 
-// more is what no statement looks at.
-type more struct {
-	Version int `json:"v"`
+const (
+	metadataKey   = "weir" // where a ticket stands; uniqueness looks at arguments, not at metadata
+	ticketVersion = 1      // a job with a newer one starts as on a client without the plugin
+)
 
-	// Due is when the job was to start, in microseconds since the Unix epoch, by the database's clock, when the ticket was
-	// written. 0 if it need not wait. The row may have been moved since.
-	Due int64 `json:"due,omitempty"`
+// ticket is what a job whose tokens are taken carries with it. Times are in microseconds since the
+// Unix epoch, by the database's clock.
+type ticket struct {
+	Version int                   `json:"v"`
+	Taken   ratelimit.Reservation `json:"r,omitzero"`
+	Due     int64                 `json:"due,omitempty"`     // when written; 0 if it need not wait
+	At      int64                 `json:"at,omitempty"`      // when it was given its place in line
+	Attempt int                   `json:"attempt,omitempty"` // attempts made: it is for the next
+	By      int                   `json:"by,omitempty"`      // what it waits for: an index into rows
+	Jitter  int64                 `json:"jitter,omitempty"`  // how long after its tokens it starts
+	From    int64                 `json:"from,omitempty"`    // not before, as the caller wanted
+	On      []row                 `json:"on,omitempty"`      // the limits of a pause that it has met
+	Paid    bool                  `json:"paid,omitempty"`    // for a worker made by Limit
+	Pays    Pays                  `json:"pays,omitempty"`
+	Used    bool                  `json:"used,omitempty"` // an attempt has begun with what was taken
+	Late    bool                  `json:"late,omitempty"` // it has paid anew, and does not once more
+	Gone    int64                 `json:"gone,omitempty"` // when what it took was given back
+}
 
-	// At is when it was given its place in line.
-	At int64 `json:"at,omitempty"`
+// row names a balance: a limit and a key.
+type row [2]string
 
-	// Attempt is the number of attempts that the job had behind it when the ticket was written: it is for the next one.
-	Attempt int `json:"attempt,omitempty"`
-
-	// By is the place that the job waits for: an index into those of the takes and then On.
-	By int `json:"by,omitempty"`
-
-	// Jitter is how long after its tokens it starts, in microseconds.
-	Jitter int64 `json:"jitter,omitempty"`
-
-	// From is the instant before which it does not start, as the caller wanted.
-	From int64 `json:"from,omitempty"`
-
-	// On are the limits and keys of a pause that it has met.
-	On []row `json:"on,omitempty"`
-
-	// Paid says that the tokens of a worker made by Limit are taken.
-	Paid bool `json:"paid,omitempty"`
-
-	// Pays is when tokens are taken again.
-	Pays Pays `json:"pays,omitempty"`
-
-	// Used says that an attempt has begun with what was taken: it is not given back, nor charged anew.
-	Used bool `json:"used,omitempty"`
-
-	// Late says that it has paid anew as it was late, and does not once more.
-	Late bool `json:"late,omitempty"`
-
-	// Gone is when what it took was given back.
-	Gone int64 `json:"gone,omitempty"`
+func rowsOf(requests []ratelimit.Request) (rows []row) {
+	for _, r := range requests {
+		rows = append(rows, row{r.Limit().Name(), r.Key()})
+	}
+	return rows
 }
 
 // known reports whether this release knows what the ticket says.
 func (t *ticket) known() bool { return t.Version == ticketVersion }
 
-func (t *ticket) clone() ticket {
-	c := *t
-	if t.Reservation != nil {
-		c.Reservation = &ratelimit.Reservation{ID: t.ID, Takes: slices.Clone(t.Takes)}
-	}
-	return c
+// isFor reports whether the ticket is for the attempt after so many, which has not begun.
+func (t *ticket) isFor(attempts int) bool {
+	return t.known() && t.Attempt == attempts && !t.Used
 }
-
-// wire is a ticket as it stands in metadata. River has a GIN index on that, in which each number and each string is an entry:
-// so only what statements look at stands by itself, and the rest is one string of JSON. On, limits and keys, is how the jobs
-// of a limit are found.
-type wire struct {
-	On   [][2]string `json:"on,omitempty"`
-	More string      `json:"more"`
-}
-
-type wireMore struct {
-	more
-	R *ratelimit.Reservation `json:"r,omitempty"`
-}
-
-// MarshalJSON writes a wire, by hand: every job that is inserted has one.
-func (t ticket) MarshalJSON() ([]byte, error) {
-	t.Version = ticketVersion
-	rest, err := t.marshalMore()
-	if err != nil {
-		return nil, err
-	}
-	b := append(make([]byte, 0, 2*len(rest)), '{')
-	for i, r := range t.rows() {
-		if b = append(b, ','); i == 0 {
-			b = append(b[:len(b)-1], `"on":[`...)
-		}
-		b = jsontext.String(append(b, '['), r.limit)
-		b = append(jsontext.String(append(b, ','), r.key), ']')
-	}
-	if b[len(b)-1] == ']' {
-		b = append(b, "],"...)
-	}
-	return append(jsontext.String(append(b, `"more":`...), string(rest)), '}'), nil
-}
-
-func (t *ticket) marshalMore() (b []byte, err error) {
-	if t.From != 0 || t.On != nil || t.Paid || t.Used || t.Late || t.Gone != 0 {
-		return json.Marshal(wireMore{t.more, t.Reservation})
-	}
-	b = append(b, '{')
-	for _, f := range []struct {
-		name  string
-		value int64
-	}{
-		{`"v":`, int64(t.Version)}, {`"due":`, t.Due}, {`"at":`, t.At}, {`"attempt":`, int64(t.Attempt)},
-		{`"by":`, int64(t.By)}, {`"jitter":`, t.Jitter}, {`"pays":`, int64(t.Pays)},
-	} {
-		if f.value != 0 {
-			b = append(strconv.AppendInt(append(b, f.name...), f.value, 10), ',')
-		}
-	}
-	if t.Reservation != nil {
-		r, err := t.Reservation.MarshalJSON()
-		if err != nil {
-			return nil, err
-		}
-		b = append(append(append(b, `"r":`...), r...), ',')
-	}
-	return append(bytes.TrimSuffix(b, []byte(",")), '}'), nil
-}
-
-// UnmarshalJSON reads one.
-func (t *ticket) UnmarshalJSON(b []byte) error {
-	var w wire
-	var m wireMore
-	if err := json.Unmarshal(b, &w); err != nil {
-		return err
-	}
-	if w.More != "" {
-		if err := json.Unmarshal([]byte(w.More), &m); err != nil {
-			return err
-		}
-	}
-	*t = ticket{m.more, m.R}
-	t.By = max(0, t.By) // metadata is anybody's
-	return nil
-}
-
-// takes are what was taken.
-func (t *ticket) takes() []ratelimit.Take {
-	if t.Reservation == nil {
-		return nil
-	}
-	return t.Takes
-}
-
-// unused says that there is something to give back if the job does not start.
-func (t *ticket) unused() bool { return t.Reservation != nil && !t.Used }
 
 func (t *ticket) due() time.Time { return time.UnixMicro(t.Due).UTC() }
 
-// row names a balance.
-type row struct{ limit, key string }
-
-// MarshalJSON writes an array.
-func (r row) MarshalJSON() ([]byte, error) { return json.Marshal([]string{r.limit, r.key}) }
-
-// UnmarshalJSON reads it back.
-func (r *row) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &[]any{&r.limit, &r.key}) }
+func (t *ticket) jitter() time.Duration { return time.Duration(t.Jitter) * time.Microsecond }
 
 // rows are those that the job may wait for.
 func (t *ticket) rows() []row {
-	rows := make([]row, 0, len(t.takes())+len(t.On))
-	for _, k := range t.takes() {
+	var rows []row
+	for _, k := range t.Taken.Takes {
 		rows = append(rows, row{k.Limit, k.Key})
 	}
 	return append(rows, t.On...)
 }
 
-// reckon returns when the job may start, given how its limits stand by now, and for which of its rows it then waits. A
-// limit without a balance has seen nothing since.
-func (t *ticket) reckon(states states, now time.Time, bunch bool) (due time.Time, by int) {
-	jitter := time.Duration(t.Jitter) * time.Microsecond
-	after := func(at time.Time, i int) {
-		if at.After(due) {
-			due, by = at, i
-		}
+// wire is a ticket as it stands in metadata. River has a GIN index on that, in which each number
+// and each string is an entry. So only what statements look at stands by itself, and the rest is
+// one string of JSON. The jobs of a limit are found by On.
+type wire struct {
+	On   []row  `json:"on,omitempty"`
+	More string `json:"more"`
+}
+
+type plain ticket // without its methods
+
+// MarshalJSON writes a wire, the outer part by hand: every job that is inserted has one.
+func (t ticket) MarshalJSON() ([]byte, error) {
+	t.Version = ticketVersion
+	more, err := json.Marshal(plain(t))
+	if err != nil {
+		return nil, err
 	}
-	for i, k := range t.takes() {
-		if run, paced := k.RunAt(states[row{k.Limit, k.Key}]); t.Used { // its tokens came before
-		} else if bunch {
-			after(run.Add(jitter), i)
-		} else {
-			after(paced.Add(jitter), i)
-		}
-	}
-	if t.From != 0 && t.On == nil {
-		due = latest(due, time.UnixMicro(t.From).UTC())
-	}
+	b := append(make([]byte, 0, 2*len(more)), '{')
 	for i, r := range t.rows() {
-		if until := states[r].PausedUntil; !until.After(now) {
-			continue
-		} else if i < len(t.takes()) {
-			after(until, i)
-		} else {
-			after(until.Add(jitter), i)
-		}
+		b = append(b, []string{`"on":[[`, `,[`}[min(i, 1)]...)
+		b = append(jsontext.String(append(jsontext.String(b, r[0]), ','), r[1]), ']')
 	}
-	return due, by
+	if len(b) > 1 {
+		b = append(b, "],"...)
+	}
+	return append(jsontext.String(append(b, `"more":`...), string(more)), '}'), nil
 }
 
-// redefine has the ticket say what its takes are by the rules that this process has defined, and reports whether they differ.
-func (t *ticket) redefine(states states, now time.Time) bool {
-	differs := false
-	for i, k := range t.takes() {
-		if k, ok := k.Redefined(states[row{k.Limit, k.Key}], now); ok {
-			t.Takes[i], differs = k, true
-		}
+func (t *ticket) UnmarshalJSON(b []byte) error {
+	var w wire
+	*t = ticket{}
+	err := json.Unmarshal(b, &w)
+	if err == nil && w.More != "" {
+		err = json.Unmarshal([]byte(w.More), (*plain)(t))
 	}
-	return differs
+	t.By = max(0, t.By) // metadata is anybody's
+	return err
 }
 
-// parse reads a ticket, as it stands in metadata under its key.
-func parse(b []byte) (t ticket, ok bool) {
-	err := json.Unmarshal(b, &t)
-	return t, err == nil && len(b) > 2
+// of is the row that the job waits for.
+func (t *ticket) of() (r row) {
+	if rows := t.rows(); t.By < len(rows) {
+		r = rows[t.By]
+	}
+	return r
+}
+
+// reckon returns when the job may start, given how its limits stand by now, and notes for which of
+// its rows it then waits. It has the ticket say what its takes are by the rules that this process
+// has defined, and reports whether they differ. A limit without a balance has seen nothing since.
+func (t *ticket) reckon(all states, now time.Time, bunch bool) (due time.Time, redefined bool) {
+	if t.By = 0; t.From != 0 && t.On == nil {
+		due = time.UnixMicro(t.From).UTC()
+	}
+	takes := t.Taken.Takes
+	for i, r := range t.rows() {
+		at := all[r].PausedUntil.Add(t.jitter())
+		if i < len(takes) {
+			if k, ok := takes[i].Redefined(all[r], now); ok {
+				takes[i], redefined = k, true
+			}
+			run, paced := takes[i].RunAt(all[r])
+			if bunch {
+				paced = run
+			}
+			if at = paced.Add(t.jitter()); t.Used { // its tokens came before
+				at = all[r].PausedUntil
+			}
+		}
+		if at.After(due) {
+			due, t.By = at, i
+		}
+	}
+	return due, redefined
 }
 
 // ticketOf reads the ticket that a job carries, and whether it is for the attempt that has begun.
 func ticketOf(job *rivertype.JobRow) (t ticket, found, valid bool) {
-	if !bytes.Contains(job.Metadata, []byte(`"`+metadataKey+`"`)) {
-		return ticket{}, false, false
-	}
 	var m struct {
 		Weir *ticket `json:"weir"`
 	}
-	if err := json.Unmarshal(job.Metadata, &m); err != nil || m.Weir == nil {
+	if !bytes.Contains(job.Metadata, []byte(`"`+metadataKey+`"`)) ||
+		json.Unmarshal(job.Metadata, &m) != nil || m.Weir == nil {
 		return ticket{}, false, false
 	}
 	return *m.Weir, true, m.Weir.Attempt == job.Attempt-1
@@ -259,15 +193,12 @@ func (t *ticket) into(metadata []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(metadata) == 0 {
+	if len(metadata) == 0 || string(metadata) == "null" {
 		return append(append([]byte(`{"`+metadataKey+`":`), own...), '}'), nil
 	}
 	all := map[string]json.RawMessage{}
 	if err := json.Unmarshal(metadata, &all); err != nil {
 		return nil, fmt.Errorf("scheduler: the Metadata of InsertOpts is no JSON object: %w", err)
-	}
-	if all == nil { // of null
-		all = map[string]json.RawMessage{}
 	}
 	all[metadataKey] = own
 	return json.Marshal(all)

@@ -16,20 +16,18 @@ func TestATicketReadsBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := ticket{
-			more: more{
-				Version: ticketVersion, Due: rapid.Int64Range(0, 1e17).Draw(t, "due"), At: rapid.Int64Range(0, 1e17).Draw(t, "at"),
-				Attempt: rapid.IntRange(-1, 25).Draw(t, "attempt"), Gone: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "gone"),
-				Late: rapid.Bool().Draw(t, "late"),
-				By:   rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
-				From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"), Used: rapid.Bool().Draw(t, "used"),
-				Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
-			},
+			Version: ticketVersion, Due: rapid.Int64Range(0, 1e17).Draw(t, "due"), At: rapid.Int64Range(0, 1e17).Draw(t, "at"),
+			Attempt: rapid.IntRange(-1, 25).Draw(t, "attempt"), Gone: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "gone"),
+			Late: rapid.Bool().Draw(t, "late"),
+			By:   rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
+			From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"), Used: rapid.Bool().Draw(t, "used"),
+			Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
 		}
 		for range rapid.IntRange(0, 2).Draw(t, "pauses") {
 			want.On = append(want.On, row{rapid.String().Draw(t, "limit"), rapid.String().Draw(t, "key")})
 		}
 		if n := rapid.IntRange(0, 3).Draw(t, "takes"); n > 0 {
-			want.Reservation = &ratelimit.Reservation{ID: [16]byte{6: 0x70, 15: 1}}
+			want.Taken = ratelimit.Reservation{ID: [16]byte{6: 0x70, 15: 1}}
 			for range n {
 				var k ratelimit.Take
 				b, err := json.Marshal([]any{"limit" + rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "limit"), rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "key"),
@@ -40,7 +38,7 @@ func TestATicketReadsBack(t *testing.T) {
 				if err != nil {
 					t.Skip("no take: ", err)
 				}
-				want.Takes = append(want.Takes, k)
+				want.Taken.Takes = append(want.Taken.Takes, k)
 			}
 		}
 		metadata, err := want.into([]byte(`{"own": [1, "two"]}`))

@@ -8,27 +8,25 @@ import (
 	"time"
 )
 
-// On time. River fetches when it is notified, and else once a second. So a process that knows when a
-// job will be due, as it has reserved the job or as it is its turn to look (round.go), sends River's
-// own insert notification at that moment. The job is in its own queue all the while, in
-// River's own states, and is fetched by a client that has a worker free for it.
+// On time. River fetches when it is notified, and else once a second. So a process that knows when
+// a job will be due, as it has reserved the job or as it is its turn to look (round.go), sends
+// River's own insert notification at that moment.
 
 const (
 	wakeAfter = 500 * time.Microsecond // after the due time: a little late beats a fetch for nothing
-	wakeRetry = 5 * time.Millisecond   // to look again for a job that cannot be seen yet; then twice that, and so on
+	wakeRetry = 5 * time.Millisecond   // to look again for a job that cannot be seen yet; then twice that
+	wakeFor   = 2 * time.Second        // how long it is looked for
 	wakeGap   = 2 * time.Millisecond   // between two statements of a process
 	mostSent  = 100                    // statements a second, and at once
-	wakeFor   = 2 * time.Second        // how long a job that cannot be seen yet is looked for
 	mostWakes = 5000                   // that are remembered; River's poll finds the others
 	mostAsked = 1000                   // in one statement
 )
 
 // wake is a job that will be due.
 type wake struct {
-	at      time.Time // by the program's clock
-	pause   time.Duration
-	back    bool // it is being put off: its row may still say that it runs
-	expires time.Time
+	at    time.Time // by the program's clock
+	pause time.Duration
+	back  bool // it is being put off: its row may still say that it runs
 }
 
 // seen is how the row of a job stood.
@@ -55,8 +53,8 @@ func (w *waker) len() int {
 	return len(w.wakes)
 }
 
-// add remembers a job that will be due at an instant of the program's clock. If it is remembered for
-// an earlier one, its row will tell.
+// add remembers a job that will be due at an instant of the program's clock. If it is remembered
+// for an earlier one, its row will tell.
 func (w *waker) add(id int64, due time.Time, back bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,10 +64,9 @@ func (w *waker) add(id int64, due time.Time, back bool) {
 		return
 	}
 	if w.wakes == nil {
-		w.wakes = map[int64]wake{}
-		w.timer = time.AfterFunc(time.Hour, w.run)
+		w.wakes, w.timer = map[int64]wake{}, time.AfterFunc(time.Hour, w.run)
 	}
-	w.wakes[id] = wake{at: at, pause: wakeRetry, back: back, expires: at.Add(wakeFor)}
+	w.wakes[id] = wake{at, wakeRetry, back}
 	w.set()
 }
 
@@ -95,13 +92,9 @@ func (w *waker) set() {
 func (w *waker) run() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.going {
-		return
-	}
-	now := time.Now()
-	due := map[int64]wake{}
+	now, due := time.Now(), map[int64]wake{}
 	for id, k := range w.wakes {
-		if !k.at.After(now) && len(due) < mostAsked {
+		if !w.going && !k.at.After(now) && len(due) < mostAsked {
 			due[id] = k
 			delete(w.wakes, id)
 		}
@@ -125,30 +118,31 @@ func (w *waker) run() {
 
 // again decides whether a job is to be looked for again, and when.
 func (k *wake) again(row seen, found bool) bool {
-	now := time.Now()
 	switch {
 	case found && row.state == "available" && row.wait > 0 && row.wait < wakeFor:
-		k.at = now.Add(row.wait + wakeAfter)
+		k.at = time.Now().Add(row.wait + wakeAfter)
 	case !found, k.back && row.state == "running":
 		// Its insert is not committed yet, or the put-off not written.
-		k.at = now.Add(k.pause)
+		k.at = time.Now().Add(k.pause)
 		k.pause *= 2
 	default:
 		return false
 	}
-	return k.at.Before(k.expires)
+	return k.pause < wakeFor
 }
 
 // wakeSQL notifies River of the queues in which jobs are due, and says how the jobs stand. Its
 // commit is not waited for: a notification that is lost in a crash costs a second.
 //
-// $1 ids $2 River's schema, null for the current
+// $1 ids $2 River's schema, ” for the current
 const wakeSQL = `WITH job AS (
-	SELECT id, queue, state::text AS state, round(extract(epoch FROM scheduled_at - now()) * 1e6)::bigint AS wait
+	SELECT id, queue, state::text AS state,
+		round(extract(epoch FROM scheduled_at - now()) * 1e9)::bigint AS wait
 	FROM {river}river_job WHERE id = ANY ($1::bigint[])
 )
 SELECT id, state, wait, (SELECT set_config('synchronous_commit', 'off', true)),
-	(SELECT count(pg_notify(concat(coalesce($2::text, current_schema()), '.river_insert'), json_build_object('queue', q.queue)::text))
+	(SELECT pg_catalog.count(pg_notify(pg_catalog.concat(coalesce(nullif($2::text, ''), current_schema()), '.river_insert'),
+		pg_catalog.json_build_object('queue', q.queue)::text))
 	FROM (SELECT DISTINCT queue FROM job WHERE state = 'available' AND wait <= 0) q)
 FROM job`
 
@@ -156,11 +150,11 @@ func (p *plugin) wake(ids []int64) (map[int64]seen, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), wakeFor)
 	defer cancel()
 	rows := make(map[int64]seen, len(ids))
-	var id, wait int64
-	var state string
-	err := p.db().query(ctx, wakeSQL, []any{&id, &state, &wait, nil, nil}, func() {
-		rows[id] = seen{state, time.Duration(wait) * time.Microsecond}
-	}, ids, p.schema)
+	var id int64
+	var row seen
+	err := p.query(ctx, p.pool, wakeSQL, []any{ids, p.schema}, func() {
+		rows[id] = row
+	}, &id, &row.state, &row.wait, nil, nil)
 	p.warn(err, "reserved jobs start up to a second late: River could not be woken", "jobs", len(ids))
 	return rows, err
 }

@@ -25,7 +25,6 @@ const root = "../.."
 // apart are directories that this test leaves out.
 var apart = []string{
 	"ratelimit", "slots", // their own tests look at the texts that they put together
-	"scheduler", // its statements are still to be mended
 }
 
 // ours are trees whose statements only serve tests and measurements.

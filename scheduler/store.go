@@ -1,0 +1,180 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// store runs statements for a Scheduler on the tables that one River client uses.
+type store struct {
+	scheduler *Scheduler
+	tables    *strings.Replacer // names them
+}
+
+// querier is a pool, a connection or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+
+// query runs a statement, whose tables it names, and calls each after it has scanned a row into the
+// columns.
+func (s store) query(
+	ctx context.Context, q querier, sql string, args []any, each func(), columns ...any,
+) error {
+	rows, _ := q.Query(ctx, s.tables.Replace(sql), args...) // they tell the error, too
+	_, err := pgx.ForEachRow(rows, columns, func() error { each(); return nil })
+	return err
+}
+
+// waiter is a job that waits in its queue, or at this client.
+type waiter struct {
+	ID     int64     `json:"id"`
+	At     time.Time `json:"was"`    // its scheduled_at
+	Due    time.Time `json:"due"`    // when it may start by now, and where it is to be moved
+	Near   bool      `json:"near"`   // it is to be available there
+	Ticket *ticket   `json:"ticket"` // to be written, if not nil
+
+	ticket    ticket
+	attempt   int
+	state     string
+	valid     bool // there is a ticket for the next attempt
+	redefined bool // by the rules of this process
+	differs   bool // from the ticket in the row
+	again     bool // it pays for another attempt
+}
+
+// waiters are the jobs that a statement selects, by their id, attempt, state, scheduled_at and
+// ticket.
+func (s store) waiters(ctx context.Context, q querier, sql string, args ...any) ([]*waiter, error) {
+	var all []*waiter
+	var w waiter
+	var raw []byte
+	err := s.query(ctx, q, sql, args, func() {
+		read := w
+		err := json.Unmarshal(raw, &read.ticket)
+		read.valid = err == nil && read.ticket.isFor(w.attempt)
+		all = append(all, &read)
+	}, &w.ID, &w.attempt, &w.state, &w.At, &raw)
+	return all, err
+}
+
+// valid are those of the jobs with tickets for their next attempt.
+func valid(all []*waiter) []*waiter {
+	return slices.DeleteFunc(slices.Clone(all), func(w *waiter) bool { return !w.valid })
+}
+
+// dueSQL reads the jobs of queues that have been due for some time, in River's order.
+//
+// $1 queues $2 for how long $3 most
+const dueSQL = `SELECT id, attempt, state::text, scheduled_at, metadata->'weir'::text FROM {river}river_job
+WHERE queue = ANY ($1::text[]) AND state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}') AND priority IN (1, 2, 3, 4)
+	AND scheduled_at <= now() - $2::interval AND metadata->'weir'::text IS NOT NULL
+ORDER BY priority, scheduled_at, id LIMIT $3::integer`
+
+// states are how limits stand.
+type states map[row]ratelimit.State
+
+// statesSQL reads what has become of balances: one row for each that there is, its shards taken
+// together, and one with the clock. Values are left out. A clock that was set back may have left a
+// time to come: what was there at once then is there by now.
+//
+// $1 names $2 keys
+const statesSQL = `SELECT p.name, p.key, least(max(b.ts), clock_timestamp()),
+	least(coalesce(max(b.delay), 0), 9e15)::bigint * 1000, coalesce(sum(b.moved), 0),
+	coalesce(max(b.paused_until), '0001-01-01 UTC'), clock_timestamp()
+FROM unnest($1::text[], $2::text[]) AS p (name, key)
+JOIN {balance} b ON b.name = p.name AND b.key = p.key AND b.shard >= 0 AND b.value > '-Infinity'
+GROUP BY p.name, p.key
+UNION ALL SELECT '', '', '0001-01-01 UTC', 0, 0, '0001-01-01 UTC', clock_timestamp()`
+
+// reckon tells of jobs when they may start by now, and how their limits stand. With no jobs it asks
+// nothing.
+func (s store) reckon(
+	ctx context.Context, q querier, jobs []*waiter,
+) (states, time.Time, error) {
+	if len(jobs) == 0 {
+		return nil, time.Time{}, nil
+	}
+	all := states{}
+	var names, keys []string
+	for _, w := range jobs {
+		for _, r := range w.ticket.rows() {
+			if _, ok := all[r]; !ok {
+				all[r] = ratelimit.State{}
+				names, keys = append(names, r[0]), append(keys, r[1])
+			}
+		}
+	}
+	var r row
+	var state ratelimit.State
+	var now time.Time
+	err := s.query(ctx, q, statesSQL, []any{names, keys}, func() { all[r] = state },
+		&r[0], &r[1], &state.TS, &state.Delay, &state.Moved, &state.PausedUntil, &now)
+	if err != nil {
+		return nil, now, err
+	}
+	for _, w := range jobs {
+		w.Due, w.redefined = w.ticket.reckon(all, now, s.scheduler.bunch)
+		w.differs = w.differs || w.redefined
+	}
+	return all, now, nil
+}
+
+// mostMoved is how many jobs one statement moves.
+const mostMoved = 1000
+
+// moveSQL gives waiting jobs other times. One that a client has fetched since, or is about to, or
+// that somebody has moved, keeps its own. A job whose time is near is available, others are
+// scheduled, and River's leader promotes them.
+//
+// $1 an array of waiters
+const moveSQL = `WITH job AS (
+	SELECT j.id, m.due, m.near, m.ticket
+	FROM jsonb_to_recordset($1::text::jsonb)
+		AS m (id bigint, was timestamptz, due timestamptz, near boolean, ticket jsonb)
+	JOIN {river}river_job j ON j.id = m.id AND j.state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}')
+		AND j.scheduled_at = m.was
+	FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE {river}river_job j SET scheduled_at = job.due,
+	state = CASE WHEN job.near THEN 'available' ELSE 'scheduled' END::{river}river_job_state,
+	metadata = CASE WHEN job.ticket IS NULL THEN j.metadata
+		ELSE jsonb_set(j.metadata, '{weir}'::text[], job.ticket) END
+FROM job WHERE j.id = job.id`
+
+// move moves waiting jobs to where they are due, the first ones before the others. Outside a
+// transaction each statement is one.
+func (s store) move(ctx context.Context, q querier, jobs []*waiter, now time.Time) error {
+	jobs = slices.DeleteFunc(jobs, func(w *waiter) bool { // JSON has no such times
+		return max(w.At.Year(), w.Due.Year()) > 9999
+	})
+	slices.SortStableFunc(jobs, func(a, b *waiter) int {
+		return cmp.Or(a.Due.Compare(b.Due), cmp.Compare(a.ID, b.ID))
+	})
+	for i, w := range jobs {
+		w.Near = i < mostAvailable && w.Due.Sub(now) < horizon
+		if w.differs {
+			w.Ticket = &w.ticket
+		}
+	}
+	for part := range slices.Chunk(jobs, mostMoved) {
+		b, err := json.Marshal(part)
+		if err == nil {
+			err = s.query(ctx, q, moveSQL, []any{string(b)}, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
