@@ -236,7 +236,7 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 					_, err := v.Release(t.Context(), res.Reservation())
 					return err
 				},
-				"resume": func(r ratelimit.Request, res ratelimit.Result) error {
+				"resume": func(r ratelimit.Request, _ ratelimit.Result) error {
 					return errors.Join(v.Resume(t.Context(), r), v.ResetRateLimit(t.Context(), r))
 				},
 			} {

@@ -21,7 +21,7 @@ import (
 type finale struct {
 	net.Conn
 	armed *atomic.Pointer[string] // the tag of the statement, or nil
-	ready bytes.Buffer // read from the server, not by the client
+	ready bytes.Buffer            // read from the server, not by the client
 	over  bool
 }
 
