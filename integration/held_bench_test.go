@@ -41,9 +41,10 @@ func BenchmarkHeldRows(b *testing.B) {
 	for i := range held {
 		take(b.Context(), fmt.Sprint("held", i))
 	}
-	var n [3]int // taken beside held rows, and in every other slice without
+	var n [4]int // taken beside held rows, in every other slice without, and beside rows that nobody wants
 	var times [2][]time.Duration
-	work := func(beside bool, turn int) {
+	const without, wanted, unwanted = 0, 1, 2
+	work := func(kind, turn int) {
 		ctx, cancel := context.WithTimeout(b.Context(), slice)
 		defer cancel()
 		var mu sync.Mutex
@@ -58,33 +59,45 @@ func BenchmarkHeldRows(b *testing.B) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				if beside {
+				switch kind {
+				case wanted:
 					n[0], times[0] = n[0]+len(took), append(times[0], took...)
-				} else {
+				case without:
 					n[1+turn%2], times[1] = n[1+turn%2]+len(took), append(times[1], took...)
+				case unwanted:
+					n[3] += len(took)
 				}
 			})
 		}
 		wg.Wait()
 	}
+	hold := func(i int) pgx.Tx {
+		tx := begin(b, holders, pgx.ReadCommitted)
+		if _, err := tx.Exec(b.Context(), `SELECT FROM weir_balance
+			WHERE name = 'heldRows' AND key LIKE 'held%' AND substr(key, 5)::integer % 4 = $1 FOR UPDATE`, i); err != nil {
+			b.Fatal(err)
+		}
+		return tx
+	}
 	for b.Loop() {
-		for turn := range turns {
-			work(false, turn)
+		for turn := range 2 * turns {
+			work(without, turn/2)
+			kind := wanted
+			if turn%2 == 1 {
+				kind = unwanted
+			}
 			var holding []pgx.Tx
 			for i := range 4 {
-				tx := begin(b, holders, pgx.ReadCommitted)
-				if _, err := tx.Exec(b.Context(), `SELECT FROM weir_balance
-					WHERE name = 'heldRows' AND key LIKE 'held%' AND substr(key, 5)::integer % 4 = $1 FOR UPDATE`, i); err != nil {
-					b.Fatal(err)
-				}
-				holding = append(holding, tx)
+				holding = append(holding, hold(i))
 			}
 			var waiting sync.WaitGroup
 			for i := range held * askers {
-				waiting.Go(func() { take(b.Context(), fmt.Sprint("held", i%held)) })
+				if kind == wanted {
+					waiting.Go(func() { take(b.Context(), fmt.Sprint("held", i%held)) })
+				}
 			}
 			time.Sleep(slice / 2) // until all of them have found their rows held
-			work(true, turn)
+			work(kind, turn)
 			for _, tx := range holding {
 				if err := tx.Commit(b.Context()); err != nil {
 					b.Fatal(err)
@@ -97,9 +110,10 @@ func BenchmarkHeldRows(b *testing.B) {
 		slices.Sort(of)
 		return float64(of[len(of)*99/100])
 	}
-	b.ReportMetric(float64(n[0])/float64(n[1]+n[2]), "x-free")
+	b.ReportMetric(2*float64(n[0])/float64(n[1]+n[2]), "x-free")
 	b.ReportMetric(p99(times[0])/p99(times[1]), "x-p99")
 	b.ReportMetric(float64(n[1])/float64(n[2]), "control")
 	b.ReportMetric(p99(times[0])/1e6, "p99-ms")
+	b.ReportMetric(2*float64(n[3])/float64(n[1]+n[2]), "x-held")
 	b.ReportMetric(float64(n[0]), "tx")
 }

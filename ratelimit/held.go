@@ -40,7 +40,7 @@ type heldRow struct {
 
 const (
 	mostPause   = 200 * time.Millisecond // between two tries
-	inLine      = 50 * time.Millisecond  // for which a call waits before a connection waits for its row
+	inLine      = 100 * time.Millisecond // for which a call waits before a connection waits for its row
 	mostDoubled = 5                      // times, of inLine
 
 	// inserting is how long an insertion waits for another transaction that inserts the same row.
@@ -103,7 +103,7 @@ func (h *held) hold(w *waiter, at place, most int) {
 	}
 	r.add(w)
 	r.most = most
-	r.pause = min(mostPause, time.Millisecond<<min(w.tries, 10))
+	r.pause = min(mostPause, time.Millisecond<<min(2*w.tries, 10))
 	r.due = now.Add(r.pause)
 	w.tries++
 	h.arm(now, r.due)
