@@ -14,7 +14,7 @@ import (
 //
 // A row may always be held by somebody, one transaction after the other. So one connection at a time
 // waits for a row in the queue that Postgres has for it. It waits for a row with the fewest such
-// waits behind it, for a time that doubles with each, as long as the pause before it.
+// waits behind it, for a time that doubles with each.
 //
 // A row that another transaction inserts cannot be seen, so it cannot be skipped. If an insertion
 // has to wait, all rows that it would insert are suspects. The same goroutine inserts them, in
