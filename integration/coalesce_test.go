@@ -357,3 +357,41 @@ func TestCoalescedCallsTellOfThePause(t *testing.T) {
 		wg.Wait()
 	}
 }
+
+// Calls that come together for a key that nobody has used are granted no more than its capacity, also
+// where first uses are common and rows are inserted along with the take.
+func TestFirstUsesThatComeTogetherAreGrantedTheCapacity(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.Pool(t)
+	pool := through(t, direct, far(t, direct, 30*time.Millisecond)) // so that calls come while a batch is away
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("firstUses", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for round := range 5 {
+		var wg sync.WaitGroup
+		for i := range 8 { // of keys that nobody has used, on each lane
+			wg.Go(func() {
+				if err := granted(c.RateLimit(t.Context(), limit.For(fmt.Sprint("before ", round, i)))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(10 * time.Millisecond)
+		var ok atomic.Int64
+		for range 30 {
+			wg.Go(func() {
+				res, err := c.RateLimit(t.Context(), limit.For(fmt.Sprint("new ", round)))
+				if err != nil {
+					t.Error(err)
+				}
+				if res.OK {
+					ok.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if ok.Load() != 10 {
+			t.Errorf("round %d: %d calls were granted, of a capacity of 10", round, ok.Load())
+		}
+		wantLeft(t, c, limit.For(fmt.Sprint("new ", round)), 0)
+	}
+}

@@ -66,7 +66,7 @@ var ofTheCore = []mutant{
 	{"together: the last come first", "ratelimit/together.go",
 		"return cmp.Compare(a.order, b.order) })", "return cmp.Compare(b.order, a.order) })", "OrderOfTheirArrival", whole, true},
 	{"together: a row that there was not grants its sum", "ratelimit/together.go",
-		"r.count > first.capacity || ", "", "CoalescedCalls|Linearizable", whole, true},
+		"r.count > first.capacity || ", "", "FirstUsesThatCome", whole, true},
 	{"together: a part of several limits is kept", "ratelimit/together.go",
 		"granted = granted && w.decisions[i].OK", "granted = w.decisions[i].OK", "AllOrNone", whole, true},
 	{"together: who has left keeps its tokens", "ratelimit/together.go",
