@@ -343,7 +343,7 @@ func TestCloseGivesUpHeldRows(t *testing.T) {
 }
 
 // Callers leave at random, of calls that are on their way or not. Each token that is gone from the
-// balance was granted to a caller who got it.
+// balance was granted to a caller who got it, or to one who was told that nobody knows.
 func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
@@ -361,7 +361,7 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 		})
 		limit := ratelimit.MustDefine("leavers", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
 		c := limiter(t, cfg).Coalesce(pool)
-		want := map[string]float64{}
+		want, unknown := map[string]float64{}, map[string]float64{}
 		var mu sync.Mutex
 		for range rounds(t, 3) {
 			var wg sync.WaitGroup
@@ -381,6 +381,10 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 							mu.Lock()
 							want[key]++
 							mu.Unlock()
+						case errors.Is(err, ratelimit.ErrOutcomeUnknown):
+							mu.Lock()
+							unknown[key]++
+							mu.Unlock()
 						case !errors.Is(err, context.DeadlineExceeded):
 							t.Errorf("%+v, %v", res, err)
 						}
@@ -391,7 +395,35 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 		}
 		c.Close()
 		for key, n := range want {
-			wantLeft(t, limiter(t, cfg).Autocommit(plain), limit.For(key), 1_000_000-n)
+			s, err := limiter(t, cfg).Autocommit(plain).Value(t.Context(), limit.For(key))
+			if gone := 1_000_000 - s.Value; err != nil || gone < n || gone > n+unknown[key] {
+				t.Errorf("%v tokens are gone, of which callers got %v, and %v were told of an unknown outcome, %v",
+					gone, n, unknown[key], err)
+			}
+			t.Logf("%v granted, %v of an unknown outcome", n, unknown[key])
 		}
 	})
+}
+
+// A caller whose context ends while the database is deciding waits for the answer for a while, and is
+// then told that nobody knows it. What the database has granted is given back.
+func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.Pool(t)
+	pool := through(t, direct, far(t, direct, time.Second))
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 10, Period: century})
+	for range 2 { // until all is prepared
+		if err := granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	res, err := c.RateLimit(ctx, limit.For("k"))
+	if !errors.Is(err, ratelimit.ErrOutcomeUnknown) || !errors.Is(err, context.DeadlineExceeded) || res.OK {
+		t.Errorf("%+v, %v", res, err)
+	}
+	c.Close() // which waits for what is given back
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), 8)
 }

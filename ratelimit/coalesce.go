@@ -94,9 +94,10 @@ func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 // If another transaction holds a row of the call, the call waits until the row is free or ctx ends.
 // If the committed balances deny the call, it is denied at once.
 //
-// If ctx ends, or Config.Timeout is over for a ctx without a deadline, the call returns at once, and
-// what it takes or has taken is given back. Only if the database is lost meanwhile, the tokens may
-// stay taken.
+// If ctx ends, or Config.Timeout is over for a ctx without a deadline, what the call takes or has
+// taken is given back. If the call is at the database just then, it waits for the answer, for 50 ms
+// at the most. If there is none by then its error matches [ErrOutcomeUnknown], too: what the database
+// grants later is given back, but if the database is lost meanwhile the tokens may stay taken.
 //
 // Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed] after Close. If the database does
 // not answer within 5 seconds, the calls of that trip fail, with [ErrOutcomeUnknown] if it may have
@@ -147,16 +148,24 @@ func (c *Coalesced) queued(ctx context.Context, o *observation, calls []call, re
 	if err := c.add(w); err != nil {
 		return Result{}, explain(ctx, err, "take", calls)
 	}
+	late := false
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		if w.leave() {
+		late = true
+		switch w.leave() {
+		case left:
 			return Result{}, explain(ctx, ctx.Err(), "take", calls)
+		case taken:
+			return Result{}, explain(ctx, errLeftEarly(ctx.Err()), "take", calls)
 		}
-		<-w.done
 	}
 	c.waiting.Add(-1)
 	res, err := w.result(ctx)
+	if late && err == nil && res.OK {
+		c.gives.add(res)
+		res, err = Result{}, explain(ctx, ctx.Err(), "take", calls)
+	}
 	if o != nil {
 		o.e.Trips, o.e.Together = o.e.Trips+w.trips, max(o.e.Together, w.together)
 	}
@@ -182,6 +191,12 @@ func (c *Coalesced) Close() {
 	})
 	c.running.Wait()
 	t.Stop()
+}
+
+// errLeftEarly is for a call whose context ended while the database was deciding on it.
+func errLeftEarly(ended error) error {
+	return fmt.Errorf("%w: the database had not answered when the context ended; "+
+		"what it grants will be given back: %w", ErrOutcomeUnknown, ended)
 }
 
 func errClosedCoalesced() error { return fmt.Errorf("%w: the Coalesced", ErrClosed) }

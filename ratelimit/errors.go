@@ -24,7 +24,8 @@ var (
 	ErrConflict = errors.New("ratelimit: conflict")
 
 	// ErrOutcomeUnknown is matched by the error of an InTx whose connection was lost at COMMIT: the transaction was
-	// either committed whole or not at all, and only the database can tell which.
+	// either committed whole or not at all, and only the database can tell which. A coalesced call whose context ended
+	// while the database was deciding has it, too.
 	ErrOutcomeUnknown = errors.New("ratelimit: outcome of COMMIT unknown")
 
 	// ErrNested is matched by the error of an InTx, or of a verb of Autocommit, that was called inside an InTx with the

@@ -51,16 +51,32 @@ func (w *waiter) free() {
 	waiters.Put(w)
 }
 
-// leave is for a caller who waits no more. It reports false if the answer is there already. A call
-// that was sent is not cancelled, as it may have committed.
-func (w *waiter) leave() bool {
+// answerTime is how long a caller whose context has ended waits for the answer to what was sent.
+const answerTime = 50 * time.Millisecond
+
+// leave is for a caller whose context has ended. It returns left if nothing was sent for the call,
+// answered if the answer is there, and taken if the database has not answered in time. A call that
+// was sent is not cancelled, as it may have committed.
+func (w *waiter) leave() int32 {
+	end := time.Now().Add(answerTime)
 	for {
-		state := w.state.Load()
-		if state == answered {
-			return false
-		}
-		if w.state.CompareAndSwap(state, left) {
-			return true
+		switch state := w.state.Load(); {
+		case state == answered:
+			<-w.done
+			return answered
+		case state == queued || time.Now().After(end):
+			if w.state.CompareAndSwap(state, left) {
+				if state == queued {
+					return left
+				}
+				return taken
+			}
+		default:
+			select {
+			case <-w.done:
+				return answered
+			case <-time.After(time.Until(end)):
+			}
 		}
 	}
 }

@@ -69,6 +69,8 @@ var ofTheCore = []mutant{
 		"r.count > first.capacity || ", "", "FirstUsesThatCome", whole, true},
 	{"together: a part of several limits is kept", "ratelimit/together.go",
 		"granted = granted && w.decisions[i].OK", "granted = w.decisions[i].OK", "AllOrNone", whole, true},
+	{"together: who leaves the database at work is not told", "ratelimit/coalesce.go",
+		"explain(ctx, errLeftEarly(ctx.Err()), \"take\", calls)", "explain(ctx, ctx.Err(), \"take\", calls)", "WhoLeavesTheDatabase", whole, true},
 	{"together: who has left keeps its tokens", "ratelimit/together.go",
 		"c.gives.add(res)", "_ = res", "KeepsNothing|OfLeavers", whole, true},
 	{"held: a batch waits for a row", "ratelimit/many.go",
