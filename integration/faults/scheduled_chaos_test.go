@@ -338,7 +338,7 @@ func (c *chaos) counts(t *testing.T) *findings {
 }
 
 // explain looks at the starts of one job: after each but the last its worker was killed, or frozen for so long that River
-// rescued the job.
+// rescued the job, or it says that its attempt failed as the database did not answer it in time.
 func (c *chaos) explain(f *findings, starts []began) {
 	slices.SortFunc(starts, func(a, b began) int { return cmp.Or(cmp.Compare(a.number, b.number), a.at.Compare(b.at)) })
 	for i, s := range starts[:len(starts)-1] {
@@ -352,6 +352,7 @@ func (c *chaos) explain(f *findings, starts []began) {
 			return z.to.After(s.at) && z.from.Before(starts[i+1].at) && z.to.Sub(z.from) > c.rescue-time.Second
 		}):
 			f.afterFreeze++
+		case c.lapses[s.attempt].Class == gaveUp: // it is among those that are counted as failed
 		default:
 			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started again %v after %s had started it as attempt %d: killed at %v, frozen %v; %v",
 				s.job, starts[i+1].at.Sub(s.at), s.worker, s.number, death, c.freezes[s.worker], c.lapses[s.attempt]))
@@ -363,7 +364,8 @@ func TestChaosExplainsSecondStarts(t *testing.T) {
 	t.Parallel()
 	at := func(s int) time.Time { return time.Unix(1000+int64(s), 0) }
 	c := &chaos{
-		shift: &shift{}, rescue: time.Minute,
+		shift:   &shift{lapses: map[attempt]lapse{{3, 1, "slow"}: {3, 1, gaveUp, "i/o timeout"}, {3, 1, "odd"}: {3, 1, away, "EOF"}}},
+		rescue:  time.Minute,
 		deaths:  map[string]time.Time{"dead": at(5), "late": at(201)},
 		freezes: map[string][]span{"cold": {{at(0), at(50)}, {at(100), at(161)}}},
 	}
@@ -372,13 +374,15 @@ func TestChaosExplainsSecondStarts(t *testing.T) {
 		second            int
 		kill, freeze, not int
 	}{
-		"Killed":         {began{attempt{1, 1, "dead"}, at(4)}, 2, 1, 0, 0},
-		"KilledJustNow":  {began{attempt{1, 1, "dead"}, at(6)}, 2, 1, 0, 0},
-		"KilledLater":    {began{attempt{1, 1, "late"}, at(4)}, 2, 0, 0, 1},
-		"Frozen":         {began{attempt{1, 1, "cold"}, at(99)}, 2, 0, 1, 0},
-		"FrozenBefore":   {began{attempt{1, 1, "cold"}, at(162)}, 2, 0, 0, 1},
-		"FrozenShortly":  {began{attempt{1, 1, "alive"}, at(40)}, 2, 0, 0, 1},
-		"TheSameAttempt": {began{attempt{1, 1, "dead"}, at(4)}, 1, 0, 0, 1},
+		"Killed":          {began{attempt{1, 1, "dead"}, at(4)}, 2, 1, 0, 0},
+		"KilledJustNow":   {began{attempt{1, 1, "dead"}, at(6)}, 2, 1, 0, 0},
+		"KilledLater":     {began{attempt{1, 1, "late"}, at(4)}, 2, 0, 0, 1},
+		"Frozen":          {began{attempt{1, 1, "cold"}, at(99)}, 2, 0, 1, 0},
+		"FrozenBefore":    {began{attempt{1, 1, "cold"}, at(162)}, 2, 0, 0, 1},
+		"FrozenShortly":   {began{attempt{1, 1, "alive"}, at(40)}, 2, 0, 0, 1},
+		"GaveUp":          {began{attempt{3, 1, "slow"}, at(4)}, 2, 0, 0, 0},
+		"FailedOtherwise": {began{attempt{3, 1, "odd"}, at(4)}, 2, 0, 0, 1},
+		"TheSameAttempt":  {began{attempt{1, 1, "dead"}, at(4)}, 1, 0, 0, 1},
 	} {
 		f := &findings{}
 		c.explain(f, []began{{attempt{1, x.second, "alive"}, at(200)}, x.first})
