@@ -260,6 +260,23 @@ func TestSendBatchAfterItsContextHasEnded(t *testing.T) {
 	}
 }
 
+// A server that says itself that the outcome is unknown is believed; any other ERROR has rolled back.
+func TestSendBatchTellsWhatIsUnknown(t *testing.T) {
+	t.Parallel()
+	pool := written(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("unknown", ratelimit.TokenBucket{Rate: 5, Period: never})
+	for state, want := range map[string]bool{"40003": true, "23514": false} {
+		_, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
+			b.Queue(`DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '` + state + `'; END $$`)
+			return nil
+		}, limit.Global())
+		if err == nil || errors.Is(err, ratelimit.ErrOutcomeUnknown) != want {
+			t.Errorf("%s: %v, want an unknown outcome: %v", state, err, want)
+		}
+	}
+}
+
 func TestSendBatchRefuses(t *testing.T) {
 	t.Parallel()
 	pool := written(t)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // SendBatch takes what the requests ask for and runs a batch of statements, in one SERIALIZABLE
@@ -78,6 +77,7 @@ type sending struct {
 	queue    func(b *pgx.Batch) error
 	o        *observation
 	requests int
+	begun    bool // BEGIN was answered, in the last round trip
 	answers  answers
 	called   error // by a callback
 }
@@ -211,7 +211,8 @@ func (s *sending) readAll(
 			err = closing
 		}
 	}()
-	if _, err := results.Exec(); err != nil {
+	_, err = results.Exec()
+	if s.begun = err == nil; !s.begun {
 		return nil, errBegin(err)
 	}
 	for _, t := range takes {
@@ -226,10 +227,7 @@ func (s *sending) readAll(
 	if s.answers, err = readAnswers(results, fns); err != nil {
 		return nil, err
 	}
-	tag, err := results.Exec()
-	if err == nil && tag.String() == "ROLLBACK" {
-		err = errors.New("ratelimit: rolled back: a statement of the batch has ended the transaction")
-	}
+	_, err = results.Exec()
 	return nil, err
 }
 
@@ -241,7 +239,6 @@ func (s *sending) failed(
 	for i := range calls {
 		calls[i].forget()
 	}
-	var answer *pgconn.PgError
 	switch {
 	case isConflict(err):
 		if take != nil && isLostRow(err) {
@@ -262,10 +259,10 @@ func (s *sending) failed(
 			err = errAgain
 		}
 		return res, err
-	case isRolledBack(err), errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR":
+	case isRolledBack(err):
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", hint(err))
-	case !conn.IsClosed(): // the driver could not send it
+	case !s.begun && !conn.IsClosed(): // the driver has not sent it
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", ended(ctx, err))
 	}
