@@ -418,7 +418,7 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 	}
 }
 
-// Who waits for a reservation that a long pause has put off is told the same time after a reset and Prune.
+// A long pause puts a reservation off. After a reset and Prune its holder is told the same time.
 func TestAPauseIsNotForgottenWhileSomebodyWaits(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour

@@ -74,9 +74,9 @@ func (d *denials) expected(calls []call) bool {
 	return false
 }
 
-// watch says that what calls are told from now on may be answered from memory later: they are the first thing in a
-// transaction that has no snapshot yet, or are a transaction of their own. Others may read what is out of date, or what
-// their own transaction has written and may roll back.
+// watch allows note to remember how these calls are denied. It is for calls that are the first in a
+// transaction, or a transaction of their own: others may read an old snapshot, or what their own
+// transaction has written and may roll back.
 func (d *denials) watch(calls []call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -2,8 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -186,70 +184,5 @@ func (n *lane) gather() {
 		if has != had {
 			had, still = has, 0
 		}
-	}
-}
-
-// watch ends trips that take too long, and lets lanes go on without those that are overdue. It looks
-// at all of them now and then: a timer for each trip would cost as much as a statement.
-type watch struct {
-	mu    sync.Mutex
-	trips map[*underWay]struct{}
-	timer *time.Timer
-	armed bool
-}
-
-// underWay is a trip that has no answer yet.
-type underWay struct {
-	began  time.Time
-	cancel context.CancelFunc
-	lane   *lane // or nil
-	runner int
-}
-
-// over runs fn, which is a trip or waits for a connection.
-func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	t := &underWay{time.Now(), cancel, n, runner}
-	w.mu.Lock()
-	if w.trips == nil {
-		w.trips = map[*underWay]struct{}{}
-		w.timer = time.AfterFunc(overdue/2, w.look)
-		w.armed = true
-	}
-	w.trips[t] = struct{}{}
-	if !w.armed {
-		w.armed = true
-		w.timer.Reset(overdue / 2)
-	}
-	w.mu.Unlock()
-	defer func() {
-		w.mu.Lock()
-		delete(w.trips, t)
-		w.mu.Unlock()
-	}()
-	if err := fn(ctx); ctx.Err() == nil || err == nil {
-		return err
-	} else if errors.Is(err, ErrOutcomeUnknown) { // it is not the context of any caller that has ended
-		return unknown(errSilent)
-	}
-	return errSilent
-}
-
-var errSilent = fmt.Errorf("the database has not answered within %v", tripTime)
-
-func (w *watch) look() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for t := range w.trips {
-		switch age := time.Since(t.began); {
-		case age > tripTime:
-			t.cancel()
-		case age > overdue && t.lane != nil:
-			t.lane.replace(t.runner)
-		}
-	}
-	if w.armed = len(w.trips) > 0; w.armed {
-		w.timer.Reset(overdue / 2)
 	}
 }

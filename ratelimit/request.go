@@ -132,7 +132,7 @@ type call struct {
 	never  bool // a shadow that would never grant
 
 	settle  int64  // within how many microseconds it can be settled; 0: settleWithin
-	watched uint64 // what it is told may be remembered: denials.changes then, and one
+	watched uint64 // denials.changes + 1 when denials.watch saw the call, or 0
 
 	shards int       // that the limit is to have; 0 for a call that is for a row alone
 	layout int       // number of shards that there were when it was granted, if more than one

@@ -30,7 +30,7 @@ const (
 	columns = `b.value, b.ts, b.paused_until, b.delay, b.moved`
 
 	// absent is the value of a row that was not there. A shard has one as long as its limit has a head, so one that has none is
-	// of a layout that is no more: it is closed, and whoever still knows that layout looks at the head.
+	// of a layout that is no more: it is closed, and a process that still knows that layout looks at the head.
 	absent = `CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE {new} END`
 
 	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again. A pause

@@ -133,7 +133,7 @@ var ofTheRest = []mutant{
 		"rows[k].count, rows[k].owed = p.count, -plenty", "rows[k].count, rows[k].owed = p.count*0.9, -plenty", "EveryTokenIsUsedOrLeft", whole, true},
 	{"books: gives back more than was left", "ratelimit/spread.go",
 		"used*p.count/c.count, move)", "0.9*used*p.count/c.count, move)", "EveryTokenIsUsedOrLeft", whole, true},
-	{"together: a pause is not told of", "ratelimit/together.go",
+	{"together: a pause is not told of", "ratelimit/alone.go",
 		"Delay: res.Outcomes[0].Delay}}", "Delay: 0 * res.Outcomes[0].Delay}}", "TellOfThePause", whole, true},
 	{"lease: tokens come in a pause that is remembered", "ratelimit/lease.go",
 		"since := max(d.at, d.paused)", "since := max(d.at, min(0, d.paused))", "LeaseRemembersAPause", whole, true},

@@ -1,0 +1,163 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// decideAlone decides calls that cannot be decided with those of other rows, a few rows at a time.
+// It does not wait for them: others go on.
+func (p *scheme) decideAlone() {
+	c := p.c
+	of := map[place][]*waiter{}
+	for _, w := range p.alone {
+		k := w.calls[0].place()
+		of[k] = append(of[k], w)
+	}
+	for _, group := range of {
+		c.running.Add(1)
+		go func() {
+			defer c.running.Done()
+			trips := p.trips
+			for _, w := range c.sum(group, &trips) {
+				w.trips, w.together = w.trips+trips, 1
+				for {
+					w.err = c.single(func(ctx context.Context, x executor) error {
+						res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, w.calls, w.requests)
+						w.res = &res
+						return err
+					})
+					if !c.l.stuck(w.err) || w.state.Load() != taken || c.ended.Load() {
+						break
+					}
+					time.Sleep(mostPause)
+				}
+				c.answer(w)
+			}
+		}()
+	}
+}
+
+// single runs a verb in a transaction of its own, on one of few connections. It does not wait for
+// long for a row that another transaction holds.
+func (c *Coalesced) single(verb func(context.Context, executor) error) error {
+	c.singly <- struct{}{}
+	defer func() { <-c.singly }()
+	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
+	defer cancel()
+	patience := c.l.patienceSQL(2 * inLine)
+	err := verb(ctx, impatient{poolExecutor{c.pool}, patience})
+	if !errors.Is(err, errUndecided) {
+		return err
+	}
+	return c.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		x, err := c.l.transaction(tx)
+		if err != nil {
+			return err
+		}
+		return verb(ctx, impatient{x, patience})
+	})
+}
+
+// impatient sets a timeout in each trip.
+type impatient struct {
+	executor
+	patience string
+}
+
+func (x impatient) run(ctx context.Context, statements []*statement) error {
+	return x.executor.run(ctx, append([]*statement{{sql: x.patience}}, statements...))
+}
+
+// sum decides calls for the same limit and key, most often one with shards, as one call. Either it
+// grants all of them, or it denies those that would be denied alone and returns the others, which are
+// then decided one after the other. It counts the trips.
+func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
+	all := group[0].calls[0]
+	all.count, all.indexes = 0, only
+	for _, w := range group {
+		if len(w.calls) > 1 || !w.calls[0].plain() || w.calls[0].algebra != all.algebra {
+			return group
+		}
+		all.count += w.calls[0].count
+	}
+	if len(group) == 1 || all.count > all.capacity {
+		return group
+	}
+	var res Result
+	err := c.single(func(ctx context.Context, x executor) (err error) {
+		res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all}, 1)
+		return err
+	})
+	for _, w := range group {
+		w.together = len(group)
+	}
+	answer := func(w *waiter) {
+		w.trips += *trips
+		c.answer(w)
+	}
+	if errors.Is(err, ErrOutcomeUnknown) { // to take again would be to take twice
+		for _, w := range group {
+			w.err = err
+			answer(w)
+		}
+		return nil
+	}
+	if err != nil {
+		return group
+	}
+	if res.OK {
+		took := res.Outcomes[0].call
+		rest, parts := took.count, slices.Clone(took.parts)
+		for _, w := range group {
+			one := &w.calls[0]
+			rest -= one.count
+			one.taken, one.delay, one.moved, one.owed, one.layout = took.taken, took.delay, took.moved, took.owed-rest, took.layout
+			one.parts, parts = allot(parts, one.count)
+			w.at[0] = res.At.UnixMicro()
+			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At, Delay: res.Outcomes[0].Delay}}
+			answer(w)
+		}
+		return nil
+	}
+	var seen []*whole
+	err = c.single(func(ctx context.Context, x executor) (err error) {
+		seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
+		return err
+	})
+	if err != nil {
+		return group
+	}
+	var others []*waiter
+	for _, w := range group {
+		if w.at[0], w.decisions[0] = seen[0].at, w.calls[0].decideWhole(seen[0]); w.decisions[0].OK {
+			others = append(others, w)
+		} else {
+			answer(w)
+		}
+	}
+	return others
+}
+
+// allot takes n tokens from the first of what was taken from shards, and returns those and the rest.
+func allot(parts []part, n float64) (of, rest []part) {
+	for len(parts) > 0 {
+		p := part{shard: parts[0].shard, count: min(n, parts[0].count)}
+		if len(parts) == 1 {
+			p.count = n // but for rounding it is there
+		}
+		of = append(of, p)
+		n -= p.count
+		if parts[0].count -= p.count; parts[0].count > 0 || len(parts) == 1 {
+			return of, parts
+		}
+		if parts = parts[1:]; n <= 0 {
+			break
+		}
+	}
+	return of, parts
+}

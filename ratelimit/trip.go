@@ -1,0 +1,149 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	beginTogetherSQL = `BEGIN ISOLATION LEVEL READ COMMITTED`
+
+	// If this process is cut off between its two trips, the server ends the transaction.
+	idleSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
+)
+
+// patienceSQL bounds how long a transaction waits for what others hold. Not every distributed engine
+// knows a lock_timeout.
+func (l *Limiter) patienceSQL(d time.Duration) string {
+	timeout := "lock_timeout"
+	if l.portable {
+		timeout = "statement_timeout"
+	}
+	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
+}
+
+// stuck reports whether a statement has waited in vain for what another transaction holds.
+func (l *Limiter) stuck(err error) bool {
+	state := stateOf(err)
+	return state == "55P03" || l.portable && state == "57014" // lock_not_available, query_canceled
+}
+
+func (p *scheme) connect() error {
+	err := p.c.watch.over(nil, 0, func(ctx context.Context) (err error) {
+		p.conn, err = p.c.pool.Acquire(ctx)
+		return err
+	})
+	if errors.Is(err, errSilent) {
+		return fmt.Errorf("no connection of the pool was free within %v", tripTime)
+	}
+	return err
+}
+
+// trip makes a round trip.
+func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
+	if p.conn == nil {
+		if err := p.connect(); err != nil {
+			return err
+		}
+	}
+	p.trips++
+	err := p.c.watch.over(p.lane, p.runner, func(ctx context.Context) error {
+		return roundTrip(ctx, p.conn, begin, commit, statements...)
+	})
+	if err != nil {
+		p.rollback()
+	}
+	return err
+}
+
+// rollback ends a transaction that has written nothing, or has failed. A connection that is not fit
+// for another goes back to the pool, which closes it.
+func (p *scheme) rollback() {
+	if p.conn == nil {
+		return
+	}
+	if conn := p.conn.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		ctx, cancel := context.WithTimeout(context.Background(), tripTime)
+		defer cancel()
+		p.trips++
+		_, _ = conn.Exec(ctx, "ROLLBACK")
+	}
+	if conn := p.conn.Conn(); conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
+		p.release()
+	}
+}
+
+func (p *scheme) release() {
+	if p.conn != nil {
+		p.conn.Release()
+		p.conn = nil
+	}
+}
+
+// watch ends trips that take too long, and lets lanes go on without those that are overdue. It looks
+// at all of them now and then: a timer for each trip would cost as much as a statement.
+type watch struct {
+	mu    sync.Mutex
+	trips map[*underWay]struct{}
+	timer *time.Timer
+	armed bool
+}
+
+// underWay is a trip that has no answer yet.
+type underWay struct {
+	began  time.Time
+	cancel context.CancelFunc
+	lane   *lane // or nil
+	runner int
+}
+
+// over runs fn, which is a trip or waits for a connection.
+func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	t := &underWay{time.Now(), cancel, n, runner}
+	w.mu.Lock()
+	if w.trips == nil {
+		w.trips = map[*underWay]struct{}{}
+		w.timer = time.AfterFunc(overdue/2, w.look)
+		w.armed = true
+	}
+	w.trips[t] = struct{}{}
+	if !w.armed {
+		w.armed = true
+		w.timer.Reset(overdue / 2)
+	}
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.trips, t)
+		w.mu.Unlock()
+	}()
+	if err := fn(ctx); ctx.Err() == nil || err == nil {
+		return err
+	} else if errors.Is(err, ErrOutcomeUnknown) { // it is not the context of any caller that has ended
+		return unknown(errSilent)
+	}
+	return errSilent
+}
+
+var errSilent = fmt.Errorf("the database has not answered within %v", tripTime)
+
+func (w *watch) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for t := range w.trips {
+		switch age := time.Since(t.began); {
+		case age > tripTime:
+			t.cancel()
+		case age > overdue && t.lane != nil:
+			t.lane.replace(t.runner)
+		}
+	}
+	if w.armed = len(w.trips) > 0; w.armed {
+		w.timer.Reset(overdue / 2)
+	}
+}
