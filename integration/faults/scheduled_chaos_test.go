@@ -36,6 +36,9 @@ type chaos struct {
 
 type span struct{ from, to time.Time }
 
+// soak is the least WEIR_TEST_DURATION for which the tests of scheduled work take minutes.
+const soak = time.Minute
+
 // long says that a soak is wanted, and for how long.
 func long(t *testing.T) (d time.Duration, ok bool) {
 	t.Helper()
@@ -47,7 +50,7 @@ func long(t *testing.T) (d time.Duration, ok bool) {
 	if err != nil {
 		t.Fatalf("WEIR_TEST_DURATION is %q: %v", v, err)
 	}
-	return d, true
+	return d, d >= soak
 }
 
 func newChaos(t *testing.T, rescue time.Duration, control bool) *chaos {
