@@ -151,12 +151,14 @@ func (s row) fill(by rule, at time.Time) (now ratelimit.State, full time.Time, e
 	return d.State, then.RetryAt, err
 }
 
-// sum makes a balance of the rows of one key: those of a layout of n shards, and perhaps what is left of shard 0 of 1.
-func (b Balance) sum(n int, rows []row) Balance {
-	b.Shards = n
-	if n < 1 || n > shard.Max {
-		return b.bad("the head row says that it has %d shards", n)
+// sum makes a balance of the rows of one key: those of the layout with a number, and perhaps what is left of shard 0 of 1.
+func (b Balance) sum(number float64, rows []row) Balance {
+	layout, valid := shard.Numbered(number)
+	if !valid {
+		return b.bad("the head row has the value %v, which no layout has", number)
 	}
+	n := layout.Shards
+	b.Shards = n
 	var last, other *row // the one that was written last, and one that is not the first
 	shards := make([]*row, n)
 	for i := range rows {
@@ -164,8 +166,8 @@ func (b Balance) sum(n int, rows []row) Balance {
 		if r.ts.After(b.WrittenAt) {
 			b.WrittenAt = r.ts
 		}
-		layout, nr := shard.Address(r.shard)
-		if layout != n {
+		of, nr := shard.Address(r.shard)
+		if of != layout {
 			continue
 		}
 		if math.IsInf(r.value, -1) {
@@ -244,14 +246,16 @@ const keysSQL = `WITH RECURSIVE keys (key, nr) AS (
 ), clock AS MATERIALIZED (
 	SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock
 )
-SELECT k.key, c.clock, h.n, b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
+SELECT k.key, c.clock, h.number, b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
 FROM keys k CROSS JOIN clock c
-CROSS JOIN LATERAL (SELECT coalesce(max(CASE WHEN value BETWEEN 1::float8 AND 1024::float8 THEN value::integer ELSE 0 END), 1) AS n
-	FROM {table} WHERE name = $1::text AND key = k.key AND shard = -1) h
+CROSS JOIN LATERAL (SELECT l.number, l.nr & 2047 AS n, (l.nr >> 11 << 20) + (l.nr & 2047) * ((l.nr & 2047) - 1) / 2 AS first
+	FROM (SELECT coalesce(max(value), 1::float8) AS number,
+			coalesce(max(CASE WHEN value BETWEEN 1::float8 AND 4194303::float8 THEN value::integer ELSE 0 END), 1) AS nr
+		FROM {table} WHERE name = $1::text AND key = k.key AND shard = -1) l) h
 LEFT JOIN LATERAL (
-	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard = 0 AND h.n > 1
+	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard = 0 AND h.number <> 1::float8
 	UNION ALL
-	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard BETWEEN h.n * (h.n - 1) / 2 AND h.n * (h.n - 1) / 2 + h.n - 1
+	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard BETWEEN h.first AND h.first + h.n - 1
 ) b ON true
 WHERE k.key IS NOT NULL AND starts_with(k.key, $3::text)
 ORDER BY k.nr, b.shard`
@@ -267,16 +271,17 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 	var all []Balance
 	var one Balance
 	var rows []row
-	var n, of int
+	var number float64
+	of := 0
 	end := func() {
 		if of > 0 {
-			all = append(all, one.sum(n, rows))
+			all = append(all, one.sum(number, rows))
 		}
 	}
 	for found.Next() {
 		var key string
 		var at time.Time
-		var layout int
+		var layout float64
 		var nr pgtype.Int4
 		var value, capacity, rate pgtype.Float8
 		var period pgtype.Int8
@@ -286,7 +291,7 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 		}
 		if of == 0 || key != one.Key {
 			end()
-			one, rows, n, of = Balance{Limit: name, Key: key, At: at.UTC()}, nil, layout, of+1
+			one, rows, number, of = Balance{Limit: name, Key: key, At: at.UTC()}, nil, layout, of+1
 		}
 		if nr.Valid {
 			if period.Int64 > math.MaxInt64/1000 {

@@ -116,8 +116,10 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		for _, w := range group {
 			one := &w.calls[0]
 			rest -= one.count
-			one.taken, one.delay, one.moved, one.owed, one.layout = took.taken, took.delay, took.moved, took.owed-rest, took.layout
-			one.parts, parts = allot(parts, one.count)
+			one.taken, one.delay, one.moved, one.owed = took.taken, took.delay, took.moved, took.owed-rest
+			if took.parts != nil {
+				one.parts, parts = allot(parts, one.count)
+			}
 			w.at[0] = res.At.UnixMicro()
 			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At, Delay: res.Outcomes[0].Delay}}
 			answer(w)
@@ -143,21 +145,34 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	return others
 }
 
-// allot takes n tokens from the first of what was taken from shards, and returns those and the rest.
-func allot(parts []part, n float64) (of, rest []part) {
-	for len(parts) > 0 {
-		p := part{shard: parts[0].shard, count: min(n, parts[0].count)}
-		if len(parts) == 1 {
-			p.count = n // but for rounding it is there
+// allot takes n tokens of what was taken from shards, first those that come first, and returns these
+// and the rest.
+func allot(parts []call, n float64) (of, rest []call) {
+	rest = slices.Clone(parts)
+	for len(rest) > 0 {
+		k := 0
+		for i := range rest {
+			if rest[i].owed-rest[i].count < rest[k].owed-rest[k].count {
+				k = i
+			}
 		}
-		of = append(of, p)
-		n -= p.count
-		if parts[0].count -= p.count; parts[0].count > 0 || len(parts) == 1 {
-			return of, parts
+		one := rest[k]
+		if one.count > n {
+			one.count = n
+		} else if len(rest) == 1 {
+			one.count = n // but for rounding it is there
 		}
-		if parts = parts[1:]; n <= 0 {
+		n -= one.count
+		later := max(0, rest[k].count-one.count)
+		one.after.value += later
+		one.owed -= later
+		of = append(of, one)
+		if rest[k].count = later; later > 0 || len(rest) == 1 {
+			return of, rest
+		}
+		if rest = slices.Delete(rest, k, k+1); n <= 0 {
 			break
 		}
 	}
-	return of, parts
+	return of, rest
 }

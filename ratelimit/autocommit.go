@@ -200,17 +200,11 @@ func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
-func (poolExecutor) aside(context.Context, []*statement, func() *confirmation) (bool, error) {
-	return false, nil
-}
+func (poolExecutor) aside(context.Context, []*statement) (bool, error) { return false, nil }
 
-func (poolExecutor) again() bool { return false }
+func (poolExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
 
-func (poolExecutor) wrong(...call) {}
-
-func (poolExecutor) known(*call) bool { return true }
-
-func (poolExecutor) own() any { return nil }
+func (poolExecutor) doubt(func() *confirmation) {}
 
 func (poolExecutor) transaction() any { return nil }
 

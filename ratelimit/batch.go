@@ -70,10 +70,7 @@ func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result)
 	if len(calls) == 0 {
 		return nil
 	}
-	calls = joined(calls)
-	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error {
-		return l.give(ctx, x, c, 0, c.atOnce())
-	})
+	return l.returns(ctx, x, "give back", joined(calls), l.undoOf)
 }
 
 // flatten lists the requests of a batch, and of which call each is.
@@ -298,7 +295,7 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	for n, i := range all.indexes {
 		if n == 0 || of[i] != of[all.indexes[n-1]] {
 			own := *all
-			own.count, own.before, own.indexes, own.left = 0, 0, nil, nil
+			own.count, own.before, own.indexes = 0, 0, nil
 			shares = append(shares, own)
 		}
 		own := &shares[len(shares)-1]
@@ -321,6 +318,9 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 			b.pausedUntil = o.paused.UnixMicro()
 		}
 		d := own.granted(b)
+		if own.parts != nil {
+			d = own.grantedParts(own.parts, b)
+		}
 		met := *o
 		met.Value, met.RunAt, met.PacedAt, met.call = b.value, d.RunAt, d.PacedAt, own
 		yield(own, met)
@@ -344,7 +344,6 @@ func joined(calls []call) []call {
 		}
 		last.count += c.count
 		last.owed = c.owed
-		last.parts = mergeParts(last.parts, c.parts)
 	}
 	return join
 }
@@ -354,28 +353,11 @@ func (c *call) precedes(next *call) bool {
 	switch {
 	case compareRows(c, next) != 0 || c.algebra != next.algebra,
 		c.credit != next.credit || c.atOnce() != next.atOnce(),
-		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved,
-		c.layout != next.layout || (c.parts == nil) != (next.parts == nil):
+		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved:
 		return false
 	case !c.windowed && !c.credit:
 		return true
 	}
 	gap := next.owed - next.count - c.owed
 	return math.Abs(gap) <= (math.Abs(next.owed)+next.count)*smallest
-}
-
-// mergeParts adds up what was taken from each shard.
-func mergeParts(a, b []part) []part {
-	if a == nil {
-		return nil
-	}
-	sum := slices.Clone(a)
-	for _, p := range b {
-		if i := slices.IndexFunc(sum, func(s part) bool { return s.shard == p.shard }); i >= 0 {
-			sum[i].count += p.count
-		} else {
-			sum = append(sum, p)
-		}
-	}
-	return sum
 }

@@ -185,6 +185,19 @@ func beginSQL(o pgx.TxOptions) string {
 	return sql
 }
 
+// restart ends a transaction that has sent nothing but what one call of ours has, and runs looks in the same trip. It is then
+// as if it had not begun. It reports whether it has done so.
+func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) {
+	if !t.begun || t.tx != nil || t.closed || t.failed != nil || t.locked {
+		return false, nil
+	}
+	if _, err := sendBatch(ctx, t.conn, append([]*statement{{sql: "ROLLBACK"}}, looks...)); err != nil {
+		return false, err
+	}
+	t.begun, t.to = false, nil
+	return true, nil
+}
+
 // need is for what is not ours: BEGIN goes out ahead of it.
 func (t *lazyTx) need() error {
 	if !t.begun {

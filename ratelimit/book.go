@@ -4,7 +4,6 @@ import (
 	"hash/maphash"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -63,7 +62,10 @@ func (m *made) has(by maker) bool {
 	return at > 0 && m.now()-at <= int32(longest/time.Second)
 }
 
-type book struct{ shards []page }
+type book struct {
+	layout shard.Layout
+	shards []page
+}
 
 // page is what is known of a shard.
 type page struct {
@@ -104,14 +106,14 @@ func (b *books) sharded(calls []call) bool {
 	return false
 }
 
-// layout is the number of shards that the limit of c is known to have; 0 if it is not known.
-func (b *books) layout(c *call) int {
+// layout is what the layout of the limit of c is known to be.
+func (b *books) layout(c *call) (layout shard.Layout, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if k := b.of[c.place()]; k != nil {
-		return len(k.shards)
+		return k.layout, true
 	}
-	return 0
+	return shard.Layout{}, false
 }
 
 // look notes how a limit stands.
@@ -126,8 +128,8 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	}
 	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
 	k := b.of[c.place()]
-	if k == nil || len(k.shards) != w.n {
-		k = b.open(c.place(), w.n)
+	if k == nil || k.layout != w.Layout {
+		k = b.open(c.place(), w.Layout)
 	}
 	now := time.Now()
 	for i := range w.rows {
@@ -139,20 +141,20 @@ func (b *books) look(c *call, w *whole, transaction any) {
 }
 
 // open starts a book anew.
-func (b *books) open(p place, n int) *book {
+func (b *books) open(p place, layout shard.Layout) *book {
 	if b.of == nil {
 		b.of = make(map[place]*book)
 	}
 	b.close(p)
 	for other := range b.of { // whichever comes
-		if b.pages+n <= mostPages {
+		if b.pages+layout.Shards <= mostPages {
 			break
 		}
 		b.close(other)
 	}
-	k := &book{make([]page, n)}
+	k := &book{layout, make([]page, layout.Shards)}
 	b.of[p] = k
-	b.pages += n
+	b.pages += layout.Shards
 	return k
 }
 
@@ -186,16 +188,14 @@ func (b *books) forget(c *call) {
 	b.close(c.place())
 }
 
-// took notes how a take by a session has left a shard.
-func (b *books) took(c *call, row int32, left balance, session uint32) {
-	n, i := shard.Address(row)
+// took notes how a take by a session has left its shard.
+func (b *books) took(row *call, left balance, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
-	if k == nil || len(k.shards) != n {
+	p := b.page(row, row.shard)
+	if p == nil {
 		return
 	}
-	p := &k.shards[i]
 	p.balance, p.session = left, session
 	if session != 0 {
 		p.taken = time.Now()
@@ -204,55 +204,64 @@ func (b *books) took(c *call, row int32, left balance, session uint32) {
 
 // lost notes that a take from a shard has met a concurrent transaction: the next one is to try others.
 func (b *books) lost(c *call, row int32) {
-	n, i := shard.Address(row)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if k := b.of[c.place()]; k != nil && len(k.shards) == n {
-		k.shards[i].session, k.shards[i].taken = 0, time.Now()
+	if p := b.page(c, row); p != nil {
+		p.session, p.taken = 0, time.Now()
 	}
 }
 
+// page is what is known of a row, or nil.
+func (b *books) page(c *call, row int32) *page {
+	layout, i := shard.Address(row)
+	if k := b.of[c.place()]; k != nil && k.layout == layout {
+		return &k.shards[i]
+	}
+	return nil
+}
+
 // choose returns the shards from which a session should try to take what c asks for, the best first; none if none is known
-// to have it.
-func (b *books) choose(c *call, session uint32, clock func() time.Time) (n int, candidates []int) {
+// to have it. enough is how many are known to have it. A take that would leave less than level in the one that it comes to
+// finds it much worse than it was known.
+func (b *books) choose(
+	c *call, session uint32, clock func() time.Time,
+) (layout shard.Layout, candidates []int, enough int, level float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.of[c.place()]
 	if k == nil {
-		return 0, nil
+		return shard.Layout{}, nil, 0, 0
+	}
+	layout = k.layout
+	shares := c.shares(layout.Shards)
+	if c.count > shares.each.capacity && c.pausable() && layout.Shards > 1 {
+		return layout, nil, 0, 0 // it is to be taken in parts
 	}
 	now := time.Now()
 	at := now.Add(b.ahead).UnixMicro()
 	if clock != nil {
 		at = clock().UnixMicro()
 	}
-	n = len(k.shards)
-	shares := c.shares(n)
 	own := -1
 	for i := range k.shards {
 		if session != 0 && k.shards[i].session == session && (own < 0 || k.shards[i].taken.After(k.shards[own].taken)) {
 			own = i
 		}
 	}
-	return n, shard.Choose(n, own, c.count, func(i int) shard.View {
+	view := func(i int) shard.View {
 		p := &k.shards[i]
 		left := shares.of(i).at(p.balance, at)
 		if left.pausedUntil != open && (!c.reserve || c.bounded) {
-			left.value = -1
+			left.value = closed
 		}
 		return shard.View{Tokens: left.value, Busy: i != own && now.Sub(p.taken) < lately}
-	}, rand.IntN)
-}
-
-// owes tells whether a shard of the limit is known to have owed tokens when it was taken from last.
-func (b *books) owes(c *call) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	k := b.of[c.place()]
-	if k == nil {
-		return false
 	}
-	return slices.ContainsFunc(k.shards, func(p page) bool { return p.value < 0 })
+	row := c.of(layout, 0)
+	candidates, enough = shard.Choose(layout.Shards, own, c.count, row.demand()-c.count, view, rand.IntN)
+	for _, i := range candidates {
+		level = min(level, view(i).Tokens-c.count)
+	}
+	return layout, candidates, enough, level - 2*c.count
 }
 
 // total is what the limit is worth, as far as is known, by the time at.

@@ -4,7 +4,11 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/weir-go/weir/shard"
 )
+
+var four = shard.Layout{Shards: 4}
 
 var plums = MustDefine("plums", TokenBucket{Rate: 40, Period: time.Hour}, Shards(4))
 
@@ -17,9 +21,21 @@ func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
 	}
 	c = resolved(t, plums.Global().Count(5))
 	empty, full := balance{exists: true, ts: noon}, balance{exists: true, ts: noon, value: 10}
-	w = &whole{4, []balance{empty, empty, empty, full}, noon}
+	w = &whole{four, []balance{empty, empty, empty, full}, noon}
 	l.books.look(&c[0], w, nil)
 	return l, c, w
+}
+
+// row3 is the last of four shards.
+func row3(c *call) *call {
+	row := c.of(four, 3)
+	return &row
+}
+
+// known is the layout that a limit is known to have.
+func known(l *Limiter, c *call) shard.Layout {
+	layout, _ := l.books.layout(c)
+	return layout
 }
 
 // Between a look and the choice that follows another caller of the process may have emptied the shard that was seen to have
@@ -28,16 +44,16 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Limiter, *call){
 		"nothing":     func(*Limiter, *call) {},
-		"taken":       func(l *Limiter, c *call) { l.books.took(c, c.of(4, 3).shard, balance{exists: true, ts: noon}, 1) },
+		"taken":       func(l *Limiter, c *call) { l.books.took(row3(c), balance{exists: true, ts: noon}, 1) },
 		"forgotten":   func(l *Limiter, c *call) { l.books.forget(c) },
-		"more shards": func(l *Limiter, c *call) { l.books.look(c, &whole{8, make([]balance, 8), noon}, nil) },
+		"more shards": func(l *Limiter, c *call) { l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]balance, 8), noon}, nil) },
 	} {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
 		l.aim(sqlExecutor{}, c, aims, []*whole{w})
-		l.send(&aims[0], true)
-		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != c[0].of(4, 3).shard {
+		l.send(&aims[0])
+		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
 		}
 	}
@@ -47,22 +63,21 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
-	row := c[0].of(4, 3).shard
-	l.books.took(&c[0], row, balance{exists: true, ts: noon + 1, value: 2}, 7)
+	l.books.took(row3(&c[0]), balance{exists: true, ts: noon + 1, value: 2}, 7)
 	l.books.look(&c[0], w, nil)
-	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
+	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
 		t.Errorf("chose %v, which has 2 left", from)
 	}
 	k := l.books.of[c[0].place()]
 	k.shards[3].taken = k.shards[3].taken.Add(-lately) // it was rolled back, or has never been seen to be committed
 	l.books.look(&c[0], w, nil)
-	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
+	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has 10", from)
 	}
-	l.books.took(&c[0], row, balance{exists: true, ts: noon + 1, value: 2}, 7)
+	l.books.took(row3(&c[0]), balance{exists: true, ts: noon + 1, value: 2}, 7)
 	w.rows[3] = balance{exists: true, ts: noon + 2, value: 9}
 	l.books.look(&c[0], w, nil)
-	if _, from := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
+	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has been filled since", from)
 	}
 }
@@ -88,13 +103,13 @@ func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
 	}
 	for _, by := range []any{transactions[0], own} {
 		made := call{name: c[0].name, key: "0", algebra: c[0].algebra}
-		if l.books.look(&made, w, by); l.books.layout(&made) != 0 {
+		if l.books.look(&made, w, by); known(l, &made) != (shard.Layout{}) {
 			t.Errorf("what %T made may roll back, and others know of it", by)
 		}
 	}
 	for i, by := range []any{nil, &attempt{l: l}} {
 		seen := call{name: c[0].name, key: fmt.Sprint("seen ", i), algebra: c[0].algebra}
-		if l.books.look(&seen, w, by); l.books.layout(&seen) != w.n {
+		if l.books.look(&seen, w, by); known(l, &seen) != w.Layout {
 			t.Errorf("what %T has seen is not known", by)
 		}
 	}
@@ -104,14 +119,14 @@ func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
 func TestPagesAreOfBoundedNumber(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
-	for i := range mostPages/w.n + 1000 {
+	for i := range mostPages/w.Shards + 1000 {
 		l.books.look(&call{name: c[0].name, key: fmt.Sprint(i), algebra: c[0].algebra}, w, nil)
 	}
 	n := 0
 	for _, k := range l.books.of {
 		n += len(k.shards)
 	}
-	if n != l.books.pages || n > mostPages || n < mostPages-w.n {
+	if n != l.books.pages || n > mostPages || n < mostPages-w.Shards {
 		t.Errorf("%d pages, %d by the count, want %d at the most", n, l.books.pages, mostPages)
 	}
 }

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -56,25 +57,26 @@ func TestCoalescedRefuses(t *testing.T) {
 	}
 }
 
-// A part of what was taken from shards is that of the first, and all parts add up.
+// What was taken from shards goes to the callers in the order in which it comes, and adds up.
 func TestAllot(t *testing.T) {
 	t.Parallel()
-	parts := []part{{shard: 1, count: 2}, {shard: 4, count: 3}}
-	var got [][]part
-	for _, n := range []float64{0, 1, 2, 2} {
-		var of []part
-		of, parts = allot(parts, n)
-		got = append(got, of)
+	parts := []call{{shard: 1, count: 2, owed: 2}, {shard: 4, count: 3, owed: 4}}
+	type piece struct {
+		shard       int32
+		count, owed float64
 	}
-	want := [][]part{{{shard: 1}}, {{shard: 1, count: 1}}, {{shard: 1, count: 1}, {shard: 4, count: 1}}, {{shard: 4, count: 2}}}
-	for i := range want {
-		if len(got[i]) != len(want[i]) {
-			t.Fatalf("%d: %v, want %v", i, got[i], want[i])
+	var got [][]piece
+	for _, n := range []float64{0, 1, 1.5, 2.5} {
+		var of []call
+		of, parts = allot(parts, n)
+		var pieces []piece
+		for _, p := range of {
+			pieces = append(pieces, piece{p.shard, p.count, p.owed})
 		}
-		for k := range want[i] {
-			if got[i][k] != want[i][k] {
-				t.Errorf("%d: %v, want %v", i, got[i], want[i])
-			}
-		}
+		got = append(got, pieces)
+	}
+	want := [][]piece{{{1, 0, 0}}, {{1, 1, 1}}, {{1, 1, 2}, {4, 0.5, 1.5}}, {{4, 2.5, 4}}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

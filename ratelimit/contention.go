@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Above READ COMMITTED, callers of one row do not queue for it: as soon as the transaction that holds it commits, all who
@@ -90,7 +92,6 @@ type attempt struct {
 	queues    bool           // it can queue: above READ COMMITTED, and on a connection of which InTx sends the BEGIN
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
-	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
 	made      map[place]bool // limits that it has given another layout, which may roll back
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
@@ -117,7 +118,8 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if !isLostRow(err) {
 		return
 	}
-	l.hot.conflict(s.c.name, max(1, s.c.layout), time.Now())
+	layout, _ := shard.Address(max(0, s.c.shard)) // a head's is less than 0
+	l.hot.conflict(s.c.name, layout.Shards, time.Now())
 	if !a.queues {
 		return
 	}

@@ -42,13 +42,8 @@ const trip = 10 * time.Millisecond
 // mostDenials bounds the memory: some megabytes with long keys.
 const mostDenials = 10_000
 
-// row names the balance of c, by which its callers queue: of a limit with shards the shards have one queue.
-func (c *call) row() row {
-	if c.layout > 1 {
-		return row{c.name, c.key, 0}
-	}
-	return row{c.name, c.key, c.shard}
-}
+// row names the balance of c, by which its callers queue.
+func (c *call) row() row { return row{c.name, c.key, c.shard} }
 
 // demand is what the balance must have, at the least, for the call to be granted.
 func (c *call) demand() float64 {
@@ -159,7 +154,7 @@ func (d *denials) forget(calls []call) {
 	defer d.mu.Unlock()
 	d.changes++
 	for i := range calls {
-		delete(d.rows, calls[i].row())
+		delete(d.rows, row{calls[i].name, calls[i].key, alone})
 	}
 }
 

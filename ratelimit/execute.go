@@ -68,46 +68,38 @@ func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls
 
 func (pgxExecutor) single() bool { return false }
 
-func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
+func (x pgxExecutor) aside(ctx context.Context, looks []*statement) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
 	if !ok || t.begun || len(t.queue) > 0 || t.failed != nil || t.unsure != nil {
 		return false, nil // what is looked at twice is to be the same
 	}
-	if _, err := sendBatch(ctx, t.conn, looks); err != nil {
-		return false, err
-	}
-	t.unsure = confirm
-	return true, nil
+	_, err := sendBatch(ctx, t.conn, looks)
+	return err == nil, err
 }
 
-func (x pgxExecutor) again() bool { return x.attempt != nil }
-
-func (x pgxExecutor) wrong(calls ...call) {
-	if x.attempt == nil {
-		return
+func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, error) {
+	t, ok := x.tx.(*lazyTx)
+	if !ok {
+		return false, nil
 	}
-	if x.attempt.wrong == nil {
-		x.attempt.wrong = make(map[place]bool)
+	did, err := t.restart(ctx, looks)
+	if did {
+		x.attempt.used = false
 	}
-	for i := range calls {
-		x.attempt.wrong[calls[i].place()] = true
-	}
+	return did, err
 }
 
-func (x pgxExecutor) known(c *call) bool { return x.attempt == nil || !x.attempt.wrong[c.place()] }
+func (x pgxExecutor) doubt(confirm func() *confirmation) {
+	if t, ok := x.tx.(*lazyTx); ok && !t.begun {
+		t.unsure = confirm
+	}
+}
 
 func (x pgxExecutor) transaction() any {
 	if x.attempt != nil {
 		return x.attempt
 	}
 	return x.tx.Conn() // also of its savepoints, and of what comes after it
-}
-
-func (x pgxExecutor) own() any {
-	if x.attempt != nil {
-		return nil
-	}
-	return comparableTx(x.tx)
 }
 
 // session is the backend's process id.

@@ -83,9 +83,8 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 		most = maxAttempts
 	}
 	var conflicts []row
-	var wrong map[place]bool
 	for n := 1; ; n++ {
-		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts, wrong: wrong}
+		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts}
 		err := a.run(ctx, db, opts, fn)
 		if e != nil {
 			e.Attempts, e.Queued = n, e.Queued+a.waited()
@@ -97,9 +96,9 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 		if n == most {
 			return &ConflictError{Attempts: n, Err: again.err}
 		}
-		conflicts, wrong = a.conflicts, a.wrong
+		conflicts = a.conflicts
 		began := time.Now()
-		err = backOff(ctx, n, len(conflicts)+len(wrong) > 0)
+		err = backOff(ctx, n, len(conflicts) > 0)
 		if e != nil {
 			e.Paused += time.Since(began)
 		}

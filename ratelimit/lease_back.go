@@ -29,7 +29,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	now := s.now()
 	began := time.Now()
 	n, most := b.back(now), min(b.left, b.bound(now))
-	if most < s.least || n == 0 && b.c.parts != nil {
+	if most < s.least {
 		return nil // it has overflowed
 	}
 	limit := min(now+int64(late), b.sent+int64(kept+late)) - now
@@ -41,18 +41,21 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 		if err != nil {
 			return err
 		}
-		if err := s.l.give(ctx, x, &c, c.count-n, true); err != nil {
+		give := func(n float64) error {
+			c.used = c.count - n
+			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement { return s.l.giveOf(c, c.used, true) })
 			return err
 		}
-		if rest := most - n; rest > 0 && c.parts == nil {
+		if err := give(n); err != nil {
+			return err
+		}
+		if rest := most - n; rest > 0 {
 			look := s.l.lookOf(&c)
 			if err := x.run(ctx, []*statement{look}); err != nil {
 				return err
 			}
 			if r := look.balance(); r.ts == b.at && r.value == min(b.rule.capacity, b.value+(c.count-(c.count-n))) {
-				if err := s.l.give(ctx, x, &c, c.count-rest, true); err != nil {
-					return err
-				}
+				return give(rest)
 			}
 		}
 		if time.Since(began) > time.Duration(limit) {

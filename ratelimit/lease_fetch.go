@@ -365,15 +365,12 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 // blocks are what a granted call took, row by row.
 func (s *Lease) blocks(res Result, sent int64) []*block {
 	c := *res.Outcomes[0].call
-	if len(c.parts) == 0 {
+	if c.parts == nil {
 		return []*block{newBlock(c, c.algebra, balance{value: -c.owed, ts: res.At.UnixMicro()}, sent)}
 	}
 	blocks := make([]*block, len(c.parts))
-	shares := c.shares(c.layout)
 	for k, p := range c.parts {
-		part := c
-		part.count, part.parts = p.count, c.parts[k:k+1]
-		blocks[k] = newBlock(part, *shares.of(p.shard), c.left[k], sent)
+		blocks[k] = newBlock(p, p.algebra, p.after, sent)
 	}
 	return blocks
 }

@@ -68,7 +68,6 @@ type Limiter struct {
 	denials     denials
 	contention  contention
 	books       books
-	savepoints  savepoints
 	hot         hot
 	observer    Observer
 }

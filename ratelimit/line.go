@@ -2,12 +2,14 @@ package ratelimit
 
 import (
 	"time"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Behind reports whether t waits in the same line as other and behind it: whether it moves up when other leaves the line.
 // Work that does not wait, or waits in another line, is never behind.
 func (t Take) Behind(other Take) bool {
-	if t.Limit != other.Limit || t.Key != other.Key || !t.Ahead() {
+	if t.Limit != other.Limit || t.Key != other.Key || t.row != other.row || !t.Ahead() {
 		return false
 	}
 	if !t.rule.paces(&other.rule) {
@@ -52,6 +54,9 @@ func (t Take) Redefined(s State, now time.Time) (Take, bool) {
 	if rule.phased {
 		rule.setOrigin(phase(t.Limit, t.Key, rule.period))
 	}
+	layout, i := shard.Address(t.row)
+	shares := rule.shares(layout.Shards)
+	rule = *shares.of(i)
 	age := time.Since(d.at) - definitionDelay
 	if age < 0 || rule.paces(&t.rule) {
 		return t, false

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -361,4 +360,4 @@ func (s *many) read(rows pgx.Rows) error {
 }
 
 // closed reports that the limit has got shards.
-func (r *standing) closed() bool { return r.found && math.IsInf(r.left.value, -1) }
+func (r *standing) closed() bool { return r.found && isClosed(r.left.value) }

@@ -41,20 +41,18 @@ type executor interface {
 	single() bool
 
 	// aside looks before the transaction begins, where it has not begun: who is denied then often has nothing left to do in
-	// it, and neither begins nor ends it. If it does begin, it is to look again by confirm. It reports whether it has looked.
-	aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error)
+	// it, and neither begins nor ends it. It reports whether it has looked.
+	aside(ctx context.Context, looks []*statement) (bool, error)
 
-	// again says that the transaction runs again if it is told of a conflict. wrong notes calls whose shards were not as they
-	// were known to be, for the next run; known says that none of an earlier run is among them.
-	again() bool
-	wrong(calls ...call)
-	known(c *call) bool
+	// restart rolls back a transaction in which only the call under way has sent anything, and looks in the same trip. The
+	// transaction begins again with the next statement. It reports whether it has done so.
+	restart(ctx context.Context, looks []*statement) (bool, error)
+
+	// doubt has a transaction that has not begun look again by confirm when it does.
+	doubt(confirm func() *confirmation)
 
 	// session is a number of the connection, or 0.
 	session() uint32
-
-	// own is a transaction that the caller has begun, or a savepoint of the caller's in it; nil for all others.
-	own() any
 
 	// transaction is the same for what may be in one transaction, and another for all others.
 	transaction() any
@@ -119,7 +117,7 @@ func stamp(takes []*statement) {
 	for _, s := range takes {
 		if s.found {
 			b := s.balance()
-			s.c.taken, s.c.owed, s.c.delay, s.c.moved = b.since(), -b.value, b.delay, b.moved
+			s.c.stamp(b)
 		} else {
 			s.c.forget()
 		}
@@ -128,10 +126,7 @@ func stamp(takes []*statement) {
 
 // forget says that nothing is taken.
 func (c *call) forget() {
-	c.taken, c.owed, c.delay, c.moved = 0, 0, 0, 0
-	if c.shards > 0 {
-		c.layout, c.parts = 0, nil
-	}
+	c.taken, c.owed, c.delay, c.moved, c.parts = 0, 0, 0, 0, nil
 }
 
 // undo gives back what was taken of a call whose context has ended between two statements: the transaction may then go on.
@@ -211,13 +206,17 @@ var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no
 // foresee is checkRateLimit for a call that is expected to be denied.
 func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	looks := l.looksOf(calls)
-	did, err := x.aside(ctx, looks, func() *confirmation {
+	did, err := x.aside(ctx, looks)
+	switch {
+	case err != nil:
+		return Result{}, explain(ctx, err, "look at", calls)
+	case !did || slices.ContainsFunc(looks, (*statement).closed):
+		return l.checkRateLimit(ctx, x, calls, requests)
+	}
+	x.doubt(func() *confirmation {
 		again := l.looksOf(calls)
 		return &confirmation{again, func() bool {
 			for i := range again {
-				if again[i].closed() && looks[i].closed() {
-					continue // whatever else stands there, NaN even
-				}
 				if again[i].balance() != looks[i].balance() {
 					return false
 				}
@@ -225,12 +224,6 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 			return true
 		}}
 	})
-	switch {
-	case err != nil:
-		return Result{}, explain(ctx, err, "look at", calls)
-	case !did || slices.ContainsFunc(looks, (*statement).closed):
-		return l.checkRateLimit(ctx, x, calls, requests)
-	}
 	return l.judge(looks, calls, requests), nil
 }
 

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/weir-go/weir/shard"
 )
 
 // Request is what one call asks of one limit: how many tokens, of which key, by which rule, now or reserved. It is a value:
@@ -134,10 +132,23 @@ type call struct {
 	settle  int64  // within how many microseconds it can be settled; 0: settleWithin
 	watched uint64 // denials.changes + 1 when denials.watch saw the call, or 0
 
-	shards int       // that the limit is to have; 0 for a call that is for a row alone
-	layout int       // number of shards that there were when it was granted, if more than one
-	parts  []part    // and what was taken from each; none if it was laid over all of them
-	left   []balance // what that has left in each
+	shards int     // that the limit is to have; 0 for a call that is for a row alone
+	parts  []call  // once granted by several rows, or by a shard: what was taken from each
+	after  balance // the row as the take left it; only of a part
+	used   float64 // of the count, when it is settled
+}
+
+// stamp notes that the call was granted, and left its row with b.
+func (c *call) stamp(b balance) {
+	c.taken, c.owed, c.delay, c.moved, c.after = b.since(), -b.value, b.delay, b.moved, b
+}
+
+// took are the rows that the call has taken from.
+func (c *call) took() []call {
+	if c.parts != nil {
+		return c.parts
+	}
+	return []call{*c}
 }
 
 // ahead is how far ahead of its tokens a call may be granted.
@@ -190,7 +201,7 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: shard.Row(1, 0), count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
+	c := call{algebra: r.def.rule, name: name, key: r.key, shard: alone, count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)

@@ -26,14 +26,14 @@ type Reservation struct {
 	Takes []Take    `json:"takes"`
 }
 
-// Take is the part of one limit and key in a [Reservation]: Count tokens.
+// Take is what a [Reservation] has of one limit and key: Count tokens. Of a limit with [Shards] it is what it has of one
+// shard, each of which has a line of its own: there may be several.
 type Take struct {
 	Limit, Key string
 	Count      float64
 
-	rule   algebra // that it was taken by
-	shards int     // of the limit then; 0 and 1 are the same
-	parts  []part  // what was taken from each; none if it was laid over all of them
+	rule   algebra // that it was taken by: of a shard, its share
+	row    int32   // the shard
 	since  int64   // the row's time
 	owed   float64 // what the row owed after the take; below 0, what it had left
 	delay  int64   // the row's, then
@@ -51,11 +51,17 @@ func (r Result) Reservation() Reservation {
 		return Reservation{}
 	}
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
-	for i, c := range calls {
-		c.phased, c.debt = false, 0 // settling needs neither, and JSON keeps neither
-		res.Takes[i] = Take{c.name, c.key, c.count, c.algebra, c.layout, c.parts, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled, c.settle}
+	for i := range calls {
+		res.Takes[i] = calls[i].receipt()
 	}
 	return res
+}
+
+// receipt is the Take of a row.
+func (c *call) receipt() Take {
+	rule := c.algebra
+	rule.phased, rule.debt = false, 0 // settling needs neither, and JSON keeps neither
+	return Take{c.name, c.key, c.count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled, c.settle}
 }
 
 // Again returns a reservation of the same takes under an id of its own, for another attempt at the same work. It has taken
@@ -79,7 +85,7 @@ func newID(at int64) (id uuid.UUID) {
 // call is what the take was made with.
 func (t *Take) call() call {
 	return call{
-		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, layout: t.shards, parts: t.parts,
+		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, shard: t.row,
 		ahead: ahead{credit: t.credit}, ruled: t.ruled, settle: t.settle, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
@@ -184,18 +190,7 @@ func (t *Take) appendJSON(b []byte) []byte {
 	b = jsontext.String(append(b, '['), t.Limit)
 	b = jsontext.String(append(b, ','), t.Key)
 	float(t.Count)
-	if t.parts == nil {
-		integer(int64(t.shards))
-	} else {
-		b = strconv.AppendInt(append(b, ",["...), int64(t.shards), 10)
-		for _, p := range t.parts {
-			integer(int64(p.shard))
-			if len(t.parts) > 1 {
-				float(p.count)
-			}
-		}
-		b = append(b, ']')
-	}
+	integer(int64(t.row))
 	integer(t.since)
 	float(t.owed)
 	float(t.moved)
@@ -221,8 +216,7 @@ func (t *Take) appendJSON(b []byte) []byte {
 // UnmarshalJSON reads it back. What no take can have been is refused with an error that matches [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
-	where := where{}
-	a := []any{&u.Limit, &u.Key, &u.Count, &where, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}
+	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}
 	bucket := len(a)
 	a = append(a, &u.rule.origin)
 	var raw []json.RawMessage
@@ -253,10 +247,6 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 			return err
 		}
 	}
-	u.shards = where.shards
-	if u.parts = where.parts; len(u.parts) == 1 {
-		u.parts[0].count = u.Count
-	}
 	switch {
 	case u.Limit == "" || badText(u.Limit, MaxNameBytes) != "" || badText(u.Key, MaxKeyBytes) != "":
 		return badTake(shorten(u.Limit+" "+u.Key), "a limit and a key")
@@ -268,44 +258,12 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		return badTake(fmt.Sprintf("owing %v, after %v", u.owed, u.moved), "numbers of tokens")
 	case u.delay < -endOfTime || u.delay > endOfTime:
 		return badTake(fmt.Sprintf("put off by %d µs", u.delay), "less than ten thousand years")
+	case !shard.IsRow(u.row):
+		return badTake(fmt.Sprintf("from row %d", u.row), "a shard that there can be")
 	case u.since < -endOfTime || u.since > endOfTime || u.rule.origin < -endOfTime || u.rule.origin > endOfTime:
 		return badTake("at another time", "microseconds since the Unix epoch")
 	}
 	*t = u
-	return nil
-}
-
-// where is the fourth of what a take is written as: the number of shards, or an array of it and of what was taken from. If
-// that is one shard there is only its number; else there are pairs of a number and a count.
-type where struct {
-	shards int
-	parts  []part
-}
-
-func (w *where) UnmarshalJSON(b []byte) error {
-	var a []float64
-	if json.Unmarshal(b, &w.shards) != nil {
-		if err := json.Unmarshal(b, &a); err != nil {
-			return err
-		}
-		if len(a) != 2 && (len(a) < 5 || len(a)%2 == 0) {
-			return badTake(string(b), "a number of shards, and what was taken from each")
-		}
-		w.shards = int(a[0])
-		for k := 1; k < len(a); k += 2 {
-			p := part{shard: int(a[k])}
-			if len(a) > 2 {
-				p.count = a[k+1]
-			}
-			if float64(p.shard) != a[k] || p.shard < 0 || p.shard >= w.shards || !(p.count >= 0) {
-				return badTake(string(b), "shards that there are, and numbers of tokens")
-			}
-			w.parts = append(w.parts, p)
-		}
-	}
-	if w.shards < 0 || w.shards > shard.Max {
-		return badTake(string(b), fmt.Sprintf("0 to %d shards", shard.Max))
-	}
 	return nil
 }
 

@@ -37,13 +37,10 @@ func anyTake(t *rapid.T) Take {
 		credit: rapid.Bool().Draw(t, "credit"),
 		settle: rapid.SampledFrom([]int64{0, 1e6, 3600e6}).Draw(t, "settle"),
 	}
-	if take.shards = rapid.IntRange(0, shard.Max).Draw(t, "shards"); take.shards > 1 && rapid.Bool().Draw(t, "from some") {
-		for i := range rapid.IntRange(1, 3).Draw(t, "parts") {
-			take.parts = append(take.parts, part{shard: i % take.shards, count: rapid.Float64Range(0, 1e15).Draw(t, "part")})
-		}
-		if len(take.parts) == 1 {
-			take.parts[0].count = take.Count
-		}
+	if rapid.Bool().Draw(t, "of a shard") {
+		n := rapid.IntRange(1, shard.Max).Draw(t, "shards")
+		layout := shard.Layout{Shards: n, Generation: rapid.IntRange(0, shard.MaxGeneration).Draw(t, "generation")}
+		take.row = layout.Row(rapid.IntRange(0, n-1).Draw(t, "shard"))
 	}
 	return take
 }

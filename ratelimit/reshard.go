@@ -40,75 +40,130 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 // reshard gives the limit of c n shards, or if it is not forced, n at least.
 func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force bool) error {
 	l.books.making(c, x.transaction())
-	whole := *c
-	whole.layout = max(2, n) // for the queue
-	head := l.headOf(&whole)
+	head := l.headOf(c)
 	// The row of a limit without shards goes before all others: who takes the limit for such a one may have locked it, and
 	// goes on from there to the head and to the shards.
-	alone := c.of(1, 0)
-	alone.count = 0
-	first := l.giveOf(&alone, 0, false)
+	single := c.of(shard.Single, 0)
+	single.count = 0
+	first := l.giveOf(&single, 0, false)
 	if err := x.run(ctx, []*statement{first, head}); err != nil {
 		return err
 	}
-	old := int(head.answer.value.Float64)
-	if !head.found || old < 1 || old > shard.Max || float64(old) != head.answer.value.Float64 {
-		return fmt.Errorf("the head row of the limit says that it has %v shards", head.answer.value.Float64)
+	old, valid := shard.Numbered(head.answer.value.Float64)
+	if !head.found || !valid {
+		return errHead(head.answer.value.Float64)
 	}
-	if first.found && !first.closed() && old != 1 { // it was not there, and is not to be
-		if err := x.run(ctx, []*statement{l.put(&alone, balance{value: math.Inf(-1), pausedUntil: open})}); err != nil {
+	if first.found && !first.closed() && old != shard.Single { // it was not there, and is not to be
+		if err := x.run(ctx, []*statement{l.put(&single, balance{value: closed, pausedUntil: open})}); err != nil {
 			return err
 		}
 	}
-	if old == n || old > n && !force {
+	if old.Shards == n || old.Shards > n && !force {
 		return nil
 	}
+	if old.Generation == shard.MaxGeneration {
+		return fmt.Errorf("the limit has changed its shards %d times: prune it, or reset it and delete its rows", old.Generation)
+	}
+	to := shard.Layout{Shards: n, Generation: old.Generation + 1}
 
 	// What is not there becomes a row, which locks it as well, and the others are filled up to now. If all of it is such, the
 	// limit stays full by any rule.
-	var locks, puts []*statement
-	for i := range old {
-		row := c.of(old, i)
-		lock := l.chargeOf(&row, 0)
-		lock.args[3] = float64(full) // where there is none: more than one that was used has
-		locks = append(locks, lock)
+	locks := make([]*statement, old.Shards)
+	rows := make([]call, old.Shards)
+	for i := range rows {
+		rows[i] = c.of(old, i)
+		locks[i] = l.chargeOf(&rows[i], 0)
+		locks[i].args[3] = float64(full) // where there is none: more than one that was used has
 	}
 	if err := x.run(ctx, locks); err != nil {
 		return err
 	}
-	var sum balance
-	used := old == 1 && !first.found
+	used := old.Shards == 1 && !first.found
+	was := make([]balance, len(rows))
 	for i, s := range locks {
 		b := s.balance()
-		if math.IsInf(b.value, -1) {
+		if isClosed(b.value) {
 			b.value = full // it was not there
 		}
-		used = used || old > 1 && b.value < full
-		b.value = min(b.value, s.c.capacity)
-		if i == 0 {
-			sum = b
-		} else {
-			sum = sum.and(b)
+		used = used || old.Shards > 1 && b.value < full
+		b.value = min(b.value, rows[i].capacity)
+		was[i] = b
+	}
+	puts := make([]*statement, 0, len(rows)+n+1)
+	for i, b := range was {
+		// Those who wait in it keep their times by its delay and what has moved.
+		b.value = closed
+		puts = append(puts, l.put(&rows[i], b))
+	}
+	for i, b := range merged(rows, was, n) {
+		if !used {
+			b.value = full
 		}
-	}
-	for i := range old {
-		row := c.of(old, i)
-		puts = append(puts, l.put(&row, balance{value: math.Inf(-1), ts: sum.ts, pausedUntil: open}))
-	}
-	sum.value = min(sum.value, c.capacity)
-	if !used {
-		sum.value = full
-	}
-	for i := range n {
-		row := c.of(n, i)
-		b := sum
-		b.value, b.moved = portion(sum.value, &row), portion(sum.moved, &row)
+		row := c.of(to, i)
 		puts = append(puts, l.put(&row, b))
 	}
 	top := *c
 	top.shard, top.algebra, top.args = headRow, algebra{period: 1}, nil
-	puts = append(puts, l.put(&top, balance{value: float64(n), ts: sum.ts, pausedUntil: open}))
+	puts = append(puts, l.put(&top, balance{value: to.Number(), ts: was[0].ts, pausedUntil: open}))
 	return x.run(ctx, puts)
+}
+
+// merged are the balances of n shards that come of those of rows, which stood at the same time.
+//
+// A shard that is of one old one, or of several that stand alike, goes on with what they hold. Else the
+// lines that it is of end at different times, and what is granted before the last of them has ended
+// would come on top of them. So it is paused until then, with what flows meanwhile already in it.
+func merged(rows []call, was []balance, n int) []balance {
+	all := make([]balance, n)
+	type piece struct {
+		of    int
+		share float64
+	}
+	pieces := make([][]piece, n)
+	now := int64(math.MinInt64)
+	for i := range rows {
+		now = max(now, was[i].ts)
+		for _, o := range shard.Overlaps(len(rows), i, n) {
+			pieces[o.Shard] = append(pieces[o.Shard], piece{i, o.Share})
+		}
+	}
+	for j, of := range pieces {
+		ends, first := int64(open), int64(math.MaxInt64)
+		for _, p := range of {
+			b, a := was[p.of], &rows[p.of].algebra
+			end := int64(open)
+			if b.value < 0 {
+				end = a.earliest(b.value, b.since(), b.since(), 0, 0)
+			}
+			ends, first = max(ends, end), min(first, end)
+		}
+		at, until := now, int64(open)
+		if first < ends {
+			at, until = ends, ends
+		}
+		for k, p := range of {
+			a := &rows[p.of].algebra
+			b := a.at(was[p.of], at)
+			b.ts, b.pausedUntil = now, was[p.of].pausedUntil
+			b.value, b.moved = b.value*p.share, b.moved*p.share
+			if k == 0 {
+				all[j] = b
+			} else {
+				all[j] = all[j].and(b)
+			}
+		}
+		all[j].exists, all[j].pausedUntil = true, max(all[j].pausedUntil, until)
+	}
+	return all
+}
+
+// closed is the value of a row that has been left for good. It never refills.
+var closed = math.Inf(-1)
+
+func isClosed(value float64) bool { return math.IsInf(value, -1) }
+
+func errHead(number float64) error {
+	return fmt.Errorf("the head row of the limit has the value %v, which no layout has", number)
 }
 
 func (l *Limiter) headOf(c *call) *statement {
@@ -116,18 +171,15 @@ func (l *Limiter) headOf(c *call) *statement {
 }
 
 // mend opens shards that the head of the limit of c says there are, but are not there: full.
-func (l *Limiter) mend(ctx context.Context, x executor, c *call, n int) error {
-	by := x.transaction()
-	l.books.making(c, by)
-	whole := *c
-	whole.layout = n
-	head := l.headOf(&whole)
-	if err := x.run(ctx, []*statement{head}); err != nil || int(head.answer.value.Float64) != n {
+func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.Layout) error {
+	l.books.making(c, x.transaction())
+	head := l.headOf(c)
+	if err := x.run(ctx, []*statement{head}); err != nil || head.answer.value.Float64 != layout.Number() {
 		return err
 	}
-	rows, trip := make([]call, n), make([]*statement, n)
+	rows, trip := make([]call, layout.Shards), make([]*statement, layout.Shards)
 	for i := range rows {
-		rows[i] = c.of(n, i)
+		rows[i] = c.of(layout, i)
 		trip[i] = l.chargeOf(&rows[i], 0)
 	}
 	if err := x.run(ctx, trip); err != nil {

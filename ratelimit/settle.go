@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -70,107 +72,29 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 	if err != nil {
 		return false, err
 	}
-	return l.once(ctx, x, &r, func(c *call) *statement {
-		switch n := portion(counts[c.indexes[0]], c); {
-		case n < c.count:
-			return l.giveOf(c, n, true)
-		case n > c.count:
-			return l.chargeOf(c, n-c.count)
+	return l.once(ctx, x, &r, counts, func(c *call) *statement {
+		switch {
+		case c.used < c.count:
+			return l.giveOf(c, c.used, true)
+		case c.used > c.count:
+			return l.chargeOf(c, c.used-c.count)
 		}
 		return nil
-	}, func(c *call) error {
-		n := counts[c.indexes[0]]
-		if n < c.count {
-			return l.give(ctx, x, c, n, true)
-		}
-		return l.charge(ctx, x, c, n-c.count)
 	})
-}
-
-// charge takes n tokens beyond those that c has, whatever that leaves.
-func (l *Limiter) charge(ctx context.Context, x executor, c *call, n float64) error {
-	if n <= 0 {
-		return nil
-	}
-	beyond := *c
-	beyond.count = n
-	_, err := l.chargeAll(ctx, x, []call{beyond})
-	return err
-}
-
-// chargeAll takes the counts of calls, whatever that leaves, and returns the balances then. Of a limit with shards all are
-// locked first, and then charged as if it was reserved: or one would owe and another, from which a take would be granted
-// that is not due, have tokens.
-func (l *Limiter) chargeAll(ctx context.Context, x executor, calls []call) ([]balance, error) {
-	of := map[place]int{}
-	for i := range calls {
-		of[calls[i].place()] = i
-	}
-	rows, err := l.over(ctx, x, calls, func(row *call) *statement {
-		if row.shard == shard.Row(1, 0) {
-			return l.chargeOf(row, row.count)
-		}
-		return l.chargeOf(row, 0)
-	})
-	if err != nil {
-		return nil, err
-	}
-	after := make([]balance, len(calls))
-	there := make([][]part, len(calls))
-	var trip []*statement
-	for k, s := range rows {
-		if !s.found {
-			return nil, fmt.Errorf("no row in answer for %q", s.c.key)
-		}
-		i, b := of[s.c.place()], s.balance()
-		if s.c.shard == shard.Row(1, 0) {
-			after[i] = b
-		} else {
-			there[i] = append(there[i], part{shard: k, count: b.value})
-		}
-	}
-	for i, parts := range there {
-		if len(parts) == 0 {
-			continue
-		}
-		counts := map[int]float64{}
-		for _, p := range level(parts, calls[i].count) {
-			counts[p.shard] = p.count
-		}
-		for k, s := range rows {
-			if of[s.c.place()] == i {
-				trip = append(trip, l.chargeOf(s.c, counts[k]))
-			}
-		}
-	}
-	if len(trip) == 0 {
-		return after, nil
-	}
-	if err := x.run(ctx, trip); err != nil {
-		return nil, err
-	}
-	for _, s := range trip {
-		if all := &after[of[s.c.place()]]; all.exists {
-			*all = all.and(s.balance())
-		} else {
-			*all = s.balance()
-		}
-	}
-	return after, nil
 }
 
 func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool, error) {
 	if err := r.check(); err != nil {
 		return false, err
 	}
-	return l.once(ctx, x, &r, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.atOnce()) })
+	return l.once(ctx, x, &r, make([]float64, len(r.Takes)), l.undoOf)
 }
 
-// used are the true counts of the takes.
+// used are the true counts of the takes. Where several are of one limit and key, each has its share.
 func (r *Reservation) used(requests []Request) ([]float64, error) {
-	counts := make([]float64, len(r.Takes))
-	for i := range counts {
-		counts[i] = -1
+	reserved, used := map[place]float64{}, map[place]float64{}
+	for _, t := range r.Takes {
+		reserved[place{t.Limit, t.Key}] += t.Count
 	}
 	for _, q := range requests {
 		if q.def == nil {
@@ -179,21 +103,25 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		if q.def.shadow {
 			continue
 		}
-		i := 0
-		for i < len(r.Takes) && (r.Takes[i].Limit != q.def.name || r.Takes[i].Key != q.key) {
-			i++
-		}
-		switch {
-		case i == len(r.Takes):
+		of := place{q.def.name, q.key}
+		if _, ok := reserved[of]; !ok {
 			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key), Want: "a limit and a key that the reservation has taken from: " + r.places()}
-		case !(q.count >= 0) || q.count+max(0, counts[i]) > maxTokens:
+		}
+		if !(q.count >= 0) || q.count+used[of] > maxTokens {
 			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count, Want: "0 to 2^53 tokens"}
 		}
-		counts[i] = max(0, counts[i]) + q.count
+		used[of] += q.count
 	}
-	for i := range counts {
-		if counts[i] < 0 {
-			counts[i] = r.Takes[i].Count
+	counts := make([]float64, len(r.Takes))
+	for i, t := range r.Takes {
+		of := place{t.Limit, t.Key}
+		n, named := used[of]
+		switch counts[i] = t.Count; {
+		case named && t.Count == reserved[of]:
+			counts[i] = n
+		case named && reserved[of] > 0:
+			counts[i] = n * (t.Count / reserved[of])
+			used[of], reserved[of] = n-counts[i], reserved[of]-t.Count // so that the last one has the rest
 		}
 	}
 	return counts, nil
@@ -215,12 +143,13 @@ func (r *Reservation) places() string {
 	return b.String()
 }
 
-// once runs the statements for the takes of a reservation, in the order of their rows, if it has not been settled before.
-func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, of func(*call) *statement, sharded func(*call) error) (bool, error) {
+// once runs the statements for the takes of a reservation, of which so much was used, in the order of their rows, if it has
+// not been settled before.
+func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []float64, of func(*call) *statement) (bool, error) {
 	calls := make([]call, len(r.Takes))
 	for i := range calls {
 		calls[i] = r.Takes[i].call()
-		calls[i].indexes = []int{i}
+		calls[i].used = used[i]
 	}
 	sortCalls(calls)
 	first := l.settleOf(r)
@@ -231,52 +160,91 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, of func(
 	if !first.found {
 		return false, nil
 	}
-	if err := l.returns(ctx, x, "settle", calls, of, sharded); err != nil {
+	if err := l.returns(ctx, x, "settle", calls, of); err != nil {
 		return false, err
 	}
 	return true, nil
 }
 
 func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reservation) error {
-	var calls []call
-	of := map[place]int{}
+	rows := map[row]call{} // with the counts of all that took from each
 	for _, r := range reservations {
 		if err := r.check(); err != nil {
 			return err
 		}
+		if err := l.readdress(ctx, x, r); err != nil {
+			return err
+		}
 		for i := range r.Takes {
 			c := r.Takes[i].call()
-			if n, ok := of[c.place()]; ok {
-				calls[n].count += c.count
-				continue
-			}
-			of[c.place()] = len(calls)
-			calls = append(calls, c)
+			c.count += rows[c.row()].count
+			rows[c.row()] = c
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	calls := slices.Collect(maps.Values(rows))
+	sortCalls(calls)
+	trip := make([]*statement, len(calls))
+	for i := range calls {
+		trip[i] = l.chargeOf(&calls[i], calls[i].count)
+	}
+	if err := x.run(ctx, trip); err != nil {
+		return explain(ctx, err, "charge anew", calls)
+	}
+	after, ahead := map[row]balance{}, map[row]float64{} // what is owed before the next reservation, less what was there
+	for _, s := range trip {
+		b := s.balance()
+		if !s.found || s.closed() {
+			return explain(ctx, errMoving, "charge anew", calls)
+		}
+		after[s.c.row()], ahead[s.c.row()] = b, -max(0, b.value+s.c.count)
+	}
+	for _, r := range reservations {
+		for i := range r.Takes {
+			t := &r.Takes[i]
+			at := row{t.Limit, t.Key, t.row}
+			b := after[at]
+			ahead[at] += t.Count
+			t.since, t.owed, t.delay, t.moved = b.since(), ahead[at], b.delay, b.moved
+		}
+	}
+	l.learn(x, trip, calls)
+	return nil
+}
+
+// readdress has takes from shards say where their tokens are now, if the limit has other shards.
+func (l *Limiter) readdress(ctx context.Context, x executor, r *Reservation) error {
+	var calls []call
+	for i := range r.Takes {
+		if r.Takes[i].row != alone {
+			calls = append(calls, r.Takes[i].call())
 		}
 	}
 	if len(calls) == 0 {
 		return nil
 	}
-	sortCalls(calls)
-	for i := range calls {
-		of[calls[i].place()] = i
-	}
-	after, err := l.chargeAll(ctx, x, calls)
+	seen, err := l.see(ctx, x, calls)
 	if err != nil {
-		return explain(ctx, err, "charge anew", calls)
+		return err
 	}
-	ahead := make([]float64, len(calls)) // of the next reservation, less what was there
-	for i := range after {
-		ahead[i] = -max(0, after[i].value+calls[i].count)
+	layouts := map[place]shard.Layout{}
+	for i, w := range seen {
+		layouts[calls[i].place()] = w.Layout
 	}
-	for _, r := range reservations {
-		for i := range r.Takes {
-			t := &r.Takes[i]
-			n := of[place{t.Limit, t.Key}]
-			b := after[n]
-			ahead[n] += t.Count
-			t.since, t.owed, t.delay, t.moved, t.parts = b.since(), ahead[n], b.delay, b.moved, nil
+	var takes []Take
+	for _, t := range r.Takes {
+		to, ok := layouts[place{t.Limit, t.Key}]
+		if from, _ := shard.Address(t.row); !ok || t.row == alone || from == to {
+			takes = append(takes, t)
+			continue
+		}
+		c := t.call()
+		for _, n := range c.follow(to) {
+			takes = append(takes, n.receipt())
 		}
 	}
+	r.Takes = takes
 	return nil
 }

@@ -4,65 +4,64 @@ import (
 	"context"
 	"errors"
 	"hash/fnv"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/weir-go/weir/shard"
 )
 
-// The protocol, where limits have shards. It is that of protocol.go, with a choice before it: TAKE goes to one shard that is
-// known to have enough and that nobody else holds. Is none known, or was it not so, LOOK reads all of them, decides for the
-// limit as a whole, and says from which of them to take: the next TAKE asks for just that.
+// The protocol where limits have shards. It is that of protocol.go, with a choice before it: TAKE goes
+// to one shard that is known to have enough and that nobody else holds. If no such shard is known, or
+// the guess was wrong, LOOK reads all shards, decides for the limit as a whole, and says where to take.
 //
-// Nobody waits for a shard while holding a row that others may take after it. A TAKE that was denied has locked its shard, and
-// one of a later limit in the same call that limit's row. So if the limit has the tokens elsewhere InTx runs the transaction
-// again, which knows then where. A transaction that would not run again has a savepoint to go back to.
+// A take does not wait for a shard that others hold, except where nearly all shards would do. So no
+// caller waits for a row while there are no tokens for it, and two callers do not wait for each other.
+// What was denied has locked its shard none the less. So if nothing else was sent in the transaction,
+// it is rolled back, LOOK goes out by itself, and TAKE begins a new one: nobody has seen the first.
+
+// alone is the number of the row of a limit without shards.
+const alone = 0
 
 // aim is where one of the calls is to take from.
 type aim struct {
-	c    *call
-	n    int   // shards
-	from []int // the candidates, of which one will do; else
-	plan []part
-	seen *whole // what the plan was made by
-	sent []*statement
+	c      *call
+	layout shard.Layout
+	from   []int // the candidates, of which one will do; else
+	plan   plan
+	wait   bool    // for the first of them, if others hold them all
+	level  float64 // to which the candidates are expected to be left, at the least
+	seen   *whole  // what the plan was made by
+	sent   []*statement
 }
 
 func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	first := x.alone()
 	aims := make([]aim, len(calls))
-	looked := x.fresh() && l.denials.expected(calls) || !l.guess(x, calls, aims)
 	var seen []*whole
-	held := false // a row that others may be waiting for
-	for round := 1; ; round++ {
-		if looked && !held { // to look may be to give a limit other shards
-			var err error
-			if seen, err = l.look(ctx, x, calls); err != nil {
-				return Result{}, err
-			}
+	var err error
+	if x.fresh() && l.denials.expected(calls) || !l.guess(x, calls, aims) {
+		if seen, err = l.look(ctx, x, calls); err != nil {
+			return Result{}, err
 		}
+	}
+	for round := 1; ; round++ {
 		if seen != nil {
 			if res := l.judgeWholes(seen, calls, requests); !res.OK {
+				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
 			l.aim(x, calls, aims, seen)
-			if x.single() && slices.ContainsFunc(aims, aim.inPause) {
-				return Result{}, errUndecided // what turns out to be taken in a longer one must be given back before it is seen
-			}
-		}
-		if held {
-			x.wrong(calls...)
-			return Result{}, explain(ctx, errBusy{}, "take", calls)
 		}
 		var takes []*statement
 		for i := range aims {
-			l.send(&aims[i], len(aims) == 1)
+			l.send(&aims[i])
 			takes = append(takes, aims[i].sent...)
 		}
-		guarded := !l.savepoints.holds(x.own(), takes)
-		undo, err := l.guarded(ctx, x, takes, guarded)
+		if x.single() && len(takes) > 1 {
+			return Result{}, errUndecided
+		}
+		err := x.run(ctx, takes)
 		l.arrive(x, takes, err)
-		stamp(takes)
 		if err != nil {
 			if x.stepwise() {
 				l.undo(ctx, x, takes)
@@ -70,171 +69,178 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			return Result{}, explain(ctx, err, "take", calls)
 		}
 		if res, ok := l.grantedShards(aims, calls, requests); ok {
-			if guarded {
-				if err := l.letStand(ctx, x, takes); err != nil {
-					return Result{}, explain(ctx, err, "take", calls)
-				}
-			}
 			return res, nil
 		}
-		var gives []*statement
-		if x.single() || x.again() || !guarded {
-			gives = l.gives(takes)
-		} else if err := undo(ctx); err != nil {
-			return Result{}, explain(ctx, err, "let go of", calls)
-		}
-		if seen, err = l.deniedShards(ctx, x, gives, calls); err != nil {
+		if seen, err = l.lookAgain(ctx, x, takes, calls, first); err != nil {
 			return Result{}, err
 		}
-		held = x.again() && (seen == nil || holds(aims, seen))
-		looked = seen == nil
-		if round >= rounds && x.single() || round == rounds+shard.Max {
-			return Result{}, errUndecided
+		if round == rounds {
+			res := l.judgeWholes(seen, calls, requests)
+			if !res.OK {
+				x.doubt(l.stillDenied(calls))
+				return res, nil
+			}
+			return l.takenAgain(aims, seen, calls, requests), nil
 		}
 	}
 }
 
-// guess aims by what is known, at one shard for each call. It reports whether enough is known for all of them.
+// guess aims by what is known, at one shard for each call. It reports whether enough is known for all
+// of them.
 func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
-	session := x.session()
 	for i := range calls {
 		c := &calls[i]
-		n, from := l.books.choose(c, session, l.clock)
+		layout, known := l.books.layout(c)
 		switch {
-		case !x.known(c):
+		case !known && c.shards <= 1: // one row, as far as is known
+			aims[i] = aim{c: c, layout: shard.Single}
+		case layout.Shards < c.shards || !l.choose(x, &aims[i], c):
 			return false
-		case c.leave > 0 && (n > 1 || c.shards > 1): // one shard does not tell what is left
-			return false
-		case n == 0 && c.shards <= 1: // one row, as far as is known
-			aims[i] = aim{c: c, n: 1}
-		case n < c.shards || len(from) == 0:
-			return false
-		default:
-			aims[i] = aim{c: c, n: n, from: from}
 		}
 	}
 	return true
 }
 
+// choose aims at one of several shards, by what is known. It reports whether one is known that would do.
+func (l *Limiter) choose(x executor, a *aim, c *call) bool {
+	layout, from, enough, level := l.books.choose(c, x.session(), l.clock)
+	if len(from) == 0 {
+		return false
+	}
+	*a = aim{c: c, layout: layout, from: from, level: level, wait: len(from) > 1 && 2*enough > layout.Shards}
+	return true
+}
+
 // aim aims by what was seen, in which each of the calls is granted.
 func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
-	session := x.session()
 	for i := range calls {
 		c, w := &calls[i], seen[i]
-		aims[i] = aim{c: c, n: w.n, seen: w}
-		if w.n == 1 {
+		aims[i] = aim{c: c, layout: w.Layout, seen: w}
+		if w.Layout == shard.Single {
 			continue
 		}
-		plan, _ := c.plan(w, w.at)
-		if len(plan) == 1 && plan[0].count == c.count && plan[0].least == 0 && x.known(c) {
-			// Since the look other callers may have changed what the books say, and even of how many shards.
-			if n, from := l.books.choose(c, session, l.clock); n == w.n && len(from) > 0 {
-				aims[i].from = from
-			}
+		p, _ := c.plan(w, w.at)
+		// Since the look other callers may have changed what the books say, and even the layout.
+		if len(p.able) == 0 {
+			aims[i].plan = p
+		} else if !l.choose(x, &aims[i], c) || aims[i].layout != w.Layout {
+			aims[i] = aim{c: c, layout: w.Layout, from: p.able[:min(len(p.able), 8)], level: -full, wait: 2*len(p.able) > w.Shards}
 		}
-		if aims[i].from == nil {
-			aims[i].plan = plan
-		}
+		aims[i].seen = w
 	}
 }
 
-// inPause says that the call may run in time although its limit is paused, as it was seen.
-func (a aim) inPause() bool {
-	return a.seen != nil && a.n > 1 && a.c.within > 0 && a.c.sum(a.seen, a.seen.at).pausedUntil != open
-}
-
-// holds tells whether takes that were not all granted have left a row locked: one that was granted and given back, or one that
-// was denied. Where the shard has enough it was not denied, but held by somebody else.
-func holds(aims []aim, seen []*whole) bool {
-	for i := range aims {
-		for _, s := range aims[i].sent {
-			if s.whole == nil || s.found || s.shards != nil || aims[i].n != seen[i].n {
-				return true
-			}
-			_, k := shard.Address(s.row)
-			if s.c.at(seen[i].rows[k], seen[i].at).value < s.c.count {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// errBusy says that a transaction holds a shard that was the wrong one, and must not wait for others. To InTx it is a conflict.
-type errBusy struct{}
-
-func (errBusy) Error() string    { return "its shards were not as they were known to be" }
-func (errBusy) SQLState() string { return "40001" }
-
-// send makes the statements. A lone one that fails can be told from one that was denied.
-func (l *Limiter) send(a *aim, lone bool) {
-	paused := a.c.reserve && !a.c.bounded || a.inPause()
+// send makes the statements.
+func (l *Limiter) send(a *aim) {
 	switch {
-	case a.n == 1:
+	case a.layout == shard.Single:
 		c := *a.c
 		c.shards = 0
 		a.sent = []*statement{l.takeOf(&c)}
 	case a.from != nil:
-		p := part{count: a.c.count}
-		a.sent = []*statement{l.takeShard(a.c, a.n, a.from, p, paused, !lone || a.seen != nil || len(a.from) > 1, l.now())}
-		a.sent[0].writes = false // if it fails, it will be another
-		a.sent[0].lone = len(a.from) == 1 && a.sent[0].shards == nil
+		a.sent = []*statement{l.takeShard(a)}
 	default:
 		a.sent = nil
-		for _, p := range a.plan {
-			a.sent = append(a.sent, l.takeShard(a.c, a.n, []int{p.shard}, p, paused, true, fromMicro(a.seen.at))) // one clock for all parts
+		for _, p := range a.plan.parts {
+			a.sent = append(a.sent, l.takePart(a, p))
 		}
 	}
 }
 
-// takeShard takes p from one of the candidates, in a pause too if that is said.
-func (l *Limiter) takeShard(c *call, n int, candidates []int, p part, paused, wait bool, now any) *statement {
-	row := c.of(n, candidates[0])
-	row.count = p.count
+// takeShard takes from the first of the candidates that nobody else holds.
+func (l *Limiter) takeShard(a *aim) *statement {
+	c, k := a.c, len(a.from)
+	row := c.of(a.layout, a.from[0])
+	least := max(row.least(), a.level)
 	if l.portable {
-		s := l.write(&row, l.sql.of(c).take, p.count, p.least, paused)
-		s.args[7] = now
-		s.whole, s.row = c, row.shard
+		return l.takeRow(c, &row, least)
+	}
+	if k == 1 && !a.wait && c.within == 0 {
+		s := l.write(&row, l.sql.of(c).takeOwn, row.count, least, c.pausable(), c.lock(row.shard), nil)
+		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
 		return s
 	}
+	shares := c.shares(a.layout.Shards)
+	rows, locks := make([]int32, k), make([]int32, k)
+	capacities, rates := make([]float64, k), make([]float64, k)
+	for j, i := range a.from {
+		s := shares.of(i)
+		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.capacity, s.rate
+		locks[j] = c.lock(rows[j])
+	}
+	s := &statement{
+		c: &row, whole: c, sql: l.sql.of(c).takeShard, shards: rows,
+		args: []any{c.name, c.key, rows, capacities, rates, c.period, row.count, l.now(), c.originTime(), least, c.pausable(), locks, a.wait},
+	}
+	if c.within > 0 {
+		s.sql = l.sql.of(c).takeShardWithin
+		s.args[10] = float64(c.within)
+		s.args = append(s.args, row.credited())
+	}
+	return s
+}
+
+// takePart takes a part of what a call asks for. Of those who gather the tokens that are there, one
+// goes first, and takes no shard that others hold.
+func (l *Limiter) takePart(a *aim, p part) *statement {
+	row := a.c.take(a.layout, p.shard, p.count)
+	switch {
+	case l.portable && a.plan.ahead:
+		return l.takeRow(a.c, &row, p.least)
+	case l.portable:
+		return l.takeRow(a.c, &row, 0)
+	case a.plan.ahead:
+		one := *a.c
+		one.count, one.before = row.count, row.before
+		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: true, level: p.least})
+		s.whole = a.c
+		return s
+	}
+	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, 0.0, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s.whole, s.row, s.writes = a.c, row.shard, false
+	return s
+}
+
+// takeRow takes from one shard, and waits for whoever holds it: where there are no advisory locks.
+func (l *Limiter) takeRow(c, row *call, least float64) *statement {
+	one := *row
+	s := l.takeOf(&one)
+	s.args[9] = max(s.args[9].(float64), least) //nolint:forcetypeassert // the least balance to leave
+	s.whole, s.row, s.writes = c, row.shard, false
+	return s
+}
+
+// gathering stands for a row in the number of the lock of who gathers.
+const gathering = -1
+
+// lock is the number of the advisory lock of a shard. Only who finds it free takes from the shard,
+// which spares waiting. Nothing goes wrong without it, or if two rows have the same.
+func (c *call) lock(row int32) int32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(c.name))
 	_, _ = h.Write([]byte{0})
 	_, _ = h.Write([]byte(c.key))
-	k := len(candidates)
-	if k == 1 && !wait {
-		s := l.write(&row, l.sql.of(c).takeOwn, p.count, p.least, paused, int32(h.Sum32())+row.shard) //nolint:gosec // wraps
-		s.whole, s.row = c, row.shard
-		return s
-	}
-	shares := c.shares(n)
-	rows, locks := make([]int32, k), make([]int32, k)
-	capacities, rates := make([]float64, k), make([]float64, k)
-	for j, i := range candidates {
-		s := shares.of(i)
-		rows[j], capacities[j], rates[j] = shard.Row(n, i), s.capacity, s.rate
-		locks[j] = int32(h.Sum32()) + rows[j] //nolint:gosec // wraps
-	}
-	return &statement{
-		c: &row, whole: c, writes: true, sql: l.sql.of(c).takeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.period, p.count, now, c.originTime(), p.least, paused, locks, wait},
-	}
+	return int32(h.Sum32()) + row //nolint:gosec // wraps
 }
 
 // arrive notes which shards the takes have come to, and how they stand.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 	for _, s := range takes {
-		if s.whole != nil && s.closed() {
+		if s.whole == nil {
+			stamp([]*statement{s})
+			continue
+		}
+		if s.closed() {
 			s.found = false // nor was it there
 		}
 		switch {
-		case s.whole != nil && s.found:
-			n, i := shard.Address(s.row)
-			count := s.c.count
-			*s.c = s.whole.of(n, i)
-			s.c.count = count
-			l.books.took(s.c, s.row, s.balance(), x.session())
-		case s.whole != nil && err != nil && isConflict(err):
+		case s.found:
+			if layout, i := shard.Address(s.row); s.row != s.c.shard {
+				*s.c = s.whole.take(layout, i, s.c.count)
+			}
+			s.c.stamp(s.balance())
+			l.books.took(s.c, s.balance(), x.session())
+		case err != nil && isConflict(err):
 			l.books.lost(s.c, s.c.shard)
 		case s.lone && err == nil: // somebody else holds it or has taken from it: it is the session's own no more
 			l.books.lost(s.c, s.row)
@@ -247,101 +253,105 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
 	for i := range aims {
 		a := &aims[i]
-		for _, s := range a.sent {
-			if !s.found {
-				return Result{}, false
+		if slices.ContainsFunc(a.sent, func(s *statement) bool { return !s.found }) {
+			return Result{}, false
+		}
+		c, b := a.c, a.sent[0].balance()
+		if c.parts = nil; a.layout == shard.Single {
+			c.stamp(b)
+			decisions[i], at[i] = c.granted(b), b.ts
+			continue
+		}
+		for k, s := range a.sent {
+			c.parts = append(c.parts, *s.c)
+			if k > 0 {
+				b = b.and(s.balance())
 			}
 		}
-		c, left := a.c, a.sent[0].balance()
-		switch {
-		case a.n == 1:
-			c.layout, c.parts = 0, nil
-		case a.seen == nil:
-			left.value, _ = l.books.total(c, left.ts)
-			left.value = max(0, left.value)
-			left.moved = 0
-		default:
-			w, level := a.left()
-			before := c.sum(a.seen, a.seen.at)
-			left = c.sum(w, w.at)
-			if !level || c.within > 0 && left.pausedUntil > before.pausedUntil {
-				return Result{}, false
-			}
-			if c.bounded && left.value < 0 { // as it was planned: not a rounding later
-				left.value = before.value - c.count
-			}
+		c.stamp(b)
+		if total, known := l.books.total(c, b.ts); known {
+			b.value = total
 		}
-		decisions[i], at[i] = c.granted(left), left.ts
-		c.taken, c.owed, c.delay, c.moved = left.since(), -left.value, left.delay, left.moved
-		if a.n > 1 {
-			c.layout, c.parts, c.left = a.n, nil, nil
-			if c.owed <= 0 { // else it is a debt of all
-				for _, s := range a.sent {
-					_, k := shard.Address(s.c.shard)
-					c.parts = append(c.parts, part{shard: k, count: s.c.count})
-					c.left = append(c.left, s.balance())
-					c.taken = min(c.taken, s.c.taken)
-				}
-			}
-			if a.seen == nil {
-				c.owed = -plenty
-			}
-		}
+		decisions[i], at[i] = c.grantedParts(c.parts, b), b.ts
 	}
 	res := summarize(calls, decisions, at, requests)
 	res.id = newID(res.At.UnixMicro())
 	return res, true
 }
 
-// left is what takes that were planned have left of their limit. A debt is level only if all shards stood as they were seen: if
-// they were reset since, what was taken from each leaves tokens in some while others owe, and those must not be granted.
-func (a *aim) left() (w *whole, level bool) {
-	w = &whole{a.n, slices.Clone(a.seen.rows), 0}
-	shares := a.c.shares(a.n)
-	owes, changed := false, false
-	for _, s := range a.sent {
-		_, k := shard.Address(s.c.shard)
-		b := s.balance()
-		had := shares.of(k).at(a.seen.rows[k], max(a.seen.at, b.ts)).value
-		owes = owes || b.value < 0
-		changed = changed || math.Abs(had-s.c.count-b.value) > (math.Abs(had)+s.c.count)*smallest
-		w.rows[k], w.at = b, max(w.at, b.ts)
+// takenAgain denies calls for which the tokens were there each time that it was looked, and taken by
+// others when it was their turn.
+func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests int) Result {
+	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
+	for i := range calls {
+		at[i] = seen[i].at
+		if decisions[i] = calls[i].decideWhole(seen[i]); aims[i].layout != shard.Single || len(aims) == 1 {
+			decisions[i] = calls[i].takenAgain(seen[i])
+		}
+		l.denials.note(&calls[i], &decisions[i], at[i])
+		calls[i].forget()
 	}
-	return w, !owes || !changed
+	return summarize(calls, decisions, at, requests)
 }
 
-// plenty is what a shard had left that was not alone, as far as matters to those who wait: nobody does.
-const plenty = full * 1024
-
-// deniedShards gives back what was taken and looks at all limits, in one trip. It returns nil if they were being moved to
-// another layout.
-func (l *Limiter) deniedShards(ctx context.Context, x executor, gives []*statement, calls []call) ([]*whole, error) {
-	if len(gives) > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = detached(ctx)
-		defer cancel()
-	}
-	return l.lookAfter(ctx, x, gives, calls)
-}
-
-// look reads limits as a whole, and gives those the shards that they are to have that have fewer.
+// look reads limits as a whole, before the transaction begins if it can, and gives those the shards
+// that they are to have that have fewer.
 func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+	looks := l.looksAtShards(calls)
+	if did, err := x.aside(ctx, looks); err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	} else if !did {
+		if err := x.run(ctx, looks); err != nil {
+			return nil, explain(ctx, err, "look at", calls)
+		}
+	}
+	return l.grown(ctx, x, looks, calls)
+}
+
+// lookAgain reads limits after a take was denied. What the transaction has taken goes back. If it has
+// done nothing else it is rolled back.
+func (l *Limiter) lookAgain(
+	ctx context.Context, x executor, takes []*statement, calls []call, first bool,
+) ([]*whole, error) {
+	looks := l.looksAtShards(calls)
+	did := false
+	var err error
+	if first {
+		did, err = x.restart(ctx, looks)
+	}
+	if !did && err == nil {
+		gives := l.gives(takes)
+		if len(gives) > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = detached(ctx) // or the transaction would go on with a part of the call
+			defer cancel()
+		}
+		err = x.run(ctx, append(gives, looks...))
+	}
+	if err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	}
+	return l.grown(ctx, x, looks, calls)
+}
+
+// grown is what looks have seen, after limits were given the shards that they lack.
+func (l *Limiter) grown(ctx context.Context, x executor, looks []*statement, calls []call) ([]*whole, error) {
 	for range rounds {
-		seen, err := l.see(ctx, x, calls)
+		seen, err := l.seen(x, looks, calls)
 		if err != nil {
-			return nil, err
+			return nil, explain(ctx, err, "look at", calls)
 		}
 		again := false
 		for i := range calls {
 			lacks := seen[i].lacks()
-			if seen[i].n >= calls[i].shards && !lacks {
+			if seen[i].Shards >= calls[i].shards && !lacks {
 				continue
 			}
 			if x.single() {
 				return nil, errUndecided
 			}
 			if lacks {
-				if err := l.mend(ctx, x, &calls[i], seen[i].n); err != nil {
+				if err := l.mend(ctx, x, &calls[i], seen[i].Layout); err != nil {
 					return nil, explain(ctx, err, "mend the shards of", calls[i:])
 				}
 			}
@@ -353,47 +363,43 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 		if !again {
 			return seen, nil
 		}
+		looks = l.looksAtShards(calls)
+		if err := x.run(ctx, looks); err != nil {
+			return nil, explain(ctx, err, "look at", calls)
+		}
 	}
 	return nil, explain(ctx, errMoving, "look at", calls)
 }
 
 var errMoving = errors.New("its shards change all the time")
 
-// lookAfter looks at limits, in the same trip as other statements and after them. It returns nil if one of them was being
-// moved to another layout.
-func (l *Limiter) lookAfter(ctx context.Context, x executor, trip []*statement, calls []call) ([]*whole, error) {
-	first := len(trip)
-	for i := range calls {
-		trip = append(trip, l.lookShardsOf(&calls[i]))
-	}
-	if err := x.run(ctx, trip); err != nil {
-		return nil, explain(ctx, err, "look at", calls)
-	}
+// seen is what looks have seen.
+func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, error) {
 	seen := make([]*whole, len(calls))
-	moving := false
-	for i, s := range trip[first:] {
+	for i, s := range looks {
 		c := &calls[i]
 		c.forget()
 		w, valid := s.look.whole()
 		if !valid {
 			l.books.forget(c)
-			moving = true
-			continue
+			return nil, errHead(s.look.number)
 		}
-		if seen[i] = w; w.n > 1 || c.layout > 1 {
-			l.books.look(c, w, x.transaction())
-		} else {
+		if seen[i] = w; w.Layout == shard.Single {
 			l.books.forget(c)
+		} else {
+			l.books.look(c, w, x.transaction())
 		}
-	}
-	if moving {
-		return nil, nil //nolint:nilnil // see above
 	}
 	return seen, nil
 }
 
-func (l *Limiter) lookShardsOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.lookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+func (l *Limiter) looksAtShards(calls []call) []*statement {
+	looks := make([]*statement, len(calls))
+	for i := range calls {
+		c := &calls[i]
+		looks[i] = &statement{c: c, sql: l.sql.lookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+	}
+	return looks
 }
 
 // checkShards is checkRateLimit: it gives no limit the shards that it is to have, as it writes nothing.
@@ -407,19 +413,20 @@ func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, req
 
 // see reads limits as a whole.
 func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
-	for range rounds {
-		if seen, err := l.lookAfter(ctx, x, nil, calls); err != nil || seen != nil {
-			return seen, err
-		}
+	looks := l.looksAtShards(calls)
+	err := x.run(ctx, looks)
+	var seen []*whole
+	if err == nil {
+		seen, err = l.seen(x, looks, calls)
 	}
-	return nil, explain(ctx, errMoving, "look at", calls)
+	if err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	}
+	return seen, nil
 }
 
 // judgeWholes is judge.
 func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
-	if seen == nil {
-		return Result{}
-	}
 	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
 	denied := false
 	for i := range calls {
@@ -437,7 +444,23 @@ func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result 
 	return summarize(calls, decisions, at, requests)
 }
 
+// stillDenied confirms, within a transaction, a denial that was read before it began.
+func (l *Limiter) stillDenied(calls []call) func() *confirmation {
+	return func() *confirmation {
+		again := l.looksAtShards(calls)
+		return &confirmation{again, func() bool {
+			for i, s := range again {
+				w, valid := s.look.whole()
+				if _, ok := calls[i].plan(w, w.at); !valid || !ok {
+					return true
+				}
+			}
+			return false
+		}}
+	}
+}
+
 // closed reports whether a row has been left for good, as the limit has another layout now.
 func (s *statement) closed() bool {
-	return s.found && s.answer.value.Valid && math.IsInf(s.answer.value.Float64, -1)
+	return s.found && s.answer.value.Valid && isClosed(s.answer.value.Float64)
 }

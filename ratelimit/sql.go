@@ -132,17 +132,11 @@ func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
 
-func (sqlExecutor) aside(context.Context, []*statement, func() *confirmation) (bool, error) {
-	return false, nil
-}
+func (sqlExecutor) aside(context.Context, []*statement) (bool, error) { return false, nil }
 
-func (sqlExecutor) again() bool { return false }
+func (sqlExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
 
-func (sqlExecutor) wrong(...call) {}
-
-func (sqlExecutor) known(*call) bool { return true }
-
-func (x sqlExecutor) own() any { return x.tx }
+func (sqlExecutor) doubt(func() *confirmation) {}
 
 func (x sqlExecutor) transaction() any { return x.tx }
 

@@ -8,8 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/weir-go/weir/shard"
 )
 
 // The statements. TAKE grants, LOOK denies; why there are two of them and not one is told in protocol.go.
@@ -85,11 +83,11 @@ RETURNING ` + columns
 	// takeOwnSQL is takeSQL for a shard that nobody else is expected to hold: no row if somebody does. It costs a twentieth
 	// less than takeShardSQL.
 	//
-	// $12 advisory lock
+	// $12 advisory lock $13 that of who gathers, or null
 	takeOwnSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, $3::integer, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz
-WHERE pg_try_advisory_xact_lock({class}, $12::integer)
+WHERE ($13::integer IS NULL OR pg_try_advisory_xact_lock({class}, $13)) AND pg_try_advisory_xact_lock({class}, $12::integer)
 ` + onConflictTake
 
 	// takeShardSQL is takeSQL for a shard: the first of the candidates $3, with capacities $4 and rates $5, that no other
@@ -99,6 +97,8 @@ WHERE pg_try_advisory_xact_lock({class}, $12::integer)
 	//
 	// The locks are asked for one by one, and none is kept but the one that is chosen: so they stand in a subquery over the
 	// candidates, with nothing that would join or sort it.
+	//
+	// For what may wait only so long, $11 is then, and $14 what need not be repaid by then: see inTime.
 	takeShardSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	c.capacity, c.rate, $6::bigint, $9::timestamptz
@@ -113,7 +113,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 WHERE least(excluded.capacity, b.value + {refill}) - $7::float8 >= $10::float8
-	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
+	AND {unless}
 RETURNING ` + columns + `, b.shard`
 
 	// refilled is the balance by the rule that stands in the row itself.
@@ -126,13 +126,12 @@ RETURNING ` + columns + `, b.shard`
 	// what is left of the $7 tokens of a take, of which $11 were used. Those of a window are gone when the row stands in a
 	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
 	// those after it: of the debt that it left, the first window repays the oldest part, and so on. Where somebody waits the
-	// window is that of the clock, if it is later: they would come in it, on top of its own. So it is of a limit with shards, of
-	// which others may have been taken from in a later window. A pause puts the windows off like all else; one by the windows of
+	// window is that of the clock, if it is later: they would come in it, on top of its own. A pause puts the windows off like all else; one by the windows of
 	// another rule may be no whole number of the take's, and what it lacks of one is not given back.
 	bucketUnused = `($7::float8 - $11::float8)`
 	windowUnused = `(CASE WHEN {later} <= 0::float8 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ({later} - 1::float8)) END - $11::float8)`
-	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, {clock}) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+	windowsLater = `(floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8))`
 
@@ -155,12 +154,8 @@ VALUES ($1::text, $2::text, $3::integer, {absent $10::float8}, coalesce($8::time
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
 	moved = CASE WHEN $12::boolean AND b.value < 0::float8 THEN coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) ELSE b.moved END
-WHERE ({unused} > 0::float8 OR b.value = '-Infinity') {shard}
+WHERE {unused} > 0::float8 OR b.value = '-Infinity'
 RETURNING ` + columns
-
-	// tidy is the condition under which a shard is given to alone: the limit is in no debt, and has not moved to another
-	// layout. A debt is that of all shards.
-	tidy = `AND b.value >= 0::float8`
 
 	// chargeSQL takes $7 tokens, whatever it leaves, ahead of those who wait: the line moves back by what it adds to the
 	// debt. The rule is the one in the row.
@@ -240,19 +235,22 @@ RETURNING ` + columns
 	lookSQL = `SELECT b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
 
-	// lookShardsSQL reads all shards of a limit in its present layout: always one row, with what its head says, or 1, and the
-	// shards that there are as arrays. Times are in microseconds, and of one that is not paused pauses has the least bigint.
+	// lookShardsSQL reads all shards of a limit in its present layout: always one row, with the number of the layout, which the
+	// head says, or 1, and the shards that there are as arrays. Times are in microseconds, and of one that is not paused pauses has the least bigint.
 	//
 	// Locks: none. Predicate reads: as above, of all shards.
 	//
 	// $1 name $2 key $3 clock
-	lookShardsSQL = `SELECT h.n, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
-FROM (SELECT coalesce(max(value)::integer, 1) AS n FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = -1) h
+	lookShardsSQL = `SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
+FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
+		(l.layout::integer & 2047) AS n
+	FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM {schema}weir_balance
+		WHERE name = $1::text AND key = $2::text AND shard = -1) l) h
 LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
 		pg_catalog.array_agg(round(date_part('epoch', ts) * 1e6::float8)::bigint) AS times,
 		pg_catalog.array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6::float8)::bigint, -9223372036854775808)) AS pauses,
 		pg_catalog.array_agg(coalesce(delay, 0)) AS delays, pg_catalog.array_agg(coalesce(moved, 0)) AS moves
-	FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.n * (h.n - 1) / 2 AND h.n * (h.n - 1) / 2 + h.n - 1) b ON true`
+	FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
 
 	// headSQL locks the head of a limit, the row that says how many shards it has, and answers with it.
 	//
@@ -287,12 +285,16 @@ type statements struct {
 	charge, settle, reset, look string
 	lookShards, head, put       string
 	resetKey                    string
-	prune, pruneSlots           string
+	prune, pruneSlots, lines    string
 	pruneSettled                string
 }
 
 // texts are those that differ between the kinds of rules.
-type texts struct{ take, takeWithin, takeOrFail, takeWithinOrFail, takeOwn, takeShard, give, giveEach, giveShard, pause, resume string }
+type texts struct {
+	take, takeWithin, takeOrFail, takeWithinOrFail string
+	takeOwn, takeShard, takeShardWithin            string
+	give, pause, resume                            string
+}
 
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
 const class = 0x57656972
@@ -309,34 +311,39 @@ func newStatements(schema string) statements {
 		}
 		return text
 	}
-	text := func(sql, refill, delay, unused, shard string) string {
+	text := func(sql, refill, delay, unused string) string {
 		for _, fresh := range []string{"$4::float8 - $7::float8", "$7::float8", "$10::float8"} {
 			sql = replace(sql, "{absent "+fresh+"}", absent, "{new}", fresh)
 		}
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
-		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, " {shard}", shard, "{class}", strconv.Itoa(class),
+		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, "{class}", strconv.Itoa(class),
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
 			"{fresh}", between("c.now", "c.now + $10::bigint::float8 * interval '1 microsecond'"),
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
 	of := func(refill, delay, unused, comes string) texts {
-		same := func(sql string) string { return text(sql, refill, delay, unused, "") }
-		ofShard := strings.NewReplacer("$5::float8", "excluded.rate").Replace(refill)
-		inShard := strings.ReplaceAll(unused, "{clock}", "excluded.ts")
-		unused = strings.ReplaceAll(unused, "{clock}", "CASE WHEN b.value < 0::float8 THEN excluded.ts END")
+		same := func(sql string) string { return text(sql, refill, delay, unused) }
+		ofShard := func(sql string) string {
+			return strings.NewReplacer("$5::float8", "excluded.rate", "least($4", "least(excluded.capacity", "$12::float8", "$14::float8").Replace(sql)
+		}
+		shard := func(sql string) string { return text(sql, ofShard(refill), delay, unused) }
+		within := func(sql, in string) string {
+			return replace(sql, "{unless}", in, "{comes}", comes, "{paused}", paused)
+		}
 		return texts{
-			takeOrFail:       orFail(same(takeSQL)),
-			takeWithinOrFail: orFail(same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused))),
-			take:             same(takeSQL), takeWithin: same(replace(takeSQL, "{unless}", inTime, "{comes}", comes, "{paused}", paused)), takeOwn: same(takeOwnSQL), takeShard: text(takeShardSQL, ofShard, delay, unused, ""),
-			give: same(giveSQL), giveEach: text(giveSQL, refill, delay, inShard, ""), giveShard: text(giveSQL, refill, delay, inShard, " "+tidy),
-			pause: same(pauseSQL), resume: same(resumeSQL),
+			take: same(takeSQL), takeWithin: same(within(takeSQL, inTime)),
+			takeOrFail: orFail(same(takeSQL)), takeWithinOrFail: orFail(same(within(takeSQL, inTime))),
+			takeOwn: same(takeOwnSQL), takeShard: shard(takeShardSQL),
+			takeShardWithin: shard(replace(takeShardSQL, "{unless}", ofShard(within("{unless}", inTime)))),
+			give:            same(giveSQL), pause: same(pauseSQL), resume: same(resumeSQL),
 		}
 	}
 	s.bucket = of(bucketRefill, bucketDelay, bucketUnused, bucketComes)
 	s.window = of(windowRefill, windowDelay, strings.ReplaceAll(windowUnused, "{later}", windowsLater), windowComes)
-	one := func(sql string) string { return text(sql, "", "", "", "") }
+	one := func(sql string) string { return text(sql, "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
+	s.lines = one(linesSQL)
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
 	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{idle}", isIdle, "{full}", isFull)), one(pruneSlotsSQL), one(pruneSettledSQL)
 	return s
@@ -513,9 +520,6 @@ func (l *Limiter) takeOf(c *call) *statement {
 // giveOf gives back what c took, but for what was used of it.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	sql := l.sql.of(c).give
-	if c.shard != shard.Row(1, 0) {
-		sql = l.sql.of(c).giveEach
-	}
 	if !c.windowed {
 		return l.write(c, sql, c.count, float64(full), used, move)
 	}

@@ -10,7 +10,7 @@ import (
 // The verbs that need no protocol, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
-	done, err := l.over(ctx, x, calls, l.resetOf)
+	done, err := l.eachRow(ctx, x, calls, l.resetOf)
 	if err != nil {
 		return explain(ctx, err, "reset", calls)
 	}
@@ -39,40 +39,26 @@ func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
-	calls, err := res.taken()
-	if err != nil || len(calls) == 0 {
+	rows, err := res.taken()
+	if err != nil || len(rows) == 0 {
 		return err
 	}
-	return l.returns(ctx, x, "give back", calls, l.undoOf, func(c *call) error { return l.give(ctx, x, c, 0, c.atOnce()) })
+	return l.returns(ctx, x, "give back", rows, l.undoOf)
 }
 
-// returns runs statements for takes, in the order of their limits, in which everybody locks them: in one trip for those in a
-// row that have no shards, and by sharded for each of the others.
-func (l *Limiter) returns(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement, sharded func(*call) error) error {
-	for i := 0; i < len(calls); {
-		alone := i
-		for alone < len(calls) && calls[alone].layout <= 1 && l.books.layout(&calls[alone]) <= 1 {
-			alone++
-		}
-		var err error
-		if alone > i {
-			_, err = l.over(ctx, x, calls[i:alone], of)
-			i = alone
-		} else {
-			err = sharded(&calls[i])
-			i++
-		}
-		if err != nil {
-			return explain(ctx, err, verb, calls)
-		}
+// returns runs a statement for each of some rows, after which they may have more tokens.
+func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call, of func(*call) *statement) error {
+	done, err := l.onRows(ctx, x, rows, of)
+	if err != nil {
+		return explain(ctx, err, verb, rows)
 	}
-	freed(x, func() { l.denials.forget(calls) })
+	l.learn(x, done, rows)
 	return nil
 }
 
-// each runs one statement for each of the calls. Whatever was known of denials is out of date then.
+// each runs one statement for each row of the calls. Whatever was known of denials is out of date then.
 func (l *Limiter) each(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement) error {
-	done, err := l.over(ctx, x, calls, of)
+	done, err := l.eachRow(ctx, x, calls, of)
 	if err != nil {
 		return explain(ctx, err, verb, calls)
 	}
@@ -83,14 +69,14 @@ func (l *Limiter) each(ctx context.Context, x executor, verb string, calls []cal
 // learn notes how the rows of calls stand, of which something else was known before.
 func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	for _, s := range done {
-		if s.found && s.c.layout > 1 {
-			l.books.took(s.c, s.c.shard, s.balance(), 0)
+		if s.found {
+			l.books.took(s.c, s.balance(), 0)
 		}
 	}
 	freed(x, func() { l.denials.forget(calls) })
 }
 
-// taken is what a Result says was taken: each row once, in order. Nothing, for a denial.
+// taken are the rows that a Result says were taken from, in order. None, for a denial.
 func (r Result) taken() ([]call, error) {
 	if err := r.Err(); errors.Is(err, ErrNoDecision) {
 		return nil, err
@@ -101,7 +87,7 @@ func (r Result) taken() ([]call, error) {
 	var calls []call
 	for i := range r.Outcomes {
 		if c := r.Outcomes[i].call; c != nil && c.taken != 0 && c.indexes[0] == i {
-			calls = append(calls, *c)
+			calls = append(calls, c.took()...)
 		}
 	}
 	if len(calls) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool { return o.Shadow }) {

@@ -10,18 +10,20 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// A limit of n shards is n balances, each with an n-th of its capacity and of its rate: so they add up to the limit, and
-// whatever is done to each of them alone, no more is granted than capacity + rate*t. What a caller meets is their sum. A take
-// that finds enough in one shard touches that one only. One that does not gathers from several. And a debt is that of all:
-// it is laid over the shards so that they all come out of it at the same instant, that at which one balance would.
+// A limit of n shards is n balances, each with an n-th of its capacity, of its rate and of what may be
+// reserved. Each is a limit by itself, with a debt and a line of its own. So whatever is done to each of
+// them, no more is granted than capacity + rate*t, as long as no call takes more than a share from one:
+// lines that start together would otherwise start more than the capacity in one instant. A larger count
+// is taken from several shards, in parts, and may run when all of its parts may.
 
 // shares are the rules of the shards of a limit: the first has what does not divide evenly.
 type shares struct{ first, each algebra }
 
-func (a algebra) shares(n int) shares {
-	s := shares{a, a}
+func (a *algebra) shares(n int) shares {
+	s := shares{*a, *a}
 	s.first.capacity, s.each.capacity = shard.Split(a.capacity, n)
 	s.first.rate, s.each.rate = shard.Split(a.rate, n)
+	s.first.debt, s.each.debt = shard.Split(a.debt, n)
 	return s
 }
 
@@ -32,16 +34,54 @@ func (s *shares) of(i int) *algebra {
 	return &s.each
 }
 
-// whole is a limit as it was looked at: the shards of its layout, of which those that were never used do not exist.
+// of is c for a shard alone, to be read and written like a balance of its own.
+func (c *call) of(layout shard.Layout, i int) call {
+	r := *c
+	if layout.Shards > 1 {
+		s := c.shares(layout.Shards)
+		r.algebra, r.args = *s.of(i), nil
+		r.leave /= float64(layout.Shards)
+	}
+	r.shard, r.parts, r.shards = layout.Row(i), nil, 0
+	return r
+}
+
+// take is of, to take count tokens.
+func (c *call) take(layout shard.Layout, i int, count float64) call {
+	r := c.of(layout, i)
+	if r.count = count; c.count > 0 && c.before > 0 {
+		r.before *= count / c.count
+	}
+	return r
+}
+
+// follow is what c, which is for a shard of a layout that is no more, became in another one.
+func (c *call) follow(to shard.Layout) []call {
+	from, i := shard.Address(c.shard)
+	var all []call
+	for _, o := range shard.Overlaps(from.Shards, i, to.Shards) {
+		r := *c
+		size := float64(from.Shards) / float64(to.Shards) // of a new shard against an old one
+		r.shard, r.args = to.Row(o.Shard), nil
+		r.capacity, r.rate, r.debt = r.capacity*size, r.rate*size, r.debt*size
+		r.count, r.used = r.count*o.Share, r.used*o.Share
+		r.owed, r.moved = r.owed*o.Share, r.moved*o.Share
+		all = append(all, r)
+	}
+	return all
+}
+
+// whole is a limit as it was looked at: the shards of its layout, of which those that were never used
+// do not exist.
 type whole struct {
-	n    int
+	shard.Layout
 	rows []balance
 	at   int64 // by the clock
 }
 
 // look is the answer to lookShardsSQL.
 type look struct {
-	n       int32
+	number  float64
 	shards  []int32
 	values  []float64
 	times   []int64
@@ -53,7 +93,7 @@ type look struct {
 }
 
 func (l *look) dest() []any {
-	d := []any{&l.n, &l.shards, &l.values, &l.times, &l.pauses, &l.delays, &l.moves, &l.at}
+	d := []any{&l.number, &l.shards, &l.values, &l.times, &l.pauses, &l.delays, &l.moves, &l.at}
 	if l.scanner != nil {
 		for i := 1; i < len(d)-1; i++ {
 			d[i] = l.scanner(d[i])
@@ -62,32 +102,35 @@ func (l *look) dest() []any {
 	return d
 }
 
-// whole is the answer. It is not valid if the limit was being moved to another layout.
+// whole is the answer. It is not valid if the head row says nonsense.
 func (l *look) whole() (w *whole, valid bool) {
-	n := int(l.n)
-	if n < 1 || n > shard.Max {
+	layout, valid := shard.Numbered(l.number)
+	if !valid {
 		return nil, false
 	}
-	w = &whole{n, make([]balance, n), l.at.UnixMicro()}
+	w = &whole{layout, make([]balance, layout.Shards), l.at.UnixMicro()}
 	for k, row := range l.shards {
-		if math.IsInf(l.values[k], -1) && n > 1 {
+		if isClosed(l.values[k]) && layout != shard.Single {
 			continue // as if it was not there
 		}
-		w.rows[row-shard.Row(n, 0)] = balance{true, number(l.values[k]), l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k]}
+		w.rows[row-layout.Row(0)] = balance{
+			true, number(l.values[k]), l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k],
+		}
 	}
 	return w, true
 }
 
-// lacks tells whether a shard is missing, which the head says that there is. Somebody has deleted it by hand.
+// lacks tells whether a shard is missing, which the head says that there is. Somebody has deleted it by
+// hand.
 func (w *whole) lacks() bool {
-	return w.n > 1 && slices.ContainsFunc(w.rows, func(b balance) bool { return !b.exists })
+	return w.Layout != shard.Single && slices.ContainsFunc(w.rows, func(b balance) bool { return !b.exists })
 }
 
 // sum is the balance of a limit at now: that of its shards together.
 func (c *call) sum(w *whole, now int64) balance {
-	shares := c.shares(w.n)
+	shares := c.shares(w.Shards)
 	b := shares.of(0).at(w.rows[0], now)
-	for i := 1; i < w.n; i++ {
+	for i := 1; i < w.Shards; i++ {
 		b = b.and(shares.of(i).at(w.rows[i], now))
 	}
 	return b
@@ -103,41 +146,83 @@ func (b balance) and(s balance) balance {
 	return b
 }
 
-// part is what is taken from one shard.
+// part is what is to be taken from one shard.
 type part struct {
 	shard int
-	count float64
+	count float64 // tokens
 	least float64 // that must be left
 }
 
-// plan tells from which shards to take what c asks for, by the time now: few of them if the limit has it, and if it is
-// reserved all of them, in their order. ok is false if it is to be denied.
-func (c *call) plan(w *whole, now int64) (parts []part, ok bool) {
-	after, ok := c.grants(c.sum(w, now))
-	if !ok {
-		return nil, false
-	}
-	shares := c.shares(w.n)
-	there := make([]part, w.n)
+// plan is how a call is granted by a limit.
+type plan struct {
+	able  []int  // the shards of which each grants it alone, the fullest first; else
+	parts []part // what to take from several, in the order of their rows
+	ahead bool   // and that is reserved
+}
+
+// plan tells how the limit would grant the call at now. If no single shard does, it takes the tokens
+// that there are from the fullest shards, or reserves in several so that their lines stay level.
+func (c *call) plan(w *whole, now int64) (p plan, ok bool) {
+	there := make([]part, w.Shards)
+	paused := false
+	shares := c.shares(w.Shards)
+	single := c.count <= shares.each.capacity || w.Shards == 1 || !c.pausable()
+	row := c.of(w.Layout, 0)
+	leave := row.leave
 	for i := range there {
-		there[i] = part{shard: i, count: shares.of(i).at(w.rows[i], now).value}
+		row.algebra = *shares.of(i)
+		b := row.at(w.rows[i], now)
+		there[i] = part{shard: i, count: b.value}
+		paused = paused || b.pausedUntil != open
+		if single {
+			if _, ok := row.grants(b); ok {
+				p.able = append(p.able, i)
+			}
+		}
 	}
-	if ok = after.value >= 0; ok {
-		parts, ok = gather(slices.Clone(there), c.count)
+	if len(p.able) > 0 {
+		slices.SortStableFunc(p.able, func(a, b int) int { return cmp.Compare(there[b].count, there[a].count) })
+		return p, true
 	}
-	if !ok && c.reserve {
-		parts, ok = level(there, c.count), true
+	if w.Shards == 1 {
+		return p, false
 	}
-	slices.SortFunc(parts, func(a, b part) int { return a.shard - b.shard })
-	return parts, ok
+	if !paused {
+		if p.parts, ok = gather(there, c.count, leave); ok {
+			return p, true
+		}
+	}
+	if !c.pausable() {
+		return p, false
+	}
+	p.parts, p.ahead = level(there, c.count, shares.each.capacity), true
+	for k := range p.parts {
+		q := &p.parts[k]
+		row := c.take(w.Layout, q.shard, q.count)
+		if _, ok := row.grants(row.at(w.rows[q.shard], now)); !ok {
+			return p, false
+		}
+		q.least = max(q.least, row.least())
+	}
+	return p, true
 }
 
 // byCount puts the fullest first.
-func byCount(a, b part) int { return cmp.Compare(b.count, a.count) }
+func byCount(a, b part) int { return cmp.Or(cmp.Compare(b.count, a.count), a.shard-b.shard) }
 
-// gather takes n from the fullest shards, and from no more of them than it must.
-func gather(there []part, n float64) (parts []part, ok bool) {
-	slices.SortStableFunc(there, byCount)
+func byShard(a, b part) int { return a.shard - b.shard }
+
+// gather takes n from the fullest shards, and from no more of them than it must. In all of them together
+// it leaves what leave is for each.
+func gather(there []part, n, leave float64) (parts []part, ok bool) {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	sum := -leave * float64(len(there))
+	for _, p := range there {
+		sum += max(0, p.count)
+	}
+	if !(sum >= n) {
+		return nil, false
+	}
 	for _, p := range there {
 		if p.count < 0 || p.count == 0 && n > 0 {
 			break
@@ -145,52 +230,79 @@ func gather(there []part, n float64) (parts []part, ok bool) {
 		p.count = min(p.count, n)
 		parts = append(parts, p)
 		if n -= p.count; n <= 0 {
+			slices.SortFunc(parts, byShard)
 			return parts, true
 		}
 	}
 	return nil, false
 }
 
-// level takes n from the fullest shards so that what they are left with is the same in all of them.
-func level(there []part, n float64) []part {
-	slices.SortStableFunc(there, byCount)
-	// The k fullest, down to the level at which they have given n.
-	k, sum := 1, there[0].count
-	for k < len(there) && sum-float64(k)*there[k].count < n {
-		sum += there[k].count
-		k++
+// level takes n so that the shards from which it takes are left with the same, and no more than most
+// from one, unless even all of them together do not have room for that.
+func level(there []part, n, most float64) []part {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	if most*float64(len(there)) < n {
+		most = math.Inf(1)
 	}
-	left := (sum - n) / float64(k)
-	// Of few digits, as the parts of what was divided are (see shard.Split): so that they add up without rounding, and no debt
-	// of ten tokens becomes one that the window of ten does not repay.
-	if _, exp := math.Frexp(max(math.Abs(sum), n)); n > 0 {
-		left = math.Ldexp(math.Trunc(math.Ldexp(left, 48-exp)), exp-48)
+	taken := func(left float64) (sum float64) {
+		for _, p := range there {
+			sum += min(most, max(0, p.count-left))
+		}
+		return sum
 	}
+	left, above := there[len(there)-1].count-n, there[0].count
+	for range 64 {
+		if middle := left + (above-left)/2; taken(middle) >= n {
+			left = middle
+		} else {
+			above = middle
+		}
+	}
+	// Of few digits, as the parts of what was divided are (see shard.Split): so that they add up without
+	// rounding, and no debt of ten tokens becomes one that the window of ten does not repay.
+	if _, exp := math.Frexp(max(math.Abs(there[0].count), n)); n > 0 {
+		left = math.Ldexp(math.Round(math.Ldexp(left, 44-exp)), exp-44)
+	}
+	var parts []part
 	rest := n
-	for i := range there {
-		p := &there[i]
+	for _, p := range there {
 		had := p.count
-		switch {
-		case i < k-1:
-			p.count = min(max(0, had-left), rest)
-		case i == k-1:
-			p.count = rest // but for rounding it is the same
-		default:
-			p.count = 0 // but what it has, or owes, is a part of the sum, and must not be less than was seen
+		if p.count = min(most, max(0, had-left), rest); p.count <= 0 {
+			break
 		}
 		rest -= p.count
-		p.least = had - p.count - (math.Abs(had)+math.Abs(left)+n)*smallest
+		p.least = had - p.count - (math.Abs(had)+n)*smallest
+		parts = append(parts, p)
 	}
-	return there
+	if len(parts) == 0 {
+		parts = append(parts, part{shard: there[0].shard, least: math.Inf(-1)})
+	}
+	if last := &parts[len(parts)-1]; rest > 0 { // by rounding
+		last.count += rest
+		last.least -= rest
+	}
+	slices.SortFunc(parts, byShard)
+	return parts
 }
 
 // decideWhole is decide for a limit of shards.
 func (c *call) decideWhole(w *whole) Decision {
 	before := c.sum(w, w.at)
-	if _, ok := c.plan(w, w.at); ok {
-		after := before
-		after.value -= c.count
-		return c.granted(after)
+	if p, ok := c.plan(w, w.at); ok {
+		after := &whole{w.Layout, slices.Clone(w.rows), w.at}
+		parts := p.parts
+		if len(p.able) > 0 {
+			parts = []part{{shard: p.able[0], count: c.count}}
+		}
+		rows := make([]call, len(parts))
+		for k, q := range parts {
+			rows[k] = c.take(w.Layout, q.shard, q.count)
+			b := rows[k].at(w.rows[q.shard], w.at)
+			b.value -= q.count
+			rows[k].stamp(b)
+			after.rows[q.shard] = b
+		}
+		return c.grantedParts(rows, c.sum(after, w.at))
 	}
 	from := w.at
 	if !c.pausable() {
@@ -205,18 +317,25 @@ func (c *call) decideWhole(w *whole) Decision {
 	return Decision{State: c.state(before), RetryAt: fromMicro(at)}
 }
 
-// of is c for a shard alone, to be read and written like a balance of its own.
-func (c *call) of(n, i int) call {
-	s := c.shares(n)
-	r := *c
-	r.algebra, r.args, r.shard = *s.of(i), nil, shard.Row(n, i)
-	r.parts, r.layout, r.shards = nil, n, 0
-	return r
+// grantedParts is granted, for parts that left the limit with b.
+func (c *call) grantedParts(parts []call, b balance) Decision {
+	d := Decision{OK: true, State: c.state(b)}
+	for i := range parts {
+		p := parts[i].granted(parts[i].after)
+		if p.RunAt.After(d.RunAt) {
+			d.RunAt = p.RunAt
+		}
+		if p.PacedAt.After(d.PacedAt) {
+			d.PacedAt = p.PacedAt
+		}
+	}
+	return d
 }
 
-// share is of, with a share of what was taken: that of a debt.
-func (c *call) share(n, i int) call {
-	r := c.of(n, i)
-	r.count, r.owed, r.moved = portion(c.count, &r), portion(c.owed, &r), portion(c.moved, &r)
-	return r
+// takenAgain is a denial at the time at although the limit has the tokens, as others are taking them:
+// until as many have come anew.
+func (c *call) takenAgain(w *whole) Decision {
+	d := Decision{State: c.state(c.sum(w, w.at))}
+	d.RetryAt = fromMicro(c.earliest(0, w.at, w.at, min(c.count, c.capacity), 0))
+	return d
 }

@@ -44,7 +44,7 @@ func (p *plugin) along(job *rivertype.JobRow, of row) {
 		due := slices.DeleteFunc(valid(all), func(w *waiter) bool {
 			return !slices.Contains(w.ticket.rows(), of)
 		})
-		_, now, err := p.reckon(ctx, p.pool, due)
+		now, err := p.reckon(ctx, p.pool, due)
 		if err != nil {
 			return err
 		}

@@ -107,14 +107,14 @@ func (j *Jobs) WaitingFor(
 			jobs, waiting = append(jobs, job), append(waiting, &waiter{ticket: t})
 		}
 	}
-	all, now, err := j.reckon(ctx, tx, waiting)
+	now, err := j.reckon(ctx, tx, waiting)
 	if err != nil {
 		return nil, err
 	}
 	var list []Waiting
 	for i, w := range waiting {
 		if t := &w.ticket; w.Due.After(now) {
-			putOff := w.Due.After(t.due()) && all[t.of()].PausedUntil.After(now)
+			putOff := w.Due.After(t.due()) && w.paused.After(now)
 			t.Due = w.Due.UnixMicro()
 			says := t.explain(jobs[i])
 			says.Paused = says.Paused || putOff

@@ -82,7 +82,7 @@ func (p *plugin) overdue(ctx context.Context, tx pgx.Tx, items []*visit) ([]*wai
 		return nil, err
 	}
 	all = valid(all)
-	_, now, err := p.reckon(ctx, tx, all)
+	now, err := p.reckon(ctx, tx, all)
 	return slices.DeleteFunc(all, func(w *waiter) bool {
 		return w.ticket.Due == 0 || w.ticket.Late || now.Sub(latest(w.Due, w.At)) <= tooLate
 	}), err
@@ -112,7 +112,7 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*waiter) (time.Time, 
 	for _, w := range all {
 		w.ticket.Jitter, w.ticket.From, w.ticket.On = 0, 0, nil // it comes in its order
 	}
-	_, now, err := p.reckon(ctx, tx, all)
+	now, err := p.reckon(ctx, tx, all)
 	for _, w := range all {
 		t := &w.ticket
 		t.Due, t.Late, t.At = latest(w.Due, now).UnixMicro(), !w.again, now.UnixMicro()

@@ -46,7 +46,7 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 		})
 		if err == nil {
 			var now time.Time
-			_, now, err = p.reckon(ctx, c, []*waiter{met})
+			now, err = p.reckon(ctx, c, []*waiter{met})
 			v.clock = clock{now, time.Now()}
 		}
 		return err

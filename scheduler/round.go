@@ -156,7 +156,7 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 	for _, w := range jobs {
 		w.differs = r.watch.closeUp(&w.ticket, math.MaxInt64)
 	}
-	all, now, err := p.reckon(ctx, p.pool, jobs)
+	now, err := p.reckon(ctx, p.pool, jobs)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 			put = now.Add(t.jitter())
 		}
 		gain := w.At.Sub(put)
-		if all[of].PausedUntil.After(now) {
+		if w.paused.After(now) {
 			gain = min(gain, 0) // when the pause is over
 		}
 		w.Due = w.At

@@ -72,15 +72,14 @@ func (s *Scheduler) Jobs(client Client) *Jobs {
 
 // on returns the store in one of River's schemas.
 func (s *Scheduler) on(schema string) store {
-	prefix, balance := "", "weir_balance"
+	prefix, slot := "", "weir_slot"
 	if schema != "" {
 		prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
 	if s.limiter != nil { // else each verb says so
-		balance = s.limiter.Table()
+		slot = strings.TrimSuffix(s.limiter.Table(), "weir_balance") + slot
 	}
-	slot := strings.TrimSuffix(balance, "weir_balance") + "weir_slot"
-	return store{s, strings.NewReplacer("{river}", prefix, "{balance}", balance, "{slot}", slot)}
+	return store{s, strings.NewReplacer("{river}", prefix, "{slot}", slot)}
 }
 
 // Inserted is what [Jobs.InsertTx] did.

@@ -172,7 +172,7 @@ func (p *plugin) look(items []*visit) {
 	}
 	var now time.Time
 	err := p.connected(ctx, func(c *pgxpool.Conn) (err error) {
-		_, now, err = p.reckon(ctx, c, jobs)
+		now, err = p.reckon(ctx, c, jobs)
 		return err
 	})
 	p.warn(err, "jobs start late: their limits could not be read", "jobs", len(items))

@@ -48,7 +48,8 @@ type waiter struct {
 	attempt   int
 	state     string
 	valid     bool // there is a ticket for the next attempt
-	redefined bool // by the rules of this process
+	paused    time.Time // until when what it waits for is paused, or before now
+	redefined bool      // by the rules of this process
 	differs   bool // from the ticket in the row
 	again     bool // it pays for another attempt
 }
@@ -81,53 +82,26 @@ WHERE queue = ANY ($1::text[]) AND state OPERATOR(pg_catalog.=) ANY ('{available
 	AND scheduled_at <= now() - $2::interval AND metadata->'weir'::text IS NOT NULL
 ORDER BY priority, scheduled_at, id LIMIT $3::integer`
 
-// states are how limits stand.
-type states map[row]ratelimit.State
-
-// statesSQL reads what has become of balances: one row for each that there is, its shards taken
-// together, and one with the clock. Values are left out. A clock that was set back may have left a
-// time to come: what was there at once then is there by now.
-//
-// $1 names $2 keys
-const statesSQL = `SELECT p.name, p.key, least(max(b.ts), clock_timestamp()),
-	least(coalesce(max(b.delay), 0), 9e15)::bigint * 1000, coalesce(sum(b.moved), 0),
-	coalesce(max(b.paused_until), '0001-01-01 UTC'), clock_timestamp()
-FROM unnest($1::text[], $2::text[]) AS p (name, key)
-JOIN {balance} b ON b.name = p.name AND b.key = p.key AND b.shard >= 0 AND b.value > '-Infinity'
-GROUP BY p.name, p.key
-UNION ALL SELECT '', '', '0001-01-01 UTC', 0, 0, '0001-01-01 UTC', clock_timestamp()`
-
-// reckon tells of jobs when they may start by now, and how their limits stand. With no jobs it asks
-// nothing.
-func (s store) reckon(
-	ctx context.Context, q querier, jobs []*waiter,
-) (states, time.Time, error) {
+// reckon tells of jobs when they may start by now. With no jobs it asks nothing.
+func (s store) reckon(ctx context.Context, q querier, jobs []*waiter) (now time.Time, err error) {
 	if len(jobs) == 0 {
-		return nil, time.Time{}, nil
+		return time.Time{}, nil
 	}
-	all := states{}
-	var names, keys []string
+	var lines []ratelimit.Take
 	for _, w := range jobs {
-		for _, r := range w.ticket.rows() {
-			if _, ok := all[r]; !ok {
-				all[r] = ratelimit.State{}
-				names, keys = append(names, r[0]), append(keys, r[1])
-			}
-		}
+		lines = append(lines, w.ticket.lines()...)
 	}
-	var r row
-	var state ratelimit.State
-	var now time.Time
-	err := s.query(ctx, q, statesSQL, []any{names, keys}, func() { all[r] = state },
-		&r[0], &r[1], &state.TS, &state.Delay, &state.Moved, &state.PausedUntil, &now)
+	states, now, err := s.scheduler.limiter.Lines(ctx, q, lines...)
 	if err != nil {
-		return nil, now, err
+		return now, err
 	}
 	for _, w := range jobs {
-		w.Due, w.redefined = w.ticket.reckon(all, now, s.scheduler.bunch)
+		n := len(w.ticket.lines())
+		w.Due, w.paused, w.redefined = w.ticket.reckon(states[:n], now, s.scheduler.bunch)
 		w.differs = w.differs || w.redefined
+		states = states[n:]
 	}
-	return all, now, nil
+	return now, nil
 }
 
 // mostMoved is how many jobs one statement moves.

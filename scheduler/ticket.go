@@ -99,6 +99,16 @@ func (t *ticket) rows() []row {
 	return append(rows, t.On...)
 }
 
+// lines are the rows by which it is reckoned when the job may start: those that it has taken from, and
+// the limits of its pause.
+func (t *ticket) lines() []ratelimit.Take {
+	lines := t.Taken.Takes[:len(t.Taken.Takes):len(t.Taken.Takes)]
+	for _, r := range t.On {
+		lines = append(lines, ratelimit.Take{Limit: r[0], Key: r[1]})
+	}
+	return lines
+}
+
 // wire is a ticket as it stands in metadata. River has a GIN index on that, in which each number
 // and each string is an entry. So only what statements look at stands by itself, and the rest is
 // one string of JSON. The jobs of a limit are found by On.
@@ -146,33 +156,35 @@ func (t *ticket) of() (r row) {
 	return r
 }
 
-// reckon returns when the job may start, given how its limits stand by now, and notes for which of
-// its rows it then waits. It has the ticket say what its takes are by the rules that this process
-// has defined, and reports whether they differ. A limit without a balance has seen nothing since.
-func (t *ticket) reckon(all states, now time.Time, bunch bool) (due time.Time, redefined bool) {
+// reckon returns when the job may start, given how its lines stand by now, until when that for which
+// it waits is paused, and notes which of its rows that is. It has the ticket say what its takes are by
+// the rules that this process has defined, and reports whether they differ.
+func (t *ticket) reckon(
+	lines []ratelimit.State, now time.Time, bunch bool,
+) (due, paused time.Time, redefined bool) {
 	if t.By = 0; t.From != 0 && t.On == nil {
 		due = time.UnixMicro(t.From).UTC()
 	}
 	takes := t.Taken.Takes
-	for i, r := range t.rows() {
-		at := all[r].PausedUntil.Add(t.jitter())
+	for i, line := range lines {
+		at := line.PausedUntil.Add(t.jitter())
 		if i < len(takes) {
-			if k, ok := takes[i].Redefined(all[r], now); ok {
+			if k, ok := takes[i].Redefined(line, now); ok {
 				takes[i], redefined = k, true
 			}
-			run, paced := takes[i].RunAt(all[r])
+			run, paced := takes[i].RunAt(line)
 			if bunch {
 				paced = run
 			}
 			if at = paced.Add(t.jitter()); t.Used { // its tokens came before
-				at = all[r].PausedUntil
+				at = line.PausedUntil
 			}
 		}
 		if at.After(due) {
-			due, t.By = at, i
+			due, paused, t.By = at, line.PausedUntil, i
 		}
 	}
-	return due, redefined
+	return due, paused, redefined
 }
 
 // ticketOf reads the ticket that a job carries, and whether it is for the attempt that has begun.

@@ -2,7 +2,7 @@ package shard
 
 // View is what a process knows of a shard without asking the database.
 type View struct {
-	// Tokens that it has by now, as far as is known.
+	// Tokens that it has by now, as far as is known; negative, those that it owes.
 	Tokens float64
 
 	// Busy says that another connection of this process has lately taken from it, and may still hold it.
@@ -21,44 +21,47 @@ func (v View) better(w View) bool {
 // are 1 in 256.
 const most = 8
 
-// Choose returns the shards from which to try to take need tokens, the best first: the first that nobody else holds is to be
-// taken. None, if none is known to have as many.
+// Choose returns the shards from which to try to take count tokens, so that each is left with least or more. The best come
+// first: the first that nobody else holds is to be taken. None, if none is known to have enough. enough is how many have.
 //
 // Each is the better of two that are drawn by random, which is to return a number from 0 to below its argument. See
 // M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001.
 //
 // But the shard own, from which the same connection took last, is the only one, as what is held by one connection at a time is
-// never fought for: if it has enough, nobody else has come between, and none of two others is free and has more than
-// twice as much. A shard that is full gains nothing, so they are better emptied alike. own is -1 if there is none.
-func Choose(n, own int, need float64, view func(i int) View, random func(n int) int) []int {
+// never fought for: if it has enough, nobody else has come between, and none of two others is free and much fuller. That is
+// by its own tokens, or by count where it has fewer. own is -1 if there is none.
+func Choose(
+	n, own int, count, least float64, view func(i int) View, random func(n int) int,
+) (chosen []int, enough int) {
 	if own >= 0 && own < n {
-		if mine := view(own); mine.Tokens >= need && !mine.Busy {
+		if mine := view(own); mine.Tokens-count >= least && !mine.Busy {
 			one, two := view(random(n)), view(random(n))
 			if two.better(one) {
 				one = two
 			}
-			if one.Busy || one.Tokens <= 2*mine.Tokens {
-				return []int{own}
+			if one.Busy || one.Tokens-mine.Tokens <= max(mine.Tokens, count) {
+				return []int{own}, n
 			}
 		}
 	}
-	views, enough := make([]View, n), make([]int, 0, n)
+	views, able := make([]View, n), make([]int, 0, n)
 	for i := range n {
-		if views[i] = view(i); views[i].Tokens >= need {
-			enough = append(enough, i)
+		if views[i] = view(i); views[i].Tokens-count >= least {
+			able = append(able, i)
 		}
 	}
-	chosen := make([]int, 0, most)
-	for len(enough) > 0 && len(chosen) < most {
-		at := random(len(enough))
-		if len(enough) > 1 {
-			if other := (at + 1 + random(len(enough)-1)) % len(enough); views[enough[other]].better(views[enough[at]]) {
+	enough = len(able)
+	chosen = make([]int, 0, most)
+	for len(able) > 0 && len(chosen) < most {
+		at := random(len(able))
+		if len(able) > 1 {
+			if other := (at + 1 + random(len(able)-1)) % len(able); views[able[other]].better(views[able[at]]) {
 				at = other
 			}
 		}
-		chosen = append(chosen, enough[at])
-		enough[at] = enough[len(enough)-1]
-		enough = enough[:len(enough)-1]
+		chosen = append(chosen, able[at])
+		able[at] = able[len(able)-1]
+		able = able[:len(able)-1]
 	}
-	return chosen
+	return chosen, enough
 }

@@ -20,7 +20,8 @@ func inTurn(numbers ...int) func(int) int {
 
 // choose asks for two tokens.
 func choose(own int, views []shard.View, random func(int) int) []int {
-	return shard.Choose(len(views), own, 2, func(i int) shard.View { return views[i] }, random)
+	chosen, _ := shard.Choose(len(views), own, 2, 0, func(i int) shard.View { return views[i] }, random)
+	return chosen
 }
 
 func TestAConnectionStaysWithItsShard(t *testing.T) {

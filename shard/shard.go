@@ -1,8 +1,8 @@
 // Package shard says which row of a limit a shard is, and how a limit is divided among its shards. It is pure arithmetic:
 // no database, no clock, no randomness.
 //
-// A layout is a number of shards; a shard is addressed by the layout's size n and its index i together, so that the rows of
-// an old layout and of a new one never meet while a limit is moved from one to the other.
+// A [Layout] is a number of shards and a generation. Each change of layout begins a generation of its own, so the rows of
+// two layouts never meet, and a row that one has left is never used again.
 //
 // It serves package ratelimit, whose option Shards is all that a program needs of it.
 package shard
@@ -12,30 +12,83 @@ import (
 	"math"
 )
 
-// Max is the largest number of shards.
-const Max = 1024
+const (
+	// Max is the largest number of shards.
+	Max = 1024
 
-// Row returns the number, in the column shard, of shard i of n. Shard 0 of 1, the row of a limit that is not sharded, is 0;
-// rows of different layouts never share a number. It panics unless 0 <= i < n <= Max.
-func Row(n, i int) int32 {
-	if i < 0 || i >= n || n > Max {
-		panic(fmt.Sprintf("shard: no shard %d of %d", i, n))
-	}
-	return int32(n*(n-1)/2 + i)
+	// MaxGeneration is how often the layout of a limit and key can change.
+	MaxGeneration = 2047
+
+	rowBits  = 20 // of a row number: Max layouts have fewer rows together
+	headBits = 11 // of the number of a layout: the shards
+)
+
+// Layout is one division of a limit into shards.
+type Layout struct {
+	Shards     int // 1 to Max
+	Generation int // how many layouts the limit has had before
 }
 
-// Address is the inverse of [Row]. It panics on a number that Row never returns.
-func Address(row int32) (n, i int) {
-	if row < 0 || row > Row(Max, Max-1) {
+// Single is the layout of a limit that was never divided: its row is 0.
+var Single = Layout{Shards: 1}
+
+// Row returns the number, in the column shard, of shard i. Rows of different layouts never share a number. It panics on a
+// shard or a layout that cannot be.
+func (l Layout) Row(i int) int32 {
+	if i < 0 || i >= l.Shards || l.Shards > Max || l.Generation < 0 || l.Generation > MaxGeneration {
+		panic(fmt.Sprintf("shard: no shard %d of %d in generation %d", i, l.Shards, l.Generation))
+	}
+	return int32(l.Generation<<rowBits + l.Shards*(l.Shards-1)/2 + i) //nolint:gosec // fits, by the bounds above
+}
+
+// Address is the inverse of [Layout.Row]. It panics on a number that Row never returns.
+func Address(row int32) (l Layout, i int) {
+	nr := int(row) & (1<<rowBits - 1)
+	if !IsRow(row) {
 		panic(fmt.Sprintf("shard: no row %d", row))
 	}
-	// n is the largest with n(n-1)/2 <= row. The square root may be off by a rounding at the border: hence the steps.
-	n = int((1 + math.Sqrt(1+8*float64(row))) / 2)
-	for n*(n-1)/2 > int(row) {
+	// n is the largest with n(n-1)/2 <= nr. The square root may be off by a rounding at the border: hence the steps.
+	n := int((1 + math.Sqrt(1+8*float64(nr))) / 2)
+	for n*(n-1)/2 > nr {
 		n--
 	}
-	for (n+1)*n/2 <= int(row) {
+	for (n+1)*n/2 <= nr {
 		n++
 	}
-	return n, int(row) - n*(n-1)/2
+	return Layout{Shards: n, Generation: int(row) >> rowBits}, nr - n*(n-1)/2
+}
+
+// IsRow reports whether Row ever returns the number.
+func IsRow(row int32) bool { return row >= 0 && int(row)&(1<<rowBits-1) < Max*(Max+1)/2 }
+
+// Number is the layout as one number, as the head row of a limit stores it.
+func (l Layout) Number() float64 { return float64(l.Generation<<headBits + l.Shards) }
+
+// Numbered is the inverse of [Layout.Number]. It is not ok for a number that Number never returns.
+func Numbered(x float64) (l Layout, ok bool) {
+	if !(x >= 1 && x < (MaxGeneration+1)<<headBits) || x != math.Trunc(x) {
+		return Layout{}, false
+	}
+	l = Layout{Shards: int(x) & (1<<headBits - 1), Generation: int(x) >> headBits}
+	return l, l.Shards >= 1 && l.Shards <= Max
+}
+
+// Overlap is a part of one shard that becomes a part of another when a limit gets another number of shards.
+type Overlap struct {
+	Shard int     // the other one
+	Share float64 // how much of the shard goes there: above 0, and 1 at most
+}
+
+// Overlaps tells where shard i of from goes when there are to shards. Both divide the same line evenly, so each shard keeps
+// its place: twice as many shards are two halves of each, and half as many are two whole ones together. The shares add up
+// to 1.
+func Overlaps(from, i, to int) []Overlap {
+	// Shard i is the interval from i/from to (i+1)/from. In units of 1/(from*to) all borders are whole numbers.
+	low, high := i*to, (i+1)*to
+	var all []Overlap
+	for j := low / from; j*from < high; j++ {
+		part := min(high, (j+1)*from) - max(low, j*from)
+		all = append(all, Overlap{j, float64(part) / float64(to)})
+	}
+	return all
 }

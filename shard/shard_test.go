@@ -4,27 +4,31 @@ import (
 	"math"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/weir-go/weir/shard"
 )
 
 func TestEachShardOfEachLayoutHasARowOfItsOwn(t *testing.T) {
 	t.Parallel()
-	owner := make(map[int32][2]int, shard.Max*(shard.Max+1)/2)
-	for n := 1; n <= shard.Max; n++ {
-		for i := range n {
-			row := shard.Row(n, i)
-			if other, taken := owner[row]; taken || row < 0 {
-				t.Fatalf("shard %d of %d has row %d, and so has %v", i, n, row, other)
-			}
-			owner[row] = [2]int{n, i}
-			if gotN, gotI := shard.Address(row); gotN != n || gotI != i {
-				t.Fatalf("Address(Row(%d, %d)) = %d, %d", n, i, gotN, gotI)
-			}
-		}
+	type owned struct {
+		shard.Layout
+		i int
 	}
-	for row := range int32(len(owner)) { // there are no gaps
-		if n, i := shard.Address(row); owner[row] != [2]int{n, i} || shard.Row(n, i) != row {
-			t.Fatalf("Address(%d) = %d, %d", row, n, i)
+	for _, generation := range []int{0, 1, shard.MaxGeneration} {
+		owner := make(map[int32]owned, shard.Max*(shard.Max+1)/2)
+		for n := 1; n <= shard.Max; n++ {
+			l := shard.Layout{Shards: n, Generation: generation}
+			for i := range n {
+				row := l.Row(i)
+				if other, taken := owner[row]; taken || !shard.IsRow(row) {
+					t.Fatalf("shard %d of %v has row %d, and so has %v", i, l, row, other)
+				}
+				owner[row] = owned{l, i}
+				if got, gotI := shard.Address(row); got != l || gotI != i {
+					t.Fatalf("Address(%v.Row(%d)) = %v, %d", l, i, got, gotI)
+				}
+			}
 		}
 	}
 }
@@ -33,25 +37,50 @@ func TestEachShardOfEachLayoutHasARowOfItsOwn(t *testing.T) {
 func TestRowNumbersAreStable(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		n, i int
-		want int32
+		n, i, generation int
+		want             int32
 	}{
-		{1, 0, 0}, {2, 0, 1}, {2, 1, 2}, {3, 0, 3}, {4, 3, 9}, {16, 0, 120}, {16, 15, 135}, {32, 7, 503}, {1024, 0, 523_776}, {1024, 1023, 524_799},
+		{1, 0, 0, 0}, {2, 0, 0, 1}, {2, 1, 0, 2}, {3, 0, 0, 3}, {4, 3, 0, 9}, {16, 0, 0, 120}, {16, 15, 0, 135},
+		{32, 7, 0, 503}, {1024, 0, 0, 523_776}, {1024, 1023, 0, 524_799},
+		{1, 0, 1, 1 << 20}, {16, 3, 5, 5<<20 + 123}, {1024, 1023, 2047, 2047<<20 + 524_799},
 	} {
-		if got := shard.Row(tc.n, tc.i); got != tc.want {
-			t.Errorf("Row(%d, %d) = %d, want %d", tc.n, tc.i, got, tc.want)
+		if got := (shard.Layout{Shards: tc.n, Generation: tc.generation}).Row(tc.i); got != tc.want {
+			t.Errorf("shard %d of %d in generation %d has row %d, want %d", tc.i, tc.n, tc.generation, got, tc.want)
+		}
+	}
+}
+
+// So are the numbers of layouts.
+func TestLayoutNumbersAreStable(t *testing.T) {
+	t.Parallel()
+	for number, want := range map[float64]shard.Layout{
+		1: shard.Single, 16: {Shards: 16}, 1024: {Shards: 1024}, 2048 + 4: {Shards: 4, Generation: 1},
+		2047*2048 + 1024: {Shards: 1024, Generation: 2047},
+	} {
+		if got, ok := shard.Numbered(number); !ok || got != want || got.Number() != number {
+			t.Errorf("Numbered(%v) = %v, %v", number, got, ok)
+		}
+	}
+	for _, number := range []float64{
+		0, -1, 0.5, 1025, 2048, 2048 + 1025, 2048 * 2048, math.NaN(), math.Inf(1), math.Inf(-1), 1e300,
+	} {
+		if got, ok := shard.Numbered(number); ok {
+			t.Errorf("Numbered(%v) = %v, and there is no such layout", number, got)
 		}
 	}
 }
 
 func TestShardsOutOfRangePanic(t *testing.T) {
 	t.Parallel()
-	for _, tc := range [][2]int{{0, 0}, {-1, 0}, {-1, -2}, {1, 1}, {1, -1}, {4, 4}, {4, -1}, {shard.Max + 1, 0}, {math.MaxInt, 5}, {math.MinInt, math.MinInt}} {
-		if !panics(func() { shard.Row(tc[0], tc[1]) }) {
-			t.Errorf("Row(%d, %d) does not panic", tc[0], tc[1])
+	for _, tc := range [][3]int{
+		{0, 0}, {-1, 0}, {-1, -2}, {1, 1}, {1, -1}, {4, 4}, {4, -1}, {shard.Max + 1, 0}, {math.MaxInt, 5},
+		{math.MinInt, math.MinInt}, {4, 0, -1}, {4, 0, shard.MaxGeneration + 1},
+	} {
+		if !panics(func() { shard.Layout{Shards: tc[0], Generation: tc[2]}.Row(tc[1]) }) {
+			t.Errorf("shard %d of %d in generation %d does not panic", tc[1], tc[0], tc[2])
 		}
 	}
-	for _, row := range []int32{-1, shard.Row(shard.Max, shard.Max-1) + 1, math.MaxInt32, math.MinInt32} {
+	for _, row := range []int32{-1, 524_800, math.MaxInt32, math.MinInt32} {
 		if !panics(func() { shard.Address(row) }) {
 			t.Errorf("Address(%d) does not panic", row)
 		}
@@ -65,19 +94,45 @@ func panics(f func()) (did bool) {
 }
 
 func FuzzAddress(f *testing.F) {
-	for _, row := range []int32{0, 1, 2, 135, 524_799, 524_800, -1, math.MaxInt32, math.MinInt32} {
+	for _, row := range []int32{0, 1, 2, 135, 524_799, 524_800, 1 << 20, -1, math.MaxInt32, math.MinInt32} {
 		f.Add(row)
 	}
 	f.Fuzz(func(t *testing.T, row int32) {
-		if row < 0 || row > shard.Row(shard.Max, shard.Max-1) {
+		if !shard.IsRow(row) {
 			if !panics(func() { shard.Address(row) }) {
 				t.Fatalf("Address(%d) does not panic", row)
 			}
 			return
 		}
-		n, i := shard.Address(row)
-		if i < 0 || i >= n || n > shard.Max || shard.Row(n, i) != row {
-			t.Fatalf("Address(%d) = %d, %d", row, n, i)
+		if l, i := shard.Address(row); l.Row(i) != row {
+			t.Fatalf("Address(%d) = %v, %d", row, l, i)
+		}
+	})
+}
+
+// What goes from each shard to others adds up to all of it, and each of them gets as much as it holds.
+func TestShardsGoWhollyToOthers(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		from, to := rapid.IntRange(1, 40).Draw(t, "from"), rapid.IntRange(1, 40).Draw(t, "to")
+		got := make([]float64, to)
+		for i := range from {
+			sum := 0.0
+			for _, o := range shard.Overlaps(from, i, to) {
+				if !(o.Share > 0) {
+					t.Fatalf("%+v of shard %d of %d", o, i, from)
+				}
+				sum += o.Share
+				got[o.Shard] += o.Share
+			}
+			if math.Abs(sum-1) > 1e-12 {
+				t.Fatalf("%v of shard %d of %d goes to %d others", sum, i, from, to)
+			}
+		}
+		for j, share := range got {
+			if want := float64(from) / float64(to); math.Abs(share-want) > 1e-12*want {
+				t.Fatalf("shard %d of %d gets %v, want %v", j, to, share, want)
+			}
 		}
 	})
 }

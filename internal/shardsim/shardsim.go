@@ -170,10 +170,11 @@ func (k *caller) choose() []int {
 			own = i
 		}
 	}
-	return shard.Choose(k.Shards, own, k.count, func(i int) shard.View {
+	chosen, _ := shard.Choose(k.Shards, own, k.count, 0, func(i int) shard.View {
 		p := &k.book[i]
 		return shard.View{Tokens: k.at(p.balance, k.now).value, Busy: i != own && p.taken > 0 && k.now-p.taken < lately}
 	}, k.random.IntN)
+	return chosen
 }
 
 // try takes from the first of the candidates that nobody holds.

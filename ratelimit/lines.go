@@ -1,0 +1,84 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// Querier is a pool, a connection or a transaction of pgx.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// linesSQL reads what has become of rows: one row for each range of shards, with the clock.
+//
+// Locks: none. Predicate reads: the rows.
+//
+// $1 names $2 keys $3 the first shards $4 the last ones
+const linesSQL = `SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved), clock_timestamp()
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
+LEFT JOIN {schema}weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
+GROUP BY p.nr`
+
+// Lines reads how the lines stand in which takes wait, for [Take.RunAt], and the database's clock. A
+// State has no Value. It is the zero State if nothing has happened to the line since it was last full.
+//
+// A Take of no more than a Limit and a Key stands for the limit as a whole: of that, only PausedUntil
+// means anything.
+func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State, time.Time, error) {
+	type line struct {
+		place
+		first, last int32
+	}
+	of := make([]int, len(takes)) // the line of each
+	known := map[line]int{}
+	var names, keys []string
+	var first, last []int32
+	for i, t := range takes {
+		n := line{place{t.Limit, t.Key}, t.row, t.row}
+		if t.since == 0 {
+			n.first, n.last = 0, math.MaxInt32
+		}
+		at, ok := known[n]
+		if !ok {
+			at, known[n] = len(names), len(names)
+			names, keys = append(names, t.Limit), append(keys, t.Key)
+			first, last = append(first, n.first), append(last, n.last)
+		}
+		of[i] = at
+	}
+	lines := make([]State, len(names))
+	var now time.Time
+	var nr int64
+	var ts, paused pgtype.Timestamptz
+	var delay pgtype.Int8
+	var moved pgtype.Float8
+	rows, _ := db.Query(ctx, l.sql.lines, names, keys, first, last) // they tell the error, too
+	_, err := pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved, &now}, func() error {
+		if !ts.Valid {
+			return nil
+		}
+		s := &lines[nr-1]
+		// A clock that was set back may have left a time to come: what was there at once then is there by now.
+		s.TS = fromMicro(min(ts.Time.UnixMicro(), now.UnixMicro()))
+		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
+		s.Moved = moved.Float64
+		if paused.Valid {
+			s.PausedUntil = fromMicro(min(paused.Time.UnixMicro(), endOfTime))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, now, fmt.Errorf("ratelimit: read the lines: %w", hint(ended(ctx, err)))
+	}
+	states := make([]State, len(takes))
+	for i, at := range of {
+		states[i] = lines[at]
+	}
+	return states, now, nil
+}

@@ -1,0 +1,137 @@
+package ratelimit
+
+import (
+	"context"
+	"slices"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// What is done to rows without a decision: to all rows of a limit, by a reset or a pause, or to those
+// that a call has taken from, by what gives back or charges. A row that is closed is of a layout that is
+// no more; then the same is done where its tokens are now.
+
+// eachRow runs a statement for each row of the limits of calls.
+func (l *Limiter) eachRow(
+	ctx context.Context, x executor, calls []call, of func(*call) *statement,
+) (done []*statement, err error) {
+	for range 10 * rounds {
+		var trip []*statement
+		var from []int // the call of each
+		for i := range calls {
+			rows, err := l.rowsOf(ctx, x, &calls[i])
+			if err != nil {
+				return nil, err
+			}
+			for k := range rows {
+				trip, from = append(trip, of(&rows[k])), append(from, i)
+			}
+		}
+		if x.single() && len(trip) > 1 {
+			return nil, errUndecided
+		}
+		if err := x.run(ctx, trip); err != nil {
+			return nil, err
+		}
+		var again []call
+		for k, s := range trip {
+			c := &calls[from[k]]
+			switch {
+			case !s.closed():
+				done = append(done, s)
+			case slices.ContainsFunc(again, func(a call) bool { return a.place() == c.place() }):
+			default:
+				seen, err := l.see(ctx, x, []call{*c})
+				if err != nil {
+					return nil, err
+				}
+				if seen[0].Layout == shard.Single { // the only row that there is, closed by hand
+					done = append(done, s)
+				} else {
+					again = append(again, *c)
+				}
+			}
+		}
+		if len(again) == 0 {
+			return done, nil
+		}
+		calls = again
+	}
+	return nil, errMoving
+}
+
+// rowsOf returns the rows of the limit of c, by the layout that it is known to have, or is given.
+func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, error) {
+	layout, known := l.books.layout(c)
+	if !known {
+		layout = shard.Single
+	}
+	if layout.Shards < c.shards {
+		seen, err := l.look(ctx, x, []call{*c})
+		if err != nil {
+			return nil, err
+		}
+		layout = seen[0].Layout
+	}
+	rows := make([]call, layout.Shards)
+	for i := range rows {
+		rows[i] = c.of(layout, i)
+	}
+	return rows, nil
+}
+
+// onRows runs a statement for each of some rows, if of makes one, in the order in which everybody locks
+// them.
+func (l *Limiter) onRows(
+	ctx context.Context, x executor, rows []call, of func(*call) *statement,
+) (done []*statement, err error) {
+	for range 10 * rounds {
+		var trip []*statement
+		for i := range rows {
+			if s := of(&rows[i]); s != nil {
+				trip = append(trip, s)
+			}
+		}
+		if len(trip) == 0 {
+			return done, nil
+		}
+		if x.single() && len(trip) > 1 {
+			return nil, errUndecided
+		}
+		if err := x.run(ctx, trip); err != nil {
+			return nil, err
+		}
+		var left []call // rows that are closed
+		for _, s := range trip {
+			if s.closed() {
+				left = append(left, *s.c)
+			} else {
+				done = append(done, s)
+			}
+		}
+		if len(left) == 0 {
+			return done, nil
+		}
+		if rows, err = l.followed(ctx, x, left); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errMoving
+}
+
+// followed is where the tokens of closed rows are now. Those of a limit that was pruned are nowhere, as
+// it was full.
+func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
+	seen, err := l.see(ctx, x, left)
+	if err != nil {
+		return nil, err
+	}
+	var rows []call
+	for i, w := range seen {
+		if from, _ := shard.Address(left[i].shard); w.Layout != from && w.Layout != shard.Single {
+			rows = append(rows, left[i].follow(w.Layout)...)
+		}
+	}
+	sortCalls(rows)
+	return rows, nil
+}
