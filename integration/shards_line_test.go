@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"sync"
@@ -103,30 +104,49 @@ func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 	})
 }
 
-// What comes back while the limit owes goes to all shards, whichever it was taken from: or one would owe while another has tokens,
-// which a take would get that is not due.
-func TestWhatComesBackToADebtIsSharedByAllShards(t *testing.T) {
+// What comes back goes to the shard that it was taken from, also if that owes and another has tokens: each has a line of its
+// own.
+func TestWhatComesBackGoesToItsShard(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("back", ratelimit.TokenBucket{Rate: 10, Period: century}, ratelimit.Shards(2))
+		limit := ratelimit.MustDefine("back", ratelimit.TokenBucket{Rate: 20, Period: century}, ratelimit.Shards(2))
 		take(t, v, limit.For("k")) // makes the shards
-		early, err := v.RateLimit(t.Context(), limit.For("k").Count(3))
-		if err := granted(early, err); err != nil {
-			t.Fatal(err)
+		var taken []ratelimit.Result
+		for _, n := range []float64{3, 8, 10, 10} {
+			res, err := v.RateLimit(t.Context(), limit.For("k").Count(n).OrReserve())
+			if err := granted(res, err); err != nil {
+				t.Fatal(err)
+			}
+			taken = append(taken, res)
 		}
-		if res, err := v.RateLimit(t.Context(), limit.For("k").Count(8).OrReserve()); err != nil || res.RunAt.IsZero() {
-			t.Fatal(res, err)
+		rows := func() (values [2]float64) {
+			t.Helper()
+			if err := pool.QueryRow(t.Context(), `SELECT min(value) FILTER (WHERE shard = 1048577), min(value) FILTER (WHERE shard = 1048578)
+				FROM weir_balance WHERE key = 'k' AND shard > 0`).Scan(&values[0], &values[1]); err != nil {
+				t.Fatal(err)
+			}
+			return values
 		}
-		elsewhere := limiter(t, ratelimit.Config{}).Autocommit(pool) // in a process that does not know of the debt
-		if err := elsewhere.GiveBack(t.Context(), early); err != nil {
-			t.Fatal(err)
-		}
-		var least, most float64
-		if err := pool.QueryRow(t.Context(), `SELECT min(value), max(value) FROM weir_balance WHERE key = 'k' AND shard > 0`).Scan(&least, &most); err != nil {
-			t.Fatal(err)
-		}
-		if math.Abs(least-0.5) > 1e-6 || math.Abs(most-0.5) > 1e-6 {
-			t.Errorf("one shard has %v, the other %v, want 0.5 each", least, most)
+		elsewhere := limiter(t, ratelimit.Config{}).Autocommit(pool) // in a process that has taken nothing
+		for _, res := range taken {
+			want := rows()
+			for _, k := range res.Reservation().Takes {
+				var shard int32
+				text, err := json.Marshal(k)
+				if err == nil {
+					err = json.Unmarshal(text, &[]any{nil, nil, nil, &shard})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				want[shard-1048577] += k.Count
+			}
+			if err := elsewhere.GiveBack(t.Context(), res); err != nil {
+				t.Fatal(err)
+			}
+			if got := rows(); math.Abs(got[0]-want[0]) > 1e-6 || math.Abs(got[1]-want[1]) > 1e-6 {
+				t.Errorf("the shards have %v, want %v", got, want)
+			}
 		}
 	})
 }
@@ -175,22 +195,4 @@ func TestAResetBetweenLookAndReservationLeavesNothingOver(t *testing.T) {
 			t.Fatalf("an eleventh: %+v, %v", res, err)
 		}
 	}
-}
-
-// Nor are they where the limit was taken from since, though not the shard that they came from.
-func TestTokensOfAnEndedWindowAreNoGiftToAShard(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.MustDefine("gift", ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(2))
-	eachWayTwice(t, func(t *testing.T, v, _ verbs, clock *clock, _ *pgxpool.Pool) {
-		k := limit.For("k")
-		takeOK(t, first(v.RateLimit(t.Context(), k.Count(10))))
-		clock.add(time.Hour)
-		res := takeOK(t, first(v.RateLimit(t.Context(), k)))
-		clock.add(time.Hour)
-		takeOK(t, first(v.RateLimit(t.Context(), k.Count(1.5)))) // only the other has so much
-		if err := v.GiveBack(t.Context(), res); err != nil {
-			t.Fatal(err)
-		}
-		wantLeft(t, v, k, 1.5)
-	})
 }

@@ -78,14 +78,14 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	if err := x.run(ctx, locks); err != nil {
 		return err
 	}
-	used := old.Shards == 1 && !first.found
+	used := old == shard.Single && !first.found
 	was := make([]balance, len(rows))
 	for i, s := range locks {
 		b := s.balance()
 		if isClosed(b.value) {
 			b.value = full // it was not there
 		}
-		used = used || old.Shards > 1 && b.value < full
+		used = used || old != shard.Single && b.value < full
 		b.value = min(b.value, rows[i].capacity)
 		was[i] = b
 	}

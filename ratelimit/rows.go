@@ -119,8 +119,8 @@ func (l *Limiter) onRows(
 	return nil, errMoving
 }
 
-// followed is where the tokens of closed rows are now. Those of a limit that was pruned are nowhere, as
-// it was full.
+// followed is where the tokens of closed rows are now. Those of a limit that was pruned, as it was full,
+// are in the row of one without shards.
 func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
 	seen, err := l.see(ctx, x, left)
 	if err != nil {
@@ -128,7 +128,7 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 	}
 	var rows []call
 	for i, w := range seen {
-		if from, _ := shard.Address(left[i].shard); w.Layout != from && w.Layout != shard.Single {
+		if from, _ := shard.Address(left[i].shard); w.Layout != from {
 			rows = append(rows, left[i].follow(w.Layout)...)
 		}
 	}

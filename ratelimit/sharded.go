@@ -15,7 +15,8 @@ import (
 // the guess was wrong, LOOK reads all shards, decides for the limit as a whole, and says where to take.
 //
 // A take does not wait for a shard that others hold, except where nearly all shards would do. So no
-// caller waits for a row while there are no tokens for it, and two callers do not wait for each other.
+// caller waits for a row while there are no tokens for it. Nor does it wait for one while it holds
+// another for nothing, as two callers could then wait for each other.
 // What was denied has locked its shard none the less. So if nothing else was sent in the transaction,
 // it is rolled back, LOOK goes out by itself, and TAKE begins a new one: nobody has seen the first.
 
@@ -36,6 +37,7 @@ type aim struct {
 
 func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	first := x.alone()
+	held := false // a shard, for nothing
 	aims := make([]aim, len(calls))
 	var seen []*whole
 	var err error
@@ -54,7 +56,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		}
 		var takes []*statement
 		for i := range aims {
-			l.send(&aims[i])
+			l.send(&aims[i], !held)
 			takes = append(takes, aims[i].sent...)
 		}
 		if x.single() && len(takes) > 1 {
@@ -71,9 +73,11 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		if res, ok := l.grantedShards(aims, calls, requests); ok {
 			return res, nil
 		}
-		if seen, err = l.lookAgain(ctx, x, takes, calls, first); err != nil {
+		var restarted bool
+		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first); err != nil {
 			return Result{}, err
 		}
+		held = !restarted && !x.single()
 		if round == rounds {
 			res := l.judgeWholes(seen, calls, requests)
 			if !res.OK {
@@ -130,8 +134,9 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
 	}
 }
 
-// send makes the statements.
-func (l *Limiter) send(a *aim) {
+// send makes the statements. They may wait for who holds a row only if that is said.
+func (l *Limiter) send(a *aim, wait bool) {
+	a.wait = a.wait && wait
 	switch {
 	case a.layout == shard.Single:
 		c := *a.c
@@ -142,7 +147,7 @@ func (l *Limiter) send(a *aim) {
 	default:
 		a.sent = nil
 		for _, p := range a.plan.parts {
-			a.sent = append(a.sent, l.takePart(a, p))
+			a.sent = append(a.sent, l.takePart(a, p, wait))
 		}
 	}
 }
@@ -182,7 +187,7 @@ func (l *Limiter) takeShard(a *aim) *statement {
 
 // takePart takes a part of what a call asks for. Of those who gather the tokens that are there, one
 // goes first, and takes no shard that others hold.
-func (l *Limiter) takePart(a *aim, p part) *statement {
+func (l *Limiter) takePart(a *aim, p part, wait bool) *statement {
 	row := a.c.take(a.layout, p.shard, p.count)
 	switch {
 	case l.portable && a.plan.ahead:
@@ -192,7 +197,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 	case a.plan.ahead:
 		one := *a.c
 		one.count, one.before = row.count, row.before
-		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: true, level: p.least})
+		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: wait, level: p.least})
 		s.whole = a.c
 		return s
 	}
@@ -312,14 +317,12 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 // done nothing else it is rolled back.
 func (l *Limiter) lookAgain(
 	ctx context.Context, x executor, takes []*statement, calls []call, first bool,
-) ([]*whole, error) {
+) (seen []*whole, restarted bool, err error) {
 	looks := l.looksAtShards(calls)
-	did := false
-	var err error
 	if first {
-		did, err = x.restart(ctx, looks)
+		restarted, err = x.restart(ctx, looks)
 	}
-	if !did && err == nil {
+	if !restarted && err == nil {
 		gives := l.gives(takes)
 		if len(gives) > 0 {
 			var cancel context.CancelFunc
@@ -329,9 +332,13 @@ func (l *Limiter) lookAgain(
 		err = x.run(ctx, append(gives, looks...))
 	}
 	if err != nil {
-		return nil, explain(ctx, err, "look at", calls)
+		return nil, false, explain(ctx, err, "look at", calls)
 	}
-	return l.grown(ctx, x, looks, calls)
+	for i := range calls {
+		calls[i].forget()
+	}
+	seen, err = l.grown(ctx, x, looks, calls)
+	return seen, restarted, err
 }
 
 // grown is what looks have seen, after limits were given the shards that they lack.
@@ -378,7 +385,6 @@ func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, 
 	seen := make([]*whole, len(calls))
 	for i, s := range looks {
 		c := &calls[i]
-		c.forget()
 		w, valid := s.look.whole()
 		if !valid {
 			l.books.forget(c)

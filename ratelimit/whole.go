@@ -332,10 +332,14 @@ func (c *call) grantedParts(parts []call, b balance) Decision {
 	return d
 }
 
-// takenAgain is a denial at the time at although the limit has the tokens, as others are taking them:
-// until as many have come anew.
+// takenAgain is a denial although the limit has the tokens, as others are taking them: until as many
+// have come anew, or the others are likely to have ended.
 func (c *call) takenAgain(w *whole) Decision {
 	d := Decision{State: c.state(c.sum(w, w.at))}
-	d.RetryAt = fromMicro(c.earliest(0, w.at, w.at, min(c.count, c.capacity), 0))
+	anew := c.earliest(0, w.at, w.at, min(c.count, c.capacity), 0)
+	d.RetryAt = fromMicro(min(anew, w.at+longTransaction))
 	return d
 }
+
+// longTransaction is how long most transactions are done after they have taken, in microseconds.
+const longTransaction = 100_000
