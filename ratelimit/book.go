@@ -72,6 +72,7 @@ type page struct {
 	balance
 	session uint32 // of the connection that took from it last, 0 if that is none of this process's
 	taken   time.Time
+	held    bool // by the transaction of that connection, as far as is known
 }
 
 const (
@@ -79,8 +80,8 @@ const (
 	mostMade  = 1 << 14   // hashes: 64 kB
 	longest   = time.Hour // that a transaction is taken to last after it has made a layout
 
-	// lately is for how long a shard is left to the connection that took from it last. It is longer than most transactions;
-	// and one that did not come back since needs it no more.
+	// lately is for how long a shard is left to a transaction that took from it, of which is not known whether it has ended. It
+	// is longer than most.
 	lately = time.Second
 )
 
@@ -198,7 +199,21 @@ func (b *books) took(row *call, left balance, session uint32) {
 	}
 	p.balance, p.session = left, session
 	if session != 0 {
-		p.taken = time.Now()
+		p.taken, p.held = time.Now(), true
+	}
+}
+
+// ended notes that the transaction has ended that took from rows.
+func (b *books) ended(rows []call) {
+	if len(rows) == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range rows {
+		if p := b.page(&rows[i], rows[i].shard); p != nil {
+			p.held = false
+		}
 	}
 }
 
@@ -207,7 +222,7 @@ func (b *books) lost(c *call, row int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if p := b.page(c, row); p != nil {
-		p.session, p.taken = 0, time.Now()
+		p.session, p.taken, p.held = 0, time.Now(), true
 	}
 }
 
@@ -254,7 +269,7 @@ func (b *books) choose(
 		if left.pausedUntil != open && (!c.reserve || c.bounded) {
 			left.value = closed
 		}
-		return shard.View{Tokens: left.value, Busy: i != own && now.Sub(p.taken) < lately}
+		return shard.View{Tokens: left.value, Busy: i != own && p.held && now.Sub(p.taken) < lately}
 	}
 	row := c.of(layout, 0)
 	candidates, enough = shard.Choose(layout.Shards, own, c.count, row.demand()-c.count, view, rand.IntN)

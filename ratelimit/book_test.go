@@ -51,7 +51,7 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
-		l.aim(sqlExecutor{}, c, aims, []*whole{w})
+		l.aim(sqlExecutor{}, c, aims, []*whole{w}, false)
 		l.send(&aims[0], true)
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])

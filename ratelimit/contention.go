@@ -96,6 +96,7 @@ type attempt struct {
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has
+	shards    []call         // that it has taken from
 }
 
 // queueFor returns the rows to queue for before statements: those that are contended, if the attempt sends nothing before.

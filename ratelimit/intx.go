@@ -148,6 +148,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 		tx.queue, a.used = a.conflicts, true // queue once: two transactions may take the locks of two statements in either order
 	}
 	a.handed = txn{tx, a}
+	defer func() { a.l.books.ended(a.shards) }()
 	done := false
 	defer func() {
 		if !done { // an error or a panic

@@ -52,7 +52,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
-			l.aim(x, calls, aims, seen)
+			l.aim(x, calls, aims, seen, round == rounds)
 		}
 		var takes []*statement
 		for i := range aims {
@@ -115,22 +115,35 @@ func (l *Limiter) choose(x executor, a *aim, c *call) bool {
 	return true
 }
 
-// aim aims by what was seen, in which each of the calls is granted.
-func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole) {
+// aim aims by what was seen, in which each of the calls is granted. The last time it does so however others have left the
+// shards since.
+func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last bool) {
 	for i := range calls {
 		c, w := &calls[i], seen[i]
 		aims[i] = aim{c: c, layout: w.Layout, seen: w}
 		if w.Layout == shard.Single {
 			continue
 		}
-		p, _ := c.plan(w, w.at)
+		p, _ := c.plan(w, w.at, last && c.pausable())
 		// Since the look other callers may have changed what the books say, and even the layout.
 		if len(p.able) == 0 {
 			aims[i].plan = p
 		} else if !l.choose(x, &aims[i], c) || aims[i].layout != w.Layout {
 			aims[i] = aim{c: c, layout: w.Layout, from: p.able[:min(len(p.able), 8)], level: -full, wait: 2*len(p.able) > w.Shards}
 		}
-		aims[i].seen = w
+		if aims[i].seen = w; last {
+			aims[i].anyLevel()
+		}
+	}
+}
+
+// anyLevel has the call take from what it is aimed at however that stands by now.
+func (a *aim) anyLevel() {
+	a.level = closed
+	for k := range a.plan.parts {
+		p := &a.plan.parts[k]
+		row := a.c.take(a.layout, p.shard, p.count)
+		p.least = row.least()
 	}
 }
 
@@ -245,6 +258,9 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			}
 			s.c.stamp(s.balance())
 			l.books.took(s.c, s.balance(), x.session())
+			if a, ok := x.transaction().(*attempt); ok {
+				a.shards = append(a.shards, *s.c)
+			}
 		case err != nil && isConflict(err):
 			l.books.lost(s.c, s.c.shard)
 		case s.lone && err == nil: // somebody else holds it or has taken from it: it is the session's own no more
@@ -457,7 +473,7 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 		return &confirmation{again, func() bool {
 			for i, s := range again {
 				w, valid := s.look.whole()
-				if _, ok := calls[i].plan(w, w.at); !valid || !ok {
+				if _, ok := calls[i].plan(w, w.at, false); !valid || !ok {
 					return true
 				}
 			}

@@ -161,8 +161,9 @@ type plan struct {
 }
 
 // plan tells how the limit would grant the call at now. If no single shard does, it takes the tokens
-// that there are from the fullest shards, or reserves in several so that their lines stay level.
-func (c *call) plan(w *whole, now int64) (p plan, ok bool) {
+// that there are from the fullest shards, or reserves in several so that their lines stay level; if it
+// is to be ahead, it does not gather.
+func (c *call) plan(w *whole, now int64, ahead bool) (p plan, ok bool) {
 	there := make([]part, w.Shards)
 	paused := false
 	shares := c.shares(w.Shards)
@@ -187,7 +188,7 @@ func (c *call) plan(w *whole, now int64) (p plan, ok bool) {
 	if w.Shards == 1 {
 		return p, false
 	}
-	if !paused {
+	if !paused && !ahead {
 		if p.parts, ok = gather(there, c.count, leave); ok {
 			return p, true
 		}
@@ -271,7 +272,7 @@ func level(there []part, n, most float64) []part {
 			break
 		}
 		rest -= p.count
-		p.least = had - p.count - (math.Abs(had)+n)*smallest
+		p.least = had - 3*p.count
 		parts = append(parts, p)
 	}
 	if len(parts) == 0 {
@@ -288,7 +289,7 @@ func level(there []part, n, most float64) []part {
 // decideWhole is decide for a limit of shards.
 func (c *call) decideWhole(w *whole) Decision {
 	before := c.sum(w, w.at)
-	if p, ok := c.plan(w, w.at); ok {
+	if p, ok := c.plan(w, w.at, false); ok {
 		after := &whole{w.Layout, slices.Clone(w.rows), w.at}
 		parts := p.parts
 		if len(p.able) > 0 {
@@ -308,7 +309,7 @@ func (c *call) decideWhole(w *whole) Decision {
 	if !c.pausable() {
 		from = max(from, before.pausedUntil)
 	}
-	grants := func(t int64) bool { _, ok := c.plan(w, t); return ok }
+	grants := func(t int64) bool { _, ok := c.plan(w, t, false); return ok }
 	at := from
 	if !grants(from) {
 		guess := float64(from) + (c.demand()-before.value)*float64(c.period)/c.rate
