@@ -190,8 +190,8 @@ func TestFirstUsesOfALimitWithShards(t *testing.T) {
 	const n = 16
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 		for round := range 4 {
-			for _, shards := range []int{2, 16, 40} {
-				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{Rate: 2 * n, Period: never}, ratelimit.Shards(shards))
+			for _, shards := range []int{3, 16, 40} {
+				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{Rate: float64(12 * shards), Period: never}, ratelimit.Shards(shards))
 				key := fmt.Sprint(round)
 				start := make(chan struct{})
 				var wg sync.WaitGroup
@@ -209,8 +209,8 @@ func TestFirstUsesOfALimitWithShards(t *testing.T) {
 				}
 				close(start)
 				wg.Wait()
-				if left := sumOf(t, pool, limit, key); math.Abs(left-n/2) > 1e-4 {
-					t.Errorf("%d shards: %v left, want %v", shards, left, n/2)
+				if left := sumOf(t, pool, limit, key); math.Abs(left-float64(12*shards)+1.5*n) > 1e-4 {
+					t.Errorf("%d shards: %v left, want %v", shards, left, float64(12*shards)-1.5*n)
 				}
 			}
 		}

@@ -52,7 +52,7 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		change(l, &c[0])
 		aims := make([]aim, 1)
 		l.aim(sqlExecutor{}, c, aims, []*whole{w}, false)
-		l.send(&aims[0], true)
+		l.send(&aims[0], 0)
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
 		}

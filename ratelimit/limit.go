@@ -105,6 +105,7 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
 	}
+	d.shards = a.mostShards(d.shards)
 	if d.settle < time.Second || d.settle > mostSettle {
 		return Limit{}, &InvalidError{Limit: name, Field: "SettleWithin", Value: d.settle, Want: "a second to ten years"}
 	}

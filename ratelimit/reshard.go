@@ -30,6 +30,12 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 		return err
 	}
 	for i := range calls {
+		if most := calls[i].mostShards(n); most < n {
+			return &InvalidError{Limit: calls[i].name, Field: "number of shards", Value: n, Want: fmt.Sprintf("at most %d: each must have a token, "+
+				"and of a window as many whole ones as the others", most)}
+		}
+	}
+	for i := range calls {
 		if err := l.reshard(ctx, x, &calls[i], n, true); err != nil {
 			return explain(ctx, err, "change the shards of", calls[i:])
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -83,6 +84,54 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 	})
 }
 
+// excess are the rows to be charged in place of those of which more was used than reserved. In a limit
+// with shards it is taken from where the tokens are: or one would owe while others have some, which
+// would be granted on top.
+func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
+	over := func(c call) bool { return c.shard != alone && c.used > c.count }
+	if !slices.ContainsFunc(rows, over) {
+		return rows, nil
+	}
+	var limits, all []call
+	beyond := map[place]float64{}
+	for _, c := range rows {
+		if over(c) {
+			if beyond[c.place()] == 0 {
+				limits = append(limits, c)
+			}
+			beyond[c.place()] += c.used - c.count
+			c.used = c.count
+		}
+		all = append(all, c)
+	}
+	seen, err := l.see(ctx, x, limits)
+	if err != nil {
+		return nil, err
+	}
+	for i, w := range seen {
+		c := &limits[i]
+		from, _ := shard.Address(c.shard)
+		size := float64(from.Shards) / float64(w.Shards)
+		c.capacity, c.rate, c.args = c.capacity*size, c.rate*size, nil
+		there := make([]part, w.Shards)
+		for k := range there {
+			there[k] = part{shard: k}
+			if b := w.rows[k]; b.exists {
+				there[k].count = c.at(b, w.at).value
+			} else if k == 0 && w.Layout == shard.Single {
+				there[k].count = full // it was pruned
+			}
+		}
+		for _, p := range level(there, beyond[c.place()], math.Inf(1)) {
+			r := *c
+			r.shard, r.count, r.used = w.Row(p.shard), 0, p.count
+			all = append(all, r)
+		}
+	}
+	sortCalls(all)
+	return all, nil
+}
+
 func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool, error) {
 	if err := r.check(); err != nil {
 		return false, err
@@ -159,6 +208,10 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 	}
 	if !first.found {
 		return false, nil
+	}
+	calls, err := l.excess(ctx, x, calls)
+	if err != nil {
+		return false, err
 	}
 	if err := l.returns(ctx, x, "settle", calls, of); err != nil {
 		return false, err

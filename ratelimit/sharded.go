@@ -15,8 +15,9 @@ import (
 // the guess was wrong, LOOK reads all shards, decides for the limit as a whole, and says where to take.
 //
 // A take does not wait for a shard that others hold, except where nearly all shards would do. So no
-// caller waits for a row while there are no tokens for it. Nor does it wait for one while it holds
-// another for nothing, as two callers could then wait for each other.
+// caller waits for a row while there are no tokens for it. A take that was denied has locked its shard
+// none the less: so the rows that come before that are out of reach, as two callers could then wait for
+// each other.
 // What was denied has locked its shard none the less. So if nothing else was sent in the transaction,
 // it is rolled back, LOOK goes out by itself, and TAKE begins a new one: nobody has seen the first.
 
@@ -31,13 +32,12 @@ type aim struct {
 	plan   plan
 	wait   bool    // for the first of them, if others hold them all
 	level  float64 // to which the candidates are expected to be left, at the least
-	seen   *whole  // what the plan was made by
 	sent   []*statement
 }
 
 func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	first := x.alone()
-	held := false // a shard, for nothing
+	held := int32(0) // the last row that the transaction has locked for nothing
 	aims := make([]aim, len(calls))
 	var seen []*whole
 	var err error
@@ -56,8 +56,11 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		}
 		var takes []*statement
 		for i := range aims {
-			l.send(&aims[i], !held)
+			l.send(&aims[i], held)
 			takes = append(takes, aims[i].sent...)
+		}
+		if len(takes) == 0 {
+			return l.takenAgain(aims, seen, calls, requests), nil
 		}
 		if x.single() && len(takes) > 1 {
 			return Result{}, errUndecided
@@ -77,7 +80,11 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first); err != nil {
 			return Result{}, err
 		}
-		held = !restarted && !x.single()
+		if !restarted && !x.single() {
+			for _, s := range takes {
+				held = max(held, s.c.shard, slices.Max(append(s.shards, 0)))
+			}
+		}
 		if round == rounds {
 			res := l.judgeWholes(seen, calls, requests)
 			if !res.OK {
@@ -120,7 +127,7 @@ func (l *Limiter) choose(x executor, a *aim, c *call) bool {
 func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last bool) {
 	for i := range calls {
 		c, w := &calls[i], seen[i]
-		aims[i] = aim{c: c, layout: w.Layout, seen: w}
+		aims[i] = aim{c: c, layout: w.Layout}
 		if w.Layout == shard.Single {
 			continue
 		}
@@ -131,7 +138,7 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 		} else if !l.choose(x, &aims[i], c) || aims[i].layout != w.Layout {
 			aims[i] = aim{c: c, layout: w.Layout, from: p.able[:min(len(p.able), 8)], level: -full, wait: 2*len(p.able) > w.Shards}
 		}
-		if aims[i].seen = w; last {
+		if last {
 			aims[i].anyLevel()
 		}
 	}
@@ -147,9 +154,18 @@ func (a *aim) anyLevel() {
 	}
 }
 
-// send makes the statements. They may wait for who holds a row only if that is said.
-func (l *Limiter) send(a *aim, wait bool) {
-	a.wait = a.wait && wait
+// send makes the statements. A transaction that holds a row for nothing takes from rows behind it only, in which order
+// everybody waits, or there is none.
+func (l *Limiter) send(a *aim, held int32) {
+	ahead := func(i int) bool { return a.layout.Row(i) <= held }
+	if held > 0 && a.layout != shard.Single {
+		parts := len(a.plan.parts)
+		a.from = slices.DeleteFunc(a.from, ahead)
+		if slices.ContainsFunc(a.plan.parts, func(p part) bool { return ahead(p.shard) }) || parts == 0 && len(a.from) == 0 {
+			a.sent = nil
+			return
+		}
+	}
 	switch {
 	case a.layout == shard.Single:
 		c := *a.c
@@ -160,7 +176,7 @@ func (l *Limiter) send(a *aim, wait bool) {
 	default:
 		a.sent = nil
 		for _, p := range a.plan.parts {
-			a.sent = append(a.sent, l.takePart(a, p, wait))
+			a.sent = append(a.sent, l.takePart(a, p))
 		}
 	}
 }
@@ -200,7 +216,7 @@ func (l *Limiter) takeShard(a *aim) *statement {
 
 // takePart takes a part of what a call asks for. Of those who gather the tokens that are there, one
 // goes first, and takes no shard that others hold.
-func (l *Limiter) takePart(a *aim, p part, wait bool) *statement {
+func (l *Limiter) takePart(a *aim, p part) *statement {
 	row := a.c.take(a.layout, p.shard, p.count)
 	switch {
 	case l.portable && a.plan.ahead:
@@ -210,7 +226,7 @@ func (l *Limiter) takePart(a *aim, p part, wait bool) *statement {
 	case a.plan.ahead:
 		one := *a.c
 		one.count, one.before = row.count, row.before
-		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: wait, level: p.least})
+		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: true, level: p.least})
 		s.whole = a.c
 		return s
 	}
@@ -274,7 +290,7 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
 	for i := range aims {
 		a := &aims[i]
-		if slices.ContainsFunc(a.sent, func(s *statement) bool { return !s.found }) {
+		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool { return !s.found }) {
 			return Result{}, false
 		}
 		c, b := a.c, a.sent[0].balance()

@@ -34,6 +34,20 @@ func (s *shares) of(i int) *algebra {
 	return &s.each
 }
 
+// mostShards is how many of n shards the rule can be divided into: each has a token, and of a window
+// whole ones, as many as each other one.
+func (a *algebra) mostShards(n int) int {
+	if !a.windowed {
+		return max(1, min(n, int(min(a.capacity, shard.Max))))
+	}
+	for n = min(n, int(min(a.rate, a.capacity, shard.Max))); n > 1; n-- {
+		if math.Mod(a.rate, float64(n)) == 0 && math.Mod(a.capacity, float64(n)) == 0 {
+			return n
+		}
+	}
+	return 1
+}
+
 // of is c for a shard alone, to be read and written like a balance of its own.
 func (c *call) of(layout shard.Layout, i int) call {
 	r := *c
