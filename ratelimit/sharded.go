@@ -81,9 +81,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			return Result{}, err
 		}
 		if !restarted && !x.single() {
-			for _, s := range takes {
-				held = max(held, s.c.shard, slices.Max(append(s.shards, 0)))
-			}
+			held = max(held, locked(aims, seen))
 		}
 		if round == rounds {
 			res := l.judgeWholes(seen, calls, requests)
@@ -94,6 +92,31 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			return l.takenAgain(aims, seen, calls, requests), nil
 		}
 	}
+}
+
+// locked is the last row that takes have locked for nothing, as far as can be seen: 0, if they have locked none. A shard that
+// has enough was not denied, but held by somebody else.
+func locked(aims []aim, seen []*whole) (last int32) {
+	for i := range aims {
+		a, w := &aims[i], seen[i]
+		for _, s := range a.sent {
+			if s.whole == nil || a.layout != w.Layout {
+				continue
+			}
+			rows := s.shards
+			if rows == nil {
+				rows = []int32{s.c.shard}
+			}
+			for _, row := range rows {
+				_, k := shard.Address(row)
+				r := s.whole.of(w.Layout, k)
+				if s.found || r.at(w.rows[k], w.at).value-s.c.count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
+					last = max(last, row)
+				}
+			}
+		}
+	}
+	return last
 }
 
 // guess aims by what is known, at one shard for each call. It reports whether enough is known for all
