@@ -279,6 +279,19 @@ func (b *books) choose(
 	return layout, candidates, enough, level - 2*c.count
 }
 
+// free tells of shards whether no other connection of this process holds them, as far as is known.
+func (b *books) free(c *call, layout shard.Layout, session uint32) func(i int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	free := make([]bool, layout.Shards)
+	now := time.Now()
+	for i := range free {
+		p := b.page(c, layout.Row(i))
+		free[i] = p == nil || !p.held || session != 0 && p.session == session || now.Sub(p.taken) >= lately
+	}
+	return func(i int) bool { return free[i] }
+}
+
 // total is what the limit is worth, as far as is known, by the time at.
 func (b *books) total(c *call, at int64) (total float64, known bool) {
 	b.mu.Lock()

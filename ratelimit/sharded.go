@@ -128,16 +128,17 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		switch {
 		case !known && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, layout: shard.Single}
-		case layout.Shards < c.shards || !l.choose(x, &aims[i], c):
+		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()):
 			return false
 		}
 	}
 	return true
 }
 
-// choose aims at one of several shards, by what is known. It reports whether one is known that would do.
-func (l *Limiter) choose(x executor, a *aim, c *call) bool {
-	layout, from, enough, level := l.books.choose(c, x.session(), l.clock)
+// choose aims at one of several shards, by what is known; the one that the session took from last goes first, unless it is 0.
+// It reports whether one is known that would do.
+func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
+	layout, from, enough, level := l.books.choose(c, session, l.clock)
 	if len(from) == 0 {
 		return false
 	}
@@ -154,11 +155,15 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 		if w.Layout == shard.Single {
 			continue
 		}
-		p, _ := c.plan(w, w.at, last && c.pausable())
+		free := l.books.free(c, w.Layout, x.session())
+		p, ok := c.plan(w, w.at, last && c.pausable(), free)
+		if !ok {
+			p, _ = c.plan(w, w.at, last && c.pausable(), nil)
+		}
 		// Since the look other callers may have changed what the books say, and even the layout.
 		if len(p.able) == 0 {
-			aims[i].plan = p
-		} else if !l.choose(x, &aims[i], c) || aims[i].layout != w.Layout {
+			aims[i].plan, aims[i].wait = p, last
+		} else if !l.choose(&aims[i], c, 0) || aims[i].layout != w.Layout {
 			aims[i] = aim{c: c, layout: w.Layout, from: p.able[:min(len(p.able), 8)], level: -full, wait: 2*len(p.able) > w.Shards}
 		}
 		if last {
@@ -249,7 +254,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 	case a.plan.ahead:
 		one := *a.c
 		one.count, one.before = row.count, row.before
-		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: true, level: p.least})
+		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least})
 		s.whole = a.c
 		return s
 	}
@@ -512,7 +517,7 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 		return &confirmation{again, func() bool {
 			for i, s := range again {
 				w, valid := s.look.whole()
-				if _, ok := calls[i].plan(w, w.at, false); !valid || !ok {
+				if _, ok := calls[i].plan(w, w.at, false, nil); !valid || !ok {
 					return true
 				}
 			}

@@ -176,18 +176,21 @@ type plan struct {
 
 // plan tells how the limit would grant the call at now. If no single shard does, it takes the tokens
 // that there are from the fullest shards, or reserves in several so that their lines stay level; if it
-// is to be ahead, it does not gather.
-func (c *call) plan(w *whole, now int64, ahead bool) (p plan, ok bool) {
-	there := make([]part, w.Shards)
+// is to be ahead, it does not gather. From several it takes only where free allows it; nil allows all.
+func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
+	there := make([]part, 0, w.Shards)
 	paused := false
 	shares := c.shares(w.Shards)
 	single := c.count <= shares.each.capacity || w.Shards == 1 || !c.pausable()
 	row := c.of(w.Layout, 0)
 	leave := row.leave
-	for i := range there {
+	var values []float64
+	for i := range w.Shards {
 		row.algebra = *shares.of(i)
 		b := row.at(w.rows[i], now)
-		there[i] = part{shard: i, count: b.value}
+		if values = append(values, b.value); free == nil || free(i) {
+			there = append(there, part{shard: i, count: b.value})
+		}
 		paused = paused || b.pausedUntil != open
 		if single {
 			if _, ok := row.grants(b); ok {
@@ -196,10 +199,10 @@ func (c *call) plan(w *whole, now int64, ahead bool) (p plan, ok bool) {
 		}
 	}
 	if len(p.able) > 0 {
-		slices.SortStableFunc(p.able, func(a, b int) int { return cmp.Compare(there[b].count, there[a].count) })
+		slices.SortStableFunc(p.able, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
 		return p, true
 	}
-	if w.Shards == 1 {
+	if w.Shards == 1 || len(there) == 0 {
 		return p, false
 	}
 	if !paused && !ahead {
@@ -303,7 +306,7 @@ func level(there []part, n, most float64) []part {
 // decideWhole is decide for a limit of shards.
 func (c *call) decideWhole(w *whole) Decision {
 	before := c.sum(w, w.at)
-	if p, ok := c.plan(w, w.at, false); ok {
+	if p, ok := c.plan(w, w.at, false, nil); ok {
 		after := &whole{w.Layout, slices.Clone(w.rows), w.at}
 		parts := p.parts
 		if len(p.able) > 0 {
@@ -323,7 +326,7 @@ func (c *call) decideWhole(w *whole) Decision {
 	if !c.pausable() {
 		from = max(from, before.pausedUntil)
 	}
-	grants := func(t int64) bool { _, ok := c.plan(w, t, false); return ok }
+	grants := func(t int64) bool { _, ok := c.plan(w, t, false, nil); return ok }
 	at := from
 	if !grants(from) {
 		guess := float64(from) + (c.demand()-before.value)*float64(c.period)/c.rate
