@@ -79,7 +79,7 @@ func (x pgxExecutor) aside(ctx context.Context, looks []*statement) (bool, error
 
 func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
-	if !ok {
+	if !ok || len(x.attempt.made) > 0 { // it would undo the layout
 		return false, nil
 	}
 	did, err := t.restart(ctx, looks)
