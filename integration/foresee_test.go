@@ -107,3 +107,34 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 		})
 	}
 }
+
+// A callback that goes on after a denial runs again only if the call would be granted by then, not as
+// others have taken from the same balance meanwhile.
+func TestADenialThatStillHoldsRunsNothingAgain(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	takeOK(t, first(other.RateLimit(t.Context(), limit.Count(4))))
+	if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
+		t.Fatal(res, err)
+	}
+	runs := 0
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		runs++
+		res, err := l.RateLimit(ctx, tx, limit.Count(8))
+		if err != nil || res.OK || !near(res.Outcomes[0].Value, 6) {
+			t.Errorf("%+v, %v", res, err)
+		}
+		takeOK(t, first(other.RateLimit(t.Context(), limit)))
+		res, err = l.RateLimit(ctx, tx, limit.Count(5)) // which is now all that there is
+		if err != nil || !res.OK {
+			t.Errorf("%+v, %v", res, err)
+		}
+		return err
+	})
+	if err != nil || runs != 1 {
+		t.Errorf("%d runs, %v", runs, err)
+	}
+	wantLeft(t, other, limit, 0)
+}

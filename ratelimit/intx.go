@@ -39,7 +39,8 @@ const maxAttempts = 50
 // BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of it: take first, and you
 // save a round trip. So it is fn that meets a BEGIN that fails, yet InTx returns that error whatever fn makes of it. If fn
 // does not use tx, nothing is sent. Nor is there a transaction if its first call is denied as one was just before, and fn
-// returns: what it was told was read on its own, as at READ COMMITTED. If fn goes on, it is read again within the transaction.
+// returns: the denial was read on its own, as at READ COMMITTED. If fn goes on, the call is decided again within the
+// transaction. If it would be granted there, fn runs again. Else the denial stands, with the balance that was read first.
 //
 // InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool, called with its ctx, it
 // is refused with [ErrNested]: with every connection held by an outer transaction, the inner ones would wait for ever.
