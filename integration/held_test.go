@@ -94,6 +94,19 @@ func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
 	})
 }
 
+// busyLanes makes a call for each of some keys while the gate is shut, until each lane has a batch that
+// stands at the gate. What is called then comes together, in the next batches.
+func busyLanes(t *testing.T, g *gate, call func(key string)) {
+	t.Helper()
+	g.shut()
+	for i := range 20 {
+		call(fmt.Sprint("early", i))
+	}
+	for range 2 {
+		g.next(t)
+	}
+}
+
 // A call for a held row and calls for free rows come together, whether rows are expected that do not
 // exist or not. Only the call for the held row waits.
 func TestABatchWaitsForNoHeldRow(t *testing.T) {
@@ -106,22 +119,19 @@ func TestABatchWaitsForNoHeldRow(t *testing.T) {
 			holders := beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
 			c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
 			limit := ratelimit.MustDefine("batch", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
-			keys := []string{"held"}
 			for i := range 20 { // enough for each lane
-				keys = append(keys, fmt.Sprint("free", i))
+				for _, key := range []string{"early", "free"} {
+					takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(key, i)))))
+				}
 			}
-			for _, key := range keys {
-				takeOK(t, first(c.RateLimit(t.Context(), limit.For(key))))
-			}
+			takeOK(t, first(c.RateLimit(t.Context(), limit.For("held"))))
 			for i := 0; known && i < 200; i++ {
 				takeOK(t, first(c.RateLimit(t.Context(), limit.For("held"))))
 			}
 			defer hold(t, holders, "batch", "held")()
-			g.shut()
-			defer g.open()
 			waits, leave := context.WithCancel(t.Context())
 			var free, held sync.WaitGroup
-			for _, key := range keys {
+			call := func(key string) {
 				ctx, wg := t.Context(), &free
 				if key == "held" {
 					ctx, wg = waits, &held
@@ -137,6 +147,12 @@ func TestABatchWaitsForNoHeldRow(t *testing.T) {
 					}
 				})
 				p.wait(t)
+			}
+			defer g.open()
+			busyLanes(t, g, call)
+			call("held")
+			for i := range 20 {
+				call(fmt.Sprint("free", i))
 			}
 			g.open()
 			free.Wait()
@@ -159,12 +175,13 @@ func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {
 		limit := ratelimit.MustDefine("firsts", ratelimit.FixedWindow{Rate: 10, Period: century})
 		tx := begin(t, holders, pgx.ReadCommitted)
 		takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("made"))))
-		g.shut()
-		defer g.open()
 		var free, made sync.WaitGroup
 		var committed atomic.Bool
-		call := func(wg *sync.WaitGroup, key string) {
-			p := park(t.Context())
+		call := func(key string) {
+			p, wg := park(t.Context()), &free
+			if key == "made" {
+				wg = &made
+			}
 			wg.Go(func() {
 				res, err := c.RateLimit(p, limit.For(key))
 				if err != nil || !res.OK {
@@ -176,9 +193,11 @@ func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {
 			})
 			p.wait(t)
 		}
-		call(&made, "made")
+		defer g.open()
+		busyLanes(t, g, call)
+		call("made")
 		for i := range 20 {
-			call(&free, fmt.Sprint(i))
+			call(fmt.Sprint("free", i))
 		}
 		g.open()
 		free.Wait()
