@@ -88,6 +88,7 @@ type attempt struct {
 	l         *Limiter
 	level     pgx.TxIsoLevel
 	queues    bool           // it can queue: above READ COMMITTED, and on a connection of which InTx sends the BEGIN
+	again     bool           // an earlier attempt was rolled back
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	wrong     map[place]bool // limits of whose shards one was held in vain, then or now
@@ -95,6 +96,11 @@ type attempt struct {
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has
+}
+
+// keepsSnapshot reports whether all statements of the transaction read the same snapshot.
+func (a *attempt) keepsSnapshot() bool {
+	return a.level != pgx.ReadCommitted && a.level != pgx.ReadUncommitted
 }
 
 // queueFor returns the rows to queue for before statements: those that are contended, if the attempt sends nothing before.

@@ -55,7 +55,7 @@ func errNoTx() error {
 // it was used: a read would then believe in a denial that is over, where a take finds that out.
 func (x pgxExecutor) fresh() bool {
 	a := x.attempt
-	return a == nil || !a.used || a.level == pgx.ReadCommitted || a.level == pgx.ReadUncommitted
+	return a == nil || !a.used || !a.keepsSnapshot()
 }
 
 // alone is known only of what InTx begins later.
@@ -70,13 +70,17 @@ func (pgxExecutor) single() bool { return false }
 
 func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
-	if !ok || t.begun || len(t.queue) > 0 || t.failed != nil || t.unsure != nil {
-		return false, nil // what is looked at twice is to be the same
+	if !ok || t.begun || t.failed != nil || t.unsure != nil || x.attempt.again {
+		// What is looked at twice is to be the same. After an attempt for which it was not, it is looked
+		// at once, within the transaction: a balance that many use may change each time.
+		return false, nil
 	}
 	if _, err := sendBatch(ctx, t.conn, looks); err != nil {
 		return false, err
 	}
-	t.unsure = confirm
+	if x.attempt.keepsSnapshot() { // else each statement reads on its own anyway
+		t.unsure = confirm
+	}
 	return true, nil
 }
 

@@ -209,15 +209,20 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no shards")
 
 // foresee is checkRateLimit for a call that is expected to be denied.
-func (l *Limiter) foresee(
-	ctx context.Context, x executor, calls []call, requests int,
-) (Result, error) {
+func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	looks := l.looksOf(calls)
 	did, err := x.aside(ctx, looks, func() *confirmation {
 		again := l.looksOf(calls)
 		return &confirmation{again, func() bool {
-			return slices.ContainsFunc(looks, (*statement).closed) ||
-				!slices.ContainsFunc(again, (*statement).closed) && !l.judge(again, calls, requests).OK
+			for i := range again {
+				if again[i].closed() && looks[i].closed() {
+					continue // whatever else stands there, NaN even
+				}
+				if again[i].balance() != looks[i].balance() {
+					return false
+				}
+			}
+			return true
 		}}
 	})
 	switch {
@@ -229,10 +234,8 @@ func (l *Limiter) foresee(
 	return l.judge(looks, calls, requests), nil
 }
 
-// confirmation looks again at what was looked at before the transaction began. If what was denied
-// would be granted now, or its limit has got shards, the transaction runs again. If the balance has
-// changed and the call is denied as before, the transaction goes on: a balance that many callers use
-// changes all the time.
+// confirmation looks again at what was looked at before the transaction began. If it has changed the transaction is to run
+// again: it could not be serialized.
 type confirmation struct {
 	looks []*statement
 	holds func() bool
@@ -241,7 +244,7 @@ type confirmation struct {
 type notConfirmed struct{}
 
 func (notConfirmed) Error() string {
-	return "ratelimit: what was denied before the transaction began would be granted now"
+	return "ratelimit: a balance has changed between a denial and the transaction's begin"
 }
 func (notConfirmed) SQLState() string { return "40001" }
 

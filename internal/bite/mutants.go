@@ -144,9 +144,11 @@ var ofTheCore = []mutant{
 
 	// what is denied before the transaction begins
 	{"foresee: a change since is not seen", "ratelimit/protocol.go",
-		"!l.judge(again, calls, requests).OK", "len(again) > 0", "GoesOn", whole, true},
-	{"foresee: whatever has changed runs the callback again", "ratelimit/protocol.go",
-		"!l.judge(again, calls, requests).OK", "len(again) == 0", "StillHolds", whole, true},
+		"if again[i].balance() != looks[i].balance() {", "if i < 0 {", "GoesOn", whole, true},
+	{"foresee: each change runs the callback again", "ratelimit/execute.go",
+		"t.unsure != nil || x.attempt.again", "t.unsure != nil || x.attempt == nil", "RunsOnceMore", whole, true},
+	{"foresee: at READ COMMITTED as well", "ratelimit/execute.go",
+		"if x.attempt.keepsSnapshot() {", "if x.attempt != nil {", "RunsOnceMore", whole, true},
 	{"remember: for ever", "ratelimit/denials.go",
 		"if at < e.at || at > e.decision", "if at < e.at && at > e.decision", "Remember", whole, true},
 
