@@ -325,7 +325,7 @@ func (c muteConn) Close() error {
 		return c.Conn.Close()
 	}
 	c.left(c.Conn)
-	return c.Conn.SetReadDeadline(time.Now())
+	return c.SetReadDeadline(time.Now())
 }
 
 func (c muteConn) Write(b []byte) (int, error) {
