@@ -36,11 +36,14 @@ const maxAttempts = 50
 // its callers down but fails none of them, and callers of other keys do not wait for it. For that db must be a pool or a
 // connection of pgx, without a BeginQuery; else, and with [Config.Portable], InTx waits for at most 250 ms between attempts.
 //
-// BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of it: take first, and you
-// save a round trip. So it is fn that meets a BEGIN that fails, yet InTx returns that error whatever fn makes of it. If fn
-// does not use tx, nothing is sent. Nor is there a transaction if its first call is denied as one was just before, and fn
-// returns: what it was told was read on its own, as at READ COMMITTED. If fn goes on above READ COMMITTED, it is read again
-// within the transaction. If the balance has changed by then, fn runs again, and reads within the transaction at once.
+// BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of
+// it: take first, and you save a round trip. So it is fn that meets a BEGIN that fails, yet InTx
+// returns that error whatever fn makes of it. If fn does not use tx, nothing is sent.
+//
+// If the first call of fn is expected to be denied, as one was just before, it is read on its own,
+// as at READ COMMITTED. If it is denied and fn returns, there is no transaction. If fn goes on
+// above READ COMMITTED, the balance is read again within the transaction. If it has changed by
+// then, fn runs again, and that run reads within the transaction at once.
 //
 // InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool, called with its ctx, it
 // is refused with [ErrNested]: with every connection held by an outer transaction, the inner ones would wait for ever.

@@ -40,8 +40,9 @@ type executor interface {
 	// single says that each trip is a transaction of its own.
 	single() bool
 
-	// aside looks before the transaction begins, where it has not begun: who is denied then often has nothing left to do in
-	// it, and neither begins nor ends it. If it does begin, it is to look again by confirm. It reports whether it has looked.
+	// aside looks before the transaction begins, if it has not begun. A caller that is denied often has
+	// nothing left to do in the transaction, and neither begins nor ends it. If it does begin, and keeps
+	// one snapshot, it looks again by confirm. aside reports whether it has looked.
 	aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error)
 
 	// again says that the transaction runs again if it is told of a conflict. wrong notes calls whose shards were not as they
