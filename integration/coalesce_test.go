@@ -314,6 +314,31 @@ func TestCoalescedCallsByDifferentRules(t *testing.T) {
 	}
 }
 
+// Calls by different rules that come together are decided one after the other, each by its own.
+func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
+	t.Parallel()
+	large := ratelimit.MustDefine("rules", ratelimit.TokenBucket{Rate: 20, Period: never})
+	small := large.For("k").Rule(ratelimit.TokenBucket{Rate: 10, Period: never})
+	g := newGate()
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pgtest.Pool(t, g.through))
+	takeOK(t, first(c.RateLimit(t.Context(), large.For("k").Count(0)))) // makes the row
+	g.shut()
+	defer g.open()
+	var wg sync.WaitGroup
+	for _, request := range []ratelimit.Request{large.For("k").Count(5), small.Count(8)} {
+		p := park(t.Context())
+		wg.Go(func() {
+			if err := granted(c.RateLimit(p, request)); err != nil {
+				t.Error(err)
+			}
+		})
+		p.wait(t)
+	}
+	g.open()
+	wg.Wait()
+	wantLeft(t, c, small, 2) // of the 10 that the small capacity leaves of 15
+}
+
 // A pause outlives a take for after it, also where the row is ahead of a clock that was set back.
 func TestACoalescedTakeKeepsThePause(t *testing.T) {
 	t.Parallel()

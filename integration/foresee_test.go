@@ -107,3 +107,39 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 		})
 	}
 }
+
+// A callback that goes on after a denial runs once more at the most, however often others take from the
+// same balance. At READ COMMITTED it runs once.
+func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
+			limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
+			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
+				t.Fatal(res, err)
+			}
+			want := 2
+			if level == pgx.ReadCommitted {
+				want = 1
+			}
+			runs := 0
+			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+				runs++
+				res, err := l.RateLimit(ctx, tx, limit.Count(8))
+				if err != nil || res.OK || !near(res.Outcomes[0].Value, float64(8-runs)) {
+					t.Errorf("%+v, %v", res, err)
+				}
+				takeOK(t, first(other.RateLimit(t.Context(), limit)))
+				_, err = tx.Exec(ctx, `SELECT 1`)
+				return err
+			})
+			if err != nil || runs != want {
+				t.Errorf("%d runs, want %d, %v", runs, want, err)
+			}
+		})
+	}
+}

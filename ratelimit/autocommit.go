@@ -200,7 +200,7 @@ func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
-func (poolExecutor) aside(context.Context, []*statement) (bool, error) { return false, nil }
+func (poolExecutor) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
 
 func (poolExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
 

@@ -57,6 +57,43 @@ func TestCoalescedRefuses(t *testing.T) {
 	}
 }
 
+// A new call joins those that wait for a held row, unless it is expected to be denied.
+func TestAnExpectedDenialDoesNotJoinThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := MustDefine("joins", TokenBucket{Rate: 10, Period: time.Second})
+	call := func(key string, count float64) *waiter {
+		calls, err := resolveAll([]Request{limit.For(key).Count(count)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &waiter{calls: calls}
+	}
+	c := l.Coalesce(nil)
+	held := call("held", 1)
+	held.state.Store(taken)
+	c.held.hold(held, held.calls[0].place(), 0)
+	c.held.timer.Stop()
+	denied := call("held", 5)
+	l.denials.note(&denied.calls[0], &Decision{RetryAt: fromMicro(1e6)}, 0)
+	for _, tc := range []struct {
+		name string
+		w    *waiter
+		want bool
+	}{
+		{"the same row", call("held", 1), true},
+		{"another row", call("other", 1), false},
+		{"the same row, denied", call("held", 5), false},
+	} {
+		if joins := c.held.join(tc.w); joins != tc.want {
+			t.Errorf("%s: %v", tc.name, joins)
+		}
+	}
+}
+
 // What was taken from shards goes to the callers in the order in which it comes, and adds up.
 func TestAllot(t *testing.T) {
 	t.Parallel()

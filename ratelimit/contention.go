@@ -90,6 +90,7 @@ type attempt struct {
 	l         *Limiter
 	level     pgx.TxIsoLevel
 	queues    bool           // it can queue: above READ COMMITTED, and on a connection of which InTx sends the BEGIN
+	again     bool           // an earlier attempt was rolled back
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	made      map[place]bool // limits that it has given another layout, which may roll back
@@ -97,6 +98,11 @@ type attempt struct {
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has
 	shards    []call         // that it has taken from
+}
+
+// keepsSnapshot reports whether all statements of the transaction read the same snapshot.
+func (a *attempt) keepsSnapshot() bool {
+	return a.level != pgx.ReadCommitted && a.level != pgx.ReadUncommitted
 }
 
 // queueFor returns the rows to queue for before statements: those that are contended, if the attempt sends nothing before.

@@ -55,7 +55,7 @@ func errNoTx() error {
 // it was used: a read would then believe in a denial that is over, where a take finds that out.
 func (x pgxExecutor) fresh() bool {
 	a := x.attempt
-	return a == nil || !a.used || a.level == pgx.ReadCommitted || a.level == pgx.ReadUncommitted
+	return a == nil || !a.used || !a.keepsSnapshot()
 }
 
 // alone is known only of what InTx begins later.
@@ -68,10 +68,10 @@ func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls
 
 func (pgxExecutor) single() bool { return false }
 
-func (x pgxExecutor) aside(ctx context.Context, looks []*statement) (bool, error) {
+func (x pgxExecutor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
-	if !ok || t.begun || len(t.queue) > 0 || t.failed != nil || t.unsure != nil {
-		return false, nil // what is looked at twice is to be the same
+	if !ok || t.begun || t.failed != nil || t.unsure != nil || exact && x.attempt.again {
+		return false, nil
 	}
 	_, err := sendBatch(ctx, t.conn, looks)
 	return err == nil, err
@@ -90,7 +90,7 @@ func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, err
 }
 
 func (x pgxExecutor) doubt(confirm func() *confirmation) {
-	if t, ok := x.tx.(*lazyTx); ok && !t.begun {
+	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // else each statement reads on its own anyway
 		t.unsure = confirm
 	}
 }

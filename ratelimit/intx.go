@@ -36,10 +36,14 @@ const maxAttempts = 50
 // its callers down but fails none of them, and callers of other keys do not wait for it. For that db must be a pool or a
 // connection of pgx, without a BeginQuery; else, and with [Config.Portable], InTx waits for at most 250 ms between attempts.
 //
-// BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of it: take first, and you
-// save a round trip. So it is fn that meets a BEGIN that fails, yet InTx returns that error whatever fn makes of it. If fn
-// does not use tx, nothing is sent. Nor is there a transaction if its first call is denied as one was just before, and fn
-// returns: what it was told was read on its own, as at READ COMMITTED. If fn goes on, it is read again within the transaction.
+// BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of
+// it: take first, and you save a round trip. So it is fn that meets a BEGIN that fails, yet InTx
+// returns that error whatever fn makes of it. If fn does not use tx, nothing is sent.
+//
+// If the first call of fn is expected to be denied, as one was just before, it is read on its own,
+// as at READ COMMITTED. If it is denied and fn returns, there is no transaction. If fn goes on
+// above READ COMMITTED, the balance is read again within the transaction. If it has changed by
+// then, fn runs again, and that run reads within the transaction at once.
 //
 // InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool, called with its ctx, it
 // is refused with [ErrNested]: with every connection held by an outer transaction, the inner ones would wait for ever.
@@ -84,7 +88,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 	}
 	var conflicts []row
 	for n := 1; ; n++ {
-		a := &attempt{l: l, level: opts.IsoLevel, conflicts: conflicts}
+		a := &attempt{l: l, level: opts.IsoLevel, again: n > 1, conflicts: conflicts}
 		err := a.run(ctx, db, opts, fn)
 		if e != nil {
 			e.Attempts, e.Queued = n, e.Queued+a.waited()
@@ -143,7 +147,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	}
 	defer release()
 	tx.sql = &a.l.sql
-	a.queues = !tx.begun && !a.l.portable && opts.IsoLevel != pgx.ReadCommitted && opts.IsoLevel != pgx.ReadUncommitted
+	a.queues = !tx.begun && !a.l.portable && a.keepsSnapshot()
 	if a.queues && len(a.conflicts) > 0 {
 		tx.queue, a.used = a.conflicts, true // queue once: two transactions may take the locks of two statements in either order
 	}

@@ -40,15 +40,18 @@ type executor interface {
 	// single says that each trip is a transaction of its own.
 	single() bool
 
-	// aside looks before the transaction begins, where it has not begun: who is denied then often has nothing left to do in
-	// it, and neither begins nor ends it. It reports whether it has looked.
-	aside(ctx context.Context, looks []*statement) (bool, error)
+	// aside looks before the transaction begins, if it has not begun. A caller that is denied often has
+	// nothing left to do in the transaction, and neither begins nor ends it. If exact, it does not look
+	// aside in a transaction that runs again, as what it has seen may have changed once more when the
+	// transaction begins. aside reports whether it has looked.
+	aside(ctx context.Context, looks []*statement, exact bool) (bool, error)
 
 	// restart rolls back a transaction in which only the call under way has sent anything, and looks in the same trip. The
 	// transaction begins again with the next statement. It reports whether it has done so.
 	restart(ctx context.Context, looks []*statement) (bool, error)
 
-	// doubt has a transaction that has not begun look again by confirm when it does.
+	// doubt has a transaction that has not begun look again by confirm when it does, if it keeps one
+	// snapshot.
 	doubt(confirm func() *confirmation)
 
 	// session is a number of the connection, or 0.
@@ -206,7 +209,7 @@ var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no
 // foresee is checkRateLimit for a call that is expected to be denied.
 func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	looks := l.looksOf(calls)
-	did, err := x.aside(ctx, looks)
+	did, err := x.aside(ctx, looks, true)
 	switch {
 	case err != nil:
 		return Result{}, explain(ctx, err, "look at", calls)

@@ -363,7 +363,7 @@ func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests i
 // that they are to have that have fewer.
 func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
 	looks := l.looksAtShards(calls)
-	if did, err := x.aside(ctx, looks); err != nil {
+	if did, err := x.aside(ctx, looks, false); err != nil {
 		return nil, explain(ctx, err, "look at", calls)
 	} else if !did {
 		if err := x.run(ctx, looks); err != nil {

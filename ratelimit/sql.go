@@ -132,7 +132,7 @@ func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
 
-func (sqlExecutor) aside(context.Context, []*statement) (bool, error) { return false, nil }
+func (sqlExecutor) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
 
 func (sqlExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
 

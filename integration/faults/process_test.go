@@ -140,10 +140,14 @@ func (s *spawned) kill() {
 	_ = s.input.Close()
 }
 
+// hung ends a wait for what must come some time. A machine with a load of 50 takes more than a minute
+// to start a process.
+const hung = 5 * time.Minute
+
 // awaitGrants waits until this very process was granted n times.
 func (s *spawned) awaitGrants(t *testing.T, c *callers, n int) {
 	t.Helper()
-	timeout := time.After(time.Minute)
+	timeout := time.After(hung)
 	for {
 		_, moved := c.count(granted)
 		s.mu.Lock()
@@ -157,7 +161,7 @@ func (s *spawned) awaitGrants(t *testing.T, c *callers, n int) {
 		case <-s.done:
 			t.Fatal("the process has ended")
 		case <-timeout:
-			t.Fatalf("the process was granted %d times within a minute", have)
+			t.Fatalf("the process was granted %d times within %v", have, hung)
 		}
 	}
 }

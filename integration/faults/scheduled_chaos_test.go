@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -341,7 +342,9 @@ func (c *chaos) counts(t *testing.T) *findings {
 }
 
 // explain looks at the starts of one job: after each but the last its worker was killed, or frozen for so long that River
-// rescued the job, or it says that its attempt failed as the database did not answer it in time.
+// rescued the job, or it says that its attempt failed as the database did not answer it in time. A plain client that starts
+// an attempt after the next one has started had fetched it long before, and stood still: the machine was slow, or it was
+// frozen. Nothing in River looks whether the job is still its own. Weir's clients do.
 func (c *chaos) explain(f *findings, starts []began) {
 	slices.SortFunc(starts, func(a, b began) int { return cmp.Or(cmp.Compare(a.number, b.number), a.at.Compare(b.at)) })
 	for i, s := range starts[:len(starts)-1] {
@@ -354,6 +357,8 @@ func (c *chaos) explain(f *findings, starts []began) {
 		case slices.ContainsFunc(c.freezes[s.worker], func(z span) bool {
 			return z.to.After(s.at) && z.from.Before(starts[i+1].at) && z.to.Sub(z.from) > c.rescue-time.Second
 		}):
+			f.afterFreeze++
+		case s.at.After(starts[i+1].at) && strings.HasPrefix(s.worker, string(plain)):
 			f.afterFreeze++
 		case c.lapses[s.attempt].Class == gaveUp: // it is among those that are counted as failed
 		default:
@@ -383,6 +388,8 @@ func TestChaosExplainsSecondStarts(t *testing.T) {
 		"Frozen":          {began{attempt{1, 1, "cold"}, at(99)}, 2, 0, 1, 0},
 		"FrozenBefore":    {began{attempt{1, 1, "cold"}, at(162)}, 2, 0, 0, 1},
 		"FrozenShortly":   {began{attempt{1, 1, "alive"}, at(40)}, 2, 0, 0, 1},
+		"PlainStoodStill": {began{attempt{1, 1, "plain-9"}, at(201)}, 2, 0, 1, 0},
+		"StoodStill":      {began{attempt{1, 1, "careful-9"}, at(201)}, 2, 0, 0, 1},
 		"GaveUp":          {began{attempt{3, 1, "slow"}, at(4)}, 2, 0, 0, 0},
 		"FailedOtherwise": {began{attempt{3, 1, "odd"}, at(4)}, 2, 0, 0, 1},
 		"TheSameAttempt":  {began{attempt{1, 1, "dead"}, at(4)}, 1, 0, 0, 1},

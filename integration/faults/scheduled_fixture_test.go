@@ -186,7 +186,7 @@ func (s *shift) busy(t *testing.T, h *hand) {
 // leader waits until one of the crew leads.
 func (s *shift) leader(t *testing.T) *hand {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(hung); ; time.Sleep(5 * time.Millisecond) {
 		var name string
 		s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 			return conn.QueryRow(ctx, `SELECT coalesce((SELECT leader_id FROM river_leader WHERE expires_at > now()), '')`).Scan(&name)
@@ -195,7 +195,7 @@ func (s *shift) leader(t *testing.T) *hand {
 			return h
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody leads for a minute")
+			t.Fatalf("nobody leads for %v", hung)
 		}
 	}
 }

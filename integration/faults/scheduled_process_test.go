@@ -206,14 +206,14 @@ func (s *shift) hire(t *testing.T, kinds ...kind) {
 		s.crew[h.name] = h
 		hands = append(hands, h)
 	}
-	timeout := time.After(time.Minute)
+	timeout := time.After(hung)
 	for _, h := range hands {
 		select {
 		case <-h.ready:
 		case <-h.done:
 			t.Fatalf("%s has ended", h.name)
 		case <-timeout:
-			t.Fatalf("%s did not start within a minute", h.name)
+			t.Fatalf("%s did not start within %v", h.name, hung)
 		}
 	}
 }

@@ -156,8 +156,8 @@ func (u *upstream) catch(t *testing.T, p point) (c call, let chan<- string) {
 	u.mu.Unlock()
 	select {
 	case c = <-tr.caught:
-	case <-time.After(time.Minute):
-		t.Fatalf("no worker was %s within a minute", p)
+	case <-time.After(hung):
+		t.Fatalf("no worker was %s within %v", p, hung)
 	}
 	return c, tr.let
 }
