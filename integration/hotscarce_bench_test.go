@@ -24,13 +24,14 @@ import (
 //	aborts/grant   how often a transaction runs again
 //	gave-up        calls that fail
 func BenchmarkHotScarce(b *testing.B) {
+	b.Run("one-row", func(b *testing.B) { hotScarce(b, 5, 1, false) })
 	for _, percent := range []float64{5, 25, 50, 90} {
 		for _, patient := range []bool{false, true} {
 			name := fmt.Sprintf("%v%%", percent)
 			if patient { // who is denied calls again at RetryAt
 				name += "/at-retry"
 			}
-			b.Run(name, func(b *testing.B) { hotScarce(b, percent, patient) })
+			b.Run(name, func(b *testing.B) { hotScarce(b, percent, 32, patient) })
 		}
 	}
 }
@@ -93,8 +94,8 @@ func p99(times []time.Duration) float64 {
 	return float64(times[len(times)*99/100])
 }
 
-func hotScarce(b *testing.B, percent float64, patient bool) {
-	const shards, count, slice, skip = 32, 5.0, 500 * time.Millisecond, 200 * time.Millisecond
+func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
+	const count, slice, skip = 5.0, 500 * time.Millisecond, 200 * time.Millisecond
 	c := newCrowd(b, hotCallers)
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
 	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
@@ -120,7 +121,7 @@ func hotScarce(b *testing.B, percent float64, patient bool) {
 		b.Fatal(err)
 	}
 	rate := percent / 100 * float64(len(own.grants)) / own.took.Seconds() // calls a second
-	line := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: rate * count, Period: time.Second, Capacity: ratelimit.Tokens(8 * shards * count)},
+	line := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: rate * count, Period: time.Second, Capacity: ratelimit.Tokens(float64(8*shards) * count)},
 		ratelimit.Shards(shards))
 	ours = in(func(int) ratelimit.Request { return line.Global().Count(count) })
 	own = sliceOf{}
@@ -131,8 +132,8 @@ func hotScarce(b *testing.B, percent float64, patient bool) {
 		if err := own.work(b.Context(), skip, slice, base, false); err != nil {
 			b.Fatal(err)
 		}
-		for range 100 { // what has flowed in meanwhile
-			if res, err := l.Autocommit(c.pool).RateLimit(b.Context(), line.Global().Count(8*count)); err != nil {
+		for range 1000 { // what has flowed in meanwhile
+			if res, err := l.Autocommit(c.pool).RateLimit(b.Context(), line.Global().Count(count)); err != nil {
 				b.Fatal(err)
 			} else if !res.OK {
 				break

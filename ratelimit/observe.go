@@ -89,6 +89,14 @@ func (x counting) run(ctx context.Context, statements []*statement) error {
 	return x.executor.run(ctx, statements)
 }
 
+func (x counting) restart(ctx context.Context, looks []*statement) (bool, error) {
+	did, err := x.executor.restart(ctx, looks)
+	if did || err != nil {
+		*x.trips++
+	}
+	return did, err
+}
+
 func (x counting) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
 	did, err := x.executor.aside(ctx, looks, exact)
 	if did || err != nil {

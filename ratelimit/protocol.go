@@ -85,7 +85,9 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 		}
 		takes := make([]*statement, len(calls))
 		for i := range calls {
-			takes[i] = l.takeOf(&calls[i])
+			if takes[i] = l.takeOf(&calls[i]); round == 1 && len(calls) == 1 {
+				takes[i] = l.takeTryOf(&calls[i])
+			}
 		}
 		err := x.run(ctx, takes)
 		stamp(takes)
