@@ -115,14 +115,14 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 		c.capacity, c.rate, c.args = c.capacity*size, c.rate*size, nil
 		there := make([]part, w.Shards)
 		for k := range there {
-			there[k] = part{shard: k}
+			there[k] = part{shard: k, most: math.Inf(1)}
 			if b := w.rows[k]; b.exists {
 				there[k].count = c.at(b, w.at).value
 			} else if k == 0 && w.Layout == shard.Single {
 				there[k].count = full // it was pruned
 			}
 		}
-		for _, p := range level(there, beyond[c.place()], math.Inf(1)) {
+		for _, p := range level(there, beyond[c.place()]) {
 			r := *c
 			r.shard, r.count, r.used = w.Row(p.shard), 0, p.count
 			all = append(all, r)
