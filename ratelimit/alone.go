@@ -145,34 +145,45 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	return others
 }
 
-// allot takes n tokens of what was taken from shards, first those that come first, and returns these
-// and the rest.
+// allot hands n tokens of what was taken from shards to the next caller, as if it had taken them alone: of
+// one shard, the fullest that has as many, or else of several. It returns these and the rest.
 func allot(parts []call, n float64) (of, rest []call) {
+	one, sum := -1, 0.0
+	had := func(k int) float64 { return parts[k].count - parts[k].owed }
+	there := make([]part, len(parts))
+	for k := range parts {
+		p := &parts[k]
+		there[k] = part{shard: k, count: had(k), most: p.count}
+		sum += max(0, min(p.count, had(k)))
+		if p.count >= n && n <= p.capacity && (one < 0 || had(k) > had(one)) {
+			one = k
+		}
+	}
+	var takes []part
+	switch {
+	case one >= 0 || len(parts) == 1:
+		takes = []part{{shard: max(one, 0), count: n}}
+	case sum >= n:
+		for k := range there {
+			there[k].count = max(0, min(there[k].count, there[k].most))
+		}
+		takes, _ = gather(there, n, 0)
+	default:
+		takes = level(there, n)
+	}
 	rest = slices.Clone(parts)
-	for len(rest) > 0 {
-		k := 0
-		for i := range rest {
-			if rest[i].owed-rest[i].count < rest[k].owed-rest[k].count {
-				k = i
-			}
-		}
-		one := rest[k]
-		if one.count > n {
-			one.count = n
-		} else if len(rest) == 1 {
-			one.count = n // but for rounding it is there
-		}
-		n -= one.count
-		later := max(0, rest[k].count-one.count)
-		one.after.value += later
-		one.owed -= later
-		of = append(of, one)
-		if rest[k].count = later; later > 0 || len(rest) == 1 {
-			return of, rest
-		}
-		if rest = slices.Delete(rest, k, k+1); n <= 0 {
-			break
-		}
+	for _, t := range takes {
+		r := &rest[t.shard]
+		own := *r
+		own.count, r.count = t.count, max(0, r.count-t.count)
+		own.after.value += r.count
+		own.owed -= r.count
+		of = append(of, own)
+	}
+	rest = slices.DeleteFunc(rest, func(c call) bool { return c.count == 0 })
+	if len(rest) == 0 { // for callers that take nothing
+		rest = slices.Clone(of[len(of)-1:])
+		rest[0].count = 0
 	}
 	return of, rest
 }

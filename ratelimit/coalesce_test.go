@@ -94,26 +94,48 @@ func TestAnExpectedDenialDoesNotJoinThoseWhoWait(t *testing.T) {
 	}
 }
 
-// What was taken from shards goes to the callers in the order in which it comes, and adds up.
+// What was taken from shards goes to the callers as if they had come one after the other, and adds up:
+// of one shard if it has enough, else of several whose lines stay level.
 func TestAllot(t *testing.T) {
 	t.Parallel()
-	parts := []call{{shard: 1, count: 2, owed: 2}, {shard: 4, count: 3, owed: 4}}
+	of := func(capacity float64, row int32, count, owed float64) call {
+		return call{algebra: algebra{capacity: capacity}, shard: row, count: count, owed: owed}
+	}
 	type piece struct {
 		shard       int32
 		count, owed float64
 	}
-	var got [][]piece
-	for _, n := range []float64{0, 1, 1.5, 2.5} {
-		var of []call
-		of, parts = allot(parts, n)
-		var pieces []piece
-		for _, p := range of {
-			pieces = append(pieces, piece{p.shard, p.count, p.owed})
+	for name, tc := range map[string]struct {
+		parts  []call
+		counts []float64
+		want   [][]piece
+	}{
+		"those that are there, of as few as can be": {
+			[]call{of(2, 1, 2, 0), of(2, 2, 2, 0), of(2, 4, 1, -1)}, []float64{1, 2, 2, 0},
+			[][]piece{{{1, 1, -1}}, {{2, 2, 0}}, {{1, 1, 0}, {4, 1, -1}}, {{4, 0, -1}}},
+		},
+		"in one line": {
+			[]call{of(2, 1, 3, 1), of(2, 2, 3, 1)}, []float64{2, 2, 1, 1},
+			[][]piece{{{1, 2, 0}}, {{2, 2, 0}}, {{1, 1, 1}}, {{2, 1, 1}}},
+		},
+		"more than a share": {
+			[]call{of(1, 1, 2, 2), of(1, 4, 3, 4)}, []float64{0, 1, 1.5, 2.5},
+			[][]piece{{{1, 0, 0}}, {{1, 1, 1}}, {{1, 0.75, 1.75}, {4, 0.75, 1.75}}, {{1, 0.25, 2}, {4, 2.25, 4}}},
+		},
+	} {
+		var got [][]piece
+		parts := tc.parts
+		for _, n := range tc.counts {
+			var own []call
+			own, parts = allot(parts, n)
+			var pieces []piece
+			for _, p := range own {
+				pieces = append(pieces, piece{p.shard, p.count, p.owed})
+			}
+			got = append(got, pieces)
 		}
-		got = append(got, pieces)
-	}
-	want := [][]piece{{{1, 0, 0}}, {{1, 1, 1}}, {{1, 1, 2}, {4, 0.5, 1.5}}, {{4, 2.5, 4}}}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		if !reflect.DeepEqual(got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
 	}
 }

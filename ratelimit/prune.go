@@ -19,8 +19,8 @@ const (
 	// kept until nobody can wait for it any more: $6 is by when it was last written, and its pause over.
 	//
 	// The rows of a limit with shards go together, with their head, or none does: who finds none of them finds a limit that was never
-	// used, and who finds one of them gone looks for its head. So all of them are locked first, and counted. Closed shards are like
-	// none at any time; the row from before there were shards is closed as long as the head is there.
+	// used, and who finds one of them gone looks for its head. So all of them are locked first, and counted. A closed row
+	// is like none once nobody waits in it any more; the row from before there were shards is closed as long as the head is there.
 	//
 	// Locks: the rows that it deletes. Predicate reads: at READ COMMITTED none.
 	//
@@ -34,14 +34,14 @@ const (
 	SELECT h.name, h.key, h.value FROM page JOIN {schema}weir_balance h USING (name, key, shard) CROSS JOIN c
 	WHERE h.shard = -1 AND NOT EXISTS (
 		SELECT FROM {schema}weir_balance b
-		WHERE (b.name, b.key) = (h.name, h.key) AND NOT (b.shard = -1 OR b.value = '-Infinity'::float8 OR b.shard > 0 AND {idle}))
+		WHERE (b.name, b.key) = (h.name, h.key) AND NOT (b.shard = -1 OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND {idle}))
 ), alone AS MATERIALIZED (
 	SELECT b.name, b.key, b.shard FROM page JOIN {schema}weir_balance b USING (name, key, shard) CROSS JOIN c
-	WHERE b.shard = 0 AND {idle} OR b.shard > 0 AND b.value = '-Infinity'::float8
+	WHERE b.shard >= 0 AND (b.shard = 0) = (b.value > '-Infinity'::float8) AND {idle}
 	FOR UPDATE OF b SKIP LOCKED
 ), shards AS MATERIALIZED (
 	SELECT b.name, b.key, b.shard FROM head JOIN {schema}weir_balance b USING (name, key) CROSS JOIN c
-	WHERE b.shard = -1 AND b.value = head.value OR b.value = '-Infinity'::float8 OR b.shard > 0 AND {idle}
+	WHERE b.shard = -1 AND b.value = head.value OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND {idle}
 	FOR UPDATE OF b SKIP LOCKED
 ), idle AS (
 	SELECT name, key, shard FROM alone
@@ -58,8 +58,8 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)`
 
-	// isFull is refilled of statements.go, compared.
-	isFull = `b.value + CASE WHEN b.origin IS NULL
+	// isFull is refilled of statements.go, compared. A closed row has what it owed as its capacity.
+	isFull = `CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
 			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -

@@ -60,7 +60,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		return errHead(head.answer.value.Float64)
 	}
 	if first.found && !first.closed() && old != shard.Single { // it was not there, and is not to be
-		if err := x.run(ctx, []*statement{l.put(&single, balance{value: closed, pausedUntil: open})}); err != nil {
+		if err := x.run(ctx, []*statement{l.close(single, balance{pausedUntil: open})}); err != nil {
 			return err
 		}
 	}
@@ -97,9 +97,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	}
 	puts := make([]*statement, 0, len(rows)+n+1)
 	for i, b := range was {
-		// Those who wait in it keep their times by its delay and what has moved.
-		b.value = closed
-		puts = append(puts, l.put(&rows[i], b))
+		puts = append(puts, l.close(rows[i], b))
 	}
 	for i, b := range merged(rows, was, n) {
 		if !used {
@@ -112,6 +110,14 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	top.shard, top.algebra, top.args = headRow, algebra{period: 1}, nil
 	puts = append(puts, l.put(&top, balance{value: to.Number(), ts: was[0].ts, pausedUntil: open}))
 	return x.run(ctx, puts)
+}
+
+// close closes a row that stands so. Those who wait in it keep their times by its delay and what has
+// moved. Its capacity becomes what it owes, for Prune to tell how long somebody may wait in it.
+func (l *Limiter) close(row call, b balance) *statement {
+	row.capacity, row.args = max(0, -b.value), nil
+	b.value = closed
+	return l.put(&row, b)
 }
 
 // merged are the balances of n shards that come of those of rows, which stood at the same time.

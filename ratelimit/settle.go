@@ -115,14 +115,14 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 		c.capacity, c.rate, c.args = c.capacity*size, c.rate*size, nil
 		there := make([]part, w.Shards)
 		for k := range there {
-			there[k] = part{shard: k}
+			there[k] = part{shard: k, most: math.Inf(1)}
 			if b := w.rows[k]; b.exists {
 				there[k].count = c.at(b, w.at).value
 			} else if k == 0 && w.Layout == shard.Single {
 				there[k].count = full // it was pruned
 			}
 		}
-		for _, p := range level(there, beyond[c.place()], math.Inf(1)) {
+		for _, p := range level(there, beyond[c.place()]) {
 			r := *c
 			r.shard, r.count, r.used = w.Row(p.shard), 0, p.count
 			all = append(all, r)
@@ -225,9 +225,6 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		if err := r.check(); err != nil {
 			return err
 		}
-		if err := l.readdress(ctx, x, r); err != nil {
-			return err
-		}
 		for i := range r.Takes {
 			c := r.Takes[i].call()
 			c.count += rows[c.row()].count
@@ -238,21 +235,39 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		return nil
 	}
 	calls := slices.Collect(maps.Values(rows))
-	sortCalls(calls)
-	trip := make([]*statement, len(calls))
-	for i := range calls {
-		trip[i] = l.chargeOf(&calls[i], calls[i].count)
-	}
-	if err := x.run(ctx, trip); err != nil {
-		return explain(ctx, err, "charge anew", calls)
-	}
-	after, ahead := map[row]balance{}, map[row]float64{} // what is owed before the next reservation, less what was there
-	for _, s := range trip {
-		b := s.balance()
-		if !s.found || s.closed() {
+	after, charged := map[row]balance{}, map[row]float64{}
+	for round := 1; len(calls) > 0; round++ {
+		sortCalls(calls)
+		trip := make([]*statement, len(calls))
+		for i := range calls {
+			trip[i] = l.chargeOf(&calls[i], calls[i].count)
+		}
+		if err := x.run(ctx, trip); err != nil {
+			return explain(ctx, err, "charge anew", calls)
+		}
+		var done []*statement
+		var left []call // rows that are closed
+		for _, s := range trip {
+			if !s.found || s.closed() {
+				left = append(left, *s.c)
+				continue
+			}
+			done = append(done, s)
+			after[s.c.row()] = s.balance()
+			charged[s.c.row()] += s.c.count
+		}
+		l.learn(x, done, calls)
+		if len(left) > 0 && round > 10*rounds {
 			return explain(ctx, errMoving, "charge anew", calls)
 		}
-		after[s.c.row()], ahead[s.c.row()] = b, -max(0, b.value+s.c.count)
+		var err error
+		if calls, err = l.moved(ctx, x, reservations, left); err != nil {
+			return explain(ctx, err, "charge anew", left)
+		}
+	}
+	ahead := map[row]float64{} // what is owed before the next reservation, less what was there
+	for at, b := range after {
+		ahead[at] = -max(0, b.value+charged[at])
 	}
 	for _, r := range reservations {
 		for i := range r.Takes {
@@ -263,41 +278,39 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			t.since, t.owed, t.delay, t.moved = b.since(), ahead[at], b.delay, b.moved
 		}
 	}
-	l.learn(x, trip, calls)
 	return nil
 }
 
-// readdress has takes from shards say where their tokens are now, if the limit has other shards.
-func (l *Limiter) readdress(ctx context.Context, x executor, r *Reservation) error {
-	var calls []call
-	for i := range r.Takes {
-		if r.Takes[i].row != alone {
-			calls = append(calls, r.Takes[i].call())
-		}
+// moved has takes from closed rows say where their tokens are now, and returns what is to be charged there.
+func (l *Limiter) moved(ctx context.Context, x executor, reservations []*Reservation, left []call) ([]call, error) {
+	if len(left) == 0 {
+		return nil, nil
 	}
-	if len(calls) == 0 {
-		return nil
-	}
-	seen, err := l.see(ctx, x, calls)
+	seen, err := l.see(ctx, x, left)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	layouts := map[place]shard.Layout{}
+	layouts := map[row]shard.Layout{}
 	for i, w := range seen {
-		layouts[calls[i].place()] = w.Layout
+		layouts[left[i].row()] = w.Layout
 	}
-	var takes []Take
-	for _, t := range r.Takes {
-		to, ok := layouts[place{t.Limit, t.Key}]
-		if from, _ := shard.Address(t.row); !ok || t.row == alone || from == to {
-			takes = append(takes, t)
-			continue
+	rows := map[row]call{}
+	for _, r := range reservations {
+		var takes []Take
+		for _, t := range r.Takes {
+			c := t.call()
+			to, ok := layouts[c.row()]
+			if !ok {
+				takes = append(takes, t)
+				continue
+			}
+			for _, n := range c.follow(to) {
+				takes = append(takes, n.receipt())
+				n.count += rows[n.row()].count
+				rows[n.row()] = n
+			}
 		}
-		c := t.call()
-		for _, n := range c.follow(to) {
-			takes = append(takes, n.receipt())
-		}
+		r.Takes = takes
 	}
-	r.Takes = takes
-	return nil
+	return slices.Collect(maps.Values(rows)), nil
 }

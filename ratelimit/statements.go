@@ -150,8 +150,10 @@ RETURNING ` + columns + `, b.shard`
 
 	// giveSQL gives back what is left of the $7 tokens of a take, as if it had been smaller: the balance is that at ts, and
 	// what refills comes after. The clock may have been read before the statement waited for the row; it only ever makes less
-	// of what is given. What this repays of a debt moves the line up, if $12. Without a row the limit is full. A row that is
-	// closed tells nothing of the pauses of its limit, and answers whatever it tells.
+	// of what is given. What this repays of a debt moves the line up, if $12. Without a row the limit is full.
+	//
+	// A row that is closed holds no tokens, but its line moves up. It always answers, so that the tokens are given where
+	// they are now.
 	//
 	// Locks: the row. Predicate reads: none. An upsert and not an UPDATE: an UPDATE finds its row by whichever path the
 	// planner likes, and a sequential scan takes a predicate lock on the whole table.
@@ -163,7 +165,9 @@ VALUES ($1::text, $2::text, $3::integer, {absent $10::float8}, coalesce($8::time
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {given},
-	moved = CASE WHEN $12::boolean AND b.value < 0::float8 THEN coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) ELSE b.moved END
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
+		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, {unused})
+		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -{given})) END
 WHERE {unused} > 0::float8 OR b.value = '-Infinity'
 RETURNING ` + columns
 
@@ -178,7 +182,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = {refilled} - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
-	moved = coalesce(b.moved, 0) - (greatest(0, $7::float8 - {refilled}) - greatest(0, -{refilled}))
+	moved = CASE WHEN b.value = '-Infinity' THEN b.moved
+		ELSE coalesce(b.moved, 0) - (greatest(0, $7::float8 - {refilled}) - greatest(0, -{refilled})) END
 RETURNING ` + columns
 
 	// settleSQL answers with a row for the first who settles a reservation, and for nobody after until.
@@ -235,6 +240,38 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	delay = coalesce(b.delay, 0) - {left}
 WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING ` + columns
+
+	// pauseClosedSQL pauses the closed rows of a limit, for those who wait in them: by the rule in each row.
+	// resumeClosedSQL ends such a pause.
+	//
+	// Locks: the rows, in their order. Predicate reads: the rows of the limit.
+	//
+	// $1 name $2 key $3 clock $4 microseconds
+	pauseClosedSQL = `WITH held AS MATERIALIZED (
+	SELECT b.shard, c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
+	FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
+	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
+	ORDER BY b.shard FOR NO KEY UPDATE OF b
+)
+UPDATE {schema}weir_balance b SET
+	ts = greatest(b.ts, held.now),
+	paused_until = greatest(b.paused_until, held.until),
+	delay = coalesce(b.delay, 0) + {added}
+FROM held WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
+RETURNING true`
+
+	resumeClosedSQL = `WITH held AS MATERIALIZED (
+	SELECT b.shard, c.now
+	FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
+	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity' AND b.paused_until > c.now
+	ORDER BY b.shard FOR NO KEY UPDATE OF b
+)
+UPDATE {schema}weir_balance b SET
+	ts = greatest(b.ts, held.now),
+	paused_until = NULL,
+	delay = coalesce(b.delay, 0) - {left}
+FROM held WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
+RETURNING true`
 
 	// lookSQL reads a balance: always one row, of nulls where there is no balance, with the clock beside it.
 	//
@@ -294,6 +331,7 @@ type statements struct {
 	bucket, window              texts
 	charge, settle, reset, look string
 	lookShards, head, put       string
+	pauseClosed, resumeClosed   string
 	resetKey                    string
 	prune, pruneSlots, lines    string
 	pruneSettled                string
@@ -355,6 +393,11 @@ func newStatements(schema string) statements {
 	one := func(sql string) string { return text(sql, "", "", "") }
 	s.charge, s.settle, s.reset, s.head, s.put = one(chargeSQL), one(settleSQL), one(resetSQL), one(headSQL), one(putSQL)
 	s.lines = one(linesSQL)
+	rowDelay := "CASE WHEN b.origin IS NULL THEN " + bucketDelay + " ELSE " +
+		strings.NewReplacer("$6::float8", "b.period::float8", "$6", "b.period", "$9::timestamptz", "b.origin").Replace(windowDelay) + " END"
+	delay := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(rowDelay) }
+	s.pauseClosed = one(replace(pauseClosedSQL, "{added}", delay("greatest(b.ts, b.paused_until, held.now)", "held.until")))
+	s.resumeClosed = one(replace(resumeClosedSQL, "{left}", delay("greatest(b.ts, held.now)", "b.paused_until")))
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
 	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{idle}", isIdle, "{full}", isFull)), one(pruneSlotsSQL), one(pruneSettledSQL)
 	return s
@@ -560,6 +603,11 @@ func (l *Limiter) settleOf(r *Reservation) *statement {
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }
 
 func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql.of(c).pause, full, d) }
+
+// closedOf is pauseOf or resumeOf for the rows of former layouts.
+func (l *Limiter) closedOf(c *call, sql string, more ...any) *statement {
+	return &statement{c: c, sql: sql, args: append([]any{c.name, c.key, l.now()}, more...), once: new(bool)}
+}
 
 func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, full) }
 

@@ -10,7 +10,7 @@ import (
 // The verbs that need no protocol, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
-	done, err := l.eachRow(ctx, x, calls, l.resetOf)
+	done, err := l.eachRow(ctx, x, calls, l.resetOf, nil)
 	if err != nil {
 		return explain(ctx, err, "reset", calls)
 	}
@@ -31,11 +31,13 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
 	us := int64((d + time.Microsecond - 1) / time.Microsecond)
-	return l.each(ctx, x, "pause", calls, func(c *call) *statement { return l.pauseOf(c, us) })
+	return l.each(ctx, x, "pause", calls, func(c *call) *statement { return l.pauseOf(c, us) },
+		func(c *call) *statement { return l.closedOf(c, l.sql.pauseClosed, us) })
 }
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
-	return l.each(ctx, x, "resume", calls, l.resumeOf)
+	return l.each(ctx, x, "resume", calls, l.resumeOf,
+		func(c *call) *statement { return l.closedOf(c, l.sql.resumeClosed) })
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
@@ -56,9 +58,12 @@ func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []c
 	return nil
 }
 
-// each runs one statement for each row of the calls. Whatever was known of denials is out of date then.
-func (l *Limiter) each(ctx context.Context, x executor, verb string, calls []call, of func(*call) *statement) error {
-	done, err := l.eachRow(ctx, x, calls, of)
+// each runs one statement for each row of the calls, and one for their closed rows. Whatever was known
+// of denials is out of date then.
+func (l *Limiter) each(
+	ctx context.Context, x executor, verb string, calls []call, of, closed func(*call) *statement,
+) error {
+	done, err := l.eachRow(ctx, x, calls, of, closed)
 	if err != nil {
 		return explain(ctx, err, verb, calls)
 	}

@@ -134,6 +134,17 @@ func (l *look) whole() (w *whole, valid bool) {
 	return w, true
 }
 
+// after is the limit as takes have left it.
+func (w *whole) after(takes []*statement) *whole {
+	left := &whole{w.Layout, slices.Clone(w.rows), w.at}
+	for _, s := range takes {
+		if layout, i := shard.Address(s.c.shard); layout == w.Layout {
+			left.rows[i] = s.balance()
+		}
+	}
+	return left
+}
+
 // lacks tells whether a shard is missing, which the head says that there is. Somebody has deleted it by
 // hand.
 func (w *whole) lacks() bool {
@@ -164,6 +175,7 @@ func (b balance) and(s balance) balance {
 type part struct {
 	shard int
 	count float64 // tokens
+	most  float64 // that may be taken
 	least float64 // that must be left
 }
 
@@ -189,7 +201,7 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 		row.algebra = *shares.of(i)
 		b := row.at(w.rows[i], now)
 		if values = append(values, b.value); free == nil || free(i) {
-			there = append(there, part{shard: i, count: b.value})
+			there = append(there, part{shard: i, count: b.value, most: shares.each.capacity})
 		}
 		paused = paused || b.pausedUntil != open
 		if single {
@@ -213,7 +225,7 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	if !c.pausable() {
 		return p, false
 	}
-	p.parts, p.ahead = level(there, c.count, shares.each.capacity), true
+	p.parts, p.ahead = level(there, c.count), true
 	for k := range p.parts {
 		q := &p.parts[k]
 		row := c.take(w.Layout, q.shard, q.count)
@@ -255,16 +267,22 @@ func gather(there []part, n, leave float64) (parts []part, ok bool) {
 	return nil, false
 }
 
-// level takes n so that the shards from which it takes are left with the same, and no more than most
-// from one, unless even all of them together do not have room for that.
-func level(there []part, n, most float64) []part {
+// level takes n so that the shards from which it takes are left with the same, and no more from one than
+// may be, unless even all of them together do not have room for that.
+func level(there []part, n float64) []part {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
-	if most*float64(len(there)) < n {
-		most = math.Inf(1)
+	room := 0.0
+	for _, p := range there {
+		room += p.most
+	}
+	if room < n {
+		for k := range there {
+			there[k].most = math.Inf(1)
+		}
 	}
 	taken := func(left float64) (sum float64) {
 		for _, p := range there {
-			sum += min(most, max(0, p.count-left))
+			sum += min(p.most, max(0, p.count-left))
 		}
 		return sum
 	}
@@ -285,8 +303,8 @@ func level(there []part, n, most float64) []part {
 	rest := n
 	for _, p := range there {
 		had := p.count
-		if p.count = min(most, max(0, had-left), rest); p.count <= 0 {
-			break
+		if p.count = min(p.most, max(0, had-left), rest); p.count <= 0 {
+			continue
 		}
 		rest -= p.count
 		p.least = had - 3*p.count
