@@ -130,37 +130,38 @@ func TestChangedNumbersOfALimitWithShardsMintNothing(t *testing.T) {
 func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 	t.Parallel()
 	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
-		window := ratelimit.FixedWindow{Rate: 10, Period: never}
+		const all = 70 // which 5, 7 and 2 divide
+		window := ratelimit.FixedWindow{Rate: all, Period: never}
 		limit := ratelimit.MustDefine("windows", window, ratelimit.Shards(5))
-		bucket := ratelimit.TokenBucket{Rate: 10, Period: never}
+		bucket := ratelimit.TokenBucket{Rate: all, Period: never}
 		r := limit.For("k")
 		for i, v := range []verbs{here, there, here} {
-			if res, err := v.RateLimit(t.Context(), r.Count(1.5)); err != nil || !res.OK {
+			if res, err := v.RateLimit(t.Context(), r.Count(10.5)); err != nil || !res.OK {
 				t.Fatal(res.OK, err)
 			}
-			wantLeft(t, here, r, 10-1.5*float64(i+1))
+			wantLeft(t, here, r, all-10.5*float64(i+1))
 		}
 		for _, n := range []int{7, 2} {
 			reshard(t, pool, clock.now, n, r)
-			wantLeft(t, there, r.Rule(bucket), 5.5)
+			wantLeft(t, there, r.Rule(bucket), 38.5)
 			if res, err := here.RateLimit(t.Context(), r.Rule(bucket).Count(0)); err != nil || !res.OK {
 				t.Fatal(res.OK, err)
 			}
-			wantLeft(t, here, r, 5.5)
+			wantLeft(t, here, r, 38.5)
 		}
 		var origins int
 		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT origin) FROM weir_balance WHERE name = 'windows' AND origin IS NOT NULL`).Scan(&origins); err != nil || origins != 1 {
 			t.Errorf("%d starts of windows (%v)", origins, err)
 		}
-		if res, err := there.RateLimit(t.Context(), r.Count(5.5)); err != nil || !res.OK {
+		if res, err := there.RateLimit(t.Context(), r.Count(38.5)); err != nil || !res.OK {
 			t.Fatal(res.OK, err)
 		}
-		res, err := there.RateLimit(t.Context(), r.Count(10))
+		res, err := there.RateLimit(t.Context(), r.Count(all))
 		if err != nil || res.OK {
 			t.Fatal(res.OK, err)
 		}
 		clock.set(res.RetryAt) // all of them begin then
-		if res, err := here.RateLimit(t.Context(), r.Count(10)); err != nil || !res.OK {
+		if res, err := here.RateLimit(t.Context(), r.Count(all)); err != nil || !res.OK {
 			t.Error(res.OK, err)
 		}
 		if res, err := there.RateLimit(t.Context(), r.Count(0.5)); err != nil || res.OK {
@@ -172,7 +173,7 @@ func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 // A change of layout that rolls back has not been.
 func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("undone", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("undone", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
 	eachCrowd(t, func(t *testing.T, here, _ verbs, pool *pgxpool.Pool) {
 		l := limiter(t, ratelimit.Config{})
 		take(t, here, limit.For("k"))
@@ -181,7 +182,7 @@ func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
 				if err := l.Reshard(ctx, tx, n, limit.For("k")); err != nil {
 					return err
 				}
-				if res, err := l.RateLimit(ctx, tx, limit.For("k").Count(5)); err != nil || !res.OK {
+				if res, err := l.RateLimit(ctx, tx, limit.For("k").Count(20)); err != nil || !res.OK {
 					return fmt.Errorf("%v: %w", res.OK, err)
 				}
 				return errUndo
@@ -189,7 +190,7 @@ func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
 			if !errors.Is(err, errUndo) {
 				t.Fatal(err)
 			}
-			wantLeft(t, here, limit.For("k"), 9-float64(i)/4)
+			wantLeft(t, here, limit.For("k"), 39-float64(i)/4)
 			// less than what a shard would have, so that one that does not exist would do
 			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k").Count(0.25)); err != nil || !res.OK {
 				t.Fatal(res.OK, err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgtest"
@@ -66,6 +67,23 @@ func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What callers of a limit and key in another schema of the database hold denies nobody here: neither their shards nor the
+// place of the one who gathers.
+func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("tenants", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2))
+	here, there := pgtest.Pool(t), pgtest.Pool(t)
+	for _, pool := range []*pgxpool.Pool{here, there} {
+		take(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"))
+	}
+	tx := begin(t, there, pgx.ReadCommitted)
+	takeOK(t, first(limiter(t, ratelimit.Config{}).RateLimit(t.Context(), tx, limit.For("k").Count(8)))) // of both shards
+	a := limiter(t, ratelimit.Config{}).Autocommit(here)
+	takeOK(t, first(a.RateLimit(t.Context(), limit.For("k"))))
+	takeOK(t, first(a.RateLimit(t.Context(), limit.For("k").Count(8))))
+	commit(t, tx)
 }
 
 // In a table of few rows a sequential scan would take a predicate lock on all of it.

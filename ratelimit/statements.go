@@ -97,7 +97,8 @@ RETURNING ` + columns
 	takeOwnSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, $3::integer, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz
-WHERE ($13::integer IS NULL OR pg_try_advisory_xact_lock({class}, $13)) AND pg_try_advisory_xact_lock({class}, $12::integer)
+WHERE ($13::integer IS NULL OR pg_try_advisory_xact_lock({class}, pg_catalog.int4xor($13, {here})))
+	AND pg_try_advisory_xact_lock({class}, pg_catalog.int4xor($12::integer, {here}))
 ` + onConflictTake
 
 	// takeShardSQL is takeSQL for a shard: the first of the candidates $3, with capacities $4 and rates $5, that no other
@@ -114,7 +115,7 @@ SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestampt
 	c.capacity, c.rate, $6::bigint, $9::timestamptz
 FROM ((SELECT u.shard, u.capacity, u.rate
 	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
-	WHERE pg_try_advisory_xact_lock({class}, u.lock))
+	WHERE pg_try_advisory_xact_lock({class}, pg_catalog.int4xor(u.lock, {here})))
 	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
 	LIMIT 1) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
@@ -345,7 +346,8 @@ type texts struct {
 	give, pause, resume                            string
 }
 
-// class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard.
+// class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard, with
+// the table that the row is in: so callers of the same key in two schemas do not deny each other.
 const class = 0x57656972
 
 func newStatements(schema string) statements {
@@ -366,6 +368,7 @@ func newStatements(schema string) statements {
 		}
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
 		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, "{class}", strconv.Itoa(class),
+			"{here}", s.table()+"::regclass::oid::integer",
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
 			"{fresh}", between("c.now", "c.now + $10::bigint::float8 * interval '1 microsecond'"),
@@ -454,8 +457,12 @@ func (s *statements) unqueue(locks []int64) string {
 }
 
 func (s *statements) queueID(of string) string {
-	table := "'" + strings.ReplaceAll(s.prefix+"weir_balance", "'", "''") + "'"
-	return strings.NewReplacer("{of}", of, "{table}", table).Replace(queueID)
+	return strings.NewReplacer("{of}", of, "{table}", s.table()).Replace(queueID)
+}
+
+// table is the name of the table of balances as a string.
+func (s *statements) table() string {
+	return "'" + strings.ReplaceAll(s.prefix+"weir_balance", "'", "''") + "'"
 }
 
 // statement is one text on its way to the database, with room for the row that it answers with, if it answers with one.
