@@ -64,7 +64,7 @@ VALUES ($1::text, $2::text, $3::integer, {absent $4::float8 - $7::float8}, coale
 	takeTrySQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, $3::integer, {absent $4::float8 - $7::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz
-WHERE pg_try_advisory_xact_lock({class}, $12::integer)
+WHERE pg_try_advisory_xact_lock({class}, pg_catalog.int4xor($12::integer, {here}))
 ` + onConflictTake
 
 	onConflictTake = `ON CONFLICT (name, key, shard) DO UPDATE SET
