@@ -65,6 +65,7 @@ func (m *made) has(by maker) bool {
 type book struct {
 	layout shard.Layout
 	shards []page
+	mean   float64 // of what calls ask for, lately
 }
 
 // page is what is known of a shard.
@@ -153,7 +154,7 @@ func (b *books) open(p place, layout shard.Layout) *book {
 		}
 		b.close(other)
 	}
-	k := &book{layout, make([]page, layout.Shards)}
+	k := &book{layout: layout, shards: make([]page, layout.Shards)}
 	b.of[p] = k
 	b.pages += layout.Shards
 	return k
@@ -249,14 +250,8 @@ func (b *books) choose(
 	}
 	layout = k.layout
 	shares := c.shares(layout.Shards)
-	if c.count > shares.each.capacity && c.pausable() && layout.Shards > 1 {
-		return layout, nil, 0, 0 // it is to be taken in parts
-	}
 	now := time.Now()
-	at := now.Add(b.ahead).UnixMicro()
-	if clock != nil {
-		at = clock().UnixMicro()
-	}
+	at := b.now(clock)
 	own := -1
 	for i := range k.shards {
 		if session != 0 && k.shards[i].session == session && (own < 0 || k.shards[i].taken.After(k.shards[own].taken)) {
@@ -272,11 +267,54 @@ func (b *books) choose(
 		return shard.View{Tokens: left.value, Busy: i != own && p.held && now.Sub(p.taken) < lately}
 	}
 	row := c.of(layout, 0)
-	candidates, enough = shard.Choose(layout.Shards, own, c.count, row.demand()-c.count, view, rand.IntN)
+	least := row.demand() - c.count
+	if c.pausable() && c.count > c.largest(&shares) {
+		least = 0 // or it is to be taken in parts
+	}
+	candidates, enough = shard.Choose(layout.Shards, own, c.count, least, view, rand.IntN)
 	for _, i := range candidates {
 		level = min(level, view(i).Tokens-c.count)
 	}
 	return layout, candidates, enough, level - 2*c.count
+}
+
+// now is the database's clock, as far as is known.
+func (b *books) now(clock func() time.Time) int64 {
+	if clock != nil {
+		return clock().UnixMicro()
+	}
+	return time.Now().Add(b.ahead).UnixMicro()
+}
+
+// asked notes what a call asks for, and returns how much of it may be waited for in one shard: twice what calls ask for in the
+// mean. More would have it run later than by one line, and all that come to that shard after it.
+func (b *books) asked(c *call) float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.of[c.place()]
+	if k == nil || c.count == 0 {
+		return 0
+	}
+	if k.mean == 0 {
+		k.mean = c.count
+	}
+	k.mean += (c.count - k.mean) / 64
+	return 2 * k.mean
+}
+
+// known is a limit as it is known to stand, or nil.
+func (b *books) known(c *call, clock func() time.Time) *whole {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k := b.of[c.place()]
+	if k == nil {
+		return nil
+	}
+	w := &whole{k.layout, make([]balance, len(k.shards)), b.now(clock)}
+	for i := range k.shards {
+		w.rows[i] = k.shards[i].balance
+	}
+	return w
 }
 
 // free tells of shards whether no other connection of this process holds them, as far as is known.

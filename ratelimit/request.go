@@ -136,6 +136,7 @@ type call struct {
 	parts  []call  // once granted by several rows, or by a shard: what was taken from each
 	after  balance // the row as the take left it; only of a part
 	used   float64 // of the count, when it is settled
+	most   float64 // that it is to wait for in one shard, if not 0: see books.asked
 }
 
 // stamp notes that the call was granted, and left its row with b.

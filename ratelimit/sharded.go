@@ -36,6 +36,9 @@ type aim struct {
 }
 
 func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+	for i := range calls {
+		calls[i].most = l.books.asked(&calls[i])
+	}
 	first := x.alone()
 	held := int32(0) // the last row that the transaction has locked for nothing
 	aims := make([]aim, len(calls))
@@ -128,7 +131,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		switch {
 		case !known && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, layout: shard.Single}
-		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()):
+		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) && !l.divide(&aims[i], c, x.session()):
 			return false
 		}
 	}
@@ -144,6 +147,17 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 	}
 	*a = aim{c: c, layout: layout, from: from, level: level, wait: len(from) > 1 && 2*enough > layout.Shards}
 	return true
+}
+
+// divide aims at several shards, by what is known, if the call may wait.
+func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
+	w := l.books.known(c, l.clock)
+	if w == nil || !c.pausable() {
+		return false
+	}
+	p, ok := c.plan(w, w.at, false, l.books.free(c, w.Layout, session))
+	*a = aim{c: c, layout: w.Layout, plan: p}
+	return ok && len(p.parts) > 0
 }
 
 // aim aims by what was seen, in which each of the calls is granted. The last time it does so however others have left the

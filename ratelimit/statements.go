@@ -583,7 +583,9 @@ func (l *Limiter) takeTryOf(c *call) *statement {
 	if l.portable || c.within > 0 || !l.denials.scarce(c) {
 		return l.takeOf(c)
 	}
-	return l.write(c, l.sql.of(c).takeTry, c.count, c.least(), c.pausable(), c.lock(c.shard))
+	s := l.write(c, l.sql.of(c).takeTry, c.count, c.least(), c.pausable(), c.lock(c.shard))
+	s.lone = true
+	return s
 }
 
 // giveOf gives back what c took, but for what was used of it.

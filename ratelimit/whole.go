@@ -48,6 +48,14 @@ func (a *algebra) mostShards(n int) int {
 	return 1
 }
 
+// largest is the most that the call is to wait for in one shard.
+func (c *call) largest(s *shares) float64 {
+	if c.most > 0 {
+		return min(s.each.capacity, c.most)
+	}
+	return s.each.capacity
+}
+
 // of is c for a shard alone, to be read and written like a balance of its own.
 func (c *call) of(layout shard.Layout, i int) call {
 	r := *c
@@ -193,7 +201,7 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	there := make([]part, 0, w.Shards)
 	paused := false
 	shares := c.shares(w.Shards)
-	single := c.count <= shares.each.capacity || w.Shards == 1 || !c.pausable()
+	most := c.largest(&shares)
 	row := c.of(w.Layout, 0)
 	leave := row.leave
 	var values []float64
@@ -201,10 +209,10 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 		row.algebra = *shares.of(i)
 		b := row.at(w.rows[i], now)
 		if values = append(values, b.value); free == nil || free(i) {
-			there = append(there, part{shard: i, count: b.value, most: shares.each.capacity})
+			there = append(there, part{shard: i, count: b.value, most: most})
 		}
 		paused = paused || b.pausedUntil != open
-		if single {
+		if c.count <= most || b.value >= c.count || w.Shards == 1 || !c.pausable() {
 			if _, ok := row.grants(b); ok {
 				p.able = append(p.able, i)
 			}
@@ -224,6 +232,10 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	}
 	if !c.pausable() {
 		return p, false
+	}
+	slices.SortStableFunc(there, byCount)
+	if k := math.Ceil(c.count / most); k < float64(len(there)) {
+		there = there[:int(k)]
 	}
 	p.parts, p.ahead = level(there, c.count), true
 	for k := range p.parts {
