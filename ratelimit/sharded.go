@@ -182,6 +182,7 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 		}
 		if last {
 			aims[i].anyLevel()
+			aims[i].wait = aims[i].wait || c.pausable()
 		}
 	}
 }
