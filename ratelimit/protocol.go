@@ -239,6 +239,10 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 	case !did || slices.ContainsFunc(looks, (*statement).closed):
 		return l.checkRateLimit(ctx, x, calls, requests)
 	}
+	res := l.judge(looks, calls, requests)
+	if res.OK {
+		return res, nil // and the take decides anew
+	}
 	x.doubt(func() *confirmation {
 		again := l.looksOf(calls)
 		return &confirmation{again, func() bool {
@@ -250,7 +254,7 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 			return true
 		}}
 	})
-	return l.judge(looks, calls, requests), nil
+	return res, nil
 }
 
 // confirmation looks again at what was looked at before the transaction began. If it has changed the transaction is to run
