@@ -69,14 +69,6 @@ func (d *denials) expected(calls []call) bool {
 	return false
 }
 
-// scarce reports whether the row of c has denied within the last second.
-func (d *denials) scarce(c *call) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	e, ok := d.rows[c.row()]
-	return ok && time.Since(e.until) < time.Second
-}
-
 // watch allows note to remember how these calls are denied. It is for calls that are the first in a
 // transaction, or a transaction of their own: others may read an old snapshot, or what their own
 // transaction has written and may roll back.

@@ -85,9 +85,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 		}
 		takes := make([]*statement, len(calls))
 		for i := range calls {
-			if takes[i] = l.takeOf(&calls[i]); round == 1 && len(calls) == 1 {
-				takes[i] = l.takeTryOf(&calls[i])
-			}
+			takes[i] = l.takeOf(&calls[i])
 		}
 		err := x.run(ctx, takes)
 		stamp(takes)
@@ -202,28 +200,7 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 	if slices.ContainsFunc(trip[given:], (*statement).closed) {
 		return Result{}, errClosed
 	}
-	if looks := trip[given:]; !takes[0].lone {
-		return l.judge(looks, calls, requests), nil
-	}
-	return l.judgeHeld(trip[given], calls, requests), nil
-}
-
-// judgeHeld is judge for a row that another transaction holds: what that is about to take is not there any more. As much as
-// the call asks for is a guess.
-func (l *Limiter) judgeHeld(look *statement, calls []call, requests int) Result {
-	c, at := &calls[0], look.answer.at.UnixMicro()
-	b := look.balance()
-	if _, ok := c.grants(c.at(b, at)); ok && b.exists {
-		without := c.at(b, at)
-		without.value -= c.count
-		if d := c.decide(without, at); !d.OK {
-			d.State = c.state(c.at(b, at))
-			d.RetryAt = fromMicro(min(d.RetryAt.UnixMicro(), at+longTransaction))
-			l.denials.note(c, &d, at)
-			return summarize(calls, []Decision{d}, []int64{at}, requests)
-		}
-	}
-	return l.judge([]*statement{look}, calls, requests)
+	return l.judge(trip[given:], calls, requests), nil
 }
 
 // errClosed says that a balance is closed, as its limit has got shards. It does not leave the package.

@@ -57,16 +57,6 @@ VALUES ($1::text, $2::text, $3::integer, {absent $4::float8 - $7::float8}, coale
 	$4, $5::float8, $6::bigint, $9::timestamptz)
 ` + onConflictTake
 
-	// takeTrySQL is takeSQL for a row that has lately denied: no row in answer if another transaction of those who are careful
-	// holds it.
-	//
-	// $12 advisory lock
-	takeTrySQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
-SELECT $1::text, $2::text, $3::integer, {absent $4::float8 - $7::float8}, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz
-WHERE pg_try_advisory_xact_lock({class}, pg_catalog.int4xor($12::integer, {here}))
-` + onConflictTake
-
 	onConflictTake = `ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least($4, b.value + {refill}) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
@@ -341,7 +331,6 @@ type statements struct {
 // texts are those that differ between the kinds of rules.
 type texts struct {
 	take, takeWithin, takeOrFail, takeWithinOrFail string
-	takeTry                                        string
 	takeOwn, takeShard, takeShardWithin            string
 	give, pause, resume                            string
 }
@@ -384,7 +373,7 @@ func newStatements(schema string) statements {
 			return replace(sql, "{unless}", in, "{comes}", comes, "{paused}", paused)
 		}
 		return texts{
-			take: same(takeSQL), takeTry: same(takeTrySQL), takeWithin: same(within(takeSQL, inTime)),
+			take: same(takeSQL), takeWithin: same(within(takeSQL, inTime)),
 			takeOrFail: orFail(same(takeSQL)), takeWithinOrFail: orFail(same(within(takeSQL, inTime))),
 			takeOwn: same(takeOwnSQL), takeShard: shard(takeShardSQL),
 			takeShardWithin: shard(replace(takeShardSQL, "{unless}", ofShard(within("{unless}", inTime)))),
@@ -576,16 +565,6 @@ func (l *Limiter) takeOf(c *call) *statement {
 		return l.write(c, l.sql.of(c).takeWithin, c.count, c.least(), float64(c.within), c.credited())
 	}
 	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.pausable())
-}
-
-// takeTryOf is takeOf for a row that has lately denied: it does not wait for it.
-func (l *Limiter) takeTryOf(c *call) *statement {
-	if l.portable || c.within > 0 || !l.denials.scarce(c) {
-		return l.takeOf(c)
-	}
-	s := l.write(c, l.sql.of(c).takeTry, c.count, c.least(), c.pausable(), c.lock(c.shard))
-	s.lone = true
-	return s
 }
 
 // giveOf gives back what c took, but for what was used of it.
