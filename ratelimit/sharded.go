@@ -222,6 +222,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 	case l.portable && a.plan.ahead:
 		return l.takeRow(a.c, &row, p.least)
 	case l.portable:
+		row.leave = 0 // all of them together leave it
 		return l.takeRow(a.c, &row, 0)
 	case a.plan.ahead:
 		one := *a.c
