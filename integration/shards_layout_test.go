@@ -153,7 +153,7 @@ func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT origin) FROM weir_balance WHERE name = 'windows' AND origin IS NOT NULL`).Scan(&origins); err != nil || origins != 1 {
 			t.Errorf("%d starts of windows (%v)", origins, err)
 		}
-		if res, err := there.RateLimit(t.Context(), r.Count(38.5)); err != nil || !res.OK {
+		if res, err := there.RateLimit(t.Context(), r.Count(38.5-slack)); err != nil || !res.OK {
 			t.Fatal(res.OK, err)
 		}
 		res, err := there.RateLimit(t.Context(), r.Count(all))
@@ -183,7 +183,7 @@ func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
 					return err
 				}
 				if res, err := l.RateLimit(ctx, tx, limit.For("k").Count(20)); err != nil || !res.OK {
-					return fmt.Errorf("%v: %w", res.OK, err)
+					return fmt.Errorf("%d shards: %+v: %w", n, res, err)
 				}
 				return errUndo
 			})

@@ -1,11 +1,13 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,108 +20,205 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// twins are a limit with shards and one without, of one rule. Whatever the first grants is taken from the second as well, and
-// whatever else is done to one is done to the other.
-type twins struct {
+// promises are a limit with shards, used by one caller at a time, and all the work that it has granted.
+type promises struct {
 	pool      *pgxpool.Pool
 	clock     *clock
 	processes []verbs // two limiters for each way
-	renewers  []txVerbs
-	plain     txVerbs // for the second of the two
+	inTx      []txVerbs
 
-	rule           ratelimit.Rule
-	sharded, alone ratelimit.Limit
-	n              int // shards at the most, so far
-	level          bool
+	rule    ratelimit.Rule
+	numbers numbers
+	debt    float64 // MaxReserved, or +Inf
+	limit   ratelimit.Limit
+	other   ratelimit.Limit // for calls of several
 
-	other ratelimit.Limit // for calls of several
-	kept  []bothGranted
-	did   map[string]int
+	all     []*grantedWork
+	largest float64   // count on credit
+	shards  int       // at the most
+	merged  time.Time // until when a change of layout has paused some shards
+	beyond  bool      // more may be owed than MaxReserved
+	did     map[string]int
 }
 
-// bothGranted is a call that both have granted, when they were level or not.
-type bothGranted struct {
-	sharded, alone ratelimit.Result
-	level          bool
-}
-
-func (w *twins) many() ratelimit.Request { return w.sharded.For("k") }
-func (w *twins) one() ratelimit.Request  { return w.alone.For("k") }
-
-// anyone is one of the processes, by one of the ways.
-func (w *twins) anyone(t *rapid.T) verbs { return rapid.SampledFrom(w.processes).Draw(t, "process") }
-
-func (w *twins) value(t *rapid.T, v verbs, r ratelimit.Request) ratelimit.State {
-	s, err := v.Value(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+// grantedWork is what a call was granted for.
+type grantedWork struct {
+	res   ratelimit.Result
+	count float64   // that it used
+	start time.Time // zero while it waits
+	ended bool      // settled, or given back
 }
 
 // slack is what rounding may do to balances as large as these.
 const slack = 1e-6
 
-// rows is the sum of what the open rows are worth now.
-func (w *twins) rows(t *rapid.T) (sum float64) {
-	rows, err := w.pool.Query(t.Context(), `SELECT b.value, b.capacity, b.rate, greatest(b.ts, b.paused_until), b.period, b.origin,
-			CASE WHEN h.value IS NULL THEN 1 ELSE h.value END, b.paused_until IS NOT NULL AND b.paused_until > $2
-		FROM weir_balance b LEFT JOIN weir_balance h ON h.name = b.name AND h.key = b.key AND h.shard = -1
-		WHERE b.name = $1 AND b.key = 'k' AND b.shard >= 0 AND b.value > '-Infinity'`, w.sharded.Name(), w.clock.now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var value, capacity, rate, n float64
-	var since time.Time
-	var origin *time.Time
-	var period int64
-	var paused bool
-	open := 0
-	if _, err := pgx.ForEachRow(rows, []any{&value, &capacity, &rate, &since, &period, &origin, &n, &paused}, func() error {
-		open++
-		steps := max(0, float64(w.clock.now().Sub(since).Microseconds())/float64(period))
-		if origin != nil {
-			window := func(at time.Time) float64 {
-				return math.Floor(float64(at.Sub(*origin).Microseconds()) / float64(period))
-			}
-			steps = max(0, window(w.clock.now())-window(since))
+func (p *promises) r() ratelimit.Request { return p.limit.For("k") }
+
+// anyone is one of the processes, by one of the ways.
+func (p *promises) anyone(t *rapid.T) verbs { return rapid.SampledFrom(p.processes).Draw(t, "process") }
+
+// openRow is a row of the present layout.
+type openRow struct {
+	value, capacity, rate float64
+	since, pausedUntil    time.Time // zero: not paused
+	origin                *time.Time
+	period                int64
+}
+
+// at is what the row is worth at a time, if nobody takes.
+func (r *openRow) at(at time.Time) float64 {
+	steps := float64(at.Sub(r.since).Microseconds()) / float64(r.period)
+	if r.origin != nil {
+		window := func(at time.Time) float64 {
+			return math.Floor(float64(at.Sub(*r.origin).Microseconds()) / float64(r.period))
 		}
-		sum += min(capacity, value+rate*steps)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
+		steps = window(at) - window(r.since)
 	}
-	if open != 0 && open != int(n) {
-		t.Fatalf("%d open rows of %v shards", open, n)
-	}
-	if open == 0 {
-		return numbersOf(w.rule).capacity
+	return min(r.capacity, r.value+r.rate*max(0, steps))
+}
+
+type openRows []openRow
+
+func (rows openRows) at(at time.Time) (sum float64) {
+	for i := range rows {
+		sum += rows[i].at(at)
 	}
 	return sum
 }
 
-// compare is what holds at any time.
-func (w *twins) compare(t *rapid.T) {
-	many, one := w.value(t, w.anyone(t), w.many()), w.value(t, w.plain, w.one())
-	if many.Value > one.Value+slack {
-		t.Fatalf("with shards there are %v tokens, and one balance would have %v", many.Value, one.Value)
+// there is what the rows have at a time that can be taken: no debt of one lessens it.
+func (rows openRows) there(at time.Time) (sum float64) {
+	for i := range rows {
+		sum += max(0, rows[i].at(at))
 	}
-	if sum := w.rows(t); math.Abs(sum-many.Value) > slack {
-		t.Fatalf("the value is %v, and the rows have %v", many.Value, sum)
+	return sum
+}
+
+func (rows openRows) paused(at time.Time) bool {
+	return slices.ContainsFunc(rows, func(r openRow) bool { return r.pausedUntil.After(at) })
+}
+
+// rows reads the rows of the limit. One that was never used is one full row.
+func (p *promises) rows(t *rapid.T) (all openRows) {
+	rows, err := p.pool.Query(t.Context(), `SELECT value, capacity, rate, ts, paused_until, period, origin
+		FROM weir_balance WHERE name = $1 AND key = 'k' AND shard >= 0 AND value > '-Infinity' ORDER BY shard`, p.limit.Name())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if many.Delay != one.Delay || !many.PausedUntil.Equal(one.PausedUntil) {
-		t.Fatalf("with shards %+v, and one balance %+v", many, one)
+	var r openRow
+	var paused *time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&r.value, &r.capacity, &r.rate, &r.since, &paused, &r.period, &r.origin}, func() error {
+		if r.pausedUntil = (time.Time{}); paused != nil {
+			r.pausedUntil = *paused
+			if paused.After(r.since) {
+				r.since = *paused
+			}
+		}
+		all = append(all, r)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
-	w.level = w.level && math.Abs(many.Value-one.Value) <= slack
+	if all == nil {
+		n := p.numbers
+		all = openRows{{value: n.capacity, capacity: n.capacity, rate: n.rate, since: p.clock.now(), period: n.period.Microseconds()}}
+	}
+	return all
+}
+
+// most is how many of n shards the rule can have.
+func (p *promises) most(n int) int {
+	if !p.numbers.windowed {
+		return max(1, min(n, int(p.numbers.capacity)))
+	}
+	for ; n > 1; n-- {
+		each := p.numbers.rate / float64(n)
+		of := p.numbers.capacity / float64(n)
+		if each >= 1 && of >= 1 && each == math.Trunc(each) && of == math.Trunc(of) {
+			break
+		}
+	}
+	return n
+}
+
+// due is when work that waits may run by now.
+func (p *promises) due(t *rapid.T, w *grantedWork) (at time.Time) {
+	if !w.start.IsZero() {
+		return w.start
+	}
+	takes := slices.DeleteFunc(w.res.Reservation().Takes, func(k ratelimit.Take) bool { return k.Limit != p.limit.Name() })
+	lines, _, err := p.inTx[0].l.Lines(t.Context(), p.pool, takes...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range takes {
+		if run, _ := k.RunAt(lines[i]); run.After(at) {
+			at = run
+		}
+	}
+	return at
+}
+
+// now has the clock go on, while the work starts that may.
+func (p *promises) tick(t *rapid.T) {
+	by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, p.numbers.period / 16, p.numbers.period / 5, p.numbers.period,
+		3 * p.numbers.period}).Draw(t, "by").Truncate(time.Microsecond)
+	from, until := p.clock.now(), p.clock.now().Add(by)
+	for _, w := range p.all {
+		if at := p.due(t, w); w.start.IsZero() && !w.ended && !at.After(until) {
+			w.start = at
+			if at.Before(from) { // it has moved up
+				w.start = from
+			}
+		}
+	}
+	p.clock.set(until)
+}
+
+// compare is what holds at any time: no more work starts in any time than the limit allows, the value is the sum of the
+// rows, and none owes more than its share of MaxReserved.
+func (p *promises) compare(t *rapid.T) {
+	now, rows := p.clock.now(), p.rows(t)
+	s, err := p.anyone(t).Value(t.Context(), p.r())
+	p.shards = max(p.shards, len(rows))
+	if err != nil || math.Abs(s.Value-rows.at(now)) > slack {
+		t.Fatalf("the value is %+v, %v, and the rows have %v", s, err, rows.at(now))
+	}
+	for i := range rows {
+		if v := rows[i].at(now); !p.beyond && v < -p.debt/float64(len(rows))-slack {
+			t.Fatalf("shard %d of %d has %v: more is owed than its share of %v", i, len(rows), v, p.debt)
+		}
+	}
+	started := slices.DeleteFunc(slices.Clone(p.all), func(w *grantedWork) bool { return w.start.IsZero() || w.start.After(now) || w.count == 0 })
+	slices.SortFunc(started, func(a, b *grantedWork) int { return cmp.Compare(a.start.UnixMicro(), b.start.UnixMicro()) })
+	n := p.numbers
+	for i := range started {
+		sum := 0.0
+		for _, w := range started[i:] {
+			sum += w.count
+			steps := float64(w.start.Sub(started[i].start).Microseconds()+2) / float64(n.period.Microseconds())
+			if n.windowed { // each begins at most once more than whole ones fit
+				end := func(at time.Time) time.Time { return windowEnd(n, p.r(), at) }
+				first, last := end(started[i].start.Add(-2*time.Microsecond)), end(w.start.Add(2*time.Microsecond))
+				steps = math.Round(float64(last.Sub(first)) / float64(n.period))
+			}
+			if most := n.capacity + n.rate*steps + p.largest*float64(p.shards); sum > most+slack {
+				for _, w := range started {
+					t.Logf("%v at %v of %s", w.count, w.start, show(w.res))
+				}
+				t.Fatalf("%v started from %v to %v, where %v may", sum, started[i].start, w.start, most)
+			}
+		}
+	}
 }
 
 // tryAt makes the call at another time, in a transaction that is rolled back.
-func (w *twins) tryAt(t *rapid.T, at time.Time, r ...ratelimit.Request) bool {
-	now := w.clock.now()
-	w.clock.set(at)
-	defer w.clock.set(now)
+func (p *promises) tryAt(t *rapid.T, at time.Time, r ...ratelimit.Request) bool {
+	now := p.clock.now()
+	p.clock.set(at)
+	defer p.clock.set(now)
 	ok := false
-	v := rapid.SampledFrom(w.renewers).Draw(t, "process")
+	v := rapid.SampledFrom(p.inTx).Draw(t, "process")
 	err := v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		res, err := v.l.RateLimit(ctx, tx, r...)
 		if ok = res.OK; err != nil {
@@ -133,194 +232,221 @@ func (w *twins) tryAt(t *rapid.T, at time.Time, r ...ratelimit.Request) bool {
 	return ok
 }
 
-func (w *twins) take(t *rapid.T) {
-	n := numbersOf(w.rule)
+func (p *promises) take(t *rapid.T) {
+	n := p.numbers
 	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7, n.capacity}).Draw(t, "count")
 	count = min(count, n.capacity)
-	reserve, bounded := anyAhead(t, n.period)
+	ahead, _ := anyAhead(t, n.period)
 	leave := 0.0
 	if rapid.IntRange(0, 5).Draw(t, "leaving") == 0 {
 		leave = (n.capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave") * (1 - 1e-9)
-		reserve, bounded = func(r ratelimit.Request) ratelimit.Request { return r.Leave(leave) }, false
+		ahead = func(r ratelimit.Request) ratelimit.Request { return r.Leave(leave) }
 	}
-	many, one := []ratelimit.Request{reserve(w.many().Count(count))}, []ratelimit.Request{reserve(w.one().Count(count))}
+	r := ahead(p.r().Count(count))
+	requests := []ratelimit.Request{r}
 	if rapid.IntRange(0, 4).Draw(t, "several") == 0 { // the other has always enough
-		many = append(many, w.other.For("k"))
+		requests = append(requests, p.other.For("k"))
 	}
-	v := w.anyone(t)
-	checked, err := w.anyone(t).CheckRateLimit(t.Context(), many...)
+	v := p.anyone(t)
+	checked, err := p.anyone(t).CheckRateLimit(t.Context(), requests...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := w.value(t, v, w.many())
-	res, err := v.RateLimit(t.Context(), many...)
+	now, before := p.clock.now(), p.rows(t)
+	res, err := v.RateLimit(t.Context(), requests...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Between the two the limit may have got back the shards of who takes: other shares, which round otherwise. What is there to the
-	// last bit may then be enough for one of them.
-	left := before.Value - count - leave
-	if math.Abs(left) > slack && (res.OK != checked.OK || res.RetryAt.Sub(checked.RetryAt).Abs() > w.edge(left) || !w.sameRun(res, checked, count)) {
+	after := p.rows(t)
+	left := before.there(now) - count - leave
+	rounds := math.Abs(left) <= slack || len(before) != len(after) // with other shares, too
+	taken := 0.0
+	if res.OK {
+		taken = count
+	}
+	if gone := before.at(now) - after.at(now); len(before) == len(after) && math.Abs(gone-taken) > slack {
+		t.Fatalf("%v were taken, and the rows have %v less: %+v, then %+v", taken, gone, before, after)
+	}
+	// A transaction that the caller began cannot begin again, and takes only from rows behind one that it tried in vain.
+	if _, raw := v.(sqlVerbs); raw && checked.OK && !res.OK && res.RetryAt.Sub(now) <= 100*time.Millisecond {
+		p.did["denied for a while"]++
+		return
+	}
+	if !rounds && (res.OK != checked.OK || res.RetryAt.Sub(checked.RetryAt).Abs() > p.edge(before, count)) {
 		t.Fatalf("checked %s\nbut then %s\nof %+v", show(checked), show(res), before)
 	}
 	if !res.OK {
-		w.did["denied"]++
-		if !w.tryAt(t, res.RetryAt, many...) {
-			t.Fatalf("denied at %v of %+v, and at RetryAt: %s", w.clock.now(), before, show(res))
+		p.did["denied"]++
+		if left > slack && !before.paused(now) {
+			t.Fatalf("denied, though the shards together have it: %s of %+v", show(res), before)
 		}
-		if early := w.edge(before.Value, before.Value-count); w.tryAt(t, res.RetryAt.Add(-early), many...) {
-			t.Fatalf("denied at %v of %+v, and granted %v before RetryAt: %s", w.clock.now(), before, early, show(res))
+		if !p.tryAt(t, res.RetryAt, requests...) {
+			t.Fatalf("denied at %v of %+v, and at RetryAt: %s", now, before, show(res))
+		}
+		if early := p.edge(before, count); p.tryAt(t, res.RetryAt.Add(-early), requests...) {
+			t.Fatalf("denied at %v of %+v, and granted %v before RetryAt: %s", now, before, early, show(res))
 		}
 		return
 	}
-	w.did["granted"]++
-	same, err := w.plain.RateLimit(t.Context(), one...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rounding := time.Millisecond
-	if bounded {
-		rounding += w.slack()
-	}
-	if !same.OK && same.RetryAfter() > rounding && math.Abs(left) > slack { // of a window, what rounding lacks comes with the next one
-		t.Fatalf("granted of %+v, and one balance would not have: %s", before, show(same))
-	}
-	if !same.OK { // then keep them together
-		one[0] = one[0].OrReserve()
-		if bounded {
-			one[0] = one[0].Within(century)
-		}
-		if same, err = w.plain.RateLimit(t.Context(), one...); err != nil || !same.OK {
-			w.did["parted"]++
-			return
-		}
+	p.did["granted"]++
+	w := &grantedWork{res: res, count: count, start: res.At}
+	if strings.Contains(r.String(), "OnCredit") {
+		p.largest, p.beyond = max(p.largest, count), true
 	}
 	if !res.RunAt.IsZero() {
-		w.did["ahead"]++
+		p.did["ahead"]++
+		if w.start = (time.Time{}); p.due(t, w).Sub(res.RunAt).Abs() > time.Microsecond {
+			t.Fatalf("told %v, and its takes may run at %v", res.RunAt, p.due(t, w))
+		}
+	} else if left < -slack && !strings.Contains(r.String(), "OnCredit") && !slices.ContainsFunc(before, func(row openRow) bool {
+		return leave > 0 && row.at(now)-count > leave/float64(len(before))-slack // each shard leaves its share
+	}) {
+		t.Fatalf("granted at once, though the shards together do not have it: %s of %+v", show(res), before)
 	}
-	if w.level && !same.RunAt.IsZero() && !w.sameRun(res, same, count) {
-		t.Fatalf("in line until %v, and with one balance until %v", res.RunAt, same.RunAt)
+	if len(w.res.Reservation().Takes) > 1 {
+		p.did["parts"]++
 	}
-	w.kept = append(w.kept, bothGranted{res, same, w.level})
+	p.all = append(p.all, w)
 }
 
-// slack allows for rounding: the rates of shards are not alike to the last bit, so that one may be out of a debt before its
-// time, by a microsecond; and a debt of fractions may miss the window that would repay it.
-func (w *twins) slack() time.Duration {
-	n := numbersOf(w.rule)
+// edge allows for rounding: the rates of shards are not alike to the last bit, so that one may be out of a debt before its
+// time, by a microsecond; and a debt of whole windows may by rounding be that of one more.
+func (p *promises) edge(rows openRows, count float64) time.Duration {
+	most, n := 2*time.Microsecond, p.numbers
 	if n.windowed && n.rate*2 != math.Trunc(n.rate*2) {
-		return 2*time.Microsecond + n.period
+		return most + n.period
 	}
-	return 2 * time.Microsecond
-}
-
-// edge is slack for balances of these values: a debt that is one of whole windows may by rounding be that of one more.
-func (w *twins) edge(values ...float64) time.Duration {
-	most, n := w.slack(), numbersOf(w.rule)
-	for _, v := range values {
+	now := p.clock.now()
+	for _, v := range []float64{rows.at(now), rows.at(now) - count, rows.there(now) - count} {
 		if windows := v / n.rate; n.windowed && math.Abs(windows-math.Round(windows)) < slack {
-			most = max(most, n.period+2*time.Microsecond)
+			return most + n.period
 		}
 	}
 	return most
 }
 
-// sameRun tells whether two calls of that count run at the same time. A debt of next to nothing may be none.
-func (w *twins) sameRun(a, b ratelimit.Result, count float64) bool {
-	at := func(r ratelimit.Result) time.Time {
-		if r.RunAt.IsZero() {
-			return r.At
-		}
-		return r.RunAt
-	}
-	left := a.Outcomes[0].Value
-	return at(a).Sub(at(b)).Abs() <= w.edge(left, left+count) // on credit it is without its own
-}
-
-// drain makes both balances alike: all that is there is taken from each, and then time stands still.
-func (w *twins) drain(t *rapid.T) {
-	w.did["drain"]++
-	for _, r := range []ratelimit.Request{w.many(), w.one()} {
-		v := verbs(w.plain)
-		if r == w.many() {
-			v = w.anyone(t)
-		}
-		if left := w.value(t, v, r); left.Value > slack && left.PausedUntil.IsZero() {
-			if res, err := v.RateLimit(t.Context(), r.Count(left.Value*(1-1e-12))); err != nil || !res.OK { // but for rounding
-				t.Fatalf("all that is there: %s, %v, of %+v", show(res), err, left)
-			}
-		}
-	}
-	many, one := w.value(t, w.plain, w.many()), w.value(t, w.plain, w.one())
-	w.level = math.Abs(many.Value-one.Value) <= slack && one.Value <= slack
-}
-
-// end gives back or settles what was taken, both alike.
-func (w *twins) end(t *rapid.T) {
-	if len(w.kept) == 0 {
+// end gives back or settles what was taken: all of it goes to rows that have room, and nothing more.
+func (p *promises) end(t *rapid.T) {
+	open := slices.DeleteFunc(slices.Clone(p.all), func(w *grantedWork) bool { return w.ended })
+	if len(open) == 0 {
 		return
 	}
-	i := rapid.IntRange(0, len(w.kept)-1).Draw(t, "which")
-	p := w.kept[i]
-	w.kept = slices.Delete(slices.Clone(w.kept), i, i+1)
-	v, n := w.anyone(t), p.alone.Reservation().Takes[0].Count
-	how := rapid.SampledFrom([]string{"give back", "release", "settle", "exceed", "exceed"}).Draw(t, "how")
-	used := n * rapid.SampledFrom([]float64{0, 0.3, 0.9}).Draw(t, "used")
-	if how == "exceed" {
-		used = n + rapid.SampledFrom([]float64{0, 0.5, 1, 4, 9}).Draw(t, "excess")
+	w := rapid.SampledFrom(open).Draw(t, "which")
+	v, now, before := p.anyone(t), p.clock.now(), p.rows(t)
+	how := rapid.SampledFrom([]string{"give back", "release", "settle", "exceed"}).Draw(t, "how")
+	if w.start.IsZero() || w.start.After(now) { // only what has run is settled
+		how = rapid.SampledFrom([]string{"give back", "release"}).Draw(t, "how instead")
 	}
-	w.did[how]++
-	var errs [2]error
+	was := w.count
+	var err error
 	switch how {
 	case "give back":
-		errs = [2]error{v.GiveBack(t.Context(), p.sharded), w.plain.GiveBack(t.Context(), p.alone)}
+		w.count, err = 0, v.GiveBack(t.Context(), w.res)
 	case "release":
-		_, errs[0] = v.Release(t.Context(), p.sharded.Reservation())
-		_, errs[1] = w.plain.Release(t.Context(), p.alone.Reservation())
+		w.count = 0
+		_, err = v.Release(t.Context(), w.res.Reservation())
+	case "settle":
+		w.count *= rapid.SampledFrom([]float64{0, 0.3, 0.9}).Draw(t, "used")
+		_, err = v.Settle(t.Context(), w.res.Reservation(), p.r().Count(w.count))
 	default:
-		_, errs[0] = v.Settle(t.Context(), p.sharded.Reservation(), w.many().Count(used))
-		_, errs[1] = w.plain.Settle(t.Context(), p.alone.Reservation(), w.one().Count(used))
+		excess := rapid.SampledFrom([]float64{0.5, 1, 4, 9}).Draw(t, "excess")
+		_, err = v.Settle(t.Context(), w.res.Reservation(), p.r().Count(was+excess))
+		p.beyond = true
+		if gone := before.at(now) - p.rows(t).at(now); err == nil && math.Abs(gone-excess) > slack {
+			t.Fatalf("%v more were used, and the rows have %v less: %+v, then %+v", excess, gone, before, p.rows(t))
+		}
 	}
-	if err := errors.Join(errs[:]...); err != nil {
+	if err != nil {
+		t.Fatal(how, err)
+	}
+	w.ended = true
+	p.did[how]++
+	if how == "exceed" {
+		return
+	}
+	after := p.rows(t)
+	room := !slices.ContainsFunc(after, func(r openRow) bool { return r.at(now) > r.capacity-slack })
+	come, unused := after.at(now)-before.at(now), was-w.count
+	if come > unused+slack || come < -slack || !p.numbers.windowed && room && come < unused-slack {
+		t.Fatalf("%v of %v came back, and the rows have %v more: %+v, then %+v", unused, was, come, before, after)
+	}
+}
+
+// relay changes the number of shards, in either direction. It mints and loses nothing, and keeps the times that were told.
+func (p *promises) relay(t *rapid.T) {
+	n := rapid.SampledFrom([]int{1, 2, 3, 4, 5, 7, 10, 16, 40}).Draw(t, "shards")
+	p.did["reshard"]++
+	now, before := p.clock.now(), p.rows(t)
+	told := make([]time.Time, len(p.all))
+	for i, w := range p.all {
+		told[i] = p.due(t, w)
+	}
+	v := rapid.SampledFrom(p.inTx).Draw(t, "process")
+	err := v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		return v.l.Reshard(ctx, tx, n, p.r())
+	})
+	if p.most(n) < n {
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Fatalf("%d shards of %+v: %v", n, p.rule, err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := p.rows(t)
+	if len(after) != n && len(before) != 1 { // one that was never used stays as it is
+		t.Fatalf("%d shards, want %d", len(after), n)
+	}
+	// In a row that is paused until the lines that it is made of have ended there is already what flows until then.
+	until := now
+	for i := range after {
+		if after[i].pausedUntil.After(until) {
+			until = after[i].pausedUntil
+		}
+	}
+	p.merged = until
+	lost, minted := before.at(now)-after.at(now), after.at(now)-before.at(until)
+	if lost > slack || minted > slack {
+		t.Fatalf("a change to %d shards has made %+v of %+v: %v lost, %v minted", n, after, before, lost, minted)
+	}
+	for i, w := range p.all {
+		if at := p.due(t, w); at.Sub(told[i]).Abs() > time.Microsecond {
+			t.Fatalf("after a change to %d shards work starts at %v, which was told %v", n, at, told[i])
+		}
+	}
+	if rapid.Bool().Draw(t, "deployed") { // or who defines more shards makes more again
+		p.limit = ratelimit.MustDefine(p.limit.Name(), p.rule, ratelimit.Shards(n))
+	}
+}
+
+// operate does what an operator does, to all rows.
+func (p *promises) operate(t *rapid.T) {
+	how := rapid.SampledFrom([]string{"pause", "pause", "resume", "reset"}).Draw(t, "how")
+	if how == "resume" && p.clock.now().Before(p.merged) {
+		return // it would end a pause that keeps what is merged from starting too early
+	}
+	p.did[how]++
+	v, period := p.anyone(t), p.numbers.period
+	var err error
+	switch how {
+	case "pause":
+		d := rapid.SampledFrom([]time.Duration{time.Millisecond, period/3 + 1, period, 5 * period / 2}).Draw(t, "duration")
+		err = v.Pause(t.Context(), d, p.r())
+	case "resume":
+		err = v.Resume(t.Context(), p.r())
+	default:
+		err = v.ResetRateLimit(t.Context(), p.r())
+		p.all = nil // a reset is a gift, to which nothing that was is compared
+	}
+	if err != nil {
 		t.Fatal(how, err)
 	}
 }
 
-// relay changes the number of shards, in either direction, and mints and loses nothing.
-func (w *twins) relay(t *rapid.T) {
-	n := rapid.SampledFrom([]int{1, 2, 3, 4, 7, 16, 40}).Draw(t, "shards")
-	w.did["reshard"]++
-	before := w.value(t, w.plain, w.many())
-	v := rapid.SampledFrom(w.renewers).Draw(t, "process")
-	if err := v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		return v.l.Reshard(ctx, tx, n, w.many())
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if n < w.n && rapid.Bool().Draw(t, "deployed") { // or who defines more shards makes more again
-		w.define(n)
-	}
-	if after := w.value(t, w.anyone(t), w.many()); math.Abs(after.Value-before.Value) > slack || !after.PausedUntil.Equal(before.PausedUntil) {
-		t.Fatalf("a change to %d shards has made %+v of %+v", n, after, before)
-	}
-}
-
-func (w *twins) define(n int) {
-	w.n = n
-	w.sharded = ratelimit.MustDefine(w.sharded.Name(), w.rule, ratelimit.Shards(n))
-}
-
-// each does the same to both.
-func (w *twins) each(t *rapid.T, name string, do func(v verbs, r ratelimit.Request) error) {
-	w.did[name]++
-	if err := errors.Join(do(w.anyone(t), w.many()), do(w.plain, w.one())); err != nil {
-		t.Fatal(name, err)
-	}
-}
-
-// A limit with shards grants nothing that one balance would not, says exactly when it will grant, and loses nothing but what
-// a full shard does not gain.
-func TestALimitWithShardsIsNeverMoreThanOneBalance(t *testing.T) {
+// What a limit with shards promises holds whatever one caller after the other does with it: no more starts in any time than
+// the limit allows, nobody is denied what the shards together have, RetryAt is exact, and no token is lost or minted.
+func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	db := stdlib.OpenDBFromPool(pool)
@@ -331,10 +457,10 @@ func TestALimitWithShardsIsNeverMoreThanOneBalance(t *testing.T) {
 			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
-			w := &twins{pool: pool, clock: newClock(), did: did}
+			p := &promises{pool: pool, clock: newClock(), did: did, debt: math.Inf(1)}
 			for range 2 {
 				for _, way := range ways {
-					l, err := ratelimit.New(ratelimit.Config{Portable: way.portable, Clock: w.clock.now})
+					l, err := ratelimit.New(ratelimit.Config{Portable: way.portable, Clock: p.clock.now})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -342,48 +468,38 @@ func TestALimitWithShardsIsNeverMoreThanOneBalance(t *testing.T) {
 					if way.name != "DatabaseSQL" {
 						v = way.verbs(nil, l, pool)
 					}
-					w.processes = append(w.processes, v)
+					p.processes = append(p.processes, v)
 					if x, ok := v.(txVerbs); ok {
-						w.renewers = append(w.renewers, x)
+						p.inTx = append(p.inTx, x)
 					}
 				}
 			}
-			w.plain = w.renewers[0]
-			w.rule = rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool {
-				return numbersOf(r).capacity >= 0.5 && numbersOf(r).capacity < 1e4
+			p.rule = rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool {
+				p.numbers = numbersOf(r)
+				return p.numbers.capacity < 1e4 && p.most(40) > 1
 			}).Draw(t, "rule")
-			if window, ok := w.rule.(ratelimit.FixedWindow); ok { // the phase depends on the name
-				window.Start = w.clock.now().Add(micros(rapid.Int64Range(-1e12, 1e12).Draw(t, "start")))
-				w.rule = window
+			p.numbers = numbersOf(p.rule)
+			var reserved *float64
+			switch rule := p.rule.(type) {
+			case ratelimit.FixedWindow: // the phase depends on the name
+				rule.Start = p.clock.now().Add(micros(rapid.Int64Range(-1e12, 1e12).Draw(t, "start")))
+				p.rule, reserved = rule, rule.MaxReserved
+			case ratelimit.TokenBucket:
+				reserved = rule.MaxReserved
 			}
-			name := fmt.Sprint("twin", round)
-			w.sharded, w.alone = ratelimit.MustDefine(name, w.rule), ratelimit.MustDefine(name+"alone", w.rule)
-			w.define(rapid.IntRange(2, 40).Draw(t, "n"))
-			w.other = ratelimit.MustDefine(name+"other", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second})
+			if reserved != nil {
+				p.debt = *reserved
+			}
+			name := fmt.Sprint("promises", round)
+			p.limit = ratelimit.MustDefine(name, p.rule, ratelimit.Shards(rapid.IntRange(2, 40).Draw(t, "n")))
+			p.other = ratelimit.MustDefine(name+"other", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second})
 			if rapid.Bool().Draw(t, "other sharded") {
-				w.other = ratelimit.MustDefine(name+"other", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}, ratelimit.Shards(3))
+				p.other = ratelimit.MustDefine(name+"other", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}, ratelimit.Shards(3))
 			}
-			period := numbersOf(w.rule).period
 			t.Repeat(map[string]func(*rapid.T){
-				"take": w.take, "take again": w.take, "take more": w.take, "end": w.end, "reshard": w.relay, "drain": w.drain,
-				"tick": func(t *rapid.T) {
-					w.level = false // what a full shard does not gain
-					w.clock.add(rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, period / 16, period / 5, period, 3 * period}).
-						Draw(t, "by").Truncate(time.Microsecond))
-				},
-				"reset": func(t *rapid.T) {
-					w.each(t, "reset", func(v verbs, r ratelimit.Request) error { return v.ResetRateLimit(t.Context(), r) })
-					// It makes alike what may have owed more with shards, and what a take has owed would still be given back.
-					w.kept = slices.DeleteFunc(slices.Clone(w.kept), func(p bothGranted) bool { return !p.level })
-				},
-				"pause": func(t *rapid.T) {
-					d := rapid.SampledFrom([]time.Duration{time.Millisecond, period/3 + 1, period, 5 * period / 2}).Draw(t, "duration")
-					w.each(t, "pause", func(v verbs, r ratelimit.Request) error { return v.Pause(t.Context(), d, r) })
-				},
-				"resume": func(t *rapid.T) {
-					w.each(t, "resume", func(v verbs, r ratelimit.Request) error { return v.Resume(t.Context(), r) })
-				},
-				"": w.compare,
+				"take": p.take, "take again": p.take, "take more": p.take, "end": p.end, "reshard": p.relay, "tick": p.tick, "tick on": p.tick,
+				"operate": p.operate,
+				"":        p.compare,
 			})
 		})
 	}

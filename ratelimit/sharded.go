@@ -265,6 +265,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 	case l.portable && a.plan.ahead:
 		return l.takeRow(a.c, &row, p.least)
 	case l.portable:
+		row.leave = 0 // all of them together leave it
 		return l.takeRow(a.c, &row, 0)
 	case a.plan.ahead:
 		one := *a.c
@@ -534,7 +535,10 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 		return &confirmation{again, func() bool {
 			for i, s := range again {
 				w, valid := s.look.whole()
-				if _, ok := calls[i].plan(w, w.at, false, nil); !valid || !ok {
+				if !valid {
+					return true // which the next look says
+				}
+				if _, ok := calls[i].plan(w, w.at, false, nil); !ok {
 					return true
 				}
 			}

@@ -336,7 +336,7 @@ type texts struct {
 }
 
 // class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard, with
-// the table that the row is in: so callers of the same key in two schemas do not deny each other.
+// a hash of the table that the row is in: so callers of the same key in two schemas do not deny each other.
 const class = 0x57656972
 
 func newStatements(schema string) statements {
@@ -357,7 +357,7 @@ func newStatements(schema string) statements {
 		}
 		between := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(delay) }
 		return strings.NewReplacer("{schema}", s.prefix, "{unless}", unpaused, "{refill}", refill, "{class}", strconv.Itoa(class),
-			"{here}", s.table()+"::regclass::oid::integer",
+			"{here}", "pg_catalog.hashoid("+s.table()+"::regclass::oid)",
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
 			"{fresh}", between("c.now", "c.now + $10::bigint::float8 * interval '1 microsecond'"),

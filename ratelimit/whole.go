@@ -199,7 +199,7 @@ type plan struct {
 // is to be ahead, it does not gather. From several it takes only where free allows it; nil allows all.
 func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
 	there := make([]part, 0, w.Shards)
-	paused := false
+	var loose []part // those that are not paused
 	shares := c.shares(w.Shards)
 	most := c.largest(&shares)
 	row := c.of(w.Layout, 0)
@@ -208,10 +208,12 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	for i := range w.Shards {
 		row.algebra = *shares.of(i)
 		b := row.at(w.rows[i], now)
-		if values = append(values, b.value); free == nil || free(i) {
-			there = append(there, part{shard: i, count: b.value, most: most})
+		values = append(values, b.value)
+		if one := (part{shard: i, count: b.value, most: most}); free == nil || free(i) {
+			if there = append(there, one); b.pausedUntil == open {
+				loose = append(loose, one)
+			}
 		}
-		paused = paused || b.pausedUntil != open
 		if c.count <= most || b.value >= c.count || w.Shards == 1 || !c.pausable() {
 			if _, ok := row.grants(b); ok {
 				p.able = append(p.able, i)
@@ -225,8 +227,8 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	if w.Shards == 1 || len(there) == 0 {
 		return p, false
 	}
-	if !paused && !ahead {
-		if p.parts, ok = gather(there, c.count, leave); ok {
+	if !ahead {
+		if p.parts, ok = gather(loose, c.count, leave*float64(w.Shards)); ok {
 			return p, true
 		}
 	}
@@ -255,10 +257,10 @@ func byCount(a, b part) int { return cmp.Or(cmp.Compare(b.count, a.count), a.sha
 func byShard(a, b part) int { return a.shard - b.shard }
 
 // gather takes n from the fullest shards, and from no more of them than it must. In all of them together
-// it leaves what leave is for each.
+// it leaves leave.
 func gather(there []part, n, leave float64) (parts []part, ok bool) {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
-	sum := -leave * float64(len(there))
+	sum := -leave
 	for _, p := range there {
 		sum += max(0, p.count)
 	}
@@ -352,16 +354,13 @@ func (c *call) decideWhole(w *whole) Decision {
 		}
 		return c.grantedParts(rows, c.sum(after, w.at))
 	}
-	from := w.at
+	// Not all shards need be paused, or for as long: see merged.
+	guess := float64(w.at)
 	if !c.pausable() {
-		from = max(from, before.pausedUntil)
+		guess = max(guess, float64(before.pausedUntil))
 	}
-	grants := func(t int64) bool { _, ok := c.plan(w, t, false, nil); return ok }
-	at := from
-	if !grants(from) {
-		guess := float64(from) + (c.demand()-before.value)*float64(c.period)/c.rate
-		at = search(from, endOfTime, guess, grants)
-	}
+	guess += max(0, c.demand()-before.value) * float64(c.period) / c.rate
+	at := search(w.at, endOfTime, guess, func(t int64) bool { _, ok := c.plan(w, t, false, nil); return ok })
 	return Decision{State: c.state(before), RetryAt: fromMicro(at)}
 }
 
