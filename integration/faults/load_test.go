@@ -29,7 +29,7 @@ func resultOf(id string, err error) result {
 		r.Text = err.Error()
 	}
 	if d := (*ratelimit.DeniedError)(nil); errors.As(err, &d) {
-		r.Bound, r.Again = account{d.Limit, d.Key}, d.RetryAfter() <= 100*time.Millisecond
+		r.Bound, r.Again = account{d.Limit, d.Key}, d.RetryAfter() < 10*time.Second
 	}
 	return r
 }
