@@ -20,8 +20,13 @@ type Balance struct {
 	Limit string `json:"limit"` // ends in " (shadow)" where it never denies: see [ratelimit.Shadow]
 	Key   string `json:"key"`   // "" for a limit without keys
 
-	// Value is the tokens left by At, of all shards: what [ratelimit.Limiter.Value] tells under the rule that follows. Negative: owed.
+	// Value is the tokens left by At, of all shards together: what [ratelimit.Limiter.Value] tells under the rule that follows.
+	// Negative: owed.
 	Value float64 `json:"value"`
+
+	// Owed is what the shards owe that owe by At: work waits for it. Each shard has a line of its own, so some may owe while
+	// others have tokens. Without shards it is -Value, or 0.
+	Owed float64 `json:"owed,omitzero"`
 
 	// The rule that wrote last: Rate tokens come in each Period, up to Capacity, all at once if it is Windowed.
 	Capacity float64       `json:"capacity"`
@@ -151,7 +156,7 @@ func (s row) fill(by rule, at time.Time) (now ratelimit.State, full time.Time, e
 	return d.State, then.RetryAt, err
 }
 
-// sum makes a balance of the rows of one key: those of the layout with a number, and perhaps what is left of shard 0 of 1.
+// sum makes a balance of the rows of one key: those of the layout with a number.
 func (b Balance) sum(number float64, rows []row) Balance {
 	layout, valid := shard.Numbered(number)
 	if !valid {
@@ -166,10 +171,7 @@ func (b Balance) sum(number float64, rows []row) Balance {
 		if r.ts.After(b.WrittenAt) {
 			b.WrittenAt = r.ts
 		}
-		of, nr := shard.Address(r.shard)
-		if of != layout {
-			continue
-		}
+		_, nr := shard.Address(r.shard)
 		if math.IsInf(r.value, -1) {
 			return b.bad("shard %d of %d is closed, and should not be", nr, n)
 		}
@@ -186,8 +188,6 @@ func (b Balance) sum(number float64, rows []row) Balance {
 	case last != nil:
 		_, i := shard.Address(last.shard)
 		by = last.rule.unshare(n, i, shards[0], other)
-	case len(rows) > 0: // all shards were full, and pruned
-		by = rows[0].rule
 	default:
 		return b.bad("it has a head row, and no other")
 	}
@@ -210,6 +210,7 @@ func (b Balance) sum(number float64, rows []row) Balance {
 			return b.bad("shard %d of %d: %v", i, n, err)
 		}
 		b.Value += s.Value
+		b.Owed += max(0, -s.Value)
 		b.PausedUntil = later(b.PausedUntil, s.PausedUntil)
 		if full.After(b.At) {
 			b.FullAt = later(b.FullAt, full)
@@ -232,8 +233,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// keysSQL reads the next keys of a limit, each found by one descent of the index, and the rows of their present layouts: that of
-// shard 0 of 1 as well, which keeps a rule even if all others were pruned. The clock is read once.
+// keysSQL reads the next keys of a limit, each found by one descent of the index, and the rows of their present layouts. The
+// clock is read once.
 //
 // Locks: none. Predicate reads: at READ COMMITTED none.
 //
@@ -253,8 +254,6 @@ CROSS JOIN LATERAL (SELECT l.number, l.nr & 2047 AS n, (l.nr >> 11 << 20) + (l.n
 			coalesce(max(CASE WHEN value BETWEEN 1::float8 AND 4194303::float8 THEN value::integer ELSE 0 END), 1) AS nr
 		FROM {table} WHERE name = $1::text AND key = k.key AND shard = -1) l) h
 LEFT JOIN LATERAL (
-	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard = 0 AND h.number <> 1::float8
-	UNION ALL
 	SELECT * FROM {table} WHERE name = $1::text AND key = k.key AND shard BETWEEN h.first AND h.first + h.n - 1
 ) b ON true
 WHERE k.key IS NOT NULL AND starts_with(k.key, $3::text)

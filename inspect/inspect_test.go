@@ -96,8 +96,9 @@ func TestOddRowsAreTold(t *testing.T) {
 		{"long period", func(k string) { put(t, pool, "odd", k, 0, 1, 10, 1, math.MaxInt64) }, "Period", 0},
 		{"no capacity", func(k string) { put(t, pool, "odd", k, 0, 1, nan, 1, 1_000_000) }, "Capacity", 0},
 		{"a head alone", func(k string) { put(t, pool, "odd", k, -1, 4, 0, 0, 1) }, "head row", 0},
-		{"a head of none", func(k string) { put(t, pool, "odd", k, -1, nan, 0, 0, 1) }, "0 shards", 0},
-		{"a head of many", func(k string) { put(t, pool, "odd", k, -1, 1e300, 0, 0, 1) }, "0 shards", 0},
+		{"a head of none", func(k string) { put(t, pool, "odd", k, -1, nan, 0, 0, 1) }, "no layout", 0},
+		{"a head of many", func(k string) { put(t, pool, "odd", k, -1, 1e300, 0, 0, 1) }, "no layout", 0},
+		{"a head of a generation of none", func(k string) { put(t, pool, "odd", k, -1, 2048, 0, 0, 1) }, "no layout", 0},
 		{"no longer sharded", func(k string) {
 			put(t, pool, "odd", k, -1, 1, 0, 0, 1)
 			put(t, pool, "odd", k, 0, 1, 10, 2, 1_000_000)
@@ -109,10 +110,10 @@ func TestOddRowsAreTold(t *testing.T) {
 			put(t, pool, "odd", k, 0, -inf, 10, 2, 1_000_000)
 			put(t, pool, "odd", k, 2, 1, 5, 1, 1_000_000) // the other is full
 		}, "", 7},
-		{"sharded and pruned", func(k string) {
+		{"sharded, and of those none", func(k string) {
 			put(t, pool, "odd", k, -1, 2, 0, 0, 1)
 			put(t, pool, "odd", k, 0, -inf, 10, 2, 1_000_000)
-		}, "", 10},
+		}, "head row", 0},
 		{"endless", func(k string) {
 			put(t, pool, "odd", k, 0, 1, 10, 2, 1_000_000)
 			exec(t, pool, `UPDATE weir_balance SET paused_until = 'infinity' WHERE key = $1`, k)
@@ -133,8 +134,34 @@ func TestOddRowsAreTold(t *testing.T) {
 		}
 	}
 	l, err := look.Limit(t.Context(), "odd")
-	if err != nil || l.Keys != 16 || l.Looked != 16 || l.Problems != 9 || l.Short != 0 || l.Paused != 1 {
+	if err != nil || l.Keys != 17 || l.Looked != 17 || l.Problems != 11 || l.Short != 0 || l.Paused != 1 {
 		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// Shards stand in unequal lines, and the rows of former layouts are none of the balance.
+func TestALimitSomeOfWhoseShardsOwe(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	look := newReader(t, pool, inspect.Config{Clock: func() time.Time { return at(1) }})
+	const generation = 3
+	put(t, pool, "uneven", "k", -1, generation<<11+2, 0, 0, 1)
+	put(t, pool, "uneven", "k", 0, math.Inf(-1), 0, 4, 1_000_000)
+	for i, value := range []float64{-10, 3} { // and one token a second comes in each
+		put(t, pool, "uneven", "k", generation<<20+1+i, value, 8, 1, 1_000_000)
+		put(t, pool, "uneven", "k", (generation-1)<<20+1+i, math.Inf(-1), 20, 1, 1_000_000)
+	}
+	b, err := look.Balance(t.Context(), "uneven", "k")
+	if err != nil || b.Problem != "" || b.Shards != 2 || b.Value != -5 || b.Owed != 9 || b.Capacity != 16 || b.Rate != 2 || !b.FullAt.Equal(at(18)) {
+		t.Errorf("%+v, %v", b, err)
+	}
+	exec(t, pool, `UPDATE weir_balance SET value = -2 WHERE value = -10`)
+	if b, err = look.Balance(t.Context(), "uneven", "k"); err != nil || b.Value != 3 || b.Owed != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	l, err := look.Limit(t.Context(), "uneven")
+	if err != nil || l.InDebt != 1 || l.Shards != 2 {
+		t.Errorf("%+v, %v: a limit of which a shard owes is in debt", l, err)
 	}
 }
 

@@ -32,7 +32,7 @@ type Limit struct {
 
 	Looked   int `json:"looked"`   // keys that were looked at, of which
 	Short    int `json:"short"`    // have less than a tenth of their capacity left,
-	InDebt   int `json:"in_debt"`  // owe tokens, which are short as well,
+	InDebt   int `json:"in_debt"`  // owe tokens, or one of their shards does,
 	Paused   int `json:"paused"`   // are paused,
 	Problems int `json:"problems"` // make no balance: see [Balance.Problem]
 
@@ -175,7 +175,7 @@ func summarize(name string, balances []Balance) Limit {
 		if b.Value < b.Capacity/10 {
 			l.Short++
 		}
-		if b.Value < 0 {
+		if b.Owed > 0 {
 			l.InDebt++
 		}
 		if !b.PausedUntil.IsZero() {

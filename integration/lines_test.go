@@ -237,3 +237,34 @@ func TestPausesAndSettlementsOfFormerLayoutsDoNotDeadlock(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Lines that become one may end at different times. What would be granted before the last of them has ended would come
+// on top of it: so the new one is paused until then.
+func TestMergedLinesWaitForTheLastOfThem(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	r := ratelimit.MustDefine("merged", ratelimit.TokenBucket{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(2)).For("k")
+	var taken []ratelimit.Result
+	for range 3 {
+		taken = append(taken, takeOK(t, first(v.RateLimit(t.Context(), r.Count(5).OrReserve()))))
+	}
+	last := taken[2].Reservation().Takes[0]
+	full := taken[0] // of the other shard
+	if last.Behind(taken[0].Reservation().Takes[0]) {
+		full = taken[1]
+	}
+	if err := v.GiveBack(t.Context(), full); err != nil {
+		t.Fatal(err)
+	}
+	reshard(t, pool, nil, 1, r)
+	ends, _ := last.RunAt(ratelimit.State{})
+	res, err := v.RateLimit(t.Context(), r)
+	if err != nil || res.OK || res.RetryAt.Sub(ends).Abs() > time.Minute {
+		t.Errorf("%+v, %v, want it denied until %v, when the line of 5 ends", res, err, ends)
+	}
+	s, err := v.Value(t.Context(), r)
+	if err != nil || s.PausedUntil.Sub(ends).Abs() > time.Minute || s.Value < 4.9 || s.Value > 5.1 {
+		t.Errorf("%+v, %v, want the 5 that there are then, and a pause until %v", s, err, ends)
+	}
+}

@@ -37,7 +37,8 @@
 //
 // # Hot limits
 //
-// One balance is one row, for which its callers queue. [Shards] spreads it over several, so that they do not.
+// One balance is one row, for which its callers queue. [Shards] divides it into several, so that they do not. Each shard
+// is a limit by itself, with its part of the numbers and with a line of its own.
 //
 // # Without a transaction
 //

@@ -50,17 +50,35 @@ func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacit
 // Option changes a limit: see [Shards], [Shadow] and [SettleWithin].
 type Option func(*definition)
 
-// Shards spreads each balance of a limit over n rows, so that concurrent transactions do not wait for one: for a limit that
-// many share, when a row is too hot. It is one limit all the same: any number of tokens up to its capacity is granted if its
-// shards have it together, no more is granted than one balance would grant, and [Limiter.Value] is their sum. What differs is
-// that a shard that is full gains nothing while others refill: after a few takes the limit may be full again later than one
-// balance would be. Under load, when all are drawn from, it is not; and those who reserve wait in one line.
+// Shards divides each balance of a limit into n rows, so that concurrent transactions do not wait for one row. It is for a
+// limit that many callers share. Each shard is a limit by itself, with an n-th of the capacity, of the rate and of
+// MaxReserved. A call takes from one of them.
 //
-// n is 1, the default, to [shard.Max]. A good one is twice the number of transactions that take at the same time, and no more
-// than the capacity by eight times the common count: a count that no shard is known to have costs a look at all of them, and
-// one that none has alone is gathered from several, for which callers then wait. Figures are in docs/shards.md of the
-// repository. The database knows how many shards a limit and key has. The first call with a larger n changes that, with every
-// token kept; a smaller n changes nothing: see [Limiter.Reshard].
+// These hold as without shards:
+//
+//   - In any interval no more is granted than the capacity and what flows in, counted at the time at which work may run.
+//     Calls with [Request.OnCredit] may exceed it by one count for each shard.
+//   - No token is lost or made, by whatever gives back, settles or changes the number of shards. What comes back goes to the
+//     rows that it was taken from. [Limiter.Value] is the sum of the shards.
+//   - A count up to the capacity is granted if the shards have it together, unless other callers are taking it: tokens that
+//     no shard has alone are gathered from several, by one caller at a time. RetryAt is exact if nobody else calls. A call
+//     that loses to others is denied, with a RetryAt that is at most 100 ms ahead.
+//
+// These differ:
+//
+//   - A reservation waits in the line of one shard, also if another one's line is shorter by then, or has tokens again. One
+//     of more than a share of the capacity is taken in parts, and runs when the last part may. How much later that is than in one
+//     line is about n times the count relative to the rate: half a minute for 10 shards, a count of 5 and a rate of 100 a minute.
+//   - A shard that is full gains nothing while others refill. So the limit may be full again later than without shards.
+//   - [Request.Leave] of calls at the same time is kept for each shard, and may together leave less.
+//
+// n is 1, the default, to [shard.Max]. A good number is twice the number of transactions that take at the same time, but such
+// that a share of the capacity is at least eight usual counts. Limits of a few calls a second need no shards. It is a wish: a
+// token bucket has at most as many shards as its capacity has whole tokens, and a window at most as many as divide its
+// rate and its capacity into equal whole numbers. Figures are in docs/shards.md of the repository.
+//
+// The database knows how many shards a limit and key has. The first call with a larger n changes that, with every token kept
+// and every reservation at its time; a smaller n changes nothing: see [Limiter.Reshard].
 func Shards(n int) Option { return func(d *definition) { d.shards = n } }
 
 // SettleWithin sets for how long what was taken of the limit can be settled or released: until d after the time at which the

@@ -95,11 +95,10 @@ func run(ctx context.Context, docs string, rounds int) (err error) {
 	if err != nil {
 		return fmt.Errorf("denials: %w", err)
 	}
-	log.Println("simulation")
-	tables := map[string]string{"simulated": simulated(), "throughput": t.table(), "denials": d.table(), "machine": m.String()}
+	tables := map[string]string{"throughput": t.table(), "denials": d.table(), "machine": m.String()}
 	log.Printf("done in %v", time.Since(began).Round(time.Second))
 	if docs == "" {
-		for _, name := range []string{"machine", "throughput", "denials", "simulated"} {
+		for _, name := range []string{"machine", "throughput", "denials"} {
 			fmt.Printf("%s\n", tables[name])
 		}
 		return nil

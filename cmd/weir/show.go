@@ -112,8 +112,8 @@ func state(b inspect.Balance) string {
 	if !b.PausedUntil.IsZero() {
 		all = append(all, "paused for "+lasting(b.PausedUntil.Sub(b.At)))
 	}
-	if b.Value < 0 {
-		all = append(all, "owes "+strings.TrimPrefix(number(b.Value), "-"))
+	if b.Owed > 0 { // by one of its shards, if not by all
+		all = append(all, "owes "+number(b.Owed))
 	}
 	return strings.Join(all, ", ")
 }

@@ -31,6 +31,7 @@ type record struct {
 	class class
 	text  string  // of the error
 	bound account // denied: which account did
+	again bool    // and is likely to have the tokens in a moment
 	there bool    // it was in the database when that was last looked at
 }
 
@@ -212,8 +213,12 @@ func (a *auditor) told() {
 	}
 }
 
-// denial: nothing flows in, so who was denied would be denied now.
+// denial: nothing flows in, so a call that was denied would be denied now. But a limit with shards may tell a
+// call to come again in a moment, as others were taking the tokens: they may have given them back.
 func (a *auditor) denial(id string, r *record) {
+	if r.again && r.op.Shards > 1 {
+		return
+	}
 	l := a.limits[r.bound.Limit]
 	value, has := a.b.balances[r.bound]
 	if !has {

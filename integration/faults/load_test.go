@@ -20,6 +20,7 @@ type result struct {
 	Class class
 	Text  string
 	Bound account
+	Again bool // denied, and to come again in a moment
 }
 
 func resultOf(id string, err error) result {
@@ -28,7 +29,7 @@ func resultOf(id string, err error) result {
 		r.Text = err.Error()
 	}
 	if d := (*ratelimit.DeniedError)(nil); errors.As(err, &d) {
-		r.Bound = account{d.Limit, d.Key}
+		r.Bound, r.Again = account{d.Limit, d.Key}, d.RetryAfter() < 10*time.Second
 	}
 	return r
 }
@@ -68,7 +69,7 @@ func (c *callers) end(r result) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rec := c.records[r.ID]
-	rec.class, rec.text, rec.bound = r.Class, r.Text, r.Bound
+	rec.class, rec.text, rec.bound, rec.again = r.Class, r.Text, r.Bound, r.Again
 	c.classes[r.Class]++
 	close(c.moved)
 	c.moved = make(chan struct{})

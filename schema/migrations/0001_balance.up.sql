@@ -11,9 +11,10 @@
 -- In the same way moved adds up the tokens by which the line of those who wait has moved up, when settlements give back what
 -- was reserved and not used, less what they charge for what was used beyond.
 --
--- A limit that is spread over n > 1 shards has a head, a row with shard = -1 whose value is n, and a row for each shard. Those of
--- shards 0 to n-1 are numbered from n*(n-1)/2 on, so that the rows of two layouts never meet. What is left of other layouts is
--- closed: value = -Infinity. Without a head there is one shard, number 0. A head and its shards are deleted together, and who
+-- A limit that is divided into n shards has a head, a row with shard = -1 whose value is n + 2^11 * g, and a row for each shard.
+-- g is the generation: how often the number of shards has changed. The rows of shards 0 to n-1 are numbered from
+-- n*(n-1)/2 + 2^20 * g on, so that the rows of two layouts never meet. What is left of other layouts is closed:
+-- value = -Infinity, with delay and moved for those who wait in it, and with what it owed as its capacity. Without a head there is one shard, number 0. A head and its shards are deleted together, and who
 -- still knows them writes a row that is closed.
 --
 -- A row that is full by its own rule, not paused, and whose delay and moved are 0 is like no row. One whose delay or moved is
