@@ -236,7 +236,7 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 		return p, false
 	}
 	slices.SortStableFunc(there, byCount)
-	if k := math.Ceil(c.count / most); k < float64(len(there)) {
+	if k := max(1, math.Ceil(c.count/most)); k < float64(len(there)) {
 		there = there[:int(k)]
 	}
 	p.parts, p.ahead = level(there, c.count), true

@@ -18,14 +18,14 @@ func TestNoPartIsLargerThanAShare(t *testing.T) {
 		capacity := float64(rapid.IntRange(n, 100*n).Draw(t, "capacity"))
 		c := &call{algebra: algebra{capacity: capacity, rate: capacity, period: 1e9, debt: maxTokens}, name: "l"}
 		c.reserve = true
-		c.count = rapid.Float64Range(0, capacity).Draw(t, "count")
+		c.count = rapid.Float64Range(capacity*1e-6, capacity).Draw(t, "count")
 		shares := c.shares(n)
 		w := &whole{shard.Layout{Shards: n, Generation: 1}, make([]balance, n), 1}
 		for i := range w.rows {
 			has := shares.of(i).capacity
 			w.rows[i] = balance{true, rapid.Float64Range(-5*has, has).Draw(t, "value"), 1, open, 0, 0}
 		}
-		p, ok := c.plan(w, 1, false)
+		p, ok := c.plan(w, 1, false, nil)
 		if !ok {
 			t.Fatal("denied, with all that may be reserved")
 		}
