@@ -73,7 +73,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			}
 			return Result{}, explain(ctx, err, "take", calls)
 		}
-		if res, ok := l.grantedShards(aims, calls, requests); ok {
+		if res, ok := l.grantedShards(aims, seen, calls, requests); ok {
 			return res, nil
 		}
 		var restarted bool
@@ -287,7 +287,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 }
 
 // grantedShards is granted: the Result of takes that all answered with a row.
-func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result, bool) {
+func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, requests int) (Result, bool) {
 	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
 	for i := range aims {
 		a := &aims[i]
@@ -309,6 +309,13 @@ func (l *Limiter) grantedShards(aims []aim, calls []call, requests int) (Result,
 		c.stamp(b)
 		if total, known := l.books.total(c, b.ts); known {
 			b.value = total
+		} else if seen != nil && seen[i].Layout == a.layout { // as where the shards were made just now
+			left := &whole{a.layout, slices.Clone(seen[i].rows), seen[i].at}
+			for k := range c.parts {
+				_, at := shard.Address(c.parts[k].shard)
+				left.rows[at] = c.parts[k].after
+			}
+			b.value = c.sum(left, b.ts).value
 		}
 		decisions[i], at[i] = c.grantedParts(c.parts, b), b.ts
 	}
