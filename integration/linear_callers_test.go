@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/shard"
 )
 
 // operations are the verbs inside of one transaction.
@@ -130,8 +131,8 @@ type mix struct {
 	several   bool // a call may be about several balances, and a transaction about different ones
 	single    bool // one call a transaction
 	noGivings bool
-	now       bool // nothing is reserved
-	sharded   bool // the balances are those of limits with shards
+	now       bool      // nothing is reserved
+	sharded   []balance // the shards of the only balance, each of which is one by itself; nil: it has none
 	counts    []float64
 }
 
@@ -212,13 +213,13 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 	g := grant{res: res}
 	for i, b := range chosen {
 		p := answered(verb, c.m.balances, b, requests[i], res, i)
-		p.exact, p.sharded = !c.m.several, c.m.sharded
+		p.exact = !c.m.several
 		since := res.At
-		if verb == taking && res.OK && !p.sharded {
+		if verb == taking && res.OK && c.m.sharded == nil {
 			p.told, since = toldOf(res, p.outcome)
 		}
 		parts[i] = p
-		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: p.numbers, count: counts[i], told: p.told,
+		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: p.numbers, result: res, count: counts[i], told: p.told,
 			start: windowEnd(p.numbers, requests[i], since).Add(-p.period)})
 	}
 	if verb == taking && res.OK {
@@ -249,6 +250,49 @@ func toldOf(res ratelimit.Result, o ratelimit.Outcome) (t told, since time.Time)
 		return told{true, a[5].(float64), a[6].(float64)}, time.UnixMicro(int64(a[4].(float64)))
 	}
 	return told{}, res.At
+}
+
+// ofShards are the parts that a part of a limit with shards has in each of them. A denial and a check have none: they tell
+// of all shards together.
+func (m *mix) ofShards(p part) (all []part) {
+	if m.sharded == nil {
+		return []part{p}
+	}
+	if p.verb == resetting {
+		for i := range m.sharded {
+			all = append(all, part{verb: resetting, balance: i})
+		}
+	}
+	if p.verb == checking || p.verb == resetting || !p.result.OK {
+		return all
+	}
+	for _, take := range p.result.Reservation().Takes {
+		text, err := json.Marshal(take)
+		if err != nil {
+			panic(err)
+		}
+		var a []any
+		if err := json.Unmarshal(text, &a); err != nil {
+			panic(err)
+		}
+		_, i := shard.Address(int32(a[3].(float64)))
+		count := take.Count
+		if count < tolerance { // less than a count can be, which a balance that was gathered had left
+			count = 0
+		}
+		n, since := numbersOf(m.sharded[i].rule), time.UnixMicro(int64(a[4].(float64)))
+		q := part{
+			verb: p.verb, balance: i, numbers: n, count: count, told: told{true, a[5].(float64), a[6].(float64)},
+			request: m.sharded[i].limit.Global().Count(count).OrReserve(), result: ratelimit.Result{OK: true, At: since},
+			outcome: ratelimit.Outcome{OK: true, Value: -a[5].(float64)}, exact: true,
+		}
+		if take.Ahead() {
+			q.outcome.RunAt, _ = take.RunAt(ratelimit.State{})
+		}
+		q.start = windowEnd(n, q.request, since).Add(-n.period)
+		all = append(all, q)
+	}
+	return all
 }
 
 // numbers are those of a rule.
@@ -357,21 +401,26 @@ func (c *caller) transaction(ctx context.Context, run runner) error {
 	}
 	for i := range parts {
 		for _, p := range parts[i] {
-			if c.road.level == pgx.RepeatableRead {
+			if c.road.level == pgx.RepeatableRead || c.road.level == pgx.Serializable {
 				starts[i] = began // as old as its snapshot
 			}
-			c.h.add(c.id, starts[i], p)
+			for _, q := range c.m.ofShards(p) {
+				c.h.add(c.id, starts[i], q)
+			}
 		}
 	}
 	return nil
 }
 
 func (c *caller) atOnce() bool {
+	if c.m.sharded != nil {
+		return false
+	}
 	switch c.road.level {
 	case pgx.Serializable:
 		return true
 	case pgx.RepeatableRead:
-		return c.m.single || !c.m.several && !c.m.sharded
+		return c.m.single || !c.m.several
 	}
 	return false
 }

@@ -43,7 +43,6 @@ type part struct {
 
 	told         // how a take left the balance
 	exact   bool // result.At is the very reading for this balance: it is the latest of those for several
-	sharded bool // of a limit with shards: its Value is what the process knew, and what is full of it gains nothing
 	numbers      // of the rule
 }
 
@@ -88,7 +87,7 @@ func (p *part) after(s ratelimit.State) []ratelimit.State {
 		panic(err)
 	}
 	d.State.Moved = s.Moved // also if it was reset
-	if d.OK != p.outcome.OK || !p.sharded && !p.nearly(d.RetryAt, p.outcome.RetryAt) {
+	if d.OK != p.outcome.OK || !p.nearly(d.RetryAt, p.outcome.RetryAt) {
 		return nil
 	}
 	if !p.result.OK { // nothing was taken, here or elsewhere
@@ -98,14 +97,12 @@ func (p *part) after(s ratelimit.State) []ratelimit.State {
 		}
 		d.RunAt, d.State.Value = time.Time{}, idle.State.Value
 	}
-	if !p.sharded && !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) {
+	if !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) {
 		return nil
 	}
 	switch {
 	case p.verb == checking || !p.result.OK:
 		return []ratelimit.State{s}
-	case p.sharded:
-		return []ratelimit.State{d.State}
 	case p.exact && p.result.At.Before(s.TS), p.known && (!near(p.owed, -d.State.Value) || !near(p.moved, s.Moved)):
 		return nil
 	}

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -10,29 +11,41 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A limit with shards answers as one balance would, in an order that respects which transactions had ended when others began.
-// Next to nothing flows in and nothing is given back: a shard that is full gains nothing, which one balance would not know.
-func TestALimitWithShardsIsLinearizable(t *testing.T) {
+// Each shard of a limit is a balance by itself: what concurrent callers have taken from it, by the takes of their reservations,
+// what they have given back and their resets are those of one balance with its share of the rule, in an order that respects
+// which transactions had ended when others began.
+func TestEachShardIsLinearizable(t *testing.T) {
 	t.Parallel()
 	for _, r := range roads {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
-			run := r.open(t, limiter(t, ratelimit.Config{Portable: r.portable}), pool)
+			l := limiter(t, ratelimit.Config{Portable: r.portable})
+			run := r.open(t, l, pool)
 			var seen tally
-			for round := range rounds(t, 12) { // small ones find more: a search of many operations finds an excuse
-				shards := []int{2, 5, 16}[round%3]
-				rule := []ratelimit.Rule{
-					ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)},
-					ratelimit.FixedWindow{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)},
-				}[round/3%2]
-				b := balances{{rule, ratelimit.MustDefine(fmt.Sprint("shards", round), rule, ratelimit.Shards(shards)), "k"}}
-				m := mix{balances: b, clients: 4, calls: 6, sharded: true, noGivings: true, single: r.name == "DatabaseSQL", counts: []float64{0, 1, 1, 2, 3.5, 10}}
+			for round := range rounds(t, 6) {
+				n := []int{2, 5}[round%2]
+				rule := func(n float64) ratelimit.Rule {
+					if round/2%2 == 0 {
+						return ratelimit.TokenBucket{Rate: 10 / n, Period: century, MaxReserved: ratelimit.Tokens(5 / n)}
+					}
+					return ratelimit.FixedWindow{Rate: 10 / n, Period: century, MaxReserved: ratelimit.Tokens(5 / n), Start: w0}
+				}
+				limit := ratelimit.MustDefine(fmt.Sprint("shards", round), rule(1), ratelimit.Shards(n))
+				share := balance{rule(float64(n)), ratelimit.MustDefine("share", rule(float64(n))), ""}
+				m := mix{
+					balances: balances{{rule(1), limit, "k"}}, sharded: slices.Repeat([]balance{share}, n), clients: 5, calls: 14,
+					single: r.name == "DatabaseSQL", counts: []float64{0, 1, 1, 2, 3.5, 7},
+				}
+				take(t, l.Autocommit(pool), limit.For("k").Count(0)) // makes the shards
 				h := m.record(t, r, run)
 				seen.add(t, h)
 				h.mustBeExplained(t, false)
 			}
-			seen.mustHaveAll(t)
+			t.Logf("%v", seen.n)
+			if seen.granted == 0 || seen.n[givingBack] == 0 || seen.n[resetting] == 0 {
+				t.Errorf("%v: the test should see all of them", seen.n)
+			}
 		})
 	}
 }

@@ -16,26 +16,31 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The line of those who wait is that of one balance, to the window: what is laid over shards in equal parts adds up to itself.
-func TestTheLineOfAWindowWithShardsIsThatOfOneBalance(t *testing.T) {
+// Each shard has a line of its own. What callers reserve comes a few windows before or after it would with one balance, as
+// each chooses the better of two shards; and no window has more than its tokens.
+func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 	t.Parallel()
-	eachWayTwice(t, func(t *testing.T, v, _ verbs, clock *clock, _ *pgxpool.Pool) {
-		rule := ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: clock.now()}
-		for _, n := range []int{3, 7, 11, 16, 23} {
-			many := ratelimit.MustDefine(fmt.Sprint("line", n), rule, ratelimit.Shards(n))
-			one := ratelimit.MustDefine(fmt.Sprint("one", n), rule)
-			for i, count := range []float64{10, 10, 3, 7, 5, 5, 1, 1, 8, 10, 2.5, 7.5, 10} {
-				a, err := v.RateLimit(t.Context(), many.For("k").Count(count).OrReserve())
-				if err != nil {
-					t.Fatal(err)
-				}
-				b, err := v.RateLimit(t.Context(), one.For("k").Count(count).OrReserve())
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !a.RunAt.Equal(b.RunAt) {
-					t.Errorf("%d shards, take %d: in line until %v with %v left, and with one balance until %v with %v", n, i,
-						a.RunAt, a.Outcomes[0].Value, b.RunAt, b.Outcomes[0].Value)
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
+		const all, bound = 60, 4 * time.Hour
+		rule := ratelimit.FixedWindow{Rate: all, Period: time.Hour, Start: clock.now()}
+		for _, n := range []int{2, 3, 5, 12} {
+			for _, part := range []float64{1, 2} {
+				many := ratelimit.MustDefine(fmt.Sprint("line", n, part), rule, ratelimit.Shards(n))
+				one := ratelimit.MustDefine(fmt.Sprint("one", n, part), rule)
+				windows := map[time.Time]float64{}
+				for i := range 2 * n {
+					v, count := []verbs{here, there}[i%2], all/float64(n)/part
+					a := takeOK(t, first(v.RateLimit(t.Context(), many.For("k").Count(count).OrReserve()))).RunAt
+					b := takeOK(t, first(v.RateLimit(t.Context(), one.For("k").Count(count).OrReserve()))).RunAt
+					if a.IsZero() {
+						a = clock.now()
+					}
+					if b.IsZero() {
+						b = clock.now()
+					}
+					if windows[a] += count; windows[a] > all+slack || a.Sub(b).Abs() > bound {
+						t.Errorf("%d shards, take %d: in line until %v, in a window of %v, and with one balance until %v", n, i, a, windows[a], b)
+					}
 				}
 			}
 		}

@@ -86,6 +86,32 @@ func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
 	commit(t, tx)
 }
 
+// A call of no more than a shard's share locks one shard, however many there are, also if it is a reservation that is owed.
+func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	rule := ratelimit.TokenBucket{Rate: 2048, Period: never}
+	for _, shards := range []int{16, 1024} {
+		r := ratelimit.MustDefine(fmt.Sprint("locks", shards), rule, ratelimit.Shards(shards)).For("k")
+		take(t, l.Autocommit(pool), r.Count(2048))
+		share := 2048 / float64(shards)
+		for _, count := range []float64{share / 2, share} {
+			tx := begin(t, pool, pgx.ReadCommitted)
+			res := takeOK(t, first(l.RateLimit(t.Context(), tx, r.Count(count).OrReserve())))
+			var advisory, others int
+			if err := tx.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE locktype = 'advisory'), count(*) FILTER (WHERE locktype <> 'advisory')
+				FROM pg_locks WHERE pid = pg_backend_pid()`).Scan(&advisory, &others); err != nil {
+				t.Fatal(err)
+			}
+			if rows := len(res.Reservation().Takes); rows != 1 || advisory > 1 || others > 20 {
+				t.Errorf("%d shards, a reservation of %v: %d rows, %d advisory locks and %d others",
+					shards, count, rows, advisory, others)
+			}
+			commit(t, tx)
+		}
+	}
+}
+
 // In a table of few rows a sequential scan would take a predicate lock on all of it.
 func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 	t.Parallel()

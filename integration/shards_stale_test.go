@@ -292,3 +292,43 @@ func TestWhatComesBackToAClosedRowIsNotLostForAPause(t *testing.T) {
 		}
 	})
 }
+
+// What was taken comes back wholly, whatever has been reserved, released and resharded in between: a row has room for all
+// that was taken from it.
+func TestNothingIsLostOfWhatComesBackToShards(t *testing.T) {
+	t.Parallel()
+	const all = 400
+	rule := ratelimit.TokenBucket{Rate: all, Period: century}
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("back", rule, ratelimit.Shards(4))
+		zero := func(r ratelimit.Request) ratelimit.Request { return r.Count(0) }
+		for name, end := range map[string]func(r ratelimit.Request, res ratelimit.Result) error{
+			"give back": func(_ ratelimit.Request, res ratelimit.Result) error { return there.GiveBack(t.Context(), res) },
+			"release": func(_ ratelimit.Request, res ratelimit.Result) error {
+				_, err := there.Release(t.Context(), res.Reservation())
+				return err
+			},
+			"settle": func(r ratelimit.Request, res ratelimit.Result) error {
+				_, err := there.Settle(t.Context(), res.Reservation(), zero(r))
+				return err
+			},
+		} {
+			for _, layouts := range [][]int{nil, {7, 4}, {1, 4}, {16}, {3, 8, 2}} {
+				r := limit.For(fmt.Sprint(name, layouts))
+				one := takeOK(t, first(here.RateLimit(t.Context(), r.Count(100))))
+				two := takeOK(t, first(here.RateLimit(t.Context(), r.Count(350).OrReserve())))
+				if _, err := here.Release(t.Context(), two.Reservation()); err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range layouts {
+					reshard(t, pool, clock.now, n, r)
+				}
+				wantLeft(t, there, r, all-100)
+				if err := end(r, one); err != nil {
+					t.Fatal(name, err)
+				}
+				wantLeft(t, here, r, all)
+			}
+		}
+	})
+}

@@ -43,3 +43,20 @@ func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 		}
 	})
 }
+
+// The first call of a limit tells what is left in all of its shards, also where it makes them.
+func TestTheFirstCallOfALimitWithShardsTellsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("tells", ratelimit.TokenBucket{Rate: 3, Period: never}, ratelimit.Shards(3))
+		for key, count := range map[string]float64{"a shard": 1, "two": 2, "all": 3, "none": 0} {
+			res, err := v.RateLimit(t.Context(), limit.For(key).Count(count))
+			if err := granted(res, err); err != nil {
+				t.Fatal(err)
+			}
+			if left := res.Outcomes[0].Value; math.Abs(left-(3-count)) > flown {
+				t.Errorf("%v of 3 were taken, and %v is told to be left", count, left)
+			}
+		}
+	})
+}

@@ -411,7 +411,7 @@ func (p *promises) relay(t *rapid.T) {
 		t.Fatalf("a change to %d shards has made %+v of %+v: %v lost, %v minted", n, after, before, lost, minted)
 	}
 	for i, w := range p.all {
-		if at := p.due(t, w); at.Sub(told[i]).Abs() > time.Microsecond {
+		if at := p.due(t, w); at.Sub(told[i]).Abs() > time.Microsecond && (at.After(now) || told[i].After(now)) && !w.ended {
 			t.Fatalf("after a change to %d shards work starts at %v, which was told %v", n, at, told[i])
 		}
 	}

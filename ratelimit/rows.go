@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"math"
 	"slices"
 
 	"github.com/weir-go/weir/shard"
@@ -135,9 +136,35 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 	var rows []call
 	for i, w := range seen {
 		if from, _ := shard.Address(left[i].shard); w.Layout != from {
-			rows = append(rows, left[i].follow(w.Layout)...)
+			rows = append(rows, left[i].back(w)...)
 		}
 	}
 	sortCalls(rows)
 	return rows, nil
+}
+
+// back is what c, which is for a shard of a layout that is no more, gives back to another one. Its own
+// part of that may have got tokens of other shards by layouts in between, and have no room: so it goes
+// where the fewest are. But of what was reserved in a window it depends on the line how much comes back.
+func (c *call) back(w *whole) []call {
+	n := c.count - c.used
+	if n <= 0 || c.windowed && c.owed > 0 {
+		return c.follow(w.Layout)
+	}
+	from, _ := shard.Address(c.shard)
+	size := float64(from.Shards) / float64(w.Shards)
+	of := *c
+	of.capacity, of.rate, of.debt, of.args = c.capacity*size, c.rate*size, c.debt*size, nil
+	there := make([]part, w.Shards)
+	for i := range there {
+		there[i] = part{shard: i, count: -of.at(w.rows[i], w.at).value, most: math.Inf(1)}
+	}
+	var all []call
+	for _, p := range level(there, n) {
+		r, share := of, p.count/n
+		r.shard = w.Row(p.shard)
+		r.count, r.used, r.owed, r.moved = r.count*share, r.used*share, r.owed*share, r.moved*share
+		all = append(all, r)
+	}
+	return all
 }
