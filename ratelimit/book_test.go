@@ -43,10 +43,12 @@ func known(l *Limiter, c *call) shard.Layout {
 func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Limiter, *call){
-		"nothing":     func(*Limiter, *call) {},
-		"taken":       func(l *Limiter, c *call) { l.books.took(row3(c), balance{exists: true, ts: noon}, 1) },
-		"forgotten":   func(l *Limiter, c *call) { l.books.forget(c) },
-		"more shards": func(l *Limiter, c *call) { l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]balance, 8), noon}, nil) },
+		"nothing":   func(*Limiter, *call) {},
+		"taken":     func(l *Limiter, c *call) { l.books.took(row3(c), balance{exists: true, ts: noon}, 1) },
+		"forgotten": func(l *Limiter, c *call) { l.books.forget(c) },
+		"more shards": func(l *Limiter, c *call) {
+			l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]balance, 8), noon}, nil)
+		},
 	} {
 		l, c, w := looked(t)
 		change(l, &c[0])
