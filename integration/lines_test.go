@@ -181,7 +181,8 @@ func TestPruneKeepsTheRowsInWhichSomebodyWaits(t *testing.T) {
 	all := waiters(t, v, r, 8)
 	reshard(t, pool, c.now, 2, r)
 	pruned(t, l, pool, ratelimit.PruneConfig{})
-	if err := v.Pause(t.Context(), time.Hour, r); err != nil {
+	other := limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool) // does not know of the former rows
+	if err := other.Pause(t.Context(), time.Hour, r); err != nil {
 		t.Fatal(err)
 	}
 	c.add(time.Hour)

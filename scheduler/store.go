@@ -47,11 +47,11 @@ type waiter struct {
 	ticket    ticket
 	attempt   int
 	state     string
-	valid     bool // there is a ticket for the next attempt
+	valid     bool      // there is a ticket for the next attempt
 	paused    time.Time // until when what it waits for is paused, or before now
 	redefined bool      // by the rules of this process
-	differs   bool // from the ticket in the row
-	again     bool // it pays for another attempt
+	differs   bool      // from the ticket in the row
+	again     bool      // it pays for another attempt
 }
 
 // waiters are the jobs that a statement selects, by their id, attempt, state, scheduled_at and

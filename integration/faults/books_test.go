@@ -228,10 +228,13 @@ func (a *auditor) denial(id string, r *record) {
 		least := 0.0
 		if r.op.Reserve != nil && t == *r.op.Reserve {
 			least = -l.debt
+			if r.op.Shards > 1 && t.Tokens > l.capacity/float64(r.op.Shards) {
+				return // it needs room in several lines, and these may be of unequal length
+			}
 		}
 		if t.Account == r.bound {
 			if value-t.Tokens >= least-tolerance {
-				a.say("%s: denied %v tokens of %v, which has %v", id, t.Tokens, r.bound, value)
+				a.say("%s: denied %v tokens of %v, which has %v: %s", id, t.Tokens, r.bound, value, r.text)
 			}
 			return
 		}
