@@ -136,7 +136,7 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	now := time.Now()
 	for i := range w.rows {
 		// A take of this process that is not committed yet was not seen, and is known better.
-		if p := &k.shards[i]; p.ts <= w.rows[i].ts || now.Sub(p.taken) >= lately {
+		if p := &k.shards[i]; p.ts <= w.rows[i].ts || !p.held || now.Sub(p.taken) >= lately {
 			p.balance = w.rows[i]
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/fnv"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -138,7 +139,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 	return true
 }
 
-// choose aims at one of several shards, by what is known; the one that the session took from last goes first, unless it is 0.
+// choose aims at one of several shards, by what is known.
 // It reports whether one is known that would do.
 func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 	layout, from, enough, level := l.books.choose(c, session, l.clock)
@@ -174,17 +175,32 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 		if !ok {
 			p, _ = c.plan(w, w.at, last && c.pausable(), nil)
 		}
-		// Since the look other callers may have changed what the books say, and even the layout.
 		if len(p.able) == 0 {
 			aims[i].plan, aims[i].wait = p, last
-		} else if !l.choose(&aims[i], c, 0) || aims[i].layout != w.Layout {
-			aims[i] = aim{c: c, layout: w.Layout, from: p.able[:min(len(p.able), 8)], level: -full, wait: 2*len(p.able) > w.Shards}
+		} else {
+			aims[i].among(p.able, w, free)
 		}
 		if last {
 			aims[i].anyLevel()
 			aims[i].wait = aims[i].wait || c.pausable()
 		}
 	}
+}
+
+// among aims at one of the shards that were seen to grant the call.
+func (a *aim) among(able []int, w *whole, free func(int) bool) {
+	shares := a.c.shares(w.Shards)
+	view := func(k int) shard.View {
+		i := able[k]
+		return shard.View{Tokens: shares.of(i).at(w.rows[i], w.at).value, Busy: !free(i)}
+	}
+	chosen, _ := shard.Choose(len(able), -1, a.c.count, closed, view, rand.IntN)
+	for _, k := range chosen {
+		a.from = append(a.from, able[k])
+		a.level = min(a.level, view(k).Tokens-a.c.count)
+	}
+	a.level -= 2 * a.c.count
+	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 
 // anyLevel has the call take from what it is aimed at however that stands by now.
