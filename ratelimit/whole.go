@@ -198,10 +198,21 @@ type plan struct {
 // that there are from the fullest shards, or reserves in several so that their lines stay level; if it
 // is to be ahead, it does not gather. From several it takes only where free allows it; nil allows all.
 func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
+	shares := c.shares(w.Shards)
+	if most := c.largest(&shares); most < shares.each.capacity && most*float64(w.Shards) >= c.count {
+		if p, ok := c.planBy(w, now, ahead, free, shares, most); ok {
+			return p, true
+		}
+	}
+	return c.planBy(w, now, ahead, free, shares, shares.each.capacity)
+}
+
+// planBy is plan for parts of so many tokens at the most.
+func (c *call) planBy(
+	w *whole, now int64, ahead bool, free func(int) bool, shares shares, most float64,
+) (p plan, ok bool) {
 	there := make([]part, 0, w.Shards)
 	var loose []part // those that are not paused
-	shares := c.shares(w.Shards)
-	most := c.largest(&shares)
 	row := c.of(w.Layout, 0)
 	leave := row.leave
 	var values []float64
@@ -235,9 +246,26 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	if !c.pausable() {
 		return p, false
 	}
+	// As few rows as will do. But where little more may be reserved, several shards may have room for
+	// what fewer have not.
 	slices.SortStableFunc(there, byCount)
 	if k := max(1, math.Ceil(c.count/most)); k < float64(len(there)) {
-		there = there[:int(k)]
+		if p, ok := c.planAhead(w, now, there[:int(k)]); ok {
+			return p, true
+		}
+	}
+	return c.planAhead(w, now, there)
+}
+
+// planAhead reserves in some shards. Only if all of them together have no room for it may a part be
+// larger than it should.
+func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
+	room := 0.0
+	for _, q := range there {
+		room += q.most
+	}
+	if room < c.count && len(there) < w.Shards {
+		return p, false
 	}
 	p.parts, p.ahead = level(there, c.count), true
 	for k := range p.parts {
