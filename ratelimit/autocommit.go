@@ -200,9 +200,11 @@ func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
-func (poolExecutor) aside(context.Context, []*statement, func() *confirmation) (bool, error) {
+func (poolExecutor) aside(context.Context, []*statement) (bool, error) {
 	return false, nil
 }
+
+func (poolExecutor) doubt(func() *confirmation) {}
 
 func (poolExecutor) again() bool { return false }
 

@@ -68,20 +68,21 @@ func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls
 
 func (pgxExecutor) single() bool { return false }
 
-func (x pgxExecutor) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
+func (x pgxExecutor) aside(ctx context.Context, looks []*statement) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
 	if !ok || t.begun || t.failed != nil || t.unsure != nil || x.attempt.again {
 		// What is looked at twice is to be the same. After an attempt for which it was not, it is looked
 		// at once, within the transaction: a balance that many use may change each time.
 		return false, nil
 	}
-	if _, err := sendBatch(ctx, t.conn, looks); err != nil {
-		return false, err
-	}
-	if x.attempt.keepsSnapshot() { // else each statement reads on its own anyway
+	_, err := sendBatch(ctx, t.conn, looks)
+	return err == nil, err
+}
+
+func (x pgxExecutor) doubt(confirm func() *confirmation) {
+	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // else each statement reads on its own anyway
 		t.unsure = confirm
 	}
-	return true, nil
 }
 
 func (x pgxExecutor) again() bool { return x.attempt != nil }

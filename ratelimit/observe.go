@@ -89,8 +89,8 @@ func (x counting) run(ctx context.Context, statements []*statement) error {
 	return x.executor.run(ctx, statements)
 }
 
-func (x counting) aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error) {
-	did, err := x.executor.aside(ctx, looks, confirm)
+func (x counting) aside(ctx context.Context, looks []*statement) (bool, error) {
+	did, err := x.executor.aside(ctx, looks)
 	if did || err != nil {
 		*x.trips++
 	}

@@ -41,9 +41,13 @@ type executor interface {
 	single() bool
 
 	// aside looks before the transaction begins, if it has not begun. A caller that is denied often has
-	// nothing left to do in the transaction, and neither begins nor ends it. If it does begin, and keeps
-	// one snapshot, it looks again by confirm. aside reports whether it has looked.
-	aside(ctx context.Context, looks []*statement, confirm func() *confirmation) (bool, error)
+	// nothing left to do in the transaction, and neither begins nor ends it. aside reports whether it
+	// has looked.
+	aside(ctx context.Context, looks []*statement) (bool, error)
+
+	// doubt has a transaction that has not begun look again by confirm when it does, if it keeps one
+	// snapshot.
+	doubt(confirm func() *confirmation)
 
 	// again says that the transaction runs again if it is told of a conflict. wrong notes calls whose shards were not as they
 	// were known to be, for the next run; known says that none of an earlier run is among them.
@@ -212,13 +216,21 @@ var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no
 // foresee is checkRateLimit for a call that is expected to be denied.
 func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	looks := l.looksOf(calls)
-	did, err := x.aside(ctx, looks, func() *confirmation {
+	did, err := x.aside(ctx, looks)
+	switch {
+	case err != nil:
+		return Result{}, explain(ctx, err, "look at", calls)
+	case !did || slices.ContainsFunc(looks, (*statement).closed):
+		return l.checkRateLimit(ctx, x, calls, requests)
+	}
+	res := l.judge(looks, calls, requests)
+	if res.OK { // the take decides anew
+		return res, nil
+	}
+	x.doubt(func() *confirmation {
 		again := l.looksOf(calls)
 		return &confirmation{again, func() bool {
 			for i := range again {
-				if again[i].closed() && looks[i].closed() {
-					continue // whatever else stands there, NaN even
-				}
 				if again[i].balance() != looks[i].balance() {
 					return false
 				}
@@ -226,13 +238,7 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 			return true
 		}}
 	})
-	switch {
-	case err != nil:
-		return Result{}, explain(ctx, err, "look at", calls)
-	case !did || slices.ContainsFunc(looks, (*statement).closed):
-		return l.checkRateLimit(ctx, x, calls, requests)
-	}
-	return l.judge(looks, calls, requests), nil
+	return res, nil
 }
 
 // confirmation looks again at what was looked at before the transaction began. If it has changed the transaction is to run

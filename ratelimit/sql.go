@@ -132,9 +132,11 @@ func (x sqlExecutor) stepwise() bool { return true }
 
 func (sqlExecutor) single() bool { return false }
 
-func (sqlExecutor) aside(context.Context, []*statement, func() *confirmation) (bool, error) {
+func (sqlExecutor) aside(context.Context, []*statement) (bool, error) {
 	return false, nil
 }
+
+func (sqlExecutor) doubt(func() *confirmation) {}
 
 func (sqlExecutor) again() bool { return false }
 
