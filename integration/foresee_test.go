@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -139,6 +140,68 @@ func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 			})
 			if err != nil || runs != want {
 				t.Errorf("%d runs, want %d, %v", runs, want, err)
+			}
+		})
+	}
+}
+
+// afterBatch does something once, when the first batch has been answered.
+type afterBatch struct {
+	once sync.Once
+	do   func()
+}
+
+func (a *afterBatch) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (a *afterBatch) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (a *afterBatch) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (a *afterBatch) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (a *afterBatch) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {
+	if a.do != nil {
+		a.once.Do(a.do)
+	}
+}
+
+// A call that is expected to be denied, and finds tokens, takes them. Nobody runs again because others
+// have taken some between its look and its take, and left enough.
+func TestTokensThatHaveComeAreTakenAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			var meddle afterBatch
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &meddle })
+			l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
+			limit := ratelimit.MustDefine("came", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
+			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
+				t.Fatal(res, err)
+			}
+			if err := other.ResetRateLimit(t.Context(), limit); err != nil {
+				t.Fatal(err)
+			}
+			meddled := false
+			meddle.do = func() {
+				meddled = true
+				takeOK(t, first(other.RateLimit(t.Context(), limit)))
+			}
+			runs := 0
+			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+				runs++
+				return granted(l.RateLimit(ctx, tx, limit.Count(8)))
+			})
+			if err != nil || runs != 1 || !meddled {
+				t.Errorf("%d runs, %v, somebody came between: %v", runs, err, meddled)
+			}
+			if s, err := other.Value(t.Context(), limit); err != nil || !near(s.Value, 1) {
+				t.Errorf("%+v, %v, want 1 left", s, err)
 			}
 		})
 	}

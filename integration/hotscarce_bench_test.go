@@ -44,9 +44,13 @@ type sliceOf struct {
 	runs, failed    atomic.Int64
 }
 
-// work has the callers do something until the slice is over, and counts what begins after some time.
-func (s *sliceOf) work(ctx context.Context, skip, d time.Duration, do func(ctx context.Context, worker int, runs *atomic.Int64) (*ratelimit.Result, error), patient bool) error {
-	begin := time.Now().Add(skip)
+// work has the callers do something for seven tenths of a second, and counts what ends after the first two.
+func (s *sliceOf) work(
+	ctx context.Context,
+	do func(ctx context.Context, worker int, runs *atomic.Int64) (*ratelimit.Result, error), patient bool,
+) error {
+	const d = 500 * time.Millisecond
+	begin := time.Now().Add(200 * time.Millisecond)
 	end := begin.Add(d)
 	var wg sync.WaitGroup
 	errs := make([]error, hotCallers)
@@ -95,7 +99,7 @@ func p99(times []time.Duration) float64 {
 }
 
 func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
-	const count, slice, skip = 5.0, 500 * time.Millisecond, 200 * time.Millisecond
+	const count = 5.0
 	c := newCrowd(b, hotCallers)
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
 	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
@@ -115,21 +119,21 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
 			return &res, err
 		}
 	}
-	base, ours := in(ownRequest), func(context.Context, int, *atomic.Int64) (*ratelimit.Result, error) { panic("no limit") }
+	base := in(ownRequest)
 	var own, scarce sliceOf
-	if err := own.work(b.Context(), skip, slice, base, false); err != nil {
+	if err := own.work(b.Context(), base, false); err != nil {
 		b.Fatal(err)
 	}
 	rate := percent / 100 * float64(len(own.grants)) / own.took.Seconds() // calls a second
 	line := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: rate * count, Period: time.Second, Capacity: ratelimit.Tokens(float64(8*shards) * count)},
 		ratelimit.Shards(shards))
-	ours = in(func(int) ratelimit.Request { return line.Global().Count(count) })
+	ours := in(func(int) ratelimit.Request { return line.Global().Count(count) })
 	own = sliceOf{}
-	if err := new(sliceOf).work(b.Context(), skip, slice, ours, false); err != nil {
+	if err := new(sliceOf).work(b.Context(), ours, false); err != nil {
 		b.Fatal(err)
 	}
 	for range 8 {
-		if err := own.work(b.Context(), skip, slice, base, false); err != nil {
+		if err := own.work(b.Context(), base, false); err != nil {
 			b.Fatal(err)
 		}
 		for range 1000 { // what has flowed in meanwhile
@@ -139,7 +143,7 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
 				break
 			}
 		}
-		if err := scarce.work(b.Context(), skip, slice, ours, patient); err != nil {
+		if err := scarce.work(b.Context(), ours, patient); err != nil {
 			b.Fatal(err)
 		}
 	}

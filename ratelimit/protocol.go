@@ -217,8 +217,8 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 		return l.checkRateLimit(ctx, x, calls, requests)
 	}
 	res := l.judge(looks, calls, requests)
-	if res.OK {
-		return res, nil // and the take decides anew
+	if res.OK { // the take decides anew
+		return res, nil
 	}
 	x.doubt(func() *confirmation {
 		again := l.looksOf(calls)

@@ -162,7 +162,9 @@ var ofTheCore = []mutant{
 	{"foresee: each change runs the callback again", "ratelimit/execute.go",
 		"t.unsure != nil || x.attempt.again", "t.unsure != nil || x.attempt == nil", "RunsOnceMore", whole, true},
 	{"foresee: at READ COMMITTED as well", "ratelimit/execute.go",
-		"if x.attempt.keepsSnapshot() {", "if x.attempt != nil {", "RunsOnceMore", whole, true},
+		"!t.begun && x.attempt.keepsSnapshot() {", "!t.begun {", "RunsOnceMore", whole, true},
+	{"foresee: what it grants is looked at again", "ratelimit/protocol.go",
+		"	if res.OK { // the take decides anew\n		return res, nil\n	}\n", "", "TokensThatHaveCome", whole, true},
 	{"remember: for ever", "ratelimit/denials.go",
 		"if at < e.at || at > e.decision", "if at < e.at && at > e.decision", "Remember", whole, true},
 
