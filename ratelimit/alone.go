@@ -167,7 +167,7 @@ func allot(parts []call, n float64) (of, rest []call) {
 		for k := range there {
 			there[k].count = max(0, min(there[k].count, there[k].most))
 		}
-		takes, _ = gather(there, n, 0)
+		takes, _ = gather(there, n)
 	default:
 		takes = level(there, n)
 	}

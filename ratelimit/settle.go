@@ -226,9 +226,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			return err
 		}
 		for i := range r.Takes {
-			c := r.Takes[i].call()
-			c.count += rows[c.row()].count
-			rows[c.row()] = c
+			add(rows, r.Takes[i].call())
 		}
 	}
 	if len(rows) == 0 {
@@ -281,6 +279,15 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 	return nil
 }
 
+// add adds what c took from its row to what others did. The rule is that of the first.
+func add(rows map[row]call, c call) {
+	if first, ok := rows[c.row()]; ok {
+		first.count += c.count
+		c = first
+	}
+	rows[c.row()] = c
+}
+
 // moved has takes from closed rows say where their tokens are now, and returns what is to be charged there.
 func (l *Limiter) moved(ctx context.Context, x executor, reservations []*Reservation, left []call) ([]call, error) {
 	if len(left) == 0 {
@@ -306,8 +313,7 @@ func (l *Limiter) moved(ctx context.Context, x executor, reservations []*Reserva
 			}
 			for _, n := range c.follow(to) {
 				takes = append(takes, n.receipt())
-				n.count += rows[n.row()].count
-				rows[n.row()] = n
+				add(rows, n)
 			}
 		}
 		r.Takes = takes

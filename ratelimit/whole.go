@@ -62,7 +62,7 @@ func (c *call) of(layout shard.Layout, i int) call {
 	if layout.Shards > 1 {
 		s := c.shares(layout.Shards)
 		r.algebra, r.args = *s.of(i), nil
-		r.leave /= float64(layout.Shards)
+		r.leave = 0 // all shards together leave it
 	}
 	r.shard, r.parts, r.shards = layout.Row(i), nil, 0
 	return r
@@ -207,20 +207,21 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	return c.planBy(w, now, ahead, free, shares, shares.each.capacity)
 }
 
-// planBy is plan for parts of so many tokens at the most.
+// planBy is plan for parts of so many tokens, unless they must be larger.
 func (c *call) planBy(
 	w *whole, now int64, ahead bool, free func(int) bool, shares shares, most float64,
 ) (p plan, ok bool) {
 	there := make([]part, 0, w.Shards)
 	var loose []part // those that are not paused
 	row := c.of(w.Layout, 0)
-	leave := row.leave
 	var values []float64
+	left := -c.count
 	for i := range w.Shards {
 		row.algebra = *shares.of(i)
 		b := row.at(w.rows[i], now)
 		values = append(values, b.value)
-		if one := (part{shard: i, count: b.value, most: most}); free == nil || free(i) {
+		left += max(0, b.value)
+		if one := (part{shard: i, count: b.value, most: shares.each.capacity}); free == nil || free(i) {
 			if there = append(there, one); b.pausedUntil == open {
 				loose = append(loose, one)
 			}
@@ -231,6 +232,9 @@ func (c *call) planBy(
 			}
 		}
 	}
+	if w.Shards > 1 && left < c.leave && c.leave > 0 {
+		return plan{}, false
+	}
 	if len(p.able) > 0 {
 		slices.SortStableFunc(p.able, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
 		return p, true
@@ -239,17 +243,18 @@ func (c *call) planBy(
 		return p, false
 	}
 	if !ahead {
-		if p.parts, ok = gather(loose, c.count, leave*float64(w.Shards)); ok {
+		if p.parts, ok = gather(loose, c.count); ok {
 			return p, true
 		}
 	}
 	if !c.pausable() {
 		return p, false
 	}
-	// As few rows as will do. But where little more may be reserved, several shards may have room for
-	// what fewer have not.
+	// As few rows as will do, of which none gives more than half a share unless it has more than others: so
+	// that their lines can be level. But where little more may be reserved, several shards may have room
+	// for what fewer have not.
 	slices.SortStableFunc(there, byCount)
-	if k := max(1, math.Ceil(c.count/most)); k < float64(len(there)) {
+	if k := math.Ceil(c.count / min(most, shares.each.capacity/2)); 1 < k && k < float64(len(there)) {
 		if p, ok := c.planAhead(w, now, there[:int(k)]); ok {
 			return p, true
 		}
@@ -284,11 +289,10 @@ func byCount(a, b part) int { return cmp.Or(cmp.Compare(b.count, a.count), a.sha
 
 func byShard(a, b part) int { return a.shard - b.shard }
 
-// gather takes n from the fullest shards, and from no more of them than it must. In all of them together
-// it leaves leave.
-func gather(there []part, n, leave float64) (parts []part, ok bool) {
+// gather takes n from the fullest shards, and from no more of them than it must.
+func gather(there []part, n float64) (parts []part, ok bool) {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
-	sum := -leave
+	sum := 0.0
 	for _, p := range there {
 		sum += max(0, p.count)
 	}

@@ -179,12 +179,14 @@ func (l *Load) call(ctx context.Context, caller int, n float64) error {
 	return nil
 }
 
-// sumSQL is what the shards of a layout have at $4. Those without a row are full.
+// sumSQL is what the shards have at $4. Those without a row are full.
 //
 // $1 key $2 shards $3 capacity of each
 const sumSQL = `SELECT sum(coalesce(least($3, value + $3 * greatest(0, extract(epoch FROM $4::timestamptz - ts)::float8)), $3::float8))
-FROM generate_series($2::integer * ($2 - 1) / 2, $2 * ($2 + 1) / 2 - 1) AS s (shard)
-LEFT JOIN weir_balance b ON b.name = '` + spreadName + `' AND b.key = $1 AND b.shard = s.shard`
+FROM generate_series(1, $2::integer) AS s (number)
+FULL JOIN (
+	SELECT row_number() OVER (), value, ts FROM weir_balance
+	WHERE name = '` + spreadName + `' AND key = $1 AND shard >= 0 AND value > '-Infinity') b ON b.row_number = s.number`
 
 // OneRow counts, of all calls so far, those that one row in place of the shards would have denied.
 func (l *Load) OneRow() (denied float64) {
@@ -209,7 +211,7 @@ type Looks struct{ n atomic.Int64 }
 func (l *Looks) Count() int64 { return l.n.Load() }
 
 func (l *Looks) note(sql string) {
-	if strings.HasPrefix(sql, "SELECT h.n, b.shards") {
+	if strings.HasPrefix(sql, "SELECT h.layout, b.shards") {
 		l.n.Add(1)
 	}
 }
