@@ -34,6 +34,7 @@ type promises struct {
 	other   ratelimit.Limit // for calls of several
 
 	all     []*grantedWork
+	gifts   []gift
 	largest float64   // count on credit
 	shards  int       // at the most
 	merged  time.Time // until when a change of layout has paused some shards
@@ -47,6 +48,24 @@ type grantedWork struct {
 	count float64   // that it used
 	start time.Time // zero while it waits
 	ended bool      // settled, or given back
+}
+
+// gift is what was given back of work that was to start, or has started, at due.
+type gift struct {
+	at, due time.Time
+	count   float64
+}
+
+// again is what was given back of other work than that which starts from one time to another, and may start again then: as it came
+// back meanwhile, or as those who waited behind it have kept their times, with which the next ones meet.
+func (p *promises) again(from, to time.Time) (sum float64) {
+	for _, g := range p.gifts {
+		other := g.due.Before(from) || g.due.After(to)
+		if other && !g.at.After(to) && (!g.at.Before(from) || g.due.After(g.at)) {
+			sum += g.count
+		}
+	}
+	return sum
 }
 
 // slack is what rounding may do to balances as large as these.
@@ -202,7 +221,7 @@ func (p *promises) compare(t *rapid.T) {
 				first, last := end(started[i].start.Add(-2*time.Microsecond)), end(w.start.Add(2*time.Microsecond))
 				steps = math.Round(float64(last.Sub(first)) / float64(n.period))
 			}
-			if most := n.capacity + n.rate*steps + p.largest*float64(p.shards); sum > most+slack {
+			if most := n.capacity + n.rate*steps + p.largest*float64(p.shards) + p.again(started[i].start, w.start); sum > most+slack {
 				for _, w := range started {
 					t.Logf("%v at %v of %s", w.count, w.start, show(w.res))
 				}
@@ -341,7 +360,7 @@ func (p *promises) end(t *rapid.T) {
 	if w.start.IsZero() || w.start.After(now) { // only what has run is settled
 		how = rapid.SampledFrom([]string{"give back", "release"}).Draw(t, "how instead")
 	}
-	was := w.count
+	was, due := w.count, p.due(t, w)
 	var err error
 	switch how {
 	case "give back":
@@ -368,7 +387,13 @@ func (p *promises) end(t *rapid.T) {
 	if how == "exceed" {
 		return
 	}
-	after := p.rows(t)
+	after, at := p.rows(t), now // in a pause, its end: then those start who have moved up
+	for i := range after {
+		if after[i].pausedUntil.After(at) {
+			at = after[i].pausedUntil
+		}
+	}
+	p.gifts = append(p.gifts, gift{at, due, was - w.count})
 	room := !slices.ContainsFunc(after, func(r openRow) bool { return r.at(now) > r.capacity-slack })
 	come, unused := after.at(now)-before.at(now), was-w.count
 	if come > unused+slack || come < -slack || !p.numbers.windowed && room && come < unused-slack {
@@ -441,7 +466,7 @@ func (p *promises) operate(t *rapid.T) {
 		err = v.Resume(t.Context(), p.r())
 	default:
 		err = v.ResetRateLimit(t.Context(), p.r())
-		p.all = nil // a reset is a gift, to which nothing that was is compared
+		p.all, p.gifts = nil, nil // a reset is a gift, to which nothing that was is compared
 	}
 	if err != nil {
 		t.Fatal(how, err)

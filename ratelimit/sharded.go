@@ -370,11 +370,14 @@ func (l *Limiter) joined(ctx context.Context, x executor, aims []aim) error {
 			last = max(last, starts[k])
 		}
 		for k, s := range sent {
+			if last <= starts[k]+1 { // a microsecond may be rounding
+				continue
+			}
 			above := max(0, s.balance().value) + s.c.count + s.c.flows(starts[k], last) - s.c.capacity
 			if s.c.windowed {
 				above -= s.c.rate // what comes with the window in which they start
 			}
-			if above > 0 && last > starts[k] {
+			if above > 0 {
 				row := *s.c
 				row.count = above
 				charge := l.takeRow(s.whole, &row, 0)

@@ -50,10 +50,11 @@ func (a *algebra) mostShards(n int) int {
 
 // largest is the most that the call is to wait for in one shard.
 func (c *call) largest(s *shares) float64 {
+	most := s.each.capacity * (1 + 1e-9) // it may have been rounded
 	if c.most > 0 {
-		return min(s.each.capacity, c.most)
+		most = min(most, c.most)
 	}
-	return s.each.capacity
+	return most
 }
 
 // of is c for a shard alone, to be read and written like a balance of its own.
@@ -321,7 +322,7 @@ func level(there []part, n float64) []part {
 	for _, p := range there {
 		room += p.most
 	}
-	if room < n {
+	if room < n*(1-1e-9) { // a share may have been rounded
 		for k := range there {
 			there[k].most = math.Inf(1)
 		}

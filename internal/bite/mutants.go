@@ -102,7 +102,7 @@ var ofTheCore = []mutant{
 	{"shards: a part larger than a share", "ratelimit/whole.go",
 		"most: shares.each.capacity}); free", "most: math.Inf(1)}); free", "NoPartIsLargerThanAShare", core, true},
 	{"shards: parts start together on top of what has filled up", "ratelimit/sharded.go",
-		"above > 0 && last > starts[k]", "above > full && last > starts[k]", "PartsStartTogether", whole, true},
+		"if above > 0 {", "if above > full {", "PartsStartTogether", whole, true},
 	{"shards: give back elsewhere", "ratelimit/rows.go",
 		"\t\t\tif s := of(&rows[i]); s != nil {\n", "\t\t\tif rows[i].shard > 1<<20 {\n\t\t\t\tlayout, k := shard.Address(rows[i].shard)\n\t\t\t\trows[i].shard = layout.Row((k + 1) % layout.Shards)\n\t\t\t}\n\t\t\tif s := of(&rows[i]); s != nil {\n", "WhatComesBackGoesToItsShard", whole, true},
 	{"shards: excess is that of one", "ratelimit/settle.go",
