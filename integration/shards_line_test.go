@@ -47,26 +47,6 @@ func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 	})
 }
 
-// Where the parts of a reservation could start at different times, its shards have no more than their shares when it starts,
-// the parts included: those that could start earlier are as full by then as if they had kept them.
-func TestPartsStartTogetherWithNoMoreThanAShareOfEach(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.MustDefine("together", ratelimit.TokenBucket{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(2))
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
-		r := limit.For("k")
-		takeOK(t, first(here.RateLimit(t.Context(), r)))
-		execSQL(t, pool, `UPDATE weir_balance SET value = CASE WHEN shard % 2 = 0 THEN -12 ELSE 4 END WHERE name = 'together' AND shard > 0`)
-		res := takeOK(t, first(there.RateLimit(t.Context(), r.Count(6).OrReserve())))
-		if takes := res.Reservation().Takes; len(takes) != 2 || res.RunAt.Before(clock.now().Add(13*time.Hour)) {
-			t.Fatalf("to start at %v: %+v", res.RunAt, takes)
-		}
-		clock.set(res.RunAt)
-		if has := left(t, here, r); has > 2+slack {
-			t.Errorf("6 start then, and %v more may, of 8", has)
-		}
-	})
-}
-
 // What is charged beyond a reservation leaves no shard with tokens while another owes: they would be granted to the next who
 // comes, ahead of the line and beyond what one balance has.
 func TestExcessIsADebtOfAllShards(t *testing.T) {

@@ -268,7 +268,7 @@ func (b *books) choose(
 	}
 	row := c.of(layout, 0)
 	least := row.demand() - c.count
-	if c.pausable() && c.count > c.largest(&shares) {
+	if most, _ := c.largest(&shares); c.pausable() && c.count > most {
 		least = 0 // or it is to be taken in parts
 	}
 	candidates, enough = shard.Choose(layout.Shards, own, c.count, least, view, rand.IntN)

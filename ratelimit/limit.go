@@ -57,7 +57,8 @@ type Option func(*definition)
 // These hold as without shards:
 //
 //   - In any interval no more is granted than the capacity and what flows in, counted at the time at which work may run.
-//     Calls with [Request.OnCredit] may exceed it by one count for each shard.
+//     Calls with [Request.OnCredit] may exceed it by one count for each shard, and a count above a share by those of its parts
+//     that had to wait for the others: see docs/shards.md of the repository.
 //   - No token is lost or made, by whatever gives back, settles or changes the number of shards. What comes back goes to the
 //     rows that it was taken from. [Limiter.Value] is the sum of the shards.
 //   - A count up to the capacity is granted if the shards have it together, unless other callers are taking it: tokens that
@@ -70,7 +71,7 @@ type Option func(*definition)
 //     of more than a share of the capacity is taken in parts, and runs when the last part may. How much later that is than in one
 //     line is about n times the count relative to the rate: half a minute for 10 shards, a count of 5 and a rate of 100 a minute.
 //   - A shard that is full gains nothing while others refill. So the limit may be full again later than without shards.
-//   - [Request.Leave] of calls at the same time is kept for each shard, and may together leave less.
+//   - [Request.Leave] costs a look at all shards, and calls at the same time may together leave less.
 //
 // n is 1, the default, to [shard.Max]. A good number is twice the number of transactions that take at the same time, but such
 // that a share of the capacity is at least eight usual counts. Limits of a few calls a second need no shards. It is a wish: a

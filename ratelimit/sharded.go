@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"hash/fnv"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -72,9 +71,6 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		}
 		err := x.run(ctx, takes)
 		l.arrive(x, takes, err)
-		if err == nil {
-			err = l.joined(ctx, x, aims)
-		}
 		if err != nil {
 			if x.stepwise() {
 				l.undo(ctx, x, takes)
@@ -348,55 +344,6 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			l.books.lost(s.c, s.row)
 		}
 	}
-}
-
-// joined has the parts of each reservation start together without more than a share of any shard starting
-// with them. A shard that could start its part before the last one goes on filling until then. What it
-// would have above its share at that time, the part included, is charged now. That is nothing unless the
-// shards are far from level, or the parts are nearly shares.
-func (l *Limiter) joined(ctx context.Context, x executor, aims []aim) error {
-	var takes, charges []*statement
-	for i := range aims {
-		sent := aims[i].sent
-		if len(sent) < 2 || aims[i].c.credit || slices.ContainsFunc(sent, func(s *statement) bool { return !s.found }) {
-			continue
-		}
-		starts, last := make([]int64, len(sent)), int64(math.MinInt64)
-		for k, s := range sent {
-			b := s.balance()
-			if starts[k] = b.since(); b.value < 0 {
-				starts[k] = s.c.earliest(b.value, b.since(), b.since(), 0, 0)
-			}
-			last = max(last, starts[k])
-		}
-		for k, s := range sent {
-			if last <= starts[k]+1 { // a microsecond may be rounding
-				continue
-			}
-			above := max(0, s.balance().value) + s.c.count + s.c.flows(starts[k], last) - s.c.capacity
-			if s.c.windowed {
-				above -= s.c.rate // what comes with the window in which they start
-			}
-			if above > 0 {
-				row := *s.c
-				row.count = above
-				charge := l.takeRow(s.whole, &row, 0)
-				charge.args[9] = closed // it may owe any number
-				takes, charges = append(takes, s), append(charges, charge)
-			}
-		}
-	}
-	if len(charges) == 0 {
-		return nil
-	}
-	if err := x.run(ctx, charges); err != nil {
-		return err
-	}
-	for k, s := range takes {
-		s.answer = charges[k].answer
-		l.books.took(s.c, s.balance(), x.session())
-	}
-	return nil
 }
 
 // grantedShards is granted: the Result of takes that all answered with a row.

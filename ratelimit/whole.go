@@ -48,13 +48,14 @@ func (a *algebra) mostShards(n int) int {
 	return 1
 }
 
-// largest is the most that the call is to wait for in one shard.
-func (c *call) largest(s *shares) float64 {
-	most := s.each.capacity * (1 + 1e-9) // it may have been rounded
+// largest is the most that the call is to wait for in one shard, and the most that it may: a share, which
+// may have been rounded.
+func (c *call) largest(s *shares) (most, share float64) {
+	share = s.each.capacity * (1 + 1e-9)
 	if c.most > 0 {
-		most = min(most, c.most)
+		return min(share, c.most), share
 	}
-	return most
+	return share, share
 }
 
 // of is c for a shard alone, to be read and written like a balance of its own.
@@ -200,12 +201,13 @@ type plan struct {
 // is to be ahead, it does not gather. From several it takes only where free allows it; nil allows all.
 func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
 	shares := c.shares(w.Shards)
-	if most := c.largest(&shares); most < shares.each.capacity && most*float64(w.Shards) >= c.count {
+	most, share := c.largest(&shares)
+	if most < share && most*float64(w.Shards) >= c.count {
 		if p, ok := c.planBy(w, now, ahead, free, shares, most); ok {
 			return p, true
 		}
 	}
-	return c.planBy(w, now, ahead, free, shares, shares.each.capacity)
+	return c.planBy(w, now, ahead, free, shares, share)
 }
 
 // planBy is plan for parts of so many tokens, unless they must be larger.

@@ -101,8 +101,6 @@ var ofTheCore = []mutant{
 		"gather(loose, c.count); ok {", "gather(loose[:1], c.count); ok {", "Shards", whole, true},
 	{"shards: a part larger than a share", "ratelimit/whole.go",
 		"most: shares.each.capacity}); free", "most: math.Inf(1)}); free", "NoPartIsLargerThanAShare", core, true},
-	{"shards: parts start together on top of what has filled up", "ratelimit/sharded.go",
-		"if above > 0 {", "if above > full {", "PartsStartTogether", whole, true},
 	{"shards: give back elsewhere", "ratelimit/rows.go",
 		"\t\t\tif s := of(&rows[i]); s != nil {\n", "\t\t\tif rows[i].shard > 1<<20 {\n\t\t\t\tlayout, k := shard.Address(rows[i].shard)\n\t\t\t\trows[i].shard = layout.Row((k + 1) % layout.Shards)\n\t\t\t}\n\t\t\tif s := of(&rows[i]); s != nil {\n", "WhatComesBackGoesToItsShard", whole, true},
 	{"shards: excess is that of one", "ratelimit/settle.go",

@@ -80,7 +80,7 @@ var ofTheRest = []mutant{
 	{"leave: nothing is left", "ratelimit/request.go",
 		"- c.credited() + c.leave", "- c.credited()", "Leave", core, false},
 	{"leave: shards together leave nothing", "ratelimit/whole.go",
-		"left < c.leave && c.leave > 0", "left < c.leave && c.leave < 0", "NeverMoreThanOneBalance|Leave", whole, true},
+		"left < c.leave && c.leave > 0", "left < c.leave && c.leave < 0", "ShareIsLeft", whole, true},
 	{"leave: the sum of a lane leaves nothing", "ratelimit/together.go",
 		"return !c.reserve && c.leave == 0", "return !c.reserve", "ShareIsLeft", whole, true},
 	{"shadow: denies", "ratelimit/shadow.go",
