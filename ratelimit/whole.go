@@ -352,7 +352,7 @@ func level(there []part, n float64) []part {
 	rest := n
 	for _, p := range there {
 		had := p.count
-		if p.count = min(p.most, max(0, had-left), rest); p.count <= 0 {
+		if p.count = min(p.most, max(0, had-left), rest); p.count <= n*1e-9 { // made by rounding
 			continue
 		}
 		rest -= p.count
