@@ -55,6 +55,7 @@ func TestBadCallsAreRefusedBeforeTheTransactionIsTouched(t *testing.T) {
 		"zero request":                    {{}},
 		"no key":                          {l.For("")},
 		"bad count":                       {l.For("key").Count(nan)},
+		"bad count on credit":             {l.For("key").Count(-1).OnCredit()},
 		"never granted":                   {l.For("key").Count(11)},
 		"never granted with reserve":      {l.For("key").Count(inf).OrReserve()},
 		"bad rule":                        {l.For("key").Rule(ratelimit.TokenBucket{})},

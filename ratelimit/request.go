@@ -251,8 +251,8 @@ func (c *call) checkCount() error {
 		n, waits = max(c.before, c.count-c.before), c.before
 	}
 	switch {
-	case !(n >= 0):
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, Want: "0 or more tokens"}
+	case !(n >= 0 && c.count >= 0):
+		return &InvalidError{Limit: c.name, Field: "count", Value: c.count, Want: "0 or more tokens"}
 	case c.pausable() && !(c.capacity-n >= -c.debt):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most %v: the capacity of %v and the %v that may be reserved", c.capacity+c.debt, c.capacity, c.debt)}

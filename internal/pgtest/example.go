@@ -3,11 +3,13 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"log"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/schema"
@@ -38,7 +40,11 @@ func Example(statements ...string) (pool *pgxpool.Pool, done func()) {
 	return pool, func() {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
+		var deadlock *pgconn.PgError
 		_, err := pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{name}.Sanitize()+" CASCADE")
+		for errors.As(err, &deadlock) && deadlock.Code == "40P01" { // with the last statements of a client that was stopped
+			_, err = pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{name}.Sanitize()+" CASCADE")
+		}
 		pool.Close()
 		must(err)
 	}
