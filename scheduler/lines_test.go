@@ -122,15 +122,15 @@ func TestACancelledJobMovesUpTheLineOfItsShard(t *testing.T) {
 	insert(0)
 	insert(1)
 	first, at, take := insert(2)
-	other, otherAt, otherTake := insert(3)
-	var second int64
-	for n := 4; second == 0; n++ {
-		if id, _, behind := insert(n); behind.Behind(take) {
+	var second, other int64 // the next in its line, and the first of the other one
+	var otherAt time.Time
+	for n := 3; second == 0 || other == 0; n++ {
+		switch id, runAt, next := insert(n); {
+		case second == 0 && next.Behind(take):
 			second = id
+		case other == 0 && !next.Behind(take):
+			other, otherAt = id, runAt
 		}
-	}
-	if otherTake.Behind(take) {
-		t.Fatal("both wait in one line")
 	}
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Reshard(ctx, tx, 1, limit.For("k")) })
 	f.cancel(t, jobs, first)
