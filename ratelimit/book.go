@@ -204,6 +204,25 @@ func (b *books) took(row *call, left balance, session uint32) {
 	}
 }
 
+// claim notes that a session is about to take from a shard: others are to try other ones. It has no
+// effect if another session has done so.
+func (b *books) claim(c *call, row int32, session uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p := b.page(c, row); p != nil && session != 0 && (!p.held || time.Since(p.taken) >= lately) {
+		p.session, p.taken, p.held = session, time.Now(), true
+	}
+}
+
+// disclaim notes that it has not taken.
+func (b *books) disclaim(c *call, row int32, session uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p := b.page(c, row); p != nil && session != 0 && p.session == session {
+		p.held = false
+	}
+}
+
 // ended notes that the transaction has ended that took from rows.
 func (b *books) ended(rows []call) {
 	if len(rows) == 0 {

@@ -61,6 +61,9 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		var takes []*statement
 		for i := range aims {
 			l.send(&aims[i], held)
+			for _, s := range aims[i].sent { // so that calls that come before the answer keep out of its way
+				l.books.claim(s.c, s.c.shard, x.session())
+			}
 			takes = append(takes, aims[i].sent...)
 		}
 		if len(takes) == 0 {
@@ -331,6 +334,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 		switch {
 		case s.found:
 			if layout, i := shard.Address(s.row); s.row != s.c.shard {
+				l.books.disclaim(s.c, s.c.shard, x.session())
 				*s.c = s.whole.take(layout, i, s.c.count)
 			}
 			s.c.stamp(s.balance())
@@ -342,6 +346,8 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			l.books.lost(s.c, s.c.shard)
 		case s.lone && err == nil: // somebody else holds it or has taken from it: it is the session's own no more
 			l.books.lost(s.c, s.row)
+		default:
+			l.books.disclaim(s.c, s.c.shard, x.session())
 		}
 	}
 }
