@@ -17,7 +17,7 @@ import (
 )
 
 // Each shard has a line of its own. What callers reserve comes a few windows before or after it would with one balance, as
-// each chooses the better of two shards; and no window has more than its tokens.
+// each chooses the best of three shards; and no window has more than its tokens.
 func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 	t.Parallel()
 	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {

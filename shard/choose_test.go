@@ -1,6 +1,7 @@
 package shard_test
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -68,6 +69,19 @@ func TestTheBetterOfTwoGoesFirst(t *testing.T) {
 				t.Errorf("%s: %v", tc.name, got)
 			}
 		}
+	}
+}
+
+func TestTheBestOfThreeGoesFirst(t *testing.T) {
+	t.Parallel()
+	views := []shard.View{{Tokens: 5}, {Tokens: 9}, {Tokens: 6}, {Tokens: 8}}
+	count := make([]int, len(views))
+	for seed := range uint64(4000) {
+		count[choose(-1, views, rand.New(rand.NewPCG(seed, 1)).IntN)[0]]++
+	}
+	// Of three draws, each unlike the best one so far, only the worst is never the best.
+	if count[0] != 0 || count[1] < 2000 || count[2] > 700 {
+		t.Errorf("%v", count)
 	}
 }
 

@@ -133,6 +133,10 @@ var ofTheCore = []mutant{
 		"held = max(held, locked(aims, seen))", "held = 0 * locked(aims, seen)", "Deadlock|GrantedOnce", whole, true},
 	{"shards: all candidates are locked", "ratelimit/statements.go",
 		"pg_try_advisory_xact_lock({class}, pg_catalog.int4xor(u.lock, {here})))\n", "pg_try_advisory_xact_lock({class}, pg_catalog.int4xor(u.lock, {here})) ORDER BY u.shard)\n", "OneAdvisoryLock", whole, true},
+	{"shards: the first that is drawn", "shard/choose.go",
+		"const draws = 3", "const draws = 1", ".", []string{"./shard"}, true},
+	{"shards: calls under way are not kept clear of", "ratelimit/sharded.go",
+		"l.books.claim(s.c, s.c.shard, x.session())", "l.books.disclaim(s.c, s.c.shard, x.session())", "Claim|KeepOutOfTheWay", whole, true},
 	{"shards: not the fuller of two", "shard/choose.go",
 		"return v.Tokens > w.Tokens", "return v.Tokens < w.Tokens", ".", []string{"./shard"}, true},
 
