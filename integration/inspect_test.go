@@ -75,7 +75,7 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"take": func(t *rapid.T) {
-				r, _ := anyAhead(t, numbersOf(rule).period)
+				r := anyAhead(t, numbersOf(rule).period)
 				count := min(numbersOf(rule).capacity, rapid.SampledFrom([]float64{0, 1, 2, 7, 1e9}).Draw(t, "count"))
 				if _, err := a.RateLimit(t.Context(), r(request().Count(count))); err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
 					t.Fatal(err)

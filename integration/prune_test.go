@@ -141,7 +141,7 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 			"take": func(t *rapid.T) {
 				r, capacity := request(t), numbersOf(rule).capacity
 				r = r.Count(min(capacity, rapid.SampledFrom([]float64{0, 1, 2, capacity / 3, capacity}).Draw(t, "count")))
-				with, _ := anyAhead(t, period)
+				with := anyAhead(t, period)
 				var res [2]ratelimit.Result
 				i := 0
 				both("take", func(a *ratelimit.Autocommit) (any, error) {

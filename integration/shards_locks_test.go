@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -67,6 +68,40 @@ func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a call is about to take, others of its process keep clear of before it is answered.
+func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("underWay", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
+	var seen watcher
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
+	a := l.Autocommit(pool)
+	take(t, a, limit.For("k"))
+	execSQL(t, pool, `UPDATE weir_balance SET value = CASE WHEN shard % 4 = 0 THEN 10 ELSE 1 END WHERE name = 'underWay' AND shard > 0`)
+	if res, err := a.CheckRateLimit(t.Context(), limit.For("k")); err != nil || !res.OK {
+		t.Fatal(res.OK, err)
+	}
+	other := begin(t, pool, pgx.ReadCommitted)
+	if _, err := other.Exec(t.Context(), `SELECT FROM weir_balance WHERE name = 'underWay' AND value = 10 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	slow := begin(t, pool, pgx.ReadCommitted)
+	answer := waiting(t, pool, slow, func() (ratelimit.Result, error) {
+		return l.RateLimit(context.Background(), slow, limit.For("k").Count(5)) // of the only shard that has as many
+	})
+	seen.decided = nil
+	for range 3 {
+		res := takeOK(t, first(a.RateLimit(t.Context(), limit.For("k").Count(12).OrReserve())))
+		if e := seen.last(t); e.Trips > 2 || len(res.Reservation().Takes) < 2 { // BEGIN, the parts, COMMIT
+			t.Errorf("%d trips for %+v", e.Trips, res.Reservation().Takes)
+		}
+	}
+	commit(t, other)
+	if got := <-answer; got.err != nil || !got.res.OK {
+		t.Error(got.res.OK, got.err)
+	}
+	commit(t, slow)
 }
 
 // What callers of a limit and key in another schema of the database hold denies nobody here: neither their shards nor the

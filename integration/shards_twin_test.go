@@ -269,7 +269,7 @@ func (p *promises) take(t *rapid.T) {
 	n := p.numbers
 	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7, n.capacity}).Draw(t, "count")
 	count = min(count, n.capacity)
-	ahead, _ := anyAhead(t, n.period)
+	ahead := anyAhead(t, n.period)
 	leave := 0.0
 	if rapid.IntRange(0, 5).Draw(t, "leaving") == 0 {
 		leave = (n.capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave") * (1 - 1e-9)

@@ -136,7 +136,7 @@ var ofTheCore = []mutant{
 	{"shards: the first that is drawn", "shard/choose.go",
 		"const draws = 3", "const draws = 1", ".", []string{"./shard"}, true},
 	{"shards: calls under way are not kept clear of", "ratelimit/sharded.go",
-		"l.books.claim(s.c, s.c.shard, x.session())", "l.books.disclaim(s.c, s.c.shard, x.session())", "Claim|KeepOutOfTheWay", whole, true},
+		"l.books.claim(s.c, s.c.shard, x.session())", "l.books.disclaim(s.c, s.c.shard, x.session())", "KeepOutOfTheWay", whole, true},
 	{"shards: not the fuller of two", "shard/choose.go",
 		"return v.Tokens > w.Tokens", "return v.Tokens < w.Tokens", ".", []string{"./shard"}, true},
 
