@@ -113,7 +113,7 @@ func state(b inspect.Balance) string {
 		all = append(all, "paused for "+lasting(b.PausedUntil.Sub(b.At)))
 	}
 	if b.Owed > 0 { // by one of its shards, if not by all
-		all = append(all, "owes "+number(b.Owed))
+		all = append(all, "owes "+strings.TrimPrefix(number(-b.Owed), "-"))
 	}
 	return strings.Join(all, ", ")
 }

@@ -30,17 +30,19 @@ const slack = 400 * time.Millisecond
 // worst minute capacity + rate: together they must be no more than the API allows. The capacity must hold the largest
 // request, and the rate gets the rest. But in the API's minute there come those that are up to a slack late, and what they
 // were to use and did not goes to others in it: so what flows in is for a minute and the slack.
-func define(b budget) (limits, error) {
-	bucket := func(name string, total, capacity float64) (ratelimit.Limit, error) {
+//
+// Shards are for many more callers than here. Each holds the largest request, so the capacity is that of all of them.
+func define(b budget, shards int) (limits, error) {
+	bucket := func(name string, total, capacity float64, options ...ratelimit.Option) (ratelimit.Limit, error) {
 		return ratelimit.Define(name, ratelimit.TokenBucket{
 			Rate:     total - capacity,
 			Period:   b.minute + slack,
 			Capacity: ratelimit.Tokens(capacity),
-		})
+		}, options...)
 	}
 	var l limits
 	var err error
-	if l.chatTokens, err = bucket("chatTokens", float64(b.tokens), largest); err != nil {
+	if l.chatTokens, err = bucket("chatTokens", float64(b.tokens), float64(largest*shards), ratelimit.Shards(shards)); err != nil {
 		return l, err
 	}
 	l.chatRequests, err = bucket("chatRequests", float64(b.requests), 5)

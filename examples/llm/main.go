@@ -41,6 +41,7 @@ func main() {
 	flag.IntVar(&o.budget.requests, "rpm", 400, "requests that the API allows in a minute")
 	flag.DurationVar(&o.budget.minute, "minute", 5*time.Second, "how long the API's minute is")
 	flag.DurationVar(&o.within, "within", 90*time.Second, "give up after this time")
+	flag.IntVar(&o.shards, "shards", 1, "how many rows the limit of the tokens is spread over")
 	flag.BoolVar(&o.plain, "plain", false, "let River alone start the reserved calls, to see the difference")
 	flag.Parse()
 
@@ -57,12 +58,13 @@ type options struct {
 	requests int
 	budget   budget
 	within   time.Duration
+	shards   int
 	plain    bool
 }
 
 func run(ctx context.Context, p *progress, o options) (err error) {
-	if o.requests < 1 || o.budget.minute < time.Second || o.budget.tokens < 2*largest || o.budget.requests < 10 {
-		return fmt.Errorf("want -requests above 0, -minute of 1s or more, -tpm of %d or more, -rpm of 10 or more", 2*largest)
+	if o.requests < 1 || o.budget.minute < time.Second || o.shards < 1 || o.budget.tokens < 2*largest*o.shards || o.budget.requests < 10 {
+		return fmt.Errorf("want -requests and -shards above 0, -minute of 1s or more, -tpm of %d or more for each shard, -rpm of 10 or more", 2*largest)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.within, fmt.Errorf("not done within %v (-within)", o.within))
 	defer cancel()
@@ -98,7 +100,7 @@ func run(ctx context.Context, p *progress, o options) (err error) {
 
 // serve is the application: a limiter, a River client that works jobs, and the messages that come in.
 func serve(ctx context.Context, p *progress, o options, s *store, base string, load func() float64, log *standin.Log) error {
-	limits, err := define(o.budget)
+	limits, err := define(o.budget, o.shards)
 	if err != nil {
 		return err
 	}

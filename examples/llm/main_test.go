@@ -61,9 +61,9 @@ func standIn(t *testing.T, b budget) *standin.Server {
 }
 
 // reserve takes n times the largest request, for nobody: a line to begin with, or one behind all others.
-func (s *store) reserve(t *testing.T, b budget, n int) (last ratelimit.Result) {
+func (s *store) reserve(t *testing.T, o options, n int) (last ratelimit.Result) {
 	t.Helper()
-	limits, err := define(b)
+	limits, err := define(o.budget, o.shards)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,9 +80,9 @@ func (s *store) reserve(t *testing.T, b budget, n int) (last ratelimit.Result) {
 }
 
 // balance sums up what the messages have used.
-func (s *store) balance(t *testing.T, b budget) books {
+func (s *store) balance(t *testing.T, o options) books {
 	t.Helper()
-	limits, err := define(b)
+	limits, err := define(o.budget, o.shards)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,11 +106,11 @@ func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6 }
 func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
-	o := options{requests: 100, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
+	o := options{shards: 1, requests: 100, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	api := standIn(t, o.budget)
 	// There is always somebody in the line, seconds before the messages and behind them. So the bucket is never full: nothing
 	// that flows in is lost.
-	before := s.reserve(t, o.budget, 20)
+	before := s.reserve(t, o, 20)
 	const behind = 60
 	var reserving sync.WaitGroup
 	reserving.Go(func() {
@@ -120,7 +120,7 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 				return
 			}
 		}
-		s.reserve(t, o.budget, behind)
+		s.reserve(t, o, behind)
 	})
 	out, err := s.run(t, o, api.BaseURL(), api.Log)
 	reserving.Wait()
@@ -142,7 +142,7 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 		t.Errorf("%d settlements and %d calls for %d messages", settled, len(calls), messages)
 	}
 
-	b := s.balance(t, o.budget)
+	b := s.balance(t, o)
 	served := 0
 	for _, c := range calls {
 		served += c.Tokens
@@ -179,18 +179,22 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 // it has nothing to refuse. With River's own timing what is given back helps nobody who waits.
 func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 	t.Parallel()
-	for name, plain := range map[string]bool{"OnTime": false, "RiverAlone": true} {
+	for name, tc := range map[string]struct {
+		plain  bool
+		shards int
+		share  float64 // of the budget, that is used at least
+	}{"OnTime": {false, 1, 0.85}, "FromShards": {false, 4, 0.7}, "RiverAlone": {true, 1, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := demo(t)
-			o := options{requests: 150, budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: plain}
+			o := options{shards: tc.shards, requests: 150, budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: tc.plain}
 			api := standIn(t, o.budget)
-			s.reserve(t, o.budget, 15) // two seconds, for the messages to come in: who is not there does not use the budget
+			s.reserve(t, o, 15) // two seconds, for the messages to come in: who is not there does not use the budget
 			if _, err := s.run(t, o, api.BaseURL(), api.Log); err != nil {
 				t.Fatal(err)
 			}
-			b := s.balance(t, o.budget)
-			if plain {
+			b := s.balance(t, o)
+			if tc.plain {
 				if b.share > 0.6 { // about half is reserved and not used
 					t.Errorf("River alone used %v of the budget: the test shows nothing", b.share)
 				}
@@ -206,7 +210,7 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 			if latest := late[len(late)-1]; latest > slack {
 				t.Skipf("this machine has other work: jobs started up to %v late", latest)
 			}
-			if b.share < 0.85 {
+			if b.share < tc.share {
 				t.Errorf("%v of the budget was used while jobs waited", b.share)
 			}
 			if api.Log.Refused() > 0 {
@@ -223,7 +227,7 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 func TestACallWithoutAnAnswerKeepsItsEstimate(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
-	o := options{requests: 5, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
+	o := options{shards: 1, requests: 5, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	var calls atomic.Int64
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if calls.Add(1) == 1 {
@@ -248,7 +252,7 @@ func TestACallWithoutAnAnswerKeepsItsEstimate(t *testing.T) {
 	if !near(again, 2*once) {
 		t.Errorf("two calls of %v tokens have reserved %v", once, again)
 	}
-	if b := s.balance(t, o.budget); !near(b.kept, once) || !near(b.reserved, b.used+b.givenBack-b.charged+b.kept) {
+	if b := s.balance(t, o); !near(b.kept, once) || !near(b.reserved, b.used+b.givenBack-b.charged+b.kept) {
 		t.Errorf("the books do not balance: %+v", b)
 	}
 	if !strings.Contains(out, "  kept  ") {
@@ -262,7 +266,7 @@ func TestARefusedCallGivesItsTokensBack(t *testing.T) {
 	s := demo(t)
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
 	defer api.Close()
-	o := options{requests: 1, budget: budget{minute: time.Hour, tokens: 10_000, requests: 200}}
+	o := options{shards: 1, requests: 1, budget: budget{minute: time.Hour, tokens: 10_000, requests: 200}}
 	if _, err := s.run(t, o, api.URL, nil); !errors.As(err, new(*refusedError)) {
 		t.Errorf("got %v", err)
 	}

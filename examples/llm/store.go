@@ -151,7 +151,8 @@ const booksSQL = `WITH span AS (
 )
 SELECT sums.reserved, used, given_back, charged, kept, earlier,
 	coalesce(meanwhile::float8 / (capacity + rate * extract(epoch FROM last - first)::float8 * 1e6::float8 / period::float8), 0)
-FROM sums, span, weir_balance WHERE name = $1`
+FROM sums, span, (SELECT sum(capacity) AS capacity, sum(rate) AS rate, max(period) AS period
+	FROM weir_balance WHERE name = $1 AND shard >= 0 AND value > '-Infinity') b`
 
 func (s *store) books(ctx context.Context, tokens ratelimit.Limit) (b books, err error) {
 	var us int64
