@@ -1,0 +1,135 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// crowdEnv makes a child one of the processes of a crowd.
+const crowdEnv = "WEIR_TEST_CROWD"
+
+// crowdOfProcesses is a process for each caller, which is told by a line what to do, and answers by one that begins with the
+// number of runs that it took.
+type crowdOfProcesses struct {
+	pool *pgxpool.Pool
+	say  [hotCallers]io.Writer
+	hear [hotCallers]*bufio.Reader
+}
+
+func newCrowdOfProcesses(b *testing.B) *crowdOfProcesses {
+	b.Helper()
+	c := &crowdOfProcesses{pool: pgtest.Pool(b, quick)}
+	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
+	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	for i := range hotCallers {
+		cmd := exec.CommandContext(b.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), childEnv+"="+pgtest.URL(b, c.pool), crowdEnv+"=1")
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			b.Fatal(err)
+		}
+		c.say[i], c.hear[i] = in, bufio.NewReader(out)
+		b.Cleanup(func() {
+			_ = in.Close()
+			if err := cmd.Wait(); err != nil && b.Context().Err() == nil {
+				b.Error(err)
+			}
+		})
+	}
+	return c
+}
+
+// ask has a process do something, and reads its answer.
+func (c *crowdOfProcesses) ask(worker int, what string, answer ...any) error {
+	if _, err := fmt.Fprintln(c.say[worker], what); err != nil {
+		return err
+	}
+	line, err := c.hear[worker].ReadString('\n')
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Sscan(line, answer...)
+	return err
+}
+
+// crowdChild is such a process.
+func crowdChild(url string) error {
+	ctx := context.Background()
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	quick(cfg)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	l, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		return err
+	}
+	c := crowd{pool, []*pgxpool.Conn{conn}}
+	requests := map[string]func(int) ratelimit.Request{"own": ownRequest, "hot": hotRequest}
+	counts := map[string]func() float64{"equal": func() float64 { return lineMean }, "heavy": heavy}
+	sides := map[string]counted{}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		what, how, _ := strings.Cut(in.Text(), " ")
+		if what == "reserve" {
+			which, level, _ := strings.Cut(how, " ")
+			n, runs := counts[which](), new(atomic.Int64)
+			res, err := reserve(ctx, l, conn, pgx.TxIsoLevel(level), n, runs)
+			if err != nil {
+				return err
+			}
+			runAt := res.RunAt
+			if runAt.IsZero() {
+				runAt = res.At
+			}
+			fmt.Println(runs.Load(), n, res.At.UnixMicro(), runAt.UnixMicro())
+			continue
+		}
+		side, ok := sides[in.Text()]
+		if !ok {
+			request := requests[what]
+			if request == nil {
+				return errors.New("what is " + in.Text() + "?")
+			}
+			side = c.sleepAfter(l, pgx.TxIsoLevel(how), "0.002", "", request)
+			sides[in.Text()] = side
+		}
+		before := side.runs.Load()
+		if err := side.do(ctx, 0); err != nil {
+			return err
+		}
+		fmt.Println(side.runs.Load() - before)
+	}
+	return nil
+}
