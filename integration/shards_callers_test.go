@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -127,6 +128,40 @@ func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
 		wg.Wait()
 		if left := sumOf(t, pool, limit, "k"); math.Abs(granted+left-capacity) > 1e-4 || left > 0.001 {
 			t.Errorf("%v granted, and %v left of %v", granted, left, capacity)
+		}
+	})
+}
+
+// A window that is asked to have more shards than it can be divided into grants all of its tokens in each window, and no more.
+func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.FixedWindow{Rate: 100, Period: time.Hour}
+	limit := ratelimit.MustDefine("hundred", rule, ratelimit.Shards(32))
+	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
+		for window := range 3 {
+			var granted atomic.Int64
+			var wg sync.WaitGroup
+			for caller := range 8 {
+				wg.Go(func() {
+					for {
+						res, err := []verbs{here, there}[caller%2].RateLimit(t.Context(), limit.For("k"))
+						switch {
+						case err != nil:
+							t.Error(err)
+							return
+						case res.OK:
+							granted.Add(1)
+						case res.RetryAfter() > 100*time.Millisecond: // not for others who are taking
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if n := granted.Load(); n != 100 {
+				t.Errorf("window %d: %d were granted of 100", window, n)
+			}
+			clock.set(windowEnd(numbersOf(rule), limit.For("k"), clock.now()))
 		}
 	})
 }

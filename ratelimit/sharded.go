@@ -16,11 +16,12 @@ import (
 // the guess was wrong, LOOK reads all shards, decides for the limit as a whole, and says where to take.
 //
 // A take does not wait for a shard that others hold, except where nearly all shards would do. So no
-// caller waits for a row while there are no tokens for it. A take that was denied has locked its shard
-// none the less: so the rows that come before that are out of reach, as two callers could then wait for
-// each other.
-// What was denied has locked its shard none the less. So if nothing else was sent in the transaction,
-// it is rolled back, LOOK goes out by itself, and TAKE begins a new one: nobody has seen the first.
+// caller waits for a row while there are no tokens for it.
+//
+// A take that was denied has locked its shard none the less. If nothing else was sent in the
+// transaction, it is rolled back, LOOK goes out by itself, and TAKE begins a new one: nobody has seen
+// the first. Else the transaction takes only from rows that come after that shard, as two callers could
+// wait for each other.
 
 // alone is the number of the row of a limit without shards.
 const alone = 0
