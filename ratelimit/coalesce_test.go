@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -60,6 +61,10 @@ func TestCoalescedRefuses(t *testing.T) {
 // A new call joins those that wait for a held row, unless it is expected to be denied.
 func TestAnExpectedDenialDoesNotJoinThoseWhoWait(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, expectedDenialDoesNotJoin) // in which the held row is not tried again before the timer is stopped
+}
+
+func expectedDenialDoesNotJoin(t *testing.T) {
 	l, err := New(Config{})
 	if err != nil {
 		t.Fatal(err)
