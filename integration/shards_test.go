@@ -55,7 +55,7 @@ func TestTheFirstCallOfALimitWithShardsTellsWhatIsLeft(t *testing.T) {
 				t.Fatal(err)
 			}
 			if left := res.Outcomes[0].Value; math.Abs(left-(3-count)) > flown {
-				t.Errorf("%v of 3 were taken, and %v is told to be left", count, left)
+				t.Errorf("%v of 3 were taken, and the answer says that %v are left", count, left)
 			}
 		}
 	})

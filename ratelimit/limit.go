@@ -60,7 +60,7 @@ type Option func(*definition)
 //     Calls with [Request.OnCredit] may exceed it by one count for each shard, and a count above a share by those of its parts
 //     that had to wait for the others: see docs/shards.md of the repository.
 //   - No token is lost or made, by whatever gives back, settles or changes the number of shards. What comes back goes to the
-//     rows that it was taken from. [Limiter.Value] is the sum of the shards.
+//     rows that it was taken from, each up to its share. [Limiter.Value] is the sum of the shards.
 //   - A count up to the capacity is granted if the shards have it together, unless other callers are taking it: tokens that
 //     no shard has alone are gathered from several, by one caller at a time. RetryAt is exact if nobody else calls. A call
 //     that loses to others is denied, with a RetryAt that is at most 100 ms ahead.

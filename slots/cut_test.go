@@ -69,7 +69,7 @@ func TestConnectionsThatAreCutLeaveNoSlotBehind(t *testing.T) {
 		s := open(t, pool, slots.Config{TTL: 10 * time.Second, Logger: silent})
 		for range 4 {
 			wg.Go(func() {
-				// some connections are only cut where nobody is told of it: go on until somebody was
+				// a cut may harm no call, but only a beat in the background: go on until one has failed
 				for i := 0; i < 40 || failed.Load() == 0 && i < 4000; i++ {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					err := s.Do(ctx, func(context.Context) error {
