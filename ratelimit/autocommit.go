@@ -149,16 +149,29 @@ func (a *Autocommit) do(
 
 // inTime runs fn with a ctx that ends: after Config.Timeout, unless it has a deadline.
 func (l *Limiter) inTime(ctx context.Context, fn func(context.Context) error) error {
-	if _, ends := ctx.Deadline(); ends || l.timeout <= 0 {
+	d := l.patience(ctx)
+	if d <= 0 {
 		return fn(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	err := fn(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		err = fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
+		err = l.errTimeout(err)
 	}
 	return err
+}
+
+// patience is Config.Timeout for a ctx without a deadline, and 0 if nothing but ctx ends a call.
+func (l *Limiter) patience(ctx context.Context) time.Duration {
+	if _, ends := ctx.Deadline(); ends {
+		return 0
+	}
+	return max(0, l.timeout)
+}
+
+func (l *Limiter) errTimeout(err error) error {
+	return fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
 }
 
 // decided is do for requests that were found to be good.

@@ -133,38 +133,34 @@ func (c *Coalesced) rateLimit(
 		}
 		c.l.denials.watch(calls)
 	}
-	var res Result
-	err := c.l.inTime(ctx, func(ctx context.Context) (err error) {
-		res, err = c.queued(ctx, o, calls, requests)
-		return err
-	})
-	return res, err
-}
-
-func (c *Coalesced) queued(ctx context.Context, o *observation, calls []call, requests int) (Result, error) {
 	w := waiters.Get().(*waiter)
 	w.calls, w.requests = calls, requests
 	w.state.Store(queued)
 	if err := c.add(w); err != nil {
 		return Result{}, explain(ctx, err, "take", calls)
 	}
-	late := false
+	var late error
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		late = true
+		late = ctx.Err()
+	case <-w.within(c.l.patience(ctx)):
+		late = c.l.errTimeout(context.DeadlineExceeded)
+	}
+	w.timer.Stop()
+	if late != nil {
 		switch w.leave() {
 		case left:
-			return Result{}, explain(ctx, ctx.Err(), "take", calls)
+			return Result{}, explain(ctx, late, "take", calls)
 		case taken:
-			return Result{}, explain(ctx, errLeftEarly(ctx.Err()), "take", calls)
+			return Result{}, explain(ctx, errLeftEarly(late), "take", calls)
 		}
 	}
 	c.waiting.Add(-1)
 	res, err := w.result(ctx)
-	if late && err == nil && res.OK {
+	if late != nil && err == nil && res.OK {
 		c.gives.add(res)
-		res, err = Result{}, explain(ctx, ctx.Err(), "take", calls)
+		res, err = Result{}, explain(ctx, late, "take", calls)
 	}
 	if o != nil {
 		o.e.Trips, o.e.Together = o.e.Trips+w.trips, max(o.e.Together, w.together)

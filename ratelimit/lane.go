@@ -15,6 +15,7 @@ type waiter struct {
 	order    int64 // of arrival
 	state    atomic.Int32
 	done     chan struct{}
+	timer    *time.Timer
 	rows     []*standing // of the calls, while they are decided
 
 	// While another transaction holds a row of it.
@@ -42,11 +43,25 @@ const (
 	answered
 )
 
-var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
+var waiters = sync.Pool{New: func() any {
+	w := &waiter{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+	w.timer.Stop()
+	return w
+}}
 
 func (w *waiter) free() {
-	*w = waiter{done: w.done}
+	*w = waiter{done: w.done, timer: w.timer}
 	waiters.Put(w)
+}
+
+// within is a channel that tells when d is over, or nil if d is 0. A context for each call would
+// cost as much as all the rest of it.
+func (w *waiter) within(d time.Duration) <-chan time.Time {
+	if d == 0 {
+		return nil
+	}
+	w.timer.Reset(d)
+	return w.timer.C
 }
 
 // answerTime is how long a caller whose context has ended waits for the answer to what was sent.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -13,16 +14,24 @@ import (
 	"github.com/weir-go/weir/internal/pgtest"
 )
 
-// BenchmarkCoalesced lets 64 callers take from an ample limit, by coalesced calls against redis_rate, in slices of 200 ms: of a
-// hundred thousand keys, and of one. Both have 32 connections. x-redis is the throughput of ours by that of redis_rate. See
-// package pair for the rest of the line, and for the runs that are void.
+// BenchmarkCoalesced lets callers take from an ample limit, by coalesced calls against redis_rate, in slices of 200 ms: of a hundred
+// thousand keys, and of one. Both have 32 connections. x-redis is the throughput of ours by that of redis_rate. See package pair
+// for the rest of the line, and for the runs that are void.
 func BenchmarkCoalesced(b *testing.B) {
-	b.Run("many-keys", func(b *testing.B) { againstRedis(b, coalescedWay(), numbered(100_000)) })
-	b.Run("one-key", func(b *testing.B) { againstRedis(b, coalescedWay(), numbered(1)) })
+	for _, keys := range []struct {
+		name    string
+		count   int
+		callers []int
+	}{{"many-keys", 100_000, []int{64, 256}}, {"one-key", 1, []int{64, 1024}}} {
+		for _, callers := range keys.callers {
+			b.Run(fmt.Sprintf("%s/callers=%d", keys.name, callers), func(b *testing.B) {
+				againstRedis(b, coalescedWay(), numbered(keys.count), callers)
+			})
+		}
+	}
 }
 
-func againstRedis(b *testing.B, way contender, keys []string) {
-	const callers = 64
+func againstRedis(b *testing.B, way contender, keys []string, callers int) {
 	server, err := redisserver.Start(b.Context())
 	needsRedis(b, err)
 	b.Cleanup(func() {
