@@ -50,11 +50,11 @@ func (c *Coalesced) single(verb func(context.Context, executor) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	patience := c.l.patienceSQL(2 * inLine)
-	err := verb(ctx, impatient{poolExecutor{c.pool}, patience})
+	err := verb(ctx, impatient{poolExecutor{c.pool, c.l, time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err
 	}
-	return c.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	return c.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
 		x, err := c.l.transaction(tx)
 		if err != nil {
 			return err

@@ -89,14 +89,14 @@ func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
 	if calls, err := res.taken(); err != nil || len(calls) == 0 {
 		return err
 	}
-	return a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
 		return a.l.GiveBack(ctx, tx, res)
 	})
 }
 
 // Settle is [Limiter.Settle], committed when it returns.
 func (a *Autocommit) Settle(ctx context.Context, r Reservation, used ...Request) (settled bool, err error) {
-	err = a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
 		settled, err = a.l.Settle(ctx, tx, r, used...)
 		return err
 	})
@@ -105,7 +105,7 @@ func (a *Autocommit) Settle(ctx context.Context, r Reservation, used ...Request)
 
 // Release is [Limiter.Release], committed when it returns.
 func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool, err error) {
-	err = a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
 		released, err = a.l.Release(ctx, tx, r)
 		return err
 	})
@@ -142,18 +142,31 @@ func (a *Autocommit) do(
 	if nested(ctx, a.pool) {
 		return errNested()
 	}
-	return a.l.inTime(ctx, func(ctx context.Context) error {
-		return a.decided(ctx, calls, func(x executor, calls []call) error { return verb(ctx, x, calls) })
+	began := time.Now()
+	if len(calls) == 1 {
+		if err := verb(ctx, poolExecutor{a.pool, a.l, began}, calls); !errors.Is(err, errUndecided) {
+			return err
+		}
+		// It lost the row each time between two trips. In a transaction of its own it holds it.
+	}
+	return a.inTx(ctx, began, func(ctx context.Context, tx pgx.Tx) error {
+		x, err := a.l.transaction(tx)
+		if err != nil {
+			return err
+		}
+		return verb(ctx, x, calls)
 	})
 }
 
-// inTime runs fn with a ctx that ends: after Config.Timeout, unless it has a deadline.
-func (l *Limiter) inTime(ctx context.Context, fn func(context.Context) error) error {
+// inTime runs fn, which goes to the database, with a ctx that ends: when Config.Timeout is over for a
+// call that began then, unless ctx has a deadline. What needs no database needs no such context, which
+// costs as much as a denial from memory.
+func (l *Limiter) inTime(ctx context.Context, began time.Time, fn func(context.Context) error) error {
 	d := l.patience(ctx)
 	if d <= 0 {
 		return fn(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, d)
+	ctx, cancel := context.WithDeadline(ctx, began.Add(d))
 	defer cancel()
 	err := fn(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -174,28 +187,11 @@ func (l *Limiter) errTimeout(err error) error {
 	return fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
 }
 
-// decided is do for requests that were found to be good.
-func (a *Autocommit) decided(ctx context.Context, calls []call, verb func(executor, []call) error) error {
-	if len(calls) == 1 {
-		if err := verb(poolExecutor{a.pool}, calls); !errors.Is(err, errUndecided) {
-			return err
-		}
-		// It lost the row each time between two trips. In a transaction of its own it holds it.
-	}
-	return a.inTx(ctx, func(_ context.Context, tx pgx.Tx) error {
-		x, err := a.l.transaction(tx)
-		if err != nil {
-			return err
-		}
-		return verb(x, calls)
-	})
-}
-
-func (a *Autocommit) inTx(ctx context.Context, fn func(context.Context, pgx.Tx) error) error {
+func (a *Autocommit) inTx(ctx context.Context, began time.Time, fn func(context.Context, pgx.Tx) error) error {
 	if a.pool == nil {
 		return errNoPool()
 	}
-	return a.l.inTime(ctx, func(ctx context.Context) error {
+	return a.l.inTime(ctx, began, func(ctx context.Context) error {
 		return a.l.inTx(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn, nil)
 	})
 }
@@ -203,7 +199,11 @@ func (a *Autocommit) inTx(ctx context.Context, fn func(context.Context, pgx.Tx) 
 func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"} }
 
 // poolExecutor runs statements in a transaction of their own, all in one round trip.
-type poolExecutor struct{ pool *pgxpool.Pool }
+type poolExecutor struct {
+	pool  *pgxpool.Pool
+	l     *Limiter
+	began time.Time // the call: see inTime
+}
 
 func (x poolExecutor) fresh() bool { return true }
 
@@ -224,6 +224,10 @@ func (poolExecutor) transaction() any { return nil }
 func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
+	return x.l.inTime(ctx, x.began, func(ctx context.Context) error { return x.trip(ctx, statements) })
+}
+
+func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 	conn, err := x.pool.Acquire(ctx)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))
 	defer cancel()
 	c := b.c
-	err := s.a.inTx(ctx, func(_ context.Context, tx pgx.Tx) error {
+	err := s.a.inTx(ctx, time.Now(), func(_ context.Context, tx pgx.Tx) error {
 		x, err := s.l.transaction(tx)
 		if err != nil {
 			return err

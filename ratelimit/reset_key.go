@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -42,7 +43,7 @@ func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
 
 // ResetKey is [Limiter.ResetKey], committed when it returns.
 func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
-	return a.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return a.l.ResetKey(ctx, tx, key) })
+	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error { return a.l.ResetKey(ctx, tx, key) })
 }
 
 // ResetKey is [Limiter.ResetKey].

@@ -136,12 +136,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 		return 0, err
 	}
 	calls = enforced(calls)
-	var states []State
-	var at time.Time
-	err = a.l.inTime(ctx, func(ctx context.Context) (err error) {
-		states, at, err = a.l.states(ctx, poolExecutor{a.pool}, calls)
-		return err
-	})
+	states, at, err := a.l.states(ctx, poolExecutor{a.pool, a.l, time.Now()}, calls)
 	if err != nil {
 		return 0, err
 	}
