@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -129,7 +130,8 @@ func crowdChild(url string) error {
 		if err := side.do(ctx, 0); err != nil {
 			return err
 		}
-		fmt.Println(side.runs.Load() - before)
+		now := time.Now().UnixMicro()
+		fmt.Println(side.runs.Load()-before, lineMean, now, now) // as much as of a reservation
 	}
 	return nil
 }

@@ -205,7 +205,7 @@ func (a *aim) among(able []int, w *whole, free func(int) bool) {
 		a.from = append(a.from, able[k])
 		a.level = min(a.level, view(k).Tokens-a.c.count)
 	}
-	a.level -= 2 * a.c.count
+	a.level -= muchWorse * a.c.count
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 
