@@ -92,6 +92,8 @@ type app struct {
 	client  *river.Client[pgx.Tx]
 	jobs    *scheduler.Jobs
 	again   *atomic.Int64 // transactions that were run once more
+	changes *atomic.Int64 // of layouts, and pauses
+	settled *atomic.Int64
 }
 
 func newApp(pool *pgxpool.Pool, cfg ratelimit.Config) (*app, error) {
@@ -106,7 +108,7 @@ func newApp(pool *pgxpool.Pool, cfg ratelimit.Config) (*app, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &app{limiter, pool, client, scheduler.New(limiter, scheduler.Config{}).Jobs(client), new(atomic.Int64)}, nil
+	return &app{limiter, pool, client, scheduler.New(limiter, scheduler.Config{}).Jobs(client), new(atomic.Int64), new(atomic.Int64), new(atomic.Int64)}, nil
 }
 
 // over is the same application, with the same limiter, on another pool.
@@ -131,40 +133,68 @@ func (a *app) do(ctx context.Context, o *op) error {
 		return res.Err()
 	}
 	runs := 0
-	return a.limiter.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(o.Level)}, func(ctx context.Context, tx pgx.Tx) error {
+	var took []ratelimit.Reservation
+	err := a.limiter.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(o.Level)}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		if runs++; runs > 1 {
 			a.again.Add(1)
 		}
-		return a.work(ctx, tx, o)
+		took, err = a.work(ctx, tx, o)
+		return err
+	})
+	if err == nil && o.Settles && a.settle(ctx, o, took) == nil {
+		a.settled.Add(1)
+	}
+	return err
+}
+
+// settle gives back half of what an op took.
+func (a *app) settle(ctx context.Context, o *op, took []ratelimit.Reservation) error {
+	return a.limiter.InTx(ctx, a.pool, func(ctx context.Context, tx pgx.Tx) error {
+		for _, r := range took {
+			var used []ratelimit.Request
+			for _, t := range r.Takes {
+				used = append(used, limits[t.Limit].For(t.Key).Count(t.Count/2))
+			}
+			if settled, err := a.limiter.Settle(ctx, tx, r, used...); err != nil || !settled {
+				return fmt.Errorf("settled: %v: %w", settled, err)
+			}
+		}
+		for _, table := range []string{"work", "reservation"} {
+			if _, err := tx.Exec(ctx, `UPDATE `+table+` SET tokens = tokens / 2 WHERE id = $1`, o.ID); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
-func (a *app) work(ctx context.Context, tx pgx.Tx, o *op) error {
+func (a *app) work(ctx context.Context, tx pgx.Tx, o *op) (took []ratelimit.Reservation, err error) {
 	if len(o.Works) > 0 {
 		res, err := a.limiter.RateLimit(ctx, tx, o.requests(o.Works)...)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if !res.OK {
-			return res.Err()
+			return nil, res.Err()
 		}
+		took = append(took, res.Reservation())
 		for _, w := range o.Works {
 			if err := insertWork(ctx, tx, o.ID, w); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if o.Reserve != nil {
 		in, err := a.jobs.InsertTx(ctx, tx, jobArgs{o.ID}, nil, o.requests([]take{*o.Reserve})[0].OrReserve())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if !in.OK {
-			return in.Err()
+			return nil, in.Err()
 		}
-		return insertReservation(ctx, tx, o, in.RunAt, in.Job.Job.ID)
+		return append(took, in.Reservation()), insertReservation(ctx, tx, o, in.RunAt, in.Job.Job.ID)
 	}
-	return nil
+	return took, nil
 }
 
 const tables = `
@@ -204,6 +234,8 @@ type desk struct {
 	hot    bool   // one key at a time, and every op takes from it
 	ids    atomic.Int64
 	page   [3]atomic.Int64 // of bucket, window, reserved
+
+	operated atomic.Int64 // the page of reserved whose shards were changed last, and one
 }
 
 var pages = [3]string{"bucket", "window", "reserved"}

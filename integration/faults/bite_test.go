@@ -184,7 +184,8 @@ func workOutside(a *app, ctx context.Context, o *op) error {
 				return err
 			}
 		}
-		return a.work(ctx, tx, &taken)
+		_, err := a.work(ctx, tx, &taken)
+		return err
 	})
 }
 

@@ -203,14 +203,19 @@ func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
 // books reads all there is, in one snapshot.
 func (f *fixture) books(t testing.TB) *books {
 	t.Helper()
-	b := &books{balances: map[account]float64{}}
+	b := &books{balances: map[account]float64{}, ahead: map[account]float64{}}
 	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var e entry
-			var value float64
-			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)) FROM weir_balance WHERE shard >= 0 AND value > '-Infinity' GROUP BY name, key`,
-				[]any{&e.Account.Limit, &e.Account.Key, &value}, func() {
+			var value, ahead float64
+			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)),
+				sum(CASE WHEN paused_until > ts THEN rate * extract(epoch FROM paused_until - ts)::float8 * 1e6 / period ELSE 0 END)
+				FROM weir_balance WHERE shard >= 0 AND value > '-Infinity' GROUP BY name, key`,
+				[]any{&e.Account.Limit, &e.Account.Key, &value, &ahead}, func() {
 					b.balances[e.Account] = value
+					if ahead > tolerance { // not that of a pause of some milliseconds
+						b.ahead[e.Account] = ahead
+					}
 				}); err != nil { // of all shards together
 				return err
 			}
@@ -319,8 +324,8 @@ func (f *fixture) report(t *testing.T, x fault, took time.Duration) {
 	for _, v := range f.callers.senseless(x) {
 		t.Error(v)
 	}
-	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s; %d runs after a conflict): tokens, work, reservations, jobs and what each caller was told agree",
-		t.Name(), f.rounds, took.Seconds(), f.callers, f.app.again.Load())
+	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s; %d runs after a conflict; %d settled, %d pauses and changes of shards): tokens, work, reservations, jobs and what each caller was told agree",
+		t.Name(), f.rounds, took.Seconds(), f.callers, f.app.again.Load(), f.app.settled.Load(), f.app.changes.Load())
 	t.Log(summary)
 	fmt.Println(summary)
 }

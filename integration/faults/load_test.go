@@ -171,6 +171,9 @@ func (l *load) start(ctx context.Context) (stop func()) {
 			}
 		})
 	}
+	if a, ok := l.app.(*app); ok && l.shards > 1 {
+		wg.Go(func() { operate(ctx, a, l.desk, stopping) })
+	}
 	return sync.OnceFunc(func() {
 		close(stopping)
 		wg.Wait()
@@ -186,6 +189,7 @@ func (l *load) once(ctx context.Context) bool {
 	defer cancel()
 	o := l.desk.next()
 	o.Shards = l.shards
+	o.Settles = len(o.Auto) == 0 && !slices.ContainsFunc(o.takes(), func(t take) bool { return !o.settles(t.Account) })
 	l.witness.begin(o)
 	r := resultOf(o.ID, l.app.do(ctx, &o))
 	if r.Class == denied {
