@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -164,6 +165,35 @@ func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
 			clock.set(windowEnd(numbersOf(rule), limit.For("k"), clock.now()))
 		}
 	})
+}
+
+// However often its shards change meanwhile, no rounding has the last token of a window denied, or one granted that is none.
+func TestAWindowGrantsAllOfItWhileItsShardsChange(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("fifty", ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)})
+	v := l.Autocommit(pool)
+	for round := range 20 {
+		request, left := limit.For(strconv.Itoa(round)), 50.0
+		for left > 0 {
+			n := min(left, float64(1+rand.IntN(6))/2)
+			if res, err := v.RateLimit(t.Context(), request.Count(n)); err != nil || !res.OK {
+				t.Fatalf("round %d: %v of the %v tokens that are left: %+v, %v", round, n, left, res, err)
+			}
+			left -= n
+			if rand.IntN(3) > 0 {
+				continue
+			}
+			if err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				return l.Reshard(ctx, tx, []int{1, 2, 5, 10, 25}[rand.IntN(5)], request)
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if res, err := v.RateLimit(t.Context(), request.Count(0.5)); err != nil || res.OK {
+			t.Fatalf("round %d: with none left: %+v, %v", round, res, err)
+		}
+	}
 }
 
 // With reservations and gifts among them callers meet no error, and nobody waits for anybody in a circle.

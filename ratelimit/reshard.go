@@ -104,7 +104,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	for i, b := range was {
 		puts = append(puts, l.close(rows[i], b))
 	}
-	for i, b := range merged(rows, was, n) {
+	for i, b := range merged(rows, was, n, c.capacity) {
 		if !used {
 			b.value = full
 		}
@@ -127,21 +127,27 @@ func (l *Limiter) close(row call, b balance) *statement {
 
 // merged are the balances of n shards that come of those of rows, which stood at the same time.
 //
+// The parts of a balance have few digits. So they add up to it exactly, as long as what was taken has few
+// digits, too, and in a window no last token is denied because the shards have changed.
+//
 // A shard that is of one old one, or of several that stand alike, goes on with what they hold. Else the
 // lines that it is of end at different times, and what is granted before the last of them has ended
 // would come on top of them. So it is paused until then, with what flows meanwhile already in it.
-func merged(rows []call, was []balance, n int) []balance {
+func merged(rows []call, was []balance, n int, capacity float64) []balance {
+	_, exp := math.Frexp(capacity)
+	unit := math.Ldexp(1, exp-44)
 	all := make([]balance, n)
 	type piece struct {
-		of    int
-		share float64
+		of, k  int // the k-th of those that the old shard becomes
+		shares []shard.Overlap
 	}
 	pieces := make([][]piece, n)
 	now := int64(math.MinInt64)
 	for i := range rows {
 		now = max(now, was[i].ts)
-		for _, o := range shard.Overlaps(len(rows), i, n) {
-			pieces[o.Shard] = append(pieces[o.Shard], piece{i, o.Share})
+		shares := shard.Overlaps(len(rows), i, n)
+		for k, o := range shares {
+			pieces[o.Shard] = append(pieces[o.Shard], piece{i, k, shares})
 		}
 	}
 	for j, of := range pieces {
@@ -158,20 +164,31 @@ func merged(rows []call, was []balance, n int) []balance {
 		if first < ends {
 			at, until = ends, ends
 		}
-		for k, p := range of {
+		all[j] = balance{exists: true, ts: now, pausedUntil: until}
+		for _, p := range of {
 			a := &rows[p.of].algebra
 			b := a.at(was[p.of], at)
 			b.ts, b.pausedUntil = now, was[p.of].pausedUntil
-			b.value, b.moved = b.value*p.share, b.moved*p.share
-			if k == 0 {
-				all[j] = b
-			} else {
-				all[j] = all[j].and(b)
-			}
+			b.value = portion(b.value, p.shares, p.k, unit)
+			b.moved *= p.shares[p.k].Share
+			all[j] = all[j].and(b)
 		}
-		all[j].exists, all[j].pausedUntil = true, max(all[j].pausedUntil, until)
 	}
 	return all
+}
+
+// portion is what the k-th of some shards gets of x: by its share, in whole units, and the last one the
+// rest.
+func portion(x float64, shares []shard.Overlap, k int, unit float64) float64 {
+	before, sum := 0.0, 0.0
+	for _, s := range shares[:k] {
+		sum += s.Share
+		before = math.Round(x*sum/unit) * unit
+	}
+	if k == len(shares)-1 {
+		return x - before
+	}
+	return math.Round(x*(sum+shares[k].Share)/unit)*unit - before
 }
 
 // closed is the value of a row that has been left for good. It never refills.
