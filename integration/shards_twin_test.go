@@ -306,7 +306,7 @@ func (p *promises) take(t *rapid.T) {
 		return
 	}
 	if !rounds && (res.OK != checked.OK || res.RetryAt.Sub(checked.RetryAt).Abs() > p.edge(before, count)) {
-		t.Fatalf("checked %s\nbut then %s\nof %+v", show(checked), show(res), before)
+		t.Fatalf("checked %s\nbut then %s\nof %+v\nleaving %+v", show(checked), show(res), before, after)
 	}
 	if !res.OK {
 		p.did["denied"]++

@@ -265,26 +265,33 @@ func (c *call) planBy(
 	return c.planAhead(w, now, there)
 }
 
-// planAhead reserves in some shards. Only if all of them together have no room for it may a part be
-// larger than it should.
+// planAhead reserves in some shards, or in fewer if some of them do not grant their parts. Only if all
+// shards together have no room for it may a part be larger than it should.
 func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
-	room := 0.0
-	for _, q := range there {
-		room += q.most
-	}
-	if room < c.count && len(there) < w.Shards {
-		return p, false
-	}
-	p.parts, p.ahead = level(there, c.count), true
-	for k := range p.parts {
-		q := &p.parts[k]
-		row := c.take(w.Layout, q.shard, q.count)
-		if _, ok := row.grants(row.at(w.rows[q.shard], now)); !ok {
-			return p, false
+	p.ahead = true
+	for {
+		room := 0.0
+		for _, q := range there {
+			room += q.most
 		}
-		q.least = max(q.least, row.least())
+		if len(there) == 0 || room < c.count && len(there) < w.Shards {
+			return plan{}, false
+		}
+		p.parts = level(there, c.count)
+		var denied []int
+		for k := range p.parts {
+			q := &p.parts[k]
+			row := c.take(w.Layout, q.shard, q.count)
+			if _, ok := row.grants(row.at(w.rows[q.shard], now)); !ok {
+				denied = append(denied, q.shard)
+			}
+			q.least = max(q.least, row.least())
+		}
+		if len(denied) == 0 {
+			return p, true
+		}
+		there = slices.DeleteFunc(slices.Clone(there), func(q part) bool { return slices.Contains(denied, q.shard) })
 	}
-	return p, true
 }
 
 // byCount puts the fullest first.

@@ -53,3 +53,28 @@ func TestNoPartIsLargerThanAShare(t *testing.T) {
 		}
 	})
 }
+
+// Whoever can wait for a while only is not denied for one shard whose line is longer, if the others have room.
+func TestAPartGoesToNoShardThatIsTooLate(t *testing.T) {
+	t.Parallel()
+	c := &call{algebra: algebra{capacity: 5, rate: 5, period: 5000, debt: maxTokens}, name: "l", count: 3}
+	c.reserve, c.bounded, c.within, c.credit = true, true, 200, true
+	w := &whole{shard.Layout{Shards: 5, Generation: 1}, make([]balance, 5), 1}
+	for i, value := range []float64{0, 0, -0.25, 0, 0.5} { // the third repays for 1,250 microseconds
+		w.rows[i] = balance{true, value, 1, open, 0, 0}
+	}
+	p, ok := c.plan(w, 1, false, nil)
+	if !ok {
+		t.Fatal("denied")
+	}
+	sum := 0.0
+	for _, q := range p.parts {
+		sum += q.count
+		if q.shard == 2 {
+			t.Errorf("a part of %v in the shard that is too late", q.count)
+		}
+	}
+	if sum != 3 {
+		t.Errorf("the parts are %v", sum)
+	}
+}
