@@ -104,6 +104,45 @@ func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 	commit(t, slow)
 }
 
+// A transaction that has done nothing but to take from a shard, and lost it to somebody else, begins anew by itself: what the
+// caller does in it runs once.
+func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	take(t, l.Autocommit(pool), limit.For("k"))
+	other := begin(t, pool, pgx.ReadCommitted)
+	if _, err := other.Exec(t.Context(), `UPDATE weir_balance SET value = 9 WHERE name = 'lost' AND shard > 0`); err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	ended := make(chan answer, 1)
+	go func() {
+		var res ratelimit.Result
+		err := l.InTx(context.Background(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+			runs++
+			res, err = l.RateLimit(ctx, tx, limit.For("k"))
+			return err
+		})
+		ended <- answer{res, err}
+	}()
+	until(t, func() bool {
+		var blocks bool
+		if err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
+			other.Conn().PgConn().PID()).Scan(&blocks); err != nil {
+			t.Fatal(err)
+		}
+		return blocks
+	})
+	commit(t, other)
+	if got := <-ended; got.err != nil || !got.res.OK || runs != 1 {
+		t.Errorf("%v, %v in %d runs", got.res.OK, got.err, runs)
+	}
+	if s, err := l.Autocommit(pool).Value(t.Context(), limit.For("k")); err != nil || math.Abs(s.Value-35) > 1e-6 {
+		t.Errorf("%v are left, %v: want 35", s.Value, err)
+	}
+}
+
 // What callers of a limit and key in another schema of the database hold denies nobody here: neither their shards nor the
 // place of the one who gathers.
 func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {

@@ -84,7 +84,7 @@ func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, err
 	}
 	did, err := t.restart(ctx, looks)
 	if did {
-		x.attempt.used = false
+		x.attempt.used, x.attempt.conflict = false, nil
 	}
 	return did, err
 }

@@ -73,19 +73,21 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		if x.single() && len(takes) > 1 {
 			return Result{}, errUndecided
 		}
-		err := x.run(ctx, takes)
-		l.arrive(x, takes, err)
-		if err != nil {
+		failed := x.run(ctx, takes)
+		l.arrive(x, takes, failed)
+		switch {
+		case failed == nil:
+			if res, ok := l.grantedShards(aims, seen, calls, requests); ok {
+				return res, nil
+			}
+		case !first || round == rounds || !isConflict(failed) || slices.ContainsFunc(takes, ofOneRow):
 			if x.stepwise() {
 				l.undo(ctx, x, takes)
 			}
-			return Result{}, explain(ctx, err, "take", calls)
-		}
-		if res, ok := l.grantedShards(aims, seen, calls, requests); ok {
-			return res, nil
+			return Result{}, explain(ctx, failed, "take", calls)
 		}
 		var restarted bool
-		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first); err != nil {
+		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first, failed); err != nil {
 			return Result{}, err
 		}
 		if !restarted && !x.single() {
@@ -101,6 +103,9 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		}
 	}
 }
+
+// ofOneRow tells of a take from a limit without shards, for whose row InTx queues after a conflict.
+func ofOneRow(s *statement) bool { return s.whole == nil }
 
 // locked is the last row that takes have locked for nothing, as far as can be seen: 0, if they have locked none. A shard that
 // has enough was not denied, but held by somebody else.
@@ -415,16 +420,20 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 	return l.grown(ctx, x, looks, calls)
 }
 
-// lookAgain reads limits after a take was denied. What the transaction has taken goes back. If it has
-// done nothing else it is rolled back.
+// lookAgain reads limits after a take was denied, or has failed because of a concurrent transaction.
+// What the transaction has taken goes back. If it has done nothing else it is rolled back, and nothing
+// of the caller's need run again.
 func (l *Limiter) lookAgain(
-	ctx context.Context, x executor, takes []*statement, calls []call, first bool,
+	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
 ) (seen []*whole, restarted bool, err error) {
 	looks := l.looksAtShards(calls)
 	if first {
 		restarted, err = x.restart(ctx, looks)
 	}
-	if !restarted && err == nil {
+	switch {
+	case !restarted && failed != nil:
+		return nil, false, explain(ctx, failed, "take", calls)
+	case !restarted && err == nil:
 		gives := l.gives(takes)
 		if len(gives) > 0 {
 			var cancel context.CancelFunc
