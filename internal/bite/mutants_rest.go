@@ -128,7 +128,7 @@ var ofTheRest = []mutant{
 	{"fail open: what was not decided ends an outage", "ratelimit/failopen.go",
 		"if res.Decided() && !res.recalled {", "if !res.recalled {", "EndedByMemory", whole, true},
 	{"timeout: a caller without a deadline has none", "ratelimit/autocommit.go",
-		"_, ends := ctx.Deadline(); ends || l.timeout <= 0", "_, ends := ctx.Deadline(); ends || l.timeout > 0", "WithoutADeadline", whole, true},
+		"return max(0, l.timeout)", "return min(0, l.timeout)", "WithoutADeadline", whole, true},
 	{"books: a change of layout loses a part of what is given back", "ratelimit/whole.go",
 		"r.count, r.used = r.count*o.Share, r.used*o.Share", "r.count, r.used = r.count*o.Share*0.9, r.used*o.Share", "Reshard|FollowsAChange", whole, true},
 	{"together: a pause is not told of", "ratelimit/alone.go",
