@@ -20,18 +20,14 @@
 // A request says how many tokens, of which key. Several in one call are granted all or none, in one round trip:
 //
 //	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-//		res, err := limiter.RateLimit(ctx, tx, PartnerAPI.For(tenant), ChatTokens.For(org).Count(1200))
-//		if err != nil {
-//			return err
+//		if err := limiter.Consume(ctx, tx, PartnerAPI.For(tenant), ChatTokens.For(org).Count(1200)); err != nil {
+//			return err // a *DeniedError: which limit, and when to come again
 //		}
-//		if !res.OK {
-//			return res.Err() // a *DeniedError: which limit, and when to come again
-//		}
-//		_, err = tx.Exec(ctx, `INSERT INTO ...`)
+//		_, err := tx.Exec(ctx, `INSERT INTO ...`)
 //		return err
 //	})
 //
-// [Limiter.InTx] runs the transaction at SERIALIZABLE, and again if it conflicts with another. [Limiter.RateLimit] takes
+// [Limiter.InTx] runs the transaction at SERIALIZABLE by default, and again if it conflicts with another. [Limiter.RateLimit] takes
 // any pgx.Tx, at any isolation level. [Limiter.SQL] has the same verbs for database/sql, [Limiter.Autocommit] for callers
 // without a transaction.
 //

@@ -78,14 +78,10 @@ func ExampleLimiter_RateLimit() {
 // placeOrder has an id of the caller's, so that a COMMIT whose outcome is unknown can be looked up.
 func placeOrder(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, id, org string) error {
 	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		res, err := limiter.RateLimit(ctx, tx, ChatTokens.For(org))
-		if err != nil {
+		if err := limiter.Consume(ctx, tx, ChatTokens.For(org)); err != nil {
 			return err
 		}
-		if !res.OK {
-			return res.Err()
-		}
-		_, err = tx.Exec(ctx, `INSERT INTO orders (id, org) VALUES ($1, $2)`, id, org)
+		_, err := tx.Exec(ctx, `INSERT INTO orders (id, org) VALUES ($1, $2)`, id, org)
 		return err
 	})
 	if errors.Is(err, ratelimit.ErrOutcomeUnknown) {

@@ -18,14 +18,10 @@ var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 
 
 func saveMessage(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, org, text string, tokens float64) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		res, err := limiter.RateLimit(ctx, tx, ChatTokens.For(org).Count(tokens))
-		if err != nil {
-			return err
+		if err := limiter.Consume(ctx, tx, ChatTokens.For(org).Count(tokens)); err != nil {
+			return err // rolls back: nothing was taken, nothing was written
 		}
-		if !res.OK {
-			return res.Err() // rolls back: nothing was taken, nothing was written
-		}
-		_, err = tx.Exec(ctx, `INSERT INTO message (org, body) VALUES ($1, $2)`, org, text)
+		_, err := tx.Exec(ctx, `INSERT INTO message (org, body) VALUES ($1, $2)`, org, text)
 		return err
 	})
 }

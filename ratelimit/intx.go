@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ type Beginner interface {
 // maxAttempts is the bound where there is no other.
 const maxAttempts = 50
 
-// InTx runs fn in a SERIALIZABLE transaction and commits it. If it cannot be serialized (40001, be it in a statement or at
+// InTx runs fn in a transaction, SERIALIZABLE unless [Config] has another level, and commits it. If it cannot be serialized (40001, be it in a statement or at
 // COMMIT) or deadlocks (40P01), the whole transaction is rolled back and fn runs again, with a new transaction, until ctx
 // ends or Config.MaxAttempts is reached: a [*ConflictError]. With a deadline and no MaxAttempts it runs until the deadline.
 //
@@ -52,7 +53,7 @@ func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Con
 }
 
 // InTxOptions is InTx with other options than the default ones: a weaker isolation level, say. Limits hold at each. No
-// level means SERIALIZABLE, whatever the server's default.
+// level means that of [Config].
 func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if l.observer == nil {
 		return l.inTx(ctx, db, opts, fn, nil)
@@ -75,9 +76,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 	if nested(ctx, db) {
 		return errNested()
 	}
-	if opts.IsoLevel == "" {
-		opts.IsoLevel = pgx.Serializable
-	}
+	opts.IsoLevel = cmp.Or(opts.IsoLevel, l.level)
 	if isComparable(db) {
 		ctx = context.WithValue(ctx, outerKey{db}, true)
 	}

@@ -16,6 +16,11 @@ type Config struct {
 	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.
 	Schema string
 
+	// IsoLevel is the isolation level of [Limiter.InTx] and [Limiter.SendBatch], one of pgx's. Limits
+	// hold at each; it is for what your own statements read and write beside them. The default of the
+	// server does not matter. Default: pgx.Serializable.
+	IsoLevel pgx.TxIsoLevel
+
 	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
 	// Default: 50, or no bound if the context has a deadline.
 	MaxAttempts int
@@ -60,6 +65,8 @@ type Config struct {
 type Limiter struct {
 	sql         statements
 	many        manyTexts
+	level       pgx.TxIsoLevel
+	begin       string // at that level
 	maxAttempts int
 	timeout     time.Duration
 	portable    bool
@@ -80,13 +87,21 @@ func New(cfg Config) (*Limiter, error) {
 	if why := badText(cfg.Schema, 63); why != "" {
 		return nil, &InvalidError{Field: "Config.Schema", Value: shorten(cfg.Schema), Want: "the name of a schema: " + why}
 	}
+	switch cfg.IsoLevel {
+	case "", pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
+	default:
+		return nil, &InvalidError{Field: "Config.IsoLevel", Value: shorten(string(cfg.IsoLevel)),
+			Want: `one of pgx's: "serializable", "repeatable read", "read committed" or "read uncommitted"`}
+	}
 	if cfg.MaxAttempts < 0 {
 		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
 	}
-	sql := newStatements(cfg.Schema)
+	sql, level := newStatements(cfg.Schema), cmp.Or(cfg.IsoLevel, pgx.Serializable)
 	return &Limiter{
 		sql:         sql,
 		many:        newManyTexts(sql.prefix, cfg.Portable),
+		level:       level,
+		begin:       beginSQL(pgx.TxOptions{IsoLevel: level}),
 		maxAttempts: cfg.MaxAttempts,
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,

@@ -33,6 +33,10 @@ func (r Request) Key() string { return r.key }
 // N returns how many tokens are asked for.
 func (r Request) N() float64 { return r.count }
 
+// Reserves tells whether the request may be granted for later than now: by OrReserve, or by Within
+// with more than 0.
+func (r Request) Reserves() bool { return r.reserve && (!r.bounded || r.within > 0) }
+
 // String tells what is asked, for messages: 1200 of chatTokens for "acme", OrReserve.
 func (r Request) String() string {
 	var b strings.Builder

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// SendBatch takes what the requests ask for and runs a batch of statements, in one SERIALIZABLE
-// transaction and in one round trip: BEGIN, the take, the batch and COMMIT go out together. It is
+// SendBatch takes what the requests ask for and runs a batch of statements, in one transaction, at
+// the level of [Config], and in one round trip: BEGIN, the take, the batch and COMMIT go out together. It is
 // for statements that do not need each other's results, nor that of the take.
 //
 //	res, err := limiter.SendBatch(ctx, pool, func(b *pgx.Batch) error {
@@ -170,7 +170,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 		return Result{}, err
 	}
 	whole := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(takes)+batch.Len()+2)}
-	whole.Queue(beginSerializable.sql)
+	whole.Queue(s.l.begin)
 	for _, take := range takes {
 		whole.Queue(take.sql, take.args...)
 	}

@@ -97,6 +97,19 @@ func (l *Limiter) RateLimit(ctx context.Context, requests ...ratelimit.Request) 
 	return l.decide(ctx, "RateLimit", true, requests)
 }
 
+// Consume is [ratelimit.Autocommit.Consume]. Calls tells of it as of RateLimit, unless it is refused.
+func (l *Limiter) Consume(ctx context.Context, requests ...ratelimit.Request) error {
+	if slices.ContainsFunc(requests, ratelimit.Request.Reserves) {
+		var none *ratelimit.Autocommit // refuses it before it needs a pool
+		return none.Consume(ctx, requests...)
+	}
+	res, err := l.RateLimit(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	return res.Err()
+}
+
 // CheckRateLimit is [ratelimit.Autocommit.CheckRateLimit].
 func (l *Limiter) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return l.decide(ctx, "CheckRateLimit", false, requests)

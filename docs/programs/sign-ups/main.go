@@ -26,14 +26,10 @@ var (
 
 func signUp(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, address, name string) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		res, err := limiter.RateLimit(ctx, tx, signUpsByAddress.For(address), signUps.Global()) // both or none
-		if err != nil {
+		if err := limiter.Consume(ctx, tx, signUpsByAddress.For(address), signUps.Global()); err != nil { // both or none
 			return err
 		}
-		if !res.OK {
-			return res.Err()
-		}
-		_, err = tx.Exec(ctx, `INSERT INTO demo_account (name) VALUES ($1)`, name)
+		_, err := tx.Exec(ctx, `INSERT INTO demo_account (name) VALUES ($1)`, name)
 		if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Code == "23505" { // unique_violation
 			return errTaken // rolls back: the tokens were never taken
 		}

@@ -55,14 +55,10 @@ func main() {
 
 func save(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, author, body string) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		res, err := limiter.RateLimit(ctx, tx, Messages.For(author))
-		if err != nil {
-			return err
+		if err := limiter.Consume(ctx, tx, Messages.For(author)); err != nil {
+			return err // rolls back: nothing was taken, nothing was written
 		}
-		if !res.OK {
-			return res.Err() // rolls back: nothing was taken, nothing was written
-		}
-		_, err = tx.Exec(ctx, `INSERT INTO start_message (author, body) VALUES ($1, $2)`, author, body)
+		_, err := tx.Exec(ctx, `INSERT INTO start_message (author, body) VALUES ($1, $2)`, author, body)
 		return err
 	})
 }
