@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,12 +30,12 @@ type delivery struct{ Receiver, Event string }
 func (delivery) Kind() string { return "delivery" }
 
 func main() {
-	ctx, calls, sender := context.Background(), atomic.Int64{}, http.Client{Timeout: 10 * time.Second}
+	ctx, refused, sender := context.Background(), atomic.Bool{}, http.Client{Timeout: 10 * time.Second}
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
 	must(0, schema.Migrate(ctx, pool))
 	must(must(rivermigrate.New(riverpgxv5.New(pool), nil)).Migrate(ctx, rivermigrate.DirectionUp, nil))
 	receivers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/busy" && calls.Add(1) == 2 {
+		if event := r.URL.Query().Get("event"); r.URL.Path == "/busy" && event == "event 2" && refused.CompareAndSwap(false, true) {
 			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
@@ -44,7 +44,7 @@ func main() {
 		return []ratelimit.Request{deliveries.For(job.Args.Receiver)}
 	}
 	deliver := func(_ context.Context, job *river.Job[delivery]) error {
-		resp, err := sender.Post(receivers.URL+"/"+job.Args.Receiver, "text/plain", strings.NewReader(job.Args.Event))
+		resp, err := sender.Post(receivers.URL+"/"+job.Args.Receiver+"?event="+url.QueryEscape(job.Args.Event), "", nil)
 		if err != nil {
 			return err
 		}
