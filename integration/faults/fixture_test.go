@@ -183,11 +183,11 @@ func (f *fixture) exec(t testing.TB, statements ...string) {
 // settle waits until nothing that the application has ever sent can still happen: until it has no backend left.
 func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
 	t.Helper()
-	for _, p := range append(pools, f.pool) {
-		p.Reset()
-	}
 	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		for {
+			for _, p := range append(pools, f.pool) { // at each look: a timer of this process may have connected since
+				p.Reset()
+			}
 			var n int
 			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, f.name).Scan(&n)
 			if err != nil || n == 0 {
