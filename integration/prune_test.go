@@ -127,12 +127,20 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool { return numbersOf(r).capacity >= 1 }).Draw(t, "rule")
 		shards := rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "shards")
 		limit := ratelimit.MustDefine("pruned", rule, ratelimit.Shards(shards))
+		// A sum over shards is rounded otherwise than one row: by a microsecond, which may be another window.
+		slack := time.Duration(0)
+		if shards > 1 {
+			slack = time.Microsecond
+			if _, ok := rule.(ratelimit.FixedWindow); ok {
+				slack += numbersOf(rule).period
+			}
+		}
 		keys, period := []string{"a", "b", "c"}, numbersOf(rule).period
 		var kept [][2]ratelimit.Result
 		both := func(what string, do func(a *ratelimit.Autocommit) (any, error)) {
 			x, err := do(a[0])
 			y, err2 := do(a[1])
-			if (err == nil) != (err2 == nil) || fmt.Sprint(x) != fmt.Sprint(y) && (shards == 1 || !alike(x, y)) {
+			if (err == nil) != (err2 == nil) || fmt.Sprint(x) != fmt.Sprint(y) && !alike(x, y, slack) {
 				t.Fatalf("%s: pruned %v, %v\nand not %v, %v", what, x, err, y, err2)
 			}
 		}
@@ -214,9 +222,12 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 	}
 }
 
-// alike says that answers differ by no more than the rounding of a sum over shards, which were used at other times since they were
-// pruned.
-func alike(x, y any) bool {
+// alike says that answers differ by no more than slack: the rounding of a sum over shards, which were used at other times since
+// they were pruned. Without slack they are the same.
+func alike(x, y any, slack time.Duration) bool {
+	if slack == 0 {
+		return false
+	}
 	a, ok := x.([]any)
 	b, ok2 := y.([]any)
 	if !ok || !ok2 || len(a) != len(b) {
@@ -231,7 +242,7 @@ func alike(x, y any) bool {
 			}
 		case time.Time:
 			w, ok := b[i].(time.Time)
-			if !ok || v.Sub(w).Abs() > time.Microsecond {
+			if !ok || v.Sub(w).Abs() > slack {
 				return false
 			}
 		default:

@@ -56,6 +56,9 @@ func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule 
 				if err == nil && gifts && res.OK && rand.IntN(3) == 0 {
 					err, n = v.GiveBack(ctx, res), 0
 				}
+				if sqlState(err) == "40P01" { // nothing was taken: a transaction of the caller's own cannot run again by itself
+					continue
+				}
 				if err != nil {
 					t.Error(err)
 					return
