@@ -26,10 +26,13 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 			limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(capacity)})
 			jobs := sched.Jobs(f.client) // which works none
 			var reserved [n]bool         // the first were granted at once, and more if the machine is slow
+			var last time.Time
 			for i := range n {
-				reserved[i] = !f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve()).RunAt.IsZero()
+				if at := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve()).RunAt; !at.IsZero() {
+					reserved[i], last = true, at
+				}
 			}
-			time.Sleep(6 * time.Second) // the outage: all are due, and more than three seconds late
+			time.Sleep(last.Sub(f.now(t)) + 3500*time.Millisecond) // the outage: all are more than three seconds late
 			for range clients {
 				j.client(t, sched)
 			}

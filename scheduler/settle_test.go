@@ -95,7 +95,11 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	}
 	starts := j.await(t, n)
 	last := starts[len(starts)-1].at.Sub(began)
-	if planned := time.Duration((n*reserved - capacity) / rate * float64(time.Second)); last > planned*7/10 {
+	late := time.Duration(0) // by which a busy machine started one after its time
+	for _, s := range starts {
+		late = max(late, s.at.Sub(s.due))
+	}
+	if planned := time.Duration((n*reserved - capacity) / rate * float64(time.Second)); last > planned*7/10+late {
 		t.Errorf("the last started after %v, and %v without what was given back", last, planned)
 	}
 	eventually(t, "all are settled", func() bool {
@@ -117,7 +121,7 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 					now -= reserved - used
 				}
 			}
-			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+2*reserved+1e-6 { // what moved up late may meet what is next
+			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+2*reserved+rate*late.Seconds()+1e-6 { // what moved up late may meet what is next
 				t.Errorf("%v tokens within %v", now, to.due.Sub(from.due))
 			}
 		}
