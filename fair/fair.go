@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -47,7 +45,8 @@ type Tenant struct {
 	Weight float64
 }
 
-// Limits decides: an [*ratelimit.Autocommit], a [*ratelimit.Coalesced] or a [*ratelimit.FailOpen], and what [InTx] returns.
+// Limits decides: an [*ratelimit.Autocommit], a [*ratelimit.Coalesced], a [*ratelimit.FailOpen], or what [ratelimit.Limiter.In] returns for a
+// transaction.
 type Limits interface {
 	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
@@ -114,20 +113,6 @@ func (l *Limit) RateLimit(ctx context.Context, by Limits, tenant Tenant, n float
 			return res, nil
 		}
 	}
-}
-
-// InTx are the verbs of a limiter in the caller's transaction.
-//
-//	res, err := Model.RateLimit(ctx, fair.InTx(limiter, tx), fair.Tenant{Key: org}, 1200)
-func InTx(limiter *ratelimit.Limiter, tx pgx.Tx) Limits { return inTx{limiter, tx} }
-
-type inTx struct {
-	limiter *ratelimit.Limiter
-	tx      pgx.Tx
-}
-
-func (x inTx) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return x.limiter.RateLimit(ctx, x.tx, requests...)
 }
 
 // headroom is how much of the capacity those have to leave who have used all that flows in a window: not all of it, or the bucket would

@@ -198,7 +198,7 @@ func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 	}
 	undo := errors.New("undo")
 	err = limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		res, err := model.RateLimit(ctx, fair.InTx(limiter, tx), fair.Tenant{Key: "acme"}, 2, own.For("acme"))
+		res, err := model.RateLimit(ctx, limiter.In(tx), fair.Tenant{Key: "acme"}, 2, own.For("acme"))
 		if err != nil || !res.OK {
 			t.Errorf("%+v, %v", res, err)
 		}

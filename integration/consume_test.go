@@ -32,7 +32,7 @@ func TestConsume(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := l.SQL().Consume(ctx, tx, requests...); err != nil {
+			if err := l.InSQL(tx).Consume(ctx, requests...); err != nil {
 				return errors.Join(err, tx.Rollback())
 			}
 			return tx.Commit()

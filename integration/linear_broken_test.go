@@ -148,7 +148,7 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 			record := func(name string, clients int) *history {
 				b := balance{rule, ratelimit.MustDefine(name, rule), "k"}
 				run := func(ctx context.Context, fn func(operations) error) error {
-					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return fn(v.make(pgxOperations{l, tx}, b)) })
+					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return fn(v.make(pgxOperations{l.In(tx), l, tx}, b)) })
 				}
 				m := mix{balances: balances{b}, clients: clients, calls: 40, single: true, noGivings: true, now: true, counts: []float64{1, 2, 3}}
 				return m.record(t, roads[0], run)

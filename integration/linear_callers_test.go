@@ -53,62 +53,26 @@ var roads = []road{
 }
 
 type pgxOperations struct {
+	ratelimit.Verbs
 	l  *ratelimit.Limiter
 	tx pgx.Tx
-}
-
-func (o pgxOperations) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return o.l.RateLimit(ctx, o.tx, requests...)
-}
-
-func (o pgxOperations) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return o.l.CheckRateLimit(ctx, o.tx, requests...)
-}
-
-func (o pgxOperations) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return o.l.ResetRateLimit(ctx, o.tx, requests...)
-}
-
-func (o pgxOperations) GiveBack(ctx context.Context, res ratelimit.Result) error {
-	return o.l.GiveBack(ctx, o.tx, res)
 }
 
 func transactions(level pgx.TxIsoLevel) func(testing.TB, *ratelimit.Limiter, *pgxpool.Pool) runner {
 	return func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
 		return func(ctx context.Context, fn func(operations) error) error {
 			return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(_ context.Context, tx pgx.Tx) error {
-				return fn(pgxOperations{l, tx})
+				return fn(pgxOperations{l.In(tx), l, tx})
 			})
 		}
 	}
-}
-
-type sqlOperations struct {
-	s  ratelimit.SQL
-	tx *sql.Tx
-}
-
-func (o sqlOperations) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return o.s.RateLimit(ctx, o.tx, requests...)
-}
-
-func (o sqlOperations) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return o.s.CheckRateLimit(ctx, o.tx, requests...)
-}
-
-func (o sqlOperations) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return o.s.ResetRateLimit(ctx, o.tx, requests...)
-}
-
-func (o sqlOperations) GiveBack(ctx context.Context, res ratelimit.Result) error {
-	return o.s.GiveBack(ctx, o.tx, res)
 }
 
 func sqlTransactions(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	return func(ctx context.Context, fn func(operations) error) error {
-		return sqlVerbs{l, db}.do(ctx, func(tx *sql.Tx) error { return fn(sqlOperations{l.SQL(), tx}) })
+		return sqlVerbs{l, db}.do(ctx, func(tx *sql.Tx) error { return fn(l.InSQL(tx)) })
 	}
 }
 

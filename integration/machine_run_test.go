@@ -53,48 +53,8 @@ type place struct {
 	savepoint func(ctx context.Context, fn func(place) (keep bool)) error
 }
 
-func (o pgxOperations) Value(ctx context.Context, r ratelimit.Request) (ratelimit.State, error) {
-	return o.l.Value(ctx, o.tx, r)
-}
-
-func (o pgxOperations) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
-	return o.l.Pause(ctx, o.tx, d, requests...)
-}
-
-func (o pgxOperations) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return o.l.Resume(ctx, o.tx, requests...)
-}
-
-func (o sqlOperations) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
-	return o.s.Pause(ctx, o.tx, d, requests...)
-}
-
-func (o sqlOperations) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return o.s.Resume(ctx, o.tx, requests...)
-}
-
-func (o pgxOperations) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (bool, error) {
-	return o.l.Settle(ctx, o.tx, r, used...)
-}
-
-func (o pgxOperations) Release(ctx context.Context, r ratelimit.Reservation) (bool, error) {
-	return o.l.Release(ctx, o.tx, r)
-}
-
 func (o pgxOperations) Renew(ctx context.Context, reservations ...*ratelimit.Reservation) error {
 	return o.l.Renew(ctx, o.tx, reservations...)
-}
-
-func (o sqlOperations) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (bool, error) {
-	return o.s.Settle(ctx, o.tx, r, used...)
-}
-
-func (o sqlOperations) Release(ctx context.Context, r ratelimit.Reservation) (bool, error) {
-	return o.s.Release(ctx, o.tx, r)
-}
-
-func (o sqlOperations) Value(ctx context.Context, r ratelimit.Request) (ratelimit.State, error) {
-	return o.s.Value(ctx, o.tx, r)
 }
 
 type pgxQuerier interface {
@@ -118,7 +78,7 @@ func pgxQuery(q pgxQuerier) func(context.Context, string, func(func(...any) erro
 }
 
 func (m *machine) inPgx(tx pgx.Tx) place {
-	return place{pgxOperations{m.l, tx}, pgxQuery(tx), func(ctx context.Context, fn func(place) bool) error {
+	return place{pgxOperations{m.l.In(tx), m.l, tx}, pgxQuery(tx), func(ctx context.Context, fn func(place) bool) error {
 		inner, err := tx.Begin(ctx)
 		if err != nil {
 			return err
@@ -144,7 +104,7 @@ func (m *machine) inSQL(tx *sql.Tx, depth int) place {
 		}
 		return rows.Err()
 	}
-	return place{sqlOperations{m.l.SQL(), tx}, query, func(ctx context.Context, fn func(place) bool) error {
+	return place{m.l.InSQL(tx), query, func(ctx context.Context, fn func(place) bool) error {
 		name := fmt.Sprint("sp", depth)
 		if _, err := tx.ExecContext(ctx, `SAVEPOINT `+name); err != nil {
 			return err

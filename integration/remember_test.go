@@ -118,7 +118,7 @@ func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.SQL().RateLimit(t.Context(), tx, r) }, r)
+			err = take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.InSQL(tx).RateLimit(t.Context(), r) }, r)
 			return errors.Join(err, tx.Rollback())
 		},
 	} {
@@ -217,7 +217,7 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 			}
 			_, err = tx.ExecContext(t.Context(), old)
 			fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-				return l.SQL().CheckRateLimit(ctx, tx, r)
+				return l.InSQL(tx).CheckRateLimit(ctx, r)
 			})
 			return errors.Join(err, tx.Commit())
 		},

@@ -40,7 +40,7 @@ func TestAKeyIsResetInAllOfItsLimits(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := l.SQL().ResetKey(ctx, tx, key); err != nil {
+			if err := l.InSQL(tx).ResetKey(ctx, key); err != nil {
 				return errors.Join(err, tx.Rollback())
 			}
 			return tx.Commit()

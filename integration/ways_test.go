@@ -184,42 +184,42 @@ func (v sqlVerbs) do(ctx context.Context, fn func(*sql.Tx) error) error {
 }
 
 func (v sqlVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.SQL().RateLimit(ctx, tx, requests...); return err })
+	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.InSQL(tx).RateLimit(ctx, requests...); return err })
 	return res, err
 }
 
 func (v sqlVerbs) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.SQL().CheckRateLimit(ctx, tx, requests...); return err })
+	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.InSQL(tx).CheckRateLimit(ctx, requests...); return err })
 	return res, err
 }
 
 func (v sqlVerbs) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().ResetRateLimit(ctx, tx, requests...) })
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).ResetRateLimit(ctx, requests...) })
 }
 
 func (v sqlVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().GiveBack(ctx, tx, res) })
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).GiveBack(ctx, res) })
 }
 
 func (v sqlVerbs) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { s, err = v.l.SQL().Value(ctx, tx, request); return err })
+	err = v.do(ctx, func(tx *sql.Tx) error { s, err = v.l.InSQL(tx).Value(ctx, request); return err })
 	return s, err
 }
 
 func (v sqlVerbs) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().Pause(ctx, tx, d, requests...) })
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).Pause(ctx, d, requests...) })
 }
 
 func (v sqlVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.SQL().Resume(ctx, tx, requests...) })
+	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).Resume(ctx, requests...) })
 }
 
 func (v sqlVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (settled bool, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { settled, err = v.l.SQL().Settle(ctx, tx, r, used...); return err })
+	err = v.do(ctx, func(tx *sql.Tx) error { settled, err = v.l.InSQL(tx).Settle(ctx, r, used...); return err })
 	return settled, err
 }
 
 func (v sqlVerbs) Release(ctx context.Context, r ratelimit.Reservation) (released bool, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { released, err = v.l.SQL().Release(ctx, tx, r); return err })
+	err = v.do(ctx, func(tx *sql.Tx) error { released, err = v.l.InSQL(tx).Release(ctx, r); return err })
 	return released, err
 }

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"database/sql"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -22,9 +21,8 @@ func (l *Limiter) Consume(ctx context.Context, tx pgx.Tx, requests ...Request) e
 	return consume(requests, func() (Result, error) { return l.RateLimit(ctx, tx, requests...) })
 }
 
-// Consume is [Limiter.Consume].
-func (s SQL) Consume(ctx context.Context, tx *sql.Tx, requests ...Request) error {
-	return consume(requests, func() (Result, error) { return s.RateLimit(ctx, tx, requests...) })
+func (s inSQL) Consume(ctx context.Context, requests ...Request) error {
+	return consume(requests, func() (Result, error) { return s.RateLimit(ctx, requests...) })
 }
 
 // Consume is [Limiter.Consume], committed when it returns.

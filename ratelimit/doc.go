@@ -28,7 +28,7 @@
 //	})
 //
 // [Limiter.InTx] runs the transaction at SERIALIZABLE by default, and again if it conflicts with another. [Limiter.RateLimit] takes
-// any pgx.Tx, at any isolation level. [Limiter.SQL] has the same verbs for database/sql, [Limiter.Autocommit] for callers
+// any pgx.Tx, at any isolation level. [Limiter.InSQL] has the same verbs for database/sql, [Limiter.Autocommit] for callers
 // without a transaction.
 //
 // # Hot limits

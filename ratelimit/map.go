@@ -15,7 +15,8 @@ package ratelimit
 //	consume.go       RateLimit for those who want an error and no Result
 //	intx.go          InTx: a transaction that runs again when it meets another one
 //	send_batch.go    SendBatch: BEGIN, take, the caller's batch and COMMIT in one round trip
-//	sql.go           the verbs for database/sql
+//	receiver.go      Verbs, and In: the same verbs for code that need not know how it is called
+//	sql.go           InSQL: the verbs for database/sql
 //	autocommit.go    the verbs without a transaction
 //	observe.go       what an Observer is told of decisions and transactions
 //	shadow.go        limits that decide and deny nobody

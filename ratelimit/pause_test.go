@@ -168,7 +168,7 @@ func TestPausesThatMakeNoSenseAreRefused(t *testing.T) {
 	for _, d := range []time.Duration{0, -1, math.MinInt64, 366*24*time.Hour + 1, math.MaxInt64} {
 		for way, err := range map[string]error{
 			"tx":         limiter.Pause(t.Context(), nil, d, l.For("k")),
-			"sql":        limiter.SQL().Pause(t.Context(), nil, d, l.For("k")),
+			"sql":        limiter.InSQL(nil).Pause(t.Context(), d, l.For("k")),
 			"autocommit": limiter.Autocommit(nil).Pause(t.Context(), d, l.For("k")),
 		} {
 			var invalid *ratelimit.InvalidError

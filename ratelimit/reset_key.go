@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"time"
 
@@ -46,12 +45,11 @@ func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
 	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error { return a.l.ResetKey(ctx, tx, key) })
 }
 
-// ResetKey is [Limiter.ResetKey].
-func (s SQL) ResetKey(ctx context.Context, tx *sql.Tx, key string) error {
-	if err := s.check(tx); err != nil {
+func (s inSQL) ResetKey(ctx context.Context, key string) error {
+	if err := s.check(); err != nil {
 		return err
 	}
-	return s.l.resetKey(ctx, sqlExecutor{tx, s.l}, key)
+	return s.l.resetKey(ctx, sqlExecutor{s.tx, s.l}, key)
 }
 
 func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {

@@ -72,10 +72,10 @@ func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
 	if err := l.Renew(t.Context(), nil, &sound); !errors.Is(err, ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := l.SQL().Settle(t.Context(), nil, sound); !errors.Is(err, ErrInvalid) {
+	if _, err := l.InSQL(nil).Settle(t.Context(), sound); !errors.Is(err, ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := l.SQL().Release(t.Context(), nil, sound); !errors.Is(err, ErrInvalid) {
+	if _, err := l.InSQL(nil).Release(t.Context(), sound); !errors.Is(err, ErrInvalid) {
 		t.Error(err)
 	}
 	for _, r := range []Reservation{{}, {ID: sound.ID}, {ID: uuid.Nil, Takes: sound.Takes}} {

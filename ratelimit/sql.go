@@ -9,109 +9,102 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// SQL has the limiter's verbs for transactions of database/sql over pgx's stdlib driver. They mean what those of [Limiter]
-// do, at one round trip a statement.
-type SQL struct{ l *Limiter }
+// InSQL returns the verbs in a transaction of database/sql over pgx's stdlib driver. They do what
+// those of [Limiter] do, at one round trip a statement.
+func (l *Limiter) InSQL(tx *sql.Tx) Verbs { return inSQL{l, tx} }
 
-// SQL returns the verbs for database/sql.
-func (l *Limiter) SQL() SQL { return SQL{l} }
+type inSQL struct {
+	l  *Limiter
+	tx *sql.Tx
+}
 
-// RateLimit is [Limiter.RateLimit].
-func (s SQL) RateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) (Result, error) {
+func (s inSQL) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	o := s.l.observe(ctx, requests)
-	calls, err := s.prepare(tx, requests)
+	calls, err := s.prepare(requests)
 	if err != nil {
 		return o.told(Result{}, err)
 	}
 	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return s.l.rateLimit(ctx, o.counting(sqlExecutor{tx, s.l}), calls, len(requests))
+		return s.l.rateLimit(ctx, o.counting(sqlExecutor{s.tx, s.l}), calls, len(requests))
 	}))
 }
 
-// CheckRateLimit is [Limiter.CheckRateLimit].
-func (s SQL) CheckRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) (Result, error) {
-	calls, err := s.prepare(tx, requests)
+func (s inSQL) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	calls, err := s.prepare(requests)
 	if err != nil {
 		return Result{}, err
 	}
 	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return s.l.checkRateLimit(ctx, sqlExecutor{tx, s.l}, calls, len(requests))
+		return s.l.checkRateLimit(ctx, sqlExecutor{s.tx, s.l}, calls, len(requests))
 	})
 }
 
-// ResetRateLimit is [Limiter.ResetRateLimit].
-func (s SQL) ResetRateLimit(ctx context.Context, tx *sql.Tx, requests ...Request) error {
-	calls, err := s.prepare(tx, bare(requests))
+func (s inSQL) ResetRateLimit(ctx context.Context, requests ...Request) error {
+	calls, err := s.prepare(bare(requests))
 	if err != nil {
 		return err
 	}
-	return s.l.resetRateLimit(ctx, sqlExecutor{tx, s.l}, calls)
+	return s.l.resetRateLimit(ctx, sqlExecutor{s.tx, s.l}, calls)
 }
 
-// Pause is [Limiter.Pause].
-func (s SQL) Pause(ctx context.Context, tx *sql.Tx, d time.Duration, requests ...Request) error {
+func (s inSQL) Pause(ctx context.Context, d time.Duration, requests ...Request) error {
 	if err := checkPause(d); err != nil {
 		return err
 	}
-	calls, err := s.prepare(tx, bare(requests))
+	calls, err := s.prepare(bare(requests))
 	if err != nil {
 		return err
 	}
-	return s.l.pause(ctx, sqlExecutor{tx, s.l}, d, calls)
+	return s.l.pause(ctx, sqlExecutor{s.tx, s.l}, d, calls)
 }
 
-// Resume is [Limiter.Resume].
-func (s SQL) Resume(ctx context.Context, tx *sql.Tx, requests ...Request) error {
-	calls, err := s.prepare(tx, bare(requests))
+func (s inSQL) Resume(ctx context.Context, requests ...Request) error {
+	calls, err := s.prepare(bare(requests))
 	if err != nil {
 		return err
 	}
-	return s.l.resume(ctx, sqlExecutor{tx, s.l}, calls)
+	return s.l.resume(ctx, sqlExecutor{s.tx, s.l}, calls)
 }
 
-// GiveBack is [Limiter.GiveBack].
-func (s SQL) GiveBack(ctx context.Context, tx *sql.Tx, res Result) error {
-	if err := s.check(tx); err != nil {
+func (s inSQL) GiveBack(ctx context.Context, res Result) error {
+	if err := s.check(); err != nil {
 		return err
 	}
-	return s.l.giveBack(ctx, sqlExecutor{tx, s.l}, res)
+	return s.l.giveBack(ctx, sqlExecutor{s.tx, s.l}, res)
 }
 
-// Settle is [Limiter.Settle].
-func (s SQL) Settle(ctx context.Context, tx *sql.Tx, r Reservation, used ...Request) (bool, error) {
-	if err := s.check(tx); err != nil {
+func (s inSQL) Settle(ctx context.Context, r Reservation, used ...Request) (bool, error) {
+	if err := s.check(); err != nil {
 		return false, err
 	}
-	return s.l.settle(ctx, sqlExecutor{tx, s.l}, r, used)
+	return s.l.settle(ctx, sqlExecutor{s.tx, s.l}, r, used)
 }
 
-// Release is [Limiter.Release].
-func (s SQL) Release(ctx context.Context, tx *sql.Tx, r Reservation) (bool, error) {
-	if err := s.check(tx); err != nil {
+func (s inSQL) Release(ctx context.Context, r Reservation) (bool, error) {
+	if err := s.check(); err != nil {
 		return false, err
 	}
-	return s.l.release(ctx, sqlExecutor{tx, s.l}, r)
+	return s.l.release(ctx, sqlExecutor{s.tx, s.l}, r)
 }
 
-// Value is [Limiter.Value].
-func (s SQL) Value(ctx context.Context, tx *sql.Tx, request Request) (State, error) {
-	calls, err := s.prepare(tx, bare([]Request{request}))
+func (s inSQL) Value(ctx context.Context, request Request) (State, error) {
+	calls, err := s.prepare(bare([]Request{request}))
 	if err != nil {
 		return State{}, err
 	}
-	return s.l.value(ctx, sqlExecutor{tx, s.l}, calls)
+	return s.l.value(ctx, sqlExecutor{s.tx, s.l}, calls)
 }
 
-func (s SQL) prepare(tx *sql.Tx, requests []Request) ([]call, error) {
-	if err := s.check(tx); err != nil {
+func (s inSQL) prepare(requests []Request) ([]call, error) {
+	if err := s.check(); err != nil {
 		return nil, err
 	}
 	return resolveAll(requests)
 }
 
-func (s SQL) check(tx *sql.Tx) error {
+func (s inSQL) check() error {
 	switch {
-	case tx == nil:
+	case s.tx == nil:
 		return errNoTx()
 	case !s.l.made():
 		return errNotMade()
