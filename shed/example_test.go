@@ -1,0 +1,75 @@
+package shed_test
+
+import (
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"github.com/weir-go/weir/shed"
+)
+
+// With one of two permits in use, a background request is refused and a critical one is admitted.
+func Example() {
+	s, err := shed.New(shed.Config{
+		Limit:      2,
+		Queue:      -1, // refuse at once, to keep the example short
+		Background: shed.Ramp{From: 0.1, To: 0.5},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	mux := http.NewServeMux()
+	get := func(path string) {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		fmt.Println(path, w.Code)
+	}
+	mux.Handle("GET /pay", s.Route(shed.Critical)(ok))
+	mux.Handle("GET /export", s.Route(shed.Background)(ok))
+	mux.Handle("GET /report", s.Route(shed.Normal)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		get("/export") // these come while the report is made
+		get("/pay")
+	})))
+
+	get("/export")
+	get("/report")
+	// Output:
+	// /export 200
+	// /export 503
+	// /pay 200
+	// /report 200
+}
+
+// In one middleware around everything, the class is a function of the request: by its path, its user, or what else the
+// server knows.
+func ExampleShedder_Handler() {
+	s, err := shed.New(shed.Config{
+		Limit: 64,
+		Class: func(r *http.Request) shed.Class {
+			switch {
+			case strings.HasPrefix(r.URL.Path, "/pay/"):
+				return shed.Critical
+			case strings.HasPrefix(r.URL.Path, "/export/"):
+				return shed.Background
+			default:
+				return shed.Normal
+			}
+		},
+		Observer: func(e shed.Event) { fmt.Println(e.Class, e.Outcome, e.InUse) },
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+
+	for _, path := range []string{"/pay/1", "/", "/export/1"} {
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil))
+	}
+	// Output:
+	// critical admitted 1
+	// normal admitted 1
+	// background admitted 1
+}
