@@ -299,9 +299,11 @@ func (s *Shedder) passOn() {
 // acquire waits for a permit. If it is Admitted, the caller must release the ticket.
 func (s *Shedder) acquire(ctx context.Context, t *ticket) (Outcome, time.Duration, Stats) {
 	s.mu.Lock()
-	t.decided = make(chan struct{})
 	s.arrive(t)
 	now, stats := t.state, s.stats()
+	if now == waiting {
+		t.decided = make(chan struct{})
+	}
 	s.mu.Unlock()
 	switch now {
 	case held:

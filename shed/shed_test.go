@@ -292,6 +292,34 @@ func TestLeaverFreesItsPlace(t *testing.T) {
 	})
 }
 
+// A request that is given a permit at the moment in which it leaves gives it back, to the next one.
+func TestLeaverThatIsAdmittedGivesItsPermitBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &log{}
+		s := mustNew(t, Config{Limit: 1, Queue: 2, MaxWait: time.Hour, Observer: l.observe})
+		tk := s.claim(Critical)
+		s.arrive(tk)
+		ctx, cancel := context.WithCancel(t.Context())
+		go ask(ctx, s.Handler(nothing), Critical)
+		synctest.Wait()
+		go ask(t.Context(), s.Handler(nothing), Critical)
+		synctest.Wait()
+		check(t, s, Stats{InUse: 1, Queued: 2})
+		s.mu.Lock() // the first cannot look at its ticket before both have happened
+		cancel()
+		tk.state = gone
+		s.inUse--
+		s.passOn()
+		s.mu.Unlock()
+		synctest.Wait()
+		check(t, s, Stats{})
+		if l.count(Critical, Left) != 1 || l.count(Critical, Admitted) != 1 {
+			t.Errorf("%+v", l.all())
+		}
+	})
+}
+
 // A client that really closes its connection is noticed while its request waits.
 func TestClosedConnectionFreesItsPlace(t *testing.T) {
 	t.Parallel()

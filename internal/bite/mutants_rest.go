@@ -3,6 +3,7 @@ package main
 var (
 	web      = []string{"./httplimit"}
 	otel     = []string{"."} // of otelweir
+	busy     = []string{"."} // of shed
 	locks    = []string{"./lockout"}
 	held     = []string{"./slots"}
 	fake     = []string{"./weirtest"}
@@ -53,6 +54,26 @@ var ofTheRest = []mutant{
 		"e.Value = \"(not traced)\"", "", "ACallIsASpan", otel, false},
 	{"otel: spans where nobody records", "otelweir/spans.go",
 		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
+
+	// a busy server
+	{"shed: a waiting request runs above its share", "shed/shed.go",
+		"if !s.mayRun(t) {\n\t\t\t\tn++", "if s.inUse >= s.cfg.Limit {\n\t\t\t\tn++", "QueueKeepsToTheShare", busy, false},
+	{"shed: the oldest makes room", "shed/shed.go",
+		"t := s.queue[i][n-1]", "t := s.queue[i][0]", "QueueIsInOrder", busy, false},
+	{"shed: the least important goes first", "shed/shed.go",
+		"for i := classes - 1; i >= 0; i-- {", "for i := range classes {", "QueueIsInOrder", busy, false},
+	{"shed: a class is refused all at once", "shed/shed.go",
+		"(r.To-r.From)*s.rand()", "(r.To-r.From)*0", "RefusedGradually", busy, false},
+	{"shed: a panic keeps the permit", "shed/http.go",
+		"defer s.release(t) // after a panic, too", "defer func() {\n\t\t\tif p := recover(); p != nil {\n\t\t\t\tpanic(p)\n\t\t\t}\n\t\t\ts.release(t)\n\t\t}()", "Panic", busy, false},
+	{"shed: a leaver keeps its place", "shed/shed.go",
+		"	case t.state == waiting:\n		s.remove(t)\n", "	case t.state == waiting && outcome != Left:\n		s.remove(t)\n", "Leaver", busy, false},
+	{"shed: a leaver keeps the permit it was given", "shed/shed.go",
+		"		t.state = gone\n		s.inUse--\n		s.passOn()\n	}\n	return outcome", "		t.state = gone\n	}\n	return outcome", "LeaverThatIsAdmitted", busy, false},
+	{"shed: the Upgrade field frees the permit", "shed/http.go",
+		"w = &upgradable{w, func() { s.end(t) }}", "w = &upgradable{w, func() {}}\n\t\ts.end(t)", "Hijack", busy, false},
+	{"shed: the shadow refuses", "shed/http.go",
+		"	if s.cfg.Shadow {\n", "	if s.cfg.Shadow && false {\n", "Shadow", busy, false},
 
 	// many calls at once
 	{"batch: all of them wait at its end", "ratelimit/batch.go",
