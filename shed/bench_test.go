@@ -157,7 +157,7 @@ func get(client *http.Client, url string, at time.Time) (time.Duration, bool) {
 		return time.Since(at), false
 	}
 	_, err = io.Copy(io.Discard, resp.Body)
-	resp.Body.Close()
+	_ = resp.Body.Close()
 	return time.Since(at), err == nil && resp.StatusCode == 200
 }
 

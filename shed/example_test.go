@@ -1,6 +1,7 @@
 package shed_test
 
 import (
+	"expvar"
 	"fmt"
 	"log"
 	"net/http"
@@ -73,3 +74,48 @@ func ExampleShedder_Handler() {
 	// normal admitted 1
 	// background admitted 1
 }
+
+// One Shedder for all routes, each with its class.
+func ExampleShedder_Route() {
+	s, err := shed.New(shed.Config{Limit: 10}) // the size of the pool
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	handle := func(pattern string, class shed.Class, h http.HandlerFunc) {
+		mux.Handle(pattern, s.Route(class)(h))
+	}
+	handle("POST /pay", shed.Critical, pay)
+	handle("GET /search", shed.Normal, search)
+	handle("POST /export", shed.Background, export)
+	mux.HandleFunc("GET /events", events) // a stream needs no permit
+
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, httptest.NewRequest("POST", "/pay", nil))
+	fmt.Println(w.Code)
+	// Output: 202
+}
+
+func pay(w http.ResponseWriter, _ *http.Request)    { w.WriteHeader(http.StatusAccepted) }
+func search(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+func export(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) }
+func events(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+
+// The decisions are counted, and nothing is refused or delayed.
+func ExampleConfig_shadow() {
+	s, err := shed.New(shed.Config{
+		Limit:  10,
+		Shadow: true,
+		Observer: func(e shed.Event) {
+			decisions.Add(e.Class.String()+" "+e.Outcome.String(), 1)
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	s.Handler(http.HandlerFunc(search)).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+	fmt.Println(decisions)
+	// Output: {"normal admitted": 1}
+}
+
+var decisions = new(expvar.Map)

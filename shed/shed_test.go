@@ -334,7 +334,7 @@ func TestClosedConnectionFreesItsPlace(t *testing.T) {
 	defer close(end)
 	go func() {
 		if resp, err := http.Get(server.URL + "/critical"); err == nil {
-			resp.Body.Close()
+			_ = resp.Body.Close()
 		}
 	}()
 	<-working
@@ -349,7 +349,7 @@ func TestClosedConnectionFreesItsPlace(t *testing.T) {
 	}()
 	if resp, err := http.DefaultClient.Do(req); !errors.Is(err, context.Canceled) {
 		if err == nil {
-			resp.Body.Close()
+			_ = resp.Body.Close()
 		}
 		t.Fatalf("%v", err)
 	}
@@ -367,7 +367,7 @@ func TestPanicFreesThePermit(t *testing.T) {
 		for range 5 {
 			func() {
 				defer func() {
-					if recover() != http.ErrAbortHandler {
+					if err, _ := recover().(error); !errors.Is(err, http.ErrAbortHandler) {
 						t.Error("the panic is lost")
 					}
 				}()
@@ -442,7 +442,7 @@ func TestHijackFreesThePermit(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			if s.Stats() != (Stats{}) {
 				t.Errorf("after: %+v", s.Stats())
 			}
@@ -464,7 +464,7 @@ func TestHijackFreesThePermit(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = io.Copy(io.Discard, resp.Body)
-		resp.Body.Close()
+		_ = resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("%s: %d", path, resp.StatusCode)
 		}
