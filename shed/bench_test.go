@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -142,6 +143,79 @@ func overload(b *testing.B, h http.Handler, rate float64) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "critical-p50-ms")
 	b.ReportMetric(rate, "sent/s")
 	b.ReportMetric(float64(good+other)/(lasts-warm).Seconds(), "good/s")
+}
+
+// The same by a clock of its own, so that a busy machine changes nothing, and without a network: at twice what the handler
+// can do, critical requests are served with a Shedder, and without one nearly none of them in time. With -v it prints
+// what it has measured.
+func TestCriticalRequestsAreServedAtTwiceTheCapacity(t *testing.T) {
+	t.Parallel()
+	const capacity = 200 // of both loads, by their own numbers
+	for _, l := range loads {
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			share := func(name string, rate float64, shed bool) (good float64) {
+				synctest.Test(t, func(t *testing.T) {
+					h := l.handler()
+					if shed {
+						h = mustNew(t, Config{Limit: l.limit}).Handler(h)
+					}
+					var p99 time.Duration
+					var all float64
+					good, p99, all = simulate(h, rate)
+					t.Logf("%s: %.1f%% of the critical requests within %v, 99%% of them within %v, %.0f good answers in a second",
+						name, 100*good, patience, p99.Round(time.Millisecond), all)
+				})
+				return good
+			}
+			if good := share("unloaded", 0.2*capacity, true); good != 1 {
+				t.Errorf("unloaded %v are served", good)
+			}
+			with, without := share("with", 2*capacity, true), share("without", 2*capacity, false)
+			if with < 0.98 || without > 0.5 {
+				t.Errorf("%v are served with a Shedder, %v without", with, without)
+			}
+		})
+	}
+}
+
+// simulate is overload in a bubble of synctest.
+func simulate(h http.Handler, rate float64) (good float64, p99 time.Duration, perSecond float64) {
+	const lasts, warm = 20 * time.Second, time.Second
+	rnd := rand.New(rand.NewPCG(1, 1))
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	var took []time.Duration
+	inTime, goodOnes := 0, 0
+	began := time.Now()
+	for at := time.Duration(0); at < lasts; at += time.Duration(rnd.ExpFloat64() / rate * float64(time.Second)) {
+		time.Sleep(time.Until(began.Add(at)))
+		class := []Class{Critical, Normal, Normal, Normal, Background, Background, Background, Critical}[rnd.IntN(8)]
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			w := ask(ctx, h, class)
+			d := time.Since(began.Add(at))
+			if at < warm {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ok := w.Code == 200 && d < patience
+			if ok {
+				inTime++
+			}
+			if class == Critical {
+				took = append(took, min(d, patience))
+				if ok {
+					goodOnes++
+				}
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(took)
+	return float64(goodOnes) / float64(len(took)), took[len(took)*99/100], float64(inTime) / (lasts - warm).Seconds()
 }
 
 // get is the time from when the request should have been sent to its answer, and whether that is a 200.
