@@ -24,7 +24,8 @@
 //
 // # Faults
 //
-// Kill, Shutdown and Restart crash a private server and bring it back, with what it had committed.
+// Kill, Shutdown and Restart crash a private server and bring it back, with what it had committed. Standby starts a second
+// server that replicates the first, and Promote lets it take over.
 //
 // It needs a Unix. Elsewhere, set DATABASE_URL.
 package pgserver

@@ -79,7 +79,7 @@ func TestAServerIsDownloadedWhereThereIsNone(t *testing.T) {
 
 	until(t, "no connection is kept, which pgtest would take for a leak", func() bool { return connections.Load() == 0 })
 
-	s, err := create(t.Context(), bins[0], &options{})
+	s, err := create(t.Context(), bins[0], nil, &options{})
 	if err != nil {
 		t.Fatal(err)
 	}

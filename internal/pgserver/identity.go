@@ -68,18 +68,26 @@ func (i *identity) folder(password string) (_ string, err error) {
 			_ = os.RemoveAll(root)
 		}
 	}()
-	file := filepath.Join(root, "password")
-	if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
+	if err := i.write(filepath.Join(root, "password"), password); err != nil {
 		return "", err
 	}
 	if i != nil {
-		for _, path := range []string{file, root} {
-			if err := os.Chown(path, int(i.uid), int(i.gid)); err != nil {
-				return "", err
-			}
+		if err := os.Chown(root, int(i.uid), int(i.gid)); err != nil {
+			return "", err
 		}
 	}
 	return root, nil
+}
+
+// write makes a file that only the server's user can read.
+func (i *identity) write(path, text string) error {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return err
+	}
+	if i == nil {
+		return nil
+	}
+	return os.Chown(path, int(i.uid), int(i.gid))
 }
 
 // parent is where the folder goes: into TMPDIR if the server's user can work there, or else into /tmp.

@@ -30,6 +30,12 @@ func (s *Server) Bin(program string) string { return program }
 // Stop does nothing: the server is not ours.
 func (s *Server) Stop() error { return nil }
 
+// Standby fails: the server is not ours.
+func (s *Server) Standby(context.Context, ...Option) (*Server, error) { return nil, errForeign }
+
+// Promote fails: the server is not ours.
+func (s *Server) Promote(context.Context) error { return errForeign }
+
 // Kill fails: the server is not ours.
 func (s *Server) Kill() error { return errForeign }
 

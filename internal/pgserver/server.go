@@ -24,6 +24,7 @@ type Server struct {
 
 	// of a private cluster
 	root       string
+	password   string
 	port       int
 	supervisor *supervisor
 }
@@ -59,11 +60,11 @@ func begin(ctx context.Context, opts []Option) (*Server, error) {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	return create(ctx, bin, &o)
+	return create(ctx, bin, nil, &o)
 }
 
-// create makes a private cluster and starts a server on it.
-func create(ctx context.Context, bin string, o *options) (_ *Server, err error) {
+// create makes a private cluster, or a copy of the primary's, and starts a server on it.
+func create(ctx context.Context, bin string, primary *Server, o *options) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	user, err := unprivileged()
@@ -71,11 +72,20 @@ func create(ctx context.Context, bin string, o *options) (_ *Server, err error) 
 		return nil, err
 	}
 	password := rand.Text()
+	if primary != nil {
+		password = primary.password // the copy has the primary's users
+	}
 	root, err := user.folder(password)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{bin: bin, root: root}
+	if primary != nil {
+		if err := user.write(filepath.Join(root, "primary"), primary.conninfo()); err != nil {
+			_ = os.RemoveAll(root)
+			return nil, err
+		}
+	}
+	s := &Server{bin: bin, root: root, password: password}
 	if s.supervisor, err = supervise(user, root, bin, o.args(), o.env...); err != nil {
 		_ = os.RemoveAll(root)
 		return nil, err

@@ -32,7 +32,11 @@ while read -r command argument; do
 			echo "failed: the server runs already"
 			continue
 		fi
-		if [ ! -e "$root/initialized" ]; then
+		if [ ! -e "$root/initialized" ] && [ -e "$root/primary" ]; then
+			PGPASSWORD=$(cat "$root/password") "$bin/pg_basebackup" -D "$root/data" -d "$(cat "$root/primary")" -R -c fast --no-sync \
+				>"$root/initdb.log" 2>&1 </dev/null && : >"$root/initialized" ||
+				{ rm -rf "$root/data"; echo "failed: pg_basebackup did not succeed"; continue; }
+		elif [ ! -e "$root/initialized" ]; then
 			"$bin/initdb" -D "$root/data" -U postgres -A scram-sha-256 --pwfile="$root/password" -E UTF8 --locale=C --no-sync \
 				>"$root/initdb.log" 2>&1 </dev/null && : >"$root/initialized" || { echo "failed: initdb did not succeed"; continue; }
 		fi
@@ -53,6 +57,7 @@ done
 end QUIT
 # A server that was killed leaves shared memory outside of the folder. The next one on the same data frees it.
 if [ -e "$root/data/postmaster.pid" ]; then
+	rm -f "$root/data/standby.signal" # which a server without a postmaster refuses
 	"$bin/postgres" --single -D "$root/data" "$@" postgres >"$root/server.log" 2>&1 </dev/null
 fi
 rm -rf "$root"
