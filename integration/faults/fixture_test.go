@@ -34,7 +34,8 @@ func ours(t *testing.T) {
 // fixture is a server that waits for the disk, an application on a schema of its own, and its callers.
 type fixture struct {
 	server  *pgserver.Server
-	name    string // of the schema, and of the application in pg_stat_activity
+	standby *pgserver.Server // of server, or nil: see setUpPair
+	name    string           // of the schema, and of the application in pg_stat_activity
 	pool    *pgxpool.Pool
 	app     *app
 	load    *load
@@ -55,7 +56,13 @@ func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
 			t.Error(err)
 		}
 	})
-	f := &fixture{server: s, name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
+	return setUpOn(t, s, nil, configure...)
+}
+
+// setUpOn is setUp on a server that runs, which may have a standby.
+func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpool.Config)) *fixture {
+	t.Helper()
+	f := &fixture{server: s, standby: standby, name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
 	f.exec(t, "CREATE SCHEMA "+f.name)
 	t.Cleanup(func() { f.exec(t, "DROP SCHEMA IF EXISTS "+f.name+" CASCADE") })
 	f.exec(t, tables)
@@ -135,6 +142,14 @@ func (f *fixture) url(t testing.TB) string {
 	q := u.Query()
 	q.Set("search_path", f.name)
 	q.Set("application_name", f.name)
+	if f.standby != nil {
+		other, err := url.Parse(f.standby.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Host += "," + other.Host
+		q.Set("target_session_attrs", "read-write")
+	}
 	u.RawQuery = q.Encode()
 	return u.String()
 }
