@@ -12,5 +12,8 @@
 // database show that none starts early, none is lost, none is completed without having been worked, and none is worked twice,
 // except where River has rescued it. In a soak the same faults hit River alone, for comparison.
 //
+// A standby takes over from a primary that is killed. What callers were told before is then held against the books of the new
+// primary, and what was held on the old one goes on.
+//
 // A run has a few rounds of each fault. WEIR_TEST_DURATION=10m gives each fault that much time instead.
 package faults
