@@ -39,6 +39,7 @@ type journal struct {
 	f      *fixture
 	mu     sync.Mutex
 	starts []start
+	from   time.Time     // since when the last of its clients runs
 	moved  chan struct{} // closed at the next start
 	work   func(ctx context.Context, job *river.Job[sendArgs]) error
 	wrap   func(river.Worker[sendArgs]) river.Worker[sendArgs]
@@ -128,6 +129,9 @@ func (l *journal) client(t testing.TB, sched *scheduler.Scheduler, configure ...
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(t, client) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.from = time.Now()
 	return client
 }
 
