@@ -73,34 +73,20 @@ func run(ctx context.Context, only string) error {
 	return nil
 }
 
-// module is the folder of the module that the mutant's file is in: the root's, or one of its own.
-func (m mutant) module() string {
-	dir := filepath.Dir(m.file)
-	for ; dir != "."; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			break
-		}
-	}
-	return dir
-}
-
 // bite runs the mutant's tests. Whether it compiles is found out first: a mutant that does not is a fault of ours.
 func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byte, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return false, nil, err
 	}
-	source, err := os.ReadFile(m.file)
+	at, source, err := m.place(".")
 	if err != nil {
 		return false, nil, err
 	}
-	if n := bytes.Count(source, []byte(m.from)); n != 1 {
-		return false, nil, fmt.Errorf("%s has %d places that read %q, want 1", m.file, n, m.from)
-	}
-	broken := filepath.Join(dir, filepath.Base(m.file))
+	broken := filepath.Join(dir, filepath.Base(at))
 	if err := os.WriteFile(broken, bytes.Replace(source, []byte(m.from), []byte(m.to), 1), 0o600); err != nil {
 		return false, nil, err
 	}
-	real, err := filepath.Abs(m.file)
+	real, err := filepath.Abs(at)
 	if err != nil {
 		return false, nil, err
 	}
@@ -112,9 +98,9 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 	if err := os.WriteFile(file, overlay, 0o600); err != nil {
 		return false, nil, err
 	}
-	if strings.HasSuffix(m.file, ".go") {
+	if strings.HasSuffix(at, ".go") {
 		build := exec.CommandContext(ctx, "go", "build", "-o", os.DevNull, "-overlay", file, filepath.Dir(real))
-		build.Dir = m.module()
+		build.Dir = m.module(".")
 		if out, err := build.CombinedOutput(); err != nil {
 			return false, nil, fmt.Errorf("the mutant does not compile: %s", out)
 		}
@@ -124,7 +110,7 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 		args = append(args, "-rapid.nofailfile") // or it would write to the tree
 	}
 	test := exec.CommandContext(ctx, "go", args...)
-	test.Dir = m.module()
+	test.Dir = m.module(".")
 	output, err = test.CombinedOutput()
 	if ctx.Err() != nil {
 		return false, nil, ctx.Err()

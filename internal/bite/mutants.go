@@ -4,9 +4,9 @@ import "slices"
 
 // mutant is one break of the library.
 type mutant struct {
-	name     string // the invariant that it breaks, and how
-	file     string
-	from, to string   // from stands in the file once
+	name     string   // the invariant that it breaks, and how
+	file     string   // that has the place: if it has moved, see place
+	from, to string   // from stands there once
 	tests    string   // the tests that guard the place
 	packages []string // of the module that the file is in
 	rapid    bool     // the packages know rapid's flags

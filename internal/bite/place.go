@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// place finds what the mutant breaks, in the tree at root: in the file that it names, or, if that
+// has the text no more, in the only file of the module that has it. So moving a line to another file
+// costs nothing. The text must stand there once.
+func (m mutant) place(root string) (file string, source []byte, err error) {
+	switch n := m.times(root, m.file, &source); {
+	case n == 1:
+		return m.file, source, nil
+	case n > 1:
+		return "", nil, fmt.Errorf("%s has %d places that read %q, want 1", m.file, n, m.from)
+	}
+	module := m.module(root)
+	var found []string
+	err = filepath.WalkDir(filepath.Join(root, module), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		at, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if at != module && (hasModule(path) || strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || at == filepath.Join("internal", "bite")) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if filepath.Ext(at) != filepath.Ext(m.file) || strings.HasSuffix(at, "_test.go") {
+			return nil
+		}
+		var text []byte
+		for range m.times(root, at, &text) {
+			found = append(found, at)
+			source = text
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return "", nil, err
+	case len(found) == 0:
+		return "", nil, fmt.Errorf("nowhere in the module reads %q, which stood in %s", m.from, m.file)
+	case len(found) > 1:
+		return "", nil, fmt.Errorf("%s reads %q no more, and %s do: name the one that is meant", m.file, m.from, strings.Join(found, ", "))
+	}
+	return found[0], source, nil
+}
+
+// times reads a file and counts the text in it: 0 if there is no such file.
+func (m mutant) times(root, file string, source *[]byte) int {
+	b, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		return 0
+	}
+	*source = b
+	return bytes.Count(b, []byte(m.from))
+}
+
+// module is the folder of the module that the mutant's file is in: the root's, or one of its own.
+func (m mutant) module(root string) string {
+	dir := filepath.Dir(m.file)
+	for dir != "." && !hasModule(filepath.Join(root, dir)) {
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
+
+func hasModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
+}
