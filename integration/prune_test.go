@@ -158,7 +158,12 @@ func TestPruningChangesNoAnswer(t *testing.T) {
 					if err != nil {
 						return nil, err
 					}
-					return []any{got.OK, got.RunAt, got.RetryAt, got.At, got.Outcomes[0].Value}, nil
+					runAt := got.RunAt
+					if got.OK && runAt.IsZero() {
+						// At once. A shard's share is a third rounded, so one shard may want a microsecond more.
+						runAt = got.At
+					}
+					return []any{got.OK, runAt, got.RetryAt, got.At, got.Outcomes[0].Value}, nil
 				})
 				if res[0].OK {
 					kept = append(kept, res)

@@ -14,6 +14,7 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -42,7 +43,17 @@ var started bool // written by server, read when all tests have ended
 
 // Main is the body of a TestMain. The server is started by the first test that needs it, and stopped at the end; then no
 // goroutine may be left.
+//
+// Properties draw the same cases in each run, so that a run that fails where the one before did not
+// tells of a change. Where WEIR_TEST_DURATION is a minute or more, they draw others each time.
 func Main(m *testing.M) {
+	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err != nil || d < time.Minute {
+		if flag.Lookup("rapid.seed") != nil {
+			if err := flag.Set("rapid.seed", "1"); err != nil { // -rapid.seed overrides it
+				panic(err)
+			}
+		}
+	}
 	code := m.Run()
 	if started {
 		if s, err := server(); err == nil {
