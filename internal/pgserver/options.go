@@ -7,6 +7,7 @@ type options struct {
 	durable  bool
 	settings [][2]string
 	env      []string
+	password string // empty: one of its own
 }
 
 // Durable makes the server wait for the disk when a transaction commits, as in production. By default it does not; then what

@@ -44,3 +44,12 @@ func (s *Server) Shutdown(string) error { return errForeign }
 
 // Restart fails: the server is not ours.
 func (s *Server) Restart(context.Context) error { return errForeign }
+
+// Cluster is a Citus cluster.
+type Cluster []*Server
+
+// StartCluster does not work here.
+func StartCluster(context.Context, string, ...Option) (Cluster, error) { return nil, errForeign }
+
+// Stop does nothing.
+func (Cluster) Stop() error { return nil }

@@ -3,6 +3,7 @@
 package pgserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -71,7 +72,7 @@ func create(ctx context.Context, bin string, primary *Server, o *options) (_ *Se
 	if err != nil {
 		return nil, err
 	}
-	password := rand.Text()
+	password := cmp.Or(o.password, rand.Text())
 	if primary != nil {
 		password = primary.password // the copy has the primary's users
 	}

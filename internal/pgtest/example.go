@@ -3,13 +3,11 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"log"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/schema"
@@ -32,7 +30,7 @@ func Example(statements ...string) (pool *pgxpool.Pool, done func()) {
 	cfg.ConnConfig.RuntimeParams["search_path"] = name
 	pool, err = pgxpool.NewWithConfig(ctx, cfg)
 	must(err)
-	must(schema.Migrate(ctx, pool, schema.In(name)))
+	must(migrate(ctx, pool, schema.In(name)))
 	for _, sql := range statements {
 		_, err := pool.Exec(ctx, sql)
 		must(err)
@@ -40,11 +38,10 @@ func Example(statements ...string) (pool *pgxpool.Pool, done func()) {
 	return pool, func() {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		var deadlock *pgconn.PgError
-		_, err := pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{name}.Sanitize()+" CASCADE")
-		for errors.As(err, &deadlock) && deadlock.Code == "40P01" { // with the last statements of a client that was stopped
-			_, err = pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{name}.Sanitize()+" CASCADE")
-		}
+		err := alone(ctx, pool.Config().ConnConfig, func() error {
+			_, err := pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{name}.Sanitize()+" CASCADE")
+			return err
+		})
 		pool.Close()
 		must(err)
 	}

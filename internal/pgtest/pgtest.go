@@ -14,6 +14,7 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
 	"net/url"
@@ -24,6 +25,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -33,13 +35,29 @@ import (
 
 var server = sync.OnceValues(func() (*pgserver.Server, error) {
 	started = true
+	switch url, bin := os.Getenv("WEIR_CITUS_URL"), os.Getenv("WEIR_CITUS_BIN"); {
+	case url != "":
+		if err := os.Setenv("DATABASE_URL", url); err != nil {
+			return nil, err
+		}
+	case bin != "":
+		var err error
+		if cluster, err = pgserver.StartCluster(context.Background(), bin); err != nil {
+			return nil, err
+		}
+		return cluster[0], nil
+	}
 	return pgserver.Start(context.Background())
 })
 
 // patience is how long cleaning up may take on a busy machine.
 const patience = time.Minute
 
-var started bool // written by server, read when all tests have ended
+// What is written by server, and read when all tests have ended.
+var (
+	started bool
+	cluster pgserver.Cluster // none of WEIR_CITUS_URL
+)
 
 // Main is the body of a TestMain. The server is started by the first test that needs it, and stopped at the end; then no
 // goroutine may be left.
@@ -55,9 +73,15 @@ func Main(m *testing.M) {
 		}
 	}
 	code := m.Run()
+	for _, drop := range left.drops {
+		if err := drop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
 	if started {
 		if s, err := server(); err == nil {
-			if err := s.Stop(); err != nil {
+			if err := errors.Join(s.Stop(), cluster.Stop()); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				code = max(code, 1)
 			}
@@ -70,6 +94,34 @@ func Main(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// Citus reports whether the tests run on a Citus cluster: the one whose coordinator WEIR_CITUS_URL
+// names, or one of their own, of the servers in the folder WEIR_CITUS_BIN. Then Pool distributes the
+// tables, and limiters need ratelimit.Config.Citus.
+func Citus() bool { return os.Getenv("WEIR_CITUS_URL")+os.Getenv("WEIR_CITUS_BIN") != "" }
+
+// OneServer skips the test on a cluster, and says why.
+func OneServer(t testing.TB, why string) {
+	t.Helper()
+	if Citus() {
+		fmt.Printf("%s: skipped on Citus: %s\n", t.Name(), why)
+		t.Skip("skipped on Citus: " + why)
+	}
+}
+
+// left is what is dropped when all tests have ended. On a cluster that has to wait: a DROP waits there
+// for all transactions of other schemas that have written a table of the coordinator, and others wait
+// for the DROP.
+var left struct {
+	sync.Mutex
+	drops []func() error
+}
+
+func leave(drop func() error) {
+	left.Lock()
+	defer left.Unlock()
+	left.drops = append(left.drops, drop)
 }
 
 // Server is the server that the tests of this process share.
@@ -110,10 +162,42 @@ func Own(t testing.TB, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.Pool
 func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	pool := Bare(t, configure...)
-	if err := schema.Migrate(t.Context(), pool); err != nil {
+	if err := migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	return pool
+}
+
+// migrate makes the tables.
+func migrate(ctx context.Context, pool *pgxpool.Pool, opts ...schema.Option) error {
+	if !Citus() {
+		return schema.Migrate(ctx, pool, opts...)
+	}
+	return alone(ctx, pool.Config().ConnConfig, func() error {
+		return schema.Migrate(ctx, pool, append(opts, schema.Distributed())...)
+	})
+}
+
+// alone runs fn, which makes or drops tables, again after a deadlock, which somebody may be in who is
+// at its last statements. On a cluster it waits for others that do so: Citus locks what is common to
+// all of them, each in an order of its own.
+func alone(ctx context.Context, cfg *pgx.ConnConfig, fn func() error) error {
+	if Citus() {
+		conn, err := pgx.ConnectConfig(ctx, cfg.Copy())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+		if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock(1464158578)`); err != nil {
+			return err
+		}
+	}
+	for {
+		err := fn()
+		if e := (*pgconn.PgError)(nil); !errors.As(err, &e) || e.Code != "40P01" {
+			return err
+		}
+	}
 }
 
 // Bare is Pool without the tables.
@@ -125,11 +209,21 @@ func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	}
 	schema := schemaName(t)
 	admin(t, cfg, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize())
-	t.Cleanup(func() { admin(t, cfg, "DROP SCHEMA IF EXISTS "+pgx.Identifier{schema}.Sanitize()+" CASCADE") })
+	t.Cleanup(func() {
+		drop := "DROP SCHEMA IF EXISTS " + pgx.Identifier{schema}.Sanitize() + " CASCADE"
+		if Citus() {
+			leave(func() error { return run(cfg, drop) })
+			return
+		}
+		admin(t, cfg, drop)
+	})
 
 	own := cfg.Copy()
 	own.MaxConns = 10
 	own.ConnConfig.RuntimeParams["search_path"] = schema
+	if Citus() {
+		own.ConnConfig.RuntimeParams["citus.shard_count"] = "4" // two a worker
+	}
 	for _, c := range configure {
 		c(own)
 	}
@@ -185,14 +279,25 @@ func schemaName(t testing.TB) string {
 // admin runs a statement on a connection of its own.
 func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
 	t.Helper()
+	if err := run(cfg, sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(cfg *pgxpool.Config, sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience) // t.Context has ended when the test cleans up
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig.Copy())
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer func() { _ = conn.Close(ctx) }()
-	if _, err := conn.Exec(ctx, sql); err != nil {
-		t.Fatalf("%s: %v", sql, err)
+	err = alone(ctx, cfg.ConnConfig, func() error {
+		_, err := conn.Exec(ctx, sql)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", sql, err)
 	}
+	return nil
 }
