@@ -26,8 +26,7 @@
 //	GRANT USAGE ON SCHEMA weir TO app;
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_balance TO app;
 //	GRANT SELECT, INSERT ON weir.weir_settled TO app; -- for Settle and Release
-//	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_slot TO app; -- for packages slots and scheduler
-//	GRANT USAGE ON SEQUENCE weir.weir_slot_token TO app; -- for package slots
+//	GRANT SELECT, INSERT, UPDATE ON weir.weir_slot TO app; -- for packages slots and scheduler
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
 // Whoever prunes needs DELETE on weir_balance and weir_settled, and all of weir_slot, as well.

@@ -18,6 +18,7 @@ func quick(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"]
 
 func TestASlotCostsARoundTripToTakeAndOneToGiveBack(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	pool, proxy := counted(t, pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }))
 	s := open(t, pool, slots.Config{})
 	one := slots.MustDefine("one", 1)
@@ -37,6 +38,7 @@ func TestASlotCostsARoundTripToTakeAndOneToGiveBack(t *testing.T) {
 
 // Not parallel: snapshots of other tests on this server would keep dead versions alive, which then fill the pages.
 func TestRenewalsAreHOTUpdates(t *testing.T) {
+	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t)
 	s := open(t, pool, slots.Config{})
 	many := slots.MustDefine("many", 100)
@@ -102,7 +104,7 @@ func BenchmarkSlots(b *testing.B) {
 	})
 	b.Run("of10000", func(b *testing.B) { // of which 9,000 are held
 		s, proxy := setUp(b)
-		const sql = `INSERT INTO weir_slot SELECT now() + interval '1 hour', gen_random_uuid(), i, 'most', 'k' FROM generate_series(0, 8999) AS i`
+		const sql = `INSERT INTO weir_slot SELECT now() + interval '1 hour', 0, gen_random_uuid(), i, 'most', 'k' FROM generate_series(0, 8999) AS i`
 		execSQL(b, pool, sql)
 		before := proxy.Trips()
 		for b.Loop() {

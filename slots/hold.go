@@ -14,7 +14,9 @@ type Slot struct {
 	Number int
 
 	// Token fences: of two who hold the same slot one after the other, the later has the larger Token, and the same one only
-	// if it was passed on within a process. A resource that notes the largest that it has seen for a slot, and refuses all
+	// if it was passed on within a process. It is the time in microseconds at which the slot was granted, or one more than
+	// the Token before, if that is more; so it stays below 2^53, and grows even where a clock is set back by up to an hour,
+	// or clocks of several nodes differ by so much. A resource that notes the largest that it has seen for a slot, and refuses all
 	// that are smaller, is safe from a process that was suspended and does not know yet that its slot is lost.
 	Token int64
 }

@@ -28,6 +28,7 @@ func ended(t *testing.T, ctx context.Context) {
 
 func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	bare := pgtest.Pool(t)
 	pool, proxy := counted(t, bare)
 	s, other := open(t, pool, slots.Config{TTL: 4 * time.Second}), open(t, bare, slots.Config{})

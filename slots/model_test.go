@@ -55,7 +55,7 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 			}
 			return numbers
 		}
-		var last int64
+		last := map[string]int64{} // token of each slot
 		keys := rapid.SampledFrom([]string{"a", "b"})
 		rt.Repeat(map[string]func(*rapid.T){
 			"acquire": func(rt *rapid.T) {
@@ -72,10 +72,11 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 					rt.Fatalf("%v with %v held of %d", err, held, n)
 				}
 				s := h.Slots()[0]
-				if held[s.Number] || s.Number < 0 || s.Number >= n || s.Token <= last || s.Key != key {
-					rt.Fatalf("%+v with %v held of %d, after token %d", s, held, n, last)
+				at := fmt.Sprint(s.Key, s.Number)
+				if held[s.Number] || s.Number < 0 || s.Number >= n || s.Token <= last[at] || s.Key != key {
+					rt.Fatalf("%+v with %v held of %d, after token %d", s, held, n, last[at])
 				}
-				last = s.Token
+				last[at] = s.Token
 				holds = append(holds, &modelHold{h: h, by: by, key: key, number: s.Number, until: now.Add(ttl)})
 			},
 			"release": func(rt *rapid.T) {

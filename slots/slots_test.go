@@ -13,6 +13,26 @@ import (
 
 var three = slots.MustDefine("three", 3)
 
+// A clock that is set back, as after a failover to a server whose clock is behind, does not let a token come again.
+func TestATokenGrowsThoughTheClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	one := slots.MustDefine("one", 1)
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	var last int64
+	for range 5 {
+		s := open(t, pool, slots.Config{Clock: func() time.Time { return now }})
+		h := try(t, s, one.For("k"))
+		if got := h.Slots()[0].Token; got <= last || got > 1<<53 {
+			t.Errorf("token %d after %d", got, last)
+		} else {
+			last = got
+		}
+		release(t, h)
+		now = now.Add(-30 * time.Minute)
+	}
+}
+
 func TestNoMoreThanNAreGrantedAndWhatIsReleasedIsGrantedAgain(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

@@ -17,24 +17,28 @@ const (
 	// acquireSQL takes a slot, if fewer than n are held. It writes a number that it has seen free; whoever is faster has the
 	// row, by the primary key, and then this takes none. Nothing is written where all are held. Slots with numbers from n on
 	// are held by those who were granted them by a larger n: to count them with the others is right only under the lock of
-	// leftSQL, so without it nothing is granted as long as there are any. The token is drawn in RETURNING: when the row is
-	// this one's already.
+	// leftSQL, so without it nothing is granted as long as there are any.
+	//
+	// The token is the microseconds of the clock, or one more than the last of the slot if that is more. So it grows
+	// wherever the clock is read, and without a number that all have to draw from.
 	acquireSQL = `
-WITH clock AS MATERIALIZED (
-	SELECT coalesce($1::timestamptz, clock_timestamp()) AS now
-), live AS MATERIALIZED (
-	SELECT s.slot FROM {schema}weir_slot AS s, clock WHERE s.name = $2::text AND s.key = $3::text AND s.until > clock.now
+WITH live AS MATERIALIZED (
+	SELECT s.slot FROM {schema}weir_slot AS s
+	WHERE s.name = $2::text AND s.key = $3::text AND s.until > coalesce($1::timestamptz, statement_timestamp())
 ), free AS (
 	SELECT i FROM generate_series(0, $4::integer - 1) AS i
 	WHERE (SELECT count(*) FROM live) < $4::integer AND i NOT IN (SELECT slot FROM live)
 		AND ($5::boolean OR NOT EXISTS (SELECT FROM live WHERE slot >= $4::integer))
 	ORDER BY i < $6::integer, i LIMIT 1
 ), got AS (
-	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until)
-	SELECT $2::text, $3::text, free.i, $7::text::uuid, clock.now + $8::bigint::float8 * interval '1 microsecond' FROM free, clock
-	ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
-	WHERE s.until <= (SELECT now FROM clock)
-	RETURNING s.slot, nextval($9::text::regclass) AS token
+	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until, token)
+	SELECT $2::text, $3::text, free.i, $7::text::uuid,
+		coalesce($1::timestamptz, statement_timestamp()) + $8::bigint::float8 * interval '1 microsecond',
+		round(date_part('epoch', coalesce($1::timestamptz, statement_timestamp())) * 1e6::float8)::bigint FROM free
+	ON CONFLICT (name, key, slot) DO UPDATE SET
+		holder = excluded.holder, until = excluded.until, token = greatest(s.token + 1, excluded.token)
+	WHERE round(date_part('epoch', excluded.until - s.until) * 1e6::float8) >= $8::bigint::float8
+	RETURNING s.slot, s.token
 )
 SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
 FROM (SELECT 1) AS always LEFT JOIN got ON true`
@@ -51,18 +55,20 @@ WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holde
 	// renewSQL renews what has not run out, and says what that is.
 	renewSQL = `
 WITH clock AS MATERIALIZED (
-	SELECT coalesce($1::timestamptz, clock_timestamp()) AS now
+	SELECT c.now, c.now + $2::bigint::float8 * interval '1 microsecond' AS until
+	FROM (SELECT coalesce($1::timestamptz, clock_timestamp()) AS now) c
 )
-UPDATE {schema}weir_slot AS s SET until = clock.now + $2::bigint::float8 * interval '1 microsecond'
+UPDATE {schema}weir_slot AS s SET until = clock.until
 FROM clock, {mine} AND s.until > clock.now
 RETURNING s.holder::text`
 
+	// releaseSQL leaves the rows, for the sake of their tokens.
 	releaseSQL = `
-DELETE FROM {schema}weir_slot AS s USING {mine}`
+UPDATE {schema}weir_slot AS s SET until = 'epoch' FROM {mine}`
 
-	// tidySQL removes what a call may have taken whose answer did not come.
+	// tidySQL gives back what a call may have taken whose answer did not come.
 	tidySQL = `
-DELETE FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND holder = $3::text::uuid`
+UPDATE {schema}weir_slot SET until = 'epoch' WHERE name = $1::text AND key = $2::text AND holder = $3::text::uuid`
 
 	heldSQL = `
 SELECT count(*) FROM {schema}weir_slot
@@ -71,7 +77,6 @@ WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, c
 
 type statements struct {
 	acquire, left, renew, release, tidy, held string
-	sequence                                  string
 }
 
 func newStatements(schema string) statements {
@@ -84,13 +89,12 @@ func newStatements(schema string) statements {
 			strings.ReplaceAll(strings.ReplaceAll(sql, "{mine}", mine), "{lists}", lists))
 	}
 	return statements{
-		acquire:  text(acquireSQL, ""),
-		left:     text(leftSQL, ""),
-		renew:    text(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]"),
-		release:  text(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]"),
-		tidy:     text(tidySQL, ""),
-		held:     text(heldSQL, ""),
-		sequence: prefix + "weir_slot_token",
+		acquire: text(acquireSQL, ""),
+		left:    text(leftSQL, ""),
+		renew:   text(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]"),
+		release: text(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]"),
+		tidy:    text(tidySQL, ""),
+		held:    text(heldSQL, ""),
 	}
 }
 
@@ -132,7 +136,7 @@ func (s *Slots) acquire(ctx context.Context, w *want, holder string, locked bool
 		if locked {
 			b.Queue(s.sql.left, w.name, w.key, w.n)
 		}
-		b.Queue(s.sql.acquire, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder, s.ttl.Microseconds(), s.sql.sequence).
+		b.Queue(s.sql.acquire, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder, s.ttl.Microseconds()).
 			QueryRow(func(row pgx.Row) error { return row.Scan(&a.slot, &a.token, &a.live, &a.left) })
 	})
 	return a, true, err
@@ -153,7 +157,7 @@ func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bo
 	return renewed, err
 }
 
-// giveBack deletes the rows of slots, as far as they are still these.
+// giveBack frees slots, as far as they are still these.
 func (s *Slots) giveBack(ctx context.Context, slots []*slot) error {
 	return s.trip(ctx, s.pool, func(b *pgx.Batch) { b.Queue(s.sql.release, lists(slots)...) })
 }

@@ -212,6 +212,7 @@ func TestASlotIsPassedOnForAWhileAndThenGivenBack(t *testing.T) {
 // Nobody is left over a slot that was passed on to who is just leaving.
 func TestWaitersWhoGiveUpLoseNoSlot(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its waiters give up before a cluster answers")
 	pool := pgtest.Pool(t)
 	here, there := open(t, pool, slots.Config{}), open(t, pool, slots.Config{})
 	two := slots.MustDefine("two", 2)

@@ -58,25 +58,30 @@ SELECT '', repeat('-', 1000) || i::text, 0, now(), 0, 0, 1 FROM generate_series(
 DELETE FROM weir_balance;
 
 -- The reservations that were settled or released: what makes it happen once. A settlement writes its row before it touches a
--- balance. After until none is settled any more, so that a row may be removed then.
+-- balance. After until none is settled any more, so that a row may be removed then. The key is that of the first balance:
+-- engines that spread rows over nodes by their key keep both together.
 --
 -- Ids are UUIDs of version 7: they grow, and so does the index, at one end.
 CREATE TABLE weir_settled (
-    id    uuid        PRIMARY KEY,
-    until timestamptz NOT NULL
+    id    uuid             NOT NULL,
+    until timestamptz      NOT NULL,
+    key   text COLLATE "C" NOT NULL,
+
+    PRIMARY KEY (id, key)
 );
 
 -- The slots that are held: see package slots. A limit of n at once has slots 0 to n-1 for each key, so that the primary key
 -- alone keeps two holders out of one slot, and any n+1 out of n.
 --
 -- holder is the id of one holding: who renews or gives back names it, and so never touches what was given to somebody else
--- meanwhile. From until on, by the database's clock, the slot is free whether its row is still there or not: nobody has
--- renewed it, as its process has died, say. A row is deleted when its slot is given back, and taken over when it is taken
--- again; one whose until has passed may be deleted at any time.
+-- meanwhile. From until on, by the database's clock, the slot is free whether its row is still there or not. token grows with
+-- each holder of the slot. A row stays when its slot is given back, so that the next token is larger even if the clock was set
+-- back; an hour after its last holder began, it may be deleted.
 --
 -- Nothing but the primary key is indexed and pages keep some of their room free, so that each renewal is a HOT update.
 CREATE TABLE weir_slot (
     until  timestamptz NOT NULL,
+    token  bigint      NOT NULL DEFAULT 0,
     holder uuid        NOT NULL,
     slot   integer     NOT NULL,
     name   text COLLATE "C" NOT NULL,
@@ -89,10 +94,6 @@ CREATE TABLE weir_slot (
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_cost_delay = 0
 );
-
--- Numbers the grants of slots: who holds one later has the larger number. Each number is drawn after the row was written, and
--- so while nobody else can have the slot.
-CREATE SEQUENCE weir_slot_token;
 
 -- What has been applied. compatible is the lowest version a release must know to work on this schema: a release that
 -- knows only older ones refuses.
