@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )
 
@@ -43,4 +44,24 @@ func ExampleCheck() {
 	case err != nil:
 		log.Fatal(err)
 	}
+}
+
+// On the coordinator of a Citus cluster.
+func ExampleDistributed() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+
+	err = schema.Migrate(ctx, pool, schema.In("weir"), schema.Distributed())
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{Schema: "weir", Citus: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = limiter // takes as on plain Postgres
 }

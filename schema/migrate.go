@@ -66,7 +66,10 @@ func migrate(ctx context.Context, db DB, files fs.FS, opts ...Option) error {
 		if o.toVersion {
 			target = o.version
 		}
-		return p.apply(ctx, tx, migrations[s.version:target])
+		if err := p.apply(ctx, tx, migrations[s.version:target]); err != nil || !o.distribute {
+			return err
+		}
+		return p.distribute(ctx, tx, o.with)
 	})
 	if err != nil {
 		return fmt.Errorf("schema: %w", err)

@@ -296,3 +296,18 @@ func TestMigrateStopsWaitingWhenItsContextEnds(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestPlainPostgresIsNotDistributed(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it is plain Postgres")
+	for _, option := range []schema.Option{schema.Distributed(), schema.DistributedWith("orders")} {
+		pool := pgtest.Bare(t)
+		err := schema.Migrate(t.Context(), pool, option)
+		if err == nil || !strings.Contains(err.Error(), "has no extension citus") {
+			t.Errorf("got %v", err)
+		}
+		if err := schema.Check(t.Context(), pool); !errors.Is(err, schema.ErrNotMigrated) {
+			t.Errorf("the tables were made: %v", err)
+		}
+	}
+}

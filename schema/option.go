@@ -8,6 +8,9 @@ type options struct {
 	hasSchema bool
 	version   int
 	toVersion bool
+
+	distribute bool
+	with       string // empty: with no other table
 }
 
 func collect(opts []Option) options {
@@ -32,4 +35,19 @@ func In(schema string) Option {
 // Default: [Newest].
 func To(version int) Option {
 	return func(o *options) { o.version, o.toVersion = version, true }
+}
+
+// Distributed makes [Migrate] distribute the tables by key over the nodes of a Citus cluster, once
+// they are at their version. Balances that there are move along. It does nothing where that was done
+// before, and is an error where the database has no Citus. Connect to the coordinator. The role must
+// be allowed to create tables there and on the workers. Then set ratelimit.Config.Citus.
+func Distributed() Option { return DistributedWith("") }
+
+// DistributedWith is [Distributed] that keeps Weir's rows of a key on the node that has the same key
+// of a table of yours, one that is distributed by its tenant: then a tenant's tokens and its rows are
+// committed by one node. Name the table as in SQL, with its schema if the search_path does not have it.
+// Its distribution column must be of type text, with a deterministic collation, which the keys of
+// Weir's tables then get.
+func DistributedWith(table string) Option {
+	return func(o *options) { o.distribute, o.with = true, table }
 }

@@ -1,0 +1,115 @@
+package schema
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// distribute hands the tables to Citus, which spreads their rows over its nodes by their key. What is
+// in them moves along. Tables that are distributed already are left alone, if they stand with the
+// table that was asked for.
+func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
+	var citus bool
+	const has = `SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')`
+	if err := tx.QueryRow(ctx, has).Scan(&citus); err != nil {
+		return fmt.Errorf("look for Citus: %w", err)
+	}
+	if !citus {
+		return fmt.Errorf("distribute the tables: database %q has no extension citus", p.database)
+	}
+	t := tenants{name: "none"}
+	if with != "" {
+		var err error
+		if t, err = p.tenants(ctx, tx, with); err != nil {
+			return err
+		}
+	}
+	if err := p.enter(ctx, tx); err != nil {
+		return err
+	}
+	var group *uint32
+	const find = `
+		SELECT (SELECT colocationid FROM pg_catalog.pg_dist_partition
+			WHERE logicalrelid = 'weir_balance'::regclass AND partmethod = 'h')`
+	if err := tx.QueryRow(ctx, find).Scan(&group); err != nil {
+		return fmt.Errorf("see whether the tables are distributed: %w", err)
+	}
+	switch {
+	case group == nil:
+		return p.spread(ctx, tx, t)
+	case with != "" && *group != t.group:
+		return fmt.Errorf("distribute the tables with %s: they are distributed already, and not with it; "+
+			"SELECT undistribute_table('weir_balance'), likewise weir_settled and weir_slot, then migrate again", with)
+	}
+	return nil
+}
+
+// tenants is a table of the application's that is distributed by a tenant.
+type tenants struct {
+	name      string // as colocate_with wants it
+	group     uint32
+	collation string // quoted, of its distribution column; empty: leave that of the key
+}
+
+// tenants finds the table.
+func (p place) tenants(ctx context.Context, tx pgx.Tx, table string) (tenants, error) {
+	const find = `
+		SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), d.colocationid, a.attname,
+			format_type(a.atttypid, a.atttypmod), quote_ident(cn.nspname) || '.' || quote_ident(co.collname)
+		FROM pg_dist_partition d
+			JOIN pg_class c ON c.oid = d.logicalrelid
+			JOIN pg_namespace n ON n.oid = c.relnamespace
+			JOIN pg_attribute a ON a.attrelid = c.oid
+				AND a.attname = column_to_column_name(d.logicalrelid, d.partkey)
+			LEFT JOIN pg_collation co ON co.oid = a.attcollation
+			LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace
+		WHERE d.logicalrelid = to_regclass($1) AND d.partmethod = 'h'`
+	var t tenants
+	var column, of string
+	var collation *string
+	err := tx.QueryRow(ctx, find, oneShot, table).Scan(&t.name, &t.group, &column, &of, &collation)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return tenants{}, fmt.Errorf("distribute the tables with %s: there is no distributed table of that name; "+
+			"name it with its schema, and run create_distributed_table on it first", table)
+	case err != nil:
+		return tenants{}, fmt.Errorf("look for table %s: %w", table, err)
+	case of != "text":
+		return tenants{}, fmt.Errorf("distribute the tables with %s: its column %s is of type %s, and Weir's keys are text: "+
+			"Citus keeps tables together only if both are of one type; see docs/distributed.md", table, column, of)
+	}
+	t.collation = *collation
+	return t, nil
+}
+
+// spread distributes the tables. Settlements and slots go with the balances of their key.
+func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
+	var statements []string
+	if t.collation != "" {
+		for _, table := range []string{"weir_balance", "weir_settled", "weir_slot"} {
+			statements = append(statements, "ALTER TABLE "+table+" ALTER COLUMN key TYPE text COLLATE "+t.collation)
+		}
+	}
+	balances := quote(p.schema, "weir_balance")
+	for _, d := range [][2]string{{"weir_balance", t.name}, {"weir_settled", balances}, {"weir_slot", balances}} {
+		statements = append(statements,
+			"SELECT create_distributed_table('"+d[0]+"', 'key', colocate_with => "+literal(d[1])+")")
+	}
+	statements = append(statements,
+		"SELECT create_reference_table('weir_schema')",
+		// Who writes it, or would, has its transaction committed in two phases: see ratelimit.Config.
+		"CREATE TABLE IF NOT EXISTS weir_two_phase ()",
+		"SELECT citus_add_local_table_to_metadata('weir_two_phase')")
+	for _, sql := range statements {
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("distribute the tables of schema %q: %w", p.schema, err)
+		}
+	}
+	return nil
+}
+
+func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
