@@ -237,7 +237,10 @@ func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 // Commit and Rollback do what those of pgx do, also to a connection on which they fail.
-func (t *lazyTx) Commit(ctx context.Context) error {
+func (t *lazyTx) Commit(ctx context.Context) error { return t.commit(ctx, false) }
+
+// commit ends it in two phases, if need be: see twoPhaseSQL.
+func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	if t.closed {
 		return pgx.ErrTxClosed
 	}
@@ -247,9 +250,18 @@ func (t *lazyTx) Commit(ctx context.Context) error {
 		return nil
 	}
 	if t.tx != nil {
+		if twoPhase && t.connection().PgConn().TxStatus() == 'T' {
+			if _, err := t.tx.Exec(ctx, t.sql.twoPhaseIf); err != nil {
+				return fmt.Errorf("ratelimit: before COMMIT: %w", err)
+			}
+		}
 		return t.tx.Commit(ctx)
 	}
-	tag, err := t.conn.Exec(ctx, cmp.Or(t.opts.CommitQuery, "commit"))
+	sql := cmp.Or(t.opts.CommitQuery, "commit")
+	if twoPhase && t.conn.PgConn().TxStatus() == 'T' {
+		sql = t.sql.twoPhaseIf + "; " + sql
+	}
+	tag, err := t.conn.Exec(ctx, sql)
 	if err != nil {
 		if t.conn.PgConn().TxStatus() != 'I' {
 			_ = t.conn.Close(ctx)

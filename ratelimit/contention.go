@@ -92,6 +92,7 @@ type attempt struct {
 	queues    bool           // it can queue: above READ COMMITTED, and on a connection of which InTx sends the BEGIN
 	again     bool           // an earlier attempt was rolled back
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
+	foreign   bool           // by the callback itself
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	made      map[place]bool // limits that it has given another layout, which may roll back
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours

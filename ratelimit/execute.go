@@ -130,6 +130,9 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	if begins {
 		failed, err = tx.beginWith(ctx, statements)
 	} else {
+		if x.attempt == nil {
+			statements = x.l.marked(statements)
+		}
 		failed, err = send(ctx, x.tx, statements)
 	}
 	x.attempt.observe(x.l, failed, err)

@@ -218,7 +218,7 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
 	}
 	// From here on pgconn.SafeToRetry says nothing: a connection lost after COMMIT was sent also reads "conn closed".
-	err := tx.Commit(ctx)
+	err := tx.commit(ctx, a.l.twoPhase && a.foreign)
 	switch {
 	case err == nil:
 		return nil

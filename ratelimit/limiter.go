@@ -18,7 +18,7 @@ type Config struct {
 
 	// IsoLevel is the isolation level of [Limiter.InTx] and [Limiter.SendBatch], one of pgx's. Limits
 	// hold at each; it is for what your own statements read and write beside them. The default of the
-	// server does not matter. Default: pgx.Serializable.
+	// server does not matter. Default: pgx.Serializable, and with Citus pgx.ReadCommitted.
 	IsoLevel pgx.TxIsoLevel
 
 	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
@@ -54,6 +54,20 @@ type Config struct {
 	// lock_timeout. Default: false.
 	Portable bool
 
+	// Citus is for tables that [schema.Distributed] has distributed. It is Portable, and it has Citus commit
+	// in two phases what writes both distributed tables and tables of the coordinator alone: River's
+	// jobs, say. Otherwise a crash could keep the tokens and lose the job, or the other way round.
+	// [Limiter.InTx] and [Limiter.SendBatch] do so at COMMIT, where it is needed. In a transaction of
+	// your own, each call that writes does: see Colocated. On Citus SERIALIZABLE holds on each
+	// node by itself, and conflicts that are found at COMMIT cannot be told from a node that is lost,
+	// so the default of IsoLevel is pgx.ReadCommitted. Default: false.
+	Citus bool
+
+	// Colocated, with Citus, says that no transaction of your own that takes tokens writes tables of the
+	// coordinator alone. Then calls in it need no two-phase commit, which takes twice as long. Default:
+	// false.
+	Colocated bool
+
 	// Clock replaces the database's clock, for tests that need to set it. A clock of the program must never decide in
 	// production: no two machines agree. Default: the database's.
 	Clock func() time.Time
@@ -70,6 +84,7 @@ type Limiter struct {
 	maxAttempts int
 	timeout     time.Duration
 	portable    bool
+	twoPhase    bool // on Citus, with tables of the coordinator
 	remember    bool
 	clock       func() time.Time
 	denials     denials
@@ -93,10 +108,17 @@ func New(cfg Config) (*Limiter, error) {
 		return nil, &InvalidError{Field: "Config.IsoLevel", Value: shorten(string(cfg.IsoLevel)),
 			Want: `one of pgx's: "serializable", "repeatable read", "read committed" or "read uncommitted"`}
 	}
+	if cfg.Colocated && !cfg.Citus {
+		return nil, &InvalidError{Field: "Config.Colocated", Value: true, Want: "false, or Config.Citus as well"}
+	}
 	if cfg.MaxAttempts < 0 {
 		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
 	}
-	sql, level := newStatements(cfg.Schema), cmp.Or(cfg.IsoLevel, pgx.Serializable)
+	sql, level := newStatements(cfg.Schema), pgx.Serializable
+	if cfg.Citus {
+		cfg.Portable, level = true, pgx.ReadCommitted
+	}
+	level = cmp.Or(cfg.IsoLevel, level)
 	return &Limiter{
 		sql:         sql,
 		many:        newManyTexts(sql.prefix, cfg.Portable),
@@ -105,6 +127,7 @@ func New(cfg Config) (*Limiter, error) {
 		maxAttempts: cfg.MaxAttempts,
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,
+		twoPhase:    cfg.Citus && !cfg.Colocated,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
 		hot:         hot{logger: cmp.Or(cfg.Logger, slog.Default())},

@@ -15,15 +15,17 @@ type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// linesSQL reads what has become of rows: one row for each range of shards, with the clock.
+// linesSQL reads what has become of rows: the clock, and one row for each range of shards that has any.
 //
 // Locks: none. Predicate reads: the rows.
 //
 // $1 names $2 keys $3 the first shards $4 the last ones
-const linesSQL = `SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved), clock_timestamp()
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
-LEFT JOIN {schema}weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
-GROUP BY p.nr`
+const linesSQL = `SELECT 0::bigint, clock_timestamp(), NULL::timestamptz, NULL::bigint, NULL::float8
+UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved)
+	FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
+	JOIN {schema}weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
+	WHERE b.key = ANY ($2::text[])
+	GROUP BY p.nr)`
 
 // Lines reads how the lines stand in which takes wait, for [Take.RunAt], and the database's clock. A
 // State has no Value. It is the zero State if nothing has happened to the line since it was last full.
@@ -59,13 +61,13 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 	var delay pgtype.Int8
 	var moved pgtype.Float8
 	rows, _ := db.Query(ctx, l.sql.lines, names, keys, first, last) // they tell the error, too
-	_, err := pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved, &now}, func() error {
-		if !ts.Valid {
+	_, err := pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved}, func() error {
+		if nr == 0 {
+			now = ts.Time
 			return nil
 		}
 		s := &lines[nr-1]
-		// A clock that was set back may have left a time to come: what was there at once then is there by now.
-		s.TS = fromMicro(min(ts.Time.UnixMicro(), now.UnixMicro()))
+		s.TS = fromMicro(ts.Time.UnixMicro())
 		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
 		s.Moved = moved.Float64
 		if paused.Valid {
@@ -79,6 +81,10 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 	states := make([]State, len(takes))
 	for i, at := range of {
 		states[i] = lines[at]
+		// A clock that was set back may have left a time to come: what was there at once then is there by now.
+		if s := &states[i]; s.TS.After(now) {
+			s.TS = fromMicro(now.UnixMicro())
+		}
 	}
 	return states, now, nil
 }

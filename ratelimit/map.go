@@ -44,6 +44,7 @@ package ratelimit
 //	rows.go          finds all rows of a limit, and those that a change of shards has left
 //	reset_key.go     all limits of a key at once
 //	prune.go         deletes rows that are full again
+//	prune_portable.go  the same, key by key
 //	lines.go         reads how the lines stand in which work waits
 //
 // Reservations:
@@ -57,6 +58,7 @@ package ratelimit
 //	begin.go         BEGIN goes out with the first take
 //	contention.go    rows that were lost to others, and the queue for them
 //	txn.go           the pgx.Tx that the callback is given
+//	two_phase.go     on Citus: tokens and tables of the coordinator commit together
 //	failed.go        its answers after BEGIN has failed
 //	answers.go       keeps what a batch has answered until COMMIT
 //

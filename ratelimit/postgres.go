@@ -34,10 +34,25 @@ func isLostRow(err error) bool {
 }
 
 // isRolledBack reports whether err, an answer to COMMIT or to what went out along with it, says that the transaction was
-// rolled back. A backend that ended with COMMIT under way (FATAL, PANIC) may have committed before it did.
+// rolled back. A backend that ended with COMMIT under way (FATAL, PANIC) may have committed before it did. So may a
+// node of Citus that its coordinator has lost meanwhile, of which an ordinary ERROR tells; one that was never reached has not.
 func isRolledBack(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && e.SeverityUnlocalized == "ERROR" && e.Code != "40003" // statement_completion_unknown
+	if !errors.As(err, &e) || e.SeverityUnlocalized != "ERROR" {
+		return false
+	}
+	switch {
+	case e.Code == "40003", e.Code == "XX000", strings.HasPrefix(e.Code, "57P"):
+		return false // statement_completion_unknown, internal_error, an operator's intervention
+	case strings.HasPrefix(e.Code, "08"):
+		return isUnreachable(e)
+	}
+	return true
+}
+
+// isUnreachable reports whether a node of Citus told that it could not connect to another one.
+func isUnreachable(e *pgconn.PgError) bool {
+	return strings.HasPrefix(e.Message, "connection to the remote node ")
 }
 
 func unknown(err error) error {

@@ -56,7 +56,7 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 
 	isIdle = `(b.paused_until IS NULL OR b.paused_until <= c.clock) AND {full}
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
-			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)`
+			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $within::bigint::float8)`
 
 	// isFull is refilled of statements.go, compared. A closed row has what it owed as its capacity.
 	isFull = `CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
@@ -65,7 +65,7 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
 			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity`
 
-	// pruneSlotsSQL deletes slots whose processes have died.
+	// pruneSlotsSQL deletes slots that nobody holds, once the clock can be no more set back than their tokens are old.
 	//
 	// $1 name $2 key $3 slot $4 batch $5 clock
 	pruneSlotsSQL = `WITH page AS MATERIALIZED (
@@ -73,12 +73,16 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 	ORDER BY name, key, slot LIMIT $4::bigint
 ), free AS MATERIALIZED (
 	SELECT s.name, s.key, s.slot FROM page JOIN {schema}weir_slot s USING (name, key, slot)
-	WHERE s.until <= coalesce($5::timestamptz, clock_timestamp()) FOR UPDATE OF s SKIP LOCKED
+	CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+	WHERE {forgotten} FOR UPDATE OF s SKIP LOCKED
 ), gone AS (
 	DELETE FROM {schema}weir_slot s USING free WHERE (s.name, s.key, s.slot) = (free.name, free.key, free.slot) RETURNING 1
 )
 SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.slot
 FROM (SELECT name, key, slot FROM page ORDER BY name DESC, key DESC, slot DESC LIMIT 1) last`
+
+	// a token is the time in microseconds at which it was granted, or a little more
+	isForgotten = `s.until <= c.clock AND s.token <= round(date_part('epoch', c.clock) * 1e6::float8)::bigint - 3600000000`
 
 	// pruneSettledSQL deletes settlements of reservations that nobody can settle any more.
 	//
@@ -116,8 +120,8 @@ type Pruned struct {
 // most never come again: addresses, visitors. What is full is judged by the rule that last took from the balance, so that nothing is
 // forgotten or granted by it; a larger rule that comes later finds the balance full, where it would have had to fill up. A balance in
 // debt, in a pause, or on which work may still wait stays: one that was paused or settled, until 30 days after its last use and its
-// pause. A key of a limit with shards goes wholly, when all its shards are idle, or not at all. Slots of package slots whose processes have died are deleted, too, and
-// settlements once nobody can settle any more: 30 days after their work could run, or as [SettleWithin] says.
+// pause. A key of a limit with shards goes wholly, when all its shards are idle, or not at all. Slots of package slots that nobody holds are deleted, too, an hour after they were last
+// taken, and settlements once nobody can settle any more: 30 days after their work could run, or as [SettleWithin] says.
 //
 // It goes through the tables once, batch by batch, each a transaction of its own that waits for nobody; who wants a row that is
 // being deleted waits for the batch. In a REPEATABLE READ or SERIALIZABLE transaction that caller then fails with 40001, for which
@@ -142,38 +146,52 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 	if cfg.Share == 0 {
 		cfg.Share = 0.25
 	}
+	within := settleWithin.Microseconds()
+	if l.portable {
+		err = l.prunePortable(ctx, pool, &cfg, &done, within)
+		return done, err
+	}
 	// rows goes through a table by its primary key, of a name, a key and a number.
 	rows := func(what, sql string, looked, deleted *int64, more ...any) error {
-		var name, key string
-		number := int32(math.MinInt32)
-		err := prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (int64, error) {
+		at := first
+		return pruneTable(ctx, pool, &cfg, &done, what, func(tx pgx.Tx) (int64, error) {
 			var n, gone int64
-			err := tx.QueryRow(ctx, sql, append([]any{name, key, number, cfg.Batch, l.now()}, more...)...).Scan(&n, &gone, &name, &key, &number)
+			err := tx.QueryRow(ctx, sql, append([]any{at.name, at.key, at.number, cfg.Batch, l.now()}, more...)...).
+				Scan(&n, &gone, &at.name, &at.key, &at.number)
 			*looked, *deleted = *looked+n, *deleted+gone
 			return n, err
 		})
-		if err != nil {
-			return fmt.Errorf("ratelimit: prune %s: %w", what, hint(ended(ctx, err)))
-		}
-		return nil
 	}
-	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, settleWithin.Microseconds()); err != nil {
+	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, within); err != nil {
 		return done, err
 	}
 	if err := rows("slots", l.sql.pruneSlots, new(int64), &done.Slots); err != nil {
 		return done, err
 	}
 	id := "00000000-0000-0000-0000-000000000000"
-	err = prune(ctx, pool, &cfg, &done, func(tx pgx.Tx) (looked int64, err error) {
+	return done, pruneTable(ctx, pool, &cfg, &done, "settlements", func(tx pgx.Tx) (looked int64, err error) {
 		var deleted int64
 		err = tx.QueryRow(ctx, l.sql.pruneSettled, id, cfg.Batch, l.now()).Scan(&looked, &deleted, &id)
 		done.Settled += deleted
 		return looked, err
 	})
-	if err != nil {
-		return done, fmt.Errorf("ratelimit: prune settlements: %w", hint(ended(ctx, err)))
+}
+
+// numbered is the address of a row whose primary key is a name, a key and a number.
+type numbered struct {
+	name, key string
+	number    int32
+}
+
+// first comes before all rows.
+var first = numbered{number: math.MinInt32}
+
+func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, what string,
+	batch func(pgx.Tx) (looked int64, err error)) error {
+	if err := prune(ctx, pool, cfg, done, batch); err != nil {
+		return fmt.Errorf("ratelimit: prune %s: %w", what, hint(ended(ctx, err)))
 	}
-	return done, nil
+	return nil
 }
 
 // prune runs batches until there is nothing to look at.

@@ -157,6 +157,18 @@ func (r *Reservation) until() time.Time {
 	return fromMicro(min(last, endOfTime))
 }
 
+// home is the key under which it is settled: one of those that it took from, however often it is
+// charged anew.
+func (r *Reservation) home() string {
+	var key string
+	for i, t := range r.Takes {
+		if i == 0 || t.Key < key {
+			key = t.Key
+		}
+	}
+	return key
+}
+
 func (r *Reservation) check() error {
 	if r.ID == uuid.Nil || len(r.Takes) == 0 {
 		return &InvalidError{Field: "Reservation", Value: plain("the zero one"),

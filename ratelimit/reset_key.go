@@ -26,12 +26,28 @@ UPDATE {schema}weir_balance b SET value = $2::float8, ts = coalesce($3::timestam
 FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
 RETURNING true`
 
+// resetKeyHereSQL is resetKeySQL for engines on which the rows of a key are on one node, and the names
+// of others are not: see [Config.Portable]. It reads all rows of that node, or of the part of the table
+// in which the key is.
+//
+// Parameters as above
+const resetKeyHereSQL = `WITH c AS MATERIALIZED (
+	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+), held AS MATERIALIZED (
+	SELECT name, shard FROM {schema}weir_balance WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
+	ORDER BY name, shard FOR NO KEY UPDATE
+)
+UPDATE {schema}weir_balance b SET value = $2::float8, ts = c.now
+FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+RETURNING true`
+
 // ResetKey makes all balances of a key full again, of whatever limits, those that this program does not know among them: everything
 // of a tenant, a user or an address. Other keys that only begin with this one are others. It is [Limiter.ResetRateLimit] otherwise: a
 // pause goes on, and what was reserved still runs.
 //
 // It reads an index page for each name that is in use, and above READ COMMITTED conflicts with first uses of limits there: such a
-// transaction may have to run again. [Autocommit.ResetKey] is READ COMMITTED.
+// transaction may have to run again. [Autocommit.ResetKey] is READ COMMITTED. With [Config.Portable] it reads the whole table, and
+// on Citus the part of it in which the key is.
 func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
 	x, err := l.transaction(tx)
 	if err != nil {
@@ -56,7 +72,11 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if err := badKey("", key); err != nil {
 		return err
 	}
-	reset := &statement{sql: l.sql.resetKey, args: []any{key, float64(full), l.now()}, once: new(bool)}
+	sql := l.sql.resetKey
+	if l.portable {
+		sql = l.sql.resetKeyHere
+	}
+	reset := &statement{sql: sql, args: []any{key, float64(full), l.now()}, once: new(bool)}
 	if err := x.run(ctx, []*statement{reset}); err != nil {
 		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
 	}

@@ -175,6 +175,10 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 		whole.Queue(take.sql, take.args...)
 	}
 	whole.QueuedQueries = append(whole.QueuedQueries, batch.QueuedQueries...)
+	mark := s.l.twoPhase && batch.Len() > 0
+	if mark {
+		whole.Queue(s.l.sql.twoPhaseIf)
+	}
 	whole.Queue(`COMMIT`)
 	s.trip()
 	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns)

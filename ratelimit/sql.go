@@ -136,7 +136,13 @@ func (x sqlExecutor) transaction() any { return x.tx }
 func (sqlExecutor) session() uint32 { return 0 }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
-	for _, s := range statements {
+	for _, s := range x.l.marked(statements) {
+		if s.c == nil && s.once == nil { // it has no answer
+			if _, err := x.tx.ExecContext(ctx, s.sql, s.args...); err != nil {
+				return err
+			}
+			continue
+		}
 		if s.look != nil {
 			s.look.scanner = pgtype.NewMap().SQLScanner
 		}

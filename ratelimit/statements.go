@@ -181,10 +181,10 @@ RETURNING ` + columns
 	//
 	// Locks: the row; it waits for a concurrent transaction that settles the same. Predicate reads: none.
 	//
-	// $1 id $2 until $3 clock
-	settleSQL = `INSERT INTO {schema}weir_settled (id, until)
-SELECT $1::uuid, $2::timestamptz WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())
-ON CONFLICT (id) DO NOTHING
+	// $1 id $2 until $3 clock $4 key
+	settleSQL = `INSERT INTO {schema}weir_settled (id, until, key)
+SELECT $1::uuid, $2::timestamptz, $4::text WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())
+ON CONFLICT (id, key) DO NOTHING
 RETURNING true`
 
 	// resetSQL fills a balance of $7, whatever the rule. It is the one statement that may move ts back: a row that a clock
@@ -208,9 +208,8 @@ RETURNING ` + columns
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	pauseSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-SELECT $1::text, $2::text, $3::integer, {absent $7::float8}, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	c.now + $10::bigint::float8 * interval '1 microsecond', {fresh}
-FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
+VALUES ($1::text, $2::text, $3::integer, {absent $7::float8}, {now}, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	{now} + $10::bigint::float8 * interval '1 microsecond', {fresh})
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, {refilled}),
 	ts = greatest(b.ts, excluded.ts),
@@ -238,30 +237,33 @@ RETURNING ` + columns
 	// Locks: the rows, in their order. Predicate reads: the rows of the limit.
 	//
 	// $1 name $2 key $3 clock $4 microseconds
-	pauseClosedSQL = `WITH held AS MATERIALIZED (
-	SELECT b.shard, c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
-	FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
-	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
-	ORDER BY b.shard FOR NO KEY UPDATE OF b
+	pauseClosedSQL = `WITH c AS MATERIALIZED (
+	SELECT c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
+	FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
+), held AS MATERIALIZED (
+	SELECT shard FROM {schema}weir_balance
+	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity'
+	ORDER BY shard FOR NO KEY UPDATE
 )
 UPDATE {schema}weir_balance b SET
-	ts = greatest(b.ts, held.now),
-	paused_until = greatest(b.paused_until, held.until),
+	ts = greatest(b.ts, c.now),
+	paused_until = greatest(b.paused_until, c.until),
 	delay = coalesce(b.delay, 0) + {added}
-FROM held WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
+FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
 RETURNING true`
 
-	resumeClosedSQL = `WITH held AS MATERIALIZED (
-	SELECT b.shard, c.now
-	FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
-	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity' AND b.paused_until > c.now
-	ORDER BY b.shard FOR NO KEY UPDATE OF b
+	resumeClosedSQL = `WITH c AS MATERIALIZED (
+	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+), held AS MATERIALIZED (
+	SELECT shard FROM {schema}weir_balance
+	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity' AND paused_until IS NOT NULL
+	ORDER BY shard FOR NO KEY UPDATE
 )
 UPDATE {schema}weir_balance b SET
-	ts = greatest(b.ts, held.now),
+	ts = greatest(b.ts, c.now),
 	paused_until = NULL,
 	delay = coalesce(b.delay, 0) - {left}
-FROM held WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
+FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard AND b.paused_until > c.now
 RETURNING true`
 
 	// lookSQL reads a balance: always one row, of nulls where there is no balance, with the clock beside it.
@@ -323,7 +325,12 @@ type statements struct {
 	charge, settle, reset, look string
 	lookShards, head, put       string
 	pauseClosed, resumeClosed   string
-	resetKey                    string
+	resetKey, resetKeyHere      string
+	page, lockKey, countKey     string // see prune_portable.go
+	deleteRows, pageSlots       string
+	deleteSlot, pageSettled     string
+	deleteSettled               string
+	twoPhase, twoPhaseIf        string // see two_phase.go
 	prune, pruneSlots, lines    string
 	pruneSettled                string
 }
@@ -351,6 +358,7 @@ func newStatements(schema string) statements {
 		}
 		return text
 	}
+	const now = "coalesce($8::timestamptz, statement_timestamp())" // the same wherever it stands in a statement
 	text := func(sql, refill, delay, unused string) string {
 		for _, fresh := range []string{"$4::float8 - $7::float8", "$7::float8", "$10::float8"} {
 			sql = replace(sql, "{absent "+fresh+"}", absent, "{new}", fresh)
@@ -360,7 +368,7 @@ func newStatements(schema string) statements {
 			"{here}", "pg_catalog.hashoid("+s.table()+"::regclass::oid)",
 			"{refilled}", refilled, "{unused}", unused, "{given}", strings.ReplaceAll(given, "{unused}", unused),
 			"{added}", between("greatest(b.ts, b.paused_until, excluded.ts)", "excluded.paused_until"),
-			"{fresh}", between("c.now", "c.now + $10::bigint::float8 * interval '1 microsecond'"),
+			"{fresh}", between(now, now+" + $10::bigint::float8 * interval '1 microsecond'"), "{now}", now,
 			"{left}", between("greatest(b.ts, excluded.ts)", "b.paused_until")).Replace(sql)
 	}
 	of := func(refill, delay, unused, comes string) texts {
@@ -388,10 +396,18 @@ func newStatements(schema string) statements {
 	rowDelay := "CASE WHEN b.origin IS NULL THEN " + bucketDelay + " ELSE " +
 		strings.NewReplacer("$6::float8", "b.period::float8", "$6", "b.period", "$9::timestamptz", "b.origin").Replace(windowDelay) + " END"
 	delay := func(from, to string) string { return strings.NewReplacer("{from}", from, "{to}", to).Replace(rowDelay) }
-	s.pauseClosed = one(replace(pauseClosedSQL, "{added}", delay("greatest(b.ts, b.paused_until, held.now)", "held.until")))
-	s.resumeClosed = one(replace(resumeClosedSQL, "{left}", delay("greatest(b.ts, held.now)", "b.paused_until")))
+	s.pauseClosed = one(replace(pauseClosedSQL, "{added}", delay("greatest(b.ts, b.paused_until, c.now)", "c.until")))
+	s.resumeClosed = one(replace(resumeClosedSQL, "{left}", delay("greatest(b.ts, c.now)", "b.paused_until")))
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
-	s.prune, s.pruneSlots, s.pruneSettled = one(replace(pruneSQL, "{idle}", isIdle, "{full}", isFull)), one(pruneSlotsSQL), one(pruneSettledSQL)
+	s.twoPhase, s.twoPhaseIf = one(twoPhaseSQL), one(twoPhaseIfSQL)
+	s.resetKeyHere = one(resetKeyHereSQL)
+	idle := func(sql, within string) string {
+		return one(replace(sql, "{idle}", isIdle, "{full}", isFull, "{forgotten}", isForgotten, "$within", within))
+	}
+	s.prune, s.pruneSlots, s.pruneSettled = idle(pruneSQL, "$6"), idle(pruneSlotsSQL, ""), one(pruneSettledSQL)
+	s.page, s.lockKey, s.countKey, s.deleteRows = idle(pageSQL, "$6"), idle(lockKeySQL, "$4"), one(countKeySQL), one(deleteRowsSQL)
+	s.pageSlots, s.deleteSlot = idle(pageSlotsSQL, ""), one(deleteSlotSQL)
+	s.pageSettled, s.deleteSettled = one(pageSettledSQL), one(deleteSettledSQL)
 	return s
 }
 
@@ -585,7 +601,7 @@ func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
 }
 
 func (l *Limiter) settleOf(r *Reservation) *statement {
-	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now()}, once: new(bool)}
+	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now(), r.home()}, once: new(bool)}
 }
 
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }

@@ -81,13 +81,17 @@ func TestStatementsReadTheClockOnceAndNotToUpdate(t *testing.T) {
 	for _, cfg := range configs {
 		for name, s := range every(t, cfg) {
 			update := onUpdate.FindString(s.sql)
-			if strings.Contains(update, "clock_timestamp") {
+			if strings.Contains(update, "_timestamp()") {
 				t.Errorf("%s: the clock is in %s", name, update)
 			}
-			if n := strings.Count(s.sql, "clock_timestamp()"); n != 1 {
+			reads := strings.Count(s.sql, "clock_timestamp()")
+			if reads == 0 && strings.Contains(s.sql, "statement_timestamp()") {
+				reads = 1 // the same wherever it stands
+			}
+			if n := reads; n != 1 {
 				t.Errorf("%s: the clock is read %d times", name, n)
 			}
-			for _, volatile := range []string{"now()", "current_timestamp", "transaction_timestamp", "statement_timestamp", "random("} {
+			for _, volatile := range []string{"now()", "current_timestamp", "transaction_timestamp", "random("} {
 				if strings.Contains(strings.ToLower(s.sql), volatile) {
 					t.Errorf("%s uses %s", name, volatile)
 				}

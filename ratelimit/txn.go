@@ -15,7 +15,7 @@ type txn struct {
 }
 
 func (t *txn) Begin(ctx context.Context) (pgx.Tx, error) {
-	t.attempt.used = true
+	t.attempt.callers()
 	tx, err := t.Tx.Begin(ctx)
 	if err != nil {
 		return nil, err
@@ -24,41 +24,44 @@ func (t *txn) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (t *txn) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.CopyFrom(ctx, table, columns, src)
 }
 
 func (t *txn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.SendBatch(ctx, b)
 }
 
 func (t *txn) LargeObjects() pgx.LargeObjects {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.LargeObjects()
 }
 
 func (t *txn) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.Prepare(ctx, name, sql)
 }
 
 func (t *txn) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.Exec(ctx, sql, args...)
 }
 
 func (t *txn) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.Query(ctx, sql, args...)
 }
 
 func (t *txn) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.QueryRow(ctx, sql, args...)
 }
 
 func (t *txn) Conn() *pgx.Conn {
-	t.attempt.used = true
+	t.attempt.callers()
 	return t.Tx.Conn()
 }
+
+// callers notes that the callback sends something of its own.
+func (a *attempt) callers() { a.used, a.foreign = true, true }

@@ -39,7 +39,7 @@ var ofTheScheduler = []mutant{
 	{"look: a job waits in the lines of all shards", "ratelimit/lines.go",
 		"t.Key}, t.row, t.row}", "t.Key}, 0, math.MaxInt32}", "JobsWaitInTheLine", jobs, false},
 	{"look: what was there at once is waited for", "ratelimit/lines.go",
-		"min(ts.Time.UnixMicro(), now.UnixMicro())", "ts.Time.UnixMicro()", "AtOnceIsNot", jobs, false},
+		"s.TS.After(now)", "s.TS.After(now) && false", "AtOnceIsNot", jobs, false},
 	{"look: a window's jobs start all at once", "scheduler/ticket.go",
 		"			if bunch {\n", "			if bunch || true {\n", "WindowReservations", jobs, false},
 	{"look: the time that a caller wanted is forgotten", "scheduler/ticket.go",

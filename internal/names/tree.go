@@ -129,6 +129,9 @@ func (n *node) typ() uint32 {
 			return columns[0].typ()
 		}
 		return boolean
+	case "COLLATE", "COLLATEEXPR":
+		of, _ := n.fields["arg"].(*node)
+		return of.typ()
 	case "SCALARARRAYOPEXPR", "BOOLEXPR", "NULLTEST", "BOOLEANTEST", "ROWCOMPARE", "ROWCOMPAREEXPR":
 		return boolean
 	}

@@ -15,9 +15,8 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- bucket.pause: closes a balance for a while
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-SELECT $1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	c.now + $10::bigint::float8 * interval '1 microsecond', greatest(0, round(date_part('epoch', c.now + $10::bigint::float8 * interval '1 microsecond' - c.now) * 1e6::float8))::bigint
-FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()), $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', greatest(0, round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - coalesce($8::timestamptz, statement_timestamp())) * 1e6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
@@ -172,6 +171,19 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END))) END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
+-- countKey: counts them
+SELECT count(*) FROM "public".weir_balance WHERE name = $1::text AND key = $2::text;
+
+-- deleteRows: deletes some of them
+DELETE FROM "public".weir_balance WHERE name = $1::text AND key = $2::text AND shard = ANY ($3::integer[]);
+
+-- deleteSettled: deletes one
+DELETE FROM "public".weir_settled WHERE id = $1::uuid AND key = $2::text;
+
+-- deleteSlot: deletes one
+DELETE FROM "public".weir_slot
+WHERE name = $1::text AND key = $2::text AND slot = $3::integer AND until <= $4::timestamptz;
+
 -- head: locks the row that says how many shards a key has
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period)
 VALUES ($1::text, $2::text, -1, 1, coalesce($3::timestamptz, clock_timestamp()), 0, 0, 1)
@@ -179,10 +191,23 @@ ON CONFLICT (name, key, shard) DO UPDATE SET ts = greatest(b.ts, excluded.ts)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- lines: reads how the lines stand in which takes wait
-SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved), clock_timestamp()
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
-LEFT JOIN "public".weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
-GROUP BY p.nr;
+SELECT 0::bigint, clock_timestamp(), NULL::timestamptz, NULL::bigint, NULL::float8
+UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved)
+	FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
+	JOIN "public".weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
+	WHERE b.key = ANY ($2::text[])
+	GROUP BY p.nr);
+
+-- lockKey: locks those of a key
+SELECT b.shard, b.value = '-Infinity', (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
+		ELSE b.rate * greatest(0,
+			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
+			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $4::bigint::float8)
+FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
+WHERE b.name = $1::text AND b.key = $2::text FOR UPDATE OF b SKIP LOCKED;
 
 -- look: reads a balance: a denial rests on it
 SELECT b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($4::timestamptz, clock_timestamp())
@@ -274,20 +299,44 @@ RETURNING s.nr, b.value, b.ts, b.paused_until, b.delay, b.moved;
 SELECT 1::bigint FROM "public".weir_balance b
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE;
 
+-- page: reads a page of balances, and which are idle; Portable, like those that follow
+SELECT b.name, b.key, b.shard, (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
+		ELSE b.rate * greatest(0,
+			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
+			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)
+FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+WHERE (b.name, b.key, b.shard) > ($1::text, $2::text, $3::integer)
+ORDER BY b.name, b.key, b.shard LIMIT $4::bigint;
+
+-- pageSettled: reads a page of settlements, and which are over
+SELECT id, key, until <= coalesce($3::timestamptz, statement_timestamp())
+FROM "public".weir_settled WHERE id > $1::uuid ORDER BY id LIMIT $2::bigint;
+
+-- pageSlots: reads a page of slots, and which are forgotten
+SELECT s.name, s.key, s.slot, s.until <= c.clock AND s.token <= round(date_part('epoch', c.clock) * 1e6::float8)::bigint - 3600000000, c.clock
+FROM "public".weir_slot s CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+WHERE (s.name, s.key, s.slot) > ($1::text, $2::text, $3::integer)
+ORDER BY s.name, s.key, s.slot LIMIT $4::bigint;
+
 -- pauseClosed: pauses rows of a former layout, in which somebody waits
-WITH held AS MATERIALIZED (
-	SELECT b.shard, c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
-	FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
-	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
-	ORDER BY b.shard FOR NO KEY UPDATE OF b
+WITH c AS MATERIALIZED (
+	SELECT c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
+	FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
+), held AS MATERIALIZED (
+	SELECT shard FROM "public".weir_balance
+	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity'
+	ORDER BY shard FOR NO KEY UPDATE
 )
 UPDATE "public".weir_balance b SET
-	ts = greatest(b.ts, held.now),
-	paused_until = greatest(b.paused_until, held.until),
-	delay = coalesce(b.delay, 0) + CASE WHEN b.origin IS NULL THEN greatest(0, round(date_part('epoch', held.until - greatest(b.ts, b.paused_until, held.now)) * 1e6::float8))::bigint ELSE b.period * greatest(0,
-		floor(round(date_part('epoch', held.until - b.origin) * 1e6::float8) / b.period::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, held.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
-FROM held WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
+	ts = greatest(b.ts, c.now),
+	paused_until = greatest(b.paused_until, c.until),
+	delay = coalesce(b.delay, 0) + CASE WHEN b.origin IS NULL THEN greatest(0, round(date_part('epoch', c.until - greatest(b.ts, b.paused_until, c.now)) * 1e6::float8))::bigint ELSE b.period * greatest(0,
+		floor(round(date_part('epoch', c.until - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
+FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
 RETURNING true;
 
 -- portable many.lock: locks many rows, skipping those that others hold
@@ -380,7 +429,8 @@ WITH page AS MATERIALIZED (
 	ORDER BY name, key, slot LIMIT $4::bigint
 ), free AS MATERIALIZED (
 	SELECT s.name, s.key, s.slot FROM page JOIN "public".weir_slot s USING (name, key, slot)
-	WHERE s.until <= coalesce($5::timestamptz, clock_timestamp()) FOR UPDATE OF s SKIP LOCKED
+	CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+	WHERE s.until <= c.clock AND s.token <= round(date_part('epoch', c.clock) * 1e6::float8)::bigint - 3600000000 FOR UPDATE OF s SKIP LOCKED
 ), gone AS (
 	DELETE FROM "public".weir_slot s USING free WHERE (s.name, s.key, s.slot) = (free.name, free.key, free.slot) RETURNING 1
 )
@@ -419,27 +469,46 @@ UPDATE "public".weir_balance b SET value = $2::float8, ts = coalesce($3::timesta
 FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
 RETURNING true;
 
+-- resetKeyHere: resetKey, Portable
+WITH c AS MATERIALIZED (
+	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+), held AS MATERIALIZED (
+	SELECT name, shard FROM "public".weir_balance WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
+	ORDER BY name, shard FOR NO KEY UPDATE
+)
+UPDATE "public".weir_balance b SET value = $2::float8, ts = c.now
+FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+RETURNING true;
+
 -- resumeClosed: ends their pause early
-WITH held AS MATERIALIZED (
-	SELECT b.shard, c.now
-	FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
-	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity' AND b.paused_until > c.now
-	ORDER BY b.shard FOR NO KEY UPDATE OF b
+WITH c AS MATERIALIZED (
+	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+), held AS MATERIALIZED (
+	SELECT shard FROM "public".weir_balance
+	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity' AND paused_until IS NOT NULL
+	ORDER BY shard FOR NO KEY UPDATE
 )
 UPDATE "public".weir_balance b SET
-	ts = greatest(b.ts, held.now),
+	ts = greatest(b.ts, c.now),
 	paused_until = NULL,
-	delay = coalesce(b.delay, 0) - CASE WHEN b.origin IS NULL THEN greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, held.now)) * 1e6::float8))::bigint ELSE b.period * greatest(0,
+	delay = coalesce(b.delay, 0) - CASE WHEN b.origin IS NULL THEN greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, c.now)) * 1e6::float8))::bigint ELSE b.period * greatest(0,
 		floor(round(date_part('epoch', b.paused_until - b.origin) * 1e6::float8) / b.period::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, held.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
-FROM held WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
+		floor(round(date_part('epoch', greatest(b.ts, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
+FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard AND b.paused_until > c.now
 RETURNING true;
 
 -- settle: one row for the first who settles a reservation, and none after
-INSERT INTO "public".weir_settled (id, until)
-SELECT $1::uuid, $2::timestamptz WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())
-ON CONFLICT (id) DO NOTHING
+INSERT INTO "public".weir_settled (id, until, key)
+SELECT $1::uuid, $2::timestamptz, $4::text WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())
+ON CONFLICT (id, key) DO NOTHING
 RETURNING true;
+
+-- twoPhase: has a transaction of the caller's own commit in two phases, on Citus
+DELETE FROM "public".weir_two_phase;
+
+-- twoPhaseIf: the same at COMMIT, if the transaction has written the coordinator
+DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
+	DELETE FROM "public".weir_two_phase; END IF; END$$;
 
 -- window.give: gives back what is left of a take, as if it had been smaller
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
@@ -475,11 +544,10 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- window.pause: closes a balance for a while
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-SELECT $1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, c.now, $4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	c.now + $10::bigint::float8 * interval '1 microsecond', $6 * greatest(0,
-		floor(round(date_part('epoch', c.now + $10::bigint::float8 * interval '1 microsecond' - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', c.now - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint
-FROM (SELECT coalesce($8::timestamptz, clock_timestamp()) AS now) c
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()), $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', $6 * greatest(0,
+		floor(round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8

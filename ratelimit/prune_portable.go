@@ -1,0 +1,189 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Statements that prune where an engine locks rows of one key at a time: see [Config.Portable]. A page
+// is read without locks. What may go of it goes by statements for each key, which look again. They
+// skip what others hold, like those of prune.go, and the same rows go.
+const (
+	// pageSQL reads the next $4 balances after ($1, $2, $3), and which are idle.
+	//
+	// $1 name $2 key $3 shard $4 batch $5 clock $6 see pruneSQL
+	pageSQL = `SELECT b.name, b.key, b.shard, {idle}
+FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+WHERE (b.name, b.key, b.shard) > ($1::text, $2::text, $3::integer)
+ORDER BY b.name, b.key, b.shard LIMIT $4::bigint`
+
+	// lockKeySQL locks the rows of a key that nobody holds, and says which are idle.
+	//
+	// Locks: those. Predicate reads: at READ COMMITTED none.
+	//
+	// $1 name $2 key $3 clock $4 see pruneSQL
+	lockKeySQL = `SELECT b.shard, b.value = '-Infinity', {idle}
+FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
+WHERE b.name = $1::text AND b.key = $2::text FOR UPDATE OF b SKIP LOCKED`
+
+	countKeySQL = `SELECT count(*) FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text`
+
+	// $1 name $2 key $3 shards
+	deleteRowsSQL = `DELETE FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = ANY ($3::integer[])`
+
+	// $1 name $2 key $3 slot $4 batch $5 clock
+	pageSlotsSQL = `SELECT s.name, s.key, s.slot, {forgotten}, c.clock
+FROM {schema}weir_slot s CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
+WHERE (s.name, s.key, s.slot) > ($1::text, $2::text, $3::integer)
+ORDER BY s.name, s.key, s.slot LIMIT $4::bigint`
+
+	// Locks: the row. It may wait for somebody who takes the slot, and then finds it held.
+	//
+	// $1 name $2 key $3 slot $4 the clock by which it was read
+	deleteSlotSQL = `DELETE FROM {schema}weir_slot
+WHERE name = $1::text AND key = $2::text AND slot = $3::integer AND until <= $4::timestamptz`
+
+	// $1 id, after which $2 batch $3 clock
+	pageSettledSQL = `SELECT id, key, until <= coalesce($3::timestamptz, statement_timestamp())
+FROM {schema}weir_settled WHERE id > $1::uuid ORDER BY id LIMIT $2::bigint`
+
+	// $1 id $2 key
+	deleteSettledSQL = `DELETE FROM {schema}weir_settled WHERE id = $1::uuid AND key = $2::text`
+)
+
+func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, within int64) error {
+	at := first
+	err := pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
+		rows, _ := tx.Query(ctx, l.sql.page, at.name, at.key, at.number, cfg.Batch, l.now(), within)
+		var keys []place // in order
+		var idle bool
+		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
+			if p := (place{at.name, at.key}); idle && (len(keys) == 0 || keys[len(keys)-1] != p) {
+				keys = append(keys, p)
+			}
+			return nil
+		})
+		if err == nil && tag.RowsAffected() == 0 {
+			err = pgx.ErrNoRows
+		}
+		if err != nil {
+			return 0, err
+		}
+		gone, err := l.pruneKeys(ctx, tx, keys, within)
+		done.Looked, done.Deleted = done.Looked+tag.RowsAffected(), done.Deleted+gone
+		return tag.RowsAffected(), err
+	})
+	if err != nil {
+		return err
+	}
+	at = first
+	err = pruneTable(ctx, pool, cfg, done, "slots", func(tx pgx.Tx) (int64, error) {
+		rows, _ := tx.Query(ctx, l.sql.pageSlots, at.name, at.key, at.number, cfg.Batch, l.now())
+		var forgotten bool
+		var clock time.Time
+		return deleteEach(ctx, tx, rows, []any{&at.name, &at.key, &at.number, &forgotten, &clock}, &done.Slots, func(b *pgx.Batch) {
+			if forgotten {
+				b.Queue(l.sql.deleteSlot, at.name, at.key, at.number, clock)
+			}
+		})
+	})
+	if err != nil {
+		return err
+	}
+	id := "00000000-0000-0000-0000-000000000000"
+	return pruneTable(ctx, pool, cfg, done, "settlements", func(tx pgx.Tx) (int64, error) {
+		rows, _ := tx.Query(ctx, l.sql.pageSettled, id, cfg.Batch, l.now())
+		var key string
+		var over bool
+		return deleteEach(ctx, tx, rows, []any{&id, &key, &over}, &done.Settled, func(b *pgx.Batch) {
+			if over {
+				b.Queue(l.sql.deleteSettled, id, key)
+			}
+		})
+	})
+}
+
+// deleteEach reads rows into into, has each queue what deletes one, and adds to gone how many are.
+func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone *int64, each func(*pgx.Batch)) (int64, error) {
+	batch := &pgx.Batch{}
+	tag, err := pgx.ForEachRow(rows, into, func() error {
+		each(batch)
+		return nil
+	})
+	if err == nil && tag.RowsAffected() == 0 {
+		err = pgx.ErrNoRows
+	}
+	if err != nil {
+		return 0, err
+	}
+	for _, q := range batch.QueuedQueries {
+		q.Exec(func(tag pgconn.CommandTag) error {
+			*gone += tag.RowsAffected()
+			return nil
+		})
+	}
+	return tag.RowsAffected(), sendAll(ctx, tx, batch)
+}
+
+// pruneKeys deletes what is idle of keys, by the rules of pruneSQL: a key with a head goes wholly, if
+// all of its rows are locked and idle, or only what is closed of it.
+func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within int64) (gone int64, err error) {
+	type row struct {
+		shard        int32
+		closed, idle bool
+	}
+	lock, remove := &pgx.Batch{}, &pgx.Batch{}
+	for _, p := range keys {
+		var held []row
+		lock.Queue(l.sql.lockKey, p.name, p.key, l.now(), within).Query(func(rows pgx.Rows) (err error) {
+			held, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (one row, err error) {
+				return one, r.Scan(&one.shard, &one.closed, &one.idle)
+			})
+			return err
+		})
+		lock.Queue(l.sql.countKey, p.name, p.key).QueryRow(func(r pgx.Row) error {
+			var all int
+			if err := r.Scan(&all); err != nil {
+				return err
+			}
+			whole, head := all == len(held), false
+			var alone, shards []int32
+			for _, r := range held {
+				shards = append(shards, r.shard)
+				if r.shard < 0 {
+					head = true
+					continue
+				}
+				if r.idle && (r.shard > 0) == r.closed {
+					alone = append(alone, r.shard)
+				}
+				whole = whole && r.idle && (r.shard > 0 || r.closed)
+			}
+			if !head || !whole {
+				shards = alone
+			}
+			if len(shards) > 0 {
+				remove.Queue(l.sql.deleteRows, p.name, p.key, shards).Exec(func(tag pgconn.CommandTag) error {
+					gone += tag.RowsAffected()
+					return nil
+				})
+			}
+			return nil
+		})
+	}
+	if err := sendAll(ctx, tx, lock); err != nil {
+		return 0, err
+	}
+	return gone, sendAll(ctx, tx, remove)
+}
+
+func sendAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch) error {
+	if batch.Len() == 0 {
+		return nil
+	}
+	return tx.SendBatch(ctx, batch).Close()
+}
