@@ -262,7 +262,13 @@ ORDER BY k.nr, b.shard`
 // keys reads the balances of up to most keys from one on that begin with prefix.
 func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string, most int) ([]Balance, error) {
 	from = max(from, prefix)
-	found, err := tx.Query(ctx, r.sql(keysSQL), name, from, prefix, most, r.now())
+	var found pgx.Rows
+	var err error
+	if r.portable.Load() {
+		found, err = r.rowsOfKeys(ctx, tx, name, from, prefix, most)
+	} else {
+		found, err = tx.Query(ctx, r.sql(keysSQL), name, from, prefix, most, r.now())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -292,7 +298,7 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 			end()
 			one, rows, number, of = Balance{Limit: name, Key: key, At: at.UTC()}, nil, layout, of+1
 		}
-		if nr.Valid {
+		if nr.Valid && isOf(nr.Int32, layout) {
 			if period.Int64 > math.MaxInt64/1000 {
 				period.Int64 = 0 // no rule has either
 			}
@@ -302,6 +308,16 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 	}
 	end()
 	return all, found.Err()
+}
+
+// isOf reports whether a row is one of the layout with that number.
+func isOf(row int32, number float64) bool {
+	layout, ok := shard.Numbered(number)
+	if !ok || !shard.IsRow(row) {
+		return false
+	}
+	of, _ := shard.Address(row)
+	return of == layout
 }
 
 // lastInstant is the last that RFC 3339, and so JSON, can write.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -41,6 +42,8 @@ type Reader struct {
 	table   string
 	timeout int64 // milliseconds
 	clock   func() time.Time
+
+	portable atomic.Bool // the engine has no recursive queries over all keys: see portable.go
 }
 
 // New makes a Reader. It does not touch the database. A bad Config is refused with an error that matches [ratelimit.ErrInvalid].
@@ -76,6 +79,16 @@ FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'`
 // read runs fn in a transaction that states what it is, whatever the connection's defaults: SERIALIZABLE would take predicate locks, and
 // is refused by a standby.
 func (r *Reader) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	was := r.portable.Load()
+	err := r.readOnce(ctx, fn)
+	if isUnsupported(err) && !was {
+		r.portable.Store(true)
+		err = r.readOnce(ctx, fn)
+	}
+	return err
+}
+
+func (r *Reader) readOnce(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, boundSQL, r.timeout); err != nil {
 			return err

@@ -77,6 +77,10 @@ const guessSQL = `EXPLAIN (FORMAT JSON) SELECT FROM {table} WHERE name = $1::tex
 // Names lists the limits that have rows, the first thousand in the order of their bytes.
 func (r *Reader) Names(ctx context.Context) (names []string, err error) {
 	err = r.read(ctx, func(tx pgx.Tx) error {
+		if r.portable.Load() {
+			names, err = r.namesOneByOne(ctx, tx)
+			return err
+		}
 		rows, err := tx.Query(ctx, r.sql(namesSQL), mostLimits)
 		if err != nil {
 			return err

@@ -1,0 +1,60 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Statements for engines that spread the rows of a limit over nodes by their key, and have no recursive
+// query over all of them: Citus. They are sent where those of the other files are refused.
+const (
+	// $1 the name before
+	nextNameSQL = `SELECT min(name) FROM {table} WHERE name > $1::text`
+
+	// Parameters as of keysSQL, but for the clock.
+	someKeysSQL = `SELECT DISTINCT key COLLATE "C" AS key FROM {table}
+WHERE name = $1::text AND key COLLATE "C" >= $2::text AND starts_with(key, $3::text)
+ORDER BY key LIMIT $4::bigint`
+
+	// rowsSQL reads all rows of keys, also those of former layouts, and the heads.
+	//
+	// $1 name $2 keys $3 clock
+	rowsSQL = `SELECT b.key, c.clock, coalesce(h.value, 1::float8), b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
+FROM {table} b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
+LEFT JOIN {table} h ON h.name = b.name AND h.key = b.key AND h.shard = -1
+WHERE b.name = $1::text AND b.key = ANY ($2::text[])
+ORDER BY b.key COLLATE "C", b.shard`
+)
+
+// isUnsupported reports whether the engine has no such statement. Its transaction has failed.
+func isUnsupported(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.Code == "0A000" // feature_not_supported
+}
+
+// namesOneByOne is Names with a trip for each.
+func (r *Reader) namesOneByOne(ctx context.Context, tx pgx.Tx) (names []string, err error) {
+	last := ""
+	for len(names) < mostLimits {
+		var name *string
+		if err := tx.QueryRow(ctx, r.sql(nextNameSQL), last).Scan(&name); err != nil || name == nil {
+			return names, err
+		}
+		last = *name
+		names = append(names, last)
+	}
+	return names, nil
+}
+
+// rowsOfKeys answers as keysSQL does.
+func (r *Reader) rowsOfKeys(ctx context.Context, tx pgx.Tx, name, from, prefix string, most int) (pgx.Rows, error) {
+	rows, _ := tx.Query(ctx, r.sql(someKeysSQL), name, from, prefix, most) // it tells the error, too
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, err
+	}
+	return tx.Query(ctx, r.sql(rowsSQL), name, keys, r.now())
+}
