@@ -149,7 +149,7 @@ func TestPrune(t *testing.T) {
 	pool := pgtest.Pool(t)
 	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 5, now() - interval '1 hour', 10, 10, CASE WHEN i > 40 THEN 1000 ELSE 1e15 END
 		FROM generate_series(1, 2345) AS i`)
-	exec(t, pool, `INSERT INTO weir_settled VALUES (gen_random_uuid(), now() - interval '1 hour'), (gen_random_uuid(), now() + interval '1 hour')`)
+	exec(t, pool, `INSERT INTO weir_settled VALUES (gen_random_uuid(), now() - interval '1 hour', 'k'), (gen_random_uuid(), now() + interval '1 hour', 'k')`)
 	exec(t, pool, `INSERT INTO weir_slot (until, holder, slot, name, key) SELECT now() + (i - 2) * interval '1 hour', gen_random_uuid(), i, 's', ''
 		FROM generate_series(0, 3) AS i`)
 	var did struct {

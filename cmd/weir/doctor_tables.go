@@ -226,8 +226,6 @@ func (p *patient) privileges(ctx context.Context) error {
 		{&hold, "SELECT", "", []string{"weir_slot"}},
 		{&hold, "INSERT", "", []string{"weir_slot"}},
 		{&hold, "UPDATE", "", []string{"weir_slot"}},
-		{&hold, "DELETE", "", []string{"weir_slot"}},
-		{&hold, "USAGE", "SEQUENCE ", []string{"weir_slot_token"}},
 		{&prune, "SELECT", "", []string{"weir_slot"}},
 		{&prune, "UPDATE", "", []string{"weir_slot"}},
 		{&prune, "DELETE", "", []string{"weir_balance", "weir_settled", "weir_slot"}},

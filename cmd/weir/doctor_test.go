@@ -254,14 +254,14 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 		}
 	})
 	found := doctor(t, pool, same, "--role", role)
-	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Mend, "weir_slot_token") ||
+	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Mend, "weir_slot") ||
 		found[2].Level != note || !strings.Contains(found[2].Mend, "GRANT DELETE") {
 		t.Fatalf("%+v", found)
 	}
 	exec(t, pool, strings.TrimSuffix(found[0].Mend, "."))
 	exec(t, pool, strings.TrimSuffix(found[1].Mend, "."))
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", note, "GRANT DELETE")
-	exec(t, pool, `REVOKE ALL ON weir_slot, weir_slot_token FROM `+role)
+	exec(t, pool, `REVOKE ALL ON weir_slot FROM `+role)
 	exec(t, pool, strings.TrimSuffix(found[2].Mend, "."))
 	url := pgtest.URL(t, pool)
 	if strings.Contains(url, "://") {

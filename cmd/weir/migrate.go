@@ -10,21 +10,45 @@ import (
 )
 
 func newMigrate(e *env) *cobra.Command {
-	return &cobra.Command{
+	var d distribution
+	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Make the tables, or bring them up to date",
 		Long: `Makes Weir's tables, or brings them up to the newest version that this command knows. All in one transaction: what fails
 leaves nothing behind. Any number of them may run at once.
 
-The tables come into the schema of --schema, which is made if it does not exist, or into the first one of search_path.`,
+The tables come into the schema of --schema, which is made if it does not exist, or into the first one of search_path.
+
+On the coordinator of a Citus cluster, --distributed spreads the tables over its nodes by key, with what is in them. With
+--distributed-with the rows of a key stay with those of the same key in a table of yours: one that is distributed by a
+column of type text. Programs then need ratelimit.Config.Citus.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return e.open(cmd.Context(), func(ctx context.Context, s *session) error { return s.migrate(ctx) })
+			return e.open(cmd.Context(), func(ctx context.Context, s *session) error { return s.migrate(ctx, d) })
 		},
 	}
+	cmd.Flags().BoolVar(&d.on, "distributed", false, "distribute the tables over the nodes of a Citus cluster")
+	cmd.Flags().StringVar(&d.with, "distributed-with", "", "the same, together with this `table` of yours")
+	return cmd
 }
 
-func (s *session) migrate(ctx context.Context) error {
+// distribution is how the tables are to stand on a Citus cluster, if they are.
+type distribution struct {
+	on   bool
+	with string
+}
+
+func (d distribution) options() []schema.Option {
+	switch {
+	case d.with != "":
+		return []schema.Option{schema.DistributedWith(d.with)}
+	case d.on:
+		return []schema.Option{schema.Distributed()}
+	}
+	return nil
+}
+
+func (s *session) migrate(ctx context.Context, d distribution) error {
 	var in []schema.Option
 	where := s.e.schema
 	if where == "" {
@@ -42,12 +66,17 @@ func (s *session) migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if from < schema.Newest {
-		if err := s.confirm(fmt.Sprintf("migrate schema %q from version %d to %d", where, from, schema.Newest)); err != nil {
+	distribute := d.options()
+	if from < schema.Newest || len(distribute) > 0 {
+		what := fmt.Sprintf("migrate schema %q from version %d to %d", where, from, schema.Newest)
+		if len(distribute) > 0 {
+			what += " and distribute its tables"
+		}
+		if err := s.confirm(what); err != nil {
 			return err
 		}
 	}
-	if err := schema.Migrate(ctx, s.pool, in...); err != nil {
+	if err := schema.Migrate(ctx, s.pool, append(in, distribute...)...); err != nil {
 		return err
 	}
 	to, err := schema.Version(ctx, s.pool, in...)
@@ -60,6 +89,10 @@ func (s *session) migrate(ctx context.Context) error {
 			From   int    `json:"from"`
 			To     int    `json:"to"`
 		}{where, from, to})
+	}
+	if len(distribute) > 0 {
+		s.e.sayf("Schema %q is at version %d, and its tables are distributed.\n", where, to)
+		return nil
 	}
 	if from == to {
 		s.e.sayf("Schema %q is at version %d: nothing to do.\n", where, to)
