@@ -1,0 +1,235 @@
+package citus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/schema"
+)
+
+// killable is a cluster of this test's own, with Weir's tables, and a pool on its coordinator.
+func killable(t *testing.T) (pgserver.Cluster, *pgxpool.Pool) {
+	t.Helper()
+	bin := os.Getenv("WEIR_CITUS_BIN")
+	if bin == "" {
+		const why = "skipped: it kills servers, so it needs some of its own: set WEIR_CITUS_BIN to a folder of a server with Citus"
+		fmt.Printf("%s: %s\n", t.Name(), why)
+		t.Skip(why)
+	}
+	c, err := pgserver.StartCluster(t.Context(), bin, pgserver.Setting("citus.recover_2pc_interval", "1s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	pool, err := pgxpool.New(t.Context(), c[0].URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := schema.Migrate(t.Context(), pool, schema.Distributed()); err != nil {
+		t.Fatal(err)
+	}
+	return c, pool
+}
+
+const capacity = 1e6
+
+var budget = ratelimit.MustDefine("budget", ratelimit.TokenBucket{Rate: capacity, Period: 1e6 * time.Hour})
+
+// told is what the callers were told of their transactions.
+type told struct {
+	mu             sync.Mutex
+	committed, not []int64
+	unknown        int
+	kinds          map[string]int
+	transactions   atomic.Int64
+}
+
+func (o *told) note(id int64, err error, committing bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case err == nil:
+		o.committed = append(o.committed, id)
+	case committing || errors.Is(err, ratelimit.ErrOutcomeUnknown):
+		o.unknown++
+	default:
+		o.not = append(o.not, id)
+	}
+	if err != nil {
+		text, _, _ := strings.Cut(err.Error(), "127.0.0.1")
+		o.kinds[text[:min(len(text), 120)]]++
+	}
+}
+
+// Whichever node is killed when: tokens are gone if and only if the coordinator's row is there that was
+// written with them, once all nodes are back; and callers were told so, or that nobody knows.
+func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
+	c, pool := killable(t)
+	exec(t, pool, `CREATE TABLE work (id bigint PRIMARY KEY, key text NOT NULL, tokens float8 NOT NULL)`)
+	l := limiter(t, ratelimit.Config{Citus: true})
+	outcome := &told{kinds: map[string]int{}}
+	ctx, stop := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	for n := range 8 {
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				id := outcome.transactions.Add(1)
+				key, tokens := fmt.Sprint("k", rand.IntN(8)), float64(1+rand.IntN(5))
+				call, cancel := context.WithTimeout(ctx, 10*time.Second)
+				committing := false
+				work := func(ctx context.Context, tx pgx.Tx) error {
+					if err := l.Consume(ctx, tx, budget.For(key).Count(tokens)); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, `INSERT INTO work VALUES ($1, $2, $3)`, id, key, tokens)
+					return err
+				}
+				var err error
+				if n%2 == 0 {
+					err = l.InTx(call, pool, work)
+				} else {
+					err = own(call, pool, work, &committing)
+				}
+				outcome.note(id, err, committing)
+				cancel()
+			}
+		})
+	}
+	rounds := 6
+	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err == nil {
+		rounds = max(rounds, int(d/(4*time.Second)))
+	}
+	for round := range rounds {
+		time.Sleep(time.Duration(200+rand.IntN(400)) * time.Millisecond) // a moment that is nobody's choice
+		node := c[round%len(c)]
+		if err := node.Kill(); err != nil {
+			t.Error(err)
+			break
+		}
+		if err := node.Restart(t.Context()); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	stop()
+	callers.Wait()
+	recovered(t, c)
+
+	for _, key := range []string{"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"} {
+		written := scan[float64](t, pool, `SELECT coalesce(sum(tokens), 0) FROM work WHERE key = $1`, key)
+		taken := scan[float64](t, pool, `SELECT coalesce(max($1 - value), 0) FROM weir_balance WHERE name = 'budget' AND key = $2`, capacity, key)
+		if slack := 60.0 / 3600; taken > written || taken < written-slack { // a token comes an hour
+			t.Errorf("key %s: %v tokens are gone, and %v were written", key, taken, written)
+		}
+	}
+	if n := scan[int](t, pool, `SELECT count(*) FROM unnest($1::bigint[]) AS u (id) WHERE NOT EXISTS (SELECT FROM work w WHERE w.id = u.id)`, outcome.committed); n != 0 {
+		t.Errorf("%d transactions are lost that their callers were told were committed", n)
+	}
+	if n := scan[int](t, pool, `SELECT count(*) FROM work WHERE id = ANY ($1::bigint[])`, outcome.not); n != 0 {
+		t.Errorf("%d transactions were committed that their callers were told were not", n)
+	}
+	t.Logf("%d kills, %d transactions: %d committed, %d not, %d unknown", rounds, outcome.transactions.Load(), len(outcome.committed), len(outcome.not), outcome.unknown)
+	for text, n := range outcome.kinds {
+		t.Logf("%6d %s", n, text)
+	}
+	if len(outcome.committed) == 0 || len(outcome.not)+outcome.unknown == 0 {
+		t.Error("want transactions that were committed, and some that met a kill")
+	}
+}
+
+// own runs work in a transaction of the caller's own, and says whether it came to COMMIT.
+func own(ctx context.Context, pool *pgxpool.Pool, work func(context.Context, pgx.Tx) error, committing *bool) error {
+	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if err := work(ctx, tx); err != nil {
+		return err
+	}
+	*committing = true
+	return tx.Commit(ctx)
+}
+
+// recovered waits until no node has a transaction left whose outcome it does not know.
+func recovered(t *testing.T, c pgserver.Cluster) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		left, err := 0, error(nil)
+		for _, node := range c {
+			var n int
+			conn, e := pgx.Connect(t.Context(), node.URL())
+			if e == nil {
+				e = conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_prepared_xacts`).Scan(&n)
+				_ = conn.Close(t.Context())
+			}
+			left, err = left+n, errors.Join(err, e)
+		}
+		if left == 0 && err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d prepared transactions are left after two minutes, %v", left, err)
+		}
+	}
+}
+
+// A worker that is down fails its own keys, with an error that says that nothing was taken, and no other.
+func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
+	c, pool := killable(t)
+	l := limiter(t, ratelimit.Config{Citus: true})
+	const where = `SELECT n.nodeport FROM pg_dist_placement p JOIN pg_dist_node n USING (groupid)
+		WHERE p.shardid = get_shard_id_for_distribution_column('weir_balance', $1::text)`
+	down := scan[int](t, pool, where, "k0")
+	for _, worker := range c[1:] {
+		if strings.Contains(worker.URL(), fmt.Sprint(":", down, "/")) {
+			if err := worker.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	calls := map[string]func(context.Context, ratelimit.Request) error{
+		"Autocommit": func(ctx context.Context, r ratelimit.Request) error { return l.Autocommit(pool).Consume(ctx, r) },
+		"InTx": func(ctx context.Context, r ratelimit.Request) error {
+			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, r) })
+		},
+	}
+	met := map[bool]int{}
+	for i := range 16 {
+		key := fmt.Sprint("k", i)
+		dead := scan[int](t, pool, where, key) == down
+		for name, call := range calls {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			err := call(ctx, budget.For(key))
+			cancel()
+			met[dead]++
+			switch {
+			case !dead && err != nil:
+				t.Errorf("%s of a key whose worker is up: %v", name, err)
+			case dead && (err == nil || errors.Is(err, ratelimit.ErrOutcomeUnknown) || !strings.Contains(err.Error(), "node")):
+				t.Errorf("%s of a key whose worker is down: %v, want an error that tells so", name, err)
+			}
+		}
+	}
+	if met[true] == 0 || met[false] == 0 {
+		t.Errorf("%v keys are on the worker that is down: want both", met)
+	}
+}
