@@ -54,6 +54,15 @@ test/faults: postgres ## Run the tests under faults, and print their rounds: kil
 	$(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 	WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 
+# What tests on a cluster, which takes longer for most: CITUS_TESTS=<regexp> picks.
+CITUS_TESTS ?= ^Test
+.PHONY: test/citus
+test/citus: ## Run the tests on a Citus cluster, where there is a server that has it: CITUS_TESTS=<regexp> picks
+	@[ -n "$$WEIR_CITUS_URL" ] || bin=$$(./scripts/citus) || { echo "The tests on a cluster are skipped" >&2; exit 0; }; \
+	set -ex; [ -n "$$WEIR_CITUS_URL" ] || export WEIR_CITUS_BIN=$$bin; \
+	$(GO) test -count=1 -p=1 -parallel=8 -timeout=40m -run '$(CITUS_TESTS)' ./integration ./integration/citus \
+		./slots ./lockout ./fair ./httplimit ./dashboard ./weirtest ./scheduler
+
 .PHONY: test/race
 test/race: postgres ## Run all tests under the race detector
 	$(GO) test -count=1 $(TIMEOUT) -race ./...

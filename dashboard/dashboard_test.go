@@ -258,6 +258,7 @@ func TestBadRequestsAreTheClientsFault(t *testing.T) {
 // It has no address that changes anything, and cannot change anything: a role that may only read is enough.
 func TestItOnlyReads(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its roles are those of one server")
 	owner := pgtest.Pool(t)
 	take(t, owner, nil, search.For("ann"), feed.Global())
 	mine := owner.Config().ConnConfig.RuntimeParams["search_path"]

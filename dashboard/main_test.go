@@ -52,7 +52,7 @@ func newDashboard(t *testing.T, db inspect.DB, cfg Config) *Dashboard {
 // take makes calls at noon.
 func take(t *testing.T, pool *pgxpool.Pool, o ratelimit.Observer, requests ...ratelimit.Request) *ratelimit.Autocommit {
 	t.Helper()
-	l, err := ratelimit.New(ratelimit.Config{Clock: clock, Observer: o})
+	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: clock, Observer: o})
 	if err != nil {
 		t.Fatal(err)
 	}

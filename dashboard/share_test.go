@@ -17,6 +17,7 @@ import (
 // However many people look at the same, it is read once a second.
 func TestViewersShareWhatIsRead(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts transactions, and the first statement is refused once there")
 	pool := pgtest.Pool(t)
 	take(t, pool, nil, search.For("ann"))
 	db := &begins{Pool: pool}

@@ -132,7 +132,7 @@ func TestTenantsOfVeryDifferentAppetiteHaveFairShares(t *testing.T) {
 				var limits [2]*ratelimit.Autocommit
 				for i := range processes {
 					processes[i] = fair.MustDefine("model", rule, fair.Config{Window: window})
-					l, err := ratelimit.New(ratelimit.Config{Clock: c.Now})
+					l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.Now})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -180,7 +180,7 @@ func TestTenantsOfVeryDifferentAppetiteHaveFairShares(t *testing.T) {
 func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	limiter, err := ratelimit.New(ratelimit.Config{})
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.Pool(t), weirtest.NewClock(time.Unix(1_800_000_000, 0))
-	limiter, err := ratelimit.New(ratelimit.Config{Clock: c.Now})
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.Now})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestUseIsLearntAfterAClockJump(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, c := pgtest.Pool(t), weirtest.NewClock(time.Unix(1_800_000_000, 0))
-			limiter, err := ratelimit.New(ratelimit.Config{Clock: c.Now})
+			limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.Now})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,6 +20,7 @@ const never = 1000 * time.Hour // in which no token comes
 
 func limiter(t testing.TB, cfg ratelimit.Config) *ratelimit.Limiter {
 	t.Helper()
+	cfg.Citus = cfg.Citus || pgtest.Citus()
 	l, err := ratelimit.New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 // windows, too, in which only a part of it is left.
 func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "shards that are chosen at random are added up in another order")
 	pool := pgtest.Pool(t)
 	base := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	errUndo := errors.New("undo")
@@ -30,7 +31,7 @@ func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		now := base
-		limiter, err := ratelimit.New(ratelimit.Config{Clock: func() time.Time { return now }})
+		limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time { return now }})
 		if err != nil {
 			t.Fatal(err)
 		}

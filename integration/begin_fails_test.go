@@ -17,6 +17,7 @@ import (
 // Errors are those of a BEGIN that goes ahead of the callback, which cannot hide them.
 func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "callers queue on one server only")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns, c.ConnConfig.RuntimeParams["lock_timeout"] = 1, "50ms"
 	})
@@ -154,6 +155,7 @@ func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
 // A take that waits for its row is what fails, and not the BEGIN that went with it.
 func TestAFirstTakeThatWaitsInVain(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
 	holder := begin(t, pool, pgx.ReadCommitted)
@@ -186,6 +188,7 @@ func TestAFirstTakeThatWaitsInVain(t *testing.T) {
 
 func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "the default level is another one there")
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
 	for _, tc := range []struct {

@@ -18,6 +18,7 @@ import (
 
 func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	full := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
 	other := ratelimit.MustDefine("other", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
 	empty := ratelimit.MustDefine("empty", ratelimit.TokenBucket{Rate: 1, Period: never}).For("k")
@@ -96,6 +97,7 @@ func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 // A transaction that runs again queues first: in the same trip.
 func TestTheLockOfARetryTakesNoTripOfItsOwn(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "callers queue on one server only")
 	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
 	for name, want := range map[string]int64{"TakeFirst": 2, "ExecFirst": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -196,6 +198,7 @@ type plainly struct{ ratelimit.Beginner }
 
 func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "the default level is another one there")
 	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
 	for _, mode := range modes {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
@@ -303,6 +306,7 @@ func TestSavepointsInATransactionThatBeganWithATake(t *testing.T) {
 // However a callback ends, its connection is given back, or closed if it is no longer good.
 func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns, c.ConnConfig.RuntimeParams["application_name"] = 1, t.Name()
 	})

@@ -90,6 +90,7 @@ func TestCloseDecidesWhatWasAsked(t *testing.T) {
 // An outage is an error to those who ask in it, and nothing after it.
 func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "outage" })
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
 	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 100_000, Period: century})
@@ -148,6 +149,7 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 // Who leaves while others wait for the same transaction gets back what it takes.
 func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	g := newGate()
 	pool := pgtest.Pool(t, g.through)
 	beside, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
@@ -197,6 +199,7 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 // However many goroutines call, two connections are enough, and nobody is refused.
 func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "a pool of two is soon waited for there")
 	pool, err := pgxpool.New(t.Context(), pgtest.URL(t, pgtest.Pool(t)))
 	if err != nil {
 		t.Fatal(err)

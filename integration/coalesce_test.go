@@ -32,6 +32,7 @@ func hold(t *testing.T, pool *pgxpool.Pool, name, key string) (release func()) {
 // A lone call takes one round trip, and so do all that come while one is under way.
 func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which a cluster takes more")
 	var counter trips
 	g := newGate()
 	pool := pgtest.Pool(t, counter.through, g.through)
@@ -155,6 +156,7 @@ func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 // What only one of the callers has caused is not told to the others.
 func TestAnErrorOfTheDatabaseIsToldToItsCallerOnly(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
 	pool := pgtest.Pool(t)
 	execSQL(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$`)
 	execSQL(t, pool, `CREATE TRIGGER refuse BEFORE INSERT ON weir_balance FOR EACH ROW WHEN (NEW.key = 'bad') EXECUTE FUNCTION refuse()`)

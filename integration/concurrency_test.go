@@ -230,6 +230,7 @@ func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {
 // each other ten times a commit. They queue instead.
 func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "callers queue on one server only")
 	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e6, Period: never})
 	for _, level := range levels[1:] {
 		t.Run(string(level), func(t *testing.T) {

@@ -125,6 +125,7 @@ func TestEveryQueryModeOfPgx(t *testing.T) {
 
 func TestASchemaOutsideTheSearchPath(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its schemas are of plain Postgres")
 	for name, path := range map[string]string{
 		"Elsewhere":   `pg_catalog`,
 		"Empty":       ``,

@@ -85,6 +85,7 @@ func TestConsume(t *testing.T) {
 // Config.IsoLevel is that of InTx and of SendBatch, and InTxOptions may say another one.
 func TestIsoLevelOfTheConfig(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "the default level is another one there")
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("levelled", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
 	for _, level := range append(levels, "") {

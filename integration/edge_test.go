@@ -105,6 +105,7 @@ func TestTheZeroLimiterIsRefused(t *testing.T) {
 // A grant beside an error would be taken for one.
 func TestAFailedCallLeavesTheZeroResult(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	execSQL(t, pool, `CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
 	execSQL(t, pool, `CREATE CONSTRAINT TRIGGER no AFTER INSERT OR UPDATE ON weir_balance DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION no()`)
@@ -186,6 +187,7 @@ func TestARememberedDenialIsNotBelievedOnAnOldSnapshot(t *testing.T) {
 // Queues are tables of the runner's schema; another limiter's rows do without.
 func TestALimiterOfAnotherSchemaInsideInTx(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "one of its limiters has no tables")
 	pool := pgtest.Bare(t)
 	name := "weir_eyes_other"
 	if err := schema.Migrate(t.Context(), pool, schema.In(name)); err != nil {

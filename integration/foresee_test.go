@@ -49,6 +49,7 @@ func TestWhoIsDeniedAsExpectedBeginsNoTransaction(t *testing.T) {
 // Whoever goes on after it has the denial within the transaction: it is looked at again, ahead of whatever comes.
 func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
 	for name, goOn := range map[string]func(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) error{
 		"Query": func(ctx context.Context, _ *ratelimit.Limiter, tx pgx.Tx) error {

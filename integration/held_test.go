@@ -272,6 +272,7 @@ func TestARowThatIsAlwaysHeldServesItsCallers(t *testing.T) {
 // pool waits for a row.
 func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "convoy" })
 	holders := beside(t, pool, most(8), func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["application_name"] = "holders"

@@ -37,7 +37,7 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := newClock()
-		l, err := ratelimit.New(ratelimit.Config{Clock: c.now})
+		l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.now})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -81,6 +81,7 @@ func sqlState(err error) string {
 
 func TestTwoFirstUsesOfAKey(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	limit := ratelimit.MustDefine("first", ratelimit.TokenBucket{Rate: 10, Period: never})
 	for _, level := range levels {
 		for _, c := range []struct {
@@ -128,6 +129,7 @@ func TestTwoFirstUsesOfAKey(t *testing.T) {
 
 func TestFirstUseIsGrantedWhenTheOtherRollsBack(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	limit := ratelimit.MustDefine("first", ratelimit.TokenBucket{Rate: 10, Period: never})
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
@@ -154,6 +156,7 @@ func TestFirstUseIsGrantedWhenTheOtherRollsBack(t *testing.T) {
 // time that it has the row, it is granted and not denied with a time that has passed.
 func TestTokensThatComeWhileWaitingForTheRowAreGranted(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
 	clock := newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
@@ -174,6 +177,7 @@ func TestTokensThatComeWhileWaitingForTheRowAreGranted(t *testing.T) {
 
 func TestATakeThatWaitedForAResetIsGranted(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: never})
 	zero := begin(t, pool, pgx.ReadCommitted)

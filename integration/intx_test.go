@@ -49,6 +49,7 @@ func wantValue(t testing.TB, l *ratelimit.Limiter, pool ratelimit.Beginner, r ra
 // Each attempt decides with a clock of its own, and what an attempt that was rolled back took is there for the next one.
 func TestAConflictRunsTheWholeTransactionAgain(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	limit := ratelimit.MustDefine("conflict", ratelimit.TokenBucket{Rate: 10, Period: never})
 	for _, where := range []string{"in a statement of ours", "in a statement of the caller's", "at COMMIT"} {
 		t.Run(where, func(t *testing.T) {
@@ -124,6 +125,7 @@ func TestAConflictRunsTheWholeTransactionAgain(t *testing.T) {
 
 func TestAConflictThatTheCallbackHidesIsStillRunAgain(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	limit := ratelimit.MustDefine("hidden", ratelimit.TokenBucket{Rate: 10, Period: never})
 	for name, hide := range map[string]func(error) error{
 		"ByAnotherError": func(err error) error { return fmt.Errorf("cannot: %s", err) }, //nolint:errorlint // the point
@@ -165,6 +167,7 @@ func take(t testing.TB, v verbs, r ratelimit.Request) {
 
 func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	pool := pgtest.Pool(t)
 	execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
 	conflict := func(ctx context.Context, tx pgx.Tx) error {
@@ -205,6 +208,7 @@ func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 // Within its deadline no caller is told that others were faster, however often they were.
 func TestInTxWithADeadlineGoesOnUntilThen(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	pool := pgtest.Pool(t)
 	execSQL(t, pool, `CREATE TABLE counter (n integer)`)
 	execSQL(t, pool, `INSERT INTO counter VALUES (0)`)

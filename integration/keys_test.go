@@ -64,6 +64,7 @@ func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 // A hot key must not grow the table: each take is a HOT update, which needs no new index entry and is pruned in its page. Not
 // parallel: snapshots of other tests on this server would keep dead versions alive, which then fill the page.
 func TestTakesAreHOTUpdates(t *testing.T) {
+	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
 	limit := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: never})

@@ -19,6 +19,7 @@ import (
 // Until its RetryAt a denial is told without the database, and then the tokens are there.
 func TestALeaseRemembersADenial(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	for name, limit := range map[string]ratelimit.Limit{
 		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}),
 		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: 10 * time.Second, Start: newClock().now()}),
@@ -68,6 +69,7 @@ func TestALeaseRemembersADenial(t *testing.T) {
 // Who takes steadily seldom waits: the next block is asked for before the last is used up, and takes go on meanwhile.
 func TestALeaseFetchesAhead(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var trips trips
 	g := newGate()
 	pool, clock := pgtest.Pool(t, g.through, trips.through), newClock()
@@ -124,6 +126,7 @@ func TestALeaseFetchesAhead(t *testing.T) {
 // as what overflows, or each take would have a trip.
 func TestALeaseOfAFullLimitSeldomHasATrip(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var trips trips
 	pool, clock := pgtest.Pool(t, trips.through), newClock()
 	limit := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1_200_000, Period: time.Minute})
@@ -174,6 +177,7 @@ func waitsForALock(t *testing.T, pool *pgxpool.Pool) {
 // All who wait for the row are served by one or two fetches, whoever of them has gone.
 func TestTakesOfALeaseWaitTogether(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	var trips trips
 	pool := pgtest.Pool(t, trips.through)
 	l := limiter(t, ratelimit.Config{})
@@ -221,6 +225,7 @@ func TestTakesOfALeaseWaitTogether(t *testing.T) {
 // What was fetched for one who has gone is given back.
 func TestALeaseGivesBackWhatNobodyWaitsFor(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("gone", ratelimit.FixedWindow{Rate: 20, Period: never})
@@ -346,6 +351,7 @@ func TestALeaseHandsOutNothingOfAnUnknownOutcome(t *testing.T) {
 // A lease that is closed while takes wait refuses them, and gives back what arrives.
 func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("closed", ratelimit.FixedWindow{Rate: 20, Period: never})

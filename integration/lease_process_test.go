@@ -54,14 +54,14 @@ func leaseChild(url string) error {
 		return err
 	}
 	defer pool.Close()
-	l, err := ratelimit.New(ratelimit.Config{})
+	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		return err
 	}
 	name := os.Getenv(leaseEnv)
 	if name == "crashes" { // on a clock that stands still: what a slow machine leaves to spoil is not lost by a crash
 		now := time.Now()
-		if l, err = ratelimit.New(ratelimit.Config{Clock: func() time.Time { return now }}); err != nil {
+		if l, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time { return now }}); err != nil {
 			return err
 		}
 		s, err := l.Lease(pool, leasedBy[name].For("k"), ratelimit.LeaseConfig{Block: crashesBlock})

@@ -125,6 +125,7 @@ func TestALeasesTokensAreInHandAgainIfTheTransactionCannotBegin(t *testing.T) {
 // A transaction that runs again takes once.
 func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	pool, clock := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
 	s, key := handful(t, l, pool, clock)
@@ -280,6 +281,7 @@ func TestALeaseNeedsNoSecondConnectionInATransaction(t *testing.T) {
 // A transaction takes from the hand without a round trip, and one that does nothing else has none at all.
 func TestALeaseTakesFromTheHandWithoutATrip(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var trips trips
 	pool, clock := pgtest.Pool(t, trips.through), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})

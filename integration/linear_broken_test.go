@@ -125,6 +125,7 @@ func (b believer) RateLimit(ctx context.Context, requests ...ratelimit.Request) 
 
 func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its wrong limiters are wrong on one server")
 	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
 	home := func(take func(context.Context, pgx.Tx, balance, ratelimit.Request) (ratelimit.Result, error)) func(pgxOperations, balance) operations {
 		return func(o pgxOperations, b balance) operations { return homemade{o, take, b} }
@@ -225,6 +226,7 @@ func TestHistoriesShowThatRepeatableReadIsNotSerializable(t *testing.T) {
 // A check above READ COMMITTED is as old as its transaction's first statement: by the time of the call alone it is wrong.
 func TestChecksAreLinearizableOverTheWholeTransaction(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "a snapshot is of one node there")
 	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
 	among := balances{{rule, ratelimit.MustDefine("old", rule), "k"}}
 	r := among.request(0)

@@ -320,7 +320,7 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 				t.Fatal(err)
 			}
 			open := func(portable bool) *ratelimit.Limiter {
-				l, err := ratelimit.New(ratelimit.Config{Portable: portable, Clock: m.clock.now})
+				l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: portable, Clock: m.clock.now})
 				if err != nil {
 					t.Fatal(err)
 				}

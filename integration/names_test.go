@@ -17,6 +17,7 @@ import (
 // of the application's role.
 func TestTheOperatorsOfAnotherRoleAreNotUsed(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its roles are those of one server")
 	owner := pgtest.Pool(t)
 	own := owner.Config().ConnConfig.RuntimeParams["search_path"]
 	hostile := own + "_public"

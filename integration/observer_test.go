@@ -48,6 +48,7 @@ func (w *watcher) last(t *testing.T) ratelimit.DecidedEvent {
 // Every decision is told once, with what it cost, by whatever way it was asked for; so are errors.
 func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	bucket := ratelimit.MustDefine("observed", ratelimit.TokenBucket{Rate: 3, Period: never})
 	other := ratelimit.MustDefine("observedToo", ratelimit.TokenBucket{Rate: 9, Period: never})
 	trial := ratelimit.MustDefine("observed", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
@@ -94,6 +95,7 @@ func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 // Calls that are decided together say how many they were, and share their trips.
 func TestTheObserverIsToldWhoWasDecidedTogether(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var seen watcher
 	pool := pgtest.Pool(t)
 	c := coalesce(t, limiter(t, ratelimit.Config{Observer: &seen}), pool)
@@ -119,6 +121,7 @@ func TestTheObserverIsToldWhoWasDecidedTogether(t *testing.T) {
 // A conflict, the queue and the error of a transaction are told.
 func TestTheObserverIsToldWhatATransactionCost(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it counts trips, of which a cluster takes more")
 	var seen watcher
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{Observer: &seen})

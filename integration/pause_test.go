@@ -409,6 +409,7 @@ func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 // before its end, by the database's clock.
 func TestConcurrentTakesAreNeverGrantedWithinAPause(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "callers queue on one server only")
 	for name, rule := range map[string]ratelimit.Rule{
 		"Bucket": ratelimit.TokenBucket{Rate: 1e6, Period: time.Second},
 		"Window": ratelimit.FixedWindow{Rate: 1e6, Period: 10 * time.Millisecond},

@@ -13,6 +13,7 @@ import (
 
 func TestBehindPgBouncer(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "PgBouncer stands before one server here")
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
 			t.Parallel()

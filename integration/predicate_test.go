@@ -142,6 +142,7 @@ func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 
 func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never})
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	for i := range 10 {
@@ -200,6 +201,7 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 // run out every transaction of the server fails. A denial through InTx is rolled back, which frees its locks at once.
 func TestDeniedTransactionsLeaveNoPredicateLocksBehind(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: never})
 

@@ -17,6 +17,7 @@ import (
 // A role with the privileges that the schema's documentation lists, and no others, can do all there is to do.
 func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its roles are those of one server")
 	owner := pgtest.Pool(t)
 	mine := owner.Config().ConnConfig.RuntimeParams["search_path"]
 	role := mine + "_app"

@@ -37,7 +37,7 @@ func child(url string) error {
 		return err
 	}
 	defer pool.Close()
-	l, err := ratelimit.New(ratelimit.Config{})
+	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		return err
 	}

@@ -139,6 +139,7 @@ func TestAStalledCallbackHoldsUpNoOtherSchema(t *testing.T) {
 // each round trip takes longer than a wait that would mean something.
 func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "callers queue on one server only")
 	const keys = 12
 	limit := ratelimit.MustDefine("calm", ratelimit.TokenBucket{Rate: 1e6, Period: never})
 	for _, roundTrip := range []time.Duration{0, 3 * time.Millisecond} {
@@ -191,6 +192,7 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 // Reads that cannot be serialized fail a take with 40001 as well. Its row is not contended for that.
 func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	limit := ratelimit.MustDefine("reads", ratelimit.TokenBucket{Rate: 1000, Period: never})
 	var seen queueing
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
@@ -233,6 +235,7 @@ func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 // Whatever ends the wait in a queue, the session that goes back to the pool holds no lock of it, and goes on.
 func TestWhoGivesUpInAQueueLeavesNoLock(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "callers queue on one server only")
 	for _, mode := range modes {
 		for way, state := range map[string]string{"lock_timeout": "55P03", "statement_timeout": "57014", "pg_cancel_backend": "57014", "context": ""} {
 			t.Run(strings.ReplaceAll(mode.String(), " ", "")+"/"+way, func(t *testing.T) {
@@ -333,6 +336,7 @@ func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
 // A beginner that is not a pool or a connection may have done something in the transaction, which queueing would end.
 func TestATransactionOfAnotherBeginnerDoesNotQueue(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	limit := ratelimit.MustDefine("another", ratelimit.TokenBucket{Rate: 1000, Period: never})
 	var seen queueing
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
@@ -372,6 +376,7 @@ func (b tenantOf) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, erro
 // Callers who queue through a pooler share two server sessions. None of these keeps a lock.
 func TestQueuesBehindPgBouncer(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "PgBouncer stands before one server here")
 	limit := ratelimit.MustDefine("pooled", ratelimit.TokenBucket{Rate: 1000, Period: never})
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -20,6 +21,7 @@ import (
 // meets an error, and no token comes or goes.
 func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its callers run into each other at SERIALIZABLE")
 	const capacity = 4000
 	rule := ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)}
 	for _, gifts := range []bool{false, true} {

@@ -19,6 +19,7 @@ import (
 // leaves no predicate lock.
 func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never}, ratelimit.Shards(32))
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
@@ -73,6 +74,7 @@ func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 // What a call is about to take, others of its process keep clear of before it is answered.
 func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	limit := ratelimit.MustDefine("underWay", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
 	var seen watcher
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
@@ -108,6 +110,7 @@ func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 // caller does in it runs once.
 func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	take(t, l.Autocommit(pool), limit.For("k"))
@@ -163,6 +166,7 @@ func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
 // A call of no more than a shard's share locks one shard, however many there are, also if it is a reservation that is owed.
 func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	rule := ratelimit.TokenBucket{Rate: 2048, Period: never}
 	for _, shards := range []int{16, 1024} {
@@ -189,6 +193,7 @@ func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 // In a table of few rows a sequential scan would take a predicate lock on all of it.
 func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("few", ratelimit.TokenBucket{Rate: 9, Period: never}, ratelimit.Shards(8))
 	l := limiter(t, ratelimit.Config{})

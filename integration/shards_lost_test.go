@@ -14,6 +14,7 @@ import (
 // wait for its own.
 func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
 	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 1e6, Period: never}, ratelimit.Shards(4))
 	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})

@@ -497,7 +497,7 @@ func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 			p := &promises{pool: pool, clock: newClock(), did: did, debt: math.Inf(1)}
 			for range 2 {
 				for _, way := range ways {
-					l, err := ratelimit.New(ratelimit.Config{Portable: way.portable, Clock: p.clock.now})
+					l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: way.portable, Clock: p.clock.now})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -18,6 +18,7 @@ import (
 // were written since. Shards divide them among them. Nothing is granted twice for it.
 func TestAHeldSnapshotSlowsShardsLessThanOneRow(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it reads the statistics of one server")
 	const callers, takes, shards = 8, 250, 16
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = callers + 2 })
 	l := limiter(t, ratelimit.Config{})

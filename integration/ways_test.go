@@ -74,6 +74,7 @@ func eachWay(t *testing.T, test func(t *testing.T, v verbs, pool *pgxpool.Pool))
 
 func limiter(t testing.TB, cfg ratelimit.Config) *ratelimit.Limiter {
 	t.Helper()
+	cfg.Citus = cfg.Citus || pgtest.Citus()
 	l, err := ratelimit.New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -339,6 +340,7 @@ func TestALockedErrorIsADenial(t *testing.T) {
 // The two pauses of a lock are set by two readings of the clock, and end so far apart: what comes in between climbs the ladder.
 func TestALockThatEndsAMomentBeforeItsMemoryGoesOn(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it sets a column as Citus does not")
 	g := newGuard(t, Config{Failures: 1, Cap: 4 * time.Minute})
 	for lockouts, d := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
 		g.fail(1, from("alice", 1))

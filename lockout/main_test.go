@@ -55,7 +55,7 @@ func newGuard(t *testing.T, cfg Config, configure ...func(*pgxpool.Config)) *gua
 // another is a Lockout as another process has it: on the same tables, with a limiter of its own.
 func (g *guard) another(cfg Config) *Lockout {
 	g.t.Helper()
-	limiter, err := ratelimit.New(ratelimit.Config{Clock: g.clock.now})
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: g.clock.now})
 	if err != nil {
 		g.t.Fatal(err)
 	}

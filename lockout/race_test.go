@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
 )
 
 // However many guess at once, through however many processes, as many are checked in each lock as Failures says: not one more.
@@ -104,6 +106,7 @@ func TestAttemptsOfAllKindsAtOnce(t *testing.T) {
 // A success in a SERIALIZABLE transaction meets others: that runs again, and in the end it is given back once.
 func TestASuccessInATransactionThatRunsAgain(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	g := newGuard(t, Config{})
 	g.fail(2, from("alice", 1))
 	a, err := g.Begin(t.Context(), from("alice", 1))
@@ -131,6 +134,7 @@ func TestASuccessInATransactionThatRunsAgain(t *testing.T) {
 // locked nothing, as his process had seen the account locked before.
 func TestAnAddressThatAnotherLocksMeanwhileIsLockedOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
 	cfg := Config{AddressFailures: 1}
 	g := newGuard(t, cfg, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = t.Name() })
 	for i := range 5 {

@@ -63,7 +63,7 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	var now time.Time
 	var err error
-	if f.limiter, err = ratelimit.New(ratelimit.Config{Clock: func() time.Time { return now }}); err != nil {
+	if f.limiter, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time { return now }}); err != nil {
 		t.Fatal(err)
 	}
 	f.jobs = scheduler.New(f.limiter, scheduler.Config{Jitter: -1}).Jobs(f.client)

@@ -35,7 +35,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limiter, err := ratelimit.New(ratelimit.Config{})
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		t.Fatal(err)
 	}

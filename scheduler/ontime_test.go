@@ -257,7 +257,7 @@ func TestBehindPgBouncer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	limiter, err := ratelimit.New(ratelimit.Config{Schema: mine})
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Schema: mine})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func TestAWaitingJobThatIsRetriedByHandGoesOnWaiting(t *testing.T) {
 
 func TestConfigureSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	limiter, err := ratelimit.New(ratelimit.Config{})
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func TestRiverHasASchemaOfItsOwn(t *testing.T) {
 			if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
 				t.Fatal(err)
 			}
-			if f.limiter, err = ratelimit.New(ratelimit.Config{}); err != nil {
+			if f.limiter, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()}); err != nil {
 				t.Fatal(err)
 			}
 			sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})

@@ -78,12 +78,13 @@ func (p *plugin) hint() {
 const (
 	// turnSQL takes the turn, or keeps it: no row if it is another client's.
 	//
-	// $1 River's schema $2 holder $3 for how long
+	// $1 River's schema $2 holder $3 for how long, from now on until the time that it answers
 	turnSQL = `INSERT INTO {slot} AS s (name, key, slot, holder, until)
 VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), 0, $2::uuid, now() + $3::interval)
 ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
-	WHERE s.holder = excluded.holder OR s.until <= now()
-RETURNING now()`
+	WHERE s.holder = excluded.holder
+		OR date_part('epoch', excluded.until - s.until) >= date_part('epoch', $3::interval)
+RETURNING s.until`
 
 	// waitingSQL reads the jobs that wait, with tickets and without, in the order of time. It walks
 	// River's fetching index, queue by queue and priority by priority, and reads at most so many
@@ -107,13 +108,13 @@ ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 // lookAfter is one round.
 func (p *plugin) lookAfter(ctx context.Context) error {
 	r, began := &p.round, time.Now()
-	var now time.Time
+	var until time.Time
 	if r.holder == uuid.Nil {
 		r.holder, r.lines = uuid.New(), map[row]placing{}
 	}
 	args := []any{p.schema, r.holder.String(), turnLasts}
-	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &now)
-	if err != nil || now.IsZero() { // another client's turn
+	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
+	if err != nil || until.IsZero() { // another client's turn
 		return err
 	}
 	answered := time.Now()
@@ -137,7 +138,7 @@ func (p *plugin) lookAfter(ctx context.Context) error {
 	if err := p.arrange(ctx, jobs); err != nil {
 		return err
 	}
-	return p.findGone(ctx, next, clock{now, answered})
+	return p.findGone(ctx, next, clock{until.Add(-turnLasts), answered})
 }
 
 // walk returns the jobs with tickets among the next n that wait, and the last of the n.

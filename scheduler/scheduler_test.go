@@ -106,7 +106,7 @@ func setUpOn(t testing.TB, pool *pgxpool.Pool, cfg scheduler.Config) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.limiter, err = ratelimit.New(ratelimit.Config{}); err != nil {
+	if f.limiter, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()}); err != nil {
 		t.Fatal(err)
 	}
 	f.jobs = scheduler.New(f.limiter, cfg).Jobs(f.client)
@@ -395,6 +395,7 @@ func TestADuplicateOfAUniqueJobTakesNothing(t *testing.T) {
 // Each attempt at a transaction reserves and draws its jitter anew, and only the one that commits leaves a job.
 func TestATransactionThatRunsAgainLeavesOneJob(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	var runs atomic.Int64
@@ -424,6 +425,7 @@ func TestATransactionThatRunsAgainLeavesOneJob(t *testing.T) {
 // waits for that which has none.
 func TestWhatWasThereAtOnceIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it sets a column as Citus does not")
 	f, sched, j := exact(t)
 	ahead := ratelimit.MustDefine("ahead", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}).For("k")
 	short := ratelimit.MustDefine("short", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")

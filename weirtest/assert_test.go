@@ -108,7 +108,7 @@ func TestDrainLeavesNothingAndFillAll(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	clock := new(weirtest.Clock)
-	l, err := ratelimit.New(ratelimit.Config{Clock: clock.Now})
+	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: clock.Now})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
 		clock := new(weirtest.Clock)
-		l, err := ratelimit.New(ratelimit.Config{Clock: clock.Now})
+		l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: clock.Now})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -232,7 +232,7 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	})
 	for i, do := range all {
 		clock := new(weirtest.Clock)
-		l, err := ratelimit.New(ratelimit.Config{Clock: clock.Now})
+		l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: clock.Now})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +257,7 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 func TestTheFakeDeniesAWaitForLongerThanItMayLast(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(9)})
-	l, err := ratelimit.New(ratelimit.Config{})
+	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		t.Fatal(err)
 	}
