@@ -11,8 +11,8 @@ const (
 	twoPhaseSQL = `DELETE FROM {schema}weir_two_phase`
 
 	// twoPhaseIfSQL is for the end of a transaction: writes to workers alone have not given it an id.
-	// Its body is a string, so what looks for names of other roles cannot look into it: it has none.
-	twoPhaseIfSQL = "DO" + ` $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
+	// Its body is a string, so a test that looks for names of other roles cannot look into it: it has none.
+	twoPhaseIfSQL = `DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
 	DELETE FROM {schema}weir_two_phase; END IF; END$$`
 )
 

@@ -22,7 +22,7 @@ type source struct {
 
 // isSQL matches the texts that begin with a statement which may call something by its name.
 var isSQL = regexp.MustCompile(`^[\s(]*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|MERGE INTO|` +
-	`VALUES|EXPLAIN|CREATE TABLE|CALL|DO|COPY)\s`)
+	`VALUES|EXPLAIN|CREATE TABLE|CALL|COPY)\s`)
 
 // sources finds the statements in the Go files of a directory, with constants put together.
 func sources(dir string) ([]source, error) {
