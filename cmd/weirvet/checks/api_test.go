@@ -1,0 +1,70 @@
+package checks
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/fair"
+	"github.com/weir-go/weir/httplimit"
+	"github.com/weir-go/weir/lockout"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/slots"
+)
+
+var _ = [...]any{fair.MustDefine, httplimit.Global, lockout.New, slots.New, pgx.BeginFunc, (*river.Client[pgx.Tx])(nil)}
+
+// Whatever answers with a Result and an error is known, as a verb or as something else.
+func TestEveryVerbIsKnown(t *testing.T) {
+	t.Parallel()
+	notVerbs := map[string]bool{"Wait": true} // its error covers what must not run
+	found := map[string]bool{}
+	for _, typ := range []reflect.Type{
+		reflect.TypeFor[*ratelimit.Limiter](), reflect.TypeFor[*ratelimit.Autocommit](), reflect.TypeFor[*ratelimit.Coalesced](),
+		reflect.TypeFor[*ratelimit.FailOpen](), reflect.TypeFor[*ratelimit.Lease](), reflect.TypeFor[ratelimit.Verbs](),
+		reflect.TypeFor[*scheduler.Jobs](), reflect.TypeFor[*fair.Limit](),
+	} {
+		for i := range typ.NumMethod() {
+			m := typ.Method(i)
+			if m.Type.NumOut() < 2 || m.Type.Out(m.Type.NumOut()-1) != reflect.TypeFor[error]() {
+				continue
+			}
+			switch m.Type.Out(0) {
+			case reflect.TypeFor[ratelimit.Result](), reflect.TypeFor[*scheduler.Inserted](), reflect.TypeFor[*scheduler.InsertedMany]():
+				found[m.Name] = true
+				if !verbs[m.Name] && !notVerbs[m.Name] {
+					t.Errorf("%v.%s answers with a Result, and is not among the verbs", typ, m.Name)
+				}
+			}
+		}
+	}
+	for name := range verbs {
+		if !found[name] {
+			t.Errorf("no type has the verb %s any more", name)
+		}
+	}
+}
+
+// Whatever a Result has is known, as far as it says whether the call was granted, and when its work
+// may run.
+func TestEveryPartOfAResultIsKnown(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{ // to lookAt
+		"OK": true, "RunAt": true, "RetryAt": true, "At": true, "Limit": true, "Key": true, "Outcomes": true,
+		"Decided": true, "Err": true, "Reservation": true, "RetryAfter": true,
+	}
+	typ := reflect.TypeFor[ratelimit.Result]()
+	for i := range typ.NumField() {
+		if f := typ.Field(i); f.IsExported() && !known[f.Name] {
+			t.Errorf("lookAt does not know the field %s", f.Name)
+		}
+	}
+	for i := range typ.NumMethod() {
+		if m := typ.Method(i); !known[m.Name] {
+			t.Errorf("lookAt does not know the method %s", m.Name)
+		}
+	}
+}

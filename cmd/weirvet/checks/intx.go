@@ -1,0 +1,255 @@
+package checks
+
+import (
+	"go/ast"
+	"go/token"
+	"go/types"
+
+	"golang.org/x/tools/go/analysis"
+	"golang.org/x/tools/go/analysis/passes/inspect"
+	"golang.org/x/tools/go/ast/edge"
+	"golang.org/x/tools/go/ast/inspector"
+)
+
+var weirInTx = &analysis.Analyzer{
+	Name: "weirintx",
+	Doc: `report callbacks of InTx that do what a rollback does not undo
+
+The callback of InTx runs again if its transaction conflicts with another one, and what it did
+before is rolled back. So it must use the ctx and the tx that it is given, and do nothing else that
+lasts. The check reports, in the callbacks of InTx and its relatives and of SendBatch:
+
+  - HTTP requests and mails, which are sent again;
+  - sends to channels from outside the callback;
+  - appends to a variable from outside the callback that the callback never sets anew;
+  - a context, transaction, connection or pool from outside the callback that is used in it;
+  - the verbs of an Autocommit, a Coalesced, a FailOpen or a Lease, which commit by themselves;
+  - jobs that River inserts without the transaction;
+  - Commit and Rollback of the callback's own transaction.
+
+Do such things after InTx has returned. Functions that the callback only hands to others, and those
+that it calls by name, are not looked into.`,
+	URL:      "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
+	Requires: []*analysis.Analyzer{inspect.Analyzer},
+	Run:      runInTx,
+}
+
+func runInTx(pass *analysis.Pass) (any, error) {
+	for c, call := range calls(pass, false) {
+		if !ofWeir(callee(pass.TypesInfo, call)) {
+			continue
+		}
+		for i, arg := range call.Args {
+			lit, ok := arg.(*ast.FuncLit)
+			if !ok {
+				continue
+			}
+			t := &callback{pass: pass, lit: lit, appended: map[*types.Var]*ast.CallExpr{}}
+			if t.begins(callee(pass.TypesInfo, call)) {
+				t.check(c.ChildAt(edge.CallExpr_Args, i))
+			}
+		}
+	}
+	return nil, nil
+}
+
+// callback is a function that may run several times, in one transaction after the other.
+type callback struct {
+	pass *analysis.Pass
+	lit  *ast.FuncLit
+	tx   *types.Var // its own, if it has a name
+
+	appended map[*types.Var]*ast.CallExpr // variables from outside, and where they grow
+	set      []*types.Var                 // those that are set to something else
+}
+
+// begins tells whether the function literal is the callback of a transaction.
+func (t *callback) begins(fn *types.Func) bool {
+	params := t.pass.TypesInfo.TypeOf(t.lit).(*types.Signature).Params()
+	if params.Len() == 2 && isContext(params.At(0).Type()) && isTx(params.At(1).Type()) {
+		t.tx = params.At(1)
+		return true
+	}
+	return isMethod(fn, ratelimitPath, "Limiter", "SendBatch") &&
+		params.Len() == 1 && isNamed(params.At(0).Type(), pgxPath, "Batch")
+}
+
+func (t *callback) check(c inspector.Cursor) {
+	c.Inspect([]ast.Node{(*ast.FuncLit)(nil), (*ast.CallExpr)(nil), (*ast.SendStmt)(nil), (*ast.AssignStmt)(nil)},
+		func(c inspector.Cursor) bool {
+			switch n := c.Node().(type) {
+			case *ast.FuncLit: // others may call it later, after COMMIT say
+				return n == t.lit || c.ParentEdgeKind() == edge.CallExpr_Fun
+			case *ast.CallExpr:
+				t.call(n)
+			case *ast.SendStmt:
+				if v := t.outer(n.Chan); v != nil {
+					t.report(n, "sends to the channel %s: what was sent stays sent if it runs again", v.Name())
+				}
+			case *ast.AssignStmt:
+				t.assign(n)
+			}
+			return true
+		})
+	for v, at := range t.appended {
+		if !isOneOf(v, t.set) {
+			t.report(at, "appends to %s, which it never sets anew: what an earlier run appended stays in it", v.Name())
+		}
+	}
+}
+
+func isOneOf(v *types.Var, set []*types.Var) bool {
+	for _, other := range set {
+		if other == v {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *callback) report(at ast.Node, format string, args ...any) {
+	t.pass.ReportRangef(at, "the callback may run several times, and "+format, args...)
+}
+
+// outer is the variable from outside of the callback that an expression begins with, or nil.
+func (t *callback) outer(e ast.Expr) *types.Var {
+	for {
+		switch x := e.(type) {
+		case *ast.ParenExpr:
+			e = x.X
+		case *ast.StarExpr:
+			e = x.X
+		case *ast.IndexExpr:
+			e = x.X
+		case *ast.SelectorExpr:
+			if v, ok := t.pass.TypesInfo.Uses[x.Sel].(*types.Var); ok && !v.IsField() {
+				return v // of another package
+			}
+			e = x.X
+		case *ast.Ident:
+			v, ok := t.pass.TypesInfo.Uses[x].(*types.Var)
+			if !ok || within(t.lit, v.Pos()) {
+				return nil
+			}
+			return v
+		default:
+			return nil
+		}
+	}
+}
+
+// assign remembers what grows, and what is set anew.
+func (t *callback) assign(n *ast.AssignStmt) {
+	for i, l := range n.Lhs {
+		id, ok := l.(*ast.Ident)
+		if !ok {
+			continue
+		}
+		v := t.outer(id)
+		if v == nil {
+			continue
+		}
+		if len(n.Rhs) == len(n.Lhs) && n.Tok == token.ASSIGN {
+			if call, ok := n.Rhs[i].(*ast.CallExpr); ok && t.appendsTo(call, v) {
+				t.appended[v] = call
+				continue
+			}
+		}
+		t.set = append(t.set, v)
+	}
+}
+
+func (t *callback) appendsTo(call *ast.CallExpr, v *types.Var) bool {
+	fun, ok := call.Fun.(*ast.Ident)
+	if !ok || t.pass.TypesInfo.Uses[fun] != types.Universe.Lookup("append") {
+		return false
+	}
+	to, ok := call.Args[0].(*ast.Ident)
+	return ok && t.pass.TypesInfo.Uses[to] == v
+}
+
+func (t *callback) call(call *ast.CallExpr) {
+	fn := callee(t.pass.TypesInfo, call)
+	if fn == nil {
+		return
+	}
+	on := receiver(call)
+	if fn.Signature().Recv() == nil {
+		on = nil // a package
+	}
+	switch {
+	case sends(fn):
+		t.report(call, "calls %s: what was sent stays sent if it runs again", fn.FullName())
+		return
+	case on != nil && t.tx != nil && t.is(on, t.tx) && (fn.Name() == "Commit" || fn.Name() == "Rollback"):
+		t.pass.ReportRangef(call, "the callback calls %s of its transaction: return nil to commit, or an error to roll back", fn.Name())
+		return
+	case on != nil && t.onOuter(call, fn, on):
+		return
+	}
+	if t.tx == nil { // the batch of SendBatch
+		return
+	}
+	t.arguments(call, fn)
+}
+
+func (t *callback) is(e ast.Expr, v *types.Var) bool {
+	id, ok := ast.Unparen(e).(*ast.Ident)
+	return ok && t.pass.TypesInfo.Uses[id] == v
+}
+
+// onOuter reports a method of something outside that does not belong to the transaction.
+func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool {
+	v := t.outer(on)
+	if v == nil {
+		return false
+	}
+	typ := t.pass.TypesInfo.TypeOf(on)
+	switch {
+	case isDatabase(typ) && statements[fn.Name()]:
+		t.report(call, "uses %s from outside, whose statements are not rolled back with it: use the tx that it is given", v.Name())
+	case commits(typ, fn):
+		t.report(call, "calls %s of %s, which commits by itself: use the verbs that take the callback's tx", fn.Name(), v.Name())
+	case isNamed(typ, riverPath, "Client") && (fn.Name() == "Insert" || fn.Name() == "InsertMany" || fn.Name() == "InsertManyFast"):
+		t.report(call, "calls %s of %s, which inserts without the transaction: call %sTx", fn.Name(), v.Name(), fn.Name())
+	default:
+		return false
+	}
+	return true
+}
+
+// arguments reports contexts, transactions and pools from outside that are passed on.
+func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
+	if fn.Pkg() != nil && fn.Pkg().Path() == "log/slog" {
+		return
+	}
+	params := fn.Signature().Params()
+	doesIO := ofWeir(fn) || params.Len() > 0 && isContext(params.At(0).Type())
+	for _, arg := range call.Args {
+		typ := t.pass.TypesInfo.TypeOf(arg)
+		if typ == nil {
+			continue
+		}
+		switch {
+		case isContext(typ):
+			if v := t.outerContext(arg); v != nil && !(isFunc(fn, "context", "WithoutCancel")) {
+				t.pass.ReportRangef(arg, "the callback uses a context from outside, %s: use the ctx that it is given", types.ExprString(arg))
+			}
+		case doesIO && isDatabase(typ):
+			if v := t.outer(arg); v != nil {
+				t.report(arg, "uses %s from outside, whose statements are not rolled back with it: use the tx that it is given", v.Name())
+			}
+		}
+	}
+}
+
+// outerContext is the variable from outside that a context comes from: itself, or a request.
+func (t *callback) outerContext(e ast.Expr) *types.Var {
+	if call, ok := ast.Unparen(e).(*ast.CallExpr); ok {
+		if !isMethod(callee(t.pass.TypesInfo, call), "net/http", "Request", "Context") {
+			return nil
+		}
+		return t.outer(receiver(call))
+	}
+	return t.outer(e)
+}

@@ -1,0 +1,179 @@
+package intx
+
+import (
+	"context"
+	"database/sql"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+var (
+	limiter *ratelimit.Limiter
+	auto    *ratelimit.Autocommit
+	merged  *ratelimit.Coalesced
+	lease   *ratelimit.Lease
+	client  *river.Client[pgx.Tx]
+	request ratelimit.Request
+	args    river.JobArgs
+	events  = make(chan string)
+)
+
+func sends(ctx context.Context, pool *pgxpool.Pool, c *http.Client, req *http.Request, done chan<- error) error {
+	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		events <- "begun" // want `the callback may run several times, and sends to the channel events: what was sent stays sent if it runs again`
+		select {
+		case done <- nil: // want `sends to the channel done`
+		default:
+		}
+		own := make(chan int, 1)
+		own <- 1
+		if _, err := http.Get("https://example.com"); err != nil { // want `calls net/http.Get: what was sent stays sent`
+			return err
+		}
+		if _, err := c.Do(req); err != nil { // want `calls \(\*net/http.Client\).Do: what was sent`
+			return err
+		}
+		defer func() {
+			events <- "ended" // want `sends to the channel events`
+		}()
+		go func() {
+			events <- "beside" // want `sends to the channel events`
+		}()
+		return nil
+	})
+}
+
+func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, r *http.Request) error {
+	return limiter.InTxOptions(r.Context(), pool, pgx.TxOptions{}, func(_ context.Context, tx pgx.Tx) error {
+		if err := limiter.Consume(ctx, tx, request); err != nil { // want `the callback uses a context from outside, ctx: use the ctx that it is given`
+			return err
+		}
+		if err := limiter.Consume(r.Context(), tx, request); err != nil { // want `the callback uses a context from outside, r.Context\(\)`
+			return err
+		}
+		within, cancel := context.WithTimeout(ctx, time.Second) // want `the callback uses a context from outside, ctx`
+		defer cancel()
+		if err := limiter.Consume(within, outer, request); err != nil { // want `uses outer from outside, whose statements are not rolled back with it: use the tx that it is given`
+			return err
+		}
+		if _, err := pool.Exec(within, "SELECT 1"); err != nil { // want `uses pool from outside`
+			return err
+		}
+		if _, err := db.ExecContext(within, "SELECT 1"); err != nil { // want `uses db from outside`
+			return err
+		}
+		if err := limiter.Autocommit(pool).Consume(within, request); err != nil { // want `uses pool from outside`
+			return err
+		}
+		if err := helper(within, pool); err != nil { // want `uses pool from outside`
+			return err
+		}
+		_ = pool.Stat()
+		slog.InfoContext(ctx, "denied")
+		keep := context.WithoutCancel(ctx)
+		if _, err := tx.Exec(keep, "SELECT 1"); err != nil {
+			return err
+		}
+		return helper(within, tx)
+	})
+}
+
+func committed(ctx context.Context, pool *pgxpool.Pool) error {
+	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if err := auto.Consume(ctx, request); err != nil { // want `calls Consume of auto, which commits by itself: use the verbs that take the callback's tx`
+			return err
+		}
+		if res, err := merged.RateLimit(ctx, request); err != nil || !res.OK { // want `calls RateLimit of merged, which commits by itself`
+			return err
+		}
+		if res, err := lease.Take(ctx, 1); err != nil || !res.OK { // want `calls Take of lease, which commits by itself`
+			return err
+		}
+		if res, err := lease.TakeInTx(ctx, tx, 1); err != nil || !res.OK {
+			return err
+		}
+		if _, err := client.Insert(ctx, args, nil); err != nil { // want `calls Insert of client, which inserts without the transaction: call InsertTx`
+			return err
+		}
+		if _, err := client.InsertTx(ctx, tx, args, nil); err != nil {
+			return err
+		}
+		inner, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if err := inner.Commit(ctx); err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx) // want `the callback calls Rollback of its transaction: return nil to commit, or an error to roll back`
+		return tx.Commit(ctx)  // want `the callback calls Commit of its transaction`
+	})
+}
+
+func grows(ctx context.Context, pool *pgxpool.Pool) ([]string, []string, error) {
+	var names, good, after []string
+	var counts [3]int
+	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		names = append(names, "a") // want `appends to names, which it never sets anew: what an earlier run appended stays in it`
+		good = nil
+		good = append(good, "a")
+		own := []string{}
+		own = append(own, "a")
+		after = append(own, "b")
+		counts[0]++
+		return nil
+	})
+	_ = after
+	return names, good, err
+}
+
+func later(ctx context.Context, pool *pgxpool.Pool) error {
+	var after func()
+	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		after = func() { events <- "committed" }
+		return nil
+	})
+	if err == nil {
+		after()
+	}
+	return err
+}
+
+func batch(ctx context.Context, pool *pgxpool.Pool) error {
+	var rows []string
+	res, err := limiter.SendBatch(ctx, pool, func(b *pgx.Batch) error {
+		events <- "queued"         // want `sends to the channel events`
+		rows = append(rows, "row") // want `appends to rows`
+		b.Queue("SELECT 1").Exec(nil)
+		b.Queue("SELECT 'a'").QueryRow(func(row pgx.Row) error {
+			var s string
+			rows = append(rows, s)
+			return row.Scan(&s)
+		})
+		return nil
+	}, request)
+	if err != nil {
+		return err
+	}
+	return res.Err()
+}
+
+// Not every function of a context and a transaction is such a callback.
+func elsewhere(ctx context.Context, tx pgx.Tx) error {
+	return run(ctx, func(_ context.Context, tx pgx.Tx) error {
+		events <- "once"
+		_, err := tx.Exec(ctx, "SELECT 1")
+		return err
+	})
+}
+
+func run(ctx context.Context, fn func(context.Context, pgx.Tx) error) error { return fn(ctx, nil) }
+
+func helper(ctx context.Context, db any) error { return ctx.Err() }
