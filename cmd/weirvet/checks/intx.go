@@ -35,18 +35,24 @@ that it calls by name, are not looked into.`,
 }
 
 func runInTx(pass *analysis.Pass) (any, error) {
+	seen := map[*ast.FuncLit]bool{} // one may be the callback of several calls
 	for c, call := range calls(pass, false) {
-		if !ofWeir(callee(pass.TypesInfo, call)) {
+		fn := callee(pass.TypesInfo, call)
+		if !ofWeir(fn) || !fn.Exported() {
 			continue
 		}
-		for i, arg := range call.Args {
+		for _, arg := range call.Args {
+			if id, ok := arg.(*ast.Ident); ok {
+				arg = onlyValue(pass, id)
+			}
 			lit, ok := arg.(*ast.FuncLit)
-			if !ok {
+			if !ok || seen[lit] {
 				continue
 			}
+			seen[lit] = true
 			t := &callback{pass: pass, lit: lit, appended: map[*types.Var]*ast.CallExpr{}}
-			if t.begins(callee(pass.TypesInfo, call)) {
-				t.check(c.ChildAt(edge.CallExpr_Args, i))
+			if at, ok := c.Inspector().Root().FindNode(lit); ok && t.begins(fn) {
+				t.check(at)
 			}
 		}
 	}
@@ -83,8 +89,8 @@ func (t *callback) check(c inspector.Cursor) {
 			case *ast.CallExpr:
 				t.call(n)
 			case *ast.SendStmt:
-				if v := t.outer(n.Chan); v != nil {
-					t.report(n, "sends to the channel %s: what was sent stays sent if it runs again", v.Name())
+				if t.outer(n.Chan) != nil {
+					t.report(n, "sends to the channel %s: what was sent stays sent if it runs again", types.ExprString(n.Chan))
 				}
 			case *ast.AssignStmt:
 				t.assign(n)
@@ -109,6 +115,11 @@ func isOneOf(v *types.Var, set []*types.Var) bool {
 
 func (t *callback) report(at ast.Node, format string, args ...any) {
 	t.pass.ReportRangef(at, "the callback may run several times, and "+format, args...)
+}
+
+// outside reports a transaction, a connection or a pool that is not the callback's.
+func (t *callback) outside(at ast.Node, name string) {
+	t.pass.ReportRangef(at, "the callback uses %s, whose statements are no part of its transaction: use the tx that it is given", name)
 }
 
 // outer is the variable from outside of the callback that an expression begins with, or nil.
@@ -200,18 +211,18 @@ func (t *callback) is(e ast.Expr, v *types.Var) bool {
 
 // onOuter reports a method of something outside that does not belong to the transaction.
 func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool {
-	v := t.outer(on)
-	if v == nil {
+	if t.outer(on) == nil {
 		return false
 	}
+	name := types.ExprString(on)
 	typ := t.pass.TypesInfo.TypeOf(on)
 	switch {
 	case isDatabase(typ) && statements[fn.Name()]:
-		t.report(call, "uses %s from outside, whose statements are not rolled back with it: use the tx that it is given", v.Name())
+		t.outside(call, name)
 	case commits(typ, fn):
-		t.report(call, "calls %s of %s, which commits by itself: use the verbs that take the callback's tx", fn.Name(), v.Name())
+		t.report(call, "calls %s of %s, which commits by itself: use the verbs that take the callback's tx", fn.Name(), name)
 	case isNamed(typ, riverPath, "Client") && (fn.Name() == "Insert" || fn.Name() == "InsertMany" || fn.Name() == "InsertManyFast"):
-		t.report(call, "calls %s of %s, which inserts without the transaction: call %sTx", fn.Name(), v.Name(), fn.Name())
+		t.report(call, "calls %s of %s, which inserts without the transaction: call %sTx", fn.Name(), name, fn.Name())
 	default:
 		return false
 	}
@@ -232,24 +243,21 @@ func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
 		}
 		switch {
 		case isContext(typ):
-			if v := t.outerContext(arg); v != nil && !(isFunc(fn, "context", "WithoutCancel")) {
+			if t.outerContext(arg) && !isFunc(fn, "context", "WithoutCancel") {
 				t.pass.ReportRangef(arg, "the callback uses a context from outside, %s: use the ctx that it is given", types.ExprString(arg))
 			}
 		case doesIO && isDatabase(typ):
-			if v := t.outer(arg); v != nil {
-				t.report(arg, "uses %s from outside, whose statements are not rolled back with it: use the tx that it is given", v.Name())
+			if t.outer(arg) != nil {
+				t.outside(arg, types.ExprString(arg))
 			}
 		}
 	}
 }
 
-// outerContext is the variable from outside that a context comes from: itself, or a request.
-func (t *callback) outerContext(e ast.Expr) *types.Var {
+// outerContext tells whether a context comes from outside: a variable, or that of a request.
+func (t *callback) outerContext(e ast.Expr) bool {
 	if call, ok := ast.Unparen(e).(*ast.CallExpr); ok {
-		if !isMethod(callee(t.pass.TypesInfo, call), "net/http", "Request", "Context") {
-			return nil
-		}
-		return t.outer(receiver(call))
+		return isMethod(callee(t.pass.TypesInfo, call), "net/http", "Request", "Context") && t.outer(receiver(call)) != nil
 	}
-	return t.outer(e)
+	return t.outer(e) != nil
 }

@@ -60,19 +60,19 @@ func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, 
 		}
 		within, cancel := context.WithTimeout(ctx, time.Second) // want `the callback uses a context from outside, ctx`
 		defer cancel()
-		if err := limiter.Consume(within, outer, request); err != nil { // want `uses outer from outside, whose statements are not rolled back with it: use the tx that it is given`
+		if err := limiter.Consume(within, outer, request); err != nil { // want `the callback uses outer, whose statements are no part of its transaction: use the tx that it is given`
 			return err
 		}
-		if _, err := pool.Exec(within, "SELECT 1"); err != nil { // want `uses pool from outside`
+		if _, err := pool.Exec(within, "SELECT 1"); err != nil { // want `the callback uses pool, whose`
 			return err
 		}
-		if _, err := db.ExecContext(within, "SELECT 1"); err != nil { // want `uses db from outside`
+		if _, err := db.ExecContext(within, "SELECT 1"); err != nil { // want `the callback uses db, whose`
 			return err
 		}
-		if err := limiter.Autocommit(pool).Consume(within, request); err != nil { // want `uses pool from outside`
+		if err := limiter.Autocommit(pool).Consume(within, request); err != nil { // want `the callback uses pool, whose`
 			return err
 		}
-		if err := helper(within, pool); err != nil { // want `uses pool from outside`
+		if err := helper(within, pool); err != nil { // want `the callback uses pool, whose`
 			return err
 		}
 		_ = pool.Stat()
@@ -163,6 +163,23 @@ func batch(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	return res.Err()
+}
+
+type server struct {
+	pool   *pgxpool.Pool
+	events chan string
+}
+
+func (s *server) variable(ctx context.Context) error {
+	save := func(ctx context.Context, tx pgx.Tx) error {
+		s.events <- "saved"                    // want `sends to the channel s.events`
+		_, err := s.pool.Exec(ctx, "SELECT 1") // want `the callback uses s.pool, whose statements`
+		return err
+	}
+	if err := limiter.InTx(ctx, s.pool, save); err != nil {
+		return err
+	}
+	return limiter.InTx(ctx, s.pool, save)
 }
 
 // Not every function of a context and a transaction is such a callback.

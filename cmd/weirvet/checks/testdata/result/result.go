@@ -62,6 +62,9 @@ func dropped(limits mine, o other) error {
 	if _, err := limiter.In(tx).RateLimit(ctx, request); err != nil { // want `look at OK, or call Consume`
 		return err
 	}
+	if _, err := limiter.InSQL(nil).RateLimit(ctx, request); err != nil { // want `look at OK, or call Consume`
+		return err
+	}
 	if _, err := limits.RateLimit(ctx, request); err != nil { // want `the Result of RateLimit is dropped, and with it a denial, which is no error: look at OK$`
 		return err
 	}
