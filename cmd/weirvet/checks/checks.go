@@ -2,8 +2,9 @@
 // themselves: a multichecker of your own, or a linter that takes plugins.
 //
 // They report what is wrong for certain, or nearly so, and are silent where they cannot tell.
-// A Result that is passed on, returned or stored counts as looked at. Except weirsetter they skip
-// test files, which often take tokens without looking, or break the rules of InTx on purpose.
+// A Result that is passed on, returned or stored counts as looked at. Tests often take tokens without
+// looking, or break the rules of InTx on purpose: in test files only weirsetter covers everything, and
+// the other checks cover examples at most.
 //
 // Where the code is right and a report is wrong, say in the code that it is meant: assign the
 // Result to a blank, as in
@@ -14,6 +15,7 @@ package checks
 import (
 	"go/ast"
 	"go/token"
+	"iter"
 	"strings"
 
 	"golang.org/x/tools/go/analysis"
@@ -26,16 +28,24 @@ func Analyzers() []*analysis.Analyzer {
 	return []*analysis.Analyzer{weirResult, weirRunAt, weirSetter, weirInTx, weirName}
 }
 
-// calls are the calls of a package. Those in test files are left out unless tests is set.
-func calls(pass *analysis.Pass, tests bool) func(yield func(inspector.Cursor, *ast.CallExpr) bool) {
+// scope is which calls a check is about.
+type scope int
+
+const (
+	program  scope = iota // those outside of test files
+	examples              // those and the examples in test files, which people copy
+	anywhere
+)
+
+// calls are the calls of a package.
+func calls(pass *analysis.Pass, in scope) iter.Seq2[inspector.Cursor, *ast.CallExpr] {
 	root := pass.ResultOf[inspect.Analyzer].(*inspector.Inspector).Root()
 	return func(yield func(inspector.Cursor, *ast.CallExpr) bool) {
 		for c := range root.Preorder((*ast.CallExpr)(nil)) {
-			call := c.Node().(*ast.CallExpr)
-			if !tests && inTest(pass, call.Pos()) {
+			if in != anywhere && inTest(pass, c.Node().Pos()) && (in == program || !inExample(c)) {
 				continue
 			}
-			if !yield(c, call) {
+			if !yield(c, c.Node().(*ast.CallExpr)) {
 				return
 			}
 		}
@@ -44,4 +54,17 @@ func calls(pass *analysis.Pass, tests bool) func(yield func(inspector.Cursor, *a
 
 func inTest(pass *analysis.Pass, at token.Pos) bool {
 	return strings.HasSuffix(pass.Fset.File(at).Name(), "_test.go")
+}
+
+func inExample(c inspector.Cursor) bool {
+	f := declaration(c)
+	return f != nil && strings.HasPrefix(f.Name.Name, "Example")
+}
+
+// declaration is the function that c is in, or nil.
+func declaration(c inspector.Cursor) *ast.FuncDecl {
+	for f := range c.Enclosing((*ast.FuncDecl)(nil)) {
+		return f.Node().(*ast.FuncDecl)
+	}
+	return nil
 }

@@ -2,8 +2,10 @@ package checks
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"golang.org/x/tools/go/analysis"
@@ -48,6 +50,63 @@ func TestFixes(t *testing.T) {
 			analysistest.RunWithSuggestedFixes(t, dir, c.analyzer, c.packages)
 		})
 	}
+}
+
+// The command finds the same by go vet, to which packages are known by their facts, and by itself.
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	dir := module(t)
+	weirvet := filepath.Join(t.TempDir(), "weirvet")
+	if out, err := command(t, "..", "go", "build", "-o", weirvet, "."); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for name, args := range map[string][]string{
+		"go vet":  {"go", "vet", "-vettool=" + weirvet, "./names/..."},
+		"alone":   {weirvet, "./names/..."},
+		"by name": {"go", "vet", "-vettool=" + weirvet, "-weirname", "./names/..."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, err := command(t, dir, args...)
+			if err == nil {
+				t.Error("the status is 0")
+			}
+			for _, want := range []string{
+				`both.go:5:2: the limit "uploads" is defined twice, and both share their rows: in example.com/names/one, one.go:15, and in example.com/names/sibling, sibling.go:9`,
+				`two.go:16:13: the limit "messages" is defined twice, and both share their rows: the other is in example.com/names/one, one.go:13`,
+			} {
+				if !strings.Contains(out, want) {
+					t.Errorf("it does not say %q: %s", want, out)
+				}
+			}
+		})
+	}
+	t.Run("left out", func(t *testing.T) {
+		t.Parallel()
+		if out, err := command(t, dir, "go", "vet", "-vettool="+weirvet, "-weirname=false", "./names/..."); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	t.Run("help", func(t *testing.T) {
+		t.Parallel()
+		out, err := command(t, dir, weirvet, "help")
+		for _, a := range Analyzers() {
+			if err != nil || !strings.Contains(out, a.Name) {
+				t.Errorf("%v: %s", err, out)
+			}
+		}
+	})
+}
+
+func command(t *testing.T, dir string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Dir = dir
+	if dir != ".." {
+		cmd.Env = append(os.Environ(), "GOWORK=off")
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // module makes a module of testdata, with what this one requires.

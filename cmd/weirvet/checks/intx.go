@@ -36,7 +36,7 @@ that it calls by name, are not looked into.`,
 
 func runInTx(pass *analysis.Pass) (any, error) {
 	seen := map[*ast.FuncLit]bool{} // one may be the callback of several calls
-	for c, call := range calls(pass, false) {
+	for c, call := range calls(pass, examples) {
 		fn := callee(pass.TypesInfo, call)
 		if !ofWeir(fn) || !fn.Exported() {
 			continue

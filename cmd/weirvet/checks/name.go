@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/analysis/passes/inspect"
-	"golang.org/x/tools/go/ast/inspector"
 )
 
 var weirName = &analysis.Analyzer{
@@ -150,7 +149,7 @@ func reportImport(pass *analysis.Pass, p *types.Package, a, b definition) {
 // defined are the definitions of this package, in the order of its files.
 func defined(pass *analysis.Pass) []site {
 	var all []site
-	for c, call := range calls(pass, false) {
+	for c, call := range calls(pass, program) {
 		kind, name := defines(pass, call)
 		if name == "" {
 			continue
@@ -163,13 +162,6 @@ func defined(pass *analysis.Pass) []site {
 		})
 	}
 	return all
-}
-
-func declaration(c inspector.Cursor) *ast.FuncDecl {
-	for f := range c.Enclosing((*ast.FuncDecl)(nil)) {
-		return f.Node().(*ast.FuncDecl)
-	}
-	return nil
 }
 
 // defines is the name that a call defines, or "".

@@ -27,7 +27,7 @@ which nobody can release if they are dropped.`,
 }
 
 func runResult(pass *analysis.Pass) (any, error) {
-	for c, call := range calls(pass, false) {
+	for c, call := range calls(pass, examples) {
 		fn := callee(pass.TypesInfo, call)
 		switch {
 		case isMethod(fn, lockoutPath, "Lockout", "Attempt"):

@@ -26,7 +26,7 @@ not say when.`,
 }
 
 func runRunAt(pass *analysis.Pass) (any, error) {
-	for c, call := range calls(pass, false) {
+	for c, call := range calls(pass, examples) {
 		fn := callee(pass.TypesInfo, call)
 		switch {
 		case ofWeir(fn) && fn.Name() == "Consume":

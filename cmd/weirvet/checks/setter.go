@@ -37,7 +37,7 @@ var values = map[string][]string{
 }
 
 func runSetter(pass *analysis.Pass) (any, error) {
-	for c, call := range calls(pass, true) {
+	for c, call := range calls(pass, anywhere) {
 		for c.ParentEdgeKind() == edge.ParenExpr_X {
 			c = c.Parent()
 		}
