@@ -3,12 +3,13 @@ package checks
 import (
 	"go/ast"
 	"go/types"
+	"slices"
 	"strings"
 
 	"golang.org/x/tools/go/types/typeutil"
 )
 
-// What the checks know of Weir. A test holds the names to the packages themselves.
+// What the checks know of Weir. Tests compare the names with the packages.
 const (
 	weirPath      = "github.com/weir-go/weir"
 	ratelimitPath = weirPath + "/ratelimit"
@@ -24,9 +25,9 @@ const (
 	sqlPath     = "database/sql"
 )
 
-// verbs answer with a Result, or with a struct that embeds one, and with an error. A denial is no
-// error of theirs. Wait is none of them: it returns an error for whatever must not run. An interface
-// or a wrapper of the user's that has one of these names is a verb, too, if it returns the same.
+// verbs return a Result, or a struct that embeds one, and an error, which is nil for a denial.
+// Wait is not one of them: it returns an error if the work must not run. A method of the user's own
+// types is a verb, too, if it has one of these names and returns the same.
 var verbs = map[string]bool{
 	"RateLimit":      true,
 	"CheckRateLimit": true,
@@ -39,8 +40,8 @@ var verbs = map[string]bool{
 	"InsertMany":     true,
 }
 
-// mayRunLater are the verbs whose Result says that the work has to wait. InsertTx and its relatives
-// make the job wait themselves.
+// mayRunLater are the verbs whose callers have to wait until RunAt. InsertTx and its relatives make
+// the job wait.
 var mayRunLater = map[string]bool{"RateLimit": true, "SendBatch": true}
 
 // callee is the function or method that is called, or nil.
@@ -52,35 +53,31 @@ func callee(info *types.Info, call *ast.CallExpr) *types.Func {
 	return fn.Origin()
 }
 
-// isVerb tells whether fn answers with a Result that has to be looked at.
+// isVerb tells whether fn returns a Result that the caller has to look at.
 func isVerb(fn *types.Func) bool {
 	if fn == nil || !verbs[fn.Name()] {
 		return false
 	}
 	results := fn.Signature().Results()
-	return results.Len() >= 2 && isAnswer(results.At(0).Type()) && isError(results.At(results.Len()-1).Type())
+	return results.Len() >= 2 && isAnswer(results.At(0).Type()) &&
+		isError(results.At(results.Len()-1).Type())
 }
 
 func isAnswer(t types.Type) bool {
-	return isNamed(t, ratelimitPath, "Result") || isNamed(t, schedulerPath, "Inserted", "InsertedMany")
+	return isNamed(t, ratelimitPath, "Result") ||
+		isNamed(t, schedulerPath, "Inserted", "InsertedMany")
 }
 
-func isError(t types.Type) bool { return types.Identical(t, types.Universe.Lookup("error").Type()) }
+func isError(t types.Type) bool {
+	return types.Identical(t, types.Universe.Lookup("error").Type())
+}
 
 func isContext(t types.Type) bool { return isNamed(t, "context", "Context") }
 
 // isNamed tells whether t, or what it points to, is one of the named types of the package.
 func isNamed(t types.Type, path string, names ...string) bool {
 	at, name := typeName(t)
-	if at != path {
-		return false
-	}
-	for _, n := range names {
-		if n == name {
-			return true
-		}
-	}
-	return false
+	return at == path && slices.Contains(names, name)
 }
 
 // typeName is the package and the name of t, or of what it points to.
@@ -98,28 +95,14 @@ func typeName(t types.Type) (path, name string) {
 
 // isFunc tells whether fn is one of the functions, not methods, of the package.
 func isFunc(fn *types.Func, path string, names ...string) bool {
-	if fn == nil || fn.Pkg() == nil || fn.Pkg().Path() != path || fn.Signature().Recv() != nil {
-		return false
-	}
-	for _, n := range names {
-		if n == fn.Name() {
-			return true
-		}
-	}
-	return false
+	return fn != nil && fn.Pkg() != nil && fn.Pkg().Path() == path &&
+		fn.Signature().Recv() == nil && slices.Contains(names, fn.Name())
 }
 
 // isMethod tells whether fn is one of the methods of the type.
 func isMethod(fn *types.Func, path, typ string, names ...string) bool {
-	if fn == nil || fn.Signature().Recv() == nil || !isNamed(fn.Signature().Recv().Type(), path, typ) {
-		return false
-	}
-	for _, n := range names {
-		if n == fn.Name() {
-			return true
-		}
-	}
-	return false
+	return fn != nil && fn.Signature().Recv() != nil &&
+		isNamed(fn.Signature().Recv().Type(), path, typ) && slices.Contains(names, fn.Name())
 }
 
 // ofWeir tells whether fn is declared in one of Weir's packages.

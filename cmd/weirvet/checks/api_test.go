@@ -15,17 +15,23 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-var _ = [...]any{fair.MustDefine, httplimit.Global, lockout.New, slots.New, pgx.BeginFunc, (*river.Client[pgx.Tx])(nil)}
+// What testdata imports, so that go.mod requires it.
+var _ = [...]any{httplimit.Global, lockout.New, slots.New, (*river.Client[pgx.Tx])(nil)}
 
-// Whatever answers with a Result and an error is known, as a verb or as something else.
+// Every method that returns a Result and an error is known, as a verb or as something else.
 func TestEveryVerbIsKnown(t *testing.T) {
 	t.Parallel()
 	notVerbs := map[string]bool{"Wait": true} // its error covers what must not run
 	found := map[string]bool{}
 	for _, typ := range []reflect.Type{
-		reflect.TypeFor[*ratelimit.Limiter](), reflect.TypeFor[*ratelimit.Autocommit](), reflect.TypeFor[*ratelimit.Coalesced](),
-		reflect.TypeFor[*ratelimit.FailOpen](), reflect.TypeFor[*ratelimit.Lease](), reflect.TypeFor[ratelimit.Verbs](),
-		reflect.TypeFor[*scheduler.Jobs](), reflect.TypeFor[*fair.Limit](),
+		reflect.TypeFor[*ratelimit.Limiter](),
+		reflect.TypeFor[*ratelimit.Autocommit](),
+		reflect.TypeFor[*ratelimit.Coalesced](),
+		reflect.TypeFor[*ratelimit.FailOpen](),
+		reflect.TypeFor[*ratelimit.Lease](),
+		reflect.TypeFor[ratelimit.Verbs](),
+		reflect.TypeFor[*scheduler.Jobs](),
+		reflect.TypeFor[*fair.Limit](),
 	} {
 		for i := range typ.NumMethod() {
 			m := typ.Method(i)
@@ -33,10 +39,12 @@ func TestEveryVerbIsKnown(t *testing.T) {
 				continue
 			}
 			switch m.Type.Out(0) {
-			case reflect.TypeFor[ratelimit.Result](), reflect.TypeFor[*scheduler.Inserted](), reflect.TypeFor[*scheduler.InsertedMany]():
+			case reflect.TypeFor[ratelimit.Result](),
+				reflect.TypeFor[*scheduler.Inserted](),
+				reflect.TypeFor[*scheduler.InsertedMany]():
 				found[m.Name] = true
 				if !verbs[m.Name] && !notVerbs[m.Name] {
-					t.Errorf("%v.%s answers with a Result, and is not among the verbs", typ, m.Name)
+					t.Errorf("%v.%s returns a Result: add it to verbs, or to notVerbs", typ, m.Name)
 				}
 			}
 		}
@@ -48,13 +56,13 @@ func TestEveryVerbIsKnown(t *testing.T) {
 	}
 }
 
-// Whatever a Result has is known, as far as it says whether the call was granted, and when its work
-// may run.
+// Every field and method of a Result is known: what does it say of whether the call was granted, and
+// of when its work may run?
 func TestEveryPartOfAResultIsKnown(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{ // to lookAt
-		"OK": true, "RunAt": true, "RetryAt": true, "At": true, "Limit": true, "Key": true, "Outcomes": true,
-		"Decided": true, "Err": true, "Reservation": true, "RetryAfter": true,
+		"OK": true, "RunAt": true, "RetryAt": true, "At": true, "Limit": true, "Key": true,
+		"Outcomes": true, "Decided": true, "Err": true, "Reservation": true, "RetryAfter": true,
 	}
 	typ := reflect.TypeFor[ratelimit.Result]()
 	for i := range typ.NumField() {

@@ -1,13 +1,12 @@
 // Package checks has the analyzers of the command weirvet, for programs that run analyzers
 // themselves: a multichecker of your own, or a linter that takes plugins.
 //
-// They report what is wrong for certain, or nearly so, and are silent where they cannot tell.
-// A Result that is passed on, returned or stored counts as looked at. Tests often take tokens without
-// looking, or break the rules of InTx on purpose: in test files only weirsetter covers everything, and
-// the other checks cover examples at most.
+// The checks report only what is almost certainly wrong. A Result that is passed on, returned or
+// stored counts as looked at. Tests often take tokens without looking, or break the rules of InTx
+// on purpose. So in test files only weirsetter covers everything, and weirname covers nothing.
+// The other checks cover examples there.
 //
-// Where the code is right and a report is wrong, say in the code that it is meant: assign the
-// Result to a blank, as in
+// If a dropped Result is what you want, say so with blanks only:
 //
 //	_, _ = limits.RateLimit(ctx, Seen.For(user)) // only counts
 package checks

@@ -72,8 +72,8 @@ func TestCommand(t *testing.T) {
 				t.Error("the status is 0")
 			}
 			for _, want := range []string{
-				`both.go:5:2: the limit "uploads" is defined twice, and both share their rows: in example.com/names/one, one.go:15, and in example.com/names/sibling, sibling.go:9`,
-				`two.go:16:13: the limit "messages" is defined twice, and both share their rows: the other is in example.com/names/one, one.go:13`,
+				`both.go:5:2: the limit "uploads" is defined twice`,
+				`two.go:16:13: the limit "messages" is defined twice`,
 			} {
 				if !strings.Contains(out, want) {
 					t.Errorf("it does not say %q: %s", want, out)
@@ -83,7 +83,8 @@ func TestCommand(t *testing.T) {
 	}
 	t.Run("left out", func(t *testing.T) {
 		t.Parallel()
-		if out, err := command(t, dir, "go", "vet", "-vettool="+weirvet, "-weirname=false", "./names/..."); err != nil {
+		args := []string{"go", "vet", "-vettool=" + weirvet, "-weirname=false", "./names/..."}
+		if out, err := command(t, dir, args...); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
 	})

@@ -2,7 +2,7 @@ package checks
 
 import "go/types"
 
-// sends tells whether fn sends something that no rollback calls back.
+// sends tells whether fn sends an HTTP request or a mail.
 func sends(fn *types.Func) bool {
 	return isFunc(fn, "net/http", "Get", "Head", "Post", "PostForm") ||
 		isMethod(fn, "net/http", "Client", "Do", "Get", "Head", "Post", "PostForm") ||
@@ -23,6 +23,9 @@ func commits(typ types.Type, fn *types.Func) bool {
 	return false
 }
 
+// inserts are the methods of a River client that insert jobs in a transaction of their own.
+var inserts = map[string]bool{"Insert": true, "InsertMany": true, "InsertManyFast": true}
+
 // isTx tells whether t is a transaction.
 func isTx(t types.Type) bool {
 	return isNamed(t, pgxPath, "Tx") || isNamed(t, pgxpoolPath, "Tx") || isNamed(t, sqlPath, "Tx")
@@ -34,7 +37,7 @@ func isDatabase(t types.Type) bool {
 		isNamed(t, sqlPath, "DB", "Conn")
 }
 
-// statements are the methods of transactions, connections and pools that send some.
+// statements are the methods of transactions, connections and pools that send statements.
 var statements = map[string]bool{
 	"Acquire": true, "AcquireFunc": true, "Begin": true, "BeginFunc": true, "BeginTx": true,
 	"BeginTxFunc": true, "Commit": true, "Conn": true, "CopyFrom": true, "Exec": true,

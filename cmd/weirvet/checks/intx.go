@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/token"
 	"go/types"
+	"slices"
 
 	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/analysis/passes/inspect"
@@ -15,20 +16,21 @@ var weirInTx = &analysis.Analyzer{
 	Name: "weirintx",
 	Doc: `report callbacks of InTx that do what a rollback does not undo
 
-The callback of InTx runs again if its transaction conflicts with another one, and what it did
-before is rolled back. So it must use the ctx and the tx that it is given, and do nothing else that
-lasts. The check reports, in the callbacks of InTx and its relatives and of SendBatch:
+If the transaction of InTx conflicts with another one, it is rolled back and the callback runs
+again. So the callback must use the ctx and the tx that it is given, and must do nothing that a
+rollback does not undo. The check covers the callbacks of InTx, InTxOptions and SendBatch. It
+reports:
 
-  - HTTP requests and mails, which are sent again;
-  - sends to channels from outside the callback;
-  - appends to a variable from outside the callback that the callback never sets anew;
-  - a context, transaction, connection or pool from outside the callback that is used in it;
-  - the verbs of an Autocommit, a Coalesced, a FailOpen or a Lease, which commit by themselves;
-  - jobs that River inserts without the transaction;
+  - HTTP requests and mails;
+  - sends to a channel that was made outside of the callback;
+  - appends to an outer variable that the callback never resets;
+  - an outer context, transaction, connection or pool;
+  - calls of an Autocommit, a Coalesced, a FailOpen or a Lease, which commit by themselves;
+  - jobs that River inserts outside of the transaction;
   - Commit and Rollback of the callback's own transaction.
 
-Do such things after InTx has returned. Functions that the callback only hands to others, and those
-that it calls by name, are not looked into.`,
+Do such things after InTx has returned. The check does not look into functions that the callback
+calls by name, or passes to others.`,
 	URL:      "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
 	Requires: []*analysis.Analyzer{inspect.Analyzer},
 	Run:      runInTx,
@@ -50,7 +52,7 @@ func runInTx(pass *analysis.Pass) (any, error) {
 				continue
 			}
 			seen[lit] = true
-			t := &callback{pass: pass, lit: lit, appended: map[*types.Var]*ast.CallExpr{}}
+			t := &callback{pass: pass, lit: lit, grows: map[*types.Var]*ast.CallExpr{}}
 			if at, ok := c.Inspector().Root().FindNode(lit); ok && t.begins(fn) {
 				t.check(at)
 			}
@@ -59,14 +61,14 @@ func runInTx(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
-// callback is a function that may run several times, in one transaction after the other.
+// callback is a function that may run more than once, each time in another transaction.
 type callback struct {
 	pass *analysis.Pass
 	lit  *ast.FuncLit
 	tx   *types.Var // its own, if it has a name
 
-	appended map[*types.Var]*ast.CallExpr // variables from outside, and where they grow
-	set      []*types.Var                 // those that are set to something else
+	grows map[*types.Var]*ast.CallExpr // outer variables that it appends to
+	set   []*types.Var                 // outer variables that it sets
 }
 
 // begins tells whether the function literal is the callback of a transaction.
@@ -81,48 +83,41 @@ func (t *callback) begins(fn *types.Func) bool {
 }
 
 func (t *callback) check(c inspector.Cursor) {
-	c.Inspect([]ast.Node{(*ast.FuncLit)(nil), (*ast.CallExpr)(nil), (*ast.SendStmt)(nil), (*ast.AssignStmt)(nil)},
-		func(c inspector.Cursor) bool {
-			switch n := c.Node().(type) {
-			case *ast.FuncLit: // others may call it later, after COMMIT say
-				return n == t.lit || c.ParentEdgeKind() == edge.CallExpr_Fun
-			case *ast.CallExpr:
-				t.call(n)
-			case *ast.SendStmt:
-				if t.outer(n.Chan) != nil {
-					t.report(n, "sends to the channel %s: what was sent stays sent if it runs again", types.ExprString(n.Chan))
-				}
-			case *ast.AssignStmt:
-				t.assign(n)
+	c.Inspect(nil, func(c inspector.Cursor) bool {
+		switch n := c.Node().(type) {
+		case *ast.FuncLit: // others may call it after COMMIT
+			return n == t.lit || c.ParentEdgeKind() == edge.CallExpr_Fun
+		case *ast.CallExpr:
+			t.call(n)
+		case *ast.SendStmt:
+			if t.outer(n.Chan) != nil {
+				t.report(n, "sends to the channel %s: a rollback does not undo that",
+					types.ExprString(n.Chan))
 			}
-			return true
-		})
-	for v, at := range t.appended {
-		if !isOneOf(v, t.set) {
-			t.report(at, "appends to %s, which it never sets anew: what an earlier run appended stays in it", v.Name())
+		case *ast.AssignStmt:
+			t.assign(n)
+		}
+		return true
+	})
+	for v, at := range t.grows {
+		if !slices.Contains(t.set, v) {
+			t.report(at, "appends to %s without resetting it: what an earlier run appended stays",
+				v.Name())
 		}
 	}
-}
-
-func isOneOf(v *types.Var, set []*types.Var) bool {
-	for _, other := range set {
-		if other == v {
-			return true
-		}
-	}
-	return false
 }
 
 func (t *callback) report(at ast.Node, format string, args ...any) {
-	t.pass.ReportRangef(at, "the callback may run several times, and "+format, args...)
+	t.pass.ReportRangef(at, "the callback may run more than once, and "+format, args...)
 }
 
 // outside reports a transaction, a connection or a pool that is not the callback's.
 func (t *callback) outside(at ast.Node, name string) {
-	t.pass.ReportRangef(at, "the callback uses %s, whose statements are no part of its transaction: use the tx that it is given", name)
+	t.pass.ReportRangef(at, "the callback uses %s, which is not its transaction: "+
+		"use the tx that it is given", name)
 }
 
-// outer is the variable from outside of the callback that an expression begins with, or nil.
+// outer is the variable that an expression begins with, if it is declared outside of the callback.
 func (t *callback) outer(e ast.Expr) *types.Var {
 	for {
 		switch x := e.(type) {
@@ -149,7 +144,7 @@ func (t *callback) outer(e ast.Expr) *types.Var {
 	}
 }
 
-// assign remembers what grows, and what is set anew.
+// assign remembers the outer variables that an assignment sets or appends to.
 func (t *callback) assign(n *ast.AssignStmt) {
 	for i, l := range n.Lhs {
 		id, ok := l.(*ast.Ident)
@@ -162,7 +157,7 @@ func (t *callback) assign(n *ast.AssignStmt) {
 		}
 		if len(n.Rhs) == len(n.Lhs) && n.Tok == token.ASSIGN {
 			if call, ok := n.Rhs[i].(*ast.CallExpr); ok && t.appendsTo(call, v) {
-				t.appended[v] = call
+				t.grows[v] = call
 				continue
 			}
 		}
@@ -190,10 +185,11 @@ func (t *callback) call(call *ast.CallExpr) {
 	}
 	switch {
 	case sends(fn):
-		t.report(call, "calls %s: what was sent stays sent if it runs again", fn.FullName())
+		t.report(call, "calls %s: a rollback does not undo that", fn.FullName())
 		return
-	case on != nil && t.tx != nil && t.is(on, t.tx) && (fn.Name() == "Commit" || fn.Name() == "Rollback"):
-		t.pass.ReportRangef(call, "the callback calls %s of its transaction: return nil to commit, or an error to roll back", fn.Name())
+	case on != nil && t.isOwn(on) && (fn.Name() == "Commit" || fn.Name() == "Rollback"):
+		t.pass.ReportRangef(call, "the callback calls %s of its transaction: "+
+			"return nil to commit, or an error to roll back", fn.Name())
 		return
 	case on != nil && t.onOuter(call, fn, on):
 		return
@@ -204,12 +200,13 @@ func (t *callback) call(call *ast.CallExpr) {
 	t.arguments(call, fn)
 }
 
-func (t *callback) is(e ast.Expr, v *types.Var) bool {
+// isOwn tells whether e is the transaction that the callback is given.
+func (t *callback) isOwn(e ast.Expr) bool {
 	id, ok := ast.Unparen(e).(*ast.Ident)
-	return ok && t.pass.TypesInfo.Uses[id] == v
+	return ok && t.tx != nil && t.pass.TypesInfo.Uses[id] == t.tx
 }
 
-// onOuter reports a method of something outside that does not belong to the transaction.
+// onOuter reports a method of an outer variable that works outside of the transaction.
 func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool {
 	if t.outer(on) == nil {
 		return false
@@ -220,16 +217,17 @@ func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool
 	case isDatabase(typ) && statements[fn.Name()]:
 		t.outside(call, name)
 	case commits(typ, fn):
-		t.report(call, "calls %s of %s, which commits by itself: use the verbs that take the callback's tx", fn.Name(), name)
-	case isNamed(typ, riverPath, "Client") && (fn.Name() == "Insert" || fn.Name() == "InsertMany" || fn.Name() == "InsertManyFast"):
-		t.report(call, "calls %s of %s, which inserts without the transaction: call %sTx", fn.Name(), name, fn.Name())
+		t.report(call, "%s.%s commits by itself: use a method that takes the callback's tx",
+			name, fn.Name())
+	case isNamed(typ, riverPath, "Client") && inserts[fn.Name()]:
+		t.report(call, "%s.%s inserts outside of its transaction: call %[2]sTx", name, fn.Name())
 	default:
 		return false
 	}
 	return true
 }
 
-// arguments reports contexts, transactions and pools from outside that are passed on.
+// arguments reports outer contexts, transactions and pools that the callback passes on.
 func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
 	if fn.Pkg() != nil && fn.Pkg().Path() == "log/slog" {
 		return
@@ -244,7 +242,8 @@ func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
 		switch {
 		case isContext(typ):
 			if t.outerContext(arg) && !isFunc(fn, "context", "WithoutCancel") {
-				t.pass.ReportRangef(arg, "the callback uses a context from outside, %s: use the ctx that it is given", types.ExprString(arg))
+				t.pass.ReportRangef(arg, "the callback uses the outer context %s: "+
+					"use the ctx that it is given", types.ExprString(arg))
 			}
 		case doesIO && isDatabase(typ):
 			if t.outer(arg) != nil {
@@ -257,7 +256,8 @@ func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
 // outerContext tells whether a context comes from outside: a variable, or that of a request.
 func (t *callback) outerContext(e ast.Expr) bool {
 	if call, ok := ast.Unparen(e).(*ast.CallExpr); ok {
-		return isMethod(callee(t.pass.TypesInfo, call), "net/http", "Request", "Context") && t.outer(receiver(call)) != nil
+		return isMethod(callee(t.pass.TypesInfo, call), "net/http", "Request", "Context") &&
+			t.outer(receiver(call)) != nil
 	}
 	return t.outer(e) != nil
 }

@@ -15,21 +15,22 @@ import (
 type looks uint8
 
 const (
-	whether    looks            = 1 << iota // it was granted
-	when                                    // it may run
-	everything = whether | when             // or it is passed on, and others look
-	nothing    = looks(0)
+	whether looks = 1 << iota // the call was granted
+	when                      // the work may run
+
+	nothing    looks = 0
+	everything       = whether | when // also if the Result is passed on
 )
 
 // kept is where the answer of a call goes.
 type kept struct {
-	dropped bool       // it goes nowhere, while the call's error is looked at or dropped, too
-	by      *types.Var // or into this variable
-	in      ast.Node   // which is assigned here: an AssignStmt or a ValueSpec
+	dropped bool       // it goes nowhere
+	by      *types.Var // it goes into this variable
+	in      ast.Node   // the AssignStmt or ValueSpec that assigns it
 }
 
-// keeps tells where the first result of a call goes. Neither dropped nor in a variable: it is passed
-// on, or the code says that it is not wanted, by blanks only.
+// keeps tells where the first result of a call goes. If it is neither dropped nor in a variable, it
+// is passed on, or the code says with blanks only that it does not want it.
 func keeps(pass *analysis.Pass, c inspector.Cursor) kept {
 	for c.ParentEdgeKind() == edge.ParenExpr_X {
 		c = c.Parent()
@@ -70,8 +71,8 @@ func into(pass *analysis.Pass, in ast.Node, left []ast.Expr) kept {
 	return kept{}
 }
 
-// looksAt tells what the code finds out from the variable between this assignment, at c, and the next
-// one, on whatever path. Where it cannot tell it says everything.
+// looksAt tells what the code finds out from the variable between the assignment at c and the next
+// one, on any path. If it cannot tell, it says everything.
 func looksAt(pass *analysis.Pass, c inspector.Cursor, k kept) looks {
 	if k.by == nil || k.by.IsField() || k.by.Parent() == pass.Pkg.Scope() {
 		return everything
@@ -93,7 +94,7 @@ func looksAt(pass *analysis.Pass, c inspector.Cursor, k kept) looks {
 	}
 
 	uses := map[token.Pos]looks{}
-	captured := nothing // by closures, which may look at any time
+	captured := nothing // what closures find out, which may run at any time
 	for id := range outermost.Preorder((*ast.Ident)(nil)) {
 		if pass.TypesInfo.Uses[id.Node().(*ast.Ident)] != k.by {
 			continue
@@ -106,7 +107,7 @@ func looksAt(pass *analysis.Pass, c inspector.Cursor, k kept) looks {
 			break // the innermost decides
 		}
 	}
-	if !within(body, k.by.Pos()) { // a variable of a function around it, which goes on afterwards
+	if !within(body, k.by.Pos()) { // it belongs to an outer function, which may look later
 		for _, l := range uses {
 			captured |= l
 		}
@@ -125,8 +126,10 @@ func function(n ast.Node) (*ast.FuncType, *ast.BlockStmt) {
 
 func within(n ast.Node, at token.Pos) bool { return n.Pos() <= at && at < n.End() }
 
-// follow collects the uses that can be reached from the assignment before the next one.
-func follow(pass *analysis.Pass, body *ast.BlockStmt, k kept, uses map[token.Pos]looks) looks {
+// follow collects the uses that can be reached from the assignment before the next assignment.
+func follow(
+	pass *analysis.Pass, body *ast.BlockStmt, k kept, uses map[token.Pos]looks,
+) looks {
 	graph := cfg.New(body, func(*ast.CallExpr) bool { return true })
 	var found looks
 	seen := map[*cfg.Block]bool{}
@@ -180,7 +183,7 @@ func look(pass *analysis.Pass, c inspector.Cursor) looks {
 		if c.ParentEdgeKind() == edge.AssignStmt_Lhs {
 			return nothing
 		}
-	case *ast.CallExpr: // what was denied is not given back: to try to is not to look
+	case *ast.CallExpr: // GiveBack does nothing for a denial
 		if fn := callee(pass.TypesInfo, parent); ofWeir(fn) && fn.Name() == "GiveBack" {
 			return nothing
 		}
@@ -208,7 +211,7 @@ func lookAt(pass *analysis.Pass, c inspector.Cursor, name string) looks {
 		if settles(pass, c.Parent()) {
 			return nothing
 		}
-		return when // Take.RunAt, say
+		return when // its takes have a RunAt
 	}
 	return everything
 }

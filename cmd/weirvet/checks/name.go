@@ -18,25 +18,25 @@ var weirName = &analysis.Analyzer{
 	Name: "weirname",
 	Doc: `report names of limits that are defined twice
 
-Limits of one name share their rows, whatever their numbers: two definitions of one name are one
-limit, whose numbers change with each call. Define each limit once, in a variable, and import that.
+Two limits of one name share their rows, also if their numbers differ. Each call then uses the
+numbers of its own definition. Define each limit once, in a package variable, and import that.
 
-The check covers the packages that are linked into one program: it reports a name where the second
-definition is, or where a package imports two that both define it. It looks at names that are
-constants, outside of test files. A ratelimit.Shadow may have the name of the limit that it tries
-out. Two definitions within one function may be two branches, and are not reported.`,
+The check covers all packages of a program. It reports the second definition, or the import that
+brings two definitions together. It knows names that are constants, and skips test files.
+A ratelimit.Shadow may have the name of the limit that it tries out. Two definitions in one function
+may be branches of it, and are not reported.`,
 	URL:       "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
 	Requires:  []*analysis.Analyzer{inspect.Analyzer},
 	FactTypes: []analysis.Fact{new(names)},
 	Run:       runName,
 }
 
-// names are the limits that a package defines, and those of all packages that it imports.
+// names are the limits that a package defines, and the limits of all packages that it imports.
 type names struct{ Defined []definition }
 
 // definition is one call that defines a name.
 type definition struct {
-	Kind  string // "limit", or "limit of slots": their names do not meet
+	Kind  string // "limit" or "limit of slots": one name may be used for both
 	Name  string
 	Pkg   string
 	Where string // file and line
@@ -72,7 +72,8 @@ func runName(pass *analysis.Pass) (any, error) {
 			if other.Pkg == s.Pkg {
 				at = other.Where
 			}
-			pass.ReportRangef(s.call, "the %s %q is defined twice, and both share their rows: the other is in %s", s.Kind, s.Name, at)
+			pass.ReportRangef(s.call, "the %s %q is defined twice, and both share their rows: "+
+				"the other is in %s", s.Kind, s.Name, at)
 			break
 		}
 		all = append(all, s)
@@ -95,8 +96,8 @@ func compare(a, b definition) int {
 		cmp.Compare(a.Pkg, b.Pkg), cmp.Compare(a.Where, b.Where))
 }
 
-// imported are the definitions of imported packages. It reports names that come from two of them,
-// unless one of the imports has both already.
+// imported are the definitions of imported packages. It reports two of one name, unless one import
+// has both: then they were reported there.
 func imported(pass *analysis.Pass) []site {
 	var all []site
 	var facts [][]definition
@@ -125,6 +126,7 @@ func imported(pass *analysis.Pass) []site {
 	return all
 }
 
+// together tells whether one import has both.
 func together(facts [][]definition, a, b definition) bool {
 	for _, f := range facts {
 		if slices.Contains(f, a) && slices.Contains(f, b) {
@@ -138,8 +140,8 @@ func reportImport(pass *analysis.Pass, p *types.Package, a, b definition) {
 	for _, file := range pass.Files {
 		for _, spec := range file.Imports {
 			if strings.Trim(spec.Path.Value, "`\"") == p.Path() && !inTest(pass, spec.Pos()) {
-				pass.ReportRangef(spec, "the %s %q is defined twice, and both share their rows: in %s, %s, and in %s, %s",
-					a.Kind, a.Name, a.Pkg, a.Where, b.Pkg, b.Where)
+				pass.ReportRangef(spec, "the %s %q is defined twice, and both share their rows: "+
+					"in %s, %s, and in %s, %s", a.Kind, a.Name, a.Pkg, a.Where, b.Pkg, b.Where)
 				return
 			}
 		}
@@ -156,9 +158,12 @@ func defined(pass *analysis.Pass) []site {
 		}
 		at := pass.Fset.Position(call.Pos())
 		all = append(all, site{
-			definition: definition{kind, name, pass.Pkg.Path(), fmt.Sprintf("%s:%d", filepath.Base(at.Filename), at.Line)},
-			call:       call,
-			in:         declaration(c),
+			definition: definition{
+				Kind: kind, Name: name, Pkg: pass.Pkg.Path(),
+				Where: fmt.Sprintf("%s:%d", filepath.Base(at.Filename), at.Line),
+			},
+			call: call,
+			in:   declaration(c),
 		})
 	}
 	return all
@@ -168,7 +173,8 @@ func defined(pass *analysis.Pass) []site {
 func defines(pass *analysis.Pass, call *ast.CallExpr) (kind, name string) {
 	fn := callee(pass.TypesInfo, call)
 	switch {
-	case isFunc(fn, ratelimitPath, "Define", "MustDefine"), isFunc(fn, fairPath, "Define", "MustDefine"):
+	case isFunc(fn, ratelimitPath, "Define", "MustDefine"),
+		isFunc(fn, fairPath, "Define", "MustDefine"):
 		kind = "limit"
 	case isFunc(fn, slotsPath, "Define", "MustDefine"):
 		kind = "limit of slots"

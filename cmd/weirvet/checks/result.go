@@ -13,14 +13,17 @@ var weirResult = &analysis.Analyzer{
 	Name: "weirresult",
 	Doc: `report answers of limits that nobody looks at
 
-A denial is a Result and not an error, so code that looks at the error alone is never limited:
+A denial is a Result and not an error. So this code never limits anybody:
 
-	if _, err := limiter.RateLimit(ctx, tx, Uploads.For(user)); err != nil { // never denied
+	if _, err := limiter.RateLimit(ctx, tx, Uploads.For(user)); err != nil {
 
 Look at Result.OK or Result.Err, or call Consume, which returns a denial as an error. The check
-covers RateLimit and its relatives in each way of calling, takes of a lease, Jobs.InsertTx and its
-relatives, Lockout.Attempt, whose error is nil for a wrong password, and the holds of package slots,
-which nobody can release if they are dropped.`,
+covers RateLimit, CheckRateLimit, RateLimitMany and SendBatch in each way of calling, Take and
+TakeInTx of a Lease, and InsertTx, InsertManyTx and InsertMany of scheduler.Jobs.
+
+It also reports Lockout.Attempt if its first result is dropped, as its error is nil for a wrong
+password, and Acquire and TryAcquire of package slots if the Hold is dropped, as nobody can then
+release it.`,
 	URL:      "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
 	Requires: []*analysis.Analyzer{inspect.Analyzer},
 	Run:      runResult,
@@ -32,11 +35,13 @@ func runResult(pass *analysis.Pass) (any, error) {
 		switch {
 		case isMethod(fn, lockoutPath, "Lockout", "Attempt"):
 			if keeps(pass, c).dropped {
-				pass.ReportRangef(call, "whether the attempt was right is dropped: Attempt returns false and no error for a wrong one")
+				pass.ReportRangef(call, "the first result of Attempt is dropped: "+
+					"for a wrong password it is false, and the error is nil")
 			}
 		case isMethod(fn, slotsPath, "Slots", "Acquire", "TryAcquire"):
 			if keeps(pass, c).dropped {
-				pass.ReportRangef(call, "the Hold of %s is dropped: its slots are never released", fn.Name())
+				pass.ReportRangef(call, "the Hold of %s is dropped: its slots are never released",
+					fn.Name())
 			}
 		case isVerb(fn):
 			answer(pass, c, call, fn)
@@ -45,7 +50,7 @@ func runResult(pass *analysis.Pass) (any, error) {
 	return nil, nil
 }
 
-// answer reports a call of a verb whose Result is dropped, or is never asked whether it was granted.
+// answer reports a call of a verb if its Result is dropped, or nobody looks whether it was granted.
 func answer(pass *analysis.Pass, c inspector.Cursor, call *ast.CallExpr, fn *types.Func) {
 	k := keeps(pass, c)
 	switch {
@@ -53,17 +58,20 @@ func answer(pass *analysis.Pass, c inspector.Cursor, call *ast.CallExpr, fn *typ
 	case k.dropped && mayConsume(pass, call, fn):
 		pass.Report(analysis.Diagnostic{
 			Pos: call.Pos(), End: call.End(),
-			Message:        "the Result of RateLimit is dropped, and with it a denial, which is no error: look at OK, or call Consume",
+			Message: "the Result of RateLimit is dropped, and for a denial the error is nil: " +
+				"look at Result.OK, or call Consume",
 			SuggestedFixes: consumes(c, call),
 		})
 	case k.dropped:
-		pass.ReportRangef(call, "the Result of %s is dropped, and with it a denial, which is no error: look at OK", fn.Name())
+		pass.ReportRangef(call, "the Result of %s is dropped, and for a denial the error is nil: "+
+			"look at Result.OK", fn.Name())
 	case k.by != nil && looksAt(pass, c, k)&whether == 0:
-		pass.ReportRangef(call, "whether %s was granted is never looked at: %s.OK is false if it was denied, and the error is nil", fn.Name(), k.by.Name())
+		pass.ReportRangef(call, "the code never looks at %s.OK: if %s is denied, it is false "+
+			"and the error is nil", k.by.Name(), fn.Name())
 	}
 }
 
-// keepsEach tells whether the Results of the single calls are kept: there are none if it was denied.
+// keepsEach tells whether the second result of RateLimitMany is kept: it is nil for a denial.
 func keepsEach(c inspector.Cursor) bool {
 	assign, ok := c.Parent().Node().(*ast.AssignStmt)
 	if !ok || len(assign.Lhs) != 3 {

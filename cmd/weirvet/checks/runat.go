@@ -14,12 +14,12 @@ var weirRunAt = &analysis.Analyzer{
 	Name: "weirrunat",
 	Doc: `report reservations whose RunAt nobody looks at
 
-A request with OrReserve or Within may be granted for later: Result.OK is true, and Result.RunAt
-says when the work may run. Code that looks at OK alone runs it at once, before its tokens exist.
-Wait until RunAt, enqueue the work for then, call Wait, or leave OrReserve away.
+A request with OrReserve or Within may be granted for later: then Result.OK is true, and
+Result.RunAt says when the work may run. Code that looks only at OK runs the work at once, before
+its tokens exist. Wait until RunAt, schedule the work for then, call Wait instead, or remove
+OrReserve.
 
-It also reports calls of Consume with such a request, which Consume always refuses: its nil could
-not say when.`,
+The check also reports calls of Consume with such a request: Consume always refuses it.`,
 	URL:      "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
 	Requires: []*analysis.Analyzer{inspect.Analyzer},
 	Run:      runRunAt,
@@ -31,7 +31,8 @@ func runRunAt(pass *analysis.Pass) (any, error) {
 		switch {
 		case ofWeir(fn) && fn.Name() == "Consume":
 			if reserves(pass, call) {
-				pass.ReportRangef(call, "Consume refuses a request that may be granted for later: call RateLimit and look at RunAt, or Wait")
+				pass.ReportRangef(call, "Consume refuses a request that may be granted for later: "+
+					"call RateLimit and look at RunAt, or call Wait")
 			}
 		case isVerb(fn) && mayRunLater[fn.Name()] && reserves(pass, call):
 			k := keeps(pass, c)
@@ -39,15 +40,16 @@ func runRunAt(pass *analysis.Pass) (any, error) {
 				continue
 			}
 			if l := looksAt(pass, c, k); l&whether != 0 && l&when == 0 {
-				pass.ReportRangef(call, "when the work may run is never looked at: the request may be granted for later, and %s.RunAt says when", k.by.Name())
+				pass.ReportRangef(call, "the code never looks at %s.RunAt: the request may be "+
+					"granted for later, and the work must not run before", k.by.Name())
 			}
 		}
 	}
 	return nil, nil
 }
 
-// reserves tells whether one of the call's requests may be granted for later, as far as it can be
-// seen in the code.
+// reserves tells whether one of the call's requests may be granted for later, as far as the code of
+// the function shows.
 func reserves(pass *analysis.Pass, call *ast.CallExpr) bool {
 	for _, arg := range call.Args {
 		if mayWait(pass, arg, 0) {
@@ -64,7 +66,7 @@ func mayWait(pass *analysis.Pass, e ast.Expr, depth int) bool {
 	switch e := ast.Unparen(e).(type) {
 	case *ast.CallExpr:
 		fn := callee(pass.TypesInfo, e)
-		if fn == nil || fn.Signature().Recv() == nil || !isNamed(fn.Signature().Recv().Type(), ratelimitPath, "Request") {
+		if fn == nil || !isMethod(fn, ratelimitPath, "Request", fn.Name()) {
 			return false
 		}
 		switch fn.Name() {
@@ -89,7 +91,7 @@ func mayWait(pass *analysis.Pass, e ast.Expr, depth int) bool {
 	return false
 }
 
-// onlyValue is what a local variable is, if it is assigned once and its address never taken.
+// onlyValue is the value of a local variable that is assigned once, and whose address nobody takes.
 func onlyValue(pass *analysis.Pass, id *ast.Ident) ast.Expr {
 	v, ok := pass.TypesInfo.Uses[id].(*types.Var)
 	if !ok || v.IsField() || v.Pkg() != pass.Pkg || v.Parent() == pass.Pkg.Scope() {

@@ -13,23 +13,21 @@ var weirSetter = &analysis.Analyzer{
 	Name: "weirsetter",
 	Doc: `report methods whose only effect is their result, where that is dropped
 
-A Request is a value that never changes. Its methods return changed copies, so this asks for one
-token and reserves nothing:
+A Request never changes. Its methods return changed copies, so this asks for one token, not five:
 
 	request := Uploads.For(user)
-	request.Count(5).OrReserve() // without effect
-	limiter.Consume(ctx, tx, request)
+	request.Count(5) // no effect
+	err := limiter.Consume(ctx, tx, request)
 
-Assign the result: request = request.Count(5). The same holds for the methods of Limit, Result and
-Reservation, for slots.Request and for httplimit.Ask. A Result.Err that is dropped is a denial that
-is dropped.`,
+Assign the result: request = request.Count(5). The check also covers the methods of Limit, Result,
+Reservation, slots.Request and httplimit.Ask.`,
 	URL:      "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
 	Requires: []*analysis.Analyzer{inspect.Analyzer},
 	Run:      runSetter,
 }
 
-// values are the types whose methods, as far as they have no pointer receivers, do nothing but
-// return something.
+// values are the types whose methods have no effect but their results, except those with pointer
+// receivers.
 var values = map[string][]string{
 	ratelimitPath: {"Limit", "Request", "Result", "Reservation", "Take"},
 	slotsPath:     {"Limit", "Request"},
@@ -51,23 +49,26 @@ func runSetter(pass *analysis.Pass) (any, error) {
 		_, typ := typeName(fn.Signature().Recv().Type())
 		results := fn.Signature().Results()
 		if fn.Name() == "Err" && typ == "Result" {
-			pass.ReportRangef(call, "the error of Err is dropped, and with it a denial")
+			pass.ReportRangef(call, "the error of Err is dropped: it is the denial")
 			continue
 		}
-		if results.Len() != 1 || !types.Identical(results.At(0).Type(), fn.Signature().Recv().Type()) {
-			pass.ReportRangef(call, "the result of %s is dropped: the call has no other effect", fn.Name())
+		if results.Len() != 1 ||
+			!types.Identical(results.At(0).Type(), fn.Signature().Recv().Type()) {
+			pass.ReportRangef(call, "the result of %s is dropped, and the call has no other effect",
+				fn.Name())
 			continue
 		}
 		pass.Report(analysis.Diagnostic{
 			Pos: call.Pos(), End: call.End(),
-			Message:        "the result of " + fn.Name() + " is dropped: a " + typ + " never changes, and " + fn.Name() + " returns a changed copy",
+			Message: "the result of " + fn.Name() + " is dropped: it is a changed copy, and the " +
+				typ + " itself never changes",
 			SuggestedFixes: assignsIt(pass, call),
 		})
 	}
 	return nil, nil
 }
 
-// isPure tells whether fn is a method that does nothing but return something.
+// isPure tells whether fn is a method that has no effect but its results.
 func isPure(fn *types.Func) bool {
 	if fn == nil || fn.Pkg() == nil || fn.Signature().Recv() == nil {
 		return false
@@ -79,8 +80,7 @@ func isPure(fn *types.Func) bool {
 	return isNamed(recv, fn.Pkg().Path(), values[fn.Pkg().Path()]...)
 }
 
-// assignsIt changes `r.Count(5).OrReserve()` to `r = r.Count(5).OrReserve()`, if r is a variable that
-// such a chain begins with.
+// assignsIt changes `r.Count(5).OrReserve()` to `r = r.Count(5).OrReserve()`, if r is a variable.
 func assignsIt(pass *analysis.Pass, call *ast.CallExpr) []analysis.SuggestedFix {
 	of := pass.TypesInfo.TypeOf(call)
 	for e := ast.Expr(call); ; {
@@ -96,8 +96,10 @@ func assignsIt(pass *analysis.Pass, call *ast.CallExpr) []analysis.SuggestedFix 
 				return nil
 			}
 			return []analysis.SuggestedFix{{
-				Message:   "Assign the result to " + x.Name,
-				TextEdits: []analysis.TextEdit{{Pos: call.Pos(), End: call.Pos(), NewText: []byte(x.Name + " = ")}},
+				Message: "Assign the result to " + x.Name,
+				TextEdits: []analysis.TextEdit{{
+					Pos: call.Pos(), End: call.Pos(), NewText: []byte(x.Name + " = "),
+				}},
 			}}
 		default:
 			return nil

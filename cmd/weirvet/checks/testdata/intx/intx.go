@@ -27,17 +27,17 @@ var (
 
 func sends(ctx context.Context, pool *pgxpool.Pool, c *http.Client, req *http.Request, done chan<- error) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		events <- "begun" // want `the callback may run several times, and sends to the channel events: what was sent stays sent if it runs again`
+		events <- "begun" // want `the callback may run more than once, and sends to the channel events: a rollback does not undo that`
 		select {
 		case done <- nil: // want `sends to the channel done`
 		default:
 		}
 		own := make(chan int, 1)
 		own <- 1
-		if _, err := http.Get("https://example.com"); err != nil { // want `calls net/http.Get: what was sent stays sent`
+		if _, err := http.Get("https://example.com"); err != nil { // want `calls net/http.Get: a rollback does not undo that`
 			return err
 		}
-		if _, err := c.Do(req); err != nil { // want `calls \(\*net/http.Client\).Do: what was sent`
+		if _, err := c.Do(req); err != nil { // want `calls \(\*net/http.Client\).Do: a rollback`
 			return err
 		}
 		defer func() {
@@ -52,27 +52,27 @@ func sends(ctx context.Context, pool *pgxpool.Pool, c *http.Client, req *http.Re
 
 func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, r *http.Request) error {
 	return limiter.InTxOptions(r.Context(), pool, pgx.TxOptions{}, func(_ context.Context, tx pgx.Tx) error {
-		if err := limiter.Consume(ctx, tx, request); err != nil { // want `the callback uses a context from outside, ctx: use the ctx that it is given`
+		if err := limiter.Consume(ctx, tx, request); err != nil { // want `the callback uses the outer context ctx: use the ctx that it is given`
 			return err
 		}
-		if err := limiter.Consume(r.Context(), tx, request); err != nil { // want `the callback uses a context from outside, r.Context\(\)`
+		if err := limiter.Consume(r.Context(), tx, request); err != nil { // want `the callback uses the outer context r.Context\(\)`
 			return err
 		}
-		within, cancel := context.WithTimeout(ctx, time.Second) // want `the callback uses a context from outside, ctx`
+		within, cancel := context.WithTimeout(ctx, time.Second) // want `the callback uses the outer context ctx`
 		defer cancel()
-		if err := limiter.Consume(within, outer, request); err != nil { // want `the callback uses outer, whose statements are no part of its transaction: use the tx that it is given`
+		if err := limiter.Consume(within, outer, request); err != nil { // want `the callback uses outer, which is not its transaction: use the tx that it is given`
 			return err
 		}
-		if _, err := pool.Exec(within, "SELECT 1"); err != nil { // want `the callback uses pool, whose`
+		if _, err := pool.Exec(within, "SELECT 1"); err != nil { // want `the callback uses pool, which`
 			return err
 		}
-		if _, err := db.ExecContext(within, "SELECT 1"); err != nil { // want `the callback uses db, whose`
+		if _, err := db.ExecContext(within, "SELECT 1"); err != nil { // want `the callback uses db, which`
 			return err
 		}
-		if err := limiter.Autocommit(pool).Consume(within, request); err != nil { // want `the callback uses pool, whose`
+		if err := limiter.Autocommit(pool).Consume(within, request); err != nil { // want `the callback uses pool, which`
 			return err
 		}
-		if err := helper(within, pool); err != nil { // want `the callback uses pool, whose`
+		if err := helper(within, pool); err != nil { // want `the callback uses pool, which`
 			return err
 		}
 		_ = pool.Stat()
@@ -87,19 +87,19 @@ func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, 
 
 func committed(ctx context.Context, pool *pgxpool.Pool) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		if err := auto.Consume(ctx, request); err != nil { // want `calls Consume of auto, which commits by itself: use the verbs that take the callback's tx`
+		if err := auto.Consume(ctx, request); err != nil { // want `auto.Consume commits by itself: use a method that takes the callback's tx`
 			return err
 		}
-		if res, err := merged.RateLimit(ctx, request); err != nil || !res.OK { // want `calls RateLimit of merged, which commits by itself`
+		if res, err := merged.RateLimit(ctx, request); err != nil || !res.OK { // want `merged.RateLimit commits by itself`
 			return err
 		}
-		if res, err := lease.Take(ctx, 1); err != nil || !res.OK { // want `calls Take of lease, which commits by itself`
+		if res, err := lease.Take(ctx, 1); err != nil || !res.OK { // want `lease.Take commits by itself`
 			return err
 		}
 		if res, err := lease.TakeInTx(ctx, tx, 1); err != nil || !res.OK {
 			return err
 		}
-		if _, err := client.Insert(ctx, args, nil); err != nil { // want `calls Insert of client, which inserts without the transaction: call InsertTx`
+		if _, err := client.Insert(ctx, args, nil); err != nil { // want `client.Insert inserts outside of its transaction: call InsertTx`
 			return err
 		}
 		if _, err := client.InsertTx(ctx, tx, args, nil); err != nil {
@@ -121,7 +121,7 @@ func grows(ctx context.Context, pool *pgxpool.Pool) ([]string, []string, error) 
 	var names, good, after []string
 	var counts [3]int
 	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		names = append(names, "a") // want `appends to names, which it never sets anew: what an earlier run appended stays in it`
+		names = append(names, "a") // want `appends to names without resetting it: what an earlier run appended stays`
 		good = nil
 		good = append(good, "a")
 		own := []string{}
@@ -173,7 +173,7 @@ type server struct {
 func (s *server) variable(ctx context.Context) error {
 	save := func(ctx context.Context, tx pgx.Tx) error {
 		s.events <- "saved"                    // want `sends to the channel s.events`
-		_, err := s.pool.Exec(ctx, "SELECT 1") // want `the callback uses s.pool, whose statements`
+		_, err := s.pool.Exec(ctx, "SELECT 1") // want `the callback uses s.pool, which`
 		return err
 	}
 	if err := limiter.InTx(ctx, s.pool, save); err != nil {

@@ -45,30 +45,30 @@ type other interface {
 }
 
 func dropped(limits mine, o other) error {
-	if _, err := limiter.RateLimit(ctx, tx, request); err != nil { // want `the Result of RateLimit is dropped, and with it a denial, which is no error: look at OK, or call Consume`
+	if _, err := limiter.RateLimit(ctx, tx, request); err != nil { // want `the Result of RateLimit is dropped, and for a denial the error is nil: look at Result.OK, or call Consume`
 		return err
 	}
-	_, err := auto.RateLimit(ctx, request) // want `look at OK, or call Consume`
+	_, err := auto.RateLimit(ctx, request) // want `look at Result.OK, or call Consume`
 	if err != nil {
 		return err
 	}
-	_, err = merged.RateLimit(ctx, requests...) // want `look at OK, or call Consume`
+	_, err = merged.RateLimit(ctx, requests...) // want `look at Result.OK, or call Consume`
 	if err != nil {
 		return err
 	}
-	if _, err := open.RateLimit(ctx, request); err != nil { // want `look at OK, or call Consume`
+	if _, err := open.RateLimit(ctx, request); err != nil { // want `look at Result.OK, or call Consume`
 		return err
 	}
-	if _, err := limiter.In(tx).RateLimit(ctx, request); err != nil { // want `look at OK, or call Consume`
+	if _, err := limiter.In(tx).RateLimit(ctx, request); err != nil { // want `look at Result.OK, or call Consume`
 		return err
 	}
-	if _, err := limiter.InSQL(nil).RateLimit(ctx, request); err != nil { // want `look at OK, or call Consume`
+	if _, err := limiter.InSQL(nil).RateLimit(ctx, request); err != nil { // want `look at Result.OK, or call Consume`
 		return err
 	}
-	if _, err := limits.RateLimit(ctx, request); err != nil { // want `the Result of RateLimit is dropped, and with it a denial, which is no error: look at OK$`
+	if _, err := limits.RateLimit(ctx, request); err != nil { // want `the Result of RateLimit is dropped, and for a denial the error is nil: look at Result.OK$`
 		return err
 	}
-	if _, err := auto.RateLimit(ctx, request.OrReserve()); err != nil { // want `which is no error: look at OK$`
+	if _, err := auto.RateLimit(ctx, request.OrReserve()); err != nil { // want `look at Result.OK$`
 		return err
 	}
 	if _, err := share.RateLimit(ctx, auto, fair.Tenant{Key: "a"}, 1); err != nil { // want `the Result of RateLimit is dropped`
@@ -118,7 +118,7 @@ func dropped(limits mine, o other) error {
 }
 
 func neverAsked() error {
-	res, err := limiter.RateLimit(ctx, tx, request) // want `whether RateLimit was granted is never looked at: res.OK is false if it was denied, and the error is nil`
+	res, err := limiter.RateLimit(ctx, tx, request) // want `the code never looks at res.OK: if RateLimit is denied, it is false and the error is nil`
 	if err != nil {
 		return err
 	}
@@ -127,13 +127,13 @@ func neverAsked() error {
 		return err
 	}
 
-	in, err := jobs.InsertTx(ctx, tx, args, nil, request) // want `whether InsertTx was granted is never looked at`
+	in, err := jobs.InsertTx(ctx, tx, args, nil, request) // want `the code never looks at in.OK`
 	if err != nil {
 		return err
 	}
 	use(in.Job.Job.ID)
 
-	back, err := auto.RateLimit(ctx, request) // want `whether RateLimit was granted is never looked at`
+	back, err := auto.RateLimit(ctx, request) // want `the code never looks at \w+.OK: if RateLimit`
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func twice() error {
 	if err != nil || !res.OK {
 		return err
 	}
-	res, err = auto.RateLimit(ctx, requests...) // want `whether RateLimit was granted is never looked at`
+	res, err = auto.RateLimit(ctx, requests...) // want `the code never looks at \w+.OK: if RateLimit`
 	return err
 }
 
@@ -166,7 +166,7 @@ func branches(a bool) error {
 }
 
 func overwritten(a bool) error {
-	res, err := auto.RateLimit(ctx, request) // want `whether RateLimit was granted is never looked at`
+	res, err := auto.RateLimit(ctx, request) // want `the code never looks at \w+.OK: if RateLimit`
 	if a {
 		use(res.At)
 	}
@@ -229,7 +229,7 @@ func lookedAtAfterTheCallback() error {
 func notLookedAtAfterTheCallback() error {
 	var res ratelimit.Result
 	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) (err error) {
-		res, err = limiter.RateLimit(ctx, tx, request) // want `whether RateLimit was granted is never looked at`
+		res, err = limiter.RateLimit(ctx, tx, request) // want `the code never looks at \w+.OK: if RateLimit`
 		return err
 	})
 	use(res.At)
@@ -316,7 +316,7 @@ func asked() error {
 }
 
 func aside(guard *lockout.Lockout, s *slots.Slots, slot slots.Request) error {
-	if _, err := guard.Attempt(ctx, lockout.Who{}, nil); err != nil { // want `whether the attempt was right is dropped`
+	if _, err := guard.Attempt(ctx, lockout.Who{}, nil); err != nil { // want `the first result of Attempt is dropped: for a wrong password it is false, and the error is nil`
 		return err
 	}
 	if _, err := s.Acquire(ctx, slot); err != nil { // want `the Hold of Acquire is dropped: its slots are never released`
