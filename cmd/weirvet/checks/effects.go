@@ -11,12 +11,13 @@ func sends(fn *types.Func) bool {
 		isFunc(fn, "net/smtp", "SendMail")
 }
 
-// commits tells whether fn, a method of a value of typ, takes tokens in a transaction of its own.
+// commits tells whether fn, a method of a value of typ, changes limits in a transaction of its own.
 func commits(typ types.Type, fn *types.Func) bool {
 	switch {
 	case isNamed(typ, ratelimitPath, "Autocommit", "Coalesced", "FailOpen"):
 		params := fn.Signature().Params()
-		return params.Len() > 0 && isContext(params.At(0).Type())
+		return params.Len() > 0 && isContext(params.At(0).Type()) &&
+			fn.Name() != "CheckRateLimit" && fn.Name() != "Value"
 	case isNamed(typ, ratelimitPath, "Lease"):
 		return fn.Name() == "Take"
 	}
@@ -44,4 +45,9 @@ var statements = map[string]bool{
 	"ExecContext": true, "Prepare": true, "PrepareContext": true, "Query": true,
 	"QueryContext": true, "QueryRow": true, "QueryRowContext": true, "Rollback": true,
 	"SendBatch": true,
+}
+
+// writes are those of them that most likely write.
+var writes = map[string]bool{
+	"Begin": true, "BeginTx": true, "CopyFrom": true, "Exec": true, "ExecContext": true,
 }

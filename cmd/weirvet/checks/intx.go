@@ -24,8 +24,9 @@ reports:
   - HTTP requests and mails;
   - sends to a channel that was made outside of the callback;
   - appends to an outer variable that the callback never resets;
-  - an outer context, transaction, connection or pool;
-  - calls of an Autocommit, a Coalesced, a FailOpen or a Lease, which commit by themselves;
+  - an outer context, another transaction, and the pool or connection that InTx was given;
+  - writes to another database;
+  - takes from an Autocommit, a Coalesced, a FailOpen or a Lease, which commit by themselves;
   - jobs that River inserts outside of the transaction;
   - Commit and Rollback of the callback's own transaction.
 
@@ -52,7 +53,9 @@ func runInTx(pass *analysis.Pass) (any, error) {
 				continue
 			}
 			seen[lit] = true
-			t := &callback{pass: pass, lit: lit, grows: map[*types.Var]*ast.CallExpr{}}
+			t := &callback{
+				pass: pass, lit: lit, db: begunOn(pass, call), grows: map[*types.Var]*ast.CallExpr{},
+			}
 			if at, ok := c.Inspector().Root().FindNode(lit); ok && t.begins(fn) {
 				t.check(at)
 			}
@@ -66,9 +69,20 @@ type callback struct {
 	pass *analysis.Pass
 	lit  *ast.FuncLit
 	tx   *types.Var // its own, if it has a name
+	db   string     // what the transaction is begun on
 
 	grows map[*types.Var]*ast.CallExpr // outer variables that it appends to
 	set   []*types.Var                 // outer variables that it sets
+}
+
+// begunOn is the call's first argument that is a pool or a connection, as it is written.
+func begunOn(pass *analysis.Pass, call *ast.CallExpr) string {
+	for _, arg := range call.Args {
+		if isDatabase(pass.TypesInfo.TypeOf(arg)) {
+			return types.ExprString(arg)
+		}
+	}
+	return ""
 }
 
 // begins tells whether the function literal is the callback of a transaction.
@@ -206,6 +220,13 @@ func (t *callback) isOwn(e ast.Expr) bool {
 	return ok && t.tx != nil && t.pass.TypesInfo.Uses[id] == t.tx
 }
 
+// isOther tells whether e is another transaction, or what this one is begun on. Another pool may be
+// another database, which the callback may well read.
+func (t *callback) isOther(e ast.Expr) bool {
+	typ := t.pass.TypesInfo.TypeOf(e)
+	return t.outer(e) != nil && (isTx(typ) || isDatabase(typ) && types.ExprString(e) == t.db)
+}
+
 // onOuter reports a method of an outer variable that works outside of the transaction.
 func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool {
 	if t.outer(on) == nil {
@@ -214,8 +235,10 @@ func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool
 	name := types.ExprString(on)
 	typ := t.pass.TypesInfo.TypeOf(on)
 	switch {
-	case isDatabase(typ) && statements[fn.Name()]:
+	case t.isOther(on) && statements[fn.Name()]:
 		t.outside(call, name)
+	case isDatabase(typ) && writes[fn.Name()]:
+		t.report(call, "calls %s.%s: a rollback does not undo that", name, fn.Name())
 	case commits(typ, fn):
 		t.report(call, "%s.%s commits by itself: use a method that takes the callback's tx",
 			name, fn.Name())
@@ -235,20 +258,14 @@ func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
 	params := fn.Signature().Params()
 	doesIO := ofWeir(fn) || params.Len() > 0 && isContext(params.At(0).Type())
 	for _, arg := range call.Args {
-		typ := t.pass.TypesInfo.TypeOf(arg)
-		if typ == nil {
-			continue
-		}
 		switch {
-		case isContext(typ):
+		case isContext(t.pass.TypesInfo.TypeOf(arg)):
 			if t.outerContext(arg) && !isFunc(fn, "context", "WithoutCancel") {
 				t.pass.ReportRangef(arg, "the callback uses the outer context %s: "+
 					"use the ctx that it is given", types.ExprString(arg))
 			}
-		case doesIO && isDatabase(typ):
-			if t.outer(arg) != nil {
-				t.outside(arg, types.ExprString(arg))
-			}
+		case doesIO && t.isOther(arg):
+			t.outside(arg, types.ExprString(arg))
 		}
 	}
 }

@@ -66,7 +66,14 @@ func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, 
 		if _, err := pool.Exec(within, "SELECT 1"); err != nil { // want `the callback uses pool, which`
 			return err
 		}
-		if _, err := db.ExecContext(within, "SELECT 1"); err != nil { // want `the callback uses db, which`
+		if _, err := db.ExecContext(within, "DELETE FROM t"); err != nil { // want `the callback may run more than once, and calls db.ExecContext: a rollback does not undo that`
+			return err
+		}
+		var n int
+		if err := db.QueryRowContext(within, "SELECT 1").Scan(&n); err != nil {
+			return err
+		}
+		if err := helper(within, db); err != nil {
 			return err
 		}
 		if err := limiter.Autocommit(pool).Consume(within, request); err != nil { // want `the callback uses pool, which`
@@ -88,6 +95,9 @@ func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, 
 func committed(ctx context.Context, pool *pgxpool.Pool) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := auto.Consume(ctx, request); err != nil { // want `auto.Consume commits by itself: use a method that takes the callback's tx`
+			return err
+		}
+		if res, err := merged.CheckRateLimit(ctx, request); err != nil || !res.OK {
 			return err
 		}
 		if res, err := merged.RateLimit(ctx, request); err != nil || !res.OK { // want `merged.RateLimit commits by itself`

@@ -186,6 +186,22 @@ func retried() error {
 	}
 }
 
+func untilGranted() (err error) {
+	for res, err := auto.RateLimit(ctx, request); !res.OK; res, err = auto.RateLimit(ctx, request) {
+		if err != nil {
+			return err
+		}
+	}
+	switch res, err := auto.RateLimit(ctx, request); err {
+	case nil:
+		switch {
+		case res.OK:
+			return nil
+		}
+	}
+	return err
+}
+
 func lookedAtInTheNextRound() error {
 	var res ratelimit.Result
 	var err error
