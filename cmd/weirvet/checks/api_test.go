@@ -1,7 +1,9 @@
 package checks
 
 import (
+	"os"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -52,6 +54,29 @@ func TestEveryVerbIsKnown(t *testing.T) {
 	for name := range verbs {
 		if !found[name] {
 			t.Errorf("no type has the verb %s any more", name)
+		}
+	}
+}
+
+// docs/testing.md lists the checks, and shows a message that result.go of testdata has.
+func TestTheGuideListsEveryCheck(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../../docs/testing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, err := os.ReadFile("testdata/result/result.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, message, _ := strings.Cut(string(guide), "\nupload.go:31:15: ")
+	message, _, shown := strings.Cut(message, "\n")
+	if !shown || !strings.Contains(string(code), "`"+message+"`") {
+		t.Errorf("docs/testing.md shows the message %q, which no test brings about", message)
+	}
+	for _, a := range Analyzers() {
+		if !strings.Contains(string(guide), "\n| `"+a.Name+"` | ") {
+			t.Errorf("docs/testing.md does not list %s", a.Name)
 		}
 	}
 }

@@ -18,8 +18,8 @@ var weirInTx = &analysis.Analyzer{
 
 If the transaction of InTx conflicts with another one, it is rolled back and the callback runs
 again. So the callback must use the ctx and the tx that it is given, and must do nothing that a
-rollback does not undo. The check covers the callbacks of InTx, InTxOptions and SendBatch. It
-reports:
+rollback does not undo. The check covers the callbacks of InTx and its variants, and of SendBatch.
+It reports:
 
   - HTTP requests and mails;
   - sends to a channel that was made outside of the callback;
