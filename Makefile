@@ -40,6 +40,10 @@ demo/playground: postgres ## Run the playground: limits to play with in the brow
 weir: ## Build the command weir into .bin
 	cd cmd/weir && $(GO) build -o $(BIN)/weir .
 
+.PHONY: weirvet
+weirvet: ## Build the vet tool weirvet into .bin
+	cd cmd/weirvet && $(GO) build -o $(BIN)/weirvet .
+
 .PHONY: test
 test: postgres sfv ## Run all tests, on servers of their own
 	$(GO) test -count=1 $(TIMEOUT) ./...
@@ -91,6 +95,10 @@ test/browser: postgres chromium ## Look at the dashboard in Chromium: WEIR_SCREE
 test/weir: postgres ## Run the tests of cmd/weir
 	cd cmd/weir && $(GO) test -count=1 ./...
 
+.PHONY: test/weirvet
+test/weirvet: ## Run the tests of cmd/weirvet
+	cd cmd/weirvet && $(GO) test -count=1 $(TIMEOUT) ./...
+
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
 	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run '$(RANDOM_TESTS)' ./integration/... | grep -v '^=== '
@@ -125,7 +133,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (20s)
 	done
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into ratelimit
+lint: $(GOLANGCI_LINT) vet ## Check formatting, vet, lint, and what is linked into ratelimit
 	$(GOLANGCI_LINT) run ./...
 	$(GO) mod verify >/dev/null
 	cd bench && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
@@ -133,7 +141,15 @@ lint: $(GOLANGCI_LINT) ## Check formatting, vet, lint, and what is linked into r
 	cd shed && $(GOLANGCI_LINT) run --config ../.golangci.yml ./...
 	cd dashboard/browsertest && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	cd cmd/weir && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
+	cd cmd/weirvet && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	./scripts/deps
+
+# Each module by itself, as go vet sees one at a time.
+.PHONY: vet
+vet: weirvet ## Run weirvet over all modules
+	@set -e; for mod in $$(git ls-files '*go.mod'); do \
+		(cd "$$(dirname "$$mod")" && $(GO) vet -vettool=$(BIN)/weirvet ./...); \
+	done
 
 .PHONY: vulncheck
 vulncheck: ## Look for known vulnerabilities in what is called; needs vuln.go.dev

@@ -49,7 +49,7 @@ func Example() {
 	mux := http.NewServeMux()
 	mux.Handle("/weir/", onlyOperators(http.StripPrefix("/weir", page)))
 
-	if _, err := limiter.Autocommit(pool).RateLimit(ctx, Search.For("acme").Count(4)); err != nil {
+	if err := limiter.Autocommit(pool).Consume(ctx, Search.For("acme").Count(4)); err != nil {
 		log.Fatal(err)
 	}
 	web := httptest.NewServer(mux)

@@ -23,7 +23,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	chat := ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 1000, Period: time.Minute})
-	if _, err := limiter.Autocommit(pool).RateLimit(ctx, chat.For("acme").Count(750)); err != nil {
+	if err := limiter.Autocommit(pool).Consume(ctx, chat.For("acme").Count(750)); err != nil {
 		log.Fatal(err)
 	}
 

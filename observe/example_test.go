@@ -2,6 +2,7 @@ package observe_test
 
 import (
 	"context"
+	"errors"
 	"log"
 	"log/slog"
 	"os"
@@ -33,7 +34,8 @@ func ExampleLog() {
 
 	signUp := ratelimit.MustDefine("signUp", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
 	for range 100 {
-		if _, err := limiter.Autocommit(pool).RateLimit(ctx, signUp.For("192.0.2.1")); err != nil {
+		err := limiter.Autocommit(pool).Consume(ctx, signUp.For("192.0.2.1"))
+		if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 			log.Fatal(err)
 		}
 	}

@@ -2,6 +2,7 @@ package otelweir_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"time"
@@ -39,7 +40,8 @@ func Example() {
 	}
 
 	for _, org := range []string{"acme", "initech", "acme"} {
-		if _, err := limiter.Autocommit(pool).RateLimit(ctx, ChatTokens.For(org).Count(30_000)); err != nil {
+		err := limiter.Autocommit(pool).Consume(ctx, ChatTokens.For(org).Count(30_000))
+		if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 			log.Fatal(err)
 		}
 	}

@@ -22,7 +22,7 @@ func ExampleLimiter_Prune() {
 	visitors := ratelimit.MustDefine("visitors", ratelimit.TokenBucket{Rate: 100, Period: time.Millisecond})
 	exports := ratelimit.MustDefine("exports", ratelimit.TokenBucket{Rate: 3, Period: 24 * time.Hour})
 	for _, request := range []ratelimit.Request{visitors.For("198.51.100.7"), visitors.For("203.0.113.9"), exports.For("acme")} {
-		if _, err := limiter.Autocommit(pool).RateLimit(ctx, request); err != nil {
+		if err := limiter.Autocommit(pool).Consume(ctx, request); err != nil {
 			log.Fatal(err)
 		}
 	}

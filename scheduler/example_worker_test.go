@@ -176,8 +176,12 @@ func ExampleJobs_Waiting() {
 	jobs := scheduler.New(limiter, scheduler.Config{}).Jobs(client)
 
 	err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		for id := range int64(3) {
-			if _, err := jobs.InsertTx(ctx, tx, GenerateReply{id}, nil, ChatTokens.For("acme").Count(700).OrReserve()); err != nil {
+		for id := range int64(2) {
+			in, err := jobs.InsertTx(ctx, tx, GenerateReply{id}, nil, ChatTokens.For("acme").Count(700).OrReserve())
+			if err != nil {
+				return err
+			}
+			if err := in.Err(); err != nil {
 				return err
 			}
 		}

@@ -10,7 +10,8 @@ var (
 	visitors = []string{"./examples/visitors"}
 	board    = []string{"./dashboard"}
 	looks    = []string{"./inspect"}
-	command  = []string{"."} // of cmd/weir
+	command  = []string{"."}        // of cmd/weir
+	vet      = []string{"./checks"} // of cmd/weirvet
 )
 
 // ofTheRest are those of what stands around the core.
@@ -330,4 +331,22 @@ var ofTheRest = []mutant{
 		"if pages < fewestPages {", "if pages < 0*fewestPages {", "DoneToTheTables", command, false},
 	{"weir: the doctor waits for longer lines", "cmd/weir/doctor_activity.go",
 		"if n < 2*samples {", "if n < 200*samples {", "HotKeys", command, false},
+
+	// the vet tool
+	{"vet: a bare return drops a named result", "cmd/weirvet/checks/looks.go",
+		"return everything // a named result", "continue // a named result", "Checks/weirresult", vet, false},
+	{"vet: a look at the next Result counts", "cmd/weirvet/checks/looks.go",
+		"if assigns(pass, n, k.by) {", "if false && assigns(pass, n, k.by) {", "Checks/weirresult", vet, false},
+	{"vet: whoever settles has looked", "cmd/weirvet/checks/looks.go",
+		"if settles(pass, c.Parent()) {", "if false && settles(pass, c.Parent()) {", "Checks/weirrunat", vet, false},
+	{"vet: a request is not followed to its variable", "cmd/weirvet/checks/runat.go",
+		"if value := onlyValue(pass, e); value != nil {", "if value := onlyValue(pass, e); value == nil && false {", "Checks/weirrunat", vet, false},
+	{"vet: a function for after COMMIT belongs to the callback", "cmd/weirvet/checks/intx.go",
+		"return n == t.lit || c.ParentEdgeKind() == edge.CallExpr_Fun", "return true || c.ParentEdgeKind() == edge.CallExpr_Fun", "Checks/weirintx", vet, false},
+	{"vet: another database may not be read", "cmd/weirvet/checks/intx.go",
+		"isDatabase(typ) && types.ExprString(e) == t.db", "isDatabase(typ)", "Checks/weirintx", vet, false},
+	{"vet: names of imported packages are forgotten", "cmd/weirvet/checks/name.go",
+		"all = append(all, site{definition: d})", "_ = d", "Checks/weirname", vet, false},
+	{"vet: a shadow is the limit that it tries out", "cmd/weirvet/checks/name.go",
+		"name += \" (shadow)\"", "name += \"\"", "Checks/weirname", vet, false},
 }
