@@ -33,7 +33,7 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	}
 	var group *uint32
 	const find = `
-		SELECT (SELECT colocationid FROM pg_catalog.pg_dist_partition
+		SELECT (SELECT colocationid FROM pg_dist_partition
 			WHERE logicalrelid = 'weir_balance'::regclass AND partmethod = 'h')`
 	if err := tx.QueryRow(ctx, find).Scan(&group); err != nil {
 		return fmt.Errorf("see whether the tables are distributed: %w", err)
@@ -100,10 +100,10 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 			"SELECT create_distributed_table('"+d[0]+"', 'key', colocate_with => "+literal(d[1])+")")
 	}
 	statements = append(statements,
-		"SELECT create_reference_table('weir_schema')",
+		"SELECT create_reference_table('weir_schema'::regclass)",
 		// Who writes it, or would, has its transaction committed in two phases: see ratelimit.Config.
 		"CREATE TABLE IF NOT EXISTS weir_two_phase ()",
-		"SELECT citus_add_local_table_to_metadata('weir_two_phase')")
+		"SELECT citus_add_local_table_to_metadata('weir_two_phase'::regclass)")
 	for _, sql := range statements {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("distribute the tables of schema %q: %w", p.schema, err)
