@@ -31,7 +31,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limits := limiter.Autocommit(pool) // for calls that belong to no transaction
+	limits := limiter.Autocommit(pool)                                      // for calls that belong to no transaction
 	if err := limits.ResetRateLimit(ctx, messages.For("ann")); err != nil { // to run it again
 		log.Fatal(err)
 	}
