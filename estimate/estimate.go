@@ -50,7 +50,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [New]. The zero Config is ready for use.
+// Config configures [New]. The zero Config uses the defaults.
 type Config struct {
 	// Quantile is the share of calls that should use no more than was estimated, above 0 and at most 1, which is the
 	// largest usage of the window. Default: 0.9.

@@ -22,7 +22,7 @@ type Limit struct {
 	of    map[string]float64 // what tenants have used in the window of their last call
 }
 
-// Config configures a [Limit]. The zero Config is ready for use.
+// Config configures a [Limit]. The zero Config uses the defaults.
 type Config struct {
 	// Window is the time over which the use of tenants is compared, from one multiple of it to the next: who has been greedy in one is
 	// equal to all others in the next. Default: a minute.

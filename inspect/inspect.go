@@ -22,7 +22,7 @@ type DB interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Config configures a [Reader]. The zero Config is ready for production.
+// Config configures a [Reader]. The zero Config uses the defaults.
 type Config struct {
 	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
 	// finds.

@@ -11,7 +11,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [New]. The zero Config is ready for production. Durations are whole microseconds, and at most 366 days.
+// Config configures [New]. The zero Config uses the defaults. Durations are whole microseconds, and at most 366 days.
 //
 // A change of the numbers takes effect at once, and keeps what was counted and the locks that stand.
 type Config struct {

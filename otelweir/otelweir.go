@@ -14,7 +14,7 @@ import (
 // scope is the name of the instrumentation.
 const scope = "github.com/weir-go/weir/otelweir"
 
-// Config configures an [Observer]. The zero Config is ready for production.
+// Config configures an [Observer]. The zero Config uses the defaults.
 type Config struct {
 	// MeterProvider makes the instruments. That of package go.opentelemetry.io/otel/metric/noop measures nothing. Default: the
 	// global one, whether it is set before or after [New].

@@ -37,7 +37,7 @@ import (
 // for the row, as long as the two clocks run at the same speed: a machine must not go on, after a suspension that its clock has not
 // counted, with what it had in hand before.
 
-// LeaseConfig configures a [Lease]. The zero LeaseConfig is ready for production.
+// LeaseConfig configures a [Lease]. The zero LeaseConfig uses the defaults.
 type LeaseConfig struct {
 	// Block is the most that a lease has in hand, in tokens: and so the most that a crash loses. Default: a tenth of the
 	// capacity, or 1 if that is more.

@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Config configures a [Limiter]. The zero Config is ready for production: docs/operations.md has a
-// table of what its defaults bound.
+// Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without a
+// transaction end after a while. docs/operations.md has a table of what its defaults bound, and a
+// list of what to decide before production.
 type Config struct {
 	// Schema is the Postgres schema with Weir's tables, quoted as needed. Name it if other roles may
 	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.

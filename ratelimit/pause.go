@@ -17,8 +17,11 @@ func checkPause(d time.Duration) error {
 	return nil
 }
 
-// Pause closes the limits and keys of the requests for d from now on, by the database's clock: what an upstream demands by
-// a 429 with a Retry-After. The counts of the requests do not matter, and of their rules only the windows.
+// Pause closes the limits and keys of the requests for d from now on, by the database's clock: what an upstream demands with
+// a 429 and a Retry-After. The counts of the requests do not matter, and of their rules only the windows.
+//
+// It holds for every call that is decided after it has committed. A [Lease] hands out what it holds, and learns of the pause
+// within a second. Work that has started goes on.
 //
 // For a paused limit time stands still. Nothing flows in and nothing is granted before the pause is over; a denial's RetryAt
 // says so. With [Request.OrReserve] calls are granted ahead as ever, within MaxReserved, for when the pause is over or later;

@@ -91,7 +91,7 @@ FROM (SELECT name, key, slot FROM page ORDER BY name DESC, key DESC, slot DESC L
 SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.id FROM (SELECT id FROM page ORDER BY id DESC LIMIT 1) last`
 )
 
-// PruneConfig configures [Limiter.Prune]. The zero PruneConfig is ready for use.
+// PruneConfig configures [Limiter.Prune]. The zero PruneConfig uses the defaults.
 type PruneConfig struct {
 	// Batch is how many rows are looked at in one transaction. Default: 1000.
 	Batch int

@@ -27,8 +27,9 @@ type TokenBucket struct {
 	Capacity *float64
 
 	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Default: unbounded (a thousand years of tokens). In any case a request owes no more than 2^40 times its count:
-	// beyond that it would be lost in rounding.
+	// none. Set it for limits that calls reserve from, as their backlog has no other bound. Leave it unset for those that
+	// only limit the workers of package scheduler, whose jobs are in the queue already. Default: unbounded (a thousand years
+	// of tokens). In any case a request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
 	MaxReserved *float64
 }
 
@@ -45,8 +46,9 @@ type FixedWindow struct {
 	Capacity *float64
 
 	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Default: unbounded (a thousand years of tokens). In any case a request owes no more than 2^40 times its count:
-	// beyond that it would be lost in rounding.
+	// none. Set it for limits that calls reserve from, as their backlog has no other bound. Leave it unset for those that
+	// only limit the workers of package scheduler, whose jobs are in the queue already. Default: unbounded (a thousand years
+	// of tokens). In any case a request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
 	MaxReserved *float64
 
 	// Start is the first instant of some window, past or future; windows extend from it in both directions, each

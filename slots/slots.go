@@ -18,7 +18,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [Slots]. The zero Config is ready for production.
+// Config configures [Slots]. The zero Config uses the defaults.
 type Config struct {
 	// TTL is for how long a slot is held that is not renewed: after a process has died, and the longest time for which a
 	// process may be without its database and keep its slots. Slots are renewed three times in it. Default: 30 seconds; at
