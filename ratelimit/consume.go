@@ -6,9 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Consume is [Limiter.RateLimit] for callers who need no [Result]. It returns nil if the requests
-// were granted, and their work may start now. If they were denied it returns a [*DeniedError], which
-// matches [ErrDenied] and says when to come again. Any other error is one of RateLimit's.
+// Consume is [Limiter.RateLimit] for callers that need no [Result]. It returns nil if the requests
+// were granted, and their work may start now. If they were denied it returns a [*DeniedError],
+// which matches [ErrDenied] and says when to come again. Any other error is one of RateLimit's.
 //
 //	if err := limiter.Consume(ctx, tx, Uploads.For(user)); err != nil {
 //		return err // rolls back: nothing was taken, nothing was written

@@ -25,11 +25,12 @@ FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALIT
 LEFT JOIN {schema}weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
 GROUP BY p.nr`
 
-// Lines reads how the lines stand in which takes wait, for [Take.RunAt], and the database's clock. A
-// State has no Value. It is the zero State if nothing has happened to the line since it was last full.
+// Lines reads the states of the balances for which takes wait, for [Take.RunAt], and the database's
+// clock. The States have no Value. A State is zero if nothing has happened to the balance since it
+// was last full.
 //
-// A Take of no more than a Limit and a Key stands for the limit as a whole: of that, only PausedUntil
-// means anything.
+// A Take with only a Limit and a Key stands for the limit as a whole: then only PausedUntil is
+// valid.
 func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State, time.Time, error) {
 	type line struct {
 		place
