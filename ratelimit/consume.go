@@ -45,7 +45,7 @@ func consume(requests []Request, take func() (Result, error)) error {
 	for _, r := range requests {
 		if r.Reserves() {
 			return &InvalidError{Limit: r.Limit().Name(), Field: "request", Value: plain(r.String()),
-				Want: "one that is granted for now or not at all: RateLimit tells when work with OrReserve or Within may start"}
+				Want: "one without OrReserve or Within: use RateLimit, whose Result says when the work may start"}
 		}
 	}
 	res, err := take()

@@ -19,7 +19,7 @@ var (
 
 	// ErrNoDecision is what [Result.Err] returns for the zero Result, which a failed call returns.
 	// It is not a denial.
-	ErrNoDecision = errors.New("ratelimit: no decision: the call that should have made this Result failed, and its error was not looked at")
+	ErrNoDecision = errors.New("ratelimit: no decision: the call failed, and its error was not checked")
 
 	// ErrConflict matches every [*ConflictError].
 	ErrConflict = errors.New("ratelimit: conflict")
@@ -100,7 +100,7 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("ratelimit: gave up: every attempt, %d in all, met a concurrent transaction: %v", e.Attempts, e.Err)
+	return fmt.Sprintf("ratelimit: gave up: all %d attempts conflicted with another transaction: %v", e.Attempts, e.Err)
 }
 
 // Is reports whether target is [ErrConflict].

@@ -113,7 +113,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 			e.Paused += time.Since(began)
 		}
 		if err != nil {
-			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
+			return fmt.Errorf("ratelimit: gave up: %w (attempt %d conflicted with another transaction: %w)", err, n, again.err)
 		}
 	}
 }
@@ -133,7 +133,7 @@ type outerKey struct{ db Beginner }
 func isComparable(db Beginner) bool { return reflect.TypeOf(db).Comparable() }
 
 func errNested() error {
-	return fmt.Errorf("%w on the same pool: use the outer transaction, which its callback was given", ErrNested)
+	return fmt.Errorf("%w on the same pool: use the tx of the outer callback", ErrNested)
 }
 
 func nested(ctx context.Context, db Beginner) bool {
@@ -230,7 +230,7 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, pgx.ErrTxClosed):
-		return fmt.Errorf("ratelimit: the callback of InTx ended the transaction itself; it must leave that to InTx: %w", err)
+		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w", err)
 	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
 		return &againError{a.conflict}
 	case errors.Is(err, pgx.ErrTxCommitRollback):

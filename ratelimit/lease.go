@@ -113,10 +113,10 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 	}
 	if request.reserve || request.credit || request.leave != 0 {
 		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within, OnCredit or Leave"),
-			Want: "one without: what is in hand is there, and taken ahead of others"}
+			Want: "one without them: a lease takes tokens that exist"}
 	}
 	if request.def != nil && request.def.shadow {
-		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"), Want: "one that is enforced: a lease is for what is asked often"}
+		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"), Want: "a limit that is enforced: a shadow cannot be leased"}
 	}
 	calls, err := resolveAll(bare([]Request{request}))
 	if err != nil {

@@ -25,7 +25,7 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	t, ok := tx.(*txn)
 	if !ok {
 		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx", Value: plain("a transaction that InTx has not begun"),
-			Want: "one that tells how it ends, that of InTx; for any other use Limiter.RateLimit"})
+			Want: "a transaction of InTx; in any other use Limiter.RateLimit"})
 	}
 	if err := s.check(n); err != nil {
 		return o.told(Result{}, err)

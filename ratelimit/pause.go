@@ -12,7 +12,7 @@ const mostPaused = 366 * 24 * time.Hour
 
 func checkPause(d time.Duration) error {
 	if d <= 0 || d > mostPaused {
-		return &InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0, and of 366 days at the most"}
+		return &InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0 and at most 366 days"}
 	}
 	return nil
 }

@@ -232,7 +232,7 @@ func (r Request) resolve() (call, error) {
 		c.bounded, c.within = true, r.within.Microseconds()
 	}
 	if c.leave != 0 && (c.reserve || c.credit) {
-		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "none with OrReserve, Within or OnCredit, which leave nothing"}
+		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "no Leave with OrReserve, Within or OnCredit"}
 	}
 	if c.credit && !c.reserve {
 		c.reserve, c.bounded = true, true
@@ -264,16 +264,16 @@ func (c *call) checkCount() error {
 		return &InvalidError{Limit: c.name, Field: "count", Value: c.count, Want: "0 or more tokens"}
 	case c.pausable() && !(c.capacity-n >= -c.debt):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
-			Want: fmt.Sprintf("at most %v: the capacity of %v and the %v that may be reserved", c.capacity+c.debt, c.capacity, c.debt)}
+			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v", c.capacity+c.debt, c.capacity, c.debt)}
 	case !c.pausable() && n > c.capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
 	case c.leave != 0 && !(c.leave > 0 && c.capacity-n >= c.leave):
 		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.leave, never: true,
-			Want: fmt.Sprintf("0 to %v: what the count of %v leaves of the capacity", c.capacity-n, n)}
+			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.capacity-n, n)}
 	case c.within > 0 && !(c.capacity-waits >= -c.always(c.within)):
 		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.capacity-waits >= -c.comes(c.within)),
-			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
+			Want: fmt.Sprintf("at most %v: the capacity of %v plus what flows in within any %v, or a longer Within",
 				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
 	case n > 0 && n < c.capacity*smallest:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n,

@@ -78,7 +78,7 @@ func wait(ctx context.Context, l line, requests []Request) (Result, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
 		if failed := l.GiveBack(ctx, res); failed != nil {
-			err = fmt.Errorf("%w; nor was what it took given back: %w", err, failed)
+			err = fmt.Errorf("%w; its tokens could not be given back: %w", err, failed)
 		}
 		return Result{}, err
 	}
@@ -113,7 +113,7 @@ func inTimeFor(ctx context.Context, requests []Request) ([]Request, error) {
 	}
 	var invalid *InvalidError
 	if _, err := resolveAll(patient); errors.As(err, &invalid) {
-		return nil, fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not come in %v: %w", invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
+		return nil, fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not flow in within %v: %w", invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
 	}
 	return patient, nil
 }

@@ -240,7 +240,7 @@ func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Ho
 		back := s.release(ctx, got)
 		if !errors.Is(err, ErrFull) || !patient {
 			if back != nil {
-				err = fmt.Errorf("%w; nor were the others given back: %w", err, back)
+				err = fmt.Errorf("%w; the other slots could not be released: %w", err, back)
 			}
 			return nil, err
 		}

@@ -189,7 +189,7 @@ const full = 1 << 53
 // Pause is [ratelimit.Autocommit.Pause].
 func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
 	if d <= 0 || d > 366*24*time.Hour {
-		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0, and of 366 days at the most"}
+		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0 and at most 366 days"}
 		l.note(Call{Verb: "Pause", Requests: requests, Err: err})
 		return err
 	}
