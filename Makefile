@@ -36,6 +36,10 @@ demo/visitors: postgres ## Run the visitors example: limits for anonymous visito
 demo/playground: postgres ## Run the playground: limits to play with in the browser, until stopped
 	@$(GO) run ./examples/playground
 
+.PHONY: pictures
+pictures: ## Draw the diagrams of docs/ anew
+	@$(GO) run ./docs/pictures
+
 .PHONY: weir
 weir: ## Build the command weir into .bin
 	cd cmd/weir && $(GO) build -o $(BIN)/weir .

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures a [Dashboard]. The zero Config shows all that there is in the tables.
+// Config configures a [Dashboard]. The zero Config shows everything in the tables.
 type Config struct {
 	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
 	// finds.
@@ -22,23 +22,23 @@ type Config struct {
 	// Decisions counts what this process decides: the Observer of its limiter. Default: none are shown.
 	Decisions *Decisions
 
-	// Ahead reads the jobs that wait for a limit and key, the next first, and n at the most: see package dashboard/ahead. It is called
-	// once a second while somebody looks at the key. Default: none are shown.
+	// Ahead reads the next n jobs that wait for a limit and key: see package dashboard/ahead. It is
+	// called once a second while somebody looks at the key. Default: none are shown.
 	Ahead func(ctx context.Context, limit, key string, n int) ([]Job, error)
 
-	// HideKeys shows the digits of a hash in place of each key, and offers no search for them. Keys keep their order, and the same key has
-	// the same digits everywhere. Default: false.
+	// HideKeys shows eight digits of a hash instead of each key, and offers no search. Keys keep
+	// their order, and a key has the same digits everywhere. Default: false.
 	HideKeys bool
 
-	// Secret is what hidden keys are hidden by: at least 16 bytes, the same in all processes behind one address. It may be known to
-	// nobody who looks. Default: one at random, for a single process.
+	// Secret is the secret of the hash of hidden keys: at least 16 bytes, the same in all processes
+	// behind one address. Viewers must not know it. Default: a random one, for a single process.
 	Secret []byte
 
 	// Clock replaces the database's clock, for tests that need to set it. Default: the database's.
 	Clock func() time.Time
 }
 
-// Job is one that waits.
+// Job is a job that waits.
 type Job struct {
 	ID     int64
 	Kind   string
@@ -46,8 +46,8 @@ type Job struct {
 	Paused bool      // it starts then because of a pause
 }
 
-// Dashboard is an http.Handler: the page, and what it reads. It works wherever it is mounted, by http.StripPrefix. It is safe for
-// concurrent use.
+// Dashboard is an http.Handler with the page and its data. It works under any path, with
+// http.StripPrefix. It is safe for concurrent use.
 type Dashboard struct {
 	look      *inspect.Reader
 	decisions *Decisions

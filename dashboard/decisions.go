@@ -14,12 +14,13 @@ const (
 	mostLimits = 200 // that it tells apart
 )
 
-// Decisions counts what this process has decided in the last five minutes, second by second and limit by limit, and which keys were
-// denied most. Put it into [ratelimit.Config.Observer], together with others by observe.All, and into [Config.Decisions].
+// Decisions counts what this process has decided in the last five minutes, per second and per
+// limit, and which keys were denied most. Set it as [ratelimit.Config.Observer], with observe.All
+// if there are others, and as [Config.Decisions].
 //
-// It is of bounded size, whatever a program makes up: 200 limits of 5 kB each, and 20 keys of each in two halves of the five minutes.
-// Limits beyond are counted together, without a name. A call costs it less than a microsecond. The zero value is ready for use, and safe
-// for concurrent use.
+// Its size is bounded: 200 limits of 5 kB each, and 20 keys of each limit in each half of the five
+// minutes. Further limits are counted together, without a name. It needs less than a microsecond
+// per call. The zero value is ready for use, and safe for concurrent use.
 type Decisions struct {
 	mu     sync.RWMutex
 	limits map[string]*counts
@@ -49,7 +50,7 @@ type counts struct {
 	half   int64 // the number of the half that denied[half%2] is of
 }
 
-// Decided is told by the limiter.
+// Decided implements [ratelimit.Observer].
 func (d *Decisions) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	now := time.Now()
 	switch {
@@ -81,7 +82,7 @@ func (d *Decisions) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	}
 }
 
-// Transacted is told by the limiter.
+// Transacted implements [ratelimit.Observer].
 func (d *Decisions) Transacted(context.Context, ratelimit.TransactedEvent) {}
 
 // of finds the counts of a limit, or makes them.

@@ -1,5 +1,5 @@
-// Package dashboard shows in the browser what limits do, and changes nothing: it has no address that does, and reads in read-only
-// transactions, each thing about once a second however many people watch.
+// Package dashboard shows in the browser what limits do. It changes nothing: no URL writes, and it
+// reads in read-only transactions, each thing about once a second for all viewers together.
 //
 //	decisions := &dashboard.Decisions{}
 //	limiter, err := ratelimit.New(ratelimit.Config{Observer: decisions})
@@ -8,17 +8,19 @@
 //	...
 //	mux.Handle("/weir/", onlyOperators(http.StripPrefix("/weir", page)))
 //
-// It shows the limits that have rows, their keys, and of one key a picture: the balance as it falls and refills, debt, pauses, when it
-// will be full, and the jobs that are reserved ahead. All of that comes from the rows (see package inspect), whichever process wrote them.
-// Which calls are denied leaves no row: that is counted by [Decisions], for the process that serves the page.
+// It shows the limits that have rows, their keys, and a picture of one key: the balance over time,
+// debt, pauses, when it will be full, and the jobs that are reserved. All of that comes from the
+// table (see package inspect), whichever process wrote it. Denials write no row: [Decisions] counts
+// them, in the process that serves the page.
 //
 // # Who may see it
 //
-// A [Dashboard] asks nobody who they are: keys are people's more often than not, so it belongs behind your own authorisation, as
-// onlyOperators is above. [Config.HideKeys] shows eight digits in place of each key.
+// A [Dashboard] has no authentication. Keys are often personal data, so put it behind your own, as
+// onlyOperators does above. [Config.HideKeys] shows eight digits in place of each key.
 //
 // # What it needs
 //
-// USAGE on the schema and SELECT on weir_balance, and two connections of the pool at most. The page is one of plain HTML, CSS and
-// JavaScript out of the program; it loads nothing from anywhere else, and its Content-Security-Policy forbids it to.
+// It needs USAGE on the schema, SELECT on weir_balance, and at most two connections of the pool.
+// The page is plain HTML, CSS and JavaScript from the program. It loads nothing from anywhere else,
+// and its Content-Security-Policy forbids it to.
 package dashboard

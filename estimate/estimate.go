@@ -1,8 +1,9 @@
 // Package estimate learns from what calls have used how much to reserve for the next one.
 //
-// Tokens are taken ahead of a call, when nobody knows yet how many it will use. Reserve too many, and others wait for what
-// is never used; too few, and the debt comes later. A [Quantiles] keeps the last usages of each key (a model, a tenant, a
-// template of a prompt) and answers with a quantile of them:
+// Tokens are taken before a call, when nobody knows yet how many it will use. If you reserve too
+// many, other callers wait for tokens that are never used. If you reserve too few, the debt comes
+// later. A [Quantiles] keeps the last usages of each key (a model, a tenant, a template of a
+// prompt) and answers with a quantile of them:
 //
 //	usage, err := estimate.New(estimate.Config{}) // one for the whole program
 //
@@ -11,7 +12,7 @@
 //
 //	usage.Observe("gpt-4o/summarize", float64(answer.Usage.TotalTokens)) // when the call has been made
 //
-// No other package of Weir calls this one: whoever does not, reserves what they say.
+// No other package of Weir uses this one.
 //
 // # The quantile
 //
@@ -27,17 +28,18 @@
 //
 // # What to know
 //
-// What was learned is in the memory of the process, and in no table: each process learns by itself, and what it knows ends
-// with it. The one that asks for estimates must be the one that observes: a server that reserves for workers in another
-// process learns nothing from them.
+// Estimates are in the memory of the process, and in no table: each process learns by itself, and
+// forgets when it ends. The process that asks for estimates must be the one that observes. A web
+// server that reserves for workers in another process learns nothing: save what calls have used,
+// and ask your own table for the quantile.
 //
-// Do not cut calls off at their estimate, by the API's maximum of tokens say: what is observed then is never above the
-// estimate, which can fall and never rises again. Observe calls that came to their end; one that failed halfway tells
-// nothing of the next. And observe beside a transaction, not inside: nothing rolls it back, and where the transaction is run
-// again it would count twice.
+// Do not cut calls off at their estimate, for example with the API's maximum of tokens: then no
+// usage is above the estimate, and it can only fall. Observe only calls that have completed. And
+// observe outside of a transaction: nothing rolls it back, and if the transaction runs again it
+// would count twice.
 //
-// An estimate knows of no limit. Where it may be more than a limit can grant, which refuses that as
-// [ratelimit.ErrNeverGranted], ask for min(n, capacity).
+// An estimate does not know the limit. If it may be more than the limit can grant, which is refused
+// with [ratelimit.ErrNeverGranted], ask for min(n, capacity).
 package estimate
 
 import (
@@ -50,7 +52,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [New]. The zero Config is ready for use.
+// Config configures [New]. The zero Config uses the defaults.
 type Config struct {
 	// Quantile is the share of calls that should use no more than was estimated, above 0 and at most 1, which is the
 	// largest usage of the window. Default: 0.9.
@@ -64,9 +66,10 @@ type Config struct {
 	// Window if that is less.
 	MinObservations int
 
-	// MaxKeys is how many keys are remembered. One more, and the key is forgotten whose last use, by Next or Observe, is the
-	// longest ago. A key takes 16 bytes of memory times the Window, and some 400 more besides its own length: with the
-	// defaults 10,000 short keys take 20 MB. Default: 10,000.
+	// MaxKeys is how many keys are remembered. Beyond that, the key is forgotten that was not used,
+	// by Next or Observe, for the longest time. A key takes 16 bytes of memory times the Window,
+	// and some 400 more besides its own length: with the defaults 10,000 short keys take 20 MB.
+	// Default: 10,000.
 	MaxKeys int
 }
 

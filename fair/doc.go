@@ -1,6 +1,6 @@
-// Package fair shares one limit among tenants who together want more than there is: each gets what it wants, as long as that is no more
-// than the others get, and nobody's appetite is another's hunger. Whatever is not wanted by some goes to the others, so that all that
-// flows is used; a tenant who is alone has all of it.
+// Package fair shares one limit among tenants who together want more than there is. Each gets what
+// it wants, up to what the others get. Tokens that some do not want go to the others, so no
+// capacity is wasted, and a lone tenant gets all of it.
 //
 //	var Model = fair.MustDefine("model", ratelimit.TokenBucket{Rate: 60_000, Period: time.Minute}, fair.Config{})
 //
@@ -8,17 +8,21 @@
 //
 // # How it works
 //
-// Beside the limit itself there is a count of what each tenant has used of it in the present window of time: two rows in one call, both
-// taken or none, in the caller's transaction if there is one. The more of the window's flow a tenant has used already, the more must
-// be left in the bucket after its next take (see [ratelimit.Request.Leave]). Where tenants want too much the bucket stands at the
-// level at which those who have used most are refused, so that it is the others' turn; and they come level with each other. This is
-// max-min fairness without a queue, without a leader, and without knowing who else there is.
+// Besides the limit itself there is a count of what each tenant has used in the current window of
+// time: two rows in one call, both taken or none, in the caller's transaction if there is one. The
+// more a tenant has used of the window's flow, the more must be left in the bucket after its next
+// take (see [ratelimit.Request.Leave]). If tenants want too much, the bucket stays at the level at
+// which the tenants that have used most are denied. So the others get their turn, until all have
+// used the same. This is max-min fairness without a queue, without a leader, and without knowing
+// the other tenants. It cannot reserve: a call is granted now or denied.
 //
 // # How exact it is
 //
-// The levels of tenants are a few tokens apart, so the bucket has to be large enough to tell them apart: its capacity should be ten
-// times the common count for each tenant that competes, and better twenty. What a process knows of a tenant's use is what its last call
-// was told, by whatever process that was granted; its first call for a tenant knows nothing, and is granted as if none had been used.
+// The levels of tenants are a few tokens apart, so the bucket has to be large enough to tell them
+// apart: its capacity should be ten times the usual count for each tenant that competes, or better
+// twenty. A process knows a tenant's use, over all processes, from its own last call for that
+// tenant. Its first call for a tenant is granted as if the tenant had used nothing.
 //
-// A limit that is a fixed window has all of its tokens at its start, when nobody knows yet who will come: it is shared less evenly.
+// A fixed window has all of its tokens at its start, before all tenants have come, so it is shared
+// less evenly.
 package fair

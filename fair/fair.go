@@ -10,8 +10,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limit is a limit that tenants share. It is safe for concurrent use, and one for each program is enough: package variables are the
-// place for it.
+// Limit is a limit that tenants share. It is safe for concurrent use. Define it once, in a package
+// variable.
 type Limit struct {
 	total, used ratelimit.Limit
 	window      time.Duration
@@ -22,37 +22,38 @@ type Limit struct {
 	of    map[string]float64 // what tenants have used in the window of their last call
 }
 
-// Config configures a [Limit]. The zero Config is ready for use.
+// Config configures a [Limit]. The zero Config uses the defaults.
 type Config struct {
-	// Window is the time over which the use of tenants is compared, from one multiple of it to the next: who has been greedy in one is
-	// equal to all others in the next. Default: a minute.
+	// Window is the time over which the use of tenants is compared, from one multiple of it to the
+	// next. A tenant that has used much in one window is equal to the others in the next. Default:
+	// a minute.
 	Window time.Duration
 
-	// Most is more than a tenant can ever use in a window, in tokens: a number to count down from. A count below a 2^40th of it is
-	// refused. Default: a billion.
+	// Most is more than a tenant can ever use in a window, in tokens. The count of a tenant's use
+	// counts down from it. A count below a 2^40th of it is refused. Default: a billion.
 	Most float64
 
-	// Options are those of the limit: [ratelimit.Shards], say.
+	// Options are the limit's options, such as [ratelimit.Shards].
 	Options []ratelimit.Option
 }
 
-// Tenant is one of those who share a limit.
+// Tenant is one of the tenants that share a limit.
 type Tenant struct {
 	Key string // as in [ratelimit.Limit.For]
 
-	// Weight is how much of the limit it has a claim to, compared with others: with 2 it gets twice as much when all want more than
-	// there is. Default: 1.
+	// Weight is the size of its share compared with others: with 2 it gets twice as much if all
+	// want more than there is. Default: 1.
 	Weight float64
 }
 
-// Limits decides: an [*ratelimit.Autocommit], a [*ratelimit.Coalesced], a [*ratelimit.FailOpen], or what [ratelimit.Limiter.In] returns for a
-// transaction.
+// Limits decides: an [*ratelimit.Autocommit], a [*ratelimit.Coalesced], a [*ratelimit.FailOpen], or
+// for a transaction the result of [ratelimit.Limiter.In].
 type Limits interface {
 	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
 
-// Define makes a limit out of a name and a rule, as [ratelimit.Define] does. What its tenants have used is counted by a limit of the
-// same name and " (used)".
+// Define makes a limit from a name and a rule, as [ratelimit.Define] does. A second limit, whose
+// name ends in " (used)", counts what its tenants have used.
 func Define(name string, rule ratelimit.Rule, cfg Config) (*Limit, error) {
 	total, err := ratelimit.Define(name, rule, cfg.Options...)
 	if err != nil {
@@ -80,15 +81,18 @@ func MustDefine(name string, rule ratelimit.Rule, cfg Config) *Limit {
 	return l
 }
 
-// Total is the limit that is shared. Who takes from it alone does so without regard to fairness: critical traffic, say.
+// Total is the limit that is shared. Calls that take from it directly ignore fairness: use it for
+// critical traffic, for example.
 func (l *Limit) Total() ratelimit.Limit { return l.total }
 
-// Used counts what each tenant has used in the present window: its key's Outcome.Capacity less Value.
+// Used counts what each tenant has used in the current window: Outcome.Capacity minus Value of its
+// key.
 func (l *Limit) Used() ratelimit.Limit { return l.used }
 
-// RateLimit takes n tokens of the limit for a tenant, and what others ask for, from all of them or from none. It is
-// [ratelimit.Limiter.RateLimit] otherwise, with its errors. A denial may be for fairness, and then its RetryAt is when the tenant would
-// be granted if nobody else came. Others must not ask for the same limit.
+// RateLimit takes n tokens of the limit for a tenant, and what the other requests ask for, from all
+// of them or from none. Otherwise it is [ratelimit.Limiter.RateLimit], with its errors. A denial
+// may be for fairness. Then RetryAt is when the tenant would be granted if nobody else came. The
+// other requests must not ask for the same limit.
 func (l *Limit) RateLimit(ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request) (ratelimit.Result, error) {
 	if tenant.Weight == 0 {
 		tenant.Weight = 1

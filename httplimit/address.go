@@ -8,30 +8,35 @@ import (
 	"strings"
 )
 
-// ByAddress is the address of the client, which is the one that the connection comes from: header fields say what the client likes
-// them to say. Only a connection from a trusted proxy is looked at further, by X-Forwarded-For: see [Proxies].
+// ByAddress is the address of the client: that of the connection, as clients can send any header.
+// For a connection from a trusted proxy it is the one in X-Forwarded-For: see [Proxies].
 func ByAddress(trusted ...netip.Prefix) Key { return Proxies{Trusted: trusted}.Address }
 
-// Proxies are those between the clients and this program whose word is taken for where a request comes from. The zero Proxies
-// trusts none. It is safe for concurrent use, if its fields do not change.
+// Proxies are the proxies between the clients and this program that are trusted to say where a
+// request comes from. The zero Proxies trusts none. It is safe for concurrent use, if its fields do
+// not change.
 type Proxies struct {
-	// Trusted are the networks of the proxies. A client within them could send any address, so name no more than the proxies.
-	// Default: none.
+	// Trusted are the networks of the proxies. A client within them could send any address, so name
+	// only the proxies. Default: none.
 	Trusted []netip.Prefix
 
-	// Header is the field to which each proxy appends the address that it was called from: a list of addresses, or Forwarded, in the
-	// form of RFC 7239. Name the one that the nearest proxy writes, as it lets all others through. Default: X-Forwarded-For.
+	// Header is the field to which each proxy appends the address that it was called from: a list
+	// of addresses, or Forwarded, in the form of RFC 7239. Name the field that the nearest proxy
+	// writes, as it passes all other fields on. Default: X-Forwarded-For.
 	Header string
 
-	// Unix trusts whoever connects by a unix socket, and so has no address. Default: such a request has no key.
+	// Unix trusts connections through a unix socket, which have no address. Default: such a request
+	// has no key.
 	Unix bool
 }
 
-// Address is a [Key]: an IPv4 address as it is, of an IPv6 address the network of 64 bits, all of which one client has.
+// Address is a [Key]: an IPv4 address as it is, and an IPv6 address as its /64 network, which
+// belongs to one client.
 //
-// From a trusted proxy it is the last address in the field that is not itself a trusted proxy's. What stands before that is never
-// looked at: the client may have sent it. Where an entry is no address, or none is left, it is the last one before; for a field in
-// the form of RFC 7239 that does not parse that is the proxy's own.
+// From a trusted proxy it is the last address in the field that is not itself a trusted proxy's.
+// Entries before that are ignored, as the client may have sent them. If an entry is no address, or
+// none is left, it is the last trusted one found so far; for a field in the form of RFC 7239 that
+// does not parse, that is the proxy's own.
 func (p Proxies) Address(r *http.Request) (string, error) {
 	client, ok := p.client(r)
 	if !ok {

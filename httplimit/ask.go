@@ -6,21 +6,22 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Ask tells what a request to a route asks of which limits: of none, if it is not to be limited. [By] and [Global] make one out of
-// a limit, and Cost and Unless change it. Whatever they do not cover is a function of your own: a customer's plan by
-// [ratelimit.Request.Rule], say.
+// Ask returns what an HTTP request takes from which limits. If it returns none, the request is not
+// limited. [By] and [Global] make an Ask from a limit, and Cost and Unless change it. For anything
+// else write your own function, for example for a customer's plan with [ratelimit.Request.Rule].
 //
 //	func byPlan(r *http.Request) ([]ratelimit.Request, error) {
 //		user := userOf(r)
 //		return []ratelimit.Request{PerUser.For(user.ID).Rule(user.Plan)}, nil
 //	}
 //
-// Its error refuses the request: with 403 if it matches [ErrNoKey], else with 503, but as [Guard.Pass] says for those of package
-// ratelimit. It is called once a request, by many goroutines at a time.
+// Its error refuses the request: with 403 if it matches [ErrNoKey], as [Guard.Pass] says for errors
+// of package ratelimit, and otherwise with 503. It is called once per request, from many goroutines
+// at a time.
 type Ask func(*http.Request) ([]ratelimit.Request, error)
 
-// By asks for one token of the limit, for the key of the request. Each key is made good by [Good]; a request without one is
-// refused.
+// By asks for one token of the limit, for the key of the request. Keys go through [Good]. A request
+// without a key is refused.
 func By(limit ratelimit.Limit, key Key) Ask {
 	return func(r *http.Request) ([]ratelimit.Request, error) {
 		if key == nil {
@@ -42,8 +43,8 @@ func Global(limit ratelimit.Limit) Ask {
 	return func(*http.Request) ([]ratelimit.Request, error) { return []ratelimit.Request{limit.Global()}, nil }
 }
 
-// Cost asks for as many tokens as the request costs, in place of one. 0 is granted while nothing is owed. What costs more than the
-// limit could ever grant is refused with 400, so bound what clients may ask for where that is not meant.
+// Cost asks for as many tokens as the request costs, instead of one. 0 is granted while nothing is
+// owed. A request that costs more than the limit could ever grant is refused with 400.
 func (a Ask) Cost(tokens func(*http.Request) float64) Ask {
 	return func(r *http.Request) ([]ratelimit.Request, error) {
 		requests, err := a(r)
@@ -58,7 +59,7 @@ func (a Ask) Cost(tokens func(*http.Request) float64) Ask {
 	}
 }
 
-// Unless asks nothing for requests that skip picks. Their key is not looked for.
+// Unless asks nothing for requests for which skip returns true. They need no key.
 func (a Ask) Unless(skip func(*http.Request) bool) Ask {
 	return func(r *http.Request) ([]ratelimit.Request, error) {
 		if skip(r) {

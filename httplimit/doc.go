@@ -1,5 +1,6 @@
-// Package httplimit lets no request reach its handler that its limits have not granted: a denial is 429, a database that cannot be
-// asked 503, and a request without the key that a limit is for 403.
+// Package httplimit checks the limits of a request before its handler runs. A denied request gets
+// 429, a request without the key that a limit needs gets 403, and every request gets 503 if the
+// database does not answer.
 //
 //	limits := limiter.Coalesce(pool)
 //	defer limits.Close()
@@ -12,24 +13,28 @@
 //
 // # Ask
 //
-// An [Ask] is a limit and the key by which a route asks it; several are granted all or none, in one call. [Ask.Cost] takes as many
-// tokens as a request costs, and [Ask.Unless] lets some go on unlimited:
+// An [Ask] is a limit and the key of a request. Several are granted all or none, in one call.
+// [Ask.Cost] takes as many tokens as a request costs, and [Ask.Unless] leaves some requests
+// unlimited:
 //
 //	perKey := httplimit.By(PerAPIKey, httplimit.ByHeader("X-Api-Key")).Cost(cost)
 //
 // # Keys
 //
-// A client may send what it likes, so no header field is believed by default: [ByAddress] is the address of the connection, or what
-// trusted [Proxies] say of it, and [ByUser] whoever the authentication has found. [ByHeader] stores no secret. A key that clients
-// can make up belongs behind a limit by address: as the inner one of two middlewares, so that a flood is denied by the outer.
+// Clients can send any header, so no header field is trusted by default. [ByAddress] is the address
+// of the connection, or the one that trusted [Proxies] report, and [ByUser] is the user that your
+// authentication has found. [ByHeader] stores no secret. Put a limit whose key clients can make up
+// behind a limit by address, as the inner one of two middlewares, so that the outer one denies a
+// flood.
 //
 // # Fields
 //
-// Every answer says what is left, and when more comes, in RateLimit and RateLimit-Policy, which package upstream reads on the other
-// side; [Fields] has other spellings. Retry-After is no earlier than what they say, and jittered upwards. All times are by the
-// database's clock.
+// Every answer says what is left, and when there will be more, in RateLimit and RateLimit-Policy,
+// which package upstream reads on the client's side. [Fields] has other formats. Retry-After is
+// never earlier than they say, and gets jitter. All times are by the database's clock.
 //
 // # In a transaction
 //
-// A handler that takes its tokens in its own transaction answers by the same Guard: see [Guard.Pass].
+// A handler that takes its tokens in its own transaction answers with the same Guard: see
+// [Guard.Pass].
 package httplimit

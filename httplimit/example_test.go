@@ -197,7 +197,7 @@ func plain(w http.ResponseWriter, _ *http.Request, refusal httplimit.Refusal) {
 		refusal.Write(w)
 		return
 	}
-	http.Error(w, "too many requests; come again in "+w.Header().Get("Retry-After")+" s", refusal.Status)
+	http.Error(w, "too many requests; retry in "+w.Header().Get("Retry-After")+" s", refusal.Status)
 }
 
 func ExampleRefusal() {
@@ -205,8 +205,8 @@ func ExampleRefusal() {
 	at := time.Now()
 	w := httptest.NewRecorder()
 	guard.Pass(w, httptest.NewRequest(http.MethodGet, "/", nil), ratelimit.Result{At: at, RetryAt: at.Add(time.Hour), Limit: "exports"}, nil)
-	fmt.Println(w.Code, w.Body.String()[:32])
-	// Output: 429 too many requests; come again in
+	fmt.Println(w.Code, w.Body.String()[:27])
+	// Output: 429 too many requests; retry in
 }
 
 // byCountry is an Ask of one's own: it asks by another rule where there is one.

@@ -12,9 +12,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Fields is how clients are told what their limits have left. Its zero value is Draft10.
+// Fields is the format in which clients learn what their limits have left. Its zero value is
+// Draft10.
 //
-// Of several balances of one limit in a call the tightest is told, and of a [ratelimit.Shadow] nothing. None is told of a result that is not [ratelimit.Result.Decided].
+// If a call asks several balances of one limit, the fields have the tightest. They have nothing
+// about a [ratelimit.Shadow], and nothing for a result that is not [ratelimit.Result.Decided].
 type Fields int
 
 const (
@@ -29,14 +31,14 @@ const (
 	// There is no t for a full bucket, nor, in a call that another limit has denied, for one that would have granted: Retry-After
 	// is never earlier than any t.
 	//
-	// Several in one call are a list, and what several Guards tell is added.
+	// Several limits of one call are a list, and several Guards add to it.
 	Draft10 Fields = iota
 
 	// Legacy is X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset: q, r and t of the tightest limit. Reset is in seconds
 	// from now, and 0 where there is no t.
 	Legacy
 
-	// None tells nothing but Retry-After.
+	// None sends nothing but Retry-After.
 	None
 )
 

@@ -13,27 +13,30 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Guard asks the limits of requests before their handlers run. One is enough for all routes of a program; [Guard.Limit] makes the
-// middleware of each.
+// Guard checks the limits of requests before their handlers run. One is enough for all routes of a
+// program; [Guard.Limit] makes the middleware of each route.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type Guard struct {
-	// Limiter decides: a [*ratelimit.Coalesced] under load, a [*ratelimit.Autocommit], or a [*ratelimit.FailOpen] over one of them.
-	// It has no default, and only [Guard.Pass] does without.
+	// Limiter decides: a [*ratelimit.Coalesced] under load, a [*ratelimit.Autocommit], or a
+	// [*ratelimit.FailOpen] over one of them. It has no default. Only [Guard.Pass] works without
+	// it.
 	Limiter interface {
 		RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	}
 
-	// Timeout is for each decision: a database that hangs is down, too. Default: that of the request's context alone.
+	// Timeout bounds each decision, as a database may hang. Default: the deadline of the request's
+	// context, or [ratelimit.Config]'s Timeout if it has none.
 	Timeout time.Duration
 
-	// Fields is how clients are told what is left. Default: [Draft10].
+	// Fields is the format in which clients learn what is left. Default: [Draft10].
 	Fields Fields
 
-	// Refuse answers in place of [Refusal.Write], which it may call for what it leaves as it is. The header fields are set by then.
+	// Refuse answers instead of [Refusal.Write], which it may call for answers that it does not
+	// change. The header fields are set by then.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 
-	// Logger is told of every request that is refused with 400, 500 or 503. Default: [slog.Default].
+	// Logger gets every request that is refused with 400, 500 or 503. Default: [slog.Default].
 	Logger *slog.Logger
 }
 
@@ -41,14 +44,15 @@ type Guard struct {
 var errAhead = errors.New("httplimit: granted ahead of time, so that the handler must not run yet: " +
 	"OrReserve and Within are for handlers' own calls")
 
-// Limit is a middleware that fits any router: a request goes on if all of asks are granted, in one call, and otherwise takes
-// nothing and is refused as [Guard.Pass] says. The tokens are taken for good when the handler begins, whatever it does; it may
-// give back what [FromContext] has.
+// Limit is a middleware for any router. A request reaches the handler if all of asks are granted,
+// in one call. Otherwise it takes nothing and is refused as [Guard.Pass] says. The take is
+// committed when the handler begins; the handler may give back the result of [FromContext].
 //
-// The handler gets the very ResponseWriter that came, with the fields set in its header.
+// The handler gets the same ResponseWriter, with the fields set in its header.
 //
-// No ask may reserve, by OrReserve or Within: what is granted ahead of time is refused with 500 and logged, and stays taken. Without
-// a Limiter, or without asks, every request is refused with 500. Who asks nothing, as [Ask.Unless] has it, goes on unlimited.
+// No ask may reserve, with OrReserve or Within: a request that is granted for later is refused with
+// 500 and logged, and its tokens stay taken. Without a Limiter, or without asks, every request is
+// refused with 500. A request whose asks return nothing, as with [Ask.Unless], is not limited.
 func (g *Guard) Limit(asks ...Ask) func(http.Handler) http.Handler {
 	asks = slices.Clone(asks)
 	return func(next http.Handler) http.Handler {
@@ -101,15 +105,18 @@ func (g *Guard) take(ctx context.Context, requests []ratelimit.Request) (ratelim
 	return res, err
 }
 
-// Pass sets the fields of a result in the answer's header, and reports whether the request may go on. If not, it has answered. It
-// is what the middleware does with its own, and for handlers who call the limiter themselves, in a transaction say: after COMMIT, with
-// what [ratelimit.Limiter.InTx] has returned, whose denial may be err.
+// Pass sets the fields of a result in the answer's header, and reports whether the request may
+// continue. If it returns false, it has answered. The middleware uses it, and so can handlers that
+// call the limiter themselves, for example in a transaction: call it after COMMIT, with what
+// [ratelimit.Limiter.InTx] has returned. The denial may be in err.
 //
-// A denial is 429, with a Retry-After that is no earlier than RetryAt, nor than any t of the fields, in whole seconds, and
-// at least 1: up to a fifth later, or up to a second if that is more, and never more than a minute, so that those who were denied
-// together do not come back together. No other answer says when to come again, or what was wrong. 403 is for a request without a
-// key, and for a key that the database cannot hold; 400 for one that costs more than its limit could ever grant; 500 for a call that
-// is wrong in another way ([ratelimit.ErrInvalid]); 503 for any other error: without an answer there is no grant.
+// A denial is 429, with a Retry-After in whole seconds, at least 1, that is never earlier than
+// RetryAt or any t of the fields. It is later by a random time, up to a fifth (at least up to a
+// second, at most up to a minute), so that clients that were denied together do not return
+// together. No other answer says when to retry, or what was wrong. 403 is for a request without a
+// key, and for a key that the database cannot store; 400 for a request that costs more than its
+// limit could ever grant; 500 for a call that is wrong in another way ([ratelimit.ErrInvalid]); 503
+// for any other error: no answer is no grant.
 func (g *Guard) Pass(w http.ResponseWriter, r *http.Request, res ratelimit.Result, err error) bool {
 	if err == nil {
 		err = res.Err()
@@ -171,8 +178,9 @@ func (g *Guard) log(r *http.Request, refusal Refusal) {
 
 type resultKey struct{}
 
-// FromContext is the result by which a handler has come to run, of the innermost Guard: to give back what was not used, or to
-// settle it. False if the request was not limited. That of a [ratelimit.FailOpen] may be undecided.
+// FromContext is the result with which the innermost Guard has let the request pass: use it to give
+// back tokens, or to settle them. It returns false if the request was not limited. The result of a
+// [ratelimit.FailOpen] may be undecided.
 func FromContext(ctx context.Context) (ratelimit.Result, bool) {
 	res, ok := ctx.Value(resultKey{}).(ratelimit.Result)
 	return res, ok

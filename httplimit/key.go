@@ -9,23 +9,26 @@ import (
 	"unicode/utf8"
 )
 
-// Key tells for whom a request counts. An empty key is none: the request is refused with 403, as with an error that matches
-// [ErrNoKey].
+// Key returns the key that a request counts for. With an empty key, or an error that matches
+// [ErrNoKey], the request is refused with 403.
 //
-// A key that clients may choose freely limits nobody, as each new one is a new balance, and costs a row each. Let it be checked
-// before, by the authentication, or put a limit by address in front: see docs/http.md of the repository.
+// A key that clients can choose freely limits nobody, as each new key is a new balance, and each
+// costs a row. Check it before, in your authentication, or put a limit by address in front: see
+// docs/http.md of the repository.
 type Key func(*http.Request) (string, error)
 
-// ErrNoKey is matched by the error of a request that has no key where one is required. It is answered with 403.
+// ErrNoKey is matched by the error of a request without a required key. The answer is 403.
 var ErrNoKey = errors.New("httplimit: the request has no key")
 
-// ByUser is whoever a function says that the request is from: out of the context in which the authentication has put it, say.
+// ByUser is the user that a function returns, for example from the context in which your
+// authentication has put it.
 func ByUser(user func(*http.Request) string) Key {
 	return func(r *http.Request) (string, error) { return user(r), nil }
 }
 
-// ByHeader is the value of a header field that is a secret, an API key or a token: its SHA-256 in hex, so that what is stored lets
-// nobody in. Of several lines the first counts. Anybody can send any value: see [Key].
+// ByHeader is the SHA-256, in hex, of a header field with a secret such as an API key or a token,
+// so that the stored key lets nobody in. If the field is repeated, the first one counts. Clients
+// can send any value: see [Key].
 func ByHeader(name string) Key {
 	return func(r *http.Request) (string, error) {
 		v := r.Header.Get(name)
@@ -41,8 +44,9 @@ const (
 	hashed    = "sha256:"
 )
 
-// Good makes a key that the database can hold out of any that is not empty, and another one out of another: it is key itself, or the
-// SHA-256 of one that is longer than 128 bytes, has a NUL, is not UTF-8, or looks like such a hash.
+// Good makes a key that the database can store from any key that is not empty. Different keys stay
+// different. It returns the key itself, or the SHA-256 of a key that is longer than 128 bytes, has
+// a NUL, is not UTF-8, or looks like such a hash.
 func Good(key string) string {
 	if len(key) <= mostBytes && utf8.ValidString(key) && strings.IndexByte(key, 0) < 0 && !strings.HasPrefix(key, hashed) {
 		return key

@@ -9,20 +9,21 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Refusal is why a request does not go on.
+// Refusal is why a request was refused.
 type Refusal struct {
-	// Status is 429 for a denial; else 400, 403, 500 or 503, as [Guard.Pass] says.
+	// Status is 429 for a denial, otherwise 400, 403, 500 or 503, as [Guard.Pass] says.
 	Status int
 
-	// Policies are the names of the limits that denied, as the fields have them. None but for a denial.
+	// Policies are the names of the limits that denied, as in the fields. Empty unless it is a
+	// denial.
 	Policies []string
 
 	Result ratelimit.Result // that denied
 	Err    error            // for all others, what has happened: not for the eyes of clients
 }
 
-// Write answers in application/problem+json (RFC 9457): a denial as the draft's quota-exceeded, all others with nothing but their
-// status.
+// Write answers in application/problem+json (RFC 9457): a denial as the draft's quota-exceeded, all
+// others with only their status.
 func (f Refusal) Write(w http.ResponseWriter) {
 	problem := struct {
 		Type     string   `json:"type,omitempty"`

@@ -15,17 +15,18 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Balance is how one key of a limit stands. As JSON, times are RFC 3339 and the Period is in seconds.
+// Balance is the state of one key of a limit. As JSON, times are RFC 3339 and the Period is in
+// seconds.
 type Balance struct {
 	Limit string `json:"limit"` // ends in " (shadow)" where it never denies: see [ratelimit.Shadow]
 	Key   string `json:"key"`   // "" for a limit without keys
 
-	// Value is the tokens left by At, of all shards together: what [ratelimit.Limiter.Value] tells under the rule that follows.
-	// Negative: owed.
+	// Value is the number of tokens left at At, in all shards together: what
+	// [ratelimit.Limiter.Value] returns under the rule that follows. Negative: owed.
 	Value float64 `json:"value"`
 
-	// Owed is what the shards owe that owe by At: work waits for it. Each shard has a line of its own, so some may owe while
-	// others have tokens. Without shards it is -Value, or 0.
+	// Owed is the sum of the debts of shards in debt at At, for which work waits. Each shard has
+	// its own debt, so some may owe while others have tokens. Without shards it is -Value, or 0.
 	Owed float64 `json:"owed,omitzero"`
 
 	// The rule that wrote last: Rate tokens come in each Period, up to Capacity, all at once if it is Windowed.
@@ -37,18 +38,19 @@ type Balance struct {
 	// WindowEnds is when the present window ends. Zero for a token bucket.
 	WindowEnds time.Time `json:"window_ends,omitzero"`
 
-	// FullAt is when Value will be Capacity if nobody takes. Zero if it is.
+	// FullAt is when Value will be Capacity if nobody takes. Zero if it is already.
 	FullAt time.Time `json:"full_at,omitzero"`
 
-	// PausedUntil is when the pause ends that the limit is in. Zero: it is not paused.
+	// PausedUntil is when the pause ends. Zero: it is not paused.
 	PausedUntil time.Time `json:"paused_until,omitzero"`
 
 	Shards    int       `json:"shards"`     // that it is spread over: see [ratelimit.Shards]
 	WrittenAt time.Time `json:"written_at"` // when it was written last; a clock that was set back may have left one ahead of At
 	At        time.Time `json:"at"`         // the reading of the clock that all of this is by
 
-	// Problem says, if it is not "", why the rows make no balance: somebody has written to them by hand. Only the names, Shards,
-	// WrittenAt and At are meant then. [ratelimit.Limiter.ResetRateLimit] mends it.
+	// Problem says, if it is not "", why the rows make no valid balance: somebody has edited them
+	// by hand. Then only the names, Shards, WrittenAt and At are valid.
+	// [ratelimit.Limiter.ResetRateLimit] repairs it.
 	Problem string `json:"problem,omitempty"`
 
 	origin time.Time
@@ -63,7 +65,8 @@ func (b Balance) MarshalJSON() ([]byte, error) {
 	}{plain(b), b.Period.Seconds()})
 }
 
-// Rule is the rule that wrote last: for calls that are made from what was read. What it allowed to be reserved is not in the row.
+// Rule is the rule that wrote last, for calls that are made from what was read. Its MaxReserved is
+// not in the row.
 func (b Balance) Rule() ratelimit.Rule {
 	return rule{b.Capacity, b.Rate, b.Period, b.origin}.whole()
 }
@@ -334,7 +337,8 @@ func instant(t pgtype.Timestamptz) time.Time {
 	return t.Time.UTC()
 }
 
-// Balance reads how one key stands; "" is that of a limit without keys. Without a row the error matches [ErrNoBalance].
+// Balance reads the state of one key; "" is the key of a limit without keys. Without a row the
+// error matches [ErrNoBalance].
 func (r *Reader) Balance(ctx context.Context, name, key string) (b Balance, err error) {
 	err = r.read(ctx, func(tx pgx.Tx) error {
 		found, err := r.keys(ctx, tx, name, key, key, 1)

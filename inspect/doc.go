@@ -1,6 +1,7 @@
-// Package inspect tells what limits look like from their rows alone, without the definitions of the program that takes from them, and
-// changes nothing: it reads at READ COMMITTED, in read-only transactions, by the primary key, a bounded number of rows at a time and
-// within a timeout, however large the table is.
+// Package inspect reads limits and balances from their rows, without the definitions of the program
+// that takes from them. It changes nothing. It reads at READ COMMITTED, in read-only transactions,
+// by the primary key, a bounded number of rows at a time and with a timeout, however large the
+// table is.
 //
 //	look, err := inspect.New(pool, inspect.Config{})
 //	...
@@ -10,9 +11,10 @@
 //
 // # What a row knows
 //
-// Each row has the rule that wrote it last beside it, so what is told is what a call by that very rule would meet. Where the
-// programs do not agree on a rule, or have another one since, it is not what the next call meets: [ratelimit.Limiter.Value] tells that. A
-// key that was never used has no row, and nor has one that was full when it was pruned.
+// Each row stores the rule that wrote it last, and package inspect shows what a call with that rule
+// would find. If programs use different rules, or a newer one, the next call may find something
+// else: [ratelimit.Limiter.Value] tells that. A key that was never used, or was full and pruned,
+// has no row.
 //
 // The role needs USAGE on the schema and SELECT on weir_balance.
 package inspect

@@ -23,7 +23,7 @@ type DB interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Config configures a [Reader]. The zero Config is ready for production.
+// Config configures a [Reader]. The zero Config uses the defaults.
 type Config struct {
 	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
 	// finds.
@@ -119,7 +119,7 @@ func explain(err error, doing string) error {
 			err = fmt.Errorf("%w (the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema "+
 				"if the search_path has others)", err)
 		case "42501":
-			err = fmt.Errorf("%w (it takes USAGE on the schema and SELECT on weir_balance)", err)
+			err = fmt.Errorf("%w (the role needs USAGE on the schema and SELECT on weir_balance)", err)
 		case "57014":
 			err = fmt.Errorf("%w (a larger Config.Timeout may help, or a smaller Page)", err)
 		}

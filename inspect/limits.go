@@ -12,14 +12,15 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limit is what is seen of a limit: from up to a thousand of its keys, the first ones, and fewer where there are more than twenty limits.
-// As JSON, times are RFC 3339 and the Period is in seconds.
+// Limit summarizes a limit, from its first thousand keys, or fewer if there are more than twenty
+// limits. As JSON, times are RFC 3339 and the Period is in seconds.
 type Limit struct {
 	Name   string `json:"name"`
 	Shadow bool   `json:"shadow"` // it never denies: see [ratelimit.Shadow]
 
-	// The rule of the balance that was written last, of those that were looked at; other keys may have others. Rate tokens come in each
-	// Period, up to Capacity, all at once if it is Windowed.
+	// The rule of the balance that was written last, among those that were read; other keys may
+	// have other rules. Rate tokens come in each Period, up to Capacity, all at once if it is
+	// Windowed.
 	Capacity  float64       `json:"capacity"`
 	Rate      float64       `json:"rate"`
 	Period    time.Duration `json:"period"`
@@ -36,7 +37,8 @@ type Limit struct {
 	Paused   int `json:"paused"`   // are paused,
 	Problems int `json:"problems"` // make no balance: see [Balance.Problem]
 
-	// Tightest is the least that one of these has left, as a share of its capacity: 1 if all are full, negative if one owes.
+	// Tightest is the least that one of these keys has left, as a share of its capacity: 1 if all
+	// are full, negative if one is in debt.
 	Tightest float64 `json:"tightest"`
 
 	At time.Time `json:"at"` // the reading of the clock that all of this is by
@@ -94,8 +96,8 @@ func (r *Reader) Names(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// Limits looks at each of [Reader.Names]. It reads an index page or two for each key that it looks at; each limit is looked at in a
-// transaction of its own.
+// Limits reads each limit of [Reader.Names], in a transaction of its own. It reads an index page or
+// two for each key.
 func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
 	names, err := r.Names(ctx)
 	if err != nil {

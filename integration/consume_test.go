@@ -52,7 +52,7 @@ func TestConsume(t *testing.T) {
 			refused := func(what string, requests ...ratelimit.Request) {
 				t.Helper()
 				err := consume(ctx, requests...)
-				if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "for now or not at all") {
+				if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "one without OrReserve or Within") {
 					t.Errorf("%s: %v", what, err)
 				}
 			}

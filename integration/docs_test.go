@@ -34,20 +34,6 @@ func TestTheQuickStartIsTheExample(t *testing.T) {
 	}
 }
 
-// So is the client of an API.
-func TestTheClientOfTheReadmeIsTheExample(t *testing.T) {
-	t.Parallel()
-	_, rest, ok := strings.Cut(read(t, "../README.md"), "return &http.Client{")
-	code, _, ok2 := strings.Cut(rest, "```")
-	if !ok || !ok2 {
-		t.Fatal("README.md has no client")
-	}
-	code = strings.ReplaceAll("\n"+strings.TrimSpace("return &http.Client{"+code), "\n", "\n\t")
-	if !strings.Contains(read(t, "../upstream/example_test.go"), code) {
-		t.Errorf("upstream/example_test.go does not have the README's client:\n%s", code)
-	}
-}
-
 // The table of promises names tests that exist.
 func TestThePromisesNameTestsThatExist(t *testing.T) {
 	t.Parallel()

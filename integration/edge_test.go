@@ -72,7 +72,7 @@ func TestTheZeroLimiterIsRefused(t *testing.T) {
 	res := takeOK(t, first(good.Autocommit(pool).RateLimit(t.Context(), r)))
 	refused := func(verb string, err error) {
 		t.Helper()
-		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Limiter is the zero one: want one that New has made") {
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Limiter is the zero one: want one made by New") {
 			t.Errorf("%s: %v", verb, err)
 		}
 	}

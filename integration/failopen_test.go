@@ -19,20 +19,20 @@ import (
 
 var silent = slog.New(slog.DiscardHandler)
 
-// readmesFailOpen has the line of the README.
-func readmesFailOpen(limiter *ratelimit.Limiter, pool *pgxpool.Pool) *ratelimit.FailOpen {
+// guidesFailOpen has the line of docs/operations.md.
+func guidesFailOpen(limiter *ratelimit.Limiter, pool *pgxpool.Pool) *ratelimit.FailOpen {
 	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), For: time.Minute, Timeout: 200 * time.Millisecond}
 
 	return limits
 }
 
-func TestTheFailOpenOfTheReadmeIsTested(t *testing.T) {
+func TestTheFailOpenOfTheGuideIsTested(t *testing.T) {
 	t.Parallel()
-	_, rest, _ := strings.Cut(read(t, "../README.md"), "limits := &ratelimit.FailOpen{")
+	_, rest, _ := strings.Cut(read(t, "../docs/operations.md"), "limits := &ratelimit.FailOpen{")
 	line, _, ok := strings.Cut(rest, "\n")
 	want := "\tlimits := &ratelimit.FailOpen{" + line + "\n"
 	if !ok || !strings.Contains(read(t, "failopen_test.go"), want) {
-		t.Errorf("failopen_test.go does not have the README's line: %s", line)
+		t.Errorf("failopen_test.go does not have the guide's line: %s", line)
 	}
 }
 
@@ -45,7 +45,7 @@ func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 	l := limiter(t, ratelimit.Config{})
 	used := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 1, Period: never})
 	orders := ratelimit.MustDefine("orders", ratelimit.TokenBucket{Rate: 1e6, Period: never})
-	limits := readmesFailOpen(l, pool)
+	limits := guidesFailOpen(l, pool)
 	limits.Logger = silent
 	defer limits.Limiter.(*ratelimit.Coalesced).Close()
 	for i := range victims {

@@ -285,7 +285,7 @@ func TestMistakesInTheCallback(t *testing.T) {
 		fn   func(ctx context.Context, tx pgx.Tx) error
 		want string
 	}{
-		"Commits": {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "ended the transaction itself"},
+		"Commits": {func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, "has committed or rolled back the transaction"},
 		"HidesAFailure": {func(ctx context.Context, tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, `SELECT 1/0`)
 			return nil

@@ -8,7 +8,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Attempt is one that was charged. It is a failure unless [Attempt.Succeeded] says otherwise: nobody has to say that it failed.
+// Attempt is an attempt that was charged. It counts as a failure unless [Attempt.Succeeded] is
+// called; there is nothing to call for a failure.
 type Attempt struct {
 	limiter *ratelimit.Limiter
 	charged []subject
@@ -16,8 +17,9 @@ type Attempt struct {
 	lock    ratelimit.Result // what its lock has taken, if it set one
 }
 
-// Begin charges an attempt and commits that, in a transaction of its own: what [Lockout.Attempt] does before the check, with the
-// same errors. Begin where a secret is about to be checked, not where it is asked for: whoever walks away has failed.
+// Begin charges an attempt and commits that, in a transaction of its own, as [Lockout.Attempt] does
+// before the check, with the same errors. Call it when a secret is about to be checked, not when
+// you ask for it: a user who leaves has failed.
 func (l *Lockout) Begin(ctx context.Context, who Who) (*Attempt, error) {
 	subjects, err := l.charged(who)
 	if err != nil {
@@ -113,13 +115,15 @@ func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (now ratel
 	return now, true, err
 }
 
-// Succeeded says that the attempt was right, in the transaction that records so: a session, say. The failures of the account are
-// forgiven, or those of the device where the attempt came with a token, and a lock that has come of them since it was charged
-// is lifted. The address gets this attempt back and no other; nothing, if it was locked meanwhile and so begins anew. Past
-// lockouts stay remembered, but for one that was this attempt's own.
+// Succeeded records that the attempt was right, in the transaction that writes what follows from
+// it, such as a session. The failures of the account are forgiven, or those of the device if the
+// attempt came with a token. A lock that they have caused since the charge is lifted. The address
+// gets only this attempt back, or nothing if it was locked meanwhile. Past lockouts stay
+// remembered, except one that this attempt has caused.
 //
-// Call it once, or where the transaction runs again, once in each run. If that rolls back, the attempt counts as a failure.
-// Errors are as those of [ratelimit.Limiter.RateLimit]; the zero Attempt is refused with one that matches [ratelimit.ErrInvalid].
+// Call it once, or once in each run if the transaction runs again. If the transaction rolls back,
+// the attempt counts as a failure. Errors are those of [ratelimit.Limiter.RateLimit]; the zero
+// Attempt is refused with an error that matches [ratelimit.ErrInvalid].
 func (a *Attempt) Succeeded(ctx context.Context, tx pgx.Tx) error {
 	if a == nil || len(a.charged) == 0 {
 		return invalid("Attempt", nil, "one that Begin has returned")

@@ -11,13 +11,15 @@ import (
 	"time"
 )
 
-// Devices knows the devices again that an account was signed in from, by a token that they keep: the device cookies of OWASP
-// (https://owasp.org/www-community/Slow_Down_Online_Guessing_Attacks_with_Device_Cookies). Set it as Config.Devices. It is safe
-// for concurrent use.
+// Devices recognizes devices that have signed in to an account before, by a token that they keep:
+// the device cookies of OWASP
+// (https://owasp.org/www-community/Slow_Down_Online_Guessing_Attacks_with_Device_Cookies). Set it
+// as Config.Devices. It is safe for concurrent use.
 //
-// A token is no session: it lets nobody in, and only chooses whose balance an attempt is charged to. It is bound to an account
-// and has an id of its own and the time of its issue, under HMAC-SHA256. Whoever steals one has as many tries a lock as anybody;
-// by using them he may lock that device, and a token of another id, which a reset of the password should bring, ends that.
+// A token is no session. It lets nobody in by itself, and only selects the balance that an attempt
+// is charged to. It is bound to an account, and has an id and the time of its issue, under
+// HMAC-SHA256. A thief gets five tries per lock with it, as without, and can lock that device. A
+// token with a new id ends that: issue one when the password is reset.
 type Devices struct {
 	keys   [][]byte
 	maxAge time.Duration
@@ -26,9 +28,10 @@ type Devices struct {
 
 // DevicesConfig configures [NewDevices].
 type DevicesConfig struct {
-	// Keys are secrets of at least 32 random bytes each, the same in all processes. The first signs; all are good for tokens
-	// that come. To change it add a new one at the end, in all processes, then move it to the front, and remove the old one
-	// after MaxAge. Remove at once one that has leaked: its devices are unknown until they sign in again. There is no default.
+	// Keys are secrets of at least 32 random bytes each, the same in all processes. The first one
+	// signs; all are accepted. To rotate, add a new key at the end in all processes, then move it
+	// to the front, and remove the old one after MaxAge. Remove a leaked key at once: its devices
+	// are unknown until they sign in again. There is no default.
 	Keys [][]byte
 
 	// MaxAge is how long a token is good after its issue, by the clock of the program. Default: 180 days.
@@ -40,7 +43,8 @@ const (
 	skew     = time.Hour // by which a program's clock may be behind that of the one that issued a token
 )
 
-// NewDevices makes a Devices. What is wrong with cfg is refused with an error that matches [ratelimit.ErrInvalid].
+// NewDevices makes a Devices. A bad cfg is refused with an error that matches
+// [ratelimit.ErrInvalid].
 func NewDevices(cfg DevicesConfig) (*Devices, error) {
 	if len(cfg.Keys) == 0 {
 		return nil, invalid("DevicesConfig.Keys", 0, "at least one")
@@ -68,9 +72,10 @@ const (
 
 var encoding = base64.RawURLEncoding.Strict()
 
-// Issue returns the token for a client that has signed in to account, which is named as in [Who]. The device keeps its id if
-// old, what came in Who.Device, is a good token of the same account; with "" it is another device. Give it to the client once
-// it has signed in and not before, in a cookie that is HttpOnly, Secure and SameSite, and anew with each sign-in.
+// Issue returns the token for a client that has signed in to account, which is named as in [Who].
+// The device keeps its id if old, which is what came in Who.Device, is a valid token of the same
+// account; with "" it is a new device. Give the client a new token after each sign-in, and not
+// before, in a cookie that is HttpOnly, Secure and SameSite.
 func (d *Devices) Issue(account, old string) string {
 	body := make([]byte, bodyBytes, bodyBytes+sha256.Size)
 	body[0] = version

@@ -1,5 +1,6 @@
-// Package lockout guards sign-ins: however many guesses come at once, and to however many processes, no more than a few are
-// checked before the account has to wait, twice as long each time, and its owner is not locked out for ever by a stranger.
+// Package lockout guards sign-ins. Only a few guesses are checked before the account has to wait,
+// twice as long each time. That holds for parallel guesses and over all processes, and a stranger
+// cannot lock the owner out for ever.
 //
 //	guard, err := lockout.New(limiter, pool, lockout.Config{}) // one for the whole program
 //
@@ -15,45 +16,52 @@
 //
 // # Charge, check, give back
 //
-// To look whether there have been too many failures, and to count a failure when it has happened, lets all pass who guess at
-// the same time: they all look before any has failed. So an attempt is charged as a failure and committed before anything is
-// checked, and a right one gives its charge back. Whoever crashes in between has failed, and no failure rolls back with
-// anything. [Lockout.Attempt] does that around a callback. Where the check is no callback, or something is to be written
-// together with the success, [Lockout.Begin] charges and [Attempt.Succeeded] gives back in a transaction of the caller's.
+// A guard that first looks for failures, and counts a failure after it has happened, lets all
+// parallel guesses pass: they all look before any has failed. So an attempt is charged as a
+// failure, and committed, before anything is checked, and a right one gives its charge back. A
+// crash in between counts as a failure, and no failure rolls back with anything. [Lockout.Attempt]
+// does that around a callback. If the check is no callback, or you want to write something together
+// with the success, use [Lockout.Begin] to charge and [Attempt.Succeeded] to give back in your own
+// transaction.
 //
 // # Locks
 //
-// Five failures lock an account for a minute. Then there are five attempts again; five more failures lock it for two minutes,
-// then four, and so on up to an hour. A lockout is forgotten a day later, one each day, and time stands still for that while a
-// lock lasts. Meanwhile failures are forgotten, too, five in each hour. All of these are fields of [Config].
+// Five failures lock an account for a minute. Then there are five attempts again; five more
+// failures lock it for two minutes, then four, and so on up to an hour. Lockouts are forgotten one
+// by one, one each day, not counting the time of locks. Failures are forgotten too, five in each
+// hour. All of these are fields of [Config].
 //
-// The lock is set together with the charge of the last attempt, before that is checked: a crash, or a guess beside it, finds no
-// gap. If that attempt is right, it lifts the lock. While a lock lasts attempts are denied at once: they are not checked, cost
-// nothing, and do not make it longer, unless Config.ExtendWhileLocked says so.
+// The lock is set together with the charge of the last attempt, before that attempt is checked. So
+// neither a crash nor a parallel guess finds a gap. If that attempt is right, it lifts the lock.
+// While a lock lasts attempts are denied at once: they are not checked, cost nothing, and do not
+// make it longer, unless Config.ExtendWhileLocked says so.
 //
 // # Addresses
 //
-// An address, of IPv6 a /64, has ten times as many failures, whatever the accounts, as many people may share one. A success
-// gives it back its own attempt and nothing more: or else an attacker would sign in to an account of his own now and then and
-// guess on. It is locked, by the same ladder, when an attempt comes and nothing is left. An attempt that one of the two denies
-// costs the other nothing.
+// An address (for IPv6 a /64) may have ten times as many failures, over all accounts, as many
+// people may share it. A success gives it back only its own attempt: otherwise an attacker could
+// sign in to an account of their own now and then, and guess on. The address is locked, for the
+// same times, when an attempt comes and nothing is left. If the account or the address denies an
+// attempt, it costs the other nothing.
 //
 // # The owner
 //
-// Whoever has many addresses can keep an account locked: its owner has to come before he does when a lock ends, once in an hour.
-// With [Devices] that touches only those who come from a device that nobody has signed in from. A browser that has keeps a
-// token; attempts with it have a balance of their own, with a ladder of its own, and the locks of the account and of the address
-// are nothing to them. A token that was stolen is worth five tries a lock, as anybody has without.
+// An attacker with many addresses can keep an account locked: the owner has to be first when a lock
+// ends, once an hour. With [Devices] that affects only sign-ins from unknown devices. A browser
+// that has signed in before keeps a token. Attempts with the token have a balance and locks of
+// their own; the account and address locks do not apply to them. A stolen token gives five tries
+// per lock, as without a token.
 //
 // # When the database is away
 //
-// Nobody gets in. An attempt that cannot be charged is an error, and nothing is checked: a guard
-// that opens when it is hit hard enough is no guard. [New] takes a [ratelimit.Limiter], which never
-// fails open. It cannot be given a [ratelimit.FailOpen].
+// Nobody gets in. An attempt that cannot be charged is an error, and nothing is checked: an
+// attacker must not be able to open the guard with load. [New] takes a [ratelimit.Limiter], which
+// never fails open. It cannot be given a [ratelimit.FailOpen].
 //
 // # What is stored
 //
-// No tables but those of package schema. The name of an account is stored as its SHA-256: a row costs the same however long the
-// name, and what people type into that field, a password now and then, does not stand there in the clear. Accounts that do not
-// exist are counted as all others, so that a lock does not tell whether there is one.
+// Package lockout uses the tables of package schema. The name of an account is stored as its
+// SHA-256. So a row has the same size whatever the name, and a password that somebody types into
+// the wrong field is not stored in the clear. Accounts that do not exist are counted like all
+// others, so that a lock does not tell whether an account exists.
 package lockout

@@ -11,48 +11,52 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [New]. The zero Config is ready for production. Durations are whole microseconds, and at most 366 days.
+// Config configures [New]. The zero Config uses the defaults. Durations are whole microseconds, and at most 366 days.
 //
-// A change of the numbers takes effect at once, and keeps what was counted and the locks that stand.
+// A change of the numbers takes effect at once. Counts and locks are kept.
 type Config struct {
-	// Name begins the names of the limits that it stands on, which identify what was counted: sign-ins, second factors and
-	// PINs want one each. Default: "signIn".
+	// Name begins the names of the limits that it uses, which identify the counts. Use different
+	// names for sign-ins, second factors and PINs. Default: "signIn".
 	Name string
 
-	// Failures is how many lock an account, or a device: 1 to a million. Default: 5.
+	// Failures is how many failures lock an account or a device: 1 to a million. Default: 5.
 	Failures int
 
-	// AddressFailures is how many lock an address: 1 to a million, or a number below 0 for as many as there may come, with
-	// which Who.Address does not matter. Default: ten times Failures.
+	// AddressFailures is how many failures lock an address: 1 to a million. With a number below 0
+	// addresses are never locked, and Who.Address does not matter. Default: ten times Failures.
 	AddressFailures int
 
-	// Window is the time in which that many failures are forgotten, one after the other, where no lock comes of them: who
-	// stays below it may guess so many times in each Window, so it should be no shorter than Cap. At least a second.
-	// Default: an hour.
+	// Window is the time in which that many failures are forgotten, one after the other, if they do
+	// not lead to a lock. An attacker who stays below it gets so many guesses in each Window, so it
+	// should be no shorter than Cap. At least a second. Default: an hour.
 	Window time.Duration
 
-	// First is how long the first lock lasts, at least a millisecond; each further one twice as long as the one before it.
-	// Default: a minute.
+	// First is how long the first lock lasts, at least a millisecond. Each further lock lasts twice
+	// as long as the one before. Default: a minute.
 	First time.Duration
 
-	// Cap is the longest lock, at least First. It is also for how long a stranger can lock out an owner who comes without a
-	// device's token: see [Devices]. Default: an hour, or First if that is longer.
+	// Cap is the longest lock, at least First. For that long a stranger can lock out an owner who
+	// has no device token: see [Devices]. Default: an hour, or First if that is longer.
 	Cap time.Duration
 
-	// Forget is how long a lockout is remembered, counted from the end of its lock; of several, one is forgotten in each
-	// such time. At least a second. No more are remembered than make the longest lock, and one. Default: 24 hours.
+	// Forget is how long a lockout is remembered, counted from the end of its lock. If there are
+	// several, one is forgotten in each such time. At least a second. At most one more is
+	// remembered than the longest lock needs. Default: 24 hours.
 	Forget time.Duration
 
-	// ExtendWhileLocked begins a lock anew with each attempt that comes while it lasts. Each then costs a write, and whoever
-	// likes keeps an account locked for as long as he likes: its owner comes in with a device's token only. Default: false.
+	// ExtendWhileLocked restarts a lock with each attempt during the lock. Each attempt then costs
+	// a write, and anybody can keep an account locked for as long as they like: the owner gets in
+	// only with a device token. Default: false.
 	ExtendWhileLocked bool
 
-	// Devices are known again by their tokens, and have balances of their own. Default: none are.
+	// Devices recognizes known devices by their tokens, and gives them balances of their own.
+	// Default: none.
 	Devices *Devices
 }
 
-// Lockout guards what is guessed at. It is made by [New], holds nothing but its configuration, and is safe for concurrent use.
-// Those with the same name on the same tables, in whatever process, count together.
+// Lockout guards a secret that can be guessed. [New] makes it. It holds only its configuration, and
+// is safe for concurrent use. All Lockouts with the same name on the same tables, in any process,
+// count together.
 type Lockout struct {
 	limiter *ratelimit.Limiter
 	pool    *pgxpool.Pool
@@ -69,9 +73,9 @@ const (
 	longest      = 366 * 24 * time.Hour
 )
 
-// New makes a Lockout. It does not touch the database. What is wrong with cfg is refused with an error that matches
-// [ratelimit.ErrInvalid]. It takes a Limiter and no [ratelimit.FailOpen]: without a decision nobody
-// gets in.
+// New makes a Lockout. It does not touch the database. A bad cfg is refused with an error that
+// matches [ratelimit.ErrInvalid]. It takes a Limiter and not a [ratelimit.FailOpen]: without a
+// decision nobody gets in.
 func New(limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg Config) (*Lockout, error) {
 	if limiter == nil {
 		return nil, invalid("limiter", nil, "one made by ratelimit.New")
@@ -136,16 +140,19 @@ func invalid(field string, value any, want string) error {
 // Attempt charges an attempt of who, runs check, and gives the attempt back if that returns true. It returns true only then,
 // and never with an error.
 //
-// The charge is committed before check runs, and check runs outside of any transaction: it holds no row and no connection, and
-// may take its time. A wrong answer, an error of check, a panic, an end of ctx and of the process all leave the attempt charged:
-// whoever could make the check fail would else guess for nothing.
+// The charge is committed before check runs, and check runs outside of any transaction: it holds no
+// row and no connection, and may be slow. After a wrong answer, an error or panic of check, the end
+// of ctx or of the process, the attempt stays charged. Otherwise an attacker who can make the check
+// fail could guess for free.
 //
-// Errors: a [*LockedError], upon which check has not run; one that matches [ratelimit.ErrInvalid] for a bad who; that of check,
-// as it is; else the database's, wrapped, upon which nobody is to be let in. If the charge failed, or its outcome is unknown
-// ([ratelimit.ErrOutcomeUnknown]), check has not run. If giving back failed, check has returned true and the attempt may count as
-// a failure all the same.
+// Errors: a [*LockedError], and check has not run; an error that matches [ratelimit.ErrInvalid] for
+// a bad who; the error of check, unchanged; otherwise the database's, wrapped. With any error, let
+// nobody in. If the charge failed, or its outcome is unknown ([ratelimit.ErrOutcomeUnknown]), check
+// has not run. If giving back failed, check has returned true, and the attempt may still count as a
+// failure.
 //
-// Inside an InTx on the same pool it is refused with [ratelimit.ErrNested]: what it charges must not roll back with anything.
+// Inside an InTx on the same pool it is refused with [ratelimit.ErrNested]: the charge must not
+// roll back.
 func (l *Lockout) Attempt(ctx context.Context, who Who, check func(ctx context.Context) (bool, error)) (bool, error) {
 	if check == nil {
 		return false, invalid("check", nil, "a function")

@@ -16,11 +16,13 @@ type State struct {
 	Lockouts    int       // that are remembered
 }
 
-// State tells how what who names stands, for those who help people: its account, or its device if there is a token for the
-// account, and its address. What is zero is left out; of several the strictest is told. It changes nothing, and what it tells
-// may have changed when it returns: guard nothing by it.
+// State returns the state of what who names, for support staff: the account, or the device if there
+// is a token for the account, and the address. Empty fields are left out. If who names several, it
+// returns the strictest. It changes nothing, and its answer may be outdated when it returns: do not
+// guard anything with it.
 //
-// Errors: one that matches [ratelimit.ErrInvalid] if who names nothing; else the database's, wrapped.
+// Errors: an error that matches [ratelimit.ErrInvalid] if who names nothing; otherwise the
+// database's, wrapped.
 func (l *Lockout) State(ctx context.Context, who Who) (State, error) {
 	subjects, err := l.some(who)
 	if err != nil {
@@ -53,11 +55,13 @@ func (l *Lockout) State(ctx context.Context, who Who) (State, error) {
 	return all, nil
 }
 
-// Unlock forgets all failures, locks and lockouts of what who names, as State does, and commits that. It is for those who help
-// people, when they know whom they talk to: an attacker begins anew, too. A limiter with Config.RememberDenials in another
-// process denies on until the lock would have ended.
+// Unlock forgets all failures, locks and lockouts of what who names, as State does, and commits
+// that. It is for support staff who know whom they talk to: an attacker starts again from zero,
+// too. A limiter with Config.RememberDenials in another process denies until the lock would have
+// ended.
 //
-// Errors: one that matches [ratelimit.ErrInvalid] if who names nothing; else as those of [ratelimit.Limiter.InTx].
+// Errors: an error that matches [ratelimit.ErrInvalid] if who names nothing; otherwise those of
+// [ratelimit.Limiter.InTx].
 func (l *Lockout) Unlock(ctx context.Context, who Who) error {
 	subjects, err := l.some(who)
 	if err != nil {

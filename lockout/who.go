@@ -6,20 +6,21 @@ import (
 	"net/netip"
 )
 
-// Who attempts.
+// Who describes an attempt: which account, from where.
 type Who struct {
-	// Account is what is guessed at, as the client has named it: also if there is no such account, or the answer would tell.
-	// Whatever means the same account must be the same here: fold the case, the spaces and the Unicode forms that your accounts
-	// know, or each spelling has attempts of its own. It may be of any length, and any bytes, but not empty.
+	// Account is the account's name as the client has sent it, also if there is no such account, as
+	// otherwise the answer would tell. All spellings of one account must be equal here: fold case,
+	// spaces and Unicode forms as your accounts do, or each spelling has its own attempts. It may
+	// have any length and any bytes, but must not be empty.
 	Account string
 
-	// Address is where the client is connected from; of IPv6 it counts by the /64, and of IPv4 in IPv6 as IPv4. Behind a
-	// proxy of yours take it from what that says, and from nothing else: a header is what the client likes it to be. The zero
-	// Addr is refused, unless Config.AddressFailures is below 0.
+	// Address is the address of the client's connection. IPv6 counts per /64, and IPv4 in IPv6 as
+	// IPv4. Behind your own proxy, use what the proxy says, and no other header: clients can send
+	// any value. The zero Addr is refused, unless Config.AddressFailures is below 0.
 	Address netip.Addr
 
-	// Device is the token that the client has kept, as it came: see [Devices]. What is not a token of theirs for the account
-	// counts as none.
+	// Device is the token that the client has sent, unchanged: see [Devices]. Anything that is not
+	// a valid token for the account counts as none.
 	Device string
 }
 

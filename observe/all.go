@@ -6,7 +6,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// All returns an observer that tells all of these, in their order. Those that are nil are left out.
+// All returns an observer that calls all of these, in order. Nil observers are left out.
 func All(observers ...ratelimit.Observer) ratelimit.Observer {
 	var a all
 	for _, o := range observers {

@@ -11,10 +11,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Log is an observer that writes to log/slog. The zero Log is ready for use. It is safe for concurrent use; its fields must not
-// change once it is used.
+// Log is an observer that writes to log/slog. The zero Log uses the defaults. It is safe for
+// concurrent use; its fields must not change once it is used.
 //
-// Of each of these there is at most one line for a limit in Every, with "times": how often it has happened since the last one.
+// For each limit there is at most one line of each kind in Every, with "times": how often it has
+// happened since the last one.
 //
 //	WARN  ratelimit: near the limit      a grant left less of the capacity than Near says
 //	INFO  ratelimit: denied              with "retry_after" of this one
@@ -22,19 +23,20 @@ import (
 //	ERROR ratelimit: not decided         an error, the caller's own mistakes among them
 //	WARN  ratelimit: transaction ran again    with its "attempts", and the time that it "queued"
 //
-// Contexts that have ended, and the errors by which callbacks roll back, are not reported: they are the caller's.
+// Contexts that have ended, and errors with which callbacks roll back, are not reported: they are
+// the caller's.
 type Log struct {
 	Logger *slog.Logger  // Default: [slog.Default].
 	Every  time.Duration // Default: a minute.
 
-	// Near is the share of its capacity of which a key has to have used as much for a warning: 1 is all of it. Default: 0.9. Below 0:
-	// no warnings.
+	// Near is the share of its capacity that a key has used when a warning is logged; 1 is all of
+	// it. Default: 0.9. Below 0: no warnings.
 	Near float64
 
-	// Attempts of a transaction from which on it is reported. Default: 5.
+	// Attempts is from how many runs on a transaction is reported. Default: 5.
 	Attempts int
 
-	// Keys says that keys may be written: that of the call which a line is about. Default: they are not.
+	// Keys allows a line to have the key of the call that it is about. Default: false.
 	Keys bool
 
 	mu   sync.Mutex
@@ -53,7 +55,7 @@ type count struct {
 // mostLimits bounds the memory. What others do is told in one line for all of them.
 const mostLimits = 1000
 
-// Decided is told by the limiter.
+// Decided implements [ratelimit.Observer].
 func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	if e.Err != nil {
 		if ctx.Err() == nil && !errors.Is(e.Err, context.Canceled) {
@@ -76,7 +78,7 @@ func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	}
 }
 
-// Transacted is told by the limiter.
+// Transacted implements [ratelimit.Observer].
 func (l *Log) Transacted(ctx context.Context, e ratelimit.TransactedEvent) {
 	if e.Attempts >= cmp.Or(l.Attempts, 5) {
 		l.say(ctx, slog.LevelWarn, "ratelimit: transaction ran again", "", "", slog.Int("attempts", e.Attempts),

@@ -1,5 +1,5 @@
-// Package otelweir tells OpenTelemetry what limits decide and what that costs, in a bounded number of time series: names of limits
-// are labels, up to a number, and keys never are.
+// Package otelweir reports to OpenTelemetry what limits decide and what that costs, in a bounded
+// number of time series: a bounded number of names of limits are labels, and keys never are.
 //
 //	observer, err := otelweir.New(otelweir.Config{}) // the providers that were set by otel.SetMeterProvider and SetTracerProvider
 //	if err != nil {
@@ -7,8 +7,8 @@
 //	}
 //	return ratelimit.New(ratelimit.Config{Observer: observer})
 //
-// It is a module of its own, so that only those link OpenTelemetry who ask for it, and needs no more than its API: which SDK and
-// which exporter there are is the program's choice.
+// It is a module of its own, so that other users do not link OpenTelemetry. It needs only the API:
+// the program chooses the SDK and the exporter.
 //
 // # Metrics
 //
@@ -23,8 +23,8 @@
 //	weir.tx.attempts           histogram  {attempt}     for each InTx: runs of its callback
 //	weir.tx.queued             histogram  s             for each InTx: its time in the queue of a contended key
 //
-// weir.limit is the name of the limit, and that of a [ratelimit.Shadow] ends in " (shadow)". What is measured for each call has it
-// if the call asks one limit only.
+// weir.limit is the name of the limit; that of a [ratelimit.Shadow] ends in " (shadow)".
+// Measurements for each call have it only if the call asks one limit.
 //
 // weir.outcome is granted, ahead, denied or error, of a call as of a limit. A limit may also be shadow_denied, if it denies nobody
 // but would have, or undecided: it took nothing because another limit denied the call, or was not asked. Of an InTx it is
@@ -34,16 +34,17 @@
 // which InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server says so) or
 // _OTHER, as of most errors of an InTx that are the application's own.
 //
-// What is counted are decisions. One in a transaction is counted before COMMIT, so that what rolls back is counted too, and again
-// when the transaction runs again; what is given back or settled later is not subtracted. A call that [ratelimit.FailOpen] lets
-// through is an error here: FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as memory does not know, and that
-// of a limit with shards is what this process knows of all of them.
+// Decisions are counted. A decision in a transaction is counted before COMMIT, also if it then
+// rolls back, and again if the transaction runs again. Tokens that are given back or settled later
+// are not subtracted. A call that [ratelimit.FailOpen] lets through is an error here:
+// FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as the lease does not know
+// it. For a limit with shards it is what this process knows of all of them.
 //
 // # Traces
 //
-// A call is a span weir.RateLimit and an InTx a span weir.InTx: children of the span in the ctx that they were called with, by
-// default only if that is recorded. A denial is no error of a span. Keys, which are often people's, are in none unless
-// [Config.TraceKeys] is set.
+// A call is a span weir.RateLimit and an InTx a span weir.InTx, as children of the span in their
+// ctx, by default only if that span is recorded. A denial is not an error of a span. Spans have no
+// keys, which are often personal data, unless [Config.TraceKeys] is set.
 //
 // The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the
 // spans that a tracer of pgx makes of the statements, and those of what the callback of an InTx does, stand beside them under

@@ -14,33 +14,35 @@ import (
 // scope is the name of the instrumentation.
 const scope = "github.com/weir-go/weir/otelweir"
 
-// Config configures an [Observer]. The zero Config is ready for production.
+// Config configures an [Observer]. The zero Config uses the defaults.
 type Config struct {
-	// MeterProvider makes the instruments. That of package go.opentelemetry.io/otel/metric/noop measures nothing. Default: the
-	// global one, whether it is set before or after [New].
+	// MeterProvider makes the instruments. Use the one of package
+	// go.opentelemetry.io/otel/metric/noop to measure nothing. Default: the global one, whether it
+	// is set before or after [New].
 	MeterProvider metric.MeterProvider
 
-	// TracerProvider makes the spans. That of package go.opentelemetry.io/otel/trace/noop traces nothing. Default: the global one,
-	// whether it is set before or after [New].
+	// TracerProvider makes the spans. Use the one of package go.opentelemetry.io/otel/trace/noop to
+	// trace nothing. Default: the global one, whether it is set before or after [New].
 	TracerProvider trace.TracerProvider
 
-	// MaxLimits is how many names of limits become values of weir.limit: those that are seen first. All others, of limits that a
-	// program defines as it runs, are "other" together. Default: 300, which with the outcomes that a limit commonly has makes less
-	// than the 2,000 series that an SDK may keep of an instrument.
+	// MaxLimits is how many names of limits become values of weir.limit: those that are seen first.
+	// All others are "other". Default: 300, which with the outcomes that a limit commonly has makes
+	// less than the 2,000 series that an SDK may keep of an instrument.
 	MaxLimits int
 
-	// TraceAll makes spans where ctx has no recorded span, too: a trace of its own for each call without one, if the sampler of the
-	// TracerProvider takes it. Default: false.
+	// TraceAll also makes spans if ctx has no recorded span: then each call is a trace of its own,
+	// if the sampler of the TracerProvider takes it. Default: false.
 	TraceAll bool
 
-	// TraceKeys tells spans the keys that were asked for: weir.keys. Default: false; nor do this library's errors tell a key to a span
-	// then. What the application's own errors say, those that the callback of an InTx returns, is told as it is.
+	// TraceKeys adds the keys of a call to its span, as weir.keys. Default: false; then this
+	// library's errors in a span have no key either. Errors of the application, which the callback
+	// of an InTx returns, are recorded unchanged.
 	TraceKeys bool
 }
 
-// Observer is a [ratelimit.Observer] that tells OpenTelemetry: see the package's page for what. It does not wait for anything, and
-// where there is no span to be made it allocates nothing, apart from what the SDK does. It is safe for concurrent use, and one for
-// each program is enough.
+// Observer is a [ratelimit.Observer] that reports to OpenTelemetry what the package page lists. It
+// does not block, and without a span it allocates nothing, apart from what the SDK does. It is safe
+// for concurrent use, and one for each program is enough.
 type Observer struct {
 	instruments
 	tracer trace.Tracer
@@ -74,7 +76,7 @@ func New(cfg Config) (*Observer, error) {
 	return o, nil
 }
 
-// Decided tells of a call of RateLimit.
+// Decided reports a call of RateLimit.
 func (o *Observer) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	o.count(ctx, &e)
 	if o.traced(ctx) {
@@ -82,7 +84,7 @@ func (o *Observer) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	}
 }
 
-// Transacted tells of an InTx.
+// Transacted reports an InTx.
 func (o *Observer) Transacted(ctx context.Context, e ratelimit.TransactedEvent) {
 	labels := o.txs.of(e.Err)
 	o.txDuration.Record(ctx, e.Took.Seconds(), labels.record...)

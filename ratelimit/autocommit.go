@@ -10,9 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Autocommit has the limiter's verbs for callers who have no transaction to join: each call is one of its own, committed
-// when it returns. It takes a connection of the pool for the time of a call, so inside a transaction on the same pool use
-// [Limiter]'s own verbs: their tokens roll back with it, and no second connection is waited for.
+// Autocommit has the limiter's verbs for callers without a transaction: each call is a transaction
+// of its own, committed when it returns. It takes a connection of the pool for each call. Inside a
+// transaction on the same pool use [Limiter]'s own verbs: their tokens roll back with it, and they
+// need no second connection.
 //
 // A call for one limit and key is one statement, sent without BEGIN and COMMIT; any other is a
 // transaction at READ COMMITTED. Callers of one key queue for its row, whatever the default isolation

@@ -23,10 +23,10 @@ import (
 // The number of round trips does not depend on the number of calls, except that each limit and key
 // of [Shadow] limits with [Shards] costs one more.
 //
-// all is the decision over the whole batch. If it is a denial nothing was taken, each is nil, and
-// all names the limit and key whose tokens come last. If it is not, its RunAt is when the last call
-// may run, and its Outcomes, one for each request, tell how the rows stand after the whole batch.
-// It is for reading only: give back and settle the Results in each.
+// all is the decision over the whole batch. If it is a denial, nothing was taken, each is nil, and
+// all names the limit and key whose tokens come last. Otherwise its RunAt is when the last call may
+// run, and its Outcomes, one for each request, have the balances after the whole batch. It is for
+// reading only: give back and settle the Results in each.
 //
 // Requests of different calls for the same limit and key must agree as those of one call must: the
 // same Rule, OrReserve in all or in none, and likewise Within, OnCredit and Leave. What they ask

@@ -14,12 +14,12 @@ import (
 
 // Coalesced is [Autocommit] for many goroutines. Calls of RateLimit that come at the same time are
 // decided together, in one statement and one commit, and each gets its own answer. Of the calls for
-// one limit and key the earlier ones are granted, and the rest is denied, each with its own RetryAt.
-// A call that finds no other under way does not wait for others to come. A Coalesced is safe for
-// concurrent use, and one for each pool is enough.
+// one limit and key the earlier ones are granted, and the rest is denied, each with its own
+// RetryAt. A call never waits for a batch to fill. A Coalesced is safe for concurrent use, and one
+// for each pool is enough.
 //
-// A call never waits for the rows of other calls. If another transaction holds a row, the calls that
-// want this row wait for it, in order and without a connection each, and all other calls go on.
+// A call never waits for the rows of other calls. If another transaction has locked a row, the
+// calls for this row wait, in order and without a connection each, and all other calls go on.
 //
 // All other verbs are those of Autocommit, one call at a time.
 type Coalesced struct {
@@ -59,18 +59,18 @@ const (
 	overdue = 500 * time.Millisecond
 )
 
-// ErrOverloaded is matched by the error of a call that was not made, because 65,536 others wait to
-// be decided.
+// ErrOverloaded is matched by the error of a call that was refused because 65,536 others wait to be
+// decided.
 var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 
-// ErrClosed is matched by the error of a call to what was closed.
+// ErrClosed is matched by the error of a call after Close.
 var ErrClosed = errors.New("ratelimit: closed")
 
 // Coalesce returns the verbs over a pool. RateLimit uses two connections at a time, and one more
-// while other transactions hold rows that calls want. It uses up to half of the pool besides while
-// the database takes more than half a second for an answer. For limits with shards, and to give back
-// what calls took whose callers have left, it uses up to a quarter of the pool, but no more than 4
-// connections. Close it before the pool.
+// while calls wait for rows that other transactions have locked. While the database takes more than
+// half a second to answer, it uses up to half of the pool in addition. For limits with shards, and
+// to give back tokens of callers whose context has ended, it uses up to a quarter of the pool, but
+// at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed()}
 	for i := range c.lanes {
@@ -86,23 +86,23 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 // connections is how many the pool may have.
 func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 
-// RateLimit is [Limiter.RateLimit], committed when it returns. One limit takes one round trip, which
-// is shared by all calls that are granted or denied together. A denial that was not foreseen takes
-// one trip more, and the first use of a key, if there were no others lately, two more. Several
-// limits in a call, and reservations, take two trips.
+// RateLimit is [Limiter.RateLimit], committed when it returns. A call for one limit takes one round
+// trip, which all calls of the batch share. A denial that was not expected takes one more, and the
+// first use of a key, if there were no others lately, two more. Calls for several limits, and
+// reservations, take two.
 //
 // If another transaction holds a row of the call, the call waits until the row is free or ctx ends.
 // If the committed balances deny the call, it is denied at once.
 //
-// If ctx ends, or Config.Timeout is over for a ctx without a deadline, what the call takes or has
-// taken is given back. If the call is at the database just then, it waits for the answer, for 50 ms
-// at the most. If there is none by then its error matches [ErrOutcomeUnknown], too: what the database
-// grants later is given back, but if the database is lost meanwhile the tokens may stay taken.
+// If ctx ends, or Config.Timeout is over for a ctx without a deadline, the call's tokens are given
+// back. If the database is deciding the call just then, the call waits up to 50 ms for the answer.
+// If there is none, its error also matches [ErrOutcomeUnknown]: tokens that are granted later are
+// given back, but if the connection is lost meanwhile they may stay taken.
 //
-// Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed] after Close. If the database does
-// not answer within 5 seconds, the calls of that trip fail, with [ErrOutcomeUnknown] if it may have
-// committed. An error of the database is that of all calls that were decided together, unless only
-// some of them have caused it.
+// Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed] after Close. If the database
+// does not answer within 5 seconds, the calls of that batch fail, with [ErrOutcomeUnknown] if it
+// may have committed. All calls of a batch get an error of the database, unless only some of them
+// have caused it.
 func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	o := c.l.observe(ctx, requests)
 	calls, err := resolveAll(requests)
@@ -169,14 +169,14 @@ func (c *Coalesced) rateLimit(
 	return res, err
 }
 
-// Wait is [Autocommit.Wait], of which the reservation is decided together with others.
+// Wait is [Autocommit.Wait]; its reservation is decided together with other calls.
 func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, error) {
 	return wait(ctx, c, requests)
 }
 
-// Close waits until the calls that were made before it are decided. Later ones fail with
-// [ErrClosed]. So do, after 5 seconds, calls that still wait for rows that other transactions hold.
-// Close waits for an answer of the database as long as the calls do, and then returns.
+// Close waits until the calls that were made before it are decided. Later calls fail with
+// [ErrClosed]. So do, after 5 seconds, calls that still wait for rows that other transactions have
+// locked. Close waits for the database as long as those calls do.
 func (c *Coalesced) Close() {
 	c.mu.Lock()
 	c.closed = true

@@ -6,9 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Consume is [Limiter.RateLimit] for callers who need no [Result]. It returns nil if the requests
-// were granted, and their work may start now. If they were denied it returns a [*DeniedError], which
-// matches [ErrDenied] and says when to come again. Any other error is one of RateLimit's.
+// Consume is [Limiter.RateLimit] for callers that need no [Result]. It returns nil if the requests
+// were granted, and their work may start now. If they were denied it returns a [*DeniedError],
+// which matches [ErrDenied] and says when to come again. Any other error is one of RateLimit's.
 //
 //	if err := limiter.Consume(ctx, tx, Uploads.For(user)); err != nil {
 //		return err // rolls back: nothing was taken, nothing was written
@@ -45,7 +45,7 @@ func consume(requests []Request, take func() (Result, error)) error {
 	for _, r := range requests {
 		if r.Reserves() {
 			return &InvalidError{Limit: r.Limit().Name(), Field: "request", Value: plain(r.String()),
-				Want: "one that is granted for now or not at all: RateLimit tells when work with OrReserve or Within may start"}
+				Want: "one without OrReserve or Within: use RateLimit, whose Result says when the work may start"}
 		}
 	}
 	res, err := take()

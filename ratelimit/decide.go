@@ -5,26 +5,27 @@ import (
 	"time"
 )
 
-// State is a balance: Value tokens at TS. A negative Value is owed by reservations. For a fixed window TS is the start of the
-// window that the Value belongs to, so that a State means something only under rules of the same kind and the same windows.
-// The zero State is a limit never used, which is full.
+// State is a balance: Value tokens at TS. A negative Value is owed by reservations. For a fixed
+// window TS is the start of the window that the Value belongs to, so a State is only valid with
+// rules of the same kind and the same windows. The zero State is a limit that was never used, which
+// is full.
 type State struct {
 	Value float64
 	TS    time.Time
 
-	// PausedUntil is when the pause ends that the limit is in: nothing flows in before. Zero: it is not paused.
+	// PausedUntil is when the pause ends: nothing flows in before. Zero: it is not paused.
 	PausedUntil time.Time
 
-	// Delay is by how much pauses have put off, in total, what waits in line. It matters only by its differences: what
-	// was reserved when it was smaller runs that much later than its RunAt.
+	// Delay is the total time by which pauses have delayed waiting work. Only differences matter:
+	// work that was reserved when Delay was smaller runs that much later than its RunAt.
 	Delay time.Duration
 
-	// Moved is by how many tokens the line of those who wait has moved up, in total: what settlements gave back less what
-	// they charged beyond. It matters only by its differences, too. See [Take.RunAt].
+	// Moved is by how many tokens waiting work has moved up in total: what settlements have given
+	// back, minus what they have charged in addition. Only differences matter. See [Take.RunAt].
 	Moved float64
 }
 
-// Decision is what a request meets in one balance.
+// Decision is the outcome of a request for one balance.
 type Decision struct {
 	OK      bool      // granted, at once or ahead
 	State   State     // the balance at now, after the take; a denial takes nothing, and leaves the stored one as it was
@@ -33,8 +34,9 @@ type Decision struct {
 	RetryAt time.Time // denied: the first instant at which the same request would be granted. Else zero.
 }
 
-// Decide is the algebra alone: what the request would meet at now in the balance s, without a database. Clients use it to
-// foretell, tests to compare. The limiter decides by the same arithmetic, in SQL.
+// Decide is the arithmetic alone, without a database: the outcome of a request at now for the
+// balance s. Use it to predict, or to compare in tests. The limiter decides with the same
+// arithmetic, in SQL.
 //
 // With steps = elapsed/period for a token bucket and the number of windows begun since s.TS for a fixed window, elapsed
 // never below 0:

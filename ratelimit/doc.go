@@ -1,9 +1,10 @@
-// Package ratelimit takes tokens from named limits inside the caller's own Postgres transaction: they are taken if that
-// commits, together with whatever else it wrote, and if it rolls back they never were.
+// Package ratelimit takes tokens from named limits inside the caller's own Postgres transaction.
+// They are taken if the transaction commits, together with its other writes. If it rolls back,
+// nothing was taken.
 //
 // # Define
 //
-// A limit is a name and a rule, defined once, in a variable:
+// A limit is a name and a rule. Define it once, in a variable:
 //
 //	var (
 //		SignIn     = ratelimit.MustDefine("signIn", ratelimit.TokenBucket{Rate: 5, Period: 15 * time.Minute})
@@ -11,13 +12,14 @@
 //		PartnerAPI = ratelimit.MustDefine("partnerAPI", ratelimit.FixedWindow{Rate: 100, Period: time.Minute})
 //	)
 //
-// A [TokenBucket] lets tokens flow in evenly and allows a burst of its capacity on top. A [FixedWindow] gives them all at
-// the start of each window and never more than that within one. The limit's balances are rows of one table, one for each
-// key; package schema makes it.
+// A [TokenBucket] lets tokens flow in evenly and allows a burst of its capacity on top. A
+// [FixedWindow] gives all tokens at the start of each window, and never more within one. The
+// limit's balances are rows of one table, one for each key. Package schema makes the table.
 //
 // # Take
 //
-// A request says how many tokens, of which key. Several in one call are granted all or none, in one round trip:
+// A request asks for a number of tokens of a key. Several in one call are granted all or none, in
+// one round trip:
 //
 //	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 //		if err := limiter.Consume(ctx, tx, PartnerAPI.For(tenant), ChatTokens.For(org).Count(1200)); err != nil {
@@ -27,55 +29,63 @@
 //		return err
 //	})
 //
-// [Limiter.InTx] runs the transaction at SERIALIZABLE by default, and again if it conflicts with another. [Limiter.RateLimit] takes
-// any pgx.Tx, at any isolation level. [Limiter.InSQL] has the same verbs for database/sql, [Limiter.Autocommit] for callers
+// [Limiter.InTx] runs the transaction at SERIALIZABLE by default, and runs it again if it conflicts
+// with another: keep side effects out of it. [Limiter.RateLimit] takes any pgx.Tx, at any isolation
+// level. [Limiter.InSQL] has the same verbs for database/sql, [Limiter.Autocommit] for callers
 // without a transaction.
 //
 // # Hot limits
 //
-// One balance is one row, for which its callers queue. [Shards] divides it into several, so that they do not. Each shard
-// is a limit by itself, with its part of the numbers and with a line of its own.
+// One balance is one row, and its callers take turns. [Shards] divides it into several rows, so
+// that they do not wait. Each shard is a limit by itself, with its part of the numbers and its own
+// queue of reservations.
 //
 // # Without a transaction
 //
-// The limit holds in each way of calling; what differs is what a call costs, and what a crash does:
+// The limit holds in each way of calling. The ways differ in what a call costs, and in what a crash
+// loses:
 //
-//   - [Limiter.RateLimit], in a transaction: exact, and rolls back with the writes that it belongs to.
-//   - [Limiter.Autocommit] and [Limiter.Coalesce], without: exact, one round trip, which concurrent calls of the latter share.
-//   - [Limiter.Lease], from memory: seldom a round trip. A call may be denied while other processes have tokens in hand, and a
-//     process that crashes loses what it had: one block at most.
+//   - [Limiter.RateLimit], in a transaction: exact, and rolls back with your writes.
+//   - [Limiter.Autocommit] and [Limiter.Coalesce], without one: exact, one round trip. Concurrent
+//     calls of Coalesce share round trips.
+//   - [Limiter.Lease], from memory: seldom a round trip. A call may be denied while other processes
+//     hold tokens, and a crash loses what the process holds: one block at most.
 //
-// Without an answer there is no grant. [FailOpen] is for those who must let calls through all the same, for a while.
+// No answer is no grant. Use [FailOpen] if calls must pass for a while when the database is away.
 //
 // # Reserve
 //
-// With [Request.OrReserve] a call is granted ahead of time where the tokens do not exist yet. The balance goes below zero,
-// later callers queue up behind it, and [Result.RunAt] says when the work may run. Package scheduler enqueues it as a River
-// job for that time, in the same transaction.
+// With [Request.OrReserve] a call is granted for later if the tokens do not exist yet. The balance
+// goes below zero, later callers queue behind it, and [Result.RunAt] says when the work may run.
+// Package scheduler inserts a River job for that time, in the same transaction.
 //
-// [Request.Within] does so only if it may run soon enough, and [Request.OnCredit] lets the next one pay.
+// [Request.Within] does so only if the work may run soon enough. [Request.OnCredit] grants a large
+// count at once and makes the next caller wait.
 //
 // # Wait
 //
-// [Autocommit.Wait] sleeps until the work may run: for clients of an API, say, which package upstream turns into an
-// http.RoundTripper.
+// [Autocommit.Wait] sleeps until the work may run. Package upstream has an http.RoundTripper that
+// does so for clients of an API.
 //
 // # Pause
 //
-// When an upstream says to come later, [Limiter.Pause] closes the limit for as long, for all callers: time stands still for
-// it. What had been reserved before comes later by that, which [Outcome] tells as the difference of two Delays.
+// When an API asks to wait, [Limiter.Pause] closes the limit for that time, for all callers. Time
+// stands still for it, and reserved work is delayed by as much. A [Lease] learns of it within a
+// second.
 //
 // # Operate
 //
-// A limit made with [Shadow] decides, reports and denies nobody: to try one out. An [Observer] is told of every decision and what it
-// cost. [Limiter.Prune] deletes balances that are full again, and [Limiter.ResetKey] makes all balances of a key full. The guides
-// in docs/ of the repository say what a server needs, and what holds at which isolation level.
+// A limit made with [Shadow] decides and reports, but denies nobody, to try it out. An [Observer]
+// gets every decision and what it cost. [Limiter.Prune] deletes balances that are full again, and
+// [Limiter.ResetKey] makes all balances of a key full. The guides in docs/ of the repository say
+// what a server needs, and what holds at which isolation level.
 //
 // # Errors
 //
-// A denial is a [Result] and not an error, as it is an answer; [Result.Err] makes one of it where that is handier. An error
-// means that there was no answer: [ErrInvalid] for a call that is wrong, [ErrOutcomeUnknown] for a connection lost at
-// COMMIT, else the database's own, wrapped. Whoever guards something fails closed on it.
+// A denial is a [Result] and not an error, as it is an answer; [Result.Err] and [Limiter.Consume]
+// make it a [*DeniedError]. An error means that there was no answer: [ErrInvalid] for a call that
+// is wrong, [ErrOutcomeUnknown] for a connection lost at COMMIT, otherwise the database's own,
+// wrapped. Without an answer, do not let the call pass.
 //
 // # The algorithm
 //

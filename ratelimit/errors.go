@@ -11,25 +11,26 @@ var (
 	// ErrDenied matches every [*DeniedError].
 	ErrDenied = errors.New("ratelimit: denied")
 
-	// ErrInvalid matches every [*InvalidError]: a definition, a request or a call that is wrong whatever the balance.
+	// ErrInvalid matches every [*InvalidError]: a wrong definition, request or call.
 	ErrInvalid = errors.New("ratelimit: invalid")
 
 	// ErrNeverGranted matches an [*InvalidError] for a count that the limit can never grant. It also matches ErrInvalid.
 	ErrNeverGranted = errors.New("ratelimit: count can never be granted")
 
-	// ErrNoDecision is what [Result.Err] returns for the zero Result, which a failed call leaves: no denial.
-	ErrNoDecision = errors.New("ratelimit: no decision: the call that should have made this Result failed, and its error was not looked at")
+	// ErrNoDecision is what [Result.Err] returns for the zero Result, which a failed call returns.
+	// It is not a denial.
+	ErrNoDecision = errors.New("ratelimit: no decision: the call failed, and its error was not checked")
 
 	// ErrConflict matches every [*ConflictError].
 	ErrConflict = errors.New("ratelimit: conflict")
 
-	// ErrOutcomeUnknown is matched by the error of an InTx whose connection was lost at COMMIT: the transaction was
-	// either committed whole or not at all, and only the database can tell which. A coalesced call whose context ended
-	// while the database was deciding has it, too.
+	// ErrOutcomeUnknown is matched by the error of an InTx whose connection was lost at COMMIT. All
+	// of the transaction was committed, or none of it, and only the database can tell. A coalesced
+	// call whose context ended while the database was deciding may return it too.
 	ErrOutcomeUnknown = errors.New("ratelimit: outcome of COMMIT unknown")
 
-	// ErrNested is matched by the error of an InTx, or of a verb of Autocommit, that was called inside an InTx with the
-	// context of that, on the same pool.
+	// ErrNested is matched by the error of an InTx, or of a verb of Autocommit, that was called
+	// inside an InTx with its context, on the same pool.
 	ErrNested = errors.New("ratelimit: second transaction inside InTx")
 )
 
@@ -41,8 +42,8 @@ type DeniedError struct {
 	RetryAt time.Time // the first instant, by the same clock, at which the same call would be granted
 }
 
-// RetryAfter is the time from the decision to RetryAt. It needs no clock of the caller's, which may differ from the
-// database's, and is never negative.
+// RetryAfter is the time from the decision to RetryAt, both by the database's clock, which may
+// differ from the caller's. It is never negative.
 func (e *DeniedError) RetryAfter() time.Duration { return max(0, e.RetryAt.Sub(e.At)) }
 
 func (e *DeniedError) Error() string {
@@ -57,8 +58,8 @@ func (e *DeniedError) Error() string {
 // Is reports whether target is [ErrDenied].
 func (e *DeniedError) Is(target error) bool { return target == ErrDenied }
 
-// InvalidError says which value of a definition or a call was refused, and what would be right. Nothing was sent to the
-// database for it.
+// InvalidError says which value of a definition or a call was refused, and what would be right.
+// Nothing was sent to the database.
 type InvalidError struct {
 	Limit string // the limit's name, as far as it is known
 	Field string // what was wrong: "Rate", "count", "key", ...
@@ -99,7 +100,7 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("ratelimit: gave up: every attempt, %d in all, met a concurrent transaction: %v", e.Attempts, e.Err)
+	return fmt.Sprintf("ratelimit: gave up: all %d attempts conflicted with another transaction: %v", e.Attempts, e.Err)
 }
 
 // Is reports whether target is [ErrConflict].

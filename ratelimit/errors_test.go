@@ -61,7 +61,7 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 		{ask(l.For("user:7").Count(11)),
 			`ratelimit: limit "sendMessage": count 11 can never be granted: want at most the capacity of 10, or OrReserve`},
 		{ask(l.For("user:7").Count(16).OrReserve()),
-			`ratelimit: limit "sendMessage": count 16 can never be granted: want at most 15: the capacity of 10 and the 5 that may be reserved`},
+			`ratelimit: limit "sendMessage": count 16 can never be granted: want at most 15: the capacity of 10 plus the MaxReserved of 5`},
 		{ask(l.For("user:7").Count(1e-15)),
 			`ratelimit: limit "sendMessage": count is 1e-15: want 0, or at least a 2^40th of the capacity of 10: less would be lost in rounding`},
 		{&denied,
@@ -71,7 +71,7 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 		{&past,
 			`ratelimit: limit "sendMessage" for "user:7" denied: retry after 0s, at 2024-03-01T11:59:59Z`},
 		{&ratelimit.ConflictError{Attempts: 50, Err: errors.New("could not serialize access")},
-			`ratelimit: gave up: every attempt, 50 in all, met a concurrent transaction: could not serialize access`},
+			`ratelimit: gave up: all 50 attempts conflicted with another transaction: could not serialize access`},
 		{&ratelimit.InvalidError{Field: "key", Value: 7, Want: "text"}, `ratelimit: key is 7: want text`},
 	} {
 		if tc.err == nil || tc.err.Error() != tc.want {

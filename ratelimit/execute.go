@@ -44,7 +44,7 @@ func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 func (l *Limiter) made() bool { return l.sql.look != "" }
 
 func errNotMade() error {
-	return &InvalidError{Field: "Limiter", Value: plain("the zero one"), Want: "one that New has made"}
+	return &InvalidError{Field: "Limiter", Value: plain("the zero one"), Want: "one made by New"}
 }
 
 func errNoTx() error {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// FailOpen lets calls through while the database is away. It is for callers who would rather exceed
-// a limit than be down together with their database. Everything else in this package fails closed:
-// no decision, no OK.
+// FailOpen lets calls through while the database is away, for programs that would rather exceed a
+// limit than be down together with their database. Everything else in this package fails closed: no
+// decision is no grant.
 //
 //	limits := &ratelimit.FailOpen{Limiter: limiter.Coalesce(pool), For: time.Minute, Timeout: 200 * time.Millisecond}
 //
@@ -82,8 +82,8 @@ type FailOpen struct {
 	// some errors. It is not called for errors that are never let through. Default: all.
 	Allow func(ctx context.Context, err error, requests []Request) bool
 
-	// Logger is told when an outage begins, when For or Most is reached, and when the database
-	// decides again. Default: [slog.Default].
+	// Logger gets a message when an outage begins, when For or Most is reached, and when the
+	// database decides again. Default: [slog.Default].
 	Logger *slog.Logger
 
 	health health

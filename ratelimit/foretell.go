@@ -2,12 +2,12 @@ package ratelimit
 
 import "time"
 
-// Foretell is [Decide] for a whole call: the Result that [Limiter.RateLimit] would return at now if the balances were those that
-// state tells, and how the call would leave them, in the order of the requests. So limits can be simulated, and faked in tests:
-// package weirtest does.
+// Foretell is [Decide] for a whole call: the Result that [Limiter.RateLimit] would return at now if
+// state returned the balances, and the balances after the call, in the order of the requests. Use
+// it to simulate limits; package weirtest does.
 //
-// Of what is denied nothing is taken. A limit counts as one balance, however many shards it has. Nothing was taken from any
-// database, so the Result must not be given back or settled there.
+// A denied call takes nothing. A limit counts as one balance, however many shards it has. Nothing
+// is taken from any database, so do not give back or settle the Result there.
 func Foretell(now time.Time, state func(limit, key string) State, requests ...Request) (Result, []State, error) {
 	calls, err := resolveAll(requests)
 	if err != nil {

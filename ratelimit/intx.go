@@ -21,39 +21,46 @@ type Beginner interface {
 // maxAttempts is the bound where there is no other.
 const maxAttempts = 50
 
-// InTx runs fn in a transaction, SERIALIZABLE unless [Config] has another level, and commits it. If it cannot be serialized (40001, be it in a statement or at
-// COMMIT) or deadlocks (40P01), the whole transaction is rolled back and fn runs again, with a new transaction, until ctx
-// ends or Config.MaxAttempts is reached: a [*ConflictError]. With a deadline and no MaxAttempts it runs until the deadline.
+// InTx runs fn in a transaction, SERIALIZABLE unless [Config] has another level, and commits it. If
+// it cannot be serialized (40001, in a statement or at COMMIT) or deadlocks (40P01), it is rolled
+// back and fn runs again, in a new transaction. That goes on until ctx ends or Config.MaxAttempts
+// is reached; then InTx returns a [*ConflictError]. With a deadline and no MaxAttempts it retries
+// until the deadline.
 //
-// So fn may run more than once, and a run that is rolled back must leave nothing behind: no message sent, no variable set
-// that is not set anew by the next run. Postgres errors are to be returned wrapped (%w), or not at all. fn must use the ctx
-// and the tx that it is given, and must neither commit nor roll back. If it returns an error the transaction is rolled back
-// and InTx returns that error; so with a [*DeniedError] nothing is kept of a denied call. A panic rolls back and goes on.
+// So fn may run more than once, and must have no side effects outside of the transaction: it must
+// not send messages, and must set its variables again in each run. Return Postgres errors wrapped
+// (%w), or not at all. fn must use the ctx and the tx that it is given, and must neither commit nor
+// roll back. If it returns an error, such as a [*DeniedError], the transaction is rolled back and
+// InTx returns that error. After a panic InTx rolls back and the panic continues.
 //
-// An error that matches [ErrOutcomeUnknown] means that the connection was lost at COMMIT: committed whole, or not at all.
-// Any other error means that nothing was committed, unless the callback did that itself.
+// An error that matches [ErrOutcomeUnknown] means that the connection was lost at COMMIT: all was
+// committed, or nothing. Any other error means that nothing was committed, unless fn did that
+// itself.
 //
-// A transaction that has lost a balance to another one queues for it in the database before it runs again. So a hot key slows
-// its callers down but fails none of them, and callers of other keys do not wait for it. For that db must be a pool or a
-// connection of pgx, without a BeginQuery; else, and with [Config.Portable], InTx waits for at most 250 ms between attempts.
+// A transaction that has lost a balance to another one queues for it in the database before it runs
+// again. So a hot key slows its callers down but fails none of them, and callers of other keys do
+// not wait. For that, db must be a pool or a connection of pgx, without a BeginQuery. Otherwise,
+// and with [Config.Portable], InTx waits for at most 250 ms between attempts.
 //
-// BEGIN goes out with the first statement of fn if that is one of the limiter's, and else ahead of
-// it: take first, and you save a round trip. So it is fn that meets a BEGIN that fails, yet InTx
-// returns that error whatever fn makes of it. If fn does not use tx, nothing is sent.
+// BEGIN is sent together with the first statement of fn if that is one of the limiter's, and
+// otherwise before it. So taking first saves a round trip. If BEGIN fails, the first statement of
+// fn returns that error, and InTx returns it whatever fn does with it. If fn does not use tx,
+// nothing is sent.
 //
-// If the first call of fn is expected to be denied, as one was just before, it is read on its own,
-// as at READ COMMITTED. If it is denied and fn returns, there is no transaction. If fn goes on
-// above READ COMMITTED, the balance is read again within the transaction. If it has changed by
-// then, fn runs again, and that run reads within the transaction at once.
+// If the first call of fn is expected to be denied, because the same call was denied just before,
+// its balance is read without a transaction. If it is denied and fn returns, there is no
+// transaction. If fn continues above READ COMMITTED, the balance is read again in the transaction.
+// If it has changed by then, fn runs again, and that run reads in the transaction at once.
 //
-// InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool, called with its ctx, it
-// is refused with [ErrNested]: with every connection held by an outer transaction, the inner ones would wait for ever.
+// InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool,
+// called with its ctx, it is refused with [ErrNested]: if outer transactions held all connections,
+// the inner ones would wait for ever.
 func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return l.InTxOptions(ctx, db, pgx.TxOptions{}, fn)
 }
 
-// InTxOptions is InTx with other options than the default ones: a weaker isolation level, say. Limits hold at each. No
-// level means that of [Config].
+// InTxOptions is InTx with other transaction options, such as a weaker isolation level. Limits hold
+// at each. No level means that of [Config].
 func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if l.observer == nil {
 		return l.inTx(ctx, db, opts, fn, nil)
@@ -106,7 +113,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 			e.Paused += time.Since(began)
 		}
 		if err != nil {
-			return fmt.Errorf("ratelimit: gave up: %w (attempt %d had met a concurrent transaction: %w)", err, n, again.err)
+			return fmt.Errorf("ratelimit: gave up: %w (attempt %d conflicted with another transaction: %w)", err, n, again.err)
 		}
 	}
 }
@@ -126,7 +133,7 @@ type outerKey struct{ db Beginner }
 func isComparable(db Beginner) bool { return reflect.TypeOf(db).Comparable() }
 
 func errNested() error {
-	return fmt.Errorf("%w on the same pool: use the outer transaction, which its callback was given", ErrNested)
+	return fmt.Errorf("%w on the same pool: use the tx of the outer callback", ErrNested)
 }
 
 func nested(ctx context.Context, db Beginner) bool {
@@ -223,7 +230,7 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, pgx.ErrTxClosed):
-		return fmt.Errorf("ratelimit: the callback of InTx ended the transaction itself; it must leave that to InTx: %w", err)
+		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w", err)
 	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
 		return &againError{a.conflict}
 	case errors.Is(err, pgx.ErrTxCommitRollback):

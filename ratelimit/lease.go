@@ -37,32 +37,33 @@ import (
 // for the row, as long as the two clocks run at the same speed: a machine must not go on, after a suspension that its clock has not
 // counted, with what it had in hand before.
 
-// LeaseConfig configures a [Lease]. The zero LeaseConfig is ready for production.
+// LeaseConfig configures a [Lease]. The zero LeaseConfig uses the defaults.
 type LeaseConfig struct {
-	// Block is the most that a lease has in hand, in tokens: and so the most that a crash loses. Default: a tenth of the
-	// capacity, or 1 if that is more.
+	// Block is the most tokens that a lease holds, and so the most that a crash loses. Default: a
+	// tenth of the capacity, or 1 if that is more.
 	Block float64
 }
 
-// Lease hands out tokens of one limit and key from memory: it takes blocks of them from the database ahead of time, so that
-// most takes cost no round trip. It is for the hottest paths; where each take may have a round trip use
-// [Limiter.Autocommit], where it belongs to other writes [Limiter.RateLimit].
+// Lease hands out tokens of one limit and key from memory. It takes blocks of them from the
+// database ahead of time, so most takes cost no round trip. Use it for the hottest paths. If each
+// take may cost a round trip, use [Limiter.Autocommit]; if it belongs to writes, use
+// [Limiter.RateLimit].
 //
-// Never more than the limit is handed out, over any number of leases, processes and other callers of the same limit: what is
-// in hand counts as if it was still in the database. In particular it overflows as it would have there: where the limit is
-// full, what is in hand runs out by itself, at the limit's rate, and is taken anew. Two things are not known to a lease
-// before it takes its next block, within a second: that tokens were given back or settled elsewhere, which may then come on top of
-// what is in hand by as much as flows in during that time, and that the limit was paused, reset or given other shards.
+// All leases, processes and other callers together stay within the limit: tokens that a lease holds
+// expire just as they would overflow in the row. A lease learns two things only with its next
+// block, within a second. Tokens that were given back or settled elsewhere may come on top of what
+// the lease holds, by at most what flows in during that time. And if the limit was paused, reset or
+// given other shards, the lease hands out what it holds until then.
 //
-// What a lease has in hand, others have not: they may be denied while it has tokens left. That is never for long: blocks
-// are as large as what is used within a tenth of a second, and what is left of one after a second is given back. Who takes
-// less often than ten times a second gets each of his tokens from the database.
+// Other callers may be denied while a lease holds tokens, but not for long: a block is what is used
+// within a tenth of a second, and what is left of it after a second is given back. A caller that
+// takes less than ten times a second gets each token from the database.
 //
-// A denial is remembered until its RetryAt: until then takes are denied from memory, also if a reset, a settlement or
-// somebody who gives back has made tokens come sooner.
+// A denial is remembered until its RetryAt. Until then takes are denied from memory, even if a
+// reset, a settlement or a GiveBack has made tokens available sooner.
 //
-// A process that crashes loses what it has in hand or is just fetching: no more than Block, or a larger take that waits, and what
-// its open transactions have taken. That counts as used.
+// A crash loses the tokens that the process holds or is just fetching: at most Block, or a larger
+// take that waits, and what its open transactions have taken. They count as used.
 //
 // A Lease is safe for concurrent use, and one for each process, limit and key is enough. It has no goroutine while it is idle.
 type Lease struct {
@@ -99,9 +100,10 @@ type Lease struct {
 	quiet  chan struct{} // closed when there is none
 }
 
-// Lease makes a lease of a limit and key; the count of the request does not matter, and OrReserve, Within, OnCredit and Leave
-// are refused. It does not touch the database. The pool is used for what is in hand: a take that a transaction waits for needs none of its connections.
-// Close the lease before the pool.
+// Lease makes a lease of a limit and key. The count of the request does not matter, and OrReserve,
+// Within, OnCredit and Leave are refused. It does not touch the database. Blocks are fetched over
+// the pool, except for a take in a transaction, which needs none of its connections. Close the
+// lease before the pool.
 func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*Lease, error) {
 	switch {
 	case pool == nil:
@@ -111,10 +113,10 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 	}
 	if request.reserve || request.credit || request.leave != 0 {
 		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within, OnCredit or Leave"),
-			Want: "one without: what is in hand is there, and taken ahead of others"}
+			Want: "one without them: a lease takes tokens that exist"}
 	}
 	if request.def != nil && request.def.shadow {
-		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"), Want: "one that is enforced: a lease is for what is asked often"}
+		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"), Want: "a limit that is enforced: a shadow cannot be leased"}
 	}
 	calls, err := resolveAll(bare([]Request{request}))
 	if err != nil {
@@ -142,19 +144,21 @@ func (d *definition) nameOf() string {
 	return d.name
 }
 
-// Take takes n tokens, from memory if there are as many in hand. If not it waits for the block that is being fetched, in
-// order of arrival: nobody who comes later is served before.
+// Take takes n tokens, from memory if the lease holds as many. If not, it waits for the next block,
+// in order of arrival.
 //
-// A denial is a [Result], not an error. The Result has no Outcomes, cannot be given back or settled, and its At is as the
-// database's clock is estimated to stand. More than Block is taken from the database at once, as by [Limiter.Autocommit]; a
-// count above the capacity, or none at all, is refused with an error that matches [ErrInvalid].
+// A denial is a [Result], not an error. The Result has no Outcomes, cannot be given back or
+// settled, and its At is an estimate of the database's clock. A count above Block is taken from the
+// database directly, as by [Limiter.Autocommit]. A count above the capacity, or one that is not
+// above 0, is refused with an error that matches [ErrInvalid].
 //
-// An error of the database is returned to those for whom it was asked, wrapped; what is in hand is still handed out. After an
-// error that matches [ErrOutcomeUnknown] what was being fetched may have been taken, and is handed out to nobody. If ctx
-// ends first its error is returned, wrapped, and nothing was taken; a take from memory does not look at it.
+// An error of the database is returned, wrapped, to the takes that waited for it; tokens that the
+// lease holds are still handed out. After an error that matches [ErrOutcomeUnknown] the block may
+// have been taken, and is handed out to nobody. If ctx ends first, its error is returned, wrapped,
+// and nothing was taken; a take from memory ignores ctx.
 //
-// Inside an InTx on the same pool use [Lease.TakeInTx]: Take gives the tokens away whatever becomes of the transaction, and
-// where it would have to wait it is refused with [ErrNested].
+// Inside an InTx on the same pool use [Lease.TakeInTx]. Take does not roll back with the
+// transaction, and if it would have to wait it is refused with [ErrNested].
 func (s *Lease) Take(ctx context.Context, n float64) (Result, error) {
 	if s.l.observer != nil {
 		return s.l.observe(ctx, []Request{s.request.Count(n)}).told(s.take(ctx, n))
@@ -180,8 +184,9 @@ func (s *Lease) take(ctx context.Context, n float64) (Result, error) {
 	return s.wait(ctx, n)
 }
 
-// Close gives back what is in hand, and waits for what is under way. Takes that wait, and all later ones, fail with an error
-// that matches [ErrClosed]. What cannot be given back is lost: the error says why. To close again does nothing.
+// Close gives back the tokens that the lease holds, and waits for calls in flight. Takes that wait,
+// and all later ones, fail with an error that matches [ErrClosed]. Tokens that cannot be given back
+// are lost: the error says why. A second Close does nothing.
 func (s *Lease) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true

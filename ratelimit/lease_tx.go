@@ -6,16 +6,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TakeInTx is Take for a transaction of [Limiter.InTx]: what is taken from memory is put back into the hand if that does not
-// commit, be it for an error, a panic or a conflict upon which it runs again. It costs no round trip.
+// TakeInTx is Take for a transaction of [Limiter.InTx]. If the transaction does not commit, because
+// of an error, a panic or a conflict, the lease has its tokens again. It costs no round trip.
 //
-// If there is not enough in hand nothing is waited for: the tokens are taken within the transaction, as by
-// [Limiter.RateLimit], with a round trip and the row's lock, and roll back with it. The Result is then that of RateLimit but for
-// its Outcomes.
+// If the lease does not hold enough, the tokens are taken in the transaction, as by
+// [Limiter.RateLimit], with a round trip and the row's lock, and roll back with it. The Result is
+// then that of RateLimit, without Outcomes.
 //
-// If the outcome of COMMIT is unknown the tokens stay taken. So they do if a savepoint is rolled back, as long as the
-// transaction commits; and if the transaction rolls back a second after they were taken from the database, or after the lease was
-// closed. Any other transaction is refused with an error that matches [ErrInvalid]: it does not tell how it ends.
+// The tokens stay taken if the outcome of COMMIT is unknown; if only a savepoint is rolled back;
+// and if the transaction rolls back more than a second after they were taken from the database, or
+// after the lease was closed. Any other transaction is refused with an error that matches
+// [ErrInvalid], as the lease cannot learn how it ends.
 func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, error) {
 	o := s.l.observe(ctx, []Request{s.request.Count(n)})
 	if tx == nil {
@@ -24,7 +25,7 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	t, ok := tx.(*txn)
 	if !ok {
 		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx", Value: plain("a transaction that InTx has not begun"),
-			Want: "one that tells how it ends, that of InTx; for any other use Limiter.RateLimit"})
+			Want: "a transaction of InTx; in any other use Limiter.RateLimit"})
 	}
 	if err := s.check(n); err != nil {
 		return o.told(Result{}, err)

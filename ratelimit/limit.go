@@ -19,9 +19,10 @@ const (
 	MaxKeyBytes  = 1024
 )
 
-// Limit is a named limit: what [Define] returns, once, usually in a package variable. Its balances are rows of the database,
-// one for each key, found by the name: two programs, or two releases, that define the same name share them, whatever the
-// numbers of their rules. A new number takes effect at once; credit above a lowered capacity is dropped and debt is kept.
+// Limit is a named limit. [Define] returns it, usually once, for a package variable. Its balances
+// are rows of the database, one for each key, found by the name: two programs, or two releases,
+// that define the same name share them, whatever the numbers of their rules. A new number takes
+// effect at once; tokens above a lowered capacity are dropped and debt is kept.
 //
 // A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
 // error that matches [ErrInvalid].
@@ -50,52 +51,59 @@ func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacit
 // Option changes a limit: see [Shards], [Shadow] and [SettleWithin].
 type Option func(*definition)
 
-// Shards divides each balance of a limit into n rows, so that concurrent transactions do not wait for one row. It is for a
-// limit that many callers share. Each shard is a limit by itself, with an n-th of the capacity, of the rate and of
-// MaxReserved. A call takes from one of them.
+// Shards divides each balance of a limit into n rows, so that concurrent transactions do not wait
+// for one row. Use it for a limit that many callers share. Each shard is a limit by itself, with an
+// n-th of the capacity, of the rate and of MaxReserved. A call takes from one of them.
 //
 // These hold as without shards:
 //
-//   - In any interval no more is granted than the capacity and what flows in, counted at the time at which work may run.
-//     Calls with [Request.OnCredit] may exceed it by one count for each shard, and a count above a share by those of its parts
-//     that had to wait for the others: see docs/shards.md of the repository.
-//   - No token is lost or made, by whatever gives back, settles or changes the number of shards. What comes back goes to the
-//     rows that it was taken from, each up to its share. [Limiter.Value] is the sum of the shards.
+//   - In any interval no more is granted than the capacity and what flows in, counted at the time
+//     at which work may run. Calls with [Request.OnCredit] may exceed this by one count for each
+//     shard, and a count above a share by its parts that had to wait for the others: see
+//     docs/shards.md of the repository.
+//   - No token is lost or created when calls give back or settle, or when the number of shards
+//     changes. Tokens go back to the rows that they were taken from, each up to its share.
+//     [Limiter.Value] is the sum of the shards.
 //   - A count up to the capacity is granted if the shards have it together, unless other callers are taking it: tokens that
 //     no shard has alone are gathered from several, by one caller at a time. RetryAt is exact if nobody else calls. A call
 //     that loses to others is denied, with a RetryAt that is at most 100 ms ahead.
 //
 // These differ:
 //
-//   - A reservation waits in the line of one shard, also if another one's line is shorter by then, or has tokens again. One
-//     of more than a share of the capacity is taken in parts, and runs when the last part may. How much later that is than in one
-//     line is about n times the count relative to the rate: half a minute for 10 shards, a count of 5 and a rate of 100 a minute.
+//   - A reservation waits for its own shard, even if another shard has tokens again. A reservation
+//     of more than a share of the capacity is taken in parts, and runs when the last part may. It
+//     may run later than with one row, by about n times the count divided by the rate: half a
+//     minute for 10 shards, a count of 5 and a rate of 100 a minute.
 //   - A shard that is full gains nothing while others refill. So the limit may be full again later than without shards.
-//   - [Request.Leave] costs a look at all shards, and calls at the same time may together leave less.
+//   - [Request.Leave] costs a look at all shards, and concurrent calls may together leave less.
 //
-// n is 1, the default, to [shard.Max]. A good number is twice the number of transactions that take at the same time, but such
-// that a share of the capacity is at least eight usual counts. Limits of a few calls a second need no shards. It is a wish: a
-// token bucket has at most as many shards as its capacity has whole tokens, and a window at most as many as divide its
-// rate and its capacity into equal whole numbers. Figures are in docs/shards.md of the repository.
+// n is 1, the default, to [shard.Max]. Use twice as many shards as you have concurrent
+// transactions, but at most capacity / (8 x the usual count). Limits of a few calls a second need
+// no shards. Weir may use fewer: a token bucket has at most as many shards as its capacity has
+// whole tokens, and a window at most as many as divide its rate and its capacity into equal whole
+// numbers. Figures are in docs/shards.md of the repository.
 //
 // The database knows how many shards a limit and key has. The first call with a larger n changes that, with every token kept
 // and every reservation at its time; a smaller n changes nothing: see [Limiter.Reshard].
 func Shards(n int) Option { return func(d *definition) { d.shards = n } }
 
-// SettleWithin sets for how long what was taken of the limit can be settled or released: until d after the time at which the
-// work was told that it might run. Later it is taken for settled, so that its estimate stays charged, and nothing goes back twice.
-// A row of about a hundred bytes is kept for each settlement until then, for [Limiter.Prune]: 30 days of 100 a second are 260
-// million rows, and a day of them is 9 million. Choose more than the work can take, with its retries and with the pauses that
-// may put it off.
+// SettleWithin sets how long a reservation of the limit can be settled or released: until d after
+// the time at which its work could run, as told when it was granted. After that it counts as
+// settled: the estimate stays charged, and nothing goes back twice. A row of about a hundred bytes
+// is kept for each settlement until then, and [Limiter.Prune] deletes it: 30 days with 100
+// settlements a second are 260 million rows, and a day is 9 million. Choose more than the work can
+// take, with its retries and with pauses that may delay it.
 //
-// The time goes with the [Reservation]: another d holds for what is granted from then on. Of a reservation of several limits
-// the longest holds. d is a second to ten years. Default: 30 days.
+// The time is part of the [Reservation]: a new d holds for calls that are granted from then on. For
+// a reservation of several limits the longest time holds. d is a second to ten years. Default: 30
+// days.
 func SettleWithin(d time.Duration) Option {
 	return func(def *definition) { def.settle = d }
 }
 
-// Define makes a limit out of a name and a rule. The name identifies its rows for ever: 1 to 255 bytes of UTF-8 without
-// NUL, and not ending in " (shadow)". A bad name, rule or option is refused with an [*InvalidError] that says which and what would be right.
+// Define makes a limit from a name and a rule. The name identifies its rows for ever: 1 to 255
+// bytes of UTF-8 without NUL, and not ending in " (shadow)". Define each name once. A bad name,
+// rule or option is refused with an [*InvalidError] that says which and what would be right.
 func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if why := badText(name, MaxNameBytes); why != "" || name == "" {
 		if name == "" {
@@ -153,14 +161,14 @@ func (l Limit) Name() string {
 	return l.def.name
 }
 
-// For returns a request for one token of the key's balance: a user, a tenant, an address. The key is 1 to 1024 bytes of
-// UTF-8 without NUL; anything else is refused when the request is used. In particular an empty key, which more often than
-// not is a forgotten one, is not the same as [Limit.Global].
+// For returns a request for one token of a key's balance: a user, a tenant, an address. The key is
+// 1 to 1024 bytes of UTF-8 without NUL; anything else is refused when the request is used. An empty
+// key, which is usually a mistake, is refused too, and is not the same as [Limit.Global].
 //
-// Keys that clients choose freely cost a row each: bound them first, and hash long ones.
+// A key that clients can choose freely limits nobody, and each costs a row. Hash long keys.
 func (l Limit) For(key string) Request { return Request{def: l.def, key: key, keyed: true, count: 1} }
 
-// Global returns a request for one token of the limit's only balance: that of a limit without keys.
+// Global returns a request for one token of a limit without keys, which has one balance.
 func (l Limit) Global() Request { return Request{def: l.def, count: 1} }
 
 func compileRule(name string, rule Rule) (algebra, error) {

@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Config configures a [Limiter]. The zero Config is ready for production: docs/operations.md has a
-// table of what its defaults bound.
+// Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without a
+// transaction end after a while. docs/operations.md has a table of what its defaults bound, and a
+// list of what to decide before production.
 type Config struct {
 	// Schema is the Postgres schema with Weir's tables, quoted as needed. Name it if other roles may
 	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.
@@ -33,25 +34,26 @@ type Config struct {
 	// Default: 30 seconds. With a number below 0 there is no bound.
 	Timeout time.Duration
 
-	// RememberDenials answers a call that has been denied from memory, without the database, as long as it would be denied
-	// again if nobody else came: the same request, of one limit, before the RetryAt that it was told. It costs a
-	// microsecond. Only a call without a transaction, or one that is the first thing in one of InTx, is answered so, by what such
-	// a call was told: others may read an old snapshot, or what their own transaction has written. A reset, a settlement or a
-	// resume by this process ends it, once that has committed. What other processes do is not seen before the RetryAt, nor is what
-	// this process does in a transaction that InTx has not begun, if others look before its COMMIT. Default: false; each denial is
-	// read from the database.
+	// RememberDenials answers repeated denied calls from memory, in a microsecond and without the
+	// database: the same request, of one limit, before the RetryAt of its last denial. It holds for
+	// calls without a transaction, and for the first call in an InTx; others may read an old
+	// snapshot, or what their own transaction has written. A committed reset, settlement or resume
+	// by this process ends it. Changes by other processes are not seen before the RetryAt, nor
+	// those in a transaction of this process that InTx has not begun, if others look before its
+	// COMMIT. Default: false; each denial is read from the database.
 	RememberDenials bool
 
-	// Logger is told, at most every ten minutes, of a limit that wants more shards: see [Shards]. Default: [slog.Default].
+	// Logger gets a warning, at most every ten minutes, about a limit that needs more shards: see
+	// [Shards]. Default: [slog.Default].
 	Logger *slog.Logger
 
-	// Observer is told of decisions and transactions, and what they cost. Default: nobody is.
+	// Observer gets decisions and transactions, and what they cost. Default: none.
 	Observer Observer
 
-	// Portable keeps to statements that distributed engines which speak Postgres' protocol take as well: it does without
-	// advisory locks, by which callers of a limit with shards keep out of each other's way, and transactions that have lost
-	// a row queue for it: see [Limiter.InTx]. Coalesced calls do without statements over several rows and without
-	// lock_timeout. Default: false.
+	// Portable uses only statements that distributed engines with Postgres' protocol support as
+	// well. It does not use advisory locks, with which callers of a limit with shards avoid each
+	// other, and transactions that have lost a row queue for it: see [Limiter.InTx]. Coalesced
+	// calls do not use statements over several rows, nor lock_timeout. Default: false.
 	Portable bool
 
 	// Citus is for tables that [schema.Distributed] has distributed. It is Portable, and it has Citus commit
@@ -68,14 +70,15 @@ type Config struct {
 	// false.
 	Colocated bool
 
-	// Clock replaces the database's clock, for tests that need to set it. A clock of the program must never decide in
-	// production: no two machines agree. Default: the database's.
+	// Clock replaces the database's clock, for tests that need to set it. Do not set it in
+	// production: the clocks of machines differ. Default: the database's.
 	Clock func() time.Time
 }
 
-// Limiter decides. It holds no connection and no balance, only what spares the database work: which keys it has lately seen
-// denied or contended, both of bounded size. It is safe for concurrent use, and one for each program is enough. [New] makes it;
-// the zero Limiter is refused with an error that matches [ErrInvalid].
+// Limiter decides. It holds no connection and no balance. It remembers which keys it has lately
+// seen denied or contended, of each a bounded number. It is safe for concurrent use, and one for
+// each program is enough. [New] makes it; the zero Limiter is refused with an error that matches
+// [ErrInvalid].
 type Limiter struct {
 	sql         statements
 	many        manyTexts
@@ -135,24 +138,27 @@ func New(cfg Config) (*Limiter, error) {
 	}, nil
 }
 
-// RateLimit takes what the requests ask for, from all of them or from none, within the caller's transaction: if that rolls
-// back, nothing was taken. It works at READ COMMITTED, REPEATABLE READ and SERIALIZABLE alike.
+// RateLimit takes what the requests ask for, from all of them or from none, within the caller's
+// transaction. If that rolls back, nothing was taken. It works at READ COMMITTED, REPEATABLE READ
+// and SERIALIZABLE.
 //
-// A denial is a [Result], not an error. Requests for the same limit and key are added up; rows are locked in one order
-// whatever that of the requests.
+// A denial is a [Result], not an error, so check [Result.OK], or use [Limiter.Consume]. Requests
+// for the same limit and key are added up. Rows are always locked in the same order.
 //
-// One round trip if granted, or if denied again soon after a denial; else two, seldom three. The balance's row stays locked
-// until the transaction ends, so take late in long transactions that READ COMMITTED allows; above READ COMMITTED take
-// first, as each row written since the transaction's first statement fails it.
+// It makes one round trip if granted, or if denied again soon after a denial; otherwise two, seldom
+// three. The balance's row stays locked until the transaction ends. So at READ COMMITTED take late
+// in a long transaction. Above READ COMMITTED take first, as a row that was written since the
+// transaction's first statement makes it fail.
 //
-// Errors: one that matches [ErrInvalid] for a bad request, before anything is sent; else the database's, wrapped, after which
-// the transaction must be rolled back. Above READ COMMITTED it may be a serialization failure (40001), at COMMIT too, upon
-// which the whole transaction has to be run again: [Limiter.InTx] does. An error takes nothing.
+// Errors: one that matches [ErrInvalid] for a bad request, before anything is sent; otherwise the
+// database's, wrapped, after which the transaction must be rolled back. Above READ COMMITTED it may
+// be a serialization failure (40001), also at COMMIT. Then the whole transaction has to run again:
+// [Limiter.InTx] does that. An error takes nothing.
 //
 // Above READ COMMITTED a denial may be as old as the transaction's first statement: another reason to take first.
 //
-// A denial in a SERIALIZABLE transaction leaves a predicate lock until that and all concurrent ones end. Roll back on
-// denial: that frees it at once.
+// A denial in a SERIALIZABLE transaction leaves a predicate lock until that transaction and all
+// concurrent ones end. Roll back after a denial: that frees it at once.
 func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
 	o := l.observe(ctx, requests)
 	x, calls, err := l.prepare(tx, requests)
@@ -163,8 +169,9 @@ func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request)
 	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) { return l.rateLimit(ctx, x, calls, len(requests)) }))
 }
 
-// CheckRateLimit tells what [Limiter.RateLimit] would answer, and takes nothing, writes nothing and locks nothing. Between
-// a check and a take others may come, so never guard anything by a check: take, and give back.
+// CheckRateLimit returns what [Limiter.RateLimit] would answer, and takes nothing, writes nothing
+// and locks nothing. Do not guard anything with a check, as others may take the tokens after it:
+// take, and give back.
 //
 // Above READ COMMITTED it sees the transaction's snapshot, which is as old as its first statement.
 func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
@@ -175,9 +182,10 @@ func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 	return beside(calls, len(requests), false, func(calls []call) (Result, error) { return l.checkRateLimit(ctx, x, calls, len(requests)) })
 }
 
-// ResetRateLimit makes the balances of the requests full again; their counts do not matter. What was reserved and has not
-// run yet is forgiven with the rest, though it will still run. A take that commits before the reset is forgotten by it,
-// one that commits after it counts. Windows keep their phase. A pause goes on: see [Limiter.Resume].
+// ResetRateLimit makes the balances of the requests full again; their counts do not matter. Debts
+// of reservations are forgiven too, and their work will still run. A take that commits before the
+// reset is forgotten; one that commits after it counts. Windows keep their start. A pause
+// continues: see [Limiter.Resume].
 func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
 	x, calls, err := l.prepare(tx, bare(requests))
 	if err != nil {
@@ -186,12 +194,13 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 	return l.resetRateLimit(ctx, x, calls)
 }
 
-// GiveBack returns what a granted call took: a login attempt that turned out to be good, a request that was never sent.
-// It never lifts a balance above its capacity, and a window's tokens are lost once the key has been taken from in a later
-// window: there they would come on top of its own. It gives back again each time it is called, so call it once, in the transaction that
-// records why, and never if the transaction that took has rolled back.
+// GiveBack returns the tokens that a granted call took, for example for a request that was never
+// sent. It never raises a balance above its capacity. Tokens of a window are lost once the key has
+// been taken from in a later window. It gives back again each time it is called: call it once, in
+// the transaction that records why, and not if the transaction that took has rolled back.
 //
-// A Result that was denied, or let through undecided, took nothing; giving it back does nothing. That of a check, or the zero Result, is refused.
+// A Result that was denied, or let through undecided, took nothing, and giving it back does
+// nothing. The Result of a check, or the zero Result, is refused.
 func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
 	x, err := l.transaction(tx)
 	if err != nil {
@@ -200,8 +209,9 @@ func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
 	return l.giveBack(ctx, x, res)
 }
 
-// Value reads one balance, refilled up to now: its Value is negative if tokens are owed, and it tells of a pause. It takes
-// nothing, writes nothing and locks nothing. The count of the request does not matter.
+// Value reads one balance, refilled up to now. Its Value is negative if tokens are owed, and
+// PausedUntil is set in a pause. It takes nothing, writes nothing and locks nothing. The count of
+// the request does not matter.
 func (l *Limiter) Value(ctx context.Context, tx pgx.Tx, request Request) (State, error) {
 	x, calls, err := l.prepare(tx, bare([]Request{request}))
 	if err != nil {

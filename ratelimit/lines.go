@@ -27,11 +27,12 @@ UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.move
 	WHERE b.key = ANY ($2::text[])
 	GROUP BY p.nr)`
 
-// Lines reads how the lines stand in which takes wait, for [Take.RunAt], and the database's clock. A
-// State has no Value. It is the zero State if nothing has happened to the line since it was last full.
+// Lines reads the states of the balances for which takes wait, for [Take.RunAt], and the database's
+// clock. The States have no Value. A State is zero if nothing has happened to the balance since it
+// was last full.
 //
-// A Take of no more than a Limit and a Key stands for the limit as a whole: of that, only PausedUntil
-// means anything.
+// A Take with only a Limit and a Key stands for the limit as a whole: then only PausedUntil is
+// valid.
 func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State, time.Time, error) {
 	type line struct {
 		place

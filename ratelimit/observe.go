@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Observer is told what was decided, and what that cost: see Config.Observer. Adapters for log/slog and OpenTelemetry are in the
-// packages observe and otelweir.
+// Observer gets every decision and what it cost: see Config.Observer. Packages observe and otelweir
+// have observers for log/slog and OpenTelemetry.
 //
-// Its methods are called by the goroutine whose call it was, just before that returns: they must be quick and safe for concurrent use,
-// must not change what they are given, and see ctx as the caller gave it. Names of limits are few; keys are many, and often people's:
-// they are no labels for a metric.
+// Its methods are called in the caller's goroutine, with its ctx, just before the call returns.
+// They must be quick and safe for concurrent use, and must not change their arguments. Names of
+// limits are few, but keys are many and often personal data: do not use keys as labels of a metric.
 type Observer interface {
 	// Decided is told of every call of RateLimit, in a transaction or without, coalesced or not, by Wait, and of every take of a lease;
 	// also of those that fail. In a transaction it comes before COMMIT: what is granted may yet be rolled back, and be granted again
@@ -31,8 +31,9 @@ type DecidedEvent struct {
 	Began time.Time // by the process's clock
 	Took  time.Duration
 
-	// Trips are the round trips to the database that it took, COMMIT not counted: none if it was answered from memory. Those of a
-	// coalesced call were shared by all who were decided with it: Together of them, this one included. Else Together is 1.
+	// Trips is the number of round trips to the database, without COMMIT: 0 if it was answered from
+	// memory. A coalesced call shares them with the calls that were decided with it: Together is
+	// the number of these calls, this one included. Otherwise Together is 1.
 	Trips, Together int
 }
 

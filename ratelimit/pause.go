@@ -12,21 +12,27 @@ const mostPaused = 366 * 24 * time.Hour
 
 func checkPause(d time.Duration) error {
 	if d <= 0 || d > mostPaused {
-		return &InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0, and of 366 days at the most"}
+		return &InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0 and at most 366 days"}
 	}
 	return nil
 }
 
-// Pause closes the limits and keys of the requests for d from now on, by the database's clock: what an upstream demands by
-// a 429 with a Retry-After. The counts of the requests do not matter, and of their rules only the windows.
+// Pause closes the limits and keys of the requests for d from now on, by the database's clock, as
+// an API asks for with a 429 and a Retry-After. The counts of the requests do not matter, nor their
+// rules, except the windows.
 //
-// For a paused limit time stands still. Nothing flows in and nothing is granted before the pause is over; a denial's RetryAt
-// says so. With [Request.OrReserve] calls are granted ahead as ever, within MaxReserved, for when the pause is over or later;
-// so is then a call for which there are tokens. What was reserved before comes later by the length of the pause, under a
-// [FixedWindow] by as many windows as begin in it: [Outcome] has the Delay by which to tell.
+// It holds for every call that is decided after it has committed. A [Lease] hands out what it holds, and learns of the pause
+// within a second. Work that has started goes on.
 //
-// A pause that is already longer stays. Several add up to no more than the last of their ends. [Limiter.GiveBack] and
-// [Limiter.ResetRateLimit] do what they do, and end no pause. If the transaction rolls back there was none.
+// For a paused limit time stands still. Nothing flows in and nothing is granted before the pause is
+// over; RetryAt is after it. With [Request.OrReserve] calls are still granted for later, within
+// MaxReserved, for when the pause is over, also if there are tokens. Work that was reserved before
+// is delayed by the length of the pause, or with a [FixedWindow] by as many windows as begin in it:
+// [Outcome] has the Delay.
+//
+// A pause that already ends later stays. Pauses do not add up: the latest end counts.
+// [Limiter.GiveBack] and [Limiter.ResetRateLimit] work as usual, and end no pause. If the
+// transaction rolls back, there was no pause.
 //
 // A d of 0 or less, or of more than 366 days, is refused with an error that matches [ErrInvalid]; microseconds are rounded up.
 // Other errors are as those of [Limiter.RateLimit].
@@ -41,8 +47,9 @@ func (l *Limiter) Pause(ctx context.Context, tx pgx.Tx, d time.Duration, request
 	return l.pause(ctx, x, d, calls)
 }
 
-// Resume ends the pauses of the requests' limits and keys, now; where there is none it does nothing. Time goes on with the
-// balances as the pauses found them. What waits in line comes earlier again by what was left of the pause.
+// Resume ends the pauses of the requests' limits and keys now. If there is none it does nothing.
+// Balances refill from where they were when the pause began. Waiting work moves up by what was left
+// of the pause.
 func (l *Limiter) Resume(ctx context.Context, tx pgx.Tx, requests ...Request) error {
 	x, calls, err := l.prepare(tx, bare(requests))
 	if err != nil {

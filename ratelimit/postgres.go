@@ -56,7 +56,7 @@ func isUnreachable(e *pgconn.PgError) bool {
 }
 
 func unknown(err error) error {
-	return fmt.Errorf("%w: the transaction was committed whole or not at all, and only the database can tell: %w", ErrOutcomeUnknown, err)
+	return fmt.Errorf("%w: all of the transaction was committed or none of it, so look for its writes before you retry: %w", ErrOutcomeUnknown, err)
 }
 
 // hints say what mends an error of Postgres that a limiter's user is likely to meet.

@@ -95,16 +95,17 @@ FROM (SELECT name, key, slot FROM page ORDER BY name DESC, key DESC, slot DESC L
 SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.id FROM (SELECT id FROM page ORDER BY id DESC LIMIT 1) last`
 )
 
-// PruneConfig configures [Limiter.Prune]. The zero PruneConfig is ready for use.
+// PruneConfig configures [Limiter.Prune]. The zero PruneConfig uses the defaults.
 type PruneConfig struct {
 	// Batch is how many rows are looked at in one transaction. Default: 1000.
 	Batch int
 
-	// Share of the time in which Prune works; it rests in between, for as long as its batches take. Above 0, and 1 for all of it.
-	// Default: 0.25.
+	// Share is the share of the time in which Prune works; it rests in between. Above 0 and at most
+	// 1. Default: 0.25.
 	Share float64
 
-	// Progress, if any, is called after each batch with what has been done so far. An error ends Prune with that.
+	// Progress, if set, is called after each batch with what has been done so far. If it returns an
+	// error, Prune ends with that error.
 	Progress func(Pruned) error
 }
 
@@ -116,19 +117,23 @@ type Pruned struct {
 	Settled int64 // settlements that were deleted
 }
 
-// Prune deletes balances that are idle: full again, and so like those that are not there. It is for limits of many keys, of which
-// most never come again: addresses, visitors. What is full is judged by the rule that last took from the balance, so that nothing is
-// forgotten or granted by it; a larger rule that comes later finds the balance full, where it would have had to fill up. A balance in
-// debt, in a pause, or on which work may still wait stays: one that was paused or settled, until 30 days after its last use and its
-// pause. A key of a limit with shards goes wholly, when all its shards are idle, or not at all. Slots of package slots that nobody holds are deleted, too, an hour after they were last
-// taken, and settlements once nobody can settle any more: 30 days after their work could run, or as [SettleWithin] says.
+// Prune deletes idle balances: those that are full again, and so the same as no row. Use it for
+// limits with many keys that seldom come back, such as addresses and visitors. A balance is full
+// according to the rule that last took from it, so nothing is forgotten or granted by it. A larger
+// rule that comes later finds the balance full, where it would have had to fill up. Balances in
+// debt, in a pause, or for which work may still wait are kept: those that were paused or settled,
+// until 30 days after their last use and their pause. The rows of a key with shards are deleted
+// together, when all of them are idle. Prune also deletes slots of package slots that nobody
+// holds, an hour after they were last taken, and records of settlements 30 days after their work
+// could run, or as [SettleWithin] says.
 //
-// It goes through the tables once, batch by batch, each a transaction of its own that waits for nobody; who wants a row that is
-// being deleted waits for the batch. In a REPEATABLE READ or SERIALIZABLE transaction that caller then fails with 40001, for which
-// [Limiter.InTx] runs it again: idle keys have few callers. If ctx ends Prune stops between two batches, with its error and what was
-// done so far.
+// It goes through the tables once, in batches. Each batch is a transaction of its own that waits
+// for nobody. A caller of a row that is being deleted waits for the batch. In a REPEATABLE READ or
+// SERIALIZABLE transaction that caller then fails with 40001, and [Limiter.InTx] runs it again. If
+// ctx ends, Prune stops between two batches, and returns ctx's error and what was done so far.
 //
-// Any number of processes may prune at once; they share the work badly. Once a day is enough for most.
+// Any number of processes may prune at once, but that is not faster. Once a day is enough for most
+// programs.
 func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (done Pruned, err error) {
 	switch {
 	case pool == nil:

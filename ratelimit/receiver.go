@@ -7,12 +7,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Verbs are what can be done to limits, whatever the way of calling. [Limiter.In] and
-// [Limiter.InSQL] return them for a transaction of yours; an [Autocommit] and a [Coalesced] have them
-// for callers who have none. Each does what the method of [Limiter] of its name does.
+// Verbs are the operations on limits, whatever the way of calling. [Limiter.In] and [Limiter.InSQL]
+// return them for your transaction; [Autocommit] and [Coalesced] have them for callers without one.
+// Each does what the method of [Limiter] of the same name does.
 //
-// Code that asks for a part of them, in an interface of its own, takes each of these, and in tests
-// the limiter of package weirtest.
+// Code that declares an interface with some of them accepts each of these, and in tests the limiter
+// of package weirtest.
 type Verbs interface {
 	RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	Consume(ctx context.Context, requests ...Request) error

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Request is what one call asks of one limit: how many tokens, of which key, by which rule, now or reserved. It is a value:
-// its methods return changed copies. A bare [Limit] is no Request, so that a forgotten key does not compile.
+// Request is what one call asks of one limit: how many tokens, of which key, by which rule, now or
+// reserved. It is a value: its methods return changed copies, so use what they return. A bare
+// [Limit] is no Request, so a forgotten key does not compile.
 type Request struct {
 	def     *definition
 	key     string
@@ -23,8 +24,8 @@ type Request struct {
 	rule    Rule
 }
 
-// Limit returns the limit that is asked. Two requests are equal, by ==, if they ask the same of the same key, unless they have rules
-// of their own.
+// Limit returns the request's limit. Two requests are equal, with ==, if they ask for the same of
+// the same key, unless they have rules of their own.
 func (r Request) Limit() Limit { return Limit{r.def} }
 
 // Key returns the key whose tokens are asked for; "" for those of a limit without keys.
@@ -33,11 +34,11 @@ func (r Request) Key() string { return r.key }
 // N returns how many tokens are asked for.
 func (r Request) N() float64 { return r.count }
 
-// Reserves tells whether the request may be granted for later than now: by OrReserve, or by Within
-// with more than 0.
+// Reserves tells whether the request may be granted for later than now: with OrReserve, or with
+// Within and more than 0.
 func (r Request) Reserves() bool { return r.reserve && (!r.bounded || r.within > 0) }
 
-// String tells what is asked, for messages: 1200 of chatTokens for "acme", OrReserve.
+// String describes the request, for messages: 1200 of chatTokens for "acme", OrReserve.
 func (r Request) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v of %s", r.count, cmp.Or(r.Limit().Name(), "the zero Limit"))
@@ -62,56 +63,60 @@ func (r Request) String() string {
 	return b.String()
 }
 
-// Count asks for n tokens in place of one. Fractions are allowed, and so is 0, which is granted while nothing is owed and
-// the limit is not paused.
-// A count below 0, NaN, or one that the limit could never grant (above its capacity; with OrReserve above capacity plus
-// MaxReserved) is refused when the request is used.
+// Count asks for n tokens instead of one. Fractions are allowed, and so is 0, which is granted
+// while nothing is owed and the limit is not paused. A count below 0, NaN, or one that the limit
+// could never grant (above its capacity; with OrReserve above capacity plus MaxReserved) is refused
+// when the request is used.
 func (r Request) Count(n float64) Request { r.count = n; return r }
 
-// OrReserve asks to be granted ahead of time where the tokens do not exist yet. The tokens are then owed: the balance goes
-// below zero, at most by the rule's MaxReserved, and [Result.RunAt] says when the debt is repaid and the work may run.
-// Later callers queue up behind it.
+// OrReserve asks to be granted for later if the tokens do not exist yet. They are then owed: the
+// balance goes below zero, at most by the rule's MaxReserved, and [Result.RunAt] says when the debt
+// is repaid and the work may run. Do not run it before. Later callers queue behind it.
 func (r Request) OrReserve() Request { r.reserve = true; return r }
 
-// Within is OrReserve for work that cannot wait for long: granted only if it may run within d of the decision, so that
-// [Result.RunAt] is no later than [Result.At] plus d. Otherwise nothing is taken, and RetryAt is the first instant at which the
-// very same call would be granted if nobody else came. MaxReserved holds too.
+// Within is OrReserve for work that cannot wait for long. It is granted only if the work may run
+// within d of the decision, so that [Result.RunAt] is no later than [Result.At] plus d. Otherwise
+// nothing is taken, and RetryAt is the first instant at which the same call would be granted if
+// nobody else came. MaxReserved holds too.
 //
-// With 0 only what may run now is granted, as without OrReserve. A d below 0, or a count that does not come within it even where
-// the limit is full, is refused when the request is used; of a fixed window that is one above the capacity and the windows that
-// begin in any d. Parts of a microsecond do not count.
+// With 0 only work that may run now is granted, as without OrReserve. A d below 0, or a count that
+// does not flow in within d even if the limit is full, is refused when the request is used. For a
+// fixed window that is a count above the capacity plus the windows that begin in any d. Fractions
+// of a microsecond do not count.
 func (r Request) Within(d time.Duration) Request {
 	r.reserve, r.bounded, r.within = true, true, d
 	return r
 }
 
-// OnCredit asks to be granted whatever the count as soon as nothing is owed: what the tokens at hand do not cover is owed, and
-// those who come next wait until it is repaid. So does Guava's RateLimiter, in which the number of permits never delays the request
-// itself but the one after it. It is for costs that are large, or known only after the work (see [Limiter.Settle]), and it starts
-// evenly what would otherwise wait for its own tokens first. A caller with one large cost may be far ahead of the limit then: what
-// is granted in any time is above that by up to the count.
+// OnCredit asks to be granted as soon as nothing is owed, whatever the count. Tokens that are
+// missing are owed, and the next callers wait until they are repaid. Guava's RateLimiter works like
+// that: the number of permits delays the next request and not the request itself. Use it for costs
+// that are large, or known only after the work (see [Limiter.Settle]). A call with a large cost may
+// exceed the limit: by up to its count in any interval.
 //
-// Alone it is granted if nothing is owed and the limit is not paused, and runs now; a count above the capacity is refused, and
-// MaxReserved does not matter. With OrReserve or Within it may wait for what those before it owe, though not for its own tokens:
-// RunAt is when they have repaid, and MaxReserved and Within bound the debt and the time before that. The whole debt may then be
-// larger than MaxReserved by the count.
+// Alone it is granted if nothing is owed and the limit is not paused, and runs now. A count above
+// the capacity is refused, and MaxReserved does not matter. With OrReserve or Within it may wait
+// for debts of earlier callers, though not for its own tokens: RunAt is when those are repaid, and
+// MaxReserved and Within bound that debt and that time. The whole debt may then exceed MaxReserved
+// by the count.
 func (r Request) OnCredit() Request { r.credit = true; return r }
 
-// Leave asks to be granted only if n tokens are left after it: so those who ask without it keep a share of the limit to themselves
-// when it runs short, which is how to tell critical traffic from the rest.
+// Leave asks to be granted only if n tokens are left after it. So calls without it keep a share of
+// the limit when it runs short: use it for less important traffic.
 //
 //	AllTokens.Global().Count(n)              // critical
 //	AllTokens.Global().Count(n).Leave(2_000) // all else
 //
-// While all is well everybody may use all that flows in. What is reserved, or taken on credit, leaves nothing: Leave together with
-// OrReserve, Within or OnCredit is refused when the request is used, and so is an n that is below 0, or above the capacity less the
-// count. Of a limit with shards what is left is what a look just before found: calls that come at the same time may together leave
-// less, and each costs that look.
+// While there are enough tokens, all calls may use everything that flows in. Leave together with
+// OrReserve, Within or OnCredit is refused when the request is used, as those leave nothing. So is
+// an n below 0, or above the capacity minus the count. For a limit with shards, each call first
+// looks at all of them, and concurrent calls may together leave less.
 func (r Request) Leave(n float64) Request { r.leave = n; return r }
 
-// Rule decides this request by another rule than the limit's own: a customer's plan, say. The row is the same whatever
-// the rule, so a change of plan does not reset what was used. A smaller rule clamps the balance to its own capacity when it
-// takes, and in a call that another limit then denies, too. Nil means the limit's own.
+// Rule uses another rule for this request than the limit's own, for example a customer's plan. The
+// row is the same whatever the rule, so a change of plan does not reset what was used. A smaller
+// rule clamps the balance to its capacity when it takes, also in a call that another limit then
+// denies. Nil means the limit's own rule.
 func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 
 // call is a request that was found to be good, and the row that it is for.
@@ -227,7 +232,7 @@ func (r Request) resolve() (call, error) {
 		c.bounded, c.within = true, r.within.Microseconds()
 	}
 	if c.leave != 0 && (c.reserve || c.credit) {
-		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "none with OrReserve, Within or OnCredit, which leave nothing"}
+		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "no Leave with OrReserve, Within or OnCredit"}
 	}
 	if c.credit && !c.reserve {
 		c.reserve, c.bounded = true, true
@@ -259,16 +264,16 @@ func (c *call) checkCount() error {
 		return &InvalidError{Limit: c.name, Field: "count", Value: c.count, Want: "0 or more tokens"}
 	case c.pausable() && !(c.capacity-n >= -c.debt):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
-			Want: fmt.Sprintf("at most %v: the capacity of %v and the %v that may be reserved", c.capacity+c.debt, c.capacity, c.debt)}
+			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v", c.capacity+c.debt, c.capacity, c.debt)}
 	case !c.pausable() && n > c.capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
 	case c.leave != 0 && !(c.leave > 0 && c.capacity-n >= c.leave):
 		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.leave, never: true,
-			Want: fmt.Sprintf("0 to %v: what the count of %v leaves of the capacity", c.capacity-n, n)}
+			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.capacity-n, n)}
 	case c.within > 0 && !(c.capacity-waits >= -c.always(c.within)):
 		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.capacity-waits >= -c.comes(c.within)),
-			Want: fmt.Sprintf("at most %v: the capacity of %v and what comes in any %v, or a longer Within",
+			Want: fmt.Sprintf("at most %v: the capacity of %v plus what flows in within any %v, or a longer Within",
 				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
 	case n > 0 && n < c.capacity*smallest:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n,

@@ -17,17 +17,18 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Reservation is what a granted call took, to be settled when it is known what was used: see [Limiter.Settle]. It is a small
-// value that goes through JSON, so that it can travel with the work: in the metadata of a job, in a message, in a table.
+// Reservation is what a granted call took, to be settled when you know what was used: see
+// [Limiter.Settle]. It is a small value that goes through JSON, so it can travel with the work, in
+// the metadata of a job, a message or a table.
 //
-// What is never settled keeps its estimate.
+// A reservation that is never settled keeps its estimate.
 type Reservation struct {
 	ID    uuid.UUID `json:"id"` // of version 7, by the database's clock
 	Takes []Take    `json:"takes"`
 }
 
-// Take is what a [Reservation] has of one limit and key: Count tokens. Of a limit with [Shards] it is what it has of one
-// shard, each of which has a line of its own: there may be several.
+// Take is the part of a [Reservation] of one limit and key: Count tokens. For a limit with [Shards]
+// it is the part of one shard, and there may be several.
 type Take struct {
 	Limit, Key string
 	Count      float64
@@ -43,8 +44,9 @@ type Take struct {
 	settle int64   // within how many microseconds it can be settled; 0: settleWithin
 }
 
-// Reservation returns what the call took from limits that are enforced, each time with the same id. A Result that took nothing, as it is a denial, a
-// check's or the zero Result, has the zero Reservation, which [Limiter.Settle] refuses.
+// Reservation returns what the call took from enforced limits, each time with the same id. A Result
+// that took nothing, because it is a denial, a check or the zero Result, has the zero Reservation,
+// which [Limiter.Settle] refuses.
 func (r Result) Reservation() Reservation {
 	calls, err := r.taken()
 	if calls = enforced(calls); err != nil || len(calls) == 0 {
@@ -64,8 +66,8 @@ func (c *call) receipt() Take {
 	return Take{c.name, c.key, c.count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled, c.settle}
 }
 
-// Again returns a reservation of the same takes under an id of its own, for another attempt at the same work. It has taken
-// nothing before [Limiter.Renew] has charged it.
+// Again returns a reservation with the same takes and a new id, for another attempt at the same
+// work. It has taken nothing until [Limiter.Renew] charges it.
 func (r Reservation) Again() Reservation {
 	again := Reservation{Takes: slices.Clone(r.Takes)}
 	for _, t := range r.Takes {
@@ -90,10 +92,11 @@ func (t *Take) call() call {
 	}
 }
 
-// RunAt tells when work that was granted ahead of time may run by now, given how its limit and key stand: [Limiter.Value]
-// tells that. It is [Outcome.RunAt] and PacedAt, moved by what has happened since: pauses, and settlements of those ahead in
-// the line. In a pause it is not before that ends. Both are in the past for work whose tokens were there at once. With the zero
-// State nothing has happened.
+// RunAt returns when reserved work may run, given the current state of its limit and key, which
+// [Limiter.Value] and [Limiter.Lines] return. It is [Outcome.RunAt] and PacedAt, moved by what has
+// happened since: pauses, and settlements of earlier reservations. In a pause it is not before the
+// pause ends. Both are in the past for work whose tokens were there at once. The zero State means
+// that nothing has happened.
 func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	owed, put := t.line(), int64(0)
 	run, paced := t.since, t.since
@@ -123,7 +126,7 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	return runAt, pacedAt
 }
 
-// Ahead says that the take was granted ahead of time, and its work had to wait.
+// Ahead says that the take was granted for later, and its work had to wait.
 func (t Take) Ahead() bool { return t.line() > 0 }
 
 // line is what had to be repaid before the work might run.
@@ -134,8 +137,8 @@ func (t *Take) line() float64 {
 	return t.owed
 }
 
-// MoveUp returns the take as it is when n tokens less are owed before it, as the work of others that was to come before will
-// not be done. See [Limiter.Release].
+// MoveUp returns the take after n tokens that were owed before it are released, because earlier
+// work will not be done. See [Limiter.Release].
 func (t Take) MoveUp(n float64) Take {
 	t.owed -= n
 	return t
@@ -225,7 +228,8 @@ func (t *Take) appendJSON(b []byte) []byte {
 	return append(b, ']')
 }
 
-// UnmarshalJSON reads it back. What no take can have been is refused with an error that matches [ErrInvalid].
+// UnmarshalJSON reads it back. An impossible take is refused with an error that matches
+// [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
 	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}

@@ -41,13 +41,15 @@ UPDATE {schema}weir_balance b SET value = $2::float8, ts = c.now
 FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
 RETURNING true`
 
-// ResetKey makes all balances of a key full again, of whatever limits, those that this program does not know among them: everything
-// of a tenant, a user or an address. Other keys that only begin with this one are others. It is [Limiter.ResetRateLimit] otherwise: a
-// pause goes on, and what was reserved still runs.
+// ResetKey makes all balances of a key full again, for all limits, including those that this
+// program does not define: everything of a tenant, a user or an address. Keys that only begin with
+// this one are not affected. Otherwise it is [Limiter.ResetRateLimit]: a pause continues, and
+// reserved work still runs.
 //
-// It reads an index page for each name that is in use, and above READ COMMITTED conflicts with first uses of limits there: such a
-// transaction may have to run again. [Autocommit.ResetKey] is READ COMMITTED. With [Config.Portable] it reads the whole table, and
-// on Citus the part of it in which the key is.
+// It reads an index page for each limit that is in use. Above READ COMMITTED it conflicts with
+// transactions that use a limit for the first time, and may have to run again.
+// [Autocommit.ResetKey] is READ COMMITTED. With [Config.Portable] it reads the whole
+// table, and on Citus the part of it in which the key is.
 func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
 	x, err := l.transaction(tx)
 	if err != nil {

@@ -8,31 +8,31 @@ import (
 
 // Result is the outcome of one call, over all of its requests: all granted, or none.
 //
-// There are three. Granted now: OK, and both times zero. Granted ahead, because of [Request.OrReserve]: OK, and RunAt is
-// when the work may run. Denied: not OK, and RetryAt is when to come again. Never are both times set. The zero Result is
-// none of the three but what a failed call leaves: look at the call's error first, or a database that cannot be reached
-// would be told to the user as a denial.
+// There are three outcomes. Granted now: OK, and both times are zero. Granted for later, with
+// [Request.OrReserve]: OK, and RunAt is when the work may run. Denied: not OK, and RetryAt is when
+// to retry. Both times are never set together. The zero Result is what a failed call returns: check
+// the call's error first, or you report a database that is away as a denial.
 //
 // All times are by the database's clock.
 type Result struct {
 	OK bool
 
-	// RunAt is when the debts of all reserved limits are repaid and none of them is paused: the latest of several. Zero
-	// unless granted ahead.
+	// RunAt is when the debts of all reserved limits are repaid and none of them is paused. Zero
+	// unless granted for later.
 	RunAt time.Time
 
-	// RetryAt is the first instant at which the very same call would be granted if nobody else came: the latest of
-	// several limits. Zero unless denied.
+	// RetryAt is the first instant at which the same call would be granted by all of its limits if
+	// nobody else came. Zero unless denied.
 	RetryAt time.Time
 
-	// At is the reading of the clock that the decision was made with; of several limits, the latest. Where another caller's
-	// later reading already stood in the row, it is that.
+	// At is the time of the decision: the latest one of several limits. If the row already had a
+	// later time from another caller, it is that.
 	At time.Time
 
 	// Limit and Key name the limit that set RunAt or RetryAt. Empty if granted now.
 	Limit, Key string
 
-	// Outcomes has what each request met, in the order in which they were made.
+	// Outcomes has the outcome of each request, in the order of the requests.
 	Outcomes []Outcome
 
 	id       uuid.UUID // of the Reservation; zero if nothing was taken
@@ -50,8 +50,9 @@ type Outcome struct {
 	// Shadow says that the limit is one of those that never deny: see [Shadow].
 	Shadow bool
 
-	// Value is the balance at Result.At, after the call: negative if tokens are owed. Where one shard of several has granted
-	// alone it is what this process knows of all of them; [Limiter.Value] asks the database.
+	// Value is the balance at Result.At, after the call: negative if tokens are owed. If one shard
+	// of several has granted alone, it is what this process knows of all of them; [Limiter.Value]
+	// asks the database.
 	Value float64
 
 	// Capacity, Rate and Period are those of the rule that decided: Rate tokens come in each Period.
@@ -64,12 +65,13 @@ type Outcome struct {
 	RunAt   time.Time // granted ahead: when this limit's debt is repaid, and its pause over
 	RetryAt time.Time // denied: when this limit would grant
 
-	// PacedAt is RunAt, moved on within its window: all that is reserved in one window has the same RunAt, its first
-	// instant, and would start at once. It stands as far into the window as the share of the window's tokens that was
-	// reserved before. Under a token bucket, whose tokens come one by one, it is RunAt. Zero unless granted ahead.
+	// PacedAt is RunAt, moved on within its window. All reservations of one window have the same
+	// RunAt, its first instant, and would start at once. PacedAt is as far into the window as the
+	// share of its tokens that was reserved before. For a token bucket, whose tokens come one by
+	// one, it is RunAt. Zero unless granted for later.
 	PacedAt time.Time
 
-	// Delay is by how much pauses have put off, in total, what waits in line: see [State].
+	// Delay is the total time by which pauses have delayed waiting work: see [State].
 	Delay time.Duration
 
 	paused time.Time // until when; for a Lease
@@ -87,7 +89,7 @@ func (r Result) Err() error {
 	return &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 }
 
-// Decided tells whether the database has decided. It has not decided what [FailOpen] has let
+// Decided tells whether the database has decided. It is false for a call that [FailOpen] has let
 // through, or denied, in an outage.
 func (r Result) Decided() bool { return !r.At.IsZero() && !r.spare }
 

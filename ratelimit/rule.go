@@ -6,47 +6,51 @@ import (
 	"time"
 )
 
-// A Rule says how many tokens there are and when: a [TokenBucket] or a [FixedWindow].
+// A Rule is the numbers of a limit: a [TokenBucket] or a [FixedWindow].
 type Rule interface {
 	// compile checks the rule. The error lacks the limit's name.
 	compile() (algebra, *InvalidError)
 }
 
-// TokenBucket is a rule under which tokens flow in evenly: Rate of them a Period, up to Capacity. A caller who comes after a
-// pause may take the whole Capacity at once, so that in any interval of length t at most Capacity + Rate*t/Period are
-// granted: up to twice the Rate in one Period if Capacity is left unset. Use a [FixedWindow] where a calendar interval must
-// never see more than its share.
+// TokenBucket is a rule under which tokens flow in evenly: Rate tokens per Period, up to Capacity.
+// After a quiet time a caller may take the whole Capacity at once. So in any interval of length t
+// at most Capacity + Rate*t/Period tokens are granted: up to twice the Rate in one Period if
+// Capacity is unset. Use a [FixedWindow] if a calendar interval must never see more than its Rate.
 //
 // Rate and Period have no default.
 type TokenBucket struct {
 	Rate   float64       // tokens that flow in during one Period; above 0
 	Period time.Duration // whole microseconds; at least one
 
-	// Capacity is the most that the bucket holds: the largest burst. Use [Tokens] to set it; 0 is allowed, and leaves
-	// only reservations to be granted. Default: Rate.
+	// Capacity is the most that the bucket holds: the largest burst. Use [Tokens] to set it. 0 is
+	// allowed: such a bucket only grants reservations. Default: Rate.
 	Capacity *float64
 
 	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Default: unbounded (a thousand years of tokens). In any case a request owes no more than 2^40 times its count:
-	// beyond that it would be lost in rounding.
+	// none. Set it for limits that calls reserve from, as their backlog has no other bound. Leave it unset for those that
+	// only limit the workers of package scheduler, whose jobs are in the queue already. Default: unbounded (a thousand years
+	// of tokens). In any case a request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
 	MaxReserved *float64
 }
 
-// FixedWindow is a rule under which Rate tokens come at once at the start of every window of length Period. Capacity bounds
-// what unused windows may add up to, so that with the default no window sees more than Rate; two windows that meet may see
-// twice that in an instant on either side of their border.
+// FixedWindow is a rule under which Rate tokens come at once at the start of every window of length
+// Period. Capacity is how much unused quota can roll over: with the default nothing does, and no
+// window sees more than Rate. Around the border of two windows, twice the Rate may be granted in a
+// moment.
 //
 // Rate and Period have no default.
 type FixedWindow struct {
 	Rate   float64       // tokens that come with each window; above 0
 	Period time.Duration // length of a window: whole microseconds; at least one
 
-	// Capacity is the most that can be saved up. Use [Tokens] to set it; 0 is allowed. Default: Rate.
+	// Capacity is the most that can roll over and be granted in one window. Use [Tokens] to set it;
+	// 0 is allowed. Default: Rate.
 	Capacity *float64
 
 	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Default: unbounded (a thousand years of tokens). In any case a request owes no more than 2^40 times its count:
-	// beyond that it would be lost in rounding.
+	// none. Set it for limits that calls reserve from, as their backlog has no other bound. Leave it unset for those that
+	// only limit the workers of package scheduler, whose jobs are in the queue already. Default: unbounded (a thousand years
+	// of tokens). In any case a request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
 	MaxReserved *float64
 
 	// Start is the first instant of some window, past or future; windows extend from it in both directions, each
@@ -56,7 +60,7 @@ type FixedWindow struct {
 	Start time.Time
 }
 
-// Tokens returns a pointer to n: for the fields in which 0 differs from unset.
+// Tokens returns a pointer to n, for fields in which 0 differs from unset.
 func Tokens(n float64) *float64 { return &n }
 
 const (

@@ -11,8 +11,8 @@ import (
 )
 
 // SendBatch takes what the requests ask for and runs a batch of statements, in one transaction, at
-// the level of [Config], and in one round trip: BEGIN, the take, the batch and COMMIT go out together. It is
-// for statements that do not need each other's results, nor that of the take.
+// the level of [Config], and in one round trip: BEGIN, the take, the batch and COMMIT go out
+// together. Use it for statements that need neither each other's results nor that of the take.
 //
 //	res, err := limiter.SendBatch(ctx, pool, func(b *pgx.Batch) error {
 //		b.Queue(`INSERT INTO message (sender, text) VALUES ($1, $2)`, user, text)
@@ -20,15 +20,15 @@ import (
 //	}, SendMessage.For(user))
 //
 // If the limits deny, the database runs none of the statements, nothing is written, and the Result
-// says so: a denial is no error. One that the limiter expects, as it has lately denied the same, takes
-// one round trip, as it looks first. Any other takes two and has the driver prepare the take again,
-// and it stands in the server's log, as an ERROR of the take.
+// says so: a denial is no error. A denial that the limiter expects, because it has lately denied
+// the same, takes one round trip. Any other takes two, makes the driver prepare the take again, and
+// appears in the server's log as an ERROR.
 //
-// queue fills the batch. If the transaction meets a concurrent one, queue is called again, for a new
-// batch, and the transaction runs again as by [Limiter.InTx]: so queue must leave nothing behind.
-// The callbacks that it sets (QueryRow, Query, Exec of a queued query) are called after COMMIT, once
-// and in order. If one of them fails SendBatch returns its error beside the Result, and what was
-// written stays.
+// queue fills the batch. If the transaction conflicts with another one, queue is called again for a
+// new batch, and the transaction runs again as in [Limiter.InTx]: so queue must have no side
+// effects. The callbacks that it sets (QueryRow, Query, Exec of a queued query) are called after
+// COMMIT, once and in order. If one of them fails, SendBatch returns its error together with the
+// Result, and the writes stay.
 //
 // Limits with shards, and transactions that run again, take the round trips of InTx. Any error
 // without an OK Result means that nothing was written, except one that matches [ErrOutcomeUnknown]:

@@ -13,25 +13,27 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Settle replaces what was reserved by what was used, once the work is done: the requests say, by their counts, how much of
-// their limits and keys that was. What of the reservation they do not name was used as reserved. It reports whether it was
-// this call that settled: a reservation is settled once, however often, and by however many at the same time, that is tried,
-// and the others change nothing. Call it in the transaction that records what the work has brought.
+// Settle replaces what was reserved with what was used, when the work is done. The counts of the
+// requests say how much of their limits and keys was used. Limits that they do not name keep what
+// was reserved. It reports whether this call has settled: a reservation is settled once, and
+// further calls, also concurrent ones, change nothing. Call it in the transaction that saves the
+// result of the work.
 //
 //	settled, err := limiter.Settle(ctx, tx, reservation, ChatTokens.For(org).Count(usage.TotalTokens))
 //
-// What was not used goes back, to the row that it was taken from and never above its capacity; of a fixed window it goes
-// back only in that window. Those who wait in line come earlier by it: [Take.RunAt] tells. What was used beyond the
-// reservation is charged, as a debt if there is no more, even one larger than MaxReserved; those who wait come later by that.
-// In both the rule is that by which the row was taken from last.
+// Unused tokens go back to the row that they were taken from, up to its capacity; for a fixed
+// window only within that window. Waiting work moves up: see [Take.RunAt]. Tokens that were used
+// beyond the reservation are charged, as a debt if there are none, even one larger than
+// MaxReserved, and waiting work is delayed. Both use the rule that last took from the row.
 //
-// A reservation that nobody settles keeps what it took. So does one that is settled 30 days after it might run, or later: it
-// is then taken for settled. That is the time it was told when it was granted, whatever has put it off since. [SettleWithin]
-// sets another time than 30 days.
+// A reservation that nobody settles keeps what it took. So does one that is settled 30 days after
+// its work could run, or later; it then counts as settled. That time is the one told when it was
+// granted, whatever has delayed it since. [SettleWithin] sets another time than 30 days.
 //
-// A request for a limit and key that the reservation has not, or for less than 0 tokens, is refused with an error that
-// matches [ErrInvalid]; OrReserve and Rule of a request do not matter. Other errors are as those of [Limiter.RateLimit]. If
-// the transaction rolls back, nothing was settled.
+// A request for a limit and key that are not in the reservation, or for less than 0 tokens, is
+// refused with an error that matches [ErrInvalid]. OrReserve and Rule of a request do not matter.
+// Other errors are those of [Limiter.RateLimit]. If the transaction rolls back, nothing was
+// settled.
 func (l *Limiter) Settle(ctx context.Context, tx pgx.Tx, r Reservation, used ...Request) (bool, error) {
 	x, err := l.transaction(tx)
 	if err != nil {
@@ -40,9 +42,10 @@ func (l *Limiter) Settle(ctx context.Context, tx pgx.Tx, r Reservation, used ...
 	return l.settle(ctx, x, r, used)
 }
 
-// Release gives back all that a reservation took, as its work will not be done: a settlement with nothing used. But those who
-// wait in line keep their times, if it was granted ahead of time itself: what came before it was not theirs. The next to come
-// are granted earlier. For work that was begun use [Limiter.Settle], with counts of 0.
+// Release gives back all that a reservation took, because its work will not be done. Unlike a
+// settlement with nothing used, work that waits behind it keeps its time if the reservation was
+// itself granted for later; the next callers are granted earlier. For work that has begun use
+// [Limiter.Settle] with counts of 0.
 func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, error) {
 	x, err := l.transaction(tx)
 	if err != nil {
@@ -51,12 +54,13 @@ func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, 
 	return l.release(ctx, x, r)
 }
 
-// Renew charges reservations anew, under their ids, as their time has passed without their work being done: what they took
-// has flowed by. They come ahead of all who wait, who are put off by as much, and in the order given; [Take.RunAt] then
-// tells when. MaxReserved does not matter, as nobody new is let in. A reservation that was settled must not be renewed.
+// Renew charges reservations again, under their ids, because their time has passed without their
+// work being done, and their tokens have flowed by. They come before all waiting work, which is
+// delayed by as much, and in the order given; [Take.RunAt] then returns when. MaxReserved does not
+// matter, as there is no new work. Do not renew a reservation that was settled.
 //
-// The reservations are changed in place, also if the transaction then rolls back, with which the charge is undone: use what
-// was read again in each transaction.
+// The reservations are changed in place, also if the transaction then rolls back, which undoes the
+// charge: in each transaction start with the reservations as they were read.
 func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reservation) error {
 	x, err := l.transaction(tx)
 	if err != nil {

@@ -5,18 +5,21 @@ import "errors"
 // shadowed is what the names of limits in the shadow end in. It keeps their rows apart from those of limits that are enforced.
 const shadowed = " (shadow)"
 
-// Shadow makes a limit that decides, counts and reports, but never denies: to see what a limit would do before it is enforced. In a
-// call it stands beside the limits that are, or alone. Its [Outcome] says what it would have answered, with Shadow set; it has no
-// part in Result.OK, RunAt and RetryAt.
+// Shadow makes a limit that decides, counts and reports, but never denies, to see what a limit
+// would do before you enforce it. Use it in a call together with limits that are enforced, or
+// alone. Its [Outcome] says what it would have answered, with Shadow set. It does not affect
+// Result.OK, RunAt and RetryAt.
 //
-// It takes from rows of its own: its name is the one given plus " (shadow)", so that the limit that it tries out may stand beside it
-// under the same name, with the numbers that hold today. Each shadow is asked alone, at a round trip, and only in calls that the
-// enforced limits grant; of others its Outcome has nothing but its names, and OK. What it would not grant it does not take, and a count
-// that it could never grant is no error. GiveBack gives back to it, too, but it is in no [Reservation], so it is not settled and delays
-// no work. It cannot be leased.
+// It takes from its own rows: its name is the given one plus " (shadow)", so the enforced limit may
+// have the same name and today's numbers. Each shadow costs a round trip of its own, and is asked
+// only in calls that the enforced limits grant. In other calls its Outcome has only its names, and
+// OK. It takes nothing that it would not grant, and a count that it could never grant is no error.
+// GiveBack also gives back to it, but it is in no [Reservation], so it is not settled and delays no
+// work. It cannot be leased.
 //
-// It costs what a limit costs: in a transaction its row is locked as theirs are, and an error of its statements is an error of the
-// call. In a [Coalesced], where the enforced limits are committed before it is asked, it is not.
+// It costs what a limit costs: in a transaction its row is locked too, and an error of its
+// statements is an error of the call. In a [Coalesced] it is not, as the enforced limits are
+// committed before the shadow is asked.
 func Shadow() Option { return func(d *definition) { d.shadow = true } }
 
 // apart tells the calls of enforced limits from those of shadows.

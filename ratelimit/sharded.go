@@ -489,7 +489,7 @@ func (l *Limiter) grown(ctx context.Context, x executor, looks []*statement, cal
 	return nil, explain(ctx, errMoving, "look at", calls)
 }
 
-var errMoving = errors.New("its shards change all the time")
+var errMoving = errors.New("its shards keep changing")
 
 // seen is what looks have seen.
 func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, error) {

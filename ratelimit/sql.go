@@ -10,7 +10,7 @@ import (
 )
 
 // InSQL returns the verbs in a transaction of database/sql over pgx's stdlib driver. They do what
-// those of [Limiter] do, at one round trip a statement.
+// those of [Limiter] do, with one round trip for each statement.
 func (l *Limiter) InSQL(tx *sql.Tx) Verbs { return inSQL{l, tx} }
 
 type inSQL struct {

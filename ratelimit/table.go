@@ -1,4 +1,5 @@
 package ratelimit
 
-// Table names the table of balances, as it is written in SQL: for statements of one's own that read it.
+// Table returns the name of the table of balances, quoted for SQL, for your own statements that
+// read it.
 func (l *Limiter) Table() string { return l.sql.prefix + "weir_balance" }

@@ -97,7 +97,7 @@ func (r Result) taken() ([]call, error) {
 	}
 	if len(calls) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool { return o.Shadow }) {
 		return nil, &InvalidError{Field: "Result", Value: plain("one that took nothing"),
-			Want: "the one that RateLimit returned; not that of a check, nor a copy by way of JSON or by hand"}
+			Want: "the Result that RateLimit returned, not one of a check, nor a copy"}
 	}
 	sortCalls(calls)
 	return calls, nil

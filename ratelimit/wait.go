@@ -16,24 +16,27 @@ import (
 //	}
 //	resp, err := client.Do(req)
 //
-// It reserves, as by [Request.OrReserve], and sleeps until RunAt. So whoever comes first goes first, over all processes, a large
-// request does not starve among small ones, and each has one place in the line of all its limits. Before it returns it looks at
-// them again: by what a pause set meanwhile, or a settlement, has put its place off, it waits on. What moves its place up meanwhile
-// it does not notice. It never returns before the database's clock has come to RunAt.
+// It reserves, as with [Request.OrReserve], and sleeps until RunAt. So callers go in the order in
+// which they came, over all processes, and small requests do not starve large ones. Before it
+// returns it looks at the limits again: if a pause or a settlement has delayed its turn meanwhile,
+// it waits on. If its turn has moved up, it does not notice. It never returns before the database's
+// clock has reached RunAt.
 //
-// If ctx has a deadline, it reserves [Request.Within] what is left of the time, unless the request has a shorter one of its own. A
-// call that would have to wait for longer, or that MaxReserved denies, waits for nothing: Wait returns at once with the Result and
-// its [*DeniedError], and nothing is taken. A count that does not come before the deadline even where the limit is full is an error
-// that matches [context.DeadlineExceeded].
+// If ctx has a deadline, it reserves [Request.Within] the time that is left, unless the request has
+// a shorter one. If the call would have to wait longer, or MaxReserved denies it, Wait returns at
+// once with the Result and its [*DeniedError], and nothing is taken. A count that would not flow in
+// before the deadline even if the limit is full is an error that matches
+// [context.DeadlineExceeded].
 //
-// If ctx ends while it waits, what was taken is given back, which takes up to 5 seconds, and the error matches that of ctx. Those
-// behind keep their places: see [Limiter.Release]. Other errors are as those of RateLimit.
+// If ctx ends while it waits, its tokens are given back, which takes up to 5 seconds, and the error
+// matches that of ctx. Callers behind it keep their turns: see [Limiter.Release]. Other errors are
+// those of RateLimit.
 //
 // Without a deadline it waits for its turn however long that takes, and for the database no longer
 // than Config.Timeout.
 //
-// Whoever waits holds no connection, and costs the database two trips in all, one if the tokens were there. A process that ends
-// while it waits has spent its tokens.
+// A waiting call holds no connection, and costs two round trips in all, or one if the tokens were
+// there. A process that ends while it waits has used its tokens.
 func (a *Autocommit) Wait(ctx context.Context, requests ...Request) (Result, error) {
 	return wait(ctx, a, requests)
 }
@@ -75,7 +78,7 @@ func wait(ctx context.Context, l line, requests []Request) (Result, error) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
 		if failed := l.GiveBack(ctx, res); failed != nil {
-			err = fmt.Errorf("%w; nor was what it took given back: %w", err, failed)
+			err = fmt.Errorf("%w; its tokens could not be given back: %w", err, failed)
 		}
 		return Result{}, err
 	}
@@ -110,7 +113,7 @@ func inTimeFor(ctx context.Context, requests []Request) ([]Request, error) {
 	}
 	var invalid *InvalidError
 	if _, err := resolveAll(patient); errors.As(err, &invalid) {
-		return nil, fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not come in %v: %w", invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
+		return nil, fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not flow in within %v: %w", invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
 	}
 	return patient, nil
 }

@@ -163,9 +163,9 @@ func TestBadTimesAreRefused(t *testing.T) {
 	}{
 		"negative":                     {bucket.For("key").Within(-1), "Within", false, "0 or more"},
 		"more than now":                {bucket.For("key").Count(11).Within(0), "count", true, "at most the capacity of 10"},
-		"more than comes":              {bucket.For("key").Count(13).Within(2 * sec), "count", true, "at most 12: the capacity of 10 and what comes in any 2s"},
-		"more than comes in windows":   {window.For("key").Count(31).Within(15 * sec), "count", true, "at most 20: the capacity of 10 and what comes in any 15s"},
-		"more than is sure of windows": {window.For("key").Count(21).Within(15 * sec), "count", false, "at most 20: the capacity of 10 and what comes in any 15s"},
+		"more than comes":              {bucket.For("key").Count(13).Within(2 * sec), "count", true, "at most 12: the capacity of 10 plus what flows in within any 2s"},
+		"more than comes in windows":   {window.For("key").Count(31).Within(15 * sec), "count", true, "at most 20: the capacity of 10 plus what flows in within any 15s"},
+		"more than is sure of windows": {window.For("key").Count(21).Within(15 * sec), "count", false, "at most 20: the capacity of 10 plus what flows in within any 15s"},
 	} {
 		_, err := ratelimit.Decide(tc.r, ratelimit.State{}, t0)
 		var invalid *ratelimit.InvalidError

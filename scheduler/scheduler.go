@@ -17,7 +17,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures a [Scheduler]. The zero Config is ready for production.
+// Config configures a [Scheduler]. The zero Config uses the defaults.
 type Config struct {
 	// Jitter bounds the random delay after RunAt, which keeps jobs that become due together from
 	// starting together. It is never more than a tenth of the period of the limit that set RunAt: a

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Version returns the newest version that has been applied, 0 if none has. It may be above [Newest] where a later release
-// has migrated.
+// Version returns the newest version that has been applied, or 0. It may be above [Newest] if a
+// later release has migrated.
 //
 // The role needs USAGE on the schema and SELECT on weir_schema.
 func Version(ctx context.Context, db DB, opts ...Option) (int, error) {
@@ -19,8 +19,9 @@ func Version(ctx context.Context, db DB, opts ...Option) (int, error) {
 	return s.version, nil
 }
 
-// Check reports whether this release works on the schema: nil, or [ErrNotMigrated], or [ErrIncompatible], or why it
-// could not find out. It writes nothing and waits for nobody, so it also works on a standby.
+// Check reports whether this release works on the schema: nil, [ErrNotMigrated], [ErrIncompatible],
+// or the error with which it could not find out. It writes nothing and waits for nobody, so it also
+// works on a standby.
 //
 // The role needs USAGE on the schema and SELECT on weir_schema.
 func Check(ctx context.Context, db DB, opts ...Option) error {

@@ -1,5 +1,6 @@
-// Package schema keeps Weir's tables at the version that this release needs: however many processes call [Migrate] at
-// once, each migration is applied once and whole, or not at all.
+// Package schema keeps Weir's tables at the version that this release needs. Any number of
+// processes may call [Migrate] at once: each migration is applied once and as a whole, or not at
+// all.
 //
 // # At the start of a program
 //
@@ -13,7 +14,7 @@
 //
 // # With a migrating role of its own
 //
-// Where the program's role may not create tables, migrate while deploying, and let the program check:
+// If the program's role may not create tables, migrate while deploying, and let the program check:
 //
 //	err = schema.Check(ctx, pool, schema.In("weir"))
 //	switch {
@@ -21,7 +22,7 @@
 //	case errors.Is(err, schema.ErrIncompatible): // upgrade Weir
 //	}
 //
-// The program's role needs no more than this:
+// The program's role needs only this:
 //
 //	GRANT USAGE ON SCHEMA weir TO app;
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_balance TO app;
@@ -29,7 +30,8 @@
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_slot TO app; -- for packages slots and scheduler
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
-// Whoever prunes needs DELETE on weir_balance and weir_settled, and all of weir_slot, as well.
+// To prune, a role also needs DELETE on weir_balance and weir_settled, and all of the above on
+// weir_slot.
 //
 // The tables belong to the role that ran the migration; nothing runs with its privileges.
 //
@@ -41,7 +43,7 @@
 //
 // # Releases and versions
 //
-// Migrations only go forward. Each records in weir_schema the lowest version that a release must know to work after it, so
-// that the releases of a rolling deployment overlap: the previous one goes on working on the next one's schema, and where
-// it could not, Migrate and Check refuse with [ErrIncompatible] instead of working wrongly.
+// Migrations only go forward. Each records in weir_schema the lowest version that a release must
+// know to work after it. So releases can overlap in a rolling deployment: the previous one keeps
+// working on the next one's schema. If it cannot, Migrate and Check refuse with [ErrIncompatible].
 package schema

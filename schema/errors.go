@@ -10,12 +10,12 @@ import (
 )
 
 var (
-	// ErrNotMigrated is what [Check] returns where no migration has been applied, or not those that this release needs.
-	// The mend is to run [Migrate].
+	// ErrNotMigrated is what [Check] returns if migrations are missing that this release needs. Run
+	// [Migrate].
 	ErrNotMigrated = errors.New("not migrated")
 
-	// ErrIncompatible is what [Check] and [Migrate] return where a later release has changed the schema in a way that
-	// this release cannot work on. The mend is to upgrade Weir.
+	// ErrIncompatible is what [Check] and [Migrate] return if a later release has changed the
+	// schema so that this release cannot work on it. Upgrade Weir.
 	ErrIncompatible = errors.New("incompatible")
 )
 

@@ -18,14 +18,15 @@ const oldest = 1
 //go:embed migrations/*.sql
 var embedded embed.FS
 
-// Files returns the migrations for those who apply them with a tool of their own: one file a version, NNNN_name.up.sql,
-// numbered from 1 without gaps. golang-migrate (through its iofs source, not in its multi-statement mode, which cuts
-// function bodies apart), goose, tern and atlas read them as they are.
+// Files returns the migrations, for other migration tools: one file per version, NNNN_name.up.sql,
+// numbered from 1 without gaps. golang-migrate (through its iofs source, not in its multi-statement
+// mode, which cuts function bodies apart), goose, tern and atlas read them as they are.
 //
-// The files use unqualified names: they create everything in the first schema of the connection's search_path. Each
-// records itself in weir_schema, so that [Version], [Check] and [Migrate] see it whoever applied it; but a tool's own table
-// of versions does not see what Migrate applied. Use the one or the other, and give the tool a version table for these
-// files alone, since their numbers are Weir's and not yours.
+// The files use unqualified names: they create everything in the first schema of the connection's
+// search_path. Each records itself in weir_schema, so that [Version], [Check] and [Migrate] see it
+// whichever tool applied it. The tool's own table of versions does not see what Migrate applied.
+// Use the one or the other, and give the tool a separate version table for these files, as their
+// numbers are Weir's.
 func Files() fs.FS {
 	files, err := fs.Sub(embedded, "migrations")
 	if err != nil {

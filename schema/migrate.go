@@ -14,11 +14,12 @@ type DB interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Migrate brings the schema up to the newest version that this release knows, and does nothing where it is there already.
-// It is one READ COMMITTED transaction, whatever the connection's defaults are: a call that fails leaves nothing behind.
+// Migrate brings the schema up to the newest version that this release knows, and does nothing if
+// it is there already. It is one READ COMMITTED transaction, whatever the connection's defaults
+// are: a call that fails leaves nothing behind.
 //
-// Any number of processes may call it at once, so it may stand at the start of a program: one migrates, the others wait
-// for it and find nothing left to do. Cancelling ctx ends the wait.
+// Any number of processes may call it at once, so you can call it at the start of a program: one
+// migrates, the others wait and find nothing left to do. Cancelling ctx ends the wait.
 //
 // A schema that a later release has migrated further is left alone. That is no error unless the later release has
 // declared it incompatible with this one: then Migrate returns [ErrIncompatible].

@@ -29,8 +29,8 @@ func In(schema string) Option {
 	return func(o *options) { o.schema, o.hasSchema = schema, true }
 }
 
-// To makes [Migrate] stop at a version. There is no way back: a version below the database's is an error.
-// [Version] and [Check] ignore it.
+// To makes [Migrate] stop at a version. A version below the database's is an error, as there are no
+// down migrations. [Version] and [Check] ignore it.
 //
 // Default: [Newest].
 func To(version int) Option {

@@ -1,5 +1,5 @@
-// Package slots lets at most n work at once per key, over all processes, with slots that live in your own Postgres and free
-// themselves when their process dies.
+// Package slots lets at most n run at once per key, over all processes. Slots are rows in your own
+// Postgres, and expire when their process dies.
 //
 //	var Exports = slots.MustDefine("exports", 3) // at once, for each tenant
 //
@@ -7,27 +7,30 @@
 //		return export(ctx, tenant)
 //	}, Exports.For(tenant))
 //
-// A limit of package ratelimit says how often something may begin; this says how much of it may be under way. Within one
-// process golang.org/x/sync/semaphore does that without a database.
+// A limit of package ratelimit bounds how many start in a time; this package bounds how many run at
+// once. Within one process use golang.org/x/sync/semaphore instead.
 //
 // # Hold
 //
-// [Slots.Do] waits for a slot, runs the work, and gives the slot back. [Slots.TryAcquire] does not wait: if all are held it
-// fails with an error that matches [ErrFull]. [Slots.Acquire] waits, and both return a [Hold] that is to be released. With
-// several requests a call holds a slot of each, or of none.
+// [Slots.Do] waits for a slot, runs the work, and releases the slot. [Slots.TryAcquire] does not
+// wait: if all slots are held it fails with an error that matches [ErrFull]. [Slots.Acquire] waits.
+// Both return a [Hold], which the caller releases. With several requests a call holds a slot of
+// each, or of none.
 //
 // # Die
 //
-// While a process lives it renews its slots, all in one statement, three times in [Config.TTL]. If it dies they are free TTL
-// after the last renewal. If it cannot renew, as its database is away, say, then the [Hold.Context] of the work ends, with
-// [ErrLost] as its cause, before the database gives the slot to somebody else.
+// While a process lives it renews its slots, all in one statement, three times in each
+// [Config.TTL]. If it dies, they are free TTL after the last renewal. If it cannot renew them,
+// because the database is away for example, the [Hold.Context] of the work ends, with [ErrLost] as
+// its cause, before the database grants the slot to another process.
 //
 // # What is guaranteed, and by what
 //
-// The slots of a key are numbered 0 to n-1, and the table's primary key keeps two holders out of one: never more than n are
-// held by the database's books. That no more than n work holds as long as work ends when its context does, the process is not
-// suspended for longer than TTL, and the database's clock does not jump ahead. For what must not happen even then, give the
-// [Slot.Token] along: its resource can refuse whoever comes with an older one.
+// The slots of a key are numbered 0 to n-1, and the table's primary key allows one holder each: the
+// database never has more than n holders. No more than n run, as long as work ends when its context
+// does, the process is not suspended for longer than TTL, and the database's clock does not jump
+// ahead. If more must not run even then, pass the [Slot.Token] on: the resource can refuse a caller
+// with an older token.
 //
-// A slot is no part of a transaction, so there are no verbs for those: it is taken and given back in transactions of its own.
+// A slot is not part of your transaction: it is taken and released in transactions of its own.
 package slots

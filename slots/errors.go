@@ -12,8 +12,8 @@ var (
 	// ErrFull matches every [*FullError].
 	ErrFull = errors.New("slots: full")
 
-	// ErrLost is the cause of a [Hold.Context] that ends, and what [Hold.Err] returns, when a slot could not be renewed in
-	// time: the database gives it to others, or soon will.
+	// ErrLost is the cause of a [Hold.Context] that ends, and what [Hold.Err] returns, when a slot
+	// could not be renewed in time. The database grants it to others, or soon will.
 	ErrLost = errors.New("slots: slot lost: it was not renewed in time, and others may hold it")
 
 	// ErrReleased is the cause of a [Hold.Context] that ends because of [Hold.Release], and what [Hold.Err] returns after it.
@@ -23,8 +23,8 @@ var (
 	ErrClosed = errors.New("slots: closed")
 )
 
-// FullError says that all slots of a limit and key were held. There is no time to come again in it: work that holds a slot may
-// end at any moment, or never.
+// FullError says that all slots of a limit and key were held. It has no time to retry: work that
+// holds a slot may end at any moment, or never.
 type FullError struct {
 	Limit string
 	Key   string // "" for a limit without keys

@@ -9,20 +9,21 @@ import (
 type Slot struct {
 	Limit, Key string
 
-	// Number is which of the slots 0 to n-1 it is: of those who hold slots of the key, no two have the same. It may choose
-	// one of n ports, of n accounts, of n directories.
+	// Number is which of the slots 0 to n-1 it is. No two holders of the key have the same number.
+	// Use it to choose one of n ports, accounts or directories, for example.
 	Number int
 
-	// Token fences: of two who hold the same slot one after the other, the later has the larger Token, and the same one only
-	// if it was passed on within a process. It is the time in microseconds at which the slot was granted, or one more than
-	// the Token before, if that is more; so it stays below 2^53, and grows even where a clock is set back by up to an hour,
-	// or clocks of several nodes differ by so much. A resource that notes the largest that it has seen for a slot, and refuses all
-	// that are smaller, is safe from a process that was suspended and does not know yet that its slot is lost.
+	// Token is a fencing token: it grows with each grant of a slot, and stays the same only if the
+	// slot is passed on within a process. It is the time of the grant in microseconds, or one more
+	// than the token before, if that is more. So it stays below 2^53, and grows even where a clock
+	// is set back by up to an hour, or clocks of several nodes differ by so much. A resource that
+	// remembers the largest token that it has seen for a slot, and refuses smaller ones, is safe
+	// from a process that was suspended and does not know yet that its slot is lost.
 	Token int64
 }
 
-// Hold is slots that are held, until [Hold.Release]. While the process lives they are renewed in the background. It is safe for
-// concurrent use.
+// Hold has slots that are held until [Hold.Release]. While the process lives they are renewed in
+// the background. It is safe for concurrent use.
 type Hold struct {
 	s     *Slots
 	slots []*slot
@@ -60,16 +61,17 @@ func (s *Slots) hold(slots []*slot) *Hold {
 	return h
 }
 
-// Slots are the slots that are, or were, held: sorted by limit and key.
+// Slots returns the slots that are, or were, held, sorted by limit and key.
 func (h *Hold) Slots() []Slot { return h.all }
 
 // Context returns a child of parent that ends when a slot is lost, with [ErrLost] as its [context.Cause], or the hold is
 // released, with [ErrReleased].
 //
-// A slot is lost when it was not renewed for TTL, less a tenth of it: counted on this process's own clock from before the last
-// renewal was sent, so that the context ends before the database gives the slot to somebody else. The tenth is the time in
-// which the work should notice. What cannot be noticed is a process that is suspended for longer, which goes on where it was,
-// and a database whose clock jumps ahead: see [Hold.Err] and [Slot.Token].
+// A slot is lost when it was not renewed for nine tenths of TTL, counted on this process's own
+// clock from before the last renewal was sent. So the context ends before the database grants the
+// slot to another process, and the work has a tenth of TTL to stop. Two cases cannot be noticed: a
+// process that is suspended for longer, and a database whose clock jumps ahead. See [Hold.Err] and
+// [Slot.Token].
 func (h *Hold) Context(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(parent)
 	if err := context.Cause(h.ctx); err != nil {
@@ -81,9 +83,10 @@ func (h *Hold) Context(parent context.Context) context.Context {
 	return ctx
 }
 
-// Err is nil as long as all slots are held, by this process's own clock at this moment: for a look right before what must not
-// happen without the slot, as a process that was suspended may come there before its contexts have ended. Then it is
-// [ErrLost], or after Release [ErrReleased].
+// Err is nil as long as all slots are held, by this process's own clock at this moment. Otherwise
+// it is [ErrLost], or after Release [ErrReleased]. Check it right before a step that must not
+// happen without the slot: a process that was suspended may get there before its contexts have
+// ended.
 func (h *Hold) Err() error {
 	if err := context.Cause(h.ctx); err != nil {
 		return err
@@ -98,9 +101,10 @@ func (h *Hold) Err() error {
 	return context.Cause(h.ctx)
 }
 
-// Release gives the slots back: to who waits for them in this process, or with one round trip to the database. It does so also
-// if ctx has ended, for which it takes no longer than 5 seconds. With an error the slots may still be held, and free
-// themselves after TTL. What was lost is given back as far as nobody else has it yet; to release again does nothing.
+// Release gives the slots back: to callers that wait for them in this process, or with one round
+// trip to the database. It does so even if ctx has ended, and then takes at most 5 seconds. After
+// an error the slots may still be held, and expire after TTL. Lost slots are released if nobody
+// else has them yet. A second Release does nothing.
 func (h *Hold) Release(ctx context.Context) error {
 	h.s.mu.Lock()
 	mine := make([]*slot, 0, len(h.slots))

@@ -12,9 +12,10 @@ import (
 // Max is the largest number of slots that a limit may have.
 const Max = 10_000
 
-// Limit is a named limit on how many hold a slot at once: what [Define] returns, once, usually in a package variable. It is
-// found by its name: two programs, or two releases, that define the same name share its slots. It has nothing to do with a
-// limit of package ratelimit that has the same name.
+// Limit is a named limit on how many hold a slot at once. [Define] returns it, usually once, for a
+// package variable. It is identified by its name: two programs, or two releases, that define the
+// same name share its slots. It has nothing to do with a limit of package ratelimit of the same
+// name.
 //
 // A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
 // error that matches [ratelimit.ErrInvalid].
@@ -23,9 +24,9 @@ type Limit struct {
 	n   int
 }
 
-// Define makes a limit out of a name and the number of slots that each of its keys has. The name identifies its rows for ever:
-// 1 to 255 bytes of UTF-8 without NUL. n is 1 to [Max]. What is bad is refused with a [*ratelimit.InvalidError] that says
-// what and what would be right.
+// Define makes a limit from a name and the number of slots of each key. The name identifies its
+// rows for ever: 1 to 255 bytes of UTF-8 without NUL. n is 1 to [Max]. A bad name or n is refused
+// with a [*ratelimit.InvalidError] that says what would be right.
 func Define(name string, n int) (Limit, error) {
 	def, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour}) // names and keys have one rule
 	if err != nil {
@@ -66,9 +67,10 @@ type Request struct {
 	n     int
 }
 
-// Of decides this request by another number of slots than the limit's own: a customer's plan, say. With more of them, more are
-// granted from the next call on. With less, those who hold a slot keep it, and nothing is granted before fewer than n are held
-// in all. Where calls with different numbers meet, each is decided by its own.
+// Of uses another number of slots for this request than the limit's own, for example a customer's
+// plan. With a larger number more are granted from the next call on. With a smaller one, slots that
+// are held stay held, and none is granted until fewer than n are held in all. If calls with
+// different numbers meet, each is decided with its own.
 func (r Request) Of(n int) Request { r.n = n; return r }
 
 // want is a request that was found to be good.

@@ -18,10 +18,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [Slots]. The zero Config is ready for production.
+// Config configures [Slots]. The zero Config uses the defaults.
 type Config struct {
-	// TTL is for how long a slot is held that is not renewed: after a process has died, and the longest time for which a
-	// process may be without its database and keep its slots. Slots are renewed three times in it. Default: 30 seconds; at
+	// TTL is how long a slot is held without a renewal: after a process has died, or while it
+	// cannot reach the database. Slots are renewed three times in each TTL. Default: 30 seconds; at
 	// least a second, at most a day.
 	TTL time.Duration
 
@@ -29,20 +29,21 @@ type Config struct {
 	// finds.
 	Schema string
 
-	// Logger is told of renewals that fail and of slots that are lost. Default: [slog.Default].
+	// Logger gets failed renewals and lost slots. Default: [slog.Default].
 	Logger *slog.Logger
 
-	// Clock replaces the database's clock, for tests that need to set it. When a slot is renewed, and when it is lost here,
-	// goes by the process's own clock all the same. Default: the database's.
+	// Clock replaces the database's clock, for tests that need to set it. Renewals, and the loss of
+	// a slot in this process, still go by the process's own clock. Default: the database's.
 	Clock func() time.Time
 }
 
-// Slots hands out slots, and renews those that are held in this process. It is safe for concurrent use, and one for each
-// process and pool is enough: those who wait for the same key are in one line then.
+// Slots hands out slots, and renews those that are held in this process. It is safe for concurrent
+// use, and one for each process and pool is enough: then all callers of a key wait in one queue.
 //
-// Calls are transactions of their own: a slot outlives transactions, and there is none to join. Each takes a connection of the
-// pool for the time of a round trip, and so do renewals: a pool all of whose connections are taken by the work for longer than
-// TTL loses its slots. Never wait for a slot while holding a connection of the same pool.
+// Calls are transactions of their own, as a slot outlives transactions. Each takes a connection of
+// the pool for the time of a round trip, and so do renewals: if the work holds all connections of
+// the pool for longer than TTL, the slots are lost. Never wait for a slot while holding a
+// connection of the same pool.
 type Slots struct {
 	pool     *pgxpool.Pool
 	sql      statements
@@ -86,34 +87,37 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 	return s, nil
 }
 
-// TryAcquire takes a slot of each request, or of none, and waits for nobody. If a limit is full, or others in this process
-// wait for it, the error is a [*FullError]. One round trip for each request; slots of the earlier ones are held for a moment
-// if a later one is full.
+// TryAcquire takes a slot of each request, or of none, and does not wait. If a limit is full, or
+// other callers in this process wait for it, the error is a [*FullError]. It makes one round trip
+// for each request. If a later request is full, slots of the earlier ones are held for a moment.
 //
-// Other errors: one that matches [ratelimit.ErrInvalid] for a bad request, or [ErrClosed]; else the database's, or that of
-// ctx, wrapped. No slot is held then; a connection that was lost may leave one that is nobody's, for TTL at most.
+// Other errors: one that matches [ratelimit.ErrInvalid] for a bad request, or [ErrClosed];
+// otherwise the database's, or that of ctx, wrapped. After an error no slot is held. A lost
+// connection may leave a slot taken that nobody holds, for TTL at most.
 func (s *Slots) TryAcquire(ctx context.Context, requests ...Request) (*Hold, error) {
 	return s.take(ctx, requests, false)
 }
 
-// Acquire is TryAcquire that waits until there is a slot. Within the process those who wait for a key have their turns in the
-// order in which they came: only the first of them asks the database, every 10 to 250 milliseconds, and a slot that is
-// released in this process is his without a round trip. After five seconds in one process a slot is given back instead, for
-// those of other processes; between processes there is no order. A caller that waits holds no connection.
+// Acquire is TryAcquire that waits until there is a slot. Within the process, callers of a key are
+// served in the order in which they came. Only the first of them asks the database, every 10 to 250
+// milliseconds, and it gets a slot that is released in this process without a round trip. After
+// five seconds in one process a slot is released to other processes instead; between processes
+// there is no order. A caller that waits holds no connection.
 //
-// Of several requests it holds no slot while it waits, at first. If it has waited for each and others were still full, it waits
-// for one after the other, in the order of their names and keys, and keeps those that it has got. It keeps its place by age in
-// each line, so that it waits only for callers that came before it: nobody else uses what it keeps for that long.
+// With several requests it holds no slot at first while it waits. If it has waited for each, and
+// others were still full, it waits for one after the other, in the order of their names and keys,
+// and keeps the slots that it gets. In each queue its place depends on when it came, so it only
+// waits for callers that came before it.
 //
 // If ctx ends first the error matches that of ctx. What is acquired outlives ctx: see [Hold.Context].
 func (s *Slots) Acquire(ctx context.Context, requests ...Request) (*Hold, error) {
 	return s.take(ctx, requests, true)
 }
 
-// Do acquires, runs fn, and releases, whether fn returns or panics. fn's ctx is a [Hold.Context] of ctx: it ends when a slot
-// is lost, and fn should end then, too. Do returns what fn does, but if a slot was lost while fn ran, also if fn returned nil:
-// then the error matches [ErrLost], and what fn returned besides. That a slot could not be given back is logged, as it
-// frees itself.
+// Do acquires, runs fn, and releases, whether fn returns or panics. fn's ctx is a [Hold.Context] of
+// ctx: it ends when a slot is lost, and fn should then end too. Do returns fn's error. If a slot
+// was lost while fn ran, the error also matches [ErrLost], even if fn returned nil. If a slot
+// cannot be released, that is logged, as it expires by itself.
 func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error, requests ...Request) (err error) {
 	h, err := s.Acquire(ctx, requests...)
 	if err != nil {
@@ -135,7 +139,7 @@ func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error, requ
 	return fn(h.Context(ctx))
 }
 
-// Held tells how many slots of a limit and key are held, over all processes. It takes none.
+// Held returns how many slots of a limit and key are held, over all processes. It takes none.
 func (s *Slots) Held(ctx context.Context, request Request) (n int, err error) {
 	w, err := request.resolve()
 	if err != nil {
@@ -150,10 +154,10 @@ func (s *Slots) Held(ctx context.Context, request Request) (n int, err error) {
 	return n, nil
 }
 
-// Close refuses what is asked from now on, and those who wait, with [ErrClosed], and waits until all that is held is released.
-// If ctx ends before, nothing is renewed any more, the contexts of what is still held end, with [ErrLost] as their cause, and
-// the error matches that of ctx; the rows stay for the rest of TTL, as the work may not have ended. To close again does
-// nothing but wait.
+// Close refuses new calls, and calls that wait, with [ErrClosed], and waits until all slots are
+// released. If ctx ends before, it stops all renewals, the contexts of held slots end with
+// [ErrLost] as their cause, and the error matches that of ctx. The rows stay for the rest of TTL,
+// as the work may not have ended. A second Close only waits.
 func (s *Slots) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closed {
@@ -236,7 +240,7 @@ func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Ho
 		back := s.release(ctx, got)
 		if !errors.Is(err, ErrFull) || !patient {
 			if back != nil {
-				err = fmt.Errorf("%w; nor were the others given back: %w", err, back)
+				err = fmt.Errorf("%w; the other slots could not be released: %w", err, back)
 			}
 			return nil, err
 		}

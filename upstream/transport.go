@@ -10,13 +10,14 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Waiter is what a [Transport] stands in line by: a [*ratelimit.Autocommit] is one.
+// Waiter is what a [Transport] waits with: a [*ratelimit.Autocommit] is one.
 type Waiter interface {
 	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
 }
 
-// Transport keeps the calls of an API's client to the API's limits, over all processes that share them:
+// Transport keeps the calls of an API's client within the API's limits, over all processes that
+// share them:
 //
 //	client := &http.Client{Timeout: time.Minute, Transport: &upstream.Transport{
 //		Limiter: limiter.Autocommit(pool),
@@ -25,9 +26,9 @@ type Waiter interface {
 //		},
 //	}}
 //
-// Each request waits for its turn first, as by [ratelimit.Autocommit.Wait], for as long as its context lasts, to which the client's
-// Timeout belongs. One that would have to wait for longer is not sent: its error is a [*ratelimit.DeniedError], which [errors.As]
-// finds in the client's.
+// Each request first waits for its turn, as with [ratelimit.Autocommit.Wait], as long as its
+// context lasts, which includes the client's Timeout. A request that would have to wait longer is
+// not sent: its error is a [*ratelimit.DeniedError], which [errors.As] finds in the client's.
 //
 // When the API answers 429, or 503 and says for how long, the Transport pauses the limits of that
 // request before it returns the answer: for as long as [RetryAfter] reads, and for MaxPause at most.
@@ -44,10 +45,11 @@ type Transport struct {
 	// Limiter has no default.
 	Limiter Waiter
 
-	// Requests tells what a request asks of which limits. It must not change the request. None: it is not limited. Default: none.
+	// Requests returns what an HTTP request takes from which limits. It must not change the HTTP
+	// request. If it returns none, the call is not limited. Default: none.
 	Requests func(*http.Request) []ratelimit.Request
 
-	// Unsaid is the length of the pause after a 429 that does not say how long it is to be. MaxPause
+	// Unsaid is the length of the pause after a 429 that does not say how long to wait. MaxPause
 	// does not bound it. Default: a minute, for 0 and below.
 	Unsaid time.Duration
 
@@ -58,7 +60,8 @@ type Transport struct {
 	// whose quota is by the day. More than 366 days means 366 days. Default: an hour, for 0 and below.
 	MaxPause time.Duration
 
-	// Logger is told of a pause that could not be set: the answer is returned all the same. Default: [slog.Default].
+	// Logger gets the error if a pause could not be set. The answer is still returned. Default:
+	// [slog.Default].
 	Logger *slog.Logger
 }
 

@@ -1,13 +1,14 @@
-// Package upstream reads what an API says about its limits: how long to stay away after a 429 or a 503. [Transport] does so for the
-// client of an API: each call waits for its turn, in line over all processes, and no call is sent before the time is over that a 429
-// has asked for.
+// Package upstream keeps clients to the limits of the APIs that they call. [Transport] is an
+// http.RoundTripper: each call waits for its turn, in order over all processes, and after a 429 no
+// call is sent before the time that the API has asked for. [RetryAfter] reads that time from an
+// answer.
 //
 //	client := &http.Client{Timeout: 10 * time.Second, Transport: &upstream.Transport{
 //		Limiter:  limiter.Autocommit(pool),
 //		Requests: func(*http.Request) []ratelimit.Request { return []ratelimit.Request{PartnerAPI.For(tenant)} },
 //	}}
 //
-// By hand it is [RetryAfter], in a worker say:
+// In a worker, for example, use [RetryAfter]:
 //
 //	if resp.StatusCode == http.StatusTooManyRequests {
 //		d, ok := upstream.RetryAfter(resp.Header)
@@ -35,8 +36,8 @@ import (
 // most bounds what is read: it is as long as a pause may be.
 const most = 366 * 24 * time.Hour
 
-// RetryAfter tells how long an answer asks its client to stay away, counted from when it was sent.
-// It returns false if the answer does not say. With true the duration may be 0: the client may come
+// RetryAfter returns how long an answer asks its client to wait, counted from when it was sent. It
+// returns false if the answer does not say. With true the duration may be 0: the client may come
 // back at once. It reads, and takes the longest of
 //
 //   - Retry-After, in seconds or as a date (RFC 9110, 10.2.3). A date is compared with the answer's

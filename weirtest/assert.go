@@ -13,14 +13,15 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Verbs are what helpers for balances need: those of [*ratelimit.Autocommit], [*ratelimit.Coalesced] or [*Limiter].
+// Verbs is what the helpers for balances need: an [*ratelimit.Autocommit], a [*ratelimit.Coalesced]
+// or a [*Limiter].
 type Verbs interface {
 	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error
 	Value(ctx context.Context, request ratelimit.Request) (ratelimit.State, error)
 }
 
-// Granted fails the test unless a call was granted, to run now.
+// Granted fails the test unless a call was granted for now.
 func Granted(t testing.TB, res ratelimit.Result, err error) {
 	t.Helper()
 	if err != nil || !res.OK || !res.RunAt.IsZero() {
@@ -28,7 +29,7 @@ func Granted(t testing.TB, res ratelimit.Result, err error) {
 	}
 }
 
-// Reserved fails the test unless a call was granted ahead, to run later.
+// Reserved fails the test unless a call was granted for later.
 func Reserved(t testing.TB, res ratelimit.Result, err error) {
 	t.Helper()
 	if err != nil || !res.OK || res.RunAt.IsZero() {
@@ -36,8 +37,9 @@ func Reserved(t testing.TB, res ratelimit.Result, err error) {
 	}
 }
 
-// Denied fails the test unless a call was denied by the limit: that one of several whose tokens come last. The denial may be
-// in the Result, or in the error, as the code under test may return [ratelimit.Result.Err]: then any Result will do.
+// Denied fails the test unless a call was denied by the limit; if several limits denied, that is
+// the one whose tokens come last. The denial may be in the Result or in the error, as the code
+// under test may return [ratelimit.Result.Err]. If it is in the error, the Result does not matter.
 func Denied(t testing.TB, res ratelimit.Result, err error, by ratelimit.Limit) {
 	t.Helper()
 	of := res.Limit
@@ -53,7 +55,7 @@ func Denied(t testing.TB, res ratelimit.Result, err error, by ratelimit.Limit) {
 	}
 }
 
-// Describe tells in one line what a call met: for messages.
+// Describe returns the outcome of a call in one line, for messages.
 func Describe(res ratelimit.Result, err error) string {
 	var b strings.Builder
 	var denied *ratelimit.DeniedError
@@ -88,8 +90,9 @@ func name(limit, key string) string {
 	return fmt.Sprintf("%s for %q", limit, key)
 }
 
-// Drain takes all that the request's limit and key have, so that the next call is denied; a call that needs less than flows in
-// by then is not, so stop the clock, or choose a rule that is slow enough. The count of the request does not matter.
+// Drain takes all tokens of the request's limit and key, so that the next call is denied. With a
+// running clock, tokens flow in until then: stop the clock, or choose a rule that is slow enough.
+// The count of the request does not matter.
 func Drain(t testing.TB, v Verbs, request ratelimit.Request) {
 	t.Helper()
 	for range 100 {
@@ -123,8 +126,9 @@ func Fill(t testing.TB, v Verbs, request ratelimit.Request) {
 	}
 }
 
-// Value fails the test unless the request's limit and key have as many tokens, but for a millionth of a token, or of the number;
-// below 0 is what is owed. The count of the request does not matter.
+// Value fails the test unless the request's limit and key have that many tokens, give or take a
+// millionth of a token or of the number. A negative number is a debt. The count of the request does
+// not matter.
 func Value(t testing.TB, v Verbs, request ratelimit.Request, want float64) {
 	t.Helper()
 	s := state(t, v, request)

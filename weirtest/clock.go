@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Clock is a clock that stands until it is set: for [ratelimit.Config] and the like, as Clock: clock.Now, and for [Limiter]. The
-// zero Clock stands at noon of 1 January 2026, UTC. It is safe for concurrent use.
+// Clock is a clock that stands still until it is set, for [ratelimit.Config] and others, as Clock:
+// clock.Now, and for [Limiter]. The zero Clock shows noon of 1 January 2026, UTC. It is safe for
+// concurrent use.
 type Clock struct {
 	mu    sync.Mutex
 	at    time.Time
@@ -21,7 +22,7 @@ func NewClock(t time.Time) *Clock {
 	return c
 }
 
-// Now is what it was set to, in whole microseconds, as Postgres counts.
+// Now is the time that it was set to, in whole microseconds, as in Postgres.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

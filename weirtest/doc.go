@@ -1,5 +1,5 @@
-// Package weirtest makes code that uses limits testable: time stands still until the test moves it, limits deny and fail on
-// demand, and what was met is told in full when it is not what was wanted.
+// Package weirtest helps to test code that uses limits: time stands still until the test moves it,
+// limits deny and fail on demand, and assertions that fail say what they found.
 //
 //	clock := new(weirtest.Clock)
 //	limits := &weirtest.Limiter{Clock: clock} // in place of an *ratelimit.Autocommit
@@ -11,7 +11,7 @@
 //	res, err = limits.RateLimit(ctx, SignIn.For("alice"))
 //	weirtest.Granted(t, res, err)
 //
-// [Limiter] needs no database. It is for code that takes an interface of the verbs that it calls. Code that takes tokens in its
-// transactions is tested on Postgres, where [Clock] goes into [ratelimit.Config], and [Drain], [Fill] and [Value] set and look
-// at balances.
+// [Limiter] needs no database. It is for code that takes an interface with the methods that it
+// calls. Test code that takes tokens in its transactions on Postgres: set [Clock] in
+// [ratelimit.Config], and use [Drain], [Fill] and [Value] to set and check balances.
 package weirtest

@@ -12,14 +12,15 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limiter decides in memory as [ratelimit.Autocommit] does in Postgres, by the same arithmetic and with the same Results: limits
-// run out, refill by its Clock, and refuse bad requests. It has the verbs of Autocommit but for those of settlements, so it fits
-// wherever a package asks for some of them by an interface. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand, and
-// [Limiter.Calls] tells what it was asked.
+// Limiter decides in memory as [ratelimit.Autocommit] does in Postgres, with the same arithmetic
+// and the same Results: limits run out, refill according to its Clock, and refuse bad requests. It
+// has the verbs of Autocommit except those for settlements, so it can be used where code takes an
+// interface with some of them. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand,
+// and [Limiter.Calls] returns the calls that were made.
 //
 // A limit has one balance, however many shards. Its Results must not be given to a limiter with a database.
 //
-// The zero Limiter is ready for use, with all limits full. It is safe for concurrent use.
+// The zero Limiter has all limits full. It is safe for concurrent use.
 type Limiter struct {
 	Clock *Clock // Default: the time of the process.
 
@@ -46,7 +47,7 @@ type taken struct {
 	left     []ratelimit.State
 }
 
-// Call is what a [Limiter] was asked.
+// Call is a call of a [Limiter].
 type Call struct {
 	Verb     string // "RateLimit", "CheckRateLimit", ...
 	Requests []ratelimit.Request
@@ -54,15 +55,16 @@ type Call struct {
 	Err      error
 }
 
-// Calls are those that were made so far, in order.
+// Calls returns the calls that were made so far, in order.
 func (l *Limiter) Calls() []Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.calls)
 }
 
-// Deny has all keys of the limit denied for d from now on: until then, by the Clock, is their RetryAt, or later where they
-// would be denied anyway. With 0 that ends. Nothing is taken or refilled by it.
+// Deny denies all keys of the limit for d from now on. Their RetryAt is the end of that time, by
+// the Clock, or later if they would be denied anyway. A d of 0 ends it. It takes and refills
+// nothing.
 func (l *Limiter) Deny(limit ratelimit.Limit, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,15 +74,16 @@ func (l *Limiter) Deny(limit ratelimit.Limit, d time.Duration) {
 	l.denied[limit.Name()] = l.now().Add(d)
 }
 
-// Fail has every call fail with err, as if the database was away; nil ends that. Bad requests are refused all the same.
+// Fail makes every call fail with err, as if the database was away; nil ends that. Bad requests are
+// still refused.
 func (l *Limiter) Fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.failed = err
 }
 
-// Set sets the balance of the request's limit and key; below 0 tokens are owed. Its count does not matter. One that is above
-// the capacity is the capacity.
+// Set sets the balance of the request's limit and key; a negative value is a debt. The count of the
+// request does not matter. A value above the capacity is set to the capacity.
 func (l *Limiter) Set(request ratelimit.Request, value float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,7 +100,7 @@ func (l *Limiter) RateLimit(ctx context.Context, requests ...ratelimit.Request) 
 	return l.decide(ctx, "RateLimit", true, requests)
 }
 
-// Consume is [ratelimit.Autocommit.Consume]. Calls tells of it as of RateLimit, unless it is refused.
+// Consume is [ratelimit.Autocommit.Consume]. Calls has it as a RateLimit, unless it is refused.
 func (l *Limiter) Consume(ctx context.Context, requests ...ratelimit.Request) error {
 	if slices.ContainsFunc(requests, ratelimit.Request.Reserves) {
 		var none *ratelimit.Autocommit // refuses it before it needs a pool
@@ -115,8 +118,9 @@ func (l *Limiter) CheckRateLimit(ctx context.Context, requests ...ratelimit.Requ
 	return l.decide(ctx, "CheckRateLimit", false, requests)
 }
 
-// Wait is [ratelimit.Autocommit.Wait]. With a Clock it returns when that was set to the time at which the work may run, and a
-// deadline of ctx does not matter before it is over. A pause that is set meanwhile does not put it off.
+// Wait is [ratelimit.Autocommit.Wait]. With a Clock it returns when the Clock reaches the time at
+// which the work may run; a deadline of ctx does not matter before it has passed. A pause that
+// begins meanwhile does not delay it.
 func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	patient := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
@@ -185,7 +189,7 @@ const full = 1 << 53
 // Pause is [ratelimit.Autocommit.Pause].
 func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
 	if d <= 0 || d > 366*24*time.Hour {
-		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0, and of 366 days at the most"}
+		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0 and at most 366 days"}
 		l.note(Call{Verb: "Pause", Requests: requests, Err: err})
 		return err
 	}

@@ -21,7 +21,7 @@ func drawThroughput(file string, t *throughput) error {
 	p.BackgroundColor = color.White // or it is transparent, and cannot be read on a dark page
 	p.Title.Text = "One limit, 2 ms of work after each take"
 	p.X.Label.Text = "shards"
-	p.Y.Label.Text = "throughput by that of a key for each user"
+	p.Y.Label.Text = "throughput relative to one key per user"
 	p.X.Scale = plot.LogScale{}
 	p.X.Tick.Marker = shardTicks{}
 	p.Y.Min, p.Y.Max = 0, 1.1

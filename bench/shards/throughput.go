@@ -156,7 +156,7 @@ func (s setting) slice(ctx context.Context, limiter *ratelimit.Limiter, conns []
 	return float64(ended) / slice.Seconds(), nil
 }
 
-// relative is the throughput by that of a key for each user: the median of the rounds.
+// relative is the throughput relative to one key per user: the median of the rounds.
 func (t *throughput) relative(s setting) float64 {
 	base := t.done[setting{s.callers, 0, s.level}].rates
 	var ratios []float64

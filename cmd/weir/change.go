@@ -17,7 +17,7 @@ func newReset(e *env) *cobra.Command {
 	var everything string
 	c := &cobra.Command{
 		Use:   "reset LIMIT KEY | reset --key KEY",
-		Short: "Make a balance full again, or all of a key",
+		Short: "Make a balance full again, or all balances of a key",
 		Long: `Makes the balance of a key full again, or with --key all balances of that key, of whatever limits. What was reserved is forgiven and
 still runs. A pause goes on: see "weir resume". The key of a limit without keys is "".`,
 		Example: `  weir reset chatTokens acme

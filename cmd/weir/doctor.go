@@ -16,7 +16,7 @@ func newDoctor(e *env) *cobra.Command {
 	p := &patient{}
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find out what is wrong, and what mends it",
+		Short: "Find out what is wrong, and how to fix it",
 		Long: `Looks at what the database can tell: its settings, Weir's tables and how they are stored, vacuum and what holds it back, the clock,
 privileges, keys that callers queue for, rows that make no balance, and what waits to be pruned. It changes nothing.
 

@@ -21,7 +21,7 @@ func newExplain(e *env) *cobra.Command {
 	var riverSchema string
 	c := &cobra.Command{
 		Use:   "explain JOB",
-		Short: "Tell what a River job waits for, and until when",
+		Short: "Show what a River job waits for, and until when",
 		Long: `Tells what a River job waits for that was enqueued with its tokens, by package scheduler, and until when, pauses
 that began since included; and how the limit stands that it waits for. JOB is its id.`,
 		Args: takes(1, 1, "the id of a JOB"),

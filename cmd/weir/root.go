@@ -17,7 +17,7 @@ The exit status is 0, or 1 if it failed or found something wrong, or 2 if it was
 		Example: `  weir limits                           what there is, and what is short of tokens
   weir show chatTokens acme             what acme has left, and when it will be full
   weir pause partnerAPI acme 90s        closed for that long
-  weir doctor                           what is wrong, and what mends it`,
+  weir doctor                           what is wrong, and how to fix it`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:     true,
 		SilenceUsage:      true,

@@ -1,5 +1,5 @@
-// Package ahead shows the jobs that package scheduler has reserved on the dashboard's time line. It is apart so that a dashboard alone does
-// not link River.
+// Package ahead shows the jobs that package scheduler has reserved on the dashboard's time line. It
+// is a separate package so that a dashboard alone does not link River.
 //
 //	page, err := dashboard.New(pool, dashboard.Config{Ahead: ahead.Of(pool, jobs)})
 package ahead
@@ -14,8 +14,9 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// Of reads the jobs that wait by [scheduler.Jobs.WaitingFor], in a read-only transaction of its own. The River client of jobs need not
-// work any. The role needs SELECT on weir_balance and on river_job.
+// Of reads the jobs that wait with [scheduler.Jobs.WaitingFor], in a read-only transaction of its
+// own. The River client of jobs need not work any. The role needs SELECT on weir_balance and on
+// river_job.
 func Of(db inspect.DB, jobs *scheduler.Jobs) func(ctx context.Context, limit, key string, n int) ([]dashboard.Job, error) {
 	return func(ctx context.Context, limit, key string, n int) (list []dashboard.Job, err error) {
 		err = pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {

@@ -68,6 +68,7 @@ func run(ctx context.Context, p *progress, o options) (err error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.within, fmt.Errorf("not done within %v (-within)", o.within))
 	defer cancel()
+	_, _ = fmt.Fprintf(p.out, shows+"\n", o.requests)
 
 	server, err := pgserver.Start(ctx)
 	if err != nil {
@@ -95,8 +96,25 @@ func run(ctx context.Context, p *progress, o options) (err error) {
 	}
 	_, _ = fmt.Fprintf(p.out, "%d messages of %d tenants for an API that allows %d tokens and %d requests in %v\n",
 		o.requests, len(tenants), o.budget.tokens, o.budget.requests, o.budget.minute)
-	return serve(ctx, p, o, s, base, load, log)
+	if err := serve(ctx, p, o, s, base, load, log); err != nil {
+		return err
+	}
+	last := tryNext
+	if o.plain {
+		last = tryNextPlain
+	}
+	_, _ = fmt.Fprintf(p.out, "\n%s\n", last)
+	return nil
 }
+
+// The first line of the demo, and its last.
+const (
+	shows = "You will see %d calls to a language model on a budget: each reserves tokens with its River job, " +
+		"starts when they exist, and settles what it used."
+	tryNext = "Try next: go run ./examples/llm -plain (River alone starts the jobs, seconds late), " +
+		"make demo/playground (limits in the browser), docs/llm.md (how it is written)."
+	tryNextPlain = "Try next: make demo (the same on clients that Weir has configured), docs/llm.md (how it is written)."
+)
 
 // serve is the application: a limiter, a River client that works jobs, and the messages that come in.
 func serve(ctx context.Context, p *progress, o options, s *store, base string, load func() float64, log *standin.Log) error {

@@ -1,4 +1,4 @@
-// Llm asks a model six questions on a budget of tokens, which are reserved by an estimate and settled by what was used.
+// Llm asks a model six questions on a budget of tokens: it reserves an estimate, and settles what was used.
 package main
 
 import (
@@ -31,19 +31,19 @@ func (question) Kind() string { return "question" }
 func main() {
 	ctx, began := context.Background(), time.Now()
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
-	must(0, schema.Migrate(ctx, pool))
+	check(schema.Migrate(ctx, pool))
 	must(must(rivermigrate.New(riverpgxv5.New(pool), nil)).Migrate(ctx, rivermigrate.DirectionUp, nil))
 	limiter := must(ratelimit.New(ratelimit.Config{}))
 	var calls, used atomic.Int64
 	answer := func(ctx context.Context, job *river.Job[question]) error {
-		if calls.Add(1) == 3 { // here the model would be asked; the third time it answers 429 with Retry-After: 1
+		if calls.Add(1) == 3 { // call the model here; its third answer is a 429 with Retry-After: 1
 			return &scheduler.PauseError{For: time.Second, Requests: []ratelimit.Request{modelTokens.Global()}, Err: errors.New("429")}
 		}
-		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // in which the answer would be saved
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // save the answer here, too
 			used.Add(150)
 			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
 			if r, ok := scheduler.ReservationOf(job.JobRow); ok && err == nil {
-				_, err = limiter.Settle(ctx, tx, r, modelTokens.Global().Count(150)) // as the answer says
+				_, err = limiter.Settle(ctx, tx, r, modelTokens.Global().Count(150)) // the answer has this number
 			}
 			return err
 		})
@@ -52,10 +52,10 @@ func main() {
 	river.AddWorker(workers, river.WorkFunc(answer))
 	client := must(river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}})))
-	must(0, client.Start(ctx))
+	check(client.Start(ctx))
 	answered, _ := client.Subscribe(river.EventKindJobCompleted)
 	for i := range 6 {
-		must(0, limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { // in which the question would be saved
+		check(limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { // save the question here, too
 			in, err := sched.Jobs(client).InsertTx(ctx, tx, question{fmt.Sprint(i + 1)}, nil, modelTokens.Global().Count(400).OrReserve())
 			if err != nil {
 				return err
@@ -67,7 +67,7 @@ func main() {
 		fmt.Printf("answered: %s\n", (<-answered).Job.EncodedArgs)
 	}
 	fmt.Printf("%d calls, %d tokens of 2400, the 429 was heeded: %v\n", calls.Load(), used.Load(), time.Since(began) > time.Second)
-	must(0, client.Stop(ctx))
+	check(client.Stop(ctx))
 }
 
 func must[T any](v T, err error) T {
@@ -76,3 +76,5 @@ func must[T any](v T, err error) T {
 	}
 	return v
 }
+
+func check(err error) { must(0, err) }

@@ -1,4 +1,4 @@
-// Logins guards an account: of guesses that come at once a few are checked, and its owner gets in all the same.
+// Logins guards an account: only a few of many parallel guesses are checked, and the owner gets in.
 package main
 
 import (
@@ -50,7 +50,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	secret := []byte(rand.Text() + rand.Text()) // in earnest one that stays, and is known to no one
+	secret := []byte(rand.Text() + rand.Text()) // in production a fixed secret
 	devices, err := lockout.NewDevices(lockout.DevicesConfig{Keys: [][]byte{secret}})
 	if err != nil {
 		log.Fatal(err)
@@ -76,5 +76,5 @@ func main() {
 	fmt.Println("of 20 guesses at once", wrong.Load(), "were checked")
 	fmt.Println("alice, from elsewhere:", signIn(ctx, guard, alice, "secret"))
 	alice.Device = cookie
-	fmt.Println("alice, by her browser:", signIn(ctx, guard, alice, "secret"))
+	fmt.Println("alice, with her browser:", signIn(ctx, guard, alice, "secret"))
 }

@@ -1,4 +1,4 @@
-// Sign-ups makes accounts: three a day for each address and a hundred a day in all, taken in the transaction that makes the account.
+// Sign-ups makes accounts: at most three a day per address, and a hundred a day in total.
 package main
 
 import (

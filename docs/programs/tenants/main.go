@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	messages    = ratelimit.MustDefine("messages", ratelimit.TokenBucket{Rate: 3, Period: time.Hour}) // who has no plan
+	messages    = ratelimit.MustDefine("messages", ratelimit.TokenBucket{Rate: 3, Period: time.Hour}) // without a plan
 	allMessages = ratelimit.MustDefine("allMessages", ratelimit.TokenBucket{Rate: 10_000, Period: time.Hour}, ratelimit.Shards(4))
 )
 

@@ -1,4 +1,4 @@
-// Third-party-apis calls an API that allows ten calls a second, from two clients that share the limit, and backs off when told to.
+// Third-party-apis calls an API from two clients that share its limit, and backs off when the API asks for it.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 		log.Fatal(err)
 	}
 
-	var closed atomic.Bool // the partner, who now and then wants to be left alone
+	var closed atomic.Bool // the API answers 429 while it is set
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if closed.Load() {
 			w.Header().Set("Retry-After", "3")
@@ -73,8 +73,8 @@ func main() {
 	all.Wait()
 	fmt.Println("twelve calls took a second or more:", time.Since(began) > time.Second)
 	closed.Store(true)
-	fmt.Println("the API wants to be left alone for three seconds:", call(patient))
+	fmt.Println("the API asks for three seconds of rest:", call(patient))
 	closed.Store(false)
-	fmt.Println("who has a second:", call(newClient(time.Second)))
-	fmt.Println("who has a minute:", call(patient))
+	fmt.Println("a client that waits for a second:", call(newClient(time.Second)))
+	fmt.Println("a client that waits for a minute:", call(patient))
 }

@@ -1,4 +1,4 @@
-// Webhooks delivers events to two receivers, each at the rate of its own, and leaves one alone for as long as it asks.
+// Webhooks delivers events to two receivers, each at its own rate, and pauses for one that asks for it.
 package main
 
 import (
@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"sync/atomic"
 	"time"
@@ -32,10 +31,10 @@ func (delivery) Kind() string { return "delivery" }
 func main() {
 	ctx, refused, sender := context.Background(), atomic.Bool{}, http.Client{Timeout: 10 * time.Second}
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
-	must(0, schema.Migrate(ctx, pool))
+	check(schema.Migrate(ctx, pool))
 	must(must(rivermigrate.New(riverpgxv5.New(pool), nil)).Migrate(ctx, rivermigrate.DirectionUp, nil))
 	receivers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if event := r.URL.Query().Get("event"); r.URL.Path == "/busy" && event == "event 2" && refused.CompareAndSwap(false, true) {
+		if event := r.URL.Query().Get("event"); r.URL.Path == "/busy" && event == "event-2" && refused.CompareAndSwap(false, true) {
 			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
@@ -44,16 +43,16 @@ func main() {
 		return []ratelimit.Request{deliveries.For(job.Args.Receiver)}
 	}
 	deliver := func(_ context.Context, job *river.Job[delivery]) error {
-		resp, err := sender.Post(receivers.URL+"/"+job.Args.Receiver+"?event="+url.QueryEscape(job.Args.Event), "", nil)
+		resp, err := sender.Post(receivers.URL+"/"+job.Args.Receiver+"?event="+job.Args.Event, "", nil)
 		if err != nil {
 			return err
 		}
 		_ = resp.Body.Close()
-		fmt.Println(job.Args.Receiver, "answers", job.Args.Event, "by", resp.StatusCode)
-		if d, _ := upstream.RetryAfter(resp.Header); d > 0 && resp.StatusCode >= 400 { // nothing goes there until then
-			return &scheduler.PauseError{For: min(d, time.Hour), Requests: limits(job)} // no attempt is used up
+		fmt.Println(job.Args.Receiver, "answers", job.Args.Event, "with", resp.StatusCode)
+		if d, _ := upstream.RetryAfter(resp.Header); d > 0 && resp.StatusCode >= 400 { // no delivery goes there until then
+			return &scheduler.PauseError{For: min(d, time.Hour), Requests: limits(job)} // this uses no attempt
 		} else if resp.StatusCode >= 300 {
-			return errors.New(resp.Status) // tried again after River's backoff, up to MaxAttempts
+			return errors.New(resp.Status) // River retries it later, up to MaxAttempts
 		}
 		return nil
 	}
@@ -62,14 +61,13 @@ func main() {
 	client := must(river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}})))
 	done, _ := client.Subscribe(river.EventKindJobCompleted)
-	must(0, client.Start(ctx))
-	must(client.InsertMany(ctx, []river.InsertManyParams{ // or InsertManyTx, in the transaction that saves what has happened
-		{Args: delivery{"quick", "event 1"}}, {Args: delivery{"quick", "event 2"}},
-		{Args: delivery{"busy", "event 1"}}, {Args: delivery{"busy", "event 2"}}}))
+	check(client.Start(ctx))
+	must(client.InsertMany(ctx, []river.InsertManyParams{ // or InsertManyTx, in the transaction that saves the events
+		{Args: delivery{"quick", "event-1"}}, {Args: delivery{"quick", "event-2"}}, {Args: delivery{"busy", "event-1"}}, {Args: delivery{"busy", "event-2"}}}))
 	for range 4 {
 		<-done
 	}
-	must(0, client.Stop(ctx))
+	check(client.Stop(ctx))
 }
 
 func must[T any](v T, err error) T {
@@ -78,3 +76,5 @@ func must[T any](v T, err error) T {
 	}
 	return v
 }
+
+func check(err error) { must(0, err) }
