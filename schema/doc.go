@@ -27,6 +27,7 @@
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_balance TO app;
 //	GRANT SELECT, INSERT ON weir.weir_settled TO app; -- for Settle and Release
 //	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_slot TO app; -- for packages slots and scheduler
+//	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_line, weir.weir_line_tenant, weir.weir_turn TO app; -- for fair lines of scheduler
 //	GRANT USAGE ON SEQUENCE weir.weir_slot_token TO app; -- for package slots
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
