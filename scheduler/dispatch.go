@@ -21,6 +21,7 @@ import (
 
 const (
 	grantEvery = 500 * time.Millisecond // by the holder, while jobs wait
+	grantSoon  = 100 * time.Millisecond // when a job has started, and workers were what was scarce
 	lineLasts  = 3 * time.Second
 	heardFor   = 5 * time.Second  // a client that fetches no jobs for so long grants none
 	restAfter  = 10 * time.Second // a line in which nobody waits is forgotten
@@ -32,6 +33,7 @@ const (
 type turns struct {
 	holder uuid.UUID
 	heard  atomic.Int64 // when the client fetched last, in nanoseconds
+	scarce atomic.Bool  // of late: more could have been granted if workers had fetched sooner
 	under  sync.Mutex   // way; what follows is for the round under way only
 	began  time.Time
 	lines  map[row]*held
@@ -76,6 +78,13 @@ func (p *plugin) grantTurns(gap time.Duration) {
 	}()
 }
 
+// turnStarted says that a worker has a job that has had its turn: there may be room for the next.
+func (p *plugin) turnStarted() {
+	if p.turns.scarce.Load() {
+		p.grantTurns(grantSoon)
+	}
+}
+
 // linesSQL finds the lines in which jobs wait, except those that another client holds.
 //
 // $1 names $2 holder $3 most
@@ -109,6 +118,7 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 		return false, err
 	}
 	idle := r.lines
+	r.scarce.Store(false)
 	r.lines = map[row]*held{}
 	var failed []error
 	for _, of := range found {
@@ -127,7 +137,7 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 			}
 		}
 		if mine || err != nil {
-			r.lines[of], h.active = h, time.Now()
+			r.lines[of], h.active, holds = h, time.Now(), true
 		}
 	}
 	for of, h := range idle {
@@ -138,5 +148,5 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 			failed = append(failed, p.rest(ctx, of))
 		}
 	}
-	return len(r.lines) > 0, errors.Join(failed...)
+	return holds, errors.Join(failed...)
 }

@@ -56,7 +56,7 @@ func (g *grant) choose() {
 			g.more = true
 			return
 		}
-		q := g.nextTenant()
+		q, all := g.next()
 		if q == nil {
 			return
 		}
@@ -70,7 +70,11 @@ func (g *grant) choose() {
 		switch {
 		case used+c.Cost > g.limit.Value+g.line.reserved:
 			return // until there are as many
-		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough), g.lacks(c, has):
+		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
+			g.turns.scarce.Store(true)
+			q.Out = true
+			continue
+		case g.lacks(c, has):
 			q.Out = true
 			continue
 		case !c.agrees(kinds):
@@ -88,7 +92,7 @@ func (g *grant) choose() {
 			b.due += c.Cost
 		}
 		busy[c.queue] = b
-		g.turn.Charge(&q.Tenant, c.Cost, c.Weight)
+		g.turn.Grant(all, &q.Tenant, c.Cost, c.Weight)
 		q.changed = true
 		g.chosen = append(g.chosen, c)
 		q.jobs = q.jobs[1:]
@@ -112,7 +116,8 @@ func (g *grant) head(q *queue) {
 	q.Level = g.line.level(q.jobs[0].Priority, g.now.Sub(q.jobs[0].Due))
 }
 
-func (g *grant) nextTenant() *queue {
+// next is the tenant whose turn it is, and all of them.
+func (g *grant) next() (*queue, []*turn.Tenant) {
 	all := make([]*turn.Tenant, len(g.tenants))
 	for i, q := range g.tenants {
 		all[i] = &q.Tenant
@@ -120,10 +125,10 @@ func (g *grant) nextTenant() *queue {
 	next := g.turn.Next(all)
 	for _, q := range g.tenants {
 		if &q.Tenant == next {
-			return q
+			return q, all
 		}
 	}
-	return nil
+	return nil, all
 }
 
 // lacks says that another limit of a job is out.
@@ -208,7 +213,9 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 		s.Waits, s.Requests = false, nil
 		// It is not spaced anew when workers are late: what is granted ahead is bounded.
 		t.Seat, t.Pays, t.Late = &s, c.ticket.Pays, true
-		w := &waiter{ID: c.Job, Due: res.At, Ticket: &t}
+		// Of jobs that start at once River has the ones go first whose turn it was first.
+		ahead := time.Duration(len(g.chosen)-i) * time.Microsecond
+		w := &waiter{ID: c.Job, Due: res.At.Add(-ahead), Ticket: &t}
 		if t.Due != 0 {
 			w.Due = t.due()
 		}

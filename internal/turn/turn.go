@@ -11,10 +11,7 @@
 // comes is granted its first job after at most one job of each other tenant.
 package turn
 
-import (
-	"cmp"
-	"math"
-)
+import "cmp"
 
 // Line is a line. The zero Line is one in which nobody was granted anything.
 type Line struct {
@@ -33,20 +30,24 @@ type Tenant struct {
 // Next returns the tenant whose turn it is, or nil if all are out.
 func (l *Line) Next(tenants []*Tenant) *Tenant {
 	var next *Tenant
-	lowest := math.Inf(1)
 	for _, t := range tenants {
-		if t.Out {
-			continue
-		}
-		lowest = min(lowest, l.start(t))
-		if next == nil || l.before(t, next) {
+		if !t.Out && (next == nil || l.before(t, next)) {
 			next = t
 		}
 	}
-	if next != nil {
-		l.Virtual = lowest // of level 0: the one whose turn it is
-	}
 	return next
+}
+
+// Grant grants a job to one of the tenants, the one whose turn it is.
+func (l *Line) Grant(tenants []*Tenant, next *Tenant, cost, weight float64) {
+	virtual := l.start(next)
+	for _, t := range tenants {
+		if !t.Out {
+			virtual = min(virtual, l.start(t)) // those that levels pass over keep their claims
+		}
+	}
+	l.Virtual = virtual
+	l.charge(next, cost, weight)
 }
 
 // before says that it is a's turn before b's. Those who start at the same time come in the order of
@@ -58,8 +59,7 @@ func (l *Line) before(a, b *Tenant) bool {
 
 func (l *Line) start(t *Tenant) float64 { return max(t.At, l.Virtual) }
 
-// Charge charges a tenant for a job that is granted.
-func (l *Line) Charge(t *Tenant, cost, weight float64) {
+func (l *Line) charge(t *Tenant, cost, weight float64) {
 	paid := min(t.Credit, cost)
 	t.Credit -= paid
 	t.At = l.start(t) + (cost-paid)/weight
@@ -70,7 +70,7 @@ func (l *Line) Charge(t *Tenant, cost, weight float64) {
 func (l *Line) Correct(t *Tenant, beyond, weight float64, waits bool) {
 	switch {
 	case beyond > 0:
-		l.Charge(t, beyond, weight)
+		l.charge(t, beyond, weight)
 	case waits:
 		t.Credit -= beyond
 	}

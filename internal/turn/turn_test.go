@@ -65,7 +65,7 @@ func (c *crowd) grant() *tenant {
 	for _, w := range c.all {
 		if &w.Tenant == next {
 			cost := w.waiting[0]
-			c.line.Charge(next, cost, w.weight)
+			c.line.Grant(waiting, next, cost, w.weight)
 			w.waiting, w.had = w.waiting[1:], w.had+cost
 			return w
 		}
@@ -190,11 +190,11 @@ func TestARefundIsSpentOnTheNextJobs(t *testing.T) {
 	line := turn.Line{Virtual: 100}
 	a := turn.Tenant{Name: "a", At: 130}
 	line.Correct(&a, -50, 2, true) // it waits
-	line.Charge(&a, 20, 2)
+	line.Grant([]*turn.Tenant{&a}, &a, 20, 2)
 	if a.At != 130 || a.Credit != 30 {
 		t.Errorf("after a job of 20, with a refund of 50: %+v, want it at 130 with 30 left", a)
 	}
-	line.Charge(&a, 40, 2)
+	line.Grant([]*turn.Tenant{&a}, &a, 40, 2)
 	if a.At != 135 || a.Credit != 0 {
 		t.Errorf("after another of 40: %+v, want it at 135 with nothing left", a)
 	}
@@ -212,8 +212,11 @@ func TestLevelsGoBeforeShares(t *testing.T) {
 	t.Parallel()
 	line := turn.Line{}
 	low, high := &turn.Tenant{Name: "low", Level: 2}, &turn.Tenant{Name: "high", Level: 1, At: 1000}
-	if got := line.Next([]*turn.Tenant{low, high}); got != high || line.Virtual != 0 {
-		t.Errorf("%+v is next, and the line at %v; want high, and 0, where low stands", got, line.Virtual)
+	if got := line.Next([]*turn.Tenant{low, high}); got != high {
+		t.Errorf("%+v is next, want high", got)
+	}
+	if line.Grant([]*turn.Tenant{low, high}, high, 1, 1); line.Virtual != 0 {
+		t.Errorf("the line is at %v, want 0, where low stands", line.Virtual)
 	}
 	high.Out = true
 	if got := line.Next([]*turn.Tenant{low, high}); got != low {
