@@ -32,7 +32,7 @@ type grant struct {
 
 	now    time.Time // by the database's clock
 	limit  ratelimit.Outcome
-	budget float64         // what may be granted before the last job that is
+	reach  float64         // what may be granted before the last job that is
 	has    map[row]float64 // the other limits of the jobs
 	out    map[row]bool    // those that were out when they were asked
 	skip   map[int64]bool  // jobs that cannot have their turns now
@@ -222,16 +222,24 @@ func (g *grant) reckon() {
 	g.account()
 	switch ahead := o.RunAt.Sub(g.now); {
 	case !o.OK, !o.RunAt.IsZero() && ahead > grantAhead:
-		g.budget = math.Inf(-1) // paused, or reserved by others
-	case g.line.Others > 0 && g.others <= g.turn.Virtual:
-		g.budget = o.Value - g.line.Leave
+		g.reach = math.Inf(-1) // paused, or reserved by others
 	case !g.line.windowed:
-		g.budget = o.Value + g.line.rate*grantAhead.Seconds()
+		g.reach = o.Value + g.line.rate*grantAhead.Seconds()
 	case o.WindowEnds.Sub(g.now) < grantAhead:
-		g.budget = o.Value + o.Rate
+		g.reach = o.Value + o.Rate
 	default:
-		g.budget = o.Value
+		g.reach = o.Value
 	}
+}
+
+// within says that one more job may be granted after so much: something is left to those who take
+// without waiting in line, if they have had no more than their share.
+func (g *grant) within(used float64) bool {
+	left := g.reach
+	if g.line.Others > 0 && g.others <= g.turn.Virtual {
+		left = min(left, g.limit.Value-g.line.Leave)
+	}
+	return used < left
 }
 
 // account charges those who take without waiting in line for what they have taken since the last
@@ -241,7 +249,7 @@ func (g *grant) account() {
 		return
 	}
 	would := min(g.line.capacity, g.value+g.line.rate*max(0, g.now.Sub(g.seen).Seconds()))
-	if took := would - g.limit.Value; took > 0 {
+	if took := would - g.limit.Value; took > g.line.capacity*1e-9 { // less is rounding
 		g.others = max(g.others, g.turn.Virtual) + took/g.line.Others
 	}
 }

@@ -51,7 +51,7 @@ func (g *grant) choose() {
 	for _, q := range g.tenants {
 		g.head(q)
 	}
-	for used < g.budget {
+	for g.within(used) {
 		if len(g.chosen) == mostAtOnce {
 			g.more = true
 			return
@@ -192,9 +192,9 @@ func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
 	}
 	for _, o := range all.Outcomes {
 		if of := (row{o.Limit, o.Key}); !o.OK && of == g.of {
-			g.budget /= 2 // somebody has taken meanwhile
+			g.reach /= 2 // somebody has taken meanwhile
 			if len(g.chosen) == 1 {
-				g.budget = 0
+				g.reach = 0
 			}
 		} else if !o.OK {
 			g.out[of] = true

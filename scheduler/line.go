@@ -3,6 +3,7 @@ package scheduler
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -98,6 +99,8 @@ func (l Line) checked() (*line, error) {
 		c.Leave = c.capacity / 2
 	}
 	switch {
+	case strings.HasSuffix(l.Limit.Name(), " (shadow)"):
+		return nil, fmt.Errorf("it is a Shadow, which denies nobody: nobody would wait")
 	case l.Limit.Shards() > 1:
 		return nil, fmt.Errorf("it has %d shards: a fair line takes from one row, so define it without Shards",
 			l.Limit.Shards())
