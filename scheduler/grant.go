@@ -30,13 +30,13 @@ type grant struct {
 	tenants []*queue
 	left    []turnRow // that leave the line
 
-	now    time.Time // by the database's clock
-	limit  ratelimit.Outcome
-	reach  float64         // what may be granted before the last job that is
-	has    map[row]float64 // the other limits of the jobs
-	out    map[row]bool    // those that were out when they were asked
-	skip   map[int64]bool  // jobs that cannot have their turns now
-	busy   map[string]load
+	now   time.Time // by the database's clock
+	limit ratelimit.Outcome
+	reach float64         // what may be granted before the last job that is
+	has   map[row]float64 // the other limits of the jobs
+	out   map[row]bool    // those that were out when they were asked
+	skip  map[int64]bool  // jobs that cannot have their turns now
+	busy  map[string]load
 
 	chosen []*contender
 	more   bool // there may be more to grant at once

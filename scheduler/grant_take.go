@@ -66,7 +66,7 @@ func (g *grant) choose() {
 		}
 		c := q.jobs[0]
 		b := busy[c.queue]
-		enough := g.line.rate * grantAhead.Seconds()
+		enough := g.line.rate * workAhead.Seconds()
 		switch {
 		case used+c.Cost > g.limit.Value+g.line.reserved:
 			return // until there are as many

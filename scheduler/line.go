@@ -47,9 +47,10 @@ type Line struct {
 }
 
 const (
-	// grantAhead is how far ahead of its tokens the work of a line is granted, and how much of it
-	// may wait for a worker.
+	// grantAhead is how far ahead of its tokens the work of a line is granted. workAhead is how much
+	// of what is due may wait for a worker, in tokens that come in that time.
 	grantAhead      = 1500 * time.Millisecond
+	workAhead       = 500 * time.Millisecond
 	defaultPatience = time.Hour
 )
 
@@ -111,7 +112,7 @@ func (l Line) checked() (*line, error) {
 	case !(c.Others >= 0) || math.IsInf(c.Others, 1):
 		return nil, fmt.Errorf("a weight of %v for Others: want 0 or more", c.Others)
 	case c.Others > 0 && c.windowed:
-		return nil, fmt.Errorf("Others needs a TokenBucket: the tokens of a window come all at once")
+		return nil, fmt.Errorf("a weight for Others needs a TokenBucket: the tokens of a window come all at once")
 	case !(c.Leave >= 0) || c.Leave > 0 && c.Others == 0:
 		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none", c.Leave)
 	case c.Others > 0 && c.Leave+2*grantAhead.Seconds()*c.rate > c.capacity:

@@ -19,10 +19,10 @@ import (
 
 // shared makes a limit of a test's own that is shared fairly: of rate tokens a second, with a
 // bucket of as many as capacity.
-func shared(t testing.TB, rate, capacity float64, options ...ratelimit.Option) ratelimit.Limit {
+func shared(t testing.TB, rate, capacity float64) ratelimit.Limit {
 	t.Helper()
 	return ratelimit.MustDefine(strings.ReplaceAll(t.Name(), "/", " "), ratelimit.TokenBucket{Rate: rate,
-		Period: time.Second, Capacity: &capacity, MaxReserved: ratelimit.Tokens(1e6)}, options...)
+		Period: time.Second, Capacity: &capacity, MaxReserved: ratelimit.Tokens(1e6)})
 }
 
 // queuing is a fixture with a scheduler of lines, and a journal.
@@ -34,9 +34,9 @@ func queuing(t testing.TB, lines ...scheduler.Line) (*fixture, *scheduler.Schedu
 	return f, sched, newJournal(f)
 }
 
-// queueing is a job to be queued.
-func queueing(n int, tenant string, requests ...ratelimit.Request) scheduler.QueueManyParams {
-	return scheduler.QueueManyParams{Args: sendArgs{n}, Tenant: scheduler.Tenant{Key: tenant}, Requests: requests}
+// queueing is a job of tenant a to be queued.
+func queueing(n int, requests ...ratelimit.Request) scheduler.QueueManyParams {
+	return scheduler.QueueManyParams{Args: sendArgs{n}, Tenant: scheduler.Tenant{Key: "a"}, Requests: requests}
 }
 
 func (f *fixture) queue(t testing.TB, params ...scheduler.QueueManyParams) []*rivertype.JobInsertResult {
@@ -62,7 +62,7 @@ func TestAQueuedJobTakesNothingAndHasNoTime(t *testing.T) {
 	t.Parallel()
 	limit := shared(t, 10, 10)
 	f, _, _ := queuing(t, scheduler.Line{Limit: limit})
-	jobs := f.queue(t, queueing(1, "a", limit.For("k").Count(4)))
+	jobs := f.queue(t, queueing(1, limit.For("k").Count(4)))
 	if job := jobs[0].Job; job.State != rivertype.JobStateScheduled || job.ScheduledAt.Year() != 2200 {
 		t.Errorf("the job is %s for %v, want it scheduled for 2200", job.State, job.ScheduledAt)
 	}
@@ -86,7 +86,7 @@ func TestAQueuedJobThatIsADuplicateIsNotQueuedAgain(t *testing.T) {
 	t.Parallel()
 	limit := shared(t, 10, 10)
 	f, _, _ := queuing(t, scheduler.Line{Limit: limit})
-	job := queueing(1, "a", limit.Global())
+	job := queueing(1, limit.Global())
 	job.InsertOpts = &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
 	first, second := f.queue(t, job)[0], f.queue(t, job)[0]
 	if !second.UniqueSkippedAsDuplicate || second.Job.ID != first.Job.ID || f.inLine(t) != 1 {
@@ -178,7 +178,7 @@ func TestAClientThatIsNotConfiguredStartsNoQueuedJob(t *testing.T) {
 	t.Parallel()
 	limit := shared(t, 10, 10)
 	f, _, _ := queuing(t, scheduler.Line{Limit: limit})
-	f.queue(t, queueing(1, "a", limit.Global()))
+	f.queue(t, queueing(1, limit.Global()))
 	f.start(t)
 	f.insert(t, sendArgs{2}, nil, limit.Global())
 	if n := <-f.worked; n != 2 {
@@ -198,12 +198,13 @@ func TestQueuedJobsStart(t *testing.T) {
 	f, sched, j := queuing(t, scheduler.Line{Limit: limit})
 	var params []scheduler.QueueManyParams
 	for i := range 20 {
-		params = append(params, queueing(i, "a", limit.For("k")))
+		params = append(params, queueing(i, limit.For("k")))
 	}
 	f.queue(t, params...)
 	j.client(t, sched)
 	starts := j.await(t, 20)
 	var order []int
+	slices.SortFunc(starts, func(a, b start) int { return a.place().Compare(b.place()) })
 	for i, s := range starts {
 		order = append(order, s.n)
 		if len(s.takes) != 1 || s.takes[0].Limit != limit.Name() || s.takes[0].Count != 1 {

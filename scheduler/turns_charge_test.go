@@ -118,7 +118,7 @@ func TestATenantIsChargedForEachAttempt(t *testing.T) {
 		}
 		return nil
 	}
-	f.queue(t, queueing(1, "a", limit.Global().Count(7)))
+	f.queue(t, queueing(1, limit.Global().Count(7)))
 	f.exec(t, `CREATE TABLE kept (LIKE weir_turn)`)
 	f.exec(t, `CREATE RULE keep AS ON DELETE TO weir_turn WHERE old.priority = 0 DO ALSO INSERT INTO kept VALUES (old.*)`)
 	j.client(t, sched)
@@ -143,7 +143,7 @@ func TestAJobThatIsStartedBeforeItsTurnKeepsItsPlace(t *testing.T) {
 	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, limit.Global()); err != nil {
 		t.Fatal(err)
 	}
-	jobs := f.queue(t, queueing(1, "a", limit.Global()), queueing(2, "a", limit.Global()))
+	jobs := f.queue(t, queueing(1, limit.Global()), queueing(2, limit.Global()))
 	id := jobs[1].Job.ID
 	j.client(t, sched)
 	if _, err := f.client.JobRetry(t.Context(), id); err != nil {
