@@ -21,7 +21,7 @@ import (
 
 const (
 	grantEvery = 500 * time.Millisecond // by the holder, while jobs wait
-	grantSoon  = 100 * time.Millisecond // when a job has started, and workers were what was scarce
+	grantSoon  = 200 * time.Millisecond // while workers are what is scarce, so that they never wait
 	lineLasts  = 3 * time.Second
 	heardFor   = 5 * time.Second  // a client that fetches no jobs for so long grants none
 	restAfter  = 10 * time.Second // a line in which nobody waits is forgotten
@@ -33,10 +33,10 @@ const (
 type turns struct {
 	holder uuid.UUID
 	heard  atomic.Int64 // when the client fetched last, in nanoseconds
-	scarce atomic.Bool  // of late: more could have been granted if workers had fetched sooner
 	under  sync.Mutex   // way; what follows is for the round under way only
 	began  time.Time
 	lines  map[row]*held
+	scarce bool // are workers: more could have been granted in the last round
 }
 
 // held is a line that this client holds.
@@ -72,17 +72,14 @@ func (p *plugin) grantTurns(gap time.Duration) {
 		defer cancel()
 		held, err := p.grantLines(ctx)
 		p.warn(err, "turns could not be granted")
+		gap := grantEvery
+		if r.scarce {
+			gap = grantSoon
+		}
 		if held && time.Since(time.Unix(0, r.heard.Load())) < heardFor {
-			time.AfterFunc(grantEvery, func() { p.grantTurns(grantEvery / 2) })
+			time.AfterFunc(gap, func() { p.grantTurns(gap / 2) })
 		}
 	}()
-}
-
-// turnStarted says that a worker has a job that has had its turn: there may be room for the next.
-func (p *plugin) turnStarted() {
-	if p.turns.scarce.Load() {
-		p.grantTurns(grantSoon)
-	}
 }
 
 // linesSQL finds the lines in which jobs wait, except those that another client holds.
@@ -118,7 +115,7 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 		return false, err
 	}
 	idle := r.lines
-	r.scarce.Store(false)
+	r.scarce = false
 	r.lines = map[row]*held{}
 	var failed []error
 	for _, of := range found {

@@ -63,13 +63,13 @@ WHERE id = ANY ($1::bigint[]) AND state OPERATOR(pg_catalog.=) ANY ('{available,
 FROM jsonb_to_recordset($1::text::jsonb) AS m (id bigint, due timestamptz, near boolean, ticket jsonb)
 WHERE j.id = m.id`
 
-	// leaveSQL has jobs leave the line.
+	// leaveSQL has a job leave the line. It is one statement for each job, as those of several
+	// might be found by name and key alone: Postgres may not know yet how many wait.
 	//
-	// $1 name $2 key, and arrays of $3 tenants $4 priorities $5 times $6 jobs
-	leaveSQL = `DELETE FROM {ours}weir_turn w
-USING unnest($3::text[], $4::smallint[], $5::timestamptz[], $6::bigint[]) AS d (tenant, priority, due, job)
-WHERE w.name = $1::text AND w.key = $2::text AND w.tenant = d.tenant AND w.priority = d.priority
-	AND w.due = d.due AND w.job = d.job`
+	// $1 name $2 key $3 tenant $4 priority $5 time $6 job
+	leaveSQL = `DELETE FROM {ours}weir_turn
+WHERE name = $1::text AND key = $2::text AND tenant = $3::text AND priority = $4::smallint
+	AND due = $5::timestamptz AND job = $6::bigint`
 
 	// chargeSQL notes what tenants have had.
 	//

@@ -71,7 +71,7 @@ func (g *grant) choose() {
 		case used+c.Cost > g.limit.Value+g.line.reserved:
 			return // until there are as many
 		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
-			g.turns.scarce.Store(true)
+			g.turns.scarce = true
 			q.Out = true
 			continue
 		case g.lacks(c, has):
@@ -234,8 +234,8 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 		}
 		b.Queue(g.tables.Replace(grantSQL), string(jobs))
 	}
-	if len(g.left) > 0 {
-		send(leaveSQL, keysOf(g.left)...)
+	for _, r := range g.left {
+		send(leaveSQL, r.Tenant, r.Priority, r.Due, r.Job)
 	}
 	var names []string
 	var times, credits []float64
@@ -253,16 +253,6 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	}
 	send(passSQL, g.turn.Virtual, g.others, g.limit.Value-used, g.now)
 	return tx.SendBatch(ctx, b).Close()
-}
-
-// keysOf are arrays of what tells the rows of a line apart.
-func keysOf(rows []turnRow) []any {
-	tenants, priorities := make([]string, len(rows)), make([]int16, len(rows))
-	due, jobs := make([]time.Time, len(rows)), make([]int64, len(rows))
-	for i, r := range rows {
-		tenants[i], priorities[i], due[i], jobs[i] = r.Tenant, int16(r.Priority), r.Due, r.Job //nolint:gosec // 0 to 4
-	}
-	return []any{tenants, priorities, due, jobs}
 }
 
 // rest forgets a line in which nobody waits any more.

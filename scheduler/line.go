@@ -41,7 +41,7 @@ type Line struct {
 	// waits in line. It needs a TokenBucket.
 	Others float64
 
-	// Leave is how many tokens are left for Others. What flows in within 3 s must fit into the
+	// Leave is how many tokens are left for Others. What flows in within 2 s must fit into the
 	// capacity besides. Default: half of the capacity.
 	Leave float64
 }
@@ -49,7 +49,7 @@ type Line struct {
 const (
 	// grantAhead is how far ahead of its tokens the work of a line is granted. workAhead is how much
 	// of what is due may wait for a worker, in tokens that come in that time.
-	grantAhead      = 1500 * time.Millisecond
+	grantAhead      = time.Second
 	workAhead       = 500 * time.Millisecond
 	defaultPatience = time.Hour
 )
@@ -116,7 +116,7 @@ func (l Line) checked() (*line, error) {
 	case !(c.Leave >= 0) || c.Leave > 0 && c.Others == 0:
 		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none", c.Leave)
 	case c.Others > 0 && c.Leave+2*grantAhead.Seconds()*c.rate > c.capacity:
-		return nil, fmt.Errorf("a Leave of %v, and %v come within 3 s: more than the capacity of %v",
+		return nil, fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
 			c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
 	}
 	c.reserved = *reserved

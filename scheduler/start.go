@@ -46,9 +46,6 @@ func (p *plugin) Work(
 			return err
 		}
 	}
-	if v.ticket.Seat != nil {
-		p.turnStarted()
-	}
 	err := doInner(ctx)
 	if v.found || v.paid {
 		p.hint() // it may have settled

@@ -52,7 +52,7 @@ func (s store) enter(ctx context.Context, q querier, turns []turnRow) error {
 
 // leave has a job leave the line.
 func (s store) leave(ctx context.Context, q querier, turn turnRow) error {
-	args := append([]any{turn.Name, turn.Key}, keysOf([]turnRow{turn})...)
+	args := []any{turn.Name, turn.Key, turn.Tenant, turn.Priority, turn.Due, turn.Job}
 	return s.query(ctx, q, leaveSQL, args, nil)
 }
 
