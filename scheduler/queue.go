@@ -27,7 +27,7 @@ type Tenant struct {
 
 // QueueTx inserts a job that waits for its turn in a [Line], in the caller's transaction. It takes
 // nothing: the tokens are taken when the job's turn comes, and at most a second ahead of those
-// it. So there is no time yet at which it runs.
+// before it. So there is no time yet at which it runs.
 //
 // Exactly one of the requests is for a limit of [Config.Lines]: whose tenants share it. The others,
 // for the tenant's own limit say, are taken together with it, all or none. While one of them is

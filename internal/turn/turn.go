@@ -31,7 +31,7 @@ type Tenant struct {
 func (l *Line) Next(tenants []*Tenant) *Tenant {
 	var next *Tenant
 	for _, t := range tenants {
-		if !t.Out && (next == nil || l.before(t, next)) {
+		if !t.Out && (next == nil || t.before(next)) {
 			next = t
 		}
 	}
@@ -50,11 +50,10 @@ func (l *Line) Grant(tenants []*Tenant, next *Tenant, cost, weight float64) {
 	l.charge(next, cost, weight)
 }
 
-// before says that it is a's turn before b's. Those who start at the same time come in the order of
-// what they have had.
-func (l *Line) before(a, b *Tenant) bool {
-	return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(l.start(a), l.start(b)),
-		cmp.Compare(a.At, b.At), cmp.Compare(a.Name, b.Name)) < 0
+// before says that it is the turn of t before that of the other. Those whose times have passed start at the same time,
+// in the order of these times.
+func (t *Tenant) before(other *Tenant) bool {
+	return cmp.Or(cmp.Compare(t.Level, other.Level), cmp.Compare(t.At, other.At), cmp.Compare(t.Name, other.Name)) < 0
 }
 
 func (l *Line) start(t *Tenant) float64 { return max(t.At, l.Virtual) }
