@@ -36,8 +36,6 @@ var ofTheLines = []mutant{
 		"	if t.Seat != nil && t.Seat.Waits {\n", "	if false {\n", "BeforeItsTurn", jobs, false},
 
 	// the grant
-	{"grant: two clients at once", "scheduler/grant_sql.go",
-		"	WHERE l.holder = excluded.holder OR l.until <= now()\n", "", "OneClientGrants", jobs, false},
 	{"grant: a client that hangs keeps the line", "scheduler/grant_sql.go",
 		"'idle_in_transaction_session_timeout', '2000'", "'idle_in_transaction_session_timeout', '0'", "AClientThatHangs", jobs, false},
 	{"grant: tenants are not charged", "scheduler/grant_take.go",
@@ -58,8 +56,6 @@ var ofTheLines = []mutant{
 		`"scheduled", "running", "retryable", "pending":`, `"scheduled":`, "WhoLeavesTheLine", jobs, false},
 	{"grant: however much waits for workers", "scheduler/grant_take.go",
 		"case b.n > 1 && (", "case false && (", "WaitsForAWorker", jobs, false},
-	{"grant: reservations are passed over", "scheduler/grant.go",
-		"!o.RunAt.IsZero() && ahead > grantAhead", "false && ahead > grantAhead", "GoAheadOfTheLine", jobs, false},
 	{"grant: nothing is left to others", "scheduler/grant.go",
 		"left = min(left, g.limit.Value-g.line.Leave)", "_ = left", "OthersCount", jobs, false},
 	{"grant: what others take is not counted", "scheduler/grant.go",
