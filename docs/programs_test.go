@@ -26,6 +26,7 @@ var guides = map[string]string{
 	"webhooks":         "webhooks.md",
 	"logins":           "logins.md",
 	"tenants":          "tenants.md",
+	"fair-lines":       "fair-lines.md",
 }
 
 func read(t *testing.T, file string) string {

@@ -31,13 +31,14 @@ type Limit struct {
 }
 
 type definition struct {
-	name   string
-	rule   algebra
-	shards int
-	shadow bool
-	settle time.Duration // 0: settleWithin
-	args   *ruleArgs
-	at     time.Time // when it was defined
+	name    string
+	rule    algebra
+	bounded bool // it has a MaxReserved
+	shards  int
+	shadow  bool
+	settle  time.Duration // 0: settleWithin
+	args    *ruleArgs
+	at      time.Time // when it was defined
 }
 
 // defined has the newest definition of each name in this process: waiting work is due by its rule. See [Take.Redefined].
@@ -129,6 +130,7 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 		d.name += shadowed
 	}
 	d.args = a.args(d.name)
+	d.bounded = bounded(rule)
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
 	}
@@ -159,6 +161,36 @@ func (l Limit) Name() string {
 		return ""
 	}
 	return l.def.name
+}
+
+// Rule returns the rule that the limit was defined with: a TokenBucket or a FixedWindow, with its Capacity, and with MaxReserved
+// where it is bounded. The Start of a window is that of any of its windows. The zero Limit has none.
+func (l Limit) Rule() Rule {
+	if l.def == nil {
+		return nil
+	}
+	a := &l.def.rule
+	capacity, period := a.capacity, time.Duration(a.period)*time.Microsecond
+	var reserved *float64
+	if l.def.bounded {
+		reserved = Tokens(a.debt)
+	}
+	if !a.windowed {
+		return TokenBucket{a.rate, period, &capacity, reserved}
+	}
+	w := FixedWindow{Rate: a.rate, Period: period, Capacity: &capacity, MaxReserved: reserved}
+	if !a.phased {
+		w.Start = fromMicro(a.origin)
+	}
+	return w
+}
+
+// Shards returns how many shards the limit is to have: see the option [Shards]. The zero Limit has none.
+func (l Limit) Shards() int {
+	if l.def == nil {
+		return 0
+	}
+	return l.def.shards
 }
 
 // For returns a request for one token of a key's balance: a user, a tenant, an address. The key is

@@ -9,6 +9,7 @@ package ratelimit
 //	rule.go          TokenBucket and FixedWindow: a limit's numbers
 //	limit.go         Define: names, and the options of a definition
 //	request.go       what one call asks of one limit; checks it, and makes calls of requests
+//	request_json.go  a request as a value that goes through JSON
 //	result.go        the answer: granted, granted for later, or denied until RetryAt
 //	errors.go        errors to branch on, and what each says
 //	limiter.go       Config, New, and the verbs in a transaction of pgx

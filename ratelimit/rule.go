@@ -134,6 +134,21 @@ func compile(a algebra, rate float64, period time.Duration, capacity, maxReserve
 	return a, nil
 }
 
+// bounded says that the rule has a MaxReserved.
+func bounded(r Rule) bool {
+	switch r := r.(type) {
+	case TokenBucket:
+		return r.MaxReserved != nil
+	case *TokenBucket:
+		return r.MaxReserved != nil
+	case FixedWindow:
+		return r.MaxReserved != nil
+	case *FixedWindow:
+		return r.MaxReserved != nil
+	}
+	return false
+}
+
 // toFill is the time, in microseconds, in which n tokens come.
 func (a *algebra) toFill(n float64) float64 {
 	if a.windowed {

@@ -22,7 +22,7 @@ type canceller interface {
 // not started. It writes the job and the balances of its limits, however many wait. The jobs that
 // wait behind it come earlier by that: they are moved when their new time comes near, by a client
 // whose configuration comes from [Scheduler.Configure]. What a job that has started took is its
-// worker's to settle.
+// worker's to settle. A job that waits for its turn leaves the line.
 //
 // Such a client finds a job that was cancelled by River's own client or its user interface, too,
 // within some seconds of when it was; it looks back for a day. A job that was deleted is found if
@@ -40,6 +40,9 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 		return nil, err
 	}
 	t, _, _ := ticketOf(job)
+	if s := t.Seat; s != nil && s.Waits && job.FinalizedAt != nil {
+		return job, j.leave(ctx, tx, s.turn(job))
+	}
 	if job.State == rivertype.JobStateCancelled && t.isFor(job.Attempt) {
 		if _, err := j.free(ctx, tx, id, &t); err != nil {
 			return nil, err
@@ -69,6 +72,9 @@ func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket) (bool, 
 	}
 	released, err := s.scheduler.limiter.Release(ctx, tx, t.Taken)
 	if err != nil || !released {
+		return false, err
+	}
+	if err := s.correct(ctx, tx, id, t.Seat, -t.Seat.cost()); err != nil {
 		return false, err
 	}
 	t.Attempt, t.Gone = givenBack, now.UnixMicro()

@@ -27,6 +27,7 @@ type plugin struct {
 	looks, renewals, charges *batch
 	going                    sync.Map // what is done beside
 	round                    round
+	turns                    turns
 }
 
 // Configure returns a copy of a River client's configuration with which the client starts reserved
@@ -42,10 +43,13 @@ type plugin struct {
 //
 // Configure clients that only insert, too: the process that reserved a job wakes the workers when
 // the job is due. The pool is one that sees River's tables and Weir's. Without a pool or a
-// configuration, or on a Scheduler without a limiter, Configure panics.
+// configuration, or on a Scheduler without a limiter or with a mistake in Config.Lines, it panics.
 func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Config {
 	if s.limiter == nil || pool == nil || cfg == nil {
 		panic("scheduler: Configure without a limiter (see New), a pool or a river.Config")
+	}
+	if s.misused != nil {
+		panic(s.misused)
 	}
 	c := *cfg
 	p := &plugin{store: s.on(c.Schema), schema: c.Schema, pool: pool}
@@ -118,5 +122,7 @@ func (in *insertion) inserted(job *rivertype.JobRow) {
 func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitParams) {
 	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
 		p.beat(roundEvery)
+		p.turns.heard.Store(time.Now().UnixNano())
+		p.grantTurns(grantEvery)
 	}
 }

@@ -75,6 +75,7 @@
 //
 //	                                     state       scheduled_at
 //	inserted, granted at once            available   as InsertOpts say
+//	queued, until its turn               scheduled   in the year 2200
 //	reserved, due within 25 s            available   when it is due, in the future
 //	reserved, due later                  scheduled   when it is due
 //	promoted by a round or by River      available   unchanged
@@ -90,15 +91,19 @@
 // # What it writes
 //
 // River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
-// mark that an attempt has begun (MetadataSet), and each put-off. Besides, two statements of this
+// mark that an attempt has begun (MetadataSet), and each put-off. Besides, three statements of this
 // package write to river_job, and none of them a row that is running:
 //
 //   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
 //     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. It is
 //     sent by rounds; for the jobs that wait for the same as one that was put off; for the backlog
 //     of a limited worker; and for jobs that are late.
+//
 //   - freedSQL changes the key "weir" of metadata of a cancelled row, when its tokens are given
 //     back: in the caller's transaction for [Jobs.CancelTx], else in one of a round's.
+//
+//   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
+//     it is, at most 500 in a statement.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time; the role of a working client needs SELECT, INSERT and UPDATE on that
@@ -130,6 +135,20 @@
 // its API says to come later. [ratelimit.Limiter.Pause] does the same by hand, and
 // [ratelimit.Limiter.Resume] ends a pause early: the jobs that it has put off come forward within a
 // second or two. [Explain] and [Jobs.Waiting] tell why a job waits.
+//
+// # Fair lines
+//
+// Where many tenants share a limit, [Jobs.QueueTx] inserts jobs that wait for their turn. It takes
+// nothing. When tokens come, the tenant that has had the least goes next, by start-time fair
+// queueing: see [Line], [Tenant] and docs/fair-lines.md of the repository. [Jobs.SettleTx] charges a
+// tenant for what its job has used.
+//
+// While such a job waits, it is scheduled for the year 2200, and has a row in weir_turn. The client
+// that holds the line's row in weir_line, for three seconds at a time, grants the turns: one
+// transaction takes the tokens, gives the jobs their times (grantSQL) and deletes their rows. It
+// locks the jobs before it takes, and waits for no job that somebody else has locked. The role of a
+// working client needs SELECT, INSERT, UPDATE and DELETE on weir_line, weir_line_tenant and
+// weir_turn, and that of one that queues jobs SELECT and INSERT on weir_turn.
 //
 // # Removing Weir
 //

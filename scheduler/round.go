@@ -79,7 +79,7 @@ const (
 	// turnSQL takes the turn, or keeps it: no row if it is another client's.
 	//
 	// $1 River's schema $2 holder $3 for how long, from now on until the time that it answers
-	turnSQL = `INSERT INTO {slot} AS s (name, key, slot, holder, until)
+	turnSQL = `INSERT INTO {ours}weir_slot AS s (name, key, slot, holder, until)
 VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), 0, $2::uuid, now() + $3::interval)
 ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE s.holder = excluded.holder
@@ -88,7 +88,7 @@ RETURNING s.until`
 
 	// waitingSQL reads the jobs that wait, with tickets and without, in the order of time. It walks
 	// River's fetching index, queue by queue and priority by priority, and reads at most so many
-	// rows of each.
+	// rows of each. Those that wait for their turn in a line, until 2200, are left out.
 	//
 	// $1 after this time $2 and id $3 most
 	waitingSQL = `SELECT j.id, j.attempt, s.state::text, j.scheduled_at, j.ticket
@@ -99,6 +99,7 @@ FROM {river}river_queue q
 		SELECT id, attempt, scheduled_at, metadata->'weir'::text AS ticket FROM {river}river_job
 		WHERE state OPERATOR(pg_catalog.=) s.state AND queue = q.name AND priority = p.priority
 			AND (scheduled_at, id) > ($1::timestamptz, $2::bigint)
+			AND scheduled_at < '2199-12-31'
 			AND scheduled_at > CASE WHEN s.state OPERATOR(pg_catalog.=) 'available' THEN now() ELSE '-infinity' END
 		ORDER BY scheduled_at, id LIMIT $3::integer
 	) j

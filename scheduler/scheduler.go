@@ -30,6 +30,9 @@ type Config struct {
 	// Default: it is spread over the window, in the order of its reservations, so that an API does
 	// not see all of it at once.
 	Bunch bool
+
+	// Lines are the limits that tenants share fairly: see [Jobs.QueueTx]. Default: none.
+	Lines []Line
 }
 
 const defaultJitter = 250 * time.Millisecond
@@ -40,12 +43,16 @@ type Scheduler struct {
 	jitter  time.Duration
 	always  bool // jitter, and not only what would start together
 	bunch   bool
+	lines   map[string]*line
+	misused error // a mistake in Lines
 }
 
-// New makes a Scheduler over a limiter.
+// New makes a Scheduler over a limiter. A mistake in [Config.Lines] is told by [Jobs.QueueTx], and
+// has [Scheduler.Configure] panic.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
 	jitter := cmp.Or(cfg.Jitter, defaultJitter)
-	return &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch}
+	lines, err := linesOf(cfg.Lines)
+	return &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch, lines, err}
 }
 
 // Client is what is needed of a River client: *river.Client[pgx.Tx] has it.
@@ -72,14 +79,14 @@ func (s *Scheduler) Jobs(client Client) *Jobs {
 
 // on returns the store in one of River's schemas.
 func (s *Scheduler) on(schema string) store {
-	prefix, slot := "", "weir_slot"
+	prefix, weir := "", ""
 	if schema != "" {
 		prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
 	if s.limiter != nil { // else each verb says so
-		slot = strings.TrimSuffix(s.limiter.Table(), "weir_balance") + slot
+		weir = strings.TrimSuffix(s.limiter.Table(), "weir_balance")
 	}
-	return store{s, strings.NewReplacer("{river}", prefix, "{slot}", slot)}
+	return store{s, strings.NewReplacer("{river}", prefix, "{ours}", weir)}
 }
 
 // Inserted is what [Jobs.InsertTx] did.

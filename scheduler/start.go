@@ -57,6 +57,9 @@ func (p *plugin) Work(
 func (v *visit) begin(ctx context.Context) error {
 	t := &v.ticket
 	v.used = t.Used || !v.valid
+	if t.Seat != nil && t.Seat.Waits {
+		return v.backInLine(ctx)
+	}
 	switch {
 	case t.Paid && v.used:
 		return nil // Limit takes anew
@@ -86,6 +89,23 @@ func (v *visit) begin(ctx context.Context) error {
 		}
 	}
 	return v.started(ctx)
+}
+
+// backInLine puts a job back that was started before its turn. It has its place still, unless it was
+// cancelled and then retried by hand.
+func (v *visit) backInLine(ctx context.Context) error {
+	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
+		return v.plugin.enter(ctx, c, []turnRow{v.ticket.Seat.turn(v.job)})
+	})
+	if err != nil {
+		v.plugin.warn(err, "a job could not be put back in line", "job", v.ID)
+		return putOff(time.Second)
+	}
+	v.ticket.Attempt, v.ticket.Used = v.attempt, false
+	if err := river.MetadataSet(ctx, metadataKey, &v.ticket); err != nil {
+		return err
+	}
+	return putOff(time.Until(farOff))
 }
 
 // usedUp has a ticket wait for nothing but pauses.

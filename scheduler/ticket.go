@@ -66,6 +66,7 @@ type ticket struct {
 	Used    bool                  `json:"used,omitempty"` // an attempt has begun with what was taken
 	Late    bool                  `json:"late,omitempty"` // it has paid anew, and does not once more
 	Gone    int64                 `json:"gone,omitempty"` // when what it took was given back
+	Seat    *seat                 `json:"seat,omitempty"` // in a line
 }
 
 // row names a balance: a limit and a key.

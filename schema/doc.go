@@ -28,10 +28,10 @@
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_balance TO app;
 //	GRANT SELECT, INSERT ON weir.weir_settled TO app; -- for Settle and Release
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_slot TO app; -- for packages slots and scheduler
+//	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_line, weir.weir_line_tenant, weir.weir_turn TO app; -- for fair lines of scheduler
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
-// To prune, a role also needs DELETE on weir_balance and weir_settled, and all of the above on
-// weir_slot.
+// To prune, a role also needs DELETE on weir_balance, weir_settled and weir_slot.
 //
 // The tables belong to the role that ran the migration; nothing runs with its privileges.
 //

@@ -12,7 +12,7 @@ import (
 
 // tableNames are all of Weir's tables.
 func tableNames() []string {
-	return []string{"weir_balance", "weir_settled", "weir_slot", "weir_schema"}
+	return []string{"weir_balance", "weir_settled", "weir_slot", "weir_line", "weir_line_tenant", "weir_turn", "weir_schema"}
 }
 
 // lines are the rows of a query of one column of text.

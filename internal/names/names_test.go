@@ -56,7 +56,7 @@ func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
 				Fill: []string{
 					"{table}", own + "weir_balance", // of inspect
 					"{balance}", own + "weir_balance", // of scheduler, and of cmd/weir
-					"{slot}", own + "weir_slot",
+					"{ours}", own,
 					"{river}", own,
 					"{turn}", "(SELECT 1) AS turn",
 					`{p.table("weir_settled")}`, own + "weir_settled", // of cmd/weir

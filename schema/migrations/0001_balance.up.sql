@@ -95,6 +95,61 @@ CREATE TABLE weir_slot (
     autovacuum_vacuum_cost_delay = 0
 );
 
+-- Fair lines: jobs that wait for their turn at a limit that many tenants share. See internal/turn for the arithmetic.
+--
+-- A line is a limit and a key. Its row is locked by whoever grants turns, for as long as the transaction of that grant
+-- lasts; until then, by the database's clock, the holder is the one to grant them. virtual is the line's virtual time.
+-- others is the virtual time of those who take without waiting in line; value is what the limit had left at seen.
+CREATE TABLE weir_line (
+    virtual double precision NOT NULL,
+    others  double precision NOT NULL,
+    value   double precision NOT NULL,
+    seen    timestamptz      NOT NULL,
+    until   timestamptz      NOT NULL,
+    holder  uuid             NOT NULL,
+    name    text COLLATE "C" NOT NULL,
+    key     text COLLATE "C" NOT NULL,
+
+    PRIMARY KEY (name, key)
+) WITH (fillfactor = 50);
+
+-- What tenants of a line have had: at is the virtual time at which their next job starts, credit what they were charged
+-- too much, in tokens. A row whose at is not above the line's virtual time, and that has no credit, is like no row.
+CREATE TABLE weir_line_tenant (
+    at     double precision NOT NULL,
+    credit double precision NOT NULL,
+    name   text COLLATE "C" NOT NULL,
+    key    text COLLATE "C" NOT NULL,
+    tenant text COLLATE "C" NOT NULL,
+
+    PRIMARY KEY (name, key, tenant)
+) WITH (
+    fillfactor = 85,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- The jobs that wait for their turn, in the order in which a tenant's jobs are granted. Whoever inserts a job inserts its
+-- row, and whoever grants turns deletes it; nobody else writes it. A row with priority 0 is no job that waits: its cost is
+-- what a job has used beyond what its tenant was charged, below 0 if it has used less.
+CREATE TABLE weir_turn (
+    due      timestamptz      NOT NULL,
+    job      bigint           NOT NULL,
+    cost     double precision NOT NULL, -- tokens
+    weight   double precision NOT NULL, -- of the tenant
+    priority smallint         NOT NULL,
+    name     text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+    tenant   text COLLATE "C" NOT NULL,
+
+    PRIMARY KEY (name, key, tenant, priority, due, job)
+) WITH (
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_cost_delay = 0
+);
+
 -- What has been applied. compatible is the lowest version a release must know to work on this schema: a release that
 -- knows only older ones refuses.
 CREATE TABLE weir_schema (

@@ -1,0 +1,71 @@
+package main
+
+var turn = []string{"./internal/turn"}
+
+var ofTheLines = []mutant{
+	// whose turn it is
+	{"turn: whoever has waited is next, and not who has had least", "internal/turn/turn.go",
+		"cmp.Compare(t.At, other.At), ", "", "TenantsThatWait|TheRestIsShared", turn, true},
+	{"turn: weights do not count", "internal/turn/turn.go",
+		"(cost-paid)/weight", "(cost-paid)", "TenantsThatWait|TheRestIsShared", turn, true},
+	{"turn: counts do not count", "internal/turn/turn.go",
+		"(cost-paid)/weight", "1/weight", "TenantsThatWait|TheRestIsShared", turn, true},
+	{"turn: a tenant that comes back has what it missed", "internal/turn/turn.go",
+		"return max(t.At, l.Virtual)", "return t.At", "TenantsThatWait|WhoComesLate", turn, true},
+	{"turn: the line's time stands still", "internal/turn/turn.go",
+		"	l.Virtual = virtual\n", "	_ = virtual\n", "TenantsThatWait", turn, true},
+	{"turn: levels pass over the claims of others", "internal/turn/turn.go",
+		"virtual = min(virtual, l.start(t))", "_ = t", "LevelsGoBefore", turn, true},
+	{"turn: a refund is kept for a tenant that does not wait", "internal/turn/turn.go",
+		"case waits:", "default:", "ARefund", turn, true},
+	{"turn: a refund makes nothing cheaper", "internal/turn/turn.go",
+		"paid := min(t.Credit, cost)", "paid := 0 * cost", "ARefund", turn, true},
+
+	// the line
+	{"line: a job that waits is due", "scheduler/queue.go",
+		"o.ScheduledAt = farOff", "_ = farOff", "AQueuedJobTakesNothing|IsNotConfigured", jobs, false},
+	{"line: a duplicate is queued", "scheduler/queue.go",
+		"if !job.UniqueSkippedAsDuplicate {", "if job != nil {", "IsADuplicate", jobs, false},
+	{"line: two fair limits", "scheduler/queue.go",
+		"case seat.Limit != \"\":", "case false:", "CannotBeQueued", jobs, false},
+	{"line: a limit without MaxReserved", "scheduler/line.go",
+		"case reserved == nil:", "case false:", "LinesThatCannot", jobs, false},
+	{"line: a limit with shards", "scheduler/line.go",
+		"case l.Limit.Shards() > 1:", "case false:", "LinesThatCannot", jobs, false},
+	{"line: a job before its turn loses its place", "scheduler/start.go",
+		"	if t.Seat != nil && t.Seat.Waits {\n", "	if false {\n", "BeforeItsTurn", jobs, false},
+
+	// the grant
+	{"grant: a client that hangs keeps the line", "scheduler/grant_sql.go",
+		"'idle_in_transaction_session_timeout', '2000'", "'idle_in_transaction_session_timeout', '0'", "AClientThatHangs", jobs, false},
+	{"grant: tenants are not charged", "scheduler/grant_take.go",
+		"		q.changed = true\n", "", "TenantsThatWaitAre|ALateTenant", jobs, false},
+	{"grant: jobs before their ScheduledAt", "scheduler/grant_sql.go",
+		" AND due <= now()\n", "\n", "OfATenantAreGrantedInOrder", jobs, false},
+	{"grant: priority does not count", "scheduler/line.go",
+		"due.Add(time.Duration(priority-1) * l.Patience)", "due.Add(time.Duration(0*priority))", "OfATenantAreGrantedInOrder", jobs, false},
+	{"grant: patience has no end", "scheduler/line.go",
+		"due.Add(time.Duration(priority-1) * l.Patience)", "due.Add(time.Duration(priority-1) * 1000 * l.Patience)", "PatienceBounds", jobs, false},
+	{"grant: priorities of others do not count", "scheduler/line.go",
+		"	if !l.OverAll {\n", "	if true {\n", "PrioritiesCountOverAll", jobs, false},
+	{"grant: a tenant is not passed over", "scheduler/grant_take.go",
+		"if g.out[of] || has[of] < r.N() {", "if false {", "OwnLimitIsOut", jobs, false},
+	{"grant: a job that has gone keeps its place", "scheduler/grant.go",
+		`		case "available", "scheduled", "running", "retryable", "pending":`, `		case "available", "scheduled", "running", "retryable", "pending", "cancelled", "":`, "WhoLeavesTheLine", jobs, false},
+	{"grant: a job that runs loses its place", "scheduler/grant.go",
+		`"scheduled", "running", "retryable", "pending":`, `"scheduled":`, "WhoLeavesTheLine", jobs, false},
+	{"grant: however much waits for workers", "scheduler/grant_take.go",
+		"case b.n > 1 && (", "case false && (", "WaitsForAWorker", jobs, false},
+	{"grant: nothing is left to others", "scheduler/grant.go",
+		"left = min(left, g.limit.Value-g.line.Leave)", "_ = left", "OthersCount", jobs, false},
+	{"grant: what others take is not counted", "scheduler/grant.go",
+		"g.others = max(g.others, g.turn.Virtual) + took/g.line.Others", "_ = took", "OthersCount", jobs, false},
+
+	// what tenants are charged
+	{"charge: the estimate, for ever", "scheduler/settle.go",
+		"return true, j.correct(", "return true, nil\n	return true, j.correct(", "AreChargedWhatTheyUse", jobs, false},
+	{"charge: a cancelled job", "scheduler/cancel.go",
+		"-t.Seat.cost()", "0*t.Seat.cost()", "AJobThatIsCancelled", jobs, false},
+	{"charge: one attempt of several", "scheduler/late.go",
+		"w.ticket.Seat, w.ticket.Seat.cost()", "w.ticket.Seat, 0*w.ticket.Seat.cost()", "ForEachAttempt", jobs, false},
+}

@@ -1,0 +1,111 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// wireRequest is a request as JSON.
+type wireRequest struct {
+	Limit  string    `json:"limit"`
+	Key    *string   `json:"key,omitempty"` // nil: made by Global
+	Count  float64   `json:"n"`
+	Ahead  int64     `json:"ahead,omitempty"` // microseconds; -1: OrReserve
+	Now    bool      `json:"now,omitempty"`   // Within(0)
+	Credit bool      `json:"credit,omitempty"`
+	Leave  float64   `json:"leave,omitempty"`
+	Rule   *wireRule `json:"rule,omitempty"`
+}
+
+// wireRule is a rule of a request's own.
+type wireRule struct {
+	Window   bool       `json:"window,omitempty"`
+	Rate     float64    `json:"rate"`
+	Period   int64      `json:"period"` // microseconds
+	Capacity *float64   `json:"capacity,omitempty"`
+	Reserved *float64   `json:"reserved,omitempty"`
+	Start    *time.Time `json:"start,omitempty"`
+}
+
+// MarshalJSON writes the request, so that it can be made later, by another process: by a job that
+// waits for its turn, say. The limit is written as its name, and a rule of the request's own as its
+// numbers.
+func (r Request) MarshalJSON() ([]byte, error) {
+	if r.def == nil {
+		return nil, errNoLimit()
+	}
+	w := wireRequest{Limit: r.def.name, Count: r.count, Credit: r.credit, Leave: r.leave}
+	if r.keyed {
+		w.Key = &r.key
+	}
+	switch {
+	case r.bounded && r.within.Microseconds() <= 0:
+		w.Now = true
+	case r.bounded:
+		w.Ahead = r.within.Microseconds()
+	case r.reserve:
+		w.Ahead = -1
+	}
+	switch rule := r.rule.(type) {
+	case nil:
+	case TokenBucket:
+		w.Rule = &wireRule{Rate: rule.Rate, Period: rule.Period.Microseconds(),
+			Capacity: rule.Capacity, Reserved: rule.MaxReserved}
+	case *TokenBucket:
+		return r.Rule(*rule).MarshalJSON()
+	case FixedWindow:
+		w.Rule = &wireRule{Window: true, Rate: rule.Rate, Period: rule.Period.Microseconds(),
+			Capacity: rule.Capacity, Reserved: rule.MaxReserved}
+		if !rule.Start.IsZero() {
+			w.Rule.Start = &rule.Start
+		}
+	case *FixedWindow:
+		return r.Rule(*rule).MarshalJSON()
+	default:
+		return nil, fmt.Errorf("ratelimit: a rule of type %T has no JSON", rule)
+	}
+	return json.Marshal(w)
+}
+
+// ErrUndefined is the error of a request that is read from JSON, of a limit that this process has
+// not defined.
+var ErrUndefined = errors.New("ratelimit: this process has not defined the limit")
+
+// UnmarshalJSON reads it back. The limit is the one that this process has defined last by the name;
+// if it has defined none, the error matches [ErrUndefined].
+func (r *Request) UnmarshalJSON(b []byte) error {
+	var w wireRequest
+	if err := json.Unmarshal(b, &w); err != nil {
+		return err
+	}
+	def, ok := defined.Load(w.Limit)
+	if !ok {
+		return fmt.Errorf("%w %q", ErrUndefined, shorten(w.Limit))
+	}
+	u := Request{def: def.(*definition), count: w.Count, credit: w.Credit, leave: w.Leave} //nolint:forcetypeassert // nothing else is stored
+	if w.Key != nil {
+		u.key, u.keyed = *w.Key, true
+	}
+	switch {
+	case w.Now:
+		u = u.Within(0)
+	case w.Ahead > 0:
+		u = u.Within(time.Duration(w.Ahead) * time.Microsecond)
+	case w.Ahead < 0:
+		u = u.OrReserve()
+	}
+	if s := w.Rule; s != nil && !s.Window {
+		u.rule = TokenBucket{s.Rate, time.Duration(s.Period) * time.Microsecond, s.Capacity, s.Reserved}
+	} else if s != nil {
+		w := FixedWindow{Rate: s.Rate, Period: time.Duration(s.Period) * time.Microsecond,
+			Capacity: s.Capacity, MaxReserved: s.Reserved}
+		if s.Start != nil {
+			w.Start = *s.Start
+		}
+		u.rule = w
+	}
+	*r = u
+	return nil
+}

@@ -1,0 +1,149 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// The lines. One client grants the turns of a line at a time: the one that holds the line's row in
+// weir_line, for three seconds at a time. It locks the row in the transaction of each grant, so that
+// two that both believe to hold it do not grant at once. In that transaction the jobs get their
+// tokens and their times.
+//
+// Whose turn it is, is decided by internal/turn. What each tenant has had is read and written in the
+// same transaction. The holder remembers only what need not be exact: which of the jobs that it has
+// granted still wait for a worker.
+
+const (
+	grantEvery = 500 * time.Millisecond // by the holder, while jobs wait
+	grantSoon  = 200 * time.Millisecond // while workers are what is scarce, so that they never wait
+	lineLasts  = 3 * time.Second
+	heardFor   = 5 * time.Second  // a client that fetches no jobs for so long grants none
+	restAfter  = 10 * time.Second // a line in which nobody waits is forgotten
+	mostLines  = 200              // in one round
+	mostGrants = 50               // transactions of a round and line, one after the other
+)
+
+// turns is what a client remembers from one round of grants to the next.
+type turns struct {
+	holder uuid.UUID
+	heard  atomic.Int64 // when the client fetched last, in nanoseconds
+	under  sync.Mutex   // way; what follows is for the round under way only
+	began  time.Time
+	lines  map[row]*held
+	scarce bool // are workers: more could have been granted in the last round
+}
+
+// held is a line that this client holds.
+type held struct {
+	tenants int               // that waited in the last grant
+	waiting map[int64]granted // jobs that may still wait for a worker
+	pruned  time.Time
+	active  time.Time      // when jobs waited in it last
+	warned  map[int64]bool // jobs that cannot be granted
+}
+
+// granted is a job that was granted.
+type granted struct {
+	queue string
+	cost  float64
+	due   time.Time
+}
+
+// grantTurns begins a round of grants, if the last one was long enough ago.
+func (p *plugin) grantTurns(gap time.Duration) {
+	r := &p.turns
+	if len(p.scheduler.lines) == 0 || !r.under.TryLock() {
+		return
+	}
+	if time.Since(r.began) < gap {
+		r.under.Unlock()
+		return
+	}
+	r.began = time.Now()
+	go func() {
+		defer r.under.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		held, err := p.grantLines(ctx)
+		p.warn(err, "turns could not be granted")
+		gap := grantEvery
+		if r.scarce {
+			gap = grantSoon
+		}
+		if held && time.Since(time.Unix(0, r.heard.Load())) < heardFor {
+			time.AfterFunc(gap, func() { p.grantTurns(gap / 2) })
+		}
+	}()
+}
+
+// linesSQL finds the lines in which jobs wait, except those that another client holds.
+//
+// $1 names $2 holder $3 most
+const linesSQL = `WITH RECURSIVE line AS (
+	SELECT n.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = n.name ORDER BY w.key LIMIT 1) AS key
+	FROM pg_catalog.unnest($1::text[]) AS n (name)
+	UNION ALL
+	SELECT l.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = l.name AND w.key > l.key ORDER BY w.key LIMIT 1)
+	FROM line l WHERE l.key IS NOT NULL
+)
+SELECT l.name, l.key FROM line l LEFT JOIN {ours}weir_line s ON s.name = l.name AND s.key = l.key
+WHERE l.key IS NOT NULL AND (s.holder IS NULL OR s.holder = $2::uuid OR s.until <= now())
+LIMIT $3::integer`
+
+// grantLines is one round. It reports whether this client holds a line in which jobs wait.
+func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
+	r := &p.turns
+	if r.holder == uuid.Nil {
+		r.holder, r.lines = uuid.New(), map[row]*held{}
+	}
+	var names []string
+	for name := range p.scheduler.lines {
+		names = append(names, name)
+	}
+	var found []row
+	var of row
+	err = p.query(ctx, p.pool, linesSQL, []any{names, r.holder.String(), mostLines}, func() {
+		found = append(found, of)
+	}, &of[0], &of[1])
+	if err != nil {
+		return false, err
+	}
+	idle := r.lines
+	r.scarce = false
+	r.lines = map[row]*held{}
+	var failed []error
+	for _, of := range found {
+		h := idle[of]
+		if h == nil {
+			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}}
+		}
+		delete(idle, of)
+		mine := false
+		for range mostGrants {
+			more := false
+			mine, more, err = p.grant(ctx, of, h)
+			failed = append(failed, err)
+			if !more || err != nil {
+				break
+			}
+		}
+		if mine || err != nil {
+			r.lines[of], h.active, holds = h, time.Now(), true
+		}
+	}
+	for of, h := range idle {
+		switch {
+		case time.Since(h.active) < restAfter:
+			r.lines[of] = h
+		case len(found) < mostLines:
+			failed = append(failed, p.rest(ctx, of))
+		}
+	}
+	return holds, errors.Join(failed...)
+}

@@ -1,0 +1,32 @@
+package scheduler
+
+import (
+	"context"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+)
+
+// GrantTurns does one round of grants, as a client with this configuration does. It reports whether
+// the client holds a line.
+func GrantTurns(ctx context.Context, cfg *river.Config) (bool, error) {
+	return cfg.Plugins[0].(*plugin).grantLines(ctx)
+}
+
+// HoldLine begins a grant and hangs until ctx ends. It tells when it holds the line, and how its
+// transaction ends.
+func HoldLine(ctx context.Context, cfg *river.Config, limit, key string) <-chan error {
+	told := make(chan error)
+	p := cfg.Plugins[0].(*plugin)
+	p.turns.holder = uuid.New()
+	go func() {
+		g := &grant{plugin: p, of: row{limit, key}}
+		told <- pgx.BeginTxFunc(context.WithoutCancel(ctx), p.pool, readCommitted, func(tx pgx.Tx) error {
+			told <- g.hold(ctx, tx)
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	return told
+}

@@ -1,0 +1,326 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/turn"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// grant is one transaction in which jobs of a line have their turns.
+type grant struct {
+	*plugin
+	of   row
+	line *line
+	held *held
+
+	mine    bool
+	turn    turn.Line
+	others  float64   // the virtual time of those who take without waiting in line
+	value   float64   // what the limit had
+	seen    time.Time // when the last grant looked, or zero
+	tenants []*queue
+	left    []turnRow // that leave the line
+
+	now   time.Time // by the database's clock
+	limit ratelimit.Outcome
+	reach float64         // what may be granted before the last job that is
+	has   map[row]float64 // the other limits of the jobs
+	out   map[row]bool    // those that were out when they were asked
+	skip  map[int64]bool  // jobs that cannot have their turns now
+	busy  map[string]load
+
+	chosen []*contender
+	more   bool // there may be more to grant at once
+	each   []ratelimit.Result
+	moved  []*waiter
+}
+
+// queue are the jobs of a tenant.
+type queue struct {
+	turn.Tenant
+	jobs    []*contender
+	read    map[int]int // jobs of each priority
+	partly  bool        // there may be more
+	changed bool
+}
+
+// contender is a job that waits for its turn.
+type contender struct {
+	turnRow
+	state, queue string
+	attempt      int
+	ticket       ticket
+	requests     []ratelimit.Request
+	kinds        []string // what must be the same for all requests for a limit and key
+}
+
+// load is granted work of a queue that waits for a worker.
+type load struct {
+	n        int
+	due, all float64 // tokens: of jobs that are due, and of all
+	late     bool    // some should have started a while ago
+}
+
+// grant grants what can be granted now. It reports whether the line is this client's, and whether
+// there may be more to grant at once.
+func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, err error) {
+	g := &grant{plugin: p, of: of, line: p.scheduler.lines[of[0]], held: h}
+	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error { return g.run(ctx, tx) })
+	if err != nil {
+		return false, false, fmt.Errorf("line %q of limit %q: %w", of[1], of[0], err)
+	}
+	answered := time.Now()
+	for i, w := range g.moved {
+		c := g.chosen[i]
+		h.waiting[w.ID] = granted{c.queue, c.Cost, w.Due}
+		p.waker.add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
+	}
+	h.tenants = len(g.tenants)
+	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil
+}
+
+func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
+	if err := g.hold(ctx, tx); err != nil || !g.mine {
+		return err
+	}
+	if err := g.read(ctx, tx); err != nil {
+		return err
+	}
+	if err := g.look(ctx, tx); err != nil {
+		return err
+	}
+	if err := g.take(ctx, tx); err != nil {
+		return err
+	}
+	return g.write(ctx, tx)
+}
+
+// hold locks the line.
+func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
+	var known bool
+	var seen time.Time
+	args := []any{g.of[0], g.of[1], g.turns.holder.String(), lineLasts}
+	err := g.query(ctx, tx, holdSQL, args, func() { g.mine = true },
+		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
+	if known {
+		g.seen = seen
+	}
+	return err
+}
+
+// read reads who waits, and applies the corrections.
+func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
+	most := min(max(400/max(g.held.tenants, 1), 4), 100)
+	var c contender
+	var t turn.Tenant
+	var raw []byte
+	var last *queue
+	err := g.query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
+		if last == nil || last.Name != t.Name {
+			last = &queue{Tenant: t, read: map[int]int{}}
+			g.tenants = append(g.tenants, last)
+		}
+		last.read[c.Priority]++
+		last.partly = last.partly || last.read[c.Priority] == most
+		read := c
+		read.Name, read.Key, read.Tenant = g.of[0], g.of[1], t.Name
+		if json.Unmarshal(raw, &read.ticket) != nil {
+			read.ticket = ticket{}
+		}
+		last.jobs = append(last.jobs, &read)
+	}, &t.Name, &t.At, &t.Credit, &c.Priority, &c.Due, &c.Job, &c.Cost, &c.Weight,
+		&c.state, &c.attempt, &c.queue, &raw)
+	if err != nil {
+		return err
+	}
+	for _, q := range g.tenants {
+		g.settle(q)
+	}
+	return nil
+}
+
+// settle applies a tenant's corrections, has the jobs leave that are gone, and sorts the others.
+func (g *grant) settle(q *queue) {
+	var corrections []*contender
+	q.jobs = slices.DeleteFunc(q.jobs, func(c *contender) bool {
+		switch c.state {
+		case "available", "scheduled", "running", "retryable", "pending":
+			if c.Priority != 0 {
+				return false
+			}
+		}
+		if c.Priority == 0 {
+			corrections = append(corrections, c)
+		}
+		g.left = append(g.left, c.turnRow)
+		return true
+	})
+	for _, c := range corrections {
+		g.turn.Correct(&q.Tenant, c.Cost, c.Weight, len(q.jobs) > 0)
+		g.value -= c.Cost // the settlement has changed the balance by that
+		q.changed = true
+	}
+	slices.SortFunc(q.jobs, func(a, b *contender) int {
+		first, second := g.line.place(a.Priority, a.Due), g.line.place(b.Priority, b.Due)
+		return cmp.Or(first.Compare(second), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Job, b.Job))
+	})
+}
+
+// look finds out what the limits have, and which of the jobs granted before wait for a worker.
+func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
+	g.has, g.out, g.skip, g.busy = map[row]float64{}, map[row]bool{}, map[int64]bool{}, map[string]load{}
+	own := g.line.Limit.Global()
+	if g.of[1] != "" {
+		own = g.line.Limit.For(g.of[1])
+	}
+	ask := []ratelimit.Request{own.Count(0).OrReserve()}
+	known := map[row]bool{}
+	for _, q := range g.tenants {
+		for _, c := range q.jobs {
+			if g.unfit(c) {
+				g.skip[c.Job] = true
+				continue
+			}
+			for _, r := range c.requests {
+				if of := (row{r.Limit().Name(), r.Key()}); of != g.of && !known[of] {
+					known[of] = true
+					ask = append(ask, r.Count(0).Leave(0))
+				}
+			}
+		}
+	}
+	res, err := g.scheduler.limiter.CheckRateLimit(ctx, tx, ask...)
+	if err != nil {
+		return err
+	}
+	g.now, g.limit = res.At, res.Outcomes[0]
+	for i, o := range res.Outcomes[1:] {
+		of := row{o.Limit, o.Key}
+		if r := ask[i+1]; o.Shadow {
+			of, g.has[row{r.Limit().Name(), r.Key()}] = row{}, math.Inf(1)
+		}
+		if g.has[of] = o.Value; !o.OK {
+			g.out[of] = true
+		}
+	}
+	g.reckon()
+	return g.unfetched(ctx, tx)
+}
+
+// reckon tells how much may be granted.
+func (g *grant) reckon() {
+	o := &g.limit
+	g.account()
+	switch ahead := o.RunAt.Sub(g.now); {
+	case !o.OK, !o.RunAt.IsZero() && ahead > grantAhead:
+		g.reach = math.Inf(-1) // paused, or reserved by others
+	case !g.line.windowed:
+		g.reach = o.Value + g.line.rate*grantAhead.Seconds()
+	case o.WindowEnds.Sub(g.now) < grantAhead:
+		g.reach = o.Value + o.Rate
+	default:
+		g.reach = o.Value
+	}
+}
+
+// within says that one more job may be granted after so much: something is left to those who take
+// without waiting in line, if they have had no more than their share.
+func (g *grant) within(used float64) bool {
+	left := g.reach
+	if g.line.Others > 0 && g.others <= g.turn.Virtual {
+		left = min(left, g.limit.Value-g.line.Leave)
+	}
+	return used < left
+}
+
+// account charges those who take without waiting in line for what they have taken since the last
+// grant: what the limit has less than it would have had without them.
+func (g *grant) account() {
+	if g.line.Others == 0 || g.seen.IsZero() {
+		return
+	}
+	would := min(g.line.capacity, g.value+g.line.rate*max(0, g.now.Sub(g.seen).Seconds()))
+	if took := would - g.limit.Value; took > g.line.capacity*1e-9 { // less is rounding
+		g.others = max(g.others, g.turn.Virtual) + took/g.line.Others
+	}
+}
+
+// unfit reads what a job asks for, and reports whether it can have its turn at all. One that runs,
+// or is about to be retried, keeps its place.
+func (g *grant) unfit(c *contender) bool {
+	if c.state != "available" && c.state != "scheduled" {
+		return true
+	}
+	var err error
+	if c.ticket.Seat == nil || !c.ticket.Seat.Waits {
+		err = fmt.Errorf("its metadata does not say that it waits")
+	} else {
+		c.requests, c.kinds, err = c.ticket.Seat.requests()
+	}
+	if err == nil {
+		_, _, err = ratelimit.Foretell(time.Now(), fullState, c.requests...)
+	}
+	if err != nil && !g.held.warned[c.Job] {
+		g.held.warned[c.Job] = true
+		g.warn(err, "a job cannot have its turn", "job", c.Job)
+	}
+	return err != nil
+}
+
+func fullState(string, string) ratelimit.State { return ratelimit.State{} }
+
+// requests are what a job takes at its turn, and what must be the same in all of a batch.
+func (s *seat) requests() ([]ratelimit.Request, []string, error) {
+	requests, kinds := make([]ratelimit.Request, len(s.Requests)), make([]string, len(s.Requests))
+	for i, raw := range s.Requests {
+		if err := json.Unmarshal(raw, &requests[i]); err != nil {
+			return nil, nil, err
+		}
+		kind, err := json.Marshal(requests[i].Count(0))
+		if err != nil {
+			return nil, nil, err
+		}
+		kinds[i] = string(kind)
+	}
+	return requests, kinds, nil
+}
+
+// unfetched finds out how much work was granted that waits for a worker.
+func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
+	if len(g.held.waiting) == 0 {
+		return nil
+	}
+	var ids []int64
+	for id := range g.held.waiting {
+		ids = append(ids, id)
+	}
+	var id int64
+	still := map[int64]granted{}
+	err := g.query(ctx, tx, unfetchedSQL, []any{ids}, func() { still[id] = g.held.waiting[id] }, &id)
+	if err != nil {
+		return err
+	}
+	g.held.waiting = still
+	for _, w := range still {
+		b := g.busy[w.queue]
+		b.n, b.all = b.n+1, b.all+w.cost
+		if !w.due.After(g.now) {
+			b.due += w.cost
+			b.late = b.late || g.now.Sub(w.due) > lateForWorker
+		}
+		g.busy[w.queue] = b
+	}
+	return nil
+}
+
+// lateForWorker is for how long a job has waited for a worker when workers are what is scarce.
+const lateForWorker = 200 * time.Millisecond

@@ -1,0 +1,261 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/turn"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+const (
+	mostAtOnce = 500 // jobs that are granted in one transaction
+	mostTries  = 8   // to choose jobs, until all can be granted
+	pruneEvery = 10 * time.Second
+)
+
+// take chooses the jobs whose turn it is, locks them and takes their tokens. If one of them cannot
+// be granted after all, it chooses anew.
+func (g *grant) take(ctx context.Context, tx pgx.Tx) error {
+	before, line, locked := g.tenants, g.turn, map[int64]bool{}
+	for range mostTries {
+		g.tenants, g.turn = nil, line
+		for _, q := range before {
+			copied := *q
+			g.tenants = append(g.tenants, &copied)
+		}
+		g.choose()
+		if len(g.chosen) == 0 {
+			return nil
+		}
+		fine, err := g.lock(ctx, tx, locked)
+		if err == nil && fine {
+			fine, err = g.pay(ctx, tx)
+		}
+		if err != nil || fine {
+			return err
+		}
+	}
+	g.tenants, g.turn, g.chosen, g.more = before, line, nil, false
+	return nil
+}
+
+// choose chooses the jobs whose turn it is.
+func (g *grant) choose() {
+	g.chosen, g.more = nil, false
+	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[row]string{}
+	for _, q := range g.tenants {
+		g.head(q)
+	}
+	for g.within(used) {
+		if len(g.chosen) == mostAtOnce {
+			g.more = true
+			return
+		}
+		q, all := g.next()
+		if q == nil {
+			return
+		}
+		if len(q.jobs) == 0 { // of those that were read
+			g.more = true
+			return
+		}
+		c := q.jobs[0]
+		b := busy[c.queue]
+		enough := g.line.rate * workAhead.Seconds()
+		switch {
+		case used+c.Cost > g.limit.Value+g.line.reserved:
+			return // until there are as many
+		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
+			g.turns.scarce = true
+			q.Out = true
+			continue
+		case g.lacks(c, has):
+			q.Out = true
+			continue
+		case !c.agrees(kinds):
+			g.more = true
+			return
+		}
+		for i, r := range c.requests {
+			of := row{r.Limit().Name(), r.Key()}
+			kinds[of] = c.kinds[i]
+			has[of] -= r.N()
+		}
+		used += c.Cost
+		b.n, b.all = b.n+1, b.all+c.Cost
+		if used <= g.limit.Value {
+			b.due += c.Cost
+		}
+		busy[c.queue] = b
+		g.turn.Grant(all, &q.Tenant, c.Cost, c.Weight)
+		q.changed = true
+		g.chosen = append(g.chosen, c)
+		q.jobs = q.jobs[1:]
+		g.head(q)
+	}
+}
+
+// head finds a tenant's next job that can have its turn. Without one the tenant is out. If there may
+// be jobs that were not read, it is not: then nobody else can have the next turn before they are.
+func (g *grant) head(q *queue) {
+	for len(q.jobs) > 0 && g.skip[q.jobs[0].Job] {
+		q.jobs = q.jobs[1:]
+	}
+	if len(q.jobs) == 0 {
+		q.Out = !q.partly || len(g.chosen) == 0
+		if !q.partly {
+			q.Credit = 0 // nothing is kept for a tenant that does not wait
+		}
+		return
+	}
+	q.Level = g.line.level(q.jobs[0].Priority, g.now.Sub(q.jobs[0].Due))
+}
+
+// next is the tenant whose turn it is, and all of them.
+func (g *grant) next() (*queue, []*turn.Tenant) {
+	all := make([]*turn.Tenant, len(g.tenants))
+	for i, q := range g.tenants {
+		all[i] = &q.Tenant
+	}
+	next := g.turn.Next(all)
+	for _, q := range g.tenants {
+		if &q.Tenant == next {
+			return q, all
+		}
+	}
+	return nil, all
+}
+
+// lacks says that another limit of a job is out.
+func (g *grant) lacks(c *contender, has map[row]float64) bool {
+	for _, r := range c.requests {
+		of := row{r.Limit().Name(), r.Key()}
+		if of == g.of {
+			continue
+		}
+		if g.out[of] || has[of] < r.N() {
+			return true
+		}
+	}
+	return false
+}
+
+// agrees says that what a job asks for can be asked for together with what others do.
+func (c *contender) agrees(kinds map[row]string) bool {
+	for i, r := range c.requests {
+		if kind, ok := kinds[row{r.Limit().Name(), r.Key()}]; ok && kind != c.kinds[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// lock locks the chosen jobs, and reports whether all are locked.
+func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (bool, error) {
+	var ids []int64
+	for _, c := range g.chosen {
+		if !locked[c.Job] {
+			ids = append(ids, c.Job)
+		}
+	}
+	var id int64
+	if err := g.query(ctx, tx, chosenSQL, []any{ids}, func() { locked[id] = true }, &id); err != nil {
+		return false, err
+	}
+	fine := true
+	for _, id := range ids {
+		if !locked[id] {
+			g.skip[id], fine = true, false
+		}
+	}
+	return fine, nil
+}
+
+// pay takes the tokens of the chosen jobs, and reports whether it did.
+func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
+	calls := make([][]ratelimit.Request, len(g.chosen))
+	for i, c := range g.chosen {
+		calls[i] = c.requests
+	}
+	all, each, err := g.scheduler.limiter.RateLimitMany(ctx, tx, calls)
+	if err != nil {
+		return false, err
+	}
+	if all.OK {
+		g.each = each
+		return true, nil
+	}
+	for _, o := range all.Outcomes {
+		if of := (row{o.Limit, o.Key}); !o.OK && of == g.of {
+			g.reach /= 2 // somebody has taken meanwhile
+			if len(g.chosen) == 1 {
+				g.reach = 0
+			}
+		} else if !o.OK {
+			g.out[of] = true
+		}
+	}
+	return false, nil
+}
+
+// write gives the chosen jobs their times, and notes what the tenants have had.
+func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
+	used := 0.0
+	for i, c := range g.chosen {
+		res := &g.each[i]
+		t := g.scheduler.newTicket(res, c.attempt, false)
+		s := *c.ticket.Seat
+		s.Waits, s.Requests = false, nil
+		// It is not spaced anew when workers are late: what is granted ahead is bounded.
+		t.Seat, t.Pays, t.Late = &s, c.ticket.Pays, true
+		// Of jobs that start at once River has the ones go first whose turn it was first.
+		ahead := time.Duration(len(g.chosen)-i) * time.Microsecond
+		w := &waiter{ID: c.Job, Due: res.At.Add(-ahead), Ticket: &t}
+		if t.Due != 0 {
+			w.Due = t.due()
+		}
+		w.Near = w.Due.Sub(g.now) < horizon
+		g.moved, g.left = append(g.moved, w), append(g.left, c.turnRow)
+		used += c.Cost
+	}
+	b := &pgx.Batch{}
+	send := func(sql string, args ...any) {
+		b.Queue(g.tables.Replace(sql), append([]any{g.of[0], g.of[1]}, args...)...)
+	}
+	if len(g.moved) > 0 {
+		jobs, err := json.Marshal(g.moved)
+		if err != nil {
+			return err
+		}
+		b.Queue(g.tables.Replace(grantSQL), string(jobs))
+	}
+	for _, r := range g.left {
+		send(leaveSQL, r.Tenant, r.Priority, r.Due, r.Job)
+	}
+	var names []string
+	var times, credits []float64
+	for _, q := range g.tenants {
+		if q.changed {
+			names, times, credits = append(names, q.Name), append(times, max(q.At, g.turn.Virtual)), append(credits, q.Credit)
+		}
+	}
+	if len(names) > 0 {
+		send(chargeSQL, names, times, credits)
+	}
+	if time.Since(g.held.pruned) > pruneEvery {
+		g.held.pruned = time.Now()
+		send(forgetSQL, g.turn.Virtual)
+	}
+	send(passSQL, g.turn.Virtual, g.others, g.limit.Value-used, g.now)
+	return tx.SendBatch(ctx, b).Close()
+}
+
+// rest forgets a line in which nobody waits any more.
+func (p *plugin) rest(ctx context.Context, of row) error {
+	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.turns.holder.String()}, nil)
+}

@@ -1,0 +1,237 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Tenant is one of those who share a [Line].
+type Tenant struct {
+	// Key names it: 1 to 1024 bytes of UTF-8 without NUL.
+	Key string
+
+	// Weight is its claim, compared with those of other tenants: with 2 it gets twice as much while
+	// both have jobs that wait. 2^-20 to 2^20. Default: 1.
+	Weight float64
+}
+
+// QueueTx inserts a job that waits for its turn in a [Line], in the caller's transaction. It takes
+// nothing: the tokens are taken when the job's turn comes, and at most a second ahead of those
+// before it. So there is no time yet at which it runs.
+//
+// Exactly one of the requests is for a limit of [Config.Lines]: whose tenants share it. The others,
+// for the tenant's own limit say, are taken together with it, all or none. While one of them is
+// out, the line passes over the tenant. A request must not have OrReserve or Within, and that for
+// the line no other option but its count.
+//
+// Jobs of one tenant have their turns in the order of priority, scheduled_at and id; see
+// [Line.Patience]. A ScheduledAt of opts counts as the job's scheduled_at: its turn does not come
+// before. Everything else in opts is passed on to River as it is. A job that opts make unique and
+// that exists already is not queued again.
+//
+// The job is scheduled for the year 2200 until its turn comes, so that River starts it on no
+// client. A job that is made available before its turn, by hand say, is put back and keeps its
+// place; on a client without the configuration of [Scheduler.Configure] it starts. A job that is
+// cancelled or deleted leaves the line. Until a client with the configuration and the Line works,
+// all jobs of the line wait.
+//
+// The errors are those of [Jobs.InsertTx]. If the transaction rolls back nothing is queued. It
+// reads and locks no balance, so transactions that queue jobs do not wait for each other.
+func (j *Jobs) QueueTx(
+	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, tenant Tenant,
+	requests ...ratelimit.Request,
+) (*rivertype.JobInsertResult, error) {
+	if err := j.check(); err != nil {
+		return nil, err
+	}
+	params := []QueueManyParams{{Args: args, InsertOpts: opts, Tenant: tenant, Requests: requests}}
+	jobs, err := j.queue(ctx, tx, single{j.client}, params)
+	if err != nil {
+		return nil, err
+	}
+	return jobs[0], nil
+}
+
+// QueueManyParams is one job for [Jobs.QueueManyTx]: the arguments of [Jobs.QueueTx].
+type QueueManyParams struct {
+	// Args are the arguments of the job. It has no default.
+	Args river.JobArgs
+
+	// InsertOpts are passed on to River. Default: none.
+	InsertOpts *river.InsertOpts
+
+	// Tenant is whose job it is. Its Key has no default.
+	Tenant Tenant
+
+	// Requests are what the job takes at its turn. One of them is for a [Line].
+	Requests []ratelimit.Request
+}
+
+// QueueManyTx is [Jobs.QueueTx] for many jobs, in as many round trips as for one. It returns them in
+// the order of the params.
+func (j *Jobs) QueueManyTx(
+	ctx context.Context, tx pgx.Tx, params []QueueManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	if err := j.check(); err != nil {
+		return nil, err
+	}
+	client, ok := j.client.(manyInserter)
+	switch {
+	case !ok:
+		return nil, errors.New("scheduler: the River client has no InsertManyTx")
+	case len(params) == 0:
+		return nil, errors.New("scheduler: no jobs to queue: params is empty")
+	}
+	return j.queue(ctx, tx, client, params)
+}
+
+func (j *Jobs) queue(
+	ctx context.Context, tx pgx.Tx, client manyInserter, params []QueueManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	inserts, seats := make([]river.InsertManyParams, len(params)), make([]*seat, len(params))
+	for i, p := range params {
+		var err error
+		if inserts[i], seats[i], err = j.scheduler.waits(p); err != nil {
+			if len(params) > 1 {
+				err = fmt.Errorf("params[%d]: %w", i, err)
+			}
+			return nil, err
+		}
+	}
+	jobs, err := client.InsertManyTx(ctx, tx, inserts)
+	if err != nil {
+		return nil, err
+	}
+	if len(jobs) != len(params) {
+		return nil, fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
+	}
+	var turns []turnRow
+	for i, job := range jobs {
+		if !job.UniqueSkippedAsDuplicate {
+			turns = append(turns, seats[i].turn(job.Job))
+		}
+	}
+	return jobs, j.enter(ctx, tx, turns)
+}
+
+// farOff is when a job is due whose turn has not come: later than any ScheduledAt, and within what a
+// time.Duration holds.
+var farOff = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// seat is a job's place in a line, as its ticket has it.
+type seat struct {
+	Limit    string            `json:"limit"`
+	Key      string            `json:"key"`
+	Tenant   string            `json:"tenant"`
+	Weight   float64           `json:"w"`
+	Cost     float64           `json:"n"`
+	From     int64             `json:"from,omitempty"` // the ScheduledAt that the caller wanted
+	Waits    bool              `json:"waits,omitempty"`
+	Requests []json.RawMessage `json:"rs,omitempty"` // as long as it waits
+}
+
+// waits returns what is to be inserted for a job that waits for its turn.
+func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *seat, error) {
+	none := river.InsertManyParams{}
+	if p.Args == nil {
+		return none, nil, errors.New("scheduler: no job arguments")
+	}
+	seat, err := s.seat(p.Tenant, p.Requests)
+	if err != nil {
+		return none, nil, err
+	}
+	var o river.InsertOpts
+	if p.InsertOpts != nil {
+		o = *p.InsertOpts
+	}
+	wanted := o.ScheduledAt
+	if a, ok := p.Args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
+		wanted = a.InsertOpts().ScheduledAt
+	}
+	if !wanted.IsZero() {
+		seat.From = wanted.UnixMicro()
+	}
+	t := ticket{Version: ticketVersion, Seat: seat}
+	if a, ok := p.Args.(JobArgsWithPays); ok {
+		t.Pays = a.Pays()
+	}
+	o.ScheduledAt = farOff
+	o.Metadata, err = t.into(o.Metadata)
+	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
+}
+
+// seat checks what a job is to take at its turn.
+func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, error) {
+	if s.misused != nil {
+		return nil, s.misused
+	}
+	if tenant.Weight == 0 {
+		tenant.Weight = 1
+	}
+	switch k := tenant.Key; {
+	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) || containsNUL(k):
+		return nil, fmt.Errorf("scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k)
+	case !(tenant.Weight >= 1.0/(1<<20) && tenant.Weight <= 1<<20):
+		return nil, fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1", tenant.Weight)
+	}
+	seat := &seat{Tenant: tenant.Key, Weight: tenant.Weight, Waits: true}
+	var all []ratelimit.Request
+	for _, r := range requests {
+		name := r.Limit().Name()
+		if r.Reserves() {
+			return nil, fmt.Errorf("scheduler: a queued job asks for %v: want it without OrReserve and Within, "+
+				"as it is taken when the job's turn comes", r)
+		}
+		asked := r
+		if l := s.lines[name]; l != nil {
+			plain := l.Limit.Global()
+			if r.Key() != "" {
+				plain = l.Limit.For(r.Key())
+			}
+			switch plain = plain.Count(r.N()); {
+			case seat.Limit != "":
+				return nil, fmt.Errorf("scheduler: a queued job asks for %q and for %q: want one limit of Config.Lines",
+					seat.Limit, name)
+			case r.String() != plain.String():
+				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want no option but its count", r)
+			case !(r.N() > 0):
+				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want a count above 0", r)
+			}
+			seat.Limit, seat.Key, seat.Cost = name, r.Key(), r.N()
+			asked = plain.OrReserve()
+		}
+		all = append(all, asked)
+		b, err := json.Marshal(asked)
+		if err != nil {
+			return nil, err
+		}
+		seat.Requests = append(seat.Requests, b)
+	}
+	if seat.Limit == "" {
+		return nil, errors.New("scheduler: a queued job asks for no limit of Config.Lines: " +
+			"use InsertTx, or put the limit there")
+	}
+	if _, _, err := ratelimit.Foretell(time.Now(), fullState, all...); err != nil {
+		return nil, err
+	}
+	return seat, nil
+}
+
+func containsNUL(s string) bool {
+	for i := range len(s) {
+		if s[i] == 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,75 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"time"
+
+	"github.com/riverqueue/river/rivertype"
+)
+
+// turnRow is a row of weir_turn.
+type turnRow struct {
+	Name     string    `json:"name"`
+	Key      string    `json:"key"`
+	Tenant   string    `json:"tenant"`
+	Priority int       `json:"priority"` // 0: a correction
+	Due      time.Time `json:"due"`
+	Job      int64     `json:"job"`
+	Cost     float64   `json:"cost"`
+	Weight   float64   `json:"weight"`
+}
+
+// turn is the row of a job that waits. It is always the same for the same job.
+func (s *seat) turn(job *rivertype.JobRow) turnRow {
+	due := job.CreatedAt
+	if s.From != 0 {
+		due = time.UnixMicro(s.From)
+	}
+	return turnRow{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
+}
+
+// enterSQL puts jobs into line that are not there yet.
+//
+// $1 an array of turnRows
+const enterSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
+SELECT name, key, tenant, priority, due, job, cost, weight
+FROM jsonb_to_recordset($1::text::jsonb) AS t (name text, key text, tenant text, priority smallint,
+	due timestamptz, job bigint, cost double precision, weight double precision)
+ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
+
+func (s store) enter(ctx context.Context, q querier, turns []turnRow) error {
+	if len(turns) == 0 {
+		return nil
+	}
+	b, err := json.Marshal(turns)
+	if err != nil {
+		return err
+	}
+	return s.query(ctx, q, enterSQL, []any{string(b)}, nil)
+}
+
+// leave has a job leave the line.
+func (s store) leave(ctx context.Context, q querier, turn turnRow) error {
+	args := []any{turn.Name, turn.Key, turn.Tenant, turn.Priority, turn.Due, turn.Job}
+	return s.query(ctx, q, leaveSQL, args, nil)
+}
+
+// cost is what the tenant was charged; nothing for a job that was not queued.
+func (s *seat) cost() float64 {
+	if s == nil {
+		return 0
+	}
+	return s.Cost
+}
+
+// correct notes what a job has used beyond what its tenant was charged.
+func (s store) correct(ctx context.Context, q querier, job int64, seat *seat, beyond float64) error {
+	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
+		return nil
+	}
+	const sql = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
+VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
+	return s.query(ctx, q, sql, []any{seat.Limit, seat.Key, seat.Tenant, job, beyond, seat.Weight}, nil)
+}
