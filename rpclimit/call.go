@@ -24,8 +24,8 @@ type Call struct {
 }
 
 // Ask returns what a call asks of which limits. It returns none if the call is not to be limited.
-// [By] and [Global] make one from a limit, and Cost, Unless and Only change it. For all else write a
-// function of your own:
+// [By] and [Global] make one from a limit, and Cost, Unless and Only change it. For all else write
+// a function of your own:
 //
 //	func byPlan(ctx context.Context, _ *rpclimit.Call) ([]ratelimit.Request, error) {
 //		user := userOf(ctx)

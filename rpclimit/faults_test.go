@@ -23,7 +23,8 @@ func leaks(got told, secret string) bool {
 	return strings.Contains(fmt.Sprintf("%s %v %v %v", got.text, got.header, got.retry, got.quota), secret)
 }
 
-// A database that is away is Unavailable, and nothing runs. A Guard that fails open lets calls through.
+// A database that is away is Unavailable, and nothing runs. A Guard that fails open lets calls
+// through.
 func TestTheDatabaseIsAway(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		pool := pgtest.Pool(t)
@@ -74,8 +75,8 @@ func hold(t *testing.T, pool *pgxpool.Pool, l *ratelimit.Limiter, request rateli
 	}
 }
 
-// A decision that takes too long is Unavailable by Guard.Timeout, and DeadlineExceeded by the deadline of
-// the client. In both cases no handler runs.
+// A decision that takes too long is Unavailable by Guard.Timeout, and DeadlineExceeded by the
+// deadline of the client. In both cases no handler runs.
 func TestADecisionThatHangs(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		pool := pgtest.Pool(t)
@@ -113,7 +114,8 @@ func (s signaled) RateLimit(ctx context.Context, requests ...ratelimit.Request) 
 	return res, err
 }
 
-// A client that goes while the limiter waits leaves nothing behind: no handler runs, and no token is taken.
+// A client that goes while the limiter waits leaves nothing behind: no handler runs, and no token
+// is taken.
 func TestAClientThatGoesWhileItWaits(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		pool := pgtest.Pool(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Guard asks the limits of calls before their handlers run. One is enough for all interceptors of a
-// program.
+// Guard asks the limits of calls before their handlers run. One is enough for all interceptors of
+// a program.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type Guard struct {
@@ -49,8 +49,8 @@ var errAhead = fmt.Errorf("rpclimit: granted ahead of time, so that the handler 
 // taken. It is for adapters, which have [Guard.Answer] make an answer of the result, and run the
 // handler with the context that it returns, in which [FromContext] finds the result.
 //
-// A call that asks nothing has a Result that is OK and not decided, and FromContext finds none.
-// A result that was granted ahead of time is an error that matches [ratelimit.ErrInvalid], and what
+// A call that asks nothing has a Result that is OK and not decided, and FromContext finds none. A
+// result that was granted ahead of time is an error that matches [ratelimit.ErrInvalid], and what
 // it took stays taken. So is a Guard without a Limiter, and no asks at all.
 func (g *Guard) Take(
 	ctx context.Context, call *Call, asks []Ask,
@@ -99,9 +99,9 @@ func gather(ctx context.Context, call *Call, asks []Ask) ([]ratelimit.Request, e
 	return requests, nil
 }
 
-// Answer is what the client gets for the result of [Guard.Take], or for that of a handler's own call:
-// metadata, whose keys are in the canonical form of HTTP, and a status, which is nil if the call may
-// go on. It is for adapters, and logs as [Guard.Logger] says.
+// Answer is what the client gets for the result of [Guard.Take], or for that of a handler's own
+// call: metadata, whose keys are in the canonical form of HTTP, and a status, which is nil if the
+// call may go on. It is for adapters, and logs as [Guard.Logger] says.
 //
 //	ResourceExhausted  it is denied: with RetryInfo, and a QuotaFailure that names the limits
 //	PermissionDenied   it has no key, or one that the database cannot hold
@@ -111,10 +111,10 @@ func gather(ctx context.Context, call *Call, asks []Ask) ([]ratelimit.Request, e
 //	DeadlineExceeded   so has the time that it gave
 //	Unavailable        any other error: without a decision there is no grant
 //
-// The delay in RetryInfo is no earlier than RetryAt, by the database's clock, and up to a fifth later,
-// but no more than a minute, so that clients that were denied together do not come back together.
-// The key retry-after says the same in whole seconds. No other status says when to retry, and none
-// has a key or an error of the database in it.
+// The delay in RetryInfo is no earlier than RetryAt, by the database's clock, and up to a fifth
+// later, but no more than a minute, so that clients that were denied together do not come back
+// together. The key retry-after says the same in whole seconds. No other status says when to
+// retry, and none has a key or an error of the database in it.
 func (g *Guard) Answer(
 	ctx context.Context, procedure string, res ratelimit.Result, err error,
 ) (http.Header, *status.Status) {
@@ -146,8 +146,8 @@ func (g *Guard) log(ctx context.Context, procedure string, c code.Code, err erro
 
 var silent = slog.New(slog.DiscardHandler)
 
-// headerOnly is a ResponseWriter for a Guard of httplimit, which writes nothing but header fields if
-// it has a Refuse.
+// headerOnly is a ResponseWriter for a Guard of httplimit, which writes nothing but header fields
+// if it has a Refuse.
 type headerOnly http.Header
 
 func (h headerOnly) Header() http.Header       { return http.Header(h) }
@@ -156,8 +156,8 @@ func (headerOnly) WriteHeader(int)             {}
 
 type resultKey struct{}
 
-// FromContext is the result with which the handler came to run, of the innermost interceptor: to give
-// back what was not used, or to settle it. False if the call was not limited. The result of a
+// FromContext is the result with which the handler came to run, of the innermost interceptor: to
+// give back what was not used, or to settle it. False if the call was not limited. The result of a
 // [ratelimit.FailOpen] may be undecided.
 func FromContext(ctx context.Context) (ratelimit.Result, bool) {
 	res, ok := ctx.Value(resultKey{}).(ratelimit.Result)

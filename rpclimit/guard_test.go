@@ -63,7 +63,8 @@ func header(fields map[string]string) func(string) []string {
 	}
 }
 
-// What a call meets, and what of it its client is told: never a key, nor what the database has said.
+// What a call meets, and what of it its client is told: never a key, nor what the database has
+// said.
 func TestEveryEndHasItsStatus(t *testing.T) {
 	t.Parallel()
 	secret := errors.New("secret: connection refused")

@@ -33,7 +33,8 @@ func pass(t *testing.T) func(context.Context, *rpclimit.Guard, ratelimit.Result,
 	return connectlimit.Pass
 }
 
-// In a handler's own transaction the tokens are taken if it commits, and clients are told the same.
+// In a handler's own transaction the tokens are taken if it commits, and clients are told the
+// same.
 func TestAHandlersOwnTransaction(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		pool := pgtest.Pool(t)
@@ -104,7 +105,8 @@ func TestAnAskHasAStatusOfItsOwn(t *testing.T) {
 	})
 }
 
-// The address of the connection is a key, and a forwarded address only if the connection is trusted.
+// The address of the connection is a key, and a forwarded address only if the connection is
+// trusted.
 func TestTheAddressOfTheConnection(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		pool := pgtest.Pool(t)

@@ -12,8 +12,8 @@ import (
 // PermissionDenied, as with an error that matches [ErrNoKey].
 //
 // A key that clients may choose freely limits nobody: each new key is a new balance, and costs a
-// row. Let the authentication check it first, or put a limit by address in front, as an interceptor
-// of its own.
+// row. Let the authentication check it first, or put a limit by address in front, as an
+// interceptor of its own.
 type Key func(ctx context.Context, call *Call) (string, error)
 
 // ErrNoKey is matched by the error of a call that has no key where one is required. The call is
@@ -37,8 +37,8 @@ func ByAddress(trusted ...netip.Prefix) Key {
 	return ByProxies(httplimit.Proxies{Trusted: trusted})
 }
 
-// ByProxies is the address of the client behind proxies that write another key, or that connect by a
-// unix socket: [httplimit.Proxies] says how it is found.
+// ByProxies is the address of the client behind proxies that write another key, or that connect by
+// a unix socket: [httplimit.Proxies] says how it is found.
 func ByProxies(proxies httplimit.Proxies) Key {
 	name := proxies.Header
 	if name == "" {

@@ -18,8 +18,8 @@ import (
 
 type starter = func(testing.TB, *service, *rpclimit.Guard, ...rpclimit.Ask) client
 
-// However many clients call at a time, unary or by stream, exactly the capacity is granted, and as many
-// handlers run.
+// However many clients call at a time, unary or by stream, exactly the capacity is granted, and as
+// many handlers run.
 func TestExactlyTheCapacityIsGranted(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		const clients, calls, capacity = 8, 12, 40
@@ -66,8 +66,8 @@ func TestExactlyTheCapacityIsGranted(t *testing.T) {
 	})
 }
 
-// The status of a denial says when to retry, no earlier than the tokens and up to a fifth later, and
-// which limits denied. It names no key. Who comes then is served, and not a moment earlier.
+// The status of a denial says when to retry, no earlier than the tokens and up to a fifth later,
+// and which limits denied. It names no key. Who comes then is served, and not a moment earlier.
 func TestADenialSaysWhenToRetry(t *testing.T) {
 	each(t, func(t *testing.T, start starter) {
 		clock := weirtest.NewClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))

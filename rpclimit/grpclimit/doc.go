@@ -1,5 +1,5 @@
-// Package grpclimit has the interceptors that limit the calls which a server of gRPC serves. What they
-// ask, and what clients are told, is in package rpclimit.
+// Package grpclimit has the interceptors that limit the calls which a server of gRPC serves. What
+// they ask, and what clients are told, is in package rpclimit.
 //
 //	guard := &rpclimit.Guard{Limiter: limits}
 //	perUser := rpclimit.By(PerUser, rpclimit.ByUser(userOf))

@@ -14,10 +14,10 @@ import (
 	"github.com/weir-go/weir/rpclimit"
 )
 
-// Unary is an interceptor for unary calls. The handler runs if all of asks are granted, in one call
-// of the limiter. Otherwise nothing is taken, and the client gets the status of
-// [rpclimit.Guard.Answer]. The tokens are taken for good when the handler begins, also if it fails or
-// panics. It may give back the result of [rpclimit.FromContext].
+// Unary is an interceptor for unary calls. The handler runs if all of asks are granted, in one
+// call of the limiter. Otherwise nothing is taken, and the client gets the status of
+// [rpclimit.Guard.Answer]. The tokens are taken for good when the handler begins, also if it fails
+// or panics. It may give back the result of [rpclimit.FromContext].
 //
 // No ask may reserve, with OrReserve or Within: the handler would run ahead of its tokens.
 func Unary(guard *rpclimit.Guard, asks ...rpclimit.Ask) grpc.UnaryServerInterceptor {
@@ -33,9 +33,9 @@ func Unary(guard *rpclimit.Guard, asks ...rpclimit.Ask) grpc.UnaryServerIntercep
 	}
 }
 
-// Stream is [Unary] for streams of each kind. It takes once for each stream, before the handler runs
-// and before the first message is read, so [rpclimit.Call.Message] is nil. To limit messages, call
-// the limiter in the handler, and [Pass].
+// Stream is [Unary] for streams of each kind. It takes once for each stream, before the handler
+// runs and before the first message is read, so [rpclimit.Call.Message] is nil. To limit messages,
+// call the limiter in the handler, and [Pass].
 func Stream(guard *rpclimit.Guard, asks ...rpclimit.Ask) grpc.StreamServerInterceptor {
 	asks = slices.Clone(asks)
 	return func(
@@ -78,10 +78,10 @@ func address(ctx context.Context) string {
 	return "unknown"
 }
 
-// Pass is for handlers that call the limiter themselves, in a transaction say. It returns nil if the
-// call may go on, and else the error to return: what the interceptors would return. Call it after
-// COMMIT, with what [ratelimit.Limiter.InTx] has returned, whose denial may be err. An err that has a
-// gRPC status is returned as it is.
+// Pass is for handlers that call the limiter themselves, in a transaction say. It returns nil if
+// the call may go on, and else the error to return: what the interceptors would return. Call it
+// after COMMIT, with what [ratelimit.Limiter.InTx] has returned, whose denial may be err. An err
+// that has a gRPC status is returned as it is.
 //
 // It also sets the guard's Fields, unless the header has been sent. ctx is that of the handler.
 func Pass(ctx context.Context, guard *rpclimit.Guard, res ratelimit.Result, err error) error {
