@@ -203,7 +203,7 @@ func TestTheDoctorFindsWhatWasDoneToTheTables(t *testing.T) {
 		"a row of tomorrow":    {`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) VALUES ('l', 'k', 1, now() + interval '1 day', 1, 1, 1000000)`, "balances", wrong, []string{"in the future", "weir reset"}},
 		"idle keys": {`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 1, now() - interval '2 days', 1, 1, 1000000 FROM generate_series(1, 20000) AS i; ANALYZE weir_balance`,
 			"balances", note, []string{"weir prune"}},
-		"old settlements": {`INSERT INTO weir_settled SELECT gen_random_uuid(), now() - interval '1 hour' FROM generate_series(1, 1000)`,
+		"old settlements": {`INSERT INTO weir_settled SELECT gen_random_uuid(), now() - interval '1 hour', 'k' FROM generate_series(1, 1000)`,
 			"settlements", note, []string{"weir prune"}},
 	} {
 		t.Run(name, func(t *testing.T) {
