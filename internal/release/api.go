@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,13 +26,13 @@ func lastTag(root string) (string, error) {
 
 // compareAPI prints what has changed in the exported names since the last release, and returns whether code that used it may
 // no longer compile. Each such change must be named by the changelog, above the section of that release.
-func compareAPI(root string, all []module, changelog string, out io.Writer) (breaks bool, err error) {
+func compareAPI(root string, all []module, changelog string, out *log.Logger) (breaks bool, err error) {
 	last, err := lastTag(root)
 	if err != nil {
 		return false, err
 	}
 	if last == "" {
-		fmt.Fprintln(out, "No version is tagged yet: there is no API to be compatible with.")
+		out.Print("No version is tagged yet: there is no API to be compatible with.")
 		return false, nil
 	}
 	before, err := os.MkdirTemp("", "weir-api-")
@@ -47,7 +47,7 @@ func compareAPI(root string, all []module, changelog string, out io.Writer) (bre
 	for _, m := range all {
 		dir := filepath.FromSlash(m.dir)
 		if _, err := os.Stat(filepath.Join(before, dir, "go.mod")); os.IsNotExist(err) {
-			fmt.Fprintf(out, "%s is new\n", m.path)
+			out.Printf("%s is new", m.path)
 			continue
 		}
 		report, err := changes(m.path, filepath.Join(before, dir), filepath.Join(root, dir))
@@ -56,11 +56,11 @@ func compareAPI(root string, all []module, changelog string, out io.Writer) (bre
 		}
 		for _, c := range report.Changes {
 			if c.Compatible {
-				fmt.Fprintf(out, "%s: compatible: %s\n", m.path, c.Message)
+				out.Printf("%s: compatible: %s", m.path, c.Message)
 				continue
 			}
 			breaks = true
-			fmt.Fprintf(out, "%s: INCOMPATIBLE: %s\n", m.path, c.Message)
+			out.Printf("%s: INCOMPATIBLE: %s", m.path, c.Message)
 			if name := changedName(c.Message); !isNamed(since(changelog, last), name) {
 				unsaid = append(unsaid, fmt.Errorf("CHANGELOG.md does not say what became of %s since %s (%s: %s)", name, last, m.path, c.Message))
 			}
@@ -106,7 +106,11 @@ func changes(path, before, after string) (apidiff.Report, error) {
 }
 
 func load(path, dir string) (*apidiff.Module, error) {
-	loaded, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps, Dir: dir}, "./...")
+	loaded, err := packages.Load(&packages.Config{
+		Mode: packages.NeedName | packages.NeedTypes | packages.NeedImports | packages.NeedDeps,
+		Dir:  dir,
+		Env:  append(os.Environ(), "GOWORK="), // that of the folder
+	}, "./...")
 	if err != nil {
 		return nil, err
 	}

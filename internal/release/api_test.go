@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log"
 	"strings"
 	"testing"
 )
@@ -34,7 +35,7 @@ func TestTheAPIIsComparedWithTheLastRelease(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			breaks, err := compareAPI(root, all, changelog, &out)
+			breaks, err := compareAPI(root, all, changelog, log.New(&out, "", 0))
 			wantError(t, err, test.want)
 			if breaks != test.breaks || !strings.Contains(out.String(), test.prints) {
 				t.Errorf("it breaks: %t, and prints\n%s", breaks, out.String())

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/mod/modfile"
 	"golang.org/x/mod/semver"
 )
 
@@ -55,23 +56,26 @@ func isBelow(module, root string) bool {
 	return len(module) > len(root) && module[:len(root)+1] == root+"/"
 }
 
-// checkWork sees that a go.work names what m requires. Without it m would be built with what was last released of it.
+// checkWork sees that a go.work replaces what m requires by what is in the tree. Without it m would be built with what was last
+// released, and before that not at all: naming it by use is not enough for a version that the module proxy does not have.
 func checkWork(m module, all []module) error {
 	name := path.Join(m.dir, "go.work")
 	required := m.required(all)
-	if m.dir == "." || m.work == nil {
-		if len(required) > 0 {
-			return fmt.Errorf("%s is missing: make tidy writes it", name)
-		}
+	if len(required) == 0 {
 		return nil
 	}
-	for _, r := range append(required, m) {
-		if !slices.ContainsFunc(m.work.Use, func(u *workUse) bool { return path.Join(m.dir, u.Path) == r.dir }) {
-			return fmt.Errorf("%s does not use %s", name, relative(m, r))
-		}
+	if m.work == nil {
+		return fmt.Errorf("%s is missing: make tidy writes it", name)
 	}
-	if len(m.work.Replace) > 0 {
-		return fmt.Errorf("%s replaces %s: use says it all", name, m.work.Replace[0].Old.Path)
+	if len(m.work.Use) != 1 || path.Clean(m.work.Use[0].Path) != "." {
+		return fmt.Errorf("%s must use its own folder, and no other", name)
+	}
+	for _, r := range required {
+		if !slices.ContainsFunc(m.work.Replace, func(w *modfile.Replace) bool {
+			return w.Old.Path == r.path && w.Old.Version == "" && path.Join(m.dir, w.New.Path) == r.dir
+		}) {
+			return fmt.Errorf("%s does not replace %s by %s", name, r.path, relative(m, r))
+		}
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func TestWhatCannotBeInstalledIsFound(t *testing.T) {
 		"a requirement that only go.work supplies": {
 			changed: map[string]string{
 				"sub/go.mod":    "module example.com/m/sub\n\ngo 1.25.0\n\nrequire example.com/m/other v0.2.0\n",
-				"sub/go.work":   "go 1.25.0\n\nuse (\n\t.\n\t..\n\t../other\n)\n",
+				"sub/go.work":   "go 1.25.0\n\nuse .\n\nreplace example.com/m => ../\n\nreplace example.com/m/other => ../other\n",
 				"other/go.mod":  "module example.com/m/other\n\ngo 1.25.0\n\nrequire example.com/m v0.2.0\n",
 				"other/go.work": files()["sub/go.work"],
 				"other/o.go":    "package other\n\nimport _ \"example.com/m\"\n",
@@ -57,7 +57,11 @@ func TestWhatCannotBeInstalledIsFound(t *testing.T) {
 		},
 		"a go.work without the root": {
 			changed: map[string]string{"sub/go.work": "go 1.25.0\n\nuse .\n"},
-			check:   "sub/go.work does not use ..",
+			check:   "sub/go.work does not replace example.com/m by ..",
+		},
+		"a go.work that uses the root": {
+			changed: map[string]string{"sub/go.work": "go 1.25.0\n\nuse (\n\t.\n\t..\n)\n"},
+			check:   "sub/go.work must use its own folder, and no other",
 		},
 		"a name that is not its folder's": {
 			changed: map[string]string{"sub/go.mod": strings.Replace(files()["sub/go.mod"], "m/sub", "m/below", 1)},

@@ -17,7 +17,7 @@ func files() map[string]string {
 		"m.go":         "package m\n\nimport _ \"embed\"\n\n//go:embed text\nvar text string\n\nfunc Hello() string { return text }\n",
 		"text":         "hello\n",
 		"sub/go.mod":   "module example.com/m/sub\n\ngo 1.25.0\n\nrequire example.com/m v0.2.0\n",
-		"sub/go.work":  "go 1.25.0\n\nuse (\n\t.\n\t..\n)\n",
+		"sub/go.work":  "go 1.25.0\n\nuse .\n\nreplace example.com/m => ../\n",
 		"sub/main.go":  "package main\n\nimport \"example.com/m\"\n\nfunc main() { println(m.Hello()) }\n",
 	}
 }

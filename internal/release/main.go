@@ -10,7 +10,7 @@ package main
 import (
 	"flag"
 	"fmt"
-	"io"
+	"log"
 	"os"
 	"os/exec"
 	"strings"
@@ -26,13 +26,13 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := run(flag.Arg(0), *dry, os.Stdout); err != nil {
+	if err := run(flag.Arg(0), *dry, log.New(os.Stdout, "", 0)); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-func run(what string, dry bool, out io.Writer) error {
+func run(what string, dry bool, out *log.Logger) error {
 	top, err := git(".", "rev-parse", "--show-toplevel")
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func run(what string, dry bool, out io.Writer) error {
 	switch what {
 	case "modules":
 		for _, m := range all {
-			fmt.Fprintln(out, m.dir)
+			out.Print(m.dir)
 		}
 		return nil
 	case "tidy":
@@ -57,7 +57,7 @@ func run(what string, dry bool, out io.Writer) error {
 		if newest == nil {
 			return fmt.Errorf("CHANGELOG.md has no version yet: the modules have none to require each other at")
 		}
-		return tidy(root, "v"+newest[1], all, out)
+		return tidy(root, "v"+newest[1], all, out.Writer())
 	case "api":
 		_, err := compareAPI(root, all, changes, out)
 		return err

@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
+	"log"
 	"os"
 	"path"
 	"path/filepath"
@@ -19,7 +19,7 @@ type release struct {
 	modules   []module // in the order in which they are tagged
 	changelog string
 	dry       bool // writes, commits and tags nothing
-	out       io.Writer
+	out       *log.Logger
 }
 
 // run checks everything before it changes anything. It pushes nothing: tags that the module proxy has seen are there for good.
@@ -31,7 +31,7 @@ func (r release) run() error {
 		return err
 	}
 	for _, m := range r.modules {
-		fmt.Fprintln(r.out, "tag", m.tag(r.version))
+		r.out.Print("tag ", m.tag(r.version))
 		if r.dry {
 			continue
 		}
@@ -43,9 +43,9 @@ func (r release) run() error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(r.out, "\nNothing is pushed. When it is right, push in this order:\n\n\tgit push origin %s\n", strings.TrimSpace(branch))
+	r.out.Printf("\nNothing is pushed. When it is right, push in this order:\n\n\tgit push origin %s", strings.TrimSpace(branch))
 	for _, m := range r.modules {
-		fmt.Fprintf(r.out, "\tgit push origin %s\n", m.tag(r.version))
+		r.out.Printf("\tgit push origin %s", m.tag(r.version))
 	}
 	return nil
 }
@@ -124,7 +124,7 @@ func (r release) require() error {
 		required := m.required(r.modules)
 		for _, q := range m.mod.Require {
 			if isBelow(q.Mod.Path+"/", r.modules[0].path) && q.Mod.Version != r.version {
-				fmt.Fprintf(r.out, "%s requires %s %s\n", path.Join(m.dir, "go.mod"), q.Mod.Path, r.version)
+				r.out.Printf("%s requires %s %s", path.Join(m.dir, "go.mod"), q.Mod.Path, r.version)
 				changed = append(changed, path.Join(m.dir, "go.mod"))
 			}
 		}

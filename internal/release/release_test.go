@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log"
 	"strings"
 	"testing"
 )
@@ -17,7 +18,7 @@ func releaseOf(t *testing.T, root, version string, dry bool) (string, error) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	err = release{root: root, version: version, modules: all, changelog: changes, dry: dry, out: &out}.run()
+	err = release{root: root, version: version, modules: all, changelog: changes, dry: dry, out: log.New(&out, "", 0)}.run()
 	return out.String(), err
 }
 
@@ -27,7 +28,7 @@ func TestAReleaseTagsTheModulesInOrder(t *testing.T) {
 	root := repository(t, map[string]string{
 		// By its name it would be the first.
 		"another/go.mod":  "module example.com/m/another\n\ngo 1.25.0\n\nrequire example.com/m/sub v0.1.0\n\nrequire example.com/m v0.1.0 // indirect\n",
-		"another/go.work": "go 1.25.0\n\nuse (\n\t.\n\t..\n\t../sub\n)\n",
+		"another/go.work": "go 1.25.0\n\nuse .\n\nreplace example.com/m => ../\n\nreplace example.com/m/sub => ../sub\n",
 		"sub/go.mod":      strings.Replace(files()["sub/go.mod"], "v0.2.0", "v0.1.0", 1),
 	})
 	before := mustGit(t, root, "rev-parse", "HEAD")

@@ -12,8 +12,6 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-type workUse = modfile.Use
-
 // tidy brings the released modules into the form that check wants, and does go mod tidy in each. The go command cannot by
 // itself: a module requires what of the others is released, and is built with what is in the tree. A module that is new may
 // have a replace directive and no go.work.
@@ -66,7 +64,7 @@ func writeWork(root string, m module, required []module) error {
 		return err
 	}
 	for _, r := range required {
-		if err := work.AddUse(relative(m, r), ""); err != nil {
+		if err := work.AddReplace(r.path, "", relative(m, r), ""); err != nil {
 			return err
 		}
 	}
