@@ -10,7 +10,7 @@ import (
 )
 
 // InSQL returns the verbs in a transaction of database/sql over pgx's stdlib driver. They do what
-// those of [Limiter] do, at one round trip a statement.
+// those of [Limiter] do, at one round trip a statement. [Limiter.InSQLTx] begins one that runs again when it meets another.
 func (l *Limiter) InSQL(tx *sql.Tx) Verbs { return inSQL{l, tx} }
 
 type inSQL struct {
@@ -145,6 +145,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			continue
 		}
 		if err != nil {
+			attemptOf(ctx, x.tx).observe(x.l, s, err)
 			return err
 		}
 		s.found = true
