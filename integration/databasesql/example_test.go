@@ -34,6 +34,7 @@ func Example() {
 	}
 
 	db := stdlib.OpenDBFromPool(pool)
+	defer func() { _ = db.Close() }()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
