@@ -274,7 +274,11 @@ func TestAContextThatEndsBeforeCommitRollsBackInDatabaseSQL(t *testing.T) {
 			_, err := tx.ExecContext(ctx, `SELECT pg_sleep(60)`)
 			return err
 		},
-		"Ignored": func(_ context.Context, tx *sql.Tx, cancel func()) error { cancel(); _, err := tx.Exec(`SELECT 1`); return err },
+		"Ignored": func(_ context.Context, tx *sql.Tx, cancel func()) error {
+			cancel()
+			_, err := tx.Exec(`SELECT 1`)
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
