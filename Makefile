@@ -108,6 +108,14 @@ test/weir: postgres ## Run the tests of cmd/weir
 test/weirvet: ## Run the tests of cmd/weirvet
 	cd cmd/weirvet && $(GO) test -count=1 $(TIMEOUT) ./...
 
+.PHONY: test/sql
+test/sql: postgres ## Run the tests of jobs over database/sql
+	cd integration/databasesql && $(GO) test -count=1 ./...
+
+.PHONY: test/install
+test/install: ## Install the released modules as users will, from a module proxy in a folder
+	cd internal/release && $(GO) test -count=1 ./...
+
 .PHONY: test/soak
 test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
 	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run '$(RANDOM_TESTS)' ./integration/... | grep -v '^=== '
@@ -153,6 +161,8 @@ lint: $(GOLANGCI_LINT) vet ## Check formatting, vet, lint, and what is linked in
 	cd dashboard/browsertest && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	cd cmd/weir && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	cd cmd/weirvet && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
+	cd integration/databasesql && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
+	cd internal/release && $(GOLANGCI_LINT) run --config ../../.golangci.yml ./...
 	./scripts/deps
 
 # Each module by itself, as go vet sees one at a time.
@@ -165,6 +175,14 @@ vet: weirvet ## Run weirvet over all modules
 .PHONY: vulncheck
 vulncheck: ## Look for known vulnerabilities in what is called; needs vuln.go.dev
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) ./...
+
+.PHONY: tidy
+tidy: ## Do go mod tidy in each released module, with the others as they are in the tree
+	@./scripts/release tidy
+
+.PHONY: api
+api: ## Compare the exported names with those of the last release
+	@./scripts/release api
 
 .PHONY: floors
 floors: ## Show that an application on the lowest versions keeps them

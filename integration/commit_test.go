@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"io"
 	"net"
@@ -12,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -85,12 +85,12 @@ func (c *cutConn) Write(b []byte) (int, error) {
 func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, verb := range []string{"InTx", "Autocommit", "AutocommitSeveral", "SendBatch"} {
+	for _, verb := range []string{"InTx", "InSQLTx", "Autocommit", "AutocommitSeveral", "SendBatch"} {
 		for when, left := range map[string]float64{"before": 9, "after": 8} {
 			t.Run(verb+"/"+when, func(t *testing.T) {
 				t.Parallel()
 				c := cutter{alone: verb == "Autocommit"}
-				pool := pgtest.Pool(t, c.through)
+				db, pool := sqlDB(t, c.through)
 				l := limiter(t, ratelimit.Config{})
 				take := func() error {
 					switch verb {
@@ -98,6 +98,10 @@ func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 						return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 							_, err := l.RateLimit(ctx, tx, limit.For("k"))
 							return err
+						})
+					case "InSQLTx":
+						return l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+							return l.InSQL(tx).Consume(ctx, limit.For("k"))
 						})
 					case "Autocommit":
 						_, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"))

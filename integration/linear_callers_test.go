@@ -76,7 +76,7 @@ func sqlTransactions(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) run
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	return func(ctx context.Context, fn func(operations) error) error {
-		return sqlVerbs{l, db}.do(ctx, func(tx *sql.Tx) error { return fn(l.InSQL(tx)) })
+		return sqlVerbs{l, db, false}.do(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(l.InSQL(tx)) })
 	}
 }
 

@@ -333,8 +333,8 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 				if w.portable {
 					l = portable
 				}
-				m.ways[w.name] = sqlVerbs{l, db}
-				if w.name != "DatabaseSQL" {
+				m.ways[w.name] = sqlVerbs{l, db, w.name == "InSQLTx"}
+				if w.name != "DatabaseSQL" && w.name != "InSQLTx" {
 					m.ways[w.name] = w.verbs(nil, l, pool)
 				}
 			}

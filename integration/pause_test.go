@@ -399,7 +399,7 @@ func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 	wantPaused(true)
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { _ = db.Close() }()
-	if err := (sqlVerbs{l, db}).Resume(t.Context(), limit.For("k")); err != nil {
+	if err := (sqlVerbs{l, db, false}).Resume(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
 	wantPaused(false)

@@ -157,7 +157,7 @@ func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 	}
 	wantValue(t, l, pool, k, 90)
 	for _, want := range []bool{true, false} {
-		if ok, err := (sqlVerbs{l, db}).Settle(t.Context(), r, k.Count(4)); err != nil || ok != want {
+		if ok, err := (sqlVerbs{l, db, false}).Settle(t.Context(), r, k.Count(4)); err != nil || ok != want {
 			t.Fatalf("settled %v and %v, want %v", ok, err, want)
 		}
 		wantValue(t, l, pool, k, 96)

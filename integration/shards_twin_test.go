@@ -501,7 +501,7 @@ func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					v := verbs(sqlVerbs{l, db})
+					v := verbs(sqlVerbs{l, db, false})
 					if way.name != "DatabaseSQL" {
 						v = way.verbs(nil, l, pool)
 					}

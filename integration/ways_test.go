@@ -44,11 +44,16 @@ var ways = []way{
 	}},
 	{"Autocommit", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return l.Autocommit(pool) }},
 	{"Coalesced", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs { return coalesce(t, l, pool) }},
-	{"DatabaseSQL", false, func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
+	{"DatabaseSQL", false, databaseSQL(false)},
+	{"InSQLTx", false, databaseSQL(true)},
+}
+
+func databaseSQL(reruns bool) func(testing.TB, *ratelimit.Limiter, *pgxpool.Pool) verbs {
+	return func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
 		db := stdlib.OpenDBFromPool(pool)
 		t.Cleanup(func() { _ = db.Close() })
-		return sqlVerbs{l, db}
-	}},
+		return sqlVerbs{l, db, reruns}
+	}
 }
 
 func coalesce(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) *ratelimit.Coalesced {
@@ -168,16 +173,20 @@ func (v batchVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request
 }
 
 type sqlVerbs struct {
-	l  *ratelimit.Limiter
-	db *sql.DB
+	l      *ratelimit.Limiter
+	db     *sql.DB
+	reruns bool // by InSQLTx
 }
 
-func (v sqlVerbs) do(ctx context.Context, fn func(*sql.Tx) error) error {
+func (v sqlVerbs) do(ctx context.Context, fn func(context.Context, *sql.Tx) error) error {
+	if v.reruns {
+		return v.l.InSQLTx(ctx, v.db, nil, fn)
+	}
 	tx, err := v.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		return err
 	}
-	if err := fn(tx); err != nil {
+	if err := fn(ctx, tx); err != nil {
 		_ = tx.Rollback()
 		return err
 	}
@@ -185,42 +194,51 @@ func (v sqlVerbs) do(ctx context.Context, fn func(*sql.Tx) error) error {
 }
 
 func (v sqlVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.InSQL(tx).RateLimit(ctx, requests...); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		res, err = v.l.InSQL(tx).RateLimit(ctx, requests...)
+		return err
+	})
 	return res, err
 }
 
 func (v sqlVerbs) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (res ratelimit.Result, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { res, err = v.l.InSQL(tx).CheckRateLimit(ctx, requests...); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		res, err = v.l.InSQL(tx).CheckRateLimit(ctx, requests...)
+		return err
+	})
 	return res, err
 }
 
 func (v sqlVerbs) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).ResetRateLimit(ctx, requests...) })
+	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { return v.l.InSQL(tx).ResetRateLimit(ctx, requests...) })
 }
 
 func (v sqlVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).GiveBack(ctx, res) })
+	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { return v.l.InSQL(tx).GiveBack(ctx, res) })
 }
 
 func (v sqlVerbs) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { s, err = v.l.InSQL(tx).Value(ctx, request); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { s, err = v.l.InSQL(tx).Value(ctx, request); return err })
 	return s, err
 }
 
 func (v sqlVerbs) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).Pause(ctx, d, requests...) })
+	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { return v.l.InSQL(tx).Pause(ctx, d, requests...) })
 }
 
 func (v sqlVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(tx *sql.Tx) error { return v.l.InSQL(tx).Resume(ctx, requests...) })
+	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { return v.l.InSQL(tx).Resume(ctx, requests...) })
 }
 
 func (v sqlVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (settled bool, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { settled, err = v.l.InSQL(tx).Settle(ctx, r, used...); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		settled, err = v.l.InSQL(tx).Settle(ctx, r, used...)
+		return err
+	})
 	return settled, err
 }
 
 func (v sqlVerbs) Release(ctx context.Context, r ratelimit.Reservation) (released bool, err error) {
-	err = v.do(ctx, func(tx *sql.Tx) error { released, err = v.l.InSQL(tx).Release(ctx, r); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { released, err = v.l.InSQL(tx).Release(ctx, r); return err })
 	return released, err
 }

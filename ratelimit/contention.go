@@ -99,6 +99,7 @@ type attempt struct {
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has
 	shards    []call         // that it has taken from
+	queued    time.Duration  // for how long, if there is no lazyTx to tell
 }
 
 // keepsSnapshot reports whether all statements of the transaction read the same snapshot.

@@ -88,14 +88,22 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 		ctx = context.WithValue(ctx, outerKey{db}, true)
 	}
 
+	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+		a := &attempt{l: l, level: opts.IsoLevel, again: n > 1, conflicts: conflicts}
+		return a, a.run(ctx, db, opts, fn)
+	})
+}
+
+// rerun runs attempts until one does not meet a concurrent transaction, and tells e what they cost, if there is one. Attempt n
+// gets the rows that those before it have lost.
+func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent, attempt func(n int, conflicts []row) (*attempt, error)) error {
 	most := l.maxAttempts
 	if _, ends := ctx.Deadline(); most == 0 && !ends {
 		most = maxAttempts
 	}
 	var conflicts []row
 	for n := 1; ; n++ {
-		a := &attempt{l: l, level: opts.IsoLevel, again: n > 1, conflicts: conflicts}
-		err := a.run(ctx, db, opts, fn)
+		a, err := attempt(n, conflicts)
 		if e != nil {
 			e.Attempts, e.Queued = n, e.Queued+a.waited()
 		}
@@ -190,7 +198,7 @@ func (a *attempt) waited() time.Duration {
 	if tx, ok := a.handed.Tx.(*lazyTx); ok {
 		return tx.waited
 	}
-	return 0
+	return a.queued
 }
 
 // undone undoes what was done outside of the transaction.

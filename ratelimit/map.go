@@ -18,6 +18,7 @@ package ratelimit
 //	send_batch.go    SendBatch: BEGIN, take, the caller's batch and COMMIT in one round trip
 //	receiver.go      Verbs, and In: the same verbs for code that need not know how it is called
 //	sql.go           InSQL: the verbs for database/sql
+//	sql_tx.go        InSQLTx: InTx for database/sql
 //	autocommit.go    the verbs without a transaction
 //	observe.go       what an Observer is told of decisions and transactions
 //	shadow.go        limits that decide and deny nobody

@@ -10,7 +10,8 @@ import (
 )
 
 // InSQL returns the verbs in a transaction of database/sql over pgx's stdlib driver. They do what
-// those of [Limiter] do, with one round trip for each statement.
+// those of [Limiter] do, with one round trip for each statement. [Limiter.InSQLTx] begins a
+// transaction that runs again after a conflict.
 func (l *Limiter) InSQL(tx *sql.Tx) Verbs { return inSQL{l, tx} }
 
 type inSQL struct {
@@ -151,6 +152,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			continue
 		}
 		if err != nil {
+			attemptOf(ctx, x.tx).observe(x.l, s, err)
 			return err
 		}
 		s.found = true

@@ -92,7 +92,8 @@ func (j *Jobs) InsertManyTx(
 		return &InsertedMany{Result: all}, err
 	}
 
-	jobs, err := j.insert(ctx, tx, client, params, each)
+	to := transaction{j.scheduler.limiter, tx, client}
+	jobs, err := j.scheduler.insert(ctx, to, params, each)
 	if err != nil {
 		return &InsertedMany{}, err
 	}

@@ -128,7 +128,8 @@ func (j *Jobs) InsertTx(
 		return &Inserted{Result: res}, err
 	}
 	params := []InsertManyParams{{Args: args, InsertOpts: opts}}
-	jobs, err := j.insert(ctx, tx, single{j.client}, params, []ratelimit.Result{res})
+	to := transaction{j.scheduler.limiter, tx, single{j.client}}
+	jobs, err := j.scheduler.insert(ctx, to, params, []ratelimit.Result{res})
 	if err != nil {
 		return &Inserted{}, err
 	}
@@ -145,10 +146,32 @@ func (s single) InsertManyTx(
 	return []*rivertype.JobInsertResult{job}, err
 }
 
+// inserter is the transaction in which jobs are inserted, and the River client that does it.
+type inserter interface {
+	insert(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult, error)
+	giveBack(ctx context.Context, results []ratelimit.Result) error
+}
+
+// transaction is an inserter in a transaction of pgx.
+type transaction struct {
+	limiter *ratelimit.Limiter
+	tx      pgx.Tx
+	client  manyInserter
+}
+
+func (t transaction) insert(
+	ctx context.Context, params []river.InsertManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	return t.client.InsertManyTx(ctx, t.tx, params)
+}
+
+func (t transaction) giveBack(ctx context.Context, results []ratelimit.Result) error {
+	return t.limiter.GiveBackMany(ctx, t.tx, results)
+}
+
 // insert inserts jobs whose tokens are taken.
-func (j *Jobs) insert(
-	ctx context.Context, tx pgx.Tx, client manyInserter, params []InsertManyParams,
-	each []ratelimit.Result,
+func (s *Scheduler) insert(
+	ctx context.Context, to inserter, params []InsertManyParams, each []ratelimit.Result,
 ) (inserted []*Inserted, err error) {
 	defer func() {
 		if inserted == nil {
@@ -156,13 +179,13 @@ func (j *Jobs) insert(
 			// with the rest.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
-			_ = j.scheduler.limiter.GiveBackMany(ctx, tx, each)
+			_ = to.giveBack(ctx, each)
 		}
 	}()
 	in := &insertion{clock: clock{each[0].At, time.Now()}}
 	inserts := make([]river.InsertManyParams, len(params))
 	for i, p := range params {
-		opts, err := j.scheduler.schedule(p.Args, p.InsertOpts, &each[i])
+		opts, err := s.schedule(p.Args, p.InsertOpts, &each[i])
 		if err != nil && p.Requests != nil { // of several
 			err = fmt.Errorf("params[%d]: %w", i, err)
 		}
@@ -171,7 +194,7 @@ func (j *Jobs) insert(
 		}
 		inserts[i] = river.InsertManyParams{Args: p.Args, InsertOpts: opts}
 	}
-	jobs, err := client.InsertManyTx(context.WithValue(ctx, insertionKey{}, in), tx, inserts)
+	jobs, err := to.insert(context.WithValue(ctx, insertionKey{}, in), inserts)
 	if err != nil {
 		return nil, err
 	}
@@ -187,16 +210,20 @@ func (j *Jobs) insert(
 		}
 		in.inserted(job.Job)
 	}
-	return inserted, j.scheduler.limiter.GiveBackMany(ctx, tx, unused)
+	return inserted, to.giveBack(ctx, unused)
 }
 
 // check tells whether j was made with what it needs.
 func (j *Jobs) check() error {
 	if j.scheduler.limiter == nil || j.client == nil {
-		return errors.New("scheduler: made without a limiter or without a River client: " +
-			"see New and Scheduler.Jobs")
+		return errNotMade("Jobs")
 	}
 	return nil
+}
+
+func errNotMade(by string) error {
+	return errors.New("scheduler: made without a limiter or without a River client: " +
+		"see New and Scheduler." + by)
 }
 
 // schedule returns opts with a ticket and, for work that was granted ahead of time, with the time

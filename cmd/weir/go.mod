@@ -9,7 +9,7 @@ require (
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.41.0
 	github.com/riverqueue/river/rivertype v0.41.0
 	github.com/spf13/cobra v1.10.2
-	github.com/weir-go/weir v0.0.0
+	github.com/weir-go/weir v0.1.0
 	golang.org/x/term v0.42.0
 )
 
@@ -39,5 +39,3 @@ require (
 	golang.org/x/text v0.40.0 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
 )
-
-replace github.com/weir-go/weir => ../../

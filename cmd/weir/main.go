@@ -1,7 +1,7 @@
 // Weir looks after the limits of package ratelimit in a Postgres database: it migrates, shows what is left of each, resets, pauses and
 // prunes, tells what a River job waits for, and finds out what is wrong. See docs/cli.md.
 //
-//	make weir    # in a clone of the repository: builds .bin/weir
+//	go install github.com/weir-go/weir/cmd/weir@latest
 //	weir --database postgres://localhost/app limits
 package main
 

@@ -88,7 +88,7 @@ var ofTheRest = []mutant{
 	{"many: duplicates are paid for", "scheduler/scheduler.go",
 		"unused, inserted[i].Result = append(unused, each[i]), ", "_, inserted[i].Result = unused, ", "DuplicatesAmongMany", jobs, true},
 	{"many: what River refuses is paid for", "scheduler/scheduler.go",
-		"_ = j.scheduler.limiter.GiveBackMany(ctx, tx, each)\n", "_ = ctx\n", "ManyJobsThatAreWrong", jobs, true},
+		"_ = to.giveBack(ctx, each)\n", "_ = ctx\n", "ManyJobsThatAreWrong", jobs, true},
 	{"many: a trip for each of the shadows", "ratelimit/batch.go",
 		"case l.books.sharded(shadows[i : i+1]):", "case true:", "RoundTrips", jobs, true},
 

@@ -5,7 +5,7 @@ var ofTheScheduler = []mutant{
 	{"insert: a job before its tokens", "scheduler/scheduler.go",
 		"t.Due = at.UnixMicro() + t.Jitter", "t.Due = res.At.UnixMicro() + t.Jitter", "AReservedJobIsDue", jobs, false},
 	{"insert: a refused job is paid for", "scheduler/scheduler.go",
-		"_ = j.scheduler.limiter.GiveBackMany(ctx, tx, each)\n", "_ = ctx\n", "AJobThatRiverRefuses", jobs, false},
+		"_ = to.giveBack(ctx, each)\n", "_ = ctx\n", "AJobThatRiverRefuses", jobs, false},
 	{"insert: a duplicate is paid for", "scheduler/scheduler.go",
 		"if job.UniqueSkippedAsDuplicate {", "if false && job != nil {", "ADuplicateOf", jobs, false},
 	{"insert: jitter longer than a period", "scheduler/scheduler.go",

@@ -1,0 +1,358 @@
+package integration
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// sqlDB is a database, also as database/sql has it.
+func sqlDB(t *testing.T, opts ...func(*pgxpool.Config)) (*sql.DB, *pgxpool.Pool) {
+	t.Helper()
+	pool := pgtest.Pool(t, opts...)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	return db, pool
+}
+
+func TestTokensRollBackWithTheTransactionOfDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	db, pool := sqlDB(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("rollback sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	oops := errors.New("oops")
+	take := func(n float64, end error) error {
+		return l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+			if err := l.InSQL(tx).Consume(ctx, limit.For("k").Count(n)); err != nil {
+				return err
+			}
+			var level string
+			if err := tx.QueryRowContext(ctx, `SHOW transaction_isolation`).Scan(&level); err != nil || level != "serializable" {
+				t.Errorf("the level is %s: %v", level, err)
+			}
+			return end
+		})
+	}
+	if err := take(10, oops); !errors.Is(err, oops) {
+		t.Fatal(err)
+	}
+	wantValue(t, l, pool, limit.For("k"), 10)
+	if err := take(4, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := take(8, nil); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("got %v, want a denial", err)
+	}
+	wantValue(t, l, pool, limit.For("k"), 6)
+	if n := pool.Stat().AcquiredConns(); n > 1 { // database/sql keeps some
+		t.Errorf("%d connections were not given back", n)
+	}
+}
+
+// A conflict runs all of it again, wherever it comes from, and whatever the callback makes of one of the limiter's.
+func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("conflict sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for name, test := range map[string]struct {
+		caller  bool // the conflict is in a statement of the caller's
+		make    func(error) error
+		wrapped bool // a wrapper hides pgx's connection
+	}{
+		"OfOurs":             {make: func(err error) error { return err }},
+		"OfTheCallers":       {caller: true, make: func(err error) error { return fmt.Errorf("update: %w", err) }},
+		"HiddenByAnError":    {make: func(err error) error { return fmt.Errorf("cannot: %s", err) }}, //nolint:errorlint // the point
+		"HiddenByNil":        {make: func(error) error { return nil }},
+		"WrappedDriver":      {make: func(err error) error { return err }, wrapped: true},
+		"WrappedAndAnError":  {make: func(err error) error { return fmt.Errorf("cannot: %s", err) }, wrapped: true}, //nolint:errorlint // the point
+		"WrappedAndNil":      {make: func(error) error { return nil }, wrapped: true},
+		"WrappedAndCallers ": {caller: true, make: func(err error) error { return err }, wrapped: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, pool := sqlDB(t)
+			if test.wrapped {
+				db = sql.OpenDB(wrapper{stdlib.GetPoolConnector(pool)})
+				t.Cleanup(func() { _ = db.Close() })
+			}
+			l := limiter(t, ratelimit.Config{})
+			execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
+			take(t, l.Autocommit(pool), limit.For("k"))
+			runs := 0
+			err := l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+				runs++
+				if _, err := tx.ExecContext(ctx, `SELECT 1`); err != nil {
+					return err
+				}
+				if runs == 1 && test.caller {
+					execSQL(t, pool, `UPDATE counter SET n = n + 1`)
+				} else if runs == 1 {
+					take(t, l.Autocommit(pool), limit.For("k"))
+				}
+				if _, err := tx.ExecContext(ctx, `UPDATE counter SET n = n + 1`); err != nil {
+					return test.make(err)
+				}
+				if err := l.InSQL(tx).Consume(ctx, limit.For("k")); err != nil {
+					return test.make(err)
+				}
+				return nil
+			})
+			if err != nil || runs != 2 {
+				t.Fatalf("ran %d times, then %v", runs, err)
+			}
+			want := 7.0
+			if test.caller {
+				want = 8
+			}
+			wantValue(t, l, pool, limit.For("k"), want)
+		})
+	}
+}
+
+// wrapper is a driver that wraps pgx's, and forwards what a transaction needs.
+type wrapper struct{ driver.Connector }
+
+func (w wrapper) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := w.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return wrapped{c.(*stdlib.Conn)}, nil
+}
+
+type wrapped struct{ *connOfPgx }
+
+type connOfPgx = stdlib.Conn
+
+func (wrapped) Conn() {} // hides that of pgx
+
+// Two transactions of which each reads what the other writes conflict at COMMIT.
+func TestAConflictAtCommitRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
+	t.Parallel()
+	db, pool := sqlDB(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("skew sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	execSQL(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL);
+		INSERT INTO doctor VALUES ('alice', true), ('bob', true);
+		INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i; ANALYZE doctor`)
+	swap := func(ctx context.Context, tx *sql.Tx, reads, writes string) error {
+		if _, err := tx.ExecContext(ctx, `SELECT * FROM doctor WHERE name = $1`, reads); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `UPDATE doctor SET on_call = false WHERE name = $1`, writes)
+		return err
+	}
+	runs := 0
+	err := l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+		runs++
+		if err := l.InSQL(tx).Consume(ctx, limit.For("k").Count(2)); err != nil {
+			return err
+		}
+		if err := swap(ctx, tx, "alice", "bob"); err != nil {
+			return err
+		}
+		if runs > 1 {
+			return nil
+		}
+		other, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelSerializable})
+		if err != nil {
+			return err
+		}
+		if err := swap(t.Context(), other, "bob", "alice"); err != nil {
+			return err
+		}
+		return other.Commit()
+	})
+	if err != nil || runs != 2 {
+		t.Fatalf("ran %d times, then %v", runs, err)
+	}
+	wantValue(t, l, pool, limit.For("k"), 8)
+}
+
+// Callers of one row fail none of each other, and get no more than there is.
+func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("concurrent sql", ratelimit.TokenBucket{Rate: 40, Period: never})
+	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			db, pool := sqlDB(t)
+			l := limiter(t, ratelimit.Config{})
+			execSQL(t, pool, `CREATE TABLE took (by int)`)
+			const callers, calls = 8, 8
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			var all sync.WaitGroup
+			for i := range callers {
+				all.Go(func() {
+					for range calls {
+						err := l.InSQLTx(ctx, db, &sql.TxOptions{Isolation: level}, func(ctx context.Context, tx *sql.Tx) error {
+							if err := l.InSQL(tx).Consume(ctx, limit.For("k")); err != nil {
+								return err
+							}
+							_, err := tx.ExecContext(ctx, `INSERT INTO took VALUES ($1)`, i)
+							return err
+						})
+						if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
+							t.Errorf("caller %d: %v", i, err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			var took int
+			if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM took`).Scan(&took); err != nil || took != 40 {
+				t.Errorf("%d were granted, want 40: %v", took, err)
+			}
+			wantValue(t, l, pool, limit.For("k"), 0)
+			var locks int
+			if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (
+				SELECT oid FROM pg_database WHERE datname = current_database()) AND pid = ANY (
+				SELECT pid FROM pg_stat_activity WHERE state LIKE 'idle%')`).Scan(&locks); err != nil || locks != 0 {
+				t.Errorf("%d locks of the queue are left: %v", locks, err)
+			}
+		})
+	}
+}
+
+func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
+	t.Parallel()
+	db, pool := sqlDB(t)
+	execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
+	conflict := func(ctx context.Context, tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `SELECT 1`); err != nil {
+			return err
+		}
+		execSQL(t, pool, `UPDATE counter SET n = n + 1`)
+		_, err := tx.ExecContext(ctx, `UPDATE counter SET n = n + 1`)
+		return err
+	}
+	runs := 0
+	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+		runs++
+		return conflict(ctx, tx)
+	})
+	var gaveUp *ratelimit.ConflictError
+	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 || sqlState(err) != "40001" {
+		t.Errorf("ran %d times, then %v", runs, err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	runs = 0
+	err = limiter(t, ratelimit.Config{}).InSQLTx(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
+		if runs++; runs == 3 {
+			defer cancel()
+		}
+		return conflict(ctx, tx)
+	})
+	if !errors.Is(err, context.Canceled) || runs != 3 {
+		t.Errorf("ran %d times, then %v", runs, err)
+	}
+}
+
+// A callback that ignores the end of its context has not committed, and is not told that nobody knows.
+func TestAContextThatEndsBeforeCommitRollsBackInDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	db, pool := sqlDB(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("cancel sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for name, wait := range map[string]func(context.Context, *sql.Tx, func()) error{
+		"InAStatement": func(ctx context.Context, tx *sql.Tx, cancel func()) error {
+			time.AfterFunc(10*time.Millisecond, cancel)
+			_, err := tx.ExecContext(ctx, `SELECT pg_sleep(60)`)
+			return err
+		},
+		"Ignored": func(_ context.Context, tx *sql.Tx, cancel func()) error {
+			cancel()
+			_, err := tx.Exec(`SELECT 1`)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			err := l.InSQLTx(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
+				if err := l.InSQL(tx).Consume(ctx, limit.For(name)); err != nil {
+					return err
+				}
+				return wait(ctx, tx, cancel)
+			})
+			if !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+				t.Errorf("got %v, want the end of the context", err)
+			}
+			wantValue(t, l, pool, limit.For(name), 10)
+		})
+	}
+}
+
+func TestMistakesInTheCallbackOfInSQLTx(t *testing.T) {
+	t.Parallel()
+	db, pool := sqlDB(t)
+	l := limiter(t, ratelimit.Config{})
+	for name, c := range map[string]struct {
+		fn   func(ctx context.Context, tx *sql.Tx) error
+		want string
+	}{
+		"Commits":    {func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }, "ended the transaction itself"},
+		"RollsBack":  {func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() }, "ended the transaction itself"},
+		"HidesAFail": {func(ctx context.Context, tx *sql.Tx) error { _, _ = tx.ExecContext(ctx, `SELECT 1/0`); return nil }, "did not return its error"},
+		"Constraint": {func(ctx context.Context, tx *sql.Tx) error {
+			for _, text := range []string{`CREATE TEMP TABLE p (id int PRIMARY KEY) ON COMMIT DROP`,
+				`CREATE TEMP TABLE c (id int REFERENCES p DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP`, `INSERT INTO c VALUES (1)`} {
+				if _, err := tx.ExecContext(ctx, text); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, "rolled back at COMMIT"},
+		"LosesTheConnection": {func(ctx context.Context, tx *sql.Tx) error {
+			_, _ = tx.ExecContext(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
+			return nil
+		}, "lost before COMMIT"},
+		"Nests": {func(ctx context.Context, _ *sql.Tx) error {
+			return l.InSQLTx(ctx, db, nil, func(context.Context, *sql.Tx) error { return nil })
+		}, "on the same pool"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := l.InSQLTx(t.Context(), db, nil, c.fn)
+			if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+				t.Errorf("got %v, want it to say %q", err, c.want)
+			}
+		})
+	}
+	t.Run("Panics", func(t *testing.T) {
+		t.Parallel()
+		limit := ratelimit.MustDefine("panic sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+		defer func() {
+			if p := recover(); p != "at the disco" {
+				t.Errorf("recovered %v", p)
+			}
+			wantValue(t, l, pool, limit.For("k"), 10)
+		}()
+		_ = l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+			if err := l.InSQL(tx).Consume(ctx, limit.For("k")); err != nil {
+				t.Error(err)
+			}
+			panic("at the disco")
+		})
+	})
+	t.Run("NoDatabase", func(t *testing.T) {
+		t.Parallel()
+		if err := l.InSQLTx(t.Context(), nil, nil, nil); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("got %v, want ErrInvalid", err)
+		}
+	})
+}

@@ -1,0 +1,210 @@
+package ratelimit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// InSQLTx is [Limiter.InTx] for a *sql.DB over pgx's stdlib driver: it runs fn in a transaction, commits it, and runs fn again
+// in a new one if it met a concurrent transaction. What InTx says of fn, of errors and of how often it runs holds here, too. Use
+// [Limiter.InSQL] with the tx and the ctx that fn is given:
+//
+//	err := limiter.InSQLTx(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
+//		if err := limiter.InSQL(tx).Consume(ctx, Uploads.For(user)); err != nil {
+//			return err // rolls back
+//		}
+//		_, err := tx.ExecContext(ctx, `INSERT INTO upload (owner) VALUES ($1)`, user)
+//		return err
+//	})
+//
+// The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say otherwise.
+//
+// BEGIN is a round trip of its own, and so is each statement. If another package wraps pgx's driver, to trace it say, a
+// transaction that has lost a balance to another one does not queue for it; it waits for at most 250 ms and runs again.
+// Inside another InSQLTx on the same db, called with its ctx, it is refused with [ErrNested].
+func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	if l.observer == nil {
+		return l.inSQLTx(ctx, db, opts, fn, nil)
+	}
+	e := TransactedEvent{Began: time.Now()}
+	e.Err = l.inSQLTx(ctx, db, opts, fn, &e)
+	e.Took = time.Since(e.Began)
+	l.observer.Transacted(ctx, e)
+	return e.Err
+}
+
+func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(context.Context, *sql.Tx) error, e *TransactedEvent) error {
+	if !l.made() {
+		return errNotMade()
+	}
+	if db == nil {
+		return &InvalidError{Field: "db", Value: plain("nil"), Want: "a *sql.DB over pgx's stdlib driver"}
+	}
+	if ctx.Value(outerSQLKey{db}) != nil {
+		return errNested()
+	}
+	o := sql.TxOptions{}
+	if opts != nil {
+		o = *opts
+	}
+	if o.Isolation == sql.LevelDefault {
+		o.Isolation = sqlLevels[l.level]
+	}
+	ctx = context.WithValue(ctx, outerSQLKey{db}, true)
+	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+		a := &sqlAttempt{attempt: attempt{l: l, again: n > 1, conflicts: conflicts}, db: db, opts: o}
+		return &a.attempt, a.run(ctx, fn)
+	})
+}
+
+var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
+	pgx.ReadUncommitted: sql.LevelReadUncommitted,
+	pgx.ReadCommitted:   sql.LevelReadCommitted,
+	pgx.RepeatableRead:  sql.LevelRepeatableRead,
+	pgx.Serializable:    sql.LevelSerializable,
+}
+
+// outerSQLKey marks the contexts of callbacks by the db of their transaction, and attemptKey by the transaction.
+type (
+	outerSQLKey struct{ db *sql.DB }
+	attemptKey  struct{ tx *sql.Tx }
+)
+
+// attemptOf returns the attempt of InSQLTx that tx is of. Of another transaction it is nil.
+func attemptOf(ctx context.Context, tx *sql.Tx) *attempt {
+	a, _ := ctx.Value(attemptKey{tx}).(*attempt)
+	return a
+}
+
+// sqlAttempt is one run of a transaction under InSQLTx.
+//
+// The context of the transaction does not end with that of the caller, except while BEGIN and COMMIT are under way. Otherwise
+// database/sql would roll back by itself, and would not say whether it did so before the callback had ended the transaction.
+type sqlAttempt struct {
+	attempt
+	db     *sql.DB
+	opts   sql.TxOptions
+	tx     *sql.Tx
+	conn   *pgx.Conn // nil if a wrapper of the driver hides it
+	cancel func()    // ends the context of the transaction
+}
+
+func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) error) error {
+	c, err := a.db.Conn(ctx)
+	if err != nil {
+		return errBegin(err)
+	}
+	defer func() { _ = c.Close() }()
+	a.conn = connOf(c)
+	a.queues = a.conn != nil && !a.l.portable && a.opts.Isolation >= sql.LevelRepeatableRead
+	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	a.cancel = cancel
+	a.until(ctx, func() { a.tx, err = c.BeginTx(txCtx, &a.opts) })
+	if err != nil {
+		return errBegin(ended(ctx, err))
+	}
+	done := false
+	defer func() {
+		if !done { // an error or a panic
+			a.rollback()
+		}
+	}()
+	if err := a.queue(ctx); err != nil {
+		return err
+	}
+	if err := fn(context.WithValue(ctx, attemptKey{a.tx}, &a.attempt), a.tx); err != nil {
+		return a.verdict(ctx, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", err)
+	}
+	if a.conn != nil && a.conn.IsClosed() {
+		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
+	}
+	done = true
+	return a.commit(ctx)
+}
+
+// connOf is pgx's connection below one of database/sql.
+func connOf(c *sql.Conn) (conn *pgx.Conn) {
+	_ = c.Raw(func(driver any) error {
+		if d, ok := driver.(interface{ Conn() *pgx.Conn }); ok {
+			conn = d.Conn()
+		}
+		return nil
+	})
+	return conn
+}
+
+// until runs what must not outlast ctx, although it has the context of the transaction.
+func (a *sqlAttempt) until(ctx context.Context, fn func()) {
+	stop := context.AfterFunc(ctx, a.cancel)
+	defer stop()
+	fn()
+}
+
+// queue waits for the rows that earlier attempts have lost, before the transaction has its snapshot.
+func (a *sqlAttempt) queue(ctx context.Context) error {
+	if !a.queues || len(a.conflicts) == 0 {
+		return nil
+	}
+	began := time.Now()
+	_, err := sendBatch(ctx, a.conn, a.l.sql.queue(locksOf(a.conflicts)))
+	a.queued = time.Since(began)
+	if err != nil {
+		_ = a.conn.Close(ctx) // the session may hold the locks
+		return errQueue(ended(ctx, err))
+	}
+	return nil
+}
+
+// verdict is that of an attempt of InTx.
+func (a *sqlAttempt) verdict(ctx context.Context, err error) error {
+	if isConflict(err) {
+		return &againError{err}
+	}
+	if a.conflict != nil && (a.conn == nil || a.conn.PgConn().TxStatus() == 'E') {
+		return &againError{a.conflict}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return ended(ctx, err)
+	}
+	return err
+}
+
+func (a *sqlAttempt) commit(ctx context.Context) error {
+	var err error
+	a.until(ctx, func() { err = a.tx.Commit() })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, sql.ErrTxDone):
+		return fmt.Errorf("ratelimit: the callback of InSQLTx ended the transaction itself; it must leave that to InSQLTx: %w", err)
+	case err == context.Canceled: //nolint:errorlint // bare, it is of database/sql, which has not sent COMMIT; pgx wraps it
+		a.rollback()
+		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", ended(ctx, err))
+	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
+		return &againError{a.conflict}
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InSQLTx did not return its error: %w", err)
+	case isConflict(err):
+		return &againError{err}
+	case isRolledBack(err):
+		return fmt.Errorf("ratelimit: rolled back at COMMIT: %w", err)
+	}
+	return unknown(err)
+}
+
+// rollback takes five seconds at the most. Its own failure changes nothing: the connection is closed then, which rolls back too.
+func (a *sqlAttempt) rollback() {
+	timer := time.AfterFunc(5*time.Second, a.cancel)
+	defer timer.Stop()
+	_ = a.tx.Rollback()
+}

@@ -1,0 +1,92 @@
+package scheduler
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// SQLClient is what is needed of a River client over database/sql: *river.Client[*sql.Tx] has it.
+type SQLClient interface {
+	InsertTx(
+		ctx context.Context, tx *sql.Tx, args river.JobArgs, opts *river.InsertOpts,
+	) (*rivertype.JobInsertResult, error)
+}
+
+// SQLJobs inserts jobs in transactions of database/sql. It is safe for concurrent use.
+type SQLJobs struct {
+	scheduler *Scheduler
+	client    SQLClient
+}
+
+// SQLJobs returns the means to insert jobs by a River client over database/sql, that is with the
+// driver riverdatabasesql, on a *sql.DB over pgx's stdlib driver:
+//
+//	client, err := river.NewClient(riverdatabasesql.New(db), sched.Configure(pool, &river.Config{}))
+//	jobs := sched.SQLJobs(client)
+//
+// Configure needs a pool of pgx all the same, which stdlib.OpenDBFromPool makes a *sql.DB of.
+//
+// The clients that work the jobs should have the driver riverpgxv5. A client with riverdatabasesql
+// can work them, too, but it cannot listen for notifications: its jobs start up to a
+// FetchPollInterval late.
+func (s *Scheduler) SQLJobs(client SQLClient) *SQLJobs { return &SQLJobs{s, client} }
+
+// InsertTx is [Jobs.InsertTx] in a transaction of database/sql, such as that of
+// [ratelimit.Limiter.InSQLTx].
+func (j *SQLJobs) InsertTx(
+	ctx context.Context, tx *sql.Tx, args river.JobArgs, opts *river.InsertOpts,
+	requests ...ratelimit.Request,
+) (*Inserted, error) {
+	if j.scheduler.limiter == nil || j.client == nil {
+		return nil, errNotMade("SQLJobs")
+	}
+	if args == nil {
+		return nil, errors.New("scheduler: no job arguments")
+	}
+	res, err := j.scheduler.limiter.InSQL(tx).RateLimit(ctx, requests...)
+	if err != nil || !res.OK {
+		return &Inserted{Result: res}, err
+	}
+	params := []InsertManyParams{{Args: args, InsertOpts: opts}}
+	to := sqlTransaction{j.scheduler.limiter.InSQL(tx), tx, j.client}
+	jobs, err := j.scheduler.insert(ctx, to, params, []ratelimit.Result{res})
+	if err != nil {
+		return &Inserted{}, err
+	}
+	return jobs[0], nil
+}
+
+// sqlTransaction is an inserter in a transaction of database/sql.
+type sqlTransaction struct {
+	verbs  ratelimit.Verbs
+	tx     *sql.Tx
+	client SQLClient
+}
+
+func (t sqlTransaction) insert(
+	ctx context.Context, params []river.InsertManyParams,
+) (jobs []*rivertype.JobInsertResult, err error) {
+	for _, p := range params {
+		job, err := t.client.InsertTx(ctx, t.tx, p.Args, p.InsertOpts)
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, job)
+	}
+	return jobs, nil
+}
+
+func (t sqlTransaction) giveBack(ctx context.Context, results []ratelimit.Result) error {
+	for _, res := range results {
+		if err := t.verbs.GiveBack(ctx, res); err != nil {
+			return err
+		}
+	}
+	return nil
+}
