@@ -5,7 +5,7 @@ go 1.25.0
 require (
 	connectrpc.com/connect v1.19.1
 	github.com/jackc/pgx/v5 v5.10.0
-	github.com/weir-go/weir v0.0.0
+	github.com/weir-go/weir v0.1.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260120221211-b8f7ae30c516
 	google.golang.org/grpc v1.80.0
 	google.golang.org/protobuf v1.36.11
@@ -26,5 +26,3 @@ require (
 	golang.org/x/sys v0.40.0 // indirect
 	golang.org/x/text v0.40.0 // indirect
 )
-
-replace github.com/weir-go/weir => ../

@@ -5,7 +5,7 @@ go 1.25.0
 require (
 	github.com/jackc/pgx/v5 v5.10.0
 	github.com/riverqueue/river v0.41.0
-	github.com/weir-go/weir v0.0.0
+	github.com/weir-go/weir v0.1.0
 	golang.org/x/tools v0.47.0
 )
 
@@ -31,5 +31,3 @@ require (
 	golang.org/x/text v0.40.0 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
 )
-
-replace github.com/weir-go/weir => ../../
