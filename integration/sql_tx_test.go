@@ -29,6 +29,7 @@ func sqlDB(t *testing.T, opts ...func(*pgxpool.Config)) (*sql.DB, *pgxpool.Pool)
 
 func TestTokensRollBackWithTheTransactionOfDatabaseSQL(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "the default level is another one there")
 	db, pool := sqlDB(t)
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("rollback sql", ratelimit.TokenBucket{Rate: 10, Period: never})
