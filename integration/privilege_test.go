@@ -54,6 +54,6 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	if _, err := limiter(t, ratelimit.Config{}).Prune(t.Context(), app, ratelimit.PruneConfig{}); sqlState(err) != "42501" {
 		t.Errorf("the role may prune: %v", err)
 	}
-	execSQL(t, owner, `GRANT DELETE ON weir_balance, weir_settled TO `+role)
+	execSQL(t, owner, `GRANT DELETE ON weir_balance, weir_settled, weir_slot TO `+role)
 	pruned(t, limiter(t, ratelimit.Config{}), app, ratelimit.PruneConfig{})
 }

@@ -501,8 +501,11 @@ func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					v := verbs(sqlVerbs{l, db, false})
-					if way.name != "DatabaseSQL" {
+					var v verbs
+					switch way.name {
+					case "DatabaseSQL", "InSQLTx":
+						v = sqlVerbs{l, db, way.name == "InSQLTx"}
+					default:
 						v = way.verbs(nil, l, pool)
 					}
 					p.processes = append(p.processes, v)
