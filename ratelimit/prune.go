@@ -65,7 +65,8 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
 			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity`
 
-	// pruneSlotsSQL deletes slots that nobody holds, once the clock can be no more set back than their tokens are old.
+	// pruneSlotsSQL deletes slots that nobody holds, once their tokens are an hour old: so far may the clock be
+	// set back before a token could come again.
 	//
 	// $1 name $2 key $3 slot $4 batch $5 clock
 	pruneSlotsSQL = `WITH page AS MATERIALIZED (

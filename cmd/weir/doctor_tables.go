@@ -185,10 +185,7 @@ func (p *patient) privileges(ctx context.Context) error {
 	lacks := func(into *[]string, privilege, on string, tables ...string) error {
 		// What is not there lacks nothing.
 		has := `coalesce(pg_catalog.has_table_privilege($1::text, pg_catalog.to_regclass($2::text)::oid, $3::text), true)`
-		switch on {
-		case "SEQUENCE ":
-			has = strings.Replace(has, "has_table_privilege", "has_sequence_privilege", 1)
-		case "SCHEMA ":
+		if on == "SCHEMA " {
 			has, tables = `pg_catalog.has_schema_privilege($1::text, $2::text, $3::text)`, []string{p.schema}
 		}
 		var lacking []string

@@ -15,7 +15,7 @@ func newPrune(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "prune",
 		Short: "Delete full balances, and expired slots and settlements",
-		Long: `Deletes balances that are full, and so like those that there are not, slots of processes that have died, and the records of
+		Long: `Deletes balances that are full, and so like those that there are not, slots that nobody has held for an hour, and the records of
 settlements that nobody can make any more: 30 days after their work could run, or as the limit's SettleWithin says. It works in small transactions, waits for nobody and rests in between. Ctrl-C ends it
 after a batch; what was done stays done.`,
 		Args: cobra.NoArgs,
