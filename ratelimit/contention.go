@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -24,11 +25,49 @@ const (
 	contendedFor  = 2500 * time.Millisecond // after the last conflict: callers who pause for a second need not learn it anew
 	mostContended = 1000
 	mostQueued    = 100 // rows of a call: their locks are columns of one statement, and Postgres has room for 1,664
+	starvesAfter  = 8   // attempts that have lost a row
 )
 
 type contention struct {
-	mu   sync.Mutex
-	rows map[row]time.Time // until when
+	mu      sync.Mutex
+	rows    map[row]time.Time // until when
+	starved map[row]int       // how many transactions of InSQLTx have lost it starvesAfter times, and still want it
+}
+
+// starves has first attempts of InSQLTx queue for rows until done is called.
+//
+// Such an attempt learns what it takes too late to queue: its transaction has begun. So it takes the row past those who
+// queue. Most of the time that is the fastest way, as the row is never idle. But then one that queues may lose it for ever.
+func (c *contention) starves(rows []row) (done func()) {
+	add := func(n int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.starved == nil {
+			c.starved = make(map[row]int)
+		}
+		for _, r := range rows {
+			if c.starved[r] += n; c.starved[r] == 0 {
+				delete(c.starved, r)
+			}
+		}
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+// starving picks the rows of statements that others have wanted for long.
+func (c *contention) starving(statements []*statement) (rows []row) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.starved) == 0 {
+		return nil
+	}
+	for _, s := range statements {
+		if s.writes && c.starved[s.c.row()] > 0 && len(rows) < mostQueued {
+			rows = append(rows, s.c.row())
+		}
+	}
+	return rows
 }
 
 func (c *contention) note(r row) {
@@ -96,6 +135,7 @@ type attempt struct {
 	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
 	made      map[place]bool // limits that it has given another layout, which may roll back
 	conflict  error          // the serialization failure that this attempt has met in a statement of ours
+	yielded   bool           // conflict is errYielded: the transaction is not to commit, whatever fn does with the error
 	undo      []func()       // what to do if it does not commit
 	freed     []func()       // what to do once more when it has
 	shards    []call         // that it has taken from
@@ -113,6 +153,21 @@ func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
 		return nil
 	}
 	return l.contention.contended(statements)
+}
+
+var errYielded = errors.New("another transaction has waited for this balance for long: this one runs again after it")
+
+// yields ends a first attempt of InSQLTx that would take a row past those whom it starves. The next one queues behind them.
+func (a *attempt) yields(l *Limiter, statements []*statement) error {
+	if a == nil || a.again || !a.queues || l != a.l || l.maxAttempts == 1 {
+		return nil
+	}
+	rows := l.contention.starving(statements)
+	if len(rows) == 0 {
+		return nil
+	}
+	a.conflicts, a.conflict, a.yielded = rows, errYielded, true
+	return errYielded
 }
 
 // observe notes how a statement of ours ended.

@@ -137,6 +137,9 @@ func (x sqlExecutor) transaction() any { return x.tx }
 func (sqlExecutor) session() uint32 { return 0 }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
+	if err := attemptOf(ctx, x.tx).yields(x.l, statements); err != nil {
+		return err
+	}
 	for _, s := range x.l.marked(statements) {
 		if s.c == nil && s.once == nil { // it has no answer
 			if _, err := x.tx.ExecContext(ctx, s.sql, s.args...); err != nil {

@@ -25,7 +25,9 @@ import (
 //
 // The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say otherwise.
 //
-// BEGIN is a round trip of its own, and so is each statement. If another package wraps pgx's driver, to trace it say, a
+// BEGIN is a round trip of its own, and so is each statement. A transaction learns only then which balances it takes, so at
+// first it does not queue for one that others want: it passes those who do. Once somebody in this process has lost a balance eight
+// times, the others run again and queue behind. If another package wraps pgx's driver, to trace it say, a
 // transaction that has lost a balance to another one does not queue for it; it waits for at most 250 ms and runs again.
 // Inside another InSQLTx on the same db, called with its ctx, it is refused with [ErrNested].
 func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error {
@@ -58,6 +60,9 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, 
 	}
 	ctx = context.WithValue(ctx, outerSQLKey{db}, true)
 	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+		if n > starvesAfter {
+			defer l.contention.starves(conflicts)()
+		}
 		a := &sqlAttempt{attempt: attempt{l: l, again: n > 1, conflicts: conflicts}, db: db, opts: o}
 		return &a.attempt, a.run(ctx, fn)
 	})
@@ -119,7 +124,11 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 	if err := a.queue(ctx); err != nil {
 		return err
 	}
-	if err := fn(context.WithValue(ctx, attemptKey{a.tx}, &a.attempt), a.tx); err != nil {
+	err = fn(context.WithValue(ctx, attemptKey{a.tx}, &a.attempt), a.tx)
+	switch {
+	case a.yielded:
+		return &againError{a.conflict}
+	case err != nil:
 		return a.verdict(ctx, err)
 	}
 	if err := ctx.Err(); err != nil {
