@@ -188,7 +188,8 @@ func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
-			db, pool := sqlDB(t)
+			app := fmt.Sprintf("concurrent sql, %d", level)
+			db, pool := sqlDB(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = app })
 			l := limiter(t, ratelimit.Config{})
 			execSQL(t, pool, `CREATE TABLE took (by int)`)
 			const callers, calls = 8, 8
@@ -218,9 +219,8 @@ func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.
 			}
 			wantValue(t, l, pool, limit.For("k"), 0)
 			var locks int
-			if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (
-				SELECT oid FROM pg_database WHERE datname = current_database()) AND pid = ANY (
-				SELECT pid FROM pg_stat_activity WHERE state LIKE 'idle%')`).Scan(&locks); err != nil || locks != 0 {
+			if err := pool.QueryRow(t.Context(), `SELECT count(*) `+queueLocks+` AND q.pid IN (
+				SELECT pid FROM pg_stat_activity WHERE application_name = $1)`, app).Scan(&locks); err != nil || locks != 0 {
 				t.Errorf("%d locks of the queue are left: %v", locks, err)
 			}
 		})
