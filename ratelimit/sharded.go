@@ -300,7 +300,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 		s.whole = a.c
 		return s
 	}
-	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, 0.0, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, row.leave, false, a.c.lock(row.shard), a.c.lock(gathering))
 	s.whole, s.row, s.writes = a.c, row.shard, false
 	return s
 }
