@@ -288,6 +288,9 @@ func (l *Limiter) takeShard(a *aim) *statement {
 // goes first, and takes no shard that others hold.
 func (l *Limiter) takePart(a *aim, p part) *statement {
 	row := a.c.take(a.layout, p.shard, p.count)
+	if !a.plan.ahead {
+		row.leave = p.least
+	}
 	switch {
 	case l.portable && a.plan.ahead:
 		return l.takeRow(a.c, &row, p.least)

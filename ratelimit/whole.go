@@ -257,6 +257,10 @@ func (c *call) planBy(
 	}
 	if !ahead {
 		if p.parts, ok = gather(loose, c.count); ok {
+			for k := range p.parts {
+				q := &p.parts[k]
+				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the latter is rounded
+			}
 			return p, true
 		}
 	}
