@@ -1,7 +1,9 @@
 package integration
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -76,21 +78,50 @@ func TestByEveryWayAFloorWithAReservationIsRefused(t *testing.T) {
 	}
 }
 
+// By every way of calling, what counts is what all shards together are left with, also where the one
+// that a call takes from has more than its part.
+func TestByEveryWayAShareIsLeftByAllShards(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("leftByAll", ratelimit.TokenBucket{Rate: 12, Period: never}, ratelimit.Shards(2))
+	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+		takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(6)))) // a whole shard
+		if res, err := v.RateLimit(t.Context(), limit.For("k").Count(3).Leave(4)); err != nil || res.OK {
+			t.Errorf("3 of 6, of which 4 are to be left: %+v, %v", res, err)
+		}
+		takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(2).Leave(4))))
+	})
+}
+
 // A call that leaves something keeps each shard's part of it. So two calls of different processes do
 // not leave less together, though neither has seen what the other takes.
 func TestCallersOfShardsTogetherLeaveWhatTheyShould(t *testing.T) {
 	t.Parallel()
+	for name, tc := range map[string]struct {
+		count float64 // of a call, which leaves eight
+		times int     // that another process calls first
+	}{"of both shards": {4, 1}, "of one shard": {2, 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			leaveTogether(t, tc.count, tc.times)
+		})
+	}
+}
+
+func leaveTogether(t *testing.T, count float64, times int) {
+	t.Helper()
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("leftOfTwo", ratelimit.TokenBucket{Rate: 12, Period: never}, ratelimit.Shards(2))
 	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
 	takeOK(t, first(there.RateLimit(t.Context(), limit.For("k").Count(0)))) // makes the rows
 
-	request := limit.For("k").Count(4).Leave(8) // two of each shard, which are left with four
+	request := limit.For("k").Count(count).Leave(8) // four of each shard
 	tx := begin(t, pool, pgx.ReadCommitted)
 	meddled := new(sync.Once)
-	res, err := here.RateLimit(t.Context(), meddling{tx, meddled, func() {
-		takeOK(t, first(there.RateLimit(t.Context(), request)))
-	}}, request)
+	res, err := here.RateLimit(t.Context(), beforeTake{meddling{tx, meddled, func() {
+		for range times {
+			takeOK(t, first(there.RateLimit(t.Context(), request)))
+		}
+	}}}, request)
 	if err != nil || res.OK || res.RetryAt.IsZero() {
 		t.Errorf("granted what another call has taken: %+v, %v", res, err)
 	}
@@ -99,4 +130,14 @@ func TestCallersOfShardsTogetherLeaveWhatTheyShould(t *testing.T) {
 	if is := left(t, there, limit.For("k")); is < 8 || is > 8.1 {
 		t.Errorf("%v are left of 12", is)
 	}
+}
+
+// beforeTake is meddling that also does it before a take from one row alone.
+type beforeTake struct{ meddling }
+
+func (b beforeTake) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if strings.Contains(sql, "INSERT INTO") {
+		b.first.Do(b.do)
+	}
+	return b.Tx.Query(ctx, sql, args...)
 }

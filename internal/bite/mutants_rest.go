@@ -105,6 +105,8 @@ var ofTheRest = []mutant{
 		"left < c.leave && c.leave > 0", "left < c.leave && c.leave < 0", "ShareIsLeft", whole, true},
 	{"leave: a shard keeps no part", "ratelimit/whole.go",
 		"r.leave = c.leaves(layout.Shards, i)", "r.leave = 0 * c.leaves(layout.Shards, i)", "TogetherLeave", whole, true},
+	{"leave: a shard keeps no part where several give", "ratelimit/sharded.go",
+		"row.leave = p.least", "row.leave = 0 * p.least", "TogetherLeave", whole, true},
 	{"leave: the sum of a lane leaves nothing", "ratelimit/together.go",
 		"return !c.reserve && c.leave == 0", "return !c.reserve", "ShareIsLeft", whole, true},
 	{"shadow: denies", "ratelimit/shadow.go",
