@@ -51,7 +51,8 @@ func define(b budget, shards int) (limits, error) {
 	if l.chatTokens, err = bucket("chatTokens", float64(b.tokens), float64(largest*shards), ratelimit.Shards(shards)); err != nil {
 		return l, err
 	}
-	l.chatRequests, err = bucket("chatRequests", float64(b.requests), 5)
+	// The fair line takes of it twice a second, for all jobs whose turn it is: those must fit into it.
+	l.chatRequests, err = bucket("chatRequests", float64(b.requests), float64(b.requests)/10)
 	return l, err
 }
 
