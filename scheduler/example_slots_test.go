@@ -28,7 +28,7 @@ func Example_slots() {
 	defer func() { _ = s.Close(ctx) }()
 
 	done, other := make(chan string, 3), make(chan bool)
-	summarize := func(_ context.Context, d Summarize, attempt int) error {
+	summarize := func(_ context.Context, d Summarize, attempt int) error { //nolint:unparam // real work can fail
 		if d.Document == 1 {
 			<-other // so long the slot of acme is held
 		}
