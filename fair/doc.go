@@ -6,6 +6,13 @@
 //
 //	res, err := Model.RateLimit(ctx, limiter.Autocommit(pool), fair.Tenant{Key: org}, 1200)
 //
+// # Which callers it is for
+//
+// It is for callers that have no job, such as HTTP handlers: they get their answer at once, in one
+// round trip, and need no queue and no process that hands out turns. Jobs that can wait belong in a
+// fair line of package scheduler, which fits them better: it grants them one by one, whatever their
+// counts and whatever the size of the bucket. Give handlers and jobs a limit each.
+//
 // # How it works
 //
 // Besides the limit itself there is a count of what each tenant has used in the current window of

@@ -23,7 +23,7 @@ func ExampleRequest_Leave() {
 	limits := limiter.Autocommit(pool)
 
 	chat := model.Global().Count(100)
-	summary := model.Global().Count(100).Leave(300)
+	summary := model.Global().Count(100).Leave(200)
 	summaries, chats := 0, 0
 	for {
 		res, err := limits.RateLimit(ctx, summary)
@@ -46,5 +46,5 @@ func ExampleRequest_Leave() {
 		chats++
 	}
 	fmt.Println(summaries, "summaries, and still", chats, "chats")
-	// Output: 7 summaries, and still 3 chats
+	// Output: 8 summaries, and still 2 chats
 }

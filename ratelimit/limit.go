@@ -76,7 +76,9 @@ type Option func(*definition)
 //     may run later than with one row, by about n times the count divided by the rate: half a
 //     minute for 10 shards, a count of 5 and a rate of 100 a minute.
 //   - A shard that is full gains nothing while others refill. So the limit may be full again later than without shards.
-//   - [Request.Leave] costs a look at all shards, and concurrent calls may together leave less.
+//   - [Request.Leave] costs a look at all shards. A call leaves n in all of them together, as it saw
+//     them, and its part of n in each that it takes from. So calls that leave n never leave less,
+//     however many run at once, except by what other calls take meanwhile.
 //
 // n is 1, the default, to [shard.Max]. Use twice as many shards as you have concurrent
 // transactions, but at most capacity / (8 x the usual count). Limits of a few calls a second need

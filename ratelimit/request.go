@@ -110,7 +110,7 @@ func (r Request) OnCredit() Request { r.credit = true; return r }
 // While there are enough tokens, all calls may use everything that flows in. Leave together with
 // OrReserve, Within or OnCredit is refused when the request is used, as those leave nothing. So is
 // an n below 0, or above the capacity minus the count. For a limit with shards, each call first
-// looks at all of them, and concurrent calls may together leave less.
+// looks at all of them, and besides leaves each shard its part of n.
 func (r Request) Leave(n float64) Request { r.leave = n; return r }
 
 // Rule uses another rule for this request than the limit's own, for example a customer's plan. The

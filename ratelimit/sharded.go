@@ -288,6 +288,9 @@ func (l *Limiter) takeShard(a *aim) *statement {
 // goes first, and takes no shard that others hold.
 func (l *Limiter) takePart(a *aim, p part) *statement {
 	row := a.c.take(a.layout, p.shard, p.count)
+	if !a.plan.ahead {
+		row.leave = p.least
+	}
 	switch {
 	case l.portable && a.plan.ahead:
 		return l.takeRow(a.c, &row, p.least)
@@ -300,7 +303,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 		s.whole = a.c
 		return s
 	}
-	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, 0.0, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, row.leave, false, a.c.lock(row.shard), a.c.lock(gathering))
 	s.whole, s.row, s.writes = a.c, row.shard, false
 	return s
 }

@@ -64,10 +64,20 @@ func (c *call) of(layout shard.Layout, i int) call {
 	if layout.Shards > 1 {
 		s := c.shares(layout.Shards)
 		r.algebra, r.args = *s.of(i), nil
-		r.leave = 0 // all shards together leave it
+		r.leave = c.leaves(layout.Shards, i)
 	}
 	r.shard, r.parts, r.shards = layout.Row(i), nil, 0
 	return r
+}
+
+// leaves is what a call leaves in one of n shards: its part of what it is to leave in all of them.
+// So concurrent calls, each of which has seen enough in all of them, do not leave less together.
+func (c *call) leaves(n, i int) float64 {
+	first, each := shard.Split(c.leave, n)
+	if i == 0 {
+		return first
+	}
+	return each
 }
 
 // take is of, to take count tokens.
@@ -220,11 +230,11 @@ func (c *call) planBy(
 	var values []float64
 	left := -c.count
 	for i := range w.Shards {
-		row.algebra = *shares.of(i)
+		row.algebra, row.leave = *shares.of(i), c.leaves(w.Shards, i)
 		b := row.at(w.rows[i], now)
 		values = append(values, b.value)
 		left += max(0, b.value)
-		if one := (part{shard: i, count: b.value, most: shares.each.capacity}); free == nil || free(i) {
+		if one := (part{shard: i, count: b.value - row.leave, most: shares.each.capacity}); free == nil || free(i) {
 			if there = append(there, one); b.pausedUntil == open {
 				loose = append(loose, one)
 			}
@@ -247,6 +257,10 @@ func (c *call) planBy(
 	}
 	if !ahead {
 		if p.parts, ok = gather(loose, c.count); ok {
+			for k := range p.parts {
+				q := &p.parts[k]
+				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the latter is rounded
+			}
 			return p, true
 		}
 	}

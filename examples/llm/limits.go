@@ -26,6 +26,10 @@ type limits struct {
 // and until it is settled.
 const slack = 400 * time.Millisecond
 
+// mostReserved is more than the demo ever reserves: nobody is denied in it. A limit with a fair line
+// must have a bound, as reservations go ahead of the line.
+const mostReserved = 1_000_000
+
 // define leaves the API's budget whole. A token bucket grants up to its capacity at once and its rate besides, so in the
 // worst minute capacity + rate: together they must be no more than the API allows. The capacity must hold the largest
 // request, and the rate gets the rest. But in the API's minute there come those that are up to a slack late, and what they
@@ -38,6 +42,8 @@ func define(b budget, shards int) (limits, error) {
 			Rate:     total - capacity,
 			Period:   b.minute + slack,
 			Capacity: ratelimit.Tokens(capacity),
+
+			MaxReserved: ratelimit.Tokens(mostReserved),
 		}, options...)
 	}
 	var l limits
@@ -45,7 +51,8 @@ func define(b budget, shards int) (limits, error) {
 	if l.chatTokens, err = bucket("chatTokens", float64(b.tokens), float64(largest*shards), ratelimit.Shards(shards)); err != nil {
 		return l, err
 	}
-	l.chatRequests, err = bucket("chatRequests", float64(b.requests), 5)
+	// The fair line takes of it twice a second, for all jobs whose turn it is: those must fit into it.
+	l.chatRequests, err = bucket("chatRequests", float64(b.requests), float64(b.requests)/10)
 	return l, err
 }
 

@@ -42,6 +42,7 @@ func main() {
 	flag.DurationVar(&o.budget.minute, "minute", 5*time.Second, "how long the API's minute is")
 	flag.DurationVar(&o.within, "within", 90*time.Second, "give up after this time")
 	flag.IntVar(&o.shards, "shards", 1, "how many rows the limit of the tokens is spread over")
+	flag.IntVar(&o.greedy, "greedy", 120, "how many messages a greedy tenant then queues beside a modest one, on a fair line; 0: none")
 	flag.BoolVar(&o.plain, "plain", false, "let River alone start the reserved calls, to see the difference")
 	flag.Parse()
 
@@ -59,8 +60,13 @@ type options struct {
 	budget   budget
 	within   time.Duration
 	shards   int
+	greedy   int
 	plain    bool
 }
+
+// lined tells whether a fair line is shown. A limit with shards has none, and River alone starts no
+// job that waits for its turn.
+func (o options) lined() bool { return o.greedy > 0 && o.shards == 1 && !o.plain }
 
 func run(ctx context.Context, p *progress, o options) (err error) {
 	if o.requests < 1 || o.budget.minute < time.Second || o.shards < 1 || o.budget.tokens < 2*largest*o.shards || o.budget.requests < 10 {
@@ -135,7 +141,11 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	}}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
-	sched := scheduler.New(limiter, scheduler.Config{Jitter: -1}) // tokens that come one by one need none
+	cfg := scheduler.Config{Jitter: -1} // tokens that come one by one need none
+	if o.lined() {
+		cfg.Lines = []scheduler.Line{{Limit: limits.chatTokens}}
+	}
+	sched := scheduler.New(limiter, cfg)
 	config := &river.Config{
 		Logger:  quiet(),
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
@@ -149,35 +159,47 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	if err != nil {
 		return err
 	}
+	worker.jobs = sched.Jobs(riverClient)
 	if err := riverClient.Start(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	defer stopRiver(riverClient)
 
-	messages := &submitter{store: s, limiter: limiter, jobs: sched.Jobs(riverClient), limits: limits}
-	submitted := make(chan error, 1)
-	go func() {
-		err := messages.submit(ctx, o.requests)
+	messages := &submitter{store: s, limiter: limiter, jobs: worker.jobs, limits: limits}
+	answer := func(total int, submit func() error) error { // until all are answered
+		submitted := make(chan error, 1)
+		go func() {
+			err := submit()
+			if err != nil {
+				cancel(err) // nothing to wait for
+			}
+			submitted <- err
+		}()
+		err := watch(ctx, p, s, total, worker.refused.Load, load, func(ctx context.Context) (string, error) {
+			return next(ctx, limiter, s, messages)
+		})
 		if err != nil {
-			cancel(err) // nothing to wait for
+			cancel(err)
+			<-submitted
+			return err
 		}
-		submitted <- err
-	}()
-	watched := watch(ctx, p, s, o.requests, worker.refused.Load, load, func(ctx context.Context) (string, error) {
-		return next(ctx, limiter, s, messages)
-	})
-	cancel(nil)
-	if err := <-submitted; err != nil && watched == nil {
+		return <-submitted
+	}
+	if err := answer(o.requests, func() error { return messages.submit(ctx, o.requests) }); err != nil {
 		return err
 	}
-	if watched != nil {
-		return watched
-	}
-
-	ctx, cancelSummary := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancelSummary()
-	sum, err := summarize(ctx, s, o.budget, limits, messages.denied.Load(), worker.refused.Load(), log)
+	sum, err := summarize(ctx, s, o.budget, limits, messages.denied.Load(), log)
 	if err != nil {
+		return err
+	}
+	if o.lined() {
+		_, _ = fmt.Fprintf(p.out, "now a fair line: a greedy tenant queues %d messages, a modest one comes behind\n", o.greedy)
+		err := answer(o.requests+o.greedy+modestMessages, func() error { return messages.inLine(ctx, o.greedy) })
+		if err != nil {
+			return err
+		}
+	}
+	if err := sum.end(ctx, s, worker.refused.Load()); err != nil {
 		return err
 	}
 	sum.print(p)

@@ -273,8 +273,8 @@ func TestARefusedCallGivesItsTokensBack(t *testing.T) {
 	var tokens, requests float64
 	s.scan(t, `SELECT (SELECT value FROM weir_balance WHERE name = 'chatTokens'), (SELECT value FROM weir_balance WHERE name = 'chatRequests')`,
 		&tokens, &requests)
-	if tokens != largest || requests != 4 {
-		t.Errorf("%v tokens and %v requests are left, want all %d and 4 of 5", tokens, requests, largest)
+	if tokens != largest || requests != 19 {
+		t.Errorf("%v tokens and %v requests are left, want all %d and 19 of 20", tokens, requests, largest)
 	}
 }
 

@@ -29,6 +29,7 @@ type store struct {
 const messages = `CREATE TABLE message (
 	id          text PRIMARY KEY,
 	tenant      text NOT NULL,
+	saved_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
 	reservation uuid NOT NULL,   -- of the call that is to be made, or was made last
 	reserved    float8 NOT NULL, -- tokens, for all calls that were made: one that fails keeps its own
 	planned_at  timestamptz,     -- reserved ahead: when the job was to start if all used what they had reserved

@@ -44,7 +44,7 @@ func (s *submitter) submit(ctx context.Context, n int) error {
 		wg.Go(func() {
 			for range share {
 				switch err := s.one(ctx, tenant, smallest+mathrand.IntN(largest-smallest+1)); {
-				case errors.Is(err, ratelimit.ErrDenied): // more than MaxReserved; here nothing bounds it
+				case errors.Is(err, ratelimit.ErrDenied): // more than MaxReserved
 					s.denied.Add(1)
 				case err != nil:
 					cancel(fmt.Errorf("tenant %s: %w", tenant, err))

@@ -17,10 +17,13 @@ type summary struct {
 	late    []time.Duration // of reserved jobs, ascending
 	books   books
 	log     *standin.Log // nil with a real API
+
+	greedy, modest []time.Duration // what their messages have waited, ascending
 }
 
-func summarize(ctx context.Context, s *store, b budget, l limits, denied, refused int64, log *standin.Log) (summary, error) {
-	sum := summary{budget: b, denied: denied, refused: refused, log: log}
+// summarize sums up the calls that were reserved.
+func summarize(ctx context.Context, s *store, b budget, l limits, denied int64, log *standin.Log) (summary, error) {
+	sum := summary{budget: b, denied: denied, log: log}
 	var err error
 	if sum.counts, err = s.counts(ctx); err != nil {
 		return sum, err
@@ -30,6 +33,21 @@ func summarize(ctx context.Context, s *store, b budget, l limits, denied, refuse
 	}
 	sum.books, err = s.books(ctx, l.chatTokens)
 	return sum, err
+}
+
+// end adds what there is to say of all calls, and of the fair line.
+func (s *summary) end(ctx context.Context, st *store, refused int64) (err error) {
+	s.refused = refused
+	if s.greedy, err = st.waited(ctx, greedy); err == nil {
+		s.modest, err = st.waited(ctx, modest)
+	}
+	return err
+}
+
+// at is a quantile of what is in ascending order.
+func at(all []time.Duration, q float64) time.Duration {
+	n := len(all)
+	return all[min(n-1, int(q*float64(n)))].Round(time.Millisecond)
 }
 
 func (s summary) print(p *progress) {
@@ -47,13 +65,20 @@ func (s summary) print(p *progress) {
 	if s.books.kept >= 0.5 {
 		line("  kept            %.0f, for calls that failed without an answer", s.books.kept)
 	}
-	if n := len(s.late); n > 0 {
-		at := func(q float64) time.Duration { return s.late[min(n-1, int(q*float64(n)))].Round(time.Millisecond) }
+	if len(s.late) > 0 {
 		line("budget used       %.1f %% of what flowed in for as long as jobs waited", 100*s.books.share)
 		if s.books.earlier > 0 {
 			line("start             %.1f s earlier than planned at first, on average", s.books.earlier.Seconds())
 		}
-		line("start after due   p50 %v, p99 %v, latest %v, earliest %v", at(0.5), at(0.99), at(1), at(0))
+		line("start after due   p50 %v, p99 %v, latest %v, earliest %v", at(s.late, 0.5), at(s.late, 0.99), at(s.late, 1), at(s.late, 0))
+	}
+	for _, t := range []struct {
+		name   string
+		waited []time.Duration
+	}{{greedy, s.greedy}, {modest, s.modest}} {
+		if n := len(t.waited); n > 0 {
+			line("%s in line    %d messages waited p50 %v, longest %v", t.name, n, at(t.waited, 0.5), at(t.waited, 1))
+		}
 	}
 	if s.log == nil {
 		return

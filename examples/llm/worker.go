@@ -32,6 +32,7 @@ type replyWorker struct {
 	store   *store
 	client  *client
 	limiter *ratelimit.Limiter
+	jobs    *scheduler.Jobs
 	limits  limits
 	refused atomic.Int64 // 429s
 	broken  func(error)  // called when there is no use in going on
@@ -79,7 +80,7 @@ func (w *replyWorker) Work(ctx context.Context, job *river.Job[replyArgs]) error
 			return err
 		}
 		// Last, as it locks the limit's row, for which others wait.
-		_, err := w.limiter.Settle(ctx, tx, r, w.limits.chatTokens.Global().Count(float64(used)))
+		_, err := w.jobs.SettleTx(ctx, tx, job.JobRow, w.limits.chatTokens.Global().Count(float64(used)))
 		return err
 	})
 }
