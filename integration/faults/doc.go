@@ -12,6 +12,9 @@
 // database show that none starts early, none is lost, none is completed without having been worked, and none is worked twice,
 // except where River has rescued it. In a soak the same faults hit River alone, for comparison.
 //
+// Clients that grant the turns of a fair line and work its jobs are killed and frozen, and the server is killed and shut down.
+// Then each job has been done once, has paid once, and none has started before its tokens had come.
+//
 // A standby takes over from a primary that is killed. What callers were told before is then held against the books of the new
 // primary, and what was held on the old one goes on.
 //

@@ -42,6 +42,7 @@ type shift struct {
 	prefix  string   // of the ids of jobs
 	server  bool     // goes away
 	control bool     // there is no plugin anywhere
+	line    bool     // jobs are queued, and wait for their turns
 	env     []string // of the workers
 
 	mu     sync.Mutex
@@ -66,7 +67,7 @@ func newShift(t *testing.T) *shift {
 
 // connectRiver makes the client that inserts.
 func (s *shift) connectRiver(control bool) (err error) {
-	sched := scheduler.New(s.app.limiter, scheduler.Config{})
+	sched := scheduler.New(s.app.limiter, lined)
 	config := &river.Config{Logger: slog.New(slog.DiscardHandler), Schema: s.name}
 	if s.control = control; !control {
 		config = sched.Configure(s.pool, config)
@@ -142,6 +143,9 @@ func (s *shift) once(ctx context.Context, w wish) {
 }
 
 func (s *shift) insert(ctx context.Context, tx pgx.Tx, args dueArgs, after time.Duration) (*rivertype.JobRow, error) {
+	if s.line {
+		return s.queue(ctx, tx, args.ID)
+	}
 	if s.control {
 		in, err := s.client.InsertTx(ctx, tx, args, &river.InsertOpts{ScheduledAt: time.Now().Add(after)})
 		if err != nil {
@@ -291,7 +295,7 @@ func (s *shift) examine(t *testing.T) *finding {
 
 func (s *shift) startOver(t *testing.T) {
 	t.Helper()
-	s.exec(t, `TRUNCATE plan, start, done, river_job, river_leader, weir_balance`)
+	s.exec(t, `TRUNCATE plan, start, done, river_job, river_leader, weir_balance, weir_line, weir_line_tenant, weir_turn`)
 	s.callers.forget()
 }
 
@@ -301,7 +305,11 @@ func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testi
 	start := time.Now()
 	enough, patience := rounds(t, x.rounds), time.Now().Add(2*time.Minute)
 	for ; !enough(s.rounds) || (!hit() || s.callers.spared(x)) && time.Now().Before(patience); s.rounds++ {
-		s.hire(t, careful, careful, plain)
+		if s.line {
+			s.hire(t, lining, lining, plain)
+		} else {
+			s.hire(t, careful, careful, plain)
+		}
 		stop := s.reserve(t)
 		s.callers.await(t, granted, 50)
 		s.leader(t)
@@ -309,6 +317,9 @@ func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testi
 		s.callers.await(t, granted, 50)
 		stop()
 		f := s.examine(t)
+		if s.line {
+			f.violations = append(f.violations, s.tokens(t)...)
+		}
 		for i, v := range f.violations {
 			if i == 20 {
 				t.Errorf("and %d more", len(f.violations)-i)

@@ -104,10 +104,13 @@ func serve(url, name string, k kind) error {
 		w.longest = 250 * time.Millisecond
 	}
 	river.AddWorker(config.Workers, w)
+	river.AddWorker(config.Workers, &linedWorker{w: w})
 	switch k {
 	case plain:
 	case hasty:
 		go pull(ctx, pool)
+	case lining:
+		config = scheduler.New(limiter, lined).Configure(pool, config)
 	default:
 		config = scheduler.New(limiter, scheduler.Config{}).Configure(pool, config)
 	}
