@@ -22,7 +22,7 @@ import (
 //		if err := w.save(ctx, tx, answer); err != nil {
 //			return err
 //		}
-//		return w.jobs.CompleteTx(ctx, tx, job.JobRow, ChatTokens.For(org).CountInt(usage.TotalTokens))
+//		return w.sched.CompleteTx(ctx, tx, job.JobRow, ChatTokens.For(org).CountInt(usage.TotalTokens))
 //	})
 //
 // Call it last in the transaction. It settles after it has completed the job, as a settlement locks
@@ -31,20 +31,22 @@ import (
 //
 // ctx must be that of the worker, or made from it. The errors are those of River and of
 // [ratelimit.Limiter.Settle]; after one, roll back.
-func (j *Jobs) CompleteTx(
+func (s *Scheduler) CompleteTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := j.check(); err != nil {
-		return err
-	}
-	if _, err := river.ClientFromContextSafely[pgx.Tx](ctx); err != nil { // JobCompleteTx panics
+	client, err := river.ClientFromContextSafely[pgx.Tx](ctx)
+	if err != nil { // JobCompleteTx panics
 		return fmt.Errorf("scheduler: CompleteTx outside of a worker: %w", err)
+	}
+	jobs := s.Jobs(client)
+	if err := jobs.check(); err != nil {
+		return err
 	}
 	worked := &river.Job[anyArgs]{JobRow: job}
 	if _, err := river.JobCompleteTx[riverdriver.Driver[pgx.Tx]](ctx, tx, worked); err != nil {
 		return err
 	}
-	_, err := j.SettleTx(ctx, tx, job, used...)
+	_, err = jobs.SettleTx(ctx, tx, job, used...)
 	return err
 }
 

@@ -23,7 +23,7 @@ func TestCompleteTxCompletesAndSettles(t *testing.T) {
 	undo := errors.New("undo")
 	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
 		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-			if err := jobs.CompleteTx(ctx, tx, job.JobRow, budget.For("k").CountInt(30)); err != nil {
+			if err := sched.CompleteTx(ctx, tx, job.JobRow, budget.For("k").CountInt(30)); err != nil {
 				return err
 			}
 			if job.Attempt == 1 {
@@ -54,7 +54,7 @@ func TestCompleteTxSettlesLast(t *testing.T) {
 			return err
 		}
 		defer func() { _ = tx.Rollback(ctx) }()
-		err = jobs.CompleteTx(ctx, tx, job.JobRow, wait.For("another"))
+		err = sched.CompleteTx(ctx, tx, job.JobRow, wait.For("another"))
 		var state string
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			err = errors.Join(errors.New("a limit that it has not taken from is not refused"), err)
@@ -82,11 +82,10 @@ func (listArgs) Kind() string { return "list" }
 func TestCompleteTxOfAJobThatHasTakenNothing(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	jobs := sched.Jobs(f.client)
 	client := j.client(t, sched, func(cfg *river.Config) {
 		river.AddWorker(cfg.Workers, river.WorkFunc(func(ctx context.Context, job *river.Job[listArgs]) error {
 			return errors.Join(river.JobCancel(errors.New("changes nothing")), pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-				return jobs.CompleteTx(ctx, tx, job.JobRow, budget.For("k").Count(30))
+				return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("k").Count(30))
 			}))
 		}))
 	})
@@ -105,15 +104,12 @@ func TestCompleteTxOutsideOfAWorker(t *testing.T) {
 	job := f.insert(t, sendArgs{1}, nil, budget.For("k").Count(100)).Job.Job
 	job.State = rivertype.JobStateRunning
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
-		if err := f.jobs.CompleteTx(ctx, tx, job, budget.For("k").Count(30)); err == nil {
+		if err := scheduler.New(f.limiter, scheduler.Config{}).CompleteTx(ctx, tx, job, budget.For("k").Count(30)); err == nil {
 			t.Error("it was completed")
 		}
 		return nil
 	})
 	f.wantLeft(t, budget.For("k"), 900)
-	if err := new(scheduler.Scheduler).Jobs(nil).CompleteTx(t.Context(), nil, job); err == nil {
-		t.Error("Jobs without a limiter complete a job")
-	}
 }
 
 // Every request may wait, one with Within no longer than it says. What is denied is an error, inserts nothing and takes nothing.

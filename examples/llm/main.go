@@ -130,12 +130,12 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	defer cancel(nil)
 	httpClient := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer httpClient.CloseIdleConnections()
-	worker := &replyWorker{store: s, limiter: limiter, limits: limits, broken: cancel, client: &client{
+	sched := scheduler.New(limiter, scheduler.Config{Jitter: -1}) // tokens that come one by one need none
+	worker := &replyWorker{store: s, limiter: limiter, sched: sched, limits: limits, broken: cancel, client: &client{
 		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
 	}}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
-	sched := scheduler.New(limiter, scheduler.Config{Jitter: -1}) // tokens that come one by one need none
 	config := &river.Config{
 		Logger:  quiet(),
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
