@@ -7,12 +7,12 @@ import (
 )
 
 // Ask returns what an HTTP request takes from which limits. If it returns none, the request is not
-// limited. [By] and [Global] make an Ask from a limit, and Cost and Unless change it. For anything
-// else write your own function, for example for a customer's plan with [ratelimit.Request.Rule].
+// limited. [By] and [Global] make an Ask from a limit, and Cost, Rule and Unless change it. For
+// anything else write your own function, for example if it has to look up a plan, which may fail:
 //
 //	func byPlan(r *http.Request) ([]ratelimit.Request, error) {
-//		user := userOf(r)
-//		return []ratelimit.Request{PerUser.For(user.ID).Rule(user.Plan)}, nil
+//		plan, err := planOf(r.Context(), userOf(r))
+//		return []ratelimit.Request{PerUser.For(userOf(r)).Rule(plan)}, err
 //	}
 //
 // Its error refuses the request: with 403 if it matches [ErrNoKey], as [Guard.Pass] says for errors
@@ -54,6 +54,25 @@ func (a Ask) Cost(tokens func(*http.Request) float64) Ask {
 		n := tokens(r)
 		for i := range requests {
 			requests[i] = requests[i].Count(n)
+		}
+		return requests, nil
+	}
+}
+
+// Rule asks by another rule than the limit's own, for example that of the customer's plan: see
+// [ratelimit.Request.Rule]. If it returns nil, the limit's own rule counts. It is called once the
+// request is known to have a key.
+//
+//	perUser := httplimit.By(API, httplimit.ByUser(userOf)).Rule(planOf)
+func (a Ask) Rule(rule func(*http.Request) ratelimit.Rule) Ask {
+	return func(r *http.Request) ([]ratelimit.Request, error) {
+		requests, err := a(r)
+		if err != nil || len(requests) == 0 {
+			return nil, err
+		}
+		by := rule(r)
+		for i := range requests {
+			requests[i] = requests[i].Rule(by)
 		}
 		return requests, nil
 	}

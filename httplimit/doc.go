@@ -14,8 +14,8 @@
 // # Ask
 //
 // An [Ask] is a limit and the key of a request. Several are granted all or none, in one call.
-// [Ask.Cost] takes as many tokens as a request costs, and [Ask.Unless] leaves some requests
-// unlimited:
+// [Ask.Cost] takes as many tokens as a request costs, [Ask.Rule] asks by the customer's plan, and
+// [Ask.Unless] leaves some requests unlimited:
 //
 //	perKey := httplimit.By(PerAPIKey, httplimit.ByHeader("X-Api-Key")).Cost(cost)
 //

@@ -209,6 +209,37 @@ func ExampleRefusal() {
 	// Output: 429 too many requests; retry in
 }
 
+var API = ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 60, Period: time.Minute}) // without a plan
+
+var plans = map[string]ratelimit.Rule{"pro": ratelimit.TokenBucket{Rate: 600, Period: time.Minute}}
+
+func userOf(r *http.Request) string         { return r.Header.Get("User") } // in production, what your authentication has found
+func planOf(r *http.Request) ratelimit.Rule { return plans[r.Header.Get("Plan")] }
+
+// Each user is limited by the plan of the account.
+func ExampleAsk_Rule() {
+	pool, done := pgtest.Example()
+	defer done()
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	guard := &httplimit.Guard{Limiter: limiter.Autocommit(pool)}
+	perUser := guard.Limit(httplimit.By(API, httplimit.ByUser(userOf)).Rule(planOf))
+	h := perUser(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for user, plan := range map[string]string{"ann": "pro", "bob": ""} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("User", user)
+		r.Header.Set("Plan", plan)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		fmt.Println(user, w.Code, w.Header().Get("RateLimit-Policy"))
+	}
+	// Unordered output:
+	// ann 200 "api";q=600;w=60
+	// bob 200 "api";q=60;w=60
+}
+
 // byCountry is an Ask of one's own: it asks by another rule where there is one.
 func byCountry(r *http.Request) ([]ratelimit.Request, error) {
 	country := r.Header.Get("X-Country") // which our proxy sets

@@ -199,6 +199,41 @@ func TestAsksAreOneCall(t *testing.T) {
 	}
 }
 
+// A plan is asked for only when there is a key. No plan is the limit's own rule, and a bad one refuses the request.
+func TestAsksByThePlanOfTheUser(t *testing.T) {
+	t.Parallel()
+	pro := ratelimit.TokenBucket{Rate: 600, Period: time.Minute}
+	asked := 0
+	planOf := func(r *http.Request) ratelimit.Rule {
+		asked++
+		switch r.Header.Get("Plan") {
+		case "pro":
+			return pro
+		case "broken":
+			return ratelimit.TokenBucket{}
+		}
+		return nil
+	}
+	l := &limits{res: granted}
+	name := httplimit.ByUser(func(r *http.Request) string { return r.Header.Get("User") })
+	h := (&httplimit.Guard{Limiter: l}).Limit(httplimit.By(perUser, name).Rule(planOf).Cost(func(*http.Request) float64 { return 2 }))(ok)
+	for _, plan := range []string{"pro", ""} {
+		get(h, func(r *http.Request) { r.Header.Set("User", "ann"); r.Header.Set("Plan", plan) })
+	}
+	want := [][]ratelimit.Request{{perUser.For("ann").Count(2).Rule(pro)}, {perUser.For("ann").Count(2)}}
+	if !reflect.DeepEqual(l.asked, want) {
+		t.Errorf("asked %+v, want %+v", l.asked, want)
+	}
+	if resp := get(h, func(*http.Request) {}); resp.status != 403 || asked != 2 {
+		t.Errorf("without a user: status %d, the plan was asked for %d times, want 2", resp.status, asked)
+	}
+	g := &httplimit.Guard{Limiter: limiter(t, ratelimit.Config{}).Autocommit(pgtest.Pool(t)), Logger: slog.New(slog.DiscardHandler)}
+	resp := get(g.Limit(httplimit.By(perUser, name).Rule(planOf))(ok), func(r *http.Request) { r.Header.Set("User", "ann"); r.Header.Set("Plan", "broken") })
+	if resp.status != 500 {
+		t.Errorf("with a rule that cannot be: status %d, want 500", resp.status)
+	}
+}
+
 // The handler has the ResponseWriter itself, with the fields set already, and the result.
 func TestTheHandlerGetsTheWriterAsItCame(t *testing.T) {
 	t.Parallel()

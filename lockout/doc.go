@@ -7,11 +7,17 @@
 //	ok, err := guard.Attempt(ctx, lockout.Who{Account: name, Address: address}, func(ctx context.Context) (bool, error) {
 //		return accounts.check(ctx, name, password) // slow, as it should be; it holds no connection and no row
 //	})
+//	if !guard.Pass(w, r, ok, err) {
+//		return // it has answered: 429 if locked, 401 if wrong, 503 if there is no answer
+//	}
+//
+// Without HTTP, or for answers of your own, a lock is an error:
+//
 //	var locked *lockout.LockedError
 //	switch {
-//	case errors.As(err, &locked): // 429, with locked.RetryAfter() rounded up as Retry-After
-//	case err != nil: // 503: no answer lets nobody in
-//	case !ok: // 401
+//	case errors.As(err, &locked): // come again after locked.RetryAfter()
+//	case err != nil: // no answer lets nobody in
+//	case !ok: // wrong
 //	}
 //
 // # Charge, check, give back

@@ -65,7 +65,7 @@
 // # Wait
 //
 // [Autocommit.Wait] sleeps until the work may run. Package upstream has an http.RoundTripper that
-// does so for clients of an API.
+// does so for clients of an API. [Autocommit.Do] waits, runs the work, and settles what it has used.
 //
 // # Pause
 //

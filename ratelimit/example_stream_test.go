@@ -2,7 +2,6 @@ package ratelimit_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"time"
@@ -13,7 +12,7 @@ import (
 
 // A user waits for the answer of a model, so there is no job. The call waits for its turn, and what
 // it has used is settled however it ends: with an answer, an error, a disconnect or a panic.
-func ExampleAutocommit_Settle() {
+func ExampleAutocommit_Do() {
 	ctx := context.Background()
 	pool, done := pgtest.Example()
 	defer done()
@@ -27,30 +26,19 @@ func ExampleAutocommit_Settle() {
 	)
 	auto := limiter.Autocommit(pool)
 
-	ask := func(ctx context.Context, most float64, stream func(report func(used float64)) error) (err error) {
-		turn, cancel := context.WithTimeout(ctx, 10*time.Second) // a user waits no longer for the start
-		defer cancel()
-		res, err := auto.Wait(turn, streamTokens.Global().Count(most), streamRequests.Global())
-		if err != nil {
-			return err // nothing was taken, and the model must not be called
-		}
-		used := most // until the stream reports: what nobody knows stays charged
-		defer func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second) // the user may have left
-			defer cancel()
-			_, settleErr := auto.Settle(ctx, res.Reservation(), streamTokens.Global().Count(used))
-			err = errors.Join(err, settleErr)
-		}()
-		return stream(func(n float64) { used = n })
+	// stream stands for the client of a model, whose answer the user reads as it comes.
+	ctx, leave := context.WithCancel(ctx)
+	stream := func(ctx context.Context, progress func(tokens int64)) error {
+		progress(700) // as far as it has come
+		leave()       // the browser is closed
+		return ctx.Err()
 	}
 
-	ctx, leave := context.WithCancel(ctx)
-	err = ask(ctx, 2000, func(report func(float64)) error {
-		report(700) // as far as the stream has come
-		leave()     // the browser is closed
-		return ctx.Err()
-	})
+	err = auto.Do(ctx, func(ctx context.Context, used func(...ratelimit.Request)) error {
+		return stream(ctx, func(tokens int64) { used(streamTokens.Global().CountInt(tokens)) })
+	}, streamTokens.Global().Count(2000).Within(10*time.Second), streamRequests.Global()) // a user waits no longer for the start
 	fmt.Println("the call:", err)
+
 	left, err := auto.Value(context.Background(), streamTokens.Global())
 	if err != nil {
 		log.Fatal(err)

@@ -44,7 +44,7 @@ type Config struct {
 	RememberDenials bool
 
 	// Logger gets a warning, at most every ten minutes, about a limit that needs more shards: see
-	// [Shards]. Default: [slog.Default].
+	// [Shards]. It also gets settlements of [Autocommit.Do] that fail. Default: [slog.Default].
 	Logger *slog.Logger
 
 	// Observer gets decisions and transactions, and what they cost. Default: none.

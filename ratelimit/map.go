@@ -54,6 +54,7 @@ package ratelimit
 //	reservation.go   what a call took, as a value that goes through JSON
 //	settle.go        Settle, Release and Renew: once, and in the caller's transaction
 //	wait.go          reserve, and sleep until then
+//	do.go            the same, then the work, then the settlement
 //
 // A transaction of InTx:
 //

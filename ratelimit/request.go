@@ -69,6 +69,9 @@ func (r Request) String() string {
 // when the request is used.
 func (r Request) Count(n float64) Request { r.count = n; return r }
 
+// CountInt is [Request.Count] of an integer, such as the tokens that the answer of a model reports.
+func (r Request) CountInt(n int64) Request { return r.Count(float64(n)) }
+
 // OrReserve asks to be granted for later if the tokens do not exist yet. They are then owed: the
 // balance goes below zero, at most by the rule's MaxReserved, and [Result.RunAt] says when the debt
 // is repaid and the work may run. Do not run it before. Later callers queue behind it.

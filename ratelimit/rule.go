@@ -60,8 +60,12 @@ type FixedWindow struct {
 	Start time.Time
 }
 
-// Tokens returns a pointer to n, for fields in which 0 differs from unset.
-func Tokens(n float64) *float64 { return &n }
+// Tokens returns a pointer to n tokens, for fields in which 0 differs from unset. n may be any
+// integer or a fraction.
+func Tokens[N ~int | ~int32 | ~int64 | ~float64](n N) *float64 {
+	tokens := float64(n)
+	return &tokens
+}
 
 const (
 	maxTokens = full                              // above it, float64 skips whole tokens

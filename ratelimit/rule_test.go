@@ -15,7 +15,7 @@ import (
 var (
 	nan = math.NaN()
 	inf = math.Inf(1)
-	tok = ratelimit.Tokens
+	tok = ratelimit.Tokens[float64]
 )
 
 const (

@@ -24,12 +24,12 @@ type Call struct {
 }
 
 // Ask returns what a call asks of which limits. It returns none if the call is not to be limited.
-// [By] and [Global] make one from a limit, and Cost, Unless and Only change it. For all else write
-// a function of your own:
+// [By] and [Global] make one from a limit, and Cost, Rule, Unless and Only change it. For all else
+// write a function of your own, for example if it has to look up a plan, which may fail:
 //
 //	func byPlan(ctx context.Context, _ *rpclimit.Call) ([]ratelimit.Request, error) {
-//		user := userOf(ctx)
-//		return []ratelimit.Request{PerUser.For(user.ID).Rule(user.Plan)}, nil
+//		plan, err := planOf(ctx, userOf(ctx))
+//		return []ratelimit.Request{PerUser.For(userOf(ctx)).Rule(plan)}, err
 //	}
 //
 // If it returns an error, the call is refused: with PermissionDenied if the error matches
@@ -79,6 +79,23 @@ func (a Ask) Cost(tokens func(ctx context.Context, call *Call) float64) Ask {
 		n := tokens(ctx, call)
 		for i := range requests {
 			requests[i] = requests[i].Count(n)
+		}
+		return requests, nil
+	}
+}
+
+// Rule asks by another rule than the limit's own, for example that of the customer's plan: see
+// [ratelimit.Request.Rule]. If it returns nil, the limit's own rule counts. It is called once the
+// call is known to have a key.
+func (a Ask) Rule(rule func(ctx context.Context, call *Call) ratelimit.Rule) Ask {
+	return func(ctx context.Context, call *Call) ([]ratelimit.Request, error) {
+		requests, err := a(ctx, call)
+		if err != nil || len(requests) == 0 {
+			return nil, err
+		}
+		by := rule(ctx, call)
+		for i := range requests {
+			requests[i] = requests[i].Rule(by)
 		}
 		return requests, nil
 	}

@@ -21,8 +21,9 @@
 // # Ask
 //
 // An [Ask] is a limit, and the key for which a call asks it. Several are granted all or none, in
-// one call. [Ask.Cost] takes as many tokens as a call costs, [Ask.Only] names the procedures that
-// a limit is for, and [Ask.Unless] lets some calls go on unlimited:
+// one call. [Ask.Cost] takes as many tokens as a call costs, [Ask.Rule] asks by the customer's plan,
+// [Ask.Only] names the procedures that a limit is for, and [Ask.Unless] lets some calls go on
+// unlimited:
 //
 //	exports := rpclimit.By(Exports, rpclimit.ByUser(userOf)).Only("/acme.v1.Reports/Export")
 //

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -164,6 +165,33 @@ func TestACallThatAsksNothing(t *testing.T) {
 	h, status := g.Answer(ctx, "/a.B/C", res, err)
 	if _, limited := rpclimit.FromContext(ctx); err != nil || status != nil || len(h) != 0 || limited || len(l.asked) != 0 {
 		t.Errorf("%v, %v %v, limited %v, asked %v", err, h, status, limited, l.asked)
+	}
+}
+
+// A call is decided by the plan of its user, if there is one.
+func TestAsksByThePlanOfTheUser(t *testing.T) {
+	t.Parallel()
+	pro := ratelimit.TokenBucket{Rate: 600, Period: time.Minute}
+	planOf := func(_ context.Context, call *rpclimit.Call) ratelimit.Rule {
+		if call.Procedure == "/a.B/Pro" {
+			return pro
+		}
+		return nil
+	}
+	l := &limits{res: ratelimit.Result{OK: true}}
+	g := &rpclimit.Guard{Limiter: l}
+	byUser := rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string { return "ann" })).Rule(planOf)
+	for _, procedure := range []string{"/a.B/Pro", "/a.B/Free"} {
+		if _, _, err := g.Take(t.Context(), &rpclimit.Call{Procedure: procedure}, []rpclimit.Ask{byUser}); err != nil {
+			t.Error(err)
+		}
+	}
+	if want := [][]ratelimit.Request{{perUser.For("ann").Rule(pro)}, {perUser.For("ann")}}; !reflect.DeepEqual(l.asked, want) {
+		t.Errorf("asked %+v, want %+v", l.asked, want)
+	}
+	nobody := rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string { return "" })).Rule(nil)
+	if _, _, err := g.Take(t.Context(), &rpclimit.Call{}, []rpclimit.Ask{nobody}); !errors.Is(err, rpclimit.ErrNoKey) {
+		t.Errorf("without a user: %v", err)
 	}
 }
 

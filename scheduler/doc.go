@@ -14,14 +14,11 @@
 //	jobs := sched.Jobs(riverClient)
 //
 //	err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-//		request := ChatTokens.For(org).Count(1200).OrReserve()
-//		in, err := jobs.InsertTx(ctx, tx, GenerateReply{ID: id}, nil, request)
-//		if err != nil {
-//			return err
-//		}
-//		return in.Err() // a *ratelimit.DeniedError if more than MaxReserved would be owed
+//		_, err := jobs.ReserveTx(ctx, tx, GenerateReply{ID: id}, nil, ChatTokens.For(org).Count(1200))
+//		return err // a *ratelimit.DeniedError if more than MaxReserved would be owed
 //	})
 //
+// [Jobs.InsertTx] has each request say whether it may reserve, and a denial is no error of it.
 // [Jobs.InsertManyTx] and [Jobs.InsertMany] insert many jobs with their tokens in as many round
 // trips as one job: all of them, or none.
 //
@@ -112,8 +109,8 @@
 //
 // # Settle, pay, cancel
 //
-// [ReservationOf] returns what a job has taken, for [ratelimit.Limiter.Settle] in the transaction
-// that completes the job. What a settlement gives back moves up the jobs that wait behind, as their
+// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's
+// transaction. [ReservationOf] returns that, for [ratelimit.Limiter.Settle]. What a settlement gives back moves up the jobs that wait behind, as their
 // time comes near. So does a job that is cancelled before its attempt has begun: see
 // [Jobs.CancelTx]. An attempt that has begun has paid, also if a stop of its client interrupts it.
 // Further attempts pay again unless [JobArgsWithPays] says otherwise.

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
@@ -21,9 +20,9 @@ var ModelTokens = ratelimit.MustDefine("modelTokens", ratelimit.TokenBucket{Rate
 // SettlingWorker settles what its calls have used, in the transaction that completes the job.
 type SettlingWorker struct {
 	river.WorkerDefaults[Summarize]
-	limiter *ratelimit.Limiter
-	pool    *pgxpool.Pool
-	done    chan struct{}
+	pool  *pgxpool.Pool
+	sched *scheduler.Scheduler
+	done  chan struct{}
 }
 
 func (w *SettlingWorker) Work(ctx context.Context, job *river.Job[Summarize]) error {
@@ -31,18 +30,12 @@ func (w *SettlingWorker) Work(ctx context.Context, job *river.Job[Summarize]) er
 	const used = 180 // as the API's answer says
 	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
 		// ... save the answer ...
-		if r, ok := scheduler.ReservationOf(job.JobRow); ok {
-			if _, err := w.limiter.Settle(ctx, tx, r, ModelTokens.Global().Count(used)); err != nil {
-				return err
-			}
-		}
-		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
-		return err
+		return w.sched.CompleteTx(ctx, tx, job.JobRow, ModelTokens.Global().CountInt(used))
 	})
 }
 
-// A job reserves an estimate and settles what its call has used.
-func ExampleReservationOf() {
+// A job reserves an estimate, and is completed and settled with what its call has used.
+func ExampleScheduler_CompleteTx() {
 	ctx := context.Background()
 	pool, stop := examplePool(ctx)
 	defer stop()
@@ -50,8 +43,10 @@ func ExampleReservationOf() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	worker := &SettlingWorker{limiter: limiter, pool: pool, done: make(chan struct{})}
-	sched, client := startClient(ctx, pool, worker)
+	sched := scheduler.New(limiter, scheduler.Config{})
+	worker := &SettlingWorker{pool: pool, sched: sched, done: make(chan struct{})}
+	_, client := startClient(ctx, pool, worker)
+	jobs := sched.Jobs(client)
 	defer func() { _ = client.Stop(ctx) }()
 
 	left := func(when string) {
@@ -63,12 +58,12 @@ func ExampleReservationOf() {
 	}
 	left("before")
 	err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		in, err := sched.Jobs(client).InsertTx(ctx, tx, Summarize{"acme", 1}, nil, ModelTokens.Global().Count(500).OrReserve())
+		in, err := jobs.ReserveTx(ctx, tx, Summarize{"acme", 1}, nil, ModelTokens.Global().Count(500))
 		if err != nil {
-			return err
+			return err // a *ratelimit.DeniedError if more than MaxReserved would be owed
 		}
 		fmt.Printf("reserved: %.0f\n", in.Outcomes[0].Value)
-		return in.Err()
+		return nil
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -142,7 +142,7 @@ func TestWhatCannotBeQueuedIsRefused(t *testing.T) {
 
 func TestLinesThatCannotBeFairAreRefused(t *testing.T) {
 	t.Parallel()
-	tokens := ratelimit.Tokens
+	tokens := ratelimit.Tokens[float64]
 	bucket := ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: tokens(10)}
 	good := ratelimit.MustDefine("good line", bucket)
 	for name, c := range map[string]struct {

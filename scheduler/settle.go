@@ -17,7 +17,7 @@ import (
 // the estimate.
 //
 // It reports whether it was this call that settled; false, too, for a job that has taken nothing.
-// Call it in the transaction that completes the job: it locks the balances, and nothing of the line.
+// Call it in the transaction that completes the job, or call [Scheduler.CompleteTx]: it locks the balances, and nothing of the line.
 func (j *Jobs) SettleTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) (bool, error) {

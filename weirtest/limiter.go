@@ -14,7 +14,7 @@ import (
 
 // Limiter decides in memory as [ratelimit.Autocommit] does in Postgres, with the same arithmetic
 // and the same Results: limits run out, refill according to its Clock, and refuse bad requests. It
-// has the verbs of Autocommit except those for settlements, so it can be used where code takes an
+// has the verbs of Autocommit except Settle and Release, so it can be used where code takes an
 // interface with some of them. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand,
 // and [Limiter.Calls] returns the calls that were made.
 //
@@ -385,30 +385,41 @@ func (l *Limiter) giveBack(res ratelimit.Result) error {
 	if !ok {
 		return &ratelimit.InvalidError{Field: "Result", Value: "another", Want: "one that RateLimit of this Limiter returned"}
 	}
-	counts := make(map[account]float64)
-	for _, r := range taken.requests {
-		counts[of(r)] += r.N()
-	}
+	counts := taken.counts()
 	for i, o := range taken.outcomes {
 		a := account{o.Limit, o.Key}
 		n := counts[a]
 		delete(counts, a) // those of one row were taken together
-		b, ok := l.states[a]
-		if !ok || !o.OK {
-			continue
-		}
-		then := taken.left[i]
-		if left := l.unused(n, o, then, b.State); left > 0 {
-			was := b.Value
-			_, capacity := l.stands(b)
-			b.Value = max(was, min(capacity, was+left))
-			if was < 0 && !o.RunAt.After(then.PausedUntil) { // it did not wait for those before it: the line moves up
-				b.Moved += -was - max(0, -b.Value)
-			}
-			l.put(a, b)
+		if b, ok := l.states[a]; ok && o.OK {
+			// The line moves up if the call did not wait for those before it.
+			l.put(a, l.returned(b, n, o, taken.left[i], !o.RunAt.After(taken.left[i].PausedUntil)))
 		}
 	}
 	return nil
+}
+
+// counts are how many tokens were taken from each balance.
+func (t taken) counts() map[account]float64 {
+	counts := make(map[account]float64)
+	for _, r := range t.requests {
+		counts[of(r)] += r.N()
+	}
+	return counts
+}
+
+// returned is b once n tokens of a take are given back.
+func (l *Limiter) returned(b balance, n float64, o ratelimit.Outcome, then ratelimit.State, moves bool) balance {
+	left := l.unused(n, o, then, b.State)
+	if left <= 0 {
+		return b
+	}
+	was := b.Value
+	_, capacity := l.stands(b)
+	b.Value = max(was, min(capacity, was+left))
+	if was < 0 && moves {
+		b.Moved += -was - max(0, -b.Value)
+	}
+	return b
 }
 
 // unused is what is left of n tokens of a take. Of a window's, nothing is once the key was taken from in a later one, but what was

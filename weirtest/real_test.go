@@ -22,6 +22,7 @@ type verbs interface {
 	weirtest.Verbs
 	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Do(ctx context.Context, fn func(context.Context, func(...ratelimit.Request)) error, requests ...ratelimit.Request) error
 	GiveBack(ctx context.Context, res ratelimit.Result) error
 	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
 	Resume(ctx context.Context, requests ...ratelimit.Request) error
@@ -133,6 +134,23 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 						rt.Fatal(err)
 					}
 				}
+			},
+			"do": func(rt *rapid.T) { // what would have to wait is denied, as nobody moves the clock
+				requests := some.Draw(rt, "requests")
+				for i, r := range requests {
+					requests[i] = r.Within(0)
+				}
+				used := rapid.SliceOfN(request, 0, 2).Draw(rt, "used")
+				requests = append(requests, used...)
+				for i := len(requests) - len(used); i < len(requests); i++ {
+					requests[i] = requests[i].Count(1).Within(0)
+				}
+				compare(rt, fmt.Sprint("Do ", requests, " used ", used), func(v verbs) (ratelimit.Result, error) {
+					return ratelimit.Result{}, v.Do(ctx, func(_ context.Context, report func(...ratelimit.Request)) error {
+						report(used...)
+						return nil
+					}, requests...)
+				})
 			},
 			"time": func(rt *rapid.T) {
 				clock.Add(time.Duration(rapid.Int64Range(0, 1_500_000).Draw(rt, "us")) * time.Microsecond)

@@ -136,16 +136,16 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	defer cancel(nil)
 	httpClient := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer httpClient.CloseIdleConnections()
-	worker := &replyWorker{store: s, limiter: limiter, limits: limits, broken: cancel, client: &client{
-		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
-	}}
-	workers := river.NewWorkers()
-	river.AddWorker(workers, worker)
 	cfg := scheduler.Config{Jitter: -1} // tokens that come one by one need none
 	if o.lined() {
 		cfg.Lines = []scheduler.Line{{Limit: limits.chatTokens}}
 	}
 	sched := scheduler.New(limiter, cfg)
+	worker := &replyWorker{store: s, limiter: limiter, sched: sched, limits: limits, broken: cancel, client: &client{
+		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
+	}}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, worker)
 	config := &river.Config{
 		Logger:  quiet(),
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
@@ -159,13 +159,12 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	if err != nil {
 		return err
 	}
-	worker.jobs = sched.Jobs(riverClient)
 	if err := riverClient.Start(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	defer stopRiver(riverClient)
 
-	messages := &submitter{store: s, limiter: limiter, jobs: worker.jobs, limits: limits}
+	messages := &submitter{store: s, limiter: limiter, jobs: sched.Jobs(riverClient), limits: limits}
 	answer := func(total int, submit func() error) error { // until all are answered
 		submitted := make(chan error, 1)
 		go func() {

@@ -64,15 +64,12 @@ func (s *submitter) submit(ctx context.Context, n int) error {
 func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
 	args := replyArgs{MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens), MaxTokens: tokens - promptTokens}
 	return s.limiter.InTx(ctx, s.store.pool, func(ctx context.Context, tx pgx.Tx) error {
-		in, err := s.jobs.InsertTx(ctx, tx, args, nil,
-			s.limits.chatTokens.Global().Count(float64(tokens)).OrReserve(),
-			s.limits.chatRequests.Global().OrReserve(),
+		in, err := s.jobs.ReserveTx(ctx, tx, args, nil,
+			s.limits.chatTokens.Global().Count(float64(tokens)),
+			s.limits.chatRequests.Global(),
 		)
 		if err != nil {
-			return err
-		}
-		if !in.OK {
-			return in.Err()
+			return err // a *ratelimit.DeniedError if more than MaxReserved would be owed
 		}
 		var planned *time.Time
 		if !in.RunAt.IsZero() {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
@@ -32,7 +31,7 @@ type replyWorker struct {
 	store   *store
 	client  *client
 	limiter *ratelimit.Limiter
-	jobs    *scheduler.Jobs
+	sched   *scheduler.Scheduler
 	limits  limits
 	refused atomic.Int64 // 429s
 	broken  func(error)  // called when there is no use in going on
@@ -76,11 +75,7 @@ func (w *replyWorker) Work(ctx context.Context, job *river.Job[replyArgs]) error
 		if err := w.store.save(ctx, tx, job.Args.MessageID, answer, used, w.limits.tokensOf(r)-float64(used)); err != nil {
 			return err
 		}
-		if _, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job); err != nil {
-			return err
-		}
 		// Last, as it locks the limit's row, for which others wait.
-		_, err := w.jobs.SettleTx(ctx, tx, job.JobRow, w.limits.chatTokens.Global().Count(float64(used)))
-		return err
+		return w.sched.CompleteTx(ctx, tx, job.JobRow, w.limits.chatTokens.Global().Count(float64(used)))
 	})
 }

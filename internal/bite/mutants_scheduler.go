@@ -21,6 +21,11 @@ var ofTheScheduler = []mutant{
 	{"insert: the hook makes a job due at once", "scheduler/configure.go",
 		"		params.State = rivertype.JobStateAvailable\n", "		at := time.Now()\n		params.State, params.ScheduledAt = rivertype.JobStateAvailable, &at\n", "AtOnceIsNot", jobs, false},
 
+	{"complete: the job is completed, and what it has used forgotten", "scheduler/complete.go",
+		"	_, err = jobs.SettleTx(ctx, tx, job, used...)\n", "	_ = used\n", "CompleteTxCompletesAndSettles", jobs, false},
+	{"reserve: a denial is no error", "scheduler/reserve.go",
+		"return in, in.Err()", "return in, nil", "TestReserveTx", jobs, false},
+
 	// the wake
 	{"wake: River is not notified", "scheduler/wake.go",
 		"'.river_insert'", "'.river_nothing'", "CommittedLate", jobs, false},

@@ -26,8 +26,8 @@ const (
 )
 
 // verbs return a Result, or a struct that embeds one, and an error, which is nil for a denial.
-// Wait is not one of them: it returns an error if the work must not run. A method of the user's own
-// types is a verb, too, if it has one of these names and returns the same.
+// Wait and ReserveTx are not among them: they return an error if the work must not run. A method of
+// the user's own types is a verb, too, if it has one of these names and returns the same.
 var verbs = map[string]bool{
 	"RateLimit":      true,
 	"CheckRateLimit": true,

@@ -34,6 +34,7 @@ func main() {
 	check(schema.Migrate(ctx, pool))
 	must(must(rivermigrate.New(riverpgxv5.New(pool), nil)).Migrate(ctx, rivermigrate.DirectionUp, nil))
 	limiter := must(ratelimit.New(ratelimit.Config{}))
+	sched := scheduler.New(limiter, scheduler.Config{})
 	var calls, used atomic.Int64
 	answer := func(ctx context.Context, job *river.Job[question]) error {
 		if calls.Add(1) == 3 { // call the model here; its third answer is a 429 with Retry-After: 1
@@ -41,14 +42,10 @@ func main() {
 		}
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { // save the answer here, too
 			used.Add(150)
-			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
-			if r, ok := scheduler.ReservationOf(job.JobRow); ok && err == nil {
-				_, err = limiter.Settle(ctx, tx, r, modelTokens.Global().Count(150)) // the answer has this number
-			}
-			return err
+			return sched.CompleteTx(ctx, tx, job.JobRow, modelTokens.Global().Count(150)) // the answer has this number
 		})
 	}
-	sched, workers := scheduler.New(limiter, scheduler.Config{}), river.NewWorkers()
+	workers := river.NewWorkers()
 	river.AddWorker(workers, river.WorkFunc(answer))
 	client := must(river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}})))
@@ -56,11 +53,8 @@ func main() {
 	answered, _ := client.Subscribe(river.EventKindJobCompleted)
 	for i := range 6 {
 		check(limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { // save the question here, too
-			in, err := sched.Jobs(client).InsertTx(ctx, tx, question{fmt.Sprint(i + 1)}, nil, modelTokens.Global().Count(400).OrReserve())
-			if err != nil {
-				return err
-			}
-			return in.Err() // a *ratelimit.DeniedError if more than MaxReserved would be owed
+			_, err := sched.Jobs(client).ReserveTx(ctx, tx, question{fmt.Sprint(i + 1)}, nil, modelTokens.Global().Count(400))
+			return err // a *ratelimit.DeniedError if more than MaxReserved would be owed
 		}))
 	}
 	for range 6 {

@@ -15,6 +15,7 @@ func dropped(limit ratelimit.Limit, request ratelimit.Request, take ratelimit.Ta
 	slot slots.Request, ask httplimit.Ask, res ratelimit.Result, in *scheduler.Inserted,
 ) ratelimit.Request {
 	request.Count(5)                      // want `the result of Count is dropped: it is a changed copy, and the Request itself never changes`
+	request.CountInt(5)                   // want `the result of CountInt is dropped`
 	request.OrReserve()                   // want `the result of OrReserve is dropped`
 	request.Within(time.Second).Leave(3)  // want `the result of Leave is dropped`
 	(request.OnCredit())                  // want `the result of OnCredit is dropped`

@@ -1,0 +1,114 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+)
+
+// Do waits for its turn, calls fn, and settles what fn has used: for a call to a model that a user
+// waits for, say, and that no job makes. fn runs only if the requests were granted, once its turn
+// has come, as after [Autocommit.Wait].
+//
+//	err := auto.Do(ctx, func(ctx context.Context, used func(...ratelimit.Request)) error {
+//		answer, err := model.Answer(ctx, prompt)
+//		if err == nil {
+//			used(ChatTokens.For(org).CountInt(answer.TotalTokens))
+//		}
+//		return err
+//	}, ChatTokens.For(org).Count(1200).Within(10*time.Second), ChatRequests.For(org))
+//
+// fn calls used to say how much of its limits and keys it has used so far in all, as for
+// [Limiter.Settle], and may call it again and again while an answer streams: for each limit and key
+// the last call counts. It is safe for concurrent use, and without effect once fn has returned.
+//
+// The settlement is made however fn ends: if it returns an error, if it panics, and if ctx has
+// ended, as the user has left. It takes up to 5 seconds. Limits for which fn has not called used
+// keep what was reserved, as nobody knows what was used: a fn that knows that it has used nothing
+// calls used with counts of 0. If the process dies, everything stays charged.
+//
+// Wait's error is returned if fn has not run: a [*DeniedError] if the turn would come too late.
+// Requests with [Request.Within] bound the wait, and the deadline of ctx bounds both the wait and
+// fn. Otherwise the error is that of fn. If used was called for what was not reserved, the error
+// also matches [ErrInvalid]. If the settlement fails, Config.Logger is told, and what was reserved
+// stays charged: the answer that fn has got is none the worse.
+func (a *Autocommit) Do(
+	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error, requests ...Request,
+) error {
+	return do(ctx, a, a.l.hot.logger, fn, requests)
+}
+
+// Do is [Autocommit.Do], decided together with other calls.
+func (c *Coalesced) Do(
+	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error, requests ...Request,
+) error {
+	return do(ctx, c, c.l.hot.logger, fn, requests)
+}
+
+// worker waits for the turn of a call, and settles what it has used.
+type worker interface {
+	Wait(ctx context.Context, requests ...Request) (Result, error)
+	Settle(ctx context.Context, r Reservation, used ...Request) (bool, error)
+}
+
+func do(
+	ctx context.Context, w worker, logger *slog.Logger, fn func(context.Context, func(...Request)) error, requests []Request,
+) (err error) {
+	if fn == nil {
+		return &InvalidError{Field: "fn", Value: plain("nil"), Want: "a function"}
+	}
+	res, err := w.Wait(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	var u usage
+	defer func() {
+		used, reservation := u.close(), res.Reservation()
+		if len(used) == 0 || len(reservation.Takes) == 0 { // shadows may have taken nothing
+			return
+		}
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		_, failed := w.Settle(ctx, reservation, used...)
+		switch {
+		case failed == nil:
+		case errors.Is(failed, ErrInvalid):
+			err = errors.Join(err, fmt.Errorf("ratelimit: what Do was told was used: %w", failed))
+		default:
+			logger.WarnContext(ctx, "ratelimit: not settled, so what was reserved stays charged",
+				"limit", used[0].Limit().Name(), "error", failed)
+		}
+	}()
+	return fn(ctx, u.report)
+}
+
+// usage is what was said to be used, for each limit and key the last that was.
+type usage struct {
+	mu    sync.Mutex
+	used  []Request
+	ended bool
+}
+
+func (u *usage) report(used ...Request) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ended {
+		return
+	}
+	u.used = slices.DeleteFunc(u.used, func(old Request) bool {
+		return slices.ContainsFunc(used, func(r Request) bool {
+			return r.Limit().Name() == old.Limit().Name() && r.Key() == old.Key()
+		})
+	})
+	u.used = append(u.used, used...)
+}
+
+func (u *usage) close() []Request {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended = true
+	return u.used
+}

@@ -1,0 +1,41 @@
+package scheduler
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// ReserveTx is [Jobs.InsertTx] for the common case: each of the requests may be granted for later,
+// as with [ratelimit.Request.OrReserve], or [ratelimit.Request.Within] where a request has that,
+// and a denial is an error.
+//
+//	err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+//		_, err := jobs.ReserveTx(ctx, tx, GenerateReply{ID: id}, nil, ChatTokens.For(org).Count(1200), ChatRequests.For(org))
+//		return err
+//	})
+//
+// A denial is a [*ratelimit.DeniedError]: more than a limit's MaxReserved would be owed. No job is
+// inserted then, and Inserted has the Result. All other errors are those of InsertTx.
+func (j *Jobs) ReserveTx(
+	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
+	requests ...ratelimit.Request,
+) (*Inserted, error) {
+	in, err := j.InsertTx(ctx, tx, args, opts, patient(requests)...)
+	if err != nil {
+		return in, err
+	}
+	return in, in.Err()
+}
+
+// patient has each request ask for a later time if need be. OrReserve keeps a Within.
+func patient(requests []ratelimit.Request) []ratelimit.Request {
+	all := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		all[i] = r.OrReserve()
+	}
+	return all
+}
