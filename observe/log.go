@@ -19,7 +19,7 @@ import (
 //
 //	WARN  ratelimit: near the limit      a grant left less of the capacity than Near says
 //	INFO  ratelimit: denied              with "retry_after" of this one
-//	WARN  ratelimit: denied in shadow    a limit in the shadow would have denied
+//	WARN  ratelimit: denied in shadow    a shadow limit would have denied
 //	ERROR ratelimit: not decided         an error, the caller's own mistakes among them
 //	WARN  ratelimit: transaction ran again    with its "attempts", and the time that it "queued"
 //

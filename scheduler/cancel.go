@@ -18,18 +18,17 @@ type canceller interface {
 	JobCancelTx(ctx context.Context, tx pgx.Tx, jobID int64) (*rivertype.JobRow, error)
 }
 
-// CancelTx cancels a job, as River's JobCancelTx does, and gives back what it had taken if it has
-// not started. It writes the job and the balances of its limits, however many wait. The jobs that
-// wait behind it come earlier by that: they are moved when their new time comes near, by a client
-// whose configuration comes from [Scheduler.Configure]. What a job that has started took is its
-// worker's to settle. A job that waits for its turn leaves the line.
+// CancelTx cancels a job as River's JobCancelTx does. If the job has not started, it gives back
+// what the job has taken, and the jobs that wait behind it start earlier: a client that
+// [Scheduler.Configure] has configured moves each of them when its new time comes near. If the job
+// has started, its worker settles what it took. A job that waits for its turn leaves its line.
 //
-// Such a client finds a job that was cancelled by River's own client or its user interface, too,
-// within some seconds of when it was; it looks back for a day. A job that was deleted is found if
-// it was among the next 1,000 to start, and had waited for a second; else it keeps what it took.
+// CancelTx writes the job and the balances of its limits, however many jobs wait. As it reads and
+// writes river_job, it conflicts with River at SERIALIZABLE. Use READ COMMITTED.
 //
-// It reads and writes river_job: at SERIALIZABLE it will conflict with River, so use READ
-// COMMITTED.
+// A configured client also finds a job that River's own client or River UI has cancelled, within a
+// few seconds; it looks back for a day. It finds a job that was deleted only if the job was among
+// the next 1,000 to start and had waited for a second. Otherwise the job's tokens stay taken.
 func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
 	client, ok := j.client.(canceller)
 	if !ok {

@@ -36,15 +36,17 @@ type plugin struct {
 //
 //	client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{...}))
 //
-// It adds a plugin, and sets the FetchCooldown of each queue that has none of its own to a
-// millisecond, so that a client fetches as soon as it is woken. The client's own FetchCooldown,
-// which limits how often inserts notify, stays as it is. A queue that is added to a running client
-// works too; its jobs start up to River's cooldown of 100 ms later, unless its QueueConfig says
-// otherwise.
+// Configure clients that only insert, too: the process that has reserved a job wakes the workers
+// when the job is due. The pool must see River's tables and Weir's.
 //
-// Configure clients that only insert, too: the process that reserved a job wakes the workers when
-// the job is due. The pool is one that sees River's tables and Weir's. Without a pool or a
-// configuration, or on a Scheduler without a limiter or with a mistake in Config.Lines, it panics.
+// Configure adds a plugin. It also sets the FetchCooldown of each queue that has none of its own to
+// a millisecond, so that a client fetches as soon as it is woken. The client's own FetchCooldown,
+// which limits how often inserts notify, is not changed. In a queue that is added to a running
+// client, jobs start up to 100 ms later, which is River's default cooldown, unless its QueueConfig
+// sets another.
+//
+// It panics if the pool or the configuration is nil, if the Scheduler has no limiter, or if there
+// is a mistake in Config.Lines.
 func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Config {
 	if s.limiter == nil || pool == nil || cfg == nil {
 		panic("scheduler: Configure without a limiter (see New), a pool or a river.Config")

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Waiting is a job that waits for its tokens, or for the end of a pause.
+// Waiting is a job that waits for its tokens, or for a pause to end.
 type Waiting struct {
 	Job        *rivertype.JobRow
 	Limit, Key string    // that it waits for; of several the one that has it wait longest
@@ -23,7 +23,7 @@ type Waiting struct {
 	Paused     bool      // it starts then because of a pause
 }
 
-// String says why and until when.
+// String says why the job waits, and until when.
 func (w Waiting) String() string {
 	by, of := "blocked", w.Limit
 	if w.Key != "" {
@@ -36,8 +36,8 @@ func (w Waiting) String() string {
 		w.Job.ID, w.Job.Kind, by, of, w.Until.Format("15:04:05.000 MST"))
 }
 
-// Explain tells what a job waits for that has not started, from what it carries: nothing is asked
-// of the database. It does not know of a pause that began after the job was enqueued;
+// Explain says what a job that has not started waits for. It reads the job's metadata and does not
+// ask the database, so it does not know of a pause that began after the job was inserted.
 // [Jobs.Waiting] does.
 func Explain(job *rivertype.JobRow) (Waiting, bool) {
 	t, ok := waits(job)
@@ -63,9 +63,9 @@ func (t *ticket) explain(job *rivertype.JobRow) Waiting {
 	return Waiting{Job: job, Limit: of[0], Key: of[1], Until: t.due(), Paused: paused}
 }
 
-// Waiting lists what is reserved of one limit and key, the next to start first: at most n jobs,
-// 9,900 at the most. It reads in the caller's transaction, and takes nothing. Jobs that another
-// limit has wait longer are listed too.
+// Waiting lists the jobs that have reserved tokens of one limit and key, in the order in which they
+// will start: at most n jobs, and at most 9,900. It includes jobs that another limit has wait
+// longer. It reads in the caller's transaction and takes nothing.
 func (j *Jobs) Waiting(
 	ctx context.Context, tx pgx.Tx, request ratelimit.Request, n int,
 ) ([]Waiting, error) {
@@ -76,9 +76,9 @@ func (j *Jobs) Waiting(
 	return j.WaitingFor(ctx, tx, res.Outcomes[0].Limit, res.Outcomes[0].Key, n)
 }
 
-// WaitingFor is [Jobs.Waiting] for programs that only look, and have no definition of the limit: by
-// its name and a key, "" for [ratelimit.Limit.Global]. It writes nothing, and may be called in a
-// read-only transaction.
+// WaitingFor is [Jobs.Waiting] for programs that have no definition of the limit, such as a
+// dashboard. It takes the limit's name and the key, which is "" for [ratelimit.Limit.Global]. It
+// writes nothing, and may be called in a read-only transaction.
 func (j *Jobs) WaitingFor(
 	ctx context.Context, tx pgx.Tx, limit, key string, n int,
 ) ([]Waiting, error) {

@@ -17,30 +17,31 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limit limits a worker: each attempt of a job takes what requests ask for, all or none, before the
-// worker sees it. A job whose tokens do not exist yet takes its place in the line of its limits and
-// is put off until they do, by the database's clock; no attempt is used up. Its River client needs
-// the configuration of [Scheduler.Configure].
+// Limit limits a worker: before each attempt of a job it takes what requests returns, all of it or
+// none. If the tokens do not exist yet, the job is put in line and snoozed until they do, by the
+// database's clock. That uses up no attempt. The River client needs the configuration of
+// [Scheduler.Configure].
 //
-// When a job has to wait, the other jobs of its kind that are due in its queue and wait for the
-// same limits take their places with it and are moved out of the way, so that the jobs of other
-// customers start. For that, requests is called with jobs that do not start yet: it must depend on
-// the job alone. Jobs take their places in River's order: by priority, time and id; those that two
-// clients fetch at the same moment may pass each other. They need not be inserted by
-// [Jobs.InsertTx]: what that takes is for the job as a whole, and comes on top.
+// Jobs need not be inserted by [Jobs.InsertTx]. If they are, they take twice: InsertTx for the job
+// as a whole, and Limit for each attempt, as an API counts calls and not jobs. If requests returns
+// none, the job is not limited. If it returns an invalid request, the attempt fails.
 //
-// The backlog of a key is a debt of its limit. Another caller of the same limit and key, such as an
-// HTTP handler, is denied until that is repaid. Give such callers a limit of their own, or bound
-// the debt by the rule's MaxReserved: then the jobs beyond it wait for their turn without tokens,
-// and compete with the other callers when it comes.
+// The worker may settle what its attempt took: see [ReservationOf]. An attempt that ends with a
+// [PauseError] does not pay again when it is repeated. A client that is killed after the take and
+// before the start loses the tokens.
 //
-// Each attempt takes anew: an API counts calls, not jobs. The worker may settle what its attempt
-// took, see [ReservationOf]. An attempt that is put off by a [PauseError] has paid already. A
-// client that is killed between the take and the start loses the tokens.
+// When a job has to wait, Limit also moves the other due jobs of its kind and queue that wait for
+// the same limits, so that the jobs of other customers can start. To find them it calls requests
+// with jobs that do not start yet, so requests must depend on nothing but the job. These jobs are
+// put in line in River's order: by priority, time and id. Jobs that two clients fetch at the same
+// moment may swap places.
 //
-// No requests: the job is not limited. A request that is refused as invalid fails the attempt.
+// The backlog of a key is a debt of its limit. Any other caller of that limit and key, such as an
+// HTTP handler, is denied until the debt is repaid. Give such callers a limit of their own, or
+// bound the debt by the rule's MaxReserved. Jobs beyond MaxReserved wait without a place in line,
+// and compete with the other callers when their time comes.
 //
-// In tests, weirtest.WorkNow has such a worker called without taking anything.
+// In a test, weirtest.WorkNow calls such a worker without taking anything.
 func Limit[T river.JobArgs](
 	worker river.Worker[T], requests func(job *river.Job[T]) []ratelimit.Request,
 ) river.Worker[T] {

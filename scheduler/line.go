@@ -9,40 +9,40 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Line is a limit that tenants share fairly: the jobs that [Jobs.QueueTx] inserts for it wait in
-// line, and when tokens come, the tenant that has had the least goes next. Each key of the limit is
-// a line of its own. It belongs into [Config.Lines] of each program that queues jobs for the limit
+// Line is a limit that tenants share fairly. Jobs that [Jobs.QueueTx] inserts for it wait in line,
+// and when tokens come, the tenant that has had the least goes next. Each key of the limit is a
+// line of its own. Put the Line into [Config.Lines] of each program that queues jobs for the limit
 // or works them.
 //
-// [Jobs.InsertTx] may reserve of the same limit. Such jobs keep their RunAt: they go ahead of the
-// line, by at most the rule's MaxReserved. Those who take tokens at once go ahead only if Others
-// says so.
+// [Jobs.InsertTx] may reserve tokens of the same limit. Such jobs keep their RunAt: they go ahead
+// of the line, by at most the rule's MaxReserved. Callers that take tokens at once, without waiting
+// in line, go ahead only if Others allows it.
 type Line struct {
-	// Limit is what is shared. Its rule must have a MaxReserved, which should be at least the largest
-	// count: a job whose count is not covered by MaxReserved waits until there are tokens, and
-	// others may take them. It must not have shards: the line takes from one row.
+	// Limit is what the tenants share. Its rule must have a MaxReserved, which should be at least
+	// the largest count. A job with a larger count waits until the tokens exist, and other callers
+	// may take them first. The limit must not have shards, because the line takes from one row.
 	Limit ratelimit.Limit
 
-	// OverAll has River's priorities, 1 to 4, count over all tenants: a job of priority 1 goes ahead
+	// OverAll compares River's priorities, 1 to 4, across tenants: a job of priority 1 goes ahead
 	// of all jobs of priority 2. Tenants with jobs of the same priority share fairly. Default:
-	// priorities count among the jobs of one tenant only.
+	// priorities order only the jobs of one tenant.
 	OverAll bool
 
-	// Patience bounds how long a job can be passed over by jobs of higher priority. Of a tenant's
-	// jobs, only those go ahead of it that were due at most Patience later, for each priority by
-	// which they are higher. With OverAll, a job that has waited for Patience counts as one priority
-	// higher for those of other tenants. Default: an hour.
+	// Patience bounds how long jobs of higher priority can pass over a job. Within a tenant, a job
+	// goes ahead of jobs that were due up to Patience earlier, for each priority that it is higher.
+	// With OverAll, a job that has waited for Patience counts as one priority higher in the
+	// comparison with other tenants. Default: an hour.
 	Patience time.Duration
 
-	// Others is the weight of all those who take from the limit without waiting in line, of HTTP
-	// handlers say: together they count as one tenant. While they have had no more than its share,
-	// the line leaves them Leave tokens. Once they have had more, the line takes what comes until it
-	// has had as much, and they are denied. Default: 0, so that they get tokens only while no job
-	// waits in line. It needs a TokenBucket.
+	// Others is the weight of all callers that take from the limit without waiting in line, such as
+	// HTTP handlers. Together they count as one tenant. While they have had no more than their
+	// share, the line leaves them Leave tokens. Once they have had more, the line takes all tokens
+	// that come until it has caught up, and the others are denied. Default: 0, which gives them
+	// tokens only while no job waits in line. Others needs a TokenBucket.
 	Others float64
 
-	// Leave is how many tokens are left for Others. What flows in within 2 s must fit into the
-	// capacity besides. Default: half of the capacity.
+	// Leave is how many tokens are left for Others. The capacity must be at least Leave plus what
+	// flows in within 2 s. Default: half of the capacity.
 	Leave float64
 }
 

@@ -20,17 +20,17 @@ type InsertManyParams struct {
 	// InsertOpts are passed on to River. Default: none.
 	InsertOpts *river.InsertOpts
 
-	// Requests is what the job takes. At least one is needed.
+	// Requests are what the job takes. At least one is needed.
 	Requests []ratelimit.Request
 }
 
-// InsertedMany is what [Jobs.InsertManyTx] did.
+// InsertedMany is what [Jobs.InsertManyTx] returns.
 type InsertedMany struct {
-	// Result is the decision over all jobs. It is for reading: what to settle or to give back is in
-	// Jobs.
+	// Result is the decision for all jobs together. Only read it: settle and give back by the
+	// Results in Jobs.
 	//
-	// Granted ahead of time, its RunAt is when the tokens of the last job exist. Its Outcomes are
-	// those of all requests, job after job, and tell how the limits stand after all of them. A
+	// If it was granted ahead of time, RunAt is when the tokens of the last job exist. Outcomes has
+	// one entry per request, job after job, and says how the limits stand after all of them. A
 	// denial names the limit and key whose tokens come last.
 	ratelimit.Result
 
@@ -46,27 +46,27 @@ type manyInserter interface {
 	) ([]*rivertype.JobInsertResult, error)
 }
 
-// InsertManyTx inserts many jobs with their tokens, in the caller's transaction: all of them, or
-// none. Over whatever keys, limits and kinds, it makes as many round trips for a thousand jobs as
-// for one.
+// InsertManyTx inserts many jobs with their tokens in the caller's transaction: all of them, or
+// none. It makes as many round trips for a thousand jobs as for one, whatever their keys, limits
+// and kinds.
 //
-// If all are granted, each job is inserted as [Jobs.InsertTx] would have inserted it after those
-// before it in params, with no other caller in between: the first with the tokens that are there,
-// and the others for when their own tokens exist. Each has a reservation of its own. If they are
-// not all granted, because one job would go beyond MaxReserved say, nothing is taken and no job is
-// inserted. That is a denial and no error: see [ratelimit.Result.Err].
+// If all are granted, the jobs are inserted as if [Jobs.InsertTx] had been called for each in the
+// order of params, with no other caller in between. The first jobs get the tokens that exist, and
+// the others start when their own tokens exist. Each job has a reservation of its own. If one job
+// cannot be granted, because it would go beyond MaxReserved for example, nothing is taken and no
+// job is inserted. That is a denial, not an error: see [ratelimit.Result.Err].
 //
 // A job that InsertOpts make unique and that exists already takes nothing: its tokens are given
-// back. Jobs after it in params keep the times that they were given with it in front of them. What
-// it leaves goes to callers that come later; only tokens that it had taken at once move up the jobs
-// behind it, as a settlement does. Two jobs of one call that are duplicates of each other make
-// River's insert fail, and with it the transaction.
+// back. Jobs after it in params keep the times that they were given behind it. Later callers get
+// what it leaves. Only tokens that it had taken at once move up the jobs behind it, as a settlement
+// does. If two jobs of one call are duplicates of each other, River's insert fails, and the
+// transaction with it.
 //
 // Requests of several jobs for the same limit and key must agree in Rule, OrReserve, Within,
-// OnCredit and Leave, and what all jobs ask of it must be a count that it can grant. Otherwise, and
-// if params is empty, a job has no requests or no arguments, the error comes before anything is
-// sent. A limit in the shadow takes what all jobs ask of it, or nothing. One job that River refuses
-// fails the call. After an error nothing is kept, as with [Jobs.InsertTx].
+// OnCredit and Leave, and the sum of their counts must be one that the limit can grant.
+// InsertManyTx returns an error before it sends anything if they do not, if params is empty, or if
+// a job has no arguments or no requests. A shadow limit takes the sum for all jobs, or nothing. If
+// River refuses one job, the call fails. After an error nothing is kept, as with [Jobs.InsertTx].
 func (j *Jobs) InsertManyTx(
 	ctx context.Context, tx pgx.Tx, params []InsertManyParams,
 ) (*InsertedMany, error) {
@@ -100,9 +100,10 @@ func (j *Jobs) InsertManyTx(
 	return &InsertedMany{Result: all, Jobs: jobs}, nil
 }
 
-// InsertMany is [Jobs.InsertManyTx] in a SERIALIZABLE transaction of its own, by
-// [ratelimit.Limiter.InTx]: it runs again if it conflicts with others, and is committed when
-// InsertMany returns. After a denial it is rolled back. The errors are those of both.
+// InsertMany calls [Jobs.InsertManyTx] in a transaction of its own, begun by
+// [ratelimit.Limiter.InTx]. The transaction is SERIALIZABLE unless the limiter's Config says
+// otherwise, and runs again after a conflict. When InsertMany returns, it is committed, or rolled
+// back after a denial. The errors are those of both.
 func (j *Jobs) InsertMany(
 	ctx context.Context, db ratelimit.Beginner, params []InsertManyParams,
 ) (*InsertedMany, error) {

@@ -12,18 +12,18 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// PauseError is what a worker returns when the API that it has called says to come later, by a 429
-// or a 503 with a Retry-After, say. Its limits are paused, see [ratelimit.Limiter.Pause]; the job
-// is put back until the pause is over, without using up an attempt, and does not pay again. Jobs
-// that were inserted by [Jobs.InsertTx], or that a worker made by [Limit] works, wait for the
-// pauses of their limits, in their order.
+// PauseError is what a worker returns when an API has told it to come back later, for example by a
+// 429 or a 503 with a Retry-After. Its limits are paused, as [ratelimit.Limiter.Pause] does. The
+// job is snoozed until the pause is over, which uses up no attempt, and does not pay again. All
+// jobs that [Jobs.InsertTx] has inserted, or that a worker made by [Limit] works, wait for the
+// pauses of their limits and then start in their order.
 type PauseError struct {
 	For      time.Duration       // from now on
 	Requests []ratelimit.Request // the limits and keys; their counts do not matter
 	Err      error               // for the record, or nil
 }
 
-// Error tells how long, and why.
+// Error says how long the pause is, and why.
 func (e *PauseError) Error() string {
 	if e.Err == nil {
 		return fmt.Sprintf("paused for %v", e.For)

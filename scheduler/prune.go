@@ -15,10 +15,10 @@ import (
 // PruneArgs is the job that [PruneWorker] works. At most one is waiting or running at a time.
 type PruneArgs struct{}
 
-// Kind is the job's kind.
+// Kind is the kind of the job, weir_prune.
 func (PruneArgs) Kind() string { return "weir_prune" }
 
-// InsertOpts are the job's options.
+// InsertOpts make the job unique.
 func (PruneArgs) InsertOpts() river.InsertOpts {
 	return river.InsertOpts{MaxAttempts: 3, UniqueOpts: river.UniqueOpts{ByState: []rivertype.JobState{
 		rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning,
@@ -26,8 +26,9 @@ func (PruneArgs) InsertOpts() river.InsertOpts {
 	}}}
 }
 
-// PruneEvery is a periodic job that prunes what is idle: see [ratelimit.Limiter.Prune]. Each client
-// that may become River's leader needs it, and those that work its queue need a [PruneWorker].
+// PruneEvery returns a periodic job that deletes idle rows: see [ratelimit.Limiter.Prune]. Give it
+// to each client that may become River's leader, and a [PruneWorker] to each client that works its
+// queue.
 //
 //	river.AddWorker(workers, scheduler.NewPruneWorker(limiter, pool, ratelimit.PruneConfig{}))
 //	periodic := []*river.PeriodicJob{scheduler.PruneEvery(24 * time.Hour)}
@@ -37,9 +38,9 @@ func PruneEvery(d time.Duration) *river.PeriodicJob {
 	return river.NewPeriodicJob(river.PeriodicInterval(d), args, nil)
 }
 
-// PruneWorker prunes. It rests for three quarters of the time, unless PruneConfig.Share says else,
-// and has no timeout. A client that stops interrupts it between two batches; the job then begins
-// anew.
+// PruneWorker deletes idle rows in batches. It pauses between them for three quarters of the time,
+// unless PruneConfig.Share says otherwise, and has no timeout. A client that stops interrupts it
+// between two batches, and the job then starts again from the beginning.
 type PruneWorker struct {
 	river.WorkerDefaults[PruneArgs]
 	limiter *ratelimit.Limiter
@@ -47,17 +48,17 @@ type PruneWorker struct {
 	cfg     ratelimit.PruneConfig
 }
 
-// NewPruneWorker makes one.
+// NewPruneWorker returns a worker for [PruneArgs].
 func NewPruneWorker(
 	limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg ratelimit.PruneConfig,
 ) *PruneWorker {
 	return &PruneWorker{limiter: limiter, pool: pool, cfg: cfg}
 }
 
-// Timeout is none.
+// Timeout says that the job has no timeout.
 func (*PruneWorker) Timeout(*river.Job[PruneArgs]) time.Duration { return -1 }
 
-// Work prunes, and tells [slog.Default] what was done.
+// Work prunes, and logs what it has deleted to [slog.Default].
 func (w *PruneWorker) Work(ctx context.Context, _ *river.Job[PruneArgs]) error {
 	began := time.Now()
 	done, err := w.limiter.Prune(ctx, w.pool, w.cfg)

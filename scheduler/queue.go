@@ -15,38 +15,39 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Tenant is one of those who share a [Line].
+// Tenant is one of the users, customers or teams that share a [Line].
 type Tenant struct {
 	// Key names it: 1 to 1024 bytes of UTF-8 without NUL.
 	Key string
 
-	// Weight is its claim, compared with those of other tenants: with 2 it gets twice as much while
-	// both have jobs that wait. 2^-20 to 2^20. Default: 1.
+	// Weight is the tenant's share relative to others: a tenant of weight 2 gets twice as much as
+	// one of weight 1 while both have jobs that wait. 2^-20 to 2^20. Default: 1.
 	Weight float64
 }
 
 // QueueTx inserts a job that waits for its turn in a [Line], in the caller's transaction. It takes
-// nothing: the tokens are taken when the job's turn comes, and at most a second ahead of those
-// before it. So there is no time yet at which it runs.
+// nothing yet. The tokens are taken when the job's turn comes, so until then nobody knows when it
+// will run.
 //
-// Exactly one of the requests is for a limit of [Config.Lines]: whose tenants share it. The others,
-// for the tenant's own limit say, are taken together with it, all or none. While one of them is
-// out, the line passes over the tenant. A request must not have OrReserve or Within, and that for
-// the line no other option but its count.
+// Exactly one of the requests must be for a limit of [Config.Lines], which the tenants share. The
+// others, such as one for the tenant's own limit, are taken together with it, all or none. While
+// one of them has too few tokens, the line passes over the tenant. No request may have OrReserve or
+// Within, and the request for the line no option except its count.
 //
-// Jobs of one tenant have their turns in the order of priority, scheduled_at and id; see
-// [Line.Patience]. A ScheduledAt of opts counts as the job's scheduled_at: its turn does not come
-// before. Everything else in opts is passed on to River as it is. A job that opts make unique and
-// that exists already is not queued again.
+// A tenant's jobs have their turns in the order of priority, scheduled_at and id: see
+// [Line.Patience]. A ScheduledAt in opts counts as the job's scheduled_at, and its turn does not
+// come before that. Everything else in opts is passed on to River. If opts make the job unique and
+// it exists already, it is not queued again.
 //
-// The job is scheduled for the year 2200 until its turn comes, so that River starts it on no
-// client. A job that is made available before its turn, by hand say, is put back and keeps its
-// place; on a client without the configuration of [Scheduler.Configure] it starts. A job that is
-// cancelled or deleted leaves the line. Until a client with the configuration and the Line works,
-// all jobs of the line wait.
+// Until its turn comes, the job is scheduled for the year 2200, so that no River client starts it.
+// If somebody makes it available earlier, by hand for example, a configured client puts it back and
+// keeps its place in line; a client without the configuration of [Scheduler.Configure] starts it. A
+// job that is cancelled or deleted leaves the line. While no client with that configuration and the
+// Line is working, all jobs of the line wait.
 //
-// The errors are those of [Jobs.InsertTx]. If the transaction rolls back nothing is queued. It
-// reads and locks no balance, so transactions that queue jobs do not wait for each other.
+// The errors are those of [Jobs.InsertTx]. If the transaction rolls back, nothing is queued.
+// QueueTx neither reads nor locks a balance, so transactions that queue jobs do not wait for each
+// other.
 func (j *Jobs) QueueTx(
 	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, tenant Tenant,
 	requests ...ratelimit.Request,
@@ -77,8 +78,8 @@ type QueueManyParams struct {
 	Requests []ratelimit.Request
 }
 
-// QueueManyTx is [Jobs.QueueTx] for many jobs, in as many round trips as for one. It returns them in
-// the order of the params.
+// QueueManyTx is [Jobs.QueueTx] for many jobs, in as many round trips as for one. It returns the
+// jobs in the order of params.
 func (j *Jobs) QueueManyTx(
 	ctx context.Context, tx pgx.Tx, params []QueueManyParams,
 ) ([]*rivertype.JobInsertResult, error) {

@@ -19,16 +19,16 @@ import (
 
 // Config configures a [Scheduler]. The zero Config uses the defaults.
 type Config struct {
-	// Jitter bounds the random delay after RunAt, which keeps jobs that become due together from
-	// starting together. It is never more than a tenth of the period of the limit that set RunAt: a
-	// longer one would waste tokens. Work that is granted at once is not delayed. Default: 250 ms
-	// for jobs that would start at the same instant, when a pause ends or, with Bunch, a window
-	// begins, and none for jobs whose places in line are apart. A negative value means none.
+	// Jitter is the longest random delay that is added to RunAt, so that jobs that become due
+	// together do not start together. It is never more than a tenth of the period of the limit that
+	// set RunAt, because a longer delay would waste tokens. Jobs that are granted at once are not
+	// delayed. Default: 250 ms for jobs that would start at the same instant, which happens when a
+	// pause ends or, with Bunch, a window begins; otherwise none. A negative value means none.
 	Jitter time.Duration
 
-	// Bunch starts what is reserved in a fixed window right at the window's start, plus jitter.
-	// Default: it is spread over the window, in the order of its reservations, so that an API does
-	// not see all of it at once.
+	// Bunch starts all jobs reserved in a fixed window right at the start of the window, plus
+	// jitter. Default: they are spread over the window in the order of their reservations, so that
+	// an API does not get all of them at once.
 	Bunch bool
 
 	// Lines are the limits that tenants share fairly: see [Jobs.QueueTx]. Default: none.
@@ -47,28 +47,29 @@ type Scheduler struct {
 	misused error // a mistake in Lines
 }
 
-// New makes a Scheduler over a limiter. A mistake in [Config.Lines] is told by [Jobs.QueueTx], and
-// has [Scheduler.Configure] panic.
+// New makes a Scheduler on top of a limiter. If there is a mistake in [Config.Lines],
+// [Jobs.QueueTx] returns it as an error and [Scheduler.Configure] panics.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
 	jitter := cmp.Or(cfg.Jitter, defaultJitter)
 	lines, err := linesOf(cfg.Lines)
 	return &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch, lines, err}
 }
 
-// Client is what is needed of a River client: *river.Client[pgx.Tx] has it.
+// Client is the part of a River client that [Jobs] needs. *river.Client[pgx.Tx] implements it.
 type Client interface {
 	InsertTx(
 		ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
 	) (*rivertype.JobInsertResult, error)
 }
 
-// Jobs inserts jobs by a River client. It is safe for concurrent use.
+// Jobs inserts jobs through a River client. It is safe for concurrent use.
 type Jobs struct {
 	store
 	client Client
 }
 
-// Jobs returns the means to insert jobs by a River client. The client need not work any.
+// Jobs returns a Jobs that inserts through the given River client. The client may be one that only
+// inserts.
 func (s *Scheduler) Jobs(client Client) *Jobs {
 	schema := ""
 	if c, ok := client.(interface{ Schema() string }); ok {
@@ -89,30 +90,32 @@ func (s *Scheduler) on(schema string) store {
 	return store{s, strings.NewReplacer("{river}", prefix, "{ours}", weir)}
 }
 
-// Inserted is what [Jobs.InsertTx] did.
+// Inserted is what [Jobs.InsertTx] returns.
 type Inserted struct {
 	ratelimit.Result
 
-	// Job is the inserted job, or nil if the Result is a denial. Until the transaction commits it
-	// does not exist for anybody else, and if that rolls back, or runs again, it never will under
-	// this id.
+	// Job is the inserted job, or nil if the Result is a denial. Nobody else sees it before the
+	// transaction commits. If the transaction rolls back or runs again, no job with this id will
+	// ever exist.
 	Job *rivertype.JobInsertResult
 }
 
 // InsertTx takes what the requests ask for and inserts the job, in the caller's transaction.
 //
-// Granted at once: the job is inserted as opts say. Granted ahead of time, for a request with
-// OrReserve: it is scheduled for [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of
-// opts if that is later. Both are by the database's clock. Denied: nothing is taken and no job
-// inserted; that is no error, see [ratelimit.Result.Err]. A job that opts make unique and that
-// exists already takes nothing either: Job.UniqueSkippedAsDuplicate says so, and Job.Job is the one
-// that exists, with the time at which it is due.
+//   - If the tokens exist, the job is inserted as opts say.
+//   - If a request with OrReserve is granted ahead of time, the job is scheduled for
+//     [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of opts if that is later. Both are
+//     compared with the database's clock.
+//   - If it is denied, nothing is taken and no job is inserted. That is not an error: see
+//     [ratelimit.Result.Err].
+//   - If opts make the job unique and it exists already, nothing is taken.
+//     Job.UniqueSkippedAsDuplicate is true, and Job.Job is the existing job.
 //
-// opts may be nil; else everything in it is passed on to River as it is. Further attempts of the
-// job take again, see [JobArgsWithPays]; [ReservationOf] is for settling.
+// opts may be nil. Everything in it is passed on to River. Later attempts of the job take again:
+// see [JobArgsWithPays]. To settle what the job used, see [Jobs.SettleTx] and [ReservationOf].
 //
-// With an error nothing is kept either: what the job would have taken was given back or, after an
-// error of Postgres, is undone when the transaction rolls back, which is then all that it can do.
+// After an error nothing is kept. Either InsertTx has given back what the job had taken, or
+// Postgres has failed a statement and the transaction can only roll back.
 func (j *Jobs) InsertTx(
 	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
 	requests ...ratelimit.Request,

@@ -9,15 +9,16 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// SettleTx settles what a job has taken, as [ratelimit.Limiter.Settle] does: used says how much of
-// its limits and keys that was. For a job that was queued by [Jobs.QueueTx] its tenant is charged
-// for that, too, in place of the estimate: what it did not use makes its next jobs in line cheaper,
-// and what it used beyond makes the tenant wait for longer. A tenant with no job in line gets
-// nothing for what it did not use. Settling such a job by the limiter leaves the tenant charged for
-// the estimate.
+// SettleTx replaces what a job has reserved by what it has used, as [ratelimit.Limiter.Settle]
+// does. Call it in the transaction that completes the job; [Scheduler.CompleteTx] does both.
 //
-// It reports whether it was this call that settled; false, too, for a job that has taken nothing.
-// Call it in the transaction that completes the job, or call [Scheduler.CompleteTx]: it locks the balances, and nothing of the line.
+// If [Jobs.QueueTx] has queued the job, SettleTx also corrects what its tenant has been charged. If
+// the job used less than estimated, the tenant's next jobs in line come earlier; if it used more,
+// they come later. A tenant with no job in line gets no credit. If you settle such a job by the
+// limiter instead, the tenant stays charged for the estimate.
+//
+// SettleTx reports whether this call settled. It is false if an earlier one did, or if the job has
+// taken nothing. It locks the balances, and nothing of the line.
 func (j *Jobs) SettleTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) (bool, error) {

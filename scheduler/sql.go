@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// SQLClient is what is needed of a River client over database/sql: *river.Client[*sql.Tx] has it.
+// SQLClient is the part of a River client over database/sql that [SQLJobs] needs.
+// *river.Client[*sql.Tx] implements it.
 type SQLClient interface {
 	InsertTx(
 		ctx context.Context, tx *sql.Tx, args river.JobArgs, opts *river.InsertOpts,
@@ -24,17 +25,16 @@ type SQLJobs struct {
 	client    SQLClient
 }
 
-// SQLJobs returns the means to insert jobs by a River client over database/sql, that is with the
-// driver riverdatabasesql, on a *sql.DB over pgx's stdlib driver:
+// SQLJobs returns an SQLJobs that inserts through a River client over database/sql: one with the
+// driver riverdatabasesql, on a *sql.DB over pgx's stdlib driver.
 //
 //	client, err := river.NewClient(riverdatabasesql.New(db), sched.Configure(pool, &river.Config{}))
 //	jobs := sched.SQLJobs(client)
 //
-// Configure needs a pool of pgx all the same, which stdlib.OpenDBFromPool makes a *sql.DB of.
+// Configure needs a pgx pool as well. stdlib.OpenDBFromPool makes a *sql.DB from that pool.
 //
-// The clients that work the jobs should have the driver riverpgxv5. A client with riverdatabasesql
-// can work them, too, but it cannot listen for notifications: its jobs start up to a
-// FetchPollInterval late.
+// Clients that work the jobs should use the driver riverpgxv5. With riverdatabasesql a client
+// cannot listen for notifications, so its jobs start up to a FetchPollInterval late.
 func (s *Scheduler) SQLJobs(client SQLClient) *SQLJobs { return &SQLJobs{s, client} }
 
 // InsertTx is [Jobs.InsertTx] in a transaction of database/sql, such as that of

@@ -18,9 +18,8 @@ type Pays int
 
 const (
 	// PerAttempt takes again for each attempt after the first: when a job is retried after an
-	// error, and when it is rescued, as its client has died or hung. A caller that calls an API
-	// twice is counted twice. A snooze, or a [PauseError], costs nothing: no call was answered. It
-	// is the default.
+	// error, or rescued because its client died or hung. So two calls of an API are counted as two.
+	// A snooze, or a [PauseError], takes nothing again. It is the default.
 	PerAttempt Pays = iota
 
 	// PerJob takes once, when the job is inserted: the one reservation is for all attempts.
@@ -30,15 +29,15 @@ const (
 	PerStart
 )
 
-// JobArgsWithPays is for job arguments whose kind is not to pay [PerAttempt]. An attempt that takes
-// again does so ahead of all jobs that wait, as its job has waited before, and is put back until
-// the tokens exist. That needs a client with the configuration of [Scheduler.Configure]. On another
-// client no attempt pays again.
+// JobArgsWithPays is implemented by job arguments whose kind does not pay [PerAttempt]. An attempt
+// that takes again goes ahead of all jobs in line, because its job has waited before, and is
+// snoozed until the tokens exist. That needs a client with the configuration of
+// [Scheduler.Configure]; on another client no attempt pays again.
 type JobArgsWithPays interface{ Pays() Pays }
 
-// ReservationOf returns what a job has taken: for the attempt that is being worked, where each
-// attempt pays. The worker settles it with [ratelimit.Limiter.Settle], in the transaction that
-// completes the job. It is false for a job that has taken nothing.
+// ReservationOf returns what a job has taken, or what its current attempt has taken if each attempt
+// pays. The worker settles it by [Jobs.SettleTx] or [ratelimit.Limiter.Settle], in the transaction
+// that completes the job. It is false for a job that has taken nothing.
 func ReservationOf(job *rivertype.JobRow) (ratelimit.Reservation, bool) {
 	t, _, _ := ticketOf(job)
 	return t.Taken, len(t.Taken.Takes) > 0

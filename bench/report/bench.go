@@ -12,6 +12,7 @@ import (
 type config struct {
 	warm, length, audit time.Duration
 	rounds, keys        int
+	durableOnly         bool
 }
 
 // bench measures all contenders in slices of time, over and over, as only what was measured at the same time can be compared

@@ -3,7 +3,7 @@
 //
 //	go run ./report -docs ../docs
 //
-// It takes about twenty minutes. Everything on the page is of one run.
+// It takes about twenty minutes. Everything on the page is of one run, except what -durable measures by itself.
 package main
 
 import (
@@ -33,9 +33,12 @@ func main() {
 	flag.IntVar(&c.rounds, "rounds", 3, "of which the median counts")
 	flag.IntVar(&c.keys, "keys", 100_000, "that are many")
 	smoke := flag.Bool("quick", false, "measure for so short a time that the figures mean nothing, whatever the other flags say")
+	flag.BoolVar(&c.durableOnly, "durable", false, "measure only what synchronous_commit = on costs")
 	flag.Parse()
 	if *smoke {
+		only := c.durableOnly
 		c = quick
+		c.durableOnly = only
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, c, *docs)
@@ -67,6 +70,13 @@ func run(ctx context.Context, c config, docs string) (err error) {
 	}
 	began := time.Now()
 	b := &bench{config: c, rig: r}
+	d, err := b.durable(ctx, contenders())
+	if err != nil {
+		return err
+	}
+	if c.durableOnly {
+		return show(docs, map[string]string{"durable": d.part(c)})
+	}
 	f, err := b.measure(ctx, contenders())
 	if err != nil {
 		return err
@@ -75,14 +85,22 @@ func run(ctx context.Context, c config, docs string) (err error) {
 	parts := f.parts()
 	parts["machine"] = m.String()
 	parts["run"] = c.String() + f.emptyText()
-	if docs == "" {
-		for _, name := range []string{"machine", "run", "short", "contenders", "many", "one", "audit", "loses"} {
-			fmt.Printf("%s\n", parts[name])
-		}
-		return nil
-	}
-	if err := page.Fill(filepath.Join(docs, "benchmarks.md"), parts); err != nil {
+	parts["durable"] = d.part(c)
+	if err := show(docs, parts); err != nil || docs == "" {
 		return err
 	}
 	return f.draw(docs)
+}
+
+// show writes the parts into the page, or prints them if there are no docs.
+func show(docs string, parts map[string]string) error {
+	if docs != "" {
+		return page.Fill(filepath.Join(docs, "benchmarks.md"), parts)
+	}
+	for _, name := range []string{"machine", "run", "short", "contenders", "many", "one", "durable", "audit", "loses"} {
+		if part, ok := parts[name]; ok {
+			fmt.Printf("%s\n", part)
+		}
+	}
+	return nil
 }

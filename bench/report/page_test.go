@@ -33,6 +33,12 @@ func TestARunWritesThePage(t *testing.T) {
 			}
 		}
 	}
+	for _, c := range contenders() {
+		in := strings.Contains(between(page, "durable"), "\n| "+c.name+" | ")
+		if want := c.family == weir || c.family == postgres; in != want {
+			t.Errorf("the table with synchronous_commit = on has a row of %s: %v, want %v", c.name, in, want)
+		}
+	}
 	for _, name := range append(named, "cores", "CPU", "memory", "kernel", "Go", "Postgres", "Redis") {
 		if !strings.Contains(between(page, "machine"), "\n| "+name+" | ") {
 			t.Errorf("the machine's table does not have %s", name)

@@ -20,11 +20,12 @@ const mostConns = 32
 // rig has the servers, and for each number of connections a pool to both.
 type rig struct {
 	places  map[int]place
+	durable map[int]place  // with synchronous_commit = on
 	closers []func() error // last first
 }
 
 func newRig(ctx context.Context) (_ *rig, err error) {
-	r := &rig{places: map[int]place{}}
+	r := &rig{places: map[int]place{}, durable: map[int]place{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -65,6 +66,14 @@ func newRig(ctx context.Context) (_ *rig, err error) {
 		client := rd.Client(n)
 		r.closers = append(r.closers, func() error { pool.Close(); return nil }, client.Close)
 		r.places[n] = place{pool, client}
+		c = c.Copy()
+		c.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+		durable, err := pgxpool.NewWithConfig(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		r.closers = append(r.closers, func() error { durable.Close(); return nil })
+		r.durable[n] = place{durable, client}
 	}
 	pool := r.at(1).pool
 	if err := schema.Migrate(ctx, pool); err != nil {
@@ -102,6 +111,9 @@ func (r *rig) schema(ctx context.Context, cfg *pgxpool.Config, name string) erro
 
 // at is the place for so many callers.
 func (r *rig) at(callers int) place { return r.places[min(callers, mostConns)] }
+
+// durableAt is the place at which a COMMIT waits for the disk.
+func (r *rig) durableAt(callers int) place { return r.durable[min(callers, mostConns)] }
 
 func (r *rig) close() (err error) {
 	for i := len(r.closers) - 1; i >= 0; i-- {

@@ -17,9 +17,11 @@ func newReset(e *env) *cobra.Command {
 	var everything string
 	c := &cobra.Command{
 		Use:   "reset LIMIT KEY | reset --key KEY",
-		Short: "Make a balance full again, or all balances of a key",
-		Long: `Makes the balance of a key full again, or with --key all balances of that key, of whatever limits. What was reserved is forgiven and
-still runs. A pause goes on: see "weir resume". The key of a limit without keys is "".`,
+		Short: "Fill a balance again, or all balances of a key",
+		Long: `Fills the balance of a key again, or with --key all balances of that key, of
+every limit. Jobs whose tokens were reserved still run, and owe nothing for
+them. A pause goes on: "weir resume" ends it. The key of a limit without keys
+is "".`,
 		Example: `  weir reset chatTokens acme
   weir reset --key acme`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,9 +49,11 @@ still runs. A pause goes on: see "weir resume". The key of a limit without keys 
 func newPause(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "pause LIMIT KEY DURATION",
-		Short: "Close a key for a while",
-		Long: `Closes a key of a limit for a duration from now on, such as 90s, 10m or 1h30m: nothing is granted before it is over, nothing flows in, and
-what was reserved comes later by it. A pause that is longer already stays. The key of a limit without keys is "".`,
+		Short: "Grant nothing to a key for a while",
+		Long: `Pauses a key of a limit for a duration from now on, such as 90s, 10m or 1h30m.
+Until the pause is over, nothing is granted and no tokens flow in. Work that was
+reserved starts later by the length of the pause. A pause that already lasts
+longer is not changed. The key of a limit without keys is "".`,
 		Example: `  weir pause partnerAPI acme 90s`,
 		Args:    takes(3, 3, `a LIMIT, a KEY ("" for a limit without keys) and a DURATION`),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -71,9 +75,10 @@ func newResume(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume LIMIT KEY",
 		Short: "End a pause",
-		Long: `Ends the pause of a key now, if there is one: what waits comes earlier by what was left of it. River jobs that have been
-put off come forward within a second or two, if a River client that package scheduler has configured is running. The key
-of a limit without keys is "".`,
+		Long: `Ends the pause of a key now, if there is one. Work that waits starts earlier by
+the time that was left. River jobs that the pause has put off follow within a
+second or two, if a River client that package scheduler has configured is
+running. The key of a limit without keys is "".`,
 		Args: takes(2, 2, `a LIMIT and a KEY ("" for a limit without keys)`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {

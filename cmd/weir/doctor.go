@@ -17,11 +17,14 @@ func newDoctor(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out what is wrong, and how to fix it",
-		Long: `Looks at what the database can tell: its settings, Weir's tables and how they are stored, vacuum and what holds it back, the clock,
-privileges, keys that callers queue for, rows that make no balance, and what waits to be pruned. It changes nothing.
+		Long: `Checks what the database can tell: its settings, Weir's tables and how they are
+stored, vacuum and what holds it back, the clock, privileges, keys whose callers
+wait for each other, rows that are invalid, and rows that should be pruned. It
+changes nothing.
 
-Each finding has its mend. The exit status is 1 if something is wrong; a note leaves it 0.`,
-		Example: `  weir doctor --role app    what the program's role lacks, too`,
+Each finding comes with a fix. The exit status is 1 if something is wrong, and 0
+if there are only notes.`,
+		Example: `  weir doctor --role app    also check the privileges of the program's role`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return e.open(cmd.Context(), func(ctx context.Context, s *session) error {
@@ -30,9 +33,9 @@ Each finding has its mend. The exit status is 1 if something is wrong; a note le
 			})
 		},
 	}
-	c.Flags().StringVar(&p.role, "role", "", "role whose privileges are looked at (default: the one that connects)")
-	c.Flags().DurationVar(&p.long, "long", 5*time.Minute, "from when on a transaction is too long")
-	c.Flags().DurationVar(&p.sample, "sample", time.Second, "how long to watch who waits for whom")
+	c.Flags().StringVar(&p.role, "role", "", "role whose privileges are checked (default: the one that connects)")
+	c.Flags().DurationVar(&p.long, "long", 5*time.Minute, "how long a transaction may be open")
+	c.Flags().DurationVar(&p.sample, "sample", time.Second, "how long to watch for callers that wait")
 	return c
 }
 

@@ -22,8 +22,9 @@ func newExplain(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain JOB",
 		Short: "Show what a River job waits for, and until when",
-		Long: `Tells what a River job waits for that was enqueued with its tokens, by package scheduler, and until when, pauses
-that began since included; and how the limit stands that it waits for. JOB is its id.`,
+		Long: `Says what a River job waits for that package scheduler has inserted with its
+tokens, and until when. Pauses that began later are included. It also shows the
+state of that limit. JOB is the id of the job.`,
 		Args: takes(1, 1, "the id of a JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)

@@ -10,11 +10,14 @@ import (
 func newLimits(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "limits",
-		Short: "List the limits, and what is short of tokens",
-		Long: `Lists the limits that have balances, with the rule of the balance that was written last.
+		Short: "List the limits, and which keys are short of tokens",
+		Long: `Lists the limits that have balances. The rule shown is that of the balance that
+was written last.
 
-Of each limit up to a thousand keys are looked at: SHORT are those with less than a tenth of their tokens left, IN DEBT those that
-owe some, as work was reserved ahead, and PAUSED those that are closed for a while. A number of keys with a ~ is an estimate.`,
+Up to a thousand keys of each limit are read. SHORT counts those with less than
+a tenth of their tokens left, IN DEBT those that owe tokens because work was
+reserved ahead, and PAUSED those that are paused. A number of keys with a ~ is an
+estimate.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.limits(ctx) })

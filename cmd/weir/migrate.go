@@ -13,15 +13,18 @@ func newMigrate(e *env) *cobra.Command {
 	var d distribution
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Make the tables, or bring them up to date",
-		Long: `Makes Weir's tables, or brings them up to the newest version that this command knows. All in one transaction: what fails
-leaves nothing behind. Any number of them may run at once.
+		Short: "Create the tables, or upgrade them",
+		Long: `Creates Weir's tables, or upgrades them to the newest version that this command
+knows. It does so in one transaction, so a failure leaves nothing behind.
+Several may run at once.
 
-The tables come into the schema of --schema, which is made if it does not exist, or into the first one of search_path.
+The tables go into the schema that --schema names, which is created if it does
+not exist, or into the first schema of search_path.
 
-On the coordinator of a Citus cluster, --distributed spreads the tables over its nodes by key, with what is in them. With
---distributed-with the rows of a key stay with those of the same key in a table of yours: one that is distributed by a
-column of type text. Programs then need ratelimit.Config.Citus.`,
+On the coordinator of a Citus cluster, --distributed distributes the tables, with
+the rows in them, over the nodes by key. With --distributed-with, the rows of a
+key are stored with those of the same key in a table of yours, which must be
+distributed by a column of type text. Programs then need ratelimit.Config.Citus.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return e.open(cmd.Context(), func(ctx context.Context, s *session) error { return s.migrate(ctx, d) })

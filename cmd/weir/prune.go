@@ -15,16 +15,20 @@ func newPrune(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "prune",
 		Short: "Delete full balances, and expired slots and settlements",
-		Long: `Deletes balances that are full, and so like those that there are not, slots that nobody has held for an hour, and the records of
-settlements that nobody can make any more: 30 days after their work could run, or as the limit's SettleWithin says. It works in small transactions, waits for nobody and rests in between. Ctrl-C ends it
-after a batch; what was done stays done.`,
+		Long: `Deletes rows that say nothing: balances that are full, slots that nobody has held
+for an hour, and records of settlements that are too old to be repeated. Those
+are 30 days old, counted from when their work could run, or as old as the
+limit's SettleWithin says.
+
+It works in small transactions, skips locked rows, and pauses between batches.
+Ctrl-C stops it after a batch; what it has deleted stays deleted.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.prune(ctx, cfg) })
 		},
 	}
-	c.Flags().IntVar(&cfg.Batch, "batch", 1000, "rows that are looked at in one transaction")
-	c.Flags().Float64Var(&cfg.Share, "share", 0.25, "share of the time in which it works, up to 1")
+	c.Flags().IntVar(&cfg.Batch, "batch", 1000, "rows to read in one transaction")
+	c.Flags().Float64Var(&cfg.Share, "share", 0.25, "part of the time to work, up to 1; it pauses for the rest")
 	return c
 }
 

@@ -7,16 +7,19 @@ import (
 func newRoot(e *env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "weir",
-		Short: "Looks after rate limits in Postgres",
-		Long: `Weir looks after the rate limits of github.com/weir-go/weir in a Postgres database.
+		Short: "Shows and changes rate limits in Postgres",
+		Long: `Shows and changes the rate limits of github.com/weir-go/weir in a Postgres
+database.
 
-It needs no definitions: each balance has the rule that wrote it last beside it.
+It needs no definitions, because each balance is stored with its rule.
 
-The database is that of --database, or of DATABASE_URL, or of libpq's own PGHOST, PGDATABASE, PGUSER, ~/.pgpass and so on.
-The exit status is 0, or 1 if it failed or found something wrong, or 2 if it was called in a wrong way.`,
-		Example: `  weir limits                           what there is, and what is short of tokens
+It connects to the database that --database names, or else DATABASE_URL, or else
+libpq's own settings: PGHOST, PGDATABASE, PGUSER, ~/.pgpass and so on. The exit
+status is 0, 1 if the command failed or found something wrong, or 2 if its
+arguments were wrong.`,
+		Example: `  weir limits                           the limits, and which keys are short of tokens
   weir show chatTokens acme             what acme has left, and when it will be full
-  weir pause partnerAPI acme 90s        closed for that long
+  weir pause partnerAPI acme 90s        grant nothing to acme for 90 seconds
   weir doctor                           what is wrong, and how to fix it`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:     true,

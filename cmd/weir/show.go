@@ -16,8 +16,9 @@ func newShow(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show LIMIT [KEY]",
 		Short: "Show what keys have left, and when they will be full",
-		Long: `Shows the keys of a limit in their order, or one of them in full: what it has left, by which rule, and when it will be full if
-nobody takes. The key of a limit without keys is "".`,
+		Long: `Shows the keys of a limit in their order, or one key in full: the tokens it has
+left, its rule, and when it will be full if nobody takes. The key of a limit
+without keys is "".`,
 		Example: `  weir show chatTokens
   weir show chatTokens --prefix org/ --most 100
   weir show chatTokens acme`,

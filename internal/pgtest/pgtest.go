@@ -60,11 +60,11 @@ var (
 )
 
 // Main is the body of a TestMain. The server is started by the first test that needs it, and stopped at the end; then no
-// goroutine may be left.
+// goroutine may be left, except those that known names.
 //
 // Properties draw the same cases in each run, so that a run that fails where the one before did not
 // tells of a change. Where WEIR_TEST_DURATION is a minute or more, they draw others each time.
-func Main(m *testing.M) {
+func Main(m *testing.M, known ...goleak.Option) {
 	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err != nil || d < time.Minute {
 		if flag.Lookup("rapid.seed") != nil {
 			if err := flag.Set("rapid.seed", "1"); err != nil { // -rapid.seed overrides it
@@ -88,7 +88,7 @@ func Main(m *testing.M) {
 		}
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := goleak.Find(known...); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
