@@ -281,11 +281,11 @@ FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text A
 	// Locks: none. Predicate reads: as above, of all shards.
 	//
 	// $1 name $2 key $3 clock
-	lookShardsSQL = lookAtLayout + `FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM {schema}weir_balance
+	lookShardsSQL = `SELECT ` + lookAtLayout + `FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM {schema}weir_balance
 		WHERE name = $1::text AND key = $2::text AND shard = -1) l) h
 ` + lookAtRows + `FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
 
-	lookAtLayout = `SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
+	lookAtLayout = `h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
 FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
 		(l.layout::integer & 2047) AS n
 	`
@@ -305,7 +305,7 @@ FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 20
 	SELECT shard, value, ts, paused_until, delay, moved FROM {schema}weir_balance
 	WHERE name = $1::text AND key = ANY ($4::text[]) AND shard >= 0
 )
-` + lookAtLayout + `FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM l) l) h
+SELECT ` + lookAtLayout + `FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM l) l) h
 ` + lookAtRows + `FROM r WHERE shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
 
 	// headSQL locks the head of a limit, the row that says how many shards it has, and answers with it.
