@@ -75,8 +75,7 @@ func (p *scheme) plan(some []*waiter) {
 	var late map[place]bool // rows of calls that are not plain
 	for _, w := range some {
 		switch {
-		case c.l.books.sharded(w.calls), c.l.spread && len(w.calls) == 1:
-			// On Citus rows of several keys would be a transaction of several nodes.
+		case c.l.books.sharded(w.calls):
 			p.alone = append(p.alone, w)
 		case p.lane != nil && len(w.calls) == 1 && w.calls[0].plain():
 			plain = append(plain, w)
