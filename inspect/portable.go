@@ -3,9 +3,12 @@ package inspect
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Statements for engines that spread the rows of a limit over nodes by their key, and have no recursive
@@ -14,18 +17,23 @@ const (
 	// $1 the name before
 	nextNameSQL = `SELECT min(name) FROM {table} WHERE name > $1::text`
 
-	// Parameters as of keysSQL, but for the clock.
+	// Parameters as of keysSQL, but for the clock. The keys that begin with $5 are those under which
+	// limits without keys have their shards. Those have a head without a key.
 	someKeysSQL = `SELECT DISTINCT key COLLATE "C" AS key FROM {table}
-WHERE name = $1::text AND key COLLATE "C" >= $2::text AND starts_with(key, $3::text)
+WHERE name = $1::text AND key COLLATE "C" >= $2::text AND starts_with(key, $3::text) AND NOT starts_with(key, $5::text)
 ORDER BY key LIMIT $4::bigint`
 
 	// rowsSQL reads all rows of keys, also those of former layouts, and the heads.
 	//
-	// $1 name $2 keys $3 clock
-	rowsSQL = `SELECT b.key, c.clock, coalesce(h.value, 1::float8), b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
-FROM {table} b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
-LEFT JOIN {table} h ON h.name = b.name AND h.key = b.key AND h.shard = -1
-WHERE b.name = $1::text AND b.key = ANY ($2::text[])
+	// $1 name $2 keys $3 clock $4 how the keys begin that stand for none
+	rowsSQL = `WITH b AS MATERIALIZED (
+	SELECT CASE WHEN starts_with(key, $4::text) THEN '' ELSE key COLLATE "C" END AS key,
+		shard, value, ts, capacity, rate, period, origin, paused_until
+	FROM {table} WHERE name = $1::text AND key = ANY ($2::text[])
+)
+SELECT b.key, c.clock, coalesce(h.value, 1::float8), b.shard, b.value, b.ts, b.capacity, b.rate, b.period, b.origin, b.paused_until
+FROM b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
+LEFT JOIN b h ON h.key = b.key AND h.shard = -1
 ORDER BY b.key COLLATE "C", b.shard`
 )
 
@@ -51,10 +59,15 @@ func (r *Reader) namesOneByOne(ctx context.Context, tx pgx.Tx) (names []string, 
 
 // rowsOfKeys answers as keysSQL does.
 func (r *Reader) rowsOfKeys(ctx context.Context, tx pgx.Tx, name, from, prefix string, most int) (pgx.Rows, error) {
-	rows, _ := tx.Query(ctx, r.sql(someKeysSQL), name, from, prefix, most) // it tells the error, too
+	rows, _ := tx.Query(ctx, r.sql(someKeysSQL), name, from, prefix, most, shard.Reserved) // it tells the error, too
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return nil, err
 	}
-	return tx.Query(ctx, r.sql(rowsSQL), name, keys, r.now())
+	if slices.Contains(keys, "") {
+		for nr := range shard.Homes {
+			keys = append(keys, shard.Home(nr))
+		}
+	}
+	return tx.Query(ctx, r.sql(rowsSQL), name, keys, r.now(), shard.Reserved)
 }

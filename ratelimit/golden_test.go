@@ -32,6 +32,7 @@ var purposes = map[string]string{
 	"reset":            "fills a balance",
 	"look":             "reads a balance: a denial rests on it",
 	"lookShards":       "reads the layout of a key and all of its shards",
+	"lookSpread":       "lookShards of a limit without keys, on Citus",
 	"head":             "locks the row that says how many shards a key has",
 	"put":              "writes a row whatever stands there, under the lock of the head",
 	"pauseClosed":      "pauses rows of a former layout, in which somebody waits",

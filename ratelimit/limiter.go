@@ -88,6 +88,7 @@ type Limiter struct {
 	timeout     time.Duration
 	portable    bool
 	twoPhase    bool // on Citus, with tables of the coordinator
+	spread      bool // on Citus: see homes.go
 	remember    bool
 	clock       func() time.Time
 	denials     denials
@@ -131,6 +132,7 @@ func New(cfg Config) (*Limiter, error) {
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,
 		twoPhase:    cfg.Citus && !cfg.Colocated,
+		spread:      cfg.Citus,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
 		hot:         hot{logger: cmp.Or(cfg.Logger, slog.Default())},

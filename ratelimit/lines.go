@@ -42,20 +42,28 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 	known := map[line]int{}
 	var names, keys []string
 	var first, last []int32
+	var at []int // the line of each of these
 	for i, t := range takes {
 		n := line{place{t.Limit, t.Key}, t.row, t.row}
 		if t.since == 0 {
 			n.first, n.last = 0, math.MaxInt32
 		}
-		at, ok := known[n]
+		nr, ok := known[n]
 		if !ok {
-			at, known[n] = len(names), len(names)
-			names, keys = append(names, t.Limit), append(keys, t.Key)
-			first, last = append(first, n.first), append(last, n.last)
+			nr, known[n] = len(known), len(known)
+			homes := []string{l.home(&call{name: t.Limit, key: t.Key, shard: t.row})}
+			if t.since == 0 {
+				homes = l.homes(t.Key)
+			}
+			for _, key := range homes {
+				names, keys = append(names, t.Limit), append(keys, key)
+				first, last = append(first, n.first), append(last, n.last)
+				at = append(at, nr)
+			}
 		}
-		of[i] = at
+		of[i] = nr
 	}
-	lines := make([]State, len(names))
+	lines := make([]State, len(known))
 	var now time.Time
 	var nr int64
 	var ts, paused pgtype.Timestamptz
@@ -67,12 +75,14 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 			now = ts.Time
 			return nil
 		}
-		s := &lines[nr-1]
+		s := &lines[at[nr-1]]
 		s.TS = fromMicro(ts.Time.UnixMicro())
 		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
 		s.Moved = moved.Float64
-		if paused.Valid {
-			s.PausedUntil = fromMicro(min(paused.Time.UnixMicro(), endOfTime))
+		if paused.Valid { // of the whole, where it has several homes, the latest
+			if until := fromMicro(min(paused.Time.UnixMicro(), endOfTime)); until.After(s.PausedUntil) {
+				s.PausedUntil = until
+			}
 		}
 		return nil
 	})

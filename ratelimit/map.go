@@ -43,6 +43,7 @@ package ratelimit
 //
 //	verbs.go         reset, pause, resume, give back
 //	pause.go         Pause and Resume
+//	homes.go         the keys under which rows are stored on Citus
 //	rows.go          finds all rows of a limit, and those that a change of shards has left
 //	reset_key.go     all limits of a key at once
 //	prune.go         deletes rows that are full again

@@ -2,11 +2,15 @@ package ratelimit
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Statements that prune where an engine locks rows of one key at a time: see [Config.Portable]. A page
@@ -62,7 +66,11 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 		var keys []place // in order
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
-			if p := (place{at.name, at.key}); idle && (len(keys) == 0 || keys[len(keys)-1] != p) {
+			p := place{at.name, at.key}
+			if strings.HasPrefix(at.key, shard.Reserved) { // those of a limit without keys: see homes.go
+				p.key = ""
+			}
+			if idle && !slices.Contains(keys[max(0, len(keys)-1):], p) {
 				keys = append(keys, p)
 			}
 			return nil
@@ -132,53 +140,75 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 // pruneKeys deletes what is idle of keys, by the rules of pruneSQL: a key with a head goes wholly, if
 // all of its rows are locked and idle, or only what is closed of it.
 func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within int64) (gone int64, err error) {
-	type row struct {
-		shard        int32
-		closed, idle bool
-	}
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
-	for _, p := range keys {
-		var held []row
-		lock.Queue(l.sql.lockKey, p.name, p.key, l.now(), within).Query(func(rows pgx.Rows) (err error) {
-			held, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (one row, err error) {
-				return one, r.Scan(&one.shard, &one.closed, &one.idle)
-			})
-			return err
-		})
-		lock.Queue(l.sql.countKey, p.name, p.key).QueryRow(func(r pgx.Row) error {
-			var all int
-			if err := r.Scan(&all); err != nil {
-				return err
-			}
-			whole, head := all == len(held), false
-			var alone, shards []int32
-			for _, r := range held {
-				shards = append(shards, r.shard)
-				if r.shard < 0 {
-					head = true
-					continue
-				}
-				if r.idle && (r.shard > 0) == r.closed {
-					alone = append(alone, r.shard)
-				}
-				whole = whole && r.idle && (r.shard > 0 || r.closed)
-			}
-			if !head || !whole {
-				shards = alone
-			}
-			if len(shards) > 0 {
-				remove.Queue(l.sql.deleteRows, p.name, p.key, shards).Exec(func(tag pgconn.CommandTag) error {
-					gone += tag.RowsAffected()
-					return nil
-				})
-			}
-			return nil
-		})
+	all := make([]pruning, len(keys))
+	for i, p := range keys {
+		for _, key := range l.homes(p.key) {
+			all[i].queue(l, lock, p.name, key, within)
+		}
 	}
 	if err := sendAll(ctx, tx, lock); err != nil {
 		return 0, err
 	}
+	for i, p := range keys {
+		for key, shards := range all[i].idle() {
+			remove.Queue(l.sql.deleteRows, p.name, key, shards).Exec(func(tag pgconn.CommandTag) error {
+				gone += tag.RowsAffected()
+				return nil
+			})
+		}
+	}
 	return gone, sendAll(ctx, tx, remove)
+}
+
+// pruning are the rows of a limit and key that nobody else holds, and how many there are.
+type pruning struct {
+	held []prunable
+	all  int
+}
+
+type prunable struct {
+	key          string
+	shard        int32
+	closed, idle bool
+}
+
+func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, within int64) {
+	batch.Queue(l.sql.lockKey, name, key, l.now(), within).Query(func(rows pgx.Rows) error {
+		r := prunable{key: key}
+		_, err := pgx.ForEachRow(rows, []any{&r.shard, &r.closed, &r.idle}, func() error {
+			k.held = append(k.held, r)
+			return nil
+		})
+		return err
+	})
+	batch.Queue(l.sql.countKey, name, key).QueryRow(func(r pgx.Row) error {
+		var n int
+		err := r.Scan(&n)
+		k.all += n
+		return err
+	})
+}
+
+// idle are those that may go, by the key under which they are stored.
+func (k *pruning) idle() map[string][]int32 {
+	whole, head := k.all == len(k.held), false
+	alone, shards := map[string][]int32{}, map[string][]int32{}
+	for _, r := range k.held {
+		shards[r.key] = append(shards[r.key], r.shard)
+		if r.shard < 0 {
+			head = true
+			continue
+		}
+		if r.idle && (r.shard > 0) == r.closed {
+			alone[r.key] = append(alone[r.key], r.shard)
+		}
+		whole = whole && r.idle && (r.shard > 0 || r.closed)
+	}
+	if !head || !whole {
+		return alone
+	}
+	return shards
 }
 
 func sendAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch) error {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Request is what one call asks of one limit: how many tokens, of which key, by which rule, now or
@@ -250,6 +252,9 @@ func badKey(limit, key string) error {
 	why := badText(key, MaxKeyBytes)
 	if key == "" {
 		why = "it is empty; Limit.Global is for limits without keys"
+	}
+	if why == "" && strings.HasPrefix(key, shard.Reserved) {
+		why = "it begins as those that Weir keeps for shards"
 	}
 	if why == "" {
 		return nil

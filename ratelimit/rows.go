@@ -12,11 +12,11 @@ import (
 // that a call has taken from, by what gives back or charges. A row that is closed is of a layout that is
 // no more; then the same is done where its tokens are now.
 
-// eachRow runs a statement for each row of the limits of calls. If closed is not nil, it makes one more
+// eachRow runs a statement for each row of the limits of calls. If closed is not nil, it makes others
 // for each limit that has had other layouts: for those who wait in their rows. Those rows come before
 // the present ones in the order in which everybody locks them.
 func (l *Limiter) eachRow(
-	ctx context.Context, x executor, calls []call, of, closed func(*call) *statement,
+	ctx context.Context, x executor, calls []call, of func(*call) *statement, closed func(*call) []*statement,
 ) (done []*statement, err error) {
 	for range 10 * rounds {
 		var trip []*statement
@@ -27,7 +27,9 @@ func (l *Limiter) eachRow(
 				return nil, err
 			}
 			if layout, _ := shard.Address(rows[0].shard); layout.Generation > 0 && closed != nil {
-				trip, from = append(trip, closed(&calls[i])), append(from, i)
+				for _, s := range closed(&calls[i]) {
+					trip, from = append(trip, s), append(from, i)
+				}
 			}
 			for k := range rows {
 				trip, from = append(trip, of(&rows[k])), append(from, i)

@@ -390,7 +390,7 @@ func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, request
 		decisions[i], at[i] = c.grantedParts(c.parts, b), b.ts
 	}
 	res := summarize(calls, decisions, at, requests)
-	res.id = newID(res.At.UnixMicro())
+	res.id = l.idOf(calls, res.At.UnixMicro())
 	return res, true
 }
 
@@ -518,6 +518,9 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 	for i := range calls {
 		c := &calls[i]
 		looks[i] = &statement{c: c, sql: l.sql.lookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+		if l.spread && c.key == "" {
+			looks[i].sql, looks[i].args = l.sql.lookSpread, append(looks[i].args, l.homes(c.key))
+		}
 	}
 	return looks
 }

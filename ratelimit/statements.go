@@ -281,16 +281,32 @@ FROM (VALUES (1)) AS one LEFT JOIN {schema}weir_balance b ON b.name = $1::text A
 	// Locks: none. Predicate reads: as above, of all shards.
 	//
 	// $1 name $2 key $3 clock
-	lookShardsSQL = `SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
+	lookShardsSQL = `SELECT ` + lookAtLayout + `FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM {schema}weir_balance
+		WHERE name = $1::text AND key = $2::text AND shard = -1) l) h
+` + lookAtRows + `FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
+
+	lookAtLayout = `h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
 FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
 		(l.layout::integer & 2047) AS n
-	FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM {schema}weir_balance
-		WHERE name = $1::text AND key = $2::text AND shard = -1) l) h
-LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
+	`
+	lookAtRows = `LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
 		pg_catalog.array_agg(round(date_part('epoch', ts) * 1e6::float8)::bigint) AS times,
 		pg_catalog.array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6::float8)::bigint, -9223372036854775808)) AS pauses,
 		pg_catalog.array_agg(coalesce(delay, 0)) AS delays, pg_catalog.array_agg(coalesce(moved, 0)) AS moves
-	FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
+	`
+
+	// lookSpreadSQL is lookShardsSQL where rows of the limit are on several nodes: see homes.go. It
+	// reads those of former layouts, too.
+	//
+	// $4 the keys
+	lookSpreadSQL = `WITH l AS MATERIALIZED (
+	SELECT value FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = -1
+), r AS MATERIALIZED (
+	SELECT shard, value, ts, paused_until, delay, moved FROM {schema}weir_balance
+	WHERE name = $1::text AND key = ANY ($4::text[]) AND shard >= 0
+)
+SELECT ` + lookAtLayout + `FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM l) l) h
+` + lookAtRows + `FROM r WHERE shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
 
 	// headSQL locks the head of a limit, the row that says how many shards it has, and answers with it.
 	//
@@ -323,7 +339,8 @@ type statements struct {
 
 	bucket, window              texts
 	charge, settle, reset, look string
-	lookShards, head, put       string
+	lookShards, lookSpread      string
+	head, put                   string
 	pauseClosed, resumeClosed   string
 	resetKey, resetKeyHere      string
 	page, lockKey, countKey     string // see prune_portable.go
@@ -399,6 +416,7 @@ func newStatements(schema string) statements {
 	s.pauseClosed = one(replace(pauseClosedSQL, "{added}", delay("greatest(b.ts, b.paused_until, c.now)", "c.until")))
 	s.resumeClosed = one(replace(resumeClosedSQL, "{left}", delay("greatest(b.ts, c.now)", "b.paused_until")))
 	s.look, s.lookShards, s.resetKey = one(lookSQL), one(lookShardsSQL), one(resetKeySQL)
+	s.lookSpread = one(lookSpreadSQL)
 	s.twoPhase, s.twoPhaseIf = one(twoPhaseSQL), one(twoPhaseIfSQL)
 	s.resetKeyHere = one(resetKeyHereSQL)
 	idle := func(sql, within string) string {
@@ -550,7 +568,7 @@ func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *state
 		a = c.algebra.args(c.name)
 	}
 	args := make([]any, 0, 16)
-	args = append(args, a.name, c.key, c.shard, a.capacity, a.rate, a.period, tokens, l.now(), c.originTime())
+	args = append(args, a.name, l.home(c), c.shard, a.capacity, a.rate, a.period, tokens, l.now(), c.originTime())
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
 }
 
@@ -601,7 +619,7 @@ func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
 }
 
 func (l *Limiter) settleOf(r *Reservation) *statement {
-	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now(), r.home()}, once: new(bool)}
+	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
 }
 
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }
@@ -609,8 +627,11 @@ func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, f
 func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql.of(c).pause, full, d) }
 
 // closedOf is pauseOf or resumeOf for the rows of former layouts.
-func (l *Limiter) closedOf(c *call, sql string, more ...any) *statement {
-	return &statement{c: c, sql: sql, args: append([]any{c.name, c.key, l.now()}, more...), once: new(bool)}
+func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
+	for _, key := range l.homes(c.key) {
+		all = append(all, &statement{c: c, sql: sql, args: append([]any{c.name, key, l.now()}, more...), once: new(bool)})
+	}
+	return all
 }
 
 func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, full) }

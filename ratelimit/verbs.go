@@ -32,12 +32,12 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
 	us := int64((d + time.Microsecond - 1) / time.Microsecond)
 	return l.each(ctx, x, "pause", calls, func(c *call) *statement { return l.pauseOf(c, us) },
-		func(c *call) *statement { return l.closedOf(c, l.sql.pauseClosed, us) })
+		func(c *call) []*statement { return l.closedOf(c, l.sql.pauseClosed, us) })
 }
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	return l.each(ctx, x, "resume", calls, l.resumeOf,
-		func(c *call) *statement { return l.closedOf(c, l.sql.resumeClosed) })
+		func(c *call) []*statement { return l.closedOf(c, l.sql.resumeClosed) })
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
@@ -61,7 +61,8 @@ func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []c
 // each runs one statement for each row of the calls, and one for their closed rows. Whatever was known
 // of denials is out of date then.
 func (l *Limiter) each(
-	ctx context.Context, x executor, verb string, calls []call, of, closed func(*call) *statement,
+	ctx context.Context, x executor, verb string, calls []call,
+	of func(*call) *statement, closed func(*call) []*statement,
 ) error {
 	done, err := l.eachRow(ctx, x, calls, of, closed)
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // distribute hands the tables to Citus, which spreads their rows over its nodes by their key. What is
@@ -37,6 +39,9 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 			WHERE logicalrelid = 'weir_balance'::regclass AND partmethod = 'h')`
 	if err := tx.QueryRow(ctx, find).Scan(&group); err != nil {
 		return fmt.Errorf("see whether the tables are distributed: %w", err)
+	}
+	if err := p.house(ctx, tx); err != nil {
+		return fmt.Errorf("spread the shards of limits without keys: %w", err)
 	}
 	switch {
 	case group == nil:
@@ -107,6 +112,51 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 	for _, sql := range statements {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("distribute the tables of schema %q: %w", p.schema, err)
+		}
+	}
+	return nil
+}
+
+// house moves the shards of limits without keys, and their settlements, to their homes: see package
+// shard. On one node they are stored without a key.
+func (p place) house(ctx context.Context, tx pgx.Tx) error {
+	const (
+		columns = `value, ts, capacity, rate, period, delay, moved, origin, paused_until, shard, name`
+		find    = `SELECT name, shard FROM weir_balance WHERE key = '' AND shard > 0`
+		move    = `INSERT INTO weir_balance (` + columns + `, key) SELECT ` + columns + `, $3::text
+			FROM weir_balance WHERE name = $1::text AND key = '' AND shard = $2::integer`
+		moveSettled = `INSERT INTO weir_settled (id, until, key)
+			SELECT id, until, ($1::text[])[1 + get_byte(uuid_send(id), 15) % cardinality($1::text[])]
+			FROM weir_settled WHERE key = ''`
+	)
+	if _, err := tx.Exec(ctx, `LOCK TABLE weir_balance, weir_settled IN EXCLUSIVE MODE`); err != nil {
+		return err
+	}
+	type row struct {
+		Name  string
+		Shard int32
+	}
+	found, _ := tx.Query(ctx, find) // the rows tell the error, too
+	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[row])
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		nr, _ := shard.HomeOf(r.Name, r.Shard)
+		if _, err := tx.Exec(ctx, move, oneShot, r.Name, r.Shard, shard.Home(nr)); err != nil {
+			return err
+		}
+	}
+	homes := make([]string, shard.Homes)
+	for nr := range homes {
+		homes[nr] = shard.Home(nr)
+	}
+	if _, err := tx.Exec(ctx, moveSettled, oneShot, homes); err != nil {
+		return err
+	}
+	for _, done := range []string{`DELETE FROM weir_balance WHERE key = '' AND shard > 0`, `DELETE FROM weir_settled WHERE key = ''`} {
+		if _, err := tx.Exec(ctx, done); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -2,8 +2,10 @@ package citus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,7 +25,10 @@ ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value - 1, ts = excluded.
 
 // BenchmarkCitus takes a token of one of 10,000 keys, by eight callers, against an upsert of a row of a
 // table of the same shape on the same cluster, with the same commit protocol on both sides: InTx and
-// Autocommit on one node, TwoPhase with a row of the coordinator. x-upsert is the upsert's time by ours.
+// Autocommit on one node, TwoPhase with a row of the coordinator. x-upsert is the upsert's time divided by
+// ours. Coalesced compares the throughput of 256 callers with that of eight that upsert. The CPU that a
+// call takes of the servers is beside it, from a run of each side alone: base-coordinator-us is that of
+// the upsert on the coordinator, workers-us that of ours on all workers.
 func BenchmarkCitus(b *testing.B) {
 	cluster(b)
 	const callers, keys = 8, 10_000
@@ -49,6 +54,8 @@ func BenchmarkCitus(b *testing.B) {
 		_, err := tx.Exec(ctx, `INSERT INTO work (key) VALUES ($1)`, key)
 		return err
 	}
+	pids := servers(b, pool)
+	var bare func(context.Context, string) error // of the last way
 	for _, way := range []struct {
 		name       string
 		base, ours func(ctx context.Context, key string) error
@@ -84,6 +91,7 @@ func BenchmarkCitus(b *testing.B) {
 			return l.Autocommit(pool).Consume(ctx, ample.For(key))
 		}},
 	} {
+		bare = way.base
 		b.Run(way.name, func(b *testing.B) {
 			sides := make([]pair.Sides, callers)
 			for i := range sides {
@@ -96,6 +104,59 @@ func BenchmarkCitus(b *testing.B) {
 				}
 			}
 			pair.Together(b, sides...)
+			const calls = 4000
+			crowd := func(do func(context.Context, string) error) func() error {
+				return func() error { return together(b.Context(), callers, calls, keys, do) }
+			}
+			report(b, pids, "base-", calls, crowd(way.base))
+			report(b, pids, "", calls, crowd(way.ours))
 		})
 	}
+	b.Run("Coalesced", func(b *testing.B) {
+		many := l.Coalesce(pool)
+		defer many.Close()
+		const crowd, calls = 256, 2048
+		sides := [2]func() error{
+			func() error { return together(b.Context(), callers, calls, keys, bare) },
+			func() error {
+				return together(b.Context(), crowd, calls, keys, func(ctx context.Context, key string) error { return many.Consume(ctx, ample.For(key)) })
+			},
+		}
+		var took [2][]time.Duration
+		for b.Loop() {
+			for turn := range 6 {
+				began := time.Now()
+				if err := sides[turn%2](); err != nil {
+					b.Fatal(err)
+				}
+				took[turn%2] = append(took[turn%2], time.Since(began))
+			}
+		}
+		for _, t := range took {
+			slices.Sort(t)
+		}
+		b.ReportMetric(float64(took[0][len(took[0])/2])/float64(took[1][len(took[1])/2]), "x-upsert")
+		report(b, pids, "", calls, sides[1])
+	})
+}
+
+// together has callers make calls in all, each for one of some keys.
+func together(ctx context.Context, callers, calls, keys int, do func(context.Context, string) error) error {
+	errs := make(chan error, callers)
+	for range callers {
+		go func() {
+			for range calls / callers {
+				if err := do(ctx, fmt.Sprint("k", rand.IntN(keys))); err != nil {
+					errs <- err
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	var err error
+	for range callers {
+		err = errors.Join(err, <-errs)
+	}
+	return err
 }

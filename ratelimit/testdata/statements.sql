@@ -225,6 +225,23 @@ LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.arra
 		pg_catalog.array_agg(coalesce(delay, 0)) AS delays, pg_catalog.array_agg(coalesce(moved, 0)) AS moves
 	FROM "public".weir_balance WHERE name = $1::text AND key = $2::text AND shard BETWEEN h.first AND h.first + h.n - 1) b ON true;
 
+-- lookSpread: lookShards of a limit without keys, on Citus
+WITH l AS MATERIALIZED (
+	SELECT value FROM "public".weir_balance WHERE name = $1::text AND key = $2::text AND shard = -1
+), r AS MATERIALIZED (
+	SELECT shard, value, ts, paused_until, delay, moved FROM "public".weir_balance
+	WHERE name = $1::text AND key = ANY ($4::text[]) AND shard >= 0
+)
+SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
+FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
+		(l.layout::integer & 2047) AS n
+	FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM l) l) h
+LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
+		pg_catalog.array_agg(round(date_part('epoch', ts) * 1e6::float8)::bigint) AS times,
+		pg_catalog.array_agg(coalesce(round(date_part('epoch', paused_until) * 1e6::float8)::bigint, -9223372036854775808)) AS pauses,
+		pg_catalog.array_agg(coalesce(delay, 0)) AS delays, pg_catalog.array_agg(coalesce(moved, 0)) AS moves
+	FROM r WHERE shard BETWEEN h.first AND h.first + h.n - 1) b ON true;
+
 -- many.lock: locks many rows, skipping those that others hold
 SELECT u.nr
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)

@@ -1,0 +1,41 @@
+package shard
+
+import (
+	"hash/fnv"
+	"strings"
+)
+
+// Where an engine spreads rows over nodes by a hash of their key, all rows of a limit without keys
+// would be on one node. So there its shards are stored under keys that nobody else has: their homes.
+
+// Reserved is how those keys begin. No key of a caller's may begin so.
+const Reserved = "\x01weir "
+
+// homes are what follows. They are chosen by the hash that Postgres and Citus have of the key, of
+// which Citus gives each node every n-th range. Each second one hashes to the complement of the one
+// before it. So of two nodes, and likewise of four, none gets more shards than another, however many
+// ranges there are.
+var homes = strings.Fields(`
+	nqc xqp fig bap xxy viy rvj hgm ybo coe xwk buz qlg cgd ntw euw
+	fmn pgg dps qra nok fqy owy gqq vtr oth jxc hwr xzl akg dcv vwi
+	eyv wlw eye gts bys ybb ibk tdl zeq ohu yzh drz jvn pzg cem dhn
+	atz vvk cpw mbd uih biw ima mfu eyw bnc jmi nrf ktl nfg alc tyv`)
+
+// Homes is how many such keys there are.
+const Homes = 64
+
+// Home returns one of them. They repeat after Homes.
+func Home(nr int) string { return Reserved + homes[nr%Homes] }
+
+// HomeOf returns the number of the home of a row. Row 0 and the head, which are not shards, have none:
+// they are stored without a key. Shards of one layout take the homes in turn, from one on that differs
+// between limits.
+func HomeOf(name string, row int32) (nr int, ok bool) {
+	if row <= 0 {
+		return 0, false
+	}
+	_, i := Address(row)
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	return (4*int(h.Sum32()%(Homes/4)) + i) % Homes, true
+}
