@@ -28,7 +28,6 @@ type plugin struct {
 	going                    sync.Map // what is done beside
 	round                    round
 	turns                    turns
-	idle                     idle
 }
 
 // Configure returns a copy of a River client's configuration with which the client starts reserved
@@ -57,7 +56,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	c := *cfg
 	p := &plugin{store: s.on(c.Schema), schema: c.Schema, pool: pool}
 	p.logger = cmp.Or(c.Logger, slog.Default())
-	p.waker.send, p.idle.notify = p.wake, p.nudge
+	p.waker.send = p.wake
 	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)
 	p.renewals = newBatch(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
@@ -123,13 +122,9 @@ func (in *insertion) inserted(job *rivertype.JobRow) {
 // MetricEmit hears of each fetch of a working client: the beat of the rounds. A client that is
 // stopped or whose queues are paused fetches nothing, and looks after nothing.
 func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitParams) {
-	switch m := params.Metric.(type) {
-	case *rivertype.JobGetAvailableDurationMetric:
-		p.idle.fetched(m.Queue, m.Duration)
+	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
 		p.beat(roundEvery)
 		p.turns.heard.Store(time.Now().UnixNano())
 		p.grantTurns(grantEvery)
-	case *rivertype.JobGetAvailableCountMetric:
-		p.idle.found(m.Queue, m.Count)
 	}
 }

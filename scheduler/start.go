@@ -41,9 +41,6 @@ func (p *plugin) Work(
 	v := &visit{plugin: p, job: job, waiter: waiter{ID: job.ID, attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
 	v.ticket, v.found, v.valid = ticketOf(job)
-	if v.ticket.Seat != nil {
-		defer p.idle.freed(job.Queue)
-	}
 	if v.found && v.ticket.known() && !worknow.Asked(ctx) {
 		if err := v.begin(ctx); err != nil {
 			return err

@@ -179,6 +179,41 @@ func BenchmarkLateTenant(b *testing.B) {
 	})
 }
 
+// BenchmarkFewWorkers is what five workers do in 20 s of jobs of 100 ms that all could start, as a share of the 50 a second that they
+// could do: of a line with twice as many tokens, and beside that of plain jobs, with Configure and by River alone.
+func BenchmarkFewWorkers(b *testing.B) {
+	const rate, workers, most, each = 100, 5, 2000, 100 * time.Millisecond
+	for _, way := range []string{"line", "configured", "river"} {
+		b.Run(way, func(b *testing.B) {
+			c := theCrowd(b, rate)
+			c.j.work = func(context.Context, *river.Job[sendArgs]) error { time.Sleep(each); return nil }
+			if way == "line" {
+				c.queue(0, most, func() float64 { return 1 })
+			} else {
+				var params []river.InsertManyParams
+				for i := range most {
+					params = append(params, river.InsertManyParams{Args: sendArgs{i}})
+				}
+				if _, err := c.client.InsertMany(b.Context(), params); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if way == "river" {
+				c.j.client(b, nil, func(cfg *river.Config) {
+					cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}}
+				})
+			} else {
+				c.work(1, workers)
+			}
+			time.Sleep(3 * time.Second)
+			from := c.now(b)
+			time.Sleep(20 * time.Second)
+			to := c.now(b)
+			b.ReportMetric(float64(len(c.starts(from, to)))*each.Seconds()/to.Sub(from).Seconds()/workers, "x-workers")
+		})
+	}
+}
+
 // BenchmarkTenantsShares is how evenly 100 tenants with costs from 100 to 30,000 share a limit over a minute: Jain's index of what
 // they got, and how far the one that is furthest is from its share, in the largest count.
 func BenchmarkTenantsShares(b *testing.B) {

@@ -56,8 +56,6 @@ var ofTheLines = []mutant{
 		`"scheduled", "running", "retryable", "pending":`, `"scheduled":`, "WhoLeavesTheLine", jobs, false},
 	{"grant: however much waits for workers", "scheduler/grant_take.go",
 		"case b.n > 1 && (", "case false && (", "WaitsForAWorker", jobs, false},
-	{"grant: a worker that becomes free while River fetches is idle", "scheduler/start.go",
-		"defer p.idle.freed(job.Queue)", "_ = p.idle.freed", "NoWorkerIsIdle", jobs, false},
 	{"grant: nothing is left to others", "scheduler/grant.go",
 		"left = min(left, g.limit.Value-g.line.Leave)", "_ = left", "OthersCount", jobs, false},
 	{"grant: what others take is not counted", "scheduler/grant.go",
