@@ -5,6 +5,7 @@ import (
 	"database/sql"
 
 	"github.com/uptrace/bun"
+
 	"github.com/weir-go/weir/ratelimit"
 )
 

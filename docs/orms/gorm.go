@@ -5,8 +5,9 @@ import (
 	"database/sql"
 	"fmt"
 
-	"github.com/weir-go/weir/ratelimit"
 	"gorm.io/gorm"
+
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // GORM stores files by GORM. Make its handle with

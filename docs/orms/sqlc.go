@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/weir-go/weir/docs/orms/sqlc/onpgx"
 	"github.com/weir-go/weir/docs/orms/sqlc/onsql"
 	"github.com/weir-go/weir/ratelimit"
