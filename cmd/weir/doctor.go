@@ -53,7 +53,7 @@ type finding struct {
 	Check string `json:"check"`
 	Level level  `json:"level"`
 	Found string `json:"found"`
-	Mend  string `json:"mend,omitempty"`
+	Fix   string `json:"fix,omitempty"`
 }
 
 // patient is a database that is looked at.
@@ -66,8 +66,8 @@ type patient struct {
 	findings []finding
 }
 
-func (p *patient) find(l level, mend, format string, args ...any) {
-	p.findings = append(p.findings, finding{p.check, l, fmt.Sprintf(format, args...), mend})
+func (p *patient) find(l level, fix, format string, args ...any) {
+	p.findings = append(p.findings, finding{p.check, l, fmt.Sprintf(format, args...), fix})
 }
 
 // table is the name of one of Weir's tables as it is written in SQL.
@@ -148,8 +148,8 @@ func (p *patient) tell(healthy bool) error {
 		c := map[level]colour{fine: green, note: yellow, wrong: red}[f.Level]
 		e.sayf("%s %s", e.paint(c, fmt.Sprintf("%-6s", f.Level)), fmt.Sprintf("%-14s", f.Check))
 		text := f.Found
-		if f.Mend != "" {
-			text += "\nMend: " + f.Mend
+		if f.Fix != "" {
+			text += "\nFix: " + f.Fix
 		}
 		for i, line := range wrap(text, width-left) {
 			if i > 0 {

@@ -24,9 +24,9 @@ func (p *patient) transactions(ctx context.Context) error {
 	for i := range found {
 		found[i] = printable(found[i])
 	}
-	const mend = "End it, by pg_terminate_backend(pid) if need be, and set idle_in_transaction_session_timeout; run reports on a standby."
+	const fix = "End it, by pg_terminate_backend(pid) if need be, and set idle_in_transaction_session_timeout; run reports on a standby."
 	if len(found) > 0 {
-		p.find(wrong, mend, "transactions that are open for more than %s hold back vacuum, and the keys that they took from are "+
+		p.find(wrong, fix, "transactions that are open for more than %s hold back vacuum, and the keys that they took from are "+
 			"locked: %s", lasting(p.long), strings.Join(found, "; "))
 	}
 	const prepared = `SELECT quote_literal(gid) FROM pg_catalog.pg_prepared_xacts

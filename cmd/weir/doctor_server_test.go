@@ -59,7 +59,7 @@ func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 		}
 		found := slices.DeleteFunc(all.Findings, func(f finding) bool { return f.Level == fine })
 		for _, f := range found {
-			if f.Check != "server" || f.Mend == "" || !slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(f.Found, s) }) {
+			if f.Check != "server" || f.Fix == "" || !slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(f.Found, s) }) {
 				t.Errorf("%+v", f)
 			}
 		}
@@ -179,6 +179,6 @@ func TestTheDoctorFindsASlotThatNobodyReads(t *testing.T) {
 	finds(t, find(), "transactions", wrong, "'the_old_standby', ", "pg_drop_replication_slot")
 	exec(t, pool, `SELECT pg_drop_replication_slot('the_old_standby')`)
 	if found := find(); len(found) != 0 {
-		t.Errorf("after the mend: %+v", found)
+		t.Errorf("after the fix: %+v", found)
 	}
 }

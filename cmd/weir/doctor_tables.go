@@ -123,21 +123,21 @@ func (p *patient) storage(ctx context.Context) error {
 		name, value, _ := strings.Cut(o, "=")
 		set[name] = value
 	}
-	var bad, mend []string
+	var bad, fix []string
 	for _, s := range stored {
 		if v, err := strconv.ParseFloat(set[s.name], 64); err != nil || v > s.most {
-			bad, mend = append(bad, s.name), append(mend, fmt.Sprintf("%s = %v", s.name, s.most))
+			bad, fix = append(bad, s.name), append(fix, fmt.Sprintf("%s = %v", s.name, s.most))
 		}
 	}
 	isFalse := func(v string) bool { return slices.Contains([]string{"false", "off", "no", "0"}, strings.ToLower(v)) }
 	if !isFalse(set["vacuum_truncate"]) {
-		bad, mend = append(bad, "vacuum_truncate"), append(mend, "vacuum_truncate = false")
+		bad, fix = append(bad, "vacuum_truncate"), append(fix, "vacuum_truncate = false")
 	}
 	if isFalse(set["autovacuum_enabled"]) {
-		bad, mend = append(bad, "autovacuum_enabled"), append(mend, "autovacuum_enabled = true")
+		bad, fix = append(bad, "autovacuum_enabled"), append(fix, "autovacuum_enabled = true")
 	}
 	if len(bad) > 0 {
-		p.find(wrong, fmt.Sprintf("ALTER TABLE %s SET (%s).", balance, strings.Join(mend, ", ")),
+		p.find(wrong, fmt.Sprintf("ALTER TABLE %s SET (%s).", balance, strings.Join(fix, ", ")),
 			"weir_balance is not stored as its migration says: %s", strings.Join(bad, ", "))
 	}
 	var pages int64

@@ -39,11 +39,11 @@ func doctor(t *testing.T, pool *pgxpool.Pool, change func(*env), args ...string)
 // finds wants one finding, and that it says each of the parts.
 func finds(t *testing.T, found []finding, check string, l level, parts ...string) {
 	t.Helper()
-	if len(found) != 1 || found[0].Check != check || found[0].Level != l || found[0].Mend == "" {
+	if len(found) != 1 || found[0].Check != check || found[0].Level != l || found[0].Fix == "" {
 		t.Fatalf("want one of %s that is %s: %+v", check, l, found)
 	}
 	for _, part := range parts {
-		if !strings.Contains(found[0].Found+found[0].Mend, part) {
+		if !strings.Contains(found[0].Found+found[0].Fix, part) {
 			t.Errorf("it does not say %q: %+v", part, found[0])
 		}
 	}
@@ -86,7 +86,7 @@ ok     settlements   nothing wrong
 	}
 	defer func() { _, _ = pool.Exec(context.Background(), `ROLLBACK PREPARED 'forgotten'`) }()
 	if r := run(); r.code != exitFailed || !strings.Contains(r.out, "wrong  transactions  prepared transactions hold back vacuum: "+
-		"'forgotten'\n"+strings.Repeat(" ", 21)+"Mend: COMMIT PREPARED") {
+		"'forgotten'\n"+strings.Repeat(" ", 21)+"Fix: COMMIT PREPARED") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -215,8 +215,8 @@ func TestTheDoctorFindsWhatWasDoneToTheTables(t *testing.T) {
 	}
 }
 
-// What it says that mends the pages and the options does.
-func TestTheMendsOfTheDoctorMend(t *testing.T) {
+// The fixes that it names for pages and options do fix them.
+func TestTheFixesOfTheDoctorFix(t *testing.T) {
 	t.Parallel()
 	for _, sql := range []string{`TRUNCATE weir_balance`,
 		`ALTER TABLE weir_balance SET (fillfactor = 100, autovacuum_vacuum_threshold = 50000)`,
@@ -227,9 +227,9 @@ func TestTheMendsOfTheDoctorMend(t *testing.T) {
 		if len(found) != 1 {
 			t.Fatalf("%+v", found)
 		}
-		exec(t, pool, strings.TrimSuffix(found[0].Mend, "."))
+		exec(t, pool, strings.TrimSuffix(found[0].Fix, "."))
 		if found := doctor(t, pool, same); len(found) != 0 {
-			t.Errorf("after its mend: %+v", found)
+			t.Errorf("after its fix: %+v", found)
 		}
 	}
 }
@@ -254,15 +254,15 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 		}
 	})
 	found := doctor(t, pool, same, "--role", role)
-	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Mend, "weir_slot") ||
-		found[2].Level != note || !strings.Contains(found[2].Mend, "GRANT DELETE") {
+	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Fix, "weir_slot") ||
+		found[2].Level != note || !strings.Contains(found[2].Fix, "GRANT DELETE") {
 		t.Fatalf("%+v", found)
 	}
-	exec(t, pool, strings.TrimSuffix(found[0].Mend, "."))
-	exec(t, pool, strings.TrimSuffix(found[1].Mend, "."))
+	exec(t, pool, strings.TrimSuffix(found[0].Fix, "."))
+	exec(t, pool, strings.TrimSuffix(found[1].Fix, "."))
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", note, "GRANT DELETE")
 	exec(t, pool, `REVOKE ALL ON weir_slot FROM `+role)
-	exec(t, pool, strings.TrimSuffix(found[2].Mend, "."))
+	exec(t, pool, strings.TrimSuffix(found[2].Fix, "."))
 	url := pgtest.URL(t, pool)
 	if strings.Contains(url, "://") {
 		url += "&role=" + role
@@ -271,7 +271,7 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 	}
 	weir(t, nil, "prune", "--database", url).ok(t)
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", note, "may not hold slots", "GRANT INSERT")
-	exec(t, pool, strings.TrimSuffix(found[1].Mend, "."))
+	exec(t, pool, strings.TrimSuffix(found[1].Fix, "."))
 	exec(t, pool, `REVOKE INSERT ON weir_settled FROM `+role)
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", wrong, "GRANT INSERT ON", "weir_settled")
 	weir(t, pool, "doctor", "--role", "no_such_role").fails(t, exitUsage, `no role "no_such_role"`)

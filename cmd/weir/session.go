@@ -158,7 +158,7 @@ func (s *session) confirm(what string) error {
 	return errors.New("nothing was changed")
 }
 
-// explain says what mends an error, in terms of this command.
+// explain says what fixes an error, in terms of this command.
 func explain(err error) error {
 	var e *pgconn.PgError
 	switch {
