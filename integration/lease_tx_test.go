@@ -222,6 +222,7 @@ func TestTheBooksOfALeaseBalance(t *testing.T) {
 // If the connection is lost at COMMIT, what was taken stays taken: it may have committed.
 func TestALeasesTokensStayTakenIfTheOutcomeIsUnknown(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "nodes may hold the rows of a lost transaction for longer than a lease waits to give back")
 	cut := &cutter{}
 	pool, clock := pgtest.Pool(t, cut.through), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
