@@ -40,6 +40,10 @@ type DeniedError struct {
 	Key     string    // its key; "" for a limit without keys
 	At      time.Time // the database's clock at the decision
 	RetryAt time.Time // the first instant, by the same clock, at which the same call would be granted
+
+	// MaxReserved is that of the limit's rule, if more would have been owed: the line of those who
+	// wait is full, and the key itself may have used little. Otherwise 0.
+	MaxReserved float64
 }
 
 // RetryAfter is the time from the decision to RetryAt, both by the database's clock, which may
@@ -51,8 +55,12 @@ func (e *DeniedError) Error() string {
 	if e.Key != "" {
 		of = fmt.Sprintf(" for %q", shorten(e.Key))
 	}
-	return fmt.Sprintf("ratelimit: limit %q%s denied: retry after %v, at %s",
-		e.Limit, of, e.RetryAfter(), e.RetryAt.UTC().Format(time.RFC3339Nano))
+	full := ""
+	if e.MaxReserved > 0 {
+		full = fmt.Sprintf(" more than its MaxReserved of %v would be owed:", e.MaxReserved)
+	}
+	return fmt.Sprintf("ratelimit: limit %q%s denied:%s retry after %v, at %s",
+		e.Limit, of, full, e.RetryAfter(), e.RetryAt.UTC().Format(time.RFC3339Nano))
 }
 
 // Is reports whether target is [ErrDenied].

@@ -24,7 +24,8 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 		return err
 	}
 	denied := ratelimit.DeniedError{Limit: "sendMessage", Key: "user:7", At: t0, RetryAt: t0.Add(1500 * ms)}
-	global, past := denied, denied
+	global, past, full := denied, denied, denied
+	full.MaxReserved = 1200
 	global.Key = ""
 	past.RetryAt = t0.Add(-sec).In(time.FixedZone("there", 3600))
 
@@ -70,6 +71,8 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 			`ratelimit: limit "sendMessage" denied: retry after 1.5s, at 2024-03-01T12:00:01.5Z`},
 		{&past,
 			`ratelimit: limit "sendMessage" for "user:7" denied: retry after 0s, at 2024-03-01T11:59:59Z`},
+		{&full,
+			`ratelimit: limit "sendMessage" for "user:7" denied: more than its MaxReserved of 1200 would be owed: retry after 1.5s, at 2024-03-01T12:00:01.5Z`},
 		{&ratelimit.ConflictError{Attempts: 50, Err: errors.New("could not serialize access")},
 			`ratelimit: gave up: all 50 attempts conflicted with another transaction: could not serialize access`},
 		{&ratelimit.InvalidError{Field: "key", Value: 7, Want: "text"}, `ratelimit: key is 7: want text`},

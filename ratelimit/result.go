@@ -86,7 +86,13 @@ func (r Result) Err() error {
 	case r.RetryAt.IsZero():
 		return ErrNoDecision
 	}
-	return &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
+	e := &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
+	for _, o := range r.Outcomes {
+		if c := o.call; o.Limit == r.Limit && o.Key == r.Key && c != nil && c.pausable() && o.Value-c.count < -c.debt {
+			e.MaxReserved = c.debt
+		}
+	}
+	return e
 }
 
 // Decided tells whether the database has decided. It is false for a call that [FailOpen] has let
