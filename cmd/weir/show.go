@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -132,6 +134,9 @@ func (s *session) showKey(ctx context.Context, name, key string) error {
 		return err
 	}
 	b, err := s.balance(ctx, look, name, key)
+	if errors.Is(err, inspect.ErrNoBalance) {
+		return fmt.Errorf("%w. If a call for this key was denied, another limit of that call denied it", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -167,6 +172,9 @@ func (s *session) show(b inspect.Balance) {
 		kind = "a fixed window: "
 	}
 	line("rule", kind+rule(b.Capacity, b.Rate, b.Period, b.Windowed))
+	if at := tokenAt(b); !at.IsZero() {
+		line("next", "a token "+moment(at))
+	}
 	if b.FullAt.IsZero() {
 		line("full", "now")
 	} else {
@@ -182,6 +190,19 @@ func (s *session) show(b inspect.Balance) {
 		line("shards", fmt.Sprint(b.Shards))
 	}
 	line("written", lasting(b.At.Sub(b.WrittenAt))+" ago, at "+instant(b.WrittenAt))
+}
+
+// tokenAt is when the balance will be a token, if nobody takes: zero if it is that already, or never will be. Shards
+// differ from each other, so for those it is not told.
+func tokenAt(b inspect.Balance) time.Time {
+	if b.Value >= 1 || b.Capacity < 1 || b.Rate <= 0 || b.Shards > 1 || !b.PausedUntil.IsZero() {
+		return time.Time{}
+	}
+	periods := (1 - b.Value) / b.Rate
+	if b.Windowed {
+		return b.WindowEnds.Add(time.Duration((math.Ceil(periods) - 1) * float64(b.Period)))
+	}
+	return b.At.Add(time.Duration(math.Ceil(periods * float64(b.Period))))
 }
 
 // balance is Reader.Balance, whose error says what there is if there is no such limit.

@@ -86,6 +86,7 @@ chatTokens of hooli
   [........................................]
   left      -500.38 of 1,000
   rule      a token bucket: 1,000 per 50y
+  next      a token in 25y25d, at TIME
   full      in 75y6d, at TIME
   written   2d5h ago, at TIME
 `[1:])
@@ -191,7 +192,7 @@ func TestKeysAsJSON(t *testing.T) {
 		t.Errorf("%+v", one)
 	}
 	weir(t, pool, "show", "chat").fails(t, exitFailed, `no limit "chat" has a balance`, "there are chatTokens, hot, signIn (shadow)")
-	weir(t, pool, "show", "chatTokens", "acm").fails(t, exitFailed, "never used")
+	weir(t, pool, "show", "chatTokens", "acm").fails(t, exitFailed, "never used", "another limit of that call denied it")
 }
 
 func TestNumbersAndDurations(t *testing.T) {
