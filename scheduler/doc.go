@@ -65,8 +65,8 @@
 //	the inserting process is killed      up to a second: the next round finds its jobs
 //	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
-// A working client that is not configured does not look again: it starts jobs even in a pause that
-// began later.
+// A working client that is not configured does not look again: it starts jobs even during a pause
+// that began later.
 //
 // # The row of a job
 //
