@@ -1,4 +1,4 @@
-// Package estimate learns from what calls have used how much to reserve for the next one.
+// Package estimate learns from earlier calls how much to reserve for the next one.
 //
 // Tokens are taken before a call, when nobody knows yet how many it will use. If you reserve too
 // many, other callers wait for tokens that are never used. If you reserve too few, the debt comes
@@ -16,15 +16,15 @@
 //
 // # The quantile
 //
-// Of a key's last n usages, in ascending order, the estimate for the quantile p is the one of rank k = ⌈p·n⌉, by nearest
-// rank: the smallest usage for which the share k/n of those up to it is at least p. Hyndman and Fan call it definition 1,
-// the inverse of the empirical distribution function (Sample Quantiles in Statistical Packages, The American Statistician
-// 50, 1996), and Postgres percentile_disc. It is exact, and always a usage that was seen. While calls go on as they did,
-// about a share p of them uses no more than was estimated.
+// Sort a key's last n usages in ascending order. The estimate for the quantile p is the one of nearest rank, k = ⌈p·n⌉: the
+// first usage at which the share k/n is at least p. Hyndman and Fan call it definition 1, the inverse of the empirical
+// distribution function (Sample Quantiles in Statistical Packages, The American Statistician 50, 1996), and Postgres
+// percentile_disc. It is exact, and always a usage that was seen. While calls go on as they did, about a share p of them uses
+// no more than was estimated.
 //
-// The window slides, so that the estimate follows what changes. With the defaults, when all calls of a key begin to use
-// more than any before, the estimate is one of theirs after 11 of them; when all use less, after 90; and after 100 nothing
-// older counts. The window is of calls, and not of time: a key that rests keeps its estimate.
+// The window slides, so that the estimate follows what changes. With the defaults, if all calls of a key begin to use more
+// than any before, the estimate is one of the new usages after 11 calls. If all use less, that takes 90. After 100 calls
+// nothing older counts. The window counts calls, not time: an idle key keeps its estimate.
 //
 // # What to know
 //

@@ -11,7 +11,7 @@
 // It is for callers that have no job, such as HTTP handlers: they get their answer at once, in one
 // round trip, and need no queue and no process that hands out turns. Jobs that can wait belong in a
 // fair line of package scheduler, which fits them better: it grants them one by one, whatever their
-// counts and whatever the size of the bucket. Give handlers and jobs a limit each.
+// counts and whatever the size of the bucket. Give handlers and jobs separate limits.
 //
 // # How it works
 //
@@ -26,8 +26,8 @@
 // # How exact it is
 //
 // The levels of tenants are a few tokens apart, so the bucket has to be large enough to tell them
-// apart: its capacity should be ten times the usual count for each tenant that competes, or better
-// twenty. A process knows a tenant's use, over all processes, from its own last call for that
+// apart: its capacity should be ten, or better twenty, times the usual count for each competing
+// tenant. A process knows a tenant's use, over all processes, from its own last call for that
 // tenant. Its first call for a tenant is granted as if the tenant had used nothing.
 //
 // A fixed window has all of its tokens at its start, before all tenants have come, so it is shared

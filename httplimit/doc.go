@@ -9,13 +9,13 @@
 //	perAddress := guard.Limit(httplimit.By(PerAddress, httplimit.ByAddress()))
 //	mux.Handle("GET /search", perAddress(http.HandlerFunc(search)))
 //
-// [Guard.Limit] makes a func(http.Handler) http.Handler, which every router takes.
+// [Guard.Limit] makes a func(http.Handler) http.Handler, which every router accepts.
 //
 // # Ask
 //
 // An [Ask] is a limit and the key of a request. Several are granted all or none, in one call.
-// [Ask.Cost] takes as many tokens as a request costs, [Ask.Rule] asks by the customer's plan, and
-// [Ask.Unless] leaves some requests unlimited:
+// [Ask.Cost] takes as many tokens as a request costs, [Ask.Rule] uses the rule of the customer's
+// plan, and [Ask.Unless] leaves some requests unlimited:
 //
 //	perKey := httplimit.By(PerAPIKey, httplimit.ByHeader("X-Api-Key")).Cost(cost)
 //
@@ -31,7 +31,7 @@
 //
 // Every answer says what is left, and when there will be more, in RateLimit and RateLimit-Policy,
 // which package upstream reads on the client's side. [Fields] has other formats. Retry-After is
-// never earlier than they say, and gets jitter. All times are by the database's clock.
+// never earlier than those fields say, and gets jitter. All times come from the database's clock.
 //
 // # In a transaction
 //

@@ -13,7 +13,7 @@
 //
 // Each row stores the rule that wrote it last, and package inspect shows what a call with that rule
 // would find. If programs use different rules, or a newer one, the next call may find something
-// else: [ratelimit.Limiter.Value] tells that. A key that was never used, or was full and pruned,
+// else: [ratelimit.Limiter.Value] returns that. A key that was never used, or was full and pruned,
 // has no row.
 //
 // The role needs USAGE on the schema and SELECT on weir_balance.

@@ -25,8 +25,8 @@
 // A guard that first looks for failures, and counts a failure after it has happened, lets all
 // parallel guesses pass: they all look before any has failed. So an attempt is charged as a
 // failure, and committed, before anything is checked, and a right one gives its charge back. A
-// crash in between counts as a failure, and no failure rolls back with anything. [Lockout.Attempt]
-// does that around a callback. If the check is no callback, or you want to write something together
+// crash in between counts as a failure, and a failure never rolls back. [Lockout.Attempt] does that
+// around a callback. If the check cannot be a callback, or you want to write something together
 // with the success, use [Lockout.Begin] to charge and [Attempt.Succeeded] to give back in your own
 // transaction.
 //
@@ -35,7 +35,7 @@
 // Five failures lock an account for a minute. Then there are five attempts again; five more
 // failures lock it for two minutes, then four, and so on up to an hour. Lockouts are forgotten one
 // by one, one each day, not counting the time of locks. Failures are forgotten too, five in each
-// hour. All of these are fields of [Config].
+// hour. All of these numbers are fields of [Config].
 //
 // The lock is set together with the charge of the last attempt, before that attempt is checked. So
 // neither a crash nor a parallel guess finds a gap. If that attempt is right, it lifts the lock.
@@ -46,8 +46,8 @@
 //
 // An address (for IPv6 a /64) may have ten times as many failures, over all accounts, as many
 // people may share it. A success gives it back only its own attempt: otherwise an attacker could
-// sign in to an account of their own now and then, and guess on. The address is locked, for the
-// same times, when an attempt comes and nothing is left. If the account or the address denies an
+// sign in to an account of their own now and then, and go on guessing. The address is locked, for
+// the same times, when an attempt finds nothing left. If the account or the address denies an
 // attempt, it costs the other nothing.
 //
 // # The owner

@@ -1,5 +1,5 @@
 // Package observe logs what limits do, without a line for each call: [Log] writes to log/slog what
-// an operator wants to know, each thing at most once a minute, with how often it happened.
+// an operator wants to know, each thing at most once a minute, with a count.
 //
 //	limiter, err := ratelimit.New(ratelimit.Config{Observer: &observe.Log{}})
 //

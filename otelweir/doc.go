@@ -26,15 +26,16 @@
 // weir.limit is the name of the limit; that of a [ratelimit.Shadow] ends in " (shadow)".
 // Measurements for each call have it only if the call asks one limit.
 //
-// weir.outcome is granted, ahead, denied or error, of a call as of a limit. A limit may also be shadow_denied, if it denies nobody
-// but would have, or undecided: it took nothing because another limit denied the call, or was not asked. Of an InTx it is
-// committed, denied (it returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used have none.
+// weir.outcome of a call or a limit is granted, ahead, denied or error. A limit may also be shadow_denied, if it denies
+// nobody but would have, or undecided: it took nothing because another limit denied the call, or was not asked. For an InTx
+// it is committed, denied (it returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used
+// have none.
 //
-// error.type says of an error which: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock, upon
-// which InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server says so) or
-// _OTHER, as of most errors of an InTx that are the application's own.
+// error.type is the kind of error: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock,
+// after which InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server
+// says so) or _OTHER, as for most errors of an InTx that are the application's own.
 //
-// Decisions are counted. A decision in a transaction is counted before COMMIT, also if it then
+// Decisions are counted. A decision in a transaction is counted before COMMIT, even if it then
 // rolls back, and again if the transaction runs again. Tokens that are given back or settled later
 // are not subtracted. A call that [ratelimit.FailOpen] lets through is an error here:
 // FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as the lease does not know
@@ -47,6 +48,5 @@
 // keys, which are often personal data, unless [Config.TraceKeys] is set.
 //
 // The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the
-// spans that a tracer of pgx makes of the statements, and those of what the callback of an InTx does, stand beside them under
-// the same parent.
+// spans that a pgx tracer makes of statements, and those of an InTx callback, are their siblings under the same parent.
 package otelweir

@@ -48,10 +48,11 @@
 //   - [Limiter.RateLimit], in a transaction: exact, and rolls back with your writes.
 //   - [Limiter.Autocommit] and [Limiter.Coalesce], without one: exact, one round trip. Concurrent
 //     calls of Coalesce share round trips.
-//   - [Limiter.Lease], from memory: seldom a round trip. A call may be denied while other processes
+//   - [Limiter.Lease], from memory: rarely a round trip. A call may be denied while other processes
 //     hold tokens, and a crash loses what the process holds: one block at most.
 //
-// No answer is no grant. Use [FailOpen] if calls must pass for a while when the database is away.
+// A call without an answer is not granted. Use [FailOpen] if calls must pass for a while when the
+// database is away.
 //
 // # Reserve
 //
@@ -69,9 +70,9 @@
 //
 // # Pause
 //
-// When an API asks to wait, [Limiter.Pause] closes the limit for that time, for all callers. Time
-// stands still for it, and reserved work is delayed by as much. A [Lease] learns of it within a
-// second.
+// When an API asks its callers to wait, [Limiter.Pause] closes the limit to all of them for that
+// time. Time stands still for the limit, and reserved work is delayed by as much. A [Lease] learns
+// of the pause within a second.
 //
 // # Operate
 //
@@ -82,14 +83,14 @@
 //
 // # Errors
 //
-// A denial is a [Result] and not an error, as it is an answer; [Result.Err] and [Limiter.Consume]
-// make it a [*DeniedError]. An error means that there was no answer: [ErrInvalid] for a call that
-// is wrong, [ErrOutcomeUnknown] for a connection lost at COMMIT, otherwise the database's own,
+// A denial is an answer, so it is a [Result] and not an error. [Result.Err] and [Limiter.Consume]
+// turn it into a [*DeniedError]. An error means that there was no answer: [ErrInvalid] for a call
+// that is wrong, [ErrOutcomeUnknown] for a connection lost at COMMIT, otherwise the database's own,
 // wrapped. Without an answer, do not let the call pass.
 //
 // # The algorithm
 //
-// Two numbers decide, value and ts, and one formula for both rules: see [Decide]. It is that of Convex's rate limiter
-// (https://github.com/get-convex/rate-limiter), whose outcomes on generated inputs are part of the tests.
-// All times are by the database's clock, read once for each decision, and counted in whole microseconds.
+// Two numbers, value and ts, decide, by one formula for both rules: see [Decide]. It is that of Convex's rate limiter
+// (https://github.com/get-convex/rate-limiter), whose outcomes on generated inputs are part of the tests. All times come from
+// the database's clock, read once for each decision, and counted in whole microseconds.
 package ratelimit

@@ -1,5 +1,5 @@
-// Package scheduler inserts River jobs together with the tokens that they need. It is the only
-// package of Weir that imports River, with dashboard/ahead.
+// Package scheduler inserts River jobs together with the tokens that they need. Only this package
+// and dashboard/ahead import River.
 //
 // # What it guarantees
 //
@@ -18,7 +18,7 @@
 //		return err // a *ratelimit.DeniedError if more than MaxReserved would be owed
 //	})
 //
-// [Jobs.InsertTx] has each request say whether it may reserve, and a denial is no error of it.
+// With [Jobs.InsertTx] each request says whether it may reserve, and a denial is not an error.
 // [Jobs.InsertManyTx] and [Jobs.InsertMany] insert many jobs with their tokens in as many round
 // trips as one job: all of them, or none.
 //
@@ -26,8 +26,8 @@
 //
 // A reserved job waits in its own queue as an ordinary River job, and River's own fetch gives it to
 // a worker that is free. So priorities, MaxWorkers, paused queues and unique jobs work as River
-// documents them, and a job that waits occupies no worker. River alone starts scheduled jobs some
-// seconds late, as its leader looks for them every 5 s. Clients that [Scheduler.Configure] has
+// documents them, and a job that waits occupies no worker. River alone starts scheduled jobs a few
+// seconds late, because its leader looks for them every 5 s. Clients that [Scheduler.Configure] has
 // configured do three things about that:
 //
 //   - The process that inserted a job notifies River's clients at the moment when the job is due.
@@ -40,9 +40,9 @@
 // That costs one query a second for each client and a few more for the one that does the rounds,
 // one query for jobs that start together, and, while jobs become due, at most 100 notifications a
 // second from each process on average. A reserved job has as many row versions as a scheduled job
-// of River's, unless it is moved or put off. A queue that is saturated with immediate jobs does 1.17
-// times River's throughput, as clients fetch when they are notified. How late jobs start, measured
-// with the benchmarks of this package:
+// of River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.17
+// times River's throughput, because clients fetch when they are notified. How late jobs start,
+// measured with the benchmarks of this package:
 //
 //	                                              p50       p90       p99
 //	idle workers (BenchmarkStartLateness)         2.5-3.5 ms          7-21 ms, none early
@@ -50,7 +50,7 @@
 //	workers 75 % busy (BenchmarkBusyWorkers)      4 ms      19 ms     255 ms
 //	  River alone                                 226 ms    744 ms    3.3 s
 //
-// How late a job starts at most while a worker is free, by which clients are configured:
+// The most that a job starts late while a worker is free depends on which clients are configured:
 //
 //	inserting client   working client    late
 //	configured         configured        milliseconds
@@ -65,8 +65,8 @@
 //	the inserting process is killed      up to a second: the next round finds its jobs
 //	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
-// A working client that is not configured does not look again: it starts jobs in a pause that began
-// later.
+// A working client that is not configured does not look again: it starts jobs even during a pause
+// that began later.
 //
 // # The row of a job
 //
@@ -89,15 +89,15 @@
 //
 // River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
 // mark that an attempt has begun (MetadataSet), and each put-off. Besides, three statements of this
-// package write to river_job, and none of them a row that is running:
+// package write to river_job, none of them to a row that is running:
 //
 //   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
-//     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. It is
-//     sent by rounds; for the jobs that wait for the same as one that was put off; for the backlog
-//     of a limited worker; and for jobs that are late.
+//     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. Rounds
+//     send it. It is also sent for jobs that wait for the same balances as one that was put off,
+//     for the backlog of a limited worker, and for late jobs.
 //
 //   - freedSQL changes the key "weir" of metadata of a cancelled row, when its tokens are given
-//     back: in the caller's transaction for [Jobs.CancelTx], else in one of a round's.
+//     back: in the caller's transaction for [Jobs.CancelTx], otherwise in a transaction of a round.
 //
 //   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
 //     it is, at most 500 in a statement.
@@ -109,27 +109,27 @@
 //
 // # Settle, pay, cancel
 //
-// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's
-// transaction. [ReservationOf] returns that, for [ratelimit.Limiter.Settle]. What a settlement gives back moves up the jobs that wait behind, as their
-// time comes near. So does a job that is cancelled before its attempt has begun: see
-// [Jobs.CancelTx]. An attempt that has begun has paid, also if a stop of its client interrupts it.
-// Further attempts pay again unless [JobArgsWithPays] says otherwise.
+// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction. [ReservationOf] returns
+// what it has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind move up as their
+// time comes near. The same happens when a job is cancelled before its attempt has begun: see [Jobs.CancelTx]. An attempt
+// that has begun has paid, even if its client stops and interrupts it. Further attempts pay again unless [JobArgsWithPays]
+// says otherwise.
 //
 // # Late jobs, changed rates
 //
 // A job that starts more than 3 s late, because all workers were busy or the database was away,
-// pays anew, once: the tokens of its own time have gone to the bucket. Late jobs pay ahead of
-// all that wait; those that come to workers together do so in their own order. So after an outage
-// jobs start at the limit's rate.
+// pays again, once: the tokens of its own time have gone to the bucket. Late jobs pay ahead of all
+// waiting jobs; those that reach workers together pay in their own order. So after an outage jobs
+// start at the limit's rate.
 //
-// Jobs that wait follow the rule of their limit that the process which looks at them has defined,
-// from one second after the definition on. If a process defines a name again, the newest definition
-// counts. A rule that a request has brought ([ratelimit.Request.Rule]) stays.
+// Waiting jobs follow the rule of their limit as the process that looks at them has defined it,
+// from one second after the definition. If a process defines a name again, the newest definition
+// counts. A rule that came with a request ([ratelimit.Request.Rule]) stays.
 //
 // # Limits of workers, pauses
 //
 // [Limit] limits a worker, whichever program inserts its jobs. A worker returns a [PauseError] when
-// its API says to come later. [ratelimit.Limiter.Pause] does the same by hand, and
+// its API asks it to wait. [ratelimit.Limiter.Pause] does the same by hand, and
 // [ratelimit.Limiter.Resume] ends a pause early: the jobs that it has put off come forward within a
 // second or two. [Explain] and [Jobs.Waiting] tell why a job waits.
 //
@@ -145,7 +145,7 @@
 // transaction takes the tokens, gives the jobs their times (grantSQL) and deletes their rows. It
 // locks the jobs before it takes, and waits for no job that somebody else has locked. The role of a
 // working client needs SELECT, INSERT, UPDATE and DELETE on weir_line, weir_line_tenant and
-// weir_turn, and that of one that queues jobs SELECT and INSERT on weir_turn.
+// weir_turn, and the role of a client that queues jobs needs SELECT and INSERT on weir_turn.
 //
 // # Removing Weir
 //

@@ -1,10 +1,10 @@
 // Package shard says which row of a limit a shard is, and how a limit is divided among its shards. It is pure arithmetic:
 // no database, no clock, no randomness.
 //
-// A [Layout] is a number of shards and a generation. Each change of layout begins a generation of its own, so the rows of
-// two layouts never meet, and a row that one has left is never used again.
+// A [Layout] is a number of shards and a generation. Each change of layout begins a generation of its own, so the rows of two
+// layouts never meet, and a row that a layout has left is never used again.
 //
-// It serves package ratelimit, whose option Shards is all that a program needs of it.
+// Package ratelimit uses it. Programs need only that package's option Shards.
 package shard
 
 import (

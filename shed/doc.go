@@ -10,8 +10,8 @@
 //	mux.Handle("POST /export", s.Route(shed.Background)(export))
 //
 // One Shedder counts the requests of a process, so all routes that compete for the same workers, connections or processors
-// share it. It needs no database. A rate limit says how often a client may ask, see package
-// httplimit of the main module. A Shedder protects the server from all clients together.
+// share it. It needs no database. A rate limit says how often a client may ask: see package httplimit of the main module. A
+// Shedder protects the server from all clients together.
 //
 // # Classes
 //
@@ -27,17 +27,16 @@
 // # Queue
 //
 // A request that would be refused waits for up to [Config.MaxWait] in a queue of [Config.Queue] places. Whenever a request
-// ends, the most important one that may run leaves the queue, and within a class the one that came first. If the queue is
-// full, a request takes the place of the newest one of a lower class, which is refused.
+// ends, the most important waiting request that may run leaves the queue, and within a class the one that came first. If the
+// queue is full, a request takes the place of the newest one of a lower class, which is refused.
 //
 // A refused request gets 503 with a Retry-After that is spread out, so that clients do not come back all at once.
 //
 // # Streams
 //
 // A long-lived response would hold a permit for as long as it lasts. Name such routes in [Config.Exclude]; they are neither
-// counted nor refused. A connection that is upgraded, as WebSockets are, needs a permit until its handler takes the
-// connection over by Hijack, which frees the permit. The Upgrade field alone excludes nothing, because any client can send
-// it.
+// counted nor refused. A connection that is upgraded, as WebSockets are, needs a permit until its handler takes over the
+// connection with Hijack, which frees the permit. The Upgrade field alone excludes nothing, because any client can send it.
 //
 // # Trying it out
 //

@@ -1,5 +1,5 @@
-// Package slots lets at most n run at once per key, over all processes. Slots are rows in your own
-// Postgres, and expire when their process dies.
+// Package slots bounds how much work runs at once: at most n per key, over all processes. Slots are
+// rows in your own Postgres, and expire when their process dies.
 //
 //	var Exports = slots.MustDefine("exports", 3) // at once, for each tenant
 //
@@ -7,8 +7,8 @@
 //		return export(ctx, tenant)
 //	}, Exports.For(tenant))
 //
-// A limit of package ratelimit bounds how many start in a time; this package bounds how many run at
-// once. Within one process use golang.org/x/sync/semaphore instead.
+// A limit of package ratelimit bounds how much work starts in a period; this package bounds how
+// much runs at once. Within one process use golang.org/x/sync/semaphore instead.
 //
 // # Hold
 //
@@ -20,9 +20,9 @@
 // # Die
 //
 // While a process lives it renews its slots, all in one statement, three times in each
-// [Config.TTL]. If it dies, they are free TTL after the last renewal. If it cannot renew them,
-// because the database is away for example, the [Hold.Context] of the work ends, with [ErrLost] as
-// its cause, before the database grants the slot to another process.
+// [Config.TTL]. If it dies, they become free one TTL after the last renewal. If it cannot renew
+// them, because the database is away for example, the [Hold.Context] of the work ends, with
+// [ErrLost] as its cause, before the database grants the slot to another process.
 //
 // # What is guaranteed, and by what
 //

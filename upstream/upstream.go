@@ -1,4 +1,4 @@
-// Package upstream keeps clients to the limits of the APIs that they call. [Transport] is an
+// Package upstream keeps clients within the limits of the APIs that they call. [Transport] is an
 // http.RoundTripper: each call waits for its turn, in order over all processes, and after a 429 no
 // call is sent before the time that the API has asked for. [RetryAfter] reads that time from an
 // answer.

@@ -10,7 +10,7 @@ func coalescedWay() contender {
 	return contender{
 		name: "Weir, coalesced", family: weir, shared: true, table: weirTable,
 		about: "`limiter.Coalesce(pool)`: calls that come at the same time share a statement and a commit, of which at most two are " +
-			"under way.",
+			"in flight.",
 		open: func(_ context.Context, at place, b bucket) (limiter, error) {
 			w, err := newWeirLimit(b)
 			if err != nil {

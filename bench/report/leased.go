@@ -14,7 +14,7 @@ func leasedWay() contender {
 	return contender{
 		name: "Weir, leased", family: weir, shared: true, oneKey: true,
 		about: "`limiter.Lease(pool, request, ratelimit.LeaseConfig{})`: blocks of tokens are taken from the database, and handed out from " +
-			"memory. A lease is for one key, so many keys are nothing to measure.",
+			"memory. A lease is for one key, so it is not measured with many keys.",
 		open: func(_ context.Context, at place, b bucket) (limiter, error) {
 			w, err := newWeirLimit(b)
 			if err != nil {

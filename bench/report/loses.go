@@ -57,7 +57,7 @@ func (f *figures) loses() string {
 	joined := f.of(func(c contender) bool { return c.family == weir && c.joins })
 	others := f.of(func(c contender) bool { return c.family != weir })
 	var b strings.Builder
-	b.WriteString("Faster than Weir's fastest way, by throughput in each round, and how much in the median:\n\n")
+	b.WriteString("Limiters with a higher throughput than Weir's fastest way, with the median ratio of the rounds:\n\n")
 	b.WriteString(f.fasterTable(ways, others))
 	b.WriteString("\nFaster than the fastest of Weir's ways that roll back with the caller's writes:\n\n")
 	b.WriteString(f.fasterTable(joined, others))

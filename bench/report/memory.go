@@ -13,14 +13,14 @@ func memoryWays() []contender {
 	return []contender{
 		{
 			name: "x/time/rate", family: memory,
-			about: "golang.org/x/time/rate in a sync.Map of limiters by key. In memory: its limit is that of one process.",
+			about: "golang.org/x/time/rate in a sync.Map with a limiter per key. In memory: its limit is that of one process.",
 			open:  func(_ context.Context, _ place, b bucket) (limiter, error) { return &timeRate{bucket: b}, nil },
 		},
 		{
 			name: "go-limiter", family: memory,
 			about: "github.com/sethvargo/go-limiter with its memory store. In memory: its limit is that of one process. All tokens of a " +
-				"period come at its beginning and are gone at its end: in n periods it grants n times as many, and a bucket, which is full at " +
-				"first, once more.",
+				"period come at its beginning and are gone at its end: in n periods it grants n times as many. A bucket, which starts full, " +
+				"grants them once more.",
 			open: func(_ context.Context, _ place, b bucket) (limiter, error) {
 				store, err := memorystore.New(&memorystore.Config{Tokens: uint64(b.tokens), Interval: b.period})
 				if err != nil {

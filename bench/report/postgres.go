@@ -16,8 +16,8 @@ func postgresWays() []contender {
 			name: "PL/pgSQL at SERIALIZABLE", family: postgres, shared: true, table: table,
 			about: "The token bucket as a PL/pgSQL function of Franck Pachot's article \"Rate limiting with PostgreSQL / YugabyteDB (token " +
 				"buckets function)\", written after its description ([article.sql](../bench/report/article.sql)) and run on Postgres. At " +
-				"SERIALIZABLE, as the article demands. BEGIN, the call and COMMIT are one round trip; what cannot be serialized is run " +
-				"again at once. It keeps whole tokens, and forgets the part of a token that came in between two calls.",
+				"SERIALIZABLE, as the article demands. BEGIN, the call and COMMIT are one round trip; a call that cannot be serialized is " +
+				"retried at once. It keeps whole tokens, and forgets the part of a token that came in between two calls.",
 			open: articleAt(pgx.Serializable),
 		},
 		{
@@ -27,7 +27,7 @@ func postgresWays() []contender {
 		},
 		{
 			name: "SELECT FOR UPDATE", family: postgres, shared: true, joins: true, table: "for_update_bucket",
-			about: "What one writes by hand: a READ COMMITTED transaction of `SELECT ... FOR UPDATE`, a decision in Go by the program's " +
+			about: "What you would write by hand: a READ COMMITTED transaction of `SELECT ... FOR UPDATE`, a decision in Go with the program's " +
 				"clock, and an `UPDATE` if it grants; the first call of a key inserts its row. Four round trips.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) { return &forUpdate{at.pool, b}, nil },
 		},

@@ -22,7 +22,7 @@ func redisWays() []contender {
 		{
 			name: "throttled", family: inRedis, shared: true,
 			about: "github.com/throttled/throttled with its store for go-redis: GCRA in Go, over a read and a compare-and-swap, two round " +
-				"trips. By default it fails after ten swaps that others were ahead of; here it may try a million times, so that no call fails.",
+				"trips. By default it fails after losing ten swaps to other callers; here it may try a million times, so that no call fails.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) { return newThrottledLimiter(at, b) },
 		},
 		{

@@ -32,7 +32,7 @@ func (c config) String() string {
 
 // emptyText tells what the measuring costs, which is in all figures.
 func (f *figures) emptyText() string {
-	return fmt.Sprintf("To call a limiter that does nothing, and to measure it, took %s.\n", duration(time.Duration(1e9/f.empty.rate())))
+	return fmt.Sprintf("Calling and measuring a limiter that does nothing took %s.\n", duration(time.Duration(1e9/f.empty.rate())))
 }
 
 // short tells the spans of what a call takes, by where the balances are.
@@ -42,7 +42,7 @@ func (f *figures) short() string {
 	for _, where := range []struct {
 		family family
 		name   string
-	}{{memory, "in memory"}, {inRedis, "over Redis"}, {weir, "by Weir"}, {postgres, "by the others on Postgres"}} {
+	}{{memory, "in memory"}, {inRedis, "over Redis"}, {weir, "with Weir"}, {postgres, "with the others on Postgres"}} {
 		var all []time.Duration
 		for _, c := range f.contenders {
 			if cell := f.cells[c.name][s]; cell != nil && c.family == where.family {

@@ -22,7 +22,7 @@ func weirWays() []contender {
 		},
 		{
 			name: "Weir, InTx at READ COMMITTED", family: weir, shared: true, joins: true, table: weirTable,
-			about: "The same by `limiter.InTxOptions` at READ COMMITTED.",
+			about: "The same with `limiter.InTxOptions` at READ COMMITTED.",
 			open:  func(_ context.Context, at place, b bucket) (limiter, error) { return newInTx(at, b, pgx.ReadCommitted) },
 		},
 		{

@@ -198,7 +198,7 @@ func (t *throughput) table() string {
 			aborts += d.runs - d.commits
 		}
 	}
-	fmt.Fprintf(&b, "\nA key for each user against itself gave %.2f to %.2f. At READ COMMITTED %s.\n", least, most, number(aborts, "transaction was", "transactions were", "run again"))
+	fmt.Fprintf(&b, "\nOne key per user, measured against itself, gave %.2f to %.2f. At READ COMMITTED %s.\n", least, most, number(aborts, "transaction was", "transactions were", "run again"))
 	return b.String()
 }
 
