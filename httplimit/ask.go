@@ -11,8 +11,12 @@ import (
 // anything else write your own function, for example if it has to look up a plan, which may fail:
 //
 //	func byPlan(r *http.Request) ([]ratelimit.Request, error) {
-//		plan, err := planOf(r.Context(), userOf(r))
-//		return []ratelimit.Request{PerUser.For(userOf(r)).Rule(plan)}, err
+//		user := userOf(r)
+//		if user == "" {
+//			return nil, httplimit.ErrNoKey
+//		}
+//		plan, err := planOf(r.Context(), user)
+//		return []ratelimit.Request{PerUser.For(httplimit.Good(user)).Rule(plan)}, err
 //	}
 //
 // Its error refuses the request: with 403 if it matches [ErrNoKey], as [Guard.Pass] says for errors

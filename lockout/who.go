@@ -17,6 +17,9 @@ type Who struct {
 	// Address is the address of the client's connection. IPv6 counts per /64, and IPv4 in IPv6 as
 	// IPv4. Behind your own proxy, use what the proxy says, and no other header: clients can send
 	// any value. The zero Addr is refused, unless Config.AddressFailures is below 0.
+	//
+	// Without a proxy it is the Addr of netip.ParseAddrPort(r.RemoteAddr). What Proxies.Address of
+	// package httplimit returns is a key and not an address: of IPv6 it is a network.
 	Address netip.Addr
 
 	// Device is the token that the client has sent, unchanged: see [Devices]. Anything that is not
