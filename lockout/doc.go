@@ -47,8 +47,8 @@
 // An address (for IPv6 a /64) may have ten times as many failures, over all accounts, as many
 // people may share it. A success gives it back only its own attempt: otherwise an attacker could
 // sign in to an account of their own now and then, and go on guessing. The address is locked, for
-// the same times, when an attempt finds nothing left. If the account or the address denies an
-// attempt, it costs the other nothing.
+// the same times, when an attempt finds nothing left. An attempt that the account denies costs the
+// address nothing, and the other way round.
 //
 // # The owner
 //

@@ -90,7 +90,7 @@
 //
 // # The algorithm
 //
-// Two numbers, value and ts, decide, by one formula for both rules: see [Decide]. It is that of Convex's rate limiter
-// (https://github.com/get-convex/rate-limiter), whose outcomes on generated inputs are part of the tests. All times come from
-// the database's clock, read once for each decision, and counted in whole microseconds.
+// One formula decides for both rules, from two numbers, value and ts: see [Decide]. The formula is that of Convex's rate
+// limiter (https://github.com/get-convex/rate-limiter), whose outcomes on generated inputs are part of the tests. All times
+// come from the database's clock, read once for each decision, and counted in whole microseconds.
 package ratelimit

@@ -5,8 +5,8 @@
 //
 // The take, the reservation and the job commit in the caller's transaction, or none of them does. A
 // job whose tokens are there is available at COMMIT. A job that is reserved starts when its tokens
-// exist, and never earlier by the database's clock, on whatever client. A job that is denied is not
-// inserted, and nothing is taken for it.
+// exist, and never earlier according to the database's clock, whichever client works it. A job that
+// is denied is not inserted, and nothing is taken for it.
 //
 //	sched := scheduler.New(limiter, scheduler.Config{})
 //	riverClient, err := river.NewClient(riverpgxv5.New(pool),
@@ -35,12 +35,12 @@
 //     those available that are due within 25 s, moves those whose time has changed, and notifies
 //     River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
-//     in a pause say, the client puts it off.
+//     for example because of a pause, the client puts it off.
 //
-// That costs one query a second for each client and a few more for the one that does the rounds,
-// one query for jobs that start together, and, while jobs become due, at most 100 notifications a
-// second from each process on average. A reserved job has as many row versions as a scheduled job
-// of River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.17
+// That costs each client one query a second, and the one that does the rounds a few more. Jobs that
+// start together cost one query. While jobs become due, each process sends at most 100
+// notifications a second on average. A reserved job has as many row versions as a scheduled job of
+// River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.17
 // times River's throughput, because clients fetch when they are notified. How late jobs start,
 // measured with the benchmarks of this package:
 //
@@ -122,9 +122,9 @@
 // waiting jobs; those that reach workers together pay in their own order. So after an outage jobs
 // start at the limit's rate.
 //
-// Waiting jobs follow the rule of their limit as the process that looks at them has defined it,
-// from one second after the definition. If a process defines a name again, the newest definition
-// counts. A rule that came with a request ([ratelimit.Request.Rule]) stays.
+// The process that looks at waiting jobs applies the rule that it has defined for their limit, from
+// one second after the definition. If a process defines a name again, the newest definition counts.
+// A rule that came with a request ([ratelimit.Request.Rule]) stays.
 //
 // # Limits of workers, pauses
 //
