@@ -25,7 +25,8 @@ type Guard struct {
 		RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	}
 
-	// Timeout bounds each decision, as a database may hang. Default: the deadline of the request's
+	// Timeout bounds each decision, as a database may hang; it does not bound an Ask that looks something
+	// up. Default: the deadline of the request's
 	// context, or [ratelimit.Config]'s Timeout if it has none.
 	Timeout time.Duration
 

@@ -151,6 +151,8 @@ func invalid(field string, value any, want string) error {
 // has not run. If giving back failed, check has returned true, and the attempt may still count as a
 // failure.
 //
+// It has no time limit of its own: give ctx a deadline, or a database that hangs holds the request.
+//
 // Inside an InTx on the same pool it is refused with [ratelimit.ErrNested]: the charge must not
 // roll back.
 func (l *Lockout) Attempt(ctx context.Context, who Who, check func(ctx context.Context) (bool, error)) (bool, error) {
