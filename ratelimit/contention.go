@@ -63,8 +63,11 @@ func (c *contention) starving(statements []*statement) (rows []row) {
 		return nil
 	}
 	for _, s := range statements {
-		if s.writes && c.starved[s.c.row()] > 0 && len(rows) < mostQueued {
-			rows = append(rows, s.c.row())
+		if !s.writes || len(rows) == mostQueued {
+			continue
+		}
+		if r := s.c.row(); c.starved[r] > 0 {
+			rows = append(rows, r)
 		}
 	}
 	return rows

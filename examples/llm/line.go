@@ -89,7 +89,7 @@ func (s *submitter) queue(ctx context.Context, messages []scheduler.QueueManyPar
 }
 
 func (s *store) answered(ctx context.Context, tenant string) (n int, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT count(answer) FROM message WHERE tenant = $1`, tenant).Scan(&n)
+	err = s.pool.QueryRow(ctx, `SELECT pg_catalog.count(answer) FROM message WHERE tenant = $1`, tenant).Scan(&n)
 	return n, err
 }
 
