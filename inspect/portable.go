@@ -17,8 +17,8 @@ const (
 	// $1 the name before
 	nextNameSQL = `SELECT min(name) FROM {table} WHERE name > $1::text`
 
-	// Parameters as of keysSQL, but for the clock. The keys that begin with $5 are those under which
-	// limits without keys have their shards. Those have a head without a key.
+	// Its parameters are those of keysSQL without the clock, and in $5 the prefix of reserved keys,
+	// under which limits without keys store their shards. Such a limit is found by its head.
 	someKeysSQL = `SELECT DISTINCT key COLLATE "C" AS key FROM {table}
 WHERE name = $1::text AND key COLLATE "C" >= $2::text AND starts_with(key, $3::text) AND NOT starts_with(key, $5::text)
 ORDER BY key LIMIT $4::bigint`

@@ -34,10 +34,11 @@ type contention struct {
 	starved map[row]int       // how many transactions of InSQLTx have lost it starvesAfter times, and still want it
 }
 
-// starves has first attempts of InSQLTx queue for rows until done is called.
+// starves makes first attempts of InSQLTx queue for rows until done is called.
 //
-// Such an attempt learns what it takes too late to queue: its transaction has begun. So it takes the row past those who
-// queue. Most of the time that is the fastest way, as the row is never idle. But then one that queues may lose it for ever.
+// Such an attempt learns which rows it takes only after its transaction has begun, which is too late to queue. So it takes
+// a row ahead of transactions that queue for it. That keeps the row busy, but a queued transaction may lose the row again
+// and again.
 func (c *contention) starves(rows []row) (done func()) {
 	add := func(n int) {
 		c.mu.Lock()
@@ -55,7 +56,7 @@ func (c *contention) starves(rows []row) (done func()) {
 	return func() { add(-1) }
 }
 
-// starving picks the rows of statements that others have wanted for long.
+// starving picks the rows of statements for which another transaction starves.
 func (c *contention) starving(statements []*statement) (rows []row) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +161,8 @@ func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
 
 var errYielded = errors.New("another transaction has waited for this balance for long: this one runs again after it")
 
-// yields ends a first attempt of InSQLTx that would take a row past those whom it starves. The next one queues behind them.
+// yields returns an error if this first attempt of InSQLTx is about to take a row for which another transaction starves.
+// The transaction then runs again, and its next attempt queues for the row.
 func (a *attempt) yields(l *Limiter, statements []*statement) error {
 	if a == nil || a.again || !a.queues || l != a.l || l.maxAttempts == 1 {
 		return nil

@@ -106,6 +106,7 @@ func (v *visit) take(
 	return err
 }
 
+// reserving returns requests that may be granted for later. A Within of theirs stays.
 func reserving(requests []ratelimit.Request) []ratelimit.Request {
 	all := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {

@@ -24,18 +24,9 @@ func (j *Jobs) ReserveTx(
 	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
 	requests ...ratelimit.Request,
 ) (*Inserted, error) {
-	in, err := j.InsertTx(ctx, tx, args, opts, patient(requests)...)
+	in, err := j.InsertTx(ctx, tx, args, opts, reserving(requests)...)
 	if err != nil {
 		return in, err
 	}
 	return in, in.Err()
-}
-
-// patient has each request ask for a later time if need be. OrReserve keeps a Within.
-func patient(requests []ratelimit.Request) []ratelimit.Request {
-	all := make([]ratelimit.Request, len(requests))
-	for i, r := range requests {
-		all[i] = r.OrReserve()
-	}
-	return all
 }

@@ -35,7 +35,7 @@ func summarize(ctx context.Context, s *store, b budget, l limits, denied int64, 
 	return sum, err
 }
 
-// end adds what there is to say of all calls, and of the fair line.
+// end adds the lines that sum up all calls and the fair line.
 func (s *summary) end(ctx context.Context, st *store, refused int64) (err error) {
 	s.refused = refused
 	if s.greedy, err = st.waited(ctx, greedy); err == nil {

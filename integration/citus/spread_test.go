@@ -94,7 +94,7 @@ func left(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) float64 {
 	return s.Value
 }
 
-// near is as much, but for what flows in while the test runs.
+// near reports whether two balances are equal, apart from tokens that flow in while the test runs.
 func near(got, want float64) bool { return got >= want && got < want+1 }
 
 // Everything that is done to a limit reaches its shards on all nodes.
