@@ -163,8 +163,15 @@ func TestAPausedQueueStartsNothing(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	client := j.client(t, sched)
+	events, unsubscribe := client.Subscribe(river.EventKindQueuePaused)
+	t.Cleanup(unsubscribe)
 	if err := client.QueuePause(t.Context(), river.QueueDefault, nil); err != nil {
 		t.Fatal(err)
+	}
+	select {
+	case <-events: // the client, which hears of it by a notification or its poll, has stopped to fetch
+	case <-time.After(time.Minute):
+		t.Fatal("the client has not paused the queue")
 	}
 	job := f.reserve(t, sched.Jobs(client), 1, 100*time.Millisecond)
 	j.never(t, 2*time.Second)

@@ -201,23 +201,37 @@ func (p *plugin) look(items []*visit) {
 	}
 }
 
-// connected runs fn on a connection of the pool. Where workers have all of them, in a middleware of
-// their own that holds a transaction open, they wait for this look before they go on: then fn gets
-// a connection of its own. There is one at a time.
+// connected runs fn on a connection of the pool. If workers hold all of them, in a middleware of
+// their own that keeps a transaction open, they wait for this look before they go on: then fn gets
+// a connection of its own. There is one at a time. A connection that is being opened is waited for.
 func (p *plugin) connected(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
-	brief, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
-	defer cancel()
-	c, err := p.pool.Acquire(brief)
-	if stat := p.pool.Stat(); err != nil && ctx.Err() == nil && stat.AcquiredConns() == stat.MaxConns() {
-		cfg := p.pool.Config()
-		cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
-		own, other := pgxpool.NewWithConfig(ctx, cfg)
-		if other != nil {
-			return other
+	for {
+		brief, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
+		c, err := p.pool.Acquire(brief)
+		cancel()
+		stat := p.pool.Stat()
+		switch {
+		case err == nil:
+			defer c.Release()
+			return fn(c)
+		case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
+			return err
+		case stat.AcquiredConns() == stat.MaxConns():
+			return p.onItsOwn(ctx, fn)
 		}
-		defer own.Close()
-		c, err = own.Acquire(ctx)
 	}
+}
+
+// onItsOwn runs fn on a connection outside of the pool.
+func (p *plugin) onItsOwn(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
+	cfg := p.pool.Config()
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
+	own, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	c, err := own.Acquire(ctx)
 	if err != nil {
 		return err
 	}

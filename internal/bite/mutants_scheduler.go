@@ -151,6 +151,8 @@ var ofTheScheduler = []mutant{
 		"ORDER BY priority, scheduled_at, id LIMIT", "ORDER BY priority, scheduled_at DESC, id DESC LIMIT", "ABacklogKeepsItsOrder", jobs, false},
 	{"backlog: without room, all come at once", "scheduler/backlog.go",
 		"turn.Add(flowing(j.requests, check.Outcomes))", "turn", "ABacklogLeaves", jobs, false},
+	{"start: a connection that opens slowly costs an attempt", "scheduler/start.go",
+		"ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded)", "true", "ASlowConnection", jobs, false},
 	{"backlog: who has a place gets another", "scheduler/backlog.go",
 		"ok && t.Paid && t.is", "ok && false && t.is", "ABacklogLeavesPlaces", jobs, false},
 }
