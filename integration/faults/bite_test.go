@@ -278,6 +278,10 @@ func TestTheAuditFindsBrokenBooks(t *testing.T) {
 		"DeniedForAMoment": {func(_ *books, r map[string]*record) { // by a limit without shards
 			r["denied"].op.Works[0], r["denied"].bound, r["denied"].again = take{k, 58}, k, true
 		}, "denied 58 tokens"},
+		"DeniedARoomyShard": {func(_ *books, r map[string]*record) {
+			r["denied"].op = op{ID: "denied", Reserve: &take{account{"reserved", "k"}, 1.5}, Shards: 5}
+			r["denied"].bound = r["denied"].op.Reserve.Account
+		}, "denied 1.5 tokens"},
 		"DeniedByAnother":        {func(_ *books, r map[string]*record) { r["denied"].bound = k }, "which it did not ask"},
 		"AutocommitOfADifferent": {func(b *books, _ map[string]*record) { b.balances[account{"auto", "a"}] = 1 }, "a: neither whole nor absent"},
 		"AutocommitLost": {func(b *books, r map[string]*record) {
@@ -293,6 +297,19 @@ func TestTheAuditFindsBrokenBooks(t *testing.T) {
 				t.Errorf("found %q, want %q", v, c.want)
 			}
 		})
+	}
+}
+
+// A reservation larger than a shard's share is made in parts, and each needs room in its line: also if a change of shards has
+// made the share so small.
+func TestTheAuditAllowsThatPartsFindNoRoom(t *testing.T) {
+	t.Parallel()
+	b, r := sound()
+	o := op{ID: "denied", Reserve: &take{account{"reserved", "k"}, 1.5}, Shards: 5}
+	r["denied"].op, r["denied"].bound = o, o.Reserve.Account
+	b.shards = map[account]int{o.Reserve.Account: 8}
+	if v := audit(allTerms, b, r); len(v) > 0 {
+		t.Errorf("found %q", v)
 	}
 }
 

@@ -41,6 +41,7 @@ type record struct {
 type books struct {
 	balances     map[account]float64
 	ahead        map[account]float64 // of them: what flows in until a pause ends that a change of shards has made
+	shards       map[account]int     // that they have now
 	works        []entry
 	reservations []reservation
 	jobs         []job
@@ -236,7 +237,7 @@ func (a *auditor) denial(id string, r *record) {
 		least := 0.0
 		if r.op.Reserve != nil && t == *r.op.Reserve {
 			least = -l.debt
-			if r.op.Shards > 1 && t.Tokens > l.capacity/float64(r.op.Shards) {
+			if n := max(r.op.Shards, a.b.shards[r.bound]); n > 1 && t.Tokens > l.capacity/float64(n) {
 				return // it needs room in several lines, and these may be of unequal length
 			}
 		}

@@ -218,16 +218,19 @@ func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
 // books reads all there is, in one snapshot.
 func (f *fixture) books(t testing.TB) *books {
 	t.Helper()
-	b := &books{balances: map[account]float64{}, ahead: map[account]float64{}}
+	b := &books{balances: map[account]float64{}, ahead: map[account]float64{}, shards: map[account]int{}}
 	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var e entry
 			var value, ahead float64
-			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)),
-				sum(CASE WHEN paused_until > ts THEN rate * extract(epoch FROM paused_until - ts)::float8 * 1e6 / period ELSE 0 END)
-				FROM weir_balance WHERE shard >= 0 AND value > '-Infinity' GROUP BY name, key`,
-				[]any{&e.Account.Limit, &e.Account.Key, &value, &ahead}, func() {
-					b.balances[e.Account] = value
+			var shards int
+			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)) FILTER (WHERE shard >= 0),
+				coalesce(sum(rate * extract(epoch FROM paused_until - ts)::float8 * 1e6 / period)
+					FILTER (WHERE shard >= 0 AND paused_until > ts), 0),
+				coalesce(max(value::bigint % 2048) FILTER (WHERE shard = -1), 1)
+				FROM weir_balance WHERE value > '-Infinity' GROUP BY name, key HAVING max(shard) >= 0`,
+				[]any{&e.Account.Limit, &e.Account.Key, &value, &ahead, &shards}, func() {
+					b.balances[e.Account], b.shards[e.Account] = value, shards
 					if ahead > tolerance { // not that of a pause of some milliseconds
 						b.ahead[e.Account] = ahead
 					}
