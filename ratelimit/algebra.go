@@ -6,7 +6,7 @@ import (
 )
 
 // algebra is a rule made ready for arithmetic. Everything is in whole microseconds and float64 tokens, and each formula is
-// written in the order of its SQL twin in statements.go: both must round alike, or a caller denied with a RetryAt would be
+// written in the order of its SQL twin in take_sql.go and give_sql.go: both must round alike, or a caller denied with a RetryAt would be
 // denied again at that very instant. The float64 conversions keep a compiler from fusing a product into a sum.
 type algebra struct {
 	windowed bool

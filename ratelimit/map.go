@@ -34,7 +34,13 @@ package ratelimit
 // One call of one limit, in one row:
 //
 //	protocol.go      take, look, take again: how a call is decided; why it is two statements
-//	statements.go    the texts of all statements over one row, and their arguments
+//	take_sql.go      the texts that take
+//	give_sql.go      the texts that give back, charge, settle and reset
+//	pause_sql.go     the texts that pause and resume
+//	look_sql.go      the texts that read balances and write layouts
+//	queue_sql.go     the texts with which transactions queue for rows
+//	statements.go    makes the final texts of them; testdata/statements.sql has each
+//	statement.go     a text with its arguments and the row that it answers with
 //	execute.go       sends them in a transaction of pgx, and remembers what the connection knows
 //	postgres.go      what an error of the database means
 //	denials.go       who is expected to be denied, so that a flood of denials only reads
@@ -72,6 +78,7 @@ package ratelimit
 //	coalesce.go      Coalesce: calls of many goroutines, decided together
 //	lane.go          the queue of calls, and who decides the next
 //	together.go      one round of that: looks, takes and answers
+//	together_put.go  decides on rows that are locked, and writes what is left
 //	many.go          the statements over many rows
 //	held.go          calls whose rows other transactions hold
 //	alone.go         calls that cannot be decided together with others
@@ -81,8 +88,11 @@ package ratelimit
 // A limit of several shards:
 //
 //	book.go          what this process knows of the shards of each key
-//	sharded.go       which shard a call takes from, and when it looks at all
+//	sharded.go       the protocol where a limit has shards
+//	aim.go           which shard, or which of them, a call takes from
+//	look_shards.go   reads all shards, and gives a limit those that it is to have
 //	whole.go         the shards of a key seen as one balance
+//	parts.go         how a count is divided over shards
 //	reshard.go       another number of shards, with every token kept
 //	hot.go           tells that a limit wants more shards
 //

@@ -58,7 +58,7 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $within::bigint::float8)`
 
-	// isFull is refilled of statements.go, compared. A closed row has what it owed as its capacity.
+	// isFull is refilled of give_sql.go, compared. A closed row has what it owed as its capacity.
 	isFull = `CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -340,81 +339,6 @@ func (p *scheme) locked() {
 			p.alone, p.late = append(p.alone, p.late...), nil
 		}
 	}
-}
-
-// rowsOf are the rows of calls, in the order in which every call locks its own. The calls are put
-// into the order of their arrival.
-func rowsOf(some []*waiter) (rows []*standing) {
-	slices.SortFunc(some, func(a, b *waiter) int { return cmp.Compare(a.order, b.order) })
-	of := make(map[place]*standing, len(some))
-	for _, w := range some {
-		for i := range w.calls {
-			c := &w.calls[i]
-			r := of[c.place()]
-			if r == nil {
-				r = &standing{c: c}
-				of[c.place()], rows = r, append(rows, r)
-			}
-			w.rows[i] = r
-		}
-	}
-	slices.SortFunc(rows, func(a, b *standing) int { return compareRows(a.c, b.c) })
-	return rows
-}
-
-// put decides calls one after the other, and writes and commits what they leave of their rows. It
-// returns those that are to be decided again.
-func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again []*waiter) {
-	var decided, alone, held []*waiter
-	for _, w := range some {
-		granted, closed := w.judge()
-		switch {
-		case closed:
-			alone = append(alone, w)
-		case granted && slices.ContainsFunc(w.rows, (*standing).held):
-			held = append(held, w)
-		default:
-			if granted {
-				w.take()
-			}
-			decided = append(decided, w)
-		}
-	}
-	statements, missing := p.c.l.putMany(rows)
-	if len(missing) > 0 {
-		begin = append(begin, p.c.l.patienceSQL(inserting))
-	}
-	var err error
-	if len(statements) > 0 {
-		err = p.trip(begin, true, statements...)
-	} else {
-		p.rollback()
-	}
-	switch state := stateOf(err); {
-	case err == nil:
-	case p.c.l.stuck(err): // some of those that are missing are being inserted by others
-		for _, w := range some {
-			if i := slices.IndexFunc(w.rows, func(r *standing) bool { return slices.Contains(missing, r) }); i >= 0 {
-				p.hold(w, w.calls[i].place(), max(1, len(missing)/2))
-			} else {
-				again = append(again, w)
-			}
-		}
-		return again
-	case isConflict(err) || state == "23505": // there is now a row that there was not
-		return some
-	default:
-		p.fail(err, some)
-		return nil
-	}
-	for _, w := range decided {
-		p.noted(w)
-	}
-	for _, w := range held {
-		p.heldUp(w)
-	}
-	p.alone = append(p.alone, alone...)
-	return nil
 }
 
 // fail answers calls with an error. If the database has answered with it, it may be that of one of

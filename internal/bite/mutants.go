@@ -75,7 +75,7 @@ var ofTheCore = []mutant{
 		"generate_series(1, 320)", "generate_series(1, 1)", "UnrelatedKeys|WholeTable", whole, true},
 
 	// together
-	{"together: the last come first", "ratelimit/together.go",
+	{"together: the last come first", "ratelimit/together_put.go",
 		"return cmp.Compare(a.order, b.order) })", "return cmp.Compare(b.order, a.order) })", "OrderOfTheirArrival", whole, true},
 	{"together: a row that there was not grants its sum", "ratelimit/together.go",
 		"r.count > first.capacity || ", "", "FirstUsesThatCome", whole, true},

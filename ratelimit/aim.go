@@ -1,0 +1,243 @@
+package ratelimit
+
+import (
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// aim is where one of the calls is to take from.
+type aim struct {
+	c      *call
+	layout shard.Layout
+	from   []int // the candidates, of which one will do; else
+	plan   plan
+	wait   bool    // for the first of them, if others hold them all
+	level  float64 // to which the candidates are expected to be left, at the least
+	sent   []*statement
+}
+
+// locked is the last row that takes have locked for nothing, as far as can be seen: 0, if they have locked none. A shard that
+// has enough was not denied, but held by somebody else.
+func locked(aims []aim, seen []*whole) (last int32) {
+	for i := range aims {
+		a, w := &aims[i], seen[i]
+		for _, s := range a.sent {
+			if s.whole == nil || a.layout != w.Layout {
+				continue
+			}
+			rows := s.shards
+			if rows == nil {
+				rows = []int32{s.c.shard}
+			}
+			for _, row := range rows {
+				_, k := shard.Address(row)
+				r := s.whole.of(w.Layout, k)
+				if s.found || r.at(w.rows[k], w.at).value-s.c.count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
+					last = max(last, row)
+				}
+			}
+		}
+	}
+	return last
+}
+
+// guess aims by what is known, at one shard for each call. It reports whether enough is known for all
+// of them.
+func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
+	for i := range calls {
+		c := &calls[i]
+		layout, known := l.books.layout(c)
+		switch {
+		case !known && c.shards <= 1: // one row, as far as is known
+			aims[i] = aim{c: c, layout: shard.Single}
+		case c.leave > 0: // what all shards have decides
+			return false
+		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) && !l.divide(&aims[i], c, x.session()):
+			return false
+		}
+	}
+	return true
+}
+
+// choose aims at one of several shards, by what is known.
+// It reports whether one is known that would do.
+func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
+	layout, from, enough, level := l.books.choose(c, session, l.clock)
+	if len(from) == 0 {
+		return false
+	}
+	*a = aim{c: c, layout: layout, from: from, level: level, wait: len(from) > 1 && 2*enough > layout.Shards}
+	return true
+}
+
+// divide aims at several shards, by what is known, if the call may wait.
+func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
+	w := l.books.known(c, l.clock)
+	if w == nil || !c.pausable() {
+		return false
+	}
+	p, ok := c.plan(w, w.at, false, l.books.free(c, w.Layout, session))
+	*a = aim{c: c, layout: w.Layout, plan: p}
+	return ok && len(p.parts) > 0
+}
+
+// aim aims by what was seen, in which each of the calls is granted. The last time it does so however others have left the
+// shards since.
+func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last bool) {
+	for i := range calls {
+		c, w := &calls[i], seen[i]
+		aims[i] = aim{c: c, layout: w.Layout}
+		if w.Layout == shard.Single {
+			continue
+		}
+		free := l.books.free(c, w.Layout, x.session())
+		p, ok := c.plan(w, w.at, last && c.pausable(), free)
+		if !ok {
+			p, _ = c.plan(w, w.at, last && c.pausable(), nil)
+		}
+		if len(p.able) == 0 {
+			aims[i].plan, aims[i].wait = p, last
+		} else {
+			aims[i].among(p.able, w, free)
+		}
+		if last {
+			aims[i].anyLevel()
+			aims[i].wait = aims[i].wait || c.pausable()
+		}
+	}
+}
+
+// among aims at one of the shards that were seen to grant the call.
+func (a *aim) among(able []int, w *whole, free func(int) bool) {
+	shares := a.c.shares(w.Shards)
+	view := func(k int) shard.View {
+		i := able[k]
+		return shard.View{Tokens: shares.of(i).at(w.rows[i], w.at).value, Busy: !free(i)}
+	}
+	chosen, _ := shard.Choose(len(able), -1, a.c.count, closed, view, rand.IntN)
+	for _, k := range chosen {
+		a.from = append(a.from, able[k])
+		a.level = min(a.level, view(k).Tokens-a.c.count)
+	}
+	a.level -= muchWorse * a.c.count
+	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
+}
+
+// anyLevel has the call take from what it is aimed at however that stands by now.
+func (a *aim) anyLevel() {
+	a.level = closed
+	for k := range a.plan.parts {
+		p := &a.plan.parts[k]
+		row := a.c.take(a.layout, p.shard, p.count)
+		p.least = row.least()
+	}
+}
+
+// send makes the statements. A transaction that holds a row for nothing takes from rows behind it only, in which order
+// everybody waits, or there is none.
+func (l *Limiter) send(a *aim, held int32) {
+	ahead := func(i int) bool { return a.layout.Row(i) <= held }
+	if held > 0 && a.layout != shard.Single {
+		parts := len(a.plan.parts)
+		a.from = slices.DeleteFunc(a.from, ahead)
+		if slices.ContainsFunc(a.plan.parts, func(p part) bool { return ahead(p.shard) }) || parts == 0 && len(a.from) == 0 {
+			a.sent = nil
+			return
+		}
+	}
+	switch {
+	case a.layout == shard.Single:
+		c := *a.c
+		c.shards = 0
+		a.sent = []*statement{l.takeOf(&c)}
+	case a.from != nil:
+		a.sent = []*statement{l.takeShard(a)}
+	default:
+		a.sent = nil
+		for _, p := range a.plan.parts {
+			a.sent = append(a.sent, l.takePart(a, p))
+		}
+	}
+}
+
+// takeShard takes from the first of the candidates that nobody else holds.
+func (l *Limiter) takeShard(a *aim) *statement {
+	c, k := a.c, len(a.from)
+	row := c.of(a.layout, a.from[0])
+	least := max(row.least(), a.level)
+	if l.portable {
+		return l.takeRow(c, &row, least)
+	}
+	if k == 1 && !a.wait && c.within == 0 {
+		s := l.write(&row, l.sql.of(c).takeOwn, row.count, least, c.pausable(), c.lock(row.shard), nil)
+		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
+		return s
+	}
+	shares := c.shares(a.layout.Shards)
+	rows, locks := make([]int32, k), make([]int32, k)
+	capacities, rates := make([]float64, k), make([]float64, k)
+	for j, i := range a.from {
+		s := shares.of(i)
+		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.capacity, s.rate
+		locks[j] = c.lock(rows[j])
+	}
+	s := &statement{
+		c: &row, whole: c, sql: l.sql.of(c).takeShard, shards: rows,
+		args: []any{c.name, c.key, rows, capacities, rates, c.period, row.count, l.now(), c.originTime(), least, c.pausable(), locks, a.wait},
+	}
+	if c.within > 0 {
+		s.sql = l.sql.of(c).takeShardWithin
+		s.args[10] = float64(c.within)
+		s.args = append(s.args, row.credited())
+	}
+	return s
+}
+
+// takePart takes a part of what a call asks for. Of those who gather the tokens that are there, one
+// goes first, and takes no shard that others hold.
+func (l *Limiter) takePart(a *aim, p part) *statement {
+	row := a.c.take(a.layout, p.shard, p.count)
+	if !a.plan.ahead {
+		row.leave = p.least
+	}
+	switch {
+	case l.portable && a.plan.ahead:
+		return l.takeRow(a.c, &row, p.least)
+	case l.portable:
+		return l.takeRow(a.c, &row, 0)
+	case a.plan.ahead:
+		one := *a.c
+		one.count, one.before = row.count, row.before
+		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least})
+		s.whole = a.c
+		return s
+	}
+	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, row.leave, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s.whole, s.row, s.writes = a.c, row.shard, false
+	return s
+}
+
+// takeRow takes from one shard, and waits for whoever holds it: where there are no advisory locks.
+func (l *Limiter) takeRow(c, row *call, least float64) *statement {
+	one := *row
+	s := l.takeOf(&one)
+	s.args[9] = max(s.args[9].(float64), least) //nolint:forcetypeassert // the least balance to leave
+	s.whole, s.row, s.writes = c, row.shard, false
+	return s
+}
+
+// gathering stands for a row in the number of the lock of who gathers.
+const gathering = -1
+
+// lock is the number of the advisory lock of a shard. Only who finds it free takes from the shard,
+// which spares waiting. Nothing goes wrong without it, or if two rows have the same.
+func (c *call) lock(row int32) int32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(c.name))
+	_, _ = h.Write([]byte{0})
+	_, _ = h.Write([]byte(c.key))
+	return int32(h.Sum32()) + row //nolint:gosec // wraps
+}

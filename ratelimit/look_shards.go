@@ -1,0 +1,138 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+
+	"github.com/weir-go/weir/shard"
+)
+
+// look reads limits as a whole, before the transaction begins if it can, and gives those the shards
+// that they are to have that have fewer.
+func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+	looks := l.looksAtShards(calls)
+	if did, err := x.aside(ctx, looks, false); err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	} else if !did {
+		if err := x.run(ctx, looks); err != nil {
+			return nil, explain(ctx, err, "look at", calls)
+		}
+	}
+	return l.grown(ctx, x, looks, calls)
+}
+
+// lookAgain reads limits after a take was denied, or has failed because of a concurrent transaction.
+// What the transaction has taken goes back. If it has done nothing else it is rolled back, and nothing
+// of the caller's need run again.
+func (l *Limiter) lookAgain(
+	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
+) (seen []*whole, restarted bool, err error) {
+	looks := l.looksAtShards(calls)
+	if first {
+		restarted, err = x.restart(ctx, looks)
+	}
+	switch {
+	case !restarted && failed != nil:
+		return nil, false, explain(ctx, failed, "take", calls)
+	case !restarted && err == nil:
+		gives := l.gives(takes)
+		if len(gives) > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = detached(ctx) // or the transaction would go on with a part of the call
+			defer cancel()
+		}
+		err = x.run(ctx, append(gives, looks...))
+	}
+	if err != nil {
+		return nil, false, explain(ctx, err, "look at", calls)
+	}
+	for i := range calls {
+		calls[i].forget()
+	}
+	seen, err = l.grown(ctx, x, looks, calls)
+	return seen, restarted, err
+}
+
+// grown is what looks have seen, after limits were given the shards that they lack.
+func (l *Limiter) grown(ctx context.Context, x executor, looks []*statement, calls []call) ([]*whole, error) {
+	for range rounds {
+		seen, err := l.seen(x, looks, calls)
+		if err != nil {
+			return nil, explain(ctx, err, "look at", calls)
+		}
+		again := false
+		for i := range calls {
+			lacks := seen[i].lacks()
+			if seen[i].Shards >= calls[i].shards && !lacks {
+				continue
+			}
+			if x.single() {
+				return nil, errUndecided
+			}
+			if lacks {
+				if err := l.mend(ctx, x, &calls[i], seen[i].Layout); err != nil {
+					return nil, explain(ctx, err, "mend the shards of", calls[i:])
+				}
+			}
+			if err := l.reshard(ctx, x, &calls[i], calls[i].shards, false); err != nil {
+				return nil, explain(ctx, err, "give shards to", calls[i:])
+			}
+			again = true
+		}
+		if !again {
+			return seen, nil
+		}
+		looks = l.looksAtShards(calls)
+		if err := x.run(ctx, looks); err != nil {
+			return nil, explain(ctx, err, "look at", calls)
+		}
+	}
+	return nil, explain(ctx, errMoving, "look at", calls)
+}
+
+var errMoving = errors.New("its shards keep changing")
+
+// seen is what looks have seen.
+func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, error) {
+	seen := make([]*whole, len(calls))
+	for i, s := range looks {
+		c := &calls[i]
+		w, valid := s.look.whole()
+		if !valid {
+			l.books.forget(c)
+			return nil, errHead(s.look.number)
+		}
+		if seen[i] = w; w.Layout == shard.Single {
+			l.books.forget(c)
+		} else {
+			l.books.look(c, w, x.transaction())
+		}
+	}
+	return seen, nil
+}
+
+func (l *Limiter) looksAtShards(calls []call) []*statement {
+	looks := make([]*statement, len(calls))
+	for i := range calls {
+		c := &calls[i]
+		looks[i] = &statement{c: c, sql: l.sql.lookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+		if l.spread && c.key == "" {
+			looks[i].sql, looks[i].args = l.sql.lookSpread, append(looks[i].args, l.homes(c.key))
+		}
+	}
+	return looks
+}
+
+// see reads limits as a whole.
+func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+	looks := l.looksAtShards(calls)
+	err := x.run(ctx, looks)
+	var seen []*whole
+	if err == nil {
+		seen, err = l.seen(x, looks, calls)
+	}
+	if err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	}
+	return seen, nil
+}

@@ -1,0 +1,207 @@
+package ratelimit
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// part is what is to be taken from one shard.
+type part struct {
+	shard int
+	count float64 // tokens
+	most  float64 // that may be taken
+	least float64 // that must be left
+}
+
+// plan is how a call is granted by a limit.
+type plan struct {
+	able  []int  // the shards of which each grants it alone, the fullest first; else
+	parts []part // what to take from several, in the order of their rows
+	ahead bool   // and that is reserved
+}
+
+// plan tells how the limit would grant the call at now. If no single shard does, it takes the tokens
+// that there are from the fullest shards, or reserves in several so that their lines stay level; if it
+// is to be ahead, it does not gather. From several it takes only where free allows it; nil allows all.
+func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
+	shares := c.shares(w.Shards)
+	most, share := c.largest(&shares)
+	if most < share && most*float64(w.Shards) >= c.count {
+		if p, ok := c.planBy(w, now, ahead, free, shares, most); ok {
+			return p, true
+		}
+	}
+	return c.planBy(w, now, ahead, free, shares, share)
+}
+
+// planBy is plan for parts of so many tokens, unless they must be larger.
+func (c *call) planBy(
+	w *whole, now int64, ahead bool, free func(int) bool, shares shares, most float64,
+) (p plan, ok bool) {
+	there := make([]part, 0, w.Shards)
+	var loose []part // those that are not paused
+	row := c.of(w.Layout, 0)
+	var values []float64
+	left := -c.count
+	for i := range w.Shards {
+		row.algebra, row.leave = *shares.of(i), c.leaves(w.Shards, i)
+		b := row.at(w.rows[i], now)
+		values = append(values, b.value)
+		left += max(0, b.value)
+		if one := (part{shard: i, count: b.value - row.leave, most: shares.each.capacity}); free == nil || free(i) {
+			if there = append(there, one); b.pausedUntil == open {
+				loose = append(loose, one)
+			}
+		}
+		if c.count <= most || b.value >= c.count || w.Shards == 1 || !c.pausable() {
+			if _, ok := row.grants(b); ok {
+				p.able = append(p.able, i)
+			}
+		}
+	}
+	if w.Shards > 1 && left < c.leave && c.leave > 0 {
+		return plan{}, false
+	}
+	if len(p.able) > 0 {
+		slices.SortStableFunc(p.able, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
+		return p, true
+	}
+	if w.Shards == 1 || len(there) == 0 {
+		return p, false
+	}
+	if !ahead {
+		if p.parts, ok = gather(loose, c.count); ok {
+			for k := range p.parts {
+				q := &p.parts[k]
+				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the latter is rounded
+			}
+			return p, true
+		}
+	}
+	if !c.pausable() {
+		return p, false
+	}
+	// As few rows as will do, of which none gives more than half a share unless it has more than others: so
+	// that their lines can be level. But where little more may be reserved, several shards may have room
+	// for what fewer have not.
+	slices.SortStableFunc(there, byCount)
+	if k := math.Ceil(c.count / min(most, shares.each.capacity/2)); 1 < k && k < float64(len(there)) {
+		if p, ok := c.planAhead(w, now, there[:int(k)]); ok {
+			return p, true
+		}
+	}
+	return c.planAhead(w, now, there)
+}
+
+// planAhead reserves in some shards, or in fewer if some of them do not grant their parts. Only if all
+// shards together have no room for it may a part be larger than it should.
+func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
+	p.ahead = true
+	for {
+		room := 0.0
+		for _, q := range there {
+			room += q.most
+		}
+		if len(there) == 0 || room < c.count && len(there) < w.Shards {
+			return plan{}, false
+		}
+		p.parts = level(there, c.count)
+		var denied []int
+		for k := range p.parts {
+			q := &p.parts[k]
+			row := c.take(w.Layout, q.shard, q.count)
+			if _, ok := row.grants(row.at(w.rows[q.shard], now)); !ok {
+				denied = append(denied, q.shard)
+			}
+			q.least = max(q.least, row.least())
+		}
+		if len(denied) == 0 {
+			return p, true
+		}
+		there = slices.DeleteFunc(slices.Clone(there), func(q part) bool { return slices.Contains(denied, q.shard) })
+	}
+}
+
+// byCount puts the fullest first.
+func byCount(a, b part) int { return cmp.Or(cmp.Compare(b.count, a.count), a.shard-b.shard) }
+
+func byShard(a, b part) int { return a.shard - b.shard }
+
+// gather takes n from the fullest shards, and from no more of them than it must.
+func gather(there []part, n float64) (parts []part, ok bool) {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	sum := 0.0
+	for _, p := range there {
+		sum += max(0, p.count)
+	}
+	if !(sum >= n) {
+		return nil, false
+	}
+	for _, p := range there {
+		if p.count < 0 || p.count == 0 && n > 0 {
+			break
+		}
+		p.count = min(p.count, n)
+		parts = append(parts, p)
+		if n -= p.count; n <= 0 {
+			slices.SortFunc(parts, byShard)
+			return parts, true
+		}
+	}
+	return nil, false
+}
+
+// level takes n so that the shards from which it takes are left with the same, and no more from one than
+// may be, unless even all of them together do not have room for that.
+func level(there []part, n float64) []part {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	room := 0.0
+	for _, p := range there {
+		room += p.most
+	}
+	if room < n*(1-1e-9) { // a share may have been rounded
+		for k := range there {
+			there[k].most = math.Inf(1)
+		}
+	}
+	taken := func(left float64) (sum float64) {
+		for _, p := range there {
+			sum += min(p.most, max(0, p.count-left))
+		}
+		return sum
+	}
+	left, above := there[len(there)-1].count-n, there[0].count
+	for range 64 {
+		if middle := left + (above-left)/2; taken(middle) >= n {
+			left = middle
+		} else {
+			above = middle
+		}
+	}
+	// Of few digits, as the parts of what was divided are (see shard.Split): so that they add up without
+	// rounding, and no debt of ten tokens becomes one that the window of ten does not repay.
+	if _, exp := math.Frexp(max(math.Abs(there[0].count), n)); n > 0 {
+		left = math.Ldexp(math.Round(math.Ldexp(left, 44-exp)), exp-44)
+	}
+	var parts []part
+	rest := n
+	for _, p := range there {
+		had := p.count
+		if p.count = min(p.most, max(0, had-left), rest); p.count <= n*1e-9 { // made by rounding
+			continue
+		}
+		rest -= p.count
+		p.least = had - 3*p.count
+		parts = append(parts, p)
+	}
+	if len(parts) == 0 {
+		parts = append(parts, part{shard: there[0].shard, least: math.Inf(-1)})
+	}
+	if last := &parts[len(parts)-1]; rest > 0 { // by rounding
+		last.count += rest
+		last.least -= rest
+	}
+	slices.SortFunc(parts, byShard)
+	return parts
+}

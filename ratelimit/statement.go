@@ -1,0 +1,168 @@
+package ratelimit
+
+import (
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// statement is one text on its way to the database, with room for the row that it answers with, if it answers with one.
+type statement struct {
+	sql    string
+	args   []any
+	c      *call // whose row it is about; nil for a statement that answers with none
+	writes bool  // locks that row, for which callers queue
+
+	answer columnsOf
+	found  bool
+	looks  bool  // and answers with the clock
+	once   *bool // the only column, of settleSQL
+
+	whole  *call   // the limit of whose shard c is
+	shards []int32 // of takeShardSQL: the candidates' rows
+	row    int32   // and the one that was taken from
+	lone   bool    // the candidate was the only one
+	look   *look   // the columns of lookShardsSQL
+}
+
+// columnsOf is a row in answer, by its columns, and the clock where it is asked for.
+type columnsOf struct {
+	value  pgtype.Float8
+	ts     pgtype.Timestamptz
+	paused pgtype.Timestamptz
+	delay  pgtype.Int8
+	moved  pgtype.Float8
+	at     time.Time
+}
+
+// dest is where the columns of the answer go.
+func (s *statement) dest() []any {
+	switch a := &s.answer; {
+	case s.once != nil:
+		return []any{s.once}
+	case s.look != nil:
+		return s.look.dest()
+	case s.shards != nil:
+		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved, &s.row}
+	case s.looks:
+		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved, &a.at}
+	default:
+		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved}
+	}
+}
+
+// balance is the answer.
+func (s *statement) balance() balance {
+	a := &s.answer
+	if !s.found || !a.value.Valid || !a.ts.Valid {
+		return balance{}
+	}
+	b := balance{true, number(a.value.Float64), a.ts.Time.UnixMicro(), open, a.delay.Int64, a.moved.Float64}
+	if a.paused.Valid {
+		b.pausedUntil = min(a.paused.Time.UnixMicro(), endOfTime)
+	}
+	return b
+}
+
+// number is a stored balance: NaN and infinity count as full, as by SQL's least.
+func number(value float64) float64 {
+	if value < math.Inf(1) {
+		return value
+	}
+	return full
+}
+
+func (c *call) originTime() any {
+	if !c.windowed {
+		return nil
+	}
+	return fromMicro(c.origin)
+}
+
+// write is a statement that writes the row of c.
+func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
+	a := c.args
+	if a == nil {
+		a = c.algebra.args(c.name)
+	}
+	args := make([]any, 0, 16)
+	args = append(args, a.name, l.home(c), c.shard, a.capacity, a.rate, a.period, tokens, l.now(), c.originTime())
+	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
+}
+
+// put writes the row of c, whatever stands there.
+func (l *Limiter) put(c *call, b balance) *statement {
+	var paused any
+	if b.pausedUntil != open {
+		paused = fromMicro(b.pausedUntil)
+	}
+	s := l.write(c, l.sql.put, b.value, paused, b.delay, b.moved)
+	if b.ts != 0 {
+		s.args[7] = fromMicro(b.ts)
+	}
+	return s
+}
+
+// takeOrFailOf is takeOf, for a statement that fails its transaction if it is denied.
+func (l *Limiter) takeOrFailOf(c *call) *statement {
+	s := l.takeOf(c)
+	if s.sql = l.sql.of(c).takeOrFail; c.within > 0 {
+		s.sql = l.sql.of(c).takeWithinOrFail
+	}
+	return s
+}
+
+func (l *Limiter) takeOf(c *call) *statement {
+	if c.within > 0 {
+		return l.write(c, l.sql.of(c).takeWithin, c.count, c.least(), float64(c.within), c.credited())
+	}
+	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.pausable())
+}
+
+// giveOf gives back what c took, but for what was used of it.
+func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
+	sql := l.sql.of(c).give
+	if !c.windowed {
+		return l.write(c, sql, c.count, float64(full), used, move)
+	}
+	return l.write(c, sql, c.count, float64(full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
+}
+
+// undoOf gives back all that c took. Tokens that were there at once are not those of somebody who waits: they have been
+// taken ahead of all who do.
+func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.atOnce()) }
+
+func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
+	return l.write(c, l.sql.charge, tokens)
+}
+
+func (l *Limiter) settleOf(r *Reservation) *statement {
+	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
+}
+
+func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }
+
+func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql.of(c).pause, full, d) }
+
+// closedOf is pauseOf or resumeOf for the rows of former layouts.
+func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
+	for _, key := range l.homes(c.key) {
+		all = append(all, &statement{c: c, sql: sql, args: append([]any{c.name, key, l.now()}, more...), once: new(bool)})
+	}
+	return all
+}
+
+func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, full) }
+
+func (l *Limiter) lookOf(c *call) *statement {
+	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}
+}
+
+// now is the set clock, or nil for the database's.
+func (l *Limiter) now() any {
+	if l.clock == nil {
+		return nil
+	}
+	return l.clock()
+}
