@@ -44,14 +44,14 @@ func (f *fixture) pelt(t *testing.T, n int, statements ...string) {
 
 func TestBackendsAreTerminated(t *testing.T) {
 	t.Parallel()
-	setUp(t).run(t, fault{rounds: 3, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
+	setUp(t).run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.pelt(t, 50, terminateOne)
 	}})
 }
 
 func TestStatementsAreCanceled(t *testing.T) {
 	t.Parallel()
-	setUp(t).run(t, fault{rounds: 3, hits: []class{canceled}, allowed: []class{stale}, inject: func(t *testing.T, f *fixture) {
+	setUp(t).run(t, fault{rounds: 1, hits: []class{canceled}, allowed: []class{stale}, inject: func(t *testing.T, f *fixture) {
 		f.pelt(t, 80, cancelOne)
 	}})
 }
@@ -67,7 +67,7 @@ func TestCallersGiveUp(t *testing.T) {
 		}
 		return rand.N(100 * time.Millisecond)
 	}
-	f.run(t, fault{rounds: 3, hits: []class{gaveUp}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 1, hits: []class{gaveUp}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, gaveUp, 100)
 	}})
 }
@@ -76,7 +76,7 @@ func TestCallersGiveUp(t *testing.T) {
 func TestAPoolOfOneConnectionUnderFaults(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
-	f.run(t, fault{rounds: 3, hits: []class{away, canceled}, allowed: []class{unknown, stale}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 1, hits: []class{away, canceled}, allowed: []class{unknown, stale}, inject: func(t *testing.T, f *fixture) {
 		f.pelt(t, 20, terminateOne, cancelOne)
 	}})
 }
@@ -88,7 +88,7 @@ func TestTimeoutsFire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams[name] = "50ms" })
-			f.run(t, fault{rounds: 3, hits: []class{hit}, allowed: []class{stale}, inject: func(t *testing.T, f *fixture) {
+			f.run(t, fault{rounds: 1, hits: []class{hit}, allowed: []class{stale}, inject: func(t *testing.T, f *fixture) {
 				f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 					return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 						// rows that are there; new keys may be taken meanwhile
@@ -115,7 +115,7 @@ func TestAStormOfConflictsUnderFaults(t *testing.T) {
 	}
 	f.app, f.load.app = portable, portable
 	f.load.desk.hot = true
-	f.run(t, fault{rounds: 3, hits: []class{away, canceled}, allowed: []class{unknown, conflict, stale}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 2, hits: []class{away, canceled}, allowed: []class{unknown, conflict, stale}, inject: func(t *testing.T, f *fixture) {
 		f.pelt(t, 30, terminateOne, cancelOne)
 		if err := f.server.Kill(); err != nil {
 			t.Fatal(err)

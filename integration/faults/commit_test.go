@@ -127,7 +127,7 @@ func TestALoadWithoutFaultsNeverDeadlocks(t *testing.T) {
 	t.Parallel()
 	ours(t)
 	f := setUp(t)
-	x := fault{rounds: 3, inject: func(t *testing.T, f *fixture) { f.callers.await(t, granted, 200) }}
+	x := fault{rounds: 1, inject: func(t *testing.T, f *fixture) { f.callers.await(t, granted, 200) }}
 	f.run(t, x)
 	var n int
 	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {

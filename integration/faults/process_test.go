@@ -174,7 +174,7 @@ func TestProcessesAreKilled(t *testing.T) {
 
 func processesAreKilled(t *testing.T, f *fixture) {
 	t.Helper()
-	x := fault{rounds: 3}
+	x := fault{rounds: 1}
 	start := time.Now()
 	killed := 0
 	for enough := rounds(t, x.rounds); !enough(f.rounds); f.rounds++ {

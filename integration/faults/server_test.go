@@ -33,7 +33,7 @@ func TestTheServerIsShutDownFast(t *testing.T) {
 
 func end(t *testing.T, f *fixture, how func(*fixture) error) {
 	t.Helper()
-	f.run(t, fault{rounds: 3, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, granted, rand.N(100))
 		if err := how(f); err != nil {
 			t.Fatal(err)
@@ -85,7 +85,7 @@ func TestABackendIsKilled(t *testing.T) {
 
 func backendIsKilled(t *testing.T, f *fixture) {
 	t.Helper()
-	f.run(t, fault{rounds: 3, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, granted, rand.N(50))
 		f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 			var pid int
@@ -115,7 +115,7 @@ func TestTheDatabaseIsReadOnlyForAWhile(t *testing.T) {
 	t.Parallel()
 	ours(t)
 	f := setUp(t)
-	f.run(t, fault{rounds: 3, hits: []class{readOnly}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 1, hits: []class{readOnly}, inject: func(t *testing.T, f *fixture) {
 		f.callers.await(t, granted, rand.N(50))
 		f.exec(t, `ALTER SYSTEM SET default_transaction_read_only = on`, `SELECT pg_reload_conf()`)
 		f.callers.await(t, readOnly, 50)

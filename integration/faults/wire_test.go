@@ -39,7 +39,7 @@ func TestConnectionsAreCutAtCommit(t *testing.T) {
 
 func cutAtCommit(t *testing.T, f *fixture) {
 	t.Helper()
-	p := cutting(t, f, fault{rounds: 4, hits: []class{unknown}, allowed: []class{away}}, beforeCommit, afterCommit, withCommit)
+	p := cutting(t, f, fault{rounds: 2, hits: []class{unknown}, allowed: []class{away}}, beforeCommit, afterCommit, withCommit)
 	f.bothOutcomes(t)
 	t.Logf("cut before COMMIT %d times, after %d, with it %d",
 		p.cuts[beforeCommit].Load(), p.cuts[afterCommit].Load(), p.cuts[withCommit].Load())
@@ -49,7 +49,7 @@ func TestConnectionsAreCutAnywhere(t *testing.T) {
 	t.Parallel()
 	ours(t)
 	f := setUp(t)
-	cutting(t, f, fault{rounds: 4, hits: []class{away}, allowed: []class{unknown}}, anywhere)
+	cutting(t, f, fault{rounds: 2, hits: []class{away}, allowed: []class{unknown}}, anywhere)
 }
 
 // A caller whose COMMIT gets no answer in its time does not know what became of it, as it may still arrive.
@@ -58,7 +58,7 @@ func TestTheNetworkIsSilentAtCommit(t *testing.T) {
 	ours(t)
 	f := setUp(t)
 	f.load.timeout = func() time.Duration { return 500*time.Millisecond + rand.N(500*time.Millisecond) }
-	cutting(t, f, fault{rounds: 3, hits: []class{unknown}, allowed: []class{away, gaveUp}}, silence)
+	cutting(t, f, fault{rounds: 1, hits: []class{unknown}, allowed: []class{away, gaveUp}}, silence)
 	f.bothOutcomes(t)
 }
 
