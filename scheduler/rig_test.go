@@ -185,9 +185,9 @@ func (f *fixture) job(t testing.TB, id int64) *rivertype.JobRow {
 // eventually waits until it is so.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("not within a minute: " + what)
+			t.Fatal("not within three minutes: " + what)
 		}
 	}
 }

@@ -261,10 +261,14 @@ func TestALeaderChangesWhileJobsWait(t *testing.T) {
 		}
 		for range 2 {
 			_, before := term()
-			if err := one.Notify().RequestResign(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			var asked time.Time
 			eventually(t, "a leader is elected", func() bool {
+				if time.Since(asked) > 3*time.Second { // one that does not listen yet does not hear it
+					asked = time.Now()
+					if err := one.Notify().RequestResign(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
 				_, since := term()
 				return since.After(before)
 			})
