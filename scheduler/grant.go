@@ -123,25 +123,27 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	var c contender
 	var t turn.Tenant
 	var raw []byte
-	var last *queue
+	queues := map[string]*queue{} // the rows come in any order
 	err := g.query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
-		if last == nil || last.Name != t.Name {
-			last = &queue{Tenant: t, read: map[int]int{}}
-			g.tenants = append(g.tenants, last)
+		q := queues[t.Name]
+		if q == nil {
+			q = &queue{Tenant: t, read: map[int]int{}}
+			queues[t.Name], g.tenants = q, append(g.tenants, q)
 		}
-		last.read[c.Priority]++
-		last.partly = last.partly || last.read[c.Priority] == most
+		q.read[c.Priority]++
+		q.partly = q.partly || q.read[c.Priority] == most
 		read := c
 		read.Name, read.Key, read.Tenant = g.of[0], g.of[1], t.Name
 		if json.Unmarshal(raw, &read.ticket) != nil {
 			read.ticket = ticket{}
 		}
-		last.jobs = append(last.jobs, &read)
+		q.jobs = append(q.jobs, &read)
 	}, &t.Name, &t.At, &t.Credit, &c.Priority, &c.Due, &c.Job, &c.Cost, &c.Weight,
 		&c.state, &c.attempt, &c.queue, &raw)
 	if err != nil {
 		return err
 	}
+	slices.SortFunc(g.tenants, func(a, b *queue) int { return cmp.Compare(a.Name, b.Name) })
 	for _, q := range g.tenants {
 		g.settle(q)
 	}

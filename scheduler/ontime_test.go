@@ -152,10 +152,16 @@ func TestWaitingJobsDoNotStarveOtherWork(t *testing.T) {
 	if _, err := client.Insert(t.Context(), sendArgs{100}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if s := j.await(t, 1)[0]; s.n != 100 {
-		t.Errorf("job %d was first", s.n)
-	}
+	ready := f.now(t)
 	starts := j.await(t, 51)
+	for _, s := range starts {
+		if s.n == 100 {
+			break
+		}
+		if due[s.id].After(ready) { // on a slow machine the first ones were due before
+			t.Errorf("job %d was before what was ready", s.n)
+		}
+	}
 	punctual(t, slices.DeleteFunc(slices.Clone(starts), func(s start) bool { return s.n == 100 }), due)
 }
 
