@@ -27,8 +27,9 @@ import (
 // MaxReserved, and waiting work is delayed. Both use the rule that last took from the row.
 //
 // A reservation that nobody settles keeps what it took. So does one that is settled 30 days after
-// its work could run, or later; it then counts as settled. That time is the one told when it was
-// granted, whatever has delayed it since. [SettleWithin] sets another time than 30 days.
+// its work could run, or later; it then counts as settled. That time is the one in the Result of
+// the grant, even if pauses or settlements have delayed the work since. [SettleWithin] sets another
+// time than 30 days.
 //
 // A request for a limit and key that are not in the reservation, or for less than 0 tokens, is
 // refused with an error that matches [ErrInvalid]. OrReserve and Rule of a request do not matter.
