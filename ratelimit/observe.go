@@ -41,8 +41,8 @@ type DecidedEvent struct {
 // TransactedEvent is a call of [Limiter.InTx].
 type TransactedEvent struct {
 	Attempts int           // runs of the callback: 1 if nothing conflicted
-	Queued   time.Duration // of this it has waited in the queue of a contended key, and
-	Paused   time.Duration // between attempts
+	Queued   time.Duration // of Took, waited in the queue of a contended key
+	Paused   time.Duration // of Took, waited between attempts
 	Err      error         // what InTx returned
 
 	Began time.Time // by the process's clock

@@ -86,8 +86,8 @@ func (r Request) OrReserve() Request { r.reserve = true; return r }
 //
 // With 0 only work that may run now is granted, as without OrReserve. A d below 0, or a count that
 // does not flow in within d even if the limit is full, is refused when the request is used. For a
-// fixed window that is a count above the capacity plus the windows that begin in any d. Fractions
-// of a microsecond do not count.
+// fixed window that is a count above the capacity plus what the windows add that begin within d.
+// Fractions of a microsecond do not count.
 func (r Request) Within(d time.Duration) Request {
 	r.reserve, r.bounded, r.within = true, true, d
 	return r
@@ -119,8 +119,8 @@ func (r Request) OnCredit() Request { r.credit = true; return r }
 func (r Request) Leave(n float64) Request { r.leave = n; return r }
 
 // Rule uses another rule for this request than the limit's own, for example a customer's plan. The
-// row is the same whatever the rule, so a change of plan does not reset what was used. A smaller
-// rule clamps the balance to its capacity when it takes, also in a call that another limit then
+// row is the same whatever the rule, so a change of plan does not reset what was used. A rule with
+// a smaller capacity lowers the balance to it when it takes, also in a call that another limit then
 // denies. Nil means the limit's own rule.
 func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 

@@ -56,12 +56,13 @@ func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, 
 }
 
 // Renew charges reservations again, under their ids, because their time has passed without their
-// work being done, and their tokens have flowed by. They come before all waiting work, which is
-// delayed by as much, and in the order given; [Take.RunAt] then returns when. MaxReserved does not
-// matter, as there is no new work. Do not renew a reservation that was settled.
+// work being done, and their tokens have flowed by. They go ahead of all waiting work, which is
+// delayed accordingly, and keep the order in which they are given. [Take.RunAt] then returns when
+// each may run. MaxReserved does not matter, as there is no new work. Do not renew a reservation
+// that was settled.
 //
-// The reservations are changed in place, also if the transaction then rolls back, which undoes the
-// charge: in each transaction start with the reservations as they were read.
+// The reservations are changed in place. If the transaction rolls back, the charge is undone, but
+// these changes are not: in each run start with the reservations as they were read.
 func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reservation) error {
 	x, err := l.transaction(tx)
 	if err != nil {
