@@ -19,7 +19,7 @@ type Refusal struct {
 	Policies []string
 
 	Result ratelimit.Result // the denial
-	Err error // if it is not a denial, what has happened: do not show it to clients
+	Err    error            // if it is not a denial, what has happened: do not show it to clients
 }
 
 // Write answers in application/problem+json (RFC 9457): a denial as the draft's quota-exceeded, all
