@@ -42,7 +42,7 @@ type Guard struct {
 }
 
 // errAhead is for what a middleware cannot wait for.
-var errAhead = errors.New("httplimit: granted ahead of time, so that the handler must not run yet: " +
+var errAhead = errors.New("httplimit: granted for later, so the handler must not run yet: " +
 	"OrReserve and Within are for handlers' own calls")
 
 // Limit is a middleware for any router. A request reaches the handler if all of asks are granted,

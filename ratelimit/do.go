@@ -76,7 +76,7 @@ func do(
 		switch {
 		case failed == nil:
 		case errors.Is(failed, ErrInvalid):
-			err = errors.Join(err, fmt.Errorf("ratelimit: what Do was told was used: %w", failed))
+			err = errors.Join(err, fmt.Errorf("ratelimit: Do could not settle what was used: %w", failed))
 		default:
 			logger.WarnContext(ctx, "ratelimit: not settled, so what was reserved stays charged",
 				"limit", used[0].Limit().Name(), "error", failed)

@@ -173,7 +173,7 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 	}
 	if !f.away {
 		f.logger().ErrorContext(ctx,
-			"ratelimit: calls are let through, as the database decides nothing",
+			"ratelimit: calls are let through, because the database decides nothing",
 			"for", max(0, f.most()-now.Sub(f.began)), "error", err)
 	}
 	f.away = true

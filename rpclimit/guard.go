@@ -43,7 +43,7 @@ type Guard struct {
 }
 
 // errAhead is for a grant that an interceptor cannot wait for.
-var errAhead = fmt.Errorf("rpclimit: granted ahead of time, so that the handler must not run yet: "+
+var errAhead = fmt.Errorf("rpclimit: granted for later, so the handler must not run yet: "+
 	"OrReserve and Within are for handlers' own calls (%w)", ratelimit.ErrInvalid)
 
 // Take takes what asks return for a call, in one call of the Limiter: all are granted, or nothing
