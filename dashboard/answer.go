@@ -87,7 +87,7 @@ func (d *Dashboard) asked(r *http.Request) (a asked, err error) {
 		}
 		key, ok := d.hider.key(*name)
 		if !ok {
-			return a, badRequest{errors.New("this key's name is of another process, or of an earlier one: start at the list of keys")}
+			return a, badRequest{errors.New("another process, or an earlier one, has hidden this key: open it again from the list of keys")}
 		}
 		*name = key
 	}

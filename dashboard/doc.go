@@ -1,5 +1,6 @@
 // Package dashboard shows in the browser what limits do. It changes nothing: no URL writes, and it
-// reads in read-only transactions, each thing about once a second for all viewers together.
+// reads in read-only transactions. However many viewers there are, it reads each list or balance
+// about once a second.
 //
 //	decisions := &dashboard.Decisions{}
 //	limiter, err := ratelimit.New(ratelimit.Config{Observer: decisions})
@@ -21,6 +22,6 @@
 // # What it needs
 //
 // It needs USAGE on the schema, SELECT on weir_balance, and at most two connections of the pool.
-// The page is plain HTML, CSS and JavaScript from the program. It loads nothing from anywhere else,
-// and its Content-Security-Policy forbids it to.
+// The page is plain HTML, CSS and JavaScript from the program. It loads nothing from anywhere else:
+// its Content-Security-Policy forbids that.
 package dashboard

@@ -15,11 +15,11 @@
 //
 // # How it works
 //
-// Besides the limit itself there is a count of what each tenant has used in the current window of
-// time: two rows in one call, both taken or none, in the caller's transaction if there is one. The
-// more a tenant has used of the window's flow, the more must be left in the bucket after its next
-// take (see [ratelimit.Request.Leave]). If tenants want too much, the bucket stays at the level at
-// which the tenants that have used most are denied. So the others get their turn, until all have
+// Besides the limit itself, a second row counts what each tenant has used in the current window of
+// time. One call takes from both rows or from neither, in the caller's transaction if there is one.
+// The more a tenant has used of the window's flow, the more must be left in the bucket after its
+// next take (see [ratelimit.Request.Leave]). If tenants want too much, the bucket runs down to the
+// level at which those that have used most are denied. So the others get their turn, until all have
 // used the same. This is max-min fairness without a queue, without a leader, and without knowing
 // the other tenants. It cannot reserve: a call is granted now or denied.
 //

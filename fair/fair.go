@@ -25,12 +25,12 @@ type Limit struct {
 // Config configures a [Limit]. The zero Config uses the defaults.
 type Config struct {
 	// Window is the time over which the use of tenants is compared, from one multiple of it to the
-	// next. A tenant that has used much in one window is equal to the others in the next. Default:
-	// a minute.
+	// next. In the next window all tenants start equal, however much they have used in this one.
+	// Default: a minute.
 	Window time.Duration
 
-	// Most is more than a tenant can ever use in a window, in tokens. The count of a tenant's use
-	// counts down from it. A count below a 2^40th of it is refused. Default: a billion.
+	// Most is a number of tokens that no tenant can ever use in a window. A tenant's use is counted
+	// down from it. A call for less than a 2^40th of it is refused. Default: a billion.
 	Most float64
 
 	// Options are the limit's options, such as [ratelimit.Shards].

@@ -63,7 +63,7 @@ func (a Ask) Cost(tokens func(*http.Request) float64) Ask {
 	}
 }
 
-// Rule asks by another rule than the limit's own, for example that of the customer's plan: see
+// Rule uses another rule than the limit's own, for example that of the customer's plan: see
 // [ratelimit.Request.Rule]. If it returns nil, the limit's own rule counts. It is called once the
 // request is known to have a key.
 //
@@ -82,7 +82,7 @@ func (a Ask) Rule(rule func(*http.Request) ratelimit.Rule) Ask {
 	}
 }
 
-// Unless asks nothing for requests for which skip returns true. They need no key.
+// Unless does not limit requests for which skip returns true. They need no key.
 func (a Ask) Unless(skip func(*http.Request) bool) Ask {
 	return func(r *http.Request) ([]ratelimit.Request, error) {
 		if skip(r) {

@@ -15,8 +15,9 @@ import (
 // Fields is the format in which clients learn what their limits have left. Its zero value is
 // Draft10.
 //
-// If a call asks several balances of one limit, the fields have the tightest. They have nothing
-// about a [ratelimit.Shadow], and nothing for a result that is not [ratelimit.Result.Decided].
+// If a call takes from several balances of one limit, the fields have the tightest. They have
+// nothing about a [ratelimit.Shadow], and nothing for a result that is not
+// [ratelimit.Result.Decided].
 type Fields int
 
 const (
@@ -26,10 +27,10 @@ const (
 	//	RateLimit: "perUser";r=50;t=30
 	//
 	// The policy's name is that of the limit, of which bytes other than printable ASCII, and %, are written as %XX; q is the
-	// capacity and w the seconds of a window, or those in which an empty bucket fills. Remaining are r whole tokens, and t is the
-	// seconds until the window ends, until the bucket has the next whole token, or until the limit would grant what it has denied.
-	// There is no t for a full bucket, nor, in a call that another limit has denied, for one that would have granted: Retry-After
-	// is never earlier than any t.
+	// capacity and w the seconds of a window, or those in which an empty bucket fills. Remaining are r whole tokens, and t
+	// is the seconds until the window ends, until the bucket has the next whole token, or until the limit would grant what
+	// it has denied. There is no t for a full bucket. In a call that another limit has denied, there is none for a limit
+	// that would have granted. So Retry-After is never earlier than any t.
 	//
 	// Several limits of one call are a list, and several Guards add to it.
 	Draft10 Fields = iota

@@ -25,9 +25,9 @@ type Guard struct {
 		RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	}
 
-	// Timeout bounds each decision, as a database may hang; it does not bound an Ask that looks something
-	// up. Default: the deadline of the request's
-	// context, or [ratelimit.Config]'s Timeout if it has none.
+	// Timeout bounds each decision, because a database may hang. It does not bound an Ask that
+	// looks something up. Default: the deadline of the request's context, or [ratelimit.Config]'s
+	// Timeout if it has none.
 	Timeout time.Duration
 
 	// Fields is the format in which clients learn what is left. Default: [Draft10].
@@ -42,7 +42,7 @@ type Guard struct {
 }
 
 // errAhead is for what a middleware cannot wait for.
-var errAhead = errors.New("httplimit: granted ahead of time, so that the handler must not run yet: " +
+var errAhead = errors.New("httplimit: granted for later, so the handler must not run yet: " +
 	"OrReserve and Within are for handlers' own calls")
 
 // Limit is a middleware for any router. A request reaches the handler if all of asks are granted,
@@ -112,12 +112,12 @@ func (g *Guard) take(ctx context.Context, requests []ratelimit.Request) (ratelim
 // [ratelimit.Limiter.InTx] has returned. The denial may be in err.
 //
 // A denial is 429, with a Retry-After in whole seconds, at least 1, that is never earlier than
-// RetryAt or any t of the fields. It is later by a random time, up to a fifth (at least up to a
-// second, at most up to a minute), so that clients that were denied together do not return
-// together. No other answer says when to retry, or what was wrong. 403 is for a request without a
-// key, and for a key that the database cannot store; 400 for a request that costs more than its
-// limit could ever grant; 500 for a call that is wrong in another way ([ratelimit.ErrInvalid]); 503
-// for any other error: no answer is no grant.
+// RetryAt or any t of the fields. A random time is added, so that clients that were denied together
+// do not return together: up to a fifth of the wait, but up to a second for short waits, and never
+// more than a minute. No other answer says when to retry, or what was wrong. 403 is for a request
+// without a key, and for a key that the database cannot store; 400 for a request that costs more
+// than its limit could ever grant; 500 for a call that is wrong in another way
+// ([ratelimit.ErrInvalid]); 503 for any other error: no answer is no grant.
 func (g *Guard) Pass(w http.ResponseWriter, r *http.Request, res ratelimit.Result, err error) bool {
 	if err == nil {
 		err = res.Err()
@@ -179,9 +179,9 @@ func (g *Guard) log(r *http.Request, refusal Refusal) {
 
 type resultKey struct{}
 
-// FromContext is the result with which the innermost Guard has let the request pass: use it to give
-// back tokens, or to settle them. It returns false if the request was not limited. The result of a
-// [ratelimit.FailOpen] may be undecided.
+// FromContext returns the result with which the innermost Guard has let the request pass: use it to
+// give back tokens, or to settle them. It returns false if the request was not limited. The result
+// of a [ratelimit.FailOpen] may be undecided.
 func FromContext(ctx context.Context) (ratelimit.Result, bool) {
 	res, ok := ctx.Value(resultKey{}).(ratelimit.Result)
 	return res, ok

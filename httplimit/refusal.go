@@ -18,8 +18,8 @@ type Refusal struct {
 	// denial.
 	Policies []string
 
-	Result ratelimit.Result // that denied
-	Err    error            // for all others, what has happened: not for the eyes of clients
+	Result ratelimit.Result // the denial
+	Err    error            // if it is not a denial, what has happened: do not show it to clients
 }
 
 // Write answers in application/problem+json (RFC 9457): a denial as the draft's quota-exceeded, all

@@ -22,14 +22,15 @@ type Balance struct {
 	Key   string `json:"key"`   // "" for a limit without keys
 
 	// Value is the number of tokens left at At, in all shards together: what
-	// [ratelimit.Limiter.Value] returns under the rule that follows. Negative: owed.
+	// [ratelimit.Limiter.Value] returns for the rule below. Negative: owed.
 	Value float64 `json:"value"`
 
-	// Owed is the sum of the debts of shards in debt at At, for which work waits. Each shard has
-	// its own debt, so some may owe while others have tokens. Without shards it is -Value, or 0.
+	// Owed is the sum of what shards owe at At to work that waits. Each shard has its own debt, so
+	// some may owe while others have tokens. Without shards it is -Value, or 0.
 	Owed float64 `json:"owed,omitzero"`
 
-	// The rule that wrote last: Rate tokens come in each Period, up to Capacity, all at once if it is Windowed.
+	// The rule of the last write: Rate tokens come in each Period, up to Capacity, all at once if
+	// it is Windowed.
 	Capacity float64       `json:"capacity"`
 	Rate     float64       `json:"rate"`
 	Period   time.Duration `json:"period"`
@@ -44,9 +45,9 @@ type Balance struct {
 	// PausedUntil is when the pause ends. Zero: it is not paused.
 	PausedUntil time.Time `json:"paused_until,omitzero"`
 
-	Shards    int       `json:"shards"`     // that it is spread over: see [ratelimit.Shards]
-	WrittenAt time.Time `json:"written_at"` // when it was written last; a clock that was set back may have left one ahead of At
-	At        time.Time `json:"at"`         // the reading of the clock that all of this is by
+	Shards    int       `json:"shards"`     // over which it is spread: see [ratelimit.Shards]
+	WrittenAt time.Time `json:"written_at"` // when it was written last; later than At if the clock was set back since
+	At        time.Time `json:"at"`         // the database's clock when this was read
 
 	// Problem says, if it is not "", why the rows make no valid balance: somebody has edited them
 	// by hand. Then only the names, Shards, WrittenAt and At are valid.
@@ -65,8 +66,8 @@ func (b Balance) MarshalJSON() ([]byte, error) {
 	}{plain(b), b.Period.Seconds()})
 }
 
-// Rule is the rule that wrote last, for calls that are made from what was read. Its MaxReserved is
-// not in the row.
+// Rule is the rule of the last write, for calls about a limit that this program does not define.
+// Its MaxReserved is not in the row.
 func (b Balance) Rule() ratelimit.Rule {
 	return rule{b.Capacity, b.Rate, b.Period, b.origin}.whole()
 }

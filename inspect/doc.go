@@ -11,10 +11,10 @@
 //
 // # What a row knows
 //
-// Each row stores the rule that wrote it last, and package inspect shows what a call with that rule
-// would find. If programs use different rules, or a newer one, the next call may find something
-// else: [ratelimit.Limiter.Value] returns that. A key that was never used, or was full and pruned,
-// has no row.
+// Each row stores the rule with which it was last written, and package inspect shows what a call
+// with that rule would find. If programs use different rules, or a newer one, the next call may
+// find something else: [ratelimit.Limiter.Value] returns that. A key that was never used, or was
+// full and pruned, has no row.
 //
 // The role needs USAGE on the schema and SELECT on weir_balance.
 package inspect

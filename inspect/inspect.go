@@ -18,7 +18,7 @@ import (
 // ErrNoBalance is matched by the error of [Reader.Balance] for a key without a row: never used, or full when it was pruned.
 var ErrNoBalance = errors.New("no balance")
 
-// DB is what this package needs of a connection: *pgxpool.Pool and *pgx.Conn have it.
+// DB begins transactions: *pgxpool.Pool and *pgx.Conn do.
 type DB interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }

@@ -41,7 +41,7 @@ type Limit struct {
 	// are full, negative if one is in debt.
 	Tightest float64 `json:"tightest"`
 
-	At time.Time `json:"at"` // the reading of the clock that all of this is by
+	At time.Time `json:"at"` // the database's clock when this was read
 }
 
 // MarshalJSON writes the Period in seconds.

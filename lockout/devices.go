@@ -72,10 +72,10 @@ const (
 
 var encoding = base64.RawURLEncoding.Strict()
 
-// Issue returns the token for a client that has signed in to account, which is named as in [Who].
-// The device keeps its id if old, which is what came in Who.Device, is a valid token of the same
-// account; with "" it is a new device. Give the client a new token after each sign-in, and not
-// before, in a cookie that is HttpOnly, Secure and SameSite.
+// Issue returns the token for a client that has signed in to account, named as in [Who]. old is
+// what came in Who.Device. If it is a valid token of the same account, the device keeps its id;
+// otherwise it is a new device. Give the client a new token after each sign-in, and not before, in
+// a cookie that is HttpOnly, Secure and SameSite.
 func (d *Devices) Issue(account, old string) string {
 	body := make([]byte, bodyBytes, bodyBytes+sha256.Size)
 	body[0] = version

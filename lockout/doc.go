@@ -23,19 +23,19 @@
 // # Charge, check, give back
 //
 // A guard that first looks for failures, and counts a failure after it has happened, lets all
-// parallel guesses pass: they all look before any has failed. So an attempt is charged as a
-// failure, and committed, before anything is checked, and a right one gives its charge back. A
-// crash in between counts as a failure, and a failure never rolls back. [Lockout.Attempt] does that
-// around a callback. If the check cannot be a callback, or you want to write something together
-// with the success, use [Lockout.Begin] to charge and [Attempt.Succeeded] to give back in your own
-// transaction.
+// parallel guesses pass: they all look before any has failed. So package lockout charges each
+// attempt as a failure, and commits that, before anything is checked. A successful attempt gets its
+// charge back. A crash in between counts as a failure, and a failure never rolls back.
+// [Lockout.Attempt] does that around a callback. If the check cannot be a callback, or you want to
+// write something together with the success, use [Lockout.Begin] to charge and [Attempt.Succeeded]
+// to give back in your own transaction.
 //
 // # Locks
 //
 // Five failures lock an account for a minute. Then there are five attempts again; five more
-// failures lock it for two minutes, then four, and so on up to an hour. Lockouts are forgotten one
-// by one, one each day, not counting the time of locks. Failures are forgotten too, five in each
-// hour. All of these numbers are fields of [Config].
+// failures lock it for two minutes, then four, and so on up to an hour. One lockout is forgotten
+// each day, not counting the time of locks. Failures are forgotten too, five in each hour. All of
+// these numbers are fields of [Config].
 //
 // The lock is set together with the charge of the last attempt, before that attempt is checked. So
 // neither a crash nor a parallel guess finds a gap. If that attempt is right, it lifts the lock.
@@ -47,8 +47,8 @@
 // An address (for IPv6 a /64) may have ten times as many failures, over all accounts, as many
 // people may share it. A success gives it back only its own attempt: otherwise an attacker could
 // sign in to an account of their own now and then, and go on guessing. The address is locked, for
-// the same times, when an attempt finds nothing left. An attempt that the account denies costs the
-// address nothing, and the other way round.
+// the same times as an account, when an attempt finds no tokens left. An attempt that the account
+// denies costs the address nothing, and the other way round.
 //
 // # The owner
 //
@@ -61,8 +61,8 @@
 // # When the database is away
 //
 // Nobody gets in. An attempt that cannot be charged is an error, and nothing is checked: an
-// attacker must not be able to open the guard with load. [New] takes a [ratelimit.Limiter], which
-// never fails open. It cannot be given a [ratelimit.FailOpen].
+// attacker must not be able to disable the guard by overloading the database. [New] takes a
+// [ratelimit.Limiter], which never fails open. It cannot be given a [ratelimit.FailOpen].
 //
 // # What is stored
 //

@@ -26,8 +26,8 @@ type Config struct {
 	// addresses are never locked, and Who.Address does not matter. Default: ten times Failures.
 	AddressFailures int
 
-	// Window is the time in which that many failures are forgotten, one after the other, if they do
-	// not lead to a lock. An attacker who stays below it gets so many guesses in each Window, so it
+	// Window is the time in which Failures failures are forgotten, one after the other, if they do
+	// not lead to a lock. An attacker who avoids locks gets that many guesses in each Window, so it
 	// should be no shorter than Cap. At least a second. Default: an hour.
 	Window time.Duration
 
@@ -40,8 +40,8 @@ type Config struct {
 	Cap time.Duration
 
 	// Forget is how long a lockout is remembered, counted from the end of its lock. If there are
-	// several, one is forgotten in each such time. At least a second. At most one more is
-	// remembered than the longest lock needs. Default: 24 hours.
+	// several, one is forgotten in each such time. At least a second. No more are remembered than
+	// lead to the longest lock, plus one. Default: 24 hours.
 	Forget time.Duration
 
 	// ExtendWhileLocked restarts a lock with each attempt during the lock. Each attempt then costs
@@ -140,10 +140,10 @@ func invalid(field string, value any, want string) error {
 // Attempt charges an attempt of who, runs check, and gives the attempt back if that returns true. It returns true only then,
 // and never with an error.
 //
-// The charge is committed before check runs, and check runs outside of any transaction: it holds no
-// row and no connection, and may be slow. After a wrong answer, an error or panic of check, the end
-// of ctx or of the process, the attempt stays charged. Otherwise an attacker who can make the check
-// fail could guess for free.
+// The charge is committed before check runs, and check runs outside of any transaction. So it locks
+// no row, holds no connection, and may be slow. After a wrong answer, an error or panic of check,
+// the end of ctx or of the process, the attempt stays charged. Otherwise an attacker who can make
+// the check fail could guess for free.
 //
 // Errors: a [*LockedError], and check has not run; an error that matches [ratelimit.ErrInvalid] for
 // a bad who; the error of check, unchanged; otherwise the database's, wrapped. With any error, let

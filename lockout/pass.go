@@ -21,7 +21,7 @@ import (
 //	}
 //
 // A lock is 429, with a Retry-After in whole seconds, at least 1, that is never too early. A wrong
-// password is 401; a sign-in page that has words of its own for that looks at ok before. An empty
+// password is 401; to show a page of your own for that, check ok before you call Pass. An empty
 // account is 400. Any other error lets nobody in: it is 500 if the call was wrong
 // ([ratelimit.ErrInvalid], [ratelimit.ErrNested]), and otherwise 503. Those two are logged by
 // [slog.Default], unless the client has gone.

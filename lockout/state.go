@@ -9,17 +9,17 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// State is how an account, a device or an address stands.
+// State is the state of an account, a device or an address.
 type State struct {
-	Attempts    int       // that are left before it is locked; 0 while it is
+	Attempts    int       // left before it is locked; 0 while it is locked
 	LockedUntil time.Time // by the database's clock; zero if it is not locked
-	Lockouts    int       // that are remembered
+	Lockouts    int       // remembered
 }
 
-// State returns the state of what who names, for support staff: the account, or the device if there
-// is a token for the account, and the address. Empty fields are left out. If who names several, it
-// returns the strictest. It changes nothing, and its answer may be outdated when it returns: do not
-// guard anything with it.
+// State returns how the account and the address in who stand, for support staff. If who has a valid
+// token for the account, the device counts instead of the account. Empty fields are left out. If
+// there are several, State returns the strictest. It changes nothing, and its answer may be
+// outdated when it returns: do not guard anything with it.
 //
 // Errors: an error that matches [ratelimit.ErrInvalid] if who names nothing; otherwise the
 // database's, wrapped.
@@ -55,10 +55,10 @@ func (l *Lockout) State(ctx context.Context, who Who) (State, error) {
 	return all, nil
 }
 
-// Unlock forgets all failures, locks and lockouts of what who names, as State does, and commits
-// that. It is for support staff who know whom they talk to: an attacker starts again from zero,
-// too. A limiter with Config.RememberDenials in another process denies until the lock would have
-// ended.
+// Unlock forgets all failures, locks and lockouts of the same accounts, devices and addresses as
+// State reads, and commits that. It is for support staff who are sure of the caller's identity: an
+// attacker starts again from zero, too. In other processes, a limiter with Config.RememberDenials
+// may deny until the lock would have ended.
 //
 // Errors: an error that matches [ratelimit.ErrInvalid] if who names nothing; otherwise those of
 // [ratelimit.Limiter.InTx].

@@ -8,18 +8,18 @@ import (
 
 // Who describes an attempt: which account, from where.
 type Who struct {
-	// Account is the account's name as the client has sent it, also if there is no such account, as
-	// otherwise the answer would tell. All spellings of one account must be equal here: fold case,
-	// spaces and Unicode forms as your accounts do, or each spelling has its own attempts. It may
-	// have any length and any bytes, but must not be empty.
+	// Account is the account's name as the client has sent it, even if there is no such account:
+	// otherwise the answer would reveal that. All spellings of one account must be equal here: fold
+	// case, spaces and Unicode forms as your accounts do, or each spelling has its own attempts. It
+	// may have any length and any bytes, but must not be empty.
 	Account string
 
 	// Address is the address of the client's connection. IPv6 counts per /64, and IPv4 in IPv6 as
 	// IPv4. Behind your own proxy, use what the proxy says, and no other header: clients can send
 	// any value. The zero Addr is refused, unless Config.AddressFailures is below 0.
 	//
-	// Without a proxy it is the Addr of netip.ParseAddrPort(r.RemoteAddr). What Proxies.Address of
-	// package httplimit returns is a key and not an address: of IPv6 it is a network.
+	// Without a proxy it is the Addr of netip.ParseAddrPort(r.RemoteAddr). Do not use what
+	// Proxies.Address of package httplimit returns: it is a key, and for IPv6 a network.
 	Address netip.Addr
 
 	// Device is the token that the client has sent, unchanged: see [Devices]. Anything that is not

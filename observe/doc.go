@@ -3,11 +3,11 @@
 //
 //	limiter, err := ratelimit.New(ratelimit.Config{Observer: &observe.Log{}})
 //
-// It warns when a key comes near its limit, reports denials and what shadow limits would have
+// It warns when a key comes near its limit. It reports denials, what shadow limits would have
 // denied, errors, and transactions that had to run again. Keys are often personal data, and an
 // attacker can make up unlimited keys. So they are logged only if [Log].Keys is set, and nothing is
 // counted per key.
 //
-// [All] passes everything to several observers. Metrics and traces for OpenTelemetry are in a
+// [All] passes every event to several observers. Metrics and traces for OpenTelemetry are in a
 // module of their own, github.com/weir-go/weir/otelweir.
 package observe

@@ -14,17 +14,17 @@ import (
 // Log is an observer that writes to log/slog. The zero Log uses the defaults. It is safe for
 // concurrent use; its fields must not change once it is used.
 //
-// For each limit there is at most one line of each kind in Every, with "times": how often it has
-// happened since the last one.
+// For each limit there is at most one line of each kind per Every. Its "times" says how often that
+// has happened since the previous line.
 //
 //	WARN  ratelimit: near the limit      a grant left less of the capacity than Near says
-//	INFO  ratelimit: denied              with "retry_after" of this one
+//	INFO ratelimit: denied with "retry_after" of the latest denial
 //	WARN  ratelimit: denied in shadow    a shadow limit would have denied
 //	ERROR ratelimit: not decided         an error, the caller's own mistakes among them
 //	WARN  ratelimit: transaction ran again    with its "attempts", and the time that it "queued"
 //
-// Contexts that have ended, and errors with which callbacks roll back, are not reported: they are
-// the caller's.
+// Log does not report contexts that have ended, nor errors with which callbacks roll back: those
+// are for the caller.
 type Log struct {
 	Logger *slog.Logger  // Default: [slog.Default].
 	Every  time.Duration // Default: a minute.
@@ -33,10 +33,10 @@ type Log struct {
 	// it. Default: 0.9. Below 0: no warnings.
 	Near float64
 
-	// Attempts is from how many runs on a transaction is reported. Default: 5.
+	// Attempts is the number of runs from which a transaction is reported. Default: 5.
 	Attempts int
 
-	// Keys allows a line to have the key of the call that it is about. Default: false.
+	// Keys adds to a line the key of the call that it is about. Default: false.
 	Keys bool
 
 	mu   sync.Mutex

@@ -1,5 +1,5 @@
 // Package otelweir reports to OpenTelemetry what limits decide and what that costs, in a bounded
-// number of time series: a bounded number of names of limits are labels, and keys never are.
+// number of time series: only so many names of limits become labels, and keys never do.
 //
 //	observer, err := otelweir.New(otelweir.Config{}) // the providers that were set by otel.SetMeterProvider and SetTracerProvider
 //	if err != nil {
@@ -7,8 +7,8 @@
 //	}
 //	return ratelimit.New(ratelimit.Config{Observer: observer})
 //
-// It is a module of its own, so that other users do not link OpenTelemetry. It needs only the API:
-// the program chooses the SDK and the exporter.
+// It is a module of its own, so that programs without it do not link OpenTelemetry. It needs only
+// the API: the program chooses the SDK and the exporter.
 //
 // # Metrics
 //
@@ -26,10 +26,10 @@
 // weir.limit is the name of the limit; that of a [ratelimit.Shadow] ends in " (shadow)".
 // Measurements for each call have it only if the call asks one limit.
 //
-// weir.outcome of a call or a limit is granted, ahead, denied or error. A limit may also be shadow_denied, if it denies
-// nobody but would have, or undecided: it took nothing because another limit denied the call, or was not asked. For an InTx
-// it is committed, denied (it returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used
-// have none.
+// weir.outcome of a call or a limit is granted, ahead (granted for later), denied or error. A limit may also be
+// shadow_denied, if it denies nobody but would have, or undecided: it took nothing because another limit denied the call, or
+// was not asked. For an InTx it is committed, denied (it returned an error that matches [ratelimit.ErrDenied]) or error.
+// weir.tokens and weir.limit.used have none.
 //
 // error.type is the kind of error: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock,
 // after which InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server
@@ -39,7 +39,7 @@
 // rolls back, and again if the transaction runs again. Tokens that are given back or settled later
 // are not subtracted. A call that [ratelimit.FailOpen] lets through is an error here:
 // FailOpen.Opened counts it. Takes of a lease have no weir.limit.used, as the lease does not know
-// it. For a limit with shards it is what this process knows of all of them.
+// it. For a limit with shards, weir.limit.used is what this process knows of all shards.
 //
 // # Traces
 //

@@ -31,8 +31,8 @@ import (
 // Requests of different calls for the same limit and key must agree as those of one call must: the
 // same Rule, OrReserve in all or in none, and likewise Within, OnCredit and Leave. What they ask
 // for together must be something that the limit can grant. Otherwise the batch is refused with an
-// error that matches [ErrInvalid], as is an empty batch, or a call without requests. A limit in the
-// shadow is asked for the batch as a whole: if it would not grant all of it, it takes nothing.
+// error that matches [ErrInvalid], as is an empty batch, or a call without requests. A [Shadow]
+// decides the batch as a whole: if it would not grant all of it, it takes nothing.
 func (l *Limiter) RateLimitMany(
 	ctx context.Context, tx pgx.Tx, calls [][]Request,
 ) (all Result, each []Result, err error) {

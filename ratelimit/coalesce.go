@@ -13,10 +13,10 @@ import (
 )
 
 // Coalesced is [Autocommit] for many goroutines. Calls of RateLimit that come at the same time are
-// decided together, in one statement and one commit, and each gets its own answer. Of the calls for
-// one limit and key the earlier ones are granted, and the rest is denied, each with its own
-// RetryAt. A call never waits for a batch to fill. A Coalesced is safe for concurrent use, and one
-// for each pool is enough.
+// decided together, in one statement and one commit, and each gets its own answer. If the tokens of
+// a key are not enough for all, the earlier calls are granted, and the others are denied, each with
+// its own RetryAt. A call never waits for a batch to fill. A Coalesced is safe for concurrent use,
+// and one for each pool is enough.
 //
 // A call never waits for the rows of other calls. If another transaction has locked a row, the
 // calls for this row wait, in order and without a connection each, and all other calls go on.
@@ -87,22 +87,22 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 
 // RateLimit is [Limiter.RateLimit], committed when it returns. A call for one limit takes one round
-// trip, which all calls of the batch share. A denial that was not expected takes one more, and the
-// first use of a key, if there were no others lately, two more. Calls for several limits, and
-// reservations, take two.
+// trip, which all calls of the batch share. A denial that was not expected takes one more. The
+// first use of a key takes two more, unless other keys were first used shortly before. Calls for
+// several limits, and reservations, take two.
 //
 // If another transaction holds a row of the call, the call waits until the row is free or ctx ends.
 // If the committed balances deny the call, it is denied at once.
 //
 // If ctx ends, or Config.Timeout is over for a ctx without a deadline, the call's tokens are given
 // back. If the database is deciding the call just then, the call waits up to 50 ms for the answer.
-// If there is none, its error also matches [ErrOutcomeUnknown]: tokens that are granted later are
-// given back, but if the connection is lost meanwhile they may stay taken.
+// If there is none, its error also matches [ErrOutcomeUnknown]: if its tokens are granted later,
+// they are given back, but if the connection is lost meanwhile they may stay taken.
 //
 // Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed] after Close. If the database
 // does not answer within 5 seconds, the calls of that batch fail, with [ErrOutcomeUnknown] if it
-// may have committed. All calls of a batch get an error of the database, unless only some of them
-// have caused it.
+// may have committed. An error of the database goes to all calls of a batch, or only to those that
+// have caused it, if these are known.
 func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	o := c.l.observe(ctx, requests)
 	calls, err := resolveAll(requests)
@@ -175,8 +175,8 @@ func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, erro
 }
 
 // Close waits until the calls that were made before it are decided. Later calls fail with
-// [ErrClosed]. So do, after 5 seconds, calls that still wait for rows that other transactions have
-// locked. Close waits for the database as long as those calls do.
+// [ErrClosed]. Calls that still wait for rows that other transactions have locked fail with
+// ErrClosed after 5 seconds. Close waits for the database as long as those calls do.
 func (c *Coalesced) Close() {
 	c.mu.Lock()
 	c.closed = true

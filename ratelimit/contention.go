@@ -159,7 +159,7 @@ func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
 	return l.contention.contended(statements)
 }
 
-var errYielded = errors.New("another transaction has waited for this balance for long: this one runs again after it")
+var errYielded = errors.New("another transaction has waited longer for this balance: this one runs again after it")
 
 // yields returns an error if this first attempt of InSQLTx is about to take a row for which another transaction starves.
 // The transaction then runs again, and its next attempt queues for the row.

@@ -43,9 +43,10 @@ type Decision struct {
 //
 //	value' = min(value + rate*steps, capacity)
 //
-// and n tokens are granted if value'-n is not below 0 or, with OrReserve, not below -MaxReserved; with Within, if moreover it
-// would be 0 or more by then. OnCredit the n do not count in this. During a pause, which counts as no time, nothing is granted
-// without OrReserve.
+// and n tokens are granted if value'-n is not below 0. With OrReserve it may be as low as
+// -MaxReserved. With Within it must also be 0 or more again within that time. With OnCredit, value'
+// alone is compared instead of value'-n. The time of a pause does not count as elapsed, and during
+// it nothing is granted without OrReserve.
 //
 // Times count in whole microseconds, as in Postgres. A bad request is refused as by [Limiter.RateLimit].
 func Decide(r Request, s State, now time.Time) (Decision, error) {

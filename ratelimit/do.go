@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// Do waits for its turn, calls fn, and settles what fn has used: for a call to a model that a user
-// waits for, say, and that no job makes. fn runs only if the requests were granted, once its turn
-// has come, as after [Autocommit.Wait].
+// Do waits for its turn, calls fn, and settles what fn has used. Use it, for example, for a call to
+// a model while a user waits for the answer. fn runs only if the requests were granted, once its
+// turn has come, as after [Autocommit.Wait].
 //
 //	err := auto.Do(ctx, func(ctx context.Context, used func(...ratelimit.Request)) error {
 //		answer, err := model.Answer(ctx, prompt)
@@ -21,20 +21,20 @@ import (
 //		return err
 //	}, ChatTokens.For(org).Count(1200).Within(10*time.Second), ChatRequests.For(org))
 //
-// fn calls used to say how much of its limits and keys it has used so far in all, as for
-// [Limiter.Settle], and may call it again and again while an answer streams: for each limit and key
-// the last call counts. It is safe for concurrent use, and without effect once fn has returned.
+// fn calls used to say how much of its limits and keys it has used so far, as for [Limiter.Settle].
+// While an answer streams it may call used again and again: for each limit and key the last call
+// counts. The function used is safe for concurrent use, and does nothing once fn has returned.
 //
-// The settlement is made however fn ends: if it returns an error, if it panics, and if ctx has
-// ended, as the user has left. It takes up to 5 seconds. Limits for which fn has not called used
-// keep what was reserved, as nobody knows what was used: a fn that knows that it has used nothing
-// calls used with counts of 0. If the process dies, everything stays charged.
+// Do settles however fn ends: also if it returns an error or panics, or if ctx has ended because
+// the user has left. That takes up to 5 seconds. Limits for which fn has not called used keep what
+// was reserved. So if fn has used nothing, it should call used with counts of 0. If the process
+// dies, everything stays charged.
 //
 // Wait's error is returned if fn has not run: a [*DeniedError] if the turn would come too late.
 // Requests with [Request.Within] bound the wait, and the deadline of ctx bounds both the wait and
 // fn. Otherwise the error is that of fn. If used was called for what was not reserved, the error
-// also matches [ErrInvalid]. If the settlement fails, Config.Logger is told, and what was reserved
-// stays charged: the answer that fn has got is none the worse.
+// also matches [ErrInvalid]. If the settlement fails, Config.Logger gets a warning, what was
+// reserved stays charged, and Do still returns fn's error.
 func (a *Autocommit) Do(
 	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error, requests ...Request,
 ) error {
@@ -76,7 +76,7 @@ func do(
 		switch {
 		case failed == nil:
 		case errors.Is(failed, ErrInvalid):
-			err = errors.Join(err, fmt.Errorf("ratelimit: what Do was told was used: %w", failed))
+			err = errors.Join(err, fmt.Errorf("ratelimit: Do could not settle what was used: %w", failed))
 		default:
 			logger.WarnContext(ctx, "ratelimit: not settled, so what was reserved stays charged",
 				"limit", used[0].Limit().Name(), "error", failed)

@@ -1,6 +1,6 @@
-// Package ratelimit takes tokens from named limits inside the caller's own Postgres transaction.
-// They are taken if the transaction commits, together with its other writes. If it rolls back,
-// nothing was taken.
+// Package ratelimit takes tokens from named limits inside the caller's own Postgres transaction. If
+// the transaction commits, they are taken together with its other writes. If it rolls back, nothing
+// was taken.
 //
 // # Define
 //
@@ -13,7 +13,7 @@
 //	)
 //
 // A [TokenBucket] lets tokens flow in evenly and allows a burst of its capacity on top. A
-// [FixedWindow] gives all tokens at the start of each window, and never more within one. The
+// [FixedWindow] gives all tokens at the start of each window, and no more until the next. The
 // limit's balances are rows of one table, one for each key. Package schema makes the table.
 //
 // # Take
@@ -42,8 +42,8 @@
 //
 // # Without a transaction
 //
-// The limit holds in each way of calling. The ways differ in what a call costs, and in what a crash
-// loses:
+// The limit holds however you call it. The ways to call differ in what a call costs, and in what a
+// crash loses:
 //
 //   - [Limiter.RateLimit], in a transaction: exact, and rolls back with your writes.
 //   - [Limiter.Autocommit] and [Limiter.Coalesce], without one: exact, one round trip. Concurrent
@@ -71,15 +71,15 @@
 // # Pause
 //
 // When an API asks its callers to wait, [Limiter.Pause] closes the limit to all of them for that
-// time. Time stands still for the limit, and reserved work is delayed by as much. A [Lease] learns
-// of the pause within a second.
+// time. Time stands still for the limit, and reserved work is delayed by the same time. A [Lease]
+// learns of the pause within a second.
 //
 // # Operate
 //
-// A limit made with [Shadow] decides and reports, but denies nobody, to try it out. An [Observer]
-// gets every decision and what it cost. [Limiter.Prune] deletes balances that are full again, and
-// [Limiter.ResetKey] makes all balances of a key full. The guides in docs/ of the repository say
-// what a server needs, and what holds at which isolation level.
+// To try a limit out, define it with [Shadow]: it decides and reports, but denies nobody. An
+// [Observer] gets every decision and what it cost. [Limiter.Prune] deletes balances that are full
+// again, and [Limiter.ResetKey] makes all balances of a key full. The guides in docs/ of the
+// repository say what a server needs, and what holds at which isolation level.
 //
 // # Errors
 //

@@ -41,8 +41,9 @@ type DeniedError struct {
 	At      time.Time // the database's clock at the decision
 	RetryAt time.Time // the first instant, by the same clock, at which the same call would be granted
 
-	// MaxReserved is that of the limit's rule, if more would have been owed: the line of those who
-	// wait is full, and the key itself may have used little. Otherwise 0.
+	// MaxReserved is that of the limit's rule, if the call was denied because more would have been
+	// owed: the queue of reservations is full, and the key itself may have used little. Otherwise
+	// 0.
 	MaxReserved float64
 }
 

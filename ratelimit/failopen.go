@@ -23,40 +23,42 @@ import (
 // hold:
 //
 //   - no other call was decided since it began, and
-//   - a decision fails that FailOpen makes itself, on a connection and on a row of its own. It has
-//     two seconds. It commits, and it leaves nothing behind. It is made only in doubt, one at a
-//     time.
+//   - a probe fails: a decision that FailOpen makes itself, on a connection and a row of its own.
+//     It fails if it takes longer than two seconds. It commits, and leaves nothing behind. Probes
+//     are made only in doubt, and one at a time.
 //
 // So a row that somebody holds, a pool without a free connection and a statement that fails are no
 // outage. Such a call gets its error, or waits until its ctx ends. If the database goes while other
 // calls are being decided, the calls under way may fail with their errors. The next calls are let
-// through. A Limiter that is no [*Autocommit] or [*Coalesced], and embeds none, is judged by its
-// calls alone.
+// through. If Limiter neither is nor embeds an [*Autocommit] or a [*Coalesced], there are no
+// probes, and only its calls count.
 //
 // # What is let through
 //
 // In an outage calls are decided from memory, by their own limits times Share. A call that is let
 // through has a Result that is OK and not [Result.Decided]: nothing was taken in the database, and
-// to give it back does nothing. A call that is denied has a Result like any denial, with a RetryAt
+// giving it back does nothing. A call that is denied has a Result like any denial, with a RetryAt
 // by the clock of the process, and it is not Decided either. [Request.OrReserve], [Request.Within]
 // and [Request.OnCredit] do not count: a call is let through now or not at all. A call fails with
 // the database's error if it asks for more than the share could ever hold, or if 100,000 other keys
 // are in memory whose balances are not full.
 //
-// The balances in memory begin full. So what the database has granted just before comes on top.
+// The balances in memory begin full. So their tokens come on top of those that the database granted
+// just before.
 //
 // Errors that match [ErrInvalid], [ErrNested] or [ErrClosed], and calls whose ctx has ended, are
 // never let through.
 //
 // # For how long
 //
-// For and Most bound what is let through, from the beginning of the outage. When the database comes
-// back for a moment they are not renewed: they are only when it has decided calls for as long as
-// For, and was not away in between. Calls beyond them fail with the database's error.
+// For and Most bound what is let through, from the beginning of the outage. They are not renewed
+// when the database comes back for a moment, but only once it has decided calls for as long as For
+// without being away in between. Calls beyond them fail with the database's error.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type FailOpen struct {
-	// Limiter decides: an [*Autocommit] or a [*Coalesced]. It has no default.
+	// Limiter decides while the database is not away: an [*Autocommit] or a [*Coalesced]. It has no
+	// default.
 	Limiter interface {
 		RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	}
@@ -171,7 +173,7 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 	}
 	if !f.away {
 		f.logger().ErrorContext(ctx,
-			"ratelimit: calls are let through, as the database decides nothing",
+			"ratelimit: calls are let through, because the database decides nothing",
 			"for", max(0, f.most()-now.Sub(f.began)), "error", err)
 	}
 	f.away = true

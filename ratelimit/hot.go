@@ -46,6 +46,6 @@ func (h *hot) conflict(limit string, shards int, now time.Time) {
 		return
 	}
 	k.told = now
-	h.logger.Warn("ratelimit: transactions fight for the rows of a limit; it wants more shards, see ratelimit.Shards",
+	h.logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
 		"limit", limit, "shards", shards, "conflicts", k.n, "within", now.Sub(k.since).Round(time.Second))
 }

@@ -50,10 +50,10 @@ type LeaseConfig struct {
 // [Limiter.RateLimit].
 //
 // All leases, processes and other callers together stay within the limit: tokens that a lease holds
-// expire just as they would overflow in the row. A lease learns two things only with its next
-// block, within a second. Tokens that were given back or settled elsewhere may come on top of what
-// the lease holds, by at most what flows in during that time. And if the limit was paused, reset or
-// given other shards, the lease hands out what it holds until then.
+// expire when they would have overflowed in the row. A lease learns of changes only with its next
+// block, within a second. If tokens were given back or settled elsewhere, they may come on top of
+// what the lease holds, by at most what flows in during that time. If the limit was paused, reset
+// or given other shards, the lease hands out what it holds until then.
 //
 // Other callers may be denied while a lease holds tokens, but not for long: a block is what is used
 // within a tenth of a second, and what is left of it after a second is given back. A caller that
@@ -62,8 +62,8 @@ type LeaseConfig struct {
 // A denial is remembered until its RetryAt. Until then takes are denied from memory, even if a
 // reset, a settlement or a GiveBack has made tokens available sooner.
 //
-// A crash loses the tokens that the process holds or is just fetching: at most Block, or a larger
-// take that waits, and what its open transactions have taken. They count as used.
+// A crash loses the tokens that the process holds or is just fetching. That is at most Block, or a
+// larger take that waits, plus what its open transactions have taken. They count as used.
 //
 // A Lease is safe for concurrent use, and one for each process, limit and key is enough. It has no goroutine while it is idle.
 type Lease struct {
@@ -154,8 +154,8 @@ func (d *definition) nameOf() string {
 //
 // An error of the database is returned, wrapped, to the takes that waited for it; tokens that the
 // lease holds are still handed out. After an error that matches [ErrOutcomeUnknown] the block may
-// have been taken, and is handed out to nobody. If ctx ends first, its error is returned, wrapped,
-// and nothing was taken; a take from memory ignores ctx.
+// have been taken, but is not handed out. If ctx ends first, its error is returned, wrapped, and
+// nothing was taken; a take from memory ignores ctx.
 //
 // Inside an InTx on the same pool use [Lease.TakeInTx]. Take does not roll back with the
 // transaction, and if it would have to wait it is refused with [ErrNested].

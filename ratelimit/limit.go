@@ -13,7 +13,8 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// The longest name and key, in bytes: an entry of the primary key's index must fit into a third of a page.
+// MaxNameBytes and MaxKeyBytes bound names and keys, because an entry of the primary key's index
+// must fit into a third of a page.
 const (
 	MaxNameBytes = 255
 	MaxKeyBytes  = 1024
@@ -59,9 +60,9 @@ type Option func(*definition)
 // These hold as without shards:
 //
 //   - In any interval no more is granted than the capacity and what flows in, counted at the time
-//     at which work may run. Calls with [Request.OnCredit] may exceed this by one count for each
-//     shard, and a count above a share by its parts that had to wait for the others: see
-//     docs/shards.md of the repository.
+//     at which work may run. There are two exceptions. Calls with [Request.OnCredit] may exceed
+//     this by one count for each shard. A count above a share may exceed it by those of its parts
+//     that had to wait for the others: see docs/shards.md of the repository.
 //   - No token is lost or created when calls give back or settle, or when the number of shards
 //     changes. Tokens go back to the rows that they were taken from, each up to its share.
 //     [Limiter.Value] is the sum of the shards.
@@ -76,9 +77,10 @@ type Option func(*definition)
 //     may run later than with one row, by about n times the count divided by the rate: half a
 //     minute for 10 shards, a count of 5 and a rate of 100 a minute.
 //   - A shard that is full gains nothing while others refill. So the limit may be full again later than without shards.
-//   - [Request.Leave] costs a look at all shards. A call leaves n in all of them together, as it saw
-//     them, and its part of n in each that it takes from. So calls that leave n never leave less,
-//     however many run at once, except by what other calls take meanwhile.
+//   - [Request.Leave] reads all shards first. A call leaves n in all of them together, as it read
+//     them, and its part of n in each that it takes from. So calls that leave n never together
+//     leave less, however many run at once. Calls without Leave may take tokens meanwhile: then
+//     less is left.
 //
 // n is 1, the default, to [shard.Max]. Use twice as many shards as you have concurrent
 // transactions, but at most capacity / (8 x the usual count). Limits of a few calls a second need
@@ -86,14 +88,15 @@ type Option func(*definition)
 // whole tokens, and a window at most as many as divide its rate and its capacity into equal whole
 // numbers. Figures are in docs/shards.md of the repository.
 //
-// The database knows how many shards a limit and key has. The first call with a larger n changes that, with every token kept
-// and every reservation at its time; a smaller n changes nothing: see [Limiter.Reshard].
+// The database knows how many shards a limit and key has. The first call with a larger n changes
+// that: every token is kept, and every reservation keeps its time. A smaller n changes nothing: see
+// [Limiter.Reshard].
 func Shards(n int) Option { return func(d *definition) { d.shards = n } }
 
 // SettleWithin sets how long a reservation of the limit can be settled or released: until d after
-// the time at which its work could run, as told when it was granted. After that it counts as
-// settled: the estimate stays charged, and nothing goes back twice. A row of about a hundred bytes
-// is kept for each settlement until then, and [Limiter.Prune] deletes it: 30 days with 100
+// the time at which its work could run, according to the Result of the grant. After that it counts
+// as settled: the estimate stays charged, and nothing goes back twice. A row of about a hundred
+// bytes is kept for each settlement until then, and [Limiter.Prune] deletes it: 30 days with 100
 // settlements a second are 260 million rows, and a day is 9 million. Choose more than the work can
 // take, with its retries and with pauses that may delay it.
 //

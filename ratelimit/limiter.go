@@ -17,9 +17,9 @@ type Config struct {
 	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.
 	Schema string
 
-	// IsoLevel is the isolation level of [Limiter.InTx] and [Limiter.SendBatch], one of pgx's. Limits
-	// hold at each; it is for what your own statements read and write beside them. The default of the
-	// server does not matter. Default: pgx.Serializable, and with Citus pgx.ReadCommitted.
+	// IsoLevel is the isolation level of [Limiter.InTx] and [Limiter.SendBatch], one of pgx's.
+	// Limits hold at each level: choose it for what your own statements read and write. The default
+	// of the server does not matter. Default: pgx.Serializable, and with Citus pgx.ReadCommitted.
 	IsoLevel pgx.TxIsoLevel
 
 	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
@@ -27,7 +27,7 @@ type Config struct {
 	MaxAttempts int
 
 	// Timeout bounds each call of [Autocommit] and of [Coalesced] whose ctx has no deadline, so
-	// that a database that hangs, or a row that somebody holds, holds no caller for ever. The error
+	// that no caller waits for ever for a database that hangs or for a locked row. The error
 	// matches [context.DeadlineExceeded]. Wait may wait for its turn for longer: Timeout bounds its
 	// calls of the database. It does not bound [Limiter.InTx], nor the verbs in a transaction of
 	// the caller's: only the caller knows how long its work takes. Give them a ctx with a deadline.
@@ -35,12 +35,12 @@ type Config struct {
 	Timeout time.Duration
 
 	// RememberDenials answers repeated denied calls from memory, in a microsecond and without the
-	// database: the same request, of one limit, before the RetryAt of its last denial. It holds for
-	// calls without a transaction, and for the first call in an InTx; others may read an old
+	// database: the same request, of one limit, before the RetryAt of its last denial. It works for
+	// calls without a transaction, and for the first call in an InTx. Other calls may read an old
 	// snapshot, or what their own transaction has written. A committed reset, settlement or resume
-	// by this process ends it. Changes by other processes are not seen before the RetryAt, nor
-	// those in a transaction of this process that InTx has not begun, if others look before its
-	// COMMIT. Default: false; each denial is read from the database.
+	// by this process ends it. Two kinds of changes may go unnoticed until the RetryAt: those by
+	// other processes, and those in a transaction of this process that InTx has not begun. Default:
+	// false; each denial is read from the database.
 	RememberDenials bool
 
 	// Logger gets a warning, at most every ten minutes, about a limit that needs more shards: see
@@ -51,23 +51,24 @@ type Config struct {
 	Observer Observer
 
 	// Portable uses only statements that distributed engines with Postgres' protocol support as
-	// well. It does not use advisory locks, with which callers of a limit with shards avoid each
-	// other, and transactions that have lost a row queue for it: see [Limiter.InTx]. Coalesced
-	// calls do not use statements over several rows, nor lock_timeout. Default: false.
+	// well. It does not use advisory locks. Without Portable, callers of a limit with shards avoid
+	// each other by them, and transactions that have lost a row queue for it: see [Limiter.InTx].
+	// Coalesced calls do not use statements over several rows, nor lock_timeout. Default: false.
 	Portable bool
 
-	// Citus is for tables that [schema.Distributed] has distributed. It is Portable, and it has Citus commit
-	// in two phases what writes both distributed tables and tables of the coordinator alone: River's
-	// jobs, say. Otherwise a crash could keep the tokens and lose the job, or the other way round.
-	// [Limiter.InTx] and [Limiter.SendBatch] do so at COMMIT, where it is needed. In a transaction of
-	// your own, each call that writes does: see Colocated. On Citus SERIALIZABLE holds on each
-	// node by itself, and conflicts that are found at COMMIT cannot be told from a node that is lost,
-	// so the default of IsoLevel is pgx.ReadCommitted. Default: false.
+	// Citus is for tables that [schema.Distributed] has distributed. It implies Portable.
+	// Transactions that write both distributed tables and tables that only the coordinator has,
+	// such as River's jobs, commit in two phases. Otherwise a crash could keep the tokens and lose
+	// the job, or the other way round. [Limiter.InTx] and [Limiter.SendBatch] request two-phase
+	// commit at COMMIT, where it is needed. In a transaction of your own, each call that writes
+	// requests it: see Colocated. On Citus SERIALIZABLE holds on each node by itself, and conflicts
+	// that are found at COMMIT cannot be told from a node that is lost, so the default of IsoLevel
+	// is pgx.ReadCommitted. Default: false.
 	Citus bool
 
-	// Colocated, with Citus, says that no transaction of your own that takes tokens writes tables of the
-	// coordinator alone. Then calls in it need no two-phase commit, which takes twice as long. Default:
-	// false.
+	// Colocated, with Citus, says that no transaction of your own that takes tokens writes tables
+	// that only the coordinator has. Then calls in such transactions do not request two-phase
+	// commit, which takes twice as long. Default: false.
 	Colocated bool
 
 	// Clock replaces the database's clock, for tests that need to set it. Do not set it in
@@ -75,10 +76,9 @@ type Config struct {
 	Clock func() time.Time
 }
 
-// Limiter decides. It holds no connection and no balance. It remembers which keys it has lately
-// seen denied or contended, of each a bounded number. It is safe for concurrent use, and one for
-// each program is enough. [New] makes it; the zero Limiter is refused with an error that matches
-// [ErrInvalid].
+// Limiter decides. It holds no connection and no balance. It remembers bounded numbers of keys that
+// were denied or contended lately. It is safe for concurrent use, and one for each program is
+// enough. [New] makes it; the zero Limiter is refused with an error that matches [ErrInvalid].
 type Limiter struct {
 	sql         statements
 	many        manyTexts

@@ -6,8 +6,8 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Behind reports whether t waits in the same line as other and behind it: whether it moves up when other leaves the line.
-// Work that does not wait, or waits in another line, is never behind.
+// Behind reports whether t waits in the same queue as other and behind it: whether it moves up when
+// other leaves the queue. Work that does not wait, or waits in another queue, is never behind.
 func (t Take) Behind(other Take) bool {
 	if t.Limit != other.Limit || t.Key != other.Key || t.row != other.row || !t.Ahead() {
 		return false
@@ -38,12 +38,13 @@ func (a *algebra) flows(from, to int64) float64 {
 // definitionDelay is how long after its definition a rule begins to count for work that waits.
 const definitionDelay = time.Second
 
-// Redefined returns the take as it stands by the rule that this process has defined for its limit, and whether that is
-// another place in time. What has flowed until a second after the definition has flowed by the old rule; what the take owes
-// then is repaid by the new one. s is how the limit and key stand, now is the database's clock.
+// Redefined returns the take by the rule that this process has defined for its limit, and whether
+// its time has changed. Until a second after the definition tokens flow in by the old rule, and
+// what the take still owes then is repaid by the new one. s is the state of the limit and key, now
+// is the database's clock.
 //
-// A take by a rule of its own (see [Request.Rule]), one that does not wait, and one whose limit this process has not defined
-// stay as they are. So do takes by a definition that differs in nothing but its capacity or MaxReserved.
+// A take does not change if it has a rule of its own (see [Request.Rule]), if it does not wait, if
+// this process has not defined its limit, or if only the capacity or MaxReserved is new.
 func (t Take) Redefined(s State, now time.Time) (Take, bool) {
 	v, ok := defined.Load(t.Limit)
 	if !ok || t.ruled || !t.Ahead() || s.TS.IsZero() {

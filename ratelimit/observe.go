@@ -13,12 +13,13 @@ import (
 // They must be quick and safe for concurrent use, and must not change their arguments. Names of
 // limits are few, but keys are many and often personal data: do not use keys as labels of a metric.
 type Observer interface {
-	// Decided is told of every call of RateLimit, in a transaction or without, coalesced or not, by Wait, and of every take of a lease;
-	// also of those that fail. In a transaction it comes before COMMIT: what is granted may yet be rolled back, and be granted again
-	// when the transaction runs again. RateLimitMany tells it once, for all calls together.
+	// Decided gets every call of RateLimit, in a transaction or without, coalesced or not, also
+	// those that Wait makes, and every take of a lease. It gets failed calls, too. In a transaction
+	// it comes before COMMIT: what is granted may yet be rolled back, and be granted again when the
+	// transaction runs again. For RateLimitMany there is one event for all calls together.
 	Decided(ctx context.Context, e DecidedEvent)
 
-	// Transacted is told of every InTx, once it has ended.
+	// Transacted gets every InTx, once it has ended.
 	Transacted(ctx context.Context, e TransactedEvent)
 }
 
@@ -40,8 +41,8 @@ type DecidedEvent struct {
 // TransactedEvent is a call of [Limiter.InTx].
 type TransactedEvent struct {
 	Attempts int           // runs of the callback: 1 if nothing conflicted
-	Queued   time.Duration // of this it has waited in the queue of a contended key, and
-	Paused   time.Duration // between attempts
+	Queued   time.Duration // of Took, waited in the queue of a contended key
+	Paused   time.Duration // of Took, waited between attempts
 	Err      error         // what InTx returned
 
 	Began time.Time // by the process's clock

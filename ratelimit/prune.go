@@ -113,20 +113,20 @@ type PruneConfig struct {
 // Pruned is what [Limiter.Prune] has done.
 type Pruned struct {
 	Looked  int64 // rows of balances that were looked at
-	Deleted int64 // of those, and with them all others of keys of limits with shards
+	Deleted int64 // rows that were deleted: of those, and for limits with shards the other rows of their keys
 	Slots   int64 // slots that were deleted
 	Settled int64 // settlements that were deleted
 }
 
 // Prune deletes idle balances: those that are full again, and so the same as no row. Use it for
-// limits with many keys that seldom come back, such as addresses and visitors. A balance is full
-// according to the rule that last took from it, so nothing is forgotten or granted by it. A larger
-// rule that comes later finds the balance full, where it would have had to fill up. Balances in
-// debt, in a pause, or for which work may still wait are kept: those that were paused or settled,
-// until 30 days after their last use and their pause. The rows of a key with shards are deleted
-// together, when all of them are idle. Prune also deletes slots of package slots that nobody
-// holds, an hour after they were last taken, and records of settlements 30 days after their work
-// could run, or as [SettleWithin] says.
+// limits with many keys that seldom come back, such as addresses and visitors. Whether a balance is
+// full depends on the rule that last took from it, so pruning forgets no usage and grants nothing.
+// If a rule with a larger capacity comes later, it finds the balance full, where otherwise it would
+// have had to fill up. Balances in debt, in a pause, or for which work may still wait are kept:
+// those that were paused or settled, until 30 days after their last use and their pause. The rows
+// of a key with shards are deleted together, when all of them are idle. Prune also deletes slots of
+// package slots that nobody holds, an hour after they were last taken, and records of settlements
+// 30 days after their work could run, or as [SettleWithin] says.
 //
 // It goes through the tables once, in batches. Each batch is a transaction of its own that waits
 // for nobody. A caller of a row that is being deleted waits for the batch. In a REPEATABLE READ or

@@ -7,12 +7,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Verbs are the operations on limits, whatever the way of calling. [Limiter.In] and [Limiter.InSQL]
+// Verbs are the operations on limits, however they are called. [Limiter.In] and [Limiter.InSQL]
 // return them for your transaction; [Autocommit] and [Coalesced] have them for callers without one.
 // Each does what the method of [Limiter] of the same name does.
 //
-// Code that declares an interface with some of them accepts each of these, and in tests the limiter
-// of package weirtest.
+// If your code declares an interface with some of these methods, it accepts all of these types, and
+// in tests the Limiter of package weirtest.
 type Verbs interface {
 	RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	Consume(ctx context.Context, requests ...Request) error

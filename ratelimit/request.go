@@ -86,8 +86,8 @@ func (r Request) OrReserve() Request { r.reserve = true; return r }
 //
 // With 0 only work that may run now is granted, as without OrReserve. A d below 0, or a count that
 // does not flow in within d even if the limit is full, is refused when the request is used. For a
-// fixed window that is a count above the capacity plus the windows that begin in any d. Fractions
-// of a microsecond do not count.
+// fixed window that is a count above the capacity plus what the windows add that begin within d.
+// Fractions of a microsecond do not count.
 func (r Request) Within(d time.Duration) Request {
 	r.reserve, r.bounded, r.within = true, true, d
 	return r
@@ -96,18 +96,18 @@ func (r Request) Within(d time.Duration) Request {
 // OnCredit asks to be granted as soon as nothing is owed, whatever the count. Tokens that are
 // missing are owed, and the next callers wait until they are repaid. Guava's RateLimiter works like
 // that: the number of permits delays the next request and not the request itself. Use it for costs
-// that are large, or known only after the work (see [Limiter.Settle]). A call with a large cost may
-// exceed the limit: by up to its count in any interval.
+// that are large, or known only after the work (see [Limiter.Settle]). A call with a large count
+// may exceed the limit, by up to its count in any interval.
 //
 // Alone it is granted if nothing is owed and the limit is not paused, and runs now. A count above
 // the capacity is refused, and MaxReserved does not matter. With OrReserve or Within it may wait
-// for debts of earlier callers, though not for its own tokens: RunAt is when those are repaid, and
-// MaxReserved and Within bound that debt and that time. The whole debt may then exceed MaxReserved
+// for debts of earlier callers, though not for its own tokens. RunAt is when those debts are
+// repaid. MaxReserved bounds them, and Within that time, so the whole debt may exceed MaxReserved
 // by the count.
 func (r Request) OnCredit() Request { r.credit = true; return r }
 
-// Leave asks to be granted only if n tokens are left after it. So calls without it keep a share of
-// the limit when it runs short: use it for less important traffic.
+// Leave asks to be granted only if n tokens are left after it. Use it for less important traffic:
+// when the limit runs short, the last n tokens are for calls without Leave.
 //
 //	AllTokens.Global().Count(n)              // critical
 //	AllTokens.Global().Count(n).Leave(2_000) // all else
@@ -115,12 +115,12 @@ func (r Request) OnCredit() Request { r.credit = true; return r }
 // While there are enough tokens, all calls may use everything that flows in. Leave together with
 // OrReserve, Within or OnCredit is refused when the request is used, as those leave nothing. So is
 // an n below 0, or above the capacity minus the count. For a limit with shards, each call first
-// looks at all of them, and besides leaves each shard its part of n.
+// reads all of them. It also leaves each shard its part of n.
 func (r Request) Leave(n float64) Request { r.leave = n; return r }
 
 // Rule uses another rule for this request than the limit's own, for example a customer's plan. The
-// row is the same whatever the rule, so a change of plan does not reset what was used. A smaller
-// rule clamps the balance to its capacity when it takes, also in a call that another limit then
+// row is the same whatever the rule, so a change of plan does not reset what was used. A rule with
+// a smaller capacity lowers the balance to it when it takes, also in a call that another limit then
 // denies. Nil means the limit's own rule.
 func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 

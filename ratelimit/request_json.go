@@ -29,8 +29,8 @@ type wireRule struct {
 	Start    *time.Time `json:"start,omitempty"`
 }
 
-// MarshalJSON writes the request, so that it can be made later, by another process: by a job that
-// waits for its turn, say. The limit is written as its name, and a rule of the request's own as its
+// MarshalJSON writes the request, so that another process can make it later: for example a job that
+// waits for its turn. The limit is written as its name, and a rule of the request's own as its
 // numbers.
 func (r Request) MarshalJSON() ([]byte, error) {
 	if r.def == nil {
@@ -69,12 +69,12 @@ func (r Request) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// ErrUndefined is the error of a request that is read from JSON, of a limit that this process has
-// not defined.
+// ErrUndefined is the error of reading a request from JSON if this process has not defined its
+// limit.
 var ErrUndefined = errors.New("ratelimit: this process has not defined the limit")
 
-// UnmarshalJSON reads it back. The limit is the one that this process has defined last by the name;
-// if it has defined none, the error matches [ErrUndefined].
+// UnmarshalJSON reads it back. The limit is the one that this process has defined last with that
+// name. If it has defined none, the error matches [ErrUndefined].
 func (r *Request) UnmarshalJSON(b []byte) error {
 	var w wireRequest
 	if err := json.Unmarshal(b, &w); err != nil {

@@ -195,8 +195,9 @@ func (r Reservation) MarshalJSON() ([]byte, error) {
 	return append(b, "]}"...), nil
 }
 
-// MarshalJSON keeps it short: an array of limit, key and count, and of what settling needs; at its end true, if on credit,
-// "rule", if by a rule of its own, and an array of microseconds, if the limit says within which it can be settled.
+// MarshalJSON writes a short array: limit, key, count, and what settling needs. At its end come
+// true for a take on credit, "rule" for one by a rule of its own, and an array of microseconds if
+// the limit has [SettleWithin].
 func (t Take) MarshalJSON() ([]byte, error) { return t.appendJSON(nil), nil }
 
 func (t *Take) appendJSON(b []byte) []byte {

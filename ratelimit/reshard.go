@@ -14,18 +14,20 @@ import (
 // opens the new ones with what they held. The head, which says what the layout is, is locked throughout: of two deploys the
 // second finds the work done. Whoever still knows the old layout finds it closed, and looks at the head.
 
-// Reshard divides the balances of the requests' limits and keys into n shards, with every token and every debt kept. It works
-// within the caller's transaction, and callers that take from these limits wait until that ends. More shards come by
-// themselves, with the first call of a program that defines them: see [Shards]. Fewer do not, or two releases with different
-// numbers would undo each other's. For fewer, deploy the smaller number first and then call Reshard.
+// Reshard divides the balances of the requests' limits and keys into n shards, with every token and every debt kept. It
+// works within the caller's transaction, and callers that take from these limits wait until that ends. More shards come by
+// themselves, with the first call of a program that defines them: see [Shards]. Fewer do not, because two releases with
+// different numbers would undo each other's changes. For fewer, deploy the smaller number first and then call Reshard.
 //
-// What is reserved keeps its time. If the lines that become one end at different times, the new shard is paused until the
-// last of them ends, so that nothing starts too early. Its Value then already has what flows in until that time. A
-// [Limiter.Resume] ends this pause, too: do without it until then.
+// What is reserved keeps its time. If shards are merged whose debts end at different times, the new
+// shard is paused until the last of them ends, so that nothing starts too early. Its Value already
+// includes what flows in until then. [Limiter.Resume] would end this pause, too: do not call it
+// before.
 //
-// Use a transaction of READ COMMITTED, which waits for callers that hold a shard. Above it, each take that comes between fails
-// it. A number that the rule cannot be divided into is refused with an [*InvalidError]: see [Shards]. A limit and key can
-// change its number 2,047 times. Other errors are those of [Limiter.ResetRateLimit].
+// Use a transaction of READ COMMITTED, which waits for callers that hold a shard. Above READ
+// COMMITTED, Reshard fails if another call takes from these limits in the meantime. A number that
+// the rule cannot be divided into is refused with an [*InvalidError]: see [Shards]. A limit and key
+// can change its number 2,047 times. Other errors are those of [Limiter.ResetRateLimit].
 func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Request) error {
 	if n < 1 || n > shard.Max {
 		return &InvalidError{Field: "number of shards", Value: n, Want: fmt.Sprintf("one from 1 to %d", shard.Max)}

@@ -44,7 +44,8 @@ type Result struct {
 type Outcome struct {
 	Limit, Key string
 
-	// OK says that this limit alone would have granted. The call took nothing from it if another limit denied.
+	// OK says that this limit alone would have granted the call. If another limit denied it,
+	// nothing was taken from this one either.
 	OK bool
 
 	// Shadow says that the limit is one of those that never deny: see [Shadow].
@@ -52,7 +53,7 @@ type Outcome struct {
 
 	// Value is the balance at Result.At, after the call: negative if tokens are owed. If one shard
 	// of several has granted alone, it is what this process knows of all of them; [Limiter.Value]
-	// asks the database.
+	// reads the database.
 	Value float64
 
 	// Capacity, Rate and Period are those of the rule that decided: Rate tokens come in each Period.

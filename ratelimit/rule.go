@@ -35,8 +35,8 @@ type TokenBucket struct {
 
 // FixedWindow is a rule under which Rate tokens come at once at the start of every window of length
 // Period. Capacity is how much unused quota can roll over: with the default nothing does, and no
-// window sees more than Rate. Around the border of two windows, twice the Rate may be granted in a
-// moment.
+// window sees more than Rate. Around the border of two windows, twice the Rate may be granted
+// within a moment.
 //
 // Rate and Period have no default.
 type FixedWindow struct {

@@ -27,8 +27,9 @@ import (
 // MaxReserved, and waiting work is delayed. Both use the rule that last took from the row.
 //
 // A reservation that nobody settles keeps what it took. So does one that is settled 30 days after
-// its work could run, or later; it then counts as settled. That time is the one told when it was
-// granted, whatever has delayed it since. [SettleWithin] sets another time than 30 days.
+// its work could run, or later; it then counts as settled. That time is the one in the Result of
+// the grant, even if pauses or settlements have delayed the work since. [SettleWithin] sets another
+// time than 30 days.
 //
 // A request for a limit and key that are not in the reservation, or for less than 0 tokens, is
 // refused with an error that matches [ErrInvalid]. OrReserve and Rule of a request do not matter.
@@ -55,12 +56,13 @@ func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, 
 }
 
 // Renew charges reservations again, under their ids, because their time has passed without their
-// work being done, and their tokens have flowed by. They come before all waiting work, which is
-// delayed by as much, and in the order given; [Take.RunAt] then returns when. MaxReserved does not
-// matter, as there is no new work. Do not renew a reservation that was settled.
+// work being done, and their tokens have flowed by. They go ahead of all waiting work, which is
+// delayed accordingly, and keep the order in which they are given. [Take.RunAt] then returns when
+// each may run. MaxReserved does not matter, as there is no new work. Do not renew a reservation
+// that was settled.
 //
-// The reservations are changed in place, also if the transaction then rolls back, which undoes the
-// charge: in each transaction start with the reservations as they were read.
+// The reservations are changed in place. If the transaction rolls back, the charge is undone, but
+// these changes are not: in each run start with the reservations as they were read.
 func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reservation) error {
 	x, err := l.transaction(tx)
 	if err != nil {

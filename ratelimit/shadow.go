@@ -11,15 +11,15 @@ const shadowed = " (shadow)"
 // Result.OK, RunAt and RetryAt.
 //
 // It takes from its own rows: its name is the given one plus " (shadow)", so the enforced limit may
-// have the same name and today's numbers. Each shadow costs a round trip of its own, and is asked
-// only in calls that the enforced limits grant. In other calls its Outcome has only its names, and
-// OK. It takes nothing that it would not grant, and a count that it could never grant is no error.
+// have the same name and today's numbers. Each shadow costs a round trip of its own. It decides
+// only calls that the enforced limits grant: for other calls its Outcome has only Limit, Key and
+// OK. If it would deny a call, it takes nothing, and a count that it could never grant is no error.
 // GiveBack also gives back to it, but it is in no [Reservation], so it is not settled and delays no
 // work. It cannot be leased.
 //
 // It costs what a limit costs: in a transaction its row is locked too, and an error of its
-// statements is an error of the call. In a [Coalesced] it is not, as the enforced limits are
-// committed before the shadow is asked.
+// statements is an error of the call. In a [Coalesced] it is not, because the enforced limits are
+// committed before the shadow decides.
 func Shadow() Option { return func(d *definition) { d.shadow = true } }
 
 // apart tells the calls of enforced limits from those of shadows.

@@ -25,11 +25,12 @@ import (
 //
 // The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say otherwise.
 //
-// BEGIN is a round trip of its own, and so is each statement. A transaction learns only then which balances it takes, so at
-// first it does not queue for one that others want: it passes those who do. Once somebody in this process has lost a balance eight
-// times, the others run again and queue behind. If another package wraps pgx's driver, to trace it say, a
-// transaction that has lost a balance to another one does not queue for it; it waits for at most 250 ms and runs again.
-// Inside another InSQLTx on the same db, called with its ctx, it is refused with [ErrNested].
+// BEGIN is a round trip of its own, and so is each statement. So a transaction does not know in advance which balances
+// it takes, and at first does not queue for a contended one: it overtakes transactions that do. Once a transaction of
+// this process has lost a balance eight times, the others run again and queue behind it. If another package wraps pgx's
+// driver, to trace it say, a transaction that has lost a balance to another one does not queue for it; it waits for at
+// most 250 ms and runs again. Inside another InSQLTx on the same db, called with its ctx, it is refused with
+// [ErrNested].
 func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	if l.observer == nil {
 		return l.inSQLTx(ctx, db, opts, fn, nil)

@@ -19,14 +19,13 @@ import (
 // It reserves, as with [Request.OrReserve], and sleeps until RunAt. So callers go in the order in
 // which they came, over all processes, and small requests do not starve large ones. Before it
 // returns it looks at the limits again: if a pause or a settlement has delayed its turn meanwhile,
-// it waits on. If its turn has moved up, it does not notice. It never returns before the database's
-// clock has reached RunAt.
+// it waits on. If its turn has moved up, it still waits until the original RunAt. It never returns
+// before the database's clock has reached RunAt.
 //
 // If ctx has a deadline, it reserves [Request.Within] the time that is left, unless the request has
 // a shorter one. If the call would have to wait longer, or MaxReserved denies it, Wait returns at
-// once with the Result and its [*DeniedError], and nothing is taken. A count that would not flow in
-// before the deadline even if the limit is full is an error that matches
-// [context.DeadlineExceeded].
+// once with the Result and its [*DeniedError], and nothing is taken. If the count could not flow in
+// before the deadline even if the limit is full, the error matches [context.DeadlineExceeded].
 //
 // If ctx ends while it waits, its tokens are given back, which takes up to 5 seconds, and the error
 // matches that of ctx. Callers behind it keep their turns: see [Limiter.Release]. Other errors are
@@ -36,7 +35,7 @@ import (
 // than Config.Timeout.
 //
 // A waiting call holds no connection, and costs two round trips in all, or one if the tokens were
-// there. A process that ends while it waits has used its tokens.
+// there. If the process ends while a call waits, the call's tokens stay taken.
 func (a *Autocommit) Wait(ctx context.Context, requests ...Request) (Result, error) {
 	return wait(ctx, a, requests)
 }

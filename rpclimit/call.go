@@ -12,7 +12,8 @@ type Call struct {
 	// Procedure is "/package.Service/Method", as in the constants that code generators make.
 	Procedure string
 
-	// Address is where the connection comes from, as the library has it: "203.0.113.7:4711", say.
+	// Address is where the connection comes from, as the library reports it, for example
+	// "203.0.113.7:4711".
 	Address string
 
 	// Header returns the values of a metadata key. Upper and lower case are the same.
@@ -23,9 +24,9 @@ type Call struct {
 	Message any
 }
 
-// Ask returns what a call asks of which limits. It returns none if the call is not to be limited.
-// [By] and [Global] make one from a limit, and Cost, Rule, Unless and Only change it. For all else
-// write a function of your own, for example if it has to look up a plan, which may fail:
+// Ask returns what a call takes from which limits. If it returns none, the call is not limited.
+// [By] and [Global] make an Ask from a limit, and Cost, Rule, Unless and Only change it. For
+// anything else write your own function, for example if it has to look up a plan, which may fail:
 //
 //	func byPlan(ctx context.Context, _ *rpclimit.Call) ([]ratelimit.Request, error) {
 //		plan, err := planOf(ctx, userOf(ctx))
@@ -34,12 +35,12 @@ type Call struct {
 //
 // If it returns an error, the call is refused: with PermissionDenied if the error matches
 // [ErrNoKey], with the error itself if it has a status already (a gRPC status in a gRPC server, a
-// *connect.Error in Connect), and else as [Guard.Answer] says. It is called once for each call, by
-// many goroutines at a time. It must not change the Call, nor keep it.
+// *connect.Error in Connect), and otherwise as [Guard.Answer] says. It is called once per call,
+// from many goroutines at a time. It must not change the Call, nor keep it.
 type Ask func(ctx context.Context, call *Call) ([]ratelimit.Request, error)
 
-// By asks for one token of the limit, for the key of the call. [Good] makes each key one that the
-// database can hold. A call without a key is refused.
+// By asks for one token of the limit, for the key of the call. Keys go through [Good]. A call
+// without a key is refused.
 func By(limit ratelimit.Limit, key Key) Ask {
 	return func(ctx context.Context, call *Call) ([]ratelimit.Request, error) {
 		if key == nil {
@@ -64,12 +65,11 @@ func Global(limit ratelimit.Limit) Ask {
 	}
 }
 
-// Cost asks for as many tokens as the call costs, in place of one. 0 is granted while nothing is
+// Cost asks for as many tokens as the call costs, instead of one. 0 is granted while nothing is
 // owed. A call that costs more than the limit could ever grant is refused with InvalidArgument, so
 // bound what clients may ask for.
 //
-// Of a stream Call.Message is nil, and a server of gRPC does not survive a panic: test the type of
-// the message.
+// Check the type of Call.Message: for a stream it is nil, and a panic ends a gRPC server.
 func (a Ask) Cost(tokens func(ctx context.Context, call *Call) float64) Ask {
 	return func(ctx context.Context, call *Call) ([]ratelimit.Request, error) {
 		requests, err := a(ctx, call)
@@ -84,7 +84,7 @@ func (a Ask) Cost(tokens func(ctx context.Context, call *Call) float64) Ask {
 	}
 }
 
-// Rule asks by another rule than the limit's own, for example that of the customer's plan: see
+// Rule uses another rule than the limit's own, for example that of the customer's plan: see
 // [ratelimit.Request.Rule]. If it returns nil, the limit's own rule counts. It is called once the
 // call is known to have a key.
 func (a Ask) Rule(rule func(ctx context.Context, call *Call) ratelimit.Rule) Ask {
@@ -101,7 +101,7 @@ func (a Ask) Rule(rule func(ctx context.Context, call *Call) ratelimit.Rule) Ask
 	}
 }
 
-// Unless asks nothing for calls that skip picks. Their key is not looked for.
+// Unless does not limit calls for which skip returns true. They need no key.
 func (a Ask) Unless(skip func(ctx context.Context, call *Call) bool) Ask {
 	return func(ctx context.Context, call *Call) ([]ratelimit.Request, error) {
 		if skip(ctx, call) {
@@ -111,9 +111,9 @@ func (a Ask) Unless(skip func(ctx context.Context, call *Call) bool) Ask {
 	}
 }
 
-// Only asks nothing except for the procedures named: "/package.Service/Method", or
-// "/package.Service/" for all of a service. With a name of another form every call is refused with
-// Internal, as a name that is misspelt would limit nothing.
+// Only limits the named procedures and no others: "/package.Service/Method", or "/package.Service/"
+// for all of a service. If a name has another form, every call is refused with Internal, because a
+// misspelt name would limit nothing.
 func (a Ask) Only(procedures ...string) Ask {
 	wrong := ""
 	exact, services := map[string]bool{}, map[string]bool{}

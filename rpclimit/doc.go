@@ -48,7 +48,7 @@
 // # Streams
 //
 // A stream takes once, when it begins, however many messages follow. To take for each message, a
-// handler calls the limiter itself, and gets its error from the adapter's Pass.
+// handler calls the limiter itself, and returns the error that the adapter's Pass makes.
 //
 // # In a transaction
 //

@@ -15,20 +15,21 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Guard asks the limits of calls before their handlers run. One is enough for all interceptors of
+// Guard checks the limits of calls before their handlers run. One is enough for all interceptors of
 // a program.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type Guard struct {
 	// Limiter decides: a [*ratelimit.Coalesced] under load, a [*ratelimit.Autocommit], or a
-	// [*ratelimit.FailOpen] over one of them. It has no default. Only Pass of an adapter does
-	// without.
+	// [*ratelimit.FailOpen] over one of them. It has no default. Only Pass of an adapter works
+	// without it.
 	Limiter interface {
 		RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	}
 
-	// Timeout is for each decision: a call for which the database hangs is refused with Unavailable.
-	// Default: no other than that of the call's context.
+	// Timeout bounds each decision: if the database does not answer in time, the call is refused
+	// with Unavailable. Default: the deadline of the call's context, or [ratelimit.Config]'s
+	// Timeout if it has none.
 	Timeout time.Duration
 
 	// Fields is how clients learn what is left: in the metadata of the answer, under the names of
@@ -42,16 +43,16 @@ type Guard struct {
 }
 
 // errAhead is for a grant that an interceptor cannot wait for.
-var errAhead = fmt.Errorf("rpclimit: granted ahead of time, so that the handler must not run yet: "+
+var errAhead = fmt.Errorf("rpclimit: granted for later, so the handler must not run yet: "+
 	"OrReserve and Within are for handlers' own calls (%w)", ratelimit.ErrInvalid)
 
-// Take asks the limits of a call, all in one call of the Limiter: all are granted, or nothing is
-// taken. It is for adapters, which have [Guard.Answer] make an answer of the result, and run the
-// handler with the context that it returns, in which [FromContext] finds the result.
+// Take takes what asks return for a call, in one call of the Limiter: all are granted, or nothing
+// is taken. It is for adapters. They pass the result to [Guard.Answer], and run the handler with
+// the context that Take returns, in which [FromContext] finds the result.
 //
-// A call that asks nothing has a Result that is OK and not decided, and FromContext finds none. A
-// result that was granted ahead of time is an error that matches [ratelimit.ErrInvalid], and what
-// it took stays taken. So is a Guard without a Limiter, and no asks at all.
+// If the asks return nothing, the Result is OK and not decided, and FromContext finds none. A
+// request that is granted for later is an error that matches [ratelimit.ErrInvalid], and its tokens
+// stay taken. A Guard without a Limiter, or a call without asks, is such an error, too.
 func (g *Guard) Take(
 	ctx context.Context, call *Call, asks []Ask,
 ) (context.Context, ratelimit.Result, error) {
@@ -99,22 +100,22 @@ func gather(ctx context.Context, call *Call, asks []Ask) ([]ratelimit.Request, e
 	return requests, nil
 }
 
-// Answer is what the client gets for the result of [Guard.Take], or for that of a handler's own
-// call: metadata, whose keys are in the canonical form of HTTP, and a status, which is nil if the
-// call may go on. It is for adapters, and logs as [Guard.Logger] says.
+// Answer returns what the client gets for the result of [Guard.Take], or of a handler's own call:
+// metadata, whose keys are in the canonical form of HTTP, and a status, which is nil if the call
+// may continue. It is for adapters, and logs as [Guard.Logger] says.
 //
 //	ResourceExhausted  it is denied: with RetryInfo, and a QuotaFailure that names the limits
 //	PermissionDenied   it has no key, or one that the database cannot hold
 //	InvalidArgument    it costs more than its limit could ever grant
 //	Internal           the call of the limiter is wrong: see ratelimit.ErrInvalid
-//	Canceled           the client has gone while the limiter was asked
-//	DeadlineExceeded   so has the time that it gave
+//	Canceled the client has gone before the decision
+//	DeadlineExceeded the client's deadline has passed before the decision
 //	Unavailable        any other error: without a decision there is no grant
 //
-// The delay in RetryInfo is no earlier than RetryAt, by the database's clock, and up to a fifth
-// later, but no more than a minute, so that clients that were denied together do not come back
-// together. The key retry-after says the same in whole seconds. No other status says when to
-// retry, and none has a key or an error of the database in it.
+// The delay in RetryInfo never ends before RetryAt, by the database's clock. It is longer by a
+// random time, up to a fifth and at most a minute, so that clients that were denied together do not
+// return together. The key retry-after says the same in whole seconds. No other status says when to
+// retry, and no status contains a key or an error of the database.
 func (g *Guard) Answer(
 	ctx context.Context, procedure string, res ratelimit.Result, err error,
 ) (http.Header, *status.Status) {
@@ -156,9 +157,9 @@ func (headerOnly) WriteHeader(int)             {}
 
 type resultKey struct{}
 
-// FromContext is the result with which the handler came to run, of the innermost interceptor: to
-// give back what was not used, or to settle it. False if the call was not limited. The result of a
-// [ratelimit.FailOpen] may be undecided.
+// FromContext returns the result with which the innermost interceptor has let the call pass: use it
+// to give back tokens, or to settle them. It returns false if the call was not limited. The result
+// of a [ratelimit.FailOpen] may be undecided.
 func FromContext(ctx context.Context) (ratelimit.Result, bool) {
 	res, ok := ctx.Value(resultKey{}).(ratelimit.Result)
 	return res, ok

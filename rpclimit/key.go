@@ -8,11 +8,11 @@ import (
 	"github.com/weir-go/weir/httplimit"
 )
 
-// Key tells for whom a call counts. A call whose key is empty has none. It is refused with
-// PermissionDenied, as with an error that matches [ErrNoKey].
+// Key returns the key that a call counts for. With an empty key, or an error that matches
+// [ErrNoKey], the call is refused with PermissionDenied.
 //
-// A key that clients may choose freely limits nobody: each new key is a new balance, and costs a
-// row. Let the authentication check it first, or put a limit by address in front, as an
+// A key that clients can choose freely limits nobody: each new key is a new balance, and costs a
+// row. Check it before, in your authentication, or put a limit by address in front, as an
 // interceptor of its own.
 type Key func(ctx context.Context, call *Call) (string, error)
 
@@ -20,25 +20,26 @@ type Key func(ctx context.Context, call *Call) (string, error)
 // refused with PermissionDenied. It is [httplimit.ErrNoKey].
 var ErrNoKey = httplimit.ErrNoKey
 
-// ByUser is the user whom a function finds in the context, where the authentication has put it.
+// ByUser is the user that a function returns, for example from the context in which your
+// authentication has put it.
 func ByUser(user func(ctx context.Context) string) Key {
 	return func(ctx context.Context, _ *Call) (string, error) { return user(ctx), nil }
 }
 
-// ByHeader is the value of a metadata key that is a secret, such as an API key or a token: its
-// SHA-256 in hex, so that a reader of the table cannot use it. Of several values the first counts.
-// A client can send any value: see [Key].
+// ByHeader is the SHA-256, in hex, of a metadata value with a secret such as an API key or a token,
+// so that the stored key lets nobody in. If there are several values, the first one counts. Clients
+// can send any value: see [Key].
 func ByHeader(name string) Key { return overHTTP(httplimit.ByHeader(name), name) }
 
-// ByAddress is the address of the client: an IPv6 address by its network of 64 bits. It is the one
-// that the connection comes from. Only if that is a trusted proxy, it is the last address in
+// ByAddress is the address of the client; for IPv6, its /64 network. It is the one that the
+// connection comes from. For a connection from a trusted proxy, it is the last address in
 // x-forwarded-for that is not itself a trusted proxy's. See [ByProxies].
 func ByAddress(trusted ...netip.Prefix) Key {
 	return ByProxies(httplimit.Proxies{Trusted: trusted})
 }
 
-// ByProxies is the address of the client behind proxies that write another key, or that connect by
-// a unix socket: [httplimit.Proxies] says how it is found.
+// ByProxies is the address of the client behind proxies that write another metadata key, or that
+// connect through a unix socket: see [httplimit.Proxies].
 func ByProxies(proxies httplimit.Proxies) Key {
 	name := proxies.Header
 	if name == "" {
@@ -47,8 +48,8 @@ func ByProxies(proxies httplimit.Proxies) Key {
 	return overHTTP(proxies.Address, name)
 }
 
-// Good makes of any key that is not empty one that the database can hold, and of different keys
-// different ones. It is [httplimit.Good].
+// Good makes a key that the database can store from any key that is not empty. Different keys stay
+// different. It is [httplimit.Good].
 func Good(key string) string { return httplimit.Good(key) }
 
 // overHTTP has a Key of httplimit look at the address of a call, and at one of its metadata keys.

@@ -21,10 +21,11 @@ type canceller interface {
 // CancelTx cancels a job as River's JobCancelTx does. If the job has not started, it gives back
 // what the job has taken, and the jobs that wait behind it start earlier: a client that
 // [Scheduler.Configure] has configured moves each of them when its new time comes near. If the job
-// has started, its worker settles what it took. A job that waits for its turn leaves its line.
+// has started, its worker settles what it took. A queued job that waits for its turn (see
+// [Jobs.QueueTx]) leaves its line.
 //
-// CancelTx writes the job and the balances of its limits, however many jobs wait. As it reads and
-// writes river_job, it conflicts with River at SERIALIZABLE. Use READ COMMITTED.
+// CancelTx writes the job and the balances of its limits, however many jobs wait. Use READ
+// COMMITTED: it reads and writes river_job, so at SERIALIZABLE it conflicts with River.
 //
 // A configured client also finds a job that River's own client or River UI has cancelled, within a
 // few seconds; it looks back for a day. It finds a job that was deleted only if the job was among

@@ -15,8 +15,8 @@ import (
 
 // CompleteTx completes the job that is being worked and settles what it has taken, as
 // river.JobCompleteTx and [Jobs.SettleTx] do: used says how much of its limits and keys that was.
-// If the transaction rolls back, neither has happened, and River completes or retries the job by
-// what the worker returns.
+// If the transaction rolls back, neither has happened, and River completes or retries the job
+// according to what the worker returns.
 //
 //	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
 //		if err := w.save(ctx, tx, answer); err != nil {
@@ -25,9 +25,10 @@ import (
 //		return w.sched.CompleteTx(ctx, tx, job.JobRow, ChatTokens.For(org).CountInt(usage.TotalTokens))
 //	})
 //
-// Call it last in the transaction. It settles after it has completed the job, as a settlement locks
-// the balances, for which others wait until the transaction ends. Limits that used does not name
-// keep what was reserved. A job that has taken nothing, or was settled before, is only completed.
+// Call it last in the transaction. It first completes the job and then settles, because a
+// settlement locks the balances, and other callers wait for them until the transaction ends. Limits
+// that used does not name keep what was reserved. A job that has taken nothing, or was settled
+// before, is only completed.
 //
 // ctx must be that of the worker, or made from it. The errors are those of River and of
 // [ratelimit.Limiter.Settle]; after one, roll back.

@@ -35,7 +35,7 @@
 //     those available that are due within 25 s, moves those whose time has changed, and notifies
 //     River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
-//     for example because of a pause, the client puts it off.
+//     for example because of a pause, the client puts it off: it snoozes the job.
 //
 // That costs each client one query a second, and the one that does the rounds a few more. Jobs that
 // start together cost one query. While jobs become due, each process sends at most 100
@@ -103,24 +103,24 @@
 //     it is, at most 500 in a statement.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
-// three seconds at a time; the role of a working client needs SELECT, INSERT and UPDATE on that
+// three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that
 // table. The tests were run with River v0.41 and v0.51; none runs with River Pro, whose partitions,
 // sequences and concurrency limits see ordinary jobs in their own queues.
 //
 // # Settle, pay, cancel
 //
-// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction. [ReservationOf] returns
-// what it has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind move up as their
-// time comes near. The same happens when a job is cancelled before its attempt has begun: see [Jobs.CancelTx]. An attempt
-// that has begun has paid, even if its client stops and interrupts it. Further attempts pay again unless [JobArgsWithPays]
-// says otherwise.
+// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction. [ReservationOf]
+// returns what it has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind it move up
+// when their new time comes near. The same happens when a job is cancelled before its attempt has begun: see
+// [Jobs.CancelTx]. An attempt that has begun has paid, even if its client stops and interrupts it. Further attempts pay
+// again unless [JobArgsWithPays] says otherwise.
 //
 // # Late jobs, changed rates
 //
 // A job that starts more than 3 s late, because all workers were busy or the database was away,
-// pays again, once: the tokens of its own time have gone to the bucket. Late jobs pay ahead of all
-// waiting jobs; those that reach workers together pay in their own order. So after an outage jobs
-// start at the limit's rate.
+// pays again, once. Its tokens were for the time at which it was due, and many late jobs that start
+// together would exceed the limit. Late jobs pay ahead of all waiting jobs; those that reach
+// workers together pay in their own order. So after an outage jobs start at the limit's rate.
 //
 // The process that looks at waiting jobs applies the rule that it has defined for their limit, from
 // one second after the definition. If a process defines a name again, the newest definition counts.

@@ -64,8 +64,8 @@ func (t *ticket) explain(job *rivertype.JobRow) Waiting {
 }
 
 // Waiting lists the jobs that have reserved tokens of one limit and key, in the order in which they
-// will start: at most n jobs, and at most 9,900. It includes jobs that another limit has wait
-// longer. It reads in the caller's transaction and takes nothing.
+// will start: at most n jobs, and at most 9,900. It includes jobs that wait even longer for another
+// limit. It reads in the caller's transaction and takes nothing.
 func (j *Jobs) Waiting(
 	ctx context.Context, tx pgx.Tx, request ratelimit.Request, n int,
 ) ([]Waiting, error) {

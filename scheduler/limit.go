@@ -32,14 +32,14 @@ import (
 //
 // When a job has to wait, Limit also moves the other due jobs of its kind and queue that wait for
 // the same limits, so that the jobs of other customers can start. To find them it calls requests
-// with jobs that do not start yet, so requests must depend on nothing but the job. These jobs are
-// put in line in River's order: by priority, time and id. Jobs that two clients fetch at the same
-// moment may swap places.
+// with jobs that do not start yet, so requests must depend on nothing but the job. These jobs queue
+// in River's order: by priority, time and id. Jobs that two clients fetch at the same moment may
+// swap places.
 //
 // The backlog of a key is a debt of its limit. Any other caller of that limit and key, such as an
 // HTTP handler, is denied until the debt is repaid. Give such callers a limit of their own, or
-// bound the debt by the rule's MaxReserved. Jobs beyond MaxReserved wait without a place in line,
-// and compete with the other callers when their time comes.
+// bound the debt by the rule's MaxReserved. Jobs beyond MaxReserved wait without a place in the
+// queue, and compete with the other callers when their time comes.
 //
 // In a test, weirtest.WorkNow calls such a worker without taking anything.
 func Limit[T river.JobArgs](

@@ -58,9 +58,9 @@ type manyInserter interface {
 //
 // A job that InsertOpts make unique and that exists already takes nothing: its tokens are given
 // back. Jobs after it in params keep the times that they were given behind it. Later callers get
-// what it leaves. Only tokens that it had taken at once move up the jobs behind it, as a settlement
-// does. If two jobs of one call are duplicates of each other, River's insert fails, and the
-// transaction with it.
+// the tokens. If it had taken them at once, the jobs behind it also move up, as after a settlement.
+// If two jobs of one call are duplicates of each other, River's insert fails, and the transaction
+// with it.
 //
 // Requests of several jobs for the same limit and key must agree in Rule, OrReserve, Within,
 // OnCredit and Leave, and the sum of their counts must be one that the limit can grant.

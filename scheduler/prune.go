@@ -18,7 +18,7 @@ type PruneArgs struct{}
 // Kind is the kind of the job, weir_prune.
 func (PruneArgs) Kind() string { return "weir_prune" }
 
-// InsertOpts make the job unique.
+// InsertOpts makes the job unique.
 func (PruneArgs) InsertOpts() river.InsertOpts {
 	return river.InsertOpts{MaxAttempts: 3, UniqueOpts: river.UniqueOpts{ByState: []rivertype.JobState{
 		rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning,

@@ -94,9 +94,9 @@ func (s *Scheduler) on(schema string) store {
 type Inserted struct {
 	ratelimit.Result
 
-	// Job is the inserted job, or nil if the Result is a denial. Nobody else sees it before the
-	// transaction commits. If the transaction rolls back or runs again, no job with this id will
-	// ever exist.
+	// Job is the inserted job, or nil if the Result is a denial. No other transaction sees it
+	// before this one commits. If the transaction rolls back or runs again, no job with this id
+	// will ever exist.
 	Job *rivertype.JobInsertResult
 }
 

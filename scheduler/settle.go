@@ -18,7 +18,7 @@ import (
 // limiter instead, the tenant stays charged for the estimate.
 //
 // SettleTx reports whether this call settled. It is false if an earlier one did, or if the job has
-// taken nothing. It locks the balances, and nothing of the line.
+// taken nothing. It locks the balances, but no row of the line.
 func (j *Jobs) SettleTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) (bool, error) {

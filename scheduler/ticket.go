@@ -30,9 +30,9 @@ const (
 )
 
 // JobArgsWithPays is implemented by job arguments whose kind does not pay [PerAttempt]. An attempt
-// that takes again goes ahead of all jobs in line, because its job has waited before, and is
-// snoozed until the tokens exist. That needs a client with the configuration of
-// [Scheduler.Configure]; on another client no attempt pays again.
+// that takes again goes ahead of all queued jobs, because its job has waited before. It is snoozed
+// until the tokens exist. That needs a client with the configuration of [Scheduler.Configure]; on
+// another client no attempt pays again.
 type JobArgsWithPays interface{ Pays() Pays }
 
 // ReservationOf returns what a job has taken, or what its current attempt has taken if each attempt

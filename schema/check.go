@@ -20,7 +20,7 @@ func Version(ctx context.Context, db DB, opts ...Option) (int, error) {
 }
 
 // Check reports whether this release works on the schema: nil, [ErrNotMigrated], [ErrIncompatible],
-// or the error with which it could not find out. It writes nothing and waits for nobody, so it also
+// or the error that kept it from finding out. It writes nothing and waits for no lock, so it also
 // works on a standby.
 //
 // The role needs USAGE on the schema and SELECT on weir_schema.

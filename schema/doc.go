@@ -33,7 +33,8 @@
 //
 // To prune, a role also needs DELETE on weir_balance, weir_settled and weir_slot.
 //
-// The tables belong to the role that ran the migration; nothing runs with its privileges.
+// The tables belong to the role that ran the migration. Programs do not run anything with its
+// privileges.
 //
 // # With a tool of your own
 //
@@ -43,7 +44,8 @@
 //
 // # Releases and versions
 //
-// Migrations only go forward. Each records in weir_schema the lowest version that a release must
-// know to work after it. So releases can overlap in a rolling deployment: the previous one keeps
-// working on the next one's schema. If it cannot, Migrate and Check refuse with [ErrIncompatible].
+// Migrations only go forward. Each records in weir_schema which releases still work after it: those
+// that know at least a certain version. So releases can overlap in a rolling deployment: the
+// previous one keeps working on the next one's schema. If it cannot, its Migrate and Check return
+// [ErrIncompatible].
 package schema

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// DB is what this package needs of a connection: *pgxpool.Pool and *pgx.Conn have it.
+// DB begins transactions: *pgxpool.Pool and *pgx.Conn do.
 type DB interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
@@ -80,9 +80,10 @@ func migrate(ctx context.Context, db DB, files fs.FS, opts ...Option) error {
 
 // lock waits until no other process migrates the schema, and holds it until the transaction ends.
 //
-// Weir's decisions take no advisory locks, because those share one space of numbers with the application's own. Here that
-// does no harm: the lock is needed before there is a table to lock, it is held only while a migration runs, and a number
-// that the application happens to use costs a wait.
+// Weir's decisions do not depend on advisory locks, because those share one space of numbers with
+// the application's own. Here that does no harm: the lock is needed before there is a table to
+// lock, it is held only while a migration runs, and a number that the application happens to use
+// costs a wait.
 func (p place) lock(ctx context.Context, tx pgx.Tx) error {
 	h := fnv.New64a()
 	h.Write([]byte("weir schema " + p.schema))

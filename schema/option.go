@@ -38,16 +38,17 @@ func To(version int) Option {
 }
 
 // Distributed makes [Migrate] distribute the tables by key over the nodes of a Citus cluster, once
-// they are at their version. Balances that there are move along. It does nothing where that was done
-// before, and is an error where the database has no Citus. Connect to the coordinator. The role must
-// be allowed to create tables there and on the workers. Then set ratelimit.Config.Citus.
+// they are at their version. Existing balances move with them. If the tables are distributed
+// already, it does nothing. If the database has no Citus, Migrate returns an error. Connect to the
+// coordinator. The role must be allowed to create tables there and on the workers. Then set
+// ratelimit.Config.Citus.
 func Distributed() Option { return DistributedWith("") }
 
-// DistributedWith is [Distributed] that keeps Weir's rows of a key on the node that has the same key
-// of a table of yours, one that is distributed by its tenant: then a tenant's tokens and its rows are
-// committed by one node. Name the table as in SQL, with its schema if the search_path does not have it.
-// Its distribution column must be of type text, with a deterministic collation, which the keys of
-// Weir's tables then get.
+// DistributedWith is [Distributed] beside a table of yours that is distributed by its tenant:
+// Weir's rows of a key are stored on the node that has your rows of the same key. Then one node
+// commits a tenant's tokens and rows. Name the table as in SQL, with its schema if the search_path
+// does not have it. Its distribution column must be of type text, with a deterministic collation,
+// which the keys of Weir's tables then get.
 func DistributedWith(table string) Option {
 	return func(o *options) { o.distribute, o.with = true, table }
 }

@@ -73,7 +73,7 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 	case p.schema:
 		return nil
 	case "":
-		return fmt.Errorf("enter schema %q: role %s may not use it: it takes GRANT USAGE, CREATE ON SCHEMA %s TO %s",
+		return fmt.Errorf("enter schema %q: role %s may not use it: it needs GRANT USAGE, CREATE ON SCHEMA %s TO %s",
 			p.schema, quote(p.role), quote(p.schema), quote(p.role))
 	default:
 		return fmt.Errorf("enter schema %q: Postgres takes it for %q: choose a name of at most 63 bytes", p.schema, current)

@@ -2,7 +2,7 @@ package shard
 
 // View is what a process knows of a shard without asking the database.
 type View struct {
-	// Tokens that it has by now, as far as is known; negative, those that it owes.
+	// Tokens that it has by now, as far as is known: negative if it owes tokens.
 	Tokens float64
 
 	// Busy says that another connection of this process has lately taken from it, and may still hold it.
@@ -24,16 +24,18 @@ const most = 8
 // draws is the number of shards of which the best is chosen.
 const draws = 3
 
-// Choose returns the shards from which to try to take count tokens, so that each is left with least or more. The best come
-// first: the first that nobody else holds is to be taken. None, if none is known to have enough. enough is how many have.
+// Choose returns the shards from which to try to take count tokens, so that least or more are left
+// in it. The best come first: take from the first that no other transaction has locked. It returns
+// none if none is known to have enough. enough is how many have.
 //
-// Each is the best of three that are drawn by random, which is to return a number from 0 to below its argument. See
-// M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. With three, who waits longest waits a tenth less
-// than with two (BenchmarkHotReserve, late-p99).
+// Each is the best of three that are drawn with random, which must return a number from 0 to below its argument.
+// See M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. With three, the longest wait
+// is a tenth shorter than with two (BenchmarkHotReserve, late-p99).
 //
-// But the shard own, from which the same connection took last, is the only one, as what is held by one connection at a time is
-// never fought for: if it has enough, nobody else has come between, and none of two others is free and much fuller. That is
-// by its own tokens, or by count where it has fewer. own is -1 if there is none.
+// own is the shard from which the same connection took last, or -1. Choose returns only this shard
+// if it has enough, no other connection has used it since, and neither of two others is free and
+// much fuller: by more than its own tokens, or than count if it has fewer. So each connection has
+// its own shard, and they do not conflict.
 func Choose(
 	n, own int, count, least float64, view func(i int) View, random func(n int) int,
 ) (chosen []int, enough int) {

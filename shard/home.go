@@ -8,7 +8,8 @@ import (
 // Where an engine spreads rows over nodes by a hash of their key, all rows of a limit without keys
 // would be on one node. So there its shards are stored under keys that nobody else has: their homes.
 
-// Reserved is how those keys begin. No key of a caller's may begin so.
+// Reserved is how the keys begin under which Citus has the shards of limits without keys. No
+// caller's key may begin so.
 const Reserved = "\x01weir "
 
 // homes are what follows. They are chosen by the hash that Postgres and Citus have of the key, of
@@ -21,15 +22,15 @@ var homes = strings.Fields(`
 	eyv wlw eye gts bys ybb ibk tdl zeq ohu yzh drz jvn pzg cem dhn
 	atz vvk cpw mbd uih biw ima mfu eyw bnc jmi nrf ktl nfg alc tyv`)
 
-// Homes is how many such keys there are.
+// Homes is how many keys of their own the shards of a limit without keys have on Citus.
 const Homes = 64
 
-// Home returns one of them. They repeat after Homes.
+// Home returns one of these keys. They repeat after [Homes].
 func Home(nr int) string { return Reserved + homes[nr%Homes] }
 
-// HomeOf returns the number of the home of a row. Row 0 and the head, which are not shards, have none:
-// they are stored without a key. Shards of one layout take the homes in turn, from one on that differs
-// between limits.
+// HomeOf returns the number of the home of a row. Row 0 and the head, which are not shards, have
+// none: they are stored without a key. The shards of a layout take the homes in turn, and each
+// limit starts with a different one.
 func HomeOf(name string, row int32) (nr int, ok bool) {
 	if row <= 0 {
 		return 0, false

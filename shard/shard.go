@@ -1,5 +1,5 @@
-// Package shard says which row of a limit a shard is, and how a limit is divided among its shards. It is pure arithmetic:
-// no database, no clock, no randomness.
+// Package shard says in which row of a limit a shard is stored, and how a limit is divided among
+// its shards. It is pure arithmetic: no database, no clock, no randomness.
 //
 // A [Layout] is a number of shards and a generation. Each change of layout begins a generation of its own, so the rows of two
 // layouts never meet, and a row that a layout has left is never used again.

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Handler is a middleware for all requests of a server, by the class that Config.Class says.
+// Handler is a middleware for all requests of a server. Config.Class returns their classes.
 func (s *Shedder) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		class := Normal

@@ -29,8 +29,8 @@ func (c Class) String() string {
 // index is where the class is in an array of all classes: the least important comes first.
 func (c Class) index() int { return int(min(max(c, Background), Critical) - Background) }
 
-// Ramp says at which use a class is refused. Up to From all its requests are admitted, from To on none, and in between a
-// share that falls evenly.
+// Ramp says at which use a class is refused. Below From all its requests are admitted, and from To
+// on none. In between the admitted share falls evenly.
 type Ramp struct {
 	From, To float64
 }
@@ -47,8 +47,8 @@ type Config struct {
 	// Exclude names requests that are neither counted nor refused, such as event streams and health checks.
 	Exclude func(*http.Request) bool
 
-	// Normal and Background are where these classes are refused. Default: 0.7 to 0.95, and 0.4 to 0.7. Background must not
-	// begin or end after Normal.
+	// Normal and Background say at which use these classes are refused. Default: 0.7 to 0.95, and
+	// 0.4 to 0.7. Background must not begin or end after Normal.
 	Normal, Background Ramp
 
 	// Queue is how many requests may wait. Default: Limit. If it is negative, none may.
@@ -57,7 +57,8 @@ type Config struct {
 	// MaxWait is how long a request may wait before it is refused. Default: 100 ms.
 	MaxWait time.Duration
 
-	// RetryAfter is the least that Retry-After says. The most is twice as long. Default: 1 s. It is rounded up to seconds.
+	// RetryAfter is the shortest time in Retry-After; the longest is twice that. Default: 1 s.
+	// Times are rounded up to seconds.
 	RetryAfter time.Duration
 
 	// Refused answers a refused request, after the Retry-After field has been set. It should answer with 503, as it does by
@@ -68,12 +69,13 @@ type Config struct {
 	// once, and the request waits for it. It must not panic.
 	Observer func(Event)
 
-	// Shadow decides and tells Observer, but runs every request at once. What would have waited takes a place in the queue
-	// while its handler runs already, so that the events are close to those without Shadow.
+	// With Shadow the Shedder decides and calls Observer, but runs every request at once. A request
+	// that would have waited takes a place in the queue while its handler is already running, so
+	// that the events are close to those without Shadow.
 	Shadow bool
 }
 
-// Outcome is what became of a request.
+// Outcome is what has happened to a request.
 type Outcome int
 
 // The outcomes.
@@ -82,7 +84,8 @@ const (
 	Admitted Outcome = iota
 	// Refused got 503.
 	Refused
-	// Left is a request whose context ended while it waited, mostly as its client closed the connection.
+	// Left is a request whose context ended while it waited, mostly because its client closed the
+	// connection.
 	Left
 )
 
@@ -105,7 +108,7 @@ type Event struct {
 	Class   Class
 	Outcome Outcome
 	Waited  time.Duration // in the queue
-	Stats                 // right after the decision
+	Stats                 // the Shedder's, right after the decision
 	Shadow  bool          // the request was not refused, whatever the Outcome
 }
 

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// What went wrong, for callers that only branch: compare with [errors.Is]. What is wrong by itself matches
-// [ratelimit.ErrInvalid].
+// What went wrong, for callers that only branch: compare with [errors.Is]. A wrong definition,
+// request or configuration matches [ratelimit.ErrInvalid].
 var (
 	// ErrFull matches every [*FullError].
 	ErrFull = errors.New("slots: full")

@@ -15,10 +15,10 @@ type Slot struct {
 
 	// Token is a fencing token: it grows with each grant of a slot, and stays the same only if the
 	// slot is passed on within a process. It is the time of the grant in microseconds, or one more
-	// than the token before, if that is more. So it stays below 2^53, and grows even where a clock
-	// is set back by up to an hour, or clocks of several nodes differ by so much. A resource that
-	// remembers the largest token that it has seen for a slot, and refuses smaller ones, is safe
-	// from a process that was suspended and does not know yet that its slot is lost.
+	// than the token before, if that is more. So it stays below 2^53. It grows even if a clock is
+	// set back by up to an hour, or the clocks of several nodes differ by up to an hour. A resource
+	// that remembers the largest token that it has seen for a slot, and refuses smaller ones, is
+	// safe from a process that was suspended and does not know yet that its slot is lost.
 	Token int64
 }
 
@@ -83,9 +83,9 @@ func (h *Hold) Context(parent context.Context) context.Context {
 	return ctx
 }
 
-// Err is nil as long as all slots are held, by this process's own clock at this moment. Otherwise
-// it is [ErrLost], or after Release [ErrReleased]. Check it right before a step that must not
-// happen without the slot: a process that was suspended may get there before its contexts have
+// Err is nil as long as all slots are held, according to this process's own clock at this moment.
+// Otherwise it is [ErrLost], or after Release [ErrReleased]. Check it right before a step that must
+// not happen without the slot: a process that was suspended may get there before its contexts have
 // ended.
 func (h *Hold) Err() error {
 	if err := context.Cause(h.ctx); err != nil {

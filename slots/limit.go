@@ -12,10 +12,10 @@ import (
 // Max is the largest number of slots that a limit may have.
 const Max = 10_000
 
-// Limit is a named limit on how many hold a slot at once. [Define] returns it, usually once, for a
-// package variable. It is identified by its name: two programs, or two releases, that define the
-// same name share its slots. It has nothing to do with a limit of package ratelimit of the same
-// name.
+// Limit is a named limit on how many callers hold a slot at once. [Define] returns it, usually
+// once, for a package variable. It is identified by its name: two programs, or two releases, that
+// define the same name share its slots. It has nothing to do with a limit of package ratelimit of
+// the same name.
 //
 // A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
 // error that matches [ratelimit.ErrInvalid].
@@ -68,9 +68,9 @@ type Request struct {
 }
 
 // Of uses another number of slots for this request than the limit's own, for example a customer's
-// plan. With a larger number more are granted from the next call on. With a smaller one, slots that
-// are held stay held, and none is granted until fewer than n are held in all. If calls with
-// different numbers meet, each is decided with its own.
+// plan. With a larger number more slots are granted from the next call on. With a smaller one,
+// slots that are held stay held, and no slot is granted until fewer than n are held in all. If
+// concurrent calls have different numbers, each is decided with its own.
 func (r Request) Of(n int) Request { r.n = n; return r }
 
 // want is a request that was found to be good.

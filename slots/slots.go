@@ -126,7 +126,7 @@ func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error, requ
 	defer func() {
 		lost := h.Err()
 		if failed := h.Release(ctx); failed != nil {
-			s.logger.WarnContext(ctx, "slots: not given back, so free after its TTL", "error", failed)
+			s.logger.WarnContext(ctx, "slots: a slot could not be released, and will be free after its TTL", "error", failed)
 		}
 		switch {
 		case lost == nil:

@@ -26,16 +26,15 @@ type Waiter interface {
 //		},
 //	}}
 //
-// Each request first waits for its turn, as with [ratelimit.Autocommit.Wait], as long as its
-// context lasts, which includes the client's Timeout. A request that would have to wait longer is
-// not sent: its error is a [*ratelimit.DeniedError], which [errors.As] finds in the client's.
+// Each request first waits for its turn, as with [ratelimit.Autocommit.Wait], until its context
+// ends, which includes the client's Timeout. A request that would have to wait longer is not sent:
+// its error is a [*ratelimit.DeniedError], which [errors.As] finds in the error of the client.
 //
 // When the API answers 429, or 503 and says for how long, the Transport pauses the limits of that
-// request before it returns the answer: for as long as [RetryAfter] reads, and for MaxPause at most.
-// An answer that says 0 pauses nothing. Until the pause is over no call is sent, except those that
-// were sent already. The answer is returned as it is: the Transport does not try again, since only
-// the caller knows what may be sent twice. Tokens of a request that failed stay spent, as the API
-// may have counted it.
+// request before it returns the answer: for as long as [RetryAfter] returns, and at most MaxPause.
+// An answer that says 0 pauses nothing. Until the pause is over no further call is sent. The answer
+// is returned as it is: the Transport does not try again, since only the caller knows what may be
+// sent twice. Tokens of a request that failed stay spent, as the API may have counted it.
 //
 // It is safe for concurrent use. Its fields must not change once it is used.
 type Transport struct {
@@ -50,14 +49,15 @@ type Transport struct {
 	Requests func(*http.Request) []ratelimit.Request
 
 	// Unsaid is the length of the pause after a 429 that does not say how long to wait. MaxPause
-	// does not bound it. Default: a minute, for 0 and below.
+	// does not bound it. With 0 or less it is a minute.
 	Unsaid time.Duration
 
 	// MaxPause bounds how long one answer may pause the limits. An answer that asks for more pauses
-	// them for MaxPause. Then the next call is sent, and if the API refuses that too, the limits are
-	// paused again. So a wrong answer stops the calls of all processes for MaxPause and no longer, and
-	// an API that means what it says gets one call, or a few, in each MaxPause. Raise it for an API
-	// whose quota is by the day. More than 366 days means 366 days. Default: an hour, for 0 and below.
+	// them for MaxPause. Then the next call is sent, and if the API refuses that too, the limits
+	// are paused again. So a wrong answer stops the calls of all processes for MaxPause at most,
+	// and an API that really wants a longer pause gets one call, or a few, in each MaxPause. Raise
+	// it for an API whose quota is per day. More than 366 days means 366 days. With 0 or less it is
+	// an hour.
 	MaxPause time.Duration
 
 	// Logger gets the error if a pause could not be set. The answer is still returned. Default:

@@ -8,7 +8,7 @@
 //		Requests: func(*http.Request) []ratelimit.Request { return []ratelimit.Request{PartnerAPI.For(tenant)} },
 //	}}
 //
-// In a worker, for example, use [RetryAfter]:
+// Where you do not use a Transport, for example in a worker, use [RetryAfter]:
 //
 //	if resp.StatusCode == http.StatusTooManyRequests {
 //		d, ok := upstream.RetryAfter(resp.Header)
@@ -47,9 +47,9 @@ const most = 366 * 24 * time.Hour
 //   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with nothing
 //     remaining, r=0, the longest time until they have more, t in seconds.
 //
-// What cannot be read is passed over. A number below 0 and a date in the past count as 0. More than
-// 366 days counts as 366 days, which is more than most callers should believe. A [Transport] has a
-// bound of its own, MaxPause; a caller that pauses by hand should have one too.
+// Values that cannot be read are ignored. A number below 0 and a date in the past count as 0. More
+// than 366 days counts as 366 days, which is more than most callers should believe. A [Transport]
+// has a bound of its own, MaxPause; a caller that pauses by hand should have one too.
 func RetryAfter(h http.Header) (time.Duration, bool) {
 	after, said := retryAfter(h)
 	reset, exhausted := rateLimit(h)

@@ -91,8 +91,8 @@ func name(limit, key string) string {
 }
 
 // Drain takes all tokens of the request's limit and key, so that the next call is denied. With a
-// running clock, tokens flow in until then: stop the clock, or choose a rule that is slow enough.
-// The count of the request does not matter.
+// running clock, tokens flow in before that call: stop the clock, or choose a rule that is slow
+// enough. The count of the request does not matter.
 func Drain(t testing.TB, v Verbs, request ratelimit.Request) {
 	t.Helper()
 	for range 100 {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Clock is a clock that stands still until it is set, for [ratelimit.Config] and others, as Clock:
-// clock.Now, and for [Limiter]. The zero Clock shows noon of 1 January 2026, UTC. It is safe for
-// concurrent use.
+// Clock is a clock that stands still until it is set. Use it in a [Limiter], and as Clock:
+// clock.Now in [ratelimit.Config] and other Configs. The zero Clock shows noon of 1 January 2026,
+// UTC. It is safe for concurrent use.
 type Clock struct {
 	mu    sync.Mutex
 	at    time.Time

@@ -18,7 +18,8 @@ import (
 // interface with some of them. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand,
 // and [Limiter.Calls] returns the calls that were made.
 //
-// A limit has one balance, however many shards. Its Results must not be given to a limiter with a database.
+// A limit has one balance, however many shards it has. Do not pass the Results of a Limiter to a
+// limiter with a database.
 //
 // The zero Limiter has all limits full. It is safe for concurrent use.
 type Limiter struct {
@@ -119,8 +120,8 @@ func (l *Limiter) CheckRateLimit(ctx context.Context, requests ...ratelimit.Requ
 }
 
 // Wait is [ratelimit.Autocommit.Wait]. With a Clock it returns when the Clock reaches the time at
-// which the work may run; a deadline of ctx does not matter before it has passed. A pause that
-// begins meanwhile does not delay it.
+// which the work may run, and it does not compare that with the deadline of ctx in advance. A pause
+// that begins meanwhile does not delay it.
 func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	patient := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {

@@ -13,14 +13,14 @@ import (
 //		WorkJob(weirtest.WorkNow(ctx), t, tx, inserted.Job.Job)
 //
 // Without it, the client of such a test looks at the job's limits first, as it does in production,
-// and snoozes a job that is not due or whose limits are paused. With it, no limit is looked at.
-// The worker is called, and [scheduler.ReservationOf] returns what the job took when it was
-// inserted, for the worker to settle. A further attempt does not pay again.
+// and snoozes a job that is not due or whose limits are paused. With it, the client does not look
+// at limits. It calls the worker, and [scheduler.ReservationOf] returns what the job took when it
+// was inserted, for the worker to settle. A further attempt does not pay again.
 //
 // A worker made by [scheduler.Limit] takes nothing, so its job has no reservation of its own. Such
 // a worker may also be called directly, without River.
 //
-// What the worker does itself is done: a [scheduler.PauseError] pauses its limits, on the pool that
+// The worker's own effects are real: a [scheduler.PauseError] pauses its limits, on the pool that
 // Configure was given and not in the transaction of the test.
 //
 // [scheduler.Limit]: https://pkg.go.dev/github.com/weir-go/weir/scheduler#Limit

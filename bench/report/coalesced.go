@@ -9,8 +9,8 @@ import (
 func coalescedWay() contender {
 	return contender{
 		name: "Weir, coalesced", family: weir, shared: true, table: weirTable,
-		about: "`limiter.Coalesce(pool)`: calls that come at the same time share a statement and a commit, of which at most two are " +
-			"in flight.",
+		about: "`limiter.Coalesce(pool)`: calls that come at the same time share a statement and a commit. At most two of these " +
+			"are in flight.",
 		open: func(_ context.Context, at place, b bucket) (limiter, error) {
 			w, err := newWeirLimit(b)
 			if err != nil {

@@ -57,7 +57,7 @@ func (f *figures) loses() string {
 	joined := f.of(func(c contender) bool { return c.family == weir && c.joins })
 	others := f.of(func(c contender) bool { return c.family != weir })
 	var b strings.Builder
-	b.WriteString("Limiters with a higher throughput than Weir's fastest way, with the median ratio of the rounds:\n\n")
+	b.WriteString("Limiters with a higher throughput than Weir's fastest way. Their factor is the median of the rounds:\n\n")
 	b.WriteString(f.fasterTable(ways, others))
 	b.WriteString("\nFaster than the fastest of Weir's ways that roll back with the caller's writes:\n\n")
 	b.WriteString(f.fasterTable(joined, others))
@@ -175,15 +175,16 @@ func (f *figures) auditText() string {
 			slow = append(slow, fmt.Sprintf("%s (%.0f %%)", c.name, a.share()))
 		}
 	}
-	text := "None granted more than the limit allows."
+	text := "No limiter granted more than the limit allows."
 	if len(over) > 0 {
 		text = "More than the limit allows was granted by " + strings.Join(over, ", ") + "."
 	}
 	if len(under) > 0 {
-		text += fmt.Sprintf(" Calls were denied, and less than %d %% of what was allowed was granted, by %s.", short, strings.Join(under, ", "))
+		text += fmt.Sprintf(" These denied calls, although they had granted less than %d %% of what was allowed: %s.",
+			short, strings.Join(under, ", "))
 	}
 	if len(slow) > 0 {
-		text += fmt.Sprintf(" Too slow to reach the limit, so that no call was denied, were %s.", strings.Join(slow, ", "))
+		text += fmt.Sprintf(" These were too slow to reach the limit, so they denied no call: %s.", strings.Join(slow, ", "))
 	}
 	return wrap(text, "") + "\n"
 }

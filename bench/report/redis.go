@@ -21,13 +21,14 @@ func redisWays() []contender {
 		},
 		{
 			name: "throttled", family: inRedis, shared: true,
-			about: "github.com/throttled/throttled with its store for go-redis: GCRA in Go, over a read and a compare-and-swap, two round " +
-				"trips. By default it fails after losing ten swaps to other callers; here it may try a million times, so that no call fails.",
+			about: "github.com/throttled/throttled with its store for go-redis: GCRA in Go, with a read and a compare-and-swap: two round " +
+				"trips. By default a call fails after losing ten swaps to other callers. Here it may try a million times, so that no call fails.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) { return newThrottledLimiter(at, b) },
 		},
 		{
 			name: "Lua token bucket", family: inRedis, shared: true,
-			about: "A token bucket after Guava's RateLimiter in a [script of sixteen lines](../bench/report/bucket.lua), by EVALSHA, one round trip.",
+			about: "A token bucket like Guava's RateLimiter in a [script of sixteen lines](../bench/report/bucket.lua), called " +
+				"with EVALSHA, one round trip.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) {
 				return &luaBucket{at.redis, redis.NewScript(luaScript), b.tokens, b.perSecond() / 1e6}, nil
 			},

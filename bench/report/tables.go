@@ -26,8 +26,8 @@ func (c config) String() string {
 	if c.rounds > 1 {
 		rounds = fmt.Sprintf("the median of %d rounds", c.rounds)
 	}
-	return wrap(fmt.Sprintf("Each figure is %s of %v, after %v of warming up; the grants of a limit that denies most were counted for %v in "+
-		"each. Many keys are %s.", rounds, c.length, c.warm, c.audit, thousands(float64(c.keys))), "") + "\n"
+	return wrap(fmt.Sprintf("Each figure is %s of %v, after %v of warming up; for the table of grants, calls were counted for %v in "+
+		"each round. Many keys are %s.", rounds, c.length, c.warm, c.audit, thousands(float64(c.keys))), "") + "\n"
 }
 
 // emptyText tells what the measuring costs, which is in all figures.
@@ -58,7 +58,7 @@ func (f *figures) short() string {
 		}
 		spans = append(spans, span+" "+where.name)
 	}
-	return wrap(fmt.Sprintf("A lone caller of %s waited, in the median, %s.", s.workload, strings.Join(spans, ", ")), "") + "\n"
+	return wrap(fmt.Sprintf("With one caller and %s, a call took at the median: %s.", s.workload, strings.Join(spans, ", ")), "") + "\n"
 }
 
 func (f *figures) contendersTable() string {

@@ -16,7 +16,7 @@ func weirWays() []contender {
 	return []contender{
 		{
 			name: "Weir, InTx", family: weir, shared: true, joins: true, table: weirTable,
-			about: "`limiter.InTx`, a transaction, with nothing in it but `limiter.RateLimit`; at SERIALIZABLE, its default. A denied call returns " +
+			about: "`limiter.InTx`, a transaction at SERIALIZABLE, its default, with only `limiter.RateLimit` in it. A denied call returns " +
 				"`res.Err()`, which rolls back. A transaction that conflicts runs again, and counts once.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) { return newInTx(at, b, pgx.Serializable) },
 		},

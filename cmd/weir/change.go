@@ -17,11 +17,10 @@ func newReset(e *env) *cobra.Command {
 	var everything string
 	c := &cobra.Command{
 		Use:   "reset LIMIT KEY | reset --key KEY",
-		Short: "Fill a balance again, or all balances of a key",
-		Long: `Fills the balance of a key again, or with --key all balances of that key, of
-every limit. Jobs whose tokens were reserved still run, and owe nothing for
-them. A pause goes on: "weir resume" ends it. The key of a limit without keys
-is "".`,
+		Short: "Make one balance full, or all balances of a key",
+		Long: `Makes the balance of a key full, or with --key the balances of that key in all
+limits. Jobs that were reserved still run, and no longer owe their tokens. It
+does not end a pause: "weir resume" does. The key of a limit without keys is "".`,
 		Example: `  weir reset chatTokens acme
   weir reset --key acme`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -76,7 +75,7 @@ func newResume(e *env) *cobra.Command {
 		Use:   "resume LIMIT KEY",
 		Short: "End a pause",
 		Long: `Ends the pause of a key now, if there is one. Work that waits starts earlier by
-the time that was left. River jobs that the pause has put off follow within a
+the time that was left. River jobs that the pause has put off move up within a
 second or two, if a River client that package scheduler has configured is
 running. The key of a limit without keys is "".`,
 		Args: takes(2, 2, `a LIMIT and a KEY ("" for a limit without keys)`),

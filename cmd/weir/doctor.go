@@ -17,7 +17,7 @@ func newDoctor(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out what is wrong, and how to fix it",
-		Long: `Checks what the database can tell: its settings, Weir's tables and how they are
+		Long: `Checks the database: its settings, Weir's tables and how they are
 stored, vacuum and what holds it back, the clock, privileges, keys whose callers
 wait for each other, rows that are invalid, and rows that should be pruned. It
 changes nothing.

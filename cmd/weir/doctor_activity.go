@@ -24,7 +24,7 @@ func (p *patient) transactions(ctx context.Context) error {
 	for i := range found {
 		found[i] = printable(found[i])
 	}
-	const fix = "End it, by pg_terminate_backend(pid) if need be, and set idle_in_transaction_session_timeout; run reports on a standby."
+	const fix = "End them, if necessary with pg_terminate_backend(pid), and set idle_in_transaction_session_timeout; run reports on a standby."
 	if len(found) > 0 {
 		p.find(wrong, fix, "transactions that are open for more than %s hold back vacuum, and the keys that they took from are "+
 			"locked: %s", lasting(p.long), strings.Join(found, "; "))
@@ -53,7 +53,7 @@ func (p *patient) transactions(ctx context.Context) error {
 		return err
 	}
 	if found[0] != "0" {
-		p.find(note, "GRANT pg_read_all_stats to the role that runs this.", "%s sessions of other roles cannot be looked at", found[0])
+		p.find(note, "GRANT pg_read_all_stats to the role that runs this.", "%s sessions of other roles are not visible", found[0])
 	}
 	return nil
 }
@@ -69,14 +69,14 @@ func (p *patient) deadRows(ctx context.Context) error {
 		return err
 	}
 	if dead > 10_000 && dead > 5*live {
-		p.find(wrong, "See what this says of transactions and of storage; then VACUUM "+balance+".",
+		p.find(wrong, "Fix what the checks transactions and storage have found; then VACUUM "+balance+".",
 			"weir_balance has %s dead rows beside %s live ones: each look at a key walks past those of that key", number(float64(dead)),
 			number(float64(live)))
 		return nil
 	}
 	const rowsOfAPage = 35 // of 200 bytes, which is a long key
 	if expected := 50 + live/rowsOfAPage; pages > 1000 && pages > 8*expected {
-		p.find(note, "VACUUM FULL "+balance+" while nobody takes, or pg_repack; then see what this says of storage.",
+		p.find(note, "VACUUM FULL "+balance+" while no program takes, or use pg_repack; then see what the check storage finds.",
 			"weir_balance has %s pages, of which its %s rows need about %s: it was larger once", number(float64(pages)),
 			number(float64(live)), number(float64(expected)))
 	}
@@ -138,7 +138,7 @@ func (p *patient) hotKeys(ctx context.Context) error {
 		named = true
 		want := "Define it with ratelimit.Shards(%d)"
 		if k.sharded {
-			want = "Define it with more shards, Shards(%d) say"
+			want = "Define it with more shards, such as Shards(%d)"
 		}
 		of := printable(k.name)
 		if k.key != "" {
@@ -149,11 +149,11 @@ func (p *patient) hotKeys(ctx context.Context) error {
 			"on average %d transactions wait for one that has taken from %s", n/samples, of)
 	}
 	if waited >= 2*samples && !named {
-		p.find(note, "See which limits all share: they want shards (docs/shards.md). Take later in long transactions.",
+		p.find(note, "Find the limits that all callers share, and give them shards (docs/shards.md). Take later in long transactions.",
 			"on average %d transactions wait for rows of weir_balance", waited/samples)
 	}
 	if queued >= 2*samples {
-		p.find(note, "See which limits all share: they want shards (docs/shards.md); or take at READ COMMITTED, where nobody has to "+
+		p.find(note, "Find the limits that all callers share, and give them shards (docs/shards.md); or take at READ COMMITTED, where no caller has to "+
 			"run again.",
 			"on average %d transactions queue for keys on which they failed to serialize", queued/samples)
 	}

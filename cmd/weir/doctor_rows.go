@@ -65,7 +65,7 @@ func (p *patient) balances(ctx context.Context) error {
 			"%d keys were written in the future, and gain nothing until then: %s", len(ahead), few(ahead))
 	}
 	if len(idle) > 0 {
-		p.find(note, `Run "weir prune", once a day.`, "most keys are full, and for more than a day, of %s", few(idle))
+		p.find(note, `Run "weir prune", once a day.`, "most keys have been full for more than a day, of %s", few(idle))
 	}
 	if len(odd)+len(ahead)+len(idle) == 0 {
 		p.find(fine, "", "%s of %s", several(int64(looked), "key"), several(int64(len(names)), "limit"))
@@ -93,7 +93,7 @@ func (p *patient) settlements(ctx context.Context) error {
 		return err
 	}
 	if over == most {
-		p.find(note, `Run "weir prune", once a day.`, "weir_settled has at least %d rows that nobody needs any more", most)
+		p.find(note, `Run "weir prune", once a day.`, "weir_settled has at least %d rows that are no longer needed", most)
 	}
 	return nil
 }

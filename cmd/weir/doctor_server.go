@@ -55,7 +55,7 @@ func (p *patient) settings(s map[string]string) {
 				"on the same key", level)
 	}
 	if s["fsync"] == "off" {
-		p.find(wrong, "Set fsync = on, but on a server that is thrown away.",
+		p.find(wrong, "Set fsync = on, except on a server that you will throw away.",
 			"fsync is off: a crash of the machine may ruin the database, and its limits with it")
 	}
 	if s["synchronous_commit"] == "off" {
@@ -87,7 +87,7 @@ func (p *patient) pooler(ctx context.Context) error {
 	if pid != conn.Conn().PgConn().PID() {
 		p.find(note, "Set max_prepared_statements in PgBouncer 1.21 or later; or let programs use pgx.QueryExecModeExec "+
 			"(default_query_exec_mode=exec in the URL).",
-			"there is a pooler between: in transaction mode statements that pgx has prepared are not there in the next transaction")
+			"there is a pooler in between: in transaction mode, statements that pgx has prepared are missing in the next transaction")
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (p *patient) clock(ctx context.Context) error {
 	if apart > 30*time.Second {
 		l = wrong
 	}
-	p.find(l, "Keep both machines' clocks by NTP. Limits are decided by the database's alone; programs should wait for "+
+	p.find(l, "Keep both machines' clocks right with NTP. Only the database's clock decides limits; programs should wait for "+
 		"Result.RetryAfter, and not compare RetryAt with their own clock.",
 		"the database's clock is %s %s that of this machine", lasting(off.Abs()), how)
 	return nil
@@ -126,7 +126,7 @@ func (p *patient) clock(ctx context.Context) error {
 // versions looks at the migrations.
 func (p *patient) versions(ctx context.Context) error {
 	if p.schema == "" {
-		p.find(wrong, `Run "weir migrate", or say by --schema where the tables are.`, "%v", p.notMigrated(ctx))
+		p.find(wrong, `Run "weir migrate", or say with --schema where the tables are.`, "%v", p.notMigrated(ctx))
 		return nil
 	}
 	in := schema.In(p.schema)
@@ -154,7 +154,7 @@ func (p *patient) versions(ctx context.Context) error {
 	}
 	for i, v := range versions {
 		if v != i+1 {
-			p.find(wrong, "Apply what is missing by hand, from package schema's Files, or restore weir_schema.",
+			p.find(wrong, "Apply the missing migration by hand, from package schema's Files, or restore weir_schema.",
 				"the migrations that were applied are %v: version %d is missing", versions, i+1)
 			return nil
 		}

@@ -82,7 +82,7 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(note, "Leave weir_balance out of them, unless they are meant.", "weir_balance has a %s: each take pays for it",
+		p.find(note, "Leave weir_balance out of it, unless that is intended.", "weir_balance has a %s: each take pays for it",
 			strings.Join(found, ", a "))
 	}
 	const others = `SELECT quote_ident(s) FROM pg_catalog.unnest(pg_catalog.current_schemas(false)::text[]) AS s
@@ -91,8 +91,8 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "Say Config.Schema in each program, and drop the tables that none uses.",
-			"the search_path has tables of Weir in %s as well: programs with another search_path count apart", strings.Join(found, ", "))
+		p.find(wrong, "Set Config.Schema in each program, and drop the tables that no program uses.",
+			"the search_path has tables of Weir in %s as well: programs with another search_path use other balances", strings.Join(found, ", "))
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (p *patient) storage(ctx context.Context) error {
 	}
 	if share := float64(hot) / float64(max(1, updates)); updates >= 1000 && share < 0.9 {
 		p.find(wrong, `See what else this says of indexes, of fillfactor and of long transactions; then SELECT pg_stat_reset_single_table_counters('`+balance+`'::regclass).`,
-			"of %s updates of weir_balance only %.0f %% were HOT: the others made its index grow, and vacuum has to clean that",
+			"of %s updates of weir_balance only %.0f %% were HOT: the others made its index grow, and vacuum has to clean it",
 			number(float64(updates)), share*100)
 	}
 	return nil
@@ -232,7 +232,7 @@ func (p *patient) privileges(ctx context.Context) error {
 		}
 	}
 	if len(grants) > 0 {
-		p.find(wrong, strings.Join(grants, "; ")+".", "role %q may not do what a program has to", role)
+		p.find(wrong, strings.Join(grants, "; ")+".", "role %q lacks privileges that a program needs", role)
 	}
 	if len(hold) > 0 {
 		p.find(note, strings.Join(hold, "; ")+".", "role %q may not hold slots, as programs with package slots do", role)

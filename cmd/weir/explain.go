@@ -22,9 +22,9 @@ func newExplain(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain JOB",
 		Short: "Show what a River job waits for, and until when",
-		Long: `Says what a River job waits for that package scheduler has inserted with its
-tokens, and until when. Pauses that began later are included. It also shows the
-state of that limit. JOB is the id of the job.`,
+		Long: `Shows for which limit a River job waits, and until when, and the state of that
+limit. It knows jobs that package scheduler has inserted with their tokens.
+Pauses that began later are included. JOB is the id of the job.`,
 		Args: takes(1, 1, "the id of a JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)

@@ -14,10 +14,10 @@ func newLimits(e *env) *cobra.Command {
 		Long: `Lists the limits that have balances. The rule shown is that of the balance that
 was written last.
 
-Up to a thousand keys of each limit are read. SHORT counts those with less than
-a tenth of their tokens left, IN DEBT those that owe tokens because work was
-reserved ahead, and PAUSED those that are paused. A number of keys with a ~ is an
-estimate.`,
+Up to a thousand keys of each limit are read. SHORT is the number of keys with
+less than a tenth of their capacity left, IN DEBT of those that owe tokens
+because work was reserved ahead, and PAUSED of those that are paused. A number
+with a ~ is an estimate.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.limits(ctx) })

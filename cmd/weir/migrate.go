@@ -16,7 +16,7 @@ func newMigrate(e *env) *cobra.Command {
 		Short: "Create the tables, or upgrade them",
 		Long: `Creates Weir's tables, or upgrades them to the newest version that this command
 knows. It does so in one transaction, so a failure leaves nothing behind.
-Several may run at once.
+Several processes may do this at once.
 
 The tables go into the schema that --schema names, which is created if it does
 not exist, or into the first schema of search_path.
@@ -31,7 +31,7 @@ distributed by a column of type text. Programs then need ratelimit.Config.Citus.
 		},
 	}
 	cmd.Flags().BoolVar(&d.on, "distributed", false, "distribute the tables over the nodes of a Citus cluster")
-	cmd.Flags().StringVar(&d.with, "distributed-with", "", "the same, together with this `table` of yours")
+	cmd.Flags().StringVar(&d.with, "distributed-with", "", "like --distributed, and keep the rows of a key together with those of this `table`")
 	return cmd
 }
 

@@ -15,10 +15,10 @@ func newPrune(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "prune",
 		Short: "Delete full balances, and expired slots and settlements",
-		Long: `Deletes rows that say nothing: balances that are full, slots that nobody has held
-for an hour, and records of settlements that are too old to be repeated. Those
-are 30 days old, counted from when their work could run, or as old as the
-limit's SettleWithin says.
+		Long: `Deletes rows that are no longer needed: balances that are full, free slots that
+were last taken more than an hour ago, and records of settlements that can no
+longer be repeated. Those are 30 days old, or as old as the limit's SettleWithin
+says, counted from when their work could run.
 
 It works in small transactions, skips locked rows, and pauses between batches.
 Ctrl-C stops it after a batch; what it has deleted stays deleted.`,
@@ -28,7 +28,7 @@ Ctrl-C stops it after a batch; what it has deleted stays deleted.`,
 		},
 	}
 	c.Flags().IntVar(&cfg.Batch, "batch", 1000, "rows to read in one transaction")
-	c.Flags().Float64Var(&cfg.Share, "share", 0.25, "part of the time to work, up to 1; it pauses for the rest")
+	c.Flags().Float64Var(&cfg.Share, "share", 0.25, "share of the time in which it works, up to 1; it pauses for the rest")
 	return c
 }
 

@@ -15,8 +15,8 @@ It needs no definitions, because each balance is stored with its rule.
 
 It connects to the database that --database names, or else DATABASE_URL, or else
 libpq's own settings: PGHOST, PGDATABASE, PGUSER, ~/.pgpass and so on. The exit
-status is 0, 1 if the command failed or found something wrong, or 2 if its
-arguments were wrong.`,
+status is 1 if the command failed or found something wrong, 2 if its arguments
+were wrong, and otherwise 0.`,
 		Example: `  weir limits                           the limits, and which keys are short of tokens
   weir show chatTokens acme             what acme has left, and when it will be full
   weir pause partnerAPI acme 90s        grant nothing to acme for 90 seconds

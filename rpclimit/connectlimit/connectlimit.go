@@ -19,11 +19,11 @@ import (
 // for good when the handler begins, also if it fails or panics. It may give back the result of
 // [rpclimit.FromContext].
 //
-// Of a stream it takes once, before the handler runs and before the first message is read, so
+// For a stream it takes once, before the handler runs and before the first message is read, so
 // [rpclimit.Call.Message] is nil. To limit messages, call the limiter in the handler, and [Pass].
 //
-// No ask may reserve, with OrReserve or Within: the handler would run ahead of its tokens. The
-// calls of a client that has the interceptor are not limited.
+// No ask may reserve, with OrReserve or Within: the handler would run ahead of its tokens. On a
+// client the interceptor limits nothing.
 func Interceptor(guard *rpclimit.Guard, asks ...rpclimit.Ask) connect.Interceptor {
 	return &interceptor{guard, slices.Clone(asks)}
 }
@@ -82,10 +82,10 @@ func (i *interceptor) take(
 	return ctx, pass(ctx, i.guard, call.Procedure, told, res, err)
 }
 
-// Pass is for handlers that call the limiter themselves, in a transaction say. It returns nil if
-// the call may go on, and else the error to return: what the interceptor would return. Call it
-// after COMMIT, with what [ratelimit.Limiter.InTx] has returned, whose denial may be err. An err
-// that is a *connect.Error, or wraps one, is returned as it is.
+// Pass is for handlers that call the limiter themselves, for example in a transaction. It returns
+// nil if the call may continue, and otherwise the error to return: what the interceptor would
+// return. Call it after COMMIT, with what [ratelimit.Limiter.InTx] has returned, whose denial may
+// be err. An err that is a *connect.Error, or wraps one, is returned as it is.
 //
 // It also sets the guard's Fields, unless the header has been sent. ctx is that of the handler.
 func Pass(ctx context.Context, guard *rpclimit.Guard, res ratelimit.Result, err error) error {

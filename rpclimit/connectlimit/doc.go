@@ -1,6 +1,6 @@
-// Package connectlimit has the interceptor that limits the calls which handlers of Connect serve,
-// by each of the protocols that they speak: Connect, gRPC and gRPC-Web. What it asks, and what
-// clients are told, is in package rpclimit. It does not link google.golang.org/grpc.
+// Package connectlimit has the interceptor that limits the calls to Connect handlers, over each of
+// their protocols: Connect, gRPC and gRPC-Web. Package rpclimit defines which limits a call takes
+// from, and what clients get. It does not link google.golang.org/grpc.
 //
 //	guard := &rpclimit.Guard{Limiter: limits}
 //	perUser := rpclimit.By(PerUser, rpclimit.ByUser(userOf))

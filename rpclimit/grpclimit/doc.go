@@ -1,5 +1,5 @@
-// Package grpclimit has the interceptors that limit the calls which a server of gRPC serves. What
-// they ask, and what clients are told, is in package rpclimit.
+// Package grpclimit has the interceptors that limit the calls to a gRPC server. Package rpclimit
+// defines which limits a call takes from, and what clients get.
 //
 //	guard := &rpclimit.Guard{Limiter: limits}
 //	perUser := rpclimit.By(PerUser, rpclimit.ByUser(userOf))
@@ -8,5 +8,5 @@
 //		grpc.ChainStreamInterceptor(authenticateStream, grpclimit.Stream(guard, perUser)),
 //	)
 //
-// A server needs both: [Unary] sees no stream, and [Stream] no unary call.
+// A server needs both: [Unary] does not limit streams, and [Stream] does not limit unary calls.
 package grpclimit

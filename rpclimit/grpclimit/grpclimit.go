@@ -78,10 +78,10 @@ func address(ctx context.Context) string {
 	return "unknown"
 }
 
-// Pass is for handlers that call the limiter themselves, in a transaction say. It returns nil if
-// the call may go on, and else the error to return: what the interceptors would return. Call it
-// after COMMIT, with what [ratelimit.Limiter.InTx] has returned, whose denial may be err. An err
-// that has a gRPC status is returned as it is.
+// Pass is for handlers that call the limiter themselves, for example in a transaction. It returns
+// nil if the call may continue, and otherwise the error to return: what the interceptors would
+// return. Call it after COMMIT, with what [ratelimit.Limiter.InTx] has returned, whose denial may
+// be err. An err that has a gRPC status is returned as it is.
 //
 // It also sets the guard's Fields, unless the header has been sent. ctx is that of the handler.
 func Pass(ctx context.Context, guard *rpclimit.Guard, res ratelimit.Result, err error) error {
