@@ -109,8 +109,9 @@
 //
 // # Settle, pay, cancel
 //
-// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction. [ReservationOf] returns
-// what it has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind move up as their
+// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction;
+// [Scheduler.CompleteSQLTx] does so in one of database/sql. [ReservationOf] returns what it has
+// taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind move up as their
 // time comes near. The same happens when a job is cancelled before its attempt has begun: see [Jobs.CancelTx]. An attempt
 // that has begun has paid, even if its client stops and interrupts it. Further attempts pay again unless [JobArgsWithPays]
 // says otherwise.

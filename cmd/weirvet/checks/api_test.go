@@ -39,6 +39,7 @@ func TestEveryVerbIsKnown(t *testing.T) {
 		reflect.TypeFor[*ratelimit.Lease](),
 		reflect.TypeFor[ratelimit.Verbs](),
 		reflect.TypeFor[*scheduler.Jobs](),
+		reflect.TypeFor[*scheduler.SQLJobs](),
 		reflect.TypeFor[*fair.Limit](),
 	} {
 		for i := range typ.NumMethod() {
