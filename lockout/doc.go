@@ -48,7 +48,8 @@
 // people may share it. A success gives it back only its own attempt: otherwise an attacker could
 // sign in to an account of their own now and then, and go on guessing. The address is locked, for
 // the same times, when an attempt finds nothing left. An attempt that the account denies costs the
-// address nothing, and the other way round.
+// address nothing, and the other way round. Proxies.ClientAddr of package httplimit returns the
+// address of a request, also behind a proxy.
 //
 // # The owner
 //
