@@ -1,5 +1,5 @@
 // Package fair shares one limit among tenants who together want more than there is. Each gets what
-// it wants, up to what the others get. Tokens that some do not want go to the others, so no
+// it wants, but no more than an equal share. Tokens that some do not want go to the others, so no
 // capacity is wasted, and a lone tenant gets all of it.
 //
 //	var Model = fair.MustDefine("model", ratelimit.TokenBucket{Rate: 60_000, Period: time.Minute}, fair.Config{})

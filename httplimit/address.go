@@ -45,6 +45,20 @@ func (p Proxies) Address(r *http.Request) (string, error) {
 	return network(client), nil
 }
 
+// ClientAddr is the whole address that [Proxies.Address] makes a key of: IPv4 in IPv6 as IPv4, and
+// IPv6 without a zone. If the request has none, it is the zero Addr, which is not valid.
+//
+// Use it where an address is wanted and not a key, such as in Who.Address of package lockout, which
+// refuses the zero Addr:
+//
+//	who := lockout.Who{Account: name, Address: proxies.ClientAddr(r)}
+//
+// Never take the string of an IPv6 address as a key: a client has 2^64 of them.
+func (p Proxies) ClientAddr(r *http.Request) netip.Addr {
+	client, _ := p.client(r)
+	return client
+}
+
 func (p Proxies) client(r *http.Request) (client netip.Addr, ok bool) {
 	client, ok = parseAddr(r.RemoteAddr)
 	through := p.trusts(client)

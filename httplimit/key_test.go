@@ -102,6 +102,55 @@ func TestAddress(t *testing.T) {
 			if got, err := c.proxies.Address(r); got != c.want || (err == nil) != (c.want != "") {
 				t.Errorf("%q, %v, want %q", got, err, c.want)
 			}
+			addr := c.proxies.ClientAddr(r)
+			if addr.IsValid() != (c.want != "") || addr.Is4() && addr.String() != c.want ||
+				addr.Is6() && netip.PrefixFrom(addr, 64).Masked().String() != c.want {
+				t.Errorf("the address is %v, and the key %q", addr, c.want)
+			}
+		})
+	}
+}
+
+// ClientAddr is the whole address of which Address makes a key, of a request that a client cannot make come from elsewhere.
+func TestClientAddr(t *testing.T) {
+	t.Parallel()
+	trusting := httplimit.Proxies{Trusted: prefixes("10.0.0.0/8", "fd00::/8")}
+	forwarded := httplimit.Proxies{Trusted: trusting.Trusted, Header: "Forwarded"}
+	for name, c := range map[string]struct {
+		proxies httplimit.Proxies
+		remote  string
+		sent    http.Header
+		want    string // "" for none
+	}{
+		"NoProxy":             {remote: "203.0.113.7:1234", want: "203.0.113.7"},
+		"V6IsNoNetwork":       {remote: "[2001:db8:1:2:3:4:5:6]:1234", want: "2001:db8:1:2:3:4:5:6"},
+		"ZoneRemoved":         {remote: "[fe80::1%eth0]:1234", want: "fe80::1"},
+		"Unmapped":            {remote: "[::ffff:203.0.113.7]:1234", want: "203.0.113.7"},
+		"Behind":              {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}, want: "203.0.113.7"},
+		"BehindSeveral":       {proxies: trusting, remote: "[fd00::1]:80", sent: http.Header{"X-Forwarded-For": {"2001:db8::7, 10.2.2.2"}}, want: "2001:db8::7"},
+		"BehindZoneRemoved":   {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"fe80::1%eth0"}}, want: "fe80::1"},
+		"BehindUnmapped":      {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"::ffff:203.0.113.7"}}, want: "203.0.113.7"},
+		"SpoofedNoProxy":      {remote: "203.0.113.7:1", sent: http.Header{"X-Forwarded-For": {"198.51.100.1"}}, want: "203.0.113.7"},
+		"SpoofedPastProxy":    {proxies: trusting, remote: "203.0.113.7:1", sent: http.Header{"X-Forwarded-For": {"198.51.100.1"}}, want: "203.0.113.7"},
+		"SpoofedFirst":        {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"198.51.100.1, 203.0.113.7"}}, want: "203.0.113.7"},
+		"SpoofedFirstLine":    {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"198.51.100.1", "203.0.113.7"}}, want: "203.0.113.7"},
+		"SpoofedAsProxy":      {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"198.51.100.1, 10.9.9.9, 203.0.113.7"}}, want: "203.0.113.7"},
+		"SpoofedOtherFields":  {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Real-Ip": {"198.51.100.1"}, "Forwarded": {"for=198.51.100.1"}}, want: "10.0.0.1"},
+		"Forwarded":           {proxies: forwarded, remote: "10.0.0.1:80", sent: http.Header{"Forwarded": {`for=198.51.100.1, for="[2001:db8::7]:99"`}}, want: "2001:db8::7"},
+		"Unix":                {remote: "@", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}},
+		"UnixTrusted":         {proxies: httplimit.Proxies{Unix: true}, remote: "@", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}, want: "203.0.113.7"},
+		"NoAddress":           {proxies: trusting, remote: "somewhere", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}},
+		"BehindUnixBadHeader": {proxies: httplimit.Proxies{Unix: true}, remote: "@", sent: http.Header{"X-Forwarded-For": {"nonsense"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var want netip.Addr
+			if c.want != "" {
+				want = netip.MustParseAddr(c.want)
+			}
+			if got := c.proxies.ClientAddr(&http.Request{RemoteAddr: c.remote, Header: c.sent}); got != want {
+				t.Errorf("%v, want %v", got, want)
+			}
 		})
 	}
 }

@@ -49,6 +49,7 @@
 // sign in to an account of their own now and then, and go on guessing. The address is locked, for
 // the same times as an account, when an attempt finds no tokens left. An attempt that the account
 // denies costs the address nothing, and the other way round.
+// Proxies.ClientAddr of package httplimit returns the address of a request, also behind a proxy.
 //
 // # The owner
 //

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/lockout"
 	"github.com/weir-go/weir/ratelimit"
@@ -28,6 +29,32 @@ func signIn(w http.ResponseWriter, r *http.Request, guard *lockout.Lockout, who 
 		return // it has answered
 	}
 	_, _ = io.WriteString(w, "welcome")
+}
+
+// proxies are ours: nobody else can connect from this network.
+var proxies = httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+
+// whoOf tells who tries to sign in.
+func whoOf(r *http.Request, account string) lockout.Who {
+	who := lockout.Who{Account: account, Address: proxies.ClientAddr(r)}
+	if device, err := r.Cookie("device"); err == nil {
+		who.Device = device.Value
+	}
+	return who
+}
+
+// The address is the one that the proxy has appended. A client can send the field, too, but not what comes last in it.
+func ExampleWho() {
+	r := httptest.NewRequest(http.MethodPost, "/signin", nil)
+	r.RemoteAddr = "10.0.0.1:4711"
+	r.Header.Set("X-Forwarded-For", "198.51.100.1, 203.0.113.7")
+	fmt.Println(whoOf(r, "alice").Address)
+
+	r.RemoteAddr = "203.0.113.8:4711" // past the proxy
+	fmt.Println(whoOf(r, "alice").Address)
+	// Output:
+	// 203.0.113.7
+	// 203.0.113.8
 }
 
 // post signs in over HTTP.

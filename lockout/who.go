@@ -18,8 +18,8 @@ type Who struct {
 	// IPv4. Behind your own proxy, use what the proxy says, and no other header: clients can send
 	// any value. The zero Addr is refused, unless Config.AddressFailures is below 0.
 	//
-	// Without a proxy it is the Addr of netip.ParseAddrPort(r.RemoteAddr). Do not use what
-	// Proxies.Address of package httplimit returns: it is a key, and for IPv6 a network.
+	// Proxies.ClientAddr of package httplimit returns it for a request, with or without proxies.
+	// What Proxies.Address returns there is a key and not an address: for IPv6 it is a network.
 	Address netip.Addr
 
 	// Device is the token that the client has sent, unchanged: see [Devices]. Anything that is not

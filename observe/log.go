@@ -23,6 +23,10 @@ import (
 //	ERROR ratelimit: not decided         an error, the caller's own mistakes among them
 //	WARN  ratelimit: transaction ran again    with its "attempts", and the time that it "queued"
 //
+// A denial has "max_reserved" if more than the limit's MaxReserved would be owed: the queue of
+// reservations is full, and the key itself may have used little. Like "retry_after", it is about the
+// call that wrote the line, and not about the others in "times".
+//
 // Log does not report contexts that have ended, nor errors with which callbacks roll back: those
 // are for the caller.
 type Log struct {
@@ -69,9 +73,10 @@ func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	for i := range e.Result.Outcomes {
 		switch o := &e.Result.Outcomes[i]; {
 		case o.Shadow && !o.OK:
-			l.say(ctx, slog.LevelWarn, "ratelimit: denied in shadow", o.Limit, o.Key)
+			l.say(ctx, slog.LevelWarn, "ratelimit: denied in shadow", o.Limit, o.Key, byMaxReserved(o)...)
 		case !o.OK:
-			l.say(ctx, slog.LevelInfo, "ratelimit: denied", o.Limit, o.Key, slog.Duration("retry_after", o.RetryAt.Sub(e.Result.At)))
+			after := slog.Duration("retry_after", o.RetryAt.Sub(e.Result.At))
+			l.say(ctx, slog.LevelInfo, "ratelimit: denied", o.Limit, o.Key, append(byMaxReserved(o), after)...)
 		case e.Result.OK && l.near(o):
 			l.say(ctx, slog.LevelWarn, "ratelimit: near the limit", o.Limit, o.Key, slog.Float64("left", o.Value), slog.Float64("capacity", o.Capacity))
 		}
@@ -89,6 +94,16 @@ func (l *Log) Transacted(ctx context.Context, e ratelimit.TransactedEvent) {
 func (l *Log) near(o *ratelimit.Outcome) bool {
 	near := cmp.Or(l.Near, 0.9)
 	return near >= 0 && o.Capacity > 0 && o.Capacity-o.Value >= near*o.Capacity
+}
+
+// byMaxReserved is the attribute of a denial because more than the limit's MaxReserved would be owed.
+func byMaxReserved(o *ratelimit.Outcome) []slog.Attr {
+	alone := ratelimit.Result{Limit: o.Limit, Key: o.Key, RetryAt: o.RetryAt, Outcomes: []ratelimit.Outcome{*o}}
+	var denial *ratelimit.DeniedError
+	if !errors.As(alone.Err(), &denial) || denial.MaxReserved == 0 {
+		return nil
+	}
+	return []slog.Attr{slog.Float64("max_reserved", denial.MaxReserved)}
 }
 
 // say writes a line, unless there was one of the same kind lately.

@@ -129,6 +129,45 @@ func TestWhatIsToldOfADecision(t *testing.T) {
 	}
 }
 
+// A line says whether a call was denied because more than MaxReserved would be owed, which is that of the limit of the line.
+func TestADenialByMaxReservedIsToldApart(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: ratelimit.Tokens(5)}
+	jobs, calls := ratelimit.MustDefine("jobs", bucket), ratelimit.MustDefine("calls", bucket)
+	trial := ratelimit.MustDefine("trial", bucket, ratelimit.Shadow())
+	used := func(value float64) func(limit, key string) ratelimit.State {
+		return func(string, string) ratelimit.State { return ratelimit.State{Value: value, TS: at} }
+	}
+	for name, tc := range map[string]struct {
+		left     float64
+		requests []ratelimit.Request
+		want     []any // of each line
+	}{
+		"the queue is full":        {-3, []ratelimit.Request{jobs.For("k").Count(4).OrReserve()}, []any{5.0}},
+		"the key has used all":     {-3, []ratelimit.Request{jobs.For("k")}, []any{nil}},
+		"both, by their own limit": {-3, []ratelimit.Request{jobs.For("k").Count(4).OrReserve(), calls.For("k")}, []any{5.0, nil}},
+		"in shadow":                {-3, []ratelimit.Request{trial.For("k").Count(4).OrReserve()}, []any{5.0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			res, _, err := ratelimit.Foretell(at, used(tc.left), tc.requests...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := &observe.Log{}
+			lines := written(t, l, func() { l.Decided(t.Context(), ratelimit.DecidedEvent{Requests: tc.requests, Result: res}) })
+			if len(lines) != len(tc.want) {
+				t.Fatalf("%v", lines)
+			}
+			for i, line := range lines {
+				if line["max_reserved"] != tc.want[i] {
+					t.Errorf("%v, want max_reserved %v", line, tc.want[i])
+				}
+			}
+		})
+	}
+}
+
 // Keys are often people's: they are written only where that is asked for.
 func TestKeysAreNotWrittenUnlessAskedFor(t *testing.T) {
 	t.Parallel()

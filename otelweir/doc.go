@@ -44,8 +44,10 @@
 // # Traces
 //
 // A call is a span weir.RateLimit and an InTx a span weir.InTx, as children of the span in their
-// ctx, by default only if that span is recorded. A denial is not an error of a span. Spans have no
-// keys, which are often personal data, unless [Config.TraceKeys] is set.
+// ctx, by default only if that span is recorded. A denial is not an error of a span. A call that was
+// denied because more than the MaxReserved of its limit would be owed has the attribute
+// weir.max_reserved. Spans have no keys, which are often personal data, unless [Config.TraceKeys] is
+// set.
 //
 // The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the
 // spans that a pgx tracer makes of statements, and those of an InTx callback, are their siblings under the same parent.

@@ -37,6 +37,10 @@ func (o *Observer) traceCall(ctx context.Context, e *ratelimit.DecidedEvent) {
 	switch what {
 	case denied:
 		labels = append(labels, attribute.Float64("weir.retry_after_s", r.RetryAfter().Seconds()))
+		var denial *ratelimit.DeniedError
+		if errors.As(r.Err(), &denial) && denial.MaxReserved > 0 {
+			labels = append(labels, attribute.Float64("weir.max_reserved", denial.MaxReserved))
+		}
 	case ahead:
 		labels = append(labels, attribute.Float64("weir.run_after_s", max(0, r.RunAt.Sub(r.At).Seconds())))
 	}

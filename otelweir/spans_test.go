@@ -45,6 +45,7 @@ func TestACallIsASpan(t *testing.T) {
 	auto := r.limiter(t).Autocommit(pgtest.Pool(t))
 	calls := ratelimit.MustDefine("calls", ratelimit.TokenBucket{Rate: 10, Period: hour})
 	tokens := ratelimit.MustDefine("tokens", ratelimit.TokenBucket{Rate: 100, Period: hour})
+	jobs := ratelimit.MustDefine("jobs", ratelimit.TokenBucket{Rate: 10, Period: hour, MaxReserved: ratelimit.Tokens(5)})
 	for _, tc := range []struct {
 		requests []ratelimit.Request
 		want     []attribute.KeyValue
@@ -60,6 +61,10 @@ func TestACallIsASpan(t *testing.T) {
 		{[]ratelimit.Request{calls.For("alice").Count(5).OrReserve()}, []attribute.KeyValue{
 			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "ahead"),
 			attribute.Float64("weir.run_after_s", 720)}, false},
+		{[]ratelimit.Request{jobs.For("alice").Count(14).OrReserve()}, []attribute.KeyValue{
+			attribute.String("weir.outcome", "ahead")}, false},
+		{[]ratelimit.Request{jobs.For("alice").Count(2).OrReserve()}, []attribute.KeyValue{
+			attribute.String("weir.outcome", "denied"), attribute.Float64("weir.max_reserved", 5)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(-1)}, []attribute.KeyValue{
 			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "error"), attribute.String("error.type", "invalid"),
 			attribute.Int("weir.round_trips", 0)}, true},

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 
@@ -35,19 +36,39 @@ import (
 func (s *Scheduler) CompleteTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	client, err := river.ClientFromContextSafely[pgx.Tx](ctx)
-	if err != nil { // JobCompleteTx panics
-		return fmt.Errorf("scheduler: CompleteTx outside of a worker: %w", err)
-	}
-	jobs := s.Jobs(client)
-	if err := jobs.check(); err != nil {
+	if err := complete(ctx, s, tx, job, "riverpgxv5, or call Scheduler.CompleteSQLTx"); err != nil {
 		return err
+	}
+	_, err := s.on("").settle(ctx, tx, job, used)
+	return err
+}
+
+// CompleteSQLTx is [Scheduler.CompleteTx] in a transaction of database/sql. The worker's River client
+// must have the driver riverdatabasesql: see [Scheduler.SQLJobs].
+func (s *Scheduler) CompleteSQLTx(
+	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
+) error {
+	if err := complete(ctx, s, tx, job, "riverdatabasesql, or call Scheduler.CompleteTx"); err != nil {
+		return err
+	}
+	_, err := s.on("").settleInSQL(ctx, tx, job, used)
+	return err
+}
+
+// complete completes the job that is being worked. The driver of the worker's client must be that of
+// the transaction; the error says what to do instead.
+func complete[TTx any](
+	ctx context.Context, s *Scheduler, tx TTx, job *rivertype.JobRow, use string,
+) error {
+	if s.limiter == nil {
+		return errNotMade("Jobs")
+	}
+	if _, err := river.ClientFromContextSafely[TTx](ctx); err != nil { // JobCompleteTx panics
+		return fmt.Errorf("scheduler: a job can only be completed with the context of its worker, "+
+			"whose River client must have the driver of the transaction: use %s: %w", use, err)
 	}
 	worked := &river.Job[anyArgs]{JobRow: job}
-	if _, err := river.JobCompleteTx[riverdriver.Driver[pgx.Tx]](ctx, tx, worked); err != nil {
-		return err
-	}
-	_, err = jobs.SettleTx(ctx, tx, job, used...)
+	_, err := river.JobCompleteTx[riverdriver.Driver[TTx]](ctx, tx, worked)
 	return err
 }
 

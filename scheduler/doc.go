@@ -1,5 +1,5 @@
-// Package scheduler inserts River jobs together with the tokens that they need. Only this package
-// and dashboard/ahead import River.
+// Package scheduler inserts River jobs together with the tokens that they need. It is the only
+// package, with dashboard/ahead, that links River.
 //
 // # What it guarantees
 //
@@ -109,11 +109,12 @@
 //
 // # Settle, pay, cancel
 //
-// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction. [ReservationOf]
-// returns what it has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind it move up
-// when their new time comes near. The same happens when a job is cancelled before its attempt has begun: see
-// [Jobs.CancelTx]. An attempt that has begun has paid, even if its client stops and interrupts it. Further attempts pay
-// again unless [JobArgsWithPays] says otherwise.
+// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction.
+// [Scheduler.CompleteSQLTx] does so in one of database/sql. [ReservationOf] returns what a job has
+// taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind it move
+// up when their new time comes near. The same happens when a job is cancelled before its attempt has
+// begun: see [Jobs.CancelTx]. An attempt that has begun has paid, even if its client stops and
+// interrupts it. Further attempts pay again unless [JobArgsWithPays] says otherwise.
 //
 // # Late jobs, changed rates
 //

@@ -24,7 +24,11 @@ func (j *Jobs) ReserveTx(
 	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
 	requests ...ratelimit.Request,
 ) (*Inserted, error) {
-	in, err := j.InsertTx(ctx, tx, args, opts, reserving(requests)...)
+	return orDenied(j.InsertTx(ctx, tx, args, opts, reserving(requests)...))
+}
+
+// orDenied returns a denial as an error.
+func orDenied(in *Inserted, err error) (*Inserted, error) {
 	if err != nil {
 		return in, err
 	}

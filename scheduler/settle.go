@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"database/sql"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
@@ -25,13 +26,41 @@ func (j *Jobs) SettleTx(
 	if err := j.check(); err != nil {
 		return false, err
 	}
+	return j.settle(ctx, tx, job, used)
+}
+
+func (s store) settle(
+	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used []ratelimit.Request,
+) (bool, error) {
+	settled, seat, beyond, err := settle(ctx, s.scheduler.limiter.In(tx), job, used)
+	if err != nil || !settled {
+		return settled, err
+	}
+	return true, s.correct(ctx, tx, job.ID, seat, beyond)
+}
+
+func (s store) settleInSQL(
+	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used []ratelimit.Request,
+) (bool, error) {
+	settled, seat, beyond, err := settle(ctx, s.scheduler.limiter.InSQL(tx), job, used)
+	if err != nil || !settled {
+		return settled, err
+	}
+	return true, s.correctInSQL(ctx, tx, job.ID, seat, beyond)
+}
+
+// settle settles what a job has taken. It returns the seat of a job that was queued, and what the
+// job has used beyond what its tenant was charged.
+func settle(
+	ctx context.Context, verbs ratelimit.Verbs, job *rivertype.JobRow, used []ratelimit.Request,
+) (settled bool, _ *seat, beyond float64, err error) {
 	t, _, _ := ticketOf(job)
 	if len(t.Taken.Takes) == 0 {
-		return false, nil
+		return false, nil, 0, nil
 	}
-	settled, err := j.scheduler.limiter.Settle(ctx, tx, t.Taken, used...)
+	settled, err = verbs.Settle(ctx, t.Taken, used...)
 	if err != nil || !settled || t.Seat == nil {
-		return settled, err
+		return settled, nil, 0, err
 	}
 	beyond, named := -t.Seat.Cost, false
 	for _, r := range used {
@@ -40,7 +69,7 @@ func (j *Jobs) SettleTx(
 		}
 	}
 	if !named { // it was used as reserved
-		return true, nil
+		return true, nil, 0, nil
 	}
-	return true, j.correct(ctx, tx, job.ID, t.Seat, beyond)
+	return true, t.Seat, beyond, nil
 }

@@ -34,7 +34,8 @@ type SQLJobs struct {
 // Configure needs a pgx pool as well. stdlib.OpenDBFromPool makes a *sql.DB from that pool.
 //
 // Clients that work the jobs should use the driver riverpgxv5. With riverdatabasesql a client
-// cannot listen for notifications, so its jobs start up to a FetchPollInterval late.
+// cannot listen for notifications, so its jobs start up to a FetchPollInterval late. Its workers
+// complete and settle jobs with [Scheduler.CompleteSQLTx].
 func (s *Scheduler) SQLJobs(client SQLClient) *SQLJobs { return &SQLJobs{s, client} }
 
 // InsertTx is [Jobs.InsertTx] in a transaction of database/sql, such as that of
@@ -60,6 +61,15 @@ func (j *SQLJobs) InsertTx(
 		return &Inserted{}, err
 	}
 	return jobs[0], nil
+}
+
+// ReserveTx is [Jobs.ReserveTx] in a transaction of database/sql: each of the requests may be granted
+// for later, and a denial is an error.
+func (j *SQLJobs) ReserveTx(
+	ctx context.Context, tx *sql.Tx, args river.JobArgs, opts *river.InsertOpts,
+	requests ...ratelimit.Request,
+) (*Inserted, error) {
+	return orDenied(j.InsertTx(ctx, tx, args, opts, reserving(requests)...))
 }
 
 // sqlTransaction is an inserter in a transaction of database/sql.

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"math"
 	"time"
@@ -64,12 +65,33 @@ func (s *seat) cost() float64 {
 	return s.Cost
 }
 
-// correct notes what a job has used beyond what its tenant was charged.
+// correctSQL notes what a job has used beyond what its tenant was charged.
+const correctSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
+VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
+
 func (s store) correct(ctx context.Context, q querier, job int64, seat *seat, beyond float64) error {
-	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
+	args := seat.correction(job, beyond)
+	if args == nil {
 		return nil
 	}
-	const sql = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
-VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
-	return s.query(ctx, q, sql, []any{seat.Limit, seat.Key, seat.Tenant, job, beyond, seat.Weight}, nil)
+	return s.query(ctx, q, correctSQL, args, nil)
+}
+
+func (s store) correctInSQL(
+	ctx context.Context, tx *sql.Tx, job int64, seat *seat, beyond float64,
+) error {
+	args := seat.correction(job, beyond)
+	if args == nil {
+		return nil
+	}
+	_, err := tx.ExecContext(ctx, s.tables.Replace(correctSQL), args...)
+	return err
+}
+
+// correction are the arguments of correctSQL, or nil if nothing is to be corrected.
+func (s *seat) correction(job int64, beyond float64) []any {
+	if s == nil || s.Waits || beyond == 0 || math.IsNaN(beyond) {
+		return nil
+	}
+	return []any{s.Limit, s.Key, s.Tenant, job, beyond, s.Weight}
 }

@@ -154,3 +154,31 @@ func TestTheTreeSaysWhatTheGuideSays(t *testing.T) {
 		}
 	}
 }
+
+// The tree and both tables ask for a River job in the same words, and name the same call.
+func TestTheTreeAndTheTablesAskTheSame(t *testing.T) {
+	t.Parallel()
+	words, call := regexp.MustCompile(`, if the code that inserts a job must learn (.*?) \|`), "jobs.ReserveTx"
+	asked := func(page string) string {
+		for line := range strings.Lines(read(t, page)) {
+			if found := words.FindStringSubmatch(line); found != nil && strings.Contains(line, call) {
+				return found[1]
+			}
+		}
+		t.Errorf("%s has no row for %s", page, call)
+		return ""
+	}
+	want := asked("../choosing.md")
+	if got := asked("../../README.md"); got != want {
+		t.Errorf("README.md asks whether the code must learn %q, and choosing.md, %q", got, want)
+	}
+	for _, q := range choices {
+		if slices.Contains(q.yes, call) {
+			if got := q.then[len(q.then)-1]; got != want+"?" {
+				t.Errorf("the tree asks %q, and the tables, %q", got, want)
+			}
+			return
+		}
+	}
+	t.Errorf("the tree does not have %s", call)
+}

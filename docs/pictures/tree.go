@@ -3,8 +3,8 @@ package main
 // choice is a question of the decision tree, and what to use if the answer is yes. If then is set, the yes
 // leads to another question, with an answer each for yes and no.
 type choice struct {
-	ask, then    string
-	use, yes, no []string
+	ask                string
+	then, use, yes, no []string
 }
 
 // choices are asked from the top. The last one is for all that is left.
@@ -13,14 +13,14 @@ var choices = []choice{
 	{ask: "Is it a request to your HTTP server?", use: []string{"httplimit"}},
 	{ask: "Do you limit how many run at once?", use: []string{"slots"}},
 	{ask: "Is it the start of a River job?",
-		then: "Must the inserter know when it runs?",
-		yes:  []string{"reserve: jobs.InsertTx"}, no: []string{"limit the worker: scheduler.Limit"}},
+		then: []string{"Must the code that inserts it learn", "when it runs, or that it is denied?"},
+		yes:  []string{"reserve:", "jobs.ReserveTx"}, no: []string{"limit the worker: scheduler.Limit"}},
 	{ask: "Does it belong to writes in Postgres?",
-		then: "May Weir begin the transaction?",
+		then: []string{"May Weir begin the transaction?"},
 		yes:  []string{"limiter.InTx"}, no: []string{"limiter.Consume(ctx, tx, ...)"}},
 	{ask: "Can the caller wait for its turn?", use: []string{"Autocommit.Wait", "upstream.Transport"}},
 	{ask: "Do many goroutines call at the same time?",
-		then: "Is a round trip too much for each?",
+		then: []string{"Is a round trip too much for each?"},
 		yes:  []string{"limiter.Lease"}, no: []string{"limiter.Coalesce"}},
 }
 
@@ -38,11 +38,11 @@ func drawTree() (string, error) {
 		c.path("edge", x+w, middle, x+w+50, middle)
 		c.text("small faint", "middle", x+w+22, middle-6, "yes")
 		next := y + 74
-		if q.then == "" {
+		if q.then == nil {
 			c.box("answer", x+w+50, y, 200, h, "code", q.use...)
 		} else {
 			next = y + 114
-			c.box("box", x+w+50, y, 260, h, "", q.then)
+			c.box("box", x+w+50, y, 260, h, "", q.then...)
 			c.path("edge", x+w+180, y+h, x+w+180, y+h+26)
 			c.text("small faint", "start", x+w+186, y+h+16, "no")
 			c.box("answer", x+w+50, y+h+26, 260, 34, "code", q.no...)

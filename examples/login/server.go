@@ -9,11 +9,11 @@ import (
 	"math"
 	"mime"
 	"net/http"
-	"net/netip"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/lockout"
 )
 
@@ -39,7 +39,7 @@ func handler(s *signIn, log *slog.Logger) http.Handler {
 			answer(w, http.StatusBadRequest, err.Error())
 			return
 		}
-		who := lockout.Who{Account: account, Address: address(r)}
+		who := lockout.Who{Account: account, Address: proxies.ClientAddr(r)}
 		if c, err := r.Cookie("device"); err == nil {
 			who.Device = c.Value
 		}
@@ -111,12 +111,9 @@ type readCloser struct{ io.Reader }
 
 func (readCloser) Close() error { return nil }
 
-// address is whom we are connected to. A forwarded-for header is what the client likes it to be, unless a proxy of ours has
-// set it: behind one, take it from there, and only there.
-func address(r *http.Request) netip.Addr {
-	a, _ := netip.ParseAddrPort(r.RemoteAddr)
-	return a.Addr()
-}
+// proxies are those in front of this program: none, so that the address is that of the connection, and a
+// client's X-Forwarded-For is ignored. Behind a proxy, name its network in Trusted, and nothing else.
+var proxies httplimit.Proxies
 
 func newServer(h http.Handler) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}

@@ -52,10 +52,8 @@ func Example() {
 			if _, err = tx.ExecContext(ctx, `INSERT INTO account VALUES ($1)`, name); err != nil {
 				return err
 			}
-			if in, err = jobs.InsertTx(ctx, tx, sendArgs{n}, nil, Mails.Global().OrReserve()); err != nil {
-				return err
-			}
-			return in.Err() // a denial rolls back the account, too
+			in, err = jobs.ReserveTx(ctx, tx, sendArgs{n}, nil, Mails.Global())
+			return err // a denial rolls back the account, too
 		})
 		if err != nil {
 			log.Fatal(err)

@@ -63,7 +63,7 @@ var ofTheLines = []mutant{
 
 	// what tenants are charged
 	{"charge: the estimate, for ever", "scheduler/settle.go",
-		"return true, j.correct(", "return true, nil\n	return true, j.correct(", "AreChargedWhatTheyUse", jobs, false},
+		"return true, s.correct(", "return true, nil\n	return true, s.correct(", "AreChargedWhatTheyUse", jobs, false},
 	{"charge: a cancelled job", "scheduler/cancel.go",
 		"-t.Seat.cost()", "0*t.Seat.cost()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "scheduler/late.go",

@@ -167,6 +167,8 @@ var ofTheRest = []mutant{
 		"s.a.rateLimit(ctx, nil, s.request.Count(need+beyond))", "s.a.RateLimit(ctx, s.request.Count(need+beyond))", "Observer", whole, true},
 	{"observe: near is not seen", "observe/log.go",
 		"o.Capacity-o.Value >= near*o.Capacity", "o.Capacity-o.Value > near*o.Capacity", "WhatIsTold", []string{"./observe"}, false},
+	{"observe: why it was denied is not said", "observe/log.go",
+		"|| denial.MaxReserved == 0 {", "|| true {", "ByMaxReserved", []string{"./observe"}, false},
 	{"observe: a line for each", "observe/log.go",
 		"now.Sub(c.at) < cmp.Or", "now.Sub(c.at) < 0*cmp.Or", "OnceAMinute", []string{"./observe"}, false},
 	{"reset: other keys", "ratelimit/reset_key.go",

@@ -18,6 +18,7 @@ const (
 	slotsPath     = weirPath + "/slots"
 	lockoutPath   = weirPath + "/lockout"
 	httplimitPath = weirPath + "/httplimit"
+	rpclimitPath  = weirPath + "/rpclimit"
 
 	pgxPath     = "github.com/jackc/pgx/v5"
 	pgxpoolPath = pgxPath + "/pgxpool"

@@ -1,8 +1,14 @@
 package checks
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os"
+	"path"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +39,7 @@ func TestEveryVerbIsKnown(t *testing.T) {
 		reflect.TypeFor[*ratelimit.Lease](),
 		reflect.TypeFor[ratelimit.Verbs](),
 		reflect.TypeFor[*scheduler.Jobs](),
+		reflect.TypeFor[*scheduler.SQLJobs](),
 		reflect.TypeFor[*fair.Limit](),
 	} {
 		for i := range typ.NumMethod() {
@@ -98,6 +105,74 @@ func TestEveryPartOfAResultIsKnown(t *testing.T) {
 	for i := range typ.NumMethod() {
 		if m := typ.Method(i); !known[m.Name] {
 			t.Errorf("lookAt does not know the method %s", m.Name)
+		}
+	}
+}
+
+// setters are the exported types of the tree's packages that have a method which returns a changed
+// copy, by the path of the package.
+func setters(t *testing.T) map[string][]string {
+	t.Helper()
+	found := map[string][]string{}
+	tree := os.DirFS("../../..")
+	err := fs.WalkDir(tree, ".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := d.Name(); d.IsDir() {
+			if file != "." && (name[0] == '.' || name == "internal" || name == "testdata") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		code, err := fs.ReadFile(tree, file)
+		if err != nil {
+			return err
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, code, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		pkg := weirPath + "/" + path.Dir(file)
+		for _, d := range parsed.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || parsed.Name.Name == "main" || fn.Recv == nil || !fn.Name.IsExported() {
+				continue
+			}
+			typ, ok := fn.Recv.List[0].Type.(*ast.Ident) // and not a pointer
+			if !ok || !typ.IsExported() || fn.Type.Results.NumFields() != 1 {
+				continue
+			}
+			result, ok := fn.Type.Results.List[0].Type.(*ast.Ident)
+			if ok && result.Name == typ.Name && !slices.Contains(found[pkg], typ.Name) {
+				found[pkg] = append(found[pkg], typ.Name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// Every type is known that has a method which returns a changed copy, in whichever module it is.
+func TestEverySetterIsKnown(t *testing.T) {
+	t.Parallel()
+	found := setters(t)
+	for pkg, types := range found {
+		for _, typ := range types {
+			if !slices.Contains(values[pkg], typ) {
+				t.Errorf("%s.%s has a method that returns a changed copy: add it to values", pkg, typ)
+			}
+		}
+	}
+	for _, pkg := range []string{ratelimitPath, slotsPath, httplimitPath, rpclimitPath} {
+		if len(found[pkg]) == 0 {
+			t.Errorf("%s has no setters any more, or they are not found", pkg)
 		}
 	}
 }

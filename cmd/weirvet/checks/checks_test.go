@@ -127,11 +127,13 @@ func module(t *testing.T) string {
 	}
 	mod = regexp.MustCompile(`(?m)^(module|replace) .*$`).ReplaceAll(mod, nil)
 	mod = append(mod, "\nmodule example.com\n\nreplace github.com/weir-go/weir => "+root+"\n"...)
+	mod = append(mod, "\nrequire "+rpclimitPath+" v0.0.0\n\nreplace "+rpclimitPath+" => ./rpclimit\n"...)
 	sum, err := os.ReadFile("../go.sum")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, text := range map[string][]byte{"go.mod": mod, "go.sum": sum} {
+	stub := []byte("module " + rpclimitPath + "\n\ngo 1.25.0\n")
+	for file, text := range map[string][]byte{"go.mod": mod, "go.sum": sum, "rpclimit/go.mod": stub} {
 		if err := os.WriteFile(filepath.Join(dir, file), text, 0o600); err != nil {
 			t.Fatal(err)
 		}

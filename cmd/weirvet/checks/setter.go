@@ -20,7 +20,7 @@ A Request never changes. Its methods return changed copies, so this asks for one
 	err := limiter.Consume(ctx, tx, request)
 
 Assign the result: request = request.Count(5). The check also covers the methods of Limit, Result,
-Reservation, slots.Request and httplimit.Ask.`,
+Reservation, Take, slots.Request, httplimit.Ask and rpclimit.Ask.`,
 	URL:      "https://pkg.go.dev/" + weirPath + "/cmd/weirvet/checks",
 	Requires: []*analysis.Analyzer{inspect.Analyzer},
 	Run:      runSetter,
@@ -32,6 +32,7 @@ var values = map[string][]string{
 	ratelimitPath: {"Limit", "Request", "Result", "Reservation", "Take"},
 	slotsPath:     {"Limit", "Request"},
 	httplimitPath: {"Ask"},
+	rpclimitPath:  {"Ask"},
 }
 
 func runSetter(pass *analysis.Pass) (any, error) {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/rpclimit"
 	"github.com/weir-go/weir/scheduler"
 	"github.com/weir-go/weir/slots"
 )
@@ -12,7 +13,7 @@ import (
 var global ratelimit.Request
 
 func dropped(limit ratelimit.Limit, request ratelimit.Request, take ratelimit.Take, reservation ratelimit.Reservation,
-	slot slots.Request, ask httplimit.Ask, res ratelimit.Result, in *scheduler.Inserted,
+	slot slots.Request, ask httplimit.Ask, call rpclimit.Ask, res ratelimit.Result, in *scheduler.Inserted,
 ) ratelimit.Request {
 	request.Count(5)                      // want `the result of Count is dropped: it is a changed copy, and the Request itself never changes`
 	request.CountInt(5)                   // want `the result of CountInt is dropped`
@@ -25,6 +26,9 @@ func dropped(limit ratelimit.Limit, request ratelimit.Request, take ratelimit.Ta
 	limit.For("a").Count(2)               // want `the result of Count is dropped`
 	slot.Of(2)                            // want `the result of Of is dropped`
 	ask.Cost(nil)                         // want `the result of Cost is dropped`
+	ask.Rule(nil)                         // want `the result of Rule is dropped`
+	ask.Unless(nil)                       // want `the result of Unless is dropped`
+	call.Only("/mail.Mail/Send")          // want `the result of Only is dropped: it is a changed copy, and the Ask itself never changes`
 	take.MoveUp(3)                        // want `the result of MoveUp is dropped`
 	reservation.Again()                   // want `the result of Again is dropped`
 	res.Err()                             // want `the error of Err is dropped: it is the denial`
