@@ -299,15 +299,15 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 			t.Parallel()
 			f, sched, j := exact(t)
 			jobs := sched.Jobs(j.client(t, sched))
-			limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(6)})
+			limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
 			var ids []int64
 			var dues []time.Time
 			for i := range 4 {
-				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(6).OrReserve()).Job.Job
+				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(10).OrReserve()).Job.Job
 				ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
 			}
 			j.await(t, 1)
-			time.Sleep(4 * time.Second) // a round has seen them all
+			time.Sleep(6 * time.Second) // a round has seen them all
 			if err := remove(f, ids[1]); err != nil {
 				t.Fatal(err)
 			}
@@ -334,11 +334,11 @@ func TestOddMetadataHoldsUpNothing(t *testing.T) {
 			jobs := sched.Jobs(j.client(t, sched))
 			limit := ratelimit.MustDefine("odd", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
 			id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
-			time.Sleep(5 * time.Second) // the watch has seen it
+			time.Sleep(8 * time.Second) // the watch has seen it
 			if _, err := f.client.JobDelete(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
-			deadline := time.Now().Add(15 * time.Second)
+			deadline := time.Now().Add(time.Minute)
 			for f.settlements(t) == 0 && time.Now().Before(deadline) {
 				time.Sleep(50 * time.Millisecond)
 			}
