@@ -122,6 +122,7 @@
 // pays again, once. Its tokens were for the time at which it was due, and many late jobs that start
 // together would exceed the limit. Late jobs pay ahead of all waiting jobs; those that reach
 // workers together pay in their own order. So after an outage jobs start at the limit's rate.
+// Jobs that a fair line has granted do not pay again for being late.
 //
 // The process that looks at waiting jobs applies the rule that it has defined for their limit, from
 // one second after the definition. If a process defines a name again, the newest definition counts.
