@@ -35,8 +35,8 @@ type Proxies struct {
 //
 // From a trusted proxy it is the last address in the field that is not itself a trusted proxy's.
 // Entries before that are ignored, as the client may have sent them. If an entry is no address, or
-// none is left, it is the last trusted one found so far; for a field in the form of RFC 7239 that
-// does not parse, that is the proxy's own.
+// none is left, it is the last trusted one found so far. If a field in the form of RFC 7239 does not
+// parse, it is the address of the proxy itself.
 func (p Proxies) Address(r *http.Request) (string, error) {
 	client, ok := p.client(r)
 	if !ok {

@@ -40,8 +40,8 @@ type Config struct {
 	Cap time.Duration
 
 	// Forget is how long a lockout is remembered, counted from the end of its lock. If there are
-	// several, one is forgotten in each such time. At least a second. No more are remembered than
-	// lead to the longest lock, plus one. Default: 24 hours.
+	// several, one is forgotten in each such time. At least a second. At most one more is
+	// remembered than it takes to reach the longest lock. Default: 24 hours.
 	Forget time.Duration
 
 	// ExtendWhileLocked restarts a lock with each attempt during the lock. Each attempt then costs

@@ -18,7 +18,7 @@ import (
 // has happened since the previous line.
 //
 //	WARN  ratelimit: near the limit      a grant left less of the capacity than Near says
-//	INFO ratelimit: denied with "retry_after" of the latest denial
+//	INFO  ratelimit: denied              with "retry_after" of the latest denial
 //	WARN  ratelimit: denied in shadow    a shadow limit would have denied
 //	ERROR ratelimit: not decided         an error, the caller's own mistakes among them
 //	WARN  ratelimit: transaction ran again    with its "attempts", and the time that it "queued"

@@ -26,8 +26,8 @@ type Config struct {
 	TracerProvider trace.TracerProvider
 
 	// MaxLimits is how many names of limits become values of weir.limit: those that are seen first.
-	// All others are "other". Default: 300. With the usual outcomes of a limit that makes fewer
-	// than the 2,000 series that an SDK may keep for an instrument.
+	// All others are "other". Default: 300. Multiplied by the usual outcomes of a limit, these are
+	// fewer than the 2,000 series that an SDK may keep for an instrument.
 	MaxLimits int
 
 	// TraceAll also makes spans if ctx has no recorded span: then each call is a trace of its own,

@@ -38,8 +38,8 @@ type Decision struct {
 // balance s. Use it to predict, or to compare in tests. The limiter decides with the same
 // arithmetic, in SQL.
 //
-// With steps = elapsed/period for a token bucket and the number of windows begun since s.TS for a fixed window, elapsed
-// never below 0:
+// For a token bucket steps is elapsed/period, with elapsed the time since s.TS, never below 0. For a
+// fixed window steps is the number of windows that have begun since s.TS. Then
 //
 //	value' = min(value + rate*steps, capacity)
 //

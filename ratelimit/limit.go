@@ -85,8 +85,8 @@ type Option func(*definition)
 // n is 1, the default, to [shard.Max]. Use twice as many shards as you have concurrent
 // transactions, but at most capacity / (8 x the usual count). Limits of a few calls a second need
 // no shards. Weir may use fewer: a token bucket has at most as many shards as its capacity has
-// whole tokens, and a window at most as many as divide its rate and its capacity into equal whole
-// numbers. Figures are in docs/shards.md of the repository.
+// whole tokens. For a window Weir uses the largest number, up to n, that divides both its rate and
+// its capacity into whole tokens. Figures are in docs/shards.md of the repository.
 //
 // The database knows how many shards a limit and key has. The first call with a larger n changes
 // that: every token is kept, and every reservation keeps its time. A smaller n changes nothing: see

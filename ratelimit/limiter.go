@@ -51,8 +51,8 @@ type Config struct {
 	Observer Observer
 
 	// Portable uses only statements that distributed engines with Postgres' protocol support as
-	// well. It does not use advisory locks. Without Portable, callers of a limit with shards avoid
-	// each other by them, and transactions that have lost a row queue for it: see [Limiter.InTx].
+	// well. It does not use advisory locks, with which otherwise callers of a limit with shards
+	// avoid each other, and transactions that have lost a row queue for it: see [Limiter.InTx].
 	// Coalesced calls do not use statements over several rows, nor lock_timeout. Default: false.
 	Portable bool
 

@@ -122,11 +122,12 @@ type Pruned struct {
 // limits with many keys that seldom come back, such as addresses and visitors. Whether a balance is
 // full depends on the rule that last took from it, so pruning forgets no usage and grants nothing.
 // If a rule with a larger capacity comes later, it finds the balance full, where otherwise it would
-// have had to fill up. Balances in debt, in a pause, or for which work may still wait are kept:
-// those that were paused or settled, until 30 days after their last use and their pause. The rows
-// of a key with shards are deleted together, when all of them are idle. Prune also deletes slots of
-// package slots that nobody holds, an hour after they were last taken, and records of settlements
-// 30 days after their work could run, or as [SettleWithin] says.
+// have had to fill up. Balances in debt or in a pause are kept. As work may still wait for them,
+// balances that were paused or settled are kept until 30 days after their last use, or after the end
+// of their pause if that is later. The rows of a key with shards are deleted together, when all of
+// them are idle. Prune also deletes slots of package slots that nobody holds, an hour after they
+// were last taken, and records of settlements 30 days after their work could run, or as
+// [SettleWithin] says.
 //
 // It goes through the tables once, in batches. Each batch is a transaction of its own that waits
 // for nobody. A caller of a row that is being deleted waits for the batch. In a REPEATABLE READ or

@@ -12,7 +12,7 @@ import (
 // Each does what the method of [Limiter] of the same name does.
 //
 // If your code declares an interface with some of these methods, it accepts all of these types, and
-// in tests the Limiter of package weirtest.
+// in tests the Limiter of package weirtest, which lacks only ResetKey, Settle and Release.
 type Verbs interface {
 	RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	Consume(ctx context.Context, requests ...Request) error

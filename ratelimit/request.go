@@ -102,8 +102,8 @@ func (r Request) Within(d time.Duration) Request {
 // Alone it is granted if nothing is owed and the limit is not paused, and runs now. A count above
 // the capacity is refused, and MaxReserved does not matter. With OrReserve or Within it may wait
 // for debts of earlier callers, though not for its own tokens. RunAt is when those debts are
-// repaid. MaxReserved bounds them, and Within that time, so the whole debt may exceed MaxReserved
-// by the count.
+// repaid. MaxReserved bounds those debts, and Within bounds the wait. So the whole debt may exceed
+// MaxReserved by the count.
 func (r Request) OnCredit() Request { r.credit = true; return r }
 
 // Leave asks to be granted only if n tokens are left after it. Use it for less important traffic:

@@ -195,9 +195,9 @@ func (r Reservation) MarshalJSON() ([]byte, error) {
 	return append(b, "]}"...), nil
 }
 
-// MarshalJSON writes a short array: limit, key, count, and what settling needs. At its end come
-// true for a take on credit, "rule" for one by a rule of its own, and an array of microseconds if
-// the limit has [SettleWithin].
+// MarshalJSON writes a short array: limit, key, count, and what settling needs. A take on credit
+// adds true at the end, one by a rule of its own adds "rule", and a limit with [SettleWithin] adds
+// an array of microseconds.
 func (t Take) MarshalJSON() ([]byte, error) { return t.appendJSON(nil), nil }
 
 func (t *Take) appendJSON(b []byte) []byte {

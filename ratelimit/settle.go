@@ -43,10 +43,10 @@ func (l *Limiter) Settle(ctx context.Context, tx pgx.Tx, r Reservation, used ...
 	return l.settle(ctx, x, r, used)
 }
 
-// Release gives back all that a reservation took, because its work will not be done. Unlike a
-// settlement with nothing used, work that waits behind it keeps its time if the reservation was
-// itself granted for later; the next callers are granted earlier. For work that has begun use
-// [Limiter.Settle] with counts of 0.
+// Release gives back all that a reservation took, because its work will not be done. If the
+// reservation was granted for later, work that waits behind it keeps its time, and the next callers
+// are granted earlier. A settlement with nothing used would move that work up. For work that has
+// begun use [Limiter.Settle] with counts of 0.
 func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, error) {
 	x, err := l.transaction(tx)
 	if err != nil {

@@ -108,8 +108,8 @@ func gather(ctx context.Context, call *Call, asks []Ask) ([]ratelimit.Request, e
 //	PermissionDenied   it has no key, or one that the database cannot hold
 //	InvalidArgument    it costs more than its limit could ever grant
 //	Internal           the call of the limiter is wrong: see ratelimit.ErrInvalid
-//	Canceled the client has gone before the decision
-//	DeadlineExceeded the client's deadline has passed before the decision
+//	Canceled           the client has gone before the decision
+//	DeadlineExceeded   the client's deadline has passed before the decision
 //	Unavailable        any other error: without a decision there is no grant
 //
 // The delay in RetryInfo never ends before RetryAt, by the database's clock. It is longer by a

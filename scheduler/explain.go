@@ -18,7 +18,7 @@ import (
 // Waiting is a job that waits for its tokens, or for a pause to end.
 type Waiting struct {
 	Job        *rivertype.JobRow
-	Limit, Key string    // that it waits for; of several the one that has it wait longest
+	Limit, Key string    // that it waits for; if there are several, the one that it waits for longest
 	Until      time.Time // when it starts, by the database's clock
 	Paused     bool      // it starts then because of a pause
 }

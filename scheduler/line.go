@@ -29,9 +29,10 @@ type Line struct {
 	OverAll bool
 
 	// Patience bounds how long jobs of higher priority can pass over a job. Within a tenant, a job
-	// goes ahead of jobs that were due up to Patience earlier, for each priority that it is higher.
-	// With OverAll, a job that has waited for Patience counts as one priority higher in the
-	// comparison with other tenants. Default: an hour.
+	// goes ahead of jobs one priority lower that were due up to Patience earlier, of jobs two
+	// priorities lower that were due up to twice Patience earlier, and so on. With OverAll, a job
+	// that has waited for Patience counts as one priority higher in the comparison with other
+	// tenants. Default: an hour.
 	Patience time.Duration
 
 	// Others is the weight of all callers that take from the limit without waiting in line, such as

@@ -57,10 +57,10 @@ type manyInserter interface {
 // job is inserted. That is a denial, not an error: see [ratelimit.Result.Err].
 //
 // A job that InsertOpts make unique and that exists already takes nothing: its tokens are given
-// back. Jobs after it in params keep the times that they were given behind it. Later callers get
-// the tokens. If it had taken them at once, the jobs behind it also move up, as after a settlement.
-// If two jobs of one call are duplicates of each other, River's insert fails, and the transaction
-// with it.
+// back. If they were granted for later, the jobs after it in params keep the times that they were
+// given behind it, and later callers get the tokens. If they were granted at once, the jobs behind
+// it move up, as after a settlement. If two jobs of one call are duplicates of each other, River's
+// insert fails, and the transaction with it.
 //
 // Requests of several jobs for the same limit and key must agree in Rule, OrReserve, Within,
 // OnCredit and Leave, and the sum of their counts must be one that the limit can grant.

@@ -104,10 +104,10 @@ func (s *Slots) TryAcquire(ctx context.Context, requests ...Request) (*Hold, err
 // five seconds in one process a slot is released to other processes instead; between processes
 // there is no order. A caller that waits holds no connection.
 //
-// With several requests it holds no slot at first while it waits. If it has waited for each, and
-// others were still full, it waits for one after the other, in the order of their names and keys,
-// and keeps the slots that it gets. In each queue its place depends on when it came, so it only
-// waits for callers that came before it.
+// With several requests it holds no slot at first while it waits: it waits for one of them, and
+// then tries the others. After as many such tries as there are requests, it waits for one after the
+// other, in the order of their names and keys, and keeps the slots that it gets. In each queue its
+// place depends on when it came, so it only waits for callers that came before it.
 //
 // If ctx ends first the error matches that of ctx. What is acquired outlives ctx: see [Hold.Context].
 func (s *Slots) Acquire(ctx context.Context, requests ...Request) (*Hold, error) {

@@ -13,9 +13,9 @@ import (
 
 // Limiter decides in memory as [ratelimit.Autocommit] does in Postgres, with the same arithmetic
 // and the same Results: limits run out, refill according to its Clock, and refuse bad requests. It
-// has the verbs of Autocommit except Settle and Release, so it can be used where code takes an
-// interface with some of them. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand,
-// and [Limiter.Calls] returns the calls that were made.
+// has the verbs of Autocommit except ResetKey, Settle and Release, so it can be used where code
+// takes an interface with some of them. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on
+// demand, and [Limiter.Calls] returns the calls that were made.
 //
 // A limit has one balance, however many shards it has. Do not pass the Results of a Limiter to a
 // limiter with a database.

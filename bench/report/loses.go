@@ -180,11 +180,11 @@ func (f *figures) auditText() string {
 		text = "More than the limit allows was granted by " + strings.Join(over, ", ") + "."
 	}
 	if len(under) > 0 {
-		text += fmt.Sprintf(" These denied calls, although they had granted less than %d %% of what was allowed: %s.",
+		text += fmt.Sprintf(" Some denied calls although they had granted less than %d %% of what was allowed: %s.",
 			short, strings.Join(under, ", "))
 	}
 	if len(slow) > 0 {
-		text += fmt.Sprintf(" These were too slow to reach the limit, so they denied no call: %s.", strings.Join(slow, ", "))
+		text += fmt.Sprintf(" Some were too slow to reach the limit, so they denied no call: %s.", strings.Join(slow, ", "))
 	}
 	return wrap(text, "") + "\n"
 }

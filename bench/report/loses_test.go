@@ -110,8 +110,8 @@ func TestWhatIsGrantedIsJudgedByWhatIsAllowed(t *testing.T) {
 	audited("ours", 9000, 4000)
 	audited("ours for one key", 2000, 2000) // as many as it could
 	audited("theirs", 9000, 2000, 3000)
-	want := "No limiter granted more than the limit allows. These denied calls, although they had granted less than 95 % of what was allowed: " +
-		"theirs (75 %). These were too slow to reach the limit, so they denied no call: ours for one key (50 %)."
+	want := "No limiter granted more than the limit allows. Some denied calls although they had granted less than 95 % of what was allowed: " +
+		"theirs (75 %). Some were too slow to reach the limit, so they denied no call: ours for one key (50 %)."
 	if got := strings.Join(strings.Fields(f.auditText()), " "); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

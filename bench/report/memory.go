@@ -19,8 +19,8 @@ func memoryWays() []contender {
 		{
 			name: "go-limiter", family: memory,
 			about: "github.com/sethvargo/go-limiter with its memory store. In memory: its limit is that of one process. All tokens of a " +
-				"period come at its beginning and are gone at its end: in n periods it grants n times as many. A bucket grants one period's " +
-				"tokens more, because it starts full.",
+				"period come at its beginning and are gone at its end: in n periods it grants the tokens of n periods. A bucket grants those " +
+				"of one period more, because it starts full.",
 			open: func(_ context.Context, _ place, b bucket) (limiter, error) {
 				store, err := memorystore.New(&memorystore.Config{Tokens: uint64(b.tokens), Interval: b.period})
 				if err != nil {
