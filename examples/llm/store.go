@@ -136,11 +136,12 @@ type books struct {
 	share   float64       // see booksSQL
 }
 
-// booksSQL has in its last column how much of the budget was used while there was always something that waited, from the
-// first start to the start of the last job that had been reserved ahead: the tokens used by the calls that were answered in
+// booksSQL has in its last column how much of the budget was used while there was always something that waited, from when
+// the first tokens were there to the start of the last job that had been reserved ahead: the tokens used by the calls that were answered in
 // that time, as a share of those that the limit let flow in and of its capacity, with which it began.
 const booksSQL = `WITH span AS (
-	SELECT min(started_at) AS first, max(started_at) FILTER (WHERE planned_at IS NOT NULL) AS last FROM message
+	SELECT min(least(started_at, due_at, CASE WHEN planned_at IS NULL THEN saved_at END)) AS first,
+		max(started_at) FILTER (WHERE planned_at IS NOT NULL) AS last FROM message
 ), sums AS (
 	SELECT sum(reserved) AS reserved, sum(used)::float8 AS used,
 		coalesce(sum(given_back) FILTER (WHERE given_back > 0::float8), 0) AS given_back,
