@@ -79,6 +79,9 @@ func Main(m *testing.M, known ...goleak.Option) {
 			code = max(code, 1)
 		}
 	}
+	if opened != nil {
+		opened.Close()
+	}
 	if started {
 		if s, err := server(); err == nil {
 			if err := errors.Join(s.Stop(), cluster.Stop()); err != nil {
@@ -276,7 +279,21 @@ func schemaName(t testing.TB) string {
 	return "weir_" + name[:min(len(name), 24)] + "_" + strings.ToLower(rand.Text()[:10])
 }
 
-// admin runs a statement on a connection of its own.
+// admins is a pool for what makes and drops schemas: a connection for each would cost more than that.
+var admins = sync.OnceValues(func() (*pgxpool.Pool, error) {
+	s, err := server()
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.New(context.Background(), s.URL())
+	opened = pool
+	return pool, err
+})
+
+// opened is that pool once it is there, for Main to close.
+var opened *pgxpool.Pool
+
+// admin runs a statement that makes or drops a schema.
 func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
 	t.Helper()
 	if err := run(cfg, sql); err != nil {
@@ -287,13 +304,12 @@ func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
 func run(cfg *pgxpool.Config, sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience) // t.Context has ended when the test cleans up
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig.Copy())
+	pool, err := admins()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close(ctx) }()
 	err = alone(ctx, cfg.ConnConfig, func() error {
-		_, err := conn.Exec(ctx, sql)
+		_, err := pool.Exec(ctx, sql)
 		return err
 	})
 	if err != nil {
