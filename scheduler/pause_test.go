@@ -112,12 +112,19 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the jobs are put off", func() bool {
+	var before string
+	eventually(t, "the jobs are put off, and nobody moves them any more", func() bool {
 		var n int
-		if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE scheduled_at > now() + interval '50 min'`).Scan(&n); err != nil {
+		var rows string
+		if err := f.pool.QueryRow(t.Context(), `SELECT count(*), coalesce(string_agg(scheduled_at::text, ' ' ORDER BY id), '') FROM river_job
+			WHERE scheduled_at > now() + interval '50 min'`).Scan(&n, &rows); err != nil {
 			t.Fatal(err)
 		}
-		return n == 5
+		settled := n == 5 && rows == before
+		if before = rows; n == 5 && !settled {
+			time.Sleep(2 * time.Second)
+		}
+		return settled
 	})
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
 		waiting, err := jobs.Waiting(ctx, tx, limit.For("k"), 10)
