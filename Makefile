@@ -6,6 +6,8 @@ GO ?= go
 BIN := $(CURDIR)/.bin
 GOLANGCI_LINT_VERSION := v2.12.2
 GOLANGCI_LINT := $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION)
+# In the tree, because the findings it remembers name the files of the checkout they were made in.
+export GOLANGCI_LINT_CACHE := $(BIN)/golangci-lint-cache
 GOVULNCHECK_VERSION := v1.1.4
 B ?= .
 FUZZTIME ?= 20s
