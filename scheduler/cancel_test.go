@@ -276,7 +276,7 @@ func TestAJobCancelledInAPauseOfItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 		}
 		id := f.insertBy(t, jobs, sendArgs{payer(scheduler.PerJob)}, budget.For("k").Count(100)).Job.Job.ID
 		eventually(t, "it is put back", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
-		time.Sleep(2500 * time.Millisecond) // the watch has seen it
+		f.seen(t)
 		if err := cancel(id); err != nil {
 			t.Fatal(name, err)
 		}
@@ -302,17 +302,21 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 			limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
 			var ids []int64
 			var dues []time.Time
-			for i := range 4 {
-				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(10).OrReserve()).Job.Job
+			for i, n := range []float64{10, 30, 10, 10} { // at 0, 30, 40, 50 s
+				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(n).OrReserve()).Job.Job
 				ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
 			}
 			j.await(t, 1)
-			time.Sleep(6 * time.Second) // a round has seen them all
+			f.seen(t)
 			if err := remove(f, ids[1]); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "it gives back what it took", func() bool { return f.settlements(t) == 1 })
-			j.startsAt(t, ids[3], dues[2])
+			started := j.await(t, 3)
+			if moved := dues[3].Add(-30 * time.Second); started[2].id != ids[3] || started[2].due.Before(moved.Add(-50*time.Millisecond)) ||
+				!started[2].due.Before(dues[1]) {
+				t.Errorf("the last job was due at %v, and started as %+v: want it about %v", dues[3], started[2], moved)
+			}
 			if n := len(j.await(t, 3)); n != 3 || f.settlements(t) != 1 {
 				t.Errorf("%d starts, %d settlements", n, f.settlements(t))
 			}
@@ -334,7 +338,7 @@ func TestOddMetadataHoldsUpNothing(t *testing.T) {
 			jobs := sched.Jobs(j.client(t, sched))
 			limit := ratelimit.MustDefine("odd", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
 			id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
-			time.Sleep(8 * time.Second) // the watch has seen it
+			f.seen(t)
 			if _, err := f.client.JobDelete(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}

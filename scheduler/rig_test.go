@@ -192,6 +192,27 @@ func eventually(t testing.TB, what string, so func() bool) {
 	}
 }
 
+// seen waits until the one client that is running has looked at all that waits, and for what has gone, which it does every two
+// seconds. A round ends before the next one takes the turn.
+func (f *fixture) seen(t testing.TB) {
+	t.Helper()
+	var first time.Time
+	eventually(t, "rounds for five seconds", func() bool {
+		var until *time.Time
+		err := f.pool.QueryRow(t.Context(), `SELECT max(until) FROM weir_slot WHERE name = 'weir scheduler'`).Scan(&until)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case until == nil:
+		case first.IsZero():
+			first = *until
+		default:
+			return until.Sub(first) > 5*time.Second
+		}
+		return false
+	})
+}
+
 func (f *fixture) inTx(t testing.TB, fn func(ctx context.Context, tx pgx.Tx) error) {
 	t.Helper()
 	if err := f.limiter.InTx(t.Context(), f.pool, fn); err != nil {
