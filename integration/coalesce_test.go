@@ -69,6 +69,50 @@ func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 	wantLeft(t, c, limit.For("k"), 1000-4-callers)
 }
 
+// A distributed engine has the rows of a key on one node, so only calls of one key are decided together there.
+func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
+	t.Parallel()
+	const keys, callers = 6, 10
+	var seen watcher
+	g := newGate()
+	pool := pgtest.Pool(t, g.through, func(c *pgxpool.Config) { c.MaxConns = 4 }) // so there are two lanes
+	c := coalesce(t, limiter(t, ratelimit.Config{Portable: true, Observer: &seen}), pool)
+	limit := ratelimit.MustDefine("apart", ratelimit.FixedWindow{Rate: callers - 1, Period: century})
+	g.shut()
+	defer g.open()
+	var wg sync.WaitGroup
+	var granted [keys]atomic.Int64
+	for range callers {
+		for k := range keys {
+			p := park(t.Context())
+			wg.Go(func() {
+				res, err := c.RateLimit(p, limit.For(fmt.Sprint(k)))
+				if err != nil {
+					t.Error(err)
+				}
+				if res.OK {
+					granted[k].Add(1)
+				}
+			})
+			p.wait(t)
+		}
+	}
+	g.open()
+	wg.Wait()
+	for k := range granted {
+		if n := granted[k].Load(); n != callers-1 {
+			t.Errorf("key %d: %d were granted", k, n)
+		}
+	}
+	most := 0
+	for _, e := range seen.decided {
+		most = max(most, e.Together)
+	}
+	if most != callers { // of six keys, one or more had not begun
+		t.Errorf("%d calls were decided together: want those of a key, %d", most, callers)
+	}
+}
+
 // Of the calls for one key the earlier are granted, and each of the others is told when it would be.
 func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 	t.Parallel()

@@ -163,6 +163,25 @@ func TestABatchWaitsForNoHeldRow(t *testing.T) {
 	}
 }
 
+// A call waits for its row for longer than the database has for an answer.
+func TestACallOutwaitsWhoHoldsItsRow(t *testing.T) {
+	t.Parallel()
+	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
+		pool := pgtest.Pool(t)
+		c := coalesce(t, limiter(t, cfg), pool)
+		limit := ratelimit.MustDefine("outwaits", ratelimit.FixedWindow{Rate: 10, Period: century})
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+		release := hold(t, pool, "outwaits", "k")
+		defer release()
+		done := make(chan outcome, 1)
+		go func() { done <- first(c.RateLimit(t.Context(), limit.For("k"))) }()
+		time.Sleep(7 * time.Second)
+		release()
+		takeOK(t, <-done)
+		wantLeft(t, c, limit.For("k"), 8)
+	})
+}
+
 // Another transaction inserts one of many rows that are inserted together. Only the calls for this row
 // wait for it.
 func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 // All other verbs are those of Autocommit, one call at a time.
 type Coalesced struct {
 	*Autocommit
-	lanes   [lanes]lane
+	lanes   []lane
 	held    held
 	watch   watch
 	gives   gives
@@ -67,12 +67,16 @@ var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 var ErrClosed = errors.New("ratelimit: closed")
 
 // Coalesce returns the verbs over a pool. RateLimit uses two connections at a time, and one more
-// while calls wait for rows that other transactions have locked. While the database takes more than
-// half a second to answer, it uses up to half of the pool in addition. For limits with shards, and
-// to give back tokens of callers whose context has ended, it uses up to a quarter of the pool, but
-// at most 4 connections. Close it before the pool.
+// while calls wait for rows that other transactions have locked. With Config.Portable or Config.Citus
+// it decides calls of one key at a time together, and uses up to half of the pool. While the database
+// takes more than half a second to answer, it uses up to half of the pool in addition. For limits
+// with shards, and to give back tokens of callers whose context has ended, it uses up to a quarter of
+// the pool, but at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
-	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed()}
+	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), lanes: make([]lane, lanes)}
+	if l.portable && pool != nil {
+		c.lanes = make([]lane, max(lanes, c.connections()/2)) // a batch is of one key: see ofOneKey
+	}
 	for i := range c.lanes {
 		c.lanes[i].c = c
 	}
@@ -219,5 +223,5 @@ func (c *Coalesced) lane(w *waiter) *lane {
 	if len(w.calls) > 1 {
 		return &c.lanes[0]
 	}
-	return &c.lanes[maphash.String(c.seed, w.calls[0].key)%lanes]
+	return &c.lanes[maphash.String(c.seed, w.calls[0].key)%uint64(len(c.lanes))]
 }

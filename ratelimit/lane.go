@@ -177,9 +177,12 @@ func (n *lane) run(runner int) {
 			return
 		}
 		some := n.queue
-		if len(some) <= mostTogether {
+		switch {
+		case n.c.l.portable:
+			some, n.queue = ofOneKey(n.queue)
+		case len(some) <= mostTogether:
 			n.queue, n.spare = n.spare[:0], some
-		} else {
+		default:
 			some, n.queue = some[:mostTogether:mostTogether], some[mostTogether:]
 		}
 		n.mu.Unlock()
@@ -200,4 +203,33 @@ func (n *lane) gather() {
 			had, still = has, 0
 		}
 	}
+}
+
+// ofOneKey returns the calls for the key of the first one, and the others. A distributed engine has all
+// rows of a key on one node.
+func ofOneKey(queue []*waiter) (some, others []*waiter) {
+	next := queue[:min(len(queue), mostTogether)]
+	key, ok := next[0].key()
+	if !ok {
+		return next[:1:1], queue[1:]
+	}
+	for _, w := range next {
+		if k, ok := w.key(); ok && k == key {
+			some = append(some, w)
+		} else {
+			others = append(others, w)
+		}
+	}
+	return some, append(others, queue[len(next):]...)
+}
+
+// key is that of all its limits, if they have one.
+func (w *waiter) key() (key string, ok bool) {
+	key = w.calls[0].key
+	for i := range w.calls {
+		if w.calls[i].key != key {
+			return "", false
+		}
+	}
+	return key, true
 }

@@ -110,7 +110,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	putManySQL = newManySQL + onConflictPut
 
 	// The portable forms, of one row each: distributed engines route a statement by its key, and
-	// take SKIP LOCKED for one key only.
+	// take SKIP LOCKED for one key only. To take they have takeSQL, which waits for the row.
 	lookOneSQL = `SELECT 1::bigint, ` + columns + `, {clock3}
 FROM (VALUES (1)) AS one
 LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0`
@@ -151,6 +151,7 @@ type many struct {
 	rows  []*standing
 	looks bool // it answers with the clock as well
 	locks bool // it answers with numbers alone: those of the rows that it has locked
+	plain bool // it answers without a number
 }
 
 // standing is a row, the calls that want tokens of it, and what the database said of it.
@@ -216,7 +217,16 @@ func rulesOf(rows []*standing) (capacities, rates []float64, periods []int64, or
 	return capacities, rates, periods, origins
 }
 
-func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
+func (l *Limiter) takeMany(sql string, rows []*standing) (statements []*many) {
+	if l.portable {
+		for i, r := range rows {
+			c := *r.c
+			c.count = r.count
+			take := l.takeOf(&c)
+			statements = append(statements, &many{sql: take.sql, args: take.args, rows: rows[i : i+1], plain: true})
+		}
+		return statements
+	}
 	counts := make([]float64, len(rows))
 	for i, r := range rows {
 		counts[i] = r.count
@@ -284,10 +294,19 @@ func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*stan
 	return statements, missing
 }
 
-// roundTrip runs statements on a connection, in one round trip.
+// roundTrip runs statements on a connection, in one round trip. A lone statement goes without BEGIN and
+// COMMIT, as those of [Autocommit] do.
 func roundTrip(
 	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*many,
 ) error {
+	session := conn.Conn().PgConn().CustomData()
+	if commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
+		err := statements[0].send(ctx, conn.Conn())
+		if !isConflict(err) {
+			return committed(err)
+		}
+		session[strictSession] = true
+	}
 	batch := &pgx.Batch{}
 	for _, sql := range begin {
 		batch.Queue(sql)
@@ -325,18 +344,34 @@ func roundTrip(
 	return err
 }
 
+// isPlain says that a transaction begins with nothing but BEGIN.
+func isPlain(begin []string) bool { return len(begin) == 1 && begin[0] == beginTogetherSQL }
+
+// send sends it in a transaction of its own.
+func (s *many) send(ctx context.Context, conn *pgx.Conn) error {
+	rows, err := conn.Query(ctx, s.sql, s.args...)
+	if err != nil {
+		return err
+	}
+	return s.read(rows)
+}
+
 // read reads the answer.
 func (s *many) read(rows pgx.Rows) error {
 	defer rows.Close()
 	one := statement{looks: s.looks, found: true}
 	for rows.Next() {
 		raw, fields := rows.RawValues(), rows.FieldDescriptions()
-		nr := int64(0)
-		if fields[0].Format == pgx.BinaryFormatCode {
-			nr = int64(bits(raw[0])) //nolint:gosec // the same bits
+		nr, to := int64(1), []any(nil)
+		if !s.plain {
+			nr, to = 0, []any{&nr}
+			if fields[0].Format == pgx.BinaryFormatCode {
+				nr = int64(bits(raw[0])) //nolint:gosec // the same bits
+			}
+			raw, fields = raw[1:], fields[1:]
 		}
-		if nr == 0 || !s.locks && !one.decodeFrom(fields[1:], raw[1:]) {
-			dest := []any{&nr}
+		if nr == 0 || !s.locks && !one.decodeFrom(fields, raw) {
+			dest := to
 			if !s.locks {
 				dest = append(dest, one.dest()...)
 			}

@@ -106,7 +106,9 @@ func (p *scheme) plan(some []*waiter) {
 			p.late = append(p.late, r.waiters...)
 		case c.l.denials.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
-		case c.l.portable || r.count > first.capacity || first.capacity-(first.capacity-r.count) != r.count:
+		case c.l.portable && r.waiters[0].tries > 0: // the row was held, and may still be
+			p.late = append(p.late, r.waiters...)
+		case r.count > first.capacity || first.capacity-(first.capacity-r.count) != r.count:
 			p.late = append(p.late, r.waiters...)
 		default:
 			p.takes = append(p.takes, r)
@@ -140,7 +142,7 @@ func (p *scheme) foreseen() {
 		return p.trip(begin, true, statements...)
 	}
 	var err error
-	makes := len(p.takes) > 0 && c.unmade.Add(1) <= mostUnmade
+	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Add(1) <= mostUnmade
 	if makes {
 		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.many.make)
 	}
@@ -152,7 +154,13 @@ func (p *scheme) foreseen() {
 		for _, r := range p.takes {
 			some = append(some, r.waiters...)
 		}
-		p.fail(err, some)
+		if c.l.portable && c.l.stuck(err) { // its takes wait for the row
+			for _, w := range some {
+				p.hold(w, w.calls[0].place(), 0)
+			}
+		} else {
+			p.fail(err, some)
+		}
 		for _, r := range p.looks { // nothing was taken of these
 			p.late = append(p.late, r.waiters...)
 		}

@@ -113,6 +113,13 @@ func BenchmarkCitus(b *testing.B) {
 		})
 	}
 	b.Run("Coalesced", func(b *testing.B) {
+		twice := pool.Config()
+		twice.MaxConns = 2 * callers // of which coalesced calls use half: as many as those that upsert
+		pool, err := pgxpool.NewWithConfig(b.Context(), twice)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer pool.Close()
 		many := l.Coalesce(pool)
 		defer many.Close()
 		const crowd, calls = 256, 2048
