@@ -50,6 +50,7 @@ type queue struct {
 	jobs    []*contender
 	read    map[int]int // jobs of each priority
 	partly  bool        // there may be more
+	until   time.Time   // the place from which on some may be missing; zero: none
 	changed bool
 }
 
@@ -145,9 +146,26 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	}
 	slices.SortFunc(g.tenants, func(a, b *queue) int { return cmp.Compare(a.Name, b.Name) })
 	for _, q := range g.tenants {
+		q.until = g.complete(q, most)
 		g.settle(q)
 	}
 	return nil
+}
+
+// complete is the place up to which all jobs of a tenant were read, or zero if it has no others.
+func (g *grant) complete(q *queue, most int) (until time.Time) {
+	last := map[int]time.Time{} // of the priorities of which there may be more
+	for _, c := range q.jobs {
+		if c.Priority != 0 && q.read[c.Priority] == most {
+			last[c.Priority] = latest(last[c.Priority], g.line.place(c.Priority, c.Due))
+		}
+	}
+	for _, at := range last {
+		if until.IsZero() || at.Before(until) {
+			until = at
+		}
+	}
+	return until
 }
 
 // settle applies a tenant's corrections, has the jobs leave that are gone, and sorts the others.

@@ -106,6 +106,10 @@ func (g *grant) head(q *queue) {
 	for len(q.jobs) > 0 && g.skip[q.jobs[0].Job] {
 		q.jobs = q.jobs[1:]
 	}
+	if len(q.jobs) > 0 && len(g.chosen) > 0 && !q.until.IsZero() &&
+		g.line.place(q.jobs[0].Priority, q.jobs[0].Due).After(q.until) {
+		q.jobs = nil // one that was not read goes before it
+	}
 	if len(q.jobs) == 0 {
 		q.Out = !q.partly || len(g.chosen) == 0
 		if !q.partly {

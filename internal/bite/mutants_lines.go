@@ -44,6 +44,8 @@ var ofTheLines = []mutant{
 		" AND due <= now()\n", "\n", "OfATenantAreGrantedInOrder", jobs, false},
 	{"grant: priority does not count", "scheduler/line.go",
 		"due.Add(time.Duration(priority-1) * l.Patience)", "due.Add(time.Duration(0*priority))", "OfATenantAreGrantedInOrder", jobs, false},
+	{"grant: priority counts only among the jobs that were read", "scheduler/grant_take.go",
+		"len(q.jobs) > 0 && len(g.chosen) > 0 && !q.until", "false && !q.until", "ManyJobsOfATenant", jobs, false},
 	{"grant: patience has no end", "scheduler/line.go",
 		"due.Add(time.Duration(priority-1) * l.Patience)", "due.Add(time.Duration(priority-1) * 1000 * l.Patience)", "PatienceBounds", jobs, false},
 	{"grant: priorities of others do not count", "scheduler/line.go",
