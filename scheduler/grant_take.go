@@ -74,7 +74,7 @@ func (g *grant) choose() {
 			g.turns.scarce = true
 			q.Out = true
 			continue
-		case g.lacks(c, has):
+		case g.lacks(c, has) != (row{}):
 			q.Out = true
 			continue
 		case !c.agrees(kinds):
@@ -92,6 +92,7 @@ func (g *grant) choose() {
 			b.due += c.Cost
 		}
 		busy[c.queue] = b
+		c.from = max(q.At, g.turn.Virtual)
 		g.turn.Grant(all, &q.Tenant, c.Cost, c.Weight)
 		q.changed = true
 		g.chosen = append(g.chosen, c)
@@ -135,18 +136,18 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 	return nil, all
 }
 
-// lacks says that another limit of a job is out.
-func (g *grant) lacks(c *contender, has map[row]float64) bool {
+// lacks is another limit of a job that has too few tokens for it, if there is one.
+func (g *grant) lacks(c *contender, has map[row]float64) row {
 	for _, r := range c.requests {
 		of := row{r.Limit().Name(), r.Key()}
 		if of == g.of {
 			continue
 		}
 		if g.out[of] || has[of] < r.N() {
-			return true
+			return of
 		}
 	}
-	return false
+	return row{}
 }
 
 // agrees says that what a job asks for can be asked for together with what others do.
