@@ -26,7 +26,11 @@ type Waiting struct {
 	// Until is the ScheduledAt that the caller wanted, or zero.
 	Tenant string
 
-	// Charged says in [Jobs.InLine] why the job has this place: how much its tenant will have had
+	// Place is the job's place in [Jobs.InLine]: 1 has the next turn. It is 0 where jobs that were not
+	// read may go before the job.
+	Place int
+
+	// Charged says in [Jobs.InLine] why the job has its place: how much its tenant will have had
 	// before it, in tokens for a weight of 1, beyond what all who wait have had. The tenant that
 	// has had the least goes next.
 	Charged float64

@@ -61,6 +61,7 @@ type contender struct {
 	attempt      int
 	ticket       ticket
 	from         float64 // the line's virtual time when it has its turn
+	nr           int     // its place in the line, if that is known
 	requests     []ratelimit.Request
 	kinds        []string // what must be the same for all requests for a limit and key
 }

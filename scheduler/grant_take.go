@@ -23,12 +23,7 @@ const (
 func (g *grant) take(ctx context.Context, tx pgx.Tx) error {
 	before, line, locked := g.tenants, g.turn, map[int64]bool{}
 	for range mostTries {
-		g.tenants, g.turn = nil, line
-		for _, q := range before {
-			copied := *q
-			g.tenants = append(g.tenants, &copied)
-		}
-		g.choose()
+		g.choose(before, line)
 		if len(g.chosen) == 0 {
 			return nil
 		}
@@ -44,9 +39,15 @@ func (g *grant) take(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// choose chooses the jobs whose turn it is.
-func (g *grant) choose() {
+// choose chooses the jobs of tenants whose turn it is. It changes copies of the tenants and of the
+// line.
+func (g *grant) choose(tenants []*queue, line turn.Line) {
 	g.chosen, g.more = nil, false
+	g.tenants, g.turn = nil, line
+	for _, q := range tenants {
+		copied := *q
+		g.tenants = append(g.tenants, &copied)
+	}
 	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[row]string{}
 	for _, q := range g.tenants {
 		g.head(q)

@@ -23,7 +23,7 @@ import (
 // It lists at most n jobs, and at most 500. However many wait, it reads a few hundred, and at least
 // four of each tenant. If more is true, others wait: behind the last that is listed, or behind the
 // last of a tenant that has many. [Waiting.Charged], the priority of the job and
-// [Waiting.PassedOver] say why a job has its place.
+// [Waiting.PassedOver] say why a job goes before or after others.
 //
 // It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
 // SELECT on weir_balance, weir_line, weir_line_tenant, weir_turn and river_job. A Scheduler that does
@@ -73,7 +73,7 @@ func (j *Jobs) InLine(
 
 // waiting says why a job that was chosen has its place.
 func (g *grant) waiting(c *contender, job *rivertype.JobRow) Waiting {
-	w := Waiting{Job: job, Limit: g.of[0], Key: g.of[1], Tenant: c.Tenant, Charged: c.from}
+	w := Waiting{Job: job, Limit: g.of[0], Key: g.of[1], Tenant: c.Tenant, Place: c.nr, Charged: c.from}
 	if of := g.lacks(c, g.has); of != (row{}) {
 		w.Limit, w.Key, w.PassedOver = of[0], of[1], true
 	}
@@ -100,30 +100,38 @@ func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of row) (g *grant, more b
 	if err != nil {
 		return nil, false, err
 	}
-	tenants := leastRead // as if there were many: the fewest jobs of each tell how many there are
+	waiting := leastRead // tenants, as if there were many: the fewest jobs of each tell how many there are
 	for range 2 {
-		g = &grant{plugin: &plugin{store: j.store}, of: of, line: l, held: &held{tenants: tenants},
+		g = &grant{plugin: &plugin{store: j.store}, of: of, line: l, held: &held{tenants: waiting},
 			turn: stands, now: now, reach: all, limit: ratelimit.Outcome{Value: all},
 			has: map[row]float64{}, out: map[row]bool{}, skip: map[int64]bool{}, busy: map[string]load{}}
 		if err := g.read(ctx, tx); err != nil {
 			return nil, false, err
 		}
-		if tenants = len(g.tenants); tenants == 0 || tenants >= leastRead {
+		if waiting = len(g.tenants); waiting == 0 || waiting >= leastRead {
 			break
 		}
 	}
 	for _, q := range g.tenants {
-		more = more || q.partly
-		q.partly = false // the others' jobs are listed even if one that was not read goes before
 		for _, c := range q.jobs {
 			if !c.fetchable() || c.ticket.Seat == nil || !c.ticket.Seat.Waits {
 				g.skip[c.Job] = true
 			}
 		}
 	}
-	g.choose()
-	for _, c := range g.chosen {
+	tenants := g.tenants
+	g.choose(tenants, stands)
+	certain := len(g.chosen)
+	for _, q := range tenants {
+		more = more || q.partly
+		q.partly = false // the others' jobs are listed although one that was not read goes before
+	}
+	g.choose(tenants, stands)
+	for i, c := range g.chosen {
 		c.from -= stands.Virtual
+		if i < certain {
+			c.nr = i + 1
+		}
 	}
 	return g, more || g.more, nil
 }

@@ -80,7 +80,7 @@ func TestJobsAreGrantedInTheOrderInWhichTheyAreListed(t *testing.T) {
 				if i > 0 && !line.OverAll && w.Charged < list[i-1].Charged {
 					t.Errorf("job %d, before which its tenant will have had %v, follows one with %v", i+1, w.Charged, list[i-1].Charged)
 				}
-				if w.Tenant == "" || w.Limit != line.Limit.Name() || w.PassedOver || !w.Until.IsZero() {
+				if w.Tenant == "" || w.Place != i+1 || w.Limit != line.Limit.Name() || w.PassedOver || !w.Until.IsZero() {
 					t.Errorf("listed: %+v", w)
 				}
 			}
@@ -110,6 +110,14 @@ func TestAListOfALineIsBounded(t *testing.T) {
 	}
 	if ids := idsOf(list); slices.Index(ids, modest[0]) != 1 || slices.Index(ids, modest[1]) < 101 {
 		t.Errorf("of modest, job %d and then %d are listed, want the second and one of the last", slices.Index(ids, modest[0])+1, slices.Index(ids, modest[1])+1)
+	}
+	for i, w := range list {
+		if want := i + 1; w.Place != want && (i < 101 || w.Place != 0) {
+			t.Errorf("job %d in the list has place %d, want 0 behind the last that is read of greedy", want, w.Place)
+		}
+	}
+	if list[101].Place != 0 {
+		t.Errorf("job 102 of the list, behind the last that is read of greedy, has place %d, want 0", list[101].Place)
 	}
 	for n, want := range map[int]int{-1: 0, 0: 0, 1: 1, 7: 7} {
 		if some, more := s.inLineOf(s.jobs, limit, n); len(some) != want || !more {
