@@ -54,7 +54,7 @@ func TestTenantsInLine(t *testing.T) {
 	t.Parallel()
 	s, p := newSite(t, dashboard.Config{InLine: inLine}), browser(t)
 	s.populate(t)
-	p.screen(1280, 800, "light")
+	p.screen(1280, 1400, "light")
 	p.do(chromedp.Navigate(s.url + "#/limit/modelTokens/key/globex"))
 	const rows = `[...document.querySelectorAll("#tenant-list li")].map((li) => [...li.children].map((e) => e.textContent).join(" | "))`
 	p.until(rows + `.length === 24`)
