@@ -83,7 +83,7 @@ func ExampleOf() {
 	for _, j := range list {
 		fmt.Println(j.Kind, "in", time.Until(j.Until).Round(time.Minute))
 	}
-	_, err = dashboard.New(pool, dashboard.Config{Ahead: waiting})
+	_, err = dashboard.New(pool, dashboard.Config{Ahead: waiting, InLine: ahead.InLine(pool, jobs)})
 	fmt.Println(err)
 	// Output:
 	// generate_reply in 1m0s
