@@ -106,7 +106,11 @@ func (s *session) line(ctx context.Context, limit, key, riverSchema string, most
 		return s.e.writeJSON(l)
 	}
 	if len(l.Jobs) == 0 {
-		s.e.sayf("No job waits for its turn at %s.\n", l.name())
+		hint := ""
+		if key == "" {
+			hint = " If the limit has keys, name one."
+		}
+		s.e.sayf("No job waits for its turn at %s.%s\n", l.name(), hint)
 	} else {
 		s.showLine(l, most)
 	}

@@ -80,7 +80,8 @@ TURN  TENANT  JOBS  CHARGED  NEXT JOB  KIND   PRIORITY
 
 Tenants that are not shown: 2. See --most.
 `[1:])
-	is(t, weir(t, pool, "line", "sharedAPI").ok(t).out, "No job waits for its turn at sharedAPI.\n")
+	is(t, weir(t, pool, "line", "sharedAPI").ok(t).out, "No job waits for its turn at sharedAPI. If the limit has keys, name one.\n")
+	is(t, weir(t, pool, "line", "sharedAPI", "us").ok(t).out, "No job waits for its turn at sharedAPI of us.\n")
 	var l inLine
 	weir(t, pool, "line", "sharedAPI", "eu", "--json").ok(t).json(t, &l)
 	if len(l.Jobs) != 6 || len(l.Tenants) != 3 || l.More || l.Balance != nil || l.Jobs[5].Turn != 6 || l.Jobs[5].Charged != 34.5 ||
