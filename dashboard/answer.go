@@ -239,18 +239,19 @@ type wireKey struct {
 	Jobs      []wireJob    `json:"jobs"`    // the next first; null if nobody tells
 	JobsError string       `json:"jobsError,omitempty"`
 	More      bool         `json:"more,omitempty"` // jobs than these
+	wireLine
 }
 
 func (d *Dashboard) balance(ctx context.Context, a asked) (any, error) {
 	b, err := d.look.Balance(ctx, a.limit, a.key)
 	if errors.Is(err, inspect.ErrNoBalance) {
-		return wireKey{}, nil
+		return wireKey{wireLine: d.line(ctx, a)}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	wired := d.wire(b)
-	k := wireKey{Balance: &wired}
+	k := wireKey{Balance: &wired, wireLine: d.line(ctx, a)}
 	if d.ahead == nil {
 		return k, nil
 	}

@@ -26,7 +26,12 @@ type Config struct {
 	// called once a second while somebody looks at the key. Default: none are shown.
 	Ahead func(ctx context.Context, limit, key string, n int) ([]Job, error)
 
-	// HideKeys shows eight digits of a hash instead of each key, and offers no search. Keys keep
+	// InLine reads the tenants that wait in the fair line of a limit and key, in the order of their
+	// next turns: see package dashboard/ahead. It is called as often as Ahead. Default: none are
+	// shown.
+	InLine func(ctx context.Context, limit, key string) (tenants []Tenant, more bool, err error)
+
+	// HideKeys shows eight digits of a hash instead of each key and tenant, and offers no search. Keys keep
 	// their order, and a key has the same digits everywhere. Default: false.
 	HideKeys bool
 
@@ -46,12 +51,25 @@ type Job struct {
 	Paused bool      // it starts then because of a pause
 }
 
+// Tenant is a tenant whose jobs wait in a fair line.
+type Tenant struct {
+	Key     string  // its name
+	Jobs    int     // that wait, as far as they were read
+	Next    Job     // its next job, without a time
+	Turn    int     // the place in line of that job: 1 goes next, 0 if it is not known
+	Charged float64 // tokens that it has had beyond what all who wait have had, for a weight of 1
+
+	// PassedOver is another limit, which has too few tokens for the next job, or "".
+	PassedOver string
+}
+
 // Dashboard is an http.Handler with the page and its data. It works under any path, with
 // http.StripPrefix. It is safe for concurrent use.
 type Dashboard struct {
 	look      *inspect.Reader
 	decisions *Decisions
 	ahead     func(ctx context.Context, limit, key string, n int) ([]Job, error)
+	inLine    func(ctx context.Context, limit, key string) ([]Tenant, bool, error)
 	hider     *hider // nil: keys are shown
 	shared    *shared
 }
@@ -62,7 +80,7 @@ func New(db inspect.DB, cfg Config) (*Dashboard, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Dashboard{look: look, decisions: cfg.Decisions, ahead: cfg.Ahead, shared: newShared()}
+	d := &Dashboard{look: look, decisions: cfg.Decisions, ahead: cfg.Ahead, inLine: cfg.InLine, shared: newShared()}
 	switch n := len(cfg.Secret); {
 	case n > 0 && n < 16:
 		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret", Value: "one of few bytes", Want: "at least 16 bytes"}

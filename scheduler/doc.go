@@ -148,6 +148,7 @@
 // locks the jobs before it takes, and waits for no job that somebody else has locked. The role of a
 // working client needs SELECT, INSERT, UPDATE and DELETE on weir_line, weir_line_tenant and
 // weir_turn, and the role of a client that queues jobs needs SELECT and INSERT on weir_turn.
+// [Jobs.InLine] lists the jobs of a line in the order of their turns, and why.
 //
 // # Removing Weir
 //

@@ -15,36 +15,78 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Waiting is a job that waits for its tokens, or for a pause to end.
+// Waiting is a job that waits for its tokens, for its turn in a fair line, or for a pause to end.
 type Waiting struct {
 	Job        *rivertype.JobRow
 	Limit, Key string    // that it waits for; if there are several, the one that it waits for longest
-	Until      time.Time // when it starts, by the database's clock
+	Until      time.Time // when it starts, by the database's clock; in a fair line: not before that
 	Paused     bool      // it starts then because of a pause
+
+	// Tenant is whose job it is, if it waits in a fair [Line]. Then nobody knows when it starts, and
+	// Until is the ScheduledAt that the caller wanted, or zero.
+	Tenant string
+
+	// Place is the job's place in [Jobs.InLine]: 1 has the next turn. It is 0 where jobs that were not
+	// read may go before the job.
+	Place int
+
+	// Charged says in [Jobs.InLine] why the job has its place: how much its tenant will have had
+	// before it, in tokens for a weight of 1, beyond what all who wait have had. The tenant that
+	// has had the least goes next.
+	Charged float64
+
+	// PassedOver says in [Jobs.InLine] that Limit and Key are another limit of the job's, which has
+	// too few tokens for it now. The line passes over its tenant until there are enough.
+	PassedOver bool
 }
 
-// String says why the job waits, and until when.
+// String says why the job waits, and until when, if that is known.
 func (w Waiting) String() string {
-	by, of := "blocked", w.Limit
+	by, of := "is blocked by", w.Limit
 	if w.Key != "" {
 		of += " of " + w.Key
 	}
-	if w.Paused {
-		by = "held up by a pause"
+	until := fmt.Sprintf(" until %s", w.Until.Format("15:04:05.000 MST"))
+	switch {
+	case w.Tenant != "":
+		if by = "waits for its turn at"; w.PassedOver {
+			by = "is passed over because of"
+		}
+		if until = ", for tenant " + w.Tenant; !w.Until.IsZero() {
+			until += ", not before " + w.Until.Format("2006-01-02 15:04:05 MST")
+		}
+	case w.Paused:
+		by = "is held up by a pause by"
 	}
-	return fmt.Sprintf("job %d (%s) is %s by %s until %s",
-		w.Job.ID, w.Job.Kind, by, of, w.Until.Format("15:04:05.000 MST"))
+	return fmt.Sprintf("job %d (%s) %s %s%s", w.Job.ID, w.Job.Kind, by, of, until)
 }
 
 // Explain says what a job that has not started waits for. It reads the job's metadata and does not
-// ask the database, so it does not know of a pause that began after the job was inserted.
-// [Jobs.Waiting] does.
+// ask the database, so it does not know of a pause that began after the job was inserted, nor who
+// goes first in a fair line. [Jobs.Waiting] and [Jobs.InLine] do.
 func Explain(job *rivertype.JobRow) (Waiting, bool) {
+	if s := queued(job); s != nil {
+		w := Waiting{Job: job, Limit: s.Limit, Key: s.Key, Tenant: s.Tenant}
+		if s.From != 0 {
+			w.Until = time.UnixMicro(s.From).UTC()
+		}
+		return w, true
+	}
 	t, ok := waits(job)
 	if !ok {
 		return Waiting{}, false
 	}
 	return t.explain(job), true
+}
+
+// queued returns the place in line of a job that waits for its turn.
+func queued(job *rivertype.JobRow) *seat {
+	t, ok, _ := ticketOf(job)
+	if !ok || !t.known() || t.Seat == nil || !t.Seat.Waits ||
+		job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
+		return nil
+	}
+	return t.Seat
 }
 
 // waits returns the ticket of a job that waits for its time.

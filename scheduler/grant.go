@@ -50,6 +50,7 @@ type queue struct {
 	jobs    []*contender
 	read    map[int]int // jobs of each priority
 	partly  bool        // there may be more
+	until   time.Time   // the place from which on some may be missing; zero: none
 	changed bool
 }
 
@@ -59,6 +60,8 @@ type contender struct {
 	state, queue string
 	attempt      int
 	ticket       ticket
+	from         float64 // the line's virtual time when it has its turn
+	nr           int     // its place in the line, if that is known
 	requests     []ratelimit.Request
 	kinds        []string // what must be the same for all requests for a limit and key
 }
@@ -145,9 +148,26 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	}
 	slices.SortFunc(g.tenants, func(a, b *queue) int { return cmp.Compare(a.Name, b.Name) })
 	for _, q := range g.tenants {
+		q.until = g.complete(q, most)
 		g.settle(q)
 	}
 	return nil
+}
+
+// complete is the place up to which all jobs of a tenant were read, or zero if it has no others.
+func (g *grant) complete(q *queue, most int) (until time.Time) {
+	last := map[int]time.Time{} // of the priorities of which there may be more
+	for _, c := range q.jobs {
+		if c.Priority != 0 && q.read[c.Priority] == most {
+			last[c.Priority] = latest(last[c.Priority], g.line.place(c.Priority, c.Due))
+		}
+	}
+	for _, at := range last {
+		if until.IsZero() || at.Before(until) {
+			until = at
+		}
+	}
+	return until
 }
 
 // settle applies a tenant's corrections, has the jobs leave that are gone, and sorts the others.
@@ -184,38 +204,55 @@ func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
 	if g.of[1] != "" {
 		own = g.line.Limit.For(g.of[1])
 	}
-	ask := []ratelimit.Request{own.Count(0).OrReserve()}
-	known := map[row]bool{}
+	var fit []*contender
 	for _, q := range g.tenants {
 		for _, c := range q.jobs {
 			if g.unfit(c) {
 				g.skip[c.Job] = true
-				continue
-			}
-			for _, r := range c.requests {
-				if of := (row{r.Limit().Name(), r.Key()}); of != g.of && !known[of] {
-					known[of] = true
-					ask = append(ask, r.Count(0).Leave(0))
-				}
+			} else {
+				fit = append(fit, c)
 			}
 		}
 	}
-	res, err := g.scheduler.limiter.CheckRateLimit(ctx, tx, ask...)
+	res, err := g.ask(ctx, tx, fit, own.Count(0).OrReserve())
 	if err != nil {
 		return err
 	}
 	g.now, g.limit = res.At, res.Outcomes[0]
-	for i, o := range res.Outcomes[1:] {
+	g.reckon()
+	return g.unfetched(ctx, tx)
+}
+
+// ask asks about the first requests, and finds out what the other limits of jobs have.
+func (g *grant) ask(
+	ctx context.Context, tx pgx.Tx, jobs []*contender, first ...ratelimit.Request,
+) (ratelimit.Result, error) {
+	ask, known := first, map[row]bool{}
+	for _, c := range jobs {
+		for _, r := range c.requests {
+			if of := (row{r.Limit().Name(), r.Key()}); of != g.of && !known[of] {
+				known[of] = true
+				ask = append(ask, r.Count(0).Leave(0))
+			}
+		}
+	}
+	if len(ask) == 0 {
+		return ratelimit.Result{}, nil
+	}
+	res, err := g.scheduler.limiter.CheckRateLimit(ctx, tx, ask...)
+	if err != nil {
+		return res, err
+	}
+	for i, o := range res.Outcomes[len(first):] {
 		of := row{o.Limit, o.Key}
-		if r := ask[i+1]; o.Shadow {
+		if r := ask[len(first)+i]; o.Shadow {
 			of, g.has[row{r.Limit().Name(), r.Key()}] = row{}, math.Inf(1)
 		}
 		if g.has[of] = o.Value; !o.OK {
 			g.out[of] = true
 		}
 	}
-	g.reckon()
-	return g.unfetched(ctx, tx)
+	return res, nil
 }
 
 // reckon tells how much may be granted.
@@ -259,7 +296,7 @@ func (g *grant) account() {
 // unfit reads what a job asks for, and reports whether it can have its turn at all. One that runs,
 // or is about to be retried, keeps its place.
 func (g *grant) unfit(c *contender) bool {
-	if c.state != "available" && c.state != "scheduled" {
+	if !c.fetchable() {
 		return true
 	}
 	var err error
@@ -277,6 +314,9 @@ func (g *grant) unfit(c *contender) bool {
 	}
 	return err != nil
 }
+
+// fetchable says that River would start the job at its time.
+func (c *contender) fetchable() bool { return c.state == "available" || c.state == "scheduled" }
 
 func fullState(string, string) ratelimit.State { return ratelimit.State{} }
 

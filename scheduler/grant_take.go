@@ -23,12 +23,7 @@ const (
 func (g *grant) take(ctx context.Context, tx pgx.Tx) error {
 	before, line, locked := g.tenants, g.turn, map[int64]bool{}
 	for range mostTries {
-		g.tenants, g.turn = nil, line
-		for _, q := range before {
-			copied := *q
-			g.tenants = append(g.tenants, &copied)
-		}
-		g.choose()
+		g.choose(before, line)
 		if len(g.chosen) == 0 {
 			return nil
 		}
@@ -44,9 +39,15 @@ func (g *grant) take(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// choose chooses the jobs whose turn it is.
-func (g *grant) choose() {
+// choose chooses the jobs of tenants whose turn it is. It changes copies of the tenants and of the
+// line.
+func (g *grant) choose(tenants []*queue, line turn.Line) {
 	g.chosen, g.more = nil, false
+	g.tenants, g.turn = nil, line
+	for _, q := range tenants {
+		copied := *q
+		g.tenants = append(g.tenants, &copied)
+	}
 	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[row]string{}
 	for _, q := range g.tenants {
 		g.head(q)
@@ -74,7 +75,7 @@ func (g *grant) choose() {
 			g.turns.scarce = true
 			q.Out = true
 			continue
-		case g.lacks(c, has):
+		case g.lacks(c, has) != (row{}):
 			q.Out = true
 			continue
 		case !c.agrees(kinds):
@@ -92,6 +93,7 @@ func (g *grant) choose() {
 			b.due += c.Cost
 		}
 		busy[c.queue] = b
+		c.from = max(q.At, g.turn.Virtual)
 		g.turn.Grant(all, &q.Tenant, c.Cost, c.Weight)
 		q.changed = true
 		g.chosen = append(g.chosen, c)
@@ -105,6 +107,10 @@ func (g *grant) choose() {
 func (g *grant) head(q *queue) {
 	for len(q.jobs) > 0 && g.skip[q.jobs[0].Job] {
 		q.jobs = q.jobs[1:]
+	}
+	if len(q.jobs) > 0 && len(g.chosen) > 0 && !q.until.IsZero() &&
+		g.line.place(q.jobs[0].Priority, q.jobs[0].Due).After(q.until) {
+		q.jobs = nil // one that was not read goes before it
 	}
 	if len(q.jobs) == 0 {
 		q.Out = !q.partly || len(g.chosen) == 0
@@ -131,18 +137,18 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 	return nil, all
 }
 
-// lacks says that another limit of a job is out.
-func (g *grant) lacks(c *contender, has map[row]float64) bool {
+// lacks is another limit of a job that has too few tokens for it, if there is one.
+func (g *grant) lacks(c *contender, has map[row]float64) row {
 	for _, r := range c.requests {
 		of := row{r.Limit().Name(), r.Key()}
 		if of == g.of {
 			continue
 		}
 		if g.out[of] || has[of] < r.N() {
-			return true
+			return of
 		}
 	}
-	return false
+	return row{}
 }
 
 // agrees says that what a job asks for can be asked for together with what others do.

@@ -24,7 +24,9 @@ func newExplain(e *env) *cobra.Command {
 		Short: "Show what a River job waits for, and until when",
 		Long: `Shows for which limit a River job waits, and until when, and the state of that
 limit. It knows jobs that package scheduler has inserted with their tokens.
-Pauses that began later are included. JOB is the id of the job.`,
+Pauses that began later are included. For a job in a fair line it shows whose
+jobs go before it, as far as the next few hundred jobs tell. JOB is the id of
+the job.`,
 		Args: takes(1, 1, "the id of a JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)
@@ -34,7 +36,7 @@ Pauses that began later are included. JOB is the id of the job.`,
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.explain(ctx, id, riverSchema) })
 		},
 	}
-	c.Flags().StringVar(&riverSchema, "river-schema", "", "Postgres schema with River's tables (default: the one that search_path finds)")
+	riverSchemaFlag(c, &riverSchema)
 	return c
 }
 
@@ -44,12 +46,19 @@ type explained struct {
 	Kind      string           `json:"kind"`
 	State     string           `json:"state"`
 	Scheduled time.Time        `json:"scheduled_at"`
-	Waits     bool             `json:"waits"` // for tokens, or for the end of a pause
+	Waits     bool             `json:"waits"` // for tokens, for its turn, or for the end of a pause
 	Limit     string           `json:"limit,omitempty"`
 	Key       string           `json:"key,omitempty"`
 	Until     time.Time        `json:"until,omitzero"`
 	Paused    bool             `json:"paused,omitempty"`
 	Balance   *inspect.Balance `json:"balance,omitempty"` // of the limit and key
+
+	// Of a job in a fair line:
+	Tenant   string       `json:"tenant,omitempty"`
+	Turn     int          `json:"turn,omitempty"` // 1 goes next; 0: not known
+	Charged  float64      `json:"charged,omitempty"`
+	Before   []before     `json:"before,omitempty"` // that go first, by tenant
+	PassedBy *limitAndKey `json:"passed_over_by,omitempty"`
 }
 
 func (s *session) explain(ctx context.Context, id int64, riverSchema string) error {
@@ -62,11 +71,8 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		return fmt.Errorf("there is no job %d: it is done and was deleted, or River's tables are in another schema: see --river-schema",
 			id)
 	}
-	if stateOf(err) == "42P01" {
-		return errors.New("there are no tables of River in the search_path: say by --river-schema where they are")
-	}
 	if err != nil {
-		return err
+		return noRiver(err)
 	}
 	w, waits := scheduler.Explain(job)
 	a := explained{Job: job.ID, Kind: job.Kind, State: string(job.State), Scheduled: job.ScheduledAt.UTC(), Waits: waits}
@@ -79,11 +85,21 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		b, err := look.Balance(ctx, w.Limit, w.Key)
 		if err == nil {
 			a.Balance = &b
+		}
+		if err == nil && w.Tenant == "" {
 			err = s.since(ctx, client, &a)
 		}
 		if err != nil && !errors.Is(err, inspect.ErrNoBalance) {
 			return err
 		}
+	}
+	var l *inLine
+	if w.Tenant != "" {
+		a.Tenant = w.Tenant
+		if l, err = s.lineOf(ctx, client, w.Limit, w.Key); err != nil {
+			return err
+		}
+		a.place(l)
 	}
 	if s.e.json {
 		return s.e.writeJSON(a)
@@ -92,15 +108,16 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		s.e.sayf("Job %d (%s) is %s, and waits for no tokens.\n", a.Job, printable(a.Kind), a.State)
 		return nil
 	}
-	by := "blocked"
+	by, of := "blocked", nameOf(a.Limit, a.Key)
 	if a.Paused {
 		by = "held up by a pause"
 	}
-	of := printable(a.Limit)
-	if a.Key != "" {
-		of += " of " + printable(a.Key)
+	if l != nil {
+		s.e.sayf("Job %d (%s) waits for its turn at %s, for tenant %s.\n", a.Job, printable(a.Kind), of, printable(a.Tenant))
+		s.explainTurn(&a, l)
+	} else {
+		s.e.sayf("Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of, instant(a.Until))
 	}
-	s.e.sayf("Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of, instant(a.Until))
 	if a.Balance != nil {
 		s.show(*a.Balance)
 	}

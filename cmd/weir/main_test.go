@@ -149,6 +149,8 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 		"pause l k":              "pause takes a LIMIT, a KEY",
 		"pause l k tomorrow":     `the duration is "tomorrow": want one such as 90s`,
 		"explain x":              `the job is "x"`,
+		"line":                   "line takes a LIMIT",
+		"line l --most 501":      "--most is 501: want a number from 1 to 500",
 		"limits --database ://u": "cannot parse",
 	} {
 		r := weir(t, pgtest.Pool(t), strings.Fields(line)...)
@@ -167,7 +169,7 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 func TestErrorsSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	bare, pool := pgtest.Bare(t), pgtest.Pool(t)
-	for _, line := range []string{"limits", "show l", "reset l k", "reset --key k", "pause l k 1s", "resume l k", "prune", "explain 1"} {
+	for _, line := range []string{"limits", "show l", "reset l k", "reset --key k", "pause l k 1s", "resume l k", "prune", "explain 1", "line l"} {
 		weir(t, bare, strings.Fields(line)...).fails(t, exitFailed, `run "weir migrate"`, "--schema")
 	}
 	weir(t, pool, "limits", "--schema", "no such").fails(t, exitFailed, `"no such"`, `run "weir migrate"`)

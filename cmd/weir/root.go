@@ -33,7 +33,7 @@ were wrong, and otherwise 0.`,
 	flags.BoolVar(&e.json, "json", false, "write JSON: times in RFC 3339, durations in seconds")
 	flags.BoolVar(&e.yes, "yes", false, "change a database on another machine without being asked")
 	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e), newPrune(e), newExplain(e),
-		newDoctor(e))
+		newLine(e), newDoctor(e))
 	return root
 }
 

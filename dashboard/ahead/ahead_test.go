@@ -83,7 +83,7 @@ func ExampleOf() {
 	for _, j := range list {
 		fmt.Println(j.Kind, "in", time.Until(j.Until).Round(time.Minute))
 	}
-	_, err = dashboard.New(pool, dashboard.Config{Ahead: waiting})
+	_, err = dashboard.New(pool, dashboard.Config{Ahead: waiting, InLine: ahead.InLine(pool, jobs)})
 	fmt.Println(err)
 	// Output:
 	// generate_reply in 1m0s
@@ -154,5 +154,53 @@ func TestThePageIsToldOfJobs(t *testing.T) {
 	}
 	if got := ask("acme"); got.JobsError == "" || got.Jobs != nil {
 		t.Errorf("%+v", got)
+	}
+}
+
+var SharedAPI = ratelimit.MustDefine("sharedAPI", ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.Tokens(10)})
+
+// What the page is told of a fair line: the tenants in the order of their next turns, by a role that can only read.
+func TestThePageIsToldOfALine(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limiter, _, err := newJobs(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	jobs := scheduler.New(limiter, scheduler.Config{Lines: []scheduler.Line{{Limit: SharedAPI}}}).Jobs(client)
+	own := ratelimit.MustDefine("orgTokens", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(5)})
+	if err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		for _, tenant := range []string{"greedy", "greedy", "greedy", "modest"} {
+			_, err := jobs.QueueTx(ctx, tx, GenerateReply{}, nil, scheduler.Tenant{Key: tenant}, SharedAPI.For("eu"), own.For(tenant))
+			if err != nil {
+				return err
+			}
+		}
+		return limiter.Consume(ctx, tx, own.For("modest").Count(5))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := pool.Config()
+	cfg.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	looks, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer looks.Close()
+	tenants, more, err := ahead.InLine(looks, jobs)(t.Context(), "sharedAPI", "eu")
+	if err != nil || more || len(tenants) != 2 {
+		t.Fatalf("%+v (more: %v): %v", tenants, more, err)
+	}
+	greedy := dashboard.Tenant{Key: "greedy", Jobs: 3, Next: dashboard.Job{ID: tenants[0].Next.ID, Kind: "generate_reply"}, Turn: 1}
+	modest := dashboard.Tenant{Key: "modest", Jobs: 1, Next: dashboard.Job{ID: tenants[1].Next.ID, Kind: "generate_reply"}, Turn: 2, PassedOver: "orgTokens"}
+	if tenants[0] != greedy || tenants[1] != modest || tenants[0].Next.ID == 0 {
+		t.Errorf("%+v, want %+v and %+v", tenants, greedy, modest)
+	}
+	if _, _, err := ahead.InLine(looks, scheduler.New(nil, scheduler.Config{}).Jobs(client))(t.Context(), "sharedAPI", "eu"); err == nil {
+		t.Error("a line is told without a limiter")
 	}
 }

@@ -49,6 +49,38 @@ func TestTheNumbersMove(t *testing.T) {
 	p.until(`document.getElementById("said").textContent.includes("owes")`)
 }
 
+// The tenants in a fair line are listed with what each has had. Where nobody waits in line, there is no list.
+func TestTenantsInLine(t *testing.T) {
+	t.Parallel()
+	s, p := newSite(t, dashboard.Config{InLine: inLine}), browser(t)
+	s.populate(t)
+	p.screen(1280, 1400, "light")
+	p.do(chromedp.Navigate(s.url + "#/limit/modelTokens/key/globex"))
+	const rows = `[...document.querySelectorAll("#tenant-list li")].map((li) => [...li.children].map((e) => e.textContent).join(" | "))`
+	p.until(rows + `.length === 24`)
+	for i, want := range []string{"modest: 1 job, next call 41 | has had least, turn 1", "out: 2 jobs, next call 7 | passed over: too few orgTokens"} {
+		if got := eval[string](p, fmt.Sprintf(rows+"[%d]", i)); got != want {
+			t.Errorf("tenant %d is shown as %q, want %q", i+1, got, want)
+		}
+	}
+	if got := eval[string](p, rows+"[2]"); !strings.HasSuffix(got, ": 100 jobs, next call 0 | has had 1,200 more") {
+		t.Errorf("a tenant that has had more is shown as %q", got)
+	}
+	if got := eval[string](p, `document.getElementById("turns-none").textContent`); got != "The first 24 of 32 tenants. Only the next few hundred jobs are counted." {
+		t.Errorf("the page says %q", got)
+	}
+	p.shoot("line")
+
+	none, q := newSite(t, dashboard.Config{Ahead: ahead}), browser(t)
+	none.populate(t)
+	q.screen(1280, 800, "light")
+	q.do(chromedp.Navigate(none.url + "#/limit/modelTokens/key/globex"))
+	q.until(`document.querySelectorAll("#job-list li").length === 24`)
+	if !eval[bool](q, `document.getElementById("turns").hidden`) {
+		t.Error("a line is shown, and there is none")
+	}
+}
+
 // For those whom motion disturbs it changes with each reading, and stands still between them.
 func TestLessMotion(t *testing.T) {
 	t.Parallel()
@@ -123,7 +155,7 @@ const wide = `JSON.stringify([...document.querySelectorAll("body *")].filter((e)
 
 func TestNothingIsWiderThanTheScreen(t *testing.T) {
 	t.Parallel()
-	s, p := newSite(t, dashboard.Config{Ahead: ahead}), browser(t)
+	s, p := newSite(t, dashboard.Config{Ahead: ahead, InLine: inLine}), browser(t)
 	s.populate(t)
 	s.traffic(t)
 	views := map[string]string{"limits": "#/", "keys": "#/limit/search", "key": "#/limit/search/key/ann", "debt": "#/limit/modelTokens/key/acme", "paused": "#/limit/reports/key/cem"}

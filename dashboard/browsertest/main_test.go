@@ -268,3 +268,16 @@ func ahead(context.Context, string, string, int) ([]dashboard.Job, error) {
 	}
 	return jobs, nil
 }
+
+// inLine makes a fair line up.
+func inLine(context.Context, string, string) ([]dashboard.Tenant, bool, error) {
+	all := []dashboard.Tenant{
+		{Key: "modest", Jobs: 1, Next: dashboard.Job{ID: 41, Kind: "call"}, Turn: 1},
+		{Key: "out", Jobs: 2, Next: dashboard.Job{ID: 7, Kind: "call"}, Turn: 2, PassedOver: "orgTokens"},
+	}
+	for i := range 30 {
+		all = append(all, dashboard.Tenant{Key: fmt.Sprintf("a-tenant-with-a-name-that-is-much-longer-than-any-phone-is-wide-%d", i), Jobs: 100,
+			Next: dashboard.Job{ID: int64(i), Kind: "call"}, Charged: 1200.5})
+	}
+	return all, true, nil
+}

@@ -5,7 +5,7 @@ import { bars, mostDenied } from "./bars.js";
 import { hatches, html, set, show } from "./draw.js";
 import * as lists from "./lists.js";
 import { draw, fitting, remember, spans } from "./picture.js";
-import { clock, flow, keyName, rule, span, tokens } from "./words.js";
+import { clock, flow, keyName, rule, span, tokens, whole } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const every = 1000, patience = 10000;
@@ -57,6 +57,7 @@ function go() {
     said = "";
     $("picture").replaceChildren();
     $("job-list").replaceChildren();
+    $("tenant-list").replaceChildren();
   }
   $("main").dataset.view = at.key !== undefined ? "key" : at.limit !== undefined ? "keys" : "limits";
   show($("keys"), at.limit !== undefined);
@@ -182,6 +183,7 @@ function paintDetail() {
   const b = balance?.balance;
   set($("detail-title"), b ? keyName(b) : keyName({ id: at.key, key: limits?.hidden ? "" : at.key }));
   show($("numbers"), Boolean(b && !b.problem));
+  paintLine();
   if (!b || b.problem) {
     $("badges").replaceChildren(html("span", "none", b?.problem ? `The rows make no balance: ${b.problem}` : balance ? "This key has no row: it was never used, or is full and was pruned." : "Reading."));
     $("badges").dataset.of = "";
@@ -201,7 +203,7 @@ function paintJobs() {
   show($("ahead"), Boolean(jobs || jobsError));
   const list = jobs ?? [];
   show($("ahead-none"), list.length === 0 || Boolean(more));
-  set($("ahead-none"), jobsError ? jobsError : list.length ? `The first ${list.length}; there are more.` : "No job waits for this key.");
+  set($("ahead-none"), jobsError ? jobsError : list.length ? `The first ${list.length}; there are more.` : "No reserved job waits for this key.");
   const ol = $("job-list");
   const shown = list.slice(0, 24);
   while (ol.children.length > shown.length) ol.lastChild.remove();
@@ -210,6 +212,28 @@ function paintJobs() {
     if (!li.children.length) li.append(html("span", "kind"), html("span", "when"));
     set(li.firstChild, `${j.kind} ${j.id}`);
     set(li.lastChild, `${j.paused ? "after the pause, " : ""}${clock(j.until)}`);
+  });
+}
+
+// paintLine lists the tenants in a fair line, and why they have their places.
+function paintLine() {
+  const { line, lineError, lineMore } = balance ?? {};
+  const list = line ?? [];
+  show($("turns"), Boolean(lineError || list.length));
+  const shown = list.slice(0, 24);
+  const notes = [...(list.length > shown.length ? [`The first ${shown.length} of ${list.length} tenants.`] : []),
+    ...(lineMore ? ["Only the next few hundred jobs are counted."] : [])];
+  set($("turns-none"), lineError ?? notes.join(" "));
+  show($("turns-none"), $("turns-none").textContent !== "");
+  const ol = $("tenant-list");
+  while (ol.children.length > shown.length) ol.lastChild.remove();
+  shown.forEach((t, i) => {
+    const li = ol.children[i] ?? ol.appendChild(html("li"));
+    if (!li.children.length) li.append(html("span", "kind"), html("span", "when"));
+    set(li.firstChild, `${t.tenant}: ${t.jobs === 1 ? "1 job" : `${whole(t.jobs)} jobs`}, next ${t.nextKind} ${t.nextID}`);
+    li.firstChild.title = li.firstChild.textContent;
+    const had = t.charged > 0 ? `has had ${tokens(t.charged)} more` : "has had least";
+    set(li.lastChild, t.passedOver ? `passed over: too few ${t.passedOver}` : `${had}${t.turn ? `, turn ${whole(t.turn)}` : ""}`);
   });
 }
 
