@@ -45,6 +45,10 @@ const (
 	// keep their order. With more lanes each batch has fewer calls, and fewer are decided in all.
 	lanes = 2
 
+	// lanesOfKeys is lanes where a batch is of one key: see ofOneKey. Keys that meet in a lane wait
+	// for each other.
+	lanesOfKeys = 64
+
 	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait.
 	mostTogether = 1000
 	mostWaiting  = 1 << 16
@@ -68,14 +72,14 @@ var ErrClosed = errors.New("ratelimit: closed")
 
 // Coalesce returns the verbs over a pool. RateLimit uses two connections at a time, and one more
 // while calls wait for rows that other transactions have locked. With Config.Portable or Config.Citus
-// it decides calls of one key at a time together, and uses up to half of the pool. While the database
-// takes more than half a second to answer, it uses up to half of the pool in addition. For limits
-// with shards, and to give back tokens of callers whose context has ended, it uses up to a quarter of
-// the pool, but at most 4 connections. Close it before the pool.
+// it decides calls of one key at a time together, and uses a connection for each of up to 64 keys.
+// While the database takes more than half a second to answer, it uses up to half of the pool in
+// addition. For limits with shards, and to give back tokens of callers whose context has ended, it
+// uses up to a quarter of the pool, but at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), lanes: make([]lane, lanes)}
-	if l.portable && pool != nil {
-		c.lanes = make([]lane, max(lanes, c.connections()/2)) // a batch is of one key: see ofOneKey
+	if l.portable {
+		c.lanes = make([]lane, lanesOfKeys)
 	}
 	for i := range c.lanes {
 		c.lanes[i].c = c

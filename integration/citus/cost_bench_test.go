@@ -26,7 +26,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value - 1, ts = excluded.
 // BenchmarkCitus takes a token of one of 10,000 keys, by eight callers, against an upsert of a row of a
 // table of the same shape on the same cluster, with the same commit protocol on both sides: InTx and
 // Autocommit on one node, TwoPhase with a row of the coordinator. x-upsert is the upsert's time divided by
-// ours. Coalesced compares the throughput of 256 callers with that of eight that upsert. The CPU that a
+// ours. Coalesced compares the throughput of 256 callers with that of eight that upsert;
+// autocommit-x-upsert is that of eight that use Autocommit. The CPU that a
 // call takes of the servers is beside it, from a run of each side alone: base-coordinator-us is that of
 // the upsert on the coordinator, workers-us that of ours on all workers.
 func BenchmarkCitus(b *testing.B) {
@@ -112,39 +113,44 @@ func BenchmarkCitus(b *testing.B) {
 			report(b, pids, "", calls, crowd(way.ours))
 		})
 	}
-	b.Run("Coalesced", func(b *testing.B) {
-		twice := pool.Config()
-		twice.MaxConns = 2 * callers // of which coalesced calls use half: as many as those that upsert
-		pool, err := pgxpool.NewWithConfig(b.Context(), twice)
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer pool.Close()
-		many := l.Coalesce(pool)
-		defer many.Close()
-		const crowd, calls = 256, 2048
-		sides := [2]func() error{
-			func() error { return together(b.Context(), callers, calls, keys, bare) },
-			func() error {
-				return together(b.Context(), crowd, calls, keys, func(ctx context.Context, key string) error { return many.Consume(ctx, ample.For(key)) })
-			},
-		}
-		var took [2][]time.Duration
-		for b.Loop() {
-			for turn := range 6 {
-				began := time.Now()
-				if err := sides[turn%2](); err != nil {
-					b.Fatal(err)
-				}
-				took[turn%2] = append(took[turn%2], time.Since(began))
+	many := l.Coalesce(pool)
+	defer many.Close()
+	for _, some := range []int{keys, 100} {
+		b.Run(fmt.Sprintf("Coalesced/keys=%d", some), func(b *testing.B) {
+			const crowd, calls = 256, 4096
+			sides := [3]func() error{
+				func() error { return together(b.Context(), callers, calls, some, bare) },
+				func() error { return together(b.Context(), crowd, calls, some, consumer(many)) },
+				func() error { return together(b.Context(), callers, calls, some, consumer(l.Autocommit(pool))) },
 			}
-		}
-		for _, t := range took {
-			slices.Sort(t)
-		}
-		b.ReportMetric(float64(took[0][len(took[0])/2])/float64(took[1][len(took[1])/2]), "x-upsert")
-		report(b, pids, "", calls, sides[1])
-	})
+			var took [3][]time.Duration
+			for b.Loop() {
+				for turn := range 9 {
+					began := time.Now()
+					if err := sides[turn%3](); err != nil {
+						b.Fatal(err)
+					}
+					took[turn%3] = append(took[turn%3], time.Since(began))
+				}
+			}
+			for _, t := range took {
+				slices.Sort(t)
+			}
+			x := func(side int) float64 {
+				return float64(took[0][len(took[0])/2]) / float64(took[side][len(took[side])/2])
+			}
+			b.ReportMetric(x(1), "x-upsert")
+			b.ReportMetric(x(2), "autocommit-x-upsert")
+			report(b, pids, "", calls, sides[1])
+		})
+	}
+}
+
+// consumer takes a token of a key.
+func consumer(by interface {
+	Consume(ctx context.Context, requests ...ratelimit.Request) error
+}) func(context.Context, string) error {
+	return func(ctx context.Context, key string) error { return by.Consume(ctx, ample.For(key)) }
 }
 
 // together has callers make calls in all, each for one of some keys.
