@@ -184,19 +184,48 @@ func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (boo
 
 // pay takes the tokens of the chosen jobs, and reports whether it did.
 func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
-	calls := make([][]ratelimit.Request, len(g.chosen))
+	g.each = nil
+	for _, some := range g.inShards() {
+		calls := make([][]ratelimit.Request, len(some))
+		for i, c := range some {
+			calls[i] = c.requests
+		}
+		all, each, err := g.scheduler.limiter.RateLimitMany(ctx, tx, calls)
+		if err != nil {
+			return false, err
+		}
+		if !all.OK {
+			g.denied(all.Outcomes)
+			if len(g.each) > 0 {
+				err = g.scheduler.limiter.GiveBackMany(ctx, tx, g.each)
+			}
+			return false, err
+		}
+		g.each = append(g.each, each...)
+	}
+	return true, nil
+}
+
+// inShards divides the chosen jobs, in their order, into as many parts as the limit has shards, of about
+// the same cost: each part is taken from the shard that has most, and not all of them from one.
+func (g *grant) inShards() (parts [][]*contender) {
+	total, used := 0.0, 0.0
+	for _, c := range g.chosen {
+		total += c.Cost
+	}
+	from := 0
 	for i, c := range g.chosen {
-		calls[i] = c.requests
+		used += c.Cost
+		if used > 0 && used*g.line.shards >= total*float64(len(parts)+1) || i == len(g.chosen)-1 {
+			parts, from = append(parts, g.chosen[from:i+1]), i+1
+		}
 	}
-	all, each, err := g.scheduler.limiter.RateLimitMany(ctx, tx, calls)
-	if err != nil {
-		return false, err
-	}
-	if all.OK {
-		g.each = each
-		return true, nil
-	}
-	for _, o := range all.Outcomes {
+	return parts
+}
+
+// denied notes why the chosen jobs were not granted.
+func (g *grant) denied(outcomes []ratelimit.Outcome) {
+	for _, o := range outcomes {
 		if of := (row{o.Limit, o.Key}); !o.OK && of == g.of {
 			g.reach /= 2 // somebody has taken meanwhile
 			if len(g.chosen) == 1 {
@@ -206,7 +235,6 @@ func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
 			g.out[of] = true
 		}
 	}
-	return false, nil
 }
 
 // write gives the chosen jobs their times, and notes what the tenants have had.

@@ -20,7 +20,7 @@ import (
 type Line struct {
 	// Limit is what the tenants share. Its rule must have a MaxReserved, which should be at least
 	// the largest count. A job with a larger count waits until the tokens exist, and other callers
-	// may take them first. The limit must not have shards, because the line takes from one row.
+	// may take them first. If the limit has shards, each grant takes from all of them alike.
 	Limit ratelimit.Limit
 
 	// OverAll compares River's priorities, 1 to 4, across tenants: a job of priority 1 goes ahead
@@ -62,6 +62,7 @@ type line struct {
 	capacity float64
 	reserved float64 // MaxReserved
 	windowed bool
+	shards   float64
 }
 
 // linesOf checks lines, and finds them by the names of their limits.
@@ -94,6 +95,7 @@ func (l Line) checked() (*line, error) {
 		return nil, fmt.Errorf("it is the zero Limit: want one made by ratelimit.Define")
 	}
 	c.rate /= period.Seconds()
+	c.shards = float64(max(1, l.Limit.Shards()))
 	if c.Patience == 0 {
 		c.Patience = defaultPatience
 	}
@@ -103,9 +105,6 @@ func (l Line) checked() (*line, error) {
 	switch {
 	case strings.HasSuffix(l.Limit.Name(), " (shadow)"):
 		return nil, fmt.Errorf("it is a Shadow, which denies nobody: nobody would wait")
-	case l.Limit.Shards() > 1:
-		return nil, fmt.Errorf("it has %d shards: a fair line takes from one row, so define it without Shards",
-			l.Limit.Shards())
 	case reserved == nil:
 		return nil, fmt.Errorf("its rule has no MaxReserved: reservations could keep the line waiting for ever")
 	case c.Patience < 0:

@@ -151,7 +151,6 @@ func TestLinesThatCannotBeFairAreRefused(t *testing.T) {
 	}{
 		"Zero":        {[]scheduler.Line{{}}, "the zero Limit"},
 		"Twice":       {[]scheduler.Line{{Limit: good}, {Limit: good}}, "two lines of one limit"},
-		"Shards":      {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line shards", bucket, ratelimit.Shards(2))}}, "without Shards"},
 		"Shadow":      {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line shadow", bucket, ratelimit.Shadow())}}, "a Shadow"},
 		"MaxReserved": {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line", ratelimit.TokenBucket{Rate: 1, Period: time.Second})}}, "no MaxReserved"},
 		"Patience":    {[]scheduler.Line{{Limit: good, Patience: -1}}, "a Patience of"},

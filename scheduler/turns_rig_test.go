@@ -30,9 +30,9 @@ func steppedLines(t testing.TB, lines ...scheduler.Line) *stepped {
 }
 
 // store is a limit that gains nothing during a test, with a bucket of n tokens.
-func store(t testing.TB, n float64) ratelimit.Limit {
+func store(t testing.TB, n float64, opts ...ratelimit.Option) ratelimit.Limit {
 	t.Helper()
-	return ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: &n, MaxReserved: ratelimit.Tokens(100)})
+	return ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: &n, MaxReserved: ratelimit.Tokens(100)}, opts...)
 }
 
 // granted is a job that has been granted.

@@ -18,7 +18,15 @@ import (
 // Tenants that wait get the same, by weight, whatever the size of their jobs and however many they have.
 func TestTenantsThatWaitAreGrantedTheirShares(t *testing.T) {
 	t.Parallel()
-	limit := store(t, 300)
+	for _, shards := range []int{1, 4} {
+		t.Run(fmt.Sprintf("Shards=%d", shards), func(t *testing.T) {
+			t.Parallel()
+			sharesOf(t, store(t, 300, ratelimit.Shards(shards)))
+		})
+	}
+}
+
+func sharesOf(t *testing.T, limit ratelimit.Limit) {
 	s := steppedLines(t, scheduler.Line{Limit: limit})
 	s.wait(scheduler.Tenant{Key: "many"}, 300, nil, limit.Global().Count(1))
 	s.wait(scheduler.Tenant{Key: "large"}, 30, nil, limit.Global().Count(7))
@@ -43,6 +51,24 @@ func TestTenantsThatWaitAreGrantedTheirShares(t *testing.T) {
 		}
 	}
 	s.want(t, limit.Global(), 300-total, -1)
+}
+
+// A grant takes from all shards alike, so that what it grants is not far ahead in the line of one of them.
+func TestALineTakesFromAllShards(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 100, Period: time.Second,
+		Capacity: ratelimit.Tokens(400), MaxReserved: ratelimit.Tokens(100)}, ratelimit.Shards(4))
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	s.wait(scheduler.Tenant{Key: "a"}, 40, nil, limit.Global().Count(1))
+	if n := len(s.step()); n != 40 {
+		t.Fatalf("%d were granted", n)
+	}
+	var least float64
+	err := s.pool.QueryRow(t.Context(), `SELECT min(value) FROM weir_balance WHERE name = $1 AND value > '-infinity'`,
+		limit.Name()).Scan(&least)
+	if err != nil || least < 100-20 {
+		t.Errorf("a shard of 100 has %v left of 40 tokens that were taken (%v): more than half of them are from this one", least, err)
+	}
 }
 
 // A tenant that comes late has its turn after at most one job of each other, however many wait.

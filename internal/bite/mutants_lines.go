@@ -24,6 +24,8 @@ var ofTheLines = []mutant{
 	// the line
 	{"line: a job that waits is due", "scheduler/queue.go",
 		"o.ScheduledAt = farOff", "_ = farOff", "AQueuedJobTakesNothing|IsNotConfigured", jobs, false},
+	{"line: a grant takes all from one shard", "scheduler/grant_take.go",
+		"used*g.line.shards >= total", "used >= total", "TakesFromAllShards", jobs, false},
 	{"line: a duplicate is queued", "scheduler/queue.go",
 		"if !job.UniqueSkippedAsDuplicate {", "if job != nil {", "IsADuplicate", jobs, false},
 	{"line: two fair limits", "scheduler/queue.go",
