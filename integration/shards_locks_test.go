@@ -53,6 +53,7 @@ func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 // Transactions that are open at the same time have different shards, and do not wait for each other.
 func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
 	limit := ratelimit.MustDefine("own", ratelimit.TokenBucket{Rate: 320, Period: never}, ratelimit.Shards(16))
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
