@@ -110,7 +110,23 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	putManySQL = newManySQL + onConflictPut
 
 	// The portable forms, of one row each: distributed engines route a statement by its key, and
-	// take SKIP LOCKED for one key only. To take they have takeSQL, which waits for the row.
+	// take SKIP LOCKED for one key only.
+	//
+	// takeOneSQL knows the row by its key: the update finds what the subquery has locked, also if
+	// that was written after the snapshot. Citus wants no clock in coalesce, and no clock_timestamp
+	// where a row is updated.
+	takeOneSQL = `UPDATE {schema}weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
+	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, {left}
+	FROM (SELECT 1::bigint AS nr, $3::float8 AS capacity, $4::float8 AS rate, $5::bigint AS period,
+			$6::timestamptz AS origin, $7::float8 AS count,
+			greatest($8::timestamptz, least(pg_catalog.statement_timestamp(),
+				coalesce($8::timestamptz, 'infinity'::timestamptz))) AS now) u
+		JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0
+	FOR NO KEY UPDATE OF b SKIP LOCKED) s
+WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 AND s.left >= 0::float8
+RETURNING s.nr, ` + columns
+
 	lookOneSQL = `SELECT 1::bigint, ` + columns + `, {clock3}
 FROM (VALUES (1)) AS one
 LEFT JOIN {schema}weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0`
@@ -131,7 +147,7 @@ type manyTexts struct{ take, make, look, lock, wait, put, new string }
 func newManyTexts(prefix string, portable bool) manyTexts {
 	t := manyTexts{takeManySQL, makeManySQL, lookManySQL, lockManySQL, waitSQL, putManySQL, newManySQL}
 	if portable {
-		t = manyTexts{"", "", lookOneSQL, lockOneSQL, waitSQL, putOneSQL, newOneSQL}
+		t = manyTexts{takeOneSQL, "", lookOneSQL, lockOneSQL, waitSQL, putOneSQL, newOneSQL}
 	}
 	inner := strings.NewReplacer("{rows}", manyRows, "{left}", strings.Replace(manyLeft, "{refill}", manyRefill, 1))
 	r := strings.NewReplacer("{schema}", prefix,
@@ -151,7 +167,6 @@ type many struct {
 	rows  []*standing
 	looks bool // it answers with the clock as well
 	locks bool // it answers with numbers alone: those of the rows that it has locked
-	plain bool // it answers without a number
 }
 
 // standing is a row, the calls that want tokens of it, and what the database said of it.
@@ -217,16 +232,7 @@ func rulesOf(rows []*standing) (capacities, rates []float64, periods []int64, or
 	return capacities, rates, periods, origins
 }
 
-func (l *Limiter) takeMany(sql string, rows []*standing) (statements []*many) {
-	if l.portable {
-		for i, r := range rows {
-			c := *r.c
-			c.count = r.count
-			take := l.takeOf(&c)
-			statements = append(statements, &many{sql: take.sql, args: take.args, rows: rows[i : i+1], plain: true})
-		}
-		return statements
-	}
+func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
 	counts := make([]float64, len(rows))
 	for i, r := range rows {
 		counts[i] = r.count
@@ -362,16 +368,12 @@ func (s *many) read(rows pgx.Rows) error {
 	one := statement{looks: s.looks, found: true}
 	for rows.Next() {
 		raw, fields := rows.RawValues(), rows.FieldDescriptions()
-		nr, to := int64(1), []any(nil)
-		if !s.plain {
-			nr, to = 0, []any{&nr}
-			if fields[0].Format == pgx.BinaryFormatCode {
-				nr = int64(bits(raw[0])) //nolint:gosec // the same bits
-			}
-			raw, fields = raw[1:], fields[1:]
+		nr := int64(0)
+		if fields[0].Format == pgx.BinaryFormatCode {
+			nr = int64(bits(raw[0])) //nolint:gosec // the same bits
 		}
-		if nr == 0 || !s.locks && !one.decodeFrom(fields, raw) {
-			dest := to
+		if nr == 0 || !s.locks && !one.decodeFrom(fields[1:], raw[1:]) {
+			dest := []any{&nr}
 			if !s.locks {
 				dest = append(dest, one.dest()...)
 			}

@@ -106,8 +106,6 @@ func (p *scheme) plan(some []*waiter) {
 			p.late = append(p.late, r.waiters...)
 		case c.l.denials.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
-		case c.l.portable && r.waiters[0].tries > 0: // the row was held, and may still be
-			p.late = append(p.late, r.waiters...)
 		case r.count > first.capacity || first.capacity-(first.capacity-r.count) != r.count:
 			p.late = append(p.late, r.waiters...)
 		default:
@@ -154,13 +152,7 @@ func (p *scheme) foreseen() {
 		for _, r := range p.takes {
 			some = append(some, r.waiters...)
 		}
-		if c.l.portable && c.l.stuck(err) { // its takes wait for the row
-			for _, w := range some {
-				p.hold(w, w.calls[0].place(), 0)
-			}
-		} else {
-			p.fail(err, some)
-		}
+		p.fail(err, some)
 		for _, r := range p.looks { // nothing was taken of these
 			p.late = append(p.late, r.waiters...)
 		}

@@ -32,7 +32,7 @@ func (l *Limiter) stuck(err error) bool {
 }
 
 func (p *scheme) connect() error {
-	err := p.c.watch.over(&underWay{}, func(ctx context.Context) (err error) {
+	err := p.c.watch.over(nil, 0, func(ctx context.Context) (err error) {
 		p.conn, err = p.c.pool.Acquire(ctx)
 		return err
 	})
@@ -50,11 +50,7 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
 		}
 	}
 	p.trips++
-	t := &underWay{lane: p.lane, runner: p.runner}
-	if p.c.l.portable && isPlain(begin) { // else the transaction has a timeout of its own
-		t.stop = p.conn.Conn().PgConn().CancelRequest
-	}
-	err := p.c.watch.over(t, func(ctx context.Context) error {
+	err := p.c.watch.over(p.lane, p.runner, func(ctx context.Context) error {
 		return roundTrip(ctx, p.conn, begin, commit, statements...)
 	})
 	if err != nil {
@@ -102,16 +98,13 @@ type underWay struct {
 	cancel context.CancelFunc
 	lane   *lane // or nil
 	runner int
-
-	stop    func(context.Context) error // asks the server to stop when it is overdue, or nil
-	stopped chan struct{}               // closed when it was asked
 }
 
 // over runs fn, which is a trip or waits for a connection.
-func (w *watch) over(t *underWay, fn func(context.Context) error) error {
+func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	t.began, t.cancel = time.Now(), cancel
+	t := &underWay{time.Now(), cancel, n, runner}
 	w.mu.Lock()
 	if w.trips == nil {
 		w.trips = map[*underWay]struct{}{}
@@ -128,9 +121,6 @@ func (w *watch) over(t *underWay, fn func(context.Context) error) error {
 		w.mu.Lock()
 		delete(w.trips, t)
 		w.mu.Unlock()
-		if t.stopped != nil { // or the next statement of the connection might be stopped
-			<-t.stopped
-		}
 	}()
 	if err := fn(ctx); ctx.Err() == nil || err == nil {
 		return err
@@ -151,20 +141,9 @@ func (w *watch) look() {
 			t.cancel()
 		case age > overdue && t.lane != nil:
 			t.lane.replace(t.runner)
-			if t.stop != nil && t.stopped == nil {
-				t.stopped = make(chan struct{})
-				go t.ask()
-			}
 		}
 	}
 	if w.armed = len(w.trips) > 0; w.armed {
 		w.timer.Reset(overdue / 2)
 	}
-}
-
-func (t *underWay) ask() {
-	defer close(t.stopped)
-	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
-	defer cancel()
-	_ = t.stop(ctx)
 }

@@ -32,8 +32,6 @@ var ofTheLines = []mutant{
 		"case seat.Limit != \"\":", "case false:", "CannotBeQueued", jobs, false},
 	{"line: a limit without MaxReserved", "scheduler/line.go",
 		"case reserved == nil:", "case false:", "LinesThatCannot", jobs, false},
-	{"line: a limit with shards", "scheduler/line.go",
-		"case l.Limit.Shards() > 1:", "case false:", "LinesThatCannot", jobs, false},
 	{"line: a job before its turn loses its place", "scheduler/start.go",
 		"	if t.Seat != nil && t.Seat.Waits {\n", "	if false {\n", "BeforeItsTurn", jobs, false},
 

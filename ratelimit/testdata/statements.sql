@@ -380,6 +380,24 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = excluded.value, ts = excluded.ts, paused_until = excluded.paused_until,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin;
 
+-- portable many.take: grants calls of many rows, skipping those that others have locked
+UPDATE "public".weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
+	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
+		ELSE least(u.capacity, b.value + CASE WHEN u.origin IS NULL
+		THEN u.rate * greatest(0::float8, pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
+		ELSE u.rate * greatest(0::float8,
+			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - u.origin) * 1e6::float8) / u.period::float8) -
+			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left
+	FROM (SELECT 1::bigint AS nr, $3::float8 AS capacity, $4::float8 AS rate, $5::bigint AS period,
+			$6::timestamptz AS origin, $7::float8 AS count,
+			greatest($8::timestamptz, least(pg_catalog.statement_timestamp(),
+				coalesce($8::timestamptz, 'infinity'::timestamptz))) AS now) u
+		JOIN "public".weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0
+	FOR NO KEY UPDATE OF b SKIP LOCKED) s
+WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 AND s.left >= 0::float8
+RETURNING s.nr, b.value, b.ts, b.paused_until, b.delay, b.moved;
+
 -- portable many.wait: waits for one row that another transaction holds
 SELECT 1::bigint FROM "public".weir_balance b
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE;
