@@ -256,7 +256,7 @@ func badKey(limit, key string) error {
 		why = "it is empty; Limit.Global is for limits without keys"
 	}
 	if why == "" && strings.HasPrefix(key, shard.Reserved) {
-		why = "it begins as those that Weir keeps for shards"
+		why = "it begins with the prefix that Weir reserves for shards"
 	}
 	if why == "" {
 		return nil
