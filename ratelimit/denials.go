@@ -129,7 +129,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	if at < e.at || at > e.decision.RetryAt.UnixMicro()-trip.Microseconds() {
 		return Result{}, false
 	}
-	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // report the tokens that have come since: too few for the call
+	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // tokens have come, but too few
 		e.decision.State = c.state(c.at(b, at))
 	}
 	res := summarize(calls, []Decision{e.decision}, []int64{at}, requests)

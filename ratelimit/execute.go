@@ -91,7 +91,7 @@ func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, err
 }
 
 func (x pgxExecutor) doubt(confirm func() *confirmation) {
-	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // at READ COMMITTED each statement has its own snapshot
+	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // otherwise each statement reads anew
 		t.unsure = confirm
 	}
 }
