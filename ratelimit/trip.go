@@ -11,12 +11,12 @@ import (
 const (
 	beginTogetherSQL = `BEGIN ISOLATION LEVEL READ COMMITTED`
 
-	// If this process is cut off between its two trips, the server ends the transaction.
+	// If this process loses its connection between two trips, the server ends the transaction.
 	idleSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
 )
 
-// patienceSQL bounds how long a transaction waits for what others hold. Not every distributed engine
-// knows a lock_timeout.
+// patienceSQL limits how long a statement of the transaction waits for a lock. Some distributed
+// engines have no lock_timeout, so the portable form limits the whole statement.
 func (l *Limiter) patienceSQL(d time.Duration) string {
 	timeout := "lock_timeout"
 	if l.portable {
@@ -25,7 +25,7 @@ func (l *Limiter) patienceSQL(d time.Duration) string {
 	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
 }
 
-// stuck reports whether a statement has waited in vain for what another transaction holds.
+// stuck reports whether a statement timed out while it waited for another transaction's lock.
 func (l *Limiter) stuck(err error) bool {
 	state := stateOf(err)
 	return state == "55P03" || l.portable && state == "57014" // lock_not_available, query_canceled
@@ -51,7 +51,7 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
 	}
 	p.trips++
 	t := &underWay{lane: p.lane, runner: p.runner}
-	if p.c.l.portable && isPlain(begin) { // else the transaction has a timeout of its own
+	if p.c.l.portable && isPlain(begin) { // other transactions have a timeout of their own
 		t.stop = p.conn.Conn().PgConn().CancelRequest
 	}
 	err := p.c.watch.over(t, func(ctx context.Context) error {
@@ -63,8 +63,8 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
 	return err
 }
 
-// rollback ends a transaction that has written nothing, or has failed. A connection that is not fit
-// for another goes back to the pool, which closes it.
+// rollback ends a transaction that wrote nothing, or has failed. A connection that cannot be used
+// again goes back to the pool, which closes it.
 func (p *scheme) rollback() {
 	if p.conn == nil {
 		return
@@ -87,8 +87,8 @@ func (p *scheme) release() {
 	}
 }
 
-// watch ends trips that take too long, and lets lanes go on without those that are overdue. It looks
-// at all of them now and then: a timer for each trip would cost as much as a statement.
+// watch cancels trips that take too long, and lets lanes go on without trips that are overdue. It
+// checks all of them from time to time: a timer for each trip would cost as much as a statement.
 type watch struct {
 	mu    sync.Mutex
 	trips map[*underWay]struct{}
@@ -103,11 +103,11 @@ type underWay struct {
 	lane   *lane // or nil
 	runner int
 
-	stop    func(context.Context) error // asks the server to stop when it is overdue, or nil
-	stopped chan struct{}               // closed when it was asked
+	stop    func(context.Context) error // asks the server to cancel an overdue statement; may be nil
+	stopped chan struct{}               // closed once it has been asked
 }
 
-// over runs fn, which is a trip or waits for a connection.
+// over watches fn, which is a trip or waits for a connection.
 func (w *watch) over(t *underWay, fn func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -128,13 +128,13 @@ func (w *watch) over(t *underWay, fn func(context.Context) error) error {
 		w.mu.Lock()
 		delete(w.trips, t)
 		w.mu.Unlock()
-		if t.stopped != nil { // or the next statement of the connection might be stopped
+		if t.stopped != nil { // otherwise the cancellation could hit the connection's next statement
 			<-t.stopped
 		}
 	}()
 	if err := fn(ctx); ctx.Err() == nil || err == nil {
 		return err
-	} else if errors.Is(err, ErrOutcomeUnknown) { // it is not the context of any caller that has ended
+	} else if errors.Is(err, ErrOutcomeUnknown) { // no caller's context has ended
 		return unknown(errSilent)
 	}
 	return errSilent
