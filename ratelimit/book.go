@@ -319,8 +319,8 @@ func (b *books) now(clock func() time.Time) int64 {
 }
 
 // asked records the count of a call, and returns how much of it may be waited for in one shard:
-// twice the mean count. A larger part would delay the call, and every later call of that shard, by
-// more than one line.
+// twice the mean count. A larger part would make the call, and later calls of that shard, run later
+// than without shards.
 func (b *books) asked(c *call) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
