@@ -233,7 +233,7 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 		return l.checkRateLimit(ctx, x, calls, requests)
 	}
 	res := l.judge(looks, calls, requests)
-	if res.OK { // TAKE decides
+	if res.OK { // the take decides anew
 		return res, nil
 	}
 	x.doubt(func() *confirmation {
