@@ -8,19 +8,19 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// aim is where one of the calls is to take from.
+// aim says from which shards one call should take.
 type aim struct {
 	c      *call
 	layout shard.Layout
-	from   []int // the candidates, of which one will do; else
+	from   []int // candidates, one of which is enough. If there are none:
 	plan   plan
-	wait   bool    // for the first of them, if others hold them all
-	level  float64 // to which the candidates are expected to be left, at the least
+	wait   bool    // wait for the first candidate if others hold all of them
+	level  float64 // the least that a take from a candidate is expected to leave
 	sent   []*statement
 }
 
-// locked is the last row that takes have locked for nothing, as far as can be seen: 0, if they have locked none. A shard that
-// has enough was not denied, but held by somebody else.
+// locked returns the last row that takes have locked without taking from it, as far as that can be
+// told; 0 for none. A shard that has enough did not deny: another transaction held it.
 func locked(aims []aim, seen []*whole) (last int32) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
@@ -44,8 +44,7 @@ func locked(aims []aim, seen []*whole) (last int32) {
 	return last
 }
 
-// guess aims by what is known, at one shard for each call. It reports whether enough is known for all
-// of them.
+// guess aims each call by what is remembered. It reports whether enough is known of all limits.
 func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 	for i := range calls {
 		c := &calls[i]
@@ -53,7 +52,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		switch {
 		case !known && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, layout: shard.Single}
-		case c.leave > 0: // what all shards have decides
+		case c.leave > 0: // depends on all shards together
 			return false
 		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) && !l.divide(&aims[i], c, x.session()):
 			return false
@@ -62,8 +61,8 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 	return true
 }
 
-// choose aims at one of several shards, by what is known.
-// It reports whether one is known that would do.
+// choose aims at one of several shards by what is remembered. It reports whether it knows one with
+// enough tokens.
 func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 	layout, from, enough, level := l.books.choose(c, session, l.clock)
 	if len(from) == 0 {
@@ -73,7 +72,7 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 	return true
 }
 
-// divide aims at several shards, by what is known, if the call may wait.
+// divide aims at several shards by what is remembered, if the call may wait.
 func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 	w := l.books.known(c, l.clock)
 	if w == nil || !c.pausable() {
@@ -84,8 +83,8 @@ func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 	return ok && len(p.parts) > 0
 }
 
-// aim aims by what was seen, in which each of the calls is granted. The last time it does so however others have left the
-// shards since.
+// aim aims by what was just seen, which grants each call. The last time, the takes ignore how
+// others have changed the shards since.
 func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last bool) {
 	for i := range calls {
 		c, w := &calls[i], seen[i]
@@ -110,7 +109,7 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 	}
 }
 
-// among aims at one of the shards that were seen to grant the call.
+// among aims at one of the shards that were seen to grant the call alone.
 func (a *aim) among(able []int, w *whole, free func(int) bool) {
 	shares := a.c.shares(w.Shards)
 	view := func(k int) shard.View {
@@ -126,7 +125,7 @@ func (a *aim) among(able []int, w *whole, free func(int) bool) {
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 
-// anyLevel has the call take from what it is aimed at however that stands by now.
+// anyLevel makes the takes ignore how others have changed the shards since.
 func (a *aim) anyLevel() {
 	a.level = closed
 	for k := range a.plan.parts {
@@ -136,8 +135,8 @@ func (a *aim) anyLevel() {
 	}
 }
 
-// send makes the statements. A transaction that holds a row for nothing takes from rows behind it only, in which order
-// everybody waits, or there is none.
+// send makes the statements. If the transaction has locked a row for nothing, it may only take from
+// rows after it, in the order in which everything locks; if that is impossible, a.sent stays empty.
 func (l *Limiter) send(a *aim, held int32) {
 	ahead := func(i int) bool { return a.layout.Row(i) <= held }
 	if held > 0 && a.layout != shard.Single {
@@ -163,7 +162,7 @@ func (l *Limiter) send(a *aim, held int32) {
 	}
 }
 
-// takeShard takes from the first of the candidates that nobody else holds.
+// takeShard takes from the first candidate that no other transaction holds.
 func (l *Limiter) takeShard(a *aim) *statement {
 	c, k := a.c, len(a.from)
 	row := c.of(a.layout, a.from[0])
@@ -196,8 +195,8 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	return s
 }
 
-// takePart takes a part of what a call asks for. Of those who gather the tokens that are there, one
-// goes first, and takes no shard that others hold.
+// takePart takes one part of a call's count. If it gathers tokens that are there, it takes no shard
+// that others hold, and one caller gathers at a time.
 func (l *Limiter) takePart(a *aim, p part) *statement {
 	row := a.c.take(a.layout, p.shard, p.count)
 	if !a.plan.ahead {
@@ -220,7 +219,8 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 	return s
 }
 
-// takeRow takes from one shard, and waits for whoever holds it: where there are no advisory locks.
+// takeRow takes from one shard, and waits for the transaction that holds it: for engines without
+// advisory locks.
 func (l *Limiter) takeRow(c, row *call, least float64) *statement {
 	one := *row
 	s := l.takeOf(&one)
@@ -229,11 +229,11 @@ func (l *Limiter) takeRow(c, row *call, least float64) *statement {
 	return s
 }
 
-// gathering stands for a row in the number of the lock of who gathers.
+// gathering takes the place of a row in the number of the lock for gathering.
 const gathering = -1
 
-// lock is the number of the advisory lock of a shard. Only who finds it free takes from the shard,
-// which spares waiting. Nothing goes wrong without it, or if two rows have the same.
+// lock returns the number of a shard's advisory lock. A caller that does not get it tries another
+// shard instead of waiting. The lock is only a hint, so two rows may have the same number.
 func (c *call) lock(row int32) int32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(c.name))

@@ -5,9 +5,12 @@ import (
 	"time"
 )
 
-// algebra is a rule made ready for arithmetic. Everything is in whole microseconds and float64 tokens, and each formula is
-// written in the order of its SQL twin in take_sql.go and give_sql.go: both must round alike, or a caller denied with a RetryAt would be
-// denied again at that very instant. The float64 conversions keep a compiler from fusing a product into a sum.
+// algebra is a rule, ready for arithmetic: whole microseconds and float64 tokens.
+//
+// take_sql.go and give_sql.go compute the same in SQL. Each formula here is written in the same
+// order as there, so that both round alike. Otherwise a caller that comes at its RetryAt could be
+// denied again. The conversions to float64 keep the compiler from fusing a multiplication with an
+// addition, which would round differently.
 type algebra struct {
 	windowed bool
 	phased   bool    // windowed, and the origin is still to be derived from the name and the key
@@ -18,15 +21,16 @@ type algebra struct {
 	debt     float64 // how far below zero a reservation may take the balance
 }
 
-// full is a balance that is full under every rule: the largest that float64 counts one by one. A balance is clamped to the
-// capacity whenever it is read.
+// full is a balance that is full under every rule: up to it float64 represents every integer. A
+// balance is cut to the capacity whenever it is read.
 const full = 1 << 53
 
-// endOfTime bounds every instant computed here: the last that RFC 3339, and so JSON, can write.
+// endOfTime bounds every instant that is computed: it is the last that RFC 3339, and so JSON, can
+// write.
 var endOfTime = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC).UnixMicro()
 
-// refilled is the balance at now of a row (value, ts). A ts later than now is normal, as a statement reads the clock and may
-// then wait for the row: it counts as no time elapsed.
+// refilled returns the balance at now of a row (value, ts). It is normal that ts is later than now:
+// a statement reads the clock, and may then wait for the row. In that case no time has passed.
 func (a *algebra) refilled(value float64, ts, now int64) float64 {
 	if a.windowed {
 		return a.afterWindows(value, a.window(now)-a.window(ts))
@@ -34,8 +38,9 @@ func (a *algebra) refilled(value float64, ts, now int64) float64 {
 	return min(a.capacity, value+float64(a.rate*max(0, micros(now-ts)))/float64(a.period))
 }
 
-// micros is what SQL makes of a difference of d microseconds: round(date_part('epoch', ...) * 1e6), where Postgres counts
-// the days apart. It is exact below 2^51, which is 71 years; beyond, it rounds, and so must this.
+// micros converts a difference of d microseconds as SQL does: round(date_part('epoch', ...) * 1e6),
+// where Postgres adds up days and seconds of a day separately. The result is exact below 2^51,
+// which is 71 years. Beyond that Postgres rounds, and micros must round alike.
 func micros(d int64) float64 {
 	const day = 86400 * 1e6
 	seconds := float64(d%day)/1e6 + float64(86400*float64(d/day))
@@ -46,25 +51,26 @@ func (a *algebra) afterWindows(value float64, n int64) float64 {
 	return min(a.capacity, value+float64(a.rate*float64(max(0, n))))
 }
 
-// window numbers the window that t falls into.
+// window returns the number of the window that contains t.
 func (a *algebra) window(t int64) int64 {
 	return int64(math.Floor(micros(t-a.origin) / float64(a.period)))
 }
 
-// windowStart is the first instant of the window that t falls into; for a token bucket it is t.
+// windowStart returns the first instant of the window that contains t. For a token bucket it
+// returns t.
 func (a *algebra) windowStart(t int64) int64 {
 	if !a.windowed {
 		return t
 	}
 	n := a.window(t)
 	start := a.origin + n*a.period
-	for a.window(start) < n { // where micros rounds
+	for a.window(start) < n { // needed where micros rounds
 		start++
 	}
 	return start
 }
 
-// floor is the balance that a take must leave.
+// floor is the lowest balance that a take may leave.
 func (a *algebra) floor(reserve bool) float64 {
 	if reserve {
 		return -a.debt
@@ -72,7 +78,8 @@ func (a *algebra) floor(reserve bool) float64 {
 	return 0
 }
 
-// comes is how many tokens come in d microseconds, at the most; always, how many at the least.
+// comes returns how many tokens can come in d microseconds at most; always returns how many come at
+// least. They differ for windows only.
 func (a *algebra) comes(d int64) float64 {
 	if a.windowed {
 		return a.rate * float64((d+a.period-1)/a.period)
@@ -87,7 +94,8 @@ func (a *algebra) always(d int64) float64 {
 	return a.comes(d)
 }
 
-// repaid tells whether a balance b owes nothing any more d microseconds after its ts, in which a pause is no time.
+// repaid reports whether b owes nothing any more d microseconds after its ts. The time of a pause
+// does not count.
 func (a *algebra) repaid(b balance, d int64) bool {
 	paused := b.since() - b.ts
 	if paused > d {
@@ -100,9 +108,11 @@ func (a *algebra) repaid(b balance, d int64) bool {
 	return b.value+float64(a.rate*max(0, float64(d)-micros(paused)))/float64(a.period) >= 0
 }
 
-// earliest is the first instant, not before now, at which a take of n from the row (value, ts) leaves at least floor.
-// The closed formula is only the first guess: in float64 it is off by a microsecond in some per cent of all cases, so the
-// answer is searched for around it with the very arithmetic that decides. The caller sees to it that capacity-n >= floor.
+// earliest returns the first instant, not before now, at which a take of n from the row (value, ts)
+// leaves at least floor. The caller makes sure that there is one: capacity-n >= floor.
+//
+// The closed formula is only a first guess. In float64 it is off by a microsecond in a few per cent
+// of all cases, so earliest searches around it with the same arithmetic that decides.
 func (a *algebra) earliest(value float64, ts, now int64, n, floor float64) int64 {
 	if a.refilled(value, ts, now)-n >= floor {
 		return now
@@ -123,20 +133,22 @@ func (a *algebra) earliest(value float64, ts, now int64, n, floor float64) int64
 	})
 }
 
-// paced spreads what was reserved for one window over it: the start of a take of n that has left a debt, which is repaid
-// at run, when the window begins. It comes as far into the window as the tokens of that window reserved before are of all.
+// paced spreads work that was reserved in one window over that window. run is when a debt is
+// repaid, which for a window is its first instant. paced moves it into the window by the share of
+// the window's tokens that was reserved before this take of n. debt is what is owed after the take,
+// as of since.
 func (a *algebra) paced(debt, n float64, since, run int64) int64 {
 	if !a.windowed {
 		return run
 	}
-	earlier := a.rate * float64(a.window(run)-a.window(since)-1) // tokens of the windows before it
+	earlier := a.rate * float64(a.window(run)-a.window(since)-1) // tokens that the windows before that one bring
 	share := max(0, debt-n-earlier) / a.rate
 	into := int64(min(share, 1) * float64(a.period))
 	return min(run+min(into, a.period-1), endOfTime)
 }
 
-// search finds the smallest x in (low, high] for which ok, which is false at low and monotone, holds; high if there is none.
-// It looks near guess first.
+// search returns the smallest x in (low, high] for which ok holds, or high if there is none. ok
+// must be monotone, and false at low. The search begins at guess.
 func search(low, high int64, guess float64, ok func(int64) bool) int64 {
 	x := high
 	if guess < float64(high) {

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// decideAlone decides calls that cannot be decided with those of other rows, a few rows at a time.
-// It does not wait for them: others go on.
+// decideAlone decides calls that cannot be decided in the batch, in goroutines of their own, a few
+// at a time. It does not wait for them, so the lane goes on.
 func (p *scheme) decideAlone() {
 	c := p.c
 	of := map[place][]*waiter{}
@@ -42,8 +42,8 @@ func (p *scheme) decideAlone() {
 	}
 }
 
-// single runs a verb in a transaction of its own, on one of few connections. It does not wait for
-// long for a row that another transaction holds.
+// single runs a verb in a transaction of its own, on one of few connections. It waits only briefly
+// for a row that another transaction holds.
 func (c *Coalesced) single(verb func(context.Context, executor) error) error {
 	c.singly <- struct{}{}
 	defer func() { <-c.singly }()
@@ -63,7 +63,7 @@ func (c *Coalesced) single(verb func(context.Context, executor) error) error {
 	})
 }
 
-// impatient sets a timeout in each trip.
+// impatient is an executor that sets a lock timeout in each trip.
 type impatient struct {
 	executor
 	patience string
@@ -73,9 +73,9 @@ func (x impatient) run(ctx context.Context, statements []*statement) error {
 	return x.executor.run(ctx, append([]*statement{{sql: x.patience}}, statements...))
 }
 
-// sum decides calls for the same limit and key, most often one with shards, as one call. Either it
-// grants all of them, or it denies those that would be denied alone and returns the others, which are
-// then decided one after the other. It counts the trips.
+// sum decides calls for one limit and key, usually one with shards, as one call. If that is
+// granted, all of them are. Otherwise it denies those that would be denied alone, and returns the
+// others, to be decided one by one. It adds to trips.
 func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	all := group[0].calls[0]
 	all.count, all.indexes = 0, only
@@ -100,7 +100,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		w.trips += *trips
 		c.answer(w)
 	}
-	if errors.Is(err, ErrOutcomeUnknown) { // to take again would be to take twice
+	if errors.Is(err, ErrOutcomeUnknown) { // taking again could take twice
 		for _, w := range group {
 			w.err = err
 			answer(w)
@@ -145,8 +145,9 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	return others
 }
 
-// allot hands n tokens of what was taken from shards to the next caller, as if it had taken them alone: of
-// one shard, the fullest that has as many, or else of several. It returns these and the rest.
+// allot splits n tokens off what was taken from shards, for the next caller, as if that caller had
+// taken them alone: from the fullest shard that has as many, or else from several. It returns these
+// and the rest.
 func allot(parts []call, n float64) (of, rest []call) {
 	one, sum := -1, 0.0
 	had := func(k int) float64 { return parts[k].count - parts[k].owed }
@@ -181,7 +182,7 @@ func allot(parts []call, n float64) (of, rest []call) {
 		of = append(of, own)
 	}
 	rest = slices.DeleteFunc(rest, func(c call) bool { return c.count == 0 })
-	if len(rest) == 0 { // for callers that take nothing
+	if len(rest) == 0 { // callers that take nothing still need a shard
 		rest = slices.Clone(of[len(of)-1:])
 		rest[0].count = 0
 	}

@@ -9,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// callback is what a caller has set for a query of a batch, or nil.
+// callback is the function that the caller set for a query of a batch, or nil.
 type callback = func(pgx.BatchResults) error
 
-// answers are those to the queries of a batch, kept until the transaction has committed.
+// answers are the answers to the queries of a batch, kept until the transaction has committed.
 type answers []answer
 
-// answer is what one query has answered.
+// answer is the answer to one query, and its callback.
 type answer struct {
 	fn   callback
 	rows [][][]byte
@@ -23,7 +23,7 @@ type answer struct {
 	tag  pgconn.CommandTag
 }
 
-// readAnswers reads what the queries of a batch have answered, whose callbacks are given.
+// readAnswers reads the answers to the queries of a batch. fns are their callbacks.
 func readAnswers(results pgx.BatchResults, fns []callback) (answers, error) {
 	all := make(answers, 0, len(fns))
 	for i, fn := range fns {
@@ -63,7 +63,7 @@ func (a *answer) read(results pgx.BatchResults) error {
 	return rows.Err()
 }
 
-// call calls the callbacks, in order, until one of them fails. Values are those of conn's types.
+// call runs the callbacks in order, until one fails. It decodes values with conn's types.
 func (all answers) call(conn *pgx.Conn) error {
 	for i := range all {
 		if all[i].fn == nil {
@@ -76,8 +76,7 @@ func (all answers) call(conn *pgx.Conn) error {
 	return nil
 }
 
-// replay gives an answer to a callback, as pgx gives that of the next query of a batch. It is the
-// rows of that answer, too.
+// replay is the pgx.BatchResults that a callback gets: its next answer is the one that was kept.
 type replay struct {
 	failedBatch // for the methods that callbacks do not use
 	a           *answer
@@ -110,7 +109,7 @@ func (r replayRows) Close()                                       { r.closed = t
 func (r replayRows) Err() error                                   { return r.err }
 func (r replayRows) CommandTag() pgconn.CommandTag                { return r.a.tag }
 func (r replayRows) FieldDescriptions() []pgconn.FieldDescription { return r.a.of }
-func (r replayRows) Conn() *pgx.Conn                              { return nil } // it is not the caller's
+func (r replayRows) Conn() *pgx.Conn                              { return nil } // the connection is not the caller's
 func (r replayRows) TypeMap() *pgtype.Map                         { return r.conn.TypeMap() }
 
 func (r replayRows) Next() bool {
@@ -122,7 +121,7 @@ func (r replayRows) Next() bool {
 	return true
 }
 
-// RawValues are those of the row that Next has come to.
+// RawValues returns the columns of the current row.
 func (r replayRows) RawValues() [][]byte {
 	if r.closed || r.next == 0 {
 		return nil
@@ -144,7 +143,7 @@ func (r replayRows) Scan(dest ...any) error {
 
 var errNoRow = errors.New("ratelimit: no row: Next was not called, or has returned false")
 
-// one is the destination that takes a whole row.
+// one returns dest as a RowScanner, if it is one that takes a whole row.
 func one(dest []any) (pgx.RowScanner, bool) {
 	if len(dest) != 1 {
 		return nil, false
@@ -180,7 +179,7 @@ func (r replayRows) Values() ([]any, error) {
 	return values, nil
 }
 
-// fail keeps the first error, which closes the rows.
+// fail keeps the first error, and closes the rows.
 func (r replayRows) fail(err error) error {
 	if err != nil && r.err == nil {
 		r.err, r.closed = err, true

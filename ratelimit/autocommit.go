@@ -125,8 +125,8 @@ func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err e
 	return s, nil
 }
 
-// do runs the verb over one row with a transaction for each trip, which is one statement, and over several in a transaction
-// that holds them together.
+// do runs a verb. If it is for one row, each of its round trips is a transaction of its own. If it
+// is for several, one transaction holds them together.
 func (a *Autocommit) do(
 	ctx context.Context, requests []Request, verb func(context.Context, executor, []call) error,
 ) error {
@@ -148,7 +148,8 @@ func (a *Autocommit) do(
 		if err := verb(ctx, poolExecutor{a.pool, a.l, began}, calls); !errors.Is(err, errUndecided) {
 			return err
 		}
-		// It lost the row each time between two trips. In a transaction of its own it holds it.
+		// Between TAKE and LOOK other callers changed the row each time. A transaction of its own
+		// keeps the row locked in between.
 	}
 	return a.inTx(ctx, began, func(ctx context.Context, tx pgx.Tx) error {
 		x, err := a.l.transaction(tx)
@@ -159,9 +160,9 @@ func (a *Autocommit) do(
 	})
 }
 
-// inTime runs fn, which goes to the database, with a ctx that ends: when Config.Timeout is over for a
-// call that began then, unless ctx has a deadline. What needs no database needs no such context, which
-// costs as much as a denial from memory.
+// inTime runs fn, which uses the database, under Config.Timeout unless ctx has a deadline. The time
+// counts from began, when the call was made. Calls that are answered from memory do not use inTime:
+// the context would cost as much as the answer.
 func (l *Limiter) inTime(ctx context.Context, began time.Time, fn func(context.Context) error) error {
 	d := l.patience(ctx)
 	if d <= 0 {
@@ -176,7 +177,7 @@ func (l *Limiter) inTime(ctx context.Context, began time.Time, fn func(context.C
 	return err
 }
 
-// patience is Config.Timeout for a ctx without a deadline, and 0 if nothing but ctx ends a call.
+// patience is how long a call may wait if ctx has no deadline: Config.Timeout, or 0 for no bound.
 func (l *Limiter) patience(ctx context.Context) time.Duration {
 	if _, ends := ctx.Deadline(); ends {
 		return 0
@@ -199,11 +200,11 @@ func (a *Autocommit) inTx(ctx context.Context, began time.Time, fn func(context.
 
 func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"} }
 
-// poolExecutor runs statements in a transaction of their own, all in one round trip.
+// poolExecutor runs each trip as a transaction of its own, in one round trip.
 type poolExecutor struct {
 	pool  *pgxpool.Pool
 	l     *Limiter
-	began time.Time // the call: see inTime
+	began time.Time // when the call was made: see inTime
 }
 
 func (x poolExecutor) fresh() bool { return true }
@@ -233,7 +234,7 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Release() // after a failed statement it is still inside the transaction: the pool closes it for that
+	defer conn.Release() // after a failed statement the pool closes the connection, as it is still in a transaction
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -253,12 +254,12 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 	return committed(err)
 }
 
-// strictSession marks a connection on which a lone statement has failed to serialize. Its transactions
-// are above READ COMMITTED by default, and BEGIN has to say which level is wanted. On any other a lone
-// statement is its own transaction, which spares BEGIN and COMMIT.
+// strictSession marks a connection on which a lone statement failed to serialize: its default
+// isolation level is above READ COMMITTED, so BEGIN has to name the level. On other connections a
+// lone statement is sent without BEGIN and COMMIT.
 const strictSession = "weir: above READ COMMITTED by default"
 
-// sendAlone sends a statement in a transaction of its own.
+// sendAlone sends one statement, which is a transaction of its own.
 func sendAlone(ctx context.Context, conn *pgx.Conn, s *statement) error {
 	rows, err := conn.Query(ctx, s.sql, s.args...)
 	if err != nil {
@@ -267,8 +268,8 @@ func sendAlone(ctx context.Context, conn *pgx.Conn, s *statement) error {
 	return s.read(rows)
 }
 
-// committed tells what the error of a transaction says that went out in one flight with its COMMIT. If
-// it is no answer of Postgres that rolls back, the transaction may have been committed.
+// committed handles the error of a transaction that was sent together with its COMMIT. Unless
+// Postgres answered that it was rolled back, it may have been committed.
 func committed(err error) error {
 	if err == nil || isRolledBack(err) {
 		return err

@@ -11,9 +11,9 @@ import (
 )
 
 // A batch is several calls that are decided as one: all of them are granted, or none. Their
-// requests are merged as those of one call are, so each row is taken from once, for all calls
-// together. What was taken is then split: the last call has what the row says, and each call before
-// it has that less what the calls after it took.
+// requests are merged like those of one call, so each row is taken from once for all calls. Then
+// what was taken is split. The last call left what the row has now; each call before it left that
+// plus what the later calls took.
 
 // RateLimitMany decides several calls at once: all of them are granted, or none. If they are, each
 // gets the Result that it would have had from [Limiter.RateLimit] if the calls had been made one
@@ -73,7 +73,7 @@ func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result)
 	return l.returns(ctx, x, "give back", joined(calls), l.undoOf)
 }
 
-// flatten lists the requests of a batch, and of which call each is.
+// flatten returns the requests of a batch, and for each the number of its call.
 func flatten(calls [][]Request) (requests []Request, of []int, err error) {
 	if len(calls) == 0 {
 		return nil, nil, &InvalidError{Field: "calls", Value: plain("none"), Want: "at least one"}
@@ -127,9 +127,9 @@ func (l *Limiter) rateLimitMany(
 	return res, nil
 }
 
-// shadowsTogether is what beside does for shadows, with one trip for all that grant and one more
-// for the others. If they are not asked, as the batch is denied, their Outcomes have no more than
-// the names.
+// shadowsTogether is beside for the shadows of a batch: one trip takes for all of them, and a
+// second one looks at those that did not grant. If asked is false, because the batch was denied,
+// their Outcomes have only names.
 func (l *Limiter) shadowsTogether(
 	ctx context.Context, x executor, shadows []call, requests int, asked bool,
 ) (Result, error) {
@@ -182,9 +182,9 @@ func (l *Limiter) shadowsTogether(
 	return res, nil
 }
 
-// takeOrLook decides calls that have nothing to do with each other, and notes in res what they met.
-// It returns those that it could not decide: of limits that have got shards, or that have the
-// tokens by the time that they are looked at.
+// takeOrLook decides calls independently of each other, and records their Outcomes in res. It
+// returns those that it could not decide: limits that have shards now, or that had tokens by the
+// time of the look.
 func (l *Limiter) takeOrLook(
 	ctx context.Context, x executor, calls []call, requests int, res *Result,
 ) (again []*call, err error) {
@@ -237,7 +237,8 @@ func (l *Limiter) takeOrLook(
 	return again, nil
 }
 
-// readOnly is r without what settling and giving back need: that is in the Results of the calls.
+// readOnly returns r without what settling and giving back need: the Results of the calls have
+// that.
 func (r Result) readOnly() Result {
 	outcomes := slices.Clone(r.Outcomes)
 	for i := range outcomes {
@@ -247,9 +248,9 @@ func (r Result) readOnly() Result {
 	return r
 }
 
-// split returns the Results of the calls of a batch that was granted. Of the tokens that a row had
-// the first calls get theirs, and what the row owes in the end is owed for the last ones. The
-// counts of the calls, and what they took from each shard, add up to what was taken.
+// split returns the Results of the calls of a granted batch. The first calls get the tokens that a
+// row had, and the last ones owe what it owes now. The counts of the calls, and what they took from
+// each shard, add up to what was taken.
 func (r Result) split(requests []Request, of []int) []Result {
 	each := make([]Result, of[len(of)-1]+1)
 	first := make([]int, len(each)) // the index of the first request of each
@@ -287,8 +288,8 @@ func (r Result) split(requests []Request, of []int) []Result {
 	return each
 }
 
-// share hands out what a batch took from one row: to each of its calls, in their order, what it
-// took, and the Outcome that it met. The indexes are still those of the batch's requests.
+// share splits what a batch took from one row: it calls yield for each call in order, with what
+// that call took and its Outcome. The indexes are still those of the batch's requests.
 func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met Outcome)) {
 	all := o.call
 	var shares []call
@@ -327,9 +328,9 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	}
 }
 
-// joined sorts calls by row and makes one of those that can be given back as one: they took from
-// the same row at the same time, and stood next to each other. Under a token bucket without
-// OnCredit it does not matter where they stood.
+// joined sorts calls by row, and joins those that can be given back as one: they took from the same
+// row at the same time, one directly after the other. For a token bucket without OnCredit their
+// order does not matter.
 func joined(calls []call) []call {
 	slices.SortStableFunc(calls, func(a, b call) int {
 		return cmp.Or(compareRows(&a, &b), cmp.Compare(a.owed, b.owed))
@@ -348,7 +349,7 @@ func joined(calls []call) []call {
 	return join
 }
 
-// precedes tells whether c and next, a take from the same row after it, can be given back as one.
+// precedes reports whether c and next, a later take from the same row, can be given back as one.
 func (c *call) precedes(next *call) bool {
 	switch {
 	case compareRows(c, next) != 0 || c.algebra != next.algebra,

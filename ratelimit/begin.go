@@ -13,14 +13,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lazyTx is the transaction of an attempt. A call that is expected to be denied is looked at before it; if fn goes on none the
-// less, it is looked at again. BEGIN goes out with the first statements, if they are ours, and else ahead of
-// whatever the callback sends first; if it sends nothing there is no transaction.
+// lazyTx is the transaction of an attempt, which begins as late as possible. If the first
+// statements are Weir's, BEGIN is sent together with them. Otherwise it is sent before the first
+// statement of the callback. If the callback sends nothing, there is no transaction. A call that is
+// expected to be denied is read before BEGIN; if the callback goes on all the same, that is read
+// again.
 //
-// BEGIN on its own is left to db, and what comes after it to the transaction that db returns. BEGIN in a batch is followed by
-// what pgx's own transaction would send on conn. Where nothing but pgx's own will do, it is made then: see real.
+// After a BEGIN on its own, all statements go to the transaction that db returned. After a BEGIN in
+// a batch, lazyTx sends on conn what pgx's transaction would send. If only pgx's transaction will
+// do, it is made then: see real.
 type lazyTx struct {
-	ctx  context.Context // of InTx: for BEGIN on its own, and for methods that are given none
+	ctx  context.Context // the context of InTx: for BEGIN on its own, and for methods without a context
 	db   Beginner        // conn, if that is known
 	conn *pgx.Conn
 	opts pgx.TxOptions
@@ -28,7 +31,7 @@ type lazyTx struct {
 	sql    *statements
 	queue  []row         // to queue for before the snapshot is taken
 	waited time.Duration // in the round trip that queued
-	locked bool          // the session may hold locks of the queue: an error came before it had released them
+	locked bool          // the session may still hold locks of the queue: an error came before it released them
 
 	unsure func() *confirmation // what was looked at before BEGIN, or nil
 
@@ -36,8 +39,8 @@ type lazyTx struct {
 	to     querier // once begun: conn, or tx
 	tx     pgx.Tx  // pgx's own, if there is one
 	closed bool
-	failed error // of BEGIN or lock: then InTx fails with it, whatever fn makes of it
-	thrown bool  // failed left fn by a panic
+	failed error // an error of BEGIN or of the queue: InTx returns it whatever fn does with it
+	thrown bool  // failed was thrown as a panic
 }
 
 // querier is what a connection and a transaction have in common.
@@ -50,7 +53,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// connect finds the connection of the transaction that db would begin, if it can be known, and how to give it back.
+// connect returns the connection on which db would begin a transaction, or nil if that is unknown,
+// and a function that gives it back.
 func connect(ctx context.Context, db Beginner) (conn *pgx.Conn, release func(), err error) {
 	switch db := db.(type) {
 	case *pgx.Conn:
@@ -62,12 +66,12 @@ func connect(ctx context.Context, db Beginner) (conn *pgx.Conn, release func(), 
 		if err != nil {
 			return nil, nil, err
 		}
-		return c.Conn(), c.Release, nil // unless the transaction has ended by then, the pool closes the connection
+		return c.Conn(), c.Release, nil // the pool closes the connection if a transaction is still open
 	}
 	return nil, func() {}, nil
 }
 
-// newTx returns a transaction that has not begun, or if it cannot begin later, one that has.
+// newTx returns a transaction that has not begun; or one that has, if BEGIN cannot be sent later.
 func newTx(ctx context.Context, db Beginner, opts pgx.TxOptions) (t *lazyTx, release func(), err error) {
 	conn, release, err := connect(ctx, db)
 	if err != nil {
@@ -91,7 +95,7 @@ func (t *lazyTx) begin() error {
 		t.closed = true
 		t.failed = errBegin(err)
 		if t.conn != nil {
-			t.lose(t.ctx) // pgx has done so itself until v5.10
+			t.lose(t.ctx) // pgx did this itself until v5.10
 		}
 		return t.failed
 	}
@@ -106,7 +110,8 @@ func (t *lazyTx) begin() error {
 	return t.failed
 }
 
-// confirm returns the statements that look again at what was looked at before BEGIN, and what is then wrong with it.
+// confirm returns the statements that read again what was read before BEGIN, and a function that
+// returns an error if it has changed.
 func (t *lazyTx) confirm() (looks []*statement, holds func() error) {
 	if t.unsure == nil {
 		return nil, func() error { return nil }
@@ -127,7 +132,8 @@ func errQueue(err error) error {
 	return fmt.Errorf("ratelimit: queue for a contended limit: %w", hint(err))
 }
 
-// beginWith sends BEGIN, what queues, and statements in one round trip. With an error it returns the statement that failed.
+// beginWith sends BEGIN, the statements of the queue, and statements in one round trip. If one
+// fails, it returns that statement with the error.
 func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
 	var short [4]*statement
@@ -152,8 +158,9 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 	t.unsure = unsure
 	t.locked = slices.Contains(queue, failed)
 	if !t.locked && !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
-		// No transaction: BEGIN was refused, or ctx had ended, or the driver, which prepares a batch before it sends it,
-		// could not. What comes one by one fails where it should, and if that is not BEGIN, within the transaction.
+		// There is no transaction: BEGIN was refused, ctx had ended, or pgx could not prepare the
+		// batch. Sent one by one, each statement fails where it should: BEGIN by itself, any other
+		// within the transaction.
 		if err := t.begin(); err != nil {
 			return nil, err
 		}
@@ -167,11 +174,12 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 	case t.locked, len(queue) > 0 && len(statements) == 0:
 		t.failed = errQueue(err)
 	}
-	// A connection that is lost is lost in all of the trip: answers come when its last statement has ended.
+	// If the connection is lost, the whole trip has failed: the answers come only after its last
+	// statement.
 	return failed, err
 }
 
-// beginSerializable is what nearly all transactions begin with.
+// beginSerializable begins nearly all transactions.
 var beginSerializable = &statement{sql: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
 
 func beginSQL(o pgx.TxOptions) string {
@@ -185,8 +193,8 @@ func beginSQL(o pgx.TxOptions) string {
 	return sql
 }
 
-// restart ends a transaction that has sent nothing but what one call of ours has, and runs looks in the same trip. It is then
-// as if it had not begun. It reports whether it has done so.
+// restart rolls back a transaction in which only one call of Weir has sent anything, and runs looks
+// in the same trip. The transaction then counts as not begun. It reports whether it has done so.
 func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) {
 	if !t.begun || t.tx != nil || t.closed || t.failed != nil || t.locked {
 		return false, nil
@@ -198,7 +206,7 @@ func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) 
 	return true, nil
 }
 
-// need is for what is not ours: BEGIN goes out ahead of it.
+// need sends BEGIN, if that has not happened, before a statement of the callback.
 func (t *lazyTx) need() error {
 	if !t.begun {
 		if len(t.queue) == 0 {
@@ -212,8 +220,9 @@ func (t *lazyTx) need() error {
 	return t.failed
 }
 
-// real is for what only pgx's own transaction has: savepoints and large objects. If BEGIN went out in a batch it is made
-// now, by a BEGIN that is empty, which takes the trip that was saved.
+// real returns pgx's own transaction, for savepoints and large objects. If BEGIN was sent in a
+// batch, real makes pgx's transaction with an empty BEGIN, which costs the round trip that was
+// saved.
 func (t *lazyTx) real() (pgx.Tx, error) {
 	if err := t.need(); err != nil {
 		return nil, err
@@ -236,10 +245,10 @@ func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return tx.Begin(ctx)
 }
 
-// Commit and Rollback do what those of pgx do, also to a connection on which they fail.
+// Commit and Rollback do what pgx's do, also to a connection on which they fail.
 func (t *lazyTx) Commit(ctx context.Context) error { return t.commit(ctx, false) }
 
-// commit ends it in two phases, if need be: see twoPhaseSQL.
+// commit commits, in two phases if that is needed: see twoPhaseIfSQL.
 func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	if t.closed {
 		return pgx.ErrTxClosed
@@ -287,7 +296,7 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 		return t.tx.Rollback(ctx)
 	}
 	var err error
-	if t.locked { // in the same flight, so that a pooler does not send it to another server connection
+	if t.locked { // in one round trip, so that a pooler does not send it to another server connection
 		_, err = t.conn.Exec(ctx, t.sql.unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
 	} else {
 		_, err = t.conn.Exec(ctx, "rollback")
@@ -298,7 +307,7 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	return err
 }
 
-// lose closes the connection, at once: what fn does with it by Conn must not happen outside of the transaction.
+// lose closes the connection at once, so that fn cannot use it outside of the transaction.
 func (t *lazyTx) lose(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
@@ -319,8 +328,8 @@ func (t *lazyTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return t.to.SendBatch(ctx, b)
 }
 
-// LargeObjects has no error to return, and its result none to hold: so without a transaction it leaves fn by a panic, which
-// call turns into the error.
+// LargeObjects cannot return an error. So if there is no transaction it panics, and call turns the
+// panic into the error.
 func (t *lazyTx) LargeObjects() pgx.LargeObjects {
 	tx, err := t.real()
 	if err != nil {
@@ -330,7 +339,7 @@ func (t *lazyTx) LargeObjects() pgx.LargeObjects {
 	return tx.LargeObjects()
 }
 
-// call calls fn.
+// call runs fn, and returns failed in place of its error if that is set.
 func (t *lazyTx) call(fn func() error) (err error) {
 	defer func() {
 		if t.thrown {
@@ -377,11 +386,11 @@ func (t *lazyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row 
 }
 
 func (t *lazyTx) Conn() *pgx.Conn {
-	_ = t.need() // if BEGIN fails the connection is closed
+	_ = t.need() // if BEGIN fails, the connection is closed
 	return t.connection()
 }
 
-// connection is Conn for InTx itself, which begins nothing by asking.
+// connection is Conn without BEGIN, for InTx itself.
 func (t *lazyTx) connection() *pgx.Conn {
 	if t.tx != nil {
 		return t.tx.Conn()

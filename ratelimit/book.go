@@ -10,33 +10,34 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// books are what this process knows of the limits that are spread over shards: how many each has, and how they stood when
-// they were last seen. It only ever chooses where to try first: whatever is decided is decided on what is in the database.
-// A limit of which nothing is known is looked at, which takes a round trip more.
+// books are what this process remembers of limits with shards: how many shards each has, and the
+// balances that it last saw. That is only used to choose where to try first; every decision is made
+// on what is in the database. A limit without a book is looked at first, which costs a round trip.
 type books struct {
 	mu    sync.Mutex
 	of    map[place]*book
 	pages int // of all books
 	made  made
-	ahead time.Duration // of the database's clock before this process's
+	ahead time.Duration // by how much the database's clock is ahead of this process's
 }
 
 // place names a limit and key.
 type place struct{ name, key string }
 
-// maker is a transaction that has given a limit another layout.
+// maker is a transaction that has changed the layout of a limit.
 type maker struct {
 	place
 	transaction any
 }
 
-// made are the layouts that may roll back, of transactions that InTx has not begun: for each hash of a maker, the
-// second in which one with that hash was last noted. So it has a fixed size whatever keys come. A maker may be taken
-// for another with the same hash. What it looks at is then not noted, which costs its next call a look more.
+// made remembers transactions that have changed a layout and may roll back, if InTx has not begun
+// them. It has a fixed size: for each hash of a maker the second in which one with that hash was
+// last noted. If two makers have the same hash, one is taken for the other, and what it sees is not
+// remembered: its next call has to look once more.
 type made struct {
 	seed  maphash.Seed
 	began time.Time
-	at    []int32 // seconds after began, and one; 0: never
+	at    []int32 // seconds after began, plus one; 0: never
 }
 
 func (m *made) slot(by maker) *int32 {
@@ -65,21 +66,21 @@ func (m *made) has(by maker) bool {
 type book struct {
 	layout shard.Layout
 	shards []page
-	mean   float64 // of what calls ask for, lately
+	mean   float64 // the mean count of recent calls
 }
 
-// page is what is known of a shard.
+// page is what is remembered of one shard.
 type page struct {
 	balance
-	session uint32 // of the connection that took from it last, 0 if that is none of this process's
+	session uint32 // the connection that took from it last; 0 if none of this process did
 	taken   time.Time
-	held    bool // by the transaction of that connection, as far as is known
+	held    bool // that connection's transaction may still hold it
 }
 
 const (
 	mostPages = 100_000   // some megabytes
 	mostMade  = 1 << 14   // hashes: 64 kB
-	longest   = time.Hour // that a transaction is taken to last after it has made a layout
+	longest   = time.Hour // how long a transaction may run after it has changed a layout
 
 	// muchWorse is by how many counts a shard must stand worse than was known for a take to look again.
 	// A look costs a trip or two. Several processes know a shard as it stood some ten takes of others ago:
@@ -87,14 +88,15 @@ const (
 	// with no bound the last of a hundred was later than 5 units (BenchmarkHotReserve).
 	muchWorse = 8
 
-	// lately is for how long a shard is left to a transaction that took from it, of which is not known whether it has ended. It
-	// is longer than most.
+	// lately is how long a shard is left alone after a take by a transaction that may not have
+	// ended yet. Most transactions are shorter.
 	lately = time.Second
 )
 
 func (c *call) place() place { return place{c.name, c.key} }
 
-// sharded reports whether one of the calls is of a limit that is to have shards, or is known to have.
+// sharded reports whether one of the calls is for a limit that should have shards, or is known to
+// have some.
 func (b *books) sharded(calls []call) bool {
 	for i := range calls {
 		if calls[i].shards > 1 {
@@ -114,7 +116,7 @@ func (b *books) sharded(calls []call) bool {
 	return false
 }
 
-// layout is what the layout of the limit of c is known to be.
+// layout returns the remembered layout of the limit of c.
 func (b *books) layout(c *call) (layout shard.Layout, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,7 +126,7 @@ func (b *books) layout(c *call) (layout shard.Layout, known bool) {
 	return shard.Layout{}, false
 }
 
-// look notes how a limit stands.
+// look remembers how a limit was seen, unless the transaction itself has changed its layout.
 func (b *books) look(c *call, w *whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,14 +143,16 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	}
 	now := time.Now()
 	for i := range w.rows {
-		// A take of this process that is not committed yet was not seen, and is known better.
+		// A take of this process that has not committed is not visible in what was read, and is
+		// known better.
 		if p := &k.shards[i]; p.ts <= w.rows[i].ts || !p.held || now.Sub(p.taken) >= lately {
 			p.balance = w.rows[i]
 		}
 	}
 }
 
-// open starts a book anew.
+// open starts a new book for a limit. It closes others, in no particular order, if there are too
+// many pages.
 func (b *books) open(p place, layout shard.Layout) *book {
 	if b.of == nil {
 		b.of = make(map[place]*book)
@@ -173,8 +177,9 @@ func (b *books) close(p place) {
 	}
 }
 
-// making says that the layout of a limit is what a transaction makes of it. Nobody must know that before it has committed:
-// if it rolls back those shards do not exist, and what does not exist is full.
+// making records that a transaction changes the layout of a limit, and forgets the limit. The new
+// layout must not be remembered before COMMIT: if it rolls back, those shards do not exist, and a
+// shard that does not exist would count as full.
 func (b *books) making(c *call, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -189,14 +194,14 @@ func (b *books) making(c *call, transaction any) {
 	b.close(c.place())
 }
 
-// forget says that nothing is known of a limit.
+// forget closes the book of a limit.
 func (b *books) forget(c *call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.close(c.place())
 }
 
-// took notes how a take by a session has left its shard.
+// took records the balance that a take has left in its shard.
 func (b *books) took(row *call, left balance, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,8 +215,8 @@ func (b *books) took(row *call, left balance, session uint32) {
 	}
 }
 
-// claim notes that a session is about to take from a shard: others are to try other ones. It has no
-// effect if another session has done so.
+// claim records that a session is about to take from a shard, so that other calls try other shards.
+// It has no effect if another session holds it.
 func (b *books) claim(c *call, row int32, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,7 +225,7 @@ func (b *books) claim(c *call, row int32, session uint32) {
 	}
 }
 
-// disclaim notes that it has not taken.
+// disclaim records that the session did not take after its claim.
 func (b *books) disclaim(c *call, row int32, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -229,7 +234,7 @@ func (b *books) disclaim(c *call, row int32, session uint32) {
 	}
 }
 
-// ended notes that the transaction has ended that took from rows.
+// ended records that the transaction that took from rows has ended.
 func (b *books) ended(rows []call) {
 	if len(rows) == 0 {
 		return
@@ -243,7 +248,8 @@ func (b *books) ended(rows []call) {
 	}
 }
 
-// lost notes that a take from a shard has met a concurrent transaction: the next one is to try others.
+// lost records that a take from a shard conflicted with another transaction, so that the next one
+// tries others.
 func (b *books) lost(c *call, row int32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -252,7 +258,7 @@ func (b *books) lost(c *call, row int32) {
 	}
 }
 
-// page is what is known of a row, or nil.
+// page returns the page of a row, or nil.
 func (b *books) page(c *call, row int32) *page {
 	layout, i := shard.Address(row)
 	if k := b.of[c.place()]; k != nil && k.layout == layout {
@@ -261,9 +267,10 @@ func (b *books) page(c *call, row int32) *page {
 	return nil
 }
 
-// choose returns the shards from which a session should try to take what c asks for, the best first; none if none is known
-// to have it. enough is how many are known to have it. A take that would leave less than level in the one that it comes to
-// finds it much worse than it was known.
+// choose returns the shards from which a session should try to take the count of c, the best first;
+// none if no shard is known to have it. enough is how many are known to have it. A take should not
+// leave less than level: then the shard is much emptier than was known, and another look is worth
+// its cost.
 func (b *books) choose(
 	c *call, session uint32, clock func() time.Time,
 ) (layout shard.Layout, candidates []int, enough int, level float64) {
@@ -294,7 +301,7 @@ func (b *books) choose(
 	row := c.of(layout, 0)
 	least := row.demand() - c.count
 	if most, _ := c.largest(&shares); c.pausable() && c.count > most {
-		least = 0 // or it is to be taken in parts
+		least = 0 // otherwise it is taken in parts
 	}
 	candidates, enough = shard.Choose(layout.Shards, own, c.count, least, view, rand.IntN)
 	for _, i := range candidates {
@@ -303,7 +310,7 @@ func (b *books) choose(
 	return layout, candidates, enough, level - muchWorse*c.count
 }
 
-// now is the database's clock, as far as is known.
+// now estimates the database's clock.
 func (b *books) now(clock func() time.Time) int64 {
 	if clock != nil {
 		return clock().UnixMicro()
@@ -311,8 +318,9 @@ func (b *books) now(clock func() time.Time) int64 {
 	return time.Now().Add(b.ahead).UnixMicro()
 }
 
-// asked notes what a call asks for, and returns how much of it may be waited for in one shard: twice what calls ask for in the
-// mean. More would have it run later than by one line, and all that come to that shard after it.
+// asked records the count of a call, and returns how much of it may be waited for in one shard:
+// twice the mean count. A larger part would make the call, and later calls of that shard, run later
+// than without shards.
 func (b *books) asked(c *call) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -327,7 +335,7 @@ func (b *books) asked(c *call) float64 {
 	return 2 * k.mean
 }
 
-// known is a limit as it is known to stand, or nil.
+// known returns the limit as it is remembered, or nil.
 func (b *books) known(c *call, clock func() time.Time) *whole {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -342,7 +350,8 @@ func (b *books) known(c *call, clock func() time.Time) *whole {
 	return w
 }
 
-// free tells of shards whether no other connection of this process holds them, as far as is known.
+// free returns a function that reports whether no other connection of this process is known to hold
+// shard i.
 func (b *books) free(c *call, layout shard.Layout, session uint32) func(i int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -355,7 +364,7 @@ func (b *books) free(c *call, layout shard.Layout, session uint32) func(i int) b
 	return func(i int) bool { return free[i] }
 }
 
-// total is what the limit is worth, as far as is known, by the time at.
+// total estimates the sum of a limit's shards at an instant.
 func (b *books) total(c *call, at int64) (total float64, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

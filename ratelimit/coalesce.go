@@ -30,8 +30,8 @@ type Coalesced struct {
 	gives   gives
 	seed    maphash.Seed
 	waiting atomic.Int64 // calls that are not decided yet
-	order   atomic.Int64 // of the last call that came
-	overdue atomic.Int32 // batches that a lane no longer waits for
+	order   atomic.Int64 // the number of the last call that came
+	overdue atomic.Int32 // overdue batches for which their lanes no longer wait
 	ended   atomic.Bool  // Close no longer waits for rows that others hold
 	unmade  atomic.Int32 // batches since a row was inserted
 	singly  chan struct{}
@@ -45,21 +45,22 @@ const (
 	// keep their order. With more lanes each batch has fewer calls, and fewer are decided in all.
 	lanes = 2
 
-	// lanesOfKeys is lanes where a batch is of one key: see ofOneKey. Keys that meet in a lane wait
-	// for each other.
+	// lanesOfKeys is lanes for engines where a batch is of one key: see ofOneKey. Keys in the same
+	// lane wait for each other.
 	lanesOfKeys = 64
 
 	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait.
 	mostTogether = 1000
 	mostWaiting  = 1 << 16
 
-	// mostUnmade is for how many batches rows are expected that do not exist, after there were some.
+	// mostUnmade is for how many batches after one that met a missing row takes also insert rows:
+	// see makeManySQL.
 	mostUnmade = 100
 
-	// tripTime is how long the database, or the pool, has for an answer.
+	// tripTime is how long a batch waits for the database, or for a connection of the pool.
 	tripTime = 5 * time.Second
 
-	// overdue is how long a lane waits for a trip before it goes on with the next batch.
+	// overdue is how long a lane waits for a batch's trip before it goes on with the next batch.
 	overdue = 500 * time.Millisecond
 )
 
@@ -91,7 +92,7 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	return c
 }
 
-// connections is how many the pool may have.
+// connections is the most connections that the pool opens.
 func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 
 // RateLimit is [Limiter.RateLimit], committed when it returns. A call for one limit takes one round
@@ -197,7 +198,7 @@ func (c *Coalesced) Close() {
 	t.Stop()
 }
 
-// errLeftEarly is for a call whose context ended while the database was deciding on it.
+// errLeftEarly is the error of a call whose context ended while the database was deciding on it.
 func errLeftEarly(ended error) error {
 	return fmt.Errorf("%w: the database had not answered when the context ended; "+
 		"what it grants will be given back: %w", ErrOutcomeUnknown, ended)
@@ -222,7 +223,8 @@ func (c *Coalesced) add(w *waiter) error {
 	return nil
 }
 
-// lane is that of the key. Calls of several limits often share one of them: they all have one lane.
+// lane returns the lane of the call's key. All calls of several limits use the first lane: they
+// often share a limit.
 func (c *Coalesced) lane(w *waiter) *lane {
 	if len(w.calls) > 1 {
 		return &c.lanes[0]

@@ -14,23 +14,25 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Above READ COMMITTED, callers of one row do not queue for it: as soon as the transaction that holds it commits, all who
-// wait fail with 40001, and running them again blindly makes it worse. So a transaction that has lost a row waits for the
-// advisory lock of that row before it takes its snapshot. See queue. While a row is contended, the first attempts of this
-// process wait there as well.
+// Above READ COMMITTED, callers do not queue for a row. As soon as the transaction that holds it
+// commits, all that wait for it fail with 40001, and to run them again at once makes it worse. So a
+// transaction that has lost a row waits for the advisory lock of that row before it takes its
+// snapshot: see statements.queue. While a row is contended, first attempts of this process wait
+// there as well.
 //
-// Only a conflict on the row makes it contended. A wait does not: the queue would then keep itself in being.
+// Only a conflict on the row makes it contended. If a wait did so too, the queue would keep itself
+// alive.
 
 const (
-	contendedFor  = 2500 * time.Millisecond // after the last conflict: callers who pause for a second need not learn it anew
+	contendedFor  = 2500 * time.Millisecond // after the last conflict: long enough for callers that pause for a second
 	mostContended = 1000
-	mostQueued    = 100 // rows of a call: their locks are columns of one statement, and Postgres has room for 1,664
+	mostQueued    = 100 // rows per transaction: their locks are columns of one statement, and Postgres allows 1,664
 	starvesAfter  = 8   // attempts that have lost a row
 )
 
 type contention struct {
 	mu      sync.Mutex
-	rows    map[row]time.Time // until when
+	rows    map[row]time.Time // until when each is contended
 	starved map[row]int       // how many transactions of InSQLTx have lost it starvesAfter times, and still want it
 }
 
@@ -56,7 +58,7 @@ func (c *contention) starves(rows []row) (done func()) {
 	return func() { add(-1) }
 }
 
-// starving picks the rows of statements for which another transaction starves.
+// starving returns the rows of statements for which another transaction starves.
 func (c *contention) starving(statements []*statement) (rows []row) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +95,7 @@ func (c *contention) note(r row) {
 	}
 }
 
-// contended picks the rows of statements for which it is worth to queue.
+// contended returns the rows of statements that are worth queueing for.
 func (c *contention) contended(statements []*statement) []row {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,21 +131,21 @@ func locksOf(rows []row) []int64 {
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
 type attempt struct {
-	handed    txn // what the callback gets
+	handed    txn // what the callback is given
 	l         *Limiter
 	level     pgx.TxIsoLevel
-	queues    bool           // it can queue: above READ COMMITTED, and on a connection of which InTx sends the BEGIN
+	queues    bool           // it can queue: above READ COMMITTED, on a connection on which InTx sends BEGIN, and not Portable
 	again     bool           // an earlier attempt was rolled back
 	used      bool           // something was sent that may have taken the snapshot: too late to queue
-	foreign   bool           // by the callback itself
-	conflicts []row          // where this transaction has failed so far, on this attempt and earlier ones
-	made      map[place]bool // limits that it has given another layout, which may roll back
-	conflict  error          // the serialization failure that this attempt has met in a statement of ours
-	yielded   bool           // conflict is errYielded: the transaction is not to commit, whatever fn does with the error
-	undo      []func()       // what to do if it does not commit
-	freed     []func()       // what to do once more when it has
-	shards    []call         // that it has taken from
-	queued    time.Duration  // for how long, if there is no lazyTx to tell
+	foreign   bool           // the callback has sent something of its own
+	conflicts []row          // rows that this transaction has lost, in this attempt and earlier ones
+	made      map[place]bool // limits whose layout it has changed, which may roll back
+	conflict  error          // the serialization failure of a statement of Weir in this attempt
+	yielded   bool           // conflict is errYielded: the transaction must not commit, whatever fn does with the error
+	undo      []func()       // what to do if it rolls back
+	freed     []func()       // what to do after COMMIT
+	shards    []call         // the shards that it has taken from
+	queued    time.Duration  // how long it has queued; only in InSQLTx, where no lazyTx measures it
 }
 
 // keepsSnapshot reports whether all statements of the transaction read the same snapshot.
@@ -151,9 +153,10 @@ func (a *attempt) keepsSnapshot() bool {
 	return a.level != pgx.ReadCommitted && a.level != pgx.ReadUncommitted
 }
 
-// queueFor returns the rows to queue for before statements: those that are contended, if the attempt sends nothing before.
+// queueFor returns the rows to queue for before statements: those that are contended, if the
+// attempt has sent nothing yet.
 func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
-	if a == nil || !a.queues || a.used || l != a.l { // another limiter's tables may stand in another schema
+	if a == nil || !a.queues || a.used || l != a.l { // the tables of another limiter may be in another schema
 		return nil
 	}
 	return l.contention.contended(statements)
@@ -175,7 +178,7 @@ func (a *attempt) yields(l *Limiter, statements []*statement) error {
 	return errYielded
 }
 
-// observe notes how a statement of ours ended.
+// observe records the conflict if a statement of Weir failed with one.
 func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if a == nil || err == nil || !isConflict(err) {
 		return
@@ -187,12 +190,12 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if !isLostRow(err) {
 		return
 	}
-	layout, _ := shard.Address(max(0, s.c.shard)) // a head's is less than 0
+	layout, _ := shard.Address(max(0, s.c.shard)) // a head has -1
 	l.hot.conflict(s.c.name, layout.Shards, time.Now())
 	if !a.queues {
 		return
 	}
-	if s.whole != nil && !s.writes { // one of several: next time it will be another
+	if s.whole != nil && !s.writes { // one of several shards: the next attempt takes from another
 		return
 	}
 	a.l.contention.note(s.c.row())

@@ -61,7 +61,7 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 	return c.decide(b, now.UnixMicro()), nil
 }
 
-// stored is the row of a State that is to be decided on at now.
+// stored checks a State, and returns it as the row to decide on at now.
 func (c *call) stored(s State, now time.Time) (balance, error) {
 	if y := now.UTC().Year(); y < 1 || y > 9999 {
 		return balance{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
@@ -85,7 +85,7 @@ func (c *call) stored(s State, now time.Time) (balance, error) {
 	return b, nil
 }
 
-// balance is a row as it was read: whether there is one, its two numbers, and what pauses have done to it.
+// balance is a row as it was read.
 type balance struct {
 	exists      bool
 	value       float64
@@ -95,13 +95,14 @@ type balance struct {
 	moved       float64
 }
 
-// open is when a balance that is not paused is paused until.
+// open is the pausedUntil of a balance that is not paused.
 const open = math.MinInt64
 
-// since is when the time of the balance began, or will begin, to go on from ts.
+// since is the instant from which tokens flow in again: ts, or the end of the pause.
 func (b balance) since() int64 { return max(b.ts, b.pausedUntil) }
 
-// at is the balance refilled up to now; ts does not move back, and a pause that is over is forgotten.
+// at returns the balance refilled up to now. Its ts never moves back, and a pause that is over is
+// removed.
 func (a *algebra) at(b balance, now int64) balance {
 	if !b.exists {
 		return balance{true, a.capacity, now, open, 0, 0}
@@ -113,8 +114,9 @@ func (a *algebra) at(b balance, now int64) balance {
 	return b
 }
 
-// decide is TAKE and LOOK in one. The times of a denial are computed from the row as it stands: refilled up to now first,
-// they would round differently from the take that comes then.
+// decide decides as TAKE and LOOK do together. It computes the RetryAt from the row as it is
+// stored, as the take at that time will do. From a balance refilled up to now it would round
+// differently.
 func (c *call) decide(b balance, now int64) Decision {
 	after, ok := c.grants(c.at(b, now))
 	if ok {
@@ -132,7 +134,8 @@ func (c *call) decide(b balance, now int64) Decision {
 	return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(c.earliest(b.value, b.since(), from, c.count, c.least()))}
 }
 
-// grants tells whether a balance that is refilled up to now grants the call, and what that leaves.
+// grants reports whether a balance that was refilled up to now grants the call, and returns the
+// balance after it.
 func (c *call) grants(b balance) (after balance, ok bool) {
 	after = b
 	after.value -= c.count
@@ -145,7 +148,7 @@ func (c *call) grants(b balance) (after balance, ok bool) {
 	return after, !c.bounded || c.repaid(c.line(after), c.within)
 }
 
-// granted is the Decision of a take that has left b.
+// granted returns the Decision for a take that has left b.
 func (c *call) granted(b balance) Decision {
 	d := Decision{OK: true, State: c.state(b)}
 	line := c.line(b).value

@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// denials remembers which rows were lately denied, to know when LOOK should go before TAKE. Unless Config.RememberDenials says
-// more, it only ever chooses the order of the two: LOOK decides on what is in the database, so that a reset elsewhere is seen
-// at once, by whoever has no older snapshot.
+// denials remembers which rows denied calls lately, to know when LOOK should go before TAKE.
+// Without Config.RememberDenials it affects only that order: LOOK still decides on the database's
+// rows, so a reset by another process is noticed at once.
 type denials struct {
 	mu   sync.Mutex
 	rows map[row]denial
 
-	// changes counts what makes tokens come sooner: resets, settlements and the like of this process.
+	// changes counts changes by this process that make tokens available sooner: resets, settlements
+	// and so on.
 	changes uint64
 }
 
@@ -22,30 +23,31 @@ type row struct {
 }
 
 type denial struct {
-	until  time.Time // by this process's monotonic clock: a guess, as it is not the clock that decides
-	demand float64   // what the balance would have had to be
+	until  time.Time // by this process's monotonic clock, so only an estimate
+	demand float64   // the balance that would have been enough
 
-	// The answer, when it came by either clock, and to what.
+	// The decision, when it was made by this process's clock (told) and by the database's (at), and
+	// the call that got it.
 	decision Decision
 	told     time.Time
 	at       int64
 	rule     algebra
 	count    float64
 	ahead    ahead
-	answers  bool // the same call may be answered with it
+	answers  bool // the same call may be answered with the decision
 }
 
-// trip is how much earlier than its RetryAt a denial is not answered from memory any more: longer than most answers took to
-// come from the database.
+// trip is how long before its RetryAt a denial is no longer answered from memory. It is longer than
+// the database usually takes to answer.
 const trip = 10 * time.Millisecond
 
-// mostDenials bounds the memory: some megabytes with long keys.
+// mostDenials bounds the memory, to some megabytes with long keys.
 const mostDenials = 10_000
 
-// row names the balance of c, by which its callers queue.
+// row returns the row of c, for which its callers queue.
 func (c *call) row() row { return row{c.name, c.key, c.shard} }
 
-// demand is what the balance must have, at the least, for the call to be granted.
+// demand is the lowest balance that grants the call.
 func (c *call) demand() float64 {
 	least := c.least()
 	if c.within > 0 {
@@ -69,8 +71,8 @@ func (d *denials) expected(calls []call) bool {
 	return false
 }
 
-// watch allows note to remember how these calls are denied. It is for calls that are the first in a
-// transaction, or a transaction of their own: others may read an old snapshot, or what their own
+// watch allows note to remember denials of these calls as answers. It is for calls that are a
+// transaction of their own, or the first in one. Others may read an old snapshot, or what their own
 // transaction has written and may roll back.
 func (d *denials) watch(calls []call) {
 	d.mu.Lock()
@@ -80,13 +82,14 @@ func (d *denials) watch(calls []call) {
 	}
 }
 
-// note remembers a denial that somebody has met at the database's time at, or forgets one if the row grants again. If tokens
-// have come meanwhile by a change of this process it may have been read before that: then it answers nobody.
+// note remembers a denial that was made at the database's time at, or forgets the row's denial if
+// it grants again. If this process has made tokens available since watch, the denial may have been
+// read before that: then note does not keep it as an answer.
 func (d *denials) note(c *call, decision *Decision, at int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if decision.OK {
-		if e, ok := d.rows[c.row()]; ok && c.demand() >= e.demand { // a smaller one says nothing of a larger
+		if e, ok := d.rows[c.row()]; ok && c.demand() >= e.demand { // a grant of less says nothing about more
 			delete(d.rows, c.row())
 		}
 		return
@@ -98,7 +101,7 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 		d.drop()
 	}
 	until, demand := decision.RetryAt, c.demand()
-	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.pausable() { // until then whatever is asked for
+	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.pausable() { // until then every count is denied
 		until, demand = paused, 0
 	}
 	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
@@ -106,7 +109,8 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.ahead, c.watched == d.changes+1}
 }
 
-// answer is what a call of one limit was told before, if it is the same and not yet over.
+// answer returns the remembered denial for a call of one limit, if it is the same call and its
+// RetryAt is not near yet.
 func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Result, bool) {
 	if len(calls) != 1 {
 		return Result{}, false
@@ -125,7 +129,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	if at < e.at || at > e.decision.RetryAt.UnixMicro()-trip.Microseconds() {
 		return Result{}, false
 	}
-	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // what has come since is not enough, but there
+	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // tokens have come, but too few
 		e.decision.State = c.state(c.at(b, at))
 	}
 	res := summarize(calls, []Decision{e.decision}, []int64{at}, requests)
@@ -133,7 +137,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	return res, true
 }
 
-// drop makes room: all that has expired and, if that is not half, others as they come.
+// drop makes room: it forgets all expired denials, and then any others until half are left.
 func (d *denials) drop() {
 	now := time.Now()
 	for r, e := range d.rows {
@@ -158,7 +162,7 @@ func (d *denials) forget(calls []call) {
 	}
 }
 
-// forgetKey forgets what is known of a key, of whatever limit.
+// forgetKey forgets the denials of a key, of all limits.
 func (d *denials) forgetKey(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -170,8 +174,8 @@ func (d *denials) forgetKey(key string) {
 	}
 }
 
-// freed forgets denials, as what they were met by has changed: at once and, where InTx tells when that is, after COMMIT. Before it
-// others still meet it.
+// freed forgets denials because tokens became available: at once, and in a transaction of InTx once
+// more after COMMIT, as until then other calls are still denied.
 func freed(x executor, forget func()) {
 	forget()
 	if a, ok := x.transaction().(*attempt); ok {

@@ -48,7 +48,7 @@ func (c *Coalesced) Do(
 	return do(ctx, c, c.l.hot.logger, fn, requests)
 }
 
-// worker waits for the turn of a call, and settles what it has used.
+// worker is what Do needs: Autocommit and Coalesced have it.
 type worker interface {
 	Wait(ctx context.Context, requests ...Request) (Result, error)
 	Settle(ctx context.Context, r Reservation, used ...Request) (bool, error)
@@ -85,7 +85,7 @@ func do(
 	return fn(ctx, u.report)
 }
 
-// usage is what was said to be used, for each limit and key the last that was.
+// usage is what fn has reported as used: for each limit and key the last report.
 type usage struct {
 	mu    sync.Mutex
 	used  []Request

@@ -93,7 +93,8 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("ratelimit:%s %s is %s: want %s", of, e.Field, value, e.Want)
 }
 
-// plain is a Value that describes: text that was not the caller's, and is not quoted.
+// plain is an InvalidError's Value that describes what was wrong. It is printed without quotes,
+// which are for the caller's own strings.
 type plain string
 
 // Is reports whether target is [ErrInvalid] or, for a count that can never be granted, [ErrNeverGranted].

@@ -40,7 +40,7 @@ func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 	return pgxExecutor{l, tx, nil}, nil
 }
 
-// made tells whether l is one of New.
+// made reports whether New has made l.
 func (l *Limiter) made() bool { return l.sql.look != "" }
 
 func errNotMade() error {
@@ -51,20 +51,21 @@ func errNoTx() error {
 	return &InvalidError{Field: "tx", Value: plain("nil"), Want: "an open transaction"}
 }
 
-// fresh is not known of a transaction that the caller began. One of InTx above READ COMMITTED has its snapshot as soon as
-// it was used: a read would then believe in a denial that is over, where a take finds that out.
+// A transaction that the caller began counts as fresh: nothing is known of it. One of InTx above
+// READ COMMITTED has its snapshot once it was used. A read would then still see a denial that is
+// over, while a take would find the newer row.
 func (x pgxExecutor) fresh() bool {
 	a := x.attempt
 	return a == nil || !a.used || !a.keepsSnapshot()
 }
 
-// alone is known only of what InTx begins later.
+// alone is known only if InTx has yet to send BEGIN.
 func (x pgxExecutor) alone() bool {
 	t, ok := x.tx.(*lazyTx)
 	return ok && !t.begun
 }
 
-func (x pgxExecutor) stepwise() bool { return false } // a batch stands or falls whole, or the connection does
+func (x pgxExecutor) stepwise() bool { return false } // a batch takes effect as a whole, or not at all
 
 func (pgxExecutor) single() bool { return false }
 
@@ -79,7 +80,7 @@ func (x pgxExecutor) aside(ctx context.Context, looks []*statement, exact bool) 
 
 func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
-	if !ok || len(x.attempt.made) > 0 { // it would undo the layout
+	if !ok || len(x.attempt.made) > 0 { // it would also roll back the new layout
 		return false, nil
 	}
 	did, err := t.restart(ctx, looks)
@@ -90,7 +91,7 @@ func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, err
 }
 
 func (x pgxExecutor) doubt(confirm func() *confirmation) {
-	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // else each statement reads on its own anyway
+	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // otherwise each statement reads anew
 		t.unsure = confirm
 	}
 }
@@ -99,7 +100,7 @@ func (x pgxExecutor) transaction() any {
 	if x.attempt != nil {
 		return x.attempt
 	}
-	return x.tx.Conn() // also of its savepoints, and of what comes after it
+	return x.tx.Conn() // the same for savepoints, and for later transactions of the connection
 }
 
 // session is the backend's process id.
@@ -139,7 +140,7 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	return err
 }
 
-// send runs statements in one round trip. With an error it returns the statement that failed.
+// send runs statements in one round trip. If one fails, it returns that statement with the error.
 func send(ctx context.Context, tx pgx.Tx, statements []*statement) (failed *statement, err error) {
 	if len(statements) == 1 {
 		s := statements[0]
@@ -156,7 +157,7 @@ type batchSender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// sendBatch is send by the means of a batch.
+// sendBatch is send with a pgx.Batch, also for one statement.
 func sendBatch(ctx context.Context, to batchSender, statements []*statement) (failed *statement, err error) {
 	batch := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements))}
 	for _, s := range statements {
@@ -183,7 +184,7 @@ func sendBatch(ctx context.Context, to batchSender, statements []*statement) (fa
 	return failed, err
 }
 
-// read reads the answer: no row, or one.
+// read reads the answer: one row or none.
 func (s *statement) read(rows pgx.Rows) error {
 	defer rows.Close()
 	if rows.Next() {
@@ -198,8 +199,9 @@ func (s *statement) read(rows pgx.Rows) error {
 	return rows.Err()
 }
 
-// decode reads a row by hand, in the binary format, which is the one that comes but in pgx's simple protocol: each decision reads
-// one, and Scan takes longer for it than for all else that happens here.
+// decode reads a row without Scan, if it is in the binary format: pgx uses another one in its
+// simple protocol only. Every decision reads a row, and Scan would take longer than everything else
+// here.
 func (s *statement) decode(rows pgx.Rows) bool {
 	if s.once != nil || s.look != nil {
 		return false
@@ -233,7 +235,7 @@ func (s *statement) decodeFrom(fields []pgconn.FieldDescription, raw [][]byte) b
 	return true
 }
 
-// bits is a column of eight bytes; 0 for null.
+// bits returns a column of eight bytes; 0 for null.
 func bits(raw []byte) uint64 {
 	if len(raw) != 8 {
 		return 0
@@ -241,7 +243,7 @@ func bits(raw []byte) uint64 {
 	return binary.BigEndian.Uint64(raw)
 }
 
-// timestamp is a timestamptz: microseconds since 2000.
+// timestamp decodes a timestamptz: microseconds since 2000.
 func timestamp(raw []byte) pgtype.Timestamptz {
 	const epoch = 946_684_800
 	switch us := int64(bits(raw)); { //nolint:gosec // the same bits

@@ -8,7 +8,7 @@ import (
 
 // failedRows is the answer to a query that was not sent.
 type failedRows struct {
-	pgx.Rows // nil: only so that a method which a later pgx adds is no error of the compiler
+	pgx.Rows // nil: it is here so that a method that a later pgx adds does not break the build
 	err      error
 }
 
@@ -33,4 +33,4 @@ func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTa
 func (b failedBatch) Query() (pgx.Rows, error)         { return failedRows{err: b.err}, b.err }
 func (b failedBatch) QueryRow() pgx.Row                { return failedRows{err: b.err} }
 func (b failedBatch) Close() error                     { return b.err }
-func (b failedBatch) Tx() pgx.Tx                       { return nil } // since v5.12: of a batch that begins a transaction
+func (b failedBatch) Tx() pgx.Tx                       { return nil } // since v5.12: the transaction of a batch that begins one

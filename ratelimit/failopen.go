@@ -134,10 +134,10 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 	return f.open(ctx, err, requests)
 }
 
-// errNoAnswer is why a call is not waited for any longer.
+// errNoAnswer is the cause with which suspect ends a call that waits.
 var errNoAnswer = fmt.Errorf("the database decides nothing: %w", context.DeadlineExceeded)
 
-// suspect ends a call that waits, once the database is away.
+// suspect checks from time to time whether the database is away, and then ends the waiting call.
 func (f *FailOpen) suspect(
 	ctx context.Context, since time.Time, probe prober, cancel context.CancelCauseFunc,
 ) {
@@ -163,7 +163,7 @@ func (f *FailOpen) Opened() int64 {
 	return f.total
 }
 
-// open decides a call in an outage. The error is err, and why it was not let through.
+// open decides a call in an outage. If it is not let through, open returns err and the reason.
 func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Result, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -222,8 +222,8 @@ func (f *FailOpen) decided(ctx context.Context) {
 		f.logger().WarnContext(ctx, "ratelimit: the database decides again",
 			"after", now.Sub(f.began), "through", f.opened)
 	}
-	// A database that comes and goes renews nothing, nor does one that nobody has asked for so
-	// long.
+	// For and Most are renewed only after the database has decided calls for as long as For. One
+	// that comes and goes does not renew them.
 	if now.Sub(f.well) >= f.most() {
 		f.began, f.shut, f.opened, f.spares = time.Time{}, false, 0, spares{}
 	}

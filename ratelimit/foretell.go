@@ -43,7 +43,7 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 				after, _ := c.grants(before)
 				c.taken, c.owed, c.delay, c.moved = after.since(), -after.value, after.delay, after.moved
 				leave(c, d.State)
-			} else { // none is taken from, so each keeps its balance
+			} else { // a denial takes from none, so each keeps its balance
 				d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}
 			}
 		}

@@ -1,20 +1,26 @@
 package ratelimit
 
-// What changes a balance without deciding: give back, charge, settle, reset. The parameters are those of take_sql.go.
+// Statements that change a balance without deciding: give back, charge, settle, reset. Their
+// parameters are those of take_sql.go.
 
 const (
-	// refilled is the balance by the rule that stands in the row itself.
+	// refilled is the balance according to the rule that is stored in the row.
 	refilled = `least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
 			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
 			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)`
 
-	// what is left of the $7 tokens of a take, of which $11 were used. Those of a window are gone when the row stands in a
-	// later one, and of a take that was granted ahead there is left what it has of the window in which the row stands and of
-	// those after it: of the debt that it left, the first window repays the oldest part, and so on. Where somebody waits the
-	// window is that of the clock, if it is later: they would come in it, on top of its own. A pause puts the windows off like all else; one by the windows of
-	// another rule may be no whole number of the take's, and what it lacks of one is not given back.
+	// What can be given back of the $7 tokens of a take, of which $11 were used.
+	//
+	// For a bucket that is the rest. For a window the tokens are gone once the row is in a later
+	// window. A take that was granted ahead owed the tokens of several windows: the first window
+	// repays the oldest part of the debt, and so on. Of such a take, what the row's window and
+	// later windows were to repay can be given back. If work waits in the row, the later one of the
+	// row's window and the clock's window counts: otherwise that work would get those tokens in the
+	// clock's window, on top of its own. Pauses delay windows, too. A pause by the windows of
+	// another rule may not be a whole number of this take's windows: the incomplete one is not
+	// given back.
 	bucketUnused = `($7::float8 - $11::float8)`
 	windowUnused = `(CASE WHEN {later} <= 0::float8 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ({later} - 1::float8)) END - $11::float8)`
@@ -22,21 +28,23 @@ const (
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8))`
 
-	// given is a balance with that. It is not lifted above the capacity, nor lowered where a larger rule filled it higher.
+	// given is the balance with that added. It is not raised above the capacity, and not lowered if
+	// a larger rule has filled it higher.
 	given = `greatest(b.value, least(b.capacity, b.value + {unused}))`
 
-	// giveSQL gives back what is left of the $7 tokens of a take, as if it had been smaller: the balance is that at ts, and
-	// what refills comes after. The clock may have been read before the statement waited for the row; it only ever makes less
-	// of what is given. What this repays of a debt moves the line up, if $12. Without a row the limit is full.
+	// giveSQL gives back what is left of the $7 tokens of a take, as if the take had been smaller.
+	// The balance stays that at ts, and refills later. The statement may have read the clock before
+	// it waited for the row. That is harmless: the clock is only used to give back less. With $12,
+	// the line moves up by what this repays of a debt. If there is no row, the limit is full.
 	//
-	// A row that is closed holds no tokens, but its line moves up. It always answers, so that the tokens are given where
-	// they are now.
+	// A closed row holds no tokens, but its line still moves up. The statement always answers for a
+	// closed row, so that the tokens are given back to the rows of the present layout.
 	//
-	// Locks: the row. Predicate reads: none. An upsert and not an UPDATE: an UPDATE finds its row by whichever path the
-	// planner likes, and a sequential scan takes a predicate lock on the whole table.
+	// Locks: the row. Predicate reads: none. It is an upsert, because an UPDATE may find its row by
+	// a sequential scan, which takes a predicate lock on the whole table.
 	//
-	// $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row of the take as that left it:
-	// $13 its time $14 what it owed $15 its delay $16 its moved
+	// $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the
+	// take left it: $13 its time $14 what it owed $15 its delay $16 its moved
 	giveSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, {absent $10::float8}, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
@@ -48,8 +56,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 WHERE {unused} > 0::float8 OR b.value = '-Infinity'
 RETURNING ` + columns
 
-	// chargeSQL takes $7 tokens, whatever it leaves, ahead of those who wait: the line moves back by what it adds to the
-	// debt. The rule is the one in the row.
+	// chargeSQL takes $7 tokens whatever is there, ahead of all work that waits: the line moves
+	// back by what this adds to the debt. It uses the rule in the row.
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	chargeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
@@ -63,9 +71,11 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		ELSE coalesce(b.moved, 0) - (greatest(0, $7::float8 - {refilled}) - greatest(0, -{refilled})) END
 RETURNING ` + columns
 
-	// settleSQL answers with a row for the first who settles a reservation, and for nobody after until.
+	// settleSQL answers with a row if it is the first to settle a reservation, and the time is
+	// before until. Otherwise it answers with none.
 	//
-	// Locks: the row; it waits for a concurrent transaction that settles the same. Predicate reads: none.
+	// Locks: the row; it waits for a concurrent transaction that settles the same reservation.
+	// Predicate reads: none.
 	//
 	// $1 id $2 until $3 clock $4 key
 	settleSQL = `INSERT INTO {schema}weir_settled (id, until, key)
@@ -73,8 +83,9 @@ SELECT $1::uuid, $2::timestamptz, $4::text WHERE $2::timestamptz > coalesce($3::
 ON CONFLICT (id, key) DO NOTHING
 RETURNING true`
 
-	// resetSQL fills a balance of $7, whatever the rule. It is the one statement that may move ts back: a row that a clock
-	// set far ahead has left in the future is mended by it. A pause goes on.
+	// resetSQL fills a balance with $7, whatever the rule. It is the only statement that may move
+	// ts back: that repairs a row that a wrong clock has put far into the future. A pause
+	// continues.
 	//
 	// Locks: the row. Predicate reads: none.
 	resetSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)

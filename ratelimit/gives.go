@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// answer hands a decision to the caller. What was taken for a caller who has left is given back.
+// answer hands a decision to the caller. If the caller has left, what was taken is given back.
 func (c *Coalesced) answer(w *waiter) {
 	if w.state.CompareAndSwap(taken, answered) {
 		w.done <- struct{}{}
@@ -18,7 +18,7 @@ func (c *Coalesced) answer(w *waiter) {
 	}
 }
 
-// gives are the takes of callers who have left. A goroutine gives them back, one by one.
+// gives are takes of callers that have left. One goroutine gives them back, one by one.
 type gives struct {
 	c       *Coalesced
 	mu      sync.Mutex
@@ -28,7 +28,7 @@ type gives struct {
 
 type give struct {
 	res   Result
-	until time.Time // it is tried
+	until time.Time // until then it is tried
 }
 
 // giveFor is how long a give-back is tried while other transactions hold its row.

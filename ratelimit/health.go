@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// prober makes a decision that no other call can delay.
+// prober makes a decision that other calls cannot delay.
 type prober interface {
 	probe(ctx context.Context) error
 }
@@ -34,9 +34,9 @@ func (h *health) decidedAt(t time.Time) {
 	h.last, h.lost = t, time.Time{}
 }
 
-// away tells whether the database is away: it has decided nothing after since, and a probe fails.
-// Callers share a probe, and those who come soon after it has failed take its word. It returns
-// false if ctx ends.
+// away reports whether the database is away: it has decided nothing after since, and a probe fails.
+// Callers share a probe, and its failure also answers those that come soon after. It returns false
+// if ctx ends.
 func (h *health) away(ctx context.Context, since time.Time, p prober) bool {
 	for {
 		h.mu.Lock()
@@ -61,7 +61,8 @@ func (h *health) away(ctx context.Context, since time.Time, p prober) bool {
 	}
 }
 
-// run makes a probe, which outlives the call that began it, as others wait for it, too.
+// run makes a probe. The probe outlives the call that began it, because others may wait for it,
+// too.
 func (h *health) run(p prober) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
@@ -78,9 +79,9 @@ func (h *health) run(p prober) {
 	h.probing = nil
 }
 
-// probe takes nothing of a key that nobody else has, and commits. It needs no connection of the
-// pool, which may have none that is free. The row is gone before COMMIT, but COMMIT has something
-// to write, so that it waits for the disk and for standbys as any other.
+// probe makes a decision with a count of 0, for a key that nobody else has, and commits. It uses a
+// connection of its own, as the pool may have none free. It rolls back the row before COMMIT, but
+// COMMIT still has something to write, so it waits for the disk and for standbys like any other.
 func (a *Autocommit) probe(ctx context.Context) error {
 	if a.pool == nil {
 		return errNoPool()

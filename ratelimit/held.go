@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// held keeps the calls whose rows other transactions hold. They wait here, without a connection, and
-// are tried again with a pause that grows: they go back to their lanes, whose statements skip a row
+// held keeps calls whose rows other transactions hold. The calls wait here without a connection.
+// After a pause that grows with each try they go back to their lanes, whose statements skip a row
 // that is still held.
 //
-// A row may always be held by somebody, one transaction after the other. So one connection at a time
-// waits for a row in the queue that Postgres has for it. It waits for a row with the fewest such
-// waits behind it, for a time that doubles with each.
+// A row may be held all the time, by one transaction after the other. So one connection at a time
+// waits for a row in Postgres' own queue. It waits for a row whose first call has had the fewest
+// such waits, for a time that doubles with each.
 //
-// A row that another transaction inserts cannot be seen, so it cannot be skipped. If an insertion
-// has to wait, all rows that it would insert are suspects. The same goroutine inserts them, in
-// groups that halve with each failure.
+// A row that another transaction is inserting is not visible, so it cannot be skipped. If an
+// insertion has to wait, all rows that it would insert are suspects. The same goroutine inserts
+// suspects, in groups that halve with each failure.
 type held struct {
 	c     *Coalesced
 	n     atomic.Int32 // rows
 	mu    sync.Mutex
 	rows  map[place]*heldRow
-	waits bool // a goroutine waits for a row
+	waits bool // the goroutine that waits for rows is running
 	timer *time.Timer
 	next  time.Time // when it fires
 }
@@ -34,20 +34,20 @@ type heldRow struct {
 	queue []*waiter // in the order of their arrival
 	due   time.Time // of the next try
 	pause time.Duration
-	most  int  // of a suspect: how many rows may be inserted with it; 0: the row exists
+	most  int  // for a suspect: how many rows may be inserted together with it; 0: the row exists
 	busy  bool // the goroutine waits for it
 }
 
 const (
 	mostPause   = 200 * time.Millisecond // between two tries
-	inLine      = 100 * time.Millisecond // for which a call waits before a connection waits for its row
-	mostDoubled = 5                      // times, of inLine
+	inLine      = 100 * time.Millisecond // how long a call waits here before a connection waits for its row
+	mostDoubled = 5                      // how often inLine is doubled
 
 	// inserting is how long an insertion waits for another transaction that inserts the same row.
 	inserting = 10 * time.Millisecond
 )
 
-// patience is for how long a connection waits for the row of a call.
+// patience returns how long a connection waits for the call's row.
 func (w *waiter) patience() time.Duration { return inLine << min(w.waits, mostDoubled) }
 
 // join adds a new call to those that wait for one of its rows, if there are any. A call that is
@@ -75,7 +75,7 @@ func (r *heldRow) add(w *waiter) {
 	r.queue = slices.Insert(r.queue, i, w)
 }
 
-// hold puts a call back that could not be decided.
+// hold makes a call wait that could not be decided.
 func (h *held) hold(w *waiter, at place, most int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -109,7 +109,7 @@ func (h *held) hold(w *waiter, at place, most int) {
 	h.arm(now, r.due)
 }
 
-// arm has tick called by then.
+// arm makes the timer call tick at due, or earlier.
 func (h *held) arm(now, due time.Time) {
 	switch {
 	case h.timer == nil:
@@ -122,7 +122,7 @@ func (h *held) arm(now, due time.Time) {
 	h.next = due
 }
 
-// count notes that the number of rows has changed. Close waits until there are none.
+// count updates n, the number of rows. Close waits until it is 0.
 func (h *held) count() {
 	n := int32(len(h.rows)) //nolint:gosec // far fewer
 	switch old := h.n.Swap(n); {
@@ -133,7 +133,7 @@ func (h *held) count() {
 	}
 }
 
-// tick has those tried that are due.
+// tick sends calls that are due back to their lanes, and starts the goroutine that waits for rows.
 func (h *held) tick() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,7 +156,7 @@ func (h *held) tick() {
 	for at, r := range h.rows {
 		switch {
 		case r.busy || r.most > 0:
-		case r.due.After(now.Add(r.pause / 2)): // so that many are tried together
+		case r.due.After(now.Add(r.pause / 2)): // so that many are retried together
 			if r.due.Before(next) {
 				next = r.due
 			}
@@ -174,7 +174,7 @@ func (h *held) tick() {
 	h.count()
 }
 
-// giveUp answers all, as Close waits no longer.
+// giveUp answers all calls with ErrClosed, because Close no longer waits.
 func (h *held) giveUp() {
 	for at, r := range h.rows {
 		for _, w := range r.queue {
@@ -228,8 +228,9 @@ func (h *held) pick(now time.Time) (rows []*heldRow) {
 	return rows
 }
 
-// wait has rows decided whose turn it is, as long as there are any. In a pool of less than four it
-// rests in between, so that it uses a quarter of the pool's time at the most.
+// wait decides the calls of rows, and then of the rows that pick returns, until there are none. If
+// the pool has fewer than four connections it sleeps in between, so that it uses at most a quarter
+// of the pool's time.
 func (h *held) wait(rows []*heldRow) {
 	defer h.c.running.Done()
 	for rows != nil {

@@ -8,11 +8,12 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// On Citus rows are spread over nodes by their key. A limit without keys has its shards under keys of
-// their own there, their homes, or all of them would be on one node. Its head, and its row while it has
-// no shards, are without a key. Shards of a limit with keys stay with all else of their key.
+// On Citus the rows of one key are on one node. So that the shards of a limit without keys are not
+// all on one node, they are stored under keys of their own, called homes. The limit's head, and its
+// only row while it has no shards, have the empty key. Shards of a limit with keys stay under their
+// key.
 
-// home is the key under which the row of c is stored.
+// home returns the key under which the row of c is stored.
 func (l *Limiter) home(c *call) string {
 	if l.spread && c.key == "" {
 		if nr, ok := shard.HomeOf(c.name, c.shard); ok {
@@ -22,7 +23,7 @@ func (l *Limiter) home(c *call) string {
 	return c.key
 }
 
-// homes are all keys under which rows of a limit and key may be stored.
+// homes returns all keys under which rows of a limit and key may be stored.
 func (l *Limiter) homes(key string) []string {
 	all := []string{key}
 	if l.spread && key == "" {
@@ -33,8 +34,8 @@ func (l *Limiter) homes(key string) []string {
 	return all
 }
 
-// settledAt is the key under which a reservation is settled. That of a limit without keys is settled
-// where its id says, which idOf has chosen.
+// settledAt returns the key under which a reservation is settled. For a limit without keys its id
+// says which home that is: see idOf.
 func (l *Limiter) settledAt(r *Reservation) string {
 	key := r.home()
 	if l.spread && key == "" {
@@ -43,7 +44,8 @@ func (l *Limiter) settledAt(r *Reservation) string {
 	return key
 }
 
-// idOf is an id for what calls have taken: one that is settled on the node of the first shard.
+// idOf returns an id for what calls have taken, chosen so that it is settled on the node of the
+// first shard.
 func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
 	id := newID(at)
 	i := slices.IndexFunc(calls, func(c call) bool { return c.key == "" && len(c.parts) > 0 })

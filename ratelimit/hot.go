@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// hot tells the operator of limits that want more shards: those whose callers fight for rows all the time. It counts
-// serialization failures, so at READ COMMITTED, where callers queue for a row, there is nothing that it could tell.
+// hot warns about limits that need more shards: those on whose rows transactions conflict all the
+// time. It counts serialization failures. At READ COMMITTED, where callers queue for a row, there
+// are none to count.
 type hot struct {
 	logger *slog.Logger
 
 	mu sync.Mutex
-	of map[string]*heat // by limit: as many as the program defines
+	of map[string]*heat // by limit: the program defines a bounded number
 }
 
 type heat struct {

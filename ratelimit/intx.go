@@ -18,7 +18,7 @@ type Beginner interface {
 	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 }
 
-// maxAttempts is the bound where there is no other.
+// maxAttempts bounds the attempts if neither Config.MaxAttempts nor a deadline does.
 const maxAttempts = 50
 
 // InTx runs fn in a transaction, SERIALIZABLE unless [Config] has another level, and commits it. If
@@ -72,7 +72,7 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 	return e.Err
 }
 
-// inTx tells e what it costs, if there is one.
+// inTx is InTxOptions without the Observer. If e is not nil, inTx counts attempts and waits in it.
 func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error, e *TransactedEvent) error {
 	if !l.made() {
 		return errNotMade()
@@ -94,8 +94,9 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 	})
 }
 
-// rerun runs attempts until one does not meet a concurrent transaction, and tells e what they cost, if there is one. Attempt n
-// gets the rows that those before it have lost.
+// rerun runs attempts until one does not conflict with a concurrent transaction, or it has to give
+// up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
+// not nil, rerun counts attempts and waits in it.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent, attempt func(n int, conflicts []row) (*attempt, error)) error {
 	most := l.maxAttempts
 	if _, ends := ctx.Deadline(); most == 0 && !ends {
@@ -135,7 +136,8 @@ func errNoBeginner() error {
 	return &InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
 }
 
-// outerKey marks the contexts of callbacks, by what their transaction was begun on.
+// outerKey is the key under which the context of a callback has a value. It contains the pool or
+// connection of the transaction, so that a nested InTx on the same one is noticed.
 type outerKey struct{ db Beginner }
 
 func isComparable(db Beginner) bool { return reflect.TypeOf(db).Comparable() }
@@ -148,12 +150,12 @@ func nested(ctx context.Context, db Beginner) bool {
 	return isComparable(db) && ctx.Value(outerKey{db}) != nil
 }
 
-// againError says that a transaction is worth another attempt. It does not leave InTx.
+// againError wraps the error of an attempt that should run again. It does not leave InTx.
 type againError struct{ err error }
 
 func (e *againError) Error() string { return e.err.Error() }
 
-// run is one attempt.
+// run makes one attempt.
 func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) (err error) {
 	tx, release, err := newTx(ctx, db, opts)
 	if err != nil {
@@ -163,14 +165,14 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	tx.sql = &a.l.sql
 	a.queues = !tx.begun && !a.l.portable && a.keepsSnapshot()
 	if a.queues && len(a.conflicts) > 0 {
-		tx.queue, a.used = a.conflicts, true // queue once: two transactions may take the locks of two statements in either order
+		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
 	a.handed = txn{tx, a}
 	defer func() { a.l.books.ended(a.shards) }()
 	done := false
 	defer func() {
 		if !done { // an error or a panic
-			ended := tx.closed && tx.failed == nil // by fn, who knows how
+			ended := tx.closed && tx.failed == nil // fn has ended it itself, and knows whether it committed
 			rollback(ctx, tx)
 			if !ended {
 				a.undone()
@@ -193,7 +195,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	return err
 }
 
-// waited is how long the round trip that queued took.
+// waited returns how long the attempt has queued for rows: the time of the round trip with the
+// queue in it.
 func (a *attempt) waited() time.Duration {
 	if tx, ok := a.handed.Tx.(*lazyTx); ok {
 		return tx.waited
@@ -201,15 +204,16 @@ func (a *attempt) waited() time.Duration {
 	return a.queued
 }
 
-// undone undoes what was done outside of the transaction.
+// undone puts back in memory what the attempt took there, such as a lease's tokens.
 func (a *attempt) undone() {
 	for _, undo := range a.undo {
 		undo()
 	}
 }
 
-// verdict tells an error upon which the transaction runs again from one that is final. A conflict of one of our own
-// statements counts even if fn has replaced its error: what fn saw was never true.
+// verdict wraps err in an againError if the transaction should run again. A conflict in one of
+// Weir's statements counts even if fn returned another error in its place: the transaction has
+// failed, whatever fn made of it.
 func (a *attempt) verdict(ctx context.Context, tx *lazyTx, err error) error {
 	if isConflict(err) {
 		return &againError{err}
@@ -218,7 +222,7 @@ func (a *attempt) verdict(ctx context.Context, tx *lazyTx, err error) error {
 		return &againError{a.conflict}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return ended(ctx, err) // the driver ends a write by a deadline of the connection, and says no more than that
+		return ended(ctx, err) // pgx ends a write with a deadline of the connection: its error does not mention ctx
 	}
 	return err
 }
@@ -232,7 +236,8 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 		rollback(ctx, tx)
 		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
 	}
-	// From here on pgconn.SafeToRetry says nothing: a connection lost after COMMIT was sent also reads "conn closed".
+	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
+	// was lost after COMMIT was sent.
 	err := tx.commit(ctx, a.l.twoPhase && a.foreign)
 	switch {
 	case err == nil:
@@ -251,8 +256,8 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	return unknown(err)
 }
 
-// rollback also rolls back when ctx has ended. Its own failure changes nothing: the connection is closed then, which rolls
-// back too.
+// rollback works even if ctx has ended. An error is ignored: the connection is then closed, which
+// rolls back too.
 func rollback(ctx context.Context, tx pgx.Tx) {
 	if t, ok := tx.(*lazyTx); ok && !t.begun {
 		_ = tx.Rollback(ctx)
@@ -263,8 +268,9 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx)
 }
 
-// backOff waits before attempt n+1: full jitter over an interval that doubles from 1 ms to 250 ms. A transaction that is
-// going to queue waits there, and one that has learnt what was wrong need not wait.
+// backOff pauses after attempt n, for a random time below a bound that doubles from 2 ms to 250 ms.
+// A transaction that has rows to queue for does not pause after its first three attempts: it waits
+// in the queue instead.
 func backOff(ctx context.Context, n int, queued bool) error {
 	if queued && n < 4 {
 		return ctx.Err()

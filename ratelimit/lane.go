@@ -8,28 +8,28 @@ import (
 	"time"
 )
 
-// waiter is one call, of which the caller waits for an answer.
+// waiter is one call whose caller waits for the answer.
 type waiter struct {
 	calls    []call
 	requests int
-	order    int64 // of arrival
+	order    int64 // the order of arrival
 	state    atomic.Int32
 	done     chan struct{}
 	timer    *time.Timer
-	rows     []*standing // of the calls, while they are decided
+	rows     []*standing // the rows of the calls, while they are decided
 
-	// While another transaction holds a row of it.
+	// Set while another transaction holds one of its rows.
 	since time.Time // when that was found
 	tries int       // how often since
 	waits int       // how often a connection has waited for the row since
 
 	// The answer.
 	err       error
-	res       *Result // where it was decided alone
+	res       *Result // the answer of a call that was decided alone
 	decisions []Decision
 	at        []int64
 
-	trips, together int // what it took, with how many others
+	trips, together int // how many trips it took, and how many calls were decided together
 
 	oneRow      [1]*standing
 	oneDecision [1]Decision
@@ -39,7 +39,7 @@ type waiter struct {
 const (
 	queued int32 = iota
 	taken        // into a batch
-	left         // its caller waits no more
+	left         // its caller no longer waits
 	answered
 )
 
@@ -54,8 +54,8 @@ func (w *waiter) free() {
 	waiters.Put(w)
 }
 
-// within is a channel that tells when d is over, or nil if d is 0. A context for each call would
-// cost as much as all the rest of it.
+// within returns a channel that fires after d, or nil if d is 0. A context for each call would cost
+// as much as everything else that a call does here.
 func (w *waiter) within(d time.Duration) <-chan time.Time {
 	if d == 0 {
 		return nil
@@ -64,7 +64,8 @@ func (w *waiter) within(d time.Duration) <-chan time.Time {
 	return w.timer.C
 }
 
-// answerTime is how long a caller whose context has ended waits for the answer to what was sent.
+// answerTime is how long a caller whose context has ended still waits for an answer that is under
+// way.
 const answerTime = 50 * time.Millisecond
 
 // leave is for a caller whose context has ended. It returns left if nothing was sent for the call,
@@ -94,7 +95,7 @@ func (w *waiter) leave() int32 {
 	}
 }
 
-// room is where the decisions go.
+// room makes room for the decisions.
 func (w *waiter) room() {
 	if len(w.calls) == 1 {
 		w.rows, w.decisions, w.at = w.oneRow[:], w.oneDecision[:], w.oneTime[:]
@@ -118,17 +119,17 @@ func (w *waiter) result(ctx context.Context) (Result, error) {
 	return res, nil
 }
 
-// lane decides calls, a batch after the other. It has a goroutine while there are any. If a batch is
-// overdue, a new goroutine takes over, and the old one ends with its batch: the connection may be
-// dead, and no other key waits for that.
+// lane decides calls, one batch after the other, in a goroutine that exists only while there are
+// calls. If a batch is overdue, a new goroutine takes over, and the old one ends with its batch:
+// its connection may be dead, and calls of other keys must not wait for that.
 type lane struct {
 	c       *Coalesced
 	mu      sync.Mutex
 	queue   []*waiter
 	spare   []*waiter
-	runner  int      // the goroutine that decides; 0: none
-	runners int      // that there were
-	_       [64]byte // lanes are used by different processors
+	runner  int      // the number of the goroutine that decides; 0: none
+	runners int      // how many goroutines were started
+	_       [64]byte // padding: different processors use the lanes
 }
 
 func (n *lane) add(some ...*waiter) {
@@ -147,7 +148,8 @@ func (n *lane) start() {
 	go n.run(n.runner)
 }
 
-// replace lets another goroutine go on in place of one.
+// replace starts another goroutine in place of an overdue one, unless half of the connections are
+// overdue already.
 func (n *lane) replace(runner int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -191,8 +193,8 @@ func (n *lane) run(runner int) {
 	}
 }
 
-// gather gives way to goroutines that are about to add their calls, above all to callers that were
-// just answered: a batch of twice as many calls costs little more. It does not sleep.
+// gather lets other goroutines run that are about to add calls, above all callers that were just
+// answered. It does not sleep. A batch of twice as many calls costs little more.
 func (n *lane) gather() {
 	for had, still := 0, 0; still < 2; still++ {
 		runtime.Gosched()
@@ -205,8 +207,8 @@ func (n *lane) gather() {
 	}
 }
 
-// ofOneKey returns the calls for the key of the first one, and the others. A distributed engine has all
-// rows of a key on one node.
+// ofOneKey splits a queue into the calls for the key of the first one, and the others. A
+// distributed engine has all rows of a key on one node, so such a batch stays on one node.
 func ofOneKey(queue []*waiter) (some, others []*waiter) {
 	next := queue[:min(len(queue), mostTogether)]
 	key, ok := next[0].key()
@@ -223,7 +225,7 @@ func ofOneKey(queue []*waiter) (some, others []*waiter) {
 	return some, append(others, queue[len(next):]...)
 }
 
-// key is that of all its limits, if they have one.
+// key returns the key that all limits of the call have, if they have the same.
 func (w *waiter) key() (key string, ok bool) {
 	key = w.calls[0].key
 	for i := range w.calls {

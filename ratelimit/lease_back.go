@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// giveBack gives back what is left of blocks that are not in hand any more.
+// giveBack gives back what is left of blocks that are no longer in hand.
 func (s *Lease) giveBack(ctx context.Context, blocks []*block) error {
 	var errs []error
 	for _, b := range blocks {
@@ -23,14 +23,14 @@ func (s *Lease) giveBack(ctx context.Context, blocks []*block) error {
 	return errors.Join(errs...)
 }
 
-// giveBlock gives back what is left of a block. What was to be left to spoil (see back) is given back, too, if the row stands as
-// the take has left it: nobody has taken from it since, who would not know.
+// giveBlock gives back what is left of a block. It gives back even what block.back would let
+// expire, if the row is still as the take left it: then nobody has taken from it since.
 func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	now := s.now()
 	began := time.Now()
 	n, most := b.back(now), min(b.left, b.bound(now))
 	if most < s.least {
-		return nil // it has overflowed
+		return nil // it has expired
 	}
 	limit := min(now+int64(late), b.sent+int64(kept+late)) - now
 	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))

@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// blockLasts is how long a block is to last.
+	// blockLasts is the time for which a block should be enough.
 	blockLasts = 100 * time.Millisecond
 
-	// patience is how long a fetch may take for which nobody waits.
+	// patience is how long a fetch may take if no take waits for it.
 	patience = 5 * time.Second
 )
 
-// taker is a take that the hand did not have enough for. What there was it has got; the rest is missing.
+// taker is a take that waits: it has got what the hand had, and the rest is missing.
 type taker struct {
 	n       float64
 	got     []chunk
@@ -26,13 +26,13 @@ type taker struct {
 	err  error
 }
 
-// flight is a fetch: what is asked of the database, for those who wait and beyond.
+// flight is a fetch from the database, for takes that wait and for later ones.
 type flight struct {
-	timer  *time.Timer // that cancels it if nobody waits
+	timer  *time.Timer // cancels the fetch if no take waits for it
 	batch  []*taker
-	need   float64 // missing to the batch
-	beyond float64 // of it only what is there
-	unit   float64 // and this much at a time
+	need   float64 // what the batch lacks
+	beyond float64 // wanted in addition, as far as it is there
+	unit   float64 // beyond is in multiples of it
 }
 
 // wait is Take where the first block in hand is not enough.
@@ -105,7 +105,8 @@ func (s *Lease) try(n float64) (res Result, ok bool, err error) {
 	return res, ok, nil
 }
 
-// refuse tells a waiter that it gets nothing. If it has gone, err is nil and it is told nothing.
+// refuse ends the wait of a take with err; or without an answer if err is nil, because its caller
+// has gone.
 func (s *Lease) refuse(w *taker, err error) {
 	s.leave(w)
 	s.putBack(w.got, s.now())
@@ -129,14 +130,14 @@ func (s *Lease) graceful(f *flight) {
 	}
 }
 
-// fetchAhead fetches the next block if the hand runs low. It is for after a sweep.
+// fetchAhead fetches the next block if the hand runs low. Call sweep first.
 func (s *Lease) fetchAhead(now int64) {
 	if s.flight == nil && now >= s.calm && s.inHand() < max(s.low, s.unit) {
 		s.fetch()
 	}
 }
 
-// fetch fetches in the background, as long as somebody waits.
+// fetch fetches blocks in the background, until plan says that none is needed.
 func (s *Lease) fetch() {
 	f := s.plan()
 	if f == nil {
@@ -157,7 +158,7 @@ func (s *Lease) fetch() {
 	}()
 }
 
-// done says that a goroutine ends.
+// done is called as a goroutine ends.
 func (s *Lease) done() {
 	if s.busy--; s.busy == 0 && s.quiet != nil {
 		close(s.quiet)
@@ -165,12 +166,12 @@ func (s *Lease) done() {
 	}
 }
 
-// plan serves those who wait as far as what is in hand and what is known of the row allows, and says what is to be fetched
-// next; nil for nothing.
+// plan answers the waiting takes as far as the hand and the last denial allow, and returns the next
+// fetch; nil for none.
 //
-// The first who waits gets what is in hand, so that it is missing that much less. A fetch is for as many of those who wait as one
-// block is enough for, and it is as large as what was used since the last one, scaled to the time that a block is to last. What is
-// still being given back counts as in hand, so that a crash never loses more than one block.
+// The first waiting take gets what is in hand. A fetch is for as many waiting takes as fit into one
+// block. Its size is what was used since the last fetch, scaled to blockLasts. What is still being
+// given back counts as held, so that a crash never loses more than one block.
 func (s *Lease) plan() *flight {
 	now := s.now()
 	s.sweep(now)
@@ -226,7 +227,7 @@ func (s *Lease) plan() *flight {
 	return f
 }
 
-// leaving is what has left the hand and may not be in the row again: until it is, a crash loses it, too.
+// leaving returns how much is being given back. Until that is done, a crash would lose it, too.
 func (s *Lease) leaving() float64 {
 	sum := 0.0
 	for _, blocks := range [][]*block{s.back, s.returning} {
@@ -237,7 +238,7 @@ func (s *Lease) leaving() float64 {
 	return sum
 }
 
-// whole is as much of n as can be taken in units.
+// whole returns the largest multiple of unit up to n.
 func (f *flight) whole(n float64) float64 {
 	if !(n >= f.unit) || !(f.unit > 0) {
 		return 0
@@ -258,7 +259,7 @@ func (s *Lease) deny(w *taker, res Result) {
 	close(w.done)
 }
 
-// round makes one fetch, with the lock held but for the time that it takes.
+// round makes one fetch. It holds the lock, except during the round trip.
 func (s *Lease) round(f *flight) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -295,8 +296,8 @@ func (s *Lease) round(f *flight) {
 
 func (s *Lease) waits(w *taker) bool { return slices.Contains(s.waiting, w) }
 
-// ask takes what a fetch is for or, if there is not as much, what there is, as long as that is enough for the first who waits. It
-// is done without the lock.
+// ask takes what a fetch is for. If the row has less, it takes what there is, as long as that is
+// enough for the first take that waits. It runs without the lock.
 func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err error) {
 	batch, need, beyond := f.batch, f.need, f.beyond
 	for range rounds {
@@ -333,7 +334,8 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 	return res, sent, err
 }
 
-// arrive hands out what a fetch has brought. Those for whom it was made are granted as of the take; the rest is in hand.
+// arrive answers the takes that a fetch was made for, as of the time of the take, and keeps the
+// rest in hand.
 func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 	blocks := s.blocks(res, sent)
 	there := res.Outcomes[0].call.count
@@ -362,7 +364,7 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 	s.arm(now)
 }
 
-// blocks are what a granted call took, row by row.
+// blocks returns one block for each row that a granted call took from.
 func (s *Lease) blocks(res Result, sent int64) []*block {
 	c := *res.Outcomes[0].call
 	if c.parts == nil {
@@ -375,7 +377,7 @@ func (s *Lease) blocks(res Result, sent int64) []*block {
 	return blocks
 }
 
-// giveBackSoon gives back in the background what was swept up.
+// giveBackSoon gives back in the background what sweep has put aside.
 func (s *Lease) giveBackSoon() {
 	if s.giving || len(s.back) == 0 {
 		return
@@ -388,7 +390,7 @@ func (s *Lease) giveBackSoon() {
 		for len(s.back) > 0 {
 			s.back, s.returning = nil, s.back
 			s.mu.Unlock()
-			_ = s.giveBack(context.Background(), s.returning) // or it is lost
+			_ = s.giveBack(context.Background(), s.returning) // an error loses the tokens
 			s.mu.Lock()
 			s.returning = nil
 		}

@@ -7,26 +7,28 @@ import (
 )
 
 const (
-	// kept is for how long what was taken stays in hand, from before the take was sent. It is then given back.
+	// kept is how long tokens stay in memory, counted from before the take was sent. Then they are
+	// given back.
 	kept = time.Second
 
-	// late is how much longer that may take: what was not given back by then is lost. So late after it was to be out of
-	// hand, nothing of a take comes back to the row.
+	// late is how much longer giving back may take. Tokens that were not given back by then are
+	// lost. So nothing of a take comes back to the row after kept + late.
 	late = 500 * time.Millisecond
 )
 
-// block is what is in hand of a take from one row.
+// block is what this process holds of a take from one row.
 type block struct {
 	c     call    // the take: c.count tokens
 	rule  algebra // of the row
-	value float64 // that it has left in the row
-	at    int64   // at this time of the row, in microseconds
-	sent  int64   // the lease's clock before that
+	value float64 // the balance that the take left in the row
+	at    int64   // the row's time then, in microseconds
+	sent  int64   // the lease's clock before the take was sent
 
-	left float64 // in hand, some of which may have spoilt
-	gone bool    // nothing of it is handed out any more
+	left float64 // still held; some may have expired
+	gone bool    // nothing of it may be handed out any more
 
-	// What may be in hand at now is room - slope*(now-sent), until another window begins or the block is given back.
+	// At most room - slope*(now-sent) may be held at now, until another window begins or the block
+	// is given back.
 	room, slope float64
 	until       int64
 }
@@ -37,15 +39,15 @@ func newBlock(c call, rule algebra, left balance, sent int64) *block {
 	return b
 }
 
-// latest is the latest that the database's clock may show at now, in microseconds.
+// latest returns the latest time that the database's clock may show at now, in microseconds.
 func (b *block) latest(now int64) int64 { return b.at + (now-b.sent+999)/1000 }
 
-// bound is the most that may be in hand at now.
+// bound returns how much may be held at now.
 func (b *block) bound(now int64) float64 {
 	return b.rule.capacity - b.rule.refilled(b.value, b.at, b.latest(now))
 }
 
-// renew makes room and until anew.
+// renew computes room, slope and until.
 func (b *block) renew(now int64) {
 	b.until = b.sent + int64(kept)
 	if !b.rule.windowed {
@@ -60,7 +62,8 @@ func (b *block) renew(now int64) {
 	}
 }
 
-// spoil lets go of what has overflowed by now, and counts it as used: it has to be fetched again like that.
+// spoil drops the tokens that would have overflowed in the row by now. It counts them as used,
+// because the next block has to replace them.
 func (b *block) spoil(now int64, used *float64) {
 	if now >= b.until && now < b.sent+int64(kept) {
 		b.renew(now)
@@ -71,7 +74,7 @@ func (b *block) spoil(now int64, used *float64) {
 	}
 }
 
-// draw takes n if the block has as much.
+// draw takes n from the block, if it has as much.
 func (b *block) draw(n float64, now int64, used *float64) bool {
 	if now >= b.until {
 		return false
@@ -87,15 +90,17 @@ func (b *block) draw(n float64, now int64, used *float64) bool {
 	return true
 }
 
-// granted is the Result of a take from the block.
+// granted returns the Result of a take from the block.
 func (b *block) granted(now int64) Result {
 	return Result{OK: true, At: fromMicro(b.at + (now-b.sent)/1000)}
 }
 
-// back is what may be given back of the block by a statement that is sent now: what would not yet have spoilt when all is out
-// of hand that was taken before the statement takes effect, which is at most late after now. What others took and gave back
-// in the meantime is proved against that. Where the tokens of each window replace all that was there, they do not add up to
-// anything, and the window is all that matters: the statement sees to that.
+// back returns how much of the block may be given back by a statement that is sent now.
+//
+// The statement takes effect at most late after now. By the time when all that was taken before it
+// has left every process's memory, what is given back must not have expired: the proof in lease.go
+// then still holds. For windows without rollover only the window matters, and the statement checks
+// that.
 func (b *block) back(now int64) float64 {
 	most := b.bound(now)
 	if !b.rule.windowed || b.rule.capacity > b.rule.rate {
@@ -104,13 +109,13 @@ func (b *block) back(now int64) float64 {
 	return max(0, min(b.left, most))
 }
 
-// chunk is what was taken from a block, for a caller who may yet give it back to the hand.
+// chunk is a part of a block that was taken, and may be put back.
 type chunk struct {
 	b *block
 	n float64
 }
 
-// sweep lets go of what has spoilt, is used up, or was in hand for long enough.
+// sweep drops from the hand what has expired, is used up, or was held long enough.
 func (s *Lease) sweep(now int64) {
 	s.rest = 0
 	s.hand = slices.DeleteFunc(s.hand, func(b *block) bool {
@@ -130,7 +135,7 @@ func (s *Lease) sweep(now int64) {
 	}
 }
 
-// inHand is how much there is, after a sweep.
+// inHand returns how much the lease holds. Call sweep first.
 func (s *Lease) inHand() float64 {
 	sum := 0.0
 	for _, b := range s.hand {
@@ -139,7 +144,7 @@ func (s *Lease) inHand() float64 {
 	return sum
 }
 
-// gather takes n from the hand, or whatever less it has. It is for after a sweep.
+// gather takes n from the hand, or as much as there is. Call sweep first.
 func (s *Lease) gather(n float64, now int64) (chunks []chunk, missing float64) {
 	for _, b := range s.hand {
 		if n <= 0 {
@@ -155,7 +160,7 @@ func (s *Lease) gather(n float64, now int64) (chunks []chunk, missing float64) {
 	return chunks, n
 }
 
-// putBack gives to the hand what was not used after all. What is not in hand any more is lost.
+// putBack puts back what was not used. Parts of blocks that are no longer held are lost.
 func (s *Lease) putBack(chunks []chunk, now int64) {
 	for _, c := range chunks {
 		s.used -= c.n
@@ -173,7 +178,7 @@ func (s *Lease) putBack(chunks []chunk, now int64) {
 	s.arm(now)
 }
 
-// arm sees to it that what stays in hand is given back.
+// arm starts the timer that gives back what stays in hand.
 func (s *Lease) arm(now int64) {
 	if s.armed || s.closed || len(s.hand) == 0 {
 		return

@@ -39,7 +39,7 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	return res, err
 }
 
-// borrow takes from the hand what an attempt puts back if it does not commit.
+// borrow takes from the hand. If the attempt does not commit, it puts the tokens back.
 func (s *Lease) borrow(a *attempt, n float64) (res Result, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -34,7 +34,7 @@ type Limit struct {
 type definition struct {
 	name    string
 	rule    algebra
-	bounded bool // it has a MaxReserved
+	bounded bool // its rule has a MaxReserved
 	shards  int
 	shadow  bool
 	settle  time.Duration // 0: settleWithin
@@ -42,10 +42,12 @@ type definition struct {
 	at      time.Time // when it was defined
 }
 
-// defined has the newest definition of each name in this process: waiting work is due by its rule. See [Take.Redefined].
+// defined maps each name to its newest definition in this process. [Request.UnmarshalJSON] finds
+// limits here, and work that waits is rescheduled by a changed rule: see [Take.Redefined].
 var defined sync.Map // name -> *definition
 
-// ruleArgs are a name and the numbers of a rule as they are sent: made once, as each would be an allocation.
+// ruleArgs holds a limit's name and its rule's numbers as arguments of statements. It is made once
+// per definition, because each conversion to any allocates.
 type ruleArgs struct{ name, capacity, rate, period any }
 
 func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacity, a.rate, a.period} }
@@ -144,7 +146,7 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 		return Limit{}, &InvalidError{Limit: name, Field: "SettleWithin", Value: d.settle, Want: "a second to ten years"}
 	}
 	if d.settle == settleWithin {
-		d.settle = 0 // so that reservations need not say it
+		d.settle = 0 // the default: reservations then need not carry it
 	}
 	d.at = time.Now()
 	defined.Store(d.name, d)
@@ -221,7 +223,8 @@ func compileRule(name string, rule Rule) (algebra, error) {
 	return a, nil
 }
 
-// phase derives the start of a window from the name and the key: always the same for them, and spread over the period.
+// phase derives from the limit's name and the key where their windows start. The same pair always
+// gets the same start, and keys are spread over the period.
 func phase(name, key string, period int64) int64 {
 	h := fnv.New64a()
 	var n [8]byte
@@ -232,7 +235,7 @@ func phase(name, key string, period int64) int64 {
 	return int64(h.Sum64() % uint64(period)) //nolint:gosec // both fit: the remainder is below period
 }
 
-// badText says what keeps Postgres from storing s, or "".
+// badText returns the reason why s cannot be a name or a key of Postgres text, or "" if it can.
 func badText(s string, most int) string {
 	switch {
 	case len(s) > most:

@@ -83,11 +83,11 @@ type Limiter struct {
 	sql         statements
 	many        manyTexts
 	level       pgx.TxIsoLevel
-	begin       string // at that level
+	begin       string // BEGIN at that level
 	maxAttempts int
 	timeout     time.Duration
 	portable    bool
-	twoPhase    bool // on Citus, with tables of the coordinator
+	twoPhase    bool // on Citus, unless Config.Colocated: see two_phase.go
 	spread      bool // on Citus: see homes.go
 	remember    bool
 	clock       func() time.Time
@@ -98,7 +98,7 @@ type Limiter struct {
 	observer    Observer
 }
 
-// defaultTimeout is longer than a queue for a row that is busy, and shorter than people wait.
+// defaultTimeout is longer than calls usually queue for a busy row, and shorter than people wait.
 const defaultTimeout = 30 * time.Second
 
 // New makes a Limiter. It does not touch the database.

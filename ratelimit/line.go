@@ -17,17 +17,18 @@ func (t Take) Behind(other Take) bool {
 		others, _ := other.RunAt(State{})
 		return mine.After(others)
 	}
-	// Each place is a number of tokens from the beginning of the line on. Only the difference matters, and it is exact enough.
+	// Each place in the line is the number of tokens that come before it since the line began. Only
+	// differences matter, and float64 is exact enough for them.
 	flowed := t.rule.flows(other.since+t.delay-other.delay, t.since)
 	return t.owed-other.owed+t.moved-other.moved+flowed > 0
 }
 
-// paces reports whether another rule repays a debt at the same instants.
+// paces reports whether another rule repays a debt at the same instants as a.
 func (a *algebra) paces(other *algebra) bool {
 	return a.windowed == other.windowed && a.rate == other.rate && a.period == other.period && (!a.windowed || a.origin == other.origin)
 }
 
-// flows is how many tokens flow from one instant to another; below 0 if the other is the earlier one.
+// flows returns how many tokens flow in between two instants; below 0 if to is the earlier one.
 func (a *algebra) flows(from, to int64) float64 {
 	if a.windowed {
 		return float64(a.rate * float64(a.window(to)-a.window(from)))
@@ -35,7 +36,8 @@ func (a *algebra) flows(from, to int64) float64 {
 	return float64(a.rate*float64(to-from)) / float64(a.period)
 }
 
-// definitionDelay is how long after its definition a rule begins to count for work that waits.
+// definitionDelay is how long after its definition a rule begins to count for work that already
+// waits.
 const definitionDelay = time.Second
 
 // Redefined returns the take by the rule that this process has defined for its limit, and whether
@@ -64,7 +66,7 @@ func (t Take) Redefined(s State, now time.Time) (Take, bool) {
 	}
 	put := s.Delay.Microseconds() - t.delay
 	owed := t.owed - (s.Moved - t.moved)
-	since := t.since + put // from when on it was repaid, with all pauses behind
+	since := t.since + put // from then on it was repaid, with all pauses added
 	from := max(since, now.Add(-age).UnixMicro())
 	if owed -= max(0, t.rule.flows(since, from)); owed <= 0 {
 		return t, false // it was due before

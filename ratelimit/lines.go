@@ -15,7 +15,8 @@ type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// linesSQL reads what has become of rows: the clock, and one row for each range of shards that has any.
+// linesSQL reads the states of rows: the clock, and one row for each range of shards in which there
+// are any.
 //
 // Locks: none. Predicate reads: the rows.
 //
@@ -69,7 +70,7 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 	var ts, paused pgtype.Timestamptz
 	var delay pgtype.Int8
 	var moved pgtype.Float8
-	rows, _ := db.Query(ctx, l.sql.lines, names, keys, first, last) // they tell the error, too
+	rows, _ := db.Query(ctx, l.sql.lines, names, keys, first, last) // rows has the error, too
 	_, err := pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved}, func() error {
 		if nr == 0 {
 			now = ts.Time
@@ -79,7 +80,7 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 		s.TS = fromMicro(ts.Time.UnixMicro())
 		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
 		s.Moved = moved.Float64
-		if paused.Valid { // of the whole, where it has several homes, the latest
+		if paused.Valid { // a limit with several homes has several: the latest counts
 			if until := fromMicro(min(paused.Time.UnixMicro(), endOfTime)); until.After(s.PausedUntil) {
 				s.PausedUntil = until
 			}
@@ -92,7 +93,8 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 	states := make([]State, len(takes))
 	for i, at := range of {
 		states[i] = lines[at]
-		// A clock that was set back may have left a time to come: what was there at once then is there by now.
+		// After a clock was set back, TS may be in the future. Tokens that were there at TS are
+		// there by now.
 		if s := &states[i]; s.TS.After(now) {
 			s.TS = fromMicro(now.UnixMicro())
 		}

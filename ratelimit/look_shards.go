@@ -7,8 +7,8 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// look reads limits as a whole, before the transaction begins if it can, and gives those the shards
-// that they are to have that have fewer.
+// look reads limits with all their shards, before the transaction begins if it can. It adds shards
+// to limits that should have more.
 func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
 	looks := l.looksAtShards(calls)
 	if did, err := x.aside(ctx, looks, false); err != nil {
@@ -21,9 +21,9 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 	return l.grown(ctx, x, looks, calls)
 }
 
-// lookAgain reads limits after a take was denied, or has failed because of a concurrent transaction.
-// What the transaction has taken goes back. If it has done nothing else it is rolled back, and nothing
-// of the caller's need run again.
+// lookAgain reads limits after a take was denied, or failed in a conflict. It gives back what the
+// transaction has taken; or if nothing else was sent in the transaction, it rolls it back, so that
+// the caller's code need not run again.
 func (l *Limiter) lookAgain(
 	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
 ) (seen []*whole, restarted bool, err error) {
@@ -38,7 +38,7 @@ func (l *Limiter) lookAgain(
 		gives := l.gives(takes)
 		if len(gives) > 0 {
 			var cancel context.CancelFunc
-			ctx, cancel = detached(ctx) // or the transaction would go on with a part of the call
+			ctx, cancel = detached(ctx) // otherwise the transaction could go on with only a part of the call taken
 			defer cancel()
 		}
 		err = x.run(ctx, append(gives, looks...))
@@ -53,7 +53,7 @@ func (l *Limiter) lookAgain(
 	return seen, restarted, err
 }
 
-// grown is what looks have seen, after limits were given the shards that they lack.
+// grown returns what looks have read, after adding the shards that limits lack.
 func (l *Limiter) grown(ctx context.Context, x executor, looks []*statement, calls []call) ([]*whole, error) {
 	for range rounds {
 		seen, err := l.seen(x, looks, calls)
@@ -92,7 +92,7 @@ func (l *Limiter) grown(ctx context.Context, x executor, looks []*statement, cal
 
 var errMoving = errors.New("its shards keep changing")
 
-// seen is what looks have seen.
+// seen returns what looks have read, and remembers it in the books.
 func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, error) {
 	seen := make([]*whole, len(calls))
 	for i, s := range looks {
@@ -123,7 +123,7 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 	return looks
 }
 
-// see reads limits as a whole.
+// see reads limits with all their shards, and changes nothing.
 func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
 	looks := l.looksAtShards(calls)
 	err := x.run(ctx, looks)

@@ -35,9 +35,9 @@ FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, b.ctid AS at, {left}
 WHERE b.ctid = s.at AND s.left >= 0::float8
 RETURNING s.nr, ` + columns
 
-	// makeManySQL is takeManySQL that also inserts the rows that do not exist. It costs more, so it
-	// is for when there are likely to be such. Their numbers are negative
-	// in its answer. It fails if another transaction inserts one first.
+	// makeManySQL is takeManySQL that also inserts the rows that do not exist, with negative
+	// numbers in its answer. It costs more, so it is used while missing rows are likely. It fails
+	// if another transaction inserts one of them first.
 	makeManySQL = `WITH s AS MATERIALIZED (
 	SELECT u.*, b.at, {left}, CASE WHEN b.at IS NULL THEN NOT EXISTS (
 		SELECT FROM {schema}weir_balance b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0) END AS new
@@ -56,7 +56,8 @@ RETURNING s.nr, ` + columns
 SELECT nr, value, ts, paused_until, delay, moved FROM taken
 UNION ALL SELECT -s.nr, s.capacity - s.count, s.now, NULL, NULL, NULL FROM s WHERE s.new`
 
-	// {left} is what a take would leave, by the rule that comes with the row, and {rows} are $1 - $8.
+	// {left} is what a take would leave, according to the rule in the arguments. {rows} are $1 -
+	// $8.
 	manyLeft = `greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
 		ELSE least(u.capacity, b.value + {refill}) - u.count END AS left`
 
@@ -87,14 +88,14 @@ FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
 JOIN {schema}weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
 FOR NO KEY UPDATE OF b SKIP LOCKED`
 
-	// waitSQL locks one row, and waits for it.
+	// waitSQL locks one row, and waits for it if need be.
 	//
 	// $1 name $2 key
 	waitSQL = `SELECT 1::bigint FROM {schema}weir_balance b
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE`
 
-	// newManySQL writes what takes have left of rows that do not exist. If one exists by now, it
-	// fails. putManySQL does the same for rows that are locked.
+	// newManySQL inserts the balances that takes have left in rows that did not exist. It fails if
+	// one exists by now. putManySQL does the same for rows that are locked.
 	//
 	// $1 - $6 as above $7 values $8 times $9 ends of pauses, or null
 	newManySQL = `INSERT INTO {schema}weir_balance AS b
@@ -160,7 +161,7 @@ func newManyTexts(prefix string, portable bool) manyTexts {
 	return t
 }
 
-// many is one such statement on its way, and the rows that it answers for.
+// many is one such statement, and the rows that it is about.
 type many struct {
 	sql   string
 	args  []any
@@ -169,21 +170,21 @@ type many struct {
 	locks bool // it answers with numbers alone: those of the rows that it has locked
 }
 
-// standing is a row, the calls that want tokens of it, and what the database said of it.
+// standing is a row, the calls for it, and what the database answered about it.
 type standing struct {
 	c       *call // the place, and the rule by which it is written
 	waiters []*waiter
-	count   float64 // of all of them
-	taken   bool    // all of it, by takeManySQL
+	count   float64 // what all of them ask for
+	taken   bool    // takeManySQL has taken all of it
 	made    bool    // and the row was inserted
 	locked  bool    // by this transaction
 	found   bool    // the row exists
 	left    balance
-	at      int64 // by the clock, when it was read
+	at      int64 // the clock when it was read
 	changed bool
 }
 
-// forEach makes the statements for some rows: one for all, or in the portable form one for each.
+// forEach returns the statements for rows: one for all, or in the portable form one for each.
 func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many {
 	if !l.portable {
 		return []*many{{sql: sql, args: columns, rows: rows}}
@@ -210,7 +211,7 @@ func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many 
 	return statements
 }
 
-// placesOf are $1 and $2, and rulesOf are $3 to $6.
+// placesOf returns $1 and $2, and rulesOf returns $3 to $6.
 func placesOf(rows []*standing) (names, keys []string) {
 	names, keys = make([]string, len(rows)), make([]string, len(rows))
 	for i, r := range rows {
@@ -260,12 +261,14 @@ func (l *Limiter) lockMany(rows []*standing) []*many {
 	return statements
 }
 
-// waitFor locks one row and waits for it. What comes after it then locks it again.
+// waitFor waits for one row and locks it. The statements after it lock it again, which costs no
+// wait.
 func (l *Limiter) waitFor(at place) *many {
 	return &many{sql: l.many.wait, args: []any{at.name, at.key}, locks: true}
 }
 
-// putMany writes the rows that have changed, those by `new` that do not exist.
+// putMany writes the rows that have changed. Those that do not exist are inserted, and returned as
+// missing.
 func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*standing) {
 	var there []*standing
 	for _, r := range rows {
@@ -300,8 +303,8 @@ func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*stan
 	return statements, missing
 }
 
-// roundTrip runs statements on a connection, in one round trip. A lone statement goes without BEGIN and
-// COMMIT, as those of [Autocommit] do.
+// roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT,
+// as by [Autocommit].
 func roundTrip(
 	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*many,
 ) error {
@@ -350,7 +353,7 @@ func roundTrip(
 	return err
 }
 
-// isPlain says that a transaction begins with nothing but BEGIN.
+// isPlain reports whether a transaction begins with BEGIN and nothing else.
 func isPlain(begin []string) bool { return len(begin) == 1 && begin[0] == beginTogetherSQL }
 
 // send sends it in a transaction of its own.
@@ -396,5 +399,5 @@ func (s *many) read(rows pgx.Rows) error {
 	return rows.Err()
 }
 
-// closed reports that the limit has got shards.
+// closed reports whether the row is closed, because the limit has shards.
 func (r *standing) closed() bool { return r.found && isClosed(r.left.value) }

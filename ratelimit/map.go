@@ -1,125 +1,125 @@
 package ratelimit
 
-// A map of this package, in the order in which to read it. A test holds it to the files that there
-// are. Words with a meaning of their own here stand at its end.
+// A map of this package, in the order in which to read it. A test checks that it lists every file.
+// At its end are the words that have a special meaning in this package.
 //
 // What callers see:
 //
 //	doc.go           the package page: what the limiter does, and the ways to call it
 //	rule.go          TokenBucket and FixedWindow: a limit's numbers
 //	limit.go         Define: names, and the options of a definition
-//	request.go       what one call asks of one limit; checks it, and makes calls of requests
-//	request_json.go  a request as a value that goes through JSON
+//	request.go       Request: what is asked of one limit; checks requests and turns them into calls
+//	request_json.go  requests as JSON
 //	result.go        the answer: granted, granted for later, or denied until RetryAt
-//	errors.go        errors to branch on, and what each says
-//	limiter.go       Config, New, and the verbs in a transaction of pgx
-//	consume.go       RateLimit for those who want an error and no Result
-//	intx.go          InTx: a transaction that runs again when it meets another one
+//	errors.go        the errors that callers can branch on
+//	limiter.go       Config, New, and the verbs in a pgx transaction
+//	consume.go       Consume: RateLimit that returns only an error
+//	intx.go          InTx: a transaction that runs again after a conflict
 //	send_batch.go    SendBatch: BEGIN, take, the caller's batch and COMMIT in one round trip
-//	receiver.go      Verbs, and In: the same verbs for code that need not know how it is called
+//	receiver.go      Verbs and In: an interface of the verbs, however they are called
 //	sql.go           InSQL: the verbs for database/sql
 //	sql_tx.go        InSQLTx: InTx for database/sql
 //	autocommit.go    the verbs without a transaction
-//	observe.go       what an Observer is told of decisions and transactions
-//	shadow.go        limits that decide and deny nobody
+//	observe.go       Observer: gets each decision and transaction
+//	shadow.go        Shadow: limits that decide and report, but never deny
 //	table.go         the name of the table of balances
 //
 // The arithmetic, without a database:
 //
 //	algebra.go       refill, windows, RetryAt and RunAt of one balance
-//	decide.go        Decide: what a request meets in a balance
+//	decide.go        Decide: the outcome of a request for a balance
 //	foretell.go      Foretell: the same for a call of several limits
-//	line.go          who waits behind whom, and when work may run after a change
+//	line.go          which work waits behind which, and when it may run after a rule has changed
 //
 // One call of one limit, in one row:
 //
-//	protocol.go      take, look, take again: how a call is decided; why it is two statements
-//	take_sql.go      the texts that take
-//	give_sql.go      the texts that give back, charge, settle and reset
-//	pause_sql.go     the texts that pause and resume
-//	look_sql.go      the texts that read balances and write layouts
-//	queue_sql.go     the texts with which transactions queue for rows
-//	statements.go    makes the final texts of them; testdata/statements.sql has each
-//	statement.go     a text with its arguments and the row that it answers with
-//	execute.go       sends them in a transaction of pgx, and remembers what the connection knows
-//	postgres.go      what an error of the database means
-//	denials.go       who is expected to be denied, so that a flood of denials only reads
+//	protocol.go      how a call is decided: take, look, take again; why it needs two statements
+//	take_sql.go      statements that take
+//	give_sql.go      statements that give back, charge, settle and reset
+//	pause_sql.go     statements that pause and resume
+//	look_sql.go      statements that read balances and write layouts
+//	queue_sql.go     statements with which transactions queue for rows
+//	statements.go    makes the final text of each: see testdata/statements.sql
+//	statement.go     one statement: its text, its arguments and its answer
+//	execute.go       runs statements in a pgx transaction
+//	postgres.go      what the database's errors mean
+//	denials.go       remembers recent denials, so that a flood of denied calls only reads
 //
-// What is done to rows without a decision:
+// Changes of rows without a decision:
 //
 //	verbs.go         reset, pause, resume, give back
 //	pause.go         Pause and Resume
 //	homes.go         the keys under which rows are stored on Citus
-//	rows.go          finds all rows of a limit, and those that a change of shards has left
+//	rows.go          finds all rows of a limit, also after its number of shards has changed
 //	reset_key.go     all limits of a key at once
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
-//	lines.go         reads how the lines stand in which work waits
+//	lines.go         Lines: reads the states of balances for which work waits
 //
 // Reservations:
 //
-//	reservation.go   what a call took, as a value that goes through JSON
+//	reservation.go   Reservation: what a call took, for settling; its JSON
 //	settle.go        Settle, Release and Renew: once, and in the caller's transaction
-//	wait.go          reserve, and sleep until then
-//	do.go            the same, then the work, then the settlement
+//	wait.go          Wait: reserves, and sleeps until the work may run
+//	do.go            Do: waits, runs the work, and settles what it has used
 //
 // A transaction of InTx:
 //
-//	begin.go         BEGIN goes out with the first take
-//	contention.go    rows that were lost to others, and the queue for them
-//	txn.go           the pgx.Tx that the callback is given
-//	two_phase.go     on Citus: tokens and tables of the coordinator commit together
-//	failed.go        its answers after BEGIN has failed
-//	answers.go       keeps what a batch has answered until COMMIT
+//	begin.go         sends BEGIN together with the first take
+//	contention.go    rows that transactions fail on, and the queue for them
+//	txn.go           the pgx.Tx that the callback gets
+//	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together
+//	failed.go        the answers of a transaction whose BEGIN failed
+//	answers.go       keeps a batch's answers until COMMIT
 //
 // Several calls decided as one:
 //
-//	batch.go         RateLimitMany, for those who hold many calls at once
-//	coalesce.go      Coalesce: calls of many goroutines, decided together
-//	lane.go          the queue of calls, and who decides the next
-//	together.go      one round of that: looks, takes and answers
-//	together_put.go  decides on rows that are locked, and writes what is left
+//	batch.go         RateLimitMany: many calls of one caller, granted all or none
+//	coalesce.go      Coalesce: decides calls of many goroutines together
+//	lane.go          the queues of calls, and the goroutines that decide them
+//	together.go      decides one batch: takes, looks and answers
+//	together_put.go  decides on locked rows, and writes their new balances
 //	many.go          the statements over many rows
-//	held.go          calls whose rows other transactions hold
+//	held.go          calls that wait for rows locked by other transactions
 //	alone.go         calls that cannot be decided together with others
-//	trip.go          the connection and the time that a round may take
-//	gives.go         gives back what was granted to callers who have left
+//	trip.go          round trips of a batch: connection and time-outs
+//	gives.go         gives back tokens of callers whose context has ended
 //
 // A limit of several shards:
 //
 //	book.go          what this process knows of the shards of each key
 //	sharded.go       the protocol where a limit has shards
-//	aim.go           which shard, or which of them, a call takes from
-//	look_shards.go   reads all shards, and gives a limit those that it is to have
-//	whole.go         the shards of a key seen as one balance
+//	aim.go           chooses the shard or shards that a call takes from
+//	look_shards.go   reads all shards of a limit, and adds shards that are missing
+//	whole.go         the shards of a limit and key, seen as one balance
 //	parts.go         how a count is divided over shards
-//	reshard.go       another number of shards, with every token kept
-//	hot.go           tells that a limit wants more shards
+//	reshard.go       changes the number of shards, and keeps every token
+//	hot.go           warns that a limit needs more shards
 //
 // Tokens in memory:
 //
 //	lease.go         Lease: blocks of tokens that a process hands out by itself
-//	lease_hand.go    what is in hand, and how much of it may still be handed out
-//	lease_fetch.go   when the next block is fetched, and who waits for it
-//	lease_back.go    what is given back
-//	lease_tx.go      tokens in hand, taken in a transaction
+//	lease_hand.go    what a lease holds, and how much of it may still be handed out
+//	lease_fetch.go   fetches blocks, and queues the takes that wait for them
+//	lease_back.go    gives back what was not used
+//	lease_tx.go      TakeInTx: takes from memory that a rollback puts back
 //
 // Without the database:
 //
 //	failopen.go      lets calls through in an outage, for a while
-//	health.go        finds out whether there is an outage
-//	spares.go        decides from memory meanwhile
+//	health.go        finds out whether the database decides anything
+//	spares.go        decides from memory in an outage
 //
 // # Words
 //
 //   - balance: the tokens of one limit and key; a row, or one row for each shard
-//   - take, look: the statement that grants, and the one that only reads
-//   - call: a request whose limit, key and numbers were checked
-//   - executor: where statements go: a transaction of pgx or of database/sql, or a pool
-//   - trip: statements sent together, and their answers
-//   - line: work that was granted for later, in the order in which its tokens come
+//   - take, look: the statement that takes tokens if it grants, and the one that only reads
+//   - call: a request that was checked, for one row
+//   - executor: what runs statements: a pgx or database/sql transaction, or a pool
+//   - trip: a round trip: statements sent together, and their answers
+//   - line: the queue of work that was granted for later, in the order in which its tokens come
 //   - ahead: how far ahead of its tokens a call may be granted
-//   - layout: how many shards a balance is divided into; a change closes the rows of the old one
-//   - head: the row that says which layout is in force
-//   - book: what a process knows of the shards without asking
+//   - layout: into how many shards a balance is divided; a change closes the old layout's rows
+//   - head: the row that says which layout is in force; closed: a row of an old layout
+//   - book: what a process remembers of the shards of a limit and key
 //   - hand: the tokens of a lease that this process may give out

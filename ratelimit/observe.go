@@ -49,7 +49,8 @@ type TransactedEvent struct {
 	Took  time.Duration
 }
 
-// observation is a call that an Observer will be told of. A nil one is of no Observer, and does nothing.
+// observation is a call on its way to the Observer. Without an Observer it is nil, and its methods
+// do nothing.
 type observation struct {
 	ctx context.Context
 	to  Observer
@@ -63,7 +64,7 @@ func (l *Limiter) observe(ctx context.Context, requests []Request) *observation 
 	return &observation{ctx, l.observer, DecidedEvent{Requests: slices.Clone(requests), Began: time.Now(), Together: 1}}
 }
 
-// told is the end of it.
+// told reports the end of the call to the Observer, and returns its arguments.
 func (o *observation) told(res Result, err error) (Result, error) {
 	if o != nil {
 		o.e.Result, o.e.Err, o.e.Took = res, err, time.Since(o.e.Began)
@@ -72,7 +73,7 @@ func (o *observation) told(res Result, err error) (Result, error) {
 	return res, err
 }
 
-// counting returns x, whose trips are those of the observation.
+// counting returns x, wrapped so that its round trips are counted.
 func (o *observation) counting(x executor) executor {
 	if o == nil {
 		return x
@@ -80,7 +81,7 @@ func (o *observation) counting(x executor) executor {
 	return counting{x, &o.e.Trips}
 }
 
-// counting counts trips.
+// counting is an executor that counts round trips.
 type counting struct {
 	executor
 	trips *int

@@ -14,16 +14,16 @@ type part struct {
 	least float64 // that must be left
 }
 
-// plan is how a call is granted by a limit.
+// plan says how a limit grants a call.
 type plan struct {
-	able  []int  // the shards of which each grants it alone, the fullest first; else
+	able  []int  // the shards that would grant the call alone, the fullest first. If there are none:
 	parts []part // what to take from several, in the order of their rows
-	ahead bool   // and that is reserved
+	ahead bool   // the parts are reserved
 }
 
-// plan tells how the limit would grant the call at now. If no single shard does, it takes the tokens
-// that there are from the fullest shards, or reserves in several so that their lines stay level; if it
-// is to be ahead, it does not gather. From several it takes only where free allows it; nil allows all.
+// plan returns how the limit would grant the call at now. If no shard grants it alone, plan gathers
+// tokens from the fullest shards, or reserves in several so that their lines stay level. With ahead
+// it only reserves. It uses several shards only if free allows each; nil allows all.
 func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
 	shares := c.shares(w.Shards)
 	most, share := c.largest(&shares)
@@ -35,12 +35,12 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 	return c.planBy(w, now, ahead, free, shares, share)
 }
 
-// planBy is plan for parts of so many tokens, unless they must be larger.
+// planBy is plan for parts of at most so many tokens, unless they must be larger.
 func (c *call) planBy(
 	w *whole, now int64, ahead bool, free func(int) bool, shares shares, most float64,
 ) (p plan, ok bool) {
 	there := make([]part, 0, w.Shards)
-	var loose []part // those that are not paused
+	var loose []part // the shards that are not paused
 	row := c.of(w.Layout, 0)
 	var values []float64
 	left := -c.count
@@ -74,7 +74,7 @@ func (c *call) planBy(
 		if p.parts, ok = gather(loose, c.count); ok {
 			for k := range p.parts {
 				q := &p.parts[k]
-				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the latter is rounded
+				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the second may be rounded
 			}
 			return p, true
 		}
@@ -82,9 +82,9 @@ func (c *call) planBy(
 	if !c.pausable() {
 		return p, false
 	}
-	// As few rows as will do, of which none gives more than half a share unless it has more than others: so
-	// that their lines can be level. But where little more may be reserved, several shards may have room
-	// for what fewer have not.
+	// Use few rows, but so many that none has to give more than half a share unless it has more
+	// tokens than others: then their lines can be level. If MaxReserved is nearly reached, more
+	// shards may have room when these have not.
 	slices.SortStableFunc(there, byCount)
 	if k := math.Ceil(c.count / min(most, shares.each.capacity/2)); 1 < k && k < float64(len(there)) {
 		if p, ok := c.planAhead(w, now, there[:int(k)]); ok {
@@ -94,8 +94,8 @@ func (c *call) planBy(
 	return c.planAhead(w, now, there)
 }
 
-// planAhead reserves in some shards, or in fewer if some of them do not grant their parts. Only if all
-// shards together have no room for it may a part be larger than it should.
+// planAhead reserves in some shards, and leaves out those that do not grant their parts. A part may
+// be larger than it should only if all shards together have no room.
 func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
 	p.ahead = true
 	for {
@@ -123,12 +123,12 @@ func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
 	}
 }
 
-// byCount puts the fullest first.
+// byCount sorts the fullest first.
 func byCount(a, b part) int { return cmp.Or(cmp.Compare(b.count, a.count), a.shard-b.shard) }
 
 func byShard(a, b part) int { return a.shard - b.shard }
 
-// gather takes n from the fullest shards, and from no more of them than it must.
+// gather takes n from the fullest shards, and from as few as possible.
 func gather(there []part, n float64) (parts []part, ok bool) {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
 	sum := 0.0
@@ -152,8 +152,8 @@ func gather(there []part, n float64) (parts []part, ok bool) {
 	return nil, false
 }
 
-// level takes n so that the shards from which it takes are left with the same, and no more from one than
-// may be, unless even all of them together do not have room for that.
+// level takes n so that the shards from which it takes are left with the same number of tokens. It
+// takes more than most from a shard only if all of them together have no room.
 func level(there []part, n float64) []part {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
 	room := 0.0
@@ -179,8 +179,9 @@ func level(there []part, n float64) []part {
 			above = middle
 		}
 	}
-	// Of few digits, as the parts of what was divided are (see shard.Split): so that they add up without
-	// rounding, and no debt of ten tokens becomes one that the window of ten does not repay.
+	// Round to few digits, like the parts of what was divided (see shard.Split). Then they add up
+	// without rounding, and a debt of ten tokens does not become one that a window of ten cannot
+	// repay.
 	if _, exp := math.Frexp(max(math.Abs(there[0].count), n)); n > 0 {
 		left = math.Ldexp(math.Round(math.Ldexp(left, 44-exp)), exp-44)
 	}
@@ -188,7 +189,7 @@ func level(there []part, n float64) []part {
 	rest := n
 	for _, p := range there {
 		had := p.count
-		if p.count = min(p.most, max(0, had-left), rest); p.count <= n*1e-9 { // made by rounding
+		if p.count = min(p.most, max(0, had-left), rest); p.count <= n*1e-9 { // only rounding
 			continue
 		}
 		rest -= p.count

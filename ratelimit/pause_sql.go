@@ -1,14 +1,18 @@
 package ratelimit
 
-// Pause and resume. The parameters are those of take_sql.go.
+// Statements that pause and resume. Their parameters are those of take_sql.go.
 
 const (
-	// pauseSQL stops the time of a row for $10 microseconds from now on: its balance is that of now until then, by the rule in
-	// the row, whoever pauses it; and what waits in line is put off by what this adds to the pause. A longer pause stays. Where
-	// there is no row nothing waits, but by the delay what was taken from one that is gone tells of which window it was.
+	// pauseSQL stops the time of a row for $10 microseconds from now on. The balance is refilled up
+	// to now by the rule in the row, and stays so until the pause ends. Work that waits is delayed
+	// by what this adds to the pause. A pause that ends later stays.
 	//
-	// ts stays a reading of the clock, and is not set to the end of the pause: what is reserved in it is decided now, and
-	// a pause that ends early does not move ts back.
+	// If there is no row, no work waits. The new row still gets the delay: a window take from a row
+	// that was deleted since needs it, to tell how many windows have gone by since (see
+	// windowUnused).
+	//
+	// ts is set to the clock and not to the end of the pause. So a reservation during the pause is
+	// decided as of now, and ts need not move back if the pause ends early.
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	pauseSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
@@ -21,8 +25,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	delay = coalesce(b.delay, 0) + {added}
 RETURNING ` + columns
 
-	// resumeSQL ends a pause, and takes back what is left of it. Without a pause it changes nothing, and without a row the
-	// limit is full.
+	// resumeSQL ends a pause, and takes back the rest of its delay. Without a pause it changes
+	// nothing. If there is no row, the limit is full.
 	//
 	// Locks: the row. Predicate reads: none: see giveSQL.
 	resumeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
@@ -35,8 +39,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING ` + columns
 
-	// pauseClosedSQL pauses the closed rows of a limit, for those who wait in them: by the rule in each row.
-	// resumeClosedSQL ends such a pause.
+	// pauseClosedSQL pauses the closed rows of a limit, for work that still waits in them, by the
+	// rule in each row. resumeClosedSQL ends such a pause.
 	//
 	// Locks: the rows, in their order. Predicate reads: the rows of the limit.
 	//

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// sqlState is what errors of Postgres have, whichever driver brings them.
+// sqlState is implemented by Postgres errors of every driver.
 type sqlState interface{ SQLState() string }
 
 func stateOf(err error) string {
@@ -26,16 +26,18 @@ func isConflict(err error) bool {
 	return s == "40001" || s == "40P01" // serialization_failure, deadlock_detected
 }
 
-// isLostRow reports whether err says that another transaction has written the row first. Postgres raises 40001 for reads that
-// cannot be serialized as well, from predicate.c: that is no conflict on the row.
+// isLostRow reports whether err says that another transaction has written the row first. Postgres
+// also raises 40001 for reads that cannot be serialized, from predicate.c: that is no conflict on
+// the row.
 func isLostRow(err error) bool {
 	var e *pgconn.PgError
 	return errors.As(err, &e) && e.Code == "40001" && e.File != "predicate.c"
 }
 
-// isRolledBack reports whether err, an answer to COMMIT or to what went out along with it, says that the transaction was
-// rolled back. A backend that ended with COMMIT under way (FATAL, PANIC) may have committed before it did. So may a
-// node of Citus that its coordinator has lost meanwhile, of which an ordinary ERROR tells; one that was never reached has not.
+// isRolledBack reports whether err, an answer to COMMIT or to statements sent together with it,
+// means that the transaction was rolled back. A backend that ended during COMMIT (FATAL, PANIC) may
+// have committed first. On Citus an ordinary ERROR may say that the coordinator lost a node, which
+// may have committed, too. A node that could not be reached has not.
 func isRolledBack(err error) bool {
 	var e *pgconn.PgError
 	if !errors.As(err, &e) || e.SeverityUnlocalized != "ERROR" {
@@ -50,7 +52,7 @@ func isRolledBack(err error) bool {
 	return true
 }
 
-// isUnreachable reports whether a node of Citus told that it could not connect to another one.
+// isUnreachable reports whether a node of Citus could not connect to another one.
 func isUnreachable(e *pgconn.PgError) bool {
 	return strings.HasPrefix(e.Message, "connection to the remote node ")
 }
@@ -59,7 +61,7 @@ func unknown(err error) error {
 	return fmt.Errorf("%w: all of the transaction was committed or none of it, so look for its writes before you retry: %w", ErrOutcomeUnknown, err)
 }
 
-// hints say what mends an error of Postgres that a limiter's user is likely to meet.
+// hints say how to fix errors of Postgres that users of a limiter are likely to see.
 var hints = map[string]string{
 	"42P01": notMigrated, // undefined_table
 	"42883": notMigrated, // undefined_function
@@ -91,7 +93,8 @@ func hint(err error) error {
 	return err
 }
 
-// ended adds that the context has ended: the reason for whatever the driver then met, which does not always say so.
+// ended adds the error of a context that has ended: it is the cause of the driver's error, which
+// may not mention it.
 func ended(ctx context.Context, err error) error {
 	if done := ctx.Err(); done != nil && !errors.Is(err, done) {
 		return fmt.Errorf("%w: %w", done, err)
@@ -99,7 +102,7 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// explain says what was being done when err came.
+// explain adds to err what was being done, for which limits, and a hint.
 func explain(ctx context.Context, err error, verb string, calls []call) error {
 	err = ended(ctx, err)
 	of := fmt.Sprintf("limit %q", calls[0].name)

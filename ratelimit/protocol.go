@@ -7,61 +7,72 @@ import (
 	"time"
 )
 
-// The protocol. TAKE is an upsert that grants, in one round trip; a row in answer is a grant, and right at every isolation
-// level, as the upsert decides on the newest row, which it has locked. No row in answer is not yet a denial: the statement
-// read the clock before it waited for the row, and it cannot report what it did not update. So LOOK reads the balance in a
-// statement of its own, which at READ COMMITTED has a newer snapshot. If LOOK finds that the call would be granted (it
-// waited, and the tokens have come; or another transaction's first use was rolled back), TAKE is tried again. Within a
-// transaction the failed TAKE has locked the row, so the second one decides.
+// The protocol.
 //
-// One statement for both, WITH take AS (...) SELECT ... UNION ALL SELECT ..., is wrong at READ COMMITTED: the second half
-// sees an older snapshot than the row that the first half waited for.
+// TAKE is an upsert that takes tokens in one round trip. If it returns a row, the call is granted.
+// That is right at every isolation level, because the upsert decides on the newest version of the
+// row, which it has locked.
 //
-// A denial that this process has seen before is expected: then LOOK goes first, and a flood of denied callers writes nothing
-// and locks nothing.
+// No row is not yet a denial. The statement read the clock before it waited for the row, and it
+// cannot report a row that it did not update. So LOOK reads the balance in a second statement,
+// which at READ COMMITTED has a newer snapshot. If LOOK finds that the call would be granted now,
+// TAKE is tried again: tokens have come meanwhile, or another transaction's first use of the
+// balance was rolled back. Within a transaction the first TAKE has locked the row, so the second
+// one decides.
+//
+// One statement for both, WITH take AS (...) SELECT ... UNION ALL SELECT ..., would be wrong at
+// READ COMMITTED: its second half would see a snapshot from before the wait for the row.
+//
+// If this process has denied the same call lately, it expects another denial. Then LOOK goes first,
+// so that a flood of denied calls writes nothing and locks nothing.
 
-// rounds bounds the exchange of TAKE and LOOK where no lock is held between them, or the clock is set back.
+// rounds bounds how often TAKE and LOOK are repeated. Repetition is needed only if no lock is held
+// between them, or the database's clock is set back.
 const rounds = 3
 
-// executor runs statements in order, in one round trip where the driver can, in the caller's transaction.
+// executor runs statements in order in the caller's transaction, in one round trip if the driver
+// can.
 type executor interface {
 	run(ctx context.Context, statements []*statement) error
 
-	// fresh says that a read now sees all that has been committed, as far as is known.
+	// fresh reports whether a read would see all that is committed by now, as far as is known.
 	fresh() bool
 
-	// alone says that nothing was sent in the transaction yet, nor by anybody else in it: it has no snapshot, and has
-	// written nothing.
+	// alone reports whether nothing was sent in the transaction yet, neither by Weir nor by the
+	// caller. So it has no snapshot, and has written nothing.
 	alone() bool
 
-	// stepwise says that the statements go one by one, so that when one fails those before it may stand.
+	// stepwise reports whether the statements are sent one by one. If one fails, those before it
+	// may then still be in effect.
 	stepwise() bool
 
-	// single says that each trip is a transaction of its own.
+	// single reports whether each trip is a transaction of its own.
 	single() bool
 
-	// aside looks before the transaction begins, if it has not begun. A caller that is denied often has
-	// nothing left to do in the transaction, and neither begins nor ends it. If exact, it does not look
-	// aside in a transaction that runs again, as what it has seen may have changed once more when the
-	// transaction begins. aside reports whether it has looked.
+	// aside runs looks before the transaction begins, and reports whether it has: it cannot if the
+	// transaction has begun. A call that is denied this way needs no BEGIN and no ROLLBACK. With
+	// exact, aside does nothing in a transaction that runs again, because the balances may change
+	// once more before it begins.
 	aside(ctx context.Context, looks []*statement, exact bool) (bool, error)
 
-	// restart rolls back a transaction in which only the call under way has sent anything, and looks in the same trip. The
-	// transaction begins again with the next statement. It reports whether it has done so.
+	// restart rolls back a transaction in which nothing was sent except by the current call, and
+	// runs looks in the same trip. The next statement begins the transaction again. restart reports
+	// whether it has done so.
 	restart(ctx context.Context, looks []*statement) (bool, error)
 
-	// doubt has a transaction that has not begun look again by confirm when it does, if it keeps one
-	// snapshot.
+	// doubt is for a denial that was read by aside. If the transaction begins after all and keeps
+	// one snapshot, it looks again with confirm as it begins.
 	doubt(confirm func() *confirmation)
 
-	// session is a number of the connection, or 0.
+	// session identifies the connection, or is 0.
 	session() uint32
 
-	// transaction is the same for what may be in one transaction, and another for all others.
+	// transaction identifies the transaction, as a map key: executors of one transaction return the
+	// same value.
 	transaction() any
 }
 
-// rateLimit takes from all calls or from none.
+// rateLimit takes from all calls, or from none.
 func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	if l.remember && x.alone() {
 		if res, ok := l.denials.answer(calls, requests, l.clock); ok {
@@ -112,10 +123,12 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 	}
 }
 
-// errUndecided says that TAKE lost to other callers each time that LOOK had found enough. It does not leave the package.
+// errUndecided says that LOOK found enough tokens each time, and TAKE then lost them to other
+// callers. It does not leave the package.
 var errUndecided = errors.New("ratelimit: TAKE and LOOK disagree: is the database's clock being set back?")
 
-// stamp notes when each take was granted: from there on it can be given back.
+// stamp records in each call what its take left in the row. A call with such a record can be given
+// back.
 func stamp(takes []*statement) {
 	for _, s := range takes {
 		if s.found {
@@ -127,13 +140,13 @@ func stamp(takes []*statement) {
 	}
 }
 
-// forget says that nothing is taken.
+// forget records that nothing is taken.
 func (c *call) forget() {
 	c.taken, c.owed, c.delay, c.moved, c.parts = 0, 0, 0, 0, nil
 }
 
-// undo gives back what was taken of a call whose context has ended between two statements: the transaction may then go on.
-// If it may not, this fails and changes nothing.
+// undo gives back what was taken for a call whose context ended between two statements, because the
+// transaction may go on. If the transaction has failed, undo fails too, and changes nothing.
 func (l *Limiter) undo(ctx context.Context, x executor, takes []*statement) {
 	if gives := l.gives(takes); len(gives) > 0 {
 		ctx, cancel := detached(ctx)
@@ -142,7 +155,8 @@ func (l *Limiter) undo(ctx context.Context, x executor, takes []*statement) {
 	}
 }
 
-// gives are what gives back takes of a call that is denied. Nobody has come since to wait for what those on credit owe.
+// gives returns statements that give back the takes of a call that is denied. Takes on credit do
+// not move the line: nobody can have begun to wait for their debt since.
 func (l *Limiter) gives(takes []*statement) []*statement {
 	var gives []*statement
 	for _, s := range takes {
@@ -153,16 +167,16 @@ func (l *Limiter) gives(takes []*statement) []*statement {
 	return gives
 }
 
-// detached is a context for what must be done although the caller's has ended.
+// detached returns a context for what must be done even though the caller's context has ended.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
 const few = 2
 
-// granted is the Result of takes that all answered with a row.
+// granted returns the Result if all takes answered with a row.
 func granted(takes []*statement, calls []call, requests int) (Result, bool) {
-	var fewDecisions [few]Decision // most calls are of one limit: these need not be allocated
+	var fewDecisions [few]Decision // room on the stack, enough for most calls
 	var fewTimes [few]int64
 	decisions, at := fewDecisions[:0], fewTimes[:0]
 	if len(takes) > few {
@@ -181,13 +195,13 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 	return res, true
 }
 
-// denied gives back what was taken and looks at all balances, in one trip.
+// denied gives back what was taken, and looks at all balances, in one trip.
 func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, calls []call, requests int) (Result, error) {
 	trip := l.gives(takes)
 	given := len(trip)
 	if given > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = detached(ctx) // or the transaction would go on with a part of the call
+		ctx, cancel = detached(ctx) // otherwise the transaction could go on with only a part of the call taken
 		defer cancel()
 	}
 	for i := range calls {
@@ -203,10 +217,12 @@ func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, ca
 	return l.judge(trip[given:], calls, requests), nil
 }
 
-// errClosed says that a balance is closed, as its limit has got shards. It does not leave the package.
+// errClosed says that a row is closed, because its limit has shards now. It does not leave the
+// package.
 var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no shards")
 
-// foresee is checkRateLimit for a call that is expected to be denied.
+// foresee is checkRateLimit for a call that is expected to be denied: it looks before the
+// transaction begins, if it can.
 func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	looks := l.looksOf(calls)
 	did, err := x.aside(ctx, looks, true)
@@ -234,8 +250,8 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, request
 	return res, nil
 }
 
-// confirmation looks again at what was looked at before the transaction began. If it has changed the transaction is to run
-// again: it could not be serialized.
+// confirmation looks again at balances that were read before the transaction began. If they have
+// changed, the transaction runs again, as after a serialization failure.
 type confirmation struct {
 	looks []*statement
 	holds func() bool
@@ -256,7 +272,7 @@ func (l *Limiter) looksOf(calls []call) []*statement {
 	return looks
 }
 
-// checkRateLimit tells what rateLimit would do, and takes nothing.
+// checkRateLimit returns what rateLimit would return, and takes nothing.
 func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	if l.remember && x.alone() {
 		l.denials.watch(calls)
@@ -282,7 +298,7 @@ func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 		l.denials.note(&calls[i], &decisions[i], at[i])
 	}
 	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
-		for i := range decisions { // none is taken from, so each keeps its balance
+		for i := range decisions { // a denial takes from none, so each keeps its balance
 			decisions[i].State = calls[i].state(calls[i].at(looks[i].balance(), at[i]))
 			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
 		}

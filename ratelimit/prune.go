@@ -11,20 +11,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Statements that prune. They skip what others hold, so that they wait for nobody, and hold what they delete no longer than a
-// batch takes.
+// Statements that prune. They skip rows that others have locked, so they wait for nobody. They lock
+// what they delete for no longer than a batch takes.
 const (
-	// pruneSQL looks at the next $4 balances after ($1, $2, $3) and deletes those that are idle: full by the rule that is written in
-	// the row, which is the one that took last, and not paused; a balance that there is not is full, too. What was moved or put off is
-	// kept until nobody can wait for it any more: $6 is by when it was last written, and its pause over.
+	// pruneSQL looks at the next $4 balances after ($1, $2, $3), and deletes those that are idle:
+	// full by the rule in the row, which is the one that took last, and not paused. A missing
+	// balance is full, too. A row with a delay or moved is kept until no work can wait for it any
+	// more: until $6 after it was last written and its pause ended.
 	//
-	// The rows of a limit with shards go together, with their head, or none does: who finds none of them finds a limit that was never
-	// used, and who finds one of them gone looks for its head. So all of them are locked first, and counted. A closed row
-	// is like none once nobody waits in it any more; the row from before there were shards is closed as long as the head is there.
+	// The rows of a limit with shards are deleted together with their head, or not at all. A
+	// process that finds none of them takes the limit for one that was never used, and one that
+	// finds a shard missing looks for the head. So pruneSQL first locks all of them, and counts. A
+	// closed row is deleted like a missing one once no work waits in it; but row 0, from before
+	// there were shards, stays closed as long as there is a head.
 	//
 	// Locks: the rows that it deletes. Predicate reads: at READ COMMITTED none.
 	//
-	// $1 name $2 key $3 shard $4 batch $5 clock $6 how old a row is whose delay or moved is not 0, in microseconds
+	// $1 name $2 key $3 shard $4 batch $5 clock $6 how old a row with a delay or moved must be, in
+	// microseconds
 	pruneSQL = `WITH page AS MATERIALIZED (
 	SELECT name, key, shard FROM {schema}weir_balance WHERE (name, key, shard) > ($1::text, $2::text, $3::integer)
 	ORDER BY name, key, shard LIMIT $4::bigint
@@ -58,15 +62,16 @@ FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $within::bigint::float8)`
 
-	// isFull is refilled of give_sql.go, compared. A closed row has what it owed as its capacity.
+	// isFull compares refilled of give_sql.go with the capacity. In a closed row the capacity is
+	// what it owed.
 	isFull = `CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
 			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
 			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity`
 
-	// pruneSlotsSQL deletes slots that nobody holds, once their tokens are an hour old: so far may the clock be
-	// set back before a token could come again.
+	// pruneSlotsSQL deletes slots that nobody holds, once their fencing tokens are an hour old: a
+	// clock that is set back by less cannot give out the same token again.
 	//
 	// $1 name $2 key $3 slot $4 batch $5 clock
 	pruneSlotsSQL = `WITH page AS MATERIALIZED (
@@ -158,7 +163,7 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 		err = l.prunePortable(ctx, pool, &cfg, &done, within)
 		return done, err
 	}
-	// rows goes through a table by its primary key, of a name, a key and a number.
+	// rows prunes a table with a primary key of a name, a key and a number.
 	rows := func(what, sql string, looked, deleted *int64, more ...any) error {
 		at := first
 		return pruneTable(ctx, pool, &cfg, &done, what, func(tx pgx.Tx) (int64, error) {
@@ -201,7 +206,7 @@ func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done 
 	return nil
 }
 
-// prune runs batches until there is nothing to look at.
+// prune runs batches until no rows are left to look at.
 func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, batch func(pgx.Tx) (looked int64, err error)) error {
 	for {
 		began := time.Now()

@@ -13,11 +13,11 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Statements that prune where an engine locks rows of one key at a time: see [Config.Portable]. A page
-// is read without locks. What may go of it goes by statements for each key, which look again. They
-// skip what others hold, like those of prune.go, and the same rows go.
+// Statements that prune on engines that can lock rows of only one key at a time: see
+// [Config.Portable]. A page is read without locks. Then statements for each key look again, and
+// delete. They skip rows that others have locked, and delete the same rows as prune.go.
 const (
-	// pageSQL reads the next $4 balances after ($1, $2, $3), and which are idle.
+	// pageSQL reads the next $4 balances after ($1, $2, $3), and whether each is idle.
 	//
 	// $1 name $2 key $3 shard $4 batch $5 clock $6 see pruneSQL
 	pageSQL = `SELECT b.name, b.key, b.shard, {idle}
@@ -25,7 +25,7 @@ FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($5::timestamptz, clock_t
 WHERE (b.name, b.key, b.shard) > ($1::text, $2::text, $3::integer)
 ORDER BY b.name, b.key, b.shard LIMIT $4::bigint`
 
-	// lockKeySQL locks the rows of a key that nobody holds, and says which are idle.
+	// lockKeySQL locks the rows of a key that nobody else has locked, and says which are idle.
 	//
 	// Locks: those. Predicate reads: at READ COMMITTED none.
 	//
@@ -45,7 +45,7 @@ FROM {schema}weir_slot s CROSS JOIN (SELECT coalesce($5::timestamptz, clock_time
 WHERE (s.name, s.key, s.slot) > ($1::text, $2::text, $3::integer)
 ORDER BY s.name, s.key, s.slot LIMIT $4::bigint`
 
-	// Locks: the row. It may wait for somebody who takes the slot, and then finds it held.
+	// Locks: the row. It may wait for a caller that takes the slot, and then finds it held.
 	//
 	// $1 name $2 key $3 slot $4 the clock by which it was read
 	deleteSlotSQL = `DELETE FROM {schema}weir_slot
@@ -67,7 +67,7 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
 			p := place{at.name, at.key}
-			if strings.HasPrefix(at.key, shard.Reserved) { // those of a limit without keys: see homes.go
+			if strings.HasPrefix(at.key, shard.Reserved) { // homes of a limit without keys: see homes.go
 				p.key = ""
 			}
 			if idle && !slices.Contains(keys[max(0, len(keys)-1):], p) {
@@ -115,7 +115,8 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 	})
 }
 
-// deleteEach reads rows into into, has each queue what deletes one, and adds to gone how many are.
+// deleteEach reads rows into into, and calls each to queue a deletion for each. It adds the number
+// of deleted rows to gone, and returns how many rows were read.
 func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone *int64, each func(*pgx.Batch)) (int64, error) {
 	batch := &pgx.Batch{}
 	tag, err := pgx.ForEachRow(rows, into, func() error {
@@ -137,8 +138,8 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 	return tag.RowsAffected(), sendAll(ctx, tx, batch)
 }
 
-// pruneKeys deletes what is idle of keys, by the rules of pruneSQL: a key with a head goes wholly, if
-// all of its rows are locked and idle, or only what is closed of it.
+// pruneKeys deletes idle rows of keys, by the rules of pruneSQL: a key with a head is deleted as a
+// whole if all of its rows are locked and idle; otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within int64) (gone int64, err error) {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
 	all := make([]pruning, len(keys))
@@ -161,7 +162,8 @@ func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within
 	return gone, sendAll(ctx, tx, remove)
 }
 
-// pruning are the rows of a limit and key that nobody else holds, and how many there are.
+// pruning has the rows of a limit and key that nobody else has locked, and how many rows there are
+// in all.
 type pruning struct {
 	held []prunable
 	all  int
@@ -190,7 +192,7 @@ func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, within i
 	})
 }
 
-// idle are those that may go, by the key under which they are stored.
+// idle returns the rows that may be deleted, by the key under which they are stored.
 func (k *pruning) idle() map[string][]int32 {
 	whole, head := k.all == len(k.held), false
 	alone, shards := map[string][]int32{}, map[string][]int32{}

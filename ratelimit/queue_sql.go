@@ -5,20 +5,24 @@ import (
 	"strings"
 )
 
-// class is the first number of the advisory locks: "Weir". The second is a hash of the limit and key plus the shard, with
-// a hash of the table that the row is in: so callers of the same key in two schemas do not deny each other.
+// class is the first number of the advisory locks of shards: "Weir" in ASCII. The second is a hash
+// of limit and key plus the shard, combined with a hash of the table's oid, so that callers of the
+// same key in two schemas do not get in each other's way.
 const class = 0x57656972
 
-// queueID is the number of a row's advisory lock: what lockOf says, and which table the row is in. So callers of the same
-// key in two schemas do not wait for each other.
+// queueID is the number of a row's advisory lock: what locksOf returns, combined with the table's
+// oid. So callers of the same key in two schemas do not wait for each other.
 const queueID = `pg_catalog.int8xor({of}, pg_catalog.int8shl({table}::regclass::oid::bigint, 16))`
 
-// queue returns what goes between BEGIN and the statements of a transaction that queues for rows.
+// queue returns the statements that go between BEGIN and the other statements of a transaction that
+// queues for rows.
 //
-// A transaction's own lock comes too late for its snapshot, which each statement takes before it runs. So the lock belongs
-// to the session at first, and a transaction that did nothing else ends. The next one has a newer snapshot: it takes the
-// lock as its own, and releases that of the session. All of it goes in one flight. So the lock outlives no transaction, and
-// a pooler that assigns connections to transactions does not notice, as none ends between flights.
+// Each statement takes its snapshot before it runs, so a lock that the transaction itself waits for
+// comes too late: above READ COMMITTED its snapshot is older than the wait. So a first transaction
+// waits for a lock of the session, and ends without doing anything else. The next transaction has a
+// newer snapshot. It takes the lock as its own, and releases that of the session. All of this is
+// sent at once. So no lock outlives the second transaction, and a pooler that assigns connections
+// per transaction does not get in the way: no transaction ends between two round trips.
 func (s *statements) queue(locks []int64) []*statement {
 	var lock, keep []string
 	var args []any
@@ -35,8 +39,8 @@ func (s *statements) queue(locks []int64) []*statement {
 	}
 }
 
-// unqueue is the text that rolls back and releases what the session may hold of locks. Postgres warns of those that it does
-// not hold.
+// unqueue returns a text that rolls back, and releases the locks that the session may still hold.
+// Postgres warns about those that it does not hold.
 func (s *statements) unqueue(locks []int64) string {
 	sql := "ROLLBACK"
 	for _, n := range locks {

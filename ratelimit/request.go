@@ -124,41 +124,41 @@ func (r Request) Leave(n float64) Request { r.leave = n; return r }
 // denies. Nil means the limit's own rule.
 func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 
-// call is a request that was found to be good, and the row that it is for.
+// call is a request that was checked, and the row that it is for.
 type call struct {
 	algebra
 	name, key string
 	shard     int32
 	count     float64
 	ahead
-	indexes []int // of the requests that were merged into it
-	taken   int64 // once granted: when, by the row's time; 0 if nothing was taken
-	delay   int64 // and the row's delay then,
+	indexes []int // the positions of the requests that were merged into it
+	taken   int64 // once granted: the row's time after the take; 0 if nothing was taken
+	delay   int64 // the row's delay then
 	moved   float64
-	owed    float64 // what it owed after the take; below 0, what it had left
+	owed    float64 // what the row owed after the take; below 0, what it had left
 
-	args *ruleArgs // of the algebra; nil if they are not at hand
+	args *ruleArgs // the algebra as arguments; nil if they were not made yet
 
 	ruled  bool // by a rule of the request's own
 	shadow bool // it never denies
 	never  bool // a shadow that would never grant
 
-	settle  int64  // within how many microseconds it can be settled; 0: settleWithin
+	settle  int64  // how many microseconds after it may run it can be settled; 0: settleWithin
 	watched uint64 // denials.changes + 1 when denials.watch saw the call, or 0
 
-	shards int     // that the limit is to have; 0 for a call that is for a row alone
-	parts  []call  // once granted by several rows, or by a shard: what was taken from each
-	after  balance // the row as the take left it; only of a part
-	used   float64 // of the count, when it is settled
-	most   float64 // that it is to wait for in one shard, if not 0: see books.asked
+	shards int     // how many the limit should have; 0 for a call for a single row
+	parts  []call  // once granted by shards: what was taken from each
+	after  balance // the row as the take left it; set only in parts
+	used   float64 // how much of the count was used, when it is settled
+	most   float64 // how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
 }
 
-// stamp notes that the call was granted, and left its row with b.
+// stamp records what the take left in the row: what giving back and settling need later.
 func (c *call) stamp(b balance) {
 	c.taken, c.owed, c.delay, c.moved, c.after = b.since(), -b.value, b.delay, b.moved, b
 }
 
-// took are the rows that the call has taken from.
+// took returns one call for each row that was taken from.
 func (c *call) took() []call {
 	if c.parts != nil {
 		return c.parts
@@ -173,14 +173,15 @@ type ahead struct {
 	within  int64 // the most microseconds from the decision until it may run
 	credit  bool  // it need not wait for its own tokens
 	leave   float64
-	before  float64 // of the count: what all calls of a batch take but the last. See RateLimitMany.
+	before  float64 // of a batch: what all its calls except the last take. See RateLimitMany.
 }
 
-// pausable says that the call may be granted for later, and so in a pause.
+// pausable reports whether the call may be granted for later, and so also during a pause.
 func (a *ahead) pausable() bool { return a.reserve && (!a.bounded || a.within > 0) }
 
-// least is the balance that the take must leave. A debt that is deep enough for the count to drown in it, by float64's
-// rounding, would be run up for nothing: no count owes more than 2^40 of itself.
+// least is the lowest balance that the take may leave. No call may owe more than 2^40 times its
+// count: in a deeper debt float64 would round the count away, and the call would get its tokens for
+// nothing.
 func (c *call) least() float64 {
 	least := c.floor(c.pausable()) - c.credited() + c.leave
 	if n := c.count - c.before; c.reserve && n > 0 {
@@ -189,8 +190,8 @@ func (c *call) least() float64 {
 	return least
 }
 
-// credited is how much of the count the callers that come next pay for. In a batch each call waits
-// for the calls before it, so it is what the last call takes.
+// credited is the part of the count that the call does not wait for, and later callers do. In a
+// batch each call waits for the calls before it, so it is only what the last call takes.
 func (c *call) credited() float64 {
 	if c.credit {
 		return c.count - c.before
@@ -198,13 +199,14 @@ func (c *call) credited() float64 {
 	return 0
 }
 
-// line is the balance that the take waits for, of that which it has left.
+// line returns the balance that has to reach 0 before the work may run: what the take has left,
+// without what it took on credit.
 func (c *call) line(b balance) balance {
 	b.value += c.credited()
 	return b
 }
 
-// atOnce says that what was taken did not have to wait for those before it.
+// atOnce reports whether the work could run at once, without waiting for debts of earlier callers.
 func (c *call) atOnce() bool { return c.owed-c.credited() <= 0 }
 
 func errNoLimit() error {
@@ -254,7 +256,7 @@ func badKey(limit, key string) error {
 		why = "it is empty; Limit.Global is for limits without keys"
 	}
 	if why == "" && strings.HasPrefix(key, shard.Reserved) {
-		why = "it begins as those that Weir keeps for shards"
+		why = "it begins with the prefix that Weir reserves for shards"
 	}
 	if why == "" {
 		return nil
@@ -290,11 +292,12 @@ func (c *call) checkCount() error {
 	return nil
 }
 
-// only is the indexes of a lone request. Nobody writes to it.
+// only is the indexes of a call with one request, shared to save an allocation. It must not be
+// written to.
 var only = []int{0}
 
-// resolveAll checks the requests of one call, merges those for the same row and sorts by row: every call locks its rows in
-// the same order, so that two calls cannot wait for each other.
+// resolveAll checks the requests of one call, merges those for the same row, and sorts them by row.
+// Every call locks its rows in this order, so calls cannot deadlock.
 func resolveAll(requests []Request) ([]call, error) {
 	if len(requests) == 1 {
 		c, err := requests[0].resolve()
@@ -310,8 +313,8 @@ func resolveAll(requests []Request) ([]call, error) {
 	return merge(requests, nil)
 }
 
-// merge is resolveAll for some requests. For those of a batch, of says to which of its calls each
-// belongs.
+// merge is resolveAll for two or more requests. For a batch, of[i] is the number of the call that
+// request i belongs to.
 func merge(requests []Request, of []int) ([]call, error) {
 	calls := make([]call, 0, len(requests))
 	for i, r := range requests {
@@ -361,7 +364,7 @@ func errUnlike(c *call, want string) error {
 	return &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: want}
 }
 
-// bare are the requests of verbs to which counts do not matter.
+// bare returns the requests without counts and options, for verbs that ignore them.
 func bare(requests []Request) []Request {
 	b := slices.Clone(requests)
 	for i := range b {
@@ -374,7 +377,8 @@ func sortCalls(calls []call) {
 	slices.SortStableFunc(calls, func(a, b call) int { return compareRows(&a, &b) })
 }
 
-// compareRows puts calls into the order in which everybody locks their rows.
+// compareRows orders calls by row. Everything that locks rows does so in this order; another order
+// could deadlock.
 func compareRows(a, b *call) int {
 	return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key), cmp.Compare(a.shard, b.shard))
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// wireRequest is a request as JSON.
+// wireRequest is the JSON form of a request.
 type wireRequest struct {
 	Limit  string    `json:"limit"`
 	Key    *string   `json:"key,omitempty"` // nil: made by Global
@@ -19,7 +19,7 @@ type wireRequest struct {
 	Rule   *wireRule `json:"rule,omitempty"`
 }
 
-// wireRule is a rule of a request's own.
+// wireRule is the JSON form of a request's own rule.
 type wireRule struct {
 	Window   bool       `json:"window,omitempty"`
 	Rate     float64    `json:"rate"`

@@ -33,15 +33,15 @@ type Take struct {
 	Limit, Key string
 	Count      float64
 
-	rule   algebra // that it was taken by: of a shard, its share
+	rule   algebra // the rule of the take; for a shard, its share
 	row    int32   // the shard
 	since  int64   // the row's time
 	owed   float64 // what the row owed after the take; below 0, what it had left
 	delay  int64   // the row's, then
 	moved  float64 // likewise
-	credit bool    // what it owed for itself is for those to repay who came next
-	ruled  bool    // by a rule of the request's own: another definition of the limit changes nothing
-	settle int64   // within how many microseconds it can be settled; 0: settleWithin
+	credit bool    // taken on credit: later callers wait for the debt, not this take
+	ruled  bool    // with a rule of the request's own, so that redefining the limit changes nothing
+	settle int64   // how many microseconds after it may run it can be settled; 0: settleWithin
 }
 
 // Reservation returns what the call took from enforced limits, each time with the same id. A Result
@@ -59,7 +59,7 @@ func (r Result) Reservation() Reservation {
 	return res
 }
 
-// receipt is the Take of a row.
+// receipt returns the Take of a row.
 func (c *call) receipt() Take {
 	rule := c.algebra
 	rule.phased, rule.debt = false, 0 // settling needs neither, and JSON keeps neither
@@ -76,15 +76,15 @@ func (r Reservation) Again() Reservation {
 	return again
 }
 
-// newID is a UUID of version 7 (RFC 9562) for an instant in microseconds. The random bits need not be secret, only unlike
-// all others: those of math/rand/v2 are ChaCha8's, seeded by the system.
+// newID makes a UUID of version 7 (RFC 9562) for an instant in microseconds. Its random bits need
+// not be secret, only unique. Those of math/rand/v2 come from ChaCha8, seeded by the system.
 func newID(at int64) (id uuid.UUID) {
 	binary.BigEndian.PutUint64(id[:], uint64(at/1000)<<16|rand.Uint64()&0x0fff|0x7000) //nolint:gosec // wraps for no date that is
 	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&(1<<62-1)|1<<63)                  //nolint:gosec // see above
 	return id
 }
 
-// call is what the take was made with.
+// call returns the call that the take was made with.
 func (t *Take) call() call {
 	return call{
 		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, shard: t.row,
@@ -102,7 +102,7 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	run, paced := t.since, t.since
 	switch {
 	case s.TS.IsZero():
-	case !t.Ahead(): // it stands in no line, and in a pause that was ended early waits no more
+	case !t.Ahead(): // it waits in no line, nor for a pause that was ended early
 		run = min(run, s.TS.UnixMicro())
 		paced = run
 	default:
@@ -129,7 +129,7 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 // Ahead says that the take was granted for later, and its work had to wait.
 func (t Take) Ahead() bool { return t.line() > 0 }
 
-// line is what had to be repaid before the work might run.
+// line returns how many tokens had to be repaid before the work could run.
 func (t *Take) line() float64 {
 	if t.credit {
 		return t.owed - t.Count
@@ -144,13 +144,14 @@ func (t Take) MoveUp(n float64) Take {
 	return t
 }
 
-// settleWithin is for how long after it may run a reservation can be settled, unless the limit says else.
+// settleWithin is how long after its work may run a reservation can be settled, unless the limit
+// has its own SettleWithin.
 const (
 	settleWithin = 30 * 24 * time.Hour
 	mostSettle   = 3652 * 24 * time.Hour
 )
 
-// until is when the reservation is settled no more.
+// until returns the instant from which the reservation can no longer be settled.
 func (r *Reservation) until() time.Time {
 	last := int64(math.MinInt64)
 	for _, t := range r.Takes {
@@ -160,8 +161,8 @@ func (r *Reservation) until() time.Time {
 	return fromMicro(min(last, endOfTime))
 }
 
-// home is the key under which it is settled: one of those that it took from, however often it is
-// charged anew.
+// home returns the key under which the settlement is recorded: the least of the keys that the
+// reservation took from, so that it stays the same after a Renew.
 func (r *Reservation) home() string {
 	var key string
 	for i, t := range r.Takes {

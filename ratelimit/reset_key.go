@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// resetKeySQL is resetSQL for all balances of a key. Names are few, and each is found by one descent of the index, whatever stands
-// between them; rows are locked in the order in which all calls lock theirs.
+// resetKeySQL is resetSQL for all balances of a key. There are few names of limits, and it finds
+// each with one descent of the index. It locks rows in the order in which all calls lock theirs.
 //
 // Locks: the rows. Predicate reads: those, and the index pages at which the names begin.
 //
@@ -26,9 +26,9 @@ UPDATE {schema}weir_balance b SET value = $2::float8, ts = coalesce($3::timestam
 FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
 RETURNING true`
 
-// resetKeyHereSQL is resetKeySQL for engines on which the rows of a key are on one node, and the names
-// of others are not: see [Config.Portable]. It reads all rows of that node, or of the part of the table
-// in which the key is.
+// resetKeyHereSQL is resetKeySQL for distributed engines, on which the node with the rows of a key
+// cannot find all names of limits: see [Config.Portable]. It reads all rows of that node, or of the
+// part of the table that contains the key.
 //
 // Parameters as above
 const resetKeyHereSQL = `WITH c AS MATERIALIZED (

@@ -10,9 +10,10 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// A change of layout. The rows of two layouts never meet, so it is one transaction that closes the old ones for good and
-// opens the new ones with what they held. The head, which says what the layout is, is locked throughout: of two deploys the
-// second finds the work done. Whoever still knows the old layout finds it closed, and looks at the head.
+// A change of layout is one transaction: it closes the old rows for good, and opens new ones with
+// what those held. The rows of two layouts never have the same number. The head says which layout
+// is in force, and is locked throughout: of two deploys the second finds the work done. A process
+// that still knows the old layout finds its rows closed, and looks at the head.
 
 // Reshard divides the balances of the requests' limits and keys into n shards, with every token and every debt kept. It
 // works within the caller's transaction, and callers that take from these limits wait until that ends. More shards come by
@@ -50,12 +51,12 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 	return nil
 }
 
-// reshard gives the limit of c n shards, or if it is not forced, n at least.
+// reshard gives the limit of c n shards; unless forced, it does nothing if there are more.
 func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force bool) error {
 	l.books.making(c, x.transaction())
 	head := l.headOf(c)
-	// The row of a limit without shards goes before all others: who takes the limit for such a one may have locked it, and
-	// goes on from there to the head and to the shards.
+	// The row of a limit without shards is locked before all others: a caller that knows of no
+	// shards may have locked it, and goes on to the head and the shards.
 	single := c.of(shard.Single, 0)
 	single.count = 0
 	first := l.giveOf(&single, 0, false)
@@ -66,7 +67,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	if !head.found || !valid {
 		return errHead(head.answer.value.Float64)
 	}
-	if first.found && !first.closed() && old != shard.Single { // it was not there, and is not to be
+	if first.found && !first.closed() && old != shard.Single { // it did not exist, and must stay closed
 		if err := x.run(ctx, []*statement{l.close(single, balance{pausedUntil: open})}); err != nil {
 			return err
 		}
@@ -79,14 +80,14 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	}
 	to := shard.Layout{Shards: n, Generation: old.Generation + 1}
 
-	// What is not there becomes a row, which locks it as well, and the others are filled up to now. If all of it is such, the
-	// limit stays full by any rule.
+	// Missing rows are inserted, which also locks them. The others are refilled up to now. If no
+	// row existed, the limit stays full by any rule.
 	locks := make([]*statement, old.Shards)
 	rows := make([]call, old.Shards)
 	for i := range rows {
 		rows[i] = c.of(old, i)
 		locks[i] = l.chargeOf(&rows[i], 0)
-		locks[i].args[3] = float64(full) // where there is none: more than one that was used has
+		locks[i].args[3] = float64(full) // for a missing row: more than a used row can have
 	}
 	if err := x.run(ctx, locks); err != nil {
 		return err
@@ -96,7 +97,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	for i, s := range locks {
 		b := s.balance()
 		if isClosed(b.value) {
-			b.value = full // it was not there
+			b.value = full // it did not exist
 		}
 		used = used || old != shard.Single && b.value < full
 		b.value = min(b.value, rows[i].capacity)
@@ -119,28 +120,29 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	return x.run(ctx, puts)
 }
 
-// close closes a row that stands so. Those who wait in it keep their times by its delay and what has
-// moved. Its capacity becomes what it owes, for Prune to tell how long somebody may wait in it.
+// close closes a row that has balance b. Work that waits in it keeps its time, by the row's delay
+// and moved. The capacity becomes the debt, so that Prune can tell how long work may wait in it.
 func (l *Limiter) close(row call, b balance) *statement {
 	row.capacity, row.args = max(0, -b.value), nil
 	b.value = closed
 	return l.put(&row, b)
 }
 
-// merged are the balances of n shards that come of those of rows, which stood at the same time.
+// merged returns the balances of n shards, made of those of rows, all at the same time.
 //
-// The parts of a balance have few digits. So they add up to it exactly, as long as what was taken has few
-// digits, too, and in a window no last token is denied because the shards have changed.
+// The parts of a balance have few digits. So they add up to it exactly, as long as what was taken
+// has few digits, too. In a window no last token is then denied because the shards have changed.
 //
-// A shard that is of one old one, or of several that stand alike, goes on with what they hold. Else the
-// lines that it is of end at different times, and what is granted before the last of them has ended
-// would come on top of them. So it is paused until then, with what flows meanwhile already in it.
+// A new shard that comes from one old shard, or from several whose debts end together, continues
+// with what they hold. Otherwise their lines end at different times, and work granted before the
+// last one ends would come on top of it. So the new shard is paused until then, and its balance
+// already includes what flows in meanwhile.
 func merged(rows []call, was []balance, n int, capacity float64) []balance {
 	_, exp := math.Frexp(capacity)
 	unit := math.Ldexp(1, exp-44)
 	all := make([]balance, n)
 	type piece struct {
-		of, k  int // the k-th of those that the old shard becomes
+		of, k  int // the k-th of the shards that the old one becomes
 		shares []shard.Overlap
 	}
 	pieces := make([][]piece, n)
@@ -179,8 +181,8 @@ func merged(rows []call, was []balance, n int, capacity float64) []balance {
 	return all
 }
 
-// portion is what the k-th of some shards gets of x: by its share, in whole units, and the last one the
-// rest.
+// portion returns the part of x that the k-th of some shards gets, in whole units. The last one
+// gets the rest.
 func portion(x float64, shares []shard.Overlap, k int, unit float64) float64 {
 	before, sum := 0.0, 0.0
 	for _, s := range shares[:k] {
@@ -193,7 +195,7 @@ func portion(x float64, shares []shard.Overlap, k int, unit float64) float64 {
 	return math.Round(x*(sum+shares[k].Share)/unit)*unit - before
 }
 
-// closed is the value of a row that has been left for good. It never refills.
+// closed is the value of a closed row. It never refills.
 var closed = math.Inf(-1)
 
 func isClosed(value float64) bool { return math.IsInf(value, -1) }
@@ -206,7 +208,7 @@ func (l *Limiter) headOf(c *call) *statement {
 	return &statement{c: c, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
 }
 
-// mend opens shards that the head of the limit of c says there are, but are not there: full.
+// mend opens shards as full that should exist according to the head, but do not.
 func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.Layout) error {
 	l.books.making(c, x.transaction())
 	head := l.headOf(c)
@@ -230,5 +232,5 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 	return x.run(ctx, puts)
 }
 
-// headRow is the number of the row that says how many shards a limit has.
+// headRow is the number of the head: the row that says how many shards a limit has.
 const headRow = -1

@@ -36,8 +36,8 @@ type Result struct {
 	Outcomes []Outcome
 
 	id       uuid.UUID // of the Reservation; zero if nothing was taken
-	recalled bool      // it is of memory, and the database was not asked
-	spare    bool      // of memory in an outage: see FailOpen
+	recalled bool      // answered from memory: see Config.RememberDenials
+	spare    bool      // decided from memory in an outage: see FailOpen
 }
 
 // Outcome is the part of one request in a [Result].
@@ -75,7 +75,7 @@ type Outcome struct {
 	// Delay is the total time by which pauses have delayed waiting work: see [State].
 	Delay time.Duration
 
-	paused time.Time // until when; for a Lease
+	paused time.Time // the end of the pause, or zero; a Lease needs it
 	call   *call     // for GiveBack and Reservation
 }
 
@@ -108,7 +108,8 @@ func (r Result) RetryAfter() time.Duration {
 	return max(0, r.RetryAt.Sub(r.At))
 }
 
-// summarize makes the Result of decisions, one for each call and made at the clock readings at.
+// summarize makes the Result of a call over several rows: decisions[i] is for calls[i], made when
+// the clock showed at[i].
 func summarize(calls []call, decisions []Decision, at []int64, requests int) Result {
 	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
 	var latest int64

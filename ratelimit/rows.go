@@ -8,19 +8,19 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// What is done to rows without a decision: to all rows of a limit, by a reset or a pause, or to those
-// that a call has taken from, by what gives back or charges. A row that is closed is of a layout that is
-// no more; then the same is done where its tokens are now.
+// Changes of rows without a decision: a reset or a pause changes all rows of a limit; giving back
+// and charging change those that a call took from. If a row is closed, it is of a former layout,
+// and the change is made where its tokens are now.
 
-// eachRow runs a statement for each row of the limits of calls. If closed is not nil, it makes others
-// for each limit that has had other layouts: for those who wait in their rows. Those rows come before
-// the present ones in the order in which everybody locks them.
+// eachRow runs a statement for each row of the calls' limits. If closed is not nil, it also runs
+// the statements of closed for each limit that had other layouts, for work that waits in their
+// rows. Former rows come first: that is the order in which everything locks them.
 func (l *Limiter) eachRow(
 	ctx context.Context, x executor, calls []call, of func(*call) *statement, closed func(*call) []*statement,
 ) (done []*statement, err error) {
 	for range 10 * rounds {
 		var trip []*statement
-		var from []int // the call of each
+		var from []int // the number of each statement's call
 		for i := range calls {
 			rows, err := l.rowsOf(ctx, x, &calls[i])
 			if err != nil {
@@ -54,7 +54,7 @@ func (l *Limiter) eachRow(
 				if err != nil {
 					return nil, err
 				}
-				if seen[0].Layout == shard.Single { // the only row that there is, closed by hand
+				if seen[0].Layout == shard.Single { // closed by hand, and the only row
 					done = append(done, s)
 				} else {
 					again = append(again, *c)
@@ -69,7 +69,8 @@ func (l *Limiter) eachRow(
 	return nil, errMoving
 }
 
-// rowsOf returns the rows of the limit of c, by the layout that it is known to have, or is given.
+// rowsOf returns the rows of the limit of c in its layout, as far as known. If it should have more
+// shards, it first gets them.
 func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, error) {
 	layout, known := l.books.layout(c)
 	if !known {
@@ -89,8 +90,8 @@ func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, erro
 	return rows, nil
 }
 
-// onRows runs a statement for each of some rows, if of makes one, in the order in which everybody locks
-// them.
+// onRows runs the statements that of makes for rows, in the order in which everything locks them.
+// of may return nil for a row.
 func (l *Limiter) onRows(
 	ctx context.Context, x executor, rows []call, of func(*call) *statement,
 ) (done []*statement, err error) {
@@ -110,7 +111,7 @@ func (l *Limiter) onRows(
 		if err := x.run(ctx, trip); err != nil {
 			return nil, err
 		}
-		var left []call // rows that are closed
+		var left []call // closed rows
 		for _, s := range trip {
 			if s.closed() {
 				left = append(left, *s.c)
@@ -128,8 +129,8 @@ func (l *Limiter) onRows(
 	return nil, errMoving
 }
 
-// followed is where the tokens of closed rows are now. Those of a limit that was pruned, as it was full,
-// are in the row of one without shards.
+// followed returns the rows that have the tokens of closed rows now. If the limit was pruned
+// because it was full, that is its row without shards.
 func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
 	seen, err := l.see(ctx, x, left)
 	if err != nil {
@@ -145,9 +146,10 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 	return rows, nil
 }
 
-// back is what c, which is for a shard of a layout that is no more, gives back to another one. Its own
-// part of that may have got tokens of other shards by layouts in between, and have no room: so it goes
-// where the fewest are. But of what was reserved in a window it depends on the line how much comes back.
+// back returns what c, a take from a shard of a former layout, gives back to the shards of the
+// present one. The shards that overlap with the old one may be full by now, with tokens of others.
+// So back gives to the shards with the fewest tokens. A take that was reserved in a window goes to
+// the overlapping shards, because the debt of each decides how much comes back.
 func (c *call) back(w *whole) []call {
 	n := c.count - c.used
 	if n <= 0 || c.windowed && c.owed > 0 {

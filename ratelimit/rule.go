@@ -8,7 +8,7 @@ import (
 
 // A Rule is the numbers of a limit: a [TokenBucket] or a [FixedWindow].
 type Rule interface {
-	// compile checks the rule. The error lacks the limit's name.
+	// compile checks the rule. Its error has no limit's name yet: compileRule adds that.
 	compile() (algebra, *InvalidError)
 }
 
@@ -68,11 +68,11 @@ func Tokens[N ~int | ~int32 | ~int64 | ~float64](n N) *float64 {
 }
 
 const (
-	maxTokens = full                              // above it, float64 skips whole tokens
+	maxTokens = full                              // above it, float64 cannot represent every integer
 	maxDebt   = int64(1000*365.2425*24) * 3_600e6 // a thousand years, in microseconds
 	maxFill   = 5 * maxDebt
-	smallest  = 1.0 / (1 << 40)                  // of the capacity: a count below it would drown in rounding
-	anchor    = int64(1_577_836_800) * 1_000_000 // 2020-01-01: origins are moved next to it, where float64 is exact
+	smallest  = 1.0 / (1 << 40)                  // relative to the capacity: a smaller count would be lost in rounding
+	anchor    = int64(1_577_836_800) * 1_000_000 // 2020-01-01: window origins are moved close to it, to be small numbers
 )
 
 func (r TokenBucket) compile() (algebra, *InvalidError) {
@@ -94,8 +94,8 @@ func (r FixedWindow) compile() (algebra, *InvalidError) {
 	return a, nil
 }
 
-// setOrigin takes the start of any window and keeps that of the first one after the anchor: the same windows, counted
-// with smaller numbers.
+// setOrigin sets the origin from the start of any window. It stores the start of the first window
+// at or after the anchor: the windows stay the same, and the numbers are small.
 func (a *algebra) setOrigin(start int64) {
 	d := (start - anchor) % a.period
 	if d < 0 {
@@ -138,7 +138,7 @@ func compile(a algebra, rate float64, period time.Duration, capacity, maxReserve
 	return a, nil
 }
 
-// bounded says that the rule has a MaxReserved.
+// bounded reports whether the rule has a MaxReserved.
 func bounded(r Rule) bool {
 	switch r := r.(type) {
 	case TokenBucket:
@@ -153,7 +153,7 @@ func bounded(r Rule) bool {
 	return false
 }
 
-// toFill is the time, in microseconds, in which n tokens come.
+// toFill returns how many microseconds it takes until n tokens have come.
 func (a *algebra) toFill(n float64) float64 {
 	if a.windowed {
 		return math.Ceil(n/a.rate) * float64(a.period)

@@ -77,15 +77,15 @@ type sending struct {
 	queue    func(b *pgx.Batch) error
 	o        *observation
 	requests int
-	begun    bool // BEGIN was answered, in the last round trip
+	begun    bool // the last round trip got an answer to BEGIN
 	answers  answers
-	called   error // by a callback
+	called   error // the error of a callback
 }
 
-// errAgain says that one round trip did not do.
+// errAgain says that one round trip was not enough, and InTx has to run the transaction.
 var errAgain = errors.New("ratelimit: to be run by InTx")
 
-// send takes from calls and sends the batch.
+// send takes tokens for calls and runs the batch.
 func (s *sending) send(ctx context.Context, calls []call) (res Result, err error) {
 	l := s.l
 	if l.remember && len(calls) > 0 {
@@ -122,8 +122,8 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 	return res, err
 }
 
-// look is checkRateLimit, after statements that answer nothing. Its error is errAgain if a limit has
-// got shards.
+// look is checkRateLimit, sent after statements without an answer. It returns errAgain if a limit
+// has shards now.
 func (s *sending) look(ctx context.Context, conn *pgx.Conn, calls []call, first ...*statement) (Result, error) {
 	looks := s.l.looksOf(calls)
 	if _, err := sendBatch(ctx, conn, append(first, looks...)); err != nil {
@@ -135,14 +135,14 @@ func (s *sending) look(ctx context.Context, conn *pgx.Conn, calls []call, first 
 	return s.l.judge(looks, calls, s.requests), nil
 }
 
-// trip counts one for the Observer.
+// trip counts a round trip for the Observer.
 func (s *sending) trip() {
 	if s.o != nil {
 		s.o.e.Trips++
 	}
 }
 
-// shadow asks a shadow, in a transaction of its own.
+// shadow decides for a shadow, in a transaction of its own.
 func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err error) {
 	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 	err = s.l.inTx(ctx, s.db, opts, func(ctx context.Context, tx pgx.Tx) error {
@@ -155,8 +155,8 @@ func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err err
 	return res, err
 }
 
-// sendOnce does all of it in one round trip, or with a denial in two. Its error is errAgain if the
-// transaction has met another one, or what it did not expect.
+// sendOnce sends everything in one round trip; a denial takes a second one. It returns errAgain if
+// the transaction conflicts with another, or cannot be decided this way.
 func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (Result, error) {
 	takes := make([]*statement, len(calls))
 	for i := range calls {
@@ -193,7 +193,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	return s.failed(ctx, conn, failed, err, calls)
 }
 
-// fill has the caller fill a batch, and keeps its callbacks for later.
+// fill calls queue for a new batch, and sets its callbacks aside until COMMIT.
 func (s *sending) fill() (*pgx.Batch, []callback, error) {
 	batch := &pgx.Batch{}
 	if err := s.queue(batch); err != nil {
@@ -206,7 +206,8 @@ func (s *sending) fill() (*pgx.Batch, []callback, error) {
 	return batch, fns, nil
 }
 
-// readAll reads what a transaction has answered. With an error of a take it returns that.
+// readAll reads the answers to the whole transaction. If a take failed, it returns that take with
+// the error.
 func (s *sending) readAll(
 	results pgx.BatchResults, takes []*statement, fns []callback,
 ) (failed *statement, err error) {
@@ -235,7 +236,8 @@ func (s *sending) readAll(
 	return nil, err
 }
 
-// failed says what it means that a transaction in one round trip has failed.
+// failed handles the error of a transaction that was sent in one round trip: it ends the
+// transaction, and works out whether the error is a denial, a conflict, or final.
 func (s *sending) failed(
 	ctx context.Context, conn *pgx.Conn, take *statement, err error, calls []call,
 ) (Result, error) {
@@ -248,25 +250,25 @@ func (s *sending) failed(
 		if take != nil && isLostRow(err) {
 			s.l.contention.note(take.c.row())
 		}
-		// The connection is in a failed transaction. To end that is a round trip, but the next user
-		// of the pool would otherwise have to connect.
+		// Ending the failed transaction costs a round trip, but otherwise the pool would close the
+		// connection, and its next user would have to connect.
 		rollBack(ctx, conn)
 		return Result{}, errAgain
-	case take != nil && stateOf(err) == "22P02": // it was denied
+	case take != nil && stateOf(err) == "22P02": // the take was denied: see orFail
 		s.trip()
 		res, err := s.look(ctx, conn, calls, &statement{sql: `ROLLBACK`})
-		if stateOf(err) == "25P02" { // the driver prepares what is new to it first
+		if stateOf(err) == "25P02" { // pgx prepares statements that are new to it first, which fails before the ROLLBACK is sent
 			rollBack(ctx, conn)
 			res, err = s.look(ctx, conn, calls)
 		}
-		if err == nil && res.OK { // the tokens have come since
+		if err == nil && res.OK { // tokens have come meanwhile
 			err = errAgain
 		}
 		return res, err
 	case isRolledBack(err):
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", hint(err))
-	case !s.begun && !conn.IsClosed(): // the driver has not sent it
+	case !s.begun && !conn.IsClosed(): // pgx has not sent it
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", ended(ctx, err))
 	}
@@ -285,7 +287,7 @@ func rollBack(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// sendInTx does it in a transaction of InTx.
+// sendInTx runs the same in a transaction of InTx.
 func (s *sending) sendInTx(ctx context.Context, conn *pgx.Conn, calls []call) (res Result, err error) {
 	err = s.l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
 		s.answers = nil

@@ -90,9 +90,9 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 	})
 }
 
-// excess are the rows to be charged in place of those of which more was used than reserved. In a limit
-// with shards it is taken from where the tokens are: or one would owe while others have some, which
-// would be granted on top.
+// excess returns the rows to change when more was used than reserved. In a limit with shards the
+// excess is charged to the shards that have tokens. Otherwise one shard would go into debt while
+// others still have tokens, which would be granted on top.
 func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
 	over := func(c call) bool { return c.shard != alone && c.used > c.count }
 	if !slices.ContainsFunc(rows, over) {
@@ -125,7 +125,7 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 			if b := w.rows[k]; b.exists {
 				there[k].count = c.at(b, w.at).value
 			} else if k == 0 && w.Layout == shard.Single {
-				there[k].count = full // it was pruned
+				there[k].count = full // it was pruned, so it is full
 			}
 		}
 		for _, p := range level(there, beyond[c.place()]) {
@@ -145,7 +145,8 @@ func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool,
 	return l.once(ctx, x, &r, make([]float64, len(r.Takes)), l.undoOf)
 }
 
-// used are the true counts of the takes. Where several are of one limit and key, each has its share.
+// used returns how many tokens were used of each take. Takes of the same limit and key share the
+// count in proportion.
 func (r *Reservation) used(requests []Request) ([]float64, error) {
 	reserved, used := map[place]float64{}, map[place]float64{}
 	for _, t := range r.Takes {
@@ -182,7 +183,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 	return counts, nil
 }
 
-// places names what was taken from, for a message.
+// places lists what was taken from, for an error.
 func (r *Reservation) places() string {
 	var b strings.Builder
 	for i, t := range r.Takes {
@@ -198,8 +199,8 @@ func (r *Reservation) places() string {
 	return b.String()
 }
 
-// once runs the statements for the takes of a reservation, of which so much was used, in the order of their rows, if it has
-// not been settled before.
+// once settles a reservation, unless that was done before. used[i] is what was used of take i. It
+// then runs the statements that of makes, in the order of the rows.
 func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []float64, of func(*call) *statement) (bool, error) {
 	calls := make([]call, len(r.Takes))
 	for i := range calls {
@@ -208,7 +209,7 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 	}
 	sortCalls(calls)
 	first := l.settleOf(r)
-	first.c, first.writes = &calls[0], true // or nobody would queue for the row before the snapshot is taken
+	first.c, first.writes = &calls[0], true // so that InTx queues for the row before the transaction has a snapshot
 	if err := x.run(ctx, []*statement{first}); err != nil {
 		return false, explain(ctx, err, "settle", calls)
 	}
@@ -226,7 +227,7 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 }
 
 func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reservation) error {
-	rows := map[row]call{} // with the counts of all that took from each
+	rows := map[row]call{} // with the sum of what was taken from each
 	for _, r := range reservations {
 		if err := r.check(); err != nil {
 			return err
@@ -250,7 +251,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			return explain(ctx, err, "charge anew", calls)
 		}
 		var done []*statement
-		var left []call // rows that are closed
+		var left []call // closed rows
 		for _, s := range trip {
 			if !s.found || s.closed() {
 				left = append(left, *s.c)
@@ -269,7 +270,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			return explain(ctx, err, "charge anew", left)
 		}
 	}
-	ahead := map[row]float64{} // what is owed before the next reservation, less what was there
+	ahead := map[row]float64{} // what is owed before the next reservation, minus the tokens that were there
 	for at, b := range after {
 		ahead[at] = -max(0, b.value+charged[at])
 	}
@@ -285,7 +286,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 	return nil
 }
 
-// add adds what c took from its row to what others did. The rule is that of the first.
+// add adds what c took from its row to what others took from it. The rule is that of the first.
 func add(rows map[row]call, c call) {
 	if first, ok := rows[c.row()]; ok {
 		first.count += c.count
@@ -294,7 +295,8 @@ func add(rows map[row]call, c call) {
 	rows[c.row()] = c
 }
 
-// moved has takes from closed rows say where their tokens are now, and returns what is to be charged there.
+// moved replaces takes from closed rows with takes from the rows that have their tokens now, and
+// returns what to charge to those.
 func (l *Limiter) moved(ctx context.Context, x executor, reservations []*Reservation, left []call) ([]call, error) {
 	if len(left) == 0 {
 		return nil, nil

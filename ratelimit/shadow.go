@@ -2,7 +2,7 @@ package ratelimit
 
 import "errors"
 
-// shadowed is what the names of limits in the shadow end in. It keeps their rows apart from those of limits that are enforced.
+// shadowed is appended to the name of a [Shadow], so that it has its own rows.
 const shadowed = " (shadow)"
 
 // Shadow makes a limit that decides, counts and reports, but never denies, to see what a limit
@@ -22,7 +22,7 @@ const shadowed = " (shadow)"
 // committed before the shadow decides.
 func Shadow() Option { return func(d *definition) { d.shadow = true } }
 
-// apart tells the calls of enforced limits from those of shadows.
+// apart separates the calls of enforced limits from those of shadows.
 func apart(calls []call) (enforced, shadows []call) {
 	for i := range calls {
 		if !calls[i].shadow {
@@ -40,8 +40,8 @@ func apart(calls []call) (enforced, shadows []call) {
 	return calls, nil
 }
 
-// beside decides calls of which some may be shadows by decide: the enforced ones together, and then each shadow alone. If it is said
-// that errors of shadows harm nobody, they are dropped.
+// beside decides calls with decide: the enforced ones together, and then each shadow by itself.
+// With harmless, an error of a shadow is dropped instead of failing the call.
 func beside(calls []call, requests int, harmless bool, decide func([]call) (Result, error)) (Result, error) {
 	enforced, shadows := apart(calls)
 	if len(shadows) == 0 {
@@ -76,7 +76,8 @@ func beside(calls []call, requests int, harmless bool, decide func([]call) (Resu
 	return res, nil
 }
 
-// inShadow makes what is only wrong as it could never be granted a denial.
+// inShadow drops the error that a count can never be granted, if the limit is a shadow: the shadow
+// then just denies.
 func (c *call) inShadow(err error) error {
 	var invalid *InvalidError
 	if c.shadow && errors.As(err, &invalid) && invalid.never {

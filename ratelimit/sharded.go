@@ -8,17 +8,18 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// The protocol where limits have shards. It is that of protocol.go, with a choice before it: TAKE goes
-// to one shard that is known to have enough and that nobody else holds. If no such shard is known, or
-// the guess was wrong, LOOK reads all shards, decides for the limit as a whole, and says where to take.
+// The protocol for limits with shards. It is that of protocol.go, after a choice of shards. TAKE
+// goes to one shard that is known to have enough tokens, and that no other transaction is known to
+// hold. If there is none, or TAKE fails, LOOK reads all shards, decides for the limit as a whole,
+// and says where to take.
 //
-// A take does not wait for a shard that others hold, except where nearly all shards would do. So no
-// caller waits for a row while there are no tokens for it.
+// A take does not wait for a shard that another transaction holds, unless more than half of the
+// shards have enough. So no caller waits for a row that may have no tokens for it.
 //
-// A take that was denied has locked its shard none the less. If nothing else was sent in the
-// transaction, it is rolled back, LOOK goes out by itself, and TAKE begins a new one: nobody has seen
-// the first. Else the transaction takes only from rows that come after that shard, as two callers could
-// wait for each other.
+// A take that was denied has still locked its shard. If nothing else was sent in the transaction,
+// it is rolled back, LOOK is sent on its own, and TAKE begins a new transaction: the caller has
+// seen nothing of the first. Otherwise the transaction takes only from rows that come after that
+// shard in the order of locks, as two callers could deadlock.
 
 // alone is the number of the row of a limit without shards.
 const alone = 0
@@ -28,7 +29,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		calls[i].most = l.books.asked(&calls[i])
 	}
 	first := x.alone()
-	held := int32(0) // the last row that the transaction has locked for nothing
+	held := int32(0) // the last row that the transaction has locked without taking from it
 	aims := make([]aim, len(calls))
 	var seen []*whole
 	var err error
@@ -48,7 +49,7 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		var takes []*statement
 		for i := range aims {
 			l.send(&aims[i], held)
-			for _, s := range aims[i].sent { // so that calls that come before the answer keep out of its way
+			for _, s := range aims[i].sent { // so that calls made before the answer avoid this shard
 				l.books.claim(s.c, s.c.shard, x.session())
 			}
 			takes = append(takes, aims[i].sent...)
@@ -90,10 +91,11 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 	}
 }
 
-// ofOneRow tells of a take from a limit without shards, for whose row InTx queues after a conflict.
+// ofOneRow reports whether s takes from a limit without shards: InTx queues for its row after a
+// conflict.
 func ofOneRow(s *statement) bool { return s.whole == nil }
 
-// arrive notes which shards the takes have come to, and how they stand.
+// arrive records which shards the takes took from, and what they left there.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 	for _, s := range takes {
 		if s.whole == nil {
@@ -101,7 +103,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			continue
 		}
 		if s.closed() {
-			s.found = false // nor was it there
+			s.found = false // a closed row counts as missing
 		}
 		switch {
 		case s.found:
@@ -116,7 +118,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			}
 		case err != nil && isConflict(err):
 			l.books.lost(s.c, s.c.shard)
-		case s.lone && err == nil: // somebody else holds it or has taken from it: it is the session's own no more
+		case s.lone && err == nil: // another transaction holds it or has taken from it, so the session no longer prefers it
 			l.books.lost(s.c, s.row)
 		default:
 			l.books.disclaim(s.c, s.c.shard, x.session())
@@ -124,7 +126,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 	}
 }
 
-// grantedShards is granted: the Result of takes that all answered with a row.
+// grantedShards is granted for limits with shards.
 func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, requests int) (Result, bool) {
 	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
 	for i := range aims {
@@ -147,7 +149,7 @@ func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, request
 		c.stamp(b)
 		if total, known := l.books.total(c, b.ts); known {
 			b.value = total
-		} else if seen != nil && seen[i].Layout == a.layout { // the books know a new layout when it is committed
+		} else if seen != nil && seen[i].Layout == a.layout { // the books get a new layout only after COMMIT
 			b.value = c.sum(seen[i].after(a.sent), b.ts).value
 		}
 		decisions[i], at[i] = c.grantedParts(c.parts, b), b.ts
@@ -157,8 +159,8 @@ func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, request
 	return res, true
 }
 
-// takenAgain denies calls for which the tokens were there each time that it was looked, and taken by
-// others when it was their turn.
+// takenAgain denies calls for which each look found enough tokens, and each take then lost them to
+// other callers.
 func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests int) Result {
 	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
 	for i := range calls {
@@ -172,7 +174,8 @@ func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests i
 	return summarize(calls, decisions, at, requests)
 }
 
-// checkShards is checkRateLimit: it gives no limit the shards that it is to have, as it writes nothing.
+// checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
+// shards.
 func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
 	seen, err := l.see(ctx, x, calls)
 	if err != nil {
@@ -181,7 +184,7 @@ func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, req
 	return l.judgeWholes(seen, calls, requests), nil
 }
 
-// judgeWholes is judge.
+// judgeWholes is judge for limits with shards.
 func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
 	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
 	denied := false
@@ -200,7 +203,7 @@ func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result 
 	return summarize(calls, decisions, at, requests)
 }
 
-// stillDenied confirms, within a transaction, a denial that was read before it began.
+// stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.
 func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 	return func() *confirmation {
 		again := l.looksAtShards(calls)
@@ -208,7 +211,7 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 			for i, s := range again {
 				w, valid := s.look.whole()
 				if !valid {
-					return true // which the next look says
+					return true // the next look reports it
 				}
 				if _, ok := calls[i].plan(w, w.at, false, nil); !ok {
 					return true
@@ -219,7 +222,7 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 	}
 }
 
-// closed reports whether a row has been left for good, as the limit has another layout now.
+// closed reports whether the row belongs to a former layout of its limit.
 func (s *statement) closed() bool {
 	return s.found && s.answer.value.Valid && isClosed(s.answer.value.Float64)
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// spares are the balances that a FailOpen decides on in an outage: those of its share of each
-// limit. They are full until they are taken from. It is up to their user to lock them.
+// spares are the balances in memory on which a FailOpen decides in an outage, by its share of each
+// limit. A balance is full until it is taken from. The FailOpen locks them.
 type spares struct {
 	began time.Time
 	seed  maphash.Seed
@@ -18,7 +18,7 @@ type spares struct {
 
 type spare struct {
 	balance
-	full int64 // when it is full again, and as good as none
+	full int64 // when it is full again, and can be forgotten
 }
 
 // mostSpares bounds the keys in memory, of about 100 bytes each.
@@ -29,7 +29,7 @@ var (
 	errSpares = errors.New("too many other keys are in memory")
 )
 
-// take decides by share times each limit. Of several all are taken from, or none.
+// take decides by share times each limit. It takes from all limits of the call, or from none.
 func (s *spares) take(requests []Request, share float64, now time.Time) (Result, error) {
 	if s.of == nil {
 		*s = spares{began: now, seed: maphash.MakeSeed(), of: map[uint64]spare{}}
@@ -38,7 +38,7 @@ func (s *spares) take(requests []Request, share float64, now time.Time) (Result,
 	if err != nil {
 		return Result{}, err
 	}
-	// A clock that is set meanwhile does not matter.
+	// Counted from began on the monotonic clock, so that setting the clock does no harm.
 	at := s.began.UnixMicro() + now.Sub(s.began).Microseconds()
 	res, err := beside(calls, len(requests), true, func(calls []call) (Result, error) {
 		return s.decide(calls, len(requests), share, at)
@@ -80,14 +80,15 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 	return res, nil
 }
 
-// lessen makes the call one of a share of its limit, for now or never.
+// lessen scales the call's limit to a share, and drops its options: it is granted now or not at
+// all.
 func (c *call) lessen(share float64) {
 	c.capacity, c.rate, c.debt = share*c.capacity, share*c.rate, 0
 	c.ahead = ahead{leave: share * c.leave}
 }
 
-// room tells whether n more keys may be in memory. It forgets balances that are full again, once a
-// second at most.
+// room reports whether n more keys fit into memory. At most once a second it first forgets balances
+// that are full again.
 func (s *spares) room(n int, at int64) bool {
 	if len(s.of)+n <= mostSpares {
 		return true

@@ -141,7 +141,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 		return err
 	}
 	for _, s := range x.l.marked(statements) {
-		if s.c == nil && s.once == nil { // it has no answer
+		if s.c == nil && s.once == nil { // a statement without an answer
 			if _, err := x.tx.ExecContext(ctx, s.sql, s.args...); err != nil {
 				return err
 			}

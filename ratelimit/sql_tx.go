@@ -76,13 +76,14 @@ var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
 	pgx.Serializable:    sql.LevelSerializable,
 }
 
-// outerSQLKey marks the contexts of callbacks by the db of their transaction, and attemptKey by the transaction.
+// outerSQLKey marks the context of a callback with the db of its transaction, to notice a nested
+// InSQLTx. attemptKey leads from the transaction to its attempt.
 type (
 	outerSQLKey struct{ db *sql.DB }
 	attemptKey  struct{ tx *sql.Tx }
 )
 
-// attemptOf returns the attempt of InSQLTx that tx is of. Of another transaction it is nil.
+// attemptOf returns the attempt of InSQLTx that tx belongs to, or nil if InSQLTx has not begun tx.
 func attemptOf(ctx context.Context, tx *sql.Tx) *attempt {
 	a, _ := ctx.Value(attemptKey{tx}).(*attempt)
 	return a
@@ -142,7 +143,7 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 	return a.commit(ctx)
 }
 
-// connOf is pgx's connection below one of database/sql.
+// connOf returns the pgx connection behind one of database/sql, or nil if the driver is wrapped.
 func connOf(c *sql.Conn) (conn *pgx.Conn) {
 	_ = c.Raw(func(driver any) error {
 		if d, ok := driver.(interface{ Conn() *pgx.Conn }); ok {
@@ -153,14 +154,16 @@ func connOf(c *sql.Conn) (conn *pgx.Conn) {
 	return conn
 }
 
-// until runs what must not outlast ctx, although it has the context of the transaction.
+// until runs fn, and cancels the context of the transaction if ctx ends meanwhile: for BEGIN and
+// COMMIT, which must not outlast ctx.
 func (a *sqlAttempt) until(ctx context.Context, fn func()) {
 	stop := context.AfterFunc(ctx, a.cancel)
 	defer stop()
 	fn()
 }
 
-// queue waits for the rows that earlier attempts have lost, before the transaction has its snapshot.
+// queue waits for the rows that earlier attempts have lost. It runs before the transaction has a
+// snapshot.
 func (a *sqlAttempt) queue(ctx context.Context) error {
 	if !a.queues || len(a.conflicts) == 0 {
 		return nil
@@ -169,13 +172,13 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 	_, err := sendBatch(ctx, a.conn, a.l.sql.queue(locksOf(a.conflicts)))
 	a.queued = time.Since(began)
 	if err != nil {
-		_ = a.conn.Close(ctx) // the session may hold the locks
+		_ = a.conn.Close(ctx) // the session may hold the locks, and closing the connection frees them
 		return errQueue(ended(ctx, err))
 	}
 	return nil
 }
 
-// verdict is that of an attempt of InTx.
+// verdict is attempt.verdict for database/sql.
 func (a *sqlAttempt) verdict(ctx context.Context, err error) error {
 	if isConflict(err) {
 		return &againError{err}
@@ -212,7 +215,8 @@ func (a *sqlAttempt) commit(ctx context.Context) error {
 	return unknown(err)
 }
 
-// rollback takes five seconds at the most. Its own failure changes nothing: the connection is closed then, which rolls back too.
+// rollback takes five seconds at most. An error is ignored: the connection is then closed, which
+// rolls back too.
 func (a *sqlAttempt) rollback() {
 	timer := time.AfterFunc(5*time.Second, a.cancel)
 	defer timer.Stop()

@@ -7,26 +7,26 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// statement is one text on its way to the database, with room for the row that it answers with, if it answers with one.
+// statement is one statement, with room for the row that it answers with, if any.
 type statement struct {
 	sql    string
 	args   []any
-	c      *call // whose row it is about; nil for a statement that answers with none
-	writes bool  // locks that row, for which callers queue
+	c      *call // the call whose row it is about; nil for a statement without an answer
+	writes bool  // it locks that row, and InTx may queue for it
 
 	answer columnsOf
 	found  bool
-	looks  bool  // and answers with the clock
+	looks  bool  // it also answers with the clock
 	once   *bool // the only column, of settleSQL
 
-	whole  *call   // the limit of whose shard c is
+	whole  *call   // for a shard c: the call for the whole limit
 	shards []int32 // of takeShardSQL: the candidates' rows
-	row    int32   // and the one that was taken from
-	lone   bool    // the candidate was the only one
+	row    int32   // the one of them that was taken from
+	lone   bool    // there is only one candidate
 	look   *look   // the columns of lookShardsSQL
 }
 
-// columnsOf is a row in answer, by its columns, and the clock where it is asked for.
+// columnsOf is an answer by its columns; at is the clock, for statements that answer with it.
 type columnsOf struct {
 	value  pgtype.Float8
 	ts     pgtype.Timestamptz
@@ -36,7 +36,7 @@ type columnsOf struct {
 	at     time.Time
 }
 
-// dest is where the columns of the answer go.
+// dest returns where Scan puts the columns of the answer.
 func (s *statement) dest() []any {
 	switch a := &s.answer; {
 	case s.once != nil:
@@ -52,7 +52,7 @@ func (s *statement) dest() []any {
 	}
 }
 
-// balance is the answer.
+// balance returns the row that the statement answered with.
 func (s *statement) balance() balance {
 	a := &s.answer
 	if !s.found || !a.value.Valid || !a.ts.Valid {
@@ -65,7 +65,8 @@ func (s *statement) balance() balance {
 	return b
 }
 
-// number is a stored balance: NaN and infinity count as full, as by SQL's least.
+// number returns a stored value as arithmetic needs it: NaN and infinity count as full, as in SQL's
+// least.
 func number(value float64) float64 {
 	if value < math.Inf(1) {
 		return value
@@ -80,7 +81,7 @@ func (c *call) originTime() any {
 	return fromMicro(c.origin)
 }
 
-// write is a statement that writes the row of c.
+// write returns a statement that writes the row of c, with the parameters of take_sql.go.
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
 	a := c.args
 	if a == nil {
@@ -91,7 +92,7 @@ func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *state
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
 }
 
-// put writes the row of c, whatever stands there.
+// put overwrites the row of c.
 func (l *Limiter) put(c *call, b balance) *statement {
 	var paused any
 	if b.pausedUntil != open {
@@ -104,7 +105,7 @@ func (l *Limiter) put(c *call, b balance) *statement {
 	return s
 }
 
-// takeOrFailOf is takeOf, for a statement that fails its transaction if it is denied.
+// takeOrFailOf is takeOf with a statement that fails its transaction on a denial.
 func (l *Limiter) takeOrFailOf(c *call) *statement {
 	s := l.takeOf(c)
 	if s.sql = l.sql.of(c).takeOrFail; c.within > 0 {
@@ -120,7 +121,7 @@ func (l *Limiter) takeOf(c *call) *statement {
 	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.pausable())
 }
 
-// giveOf gives back what c took, but for what was used of it.
+// giveOf gives back what c took, except what was used of it.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	sql := l.sql.of(c).give
 	if !c.windowed {
@@ -129,8 +130,8 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	return l.write(c, sql, c.count, float64(full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
 }
 
-// undoOf gives back all that c took. Tokens that were there at once are not those of somebody who waits: they have been
-// taken ahead of all who do.
+// undoOf gives back all that c took. It moves the line only if c did not wait in it: the tokens of
+// such a take were taken ahead of all work that waits, so that work may have them.
 func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.atOnce()) }
 
 func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
@@ -145,7 +146,7 @@ func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, f
 
 func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql.of(c).pause, full, d) }
 
-// closedOf is pauseOf or resumeOf for the rows of former layouts.
+// closedOf is pauseOf or resumeOf for the closed rows of former layouts.
 func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
 	for _, key := range l.homes(c.key) {
 		all = append(all, &statement{c: c, sql: sql, args: append([]any{c.name, key, l.now()}, more...), once: new(bool)})
@@ -159,7 +160,7 @@ func (l *Limiter) lookOf(c *call) *statement {
 	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}
 }
 
-// now is the set clock, or nil for the database's.
+// now is the time of Config.Clock, or nil for the database's clock.
 func (l *Limiter) now() any {
 	if l.clock == nil {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// statements are the texts for one schema.
+// statements are the texts of all statements for one schema.
 type statements struct {
 	prefix string
 
@@ -26,7 +26,7 @@ type statements struct {
 	pruneSettled                string
 }
 
-// texts are those that differ between the kinds of rules.
+// texts are the statements that differ between buckets and windows.
 type texts struct {
 	take, takeWithin, takeOrFail, takeWithinOrFail string
 	takeOwn, takeShard, takeShardWithin            string
@@ -38,14 +38,14 @@ func newStatements(schema string) statements {
 	if schema != "" {
 		s.prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
-	// What is replaced by one of these may hold others.
+	// A replacement may contain placeholders that later pairs replace.
 	replace := func(text string, pairs ...string) string {
 		for i := 0; i < len(pairs); i += 2 {
 			text = strings.ReplaceAll(text, pairs[i], pairs[i+1])
 		}
 		return text
 	}
-	const now = "coalesce($8::timestamptz, statement_timestamp())" // the same wherever it stands in a statement
+	const now = "coalesce($8::timestamptz, statement_timestamp())" // the same in all places of a statement
 	text := func(sql, refill, delay, unused string) string {
 		for _, fresh := range []string{"$4::float8 - $7::float8", "$7::float8", "$10::float8"} {
 			sql = replace(sql, "{absent "+fresh+"}", absent, "{new}", fresh)
@@ -99,8 +99,9 @@ func newStatements(schema string) statements {
 	return s
 }
 
-// orFail makes a take one that fails its transaction if it is not granted. What the failure says is
-// made of a column: Postgres would evaluate a constant when it plans the statement, and always fail.
+// orFail turns a take into one that fails its transaction if it does not grant. The message of the
+// failure contains a column: Postgres would evaluate a constant expression while planning, and the
+// statement would always fail.
 func orFail(take string) string {
 	set, rest, _ := strings.Cut(take, "\nWHERE ")
 	where, returning, _ := strings.Cut(rest, "\nRETURNING ")
@@ -109,7 +110,7 @@ func orFail(take string) string {
 		"\nRETURNING " + returning
 }
 
-// of are the texts for the rule of c.
+// of returns the texts for the rule of c.
 func (s *statements) of(c *call) *texts {
 	if c.windowed {
 		return &s.window
@@ -117,7 +118,7 @@ func (s *statements) of(c *call) *texts {
 	return &s.bucket
 }
 
-// table is the name of the table of balances as a string.
+// table returns the name of the table of balances as an SQL string.
 func (s *statements) table() string {
 	return "'" + strings.ReplaceAll(s.prefix+"weir_balance", "'", "''") + "'"
 }

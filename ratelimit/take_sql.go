@@ -1,45 +1,51 @@
 package ratelimit
 
-// The statements. TAKE grants, LOOK denies; why there are two of them and not one is told in protocol.go.
+// The statements that take. protocol.go says why TAKE grants and LOOK denies, in two statements.
 //
-// Those that write have the same first parameters: $1 name $2 key $3 shard $4 capacity $5 rate $6 period, of $7 tokens,
-// $8 clock, null for the database's $9 origin of windows, null for a bucket.
+// Statements that write a row have the same first parameters: $1 name $2 key $3 shard $4 capacity
+// $5 rate $6 period, and in most $7 tokens $8 clock, null for the database's $9 origin of windows,
+// null for a bucket.
 //
-// Everything in SET and WHERE of ON CONFLICT is immutable and the clock stands in what would be inserted: distributed engines
-// take nothing else there. Every parameter is cast, so that the texts work in each of pgx's query modes. The arithmetic is
-// that of algebra.go, in the same order.
+// SET and WHERE of ON CONFLICT use immutable functions only, and the clock is read in the row that
+// would be inserted: distributed engines accept nothing else. Every parameter is cast, so that the
+// texts work in each of pgx's query modes. The arithmetic is that of algebra.go, in the same order.
 //
-// Operands have exactly the types of an operator in pg_catalog. For any other types, float8 / bigint say, Postgres prefers
-// an operator that another role has made for them in a schema of the search_path, and runs its code with the caller's
-// rights. So it does with functions: array_agg takes any type, and needs its schema.
+// Operands have exactly the types of an operator in pg_catalog. For other types, such as float8 /
+// bigint, Postgres would prefer an operator that another role has created for them in a schema of
+// the search_path, and would run its code with the caller's rights. The same goes for functions:
+// array_agg takes any type, so it is written with its schema.
 
 const (
-	// columns are what every statement answers with.
+	// columns are what statements on one row answer with.
 	columns = `b.value, b.ts, b.paused_until, b.delay, b.moved`
 
-	// absent is the value of a row that was not there. A shard has one as long as its limit has a head, so one that has none is
-	// of a layout that is no more: it is closed, and a process that still knows that layout looks at the head.
+	// absent is the value of a row that does not exist yet. All shards of a limit exist as long as
+	// its head does. So a shard that does not exist is of a layout that is gone: its row is
+	// inserted as closed, and a process that still knows that layout then looks at the head.
 	absent = `CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE {new} END`
 
-	// elapsed time in whole microseconds: date_part gives seconds in float8, which the rounding makes exact again. A pause
-	// is no time.
+	// The elapsed time in whole microseconds: date_part returns seconds as float8, and rounding
+	// makes them exact again. The time of a pause does not count.
 	bucketRefill = `$5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8`
 	windowRefill = `$5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))`
 
-	// what a pause from {from} to {to} puts off: microseconds, or those of whole windows
+	// By how much a pause from {from} to {to} delays work: in microseconds, or for windows in those
+	// of whole windows.
 	bucketDelay = `greatest(0, round(date_part('epoch', {to} - {from}) * 1e6::float8))::bigint`
 	windowDelay = `$6 * greatest(0,
 		floor(round(date_part('epoch', {to} - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', {from} - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint`
 
-	// takeSQL takes $7 tokens: one row if granted, none if not. During a pause only what is reserved is granted. A pause
-	// that is over is cleared, so that the answer has one only if the take was made in it.
+	// takeSQL takes $7 tokens, and answers with a row if it grants, with none if not. During a
+	// pause it grants only what is reserved. It clears a pause that is over, so that its answer has
+	// a pause only if the take was made in one.
 	//
-	// Locks: the row, also if nothing is granted. Predicate reads: none if granted (the arbiter index leads to the row);
-	// the row if not. It waits for a concurrent transaction that holds the row and then decides on what that left, at READ
-	// COMMITTED; above it, it fails with 40001.
+	// Locks: the row, even if nothing is granted. Predicate reads: none if granted (the arbiter
+	// index leads to the row); the row if not. It waits for a concurrent transaction that holds the
+	// row. At READ COMMITTED it then decides on what that transaction left; above, it fails with
+	// 40001.
 	//
 	// $10 least balance to leave $11 whether to reserve
 	takeSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
@@ -56,24 +62,25 @@ WHERE least($4, b.value + {refill}) - $7::float8 >= $10::float8
 	AND {unless}
 RETURNING ` + columns
 
-	// inTime makes takeSQL one for what may wait for so long, and no longer: $11 is then, in place of whether to reserve, the
-	// most microseconds from the decision until nothing is owed and no pause lasts, and $12 what need not be repaid by then. A
-	// balance that is used for the first time is full, which grants whatever is not refused before.
+	// inTime replaces unpaused in takeSQL for calls with Within. $11 is then the longest wait in
+	// microseconds: by then nothing may be owed, and no pause may last. $12 is what need not be
+	// repaid by then. A balance that is used for the first time is full, and grants every call that
+	// was not refused before.
 	unpaused = `(b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)`
 	inTime   = `round(date_part('epoch', {paused}) * 1e6::float8) <= $11::float8
 	AND (least($4, b.value + {refill}) - $7::float8) + $12::float8 + {comes} >= 0::float8`
 
-	// what comes in the time of $11, in which what is left of a pause is no time
+	// The tokens that come within $11, without the rest of a pause.
 	paused      = `greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)`
 	bucketComes = `$5::float8 * greatest(0, $11::float8 - round(date_part('epoch', {paused}) * 1e6::float8)) / $6::float8`
 	windowComes = `$5::float8 * greatest(0,
 		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) + $11::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))`
 
-	// takeOwnSQL is takeSQL for a shard that nobody else is expected to hold: no row if somebody does. It costs a twentieth
-	// less than takeShardSQL.
+	// takeOwnSQL is takeSQL for a shard that no other transaction is expected to hold. It answers
+	// with no row if one does. It costs a twentieth less than takeShardSQL.
 	//
-	// $12 advisory lock $13 that of who gathers, or null
+	// $12 advisory lock $13 the advisory lock of gathering, or null
 	takeOwnSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, $3::integer, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4, $5::float8, $6::bigint, $9::timestamptz
@@ -81,15 +88,17 @@ WHERE ($13::integer IS NULL OR pg_try_advisory_xact_lock({class}, pg_catalog.int
 	AND pg_try_advisory_xact_lock({class}, pg_catalog.int4xor($12::integer, {here}))
 ` + onConflictTake
 
-	// takeShardSQL is takeSQL for a shard: the first of the candidates $3, with capacities $4 and rates $5, that no other
-	// transaction holds, as far as the advisory locks $12 tell. They are only a hint: nothing goes wrong without them, but
-	// that callers wait for each other or fail at COMMIT. If all are held the answer is no row, or with $13 the statement
-	// waits for the first.
+	// takeShardSQL is takeSQL for one of several shards. It takes from the first of the candidates
+	// $3, with capacities $4 and rates $5, whose advisory lock in $12 no other transaction holds.
+	// If all are held it answers with no row, or with $13 it waits for the first. The locks are
+	// only hints: without them callers would wait for each other or fail at COMMIT, and nothing
+	// worse.
 	//
-	// The locks are asked for one by one, and none is kept but the one that is chosen: so they stand in a subquery over the
-	// candidates, with nothing that would join or sort it.
+	// The statement must try the locks one by one, and keep none except the one of the shard that
+	// it takes from. So they are in a subquery over the candidates, without a join or a sort around
+	// it.
 	//
-	// For what may wait only so long, $11 is then, and $14 what need not be repaid by then: see inTime.
+	// With Within, $11 is the longest wait, and $14 what need not be repaid by then: see inTime.
 	takeShardSQL = `INSERT INTO {schema}weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
 	c.capacity, c.rate, $6::bigint, $9::timestamptz

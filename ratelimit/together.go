@@ -9,28 +9,31 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// How calls are decided together. Most are foreseen rightly. The calls for a row are expected to be
-// granted, all of them, and their sum is taken. Or the row was denied before, so it is only read,
-// and all of them are denied. Both go out in one trip, for all rows. Then come the rows that do not
-// exist: they are inserted. What turned out otherwise, and calls that are never so simple, for
-// several limits or to reserve, are decided in a transaction of two trips: it locks their rows,
-// decides on them one call after the other by the algebra, and writes what is left.
+// How calls are decided together.
 //
-// No statement waits for a row that another transaction holds: the calls for it go to held.
+// Most batches are predicted. If a row is expected to grant all its calls, their sum is taken from
+// it. If it has denied calls lately, it is only read, and all its calls are denied. Both are sent
+// in one trip, for all rows. Then rows that do not exist are inserted.
+//
+// Calls for which the prediction was wrong, calls of several limits, and reservations are decided
+// in a second transaction of two trips: it locks their rows, decides one call after the other in
+// Go, and writes the new balances.
+//
+// No statement waits for a row that another transaction holds: calls for such a row go to held.
 
-// scheme is how some calls are to be decided.
+// scheme is the plan for one batch.
 type scheme struct {
 	c           *Coalesced
 	conn        *pgxpool.Conn
-	takes       []*standing // foreseen to be granted
-	looks       []*standing // foreseen to be denied
-	fresh, late []*waiter   // whose row does not exist, and those for the second transaction
+	takes       []*standing // expected to grant
+	looks       []*standing // expected to deny
+	fresh, late []*waiter   // fresh: calls whose row does not exist; late: calls for the second transaction
 	alone       []*waiter   // to be decided one by one
-	trips       int         // to the database, so far
+	trips       int         // round trips so far
 
-	lane   *lane  // whose goroutine decides, nil if the calls have waited for rows: then all of
-	runner int    // them are for the second transaction
-	wait   *place // which waits for this row
+	lane   *lane  // the lane whose goroutine decides; nil for calls from held, which all go
+	runner int    // to the second transaction
+	wait   *place // if not nil, the second transaction waits for this row
 }
 
 // decide answers the calls of p.late.
@@ -67,7 +70,7 @@ func (c *Coalesced) decide(p *scheme) {
 	p.decideAlone()
 }
 
-// plan foresees what the calls will meet.
+// plan predicts which rows will grant, and which will deny.
 func (p *scheme) plan(some []*waiter) {
 	c := p.c
 	plain := make([]*waiter, 0, len(some))
@@ -114,10 +117,10 @@ func (p *scheme) plan(some []*waiter) {
 	}
 }
 
-// plain says that the call is granted if its tokens are there.
+// plain reports whether the call needs nothing but that its tokens are there.
 func (c *call) plain() bool { return !c.reserve && c.leave == 0 }
 
-// foreseen runs the first transaction.
+// foreseen runs the first transaction: takes and looks as planned.
 func (p *scheme) foreseen() {
 	c := p.c
 	if len(p.takes)+len(p.looks) == 0 {
@@ -193,8 +196,9 @@ func (p *scheme) foreseen() {
 	}
 }
 
-// looked answers the calls for a row that was only read, if it denies them all. If it would grant
-// them all, and the statement that tried to take has not, another transaction holds it.
+// looked answers the calls for a row that was only read, if it denies all of them. If it has enough
+// for all of them, but the statement that tried to take from it did not, another transaction holds
+// it.
 func (p *scheme) looked(r *standing, tried bool) {
 	denied := true
 	for _, w := range r.waiters {
@@ -220,8 +224,8 @@ func (p *scheme) looked(r *standing, tried bool) {
 	}
 }
 
-// heldUp is for a call that wants a row which another transaction holds. If the balances that are
-// committed deny it, it is denied. Else it waits.
+// heldUp handles a call for a row that another transaction holds. If the committed balances deny
+// it, it is denied. Otherwise it waits.
 func (p *scheme) heldUp(w *waiter) {
 	granted, closed := w.judge()
 	switch {
@@ -239,7 +243,7 @@ func (p *scheme) heldUp(w *waiter) {
 	}
 }
 
-// noted answers a call, and remembers a denial.
+// noted answers a call, and remembers its denial.
 func (p *scheme) noted(w *waiter) {
 	for i := range w.calls {
 		p.c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
@@ -252,17 +256,18 @@ func (p *scheme) hold(w *waiter, at place, most int) {
 	p.c.held.hold(w, at, most)
 }
 
-// held reports that another transaction has locked the row.
+// held reports whether another transaction has locked the row.
 func (r *standing) held() bool { return r.found && !r.locked }
 
-// grant notes that the i-th of the calls was granted, and left b.
+// grant records that the i-th of the calls was granted, and left its row with b.
 func (w *waiter) grant(i int, b balance) {
 	call := &w.calls[i]
 	w.decisions[i], w.at[i] = call.granted(b), b.ts
 	call.taken, call.owed, call.delay, call.moved = b.since(), -b.value, b.delay, b.moved
 }
 
-// judge decides on rows as they were read, and takes nothing. If one of them is closed, it cannot.
+// judge decides on rows as they were read, and takes nothing. It cannot decide if one of them is
+// closed.
 func (w *waiter) judge() (granted, closed bool) {
 	granted = true
 	for i, r := range w.rows {
@@ -284,7 +289,7 @@ func (w *waiter) judge() (granted, closed bool) {
 	return false, false
 }
 
-// take takes from rows that are locked, or do not exist.
+// take takes from rows that are locked by this transaction, or do not exist.
 func (w *waiter) take() {
 	for i, r := range w.rows {
 		c := &w.calls[i]
@@ -310,7 +315,7 @@ func (p *scheme) created() {
 	p.late = append(p.late, p.put(p.fresh, rows, beginTogetherSQL)...)
 }
 
-// locked runs the second transaction.
+// locked runs the second transaction: it locks rows, decides on them, and writes them.
 func (p *scheme) locked() {
 	for i := 1; len(p.late) > 0; i++ {
 		some := p.late
@@ -341,8 +346,8 @@ func (p *scheme) locked() {
 	}
 }
 
-// fail answers calls with an error. If the database has answered with it, it may be that of one of
-// them.
+// fail answers calls with an error. If the database answered with it, one of them may have caused
+// it: then each is decided alone, to find out.
 func (p *scheme) fail(err error, some []*waiter) {
 	var answer *pgconn.PgError
 	if len(some) > 1 && errors.As(err, &answer) && isRolledBack(err) {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// rowsOf are the rows of calls, in the order in which every call locks its own. The calls are put
-// into the order of their arrival.
+// rowsOf returns the rows of calls, in the order in which everything locks them. It sorts the calls
+// by arrival.
 func rowsOf(some []*waiter) (rows []*standing) {
 	slices.SortFunc(some, func(a, b *waiter) int { return cmp.Compare(a.order, b.order) })
 	of := make(map[place]*standing, len(some))
@@ -25,8 +25,8 @@ func rowsOf(some []*waiter) (rows []*standing) {
 	return rows
 }
 
-// put decides calls one after the other, and writes and commits what they leave of their rows. It
-// returns those that are to be decided again.
+// put decides calls one after the other, writes the new balances of their rows, and commits. It
+// returns the calls that must be decided again.
 func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again []*waiter) {
 	var decided, alone, held []*waiter
 	for _, w := range some {
@@ -55,7 +55,7 @@ func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again [
 	}
 	switch state := stateOf(err); {
 	case err == nil:
-	case p.c.l.stuck(err): // some of those that are missing are being inserted by others
+	case p.c.l.stuck(err): // others are inserting some of the missing rows
 		for _, w := range some {
 			if i := slices.IndexFunc(w.rows, func(r *standing) bool { return slices.Contains(missing, r) }); i >= 0 {
 				p.hold(w, w.calls[i].place(), max(1, len(missing)/2))
@@ -64,7 +64,7 @@ func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again [
 			}
 		}
 		return again
-	case isConflict(err) || state == "23505": // there is now a row that there was not
+	case isConflict(err) || state == "23505": // another transaction has inserted a row meanwhile
 		return some
 	default:
 		p.fail(err, some)

@@ -11,12 +11,12 @@ import (
 const (
 	beginTogetherSQL = `BEGIN ISOLATION LEVEL READ COMMITTED`
 
-	// If this process is cut off between its two trips, the server ends the transaction.
+	// If this process loses its connection between two trips, the server ends the transaction.
 	idleSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
 )
 
-// patienceSQL bounds how long a transaction waits for what others hold. Not every distributed engine
-// knows a lock_timeout.
+// patienceSQL limits how long a statement of the transaction waits for a lock. Some distributed
+// engines have no lock_timeout, so the portable form limits the whole statement.
 func (l *Limiter) patienceSQL(d time.Duration) string {
 	timeout := "lock_timeout"
 	if l.portable {
@@ -25,7 +25,7 @@ func (l *Limiter) patienceSQL(d time.Duration) string {
 	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
 }
 
-// stuck reports whether a statement has waited in vain for what another transaction holds.
+// stuck reports whether a statement timed out while it waited for another transaction's lock.
 func (l *Limiter) stuck(err error) bool {
 	state := stateOf(err)
 	return state == "55P03" || l.portable && state == "57014" // lock_not_available, query_canceled
@@ -59,8 +59,8 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
 	return err
 }
 
-// rollback ends a transaction that has written nothing, or has failed. A connection that is not fit
-// for another goes back to the pool, which closes it.
+// rollback ends a transaction that wrote nothing, or has failed. A connection that cannot be used
+// again goes back to the pool, which closes it.
 func (p *scheme) rollback() {
 	if p.conn == nil {
 		return
@@ -83,8 +83,8 @@ func (p *scheme) release() {
 	}
 }
 
-// watch ends trips that take too long, and lets lanes go on without those that are overdue. It looks
-// at all of them now and then: a timer for each trip would cost as much as a statement.
+// watch cancels trips that take too long, and lets lanes go on without trips that are overdue. It
+// checks all of them from time to time: a timer for each trip would cost as much as a statement.
 type watch struct {
 	mu    sync.Mutex
 	trips map[*underWay]struct{}
@@ -124,7 +124,7 @@ func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error 
 	}()
 	if err := fn(ctx); ctx.Err() == nil || err == nil {
 		return err
-	} else if errors.Is(err, ErrOutcomeUnknown) { // it is not the context of any caller that has ended
+	} else if errors.Is(err, ErrOutcomeUnknown) { // no caller's context has ended
 		return unknown(errSilent)
 	}
 	return errSilent

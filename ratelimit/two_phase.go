@@ -1,22 +1,25 @@
 package ratelimit
 
-// Citus commits a transaction that has written one worker and tables of the coordinator alone as two:
-// first the worker's, then the coordinator's. A crash in between keeps the one and loses the other. It
-// prepares both first, and so keeps or loses both, if the transaction has written a table of the
-// coordinator that Citus manages: weir_two_phase is one, without columns and without rows.
+// If a transaction has written one worker and tables of the coordinator, Citus commits twice: first
+// on the worker, then on the coordinator. A crash in between keeps the first and loses the second.
+// Citus instead prepares both before it commits, and so keeps or loses both, if the transaction has
+// written a table of the coordinator that Citus manages. weir_two_phase is such a table, without
+// columns and without rows.
 const (
-	// twoPhaseSQL is for transactions of which it is not known what else they will write.
+	// twoPhaseSQL is for transactions that may yet write anything.
 	//
-	// Locks: none that another one waits for. Predicate reads: the empty table.
+	// Locks: none that another transaction waits for. Predicate reads: the empty table.
 	twoPhaseSQL = `DELETE FROM {schema}weir_two_phase`
 
-	// twoPhaseIfSQL is for the end of a transaction: writes to workers alone have not given it an id.
-	// Its body is a string, so a test that looks for names of other roles cannot look into it: it has none.
+	// twoPhaseIfSQL is for the end of a transaction. Writes to workers alone have not given it a
+	// transaction id on the coordinator, and then it does nothing. Its body is a string, into which
+	// the test of names in statements cannot look: it uses no name that a search_path could change.
 	twoPhaseIfSQL = `DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
 	DELETE FROM {schema}weir_two_phase; END IF; END$$`
 )
 
-// marked adds what has a transaction of the caller's own commit in two phases, if statements write.
+// marked adds the statement that requests two-phase commit, if statements write. It is for
+// transactions that InTx has not begun.
 func (l *Limiter) marked(statements []*statement) []*statement {
 	if !l.twoPhase {
 		return statements

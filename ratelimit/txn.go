@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// txn is the transaction that InTx hands to its callback: the real one, and what InTx has to know of it. A transaction that
-// the callback begins inside it, a savepoint, is a txn of the same attempt.
+// txn is the transaction that InTx gives to its callback. It notes when the callback sends
+// statements of its own. A savepoint that the callback begins is a txn of the same attempt.
 type txn struct {
 	pgx.Tx
 	attempt *attempt
@@ -63,5 +63,5 @@ func (t *txn) Conn() *pgx.Conn {
 	return t.Tx.Conn()
 }
 
-// callers notes that the callback sends something of its own.
+// callers records that the callback sends something of its own.
 func (a *attempt) callers() { a.used, a.foreign = true, true }

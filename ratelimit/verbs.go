@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The verbs that need no protocol, over any executor.
+// The verbs that do not decide, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
 	done, err := l.eachRow(ctx, x, calls, l.resetOf, nil)
@@ -16,7 +16,7 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 	}
 	var mend []*statement
 	for _, s := range done {
-		if s.closed() { // and is the only one: a reset is for what nothing else would open again
+		if s.closed() { // the only row of the limit, closed by hand: a reset reopens it, as nothing else does
 			mend = append(mend, l.put(s.c, balance{value: full, pausedUntil: open}))
 		}
 	}
@@ -48,7 +48,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	return l.returns(ctx, x, "give back", rows, l.undoOf)
 }
 
-// returns runs a statement for each of some rows, after which they may have more tokens.
+// returns runs the statements that of makes for rows, which may have more tokens then.
 func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call, of func(*call) *statement) error {
 	done, err := l.onRows(ctx, x, rows, of)
 	if err != nil {
@@ -58,8 +58,8 @@ func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []c
 	return nil
 }
 
-// each runs one statement for each row of the calls, and one for their closed rows. Whatever was known
-// of denials is out of date then.
+// each runs one statement for each row of the calls, and those of closed for their closed rows. It
+// forgets the denials of the calls.
 func (l *Limiter) each(
 	ctx context.Context, x executor, verb string, calls []call,
 	of func(*call) *statement, closed func(*call) []*statement,
@@ -72,7 +72,7 @@ func (l *Limiter) each(
 	return nil
 }
 
-// learn notes how the rows of calls stand, of which something else was known before.
+// learn records the new balances of rows, and forgets denials of the calls.
 func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	for _, s := range done {
 		if s.found {
@@ -82,7 +82,7 @@ func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	freed(x, func() { l.denials.forget(calls) })
 }
 
-// taken are the rows that a Result says were taken from, in order. None, for a denial.
+// taken returns the rows that a Result says were taken from, in order; none for a denial.
 func (r Result) taken() ([]call, error) {
 	if err := r.Err(); errors.Is(err, ErrNoDecision) {
 		return nil, err
@@ -112,13 +112,13 @@ func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, e
 	return states[0], nil
 }
 
-// enforced are the calls but for those of shadows.
+// enforced returns the calls without those of shadows.
 func enforced(calls []call) []call {
 	all, _ := apart(calls)
 	return all
 }
 
-// states are how the limits of calls stand, and by which reading of the clock, the earliest of several.
+// states returns the states of the calls' limits, and the earliest clock reading among them.
 func (l *Limiter) states(ctx context.Context, x executor, calls []call) ([]State, time.Time, error) {
 	balances, at := make([]balance, len(calls)), make([]int64, len(calls))
 	sharded := l.books.sharded(calls)

@@ -40,12 +40,13 @@ func (a *Autocommit) Wait(ctx context.Context, requests ...Request) (Result, err
 	return wait(ctx, a, requests)
 }
 
-// line is what Wait stands in.
+// line is what Wait needs: Autocommit and Coalesced have it.
 type line interface {
 	RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	GiveBack(ctx context.Context, res Result) error
 
-	// left is how long the work of a grant has yet to wait, as its limits stand.
+	// left returns how much longer the work of a granted call has to wait, by the present state of
+	// its limits.
 	left(ctx context.Context, res Result) (time.Duration, error)
 }
 
@@ -88,7 +89,7 @@ func errWait(res Result, err error) error {
 	return fmt.Errorf("ratelimit: wait for limit %q: %w", res.Limit, err)
 }
 
-// inTimeFor are the requests of who can wait for as long as ctx lasts.
+// inTimeFor returns the requests of a caller that can wait until ctx ends.
 func inTimeFor(ctx context.Context, requests []Request) ([]Request, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("ratelimit: wait: %w", err)
@@ -117,7 +118,7 @@ func inTimeFor(ctx context.Context, requests []Request) ([]Request, error) {
 	return patient, nil
 }
 
-// sleep sleeps for d, or not at all if ctx would end before.
+// sleep sleeps for d. If the deadline of ctx would come first, it returns at once.
 func sleep(ctx context.Context, d time.Duration) error {
 	if end, ends := ctx.Deadline(); ends && time.Until(end) < d {
 		return context.DeadlineExceeded

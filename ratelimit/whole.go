@@ -9,13 +9,13 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// A limit of n shards is n balances, each with an n-th of its capacity, of its rate and of what may be
-// reserved. Each is a limit by itself, with a debt and a line of its own. So whatever is done to each of
-// them, no more is granted than capacity + rate*t, as long as no call takes more than a share from one:
-// lines that start together would otherwise start more than the capacity in one instant. A larger count
-// is taken from several shards, in parts, and may run when all of its parts may.
+// A limit of n shards is n balances, each with an n-th of its capacity, of its rate and of
+// MaxReserved. Each is a limit by itself, with its own debt and line. So no more than capacity +
+// rate*t is granted in all, as long as no call takes more than a share from one shard: otherwise
+// lines that start at the same time could start work for more than the capacity at once. A larger
+// count is taken from several shards, in parts, and the work may run when all parts may.
 
-// shares are the rules of the shards of a limit: the first has what does not divide evenly.
+// shares are the rules of a limit's shards. The first shard also gets what does not divide evenly.
 type shares struct{ first, each algebra }
 
 func (a *algebra) shares(n int) shares {
@@ -33,8 +33,8 @@ func (s *shares) of(i int) *algebra {
 	return &s.each
 }
 
-// mostShards is how many of n shards the rule can be divided into: each has a token, and of a window
-// whole ones, as many as each other one.
+// mostShards returns the largest number of shards, up to n, that the rule can be divided into. Each
+// shard of a bucket must get a token; those of a window whole ones, and all as many.
 func (a *algebra) mostShards(n int) int {
 	if !a.windowed {
 		return max(1, min(n, int(min(a.capacity, shard.Max))))
@@ -47,8 +47,8 @@ func (a *algebra) mostShards(n int) int {
 	return 1
 }
 
-// largest is the most that the call is to wait for in one shard, and the most that it may: a share, which
-// may have been rounded.
+// largest returns how much the call should wait for in one shard at most, and how much it may: a
+// share, with room for rounding.
 func (c *call) largest(s *shares) (most, share float64) {
 	share = s.each.capacity * (1 + 1e-9)
 	if c.most > 0 {
@@ -57,7 +57,7 @@ func (c *call) largest(s *shares) (most, share float64) {
 	return share, share
 }
 
-// of is c for a shard alone, to be read and written like a balance of its own.
+// of returns c for a single shard, to read and write it like a balance of its own.
 func (c *call) of(layout shard.Layout, i int) call {
 	r := *c
 	if layout.Shards > 1 {
@@ -69,8 +69,8 @@ func (c *call) of(layout shard.Layout, i int) call {
 	return r
 }
 
-// leaves is what a call leaves in one of n shards: its part of what it is to leave in all of them.
-// So concurrent calls, each of which has seen enough in all of them, do not leave less together.
+// leaves returns what a call must leave in one of n shards: its part of Leave. Concurrent calls may
+// each have seen enough in all shards; this keeps them from leaving less together.
 func (c *call) leaves(n, i int) float64 {
 	first, each := shard.Split(c.leave, n)
 	if i == 0 {
@@ -79,7 +79,7 @@ func (c *call) leaves(n, i int) float64 {
 	return each
 }
 
-// take is of, to take count tokens.
+// take is of for a take of count tokens.
 func (c *call) take(layout shard.Layout, i int, count float64) call {
 	r := c.of(layout, i)
 	if r.count = count; c.count > 0 && c.before > 0 {
@@ -88,13 +88,13 @@ func (c *call) take(layout shard.Layout, i int, count float64) call {
 	return r
 }
 
-// follow is what c, which is for a shard of a layout that is no more, became in another one.
+// follow returns what c, a take from a shard of a former layout, is in the layout to.
 func (c *call) follow(to shard.Layout) []call {
 	from, i := shard.Address(c.shard)
 	var all []call
 	for _, o := range shard.Overlaps(from.Shards, i, to.Shards) {
 		r := *c
-		size := float64(from.Shards) / float64(to.Shards) // of a new shard against an old one
+		size := float64(from.Shards) / float64(to.Shards) // the size of a new shard relative to an old one
 		r.shard, r.args = to.Row(o.Shard), nil
 		r.capacity, r.rate, r.debt = r.capacity*size, r.rate*size, r.debt*size
 		r.count, r.used = r.count*o.Share, r.used*o.Share
@@ -104,8 +104,8 @@ func (c *call) follow(to shard.Layout) []call {
 	return all
 }
 
-// whole is a limit as it was looked at: the shards of its layout, of which those that were never used
-// do not exist.
+// whole is a limit as it was read: the shards of its layout. Shards that were never used do not
+// exist.
 type whole struct {
 	shard.Layout
 	rows []balance
@@ -135,7 +135,7 @@ func (l *look) dest() []any {
 	return d
 }
 
-// whole is the answer. It is not valid if the head row says nonsense.
+// whole returns the answer. It is not valid if the number in the head is that of no layout.
 func (l *look) whole() (w *whole, valid bool) {
 	layout, valid := shard.Numbered(l.number)
 	if !valid {
@@ -153,7 +153,7 @@ func (l *look) whole() (w *whole, valid bool) {
 	return w, true
 }
 
-// after is the limit as takes have left it.
+// after returns the limit as takes have left it.
 func (w *whole) after(takes []*statement) *whole {
 	left := &whole{w.Layout, slices.Clone(w.rows), w.at}
 	for _, s := range takes {
@@ -164,13 +164,13 @@ func (w *whole) after(takes []*statement) *whole {
 	return left
 }
 
-// lacks tells whether a shard is missing, which the head says that there is. Somebody has deleted it by
-// hand.
+// lacks reports whether a shard is missing that should exist according to the head: somebody has
+// deleted it by hand.
 func (w *whole) lacks() bool {
 	return w.Layout != shard.Single && slices.ContainsFunc(w.rows, func(b balance) bool { return !b.exists })
 }
 
-// sum is the balance of a limit at now: that of its shards together.
+// sum returns the balance of a limit at now: its shards added up.
 func (c *call) sum(w *whole, now int64) balance {
 	shares := c.shares(w.Shards)
 	b := shares.of(0).at(w.rows[0], now)
@@ -180,7 +180,8 @@ func (c *call) sum(w *whole, now int64) balance {
 	return b
 }
 
-// and is two shards together. What is done to the time of a limit is done to all of its shards.
+// and adds up two shards. A pause or a delay of a limit applies to all of its shards, so the later
+// one counts.
 func (b balance) and(s balance) balance {
 	b.value += s.value
 	b.moved += s.moved
@@ -209,7 +210,7 @@ func (c *call) decideWhole(w *whole) Decision {
 		}
 		return c.grantedParts(rows, c.sum(after, w.at))
 	}
-	// Not all shards need be paused, or for as long: see merged.
+	// The shards need not be paused for the same time: see merged.
 	guess := float64(w.at)
 	if !c.pausable() {
 		guess = max(guess, float64(before.pausedUntil))
@@ -234,8 +235,8 @@ func (c *call) grantedParts(parts []call, b balance) Decision {
 	return d
 }
 
-// takenAgain is a denial although the limit has the tokens, as others are taking them: until as many
-// have come anew, or the others are likely to have ended.
+// takenAgain returns a denial although the limit has enough tokens, because other calls are taking
+// them. RetryAt is when as many tokens have come, or the other transactions have probably ended.
 func (c *call) takenAgain(w *whole) Decision {
 	d := Decision{State: c.state(c.sum(w, w.at))}
 	anew := c.earliest(0, w.at, w.at, min(c.count, c.capacity), 0)
@@ -243,5 +244,5 @@ func (c *call) takenAgain(w *whole) Decision {
 	return d
 }
 
-// longTransaction is how long most transactions are done after they have taken, in microseconds.
+// longTransaction is within how many microseconds after its take a transaction usually ends.
 const longTransaction = 100_000

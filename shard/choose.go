@@ -9,7 +9,7 @@ type View struct {
 	Busy bool
 }
 
-// better is what is not busy, and of those the fuller one.
+// better reports whether v is preferred: one that is not busy, and of two such the fuller one.
 func (v View) better(w View) bool {
 	if v.Busy != w.Busy {
 		return w.Busy
@@ -17,11 +17,11 @@ func (v View) better(w View) bool {
 	return v.Tokens > w.Tokens
 }
 
-// most is the number of candidates: with twice as many shards as there are callers, the odds that others hold all of them
-// are 1 in 256.
+// most is the number of candidates. With twice as many shards as callers, others hold all of eight
+// with odds of 1 in 256.
 const most = 8
 
-// draws is the number of shards of which the best is chosen.
+// draws is how many shards are drawn for each candidate, of which the best is taken.
 const draws = 3
 
 // Choose returns the shards from which to try to take count tokens, so that least or more are left

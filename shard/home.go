@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// Where an engine spreads rows over nodes by a hash of their key, all rows of a limit without keys
-// would be on one node. So there its shards are stored under keys that nobody else has: their homes.
+// Citus spreads rows over nodes by a hash of their key. All rows of a limit without keys would be
+// on one node. So its shards are stored there under keys that no caller uses: their homes.
 
 // Reserved is how the keys begin under which Citus has the shards of limits without keys. No
 // caller's key may begin so.
 const Reserved = "\x01weir "
 
-// homes are what follows. They are chosen by the hash that Postgres and Citus have of the key, of
-// which Citus gives each node every n-th range. Each second one hashes to the complement of the one
-// before it. So of two nodes, and likewise of four, none gets more shards than another, however many
-// ranges there are.
+// homes are the rest of these keys. They are chosen by the hash that Postgres and Citus compute of
+// a key. Citus gives each node every n-th range of hashes. Every second key hashes to the
+// complement of the one before it. So with two nodes, or four, each gets the same number of shards,
+// however many ranges there are.
 var homes = strings.Fields(`
 	nqc xqp fig bap xxy viy rvj hgm ybo coe xwk buz qlg cgd ntw euw
 	fmn pgg dps qra nok fqy owy gqq vtr oth jxc hwr xzl akg dcv vwi

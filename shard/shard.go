@@ -19,7 +19,7 @@ const (
 	// MaxGeneration is how often the layout of a limit and key can change.
 	MaxGeneration = 2047
 
-	rowBits  = 20 // of a row number: Max layouts have fewer rows together
+	rowBits  = 20 // of a row number: all layouts of one generation together have fewer rows
 	headBits = 11 // of the number of a layout: the shards
 )
 
@@ -47,7 +47,8 @@ func Address(row int32) (l Layout, i int) {
 	if !IsRow(row) {
 		panic(fmt.Sprintf("shard: no row %d", row))
 	}
-	// n is the largest with n(n-1)/2 <= nr. The square root may be off by a rounding at the border: hence the steps.
+	// n is the largest with n(n-1)/2 <= nr. The square root may be off by a rounding, which the
+	// loops correct.
 	n := int((1 + math.Sqrt(1+8*float64(nr))) / 2)
 	for n*(n-1)/2 > nr {
 		n--
@@ -83,7 +84,8 @@ type Overlap struct {
 // its place: twice as many shards are two halves of each, and half as many are two whole ones together. The shares add up
 // to 1.
 func Overlaps(from, i, to int) []Overlap {
-	// Shard i is the interval from i/from to (i+1)/from. In units of 1/(from*to) all borders are whole numbers.
+	// Shard i is the interval from i/from to (i+1)/from. In units of 1/(from*to) all its borders
+	// are whole numbers.
 	low, high := i*to, (i+1)*to
 	var all []Overlap
 	for j := low / from; j*from < high; j++ {

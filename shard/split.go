@@ -8,7 +8,8 @@ func Split(x float64, n int) (first, each float64) {
 	if n == 1 || x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
 		return x, x
 	}
-	// Multiples of the unit in the last place of x, of which x has less than 2^53, are exact whatever is added up of them.
+	// Use whole multiples of the unit in the last place of x. x is less than 2^53 of them, so any
+	// sum of parts is exact.
 	frac, exp := math.Frexp(x)
 	units := math.Trunc(math.Ldexp(frac, 53) / float64(n))
 	each = math.Ldexp(units, exp-53)

@@ -211,7 +211,7 @@ func TestASpreadLimitIsOneLimit(t *testing.T) {
 func TestNoKeyIsThatOfAShard(t *testing.T) {
 	t.Parallel()
 	_, err := ratelimit.Decide(hot.For("\x01weir nqc"), ratelimit.State{}, time.Now())
-	if err == nil || !strings.Contains(err.Error(), "keeps for shards") {
+	if err == nil || !strings.Contains(err.Error(), "reserves for shards") {
 		t.Errorf("got %v", err)
 	}
 }
