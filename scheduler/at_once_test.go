@@ -22,7 +22,7 @@ import (
 // crew is a fixture whose jobs run a few at once: those of numbers with the same hundreds have one key.
 type crew struct {
 	*fixture
-	t     *testing.T
+	t     testing.TB
 	j     *journal
 	slots *slots.Slots
 	sched *scheduler.Scheduler
@@ -36,7 +36,7 @@ type crew struct {
 
 func keyOf(n int) string { return fmt.Sprint(n / 100) }
 
-func newCrew(t *testing.T, n int) *crew {
+func newCrew(t testing.TB, n int) *crew {
 	t.Helper()
 	c := &crew{fixture: setUp(t, scheduler.Config{}), t: t, running: map[int]int{}, gates: map[int]chan struct{}{}}
 	c.slots, c.limit = c.newSlots(), slots.MustDefine("crew", n)
@@ -69,12 +69,12 @@ func (c *crew) atOnce(w river.Worker[sendArgs]) river.Worker[sendArgs] {
 	})
 }
 
-// gate has a job run until it is opened.
-func (c *crew) gate(n int) (open func()) {
+// gate has job 0 run until it is opened.
+func (c *crew) gate() (open func()) {
 	gate := make(chan struct{})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.gates[n] = gate
+	c.gates[0] = gate
 	return sync.OnceFunc(func() { close(gate) })
 }
 
@@ -118,9 +118,9 @@ func (c *crew) insert(n int, opts *river.InsertOpts) *rivertype.JobRow {
 	return res.Job
 }
 
-func (c *crew) count(sql string, args ...any) (n int) {
+func (c *crew) count(sql string) (n int) {
 	c.t.Helper()
-	if err := c.pool.QueryRow(c.t.Context(), sql, args...).Scan(&n); err != nil {
+	if err := c.pool.QueryRow(c.t.Context(), sql).Scan(&n); err != nil {
 		c.t.Fatal(err)
 	}
 	return n
@@ -188,7 +188,7 @@ func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
 func TestJobsThatWaitForASlotOccupyNoWorkerAndStartInOrder(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate(0)
+	open := c.gate()
 	c.client(2)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -220,7 +220,7 @@ func TestJobsThatWaitForASlotOccupyNoWorkerAndStartInOrder(t *testing.T) {
 func TestAnEndedJobGivesItsSlotToTheFirstThatWaits(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate(0)
+	open := c.gate()
 	c.client(5)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -294,7 +294,7 @@ func TestASlotThatOthersFreeIsGivenToAWaitingJob(t *testing.T) {
 func TestJobsThatHaveLeftAreNotGivenASlot(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate(0)
+	open := c.gate()
 	client := c.client(3)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -399,7 +399,7 @@ func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 func TestAJobThatIsRetriedByHandGoesOnWaitingForItsSlot(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate(0)
+	open := c.gate()
 	client := c.client(3)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -421,7 +421,7 @@ func TestABacklogOfOneKeyLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
 	const n = 1500
-	open := c.gate(0)
+	open := c.gate()
 	client := c.client(2)
 	c.insert(0, nil)
 	c.j.await(t, 1)

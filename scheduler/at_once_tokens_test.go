@@ -35,7 +35,7 @@ func TestAJobThatWaitsForASlotTakesNoTokens(t *testing.T) {
 			return []ratelimit.Request{tenTokens.Global()}
 		}))
 	}
-	open := c.gate(0)
+	open := c.gate()
 	c.client(2)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -73,7 +73,7 @@ func TestAJobThatHasPaidKeepsItsTokensWhileItWaitsForASlot(t *testing.T) {
 					c.insert(n, nil)
 				}
 			}
-			open := c.gate(0)
+			open := c.gate()
 			c.client(2)
 			insert(0)
 			c.j.await(t, 1)
