@@ -28,6 +28,7 @@ type plugin struct {
 	going                    sync.Map // what is done beside
 	round                    round
 	turns                    turns
+	hands                    hands
 }
 
 // Configure returns a copy of a River client's configuration with which the client starts reserved
@@ -57,6 +58,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	p := &plugin{store: s.on(c.Schema), schema: c.Schema, pool: pool}
 	p.logger = cmp.Or(c.Logger, slog.Default())
 	p.waker.send = p.wake
+	p.hands.follow = p.following()
 	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)
 	p.renewals = newBatch(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
@@ -126,5 +128,6 @@ func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitP
 		p.beat(roundEvery)
 		p.turns.heard.Store(time.Now().UnixNano())
 		p.grantTurns(grantEvery)
+		p.handOut()
 	}
 }

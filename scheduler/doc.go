@@ -73,6 +73,8 @@
 //	                                     state       scheduled_at
 //	inserted, granted at once            available   as InsertOpts say
 //	queued, until its turn               scheduled   in the year 2200
+//	waiting for a slot                   scheduled   in the year 2200
+//	given a slot                         available   as before it waited
 //	reserved, due within 25 s            available   when it is due, in the future
 //	reserved, due later                  scheduled   when it is due
 //	promoted by a round or by River      available   unchanged
@@ -88,7 +90,7 @@
 // # What it writes
 //
 // River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
-// mark that an attempt has begun (MetadataSet), and each put-off. Besides, three statements of this
+// mark that an attempt has begun (MetadataSet), and each put-off. Besides, four statements of this
 // package write to river_job, none of them to a row that is running:
 //
 //   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
@@ -101,6 +103,9 @@
 //
 //   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
 //     it is, at most 500 in a statement.
+//
+//   - givenSQL changes scheduled_at, state and the key "weir_slot" of metadata of a job that is given
+//     a slot.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that
@@ -149,6 +154,16 @@
 // working client needs SELECT, INSERT, UPDATE and DELETE on weir_line, weir_line_tenant and
 // weir_turn, and the role of a client that queues jobs needs SELECT and INSERT on weir_turn.
 // [Jobs.InLine] lists the jobs of a line in the order of their turns, and why.
+//
+// # At most n at once
+//
+// [AtOnce] bounds how many jobs run at once. While a job waits for a slot, it is scheduled for the
+// year 2200, and has a row in weir_turn whose name is empty. The job that frees a slot gives it to
+// the first of them in the same transaction: the row goes, the job is available at its old
+// scheduled_at (givenSQL), and the slot's row names it for five seconds. One of the clients with
+// Config.Slots gives away other free slots once a second. Its turn is slot 1 of the row that says who
+// does the rounds. The role needs SELECT, INSERT, UPDATE and DELETE on weir_turn, and SELECT on
+// river_queue. Jobs that are due and ask for the same key are put in line together, by moveSQL.
 //
 // # Removing Weir
 //

@@ -32,6 +32,11 @@ const (
 	later      = time.Second             // to put it off: by less, its start puts it off
 )
 
+const (
+	turnOfRounds = 0
+	turnOfHands  = 1 // to give free slots: see hand.go
+)
+
 // round is what a client remembers from one round to the next. Only the round under way uses it,
 // except for mine.
 type round struct {
@@ -79,8 +84,9 @@ const (
 	// turnSQL takes the turn, or keeps it: no row if it is another client's.
 	//
 	// $1 River's schema $2 holder $3 for how long, from now on until the time that it answers
+	// $4 which turn: turnOfRounds or turnOfHands
 	turnSQL = `INSERT INTO {ours}weir_slot AS s (name, key, slot, holder, until)
-VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), 0, $2::uuid, now() + $3::interval)
+VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), $4::integer, $2::uuid, now() + $3::interval)
 ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE s.holder = excluded.holder
 		OR date_part('epoch', excluded.until - s.until) >= date_part('epoch', $3::interval)
@@ -113,7 +119,7 @@ func (p *plugin) lookAfter(ctx context.Context) error {
 	if r.holder == uuid.Nil {
 		r.holder, r.lines = uuid.New(), map[row]placing{}
 	}
-	args := []any{p.schema, r.holder.String(), turnLasts}
+	args := []any{p.schema, r.holder.String(), turnLasts, turnOfRounds}
 	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
 	if err != nil || until.IsZero() { // another client's turn
 		return err

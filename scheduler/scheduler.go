@@ -14,7 +14,9 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/slots"
 )
 
 // Config configures a [Scheduler]. The zero Config uses the defaults.
@@ -33,6 +35,10 @@ type Config struct {
 
 	// Lines are the limits that tenants share fairly: see [Jobs.QueueTx]. Default: none.
 	Lines []Line
+
+	// Slots are what workers made by [AtOnce] take slots from. Set them in each program that works
+	// such jobs. They must be in the database of Configure's pool. Default: none.
+	Slots *slots.Slots
 }
 
 const defaultJitter = 250 * time.Millisecond
@@ -45,6 +51,7 @@ type Scheduler struct {
 	bunch   bool
 	lines   map[string]*line
 	misused error // a mistake in Lines
+	slots   hand.Slots
 }
 
 // New makes a Scheduler on top of a limiter. If there is a mistake in [Config.Lines],
@@ -52,7 +59,11 @@ type Scheduler struct {
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
 	jitter := cmp.Or(cfg.Jitter, defaultJitter)
 	lines, err := linesOf(cfg.Lines)
-	return &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch, lines, err}
+	s := &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch, lines, err, nil}
+	if cfg.Slots != nil {
+		s.slots = cfg.Slots.Hand()
+	}
+	return s
 }
 
 // Client is the part of a River client that [Jobs] needs. *river.Client[pgx.Tx] implements it.

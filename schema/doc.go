@@ -28,7 +28,7 @@
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_balance TO app;
 //	GRANT SELECT, INSERT ON weir.weir_settled TO app; -- for Settle and Release
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_slot TO app; -- for packages slots and scheduler
-//	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_line, weir.weir_line_tenant, weir.weir_turn TO app; -- for fair lines of scheduler
+//	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_line, weir.weir_line_tenant, weir.weir_turn TO app; -- for fair lines and AtOnce of scheduler
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
 //
 // To prune, a role also needs DELETE on weir_balance, weir_settled and weir_slot.

@@ -13,6 +13,6 @@ func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
 	s := newStatements(pool.Config().ConnConfig.RuntimeParams["search_path"])
 	names.Check(t, pool, names.Statements{
 		Dir:   ".",
-		Texts: []string{s.acquire, s.left, s.renew, s.release, s.tidy, s.held},
+		Texts: []string{s.acquire, s.left, s.renew, s.release, s.tidy, s.held, s.claim, s.count},
 	})
 }

@@ -77,6 +77,7 @@ WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, c
 
 type statements struct {
 	acquire, left, renew, release, tidy, held string
+	claim, count                              string // for jobs
 }
 
 func newStatements(schema string) statements {
@@ -95,6 +96,8 @@ func newStatements(schema string) statements {
 		release: text(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]"),
 		tidy:    text(tidySQL, ""),
 		held:    text(heldSQL, ""),
+		claim:   text(claimSQL, ""),
+		count:   text(countSQL, ""),
 	}
 }
 

@@ -18,11 +18,13 @@ import (
 // was inserted, for the worker to settle. A further attempt does not pay again.
 //
 // A worker made by [scheduler.Limit] takes nothing, so its job has no reservation of its own. Such
-// a worker may also be called directly, without River.
+// a worker may also be called directly, without River. One made by
+// [scheduler.AtOnce] takes no slot.
 //
 // The worker's own effects are real: a [scheduler.PauseError] pauses its limits, on the pool that
 // Configure was given and not in the transaction of the test.
 //
+// [scheduler.AtOnce]: https://pkg.go.dev/github.com/weir-go/weir/scheduler#AtOnce
 // [scheduler.Limit]: https://pkg.go.dev/github.com/weir-go/weir/scheduler#Limit
 // [scheduler.PauseError]: https://pkg.go.dev/github.com/weir-go/weir/scheduler#PauseError
 // [scheduler.ReservationOf]: https://pkg.go.dev/github.com/weir-go/weir/scheduler#ReservationOf

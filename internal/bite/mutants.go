@@ -19,7 +19,7 @@ var (
 )
 
 // mutants are all of them.
-var mutants = slices.Concat(ofTheCore, ofTheScheduler, ofTheLines, ofTheRest)
+var mutants = slices.Concat(ofTheCore, ofTheScheduler, ofTheLines, ofAtOnce, ofTheRest)
 
 var ofTheCore = []mutant{
 	// the statement

@@ -1,0 +1,508 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/slots"
+	"github.com/weir-go/weir/weirtest"
+)
+
+// crew is a fixture whose jobs run a few at once: those of numbers with the same hundreds have one key.
+type crew struct {
+	*fixture
+	t     testing.TB
+	j     *journal
+	slots *slots.Slots
+	sched *scheduler.Scheduler
+	limit slots.Limit
+
+	mu      sync.Mutex
+	running map[int]int           // by key
+	most    int                   // that ran at once
+	gates   map[int]chan struct{} // jobs that run until their gate is closed
+}
+
+func keyOf(n int) string { return fmt.Sprint(n / 100) }
+
+func newCrew(t testing.TB, n int) *crew {
+	t.Helper()
+	c := &crew{fixture: setUp(t, scheduler.Config{}), t: t, running: map[int]int{}, gates: map[int]chan struct{}{}}
+	c.slots, c.limit = c.newSlots(), slots.MustDefine("crew", n)
+	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: c.slots})
+	c.j = newJournal(c.fixture)
+	c.j.wrap = c.atOnce
+	c.j.work = c.work
+	return c
+}
+
+func (c *crew) newSlots() *slots.Slots {
+	c.t.Helper()
+	s, err := slots.New(c.pool, slots.Config{Logger: quiet()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			c.t.Error(err)
+		}
+	})
+	return s
+}
+
+func (c *crew) atOnce(w river.Worker[sendArgs]) river.Worker[sendArgs] {
+	return scheduler.AtOnce(w, func(job *river.Job[sendArgs]) []slots.Request {
+		return []slots.Request{c.limit.For(keyOf(job.Args.N))}
+	})
+}
+
+// gate has job 0 run until it is opened.
+func (c *crew) gate() (open func()) {
+	gate := make(chan struct{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gates[0] = gate
+	return sync.OnceFunc(func() { close(gate) })
+}
+
+func (c *crew) work(ctx context.Context, job *river.Job[sendArgs]) error {
+	key := job.Args.N / 100
+	c.mu.Lock()
+	c.running[key]++
+	c.most = max(c.most, c.running[key])
+	gate := c.gates[job.Args.N]
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.running[key]--
+	}()
+	if gate == nil {
+		time.Sleep(2 * time.Millisecond)
+		return nil
+	}
+	select {
+	case <-gate:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (c *crew) client(workers int) *river.Client[pgx.Tx] {
+	c.t.Helper()
+	return c.j.client(c.t, c.sched, func(cfg *river.Config) {
+		cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}}
+	})
+}
+
+func (c *crew) insert(n int, opts *river.InsertOpts) *rivertype.JobRow {
+	c.t.Helper()
+	res, err := c.fixture.client.Insert(c.t.Context(), sendArgs{n}, opts)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return res.Job
+}
+
+func (c *crew) count(sql string) (n int) {
+	c.t.Helper()
+	if err := c.pool.QueryRow(c.t.Context(), sql).Scan(&n); err != nil {
+		c.t.Fatal(err)
+	}
+	return n
+}
+
+// waiting is how many jobs wait in line, with their put-offs written.
+func (c *crew) waiting() int {
+	return c.count(`SELECT count(*) FROM weir_turn t JOIN river_job j ON j.id = t.job
+		WHERE t.name = '' AND j.state = 'scheduled' AND j.scheduled_at > '2199-12-31'`)
+}
+
+func (c *crew) awaitWaiting(n int) {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprint(n, " jobs wait"), func() bool { return c.waiting() == n })
+}
+
+// worked checks that each of n jobs was started once, with its first attempt, and has left nothing behind.
+func (c *crew) worked(n int) []start {
+	c.t.Helper()
+	starts := c.j.await(c.t, n)
+	eventually(c.t, "all jobs are completed", func() bool {
+		return c.count(`SELECT count(*) FROM river_job WHERE state <> 'completed'`) == 0
+	})
+	times := map[int64]int{}
+	for _, s := range starts {
+		if times[s.id]++; s.attempt != 1 || times[s.id] > 1 {
+			c.t.Errorf("job %d was started %d times, now with attempt %d", s.n, times[s.id], s.attempt)
+		}
+	}
+	if len(starts) != n {
+		c.t.Errorf("%d starts of %d jobs", len(starts), n)
+	}
+	eventually(c.t, "nothing is left", func() bool {
+		return c.count(`SELECT (SELECT count(*) FROM weir_turn) +
+			(SELECT count(*) FROM weir_slot WHERE until > now() AND name <> 'weir scheduler')`) == 0
+	})
+	return starts
+}
+
+func numbersOf(starts []start) (all []int) {
+	for _, s := range starts {
+		all = append(all, s.n)
+	}
+	return all
+}
+
+func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 2)
+	var all []int
+	for i := range 20 {
+		all = append(all, i, 100+i, 200+i)
+	}
+	c.enqueue(t, all...)
+	c.client(8)
+	// Another process has slots of its own.
+	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: c.newSlots()})
+	c.client(8)
+	c.worked(len(all))
+	if c.most != 2 {
+		t.Errorf("%d jobs of a key ran at once, want 2", c.most)
+	}
+}
+
+func TestJobsThatWaitForASlotOccupyNoWorkerAndStartInOrder(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	open := c.gate()
+	c.client(2)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	var want []int
+	for priority := 4; priority >= 1; priority-- {
+		for i := range 5 {
+			c.insert(10*priority+i, &river.InsertOpts{Priority: priority})
+		}
+	}
+	for priority := range 4 {
+		for i := range 5 {
+			want = append(want, 10*(priority+1)+i)
+		}
+	}
+	c.awaitWaiting(20)
+	c.insert(100, nil)
+	if s := c.j.await(t, 2); s[1].n != 100 {
+		t.Fatalf("job %d has started, and not that of another key", s[1].n)
+	}
+	open()
+	if got := numbersOf(c.worked(22))[2:]; !slices.Equal(got, want) {
+		t.Errorf("started in the order %v\nwant %v", got, want)
+	}
+	if c.most != 1 {
+		t.Errorf("%d jobs ran at once", c.most)
+	}
+}
+
+func TestAnEndedJobGivesItsSlotToTheFirstThatWaits(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	open := c.gate()
+	c.client(5)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	head := c.insert(1, nil)
+	c.awaitWaiting(1)
+	// Nobody works the queue of the first one any more: so it stays as it is.
+	if _, err := c.pool.Exec(t.Context(), `UPDATE river_job SET queue = 'nobodys' WHERE id = $1`, head.ID); err != nil {
+		t.Fatal(err)
+	}
+	open()
+	eventually(t, "the slot is given", func() bool { return c.job(t, head.ID).State == rivertype.JobStateAvailable })
+	if job := c.job(t, head.ID); !job.ScheduledAt.Equal(head.ScheduledAt) || job.Attempt != 0 {
+		t.Errorf("scheduled at %v, attempt %d; want %v, attempt 0", job.ScheduledAt, job.Attempt, head.ScheduledAt)
+	}
+	n, err := c.slots.Held(t.Context(), c.limit.For("0"))
+	if err != nil || n != 1 {
+		t.Errorf("%d slots are held, %v; want that of the job that was given it", n, err)
+	}
+	// Then it goes on to the next, and the first one keeps nothing.
+	c.insert(2, nil)
+	if s := c.j.await(t, 2); s[1].n != 2 {
+		t.Errorf("job %d has started", s[1].n)
+	}
+	if _, err := c.pool.Exec(t.Context(), `UPDATE river_job SET queue = 'default' WHERE id = $1`, head.ID); err != nil {
+		t.Fatal(err)
+	}
+	c.worked(3)
+}
+
+func TestASlotThatOthersFreeIsGivenToAWaitingJob(t *testing.T) {
+	t.Parallel()
+	for name, free := range map[string]func(c *crew, h *slots.Hold) error{
+		"Released": func(c *crew, h *slots.Hold) error { return h.Release(c.t.Context()) },
+		"Expired": func(c *crew, _ *slots.Hold) error { // as after a kill: nobody renews it
+			_, err := c.pool.Exec(c.t.Context(), `UPDATE weir_slot SET until = now() + interval '1 s', holder = gen_random_uuid()
+				WHERE name = 'crew'`)
+			return err
+		},
+		"Added": func(c *crew, _ *slots.Hold) error {
+			_, err := c.pool.Exec(c.t.Context(), `UPDATE weir_turn SET cost = 2`) // as a job would that asks for more
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCrew(t, 1)
+			h, err := c.newSlots().TryAcquire(t.Context(), c.limit.For("0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = h.Release(context.WithoutCancel(t.Context())) }()
+			client := c.client(5)
+			c.insert(0, nil)
+			c.insert(1, nil)
+			c.awaitWaiting(2)
+			// A client that has not worked such a job gives it, too.
+			stop(t, client)
+			c.client(5)
+			c.j.never(t, 100*time.Millisecond)
+			if err := free(c, h); err != nil {
+				t.Fatal(err)
+			}
+			starts := c.j.await(t, 2)
+			if got := numbersOf(starts); !slices.Equal(got, []int{0, 1}) {
+				t.Errorf("started in the order %v", got)
+			}
+		})
+	}
+}
+
+func TestJobsThatHaveLeftAreNotGivenASlot(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	open := c.gate()
+	client := c.client(3)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	var jobs []*rivertype.JobRow
+	for i := range 4 {
+		jobs = append(jobs, c.insert(1+i, nil))
+	}
+	c.awaitWaiting(4)
+	if _, err := client.JobCancel(t.Context(), jobs[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.JobDelete(t.Context(), jobs[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "rows of jobs that have left are deleted", func() bool {
+		return c.count(`SELECT count(*) FROM weir_turn`) == 2
+	})
+	paused := c.insert(5, &river.InsertOpts{ScheduledAt: time.Now().Add(-time.Hour)})
+	c.awaitWaiting(3)
+	if _, err := c.pool.Exec(t.Context(), `WITH q AS (
+			INSERT INTO river_queue (name, created_at, updated_at, paused_at) VALUES ('stopped', now(), now(), now())
+		) UPDATE river_job SET queue = 'stopped' WHERE id = $1`, paused.ID); err != nil {
+		t.Fatal(err)
+	}
+	open()
+	if got := numbersOf(c.j.await(t, 3)); !slices.Equal(got, []int{0, 3, 4}) {
+		t.Errorf("started: %v", got)
+	}
+	c.awaitWaiting(1) // the job of the paused queue, in its place
+	if _, err := c.pool.Exec(t.Context(), `UPDATE river_queue SET paused_at = NULL WHERE name = 'stopped'`); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the paused job is given the slot", func() bool { return c.job(t, paused.ID).State == rivertype.JobStateAvailable })
+}
+
+func TestAJobGivesItsSlotBackHoweverItEnds(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	failed := sync.Map{}
+	c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		_, again := failed.LoadOrStore(job.Args.N, true)
+		switch {
+		case again:
+			return c.work(ctx, job)
+		case job.Args.N == 0:
+			return errors.New("it fails")
+		case job.Args.N == 1:
+			panic("it panics")
+		case job.Args.N == 2:
+			return river.JobSnooze(0)
+		case job.Args.N == 3:
+			return river.JobCancel(errors.New("it cancels itself"))
+		}
+		return c.work(ctx, job)
+	}
+	c.enqueue(t, upTo(6)...)
+	c.client(3)
+	c.j.await(t, 9)
+	eventually(t, "all jobs have ended", func() bool {
+		return c.count(`SELECT count(*) FROM river_job WHERE state IN ('completed', 'cancelled')`) == 6
+	})
+	if c.most != 1 {
+		t.Errorf("%d ran at once", c.most)
+	}
+}
+
+func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: s})
+	causes := make(chan error, 10)
+	var once sync.Once
+	c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		first := false
+		once.Do(func() { first = true })
+		if !first {
+			return nil
+		}
+		if _, err := c.pool.Exec(ctx, `UPDATE weir_slot SET holder = gen_random_uuid() WHERE name = 'crew'`); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		return ctx.Err()
+	}
+	c.client(2)
+	job := c.insert(0, nil)
+	if err := <-causes; !errors.Is(err, slots.ErrLost) {
+		t.Errorf("the worker's context ended because of %v", err)
+	}
+	eventually(t, "the job is completed", func() bool { return c.job(t, job.ID).State == rivertype.JobStateCompleted })
+	if job := c.job(t, job.ID); job.Attempt != 1 || len(job.Errors) != 0 {
+		t.Errorf("attempt %d, errors %v", job.Attempt, job.Errors)
+	}
+}
+
+func TestAJobThatIsRetriedByHandGoesOnWaitingForItsSlot(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	open := c.gate()
+	client := c.client(3)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	job := c.insert(1, nil)
+	c.awaitWaiting(1)
+	if _, err := client.JobRetry(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is put back", func() bool { return woken(t, c.job(t, job.ID)) == 2 })
+	open()
+	c.worked(2)
+	if c.most != 1 {
+		t.Errorf("%d ran at once", c.most)
+	}
+}
+
+// Many jobs of one key are moved out of the way of others, and are not each fetched for that.
+func TestABacklogOfOneKeyLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	const n = 1500
+	open := c.gate()
+	client := c.client(2)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	params := make([]river.InsertManyParams, n)
+	for i := range params {
+		params[i].Args = sendArgs{1 + i%99}
+	}
+	if _, err := c.fixture.client.InsertManyFast(t.Context(), params); err != nil {
+		t.Fatal(err)
+	}
+	c.insert(100, nil)
+	eventually(t, "the job of another key has started", func() bool {
+		c.j.mu.Lock()
+		defer c.j.mu.Unlock()
+		return slices.ContainsFunc(c.j.starts, func(s start) bool { return s.n == 100 })
+	})
+	c.awaitWaiting(n)
+	if fetched := c.count(`SELECT count(*) FROM river_job WHERE metadata ? 'snoozes'`); fetched > n/2 {
+		t.Errorf("%d of %d jobs were fetched to be put off", fetched, n)
+	}
+	stop(t, client)
+	open()
+}
+
+func TestAJobThatWaitsIsStartedByNoOtherClient(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	if h, err := c.newSlots().TryAcquire(t.Context(), c.limit.For("0")); err != nil {
+		t.Fatal(err)
+	} else {
+		defer func() { _ = h.Release(context.WithoutCancel(t.Context())) }()
+	}
+	client := c.client(1)
+	c.insert(0, nil)
+	c.awaitWaiting(1)
+	stop(t, client)
+	plain := newJournal(c.fixture)
+	plain.client(t, nil)
+	plain.never(t, 2*time.Second)
+}
+
+func TestAtOnceSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	none := func(*river.Job[sendArgs]) []slots.Request { return nil }
+	two := func(*river.Job[sendArgs]) []slots.Request {
+		return []slots.Request{c.limit.For("a"), c.limit.For("b")}
+	}
+	bad := func(*river.Job[sendArgs]) []slots.Request { return []slots.Request{c.limit.For("")} }
+	for name, test := range map[string]struct {
+		sched    *scheduler.Scheduler
+		requests func(*river.Job[sendArgs]) []slots.Request
+		want     string
+	}{
+		"NotConfigured": {nil, none, "not made by Scheduler.Configure"},
+		"NoSlots":       {scheduler.New(c.limiter, scheduler.Config{}), none, "without Config.Slots"},
+		"TwoSlots":      {c.sched, two, "asks for 2 slots"},
+		"BadRequest":    {c.sched, bad, "key"},
+		"NoRequest":     {c.sched, none, ""},
+	} {
+		j := newJournal(c.fixture)
+		j.wrap = func(w river.Worker[sendArgs]) river.Worker[sendArgs] { return scheduler.AtOnce(w, test.requests) }
+		client := j.client(t, test.sched)
+		job := c.insert(0, &river.InsertOpts{MaxAttempts: 1})
+		eventually(t, name+": it ends", func() bool { return c.job(t, job.ID).FinalizedAt != nil })
+		job = c.job(t, job.ID)
+		if ok := job.State == rivertype.JobStateCompleted; ok != (test.want == "") {
+			t.Errorf("%s: the job is %s", name, job.State)
+		}
+		for _, e := range job.Errors {
+			if !strings.Contains(e.Error, test.want) {
+				t.Errorf("%s: %s; want %q", name, e.Error, test.want)
+			}
+		}
+		stop(t, client)
+	}
+	worker := c.atOnce(&logWorker{j: c.j})
+	if err := worker.Work(weirtest.WorkNow(t.Context()), &river.Job[sendArgs]{JobRow: &rivertype.JobRow{}}); err != nil {
+		t.Errorf("WorkNow: %v", err)
+	}
+	if n, err := c.slots.Held(t.Context(), c.limit.For("0")); n != 0 || err != nil {
+		t.Errorf("WorkNow holds %d slots, %v", n, err)
+	}
+}

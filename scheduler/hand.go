@@ -1,0 +1,254 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/hand"
+)
+
+// Slots go from hand to hand. A job that ends frees its slot and gives it to the first job that
+// waits for the key, in one transaction: the slot's row names the job as its holder for claimIn, the
+// job becomes available, and its row in line goes. When the job starts, it claims the slot.
+//
+// Three things are left to others: a job that gets in line just after the last slot was freed, or
+// whose put-off is not written when a slot is freed, is looked after by its process until the
+// put-off is written. Whatever else is free is found by the round of one client, once a second: what
+// callers of slots.Do have released, what has expired, and what was not claimed.
+
+const (
+	claimIn     = 5 * time.Second
+	followFirst = 30 * time.Millisecond // after a put-off, to see whether it is written
+	followEvery = 100 * time.Millisecond
+	followFor   = 10 * time.Second
+	mostPlaces  = 2000 // that a round looks at; the next one goes on behind them
+	mostGiven   = 100  // slots of a place that are given in one go
+	mostSwept   = 1000 // rows of jobs that have left, of a place and round
+	mostLeft    = 10   // places of which a round deletes them
+)
+
+// hands is what a client remembers of the slots that it gives.
+type hands struct {
+	cleared sync.Map // when the due jobs of a queue and kind were looked at
+
+	under  sync.Mutex // way is a round; what follows is its own
+	began  time.Time
+	holder uuid.UUID
+	after  string // the last place of the round before
+
+	mu     sync.Mutex
+	put    map[int64]putting // jobs whose put-off may not be written
+	timer  *time.Timer
+	armed  bool
+	follow func(id int64, want hand.Want)
+}
+
+// putting is a job that is being put off.
+type putting struct {
+	want  hand.Want
+	since time.Time
+}
+
+// handOn frees the slot of a job that has ended, and gives it to the next job. If the database
+// cannot be reached, the slot expires.
+func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
+	slot, ok := hold.Drop()
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	_, err := p.hand(ctx, want.Place, &slot)
+	p.warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name, "key", want.Key)
+}
+
+// hand gives a slot to the first job that waits, after it has freed one if that is not nil. It
+// reports whether there were both. It gives one slot in a transaction, so that two of them never wait
+// for each other.
+func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
+	s := p.scheduler.slots
+	for {
+		var h head
+		err = p.connected(ctx, func(c *pgxpool.Conn) error {
+			return pgx.BeginTxFunc(ctx, c, readCommitted, func(tx pgx.Tx) (err error) {
+				given = false
+				if free != nil {
+					err = s.Free(ctx, tx, *free)
+				}
+				found := false
+				if err == nil {
+					h, found, err = p.head(ctx, tx, of)
+				}
+				if err != nil || !found {
+					return err
+				}
+				given, err = s.Give(ctx, tx, hand.Want{Place: of, N: h.n}, holderOf(h.job), claimIn)
+				if err != nil || !given {
+					return err
+				}
+				return p.given(ctx, tx, of, h)
+			})
+		})
+		var e *pgconn.PgError
+		if errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01") && ctx.Err() == nil {
+			continue
+		}
+		if given = given && err == nil; given {
+			p.waker.add(h.job, time.Now(), false)
+		}
+		return given, err
+	}
+}
+
+// serve gives the free slots of places to the jobs that wait for them.
+func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
+	if len(wants) == 0 {
+		return nil
+	}
+	places := make([]hand.Place, len(wants))
+	for i, w := range wants {
+		places[i] = w.Place
+	}
+	held, err := p.scheduler.slots.Held(ctx, p.pool, places)
+	if err != nil {
+		return err
+	}
+	for _, w := range wants {
+		given := true
+		for n := held[w.Place]; given && n < w.N && n < held[w.Place]+mostGiven; n++ {
+			if given, err = p.hand(ctx, w.Place, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// handOut begins a round, if the last one was long enough ago.
+func (p *plugin) handOut() {
+	h := &p.hands
+	if p.scheduler.slots == nil || !h.under.TryLock() {
+		return
+	}
+	if time.Since(h.began) < roundEvery {
+		h.under.Unlock()
+		return
+	}
+	h.began = time.Now()
+	go func() {
+		defer h.under.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		p.warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
+	}()
+}
+
+// handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
+// of jobs that have left.
+func (p *plugin) handOutFree(ctx context.Context) error {
+	h := &p.hands
+	if h.holder == uuid.Nil {
+		h.holder = uuid.New()
+	}
+	var until time.Time
+	args := []any{p.schema, h.holder.String(), turnLasts, turnOfHands}
+	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
+	if err != nil || until.IsZero() {
+		return err
+	}
+	var wants []hand.Want
+	var left []hand.Place
+	var tenant string
+	var n int
+	var gone bool
+	err = p.query(ctx, p.pool, placesSQL, []any{p.schema, h.after, mostPlaces}, func() {
+		h.after = tenant
+		if of, ok := placeOf(tenant); ok {
+			if wants = append(wants, hand.Want{Place: of, N: n}); gone && len(left) < mostLeft {
+				left = append(left, of)
+			}
+		}
+	}, &tenant, &n, &gone)
+	if len(wants) < mostPlaces {
+		h.after = ""
+	}
+	for _, of := range left {
+		if err == nil {
+			err = p.sweep(ctx, of)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return p.serve(ctx, wants)
+}
+
+// sweep deletes rows at the front of a line whose jobs have left.
+func (p *plugin) sweep(ctx context.Context, of hand.Place) error {
+	return pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+		var id int64
+		var ids []int64
+		err := p.query(ctx, tx, firstSQL, []any{p.schema, tenantOf(of), mostSwept}, func() { ids = append(ids, id) }, &id)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		return p.query(ctx, tx, goneSQL, []any{p.schema, tenantOf(of), ids}, nil)
+	})
+}
+
+// following looks after jobs that get in line until their put-off is written.
+func (p *plugin) following() func(id int64, want hand.Want) {
+	h := &p.hands
+	return func(id int64, want hand.Want) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.put == nil {
+			h.put, h.timer = map[int64]putting{}, time.AfterFunc(time.Hour, p.followUp)
+		}
+		if h.put[id] = (putting{want, time.Now()}); !h.armed {
+			h.armed = true
+			h.timer.Reset(followFirst)
+		}
+	}
+}
+
+// followUp serves the places of those whose put-off is written by now.
+func (p *plugin) followUp() {
+	h := &p.hands
+	h.mu.Lock()
+	ids := slices.Collect(maps.Keys(h.put))
+	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	running := map[int64]bool{}
+	var id int64
+	err := p.query(ctx, p.pool, runningSQL, []any{ids}, func() { running[id] = true }, &id)
+
+	h.mu.Lock()
+	wants := map[hand.Want]bool{}
+	for _, id := range ids {
+		if w := h.put[id]; err == nil && !running[id] {
+			wants[w.want] = true
+			delete(h.put, id)
+		} else if time.Since(w.since) > followFor {
+			delete(h.put, id) // the round finds it
+		}
+	}
+	if h.armed = len(h.put) > 0; h.armed {
+		h.timer.Reset(followEvery)
+	}
+	h.mu.Unlock()
+	if err == nil {
+		err = p.serve(ctx, slices.Collect(maps.Keys(wants)))
+	}
+	p.warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
+}

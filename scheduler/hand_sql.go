@@ -1,0 +1,171 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/hand"
+)
+
+// The jobs that wait for a slot have rows in weir_turn, in which no limit's name is empty. Their
+// name is empty, key is River's schema, tenant says which limit and key, cost how many slots there
+// are, and the primary key has them in their order. A job that is given a slot loses its row; due
+// is then its scheduled_at again.
+
+// in is the condition for rows of River's schema.
+//
+// $1 River's schema
+const in = ` name = '' AND key = coalesce(nullif($1::text, ''), current_schema()::text)`
+
+const (
+	// othersSQL asks whether jobs wait for a place.
+	//
+	// $1 River's schema $2 place
+	othersSQL = `SELECT EXISTS (SELECT FROM {ours}weir_turn WHERE` + in + ` AND tenant = $2::text)`
+
+	// lineUpSQL puts jobs in line. A row that is there is locked: so it is there again if somebody is
+	// about to delete it.
+	//
+	// $1 River's schema $2 place $3 how many slots there are $4 an array of jobs
+	lineUpSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
+SELECT '', coalesce(nullif($1::text, ''), current_schema()::text), $2::text, priority, due, job, $3::double precision, 1
+FROM jsonb_to_recordset($4::text::jsonb) AS t (priority smallint, due timestamptz, job bigint)
+ON CONFLICT (name, key, tenant, priority, due, job) DO UPDATE SET cost = excluded.cost`
+
+	// headSQL locks the first job that waits for a place: its row, and that in line. It passes over
+	// jobs that somebody else has locked, jobs of paused queues, jobs that have gone or have started,
+	// and jobs whose put-off is not written yet.
+	//
+	// $1 River's schema $2 place
+	headSQL = `SELECT t.priority, t.due, t.job, t.cost::integer
+FROM {ours}weir_turn t JOIN {river}river_job j ON j.id = t.job
+WHERE t.name = '' AND t.key = coalesce(nullif($1::text, ''), current_schema()::text) AND t.tenant = $2::text
+	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'
+	AND NOT EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
+ORDER BY t.priority, t.due, t.job LIMIT 1 FOR UPDATE OF t, j SKIP LOCKED`
+
+	// givenSQL makes a job available that has been given a slot, and notes that in its metadata. It
+	// stands in its queue where it stood before.
+	//
+	// $1 River's schema $2 place $3 priority $4 due $5 job
+	givenSQL = `WITH line AS (
+	DELETE FROM {ours}weir_turn WHERE` + in + `
+		AND tenant = $2::text AND priority = $3::smallint AND due = $4::timestamptz AND job = $5::bigint
+)
+UPDATE {river}river_job SET state = 'available', scheduled_at = $4::timestamptz,
+	metadata = jsonb_set(metadata, '{` + givenKey + `}'::text[], 'true'::jsonb)
+WHERE id = $5::bigint`
+
+	// placesSQL finds the places for which jobs wait, from one on: how many slots there are of each by
+	// what its first job asks for, and whether that job has left.
+	//
+	// $1 River's schema $2 after this place $3 most
+	placesSQL = `WITH RECURSIVE place AS (
+	(SELECT tenant, cost, job FROM {ours}weir_turn WHERE` + in + ` AND tenant > $2::text
+	ORDER BY tenant, priority, due, job LIMIT 1)
+	UNION ALL
+	SELECT n.tenant, n.cost, n.job FROM place p CROSS JOIN LATERAL (
+		SELECT tenant, cost, job FROM {ours}weir_turn WHERE` + in + ` AND tenant > p.tenant
+		ORDER BY tenant, priority, due, job LIMIT 1
+	) n
+)
+SELECT p.tenant, p.cost::integer, NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = p.job AND ` + stays + `)
+FROM (SELECT tenant, cost, job FROM place LIMIT $3::integer) p`
+
+	// stays is the condition for a job that keeps its row: it waits, or its put-off may not be written.
+	stays = `(j.state OPERATOR(pg_catalog.=) 'running'
+	OR j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31')`
+
+	// firstSQL locks the first rows of a line, and goneSQL, in a snapshot of later, deletes those of
+	// jobs that have left. A job that is put in line again waits for that: see lineUpSQL.
+	//
+	// $1 River's schema $2 place $3 most
+	firstSQL = `SELECT job FROM {ours}weir_turn WHERE` + in + ` AND tenant = $2::text
+ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
+
+	// $1 River's schema $2 place $3 jobs
+	goneSQL = `DELETE FROM {ours}weir_turn t WHERE` + in + ` AND tenant = $2::text AND job = ANY ($3::bigint[])
+	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
+
+	// runningSQL tells which jobs run.
+	//
+	// $1 ids
+	runningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state OPERATOR(pg_catalog.=) 'running'`
+)
+
+// givenKey is the key of a job's metadata that says that it was given a slot once.
+const givenKey = "weir_slot"
+
+func wasGiven(job *rivertype.JobRow) bool {
+	return strings.Contains(string(job.Metadata), `"`+givenKey+`"`)
+}
+
+// holderOf is the holder of a slot that was given to a job, until the job claims it.
+func holderOf(job int64) string {
+	return uuid.NewSHA1(uuid.NameSpaceOID, fmt.Append(nil, "weir job ", job)).String()
+}
+
+// tenantOf is a place as a row has it: the length of the name, name and key.
+func tenantOf(p hand.Place) string { return fmt.Sprintf("%d %s %s", len(p.Name), p.Name, p.Key) }
+
+func placeOf(tenant string) (hand.Place, bool) {
+	length, rest, _ := strings.Cut(tenant, " ")
+	n, err := strconv.Atoi(length)
+	if err != nil || n < 1 || n >= len(rest) || rest[n] != ' ' {
+		return hand.Place{}, false
+	}
+	return hand.Place{Name: rest[:n], Key: rest[n+1:]}, true
+}
+
+func (p *plugin) othersWait(ctx context.Context, q querier, want hand.Want) (others bool, err error) {
+	err = p.query(ctx, q, othersSQL, []any{p.schema, tenantOf(want.Place)}, func() {}, &others)
+	return others, err
+}
+
+// getInLine puts jobs in line, each where its scheduled_at has it.
+func (p *plugin) getInLine(
+	ctx context.Context, q querier, want hand.Want, jobs []*rivertype.JobRow,
+) error {
+	type entry struct {
+		Priority int       `json:"priority"`
+		Due      time.Time `json:"due"`
+		Job      int64     `json:"job"`
+	}
+	var all []entry
+	for _, j := range jobs {
+		all = append(all, entry{j.Priority, j.ScheduledAt, j.ID})
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	b, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return p.query(ctx, q, lineUpSQL, []any{p.schema, tenantOf(want.Place), want.N, string(b)}, nil)
+}
+
+// head is the first job that waits for a place.
+type head struct {
+	priority int
+	due      time.Time
+	job      int64
+	n        int
+}
+
+func (p *plugin) head(ctx context.Context, q querier, of hand.Place) (h head, found bool, err error) {
+	err = p.query(ctx, q, headSQL, []any{p.schema, tenantOf(of)}, func() { found = true },
+		&h.priority, &h.due, &h.job, &h.n)
+	return h, found, err
+}
+
+func (p *plugin) given(ctx context.Context, q querier, of hand.Place, h head) error {
+	return p.query(ctx, q, givenSQL, []any{p.schema, tenantOf(of), h.priority, h.due, h.job}, nil)
+}

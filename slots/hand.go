@@ -1,0 +1,141 @@
+package slots
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/hand"
+)
+
+// Hand is for package scheduler, which hands slots from job to job: see scheduler.AtOnce. Nothing
+// else can use what it returns.
+func (s *Slots) Hand() hand.Slots { return hander{s} }
+
+// Hand is for package scheduler, as [Slots.Hand] is. It returns an error for a bad request.
+func (r Request) Hand() (hand.Want, error) {
+	w, err := r.resolve()
+	return hand.Want{Place: hand.Place{Name: w.name, Key: w.key}, N: w.n}, err
+}
+
+const (
+	// claimSQL takes over a slot that was given to a holder.
+	claimSQL = `
+UPDATE {schema}weir_slot AS s SET holder = $4::text::uuid,
+	until = coalesce($1::timestamptz, statement_timestamp()) + $6::bigint::float8 * interval '1 microsecond',
+	token = greatest(s.token + 1, round(date_part('epoch', coalesce($1::timestamptz, statement_timestamp())) * 1e6::float8)::bigint)
+WHERE s.name = $2::text AND s.key = $3::text AND s.holder = $5::text::uuid
+	AND s.until > coalesce($1::timestamptz, statement_timestamp())
+RETURNING s.slot, s.token`
+
+	// countSQL counts what is held of many keys.
+	countSQL = `
+SELECT s.name, s.key, count(*)::integer FROM {schema}weir_slot AS s, unnest($2::text[], $3::text[]) AS w (name, key)
+WHERE s.name = w.name AND s.key = w.key AND s.until > coalesce($1::timestamptz, clock_timestamp())
+GROUP BY s.name, s.key`
+)
+
+type hander struct{ s *Slots }
+
+func (h hander) Take(ctx context.Context, w hand.Want) (hand.Hold, error) {
+	want := &want{place{w.Name, w.Key}, w.N}
+	sl, err := h.s.one(ctx, want, 0, false)
+	switch {
+	case errors.Is(err, ErrFull):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return handed{h.s.hold([]*slot{sl})}, nil
+}
+
+func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold, error) {
+	holder, before := uuid.NewString(), time.Now()
+	until := h.s.lostAt(before)
+	var sl *slot
+	ctx, cancel := context.WithDeadline(ctx, until) // what comes later is of no use
+	defer cancel()
+	err := h.s.trip(ctx, h.s.pool, func(b *pgx.Batch) {
+		b.Queue(h.s.sql.claim, h.s.clock(), w.Name, w.Key, holder, given, h.s.ttl.Microseconds()).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				got := &slot{Slot: Slot{Limit: w.Name, Key: w.Key}, holder: holder, n: w.N, since: before, until: until}
+				if err := rows.Scan(&got.Number, &got.Token); err != nil {
+					return err
+				}
+				sl = got
+			}
+			return rows.Err()
+		})
+	})
+	p := place{w.Name, w.Key}
+	switch {
+	case err != nil:
+		h.s.tidy(p, holder)
+		return nil, explain(ctx, err, "claim a slot of", p)
+	case sl == nil:
+		return nil, nil
+	case !h.s.keep(sl):
+		_ = h.s.forget(p, holder) // or it frees itself
+		return nil, errClosed(&want{place: p})
+	}
+	return handed{h.s.hold([]*slot{sl})}, nil
+}
+
+func (h hander) Free(ctx context.Context, tx pgx.Tx, s hand.Slot) error {
+	_, err := tx.Exec(ctx, h.s.sql.release, []string{s.Name}, []string{s.Key}, []int32{int32(s.Number)}, []string{s.Holder}) //nolint:gosec // it was an int32
+	return err
+}
+
+func (h hander) Give(ctx context.Context, tx pgx.Tx, w hand.Want, holder string, d time.Duration) (bool, error) {
+	for locked := false; ; {
+		if locked {
+			if _, err := tx.Exec(ctx, h.s.sql.left, w.Name, w.Key, w.N); err != nil {
+				return false, err
+			}
+		}
+		var a answer
+		err := tx.QueryRow(ctx, h.s.sql.acquire, h.s.clock(), w.Name, w.Key, w.N, locked, rand.IntN(w.N), holder, d.Microseconds()).
+			Scan(&a.slot, &a.token, &a.live, &a.left)
+		if err != nil || a.slot != nil || a.live >= int64(w.N) {
+			return a.slot != nil, err
+		}
+		locked = a.left
+	}
+}
+
+func (h hander) Held(ctx context.Context, q hand.Querier, places []hand.Place) (map[hand.Place]int, error) {
+	names, keys := make([]string, len(places)), make([]string, len(places))
+	for i, p := range places {
+		names[i], keys[i] = p.Name, p.Key
+	}
+	held := make(map[hand.Place]int, len(places))
+	var p hand.Place
+	var n int
+	rows, _ := q.Query(ctx, h.s.sql.count, h.s.clock(), names, keys) // they tell the error, too
+	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error { held[p] = n; return nil })
+	return held, err
+}
+
+// handed is a Hold of one slot.
+type handed struct{ *Hold }
+
+func (h handed) Drop() (hand.Slot, bool) {
+	s := h.s
+	s.mu.Lock()
+	var mine *slot
+	for _, sl := range h.slots {
+		mine = sl
+		s.drop(sl)
+	}
+	h.slots = nil
+	s.mu.Unlock()
+	h.end(ErrReleased)
+	if mine == nil {
+		return hand.Slot{}, false
+	}
+	return hand.Slot{Place: hand.Place{Name: mine.Limit, Key: mine.Key}, Number: mine.Number, Holder: mine.holder}, true
+}
