@@ -1,0 +1,57 @@
+package scheduler_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// noRounds keeps the rounds from giving free slots, as if another client had the turn and hung.
+func (c *crew) noRounds() {
+	c.t.Helper()
+	_, err := c.pool.Exec(c.t.Context(), `INSERT INTO weir_slot (name, key, slot, holder, until)
+		VALUES ('weir scheduler', current_schema(), 1, gen_random_uuid(), now() + interval '1 hour')`)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// A slot goes on with the job that ends, and not only by a round.
+func TestAnEndedJobHandsItsSlotOnByItself(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	c.noRounds()
+	open := c.gate()
+	c.client(2)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	for i := range 5 {
+		c.insert(1+i, nil)
+	}
+	c.awaitWaiting(5)
+	time.Sleep(time.Second) // until nobody follows their put-offs any more
+	open()
+	c.j.await(t, 6)
+}
+
+// A job that finds a free slot while others wait for one goes behind them.
+func TestANewJobGoesBehindThoseThatWait(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	c.noRounds()
+	h, err := c.newSlots().TryAcquire(t.Context(), c.limit.For("0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.client(2)
+	c.insert(1, nil)
+	c.awaitWaiting(1)
+	time.Sleep(time.Second) // until nobody follows its put-off any more
+	if err := h.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.insert(2, nil) // it finds a free slot, and one that waits
+	if got := numbersOf(c.j.await(t, 2)); !slices.Equal(got, []int{1, 2}) {
+		t.Errorf("started in the order %v", got)
+	}
+}
