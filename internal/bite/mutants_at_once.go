@@ -1,8 +1,6 @@
 package main
 
 var ofAtOnce = []mutant{
-	{"at once: a slot is taken beside the others", "slots/statements.go",
-		"	WHERE (SELECT count(*) FROM live) < $4::integer AND i NOT IN", "	WHERE i NOT IN", "NeverMoreJobsOfAKey|ASlotThatOthersFree", jobs, false},
 	{"at once: whoever comes goes before those that wait", "scheduler/at_once.go",
 		"	if !waits {\n", "	if waits || true {\n", "ANewJobGoesBehind", jobs, false},
 	{"at once: a freed slot is given to nobody at once", "scheduler/hand.go",
