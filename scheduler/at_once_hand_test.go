@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/riverqueue/river/rivertype"
 )
 
 // noRounds keeps the rounds from giving free slots, as if another client had the turn and hung.
@@ -53,5 +55,30 @@ func TestANewJobGoesBehindThoseThatWait(t *testing.T) {
 	c.insert(2, nil) // it finds a free slot, and one that waits
 	if got := numbersOf(c.j.await(t, 2)); !slices.Equal(got, []int{1, 2}) {
 		t.Errorf("started in the order %v", got)
+	}
+}
+
+// A job that was cancelled while it waited stays cancelled, also before a round has seen that.
+func TestACancelledJobIsPassedOverAtOnce(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	c.noRounds()
+	open := c.gate()
+	client := c.client(2)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	first := c.insert(1, nil)
+	c.insert(2, nil)
+	c.awaitWaiting(2)
+	if _, err := client.JobCancel(t.Context(), first.ID); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second) // until nobody follows their put-offs any more
+	open()
+	if got := numbersOf(c.j.await(t, 2)); !slices.Equal(got, []int{0, 2}) {
+		t.Errorf("started: %v", got)
+	}
+	if state := c.job(t, first.ID).State; state != rivertype.JobStateCancelled {
+		t.Errorf("the cancelled job is %s", state)
 	}
 }
