@@ -19,16 +19,16 @@ import (
 // are, and the primary key has them in their order. A job that is given a slot loses its row; due
 // is then its scheduled_at again.
 
-// in is the condition for rows of River's schema.
+// ofSchema is the condition for rows of River's schema.
 //
 // $1 River's schema
-const in = ` name = '' AND key = coalesce(nullif($1::text, ''), current_schema()::text)`
+const ofSchema = ` name = '' AND key = coalesce(nullif($1::text, ''), current_schema()::text)`
 
 const (
 	// othersSQL asks whether jobs wait for a place.
 	//
 	// $1 River's schema $2 place
-	othersSQL = `SELECT EXISTS (SELECT FROM {ours}weir_turn WHERE` + in + ` AND tenant = $2::text)`
+	othersSQL = `SELECT EXISTS (SELECT FROM {ours}weir_turn WHERE` + ofSchema + ` AND tenant = $2::text)`
 
 	// lineUpSQL puts jobs in line. A row that is there is locked: so it is there again if somebody is
 	// about to delete it.
@@ -56,7 +56,7 @@ ORDER BY t.priority, t.due, t.job LIMIT 1 FOR UPDATE OF t, j SKIP LOCKED`
 	//
 	// $1 River's schema $2 place $3 priority $4 due $5 job
 	givenSQL = `WITH line AS (
-	DELETE FROM {ours}weir_turn WHERE` + in + `
+	DELETE FROM {ours}weir_turn WHERE` + ofSchema + `
 		AND tenant = $2::text AND priority = $3::smallint AND due = $4::timestamptz AND job = $5::bigint
 )
 UPDATE {river}river_job SET state = 'available', scheduled_at = $4::timestamptz,
@@ -68,11 +68,11 @@ WHERE id = $5::bigint`
 	//
 	// $1 River's schema $2 after this place $3 most
 	placesSQL = `WITH RECURSIVE place AS (
-	(SELECT tenant, cost, job FROM {ours}weir_turn WHERE` + in + ` AND tenant > $2::text
+	(SELECT tenant, cost, job FROM {ours}weir_turn WHERE` + ofSchema + ` AND tenant > $2::text
 	ORDER BY tenant, priority, due, job LIMIT 1)
 	UNION ALL
 	SELECT n.tenant, n.cost, n.job FROM place p CROSS JOIN LATERAL (
-		SELECT tenant, cost, job FROM {ours}weir_turn WHERE` + in + ` AND tenant > p.tenant
+		SELECT tenant, cost, job FROM {ours}weir_turn WHERE` + ofSchema + ` AND tenant > p.tenant
 		ORDER BY tenant, priority, due, job LIMIT 1
 	) n
 )
@@ -87,11 +87,11 @@ FROM (SELECT tenant, cost, job FROM place LIMIT $3::integer) p`
 	// jobs that have left. A job that is put in line again waits for that: see lineUpSQL.
 	//
 	// $1 River's schema $2 place $3 most
-	firstSQL = `SELECT job FROM {ours}weir_turn WHERE` + in + ` AND tenant = $2::text
+	firstSQL = `SELECT job FROM {ours}weir_turn WHERE` + ofSchema + ` AND tenant = $2::text
 ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
 
 	// $1 River's schema $2 place $3 jobs
-	goneSQL = `DELETE FROM {ours}weir_turn t WHERE` + in + ` AND tenant = $2::text AND job = ANY ($3::bigint[])
+	goneSQL = `DELETE FROM {ours}weir_turn t WHERE` + ofSchema + ` AND tenant = $2::text AND job = ANY ($3::bigint[])
 	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
 
 	// runningSQL tells which jobs run.

@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -79,7 +80,8 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 	}
 	starts := j.await(t, 4)
 	order := [4]int{starts[0].n, starts[1].n, starts[2].n, starts[3].n}
-	if early := failed.Sub(began) < 900*time.Millisecond; early && order != [4]int{0, 0, 1, 2} && order != [4]int{0, 1, 0, 2} {
+	late := slices.ContainsFunc(starts, func(s start) bool { return s.at.Sub(s.due) > 200*time.Millisecond }) // a busy machine
+	if early := failed.Sub(began) < 900*time.Millisecond; early && !late && order != [4]int{0, 0, 1, 2} && order != [4]int{0, 1, 0, 2} {
 		t.Errorf("started in the order %v", order)
 	}
 	for _, s := range starts[1:] {
