@@ -4,7 +4,7 @@ import "context"
 
 const mostTenants = 100 // of a line
 
-// wireLine is what is told of the fair line of a key.
+// wireLine is the fair line of a key as the page gets it.
 type wireLine struct {
 	Line      []wireTenant `json:"line"` // the next first; null if nobody tells
 	LineError string       `json:"lineError,omitempty"`

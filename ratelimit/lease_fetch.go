@@ -296,7 +296,7 @@ func (s *Lease) round(f *flight) {
 
 func (s *Lease) waits(w *taker) bool { return slices.Contains(s.waiting, w) }
 
-// ask takes what a fetch is for. If the row has less, it takes what there is, as long as that is
+// ask takes the tokens that a fetch wants. If the row has less, it takes what there is, as long as that is
 // enough for the first take that waits. It runs without the lock.
 func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err error) {
 	batch, need, beyond := f.batch, f.need, f.beyond

@@ -3,7 +3,6 @@ package scheduler_test
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -63,7 +62,7 @@ func TestWhoPaysAgain(t *testing.T) {
 func TestARetryWaitsForItsTokens(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("retried", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	limit := ratelimit.MustDefine("retried", ratelimit.TokenBucket{Rate: 10, Period: 3 * time.Second})
 	var failed time.Time
 	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
 		if job.Args.N == 0 && job.Attempt == 1 {
@@ -80,8 +79,7 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 	}
 	starts := j.await(t, 4)
 	order := [4]int{starts[0].n, starts[1].n, starts[2].n, starts[3].n}
-	late := slices.ContainsFunc(starts, func(s start) bool { return s.at.Sub(s.due) > 200*time.Millisecond }) // a busy machine
-	if early := failed.Sub(began) < 900*time.Millisecond; early && !late && order != [4]int{0, 0, 1, 2} && order != [4]int{0, 1, 0, 2} {
+	if early := failed.Sub(began) < 2700*time.Millisecond; early && order != [4]int{0, 0, 1, 2} && order != [4]int{0, 1, 0, 2} {
 		t.Errorf("started in the order %v", order)
 	}
 	for _, s := range starts[1:] {
@@ -92,8 +90,8 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 			t.Errorf("it started again %v after it had failed", s.at.Sub(failed))
 		}
 	}
-	if last := starts[3].at.Sub(began); last < 2900*time.Millisecond {
-		t.Errorf("40 tokens at 10 a second, from 10, within %v", last)
+	if last := starts[3].at.Sub(began); last < 8900*time.Millisecond {
+		t.Errorf("40 tokens at 10 in three seconds, from 10, within %v", last)
 	}
 }
 

@@ -159,7 +159,7 @@ func TestThePageIsToldOfJobs(t *testing.T) {
 
 var SharedAPI = ratelimit.MustDefine("sharedAPI", ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.Tokens(10)})
 
-// What the page is told of a fair line: the tenants in the order of their next turns, by a role that can only read.
+// The page lists the tenants of a fair line in the order of their next turns, with a role that can only read.
 func TestThePageIsToldOfALine(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -201,6 +201,6 @@ func TestThePageIsToldOfALine(t *testing.T) {
 		t.Errorf("%+v, want %+v and %+v", tenants, greedy, modest)
 	}
 	if _, _, err := ahead.InLine(looks, scheduler.New(nil, scheduler.Config{}).Jobs(client))(t.Context(), "sharedAPI", "eu"); err == nil {
-		t.Error("a line is told without a limiter")
+		t.Error("a line was listed without a limiter")
 	}
 }
