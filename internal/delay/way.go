@@ -58,8 +58,7 @@ func (w *way) release() {
 		if w.delay > 0 {
 			sleepUntil(c.due, w.ended)
 		}
-		w.releases()
-		if _, err := w.to.Write(c.bytes); err != nil {
+		if err := w.pass(c); err != nil {
 			_ = w.from.Close()
 			_ = w.to.Close()
 			for range w.chunks { // until receive has noticed
@@ -74,4 +73,16 @@ func (w *way) release() {
 	if c, ok := w.to.(*net.TCPConn); ok {
 		_ = c.CloseWrite()
 	}
+}
+
+// pass passes on what is due, unless the Proxy has ended meanwhile.
+func (w *way) pass(c chunk) error {
+	select {
+	case <-w.ended:
+		return net.ErrClosed
+	default:
+	}
+	w.releases()
+	_, err := w.to.Write(c.bytes)
+	return err
 }
