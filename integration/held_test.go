@@ -587,4 +587,7 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	}
 	c.Close() // which waits for what is given back
 	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), 8)
+	if n := pool.Stat().NewConnsCount(); n != 1 { // one that is opened to give back may come too late for that
+		t.Errorf("%d connections were opened", n)
+	}
 }

@@ -361,6 +361,9 @@ func (p *scheme) fail(err error, some []*waiter) {
 }
 
 func (p *scheme) answer(w *waiter) {
+	if w.state.Load() == left { // what it took is given back: by this connection, and not by a new one
+		p.release()
+	}
 	w.trips += p.trips
 	p.c.answer(w)
 }
