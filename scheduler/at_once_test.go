@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -47,9 +48,11 @@ func newCrew(t testing.TB, n int) *crew {
 	return c
 }
 
-func (c *crew) newSlots() *slots.Slots {
+func (c *crew) newSlots() *slots.Slots { return c.slotsOn(c.pool, slots.Config{Logger: quiet()}) }
+
+func (c *crew) slotsOn(pool *pgxpool.Pool, cfg slots.Config) *slots.Slots {
 	c.t.Helper()
-	s, err := slots.New(c.pool, slots.Config{Logger: quiet()})
+	s, err := slots.New(pool, cfg)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -414,36 +417,6 @@ func TestAJobThatIsRetriedByHandGoesOnWaitingForItsSlot(t *testing.T) {
 	if c.most != 1 {
 		t.Errorf("%d ran at once", c.most)
 	}
-}
-
-// Many jobs of one key are moved out of the way of others, and are not each fetched for that.
-func TestABacklogOfOneKeyLeavesOthersAlone(t *testing.T) {
-	t.Parallel()
-	c := newCrew(t, 1)
-	const n = 1500
-	open := c.gate()
-	client := c.client(2)
-	c.insert(0, nil)
-	c.j.await(t, 1)
-	params := make([]river.InsertManyParams, n)
-	for i := range params {
-		params[i].Args = sendArgs{1 + i%99}
-	}
-	if _, err := c.fixture.client.InsertManyFast(t.Context(), params); err != nil {
-		t.Fatal(err)
-	}
-	c.insert(100, nil)
-	eventually(t, "the job of another key has started", func() bool {
-		c.j.mu.Lock()
-		defer c.j.mu.Unlock()
-		return slices.ContainsFunc(c.j.starts, func(s start) bool { return s.n == 100 })
-	})
-	c.awaitWaiting(n)
-	if fetched := c.count(`SELECT count(*) FROM river_job WHERE metadata ? 'snoozes'`); fetched > n/2 {
-		t.Errorf("%d of %d jobs were fetched to be put off", fetched, n)
-	}
-	stop(t, client)
-	open()
 }
 
 func TestAJobThatWaitsIsStartedByNoOtherClient(t *testing.T) {

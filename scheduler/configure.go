@@ -20,7 +20,6 @@ type plugin struct {
 	store
 
 	pool   *pgxpool.Pool
-	schema string // of River's notifications; "" for the current one
 	logger *slog.Logger
 
 	waker                    waker
@@ -55,7 +54,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 		panic(s.misused)
 	}
 	c := *cfg
-	p := &plugin{store: s.on(c.Schema), schema: c.Schema, pool: pool}
+	p := &plugin{store: s.on(c.Schema), pool: pool}
 	p.logger = cmp.Or(c.Logger, slog.Default())
 	p.waker.send = p.wake
 	p.hands.follow = p.following()

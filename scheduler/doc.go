@@ -164,6 +164,7 @@
 // Config.Slots gives away other free slots once a second. Its turn is slot 1 of the row that says who
 // does the rounds. The role needs SELECT, INSERT, UPDATE and DELETE on weir_turn, and SELECT on
 // river_queue. Jobs that are due and ask for the same key are put in line together, by moveSQL.
+// [Jobs.WaitingForSlot] lists the jobs that wait, in their order.
 //
 // # Removing Weir
 //

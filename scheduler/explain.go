@@ -15,19 +15,21 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Waiting is a job that waits for its tokens, for its turn in a fair line, or for a pause to end.
+// Waiting is a job that waits for its tokens, for its turn in a fair line, for a slot, or for a pause
+// to end.
 type Waiting struct {
 	Job        *rivertype.JobRow
 	Limit, Key string    // that it waits for; if there are several, the one that it waits for longest
 	Until      time.Time // when it starts, by the database's clock; in a fair line: not before that
 	Paused     bool      // it starts then because of a pause
+	Slot       bool      // it waits for a slot of Limit, of package slots, and nobody knows until when
 
 	// Tenant is whose job it is, if it waits in a fair [Line]. Then nobody knows when it starts, and
 	// Until is the ScheduledAt that the caller wanted, or zero.
 	Tenant string
 
-	// Place is the job's place in [Jobs.InLine]: 1 has the next turn. It is 0 where jobs that were not
-	// read may go before the job.
+	// Place is the job's place in [Jobs.InLine] or [Jobs.WaitingForSlot]: 1 has the next turn. It is 0
+	// where jobs that were not read may go before the job.
 	Place int
 
 	// Charged says in [Jobs.InLine] why the job has its place: how much its tenant will have had
@@ -36,7 +38,8 @@ type Waiting struct {
 	Charged float64
 
 	// PassedOver says in [Jobs.InLine] that Limit and Key are another limit of the job's, which has
-	// too few tokens for it now. The line passes over its tenant until there are enough.
+	// too few tokens for it now. The line passes over its tenant until there are enough. In
+	// [Jobs.WaitingForSlot] it says that the job's queue is paused.
 	PassedOver bool
 }
 
@@ -48,6 +51,10 @@ func (w Waiting) String() string {
 	}
 	until := fmt.Sprintf(" until %s", w.Until.Format("15:04:05.000 MST"))
 	switch {
+	case w.Slot:
+		if by, until = "waits for a slot of", ""; w.PassedOver {
+			until = ", and its queue is paused"
+		}
 	case w.Tenant != "":
 		if by = "waits for its turn at"; w.PassedOver {
 			by = "is passed over because of"
@@ -63,7 +70,8 @@ func (w Waiting) String() string {
 
 // Explain says what a job that has not started waits for. It reads the job's metadata and does not
 // ask the database, so it does not know of a pause that began after the job was inserted, nor who
-// goes first in a fair line. [Jobs.Waiting] and [Jobs.InLine] do.
+// goes first in a fair line, nor which jobs wait for slots. [Jobs.Waiting], [Jobs.InLine] and
+// [Jobs.Explain] do.
 func Explain(job *rivertype.JobRow) (Waiting, bool) {
 	if s := queued(job); s != nil {
 		w := Waiting{Job: job, Limit: s.Limit, Key: s.Key, Tenant: s.Tenant}

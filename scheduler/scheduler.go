@@ -98,7 +98,7 @@ func (s *Scheduler) on(schema string) store {
 	if s.limiter != nil { // else each verb says so
 		weir = strings.TrimSuffix(s.limiter.Table(), "weir_balance")
 	}
-	return store{s, strings.NewReplacer("{river}", prefix, "{ours}", weir)}
+	return store{s, schema, strings.NewReplacer("{river}", prefix, "{ours}", weir)}
 }
 
 // Inserted is what [Jobs.InsertTx] returns.

@@ -16,6 +16,7 @@ import (
 // store runs statements for a Scheduler on the tables that one River client uses.
 type store struct {
 	scheduler *Scheduler
+	schema    string            // River's; "" for the current one
 	tables    *strings.Replacer // names them
 }
 

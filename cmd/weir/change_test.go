@@ -234,7 +234,7 @@ func TestExplain(t *testing.T) {
 	}
 	insert()
 	insert()
-	is(t, weir(t, pool, "explain", "1").ok(t).out, "Job 1 (reply) is available, and waits for no tokens.\n")
+	is(t, weir(t, pool, "explain", "1").ok(t).out, "Job 1 (reply) is available, and waits for no tokens and no slot.\n")
 	got := weir(t, pool, "explain", "2").ok(t).out
 	if !strings.Contains(got, "Job 2 (reply) is blocked by chat of acme until 20") || !strings.Contains(got, "of 10\n") {
 		t.Error(got)

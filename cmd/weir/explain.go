@@ -25,8 +25,8 @@ func newExplain(e *env) *cobra.Command {
 		Long: `Shows for which limit a River job waits, and until when, and the state of that
 limit. It knows jobs that package scheduler has inserted with their tokens.
 Pauses that began later are included. For a job in a fair line it shows whose
-jobs go before it, as far as the next few hundred jobs tell. JOB is the id of
-the job.`,
+jobs go before it, as far as the next few hundred jobs tell. For a job that
+waits for a slot it shows the job's place. JOB is the id of the job.`,
 		Args: takes(1, 1, "the id of a JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)
@@ -46,7 +46,7 @@ type explained struct {
 	Kind      string           `json:"kind"`
 	State     string           `json:"state"`
 	Scheduled time.Time        `json:"scheduled_at"`
-	Waits     bool             `json:"waits"` // for tokens, for its turn, or for the end of a pause
+	Waits     bool             `json:"waits"` // for tokens, for its turn, for a slot, or for the end of a pause
 	Limit     string           `json:"limit,omitempty"`
 	Key       string           `json:"key,omitempty"`
 	Until     time.Time        `json:"until,omitzero"`
@@ -59,6 +59,10 @@ type explained struct {
 	Charged  float64      `json:"charged,omitempty"`
 	Before   []before     `json:"before,omitempty"` // that go first, by tenant
 	PassedBy *limitAndKey `json:"passed_over_by,omitempty"`
+
+	// Of a job that waits for a slot, with its turn:
+	Slot        bool `json:"slot,omitempty"`
+	QueuePaused bool `json:"queue_paused,omitempty"`
 }
 
 func (s *session) explain(ctx context.Context, id int64, riverSchema string) error {
@@ -74,9 +78,14 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	if err != nil {
 		return noRiver(err)
 	}
-	w, waits := scheduler.Explain(job)
+	w, waits, err := s.waits(ctx, client, job)
+	if err != nil {
+		return err
+	}
 	a := explained{Job: job.ID, Kind: job.Kind, State: string(job.State), Scheduled: job.ScheduledAt.UTC(), Waits: waits}
-	if waits {
+	if w.Slot {
+		a.Limit, a.Key, a.Slot, a.Turn, a.QueuePaused = w.Limit, w.Key, true, w.Place, w.PassedOver
+	} else if waits {
 		a.Limit, a.Key, a.Until, a.Paused = w.Limit, w.Key, w.Until.UTC(), w.Paused
 		look, err := s.reader()
 		if err != nil {
@@ -105,7 +114,12 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		return s.e.writeJSON(a)
 	}
 	if !waits {
-		s.e.sayf("Job %d (%s) is %s, and waits for no tokens.\n", a.Job, printable(a.Kind), a.State)
+		s.e.sayf("Job %d (%s) is %s, and waits for no tokens and no slot.\n", a.Job, printable(a.Kind), a.State)
+		return nil
+	}
+	if a.Slot {
+		s.e.sayf("Job %d (%s) waits for a slot of %s.\n", a.Job, printable(a.Kind), nameOf(a.Limit, a.Key))
+		s.explainSlot(&a)
 		return nil
 	}
 	by, of := "blocked", nameOf(a.Limit, a.Key)
@@ -122,6 +136,26 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		s.show(*a.Balance)
 	}
 	return nil
+}
+
+// waits tells what a job waits for. A role that may not read the rows of those that wait for slots is
+// told what the job's own row says.
+func (s *session) waits(
+	ctx context.Context, client *river.Client[pgx.Tx], job *rivertype.JobRow,
+) (w scheduler.Waiting, waits bool, err error) {
+	l, err := s.limiter()
+	if err != nil {
+		return w, false, err
+	}
+	err = s.read(ctx, func(tx pgx.Tx) (err error) {
+		w, waits, err = scheduler.New(l, scheduler.Config{}).Jobs(client).Explain(ctx, tx, job)
+		return err
+	})
+	if stateOf(err) == "42501" {
+		w, waits = scheduler.Explain(job)
+		err = nil
+	}
+	return w, waits, err
 }
 
 // since finds out what has become of the job's time since it was enqueued: pauses and settlements move it. It does so for the first

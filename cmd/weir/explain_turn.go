@@ -39,6 +39,18 @@ func (s *session) explainTurn(a *explained, l *inLine) {
 	}
 }
 
+// explainSlot says when a job is given a slot.
+func (s *session) explainSlot(a *explained) {
+	turn := number(float64(a.Turn))
+	switch {
+	case a.QueuePaused:
+		turn = "none while its queue is paused; it keeps its place"
+	case a.Turn == 0:
+		turn = "later than those of the jobs that were read"
+	}
+	s.e.sayf("  %-9s %s\n", "turn", turn)
+}
+
 const mostBefore = 10 // tenants that are named
 
 // before is how many jobs of a tenant go before another job.

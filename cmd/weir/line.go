@@ -24,9 +24,10 @@ func newLine(e *env) *cobra.Command {
 turns, and why they have this order. TURN is the place of the tenant's next job
 among all jobs in line. CHARGED is how much the tenant has had beyond what all
 who wait have had, in tokens for a weight of 1: the tenant with the least goes
-next. Without a KEY it is the line of the limit without keys.
+next. Without a KEY it is the line of the limit without keys. However many jobs
+wait, it reads a few hundred.
 
-However many jobs wait, it reads a few hundred.`,
+If jobs wait for slots of the LIMIT and KEY, it shows these, the next one first.`,
 		Example: `  weir line sharedAPI
   weir line sharedAPI eu-west --json`,
 		Args: takes(1, 2, "a LIMIT, and a KEY if the limit has keys"),
@@ -43,7 +44,7 @@ However many jobs wait, it reads a few hundred.`,
 			})
 		},
 	}
-	c.Flags().IntVar(&most, "most", most, "number of tenants, up to 500")
+	c.Flags().IntVar(&most, "most", most, "number of tenants, or of jobs that wait for slots, up to 500")
 	riverSchemaFlag(c, &riverSchema)
 	return c
 }
@@ -58,6 +59,16 @@ type inLine struct {
 	Jobs    []jobInLine      `json:"jobs"`
 	More    bool             `json:"more"` // jobs wait than these
 	Balance *inspect.Balance `json:"balance,omitempty"`
+	Slots   []jobForSlot     `json:"for_slots,omitempty"` // jobs that wait for slots
+}
+
+// jobForSlot is a job that waits for a slot.
+type jobForSlot struct {
+	Turn        int    `json:"turn,omitempty"` // 1 goes next; 0: its queue is paused
+	Job         int64  `json:"job"`
+	Kind        string `json:"kind"`
+	Priority    int    `json:"priority"`
+	QueuePaused bool   `json:"queue_paused,omitempty"`
 }
 
 // waitingTenant is a tenant with jobs in line.
@@ -105,13 +116,20 @@ func (s *session) line(ctx context.Context, limit, key, riverSchema string, most
 	if s.e.json {
 		return s.e.writeJSON(l)
 	}
-	if len(l.Jobs) == 0 {
+	switch {
+	case len(l.Slots) > 0:
+		s.showSlots(l, most)
+		if len(l.Jobs) > 0 {
+			s.e.sayf("\n")
+		}
+	case len(l.Jobs) == 0:
 		hint := ""
 		if key == "" {
 			hint = " If the limit has keys, name one."
 		}
-		s.e.sayf("No job waits for its turn at %s.%s\n", l.name(), hint)
-	} else {
+		s.e.sayf("No job waits for its turn at %s, or for a slot of it.%s\n", l.name(), hint)
+	}
+	if len(l.Jobs) > 0 {
 		s.showLine(l, most)
 	}
 	if l.Balance != nil {
@@ -142,7 +160,15 @@ func (s *session) lineOf(ctx context.Context, client *river.Client[pgx.Tx], limi
 	l := &inLine{Limit: limit, Key: key, Tenants: []waitingTenant{}, Jobs: []jobInLine{}}
 	at := map[string]int{}
 	err = s.read(ctx, func(tx pgx.Tx) error {
-		next, more, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).InLine(ctx, tx, limit, key, mostInLine)
+		jobs := scheduler.New(limiter, scheduler.Config{}).Jobs(client)
+		next, more, err := jobs.InLine(ctx, tx, limit, key, mostInLine)
+		if err != nil {
+			return err
+		}
+		slots, err := jobs.WaitingForSlot(ctx, tx, limit, key, mostInLine)
+		for _, w := range slots {
+			l.Slots = append(l.Slots, jobForSlot{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.PassedOver})
+		}
 		l.More = more
 		for _, w := range next {
 			j := jobInLine{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.Tenant, w.Charged}
@@ -214,6 +240,25 @@ func (s *session) showLine(l *inLine, most int) {
 			s.e.sayf("\n")
 		}
 		s.e.sayf("%s\n", note)
+	}
+}
+
+func (s *session) showSlots(l *inLine, most int) {
+	var rows [][]cell
+	for _, j := range l.Slots[:min(most, len(l.Slots))] {
+		note, turn := cell{}, "none"
+		if j.QueuePaused {
+			note = cell{text: "its queue is paused", paint: yellow}
+		} else {
+			turn = number(float64(j.Turn))
+		}
+		rows = append(rows, []cell{{text: turn, right: true}, {text: fmt.Sprint(j.Job), right: true}, {text: printable(j.Kind)},
+			{text: fmt.Sprint(j.Priority), right: true}, note})
+	}
+	s.e.sayf("Jobs that wait for a slot of %s:\n", l.name())
+	s.e.table([]string{"TURN", "JOB", "KIND", "PRIORITY", ""}, []int{4, 2}, rows)
+	if n := len(l.Slots) - most; n > 0 {
+		s.e.sayf("At least %s are not shown. See --most.\n", several(int64(n), "job"))
 	}
 }
 

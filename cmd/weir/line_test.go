@@ -80,8 +80,8 @@ TURN  TENANT  JOBS  CHARGED  NEXT JOB  KIND   PRIORITY
 
 Tenants that are not shown: 2. See --most.
 `[1:])
-	is(t, weir(t, pool, "line", "sharedAPI").ok(t).out, "No job waits for its turn at sharedAPI. If the limit has keys, name one.\n")
-	is(t, weir(t, pool, "line", "sharedAPI", "us").ok(t).out, "No job waits for its turn at sharedAPI of us.\n")
+	is(t, weir(t, pool, "line", "sharedAPI").ok(t).out, "No job waits for its turn at sharedAPI, or for a slot of it. If the limit has keys, name one.\n")
+	is(t, weir(t, pool, "line", "sharedAPI", "us").ok(t).out, "No job waits for its turn at sharedAPI of us, or for a slot of it.\n")
 	var l inLine
 	weir(t, pool, "line", "sharedAPI", "eu", "--json").ok(t).json(t, &l)
 	if len(l.Jobs) != 6 || len(l.Tenants) != 3 || l.More || l.Balance != nil || l.Jobs[5].Turn != 6 || l.Jobs[5].Charged != 34.5 ||
@@ -127,6 +127,45 @@ Job 7 (reply) waits for its turn at sharedAPI of eu, for tenant modest.
 	var a explained
 	weir(t, pool, "explain", "2", "--json").ok(t).json(t, &a)
 	if !a.Waits || a.Tenant != "greedy" || a.Turn != 5 || a.Charged != 32.5 || len(a.Before) != 3 || !a.Until.IsZero() || a.PassedBy != nil {
+		t.Errorf("%+v", a)
+	}
+}
+
+// waitingForSlots has the first three of those jobs wait for slots of the limit exports and the key eu, as a worker made by
+// scheduler.AtOnce does: the queue of the second is paused.
+func waitingForSlots(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := queued(t)
+	exec(t, pool, `UPDATE river_job SET metadata = '{}', queue = CASE id WHEN 2 THEN 'stopped' ELSE 'default' END WHERE id < 4`)
+	exec(t, pool, `INSERT INTO river_queue (name, created_at, updated_at, paused_at) VALUES ('stopped', now(), now(), now())`)
+	exec(t, pool, `UPDATE weir_turn SET name = '', key = current_schema(), tenant = '7 exports eu' WHERE job < 4`)
+	return pool
+}
+
+func TestJobsThatWaitForSlotsAreShown(t *testing.T) {
+	t.Parallel()
+	pool := waitingForSlots(t)
+	is(t, weir(t, pool, "line", "exports", "eu").ok(t).out, `
+Jobs that wait for a slot of exports of eu:
+TURN  JOB  KIND   PRIORITY
+   1    1  reply         1
+none    2  reply         1  its queue is paused
+   2    3  reply         1
+`[1:])
+	if got := weir(t, pool, "line", "exports", "eu", "--most", "1").ok(t).out; !strings.HasSuffix(got, "At least 2 jobs are not shown. See --most.\n") {
+		t.Error(got)
+	}
+	is(t, weir(t, pool, "explain", "3").ok(t).out, "Job 3 (reply) waits for a slot of exports of eu.\n  turn      2\n")
+	is(t, weir(t, pool, "explain", "2").ok(t).out,
+		"Job 2 (reply) waits for a slot of exports of eu.\n  turn      none while its queue is paused; it keeps its place\n")
+	var l inLine
+	weir(t, pool, "line", "exports", "eu", "--json").ok(t).json(t, &l)
+	if len(l.Jobs) != 0 || len(l.Slots) != 3 || l.Slots[2].Turn != 2 || !l.Slots[1].QueuePaused || l.Slots[1].Turn != 0 {
+		t.Errorf("%+v", l)
+	}
+	var a explained
+	weir(t, pool, "explain", "3", "--json").ok(t).json(t, &a)
+	if !a.Waits || !a.Slot || a.Turn != 2 || a.Limit != "exports" || a.Key != "eu" || a.QueuePaused || a.Balance != nil {
 		t.Errorf("%+v", a)
 	}
 }

@@ -50,6 +50,7 @@ type told struct {
 	killed  map[string]bool    // the workers that a fault killed
 	lapses  map[attempt]lapse  // the attempts of which their workers say that they failed
 	server  bool               // it went away
+	slots   bool               // an attempt whose slot is lost is repeated
 }
 
 // finding is what an audit of scheduled work has found.
@@ -135,7 +136,7 @@ func (f *finding) starts(p plan, starts []began, k *told, say func(string, ...an
 		if late < 0 {
 			say("job %d started %v before it was due, by %s, attempt %d", p.job, -late, s.worker, s.number)
 		}
-		if numbers[s.number] { // what had begun was put back, and not by River's rescue
+		if numbers[s.number] && (!k.slots || k.lapses[starts[i-1].attempt].Class != gaveUp) { // put back, and not by River's rescue
 			say("job %d started twice as attempt %d, the second time by %s", p.job, s.number, s.worker)
 		}
 		numbers[s.number] = true

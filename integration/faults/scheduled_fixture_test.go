@@ -42,8 +42,12 @@ type shift struct {
 	prefix  string   // of the ids of jobs
 	server  bool     // goes away
 	control bool     // there is no plugin anywhere
-	line    bool     // jobs are queued, and wait for their turns
 	env     []string // of the workers
+
+	kinds []kind                                                                     // who works in run
+	put   func(ctx context.Context, tx pgx.Tx, id string) (*rivertype.JobRow, error) // inserts a job in place of reserving one
+	more  func(t *testing.T) (violations []string)                                   // that are not of all jobs
+	slots bool                                                                       // an attempt whose slot is lost is repeated
 
 	mu     sync.Mutex
 	ids    int
@@ -58,7 +62,8 @@ func newShift(t *testing.T) *shift {
 	t.Helper()
 	f := setUp(t)
 	f.exec(t, shiftTables)
-	s := &shift{fixture: f, prefix: "job", crew: map[string]*hand{}, killed: map[string]bool{}, lapses: map[attempt]lapse{}}
+	s := &shift{fixture: f, prefix: "job", crew: map[string]*hand{}, killed: map[string]bool{}, lapses: map[attempt]lapse{},
+		kinds: []kind{careful, careful, plain}}
 	if err := s.connectRiver(false); err != nil {
 		t.Fatal(err)
 	}
@@ -143,8 +148,8 @@ func (s *shift) once(ctx context.Context, w wish) {
 }
 
 func (s *shift) insert(ctx context.Context, tx pgx.Tx, args dueArgs, after time.Duration) (*rivertype.JobRow, error) {
-	if s.line {
-		return s.queue(ctx, tx, args.ID)
+	if s.put != nil {
+		return s.put(ctx, tx, args.ID)
 	}
 	if s.control {
 		in, err := s.client.InsertTx(ctx, tx, args, &river.InsertOpts{ScheduledAt: time.Now().Add(after)})
@@ -286,7 +291,7 @@ func (s *shift) examine(t *testing.T) *finding {
 	defer s.mu.Unlock()
 	s.callers.mu.Lock()
 	defer s.callers.mu.Unlock()
-	f := review(l, &told{records: s.callers.records, killed: s.killed, lapses: s.lapses, server: s.server})
+	f := review(l, &told{records: s.callers.records, killed: s.killed, lapses: s.lapses, server: s.server, slots: s.slots})
 	s.worked += len(l.plans)
 	s.late = append(s.late, f.late...)
 	s.kills, s.outages, s.overtime = s.kills+f.kills, s.outages+f.outages, s.overtime+f.overtime
@@ -305,11 +310,7 @@ func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testi
 	start := time.Now()
 	enough, patience := rounds(t, x.rounds), time.Now().Add(2*time.Minute)
 	for ; !enough(s.rounds) || (!hit() || s.callers.spared(x)) && time.Now().Before(patience); s.rounds++ {
-		if s.line {
-			s.hire(t, lining, lining, plain)
-		} else {
-			s.hire(t, careful, careful, plain)
-		}
+		s.hire(t, s.kinds...)
 		stop := s.reserve(t)
 		s.callers.await(t, granted, 50)
 		s.leader(t)
@@ -317,8 +318,8 @@ func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testi
 		s.callers.await(t, granted, 50)
 		stop()
 		f := s.examine(t)
-		if s.line {
-			f.violations = append(f.violations, s.tokens(t)...)
+		if s.more != nil {
+			f.violations = append(f.violations, s.more(t)...)
 		}
 		for i, v := range f.violations {
 			if i == 20 {

@@ -72,7 +72,7 @@ func (s *shift) queue(ctx context.Context, tx pgx.Tx, id string) (*rivertype.Job
 func newLine(t *testing.T) *shift {
 	t.Helper()
 	s := newShift(t)
-	s.line = true
+	s.kinds, s.put, s.more = []kind{lining, lining, plain}, s.queue, s.tokens
 	s.exec(t, `CREATE TABLE unpaid (job bigint NOT NULL, attempt int NOT NULL)`)
 	return s
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/slots"
 )
 
 // kindEnv makes this test binary a worker of scheduled jobs, and says of which kind.
@@ -105,12 +106,20 @@ func serve(url, name string, k kind) error {
 	}
 	river.AddWorker(config.Workers, w)
 	river.AddWorker(config.Workers, &linedWorker{w: w})
+	river.AddWorker(config.Workers, scheduler.AtOnce(&slottedWorker{w: w}, slotOf))
 	switch k {
 	case plain:
 	case hasty:
 		go pull(ctx, pool)
 	case lining:
 		config = scheduler.New(limiter, lined).Configure(pool, config)
+	case slotted:
+		var s *slots.Slots
+		if s, err = slots.New(pool, slots.Config{TTL: slotsLast}); err != nil {
+			return err
+		}
+		defer s.Close(ctx) //nolint:errcheck // the process ends
+		config = scheduler.New(limiter, scheduler.Config{Slots: s}).Configure(pool, config)
 	default:
 		config = scheduler.New(limiter, scheduler.Config{}).Configure(pool, config)
 	}

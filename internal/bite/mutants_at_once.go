@@ -26,5 +26,5 @@ var ofAtOnce = []mutant{
 	{"at once: a job pays again after it has waited", "scheduler/at_once.go",
 		"	if v.paid || v.found && v.ticket.known() {\n", "	if false {\n", "KeepsItsTokens", jobs, false},
 	{"at once: the jobs of a key are fetched one by one", "scheduler/at_once.go",
-		"		v.plugin.clearFor(v.job, want, w.of)\n", "", "ABacklogOfOneKey", jobs, false},
+		"		v.plugin.clearFor(v.job, want, w.of)\n", "", "ManyJobsThatWaitForSlots", jobs, false},
 }
