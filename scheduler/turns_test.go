@@ -2,9 +2,12 @@ package scheduler_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,6 +71,52 @@ func TestALineTakesFromAllShards(t *testing.T) {
 		limit.Name()).Scan(&least)
 	if err != nil || least < 100-20 {
 		t.Errorf("a shard of 100 has %v left of 40 tokens that were taken (%v): more than half of them are from this one", least, err)
+	}
+}
+
+// If others take tokens between a grant's look and its takes, the takes before the one that is denied are
+// given back, and fewer jobs are granted.
+func TestAGrantThatIsDeniedInPartTakesNothing(t *testing.T) {
+	t.Parallel()
+	const shards, full, cost = 4, 80, 3
+	limit := ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour,
+		Capacity: ratelimit.Tokens(full), MaxReserved: ratelimit.Tokens(0.4)}, ratelimit.Shards(shards))
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	s.wait(scheduler.Tenant{Key: "a"}, 1000, nil, limit.Global().Count(cost))
+	others := s.limiter.Autocommit(s.pool)
+	if err := others.Consume(t.Context(), limit.Global()); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 80 {
+		s.exec(t, fmt.Sprintf(`UPDATE weir_balance SET value = %d WHERE capacity > 0`, full/shards))
+		var stop atomic.Bool
+		var taken atomic.Int64
+		var takers sync.WaitGroup
+		for range 3 {
+			takers.Go(func() {
+				for !stop.Load() {
+					if err := others.Consume(t.Context(), limit.Global()); err == nil {
+						taken.Add(1)
+					} else if !errors.Is(err, ratelimit.ErrDenied) {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		granted := 0
+		for range 5 {
+			granted += len(s.step())
+		}
+		stop.Store(true)
+		takers.Wait()
+		gone := int(taken.Load()) + granted*cost
+		var left float64
+		if err := s.pool.QueryRow(t.Context(), `SELECT sum(value) FROM weir_balance WHERE capacity > 0`).Scan(&left); err != nil {
+			t.Fatal(err)
+		}
+		if math.Abs(full-float64(gone)-left) > 0.01 {
+			t.Fatalf("round %d: %d of %d tokens are gone, %d jobs granted, and %v are left", round, gone, full, granted, left)
+		}
 	}
 }
 
