@@ -258,7 +258,7 @@ func TestASlotThatOthersFreeIsGivenToAWaitingJob(t *testing.T) {
 	for name, free := range map[string]func(c *crew, h *slots.Hold) error{
 		"Released": func(c *crew, h *slots.Hold) error { return h.Release(c.t.Context()) },
 		"Expired": func(c *crew, _ *slots.Hold) error { // as after a kill: nobody renews it
-			_, err := c.pool.Exec(c.t.Context(), `UPDATE weir_slot SET until = now() + interval '1 s', holder = gen_random_uuid()
+			_, err := c.pool.Exec(c.t.Context(), `UPDATE weir_slot SET until = now() + interval '1 s', holder = '00000000-0000-0000-0000-000000000000'
 				WHERE name = 'crew'`)
 			return err
 		},
@@ -381,7 +381,7 @@ func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 		if !first {
 			return nil
 		}
-		if _, err := c.pool.Exec(ctx, `UPDATE weir_slot SET holder = gen_random_uuid() WHERE name = 'crew'`); err != nil {
+		if _, err := c.pool.Exec(ctx, `UPDATE weir_slot SET holder = '00000000-0000-0000-0000-000000000000' WHERE name = 'crew'`); err != nil {
 			return err
 		}
 		<-ctx.Done()

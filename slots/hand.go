@@ -25,11 +25,13 @@ func (r Request) Hand() (hand.Want, error) {
 const (
 	// claimSQL takes over a slot that was given to a holder.
 	claimSQL = `
-UPDATE {schema}weir_slot AS s SET holder = $4::text::uuid,
-	until = coalesce($1::timestamptz, statement_timestamp()) + $6::bigint::float8 * interval '1 microsecond',
-	token = greatest(s.token + 1, round(date_part('epoch', coalesce($1::timestamptz, statement_timestamp())) * 1e6::float8)::bigint)
-WHERE s.name = $2::text AND s.key = $3::text AND s.holder = $5::text::uuid
-	AND s.until > coalesce($1::timestamptz, statement_timestamp())
+WITH clock AS MATERIALIZED (
+	SELECT c.now, c.now + $6::bigint::float8 * interval '1 microsecond' AS until,
+		round(date_part('epoch', c.now) * 1e6::float8)::bigint AS token
+	FROM (SELECT coalesce($1::timestamptz, clock_timestamp()) AS now) c
+)
+UPDATE {schema}weir_slot AS s SET holder = $4::text::uuid, until = clock.until, token = greatest(s.token + 1, clock.token)
+FROM clock WHERE s.name = $2::text AND s.key = $3::text AND s.holder = $5::text::uuid AND s.until > clock.now
 RETURNING s.slot, s.token`
 
 	// countSQL counts what is held of many keys.
