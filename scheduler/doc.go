@@ -40,15 +40,15 @@
 // That costs each client one query a second, and the one that does the rounds a few more. Jobs that
 // start together cost one query. While jobs become due, each process sends at most 100
 // notifications a second on average. A reserved job has as many row versions as a scheduled job of
-// River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.17
-// times River's throughput, because clients fetch when they are notified. How late jobs start,
-// measured with the benchmarks of this package:
+// River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.4 to
+// 1.5 times River's throughput, because clients fetch when they are notified. How late jobs start, in
+// three runs of the benchmarks of this package on two cores:
 //
-//	                                              p50       p90       p99
-//	idle workers (BenchmarkStartLateness)         2.5-3.5 ms          7-21 ms, none early
-//	  River alone                                 4.4 s               4.7 s
-//	workers 75 % busy (BenchmarkBusyWorkers)      4 ms      19 ms     255 ms
-//	  River alone                                 226 ms    744 ms    3.3 s
+//	                                              p50         p90         p99
+//	idle workers (BenchmarkStartLateness)         3-6 ms                  8-28 ms, none early
+//	  River alone                                 2.9-4.2 s               3.3-4.6 s
+//	workers 75 % busy (BenchmarkBusyWorkers)      4 ms        6-7 ms      241-404 ms
+//	  River alone                                 215-267 ms  0.6-1.2 s   3.6-4.1 s
 //
 // The most that a job starts late while a worker is free depends on which clients are configured:
 //
