@@ -53,8 +53,8 @@ const (
 	mostTogether = 1000
 	mostWaiting  = 1 << 16
 
-	// mostUnmade is for how many batches after one that met a missing row takes also insert rows:
-	// see makeManySQL.
+	// mostUnmade is for how many batches takes also insert rows, see makeManySQL: the first ones, and
+	// those after a batch that met a missing row.
 	mostUnmade = 100
 
 	// tripTime is how long a batch waits for the database, or for a connection of the pool.

@@ -9,33 +9,41 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Leases. A lease takes blocks of tokens from the row of a limit and key, each committed before any of it is handed out, and
-// hands them out from memory. So all processes together never hand out more than the row has granted. That alone would not
-// do: what lies in hands is missing in the row, which refills as if it was used, and with ten full hands and a full row there
-// would be twice the capacity to be had at once. So tokens in hand spoil as they would have overflowed in the row:
+// Leases. A lease takes blocks of tokens from the row of a limit and key, and hands them out from
+// memory once the take of the block is committed. So all processes together never hand out more than
+// the row has granted.
 //
-// A take that has left v tokens in the row, at t0, lets its taker have at t no more in hand than
+// That is not enough. Tokens that a lease holds are missing in the row, which refills as if they had
+// been used. Ten leases with full blocks, and a full row, would be twice the capacity or more, all
+// available at once. So tokens that a lease holds expire when they would have overflowed in the row.
+// A take at t0 that has left v tokens in the row lets its lease hold at time t at most
 //
 //	capacity - refilled(v, t0, t)
 //
-// which is what it took, until the row would be full again without it. With that rule
+// which is what it took, until the row would be full without it. With this rule
 //
-//	(balance of the row) + (all that is in hand, anywhere) <= capacity, at each instant,
+//	(balance of the row) + (all that leases hold) <= capacity, at each instant,
 //
-// as if it all still lay in the row, and in any interval of length t no more than capacity + rate*t is handed out, over any
-// number of processes. The argument: let takes leave v1 at t1, v2 at t2, ..., vk at tk, and h1, ..., hk be what is in hand of
-// each at t. Write ri = refilled(vi, ti, t). The balance is rk, and hk + rk <= capacity by the rule. And hi + ri <= r(i-1):
-// take i has left of r(i-1) what it did not take, so that ri + hi is at most that until it meets the capacity, and then by
-// the rule no more than the capacity, which r(i-1) has met by then, too. So rk + hk + h(k-1) + ... + h2 <= r1, and
-// r1 + h1 <= capacity. Takes of others than leases are takes of which nothing is in hand. A take from shards is one from each.
+// as if all of it were still in the row. In any interval of length t at most capacity + rate*t tokens
+// are handed out, by any number of processes.
 //
-// What is given back breaks that chain: the takes after it do not know of it, and let their tokens spoil too late. So nothing is
-// kept in hand for longer than a moment (kept), and given back is only what would not yet have spoilt by the time at which all
-// that was taken before is in nobody's hand any more (see back). Where nothing flows in that is all of it.
+// The argument: let takes leave v1 at t1, v2 at t2, ..., vk at tk in the row, and let h1, ..., hk be
+// what is still held of each at time t. Write ri = refilled(vi, ti, t). The balance is rk, and by the
+// rule hk + rk <= capacity. Also hi + ri <= r(i-1): take i has left what it did not take of r(i-1), so
+// ri + hi is at most r(i-1) until it reaches the capacity. From then on the rule keeps it at the
+// capacity, which r(i-1) has reached by then, too. So rk + hk + h(k-1) + ... + h2 <= r1, and
+// r1 + h1 <= capacity. A take by others than leases is a take of which nothing is held. A take from
+// several shards is one take from each.
 //
-// Time is counted from before the take was sent, on the process's own monotonic clock: so it is never less than what has passed
-// for the row, as long as the two clocks run at the same speed: a machine must not go on, after a suspension that its clock has not
-// counted, with what it had in hand before.
+// Giving tokens back breaks this chain, because later takes do not know of it and let their tokens
+// expire too late. So nothing is held for longer than a moment (kept), and only those tokens are given
+// back that would not have expired before everything that was taken earlier is used or expired (see
+// back). If nothing flows in, that is all of them.
+//
+// The time since a take is counted from before it was sent, on the process's own monotonic clock. So
+// it is never less than the time that has passed for the row, as long as both clocks run at the same
+// speed. A machine that was suspended, and whose clock has not counted that time, must not go on with
+// the tokens that it held before.
 
 // LeaseConfig configures a [Lease]. The zero LeaseConfig uses the defaults.
 type LeaseConfig struct {
@@ -78,10 +86,10 @@ type Lease struct {
 
 	mu   sync.Mutex
 	hand []*block // oldest first
-	rest float64  // in hand, but for the first block
-	low  float64  // with less in hand the next block is fetched
-	used float64  // since the last fetch; what spoilt, too
-	last int64    // when that was
+	rest float64  // what all blocks but the first have left
+	low  float64  // with less than this the next block is fetched
+	used float64  // tokens that were taken or have expired since the last fetch
+	last int64    // when the last fetch was
 	unit float64  // of the last take
 
 	waiting []*taker
@@ -253,7 +261,8 @@ func (s *Lease) now() int64 {
 	return int64(time.Since(s.base))
 }
 
-// before is now for what is about to be sent: the row's time, in whole microseconds, may be that much earlier.
+// before is the time of what is about to be sent. The row counts whole microseconds, so its time may
+// be one microsecond earlier.
 func (s *Lease) before() int64 {
 	if s.l.clock != nil {
 		return s.now()
@@ -261,7 +270,8 @@ func (s *Lease) before() int64 {
 	return s.now() - int64(time.Microsecond)
 }
 
-// refusal is a denial that is remembered: what the row had, when, by the database's clock and by the lease's.
+// refusal is a denial that is remembered: what the row had, and when, by the clocks of the database
+// and of the lease.
 type refusal struct {
 	n       float64
 	retryAt int64
@@ -271,8 +281,8 @@ type refusal struct {
 	told    int64
 }
 
-// refused is the answer to a take of n for which the row was found not to have enough. Where it is not the count that was
-// denied, it is computed from the balance then.
+// refused is the answer to a take of n if the row is known to have too few tokens. For another count
+// than the one that was denied, it is computed from the balance at that time.
 func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	d := &s.denied
 	if d.retryAt == 0 {
