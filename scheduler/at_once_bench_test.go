@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +19,9 @@ import (
 //
 //	p50-ms, p99-ms   from the end of a job's work to the start of the next one
 //	updates/job      row versions of river_job that were written, with River's own two
+//
+// Released and Expired are how long a job waits after another process has released the slot, or
+// after the slot of a killed one has expired. Both are found by a round.
 func BenchmarkAtOnce(b *testing.B) {
 	const jobs = 40
 	for _, way := range []string{"AtOnce", "Snooze"} {
@@ -70,6 +74,47 @@ func BenchmarkAtOnce(b *testing.B) {
 			b.ReportMetric(ms(waits[len(waits)/2]), "p50-ms")
 			b.ReportMetric(ms(waits[len(waits)*99/100]), "p99-ms")
 			b.ReportMetric(float64(updates)/float64(n), "updates/job")
+		})
+	}
+	for _, way := range []string{"Released", "Expired"} {
+		b.Run(way, func(b *testing.B) {
+			var waits []time.Duration
+			c := newCrew(b, 1)
+			s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()}) // which is not closed
+			if err != nil {
+				b.Fatal(err)
+			}
+			c.client(10)
+			for i := range 20 {
+				h, err := s.TryAcquire(b.Context(), c.limit.For("0"))
+				if err != nil {
+					b.Fatal(err)
+				}
+				c.insert(i, nil)
+				c.awaitWaiting(1)
+				time.Sleep(rand.N(time.Second)) // the rounds are a second apart
+				var free time.Time
+				if way == "Released" {
+					free = time.Now()
+					err = h.Release(b.Context())
+				} else {
+					const killed = `UPDATE weir_slot SET holder = gen_random_uuid(), until = now() + interval '0.2 s'
+						WHERE name = 'crew' RETURNING until`
+					err = c.pool.QueryRow(b.Context(), killed).Scan(&free)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				starts := c.j.await(b, i+1)
+				waits = append(waits, starts[i].at.Sub(free))
+				eventually(b, "the slot is free again", func() bool {
+					n, err := c.slots.Held(b.Context(), c.limit.For("0"))
+					return err == nil && n == 0
+				})
+			}
+			slices.Sort(waits)
+			b.ReportMetric(float64(waits[len(waits)/2].Milliseconds()), "p50-ms")
+			b.ReportMetric(float64(waits[len(waits)-1].Milliseconds()), "max-ms")
 		})
 	}
 }
