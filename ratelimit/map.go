@@ -79,7 +79,8 @@ package ratelimit
 //	lane.go          the queues of calls, and the goroutines that decide them
 //	together.go      decides one batch: takes, looks and answers
 //	together_put.go  decides on locked rows, and writes their new balances
-//	many.go          the statements over many rows
+//	many_sql.go      the statements over many rows, as they are sent
+//	many.go          sends them, and reads their answers
 //	held.go          calls that wait for rows locked by other transactions
 //	alone.go         calls that cannot be decided together with others
 //	trip.go          round trips of a batch: connection and time-outs
