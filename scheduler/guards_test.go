@@ -24,6 +24,7 @@ import (
 // the instant of the database's clock that it waits for all the same.
 func TestAPutOffGoesByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "the test cannot set the clocks of its nodes")
 	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if len(libraries) == 0 {
 		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n", t.Name())

@@ -19,6 +19,7 @@ import (
 // a limit puts back, too, though River's own snoozes go by the program's clock.
 func TestClocksThatDisagreeChangeNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "the test cannot set the clocks of its nodes")
 	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if len(libraries) == 0 {
 		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n", t.Name())

@@ -38,8 +38,12 @@ func Bouncer(t testing.TB, pool *pgxpool.Pool) string {
 	_ = l.Close()
 
 	server := pool.Config().ConnConfig
+	password := ""
+	if server.Password != "" { // PgBouncer takes no empty one
+		password = fmt.Sprintf(" password='%s'", server.Password)
+	}
 	ini := fmt.Sprintf(`[databases]
-weir = host=%s port=%d dbname=%s user=%s password='%s'
+weir = host=%s port=%d dbname=%s user=%s%s
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = %d
@@ -47,7 +51,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = 2
-`, server.Host, server.Port, server.Database, server.User, server.Password, port)
+`, server.Host, server.Port, server.Database, server.User, password, port)
 	file := filepath.Join(dir, "pgbouncer.ini")
 	if err := os.WriteFile(file, []byte(ini), 0o644); err != nil {
 		t.Fatal(err)
