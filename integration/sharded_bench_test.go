@@ -23,12 +23,13 @@ import (
 //	aborts/commit     runs of transactions that failed
 //	even-...          the same while the load is even
 func BenchmarkShardedDenials(b *testing.B) {
-	b.Run("lone-caller", func(b *testing.B) { shardedDenials(b, 1, 0) })
-	b.Run("sixteen-callers", func(b *testing.B) { shardedDenials(b, 16, 2*time.Millisecond) })
+	b.Run("lone-caller", func(b *testing.B) { shardedDenials(b, 1, 0, false) })
+	b.Run("sixteen-callers", func(b *testing.B) { shardedDenials(b, 16, 2*time.Millisecond, false) })
+	b.Run("sixteen-callers/in-real-time", func(b *testing.B) { shardedDenials(b, 16, 2*time.Millisecond, true) })
 }
 
-func shardedDenials(b *testing.B, callers int, work time.Duration) {
-	l := shardload.Load{Shards: 32, Capacity: 320, Looks: new(shardload.Looks), Level: pgx.Serializable, Work: work}
+func shardedDenials(b *testing.B, callers int, work time.Duration, paced bool) {
+	l := shardload.Load{Shards: 32, Capacity: 320, Looks: new(shardload.Looks), Level: pgx.Serializable, Work: work, Paced: paced}
 	pool := pgtest.Pool(b, quick, func(c *pgxpool.Config) {
 		c.MaxConns = int32(callers) + 1
 		c.ConnConfig.Tracer = l.Looks

@@ -1,7 +1,9 @@
 // Package shardload offers a limit with shards a load that is a given share of its rate, on Postgres, and tells which of its
 // denials were false.
 //
-// The load is exact on any machine, as the clock is its own: each call moves it on by an exponential time. A denial is false
+// The load is exact on any machine, as the clock is its own: each call moves it on by an exponential time. So what a transaction
+// takes is as long as many calls, and many more are under way at a time than a limit of this rate would have. With Paced the
+// calls come in real time. A denial is false
 // if the shards together had as many tokens. What they had is summed up by SQL of this package's own, in the same
 // transaction right after the denial, at Result.At. Above READ COMMITTED that is the snapshot that the denial was decided on, or an
 // earlier one. A take that it does not show makes the sum too large and never too small, as nobody gives, resets or
@@ -46,6 +48,7 @@ type Load struct {
 	Looks    *Looks // the tracer of Conns
 	Level    pgx.TxIsoLevel
 	Work     time.Duration // of a transaction after its take
+	Paced    bool          // calls come in real time, and the database's clock counts
 
 	limit   ratelimit.Limit
 	key     string
@@ -87,7 +90,11 @@ func (l *Load) Open(ctx context.Context, key string) (err error) {
 	l.key = key
 	l.now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	l.random = rand.New(rand.NewPCG(1, 1))
-	if l.limiter, err = ratelimit.New(ratelimit.Config{Clock: l.clock}); err != nil {
+	cfg := ratelimit.Config{Clock: l.clock}
+	if l.Paced {
+		cfg.Clock = nil
+	}
+	if l.limiter, err = ratelimit.New(cfg); err != nil {
 		return err
 	}
 	err = l.call(ctx, 0, 0)
@@ -109,6 +116,9 @@ func (l *Load) Even(ctx context.Context) (Played, error) {
 // Surge offers twice as much for two periods, in which the limit runs empty, and then nothing for as long.
 func (l *Load) Surge(ctx context.Context) (Played, error) {
 	p, err := l.offer(ctx, int64(2*2*share*l.Capacity/MeanCount), 2*share)
+	if l.Paced {
+		time.Sleep(2 * period)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.now = l.now.Add(2 * period)
@@ -123,6 +133,9 @@ func (l *Load) offer(ctx context.Context, calls int64, load float64) (p Played, 
 	l.falsely.Store(0)
 	l.Looks.n.Store(0)
 	before := len(l.log)
+	if l.Paced {
+		l.now = time.Now()
+	}
 	errs := make([]error, len(l.Conns))
 	for i := range l.Conns {
 		wg.Go(func() {
@@ -130,7 +143,11 @@ func (l *Load) offer(ctx context.Context, calls int64, load float64) (p Played, 
 				l.mu.Lock()
 				n := 1 + l.random.IntN(MaxCount)
 				l.now = l.now.Add(time.Duration(l.random.ExpFloat64() * float64(period) * MeanCount / l.Capacity / load))
+				at := l.now
 				l.mu.Unlock()
+				if l.Paced {
+					time.Sleep(time.Until(at))
+				}
 				errs[i] = l.call(ctx, i, float64(n))
 			}
 		})
