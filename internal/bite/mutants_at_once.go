@@ -27,4 +27,8 @@ var ofAtOnce = []mutant{
 		"	if v.paid || v.found && v.ticket.known() {\n", "	if false {\n", "KeepsItsTokens", jobs, false},
 	{"at once: the jobs of a key are fetched one by one", "scheduler/at_once.go",
 		"		v.plugin.clearFor(v.job, want, w.of)\n", "", "ManyJobsThatWaitForSlots", jobs, false},
+	{"at once: jobs that wait are listed by their ids", "scheduler/waiting_slot.go",
+		"ORDER BY t.priority, t.due, t.job LIMIT $3", "ORDER BY t.job LIMIT $3", "AreListedInTheirOrder", jobs, false},
+	{"at once: a job of a paused queue is listed with a place", "scheduler/waiting_slot.go",
+		"		if !paused {\n", "		if true {\n", "AreListedInTheirOrder", jobs, false},
 }

@@ -80,6 +80,6 @@ var ofTheLines = []mutant{
 		"-t.Seat.cost()", "0*t.Seat.cost()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "scheduler/late.go",
 		"w.ticket.Seat, w.ticket.Seat.cost()", "w.ticket.Seat, 0*w.ticket.Seat.cost()", "ForEachAttempt", jobs, false},
-	{"lines: of a grant that is denied in part, the takes before stay", "scheduler/grant_take.go",
+	{"grant: of one that is denied in part, the takes before stay", "scheduler/grant_take.go",
 		"			if len(g.each) > 0 {\n", "			if false {\n", "DeniedInPart", jobs, false},
 }
