@@ -75,28 +75,11 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 // reports whether there were both. It gives one slot in a transaction, so that two of them never wait
 // for each other.
 func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
-	s := p.scheduler.slots
 	for {
 		var h head
-		err = p.connected(ctx, func(c *pgxpool.Conn) error {
-			return pgx.BeginTxFunc(ctx, c, readCommitted, func(tx pgx.Tx) (err error) {
-				given = false
-				if free != nil {
-					err = s.Free(ctx, tx, *free)
-				}
-				found := false
-				if err == nil {
-					h, found, err = p.head(ctx, tx, of)
-				}
-				if err != nil || !found {
-					return err
-				}
-				given, err = s.Give(ctx, tx, hand.Want{Place: of, N: h.n}, holderOf(h.job), claimIn)
-				if err != nil || !given {
-					return err
-				}
-				return p.given(ctx, tx, of, h)
-			})
+		err = p.connected(ctx, func(c *pgxpool.Conn) (err error) {
+			given, h, err = p.handBy(ctx, c, of, free)
+			return err
 		})
 		var e *pgconn.PgError
 		if errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01") && ctx.Err() == nil {
@@ -107,6 +90,34 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 		}
 		return given, err
 	}
+}
+
+// handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails, the
+// pool closes the connection.
+func (p *plugin) handBy(
+	ctx context.Context, c *pgxpool.Conn, of hand.Place, free *hand.Slot,
+) (given bool, h head, err error) {
+	s, b, found := p.scheduler.slots, &pgx.Batch{}, false
+	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	if free != nil {
+		s.Free(b, *free)
+	}
+	p.head(b, of, func(first head) { h, found = first, true })
+	if err := c.SendBatch(ctx, b).Close(); err != nil {
+		return false, h, err
+	}
+	if found {
+		given, err = s.Give(ctx, c, hand.Want{Place: of, N: h.n}, holderOf(h.job), claimIn)
+		if err != nil {
+			return false, h, err
+		}
+	}
+	b = &pgx.Batch{}
+	if given {
+		p.given(b, of, h)
+	}
+	b.Queue("COMMIT")
+	return given, h, c.SendBatch(ctx, b).Close()
 }
 
 // serve gives the free slots of places to the jobs that wait for them.

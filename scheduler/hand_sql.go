@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
@@ -160,12 +161,15 @@ type head struct {
 	n        int
 }
 
-func (p *plugin) head(ctx context.Context, q querier, of hand.Place) (h head, found bool, err error) {
-	err = p.query(ctx, q, headSQL, []any{p.schema, tenantOf(of)}, func() { found = true },
-		&h.priority, &h.due, &h.job, &h.n)
-	return h, found, err
+// head asks for the first job that waits. If there is one, found is called.
+func (p *plugin) head(b *pgx.Batch, of hand.Place, found func(head)) {
+	b.Queue(p.tables.Replace(headSQL), p.schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
+		var h head
+		_, err := pgx.ForEachRow(rows, []any{&h.priority, &h.due, &h.job, &h.n}, func() error { found(h); return nil })
+		return err
+	})
 }
 
-func (p *plugin) given(ctx context.Context, q querier, of hand.Place, h head) error {
-	return p.query(ctx, q, givenSQL, []any{p.schema, tenantOf(of), h.priority, h.due, h.job}, nil)
+func (p *plugin) given(b *pgx.Batch, of hand.Place, h head) {
+	b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of), h.priority, h.due, h.job)
 }

@@ -87,20 +87,19 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 	return handed{h.s.hold([]*slot{sl})}, nil
 }
 
-func (h hander) Free(ctx context.Context, tx pgx.Tx, s hand.Slot) error {
-	_, err := tx.Exec(ctx, h.s.sql.release, []string{s.Name}, []string{s.Key}, []int32{int32(s.Number)}, []string{s.Holder}) //nolint:gosec // it was an int32
-	return err
+func (h hander) Free(b *pgx.Batch, s hand.Slot) {
+	b.Queue(h.s.sql.release, []string{s.Name}, []string{s.Key}, []int32{int32(s.Number)}, []string{s.Holder}) //nolint:gosec // it was an int32
 }
 
-func (h hander) Give(ctx context.Context, tx pgx.Tx, w hand.Want, holder string, d time.Duration) (bool, error) {
+func (h hander) Give(ctx context.Context, q hand.Querier, w hand.Want, holder string, d time.Duration) (bool, error) {
 	for locked := false; ; {
 		if locked {
-			if _, err := tx.Exec(ctx, h.s.sql.left, w.Name, w.Key, w.N); err != nil {
+			if _, err := q.Exec(ctx, h.s.sql.left, w.Name, w.Key, w.N); err != nil {
 				return false, err
 			}
 		}
 		var a answer
-		err := tx.QueryRow(ctx, h.s.sql.acquire, h.s.clock(), w.Name, w.Key, w.N, locked, rand.IntN(w.N), holder, d.Microseconds()).
+		err := q.QueryRow(ctx, h.s.sql.acquire, h.s.clock(), w.Name, w.Key, w.N, locked, rand.IntN(w.N), holder, d.Microseconds()).
 			Scan(&a.slot, &a.token, &a.live, &a.left)
 		if err != nil || a.slot != nil || a.live >= int64(w.N) {
 			return a.slot != nil, err

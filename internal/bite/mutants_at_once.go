@@ -4,7 +4,7 @@ var ofAtOnce = []mutant{
 	{"at once: whoever comes goes before those that wait", "scheduler/at_once.go",
 		"	if !waits {\n", "	if waits || true {\n", "ANewJobGoesBehind", jobs, false},
 	{"at once: a freed slot is given to nobody at once", "scheduler/hand.go",
-		"if err != nil || !found {\n", "if err != nil || !found || free != nil {\n", "AnEndedJobHands", jobs, false},
+		"	if found {\n", "	if found && free == nil {\n", "AnEndedJobHands", jobs, false},
 	{"at once: a slot that is given is not for the job", "scheduler/at_once.go",
 		"	if wasGiven(v.job) {\n", "	if false {\n", "OccupyNoWorkerAndStartInOrder|RetriedByHandGoesOnWaitingForIts", jobs, false},
 	{"at once: a job that ends keeps its slot", "scheduler/at_once.go",

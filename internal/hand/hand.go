@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Place is a limit and key.
@@ -38,7 +39,9 @@ type Slot struct {
 
 // Querier is a pool, a connection or a transaction.
 type Querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 // Slots are the slots of a process.
@@ -49,12 +52,12 @@ type Slots interface {
 	// Claim takes over the slot that was given to a holder: nil if there is none.
 	Claim(ctx context.Context, w Want, holder string) (Hold, error)
 
-	// Free frees a slot unless it is somebody else's by now.
-	Free(ctx context.Context, tx pgx.Tx, s Slot) error
+	// Free queues the statement that frees a slot unless it is somebody else's by now.
+	Free(b *pgx.Batch, s Slot)
 
 	// Give gives a free slot to a holder, who has to claim it within d. It reports whether there was
-	// one.
-	Give(ctx context.Context, tx pgx.Tx, w Want, holder string, d time.Duration) (bool, error)
+	// one. q is in a transaction.
+	Give(ctx context.Context, q Querier, w Want, holder string, d time.Duration) (bool, error)
 
 	// Held counts the slots held of each place. A place where none is held may be left out.
 	Held(ctx context.Context, q Querier, places []Place) (map[Place]int, error)
