@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
@@ -38,10 +39,15 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 			}
 		}
 	}
-	first, err := client.Insert(t.Context(), scheduler.PruneArgs{}, &river.InsertOpts{Queue: "nobodys", ScheduledAt: time.Now().Add(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var first *rivertype.JobInsertResult
+	eventually(t, "no periodic job is under way", func() (waits bool) {
+		in, err := client.Insert(t.Context(), scheduler.PruneArgs{}, &river.InsertOpts{Queue: "nobodys", ScheduledAt: time.Now().Add(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first = in
+		return !in.UniqueSkippedAsDuplicate
+	})
 	second, err := client.Insert(t.Context(), scheduler.PruneArgs{}, nil)
 	if err != nil || !second.UniqueSkippedAsDuplicate {
 		t.Errorf("beside job %d (skipped: %v) there is job %d, %v", first.Job.ID, first.UniqueSkippedAsDuplicate, second.Job.ID, err)
