@@ -27,7 +27,9 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	for _, gifts := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gifts=%v", gifts), func(t *testing.T) {
 			t.Parallel()
-			eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+			// A transaction of the caller's own that finds its layout gone keeps the row that it has locked: it cannot begin anew.
+			own := []string{"Raw", "DatabaseSQL"}
+			eachCrowdBut(t, own, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 				reshardUnderLoad(t, here, there, pool, rule, capacity, gifts)
 			})
 		})

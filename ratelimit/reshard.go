@@ -29,6 +29,10 @@ import (
 // COMMITTED, Reshard fails if another call takes from these limits in the meantime. A number that
 // the rule cannot be divided into is refused with an [*InvalidError]: see [Shards]. A limit and key
 // can change its number 2,047 times. Other errors are those of [Limiter.ResetRateLimit].
+//
+// During the change, a call in a transaction of the caller's own may deadlock with another one. Then
+// it fails with 40P01, and the transaction has to run again, as after a 40001. [Limiter.InTx] does
+// that by itself.
 func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Request) error {
 	if n < 1 || n > shard.Max {
 		return &InvalidError{Field: "number of shards", Value: n, Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
