@@ -88,7 +88,7 @@ func (j *Jobs) Explain(ctx context.Context, tx pgx.Tx, job *rivertype.JobRow) (W
 	if err := j.check(); err != nil {
 		return Waiting{}, false, err
 	}
-	if job.State != rivertype.JobStateScheduled {
+	if job.State != rivertype.JobStateScheduled || job.ScheduledAt.UTC().Year() < farOff.Year()-1 {
 		return Waiting{}, false, nil
 	}
 	var tenant string

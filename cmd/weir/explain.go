@@ -138,8 +138,7 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	return nil
 }
 
-// waits tells what a job waits for. A role that may not read the rows of those that wait for slots is
-// told what the job's own row says.
+// waits tells what a job waits for.
 func (s *session) waits(
 	ctx context.Context, client *river.Client[pgx.Tx], job *rivertype.JobRow,
 ) (w scheduler.Waiting, waits bool, err error) {
@@ -151,10 +150,6 @@ func (s *session) waits(
 		w, waits, err = scheduler.New(l, scheduler.Config{}).Jobs(client).Explain(ctx, tx, job)
 		return err
 	})
-	if stateOf(err) == "42501" {
-		w, waits = scheduler.Explain(job)
-		err = nil
-	}
 	return w, waits, err
 }
 

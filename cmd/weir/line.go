@@ -100,6 +100,9 @@ func (s *session) line(ctx context.Context, limit, key, riverSchema string, most
 		return err
 	}
 	l, err := s.lineOf(ctx, client, limit, key)
+	if err == nil {
+		l.Slots, err = s.slotsOf(ctx, client, limit, key)
+	}
 	if err != nil {
 		return noRiver(err)
 	}
@@ -160,15 +163,7 @@ func (s *session) lineOf(ctx context.Context, client *river.Client[pgx.Tx], limi
 	l := &inLine{Limit: limit, Key: key, Tenants: []waitingTenant{}, Jobs: []jobInLine{}}
 	at := map[string]int{}
 	err = s.read(ctx, func(tx pgx.Tx) error {
-		jobs := scheduler.New(limiter, scheduler.Config{}).Jobs(client)
-		next, more, err := jobs.InLine(ctx, tx, limit, key, mostInLine)
-		if err != nil {
-			return err
-		}
-		slots, err := jobs.WaitingForSlot(ctx, tx, limit, key, mostInLine)
-		for _, w := range slots {
-			l.Slots = append(l.Slots, jobForSlot{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.PassedOver})
-		}
+		next, more, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).InLine(ctx, tx, limit, key, mostInLine)
 		l.More = more
 		for _, w := range next {
 			j := jobInLine{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.Tenant, w.Charged}
@@ -188,6 +183,24 @@ func (s *session) lineOf(ctx context.Context, client *river.Client[pgx.Tx], limi
 		return err
 	})
 	return l, err
+}
+
+// slotsOf reads the jobs that wait for slots.
+func (s *session) slotsOf(
+	ctx context.Context, client *river.Client[pgx.Tx], limit, key string,
+) (list []jobForSlot, err error) {
+	limiter, err := s.limiter()
+	if err != nil {
+		return nil, err
+	}
+	err = s.read(ctx, func(tx pgx.Tx) error {
+		waiting, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).WaitingForSlot(ctx, tx, limit, key, mostInLine)
+		for _, w := range waiting {
+			list = append(list, jobForSlot{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.PassedOver})
+		}
+		return err
+	})
+	return list, err
 }
 
 // define defines the limits that have rows, each by the rule of one of them, so that it can be told which of them have too few

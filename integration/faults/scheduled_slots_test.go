@@ -145,19 +145,7 @@ func TestSlotsOfJobsWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	s := newSlotted(t)
 	s.server, s.more = true, s.crowds
 	x := fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}}
-	s.run(t, x, func() bool { return s.outages > 0 }, func(t *testing.T) {
-		for _, end := range []func() error{s.fixture.server.Kill, func() error { return s.fixture.server.Shutdown("fast") }} {
-			s.busy(t, s.any())
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
-			s.callers.await(t, away, 20+rand.N(50))
-			if err := s.fixture.server.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			s.callers.await(t, granted, 50)
-		}
-	})
+	s.run(t, x, func() bool { return s.outages > 0 }, s.restarts)
 }
 
 // The audit finds jobs that run without a slot.

@@ -54,25 +54,29 @@ func TestScheduledWorkWhenWorkersAreKilled(t *testing.T) {
 	})
 }
 
+// restarts kills the server, and then shuts it down, in the middle of a job each.
+func (s *shift) restarts(t *testing.T) {
+	t.Helper()
+	for _, end := range []func() error{s.fixture.server.Kill, func() error { return s.fixture.server.Shutdown("fast") }} {
+		s.busy(t, s.any())
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		s.callers.await(t, away, 20+rand.N(50))
+		if err := s.fixture.server.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.callers.await(t, granted, 50)
+	}
+}
+
 func TestScheduledWorkWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	t.Parallel()
 	ours(t)
 	s := newShift(t)
 	s.server = true
 	x := fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}}
-	s.run(t, x, func() bool { return s.outages > 0 }, func(t *testing.T) {
-		for _, end := range []func() error{s.fixture.server.Kill, func() error { return s.fixture.server.Shutdown("fast") }} {
-			s.busy(t, s.any())
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
-			s.callers.await(t, away, 20+rand.N(50))
-			if err := s.fixture.server.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			s.callers.await(t, granted, 50)
-		}
-	})
+	s.run(t, x, func() bool { return s.outages > 0 }, s.restarts)
 }
 
 // Leadership goes from one to the next, and nobody dies: then jobs are punctual, too.
