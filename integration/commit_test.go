@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -54,7 +55,18 @@ func (c *cutter) through(cfg *pgxpool.Config) {
 
 type cutConn struct {
 	net.Conn
-	c *cutter
+	c      *cutter
+	answer atomic.Bool // the next one is dropped, and the connection closed
+}
+
+// Read drops what Write asks it to. Write itself must not read: while it does not return, pgx may read in the background.
+func (c *cutConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.answer.Load() {
+		_ = c.Close()
+		return 0, io.EOF
+	}
+	return n, err
 }
 
 func (c *cutConn) Write(b []byte) (int, error) {
@@ -70,14 +82,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 		_ = c.Close()
 		return len(b), nil
 	case "after":
-		n, err := c.Conn.Write(b)
-		if err != nil {
-			return n, err
-		}
-		// wait for the answer, so that the commit has happened, and drop it
-		_, _ = io.ReadFull(c.Conn, make([]byte, 1))
-		_ = c.Close()
-		return n, nil
+		c.answer.Store(true) // when it comes, the commit has happened
 	}
 	return c.Conn.Write(b)
 }

@@ -573,21 +573,28 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	direct := pgtest.Pool(t)
 	pool := through(t, direct, far(t, direct, time.Second))
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 10, Period: century})
-	for range 2 { // until all is prepared
-		if err := granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
-			t.Fatal(err)
+	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 100, Period: century})
+	var left float64 = 100
+	var connections int64
+	for sent := false; !sent; {
+		for range 2 { // until all is prepared
+			if err := granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
+				t.Fatal(err)
+			}
+			left--
+		}
+		connections = pool.Stat().NewConnsCount()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		res, err := c.RateLimit(ctx, limit.For("k"))
+		cancel()
+		sent = errors.Is(err, ratelimit.ErrOutcomeUnknown) // or the machine was so busy that it left before that
+		if !errors.Is(err, context.DeadlineExceeded) || res.OK || left < 50 {
+			t.Fatalf("%+v, %v", res, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	res, err := c.RateLimit(ctx, limit.For("k"))
-	if !errors.Is(err, ratelimit.ErrOutcomeUnknown) || !errors.Is(err, context.DeadlineExceeded) || res.OK {
-		t.Errorf("%+v, %v", res, err)
-	}
 	c.Close() // which waits for what is given back
-	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), 8)
-	if n := pool.Stat().NewConnsCount(); n != 1 { // one that is opened to give back may come too late for that
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
+	if n := pool.Stat().NewConnsCount(); n != connections { // one that is opened to give back may come too late for that
 		t.Errorf("%d connections were opened", n)
 	}
 }

@@ -25,19 +25,25 @@ func TestJobsOfALimitWithShardsWaitInOneLine(t *testing.T) {
 	jobs := sched.Jobs(j.client(t, sched))
 	const n = 5
 	var first time.Time
-	for i := range n {
-		in := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(8).OrReserve())
-		if i == 0 {
-			if first = in.At; !in.RunAt.IsZero() {
-				t.Fatalf("a full limit has reserved: %+v", in.Result)
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { // in one transaction, so that none comes after its turn
+		for i := range n {
+			in, err := jobs.InsertTx(ctx, tx, sendArgs{i}, nil, limit.For("k").Count(8).OrReserve())
+			if err != nil {
+				return err
 			}
-			continue
+			if i == 0 {
+				if first = in.At; !in.RunAt.IsZero() {
+					t.Fatalf("a full limit has reserved: %+v", in.Result)
+				}
+				continue
+			}
+			want := first.Add(time.Duration(i) * 800 * time.Millisecond)
+			if d := in.RunAt.Sub(want); d < -time.Millisecond || d > 10*time.Millisecond {
+				t.Errorf("job %d runs %v after its turn", i, d)
+			}
 		}
-		want := first.Add(time.Duration(i) * 800 * time.Millisecond)
-		if d := in.RunAt.Sub(want); d < -time.Millisecond || d > 10*time.Millisecond {
-			t.Errorf("job %d runs %v after its turn", i, d)
-		}
-	}
+		return nil
+	})
 	const pause = 500 * time.Millisecond
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Pause(ctx, tx, pause, limit.For("k")) })
 	starts := j.await(t, n)
