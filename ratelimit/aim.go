@@ -35,7 +35,7 @@ func locked(aims []aim, seen []*whole) (last int32) {
 			for _, row := range rows {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
-				if s.found || r.at(w.rows[k], w.at).value-s.c.count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
+				if s.found || r.At(w.rows[k], w.at).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
 					last = max(last, row)
 				}
 			}
@@ -52,7 +52,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		switch {
 		case !known && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, layout: shard.Single}
-		case c.leave > 0: // depends on all shards together
+		case c.Leave > 0: // depends on all shards together
 			return false
 		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) && !l.divide(&aims[i], c, x.session()):
 			return false
@@ -75,7 +75,7 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 // divide aims at several shards by what is remembered, if the call may wait.
 func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 	w := l.books.known(c, l.clock)
-	if w == nil || !c.pausable() {
+	if w == nil || !c.Pausable() {
 		return false
 	}
 	p, ok := c.plan(w, w.at, false, l.books.free(c, w.Layout, session))
@@ -93,9 +93,9 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 			continue
 		}
 		free := l.books.free(c, w.Layout, x.session())
-		p, ok := c.plan(w, w.at, last && c.pausable(), free)
+		p, ok := c.plan(w, w.at, last && c.Pausable(), free)
 		if !ok {
-			p, _ = c.plan(w, w.at, last && c.pausable(), nil)
+			p, _ = c.plan(w, w.at, last && c.Pausable(), nil)
 		}
 		if len(p.able) == 0 {
 			aims[i].plan, aims[i].wait = p, last
@@ -104,24 +104,24 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 		}
 		if last {
 			aims[i].anyLevel()
-			aims[i].wait = aims[i].wait || c.pausable()
+			aims[i].wait = aims[i].wait || c.Pausable()
 		}
 	}
 }
 
 // among aims at one of the shards that were seen to grant the call alone.
 func (a *aim) among(able []int, w *whole, free func(int) bool) {
-	shares := a.c.shares(w.Shards)
+	shares := a.c.Shares(w.Shards)
 	view := func(k int) shard.View {
 		i := able[k]
-		return shard.View{Tokens: shares.of(i).at(w.rows[i], w.at).value, Busy: !free(i)}
+		return shard.View{Tokens: shares.Of(i).At(w.rows[i], w.at).Value, Busy: !free(i)}
 	}
-	chosen, _ := shard.Choose(len(able), -1, a.c.count, closed, view, rand.IntN)
+	chosen, _ := shard.Choose(len(able), -1, a.c.Count, closed, view, rand.IntN)
 	for _, k := range chosen {
 		a.from = append(a.from, able[k])
-		a.level = min(a.level, view(k).Tokens-a.c.count)
+		a.level = min(a.level, view(k).Tokens-a.c.Count)
 	}
-	a.level -= muchWorse * a.c.count
+	a.level -= muchWorse * a.c.Count
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 
@@ -131,7 +131,7 @@ func (a *aim) anyLevel() {
 	for k := range a.plan.parts {
 		p := &a.plan.parts[k]
 		row := a.c.take(a.layout, p.shard, p.count)
-		p.least = row.least()
+		p.least = row.Least()
 	}
 }
 
@@ -166,31 +166,31 @@ func (l *Limiter) send(a *aim, held int32) {
 func (l *Limiter) takeShard(a *aim) *statement {
 	c, k := a.c, len(a.from)
 	row := c.of(a.layout, a.from[0])
-	least := max(row.least(), a.level)
+	least := max(row.Least(), a.level)
 	if l.portable {
 		return l.takeRow(c, &row, least)
 	}
-	if k == 1 && !a.wait && c.within == 0 {
-		s := l.write(&row, l.sql.of(c).takeOwn, row.count, least, c.pausable(), c.lock(row.shard), nil)
+	if k == 1 && !a.wait && c.Within == 0 {
+		s := l.write(&row, l.sql.of(c).takeOwn, row.Count, least, c.Pausable(), c.lock(row.shard), nil)
 		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
 		return s
 	}
-	shares := c.shares(a.layout.Shards)
+	shares := c.Shares(a.layout.Shards)
 	rows, locks := make([]int32, k), make([]int32, k)
 	capacities, rates := make([]float64, k), make([]float64, k)
 	for j, i := range a.from {
-		s := shares.of(i)
-		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.capacity, s.rate
+		s := shares.Of(i)
+		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.Capacity, s.Rate
 		locks[j] = c.lock(rows[j])
 	}
 	s := &statement{
 		c: &row, whole: c, sql: l.sql.of(c).takeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.period, row.count, l.now(), c.originTime(), least, c.pausable(), locks, a.wait},
+		args: []any{c.name, c.key, rows, capacities, rates, c.Period, row.Count, l.now(), c.originTime(), least, c.Pausable(), locks, a.wait},
 	}
-	if c.within > 0 {
+	if c.Within > 0 {
 		s.sql = l.sql.of(c).takeShardWithin
-		s.args[10] = float64(c.within)
-		s.args = append(s.args, row.credited())
+		s.args[10] = float64(c.Within)
+		s.args = append(s.args, row.Credited())
 	}
 	return s
 }
@@ -200,7 +200,7 @@ func (l *Limiter) takeShard(a *aim) *statement {
 func (l *Limiter) takePart(a *aim, p part) *statement {
 	row := a.c.take(a.layout, p.shard, p.count)
 	if !a.plan.ahead {
-		row.leave = p.least
+		row.Leave = p.least
 	}
 	switch {
 	case l.portable && a.plan.ahead:
@@ -209,12 +209,12 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 		return l.takeRow(a.c, &row, 0)
 	case a.plan.ahead:
 		one := *a.c
-		one.count, one.before = row.count, row.before
+		one.Count, one.Before = row.Count, row.Before
 		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least})
 		s.whole = a.c
 		return s
 	}
-	s := l.write(&row, l.sql.of(&row).takeOwn, row.count, row.leave, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s := l.write(&row, l.sql.of(&row).takeOwn, row.Count, row.Leave, false, a.c.lock(row.shard), a.c.lock(gathering))
 	s.whole, s.row, s.writes = a.c, row.shard, false
 	return s
 }

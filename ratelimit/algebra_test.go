@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // noon is a round instant well after the epoch, in microseconds.
@@ -18,8 +20,8 @@ var noon = time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC).UnixMicro()
 func TestMicrosAreExactForSeventyYears(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		if d := rapid.Int64Range(-1<<51, 1<<51).Draw(t, "d"); micros(d) != float64(d) {
-			t.Fatalf("%d microseconds became %v", d, micros(d))
+		if d := rapid.Int64Range(-1<<51, 1<<51).Draw(t, "d"); algebra.Micros(d) != float64(d) {
+			t.Fatalf("%d microseconds became %v", d, algebra.Micros(d))
 		}
 	})
 }
@@ -37,7 +39,7 @@ func TestSearchFindsTheFirstWhateverTheGuess(t *testing.T) {
 			rapid.Float64(),
 		).Draw(t, "guess")
 		calls := 0
-		got := search(low, high, guess, func(x int64) bool {
+		got := algebra.Search(low, high, guess, func(x int64) bool {
 			if calls++; x <= low || x > high {
 				t.Fatalf("asked for %d outside (%d, %d]", x, low, high)
 			}
@@ -55,7 +57,7 @@ func TestSearchFindsTheFirstWhateverTheGuess(t *testing.T) {
 func TestSearchAnswersWithTheEndWhereNothingHolds(t *testing.T) {
 	t.Parallel()
 	for _, guess := range []float64{0, 5, 1e9, math.Inf(1), math.NaN()} {
-		if got := search(3, 100, guess, func(int64) bool { return false }); got != 100 {
+		if got := algebra.Search(3, 100, guess, func(int64) bool { return false }); got != 100 {
 			t.Errorf("guess %v: %d, want 100", guess, got)
 		}
 	}
@@ -65,7 +67,7 @@ func TestSearchNearAGoodGuessAsksLittle(t *testing.T) {
 	t.Parallel()
 	for _, off := range []float64{-2, -1, 0, 0.5, 1, 2} {
 		calls := 0
-		got := search(0, 1e17, 1e10+off, func(x int64) bool { calls++; return x >= 1e10 })
+		got := algebra.Search(0, 1e17, 1e10+off, func(x int64) bool { calls++; return x >= 1e10 })
 		if got != 1e10 || calls > 8 {
 			t.Errorf("off by %v: %d after %d questions", off, got, calls)
 		}
@@ -73,7 +75,7 @@ func TestSearchNearAGoodGuessAsksLittle(t *testing.T) {
 }
 
 // anyAlgebra draws compiled rules, with periods short enough to walk through microsecond by microsecond.
-func anyAlgebra(t *rapid.T) algebra {
+func anyAlgebra(t *rapid.T) algebra.Rule {
 	rate := rapid.OneOf(rapid.SampledFrom([]float64{1, 3, 7, 10, 0.1, 1.0 / 3}), rapid.Float64Range(0.01, 100)).Draw(t, "rate")
 	capacity, debt := rate*rapid.Float64Range(0, 5).Draw(t, "capacity/rate"), rate*rapid.Float64Range(0, 5).Draw(t, "debt/rate")
 	period := time.Duration(rapid.Int64Range(1, 200).Draw(t, "period")) * time.Microsecond
@@ -95,16 +97,16 @@ func TestEarliestIsTheFirstOfAllMicroseconds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := anyAlgebra(t)
 		reserve := rapid.Bool().Draw(t, "reserve")
-		floor := a.floor(reserve)
-		n := rapid.Float64Range(0, 1).Draw(t, "n") * (a.capacity - floor)
-		if a.capacity-n < floor {
+		floor := a.Floor(reserve)
+		n := rapid.Float64Range(0, 1).Draw(t, "n") * (a.Capacity - floor)
+		if a.Capacity-n < floor {
 			t.Skip("rounded up to what is never granted")
 		}
-		value := rapid.Float64Range(-a.debt, a.capacity).Draw(t, "value")
+		value := rapid.Float64Range(-a.Debt, a.Capacity).Draw(t, "value")
 		ts := noon + rapid.Int64Range(-300, 300).Draw(t, "ts")
-		got := a.earliest(value, ts, noon, n, floor)
+		got := a.Earliest(value, ts, noon, n, floor)
 		want := noon
-		for a.refilled(value, ts, want)-n < floor {
+		for a.Refilled(value, ts, want)-n < floor {
 			want++
 		}
 		if got != want {
@@ -132,8 +134,8 @@ func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 		random := rand.New(rand.NewPCG(1, 2))
 		denied, late, early := 0, 0, 0
 		for range 20_000 {
-			r := l.For("key").Count(math.Ceil(random.Float64()*l.def.rule.capacity*8) / 8)
-			r.count = min(r.count, l.def.rule.capacity)
+			r := l.For("key").Count(math.Ceil(random.Float64()*l.def.rule.Capacity*8) / 8)
+			r.count = min(r.count, l.def.rule.Capacity)
 			if random.IntN(2) == 0 {
 				r = r.OrReserve()
 			}
@@ -142,11 +144,11 @@ func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Whole eighths of a token, as real counts leave: then the answer often lies on a microsecond exactly.
-			b := balance{true, math.Floor((random.Float64()*2-1)*c.capacity*8) / 8, noon, open, 0, 0}
-			if c.reserve {
-				c.debt = c.capacity / 2
+			b := algebra.Balance{Exists: true, Value: math.Floor((random.Float64()*2-1)*c.Capacity*8) / 8, TS: noon, PausedUntil: algebra.Open}
+			if c.Reserve {
+				c.Debt = c.Capacity / 2
 			}
-			now := noon + random.Int64N(3*c.period)
+			now := noon + random.Int64N(3*c.Period)
 			d := c.decide(b, now)
 			if d.OK {
 				continue
@@ -174,18 +176,18 @@ func TestRefillRoundsAfterEachOperationInTheOrderOfSQL(t *testing.T) {
 	f := func(x float64) *big.Float { return new(big.Float).SetPrec(53).SetFloat64(x) }
 	rounded := func() *big.Float { return new(big.Float).SetPrec(53) }
 	rapid.Check(t, func(t *rapid.T) {
-		a := algebra{capacity: full, rate: rapid.Float64Range(1e-3, 1e6).Draw(t, "rate"), period: rapid.Int64Range(1, 1e12).Draw(t, "period")}
+		a := algebra.Rule{Capacity: algebra.Full, Rate: rapid.Float64Range(1e-3, 1e6).Draw(t, "rate"), Period: rapid.Int64Range(1, 1e12).Draw(t, "period")}
 		value := rapid.Float64Range(-1e6, 1e6).Draw(t, "value")
 		elapsed := rapid.Int64Range(0, 1e12).Draw(t, "elapsed")
-		x := rounded().Mul(f(a.rate), f(float64(elapsed)))
-		x = rounded().Quo(x, f(float64(a.period)))
+		x := rounded().Mul(f(a.Rate), f(float64(elapsed)))
+		x = rounded().Quo(x, f(float64(a.Period)))
 		want, _ := rounded().Add(f(value), x).Float64()
-		if got := a.refilled(value, noon, noon+elapsed); got != min(want, full) {
+		if got := a.Refilled(value, noon, noon+elapsed); got != min(want, algebra.Full) {
 			t.Fatalf("bucket: %v, want %v", got, want)
 		}
 		n := elapsed % 1000
-		want, _ = rounded().Add(f(value), rounded().Mul(f(a.rate), f(float64(n)))).Float64()
-		if got := a.afterWindows(value, n); got != min(want, full) {
+		want, _ = rounded().Add(f(value), rounded().Mul(f(a.Rate), f(float64(n)))).Float64()
+		if got := a.AfterWindows(value, n); got != min(want, algebra.Full) {
 			t.Fatalf("window: %v, want %v", got, want)
 		}
 	})
@@ -201,8 +203,8 @@ func TestRefillIsMonotoneInTimeAndNeverAboveCapacity(t *testing.T) {
 		slices.Sort(times)
 		last := math.Inf(-1)
 		for _, d := range times {
-			v := a.refilled(value, ts, noon+d)
-			if v < last || v > a.capacity || v < min(value, a.capacity) {
+			v := a.Refilled(value, ts, noon+d)
+			if v < last || v > a.Capacity || v < min(value, a.Capacity) {
 				t.Fatalf("%+v: %v refilled at %d is %v, before that %v", a, value, d, v, last)
 			}
 			last = v
@@ -214,19 +216,19 @@ func TestRefillIsMonotoneInTimeAndNeverAboveCapacity(t *testing.T) {
 func TestSetOriginKeepsTheWindows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		a := algebra{windowed: true, period: rapid.OneOf(rapid.Int64Range(1, 1e6), rapid.Int64Range(1, 9e15)).Draw(t, "period")}
+		a := algebra.Rule{Windowed: true, Period: rapid.OneOf(rapid.Int64Range(1, 1e6), rapid.Int64Range(1, 9e15)).Draw(t, "period")}
 		start := rapid.Int64Range(-62e15, 253e15).Draw(t, "start")
-		a.setOrigin(start)
-		if a.origin < anchor || a.origin >= anchor+a.period || (a.origin-start)%a.period != 0 {
-			t.Fatalf("start %d, period %d: origin %d", start, a.period, a.origin)
+		a.SetOrigin(start)
+		if a.Origin < algebra.Anchor || a.Origin >= algebra.Anchor+a.Period || (a.Origin-start)%a.Period != 0 {
+			t.Fatalf("start %d, period %d: origin %d", start, a.Period, a.Origin)
 		}
-		if max(start-anchor, anchor-start)+2*a.period > 1<<51 {
+		if max(start-algebra.Anchor, algebra.Anchor-start)+2*a.Period > 1<<51 {
 			return // counted, but not to the microsecond: see micros
 		}
-		if got := a.windowStart(start); got != start {
+		if got := a.WindowStart(start); got != start {
 			t.Fatalf("the window of %d starts at %d", start, got)
 		}
-		if got := a.windowStart(start - 1); got != start-a.period {
+		if got := a.WindowStart(start - 1); got != start-a.Period {
 			t.Fatalf("the window before %d starts at %d", start, got)
 		}
 	})
@@ -248,13 +250,13 @@ func TestPhaseIsWithinThePeriod(t *testing.T) {
 func TestFlappingBetweenBucketAndWindowMintsNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		rules := []algebra{anyAlgebra(t), anyAlgebra(t), anyAlgebra(t)}
-		b := balance{true, rapid.Float64Range(-100, 500).Draw(t, "value"), noon, open, 0, 0}
+		rules := []algebra.Rule{anyAlgebra(t), anyAlgebra(t), anyAlgebra(t)}
+		b := algebra.Balance{Exists: true, Value: rapid.Float64Range(-100, 500).Draw(t, "value"), TS: noon, PausedUntil: algebra.Open}
 		for range 20 {
-			c := call{algebra: rules[rapid.IntRange(0, 2).Draw(t, "rule")], ahead: ahead{reserve: true}}
-			next := c.at(b, noon+rapid.Int64Range(-1000, 0).Draw(t, "now"))
-			if next.value > b.value || next.value != min(b.value, c.capacity) || next.ts != noon {
-				t.Fatalf("%+v became %+v by %+v", b, next, c.algebra)
+			c := call{Ask: algebra.Ask{Rule: rules[rapid.IntRange(0, 2).Draw(t, "rule")], Ahead: algebra.Ahead{Reserve: true}}}
+			next := c.At(b, noon+rapid.Int64Range(-1000, 0).Draw(t, "now"))
+			if next.Value > b.Value || next.Value != min(b.Value, c.Capacity) || next.TS != noon {
+				t.Fatalf("%+v became %+v by %+v", b, next, c.Rule)
 			}
 			b = next
 		}
@@ -266,11 +268,11 @@ func TestFullBalanceIsFullUnderEveryRule(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		a := anyAlgebra(t)
-		if got := a.refilled(full, noon, noon); got != a.capacity {
-			t.Fatalf("%v of %v", got, a.capacity)
+		if got := a.Refilled(algebra.Full, noon, noon); got != a.Capacity {
+			t.Fatalf("%v of %v", got, a.Capacity)
 		}
 	})
-	if maxTokens > full {
+	if maxTokens > algebra.Full {
 		t.Error("a capacity may be larger than a full balance")
 	}
 }

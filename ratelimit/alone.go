@@ -78,14 +78,14 @@ func (x impatient) run(ctx context.Context, statements []*statement) error {
 // others, to be decided one by one. It adds to trips.
 func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	all := group[0].calls[0]
-	all.count, all.indexes = 0, only
+	all.Count, all.indexes = 0, only
 	for _, w := range group {
-		if len(w.calls) > 1 || !w.calls[0].plain() || w.calls[0].algebra != all.algebra {
+		if len(w.calls) > 1 || !w.calls[0].plain() || w.calls[0].Rule != all.Rule {
 			return group
 		}
-		all.count += w.calls[0].count
+		all.Count += w.calls[0].Count
 	}
-	if len(group) == 1 || all.count > all.capacity {
+	if len(group) == 1 || all.Count > all.Capacity {
 		return group
 	}
 	var res Result
@@ -112,13 +112,13 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	}
 	if res.OK {
 		took := res.Outcomes[0].call
-		rest, parts := took.count, slices.Clone(took.parts)
+		rest, parts := took.Count, slices.Clone(took.parts)
 		for _, w := range group {
 			one := &w.calls[0]
-			rest -= one.count
+			rest -= one.Count
 			one.taken, one.delay, one.moved, one.owed = took.taken, took.delay, took.moved, took.owed-rest
 			if took.parts != nil {
-				one.parts, parts = allot(parts, one.count)
+				one.parts, parts = allot(parts, one.Count)
 			}
 			w.at[0] = res.At.UnixMicro()
 			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At, Delay: res.Outcomes[0].Delay}}
@@ -150,13 +150,13 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 // and the rest.
 func allot(parts []call, n float64) (of, rest []call) {
 	one, sum := -1, 0.0
-	had := func(k int) float64 { return parts[k].count - parts[k].owed }
+	had := func(k int) float64 { return parts[k].Count - parts[k].owed }
 	there := make([]part, len(parts))
 	for k := range parts {
 		p := &parts[k]
-		there[k] = part{shard: k, count: had(k), most: p.count}
-		sum += max(0, min(p.count, had(k)))
-		if p.count >= n && n <= p.capacity && (one < 0 || had(k) > had(one)) {
+		there[k] = part{shard: k, count: had(k), most: p.Count}
+		sum += max(0, min(p.Count, had(k)))
+		if p.Count >= n && n <= p.Capacity && (one < 0 || had(k) > had(one)) {
 			one = k
 		}
 	}
@@ -176,15 +176,15 @@ func allot(parts []call, n float64) (of, rest []call) {
 	for _, t := range takes {
 		r := &rest[t.shard]
 		own := *r
-		own.count, r.count = t.count, max(0, r.count-t.count)
-		own.after.value += r.count
-		own.owed -= r.count
+		own.Count, r.Count = t.count, max(0, r.Count-t.count)
+		own.after.Value += r.Count
+		own.owed -= r.Count
 		of = append(of, own)
 	}
-	rest = slices.DeleteFunc(rest, func(c call) bool { return c.count == 0 })
+	rest = slices.DeleteFunc(rest, func(c call) bool { return c.Count == 0 })
 	if len(rest) == 0 { // callers that take nothing still need a shard
 		rest = slices.Clone(of[len(of)-1:])
-		rest[0].count = 0
+		rest[0].Count = 0
 	}
 	return of, rest
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // A batch is several calls that are decided as one: all of them are granted, or none. Their
@@ -209,7 +211,7 @@ func (l *Limiter) takeOrLook(
 			continue
 		}
 		b := s.balance()
-		note(&calls[i], calls[i].granted(b), b.ts)
+		note(&calls[i], calls[i].granted(b), b.TS)
 	}
 	if len(looks) > 0 {
 		if err := x.run(ctx, looks); err != nil {
@@ -296,34 +298,34 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	for n, i := range all.indexes {
 		if n == 0 || of[i] != of[all.indexes[n-1]] {
 			own := *all
-			own.count, own.before, own.indexes = 0, 0, nil
+			own.Count, own.Before, own.indexes = 0, 0, nil
 			shares = append(shares, own)
 		}
 		own := &shares[len(shares)-1]
-		own.count += requests[i].count
+		own.Count += requests[i].count
 		own.indexes = append(own.indexes, i)
 	}
 	after := make([]float64, len(shares)) // what the calls after each took
 	for k := len(shares) - 1; k > 0; k-- {
-		after[k-1] = after[k] + shares[k].count
+		after[k-1] = after[k] + shares[k].Count
 	}
 	rest := slices.Clone(all.parts)
 	for k := range shares {
 		own := &shares[k]
 		own.owed -= after[k]
 		if all.parts != nil {
-			own.parts, rest = allot(rest, own.count)
+			own.parts, rest = allot(rest, own.Count)
 		}
-		b := balance{true, o.Value + after[k], own.taken, open, own.delay, own.moved}
+		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.taken, PausedUntil: algebra.Open, Delay: own.delay, Moved: own.moved}
 		if !o.paused.IsZero() {
-			b.pausedUntil = o.paused.UnixMicro()
+			b.PausedUntil = o.paused.UnixMicro()
 		}
 		d := own.granted(b)
 		if own.parts != nil {
 			d = own.grantedParts(own.parts, b)
 		}
 		met := *o
-		met.Value, met.RunAt, met.PacedAt, met.call = b.value, d.RunAt, d.PacedAt, own
+		met.Value, met.RunAt, met.PacedAt, met.call = b.Value, d.RunAt, d.PacedAt, own
 		yield(own, met)
 	}
 }
@@ -343,7 +345,7 @@ func joined(calls []call) []call {
 			join = append(join, c)
 			continue
 		}
-		last.count += c.count
+		last.Count += c.Count
 		last.owed = c.owed
 	}
 	return join
@@ -352,13 +354,13 @@ func joined(calls []call) []call {
 // precedes reports whether c and next, a later take from the same row, can be given back as one.
 func (c *call) precedes(next *call) bool {
 	switch {
-	case compareRows(c, next) != 0 || c.algebra != next.algebra,
-		c.credit != next.credit || c.atOnce() != next.atOnce(),
+	case compareRows(c, next) != 0 || c.Rule != next.Rule,
+		c.Credit != next.Credit || c.atOnce() != next.atOnce(),
 		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved:
 		return false
-	case !c.windowed && !c.credit:
+	case !c.Windowed && !c.Credit:
 		return true
 	}
-	gap := next.owed - next.count - c.owed
-	return math.Abs(gap) <= (math.Abs(next.owed)+next.count)*smallest
+	gap := next.owed - next.Count - c.owed
+	return math.Abs(gap) <= (math.Abs(next.owed)+next.Count)*algebra.Smallest
 }

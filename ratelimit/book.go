@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -71,7 +72,7 @@ type book struct {
 
 // page is what is remembered of one shard.
 type page struct {
-	balance
+	algebra.Balance
 	session uint32 // the connection that took from it last; 0 if none of this process did
 	taken   time.Time
 	held    bool // that connection's transaction may still hold it
@@ -145,8 +146,8 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	for i := range w.rows {
 		// A take of this process that has not committed is not visible in what was read, and is
 		// known better.
-		if p := &k.shards[i]; p.ts <= w.rows[i].ts || !p.held || now.Sub(p.taken) >= lately {
-			p.balance = w.rows[i]
+		if p := &k.shards[i]; p.TS <= w.rows[i].TS || !p.held || now.Sub(p.taken) >= lately {
+			p.Balance = w.rows[i]
 		}
 	}
 }
@@ -202,14 +203,14 @@ func (b *books) forget(c *call) {
 }
 
 // took records the balance that a take has left in its shard.
-func (b *books) took(row *call, left balance, session uint32) {
+func (b *books) took(row *call, left algebra.Balance, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.page(row, row.shard)
 	if p == nil {
 		return
 	}
-	p.balance, p.session = left, session
+	p.Balance, p.session = left, session
 	if session != 0 {
 		p.taken, p.held = time.Now(), true
 	}
@@ -281,7 +282,7 @@ func (b *books) choose(
 		return shard.Layout{}, nil, 0, 0
 	}
 	layout = k.layout
-	shares := c.shares(layout.Shards)
+	shares := c.Shares(layout.Shards)
 	now := time.Now()
 	at := b.now(clock)
 	own := -1
@@ -292,22 +293,22 @@ func (b *books) choose(
 	}
 	view := func(i int) shard.View {
 		p := &k.shards[i]
-		left := shares.of(i).at(p.balance, at)
-		if left.pausedUntil != open && (!c.reserve || c.bounded) {
-			left.value = closed
+		left := shares.Of(i).At(p.Balance, at)
+		if left.PausedUntil != algebra.Open && (!c.Reserve || c.Bounded) {
+			left.Value = closed
 		}
-		return shard.View{Tokens: left.value, Busy: i != own && p.held && now.Sub(p.taken) < lately}
+		return shard.View{Tokens: left.Value, Busy: i != own && p.held && now.Sub(p.taken) < lately}
 	}
 	row := c.of(layout, 0)
-	least := row.demand() - c.count
-	if most, _ := c.largest(&shares); c.pausable() && c.count > most {
+	least := row.Demand() - c.Count
+	if most, _ := c.largest(&shares); c.Pausable() && c.Count > most {
 		least = 0 // otherwise it is taken in parts
 	}
-	candidates, enough = shard.Choose(layout.Shards, own, c.count, least, view, rand.IntN)
+	candidates, enough = shard.Choose(layout.Shards, own, c.Count, least, view, rand.IntN)
 	for _, i := range candidates {
-		level = min(level, view(i).Tokens-c.count)
+		level = min(level, view(i).Tokens-c.Count)
 	}
-	return layout, candidates, enough, level - muchWorse*c.count
+	return layout, candidates, enough, level - muchWorse*c.Count
 }
 
 // now estimates the database's clock.
@@ -325,13 +326,13 @@ func (b *books) asked(c *call) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.of[c.place()]
-	if k == nil || c.count == 0 {
+	if k == nil || c.Count == 0 {
 		return 0
 	}
 	if k.mean == 0 {
-		k.mean = c.count
+		k.mean = c.Count
 	}
-	k.mean += (c.count - k.mean) / 64
+	k.mean += (c.Count - k.mean) / 64
 	return 2 * k.mean
 }
 
@@ -343,9 +344,9 @@ func (b *books) known(c *call, clock func() time.Time) *whole {
 	if k == nil {
 		return nil
 	}
-	w := &whole{k.layout, make([]balance, len(k.shards)), b.now(clock)}
+	w := &whole{k.layout, make([]algebra.Balance, len(k.shards)), b.now(clock)}
 	for i := range k.shards {
-		w.rows[i] = k.shards[i].balance
+		w.rows[i] = k.shards[i].Balance
 	}
 	return w
 }
@@ -372,9 +373,9 @@ func (b *books) total(c *call, at int64) (total float64, known bool) {
 	if k == nil {
 		return 0, false
 	}
-	shares := c.shares(len(k.shards))
+	shares := c.Shares(len(k.shards))
 	for i := range k.shards {
-		total += shares.of(i).at(k.shards[i].balance, at).value
+		total += shares.Of(i).At(k.shards[i].Balance, at).Value
 	}
 	return total, true
 }

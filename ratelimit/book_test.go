@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -20,8 +21,8 @@ func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
 		t.Fatal(err)
 	}
 	c = resolved(t, plums.Global().Count(5))
-	empty, full := balance{exists: true, ts: noon}, balance{exists: true, ts: noon, value: 10}
-	w = &whole{four, []balance{empty, empty, empty, full}, noon}
+	empty, full := algebra.Balance{Exists: true, TS: noon}, algebra.Balance{Exists: true, TS: noon, Value: 10}
+	w = &whole{four, []algebra.Balance{empty, empty, empty, full}, noon}
 	l.books.look(&c[0], w, nil)
 	return l, c, w
 }
@@ -44,10 +45,10 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Limiter, *call){
 		"nothing":   func(*Limiter, *call) {},
-		"taken":     func(l *Limiter, c *call) { l.books.took(row3(c), balance{exists: true, ts: noon}, 1) },
+		"taken":     func(l *Limiter, c *call) { l.books.took(row3(c), algebra.Balance{Exists: true, TS: noon}, 1) },
 		"forgotten": func(l *Limiter, c *call) { l.books.forget(c) },
 		"more shards": func(l *Limiter, c *call) {
-			l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]balance, 8), noon}, nil)
+			l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]algebra.Balance, 8), noon}, nil)
 		},
 	} {
 		l, c, w := looked(t)
@@ -65,7 +66,7 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
-	l.books.took(row3(&c[0]), balance{exists: true, ts: noon + 1, value: 2}, 7)
+	l.books.took(row3(&c[0]), algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
 	l.books.look(&c[0], w, nil)
 	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
 		t.Errorf("chose %v, which has 2 left", from)
@@ -76,8 +77,8 @@ func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has 10", from)
 	}
-	l.books.took(row3(&c[0]), balance{exists: true, ts: noon + 1, value: 2}, 7)
-	w.rows[3] = balance{exists: true, ts: noon + 2, value: 9}
+	l.books.took(row3(&c[0]), algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
+	w.rows[3] = algebra.Balance{Exists: true, TS: noon + 2, Value: 9}
 	l.books.look(&c[0], w, nil)
 	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has been filled since", from)
@@ -104,13 +105,13 @@ func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
 		}
 	}
 	for _, by := range []any{transactions[0], own} {
-		made := call{name: c[0].name, key: "0", algebra: c[0].algebra}
+		made := call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: "0"}
 		if l.books.look(&made, w, by); known(l, &made) != (shard.Layout{}) {
 			t.Errorf("what %T made may roll back, and others know of it", by)
 		}
 	}
 	for i, by := range []any{nil, &attempt{l: l}} {
-		seen := call{name: c[0].name, key: fmt.Sprint("seen ", i), algebra: c[0].algebra}
+		seen := call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: fmt.Sprint("seen ", i)}
 		if l.books.look(&seen, w, by); known(l, &seen) != w.Layout {
 			t.Errorf("what %T has seen is not known", by)
 		}
@@ -122,7 +123,7 @@ func TestPagesAreOfBoundedNumber(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
 	for i := range mostPages/w.Shards + 1000 {
-		l.books.look(&call{name: c[0].name, key: fmt.Sprint(i), algebra: c[0].algebra}, w, nil)
+		l.books.look(&call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: fmt.Sprint(i)}, w, nil)
 	}
 	n := 0
 	for _, k := range l.books.of {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // What is refused is refused before anything is sent: nothing listens here.
@@ -104,7 +106,7 @@ func expectedDenialDoesNotJoin(t *testing.T) {
 func TestAllot(t *testing.T) {
 	t.Parallel()
 	of := func(capacity float64, row int32, count, owed float64) call {
-		return call{algebra: algebra{capacity: capacity}, shard: row, count: count, owed: owed}
+		return call{Ask: algebra.Ask{Rule: algebra.Rule{Capacity: capacity}, Count: count}, shard: row, owed: owed}
 	}
 	type piece struct {
 		shard       int32
@@ -135,7 +137,7 @@ func TestAllot(t *testing.T) {
 			own, parts = allot(parts, n)
 			var pieces []piece
 			for _, p := range own {
-				pieces = append(pieces, piece{p.shard, p.count, p.owed})
+				pieces = append(pieces, piece{p.shard, p.Count, p.owed})
 			}
 			got = append(got, pieces)
 		}

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"math"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // State is a balance: Value tokens at TS. A negative Value is owed by reservations. For a fixed
@@ -62,11 +64,11 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 }
 
 // stored checks a State, and returns it as the row to decide on at now.
-func (c *call) stored(s State, now time.Time) (balance, error) {
+func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	if y := now.UTC().Year(); y < 1 || y > 9999 {
-		return balance{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
+		return algebra.Balance{}, &InvalidError{Limit: c.name, Field: "now", Value: now, Want: "a year from 1 to 9999"}
 	}
-	b := balance{}
+	b := algebra.Balance{}
 	if s.TS.IsZero() && (s.Value != 0 || !s.PausedUntil.IsZero()) {
 		return b, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "the TS that the Value belongs to, or the zero State"}
 	}
@@ -74,99 +76,45 @@ func (c *call) stored(s State, now time.Time) (balance, error) {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
 			return b, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
-		b = balance{true, s.Value, s.TS.UnixMicro(), open, s.Delay.Microseconds(), s.Moved}
+		b = algebra.Balance{Exists: true, Value: s.Value, TS: s.TS.UnixMicro(), PausedUntil: algebra.Open, Delay: s.Delay.Microseconds(), Moved: s.Moved}
 	}
 	if !s.PausedUntil.IsZero() {
 		if y := s.PausedUntil.UTC().Year(); y < 1 || y > 9999 {
 			return b, &InvalidError{Limit: c.name, Field: "State", Value: s, Want: "a PausedUntil with a year from 1 to 9999"}
 		}
-		b.pausedUntil = min(s.PausedUntil.UnixMicro(), endOfTime)
+		b.PausedUntil = min(s.PausedUntil.UnixMicro(), algebra.EndOfTime)
 	}
 	return b, nil
 }
 
-// balance is a row as it was read.
-type balance struct {
-	exists      bool
-	value       float64
-	ts          int64
-	pausedUntil int64 // or open
-	delay       int64
-	moved       float64
-}
-
-// open is the pausedUntil of a balance that is not paused.
-const open = math.MinInt64
-
-// since is the instant from which tokens flow in again: ts, or the end of the pause.
-func (b balance) since() int64 { return max(b.ts, b.pausedUntil) }
-
-// at returns the balance refilled up to now. Its ts never moves back, and a pause that is over is
-// removed.
-func (a *algebra) at(b balance, now int64) balance {
-	if !b.exists {
-		return balance{true, a.capacity, now, open, 0, 0}
-	}
-	b.value, b.ts = a.refilled(b.value, b.since(), now), max(b.ts, now)
-	if b.pausedUntil <= now {
-		b.pausedUntil = open
-	}
-	return b
-}
-
-// decide decides as TAKE and LOOK do together. It computes the RetryAt from the row as it is
-// stored, as the take at that time will do. From a balance refilled up to now it would round
-// differently.
-func (c *call) decide(b balance, now int64) Decision {
-	after, ok := c.grants(c.at(b, now))
-	if ok {
-		return c.granted(after)
-	}
-	if c.within > 0 {
-		guess := float64(max(now, b.since())) + (c.demand()-b.value)*float64(c.period)/c.rate
-		at := search(now, endOfTime, guess, func(t int64) bool { _, ok := c.grants(c.at(b, t)); return ok })
-		return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(at)}
-	}
-	from := now
-	if !c.pausable() {
-		from = max(now, b.pausedUntil)
-	}
-	return Decision{State: c.state(c.at(b, now)), RetryAt: fromMicro(c.earliest(b.value, b.since(), from, c.count, c.least()))}
-}
-
-// grants reports whether a balance that was refilled up to now grants the call, and returns the
-// balance after it.
-func (c *call) grants(b balance) (after balance, ok bool) {
-	after = b
-	after.value -= c.count
-	switch {
-	case !(after.value >= c.least()):
-		return after, false
-	case !c.pausable():
-		return after, after.pausedUntil == open
-	}
-	return after, !c.bounded || c.repaid(c.line(after), c.within)
+func (c *call) decide(b algebra.Balance, now int64) Decision {
+	v := c.Decide(b, now)
+	return c.decision(&v)
 }
 
 // granted returns the Decision for a take that has left b.
-func (c *call) granted(b balance) Decision {
-	d := Decision{OK: true, State: c.state(b)}
-	line := c.line(b).value
-	switch since := b.since(); {
-	case line < 0:
-		run := c.earliest(line, since, since, 0, 0)
-		d.RunAt, d.PacedAt = fromMicro(run), fromMicro(c.paced(-line, c.count-c.credited(), since, run))
-	case b.pausedUntil != open:
-		d.RunAt = fromMicro(b.pausedUntil)
-		d.PacedAt = d.RunAt
+func (c *call) granted(b algebra.Balance) Decision {
+	v := c.Granted(b)
+	return c.decision(&v)
+}
+
+func (c *call) decision(v *algebra.Verdict) Decision {
+	d := Decision{OK: v.OK, State: c.state(v.After)}
+	switch {
+	case !v.OK:
+		d.RetryAt = fromMicro(v.RetryAt)
+	case v.Ahead:
+		d.RunAt, d.PacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
 	}
 	return d
 }
 
-func (c *call) state(b balance) State {
-	s := State{Value: b.value, TS: fromMicro(c.windowStart(b.ts)), Delay: time.Duration(b.delay) * time.Microsecond, Moved: b.moved}
-	if b.pausedUntil != open {
-		s.PausedUntil = fromMicro(b.pausedUntil)
+func (c *call) state(b algebra.Balance) State {
+	s := State{Value: b.Value, TS: fromMicro(c.WindowStart(b.TS)), Delay: time.Duration(b.Delay) * time.Microsecond, Moved: b.Moved}
+	if b.PausedUntil != algebra.Open {
+		s.PausedUntil = fromMicro(b.PausedUntil)
 	}
 	return s
 }
+
+func fromMicro(us int64) time.Time { return time.UnixMicro(us).UTC() }

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"sync"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // denials remembers which rows denied calls lately, to know when LOOK should go before TAKE.
@@ -31,9 +33,9 @@ type denial struct {
 	decision Decision
 	told     time.Time
 	at       int64
-	rule     algebra
+	rule     algebra.Rule
 	count    float64
-	ahead    ahead
+	ahead    algebra.Ahead
 	answers  bool // the same call may be answered with the decision
 }
 
@@ -47,15 +49,6 @@ const mostDenials = 10_000
 // row returns the row of c, for which its callers queue.
 func (c *call) row() row { return row{c.name, c.key, c.shard} }
 
-// demand is the lowest balance that grants the call.
-func (c *call) demand() float64 {
-	least := c.least()
-	if c.within > 0 {
-		least = max(least, -c.comes(c.within)-c.credited())
-	}
-	return c.count + least
-}
-
 // expected reports whether one of the calls is likely to be denied.
 func (d *denials) expected(calls []call) bool {
 	d.mu.Lock()
@@ -64,7 +57,7 @@ func (d *denials) expected(calls []call) bool {
 		return false
 	}
 	for i := range calls {
-		if e, ok := d.rows[calls[i].row()]; ok && calls[i].demand() >= e.demand && time.Now().Before(e.until) {
+		if e, ok := d.rows[calls[i].row()]; ok && calls[i].Demand() >= e.demand && time.Now().Before(e.until) {
 			return true
 		}
 	}
@@ -89,7 +82,7 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if decision.OK {
-		if e, ok := d.rows[c.row()]; ok && c.demand() >= e.demand { // a grant of less says nothing about more
+		if e, ok := d.rows[c.row()]; ok && c.Demand() >= e.demand { // a grant of less says nothing about more
 			delete(d.rows, c.row())
 		}
 		return
@@ -100,13 +93,13 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	if len(d.rows) >= mostDenials {
 		d.drop()
 	}
-	until, demand := decision.RetryAt, c.demand()
-	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.pausable() { // until then every count is denied
+	until, demand := decision.RetryAt, c.Demand()
+	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.Pausable() { // until then every count is denied
 		until, demand = paused, 0
 	}
 	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
 	now := time.Now()
-	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.algebra, c.count, c.ahead, c.watched == d.changes+1}
+	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.Rule, c.Count, c.Ahead, c.watched == d.changes+1}
 }
 
 // answer returns the remembered denial for a call of one limit, if it is the same call and its
@@ -119,7 +112,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	d.mu.Lock()
 	e, ok := d.rows[c.row()]
 	d.mu.Unlock()
-	if !ok || !e.answers || e.count != c.count || e.ahead != c.ahead || e.rule != c.algebra {
+	if !ok || !e.answers || e.count != c.Count || e.ahead != c.Ahead || e.rule != c.Rule {
 		return Result{}, false
 	}
 	at := e.at + time.Since(e.told).Microseconds()
@@ -130,7 +123,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 		return Result{}, false
 	}
 	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // tokens have come, but too few
-		e.decision.State = c.state(c.at(b, at))
+		e.decision.State = c.state(c.At(b, at))
 	}
 	res := summarize(calls, []Decision{e.decision}, []int64{at}, requests)
 	res.recalled = true

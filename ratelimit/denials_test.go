@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 func deniedFor(d time.Duration) *Decision {
@@ -102,7 +104,7 @@ func TestFarRetryAtDoesNotOverflow(t *testing.T) {
 	t.Parallel()
 	var d denials
 	calls := resolved(t, apples.For("x"))
-	d.note(&calls[0], &Decision{RetryAt: time.UnixMicro(endOfTime)}, -endOfTime)
+	d.note(&calls[0], &Decision{RetryAt: time.UnixMicro(algebra.EndOfTime)}, -algebra.EndOfTime)
 	if !d.expected(calls) {
 		t.Error("not expected")
 	}
@@ -117,7 +119,7 @@ func TestDenialsAreOfBoundedNumber(t *testing.T) {
 	var d denials
 	most := 0
 	for i := range 3*mostDenials + 1 {
-		c := call{name: "limit", key: fmt.Sprint(i), count: 1}
+		c := call{Ask: algebra.Ask{Count: 1}, name: "limit", key: fmt.Sprint(i)}
 		d.note(&c, deniedFor(time.Hour), noon)
 		most = max(most, len(d.rows))
 		if !d.expected([]call{c}) {
@@ -132,10 +134,10 @@ func TestDenialsAreOfBoundedNumber(t *testing.T) {
 func TestExpiredDenialsAreDroppedFirst(t *testing.T) {
 	t.Parallel()
 	var d denials
-	live := call{name: "limit", key: "live", count: 1}
+	live := call{Ask: algebra.Ask{Count: 1}, name: "limit", key: "live"}
 	d.note(&live, deniedFor(time.Hour), noon)
 	for i := range mostDenials {
-		d.note(&call{name: "limit", key: fmt.Sprint(i), count: 1}, deniedFor(0), noon)
+		d.note(&call{Ask: algebra.Ask{Count: 1}, name: "limit", key: fmt.Sprint(i)}, deniedFor(0), noon)
 	}
 	if !d.expected([]call{live}) || len(d.rows) > mostDenials/2 {
 		t.Errorf("the live one of %d was dropped", len(d.rows))
@@ -149,7 +151,7 @@ func TestDenialsAreSafeForConcurrentUse(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for j := range 500 {
-				c := call{name: "limit", key: fmt.Sprint((i + j) % 20), count: 1}
+				c := call{Ask: algebra.Ask{Count: 1}, name: "limit", key: fmt.Sprint((i + j) % 20)}
 				d.note(&c, &Decision{OK: j%3 == 0, RetryAt: time.UnixMicro(noon + 1e9)}, noon)
 				d.expected([]call{c})
 				if j%7 == 0 {

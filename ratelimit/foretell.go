@@ -1,6 +1,10 @@
 package ratelimit
 
-import "time"
+import (
+	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
+)
 
 // Foretell is [Decide] for a whole call: the Result that [Limiter.RateLimit] would return at now if
 // state returned the balances, and the balances after the call, in the order of the requests. Use
@@ -19,7 +23,7 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 			states[j] = s
 		}
 	}
-	balances := make(map[place]balance, len(calls))
+	balances := make(map[place]algebra.Balance, len(calls))
 	for i := range calls {
 		c := &calls[i]
 		b, err := c.stored(state(c.name, c.key), now)
@@ -27,7 +31,7 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 			return Result{}, nil, err
 		}
 		balances[c.place()] = b
-		leave(c, c.state(c.at(b, at)))
+		leave(c, c.state(c.At(b, at)))
 	}
 	res, err := beside(calls, len(requests), false, func(calls []call) (Result, error) {
 		decisions, readings := make([]Decision, len(calls)), make([]int64, len(calls))
@@ -38,10 +42,10 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 		}
 		for i := range calls {
 			c, d := &calls[i], &decisions[i]
-			before := c.at(balances[c.place()], at)
+			before := c.At(balances[c.place()], at)
 			if ok {
-				after, _ := c.grants(before)
-				c.taken, c.owed, c.delay, c.moved = after.since(), -after.value, after.delay, after.moved
+				after, _ := c.Grants(before)
+				c.taken, c.owed, c.delay, c.moved = after.Since(), -after.Value, after.Delay, after.Moved
 				leave(c, d.State)
 			} else { // a denial takes from none, so each keeps its balance
 				d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}

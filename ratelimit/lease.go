@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // Leases. A lease takes blocks of tokens from the row of a limit and key, and hands them out from
@@ -133,14 +135,14 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 	c := &calls[0]
 	s := &Lease{
 		l: l, a: l.Autocommit(pool), request: request, calls: calls,
-		most: cfg.Block, least: c.capacity * smallest, outer: outerKey{pool}, base: time.Now(),
+		most: cfg.Block, least: c.Capacity * algebra.Smallest, outer: outerKey{pool}, base: time.Now(),
 	}
 	switch {
 	case s.most == 0:
-		s.most = min(c.capacity, max(1, c.capacity/10))
-	case !(s.most > 0) || s.most > c.capacity:
+		s.most = min(c.Capacity, max(1, c.Capacity/10))
+	case !(s.most > 0) || s.most > c.Capacity:
 		return nil, &InvalidError{Limit: c.name, Field: "LeaseConfig.Block", Value: s.most,
-			Want: fmt.Sprintf("a number of tokens above 0 and at most the capacity of %v, or 0 for the default", c.capacity)}
+			Want: fmt.Sprintf("a number of tokens above 0 and at most the capacity of %v, or 0 for the default", c.Capacity)}
 	}
 	return s, nil
 }
@@ -247,7 +249,7 @@ func (s *Lease) errClosed() error {
 // check refuses a count that cannot be taken.
 func (s *Lease) check(n float64) error {
 	c := s.calls[0]
-	if c.count = n; !(n > 0) {
+	if c.Count = n; !(n > 0) {
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, Want: "more than 0 tokens"}
 	}
 	return c.checkCount()
@@ -292,7 +294,7 @@ func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	at, retryAt := d.at+(now-d.told)/1000, d.retryAt
 	if n != d.n {
 		since := max(d.at, d.paused)
-		retryAt = c.earliest(d.value, since, since, n, 0)
+		retryAt = c.Earliest(d.value, since, since, n, 0)
 		if n > d.n {
 			retryAt = max(retryAt, d.retryAt)
 		}

@@ -42,7 +42,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			return err
 		}
 		give := func(n float64) error {
-			c.used = c.count - n
+			c.used = c.Count - n
 			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement { return s.l.giveOf(c, c.used, true) })
 			return err
 		}
@@ -54,7 +54,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			if err := x.run(ctx, []*statement{look}); err != nil {
 				return err
 			}
-			if r := look.balance(); r.ts == b.at && r.value == min(b.rule.capacity, b.value+(c.count-(c.count-n))) {
+			if r := look.balance(); r.TS == b.at && r.Value == min(b.rule.Capacity, b.value+(c.Count-(c.Count-n))) {
 				return give(rest)
 			}
 		}

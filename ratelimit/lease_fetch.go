@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 const (
@@ -289,7 +291,7 @@ func (s *Lease) round(f *flight) {
 		s.arrive(f, res, sent, now)
 	default:
 		o := &res.Outcomes[0]
-		s.denied = refusal{n: o.call.count, retryAt: res.RetryAt.UnixMicro(), value: o.Value, at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
+		s.denied = refusal{n: o.call.Count, retryAt: res.RetryAt.UnixMicro(), value: o.Value, at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
 		s.calm = now + int64(blockLasts)
 	}
 }
@@ -338,7 +340,7 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 // rest in hand.
 func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 	blocks := s.blocks(res, sent)
-	there := res.Outcomes[0].call.count
+	there := res.Outcomes[0].call.Count
 	for _, w := range f.batch {
 		if w.missing > there {
 			break
@@ -368,11 +370,11 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 func (s *Lease) blocks(res Result, sent int64) []*block {
 	c := *res.Outcomes[0].call
 	if c.parts == nil {
-		return []*block{newBlock(c, c.algebra, balance{value: -c.owed, ts: res.At.UnixMicro()}, sent)}
+		return []*block{newBlock(c, c.Rule, algebra.Balance{Value: -c.owed, TS: res.At.UnixMicro()}, sent)}
 	}
 	blocks := make([]*block, len(c.parts))
 	for k, p := range c.parts {
-		blocks[k] = newBlock(p, p.algebra, p.after, sent)
+		blocks[k] = newBlock(p, p.Rule, p.after, sent)
 	}
 	return blocks
 }

@@ -7,14 +7,16 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // leased is a row, by the algebra, and what several leases have of it in hand. Time is virtual, in nanoseconds, and each lease's
 // clock began at another time.
 type leased struct {
-	a      algebra
+	a      algebra.Rule
 	now    int64
-	row    balance
+	row    algebra.Balance
 	hands  []*holding
 	giving []*giving
 	taken  []event // handed out for good
@@ -47,13 +49,13 @@ func (m *leased) say(format string, args ...any) {
 }
 
 // take takes n from the row, if it has as much.
-func (m *leased) take(n float64) (balance, bool) {
+func (m *leased) take(n float64) (algebra.Balance, bool) {
 	at := m.row
-	at.value, at.ts = m.a.refilled(m.row.value, m.row.ts, m.micros()), max(m.row.ts, m.micros())
-	if at.value < n {
+	at.Value, at.TS = m.a.Refilled(m.row.Value, m.row.TS, m.micros()), max(m.row.TS, m.micros())
+	if at.Value < n {
 		return m.row, false
 	}
-	at.value -= n
+	at.Value -= n
 	m.row = at
 	return at, true
 }
@@ -75,21 +77,21 @@ func (m *leased) inHand() float64 {
 }
 
 func (m *leased) check(t *rapid.T) {
-	has, hand := m.a.refilled(m.row.value, m.row.ts, m.micros()), m.inHand()
-	if has+hand > m.a.capacity*(1+1e-9) {
+	has, hand := m.a.Refilled(m.row.Value, m.row.TS, m.micros()), m.inHand()
+	if has+hand > m.a.Capacity*(1+1e-9) {
 		for _, line := range m.log {
 			t.Log(line)
 		}
-		t.Fatalf("at %d the row has %v, and %v are in hand: more than the capacity of %v", m.now, has, hand, m.a.capacity)
+		t.Fatalf("at %d the row has %v, and %v are in hand: more than the capacity of %v", m.now, has, hand, m.a.Capacity)
 	}
 }
 
 // flows is what may flow in between two times, in microseconds.
 func (m *leased) flows(from, to int64) float64 {
-	if m.a.windowed {
-		return m.a.rate * float64(m.a.window(to)-m.a.window(from))
+	if m.a.Windowed {
+		return m.a.Rate * float64(m.a.Window(to)-m.a.Window(from))
 	}
-	return m.a.rate * float64(to-from) / float64(m.a.period)
+	return m.a.Rate * float64(to-from) / float64(m.a.Period)
 }
 
 // What lies in the row and what is in hand is never more than the capacity, and in no interval is more handed out than the
@@ -106,12 +108,12 @@ func leasedHistory(t *rapid.T) {
 	capacity := rapid.Float64Range(1, 100).Draw(t, "capacity")
 	fill := rapid.Int64Range(10_000, 20_000_000).Draw(t, "microseconds to fill")
 	m := &leased{now: noon * 1000}
-	m.a = algebra{capacity: capacity, rate: capacity, period: fill}
+	m.a = algebra.Rule{Capacity: capacity, Rate: capacity, Period: fill}
 	if rapid.Bool().Draw(t, "window") {
 		parts := rapid.Int64Range(1, 4).Draw(t, "windows to fill")
-		m.a = algebra{windowed: true, capacity: capacity, rate: capacity / float64(parts), period: fill / parts, origin: anchor}
+		m.a = algebra.Rule{Windowed: true, Capacity: capacity, Rate: capacity / float64(parts), Period: fill / parts, Origin: algebra.Anchor}
 	}
-	m.row = balance{exists: true, value: capacity, ts: m.micros(), pausedUntil: open}
+	m.row = algebra.Balance{Exists: true, Value: capacity, TS: m.micros(), PausedUntil: algebra.Open}
 	first := m.micros()
 
 	share := func(name string) float64 { return rapid.Float64Range(0, 1).Draw(t, name) }
@@ -127,15 +129,15 @@ func leasedHistory(t *rapid.T) {
 			sent := m.now + ahead - 1000 - rapid.Int64Range(0, 50_000_000).Draw(t, "under way")
 			n := capacity * share("of the capacity")
 			if left, ok := m.take(n); ok {
-				c := call{algebra: m.a, count: n}
+				c := call{Ask: algebra.Ask{Rule: m.a, Count: n}}
 				m.hands = append(m.hands, &holding{block: newBlock(c, m.a, left, sent), ahead: ahead})
-				m.say("takes %v, leaves %v", n, left.value)
+				m.say("takes %v, leaves %v", n, left.Value)
 			}
 		case what == 2: // somebody else takes
 			n := capacity * share("of the capacity")
 			if _, ok := m.take(n); ok {
 				m.taken = append(m.taken, event{m.micros(), n})
-				m.say("other takes %v, leaves %v", n, m.row.value)
+				m.say("other takes %v, leaves %v", n, m.row.Value)
 			}
 		case len(m.hands) == 0:
 		case what == 3: // a lease hands out
@@ -173,14 +175,14 @@ func leasedHistory(t *rapid.T) {
 			}
 			as := m.row
 			n := g.n
-			if as.ts == g.b.at && as.value == g.b.value {
+			if as.TS == g.b.at && as.Value == g.b.value {
 				n = max(n, g.most)
 			}
-			if m.a.windowed && m.a.window(as.ts) > m.a.window(g.b.at) {
+			if m.a.Windowed && m.a.Window(as.TS) > m.a.Window(g.b.at) {
 				n = 0 // as giveSQL has it
 			}
-			m.row.value = max(m.row.value, min(m.a.capacity, m.row.value+n))
-			m.say("gives back %v: %v", n, m.row.value)
+			m.row.Value = max(m.row.Value, min(m.a.Capacity, m.row.Value+n))
+			m.say("gives back %v: %v", n, m.row.Value)
 			return true
 		})
 		m.check(t)
@@ -189,7 +191,7 @@ func leasedHistory(t *rapid.T) {
 		sum := 0.0
 		for j := i; j < len(m.taken); j++ {
 			sum += m.taken[j].n
-			if most := m.a.capacity + m.flows(m.taken[i].at, m.taken[j].at); sum > most*(1+1e-9) {
+			if most := m.a.Capacity + m.flows(m.taken[i].at, m.taken[j].at); sum > most*(1+1e-9) {
 				t.Fatalf("%v were handed out between %d and %d: at most %v", sum, m.taken[i].at-first, m.taken[j].at-first, most)
 			}
 		}
@@ -204,7 +206,7 @@ func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	at := func(after time.Duration) int64 { return int64(after) }
 	for _, tc := range []struct {
 		name  string
-		rule  algebra
+		rule  algebra.Rule
 		took  float64
 		left  float64
 		after time.Duration
@@ -223,7 +225,7 @@ func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	} {
 		// As it is looked at for the first time, and as it is looked at all the time.
 		for _, looks := range []time.Duration{0, 1, 7} {
-			b := newBlock(call{algebra: tc.rule, count: tc.took}, tc.rule, balance{value: tc.left, ts: noon}, 0)
+			b := newBlock(call{Ask: algebra.Ask{Rule: tc.rule, Count: tc.took}}, tc.rule, algebra.Balance{Value: tc.left, TS: noon}, 0)
 			used := 0.0
 			for i := range looks {
 				b.spoil(at(tc.after*(i+1)/looks), &used)

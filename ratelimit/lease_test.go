@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // aPool is a pool that connects to nothing: who asks it for a connection fails.
@@ -38,8 +40,8 @@ func aLease(t testing.TB, cfg Config, request Request) *Lease {
 // fill puts n tokens into the hand that have left the row at value.
 func (s *Lease) fill(n, value float64) {
 	c := s.calls[0]
-	c.count, c.owed = n, -value
-	b := newBlock(c, c.algebra, balance{value: value, ts: time.Now().UnixMicro()}, s.before())
+	c.Count, c.owed = n, -value
+	b := newBlock(c, c.Rule, algebra.Balance{Value: value, TS: time.Now().UnixMicro()}, s.before())
 	s.hand = append(s.hand, b)
 	s.sweep(s.now())
 }
@@ -104,7 +106,7 @@ func TestBadLeasesAreRefused(t *testing.T) {
 // arrives is an answer to the fetch that is under way, of count tokens: they left the row at value.
 func (s *Lease) arrives(f *flight, count, value float64) {
 	c := s.calls[0]
-	c.count, c.owed = count, -value
+	c.Count, c.owed = count, -value
 	s.arrive(f, Result{OK: true, At: time.Now(), Outcomes: []Outcome{{call: &c}}}, s.before(), s.now())
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -33,7 +34,7 @@ type Limit struct {
 
 type definition struct {
 	name    string
-	rule    algebra
+	rule    algebra.Rule
 	bounded bool // its rule has a MaxReserved
 	shards  int
 	shadow  bool
@@ -50,7 +51,9 @@ var defined sync.Map // name -> *definition
 // per definition, because each conversion to any allocates.
 type ruleArgs struct{ name, capacity, rate, period any }
 
-func (a *algebra) args(name string) *ruleArgs { return &ruleArgs{name, a.capacity, a.rate, a.period} }
+func argsOf(name string, a *algebra.Rule) *ruleArgs {
+	return &ruleArgs{name, a.Capacity, a.Rate, a.Period}
+}
 
 // Option changes a limit: see [Shards], [Shadow] and [SettleWithin].
 type Option func(*definition)
@@ -136,12 +139,12 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	if d.shadow {
 		d.name += shadowed
 	}
-	d.args = a.args(d.name)
+	d.args = argsOf(d.name, &a)
 	d.bounded = bounded(rule)
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
 	}
-	d.shards = a.mostShards(d.shards)
+	d.shards = a.MostShards(d.shards)
 	if d.settle < time.Second || d.settle > mostSettle {
 		return Limit{}, &InvalidError{Limit: name, Field: "SettleWithin", Value: d.settle, Want: "a second to ten years"}
 	}
@@ -177,17 +180,17 @@ func (l Limit) Rule() Rule {
 		return nil
 	}
 	a := &l.def.rule
-	capacity, period := a.capacity, time.Duration(a.period)*time.Microsecond
+	capacity, period := a.Capacity, time.Duration(a.Period)*time.Microsecond
 	var reserved *float64
 	if l.def.bounded {
-		reserved = Tokens(a.debt)
+		reserved = Tokens(a.Debt)
 	}
-	if !a.windowed {
-		return TokenBucket{a.rate, period, &capacity, reserved}
+	if !a.Windowed {
+		return TokenBucket{a.Rate, period, &capacity, reserved}
 	}
-	w := FixedWindow{Rate: a.rate, Period: period, Capacity: &capacity, MaxReserved: reserved}
-	if !a.phased {
-		w.Start = fromMicro(a.origin)
+	w := FixedWindow{Rate: a.Rate, Period: period, Capacity: &capacity, MaxReserved: reserved}
+	if !a.Phased {
+		w.Start = fromMicro(a.Origin)
 	}
 	return w
 }
@@ -211,9 +214,9 @@ func (l Limit) For(key string) Request { return Request{def: l.def, key: key, ke
 // Global returns a request for one token of a limit without keys, which has one balance.
 func (l Limit) Global() Request { return Request{def: l.def, count: 1} }
 
-func compileRule(name string, rule Rule) (algebra, error) {
+func compileRule(name string, rule Rule) (algebra.Rule, error) {
 	if v := reflect.ValueOf(rule); rule == nil || v.Kind() == reflect.Pointer && v.IsNil() {
-		return algebra{}, &InvalidError{Limit: name, Field: "rule", Value: nil, Want: "a TokenBucket or a FixedWindow"}
+		return algebra.Rule{}, &InvalidError{Limit: name, Field: "rule", Value: nil, Want: "a TokenBucket or a FixedWindow"}
 	}
 	a, invalid := rule.compile()
 	if invalid != nil {

@@ -12,28 +12,15 @@ func (t Take) Behind(other Take) bool {
 	if t.Limit != other.Limit || t.Key != other.Key || t.row != other.row || !t.Ahead() {
 		return false
 	}
-	if !t.rule.paces(&other.rule) {
+	if !t.rule.Paces(&other.rule) {
 		mine, _ := t.RunAt(State{})
 		others, _ := other.RunAt(State{})
 		return mine.After(others)
 	}
 	// Each place in the line is the number of tokens that come before it since the line began. Only
 	// differences matter, and float64 is exact enough for them.
-	flowed := t.rule.flows(other.since+t.delay-other.delay, t.since)
+	flowed := t.rule.Flows(other.since+t.delay-other.delay, t.since)
 	return t.owed-other.owed+t.moved-other.moved+flowed > 0
-}
-
-// paces reports whether another rule repays a debt at the same instants as a.
-func (a *algebra) paces(other *algebra) bool {
-	return a.windowed == other.windowed && a.rate == other.rate && a.period == other.period && (!a.windowed || a.origin == other.origin)
-}
-
-// flows returns how many tokens flow in between two instants; below 0 if to is the earlier one.
-func (a *algebra) flows(from, to int64) float64 {
-	if a.windowed {
-		return float64(a.rate * float64(a.window(to)-a.window(from)))
-	}
-	return float64(a.rate*float64(to-from)) / float64(a.period)
 }
 
 // definitionDelay is how long after its definition a rule begins to count for work that already
@@ -54,21 +41,21 @@ func (t Take) Redefined(s State, now time.Time) (Take, bool) {
 	}
 	d := v.(*definition) //nolint:forcetypeassert // nothing else is stored
 	rule := d.rule
-	if rule.phased {
-		rule.setOrigin(phase(t.Limit, t.Key, rule.period))
+	if rule.Phased {
+		rule.SetOrigin(phase(t.Limit, t.Key, rule.Period))
 	}
 	layout, i := shard.Address(t.row)
-	shares := rule.shares(layout.Shards)
-	rule = *shares.of(i)
+	shares := rule.Shares(layout.Shards)
+	rule = *shares.Of(i)
 	age := time.Since(d.at) - definitionDelay
-	if age < 0 || rule.paces(&t.rule) {
+	if age < 0 || rule.Paces(&t.rule) {
 		return t, false
 	}
 	put := s.Delay.Microseconds() - t.delay
 	owed := t.owed - (s.Moved - t.moved)
 	since := t.since + put // from then on it was repaid, with all pauses added
 	from := max(since, now.Add(-age).UnixMicro())
-	if owed -= max(0, t.rule.flows(since, from)); owed <= 0 {
+	if owed -= max(0, t.rule.Flows(since, from)); owed <= 0 {
 		return t, false // it was due before
 	}
 	t.rule, t.owed, t.since, t.moved, t.delay = rule, owed, from, s.Moved, s.Delay.Microseconds()

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // Querier is a pool, a connection or a transaction of pgx.
@@ -81,7 +83,7 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
 		s.Moved = moved.Float64
 		if paused.Valid { // a limit with several homes has several: the latest counts
-			if until := fromMicro(min(paused.Time.UnixMicro(), endOfTime)); until.After(s.PausedUntil) {
+			if until := fromMicro(min(paused.Time.UnixMicro(), algebra.EndOfTime)); until.After(s.PausedUntil) {
 				s.PausedUntil = until
 			}
 		}

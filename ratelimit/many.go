@@ -6,6 +6,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // many is a statement over many rows, and the rows that it is about.
@@ -26,7 +28,7 @@ type standing struct {
 	made    bool    // and the row was inserted
 	locked  bool    // by this transaction
 	found   bool    // the row exists
-	left    balance
+	left    algebra.Balance
 	at      int64 // the clock when it was read
 	changed bool
 }
@@ -72,9 +74,9 @@ func rulesOf(rows []*standing) (capacities, rates []float64, periods []int64, or
 	capacities, rates = make([]float64, n), make([]float64, n)
 	periods, origins = make([]int64, n), make([]pgtype.Timestamptz, n)
 	for i, r := range rows {
-		capacities[i], rates[i], periods[i] = r.c.capacity, r.c.rate, r.c.period
-		if r.c.windowed {
-			origins[i] = pgtype.Timestamptz{Time: fromMicro(r.c.origin), Valid: true}
+		capacities[i], rates[i], periods[i] = r.c.Capacity, r.c.Rate, r.c.Period
+		if r.c.Windowed {
+			origins[i] = pgtype.Timestamptz{Time: fromMicro(r.c.Origin), Valid: true}
 		}
 	}
 	return capacities, rates, periods, origins
@@ -134,10 +136,10 @@ func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*stan
 		values := make([]float64, len(rows))
 		times, pauses := make([]pgtype.Timestamptz, len(rows)), make([]pgtype.Timestamptz, len(rows))
 		for i, r := range rows {
-			values[i] = r.left.value
-			times[i] = pgtype.Timestamptz{Time: fromMicro(r.left.ts), Valid: true}
-			if r.left.pausedUntil != open {
-				pauses[i] = pgtype.Timestamptz{Time: fromMicro(r.left.pausedUntil), Valid: true}
+			values[i] = r.left.Value
+			times[i] = pgtype.Timestamptz{Time: fromMicro(r.left.TS), Valid: true}
+			if r.left.PausedUntil != algebra.Open {
+				pauses[i] = pgtype.Timestamptz{Time: fromMicro(r.left.PausedUntil), Valid: true}
 			}
 		}
 		names, keys := placesOf(rows)
@@ -247,4 +249,4 @@ func (s *many) read(rows pgx.Rows) error {
 }
 
 // closed reports whether the row is closed, because the limit has shards.
-func (r *standing) closed() bool { return r.found && isClosed(r.left.value) }
+func (r *standing) closed() bool { return r.found && isClosed(r.left.Value) }

@@ -24,9 +24,8 @@ package ratelimit
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //	table.go         the name of the table of balances
 //
-// The arithmetic, without a database:
+// The arithmetic, without a database, is package internal/algebra. What gives it words:
 //
-//	algebra.go       refill, windows, RetryAt and RunAt of one balance
 //	decide.go        Decide: the outcome of a request for a balance
 //	foretell.go      Foretell: the same for a call of several limits
 //	line.go          which work waits behind which, and when it may run after a rule has changed

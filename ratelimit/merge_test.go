@@ -34,7 +34,7 @@ func TestRequestsForOneBalanceAreAddedUp(t *testing.T) {
 	var got []short
 	var indexes [][]int
 	for _, c := range calls {
-		got = append(got, short{c.name, c.key, c.count})
+		got = append(got, short{c.name, c.key, c.Count})
 		indexes = append(indexes, c.indexes)
 	}
 	if want := []short{{"apples", "x", 3}, {"pears", "x", 7}, {"pears", "y", 1}}; !slices.Equal(got, want) {
@@ -86,7 +86,7 @@ func TestRequestsForOneBalanceMustAgree(t *testing.T) {
 	}
 	// Rules that mean the same agree, however they are written.
 	calls := resolved(t, apples.For("x"), apples.For("x").Rule(&TokenBucket{Rate: 10, Period: time.Minute, Capacity: Tokens(10)}))
-	if len(calls) != 1 || calls[0].count != 2 {
+	if len(calls) != 1 || calls[0].Count != 2 {
 		t.Errorf("%+v", calls)
 	}
 }
@@ -96,7 +96,7 @@ func TestKeylessBalanceIsOfItsOwn(t *testing.T) {
 	if calls := resolved(t, apples.Global(), apples.For("x")); len(calls) != 2 {
 		t.Errorf("%+v", calls)
 	}
-	if calls := resolved(t, apples.Global(), apples.Global()); len(calls) != 1 || calls[0].count != 2 {
+	if calls := resolved(t, apples.Global(), apples.Global()); len(calls) != 1 || calls[0].Count != 2 {
 		t.Errorf("%+v", calls)
 	}
 }
@@ -136,7 +136,7 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 				}
 				seen[i], sum = true, sum+requests[i].count
 			}
-			if sum != c.count {
+			if sum != c.Count {
 				t.Fatalf("%+v: counts add up to %v", c, sum)
 			}
 		}
@@ -150,7 +150,7 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 			shuffled[i] = requests[j]
 		}
 		again, err := resolveAll(shuffled)
-		if err != nil || !slices.EqualFunc(calls, again, func(a, b call) bool { return a.row() == b.row() && a.count == b.count }) {
+		if err != nil || !slices.EqualFunc(calls, again, func(a, b call) bool { return a.row() == b.row() && a.Count == b.Count }) {
 			t.Fatalf("%+v, shuffled %+v, %v", calls, again, err)
 		}
 	})
@@ -198,10 +198,10 @@ func FuzzRequests(f *testing.F) {
 		}
 		sum, indexes := 0.0, 0
 		for _, c := range calls {
-			if !(c.count >= 0) || c.capacity-c.count < c.least() {
+			if !(c.Count >= 0) || c.Capacity-c.Count < c.Least() {
 				t.Fatalf("%+v can never be granted", c)
 			}
-			sum, indexes = sum+c.count, indexes+len(c.indexes)
+			sum, indexes = sum+c.Count, indexes+len(c.indexes)
 		}
 		if sum != n1+n2 || indexes != 2 || (len(calls) == 1) != (key1 == key2) {
 			t.Fatalf("%v %v: %+v", n1, n2, calls)

@@ -64,7 +64,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	}
 	// What is to be given back is each row once, in the order in which it was locked.
 	taken, err := r.taken()
-	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool { return a.row() == b.row() && a.count == b.count }) {
+	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool { return a.row() == b.row() && a.Count == b.Count }) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)
 	}
 }

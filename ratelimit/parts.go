@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // part is what is to be taken from one shard.
@@ -25,9 +27,9 @@ type plan struct {
 // tokens from the fullest shards, or reserves in several so that their lines stay level. With ahead
 // it only reserves. It uses several shards only if free allows each; nil allows all.
 func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p plan, ok bool) {
-	shares := c.shares(w.Shards)
+	shares := c.Shares(w.Shards)
 	most, share := c.largest(&shares)
-	if most < share && most*float64(w.Shards) >= c.count {
+	if most < share && most*float64(w.Shards) >= c.Count {
 		if p, ok := c.planBy(w, now, ahead, free, shares, most); ok {
 			return p, true
 		}
@@ -37,30 +39,30 @@ func (c *call) plan(w *whole, now int64, ahead bool, free func(int) bool) (p pla
 
 // planBy is plan for parts of at most so many tokens, unless they must be larger.
 func (c *call) planBy(
-	w *whole, now int64, ahead bool, free func(int) bool, shares shares, most float64,
+	w *whole, now int64, ahead bool, free func(int) bool, shares algebra.Shares, most float64,
 ) (p plan, ok bool) {
 	there := make([]part, 0, w.Shards)
 	var loose []part // the shards that are not paused
 	row := c.of(w.Layout, 0)
 	var values []float64
-	left := -c.count
+	left := -c.Count
 	for i := range w.Shards {
-		row.algebra, row.leave = *shares.of(i), c.leaves(w.Shards, i)
-		b := row.at(w.rows[i], now)
-		values = append(values, b.value)
-		left += max(0, b.value)
-		if one := (part{shard: i, count: b.value - row.leave, most: shares.each.capacity}); free == nil || free(i) {
-			if there = append(there, one); b.pausedUntil == open {
+		row.Rule, row.Leave = *shares.Of(i), c.leaves(w.Shards, i)
+		b := row.At(w.rows[i], now)
+		values = append(values, b.Value)
+		left += max(0, b.Value)
+		if one := (part{shard: i, count: b.Value - row.Leave, most: shares.Each.Capacity}); free == nil || free(i) {
+			if there = append(there, one); b.PausedUntil == algebra.Open {
 				loose = append(loose, one)
 			}
 		}
-		if c.count <= most || b.value >= c.count || w.Shards == 1 || !c.pausable() {
-			if _, ok := row.grants(b); ok {
+		if c.Count <= most || b.Value >= c.Count || w.Shards == 1 || !c.Pausable() {
+			if _, ok := row.Grants(b); ok {
 				p.able = append(p.able, i)
 			}
 		}
 	}
-	if w.Shards > 1 && left < c.leave && c.leave > 0 {
+	if w.Shards > 1 && left < c.Leave && c.Leave > 0 {
 		return plan{}, false
 	}
 	if len(p.able) > 0 {
@@ -71,7 +73,7 @@ func (c *call) planBy(
 		return p, false
 	}
 	if !ahead {
-		if p.parts, ok = gather(loose, c.count); ok {
+		if p.parts, ok = gather(loose, c.Count); ok {
 			for k := range p.parts {
 				q := &p.parts[k]
 				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the second may be rounded
@@ -79,14 +81,14 @@ func (c *call) planBy(
 			return p, true
 		}
 	}
-	if !c.pausable() {
+	if !c.Pausable() {
 		return p, false
 	}
 	// Use few rows, but so many that none has to give more than half a share unless it has more
 	// tokens than others: then their lines can be level. If MaxReserved is nearly reached, more
 	// shards may have room when these have not.
 	slices.SortStableFunc(there, byCount)
-	if k := math.Ceil(c.count / min(most, shares.each.capacity/2)); 1 < k && k < float64(len(there)) {
+	if k := math.Ceil(c.Count / min(most, shares.Each.Capacity/2)); 1 < k && k < float64(len(there)) {
 		if p, ok := c.planAhead(w, now, there[:int(k)]); ok {
 			return p, true
 		}
@@ -103,18 +105,18 @@ func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
 		for _, q := range there {
 			room += q.most
 		}
-		if len(there) == 0 || room < c.count && len(there) < w.Shards {
+		if len(there) == 0 || room < c.Count && len(there) < w.Shards {
 			return plan{}, false
 		}
-		p.parts = level(there, c.count)
+		p.parts = level(there, c.Count)
 		var denied []int
 		for k := range p.parts {
 			q := &p.parts[k]
 			row := c.take(w.Layout, q.shard, q.count)
-			if _, ok := row.grants(row.at(w.rows[q.shard], now)); !ok {
+			if _, ok := row.Grants(row.At(w.rows[q.shard], now)); !ok {
 				denied = append(denied, q.shard)
 			}
-			q.least = max(q.least, row.least())
+			q.least = max(q.least, row.Least())
 		}
 		if len(denied) == 0 {
 			return p, true

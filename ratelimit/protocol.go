@@ -161,7 +161,7 @@ func (l *Limiter) gives(takes []*statement) []*statement {
 	var gives []*statement
 	for _, s := range takes {
 		if s.found {
-			gives = append(gives, l.giveOf(s.c, 0, s.c.atOnce() && !s.c.credit))
+			gives = append(gives, l.giveOf(s.c, 0, s.c.atOnce() && !s.c.Credit))
 		}
 	}
 	return gives
@@ -188,7 +188,7 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 			return Result{}, false
 		}
 		b := takes[i].balance()
-		decisions[i], at[i] = calls[i].granted(b), b.ts
+		decisions[i], at[i] = calls[i].granted(b), b.TS
 	}
 	res := summarize(calls, decisions, at, requests)
 	res.id = newID(res.At.UnixMicro())
@@ -299,7 +299,7 @@ func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
 	}
 	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
 		for i := range decisions { // a denial takes from none, so each keeps its balance
-			decisions[i].State = calls[i].state(calls[i].at(looks[i].balance(), at[i]))
+			decisions[i].State = calls[i].state(calls[i].At(looks[i].balance(), at[i]))
 			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
 		}
 	}

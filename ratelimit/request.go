@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -126,16 +127,14 @@ func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 
 // call is a request that was checked, and the row that it is for.
 type call struct {
-	algebra
+	algebra.Ask
 	name, key string
 	shard     int32
-	count     float64
-	ahead
-	indexes []int // the positions of the requests that were merged into it
-	taken   int64 // once granted: the row's time after the take; 0 if nothing was taken
-	delay   int64 // the row's delay then
-	moved   float64
-	owed    float64 // what the row owed after the take; below 0, what it had left
+	indexes   []int // the positions of the requests that were merged into it
+	taken     int64 // once granted: the row's time after the take; 0 if nothing was taken
+	delay     int64 // the row's delay then
+	moved     float64
+	owed      float64 // what the row owed after the take; below 0, what it had left
 
 	args *ruleArgs // the algebra as arguments; nil if they were not made yet
 
@@ -146,16 +145,16 @@ type call struct {
 	settle  int64  // how many microseconds after it may run it can be settled; 0: settleWithin
 	watched uint64 // denials.changes + 1 when denials.watch saw the call, or 0
 
-	shards int     // how many the limit should have; 0 for a call for a single row
-	parts  []call  // once granted by shards: what was taken from each
-	after  balance // the row as the take left it; set only in parts
-	used   float64 // how much of the count was used, when it is settled
-	most   float64 // how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
+	shards int             // how many the limit should have; 0 for a call for a single row
+	parts  []call          // once granted by shards: what was taken from each
+	after  algebra.Balance // the row as the take left it; set only in parts
+	used   float64         // how much of the count was used, when it is settled
+	most   float64         // how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
 }
 
 // stamp records what the take left in the row: what giving back and settling need later.
-func (c *call) stamp(b balance) {
-	c.taken, c.owed, c.delay, c.moved, c.after = b.since(), -b.value, b.delay, b.moved, b
+func (c *call) stamp(b algebra.Balance) {
+	c.taken, c.owed, c.delay, c.moved, c.after = b.Since(), -b.Value, b.Delay, b.Moved, b
 }
 
 // took returns one call for each row that was taken from.
@@ -166,48 +165,8 @@ func (c *call) took() []call {
 	return []call{*c}
 }
 
-// ahead is how far ahead of its tokens a call may be granted.
-type ahead struct {
-	reserve bool
-	bounded bool  // by within
-	within  int64 // the most microseconds from the decision until it may run
-	credit  bool  // it need not wait for its own tokens
-	leave   float64
-	before  float64 // of a batch: what all its calls except the last take. See RateLimitMany.
-}
-
-// pausable reports whether the call may be granted for later, and so also during a pause.
-func (a *ahead) pausable() bool { return a.reserve && (!a.bounded || a.within > 0) }
-
-// least is the lowest balance that the take may leave. No call may owe more than 2^40 times its
-// count: in a deeper debt float64 would round the count away, and the call would get its tokens for
-// nothing.
-func (c *call) least() float64 {
-	least := c.floor(c.pausable()) - c.credited() + c.leave
-	if n := c.count - c.before; c.reserve && n > 0 {
-		least = max(least, -n/smallest)
-	}
-	return least
-}
-
-// credited is the part of the count that the call does not wait for, and later callers do. In a
-// batch each call waits for the calls before it, so it is only what the last call takes.
-func (c *call) credited() float64 {
-	if c.credit {
-		return c.count - c.before
-	}
-	return 0
-}
-
-// line returns the balance that has to reach 0 before the work may run: what the take has left,
-// without what it took on credit.
-func (c *call) line(b balance) balance {
-	b.value += c.credited()
-	return b
-}
-
 // atOnce reports whether the work could run at once, without waiting for debts of earlier callers.
-func (c *call) atOnce() bool { return c.owed-c.credited() <= 0 }
+func (c *call) atOnce() bool { return c.owed-c.Credited() <= 0 }
 
 func errNoLimit() error {
 	return &InvalidError{Field: "limit", Value: plain("the zero Limit"), Want: "one made by Define or MustDefine"}
@@ -218,14 +177,14 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{algebra: r.def.rule, name: name, key: r.key, shard: alone, count: r.count, ahead: ahead{reserve: r.reserve, credit: r.credit, leave: r.leave}, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
+	c := call{Ask: algebra.Ask{Rule: r.def.rule, Count: r.count, Ahead: algebra.Ahead{Reserve: r.reserve, Credit: r.credit, Leave: r.leave}}, name: name, key: r.key, shard: alone, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
 		if err != nil {
 			return c, err
 		}
-		c.algebra, c.args, c.ruled = a, nil, true
+		c.Rule, c.args, c.ruled = a, nil, true
 	}
 	if r.keyed {
 		if err := badKey(name, r.key); err != nil {
@@ -236,16 +195,16 @@ func (r Request) resolve() (call, error) {
 		if r.within < 0 {
 			return c, &InvalidError{Limit: name, Field: "Within", Value: r.within, Want: "0 or more"}
 		}
-		c.bounded, c.within = true, r.within.Microseconds()
+		c.Bounded, c.Within = true, r.within.Microseconds()
 	}
-	if c.leave != 0 && (c.reserve || c.credit) {
+	if c.Leave != 0 && (c.Reserve || c.Credit) {
 		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "no Leave with OrReserve, Within or OnCredit"}
 	}
-	if c.credit && !c.reserve {
-		c.reserve, c.bounded = true, true
+	if c.Credit && !c.Reserve {
+		c.Reserve, c.Bounded = true, true
 	}
-	if c.phased {
-		c.setOrigin(phase(name, r.key, c.period))
+	if c.Phased {
+		c.SetOrigin(phase(name, r.key, c.Period))
 	}
 	return c, c.inShadow(c.checkCount())
 }
@@ -265,29 +224,29 @@ func badKey(limit, key string) error {
 }
 
 func (c *call) checkCount() error {
-	n, waits := c.count, c.count // waits is how many tokens must come before the work may run
-	if c.credit {
-		n, waits = max(c.before, c.count-c.before), c.before
+	n, waits := c.Count, c.Count // waits is how many tokens must come before the work may run
+	if c.Credit {
+		n, waits = max(c.Before, c.Count-c.Before), c.Before
 	}
 	switch {
-	case !(n >= 0 && c.count >= 0):
-		return &InvalidError{Limit: c.name, Field: "count", Value: c.count, Want: "0 or more tokens"}
-	case c.pausable() && !(c.capacity-n >= -c.debt):
+	case !(n >= 0 && c.Count >= 0):
+		return &InvalidError{Limit: c.name, Field: "count", Value: c.Count, Want: "0 or more tokens"}
+	case c.Pausable() && !(c.Capacity-n >= -c.Debt):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
-			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v", c.capacity+c.debt, c.capacity, c.debt)}
-	case !c.pausable() && n > c.capacity:
+			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v", c.Capacity+c.Debt, c.Capacity, c.Debt)}
+	case !c.Pausable() && n > c.Capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
-			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.capacity)}
-	case c.leave != 0 && !(c.leave > 0 && c.capacity-n >= c.leave):
-		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.leave, never: true,
-			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.capacity-n, n)}
-	case c.within > 0 && !(c.capacity-waits >= -c.always(c.within)):
-		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.capacity-waits >= -c.comes(c.within)),
+			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.Capacity)}
+	case c.Leave != 0 && !(c.Leave > 0 && c.Capacity-n >= c.Leave):
+		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.Leave, never: true,
+			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.Capacity-n, n)}
+	case c.Within > 0 && !(c.Capacity-waits >= -c.Always(c.Within)):
+		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.Capacity-waits >= -c.Comes(c.Within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v plus what flows in within any %v, or a longer Within",
-				c.capacity+c.always(c.within), c.capacity, time.Duration(c.within)*time.Microsecond)}
-	case n > 0 && n < c.capacity*smallest:
+				c.Capacity+c.Always(c.Within), c.Capacity, time.Duration(c.Within)*time.Microsecond)}
+	case n > 0 && n < c.Capacity*algebra.Smallest:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n,
-			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding", c.capacity)}
+			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding", c.Capacity)}
 	}
 	return nil
 }
@@ -333,25 +292,25 @@ func merge(requests []Request, of []int) ([]call, error) {
 			merged = append(merged, c)
 			continue
 		}
-		if c.algebra != last.algebra {
+		if c.Rule != last.Rule {
 			return nil, errUnlike(&c, "the same rule in both")
 		}
-		if c.reserve != last.reserve {
+		if c.Reserve != last.Reserve {
 			return nil, errUnlike(&c, "OrReserve in both or in none")
 		}
-		if c.bounded != last.bounded || c.within != last.within {
+		if c.Bounded != last.Bounded || c.Within != last.Within {
 			return nil, errUnlike(&c, "the same Within in both")
 		}
-		if c.credit != last.credit {
+		if c.Credit != last.Credit {
 			return nil, errUnlike(&c, "OnCredit in both or in none")
 		}
-		if c.leave != last.leave {
+		if c.Leave != last.Leave {
 			return nil, errUnlike(&c, "the same Leave in both")
 		}
 		if of != nil && of[c.indexes[0]] != of[last.indexes[len(last.indexes)-1]] {
-			last.before = last.count
+			last.Before = last.Count
 		}
-		last.count += c.count
+		last.Count += c.Count
 		last.indexes = append(last.indexes, c.indexes...)
 		if err := last.inShadow(last.checkCount()); err != nil {
 			return nil, err

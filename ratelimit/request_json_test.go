@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 func TestARequestGoesThroughJSON(t *testing.T) {
@@ -58,7 +60,7 @@ func TestALimitTellsItsRule(t *testing.T) {
 			TokenBucket{Rate: 10, Period: time.Second, Capacity: Tokens(0), MaxReserved: Tokens(0)}},
 		{FixedWindow{Rate: 10, Period: time.Second}, FixedWindow{Rate: 10, Period: time.Second, Capacity: Tokens(10)}},
 		{FixedWindow{Rate: 10, Period: time.Hour, MaxReserved: Tokens(7), Start: start},
-			FixedWindow{Rate: 10, Period: time.Hour, Capacity: Tokens(10), MaxReserved: Tokens(7), Start: fromMicro(anchor).Add(4*time.Minute + 5*time.Second)}},
+			FixedWindow{Rate: 10, Period: time.Hour, Capacity: Tokens(10), MaxReserved: Tokens(7), Start: fromMicro(algebra.Anchor).Add(4*time.Minute + 5*time.Second)}},
 	} {
 		limit := MustDefine("tellsItsRule", c.given)
 		if got := limit.Rule(); !reflect.DeepEqual(got, c.want) {

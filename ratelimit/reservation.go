@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/jsontext"
 	"github.com/weir-go/weir/shard"
 )
@@ -33,15 +34,15 @@ type Take struct {
 	Limit, Key string
 	Count      float64
 
-	rule   algebra // the rule of the take; for a shard, its share
-	row    int32   // the shard
-	since  int64   // the row's time
-	owed   float64 // what the row owed after the take; below 0, what it had left
-	delay  int64   // the row's, then
-	moved  float64 // likewise
-	credit bool    // taken on credit: later callers wait for the debt, not this take
-	ruled  bool    // with a rule of the request's own, so that redefining the limit changes nothing
-	settle int64   // how many microseconds after it may run it can be settled; 0: settleWithin
+	rule   algebra.Rule // the rule of the take; for a shard, its share
+	row    int32        // the shard
+	since  int64        // the row's time
+	owed   float64      // what the row owed after the take; below 0, what it had left
+	delay  int64        // the row's, then
+	moved  float64      // likewise
+	credit bool         // taken on credit: later callers wait for the debt, not this take
+	ruled  bool         // with a rule of the request's own, so that redefining the limit changes nothing
+	settle int64        // how many microseconds after it may run it can be settled; 0: settleWithin
 }
 
 // Reservation returns what the call took from enforced limits, each time with the same id. A Result
@@ -61,9 +62,9 @@ func (r Result) Reservation() Reservation {
 
 // receipt returns the Take of a row.
 func (c *call) receipt() Take {
-	rule := c.algebra
-	rule.phased, rule.debt = false, 0 // settling needs neither, and JSON keeps neither
-	return Take{c.name, c.key, c.count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.credit, c.ruled, c.settle}
+	rule := c.Rule
+	rule.Phased, rule.Debt = false, 0 // settling needs neither, and JSON keeps neither
+	return Take{c.name, c.key, c.Count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.Credit, c.ruled, c.settle}
 }
 
 // Again returns a reservation with the same takes and a new id, for another attempt at the same
@@ -87,8 +88,8 @@ func newID(at int64) (id uuid.UUID) {
 // call returns the call that the take was made with.
 func (t *Take) call() call {
 	return call{
-		algebra: t.rule, name: t.Limit, key: t.Key, count: t.Count, shard: t.row,
-		ahead: ahead{credit: t.credit}, ruled: t.ruled, settle: t.settle, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
+		Ask:  algebra.Ask{Rule: t.rule, Count: t.Count, Ahead: algebra.Ahead{Credit: t.credit}},
+		name: t.Limit, key: t.Key, shard: t.row, ruled: t.ruled, settle: t.settle, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
 
@@ -110,14 +111,14 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 		put = s.Delay.Microseconds() - t.delay
 	}
 	if owed > 0 {
-		run = t.rule.earliest(-owed, t.since, t.since, 0, 0)
+		run = t.rule.Earliest(-owed, t.since, t.since, 0, 0)
 		own := t.Count
 		if t.credit {
 			own = 0
 		}
-		paced = t.rule.paced(owed, own, t.since, run)
+		paced = t.rule.Paced(owed, own, t.since, run)
 	}
-	runAt, pacedAt = fromMicro(min(run+put, endOfTime)), fromMicro(min(paced+put, endOfTime))
+	runAt, pacedAt = fromMicro(min(run+put, algebra.EndOfTime)), fromMicro(min(paced+put, algebra.EndOfTime))
 	for _, t := range []*time.Time{&runAt, &pacedAt} {
 		if t.Before(s.PausedUntil) {
 			*t = s.PausedUntil
@@ -158,7 +159,7 @@ func (r *Reservation) until() time.Time {
 		run, _ := t.RunAt(State{})
 		last = max(last, run.UnixMicro()+cmp.Or(t.settle, settleWithin.Microseconds()))
 	}
-	return fromMicro(min(last, endOfTime))
+	return fromMicro(min(last, algebra.EndOfTime))
 }
 
 // home returns the key under which the settlement is recorded: the least of the keys that the
@@ -212,11 +213,11 @@ func (t *Take) appendJSON(b []byte) []byte {
 	float(t.owed)
 	float(t.moved)
 	integer(t.delay)
-	float(t.rule.rate)
-	integer(t.rule.period)
-	float(t.rule.capacity)
-	if t.rule.windowed {
-		integer(t.rule.origin)
+	float(t.rule.Rate)
+	integer(t.rule.Period)
+	float(t.rule.Capacity)
+	if t.rule.Windowed {
+		integer(t.rule.Origin)
 	}
 	if t.credit {
 		b = append(b, ",true"...)
@@ -234,9 +235,9 @@ func (t *Take) appendJSON(b []byte) []byte {
 // [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
-	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.rate, &u.rule.period, &u.rule.capacity}
+	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
 	bucket := len(a)
-	a = append(a, &u.rule.origin)
+	a = append(a, &u.rule.Origin)
 	var raw []json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
 		return err
@@ -259,7 +260,7 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 	if len(raw) != bucket && len(raw) != len(a) {
 		return badTake(fmt.Sprintf("an array of %d", len(raw)), fmt.Sprintf("an array of %d, or of %d for a window, and true on credit", bucket, len(a)))
 	}
-	u.rule.windowed = len(raw) == len(a)
+	u.rule.Windowed = len(raw) == len(a)
 	for i := range raw {
 		if err := json.Unmarshal(raw[i], a[i]); err != nil {
 			return err
@@ -270,15 +271,15 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		return badTake(shorten(u.Limit+" "+u.Key), "a limit and a key")
 	case !(u.Count >= 0 && u.Count <= 2*maxTokens):
 		return badTake(fmt.Sprintf("of %v tokens", u.Count), "a number that can have been granted")
-	case !(u.rule.rate > 0 && u.rule.rate <= maxTokens && u.rule.capacity >= 0 && u.rule.capacity <= maxTokens && u.rule.period > 0 && u.rule.period <= math.MaxInt64/1000):
-		return badTake(fmt.Sprintf("by a rule of %v in %d µs up to %v", u.rule.rate, u.rule.period, u.rule.capacity), "one that can have been defined")
+	case !(u.rule.Rate > 0 && u.rule.Rate <= maxTokens && u.rule.Capacity >= 0 && u.rule.Capacity <= maxTokens && u.rule.Period > 0 && u.rule.Period <= math.MaxInt64/1000):
+		return badTake(fmt.Sprintf("by a rule of %v in %d µs up to %v", u.rule.Rate, u.rule.Period, u.rule.Capacity), "one that can have been defined")
 	case !(math.Abs(u.owed) <= math.MaxFloat64/4 && math.Abs(u.moved) <= math.MaxFloat64/4):
 		return badTake(fmt.Sprintf("owing %v, after %v", u.owed, u.moved), "numbers of tokens")
-	case u.delay < -endOfTime || u.delay > endOfTime:
+	case u.delay < -algebra.EndOfTime || u.delay > algebra.EndOfTime:
 		return badTake(fmt.Sprintf("put off by %d µs", u.delay), "less than ten thousand years")
 	case !shard.IsRow(u.row):
 		return badTake(fmt.Sprintf("from row %d", u.row), "a shard that there can be")
-	case u.since < -endOfTime || u.since > endOfTime || u.rule.origin < -endOfTime || u.rule.origin > endOfTime:
+	case u.since < -algebra.EndOfTime || u.since > algebra.EndOfTime || u.rule.Origin < -algebra.EndOfTime || u.rule.Origin > algebra.EndOfTime:
 		return badTake("at another time", "microseconds since the Unix epoch")
 	}
 	*t = u

@@ -23,7 +23,7 @@ func anyTake(t *rapid.T) Take {
 		return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "?") + strings.Repeat("x", least)
 	}
 	rule := anyAlgebra(t)
-	rule.phased, rule.debt = false, 0
+	rule.Phased, rule.Debt = false, 0
 	number := rapid.OneOf(rapid.SampledFrom([]float64{0, 1, 0.1, 1.0 / 3, 1 << 53, math.Copysign(0, -1)}), rapid.Float64Range(-1e15, 1e15))
 	take := Take{
 		Limit: text("limit", 1, MaxNameBytes/4), Key: text("key", 0, MaxKeyBytes/4),
@@ -89,7 +89,7 @@ func TestOnlyAGrantHasAReservation(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	for i, take := range res.Takes {
-		if take.Limit != calls[i].name || take.Key != "x" || take.Count != calls[i].count {
+		if take.Limit != calls[i].name || take.Key != "x" || take.Count != calls[i].Count {
 			t.Errorf("%+v of %+v", take, calls[i])
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // resetKeySQL is resetSQL for all balances of a key. There are few names of limits, and it finds
@@ -78,7 +80,7 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if l.portable {
 		sql = l.sql.resetKeyHere
 	}
-	reset := &statement{sql: sql, args: []any{key, float64(full), l.now()}, once: new(bool)}
+	reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
 	if err := x.run(ctx, []*statement{reset}); err != nil {
 		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
 	}

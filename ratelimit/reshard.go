@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -42,7 +43,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 		return err
 	}
 	for i := range calls {
-		if most := calls[i].mostShards(n); most < n {
+		if most := calls[i].MostShards(n); most < n {
 			return &InvalidError{Limit: calls[i].name, Field: "number of shards", Value: n, Want: fmt.Sprintf("at most %d: each must have a token, "+
 				"and of a window as many whole ones as the others", most)}
 		}
@@ -62,7 +63,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	// The row of a limit without shards is locked before all others: a caller that knows of no
 	// shards may have locked it, and goes on to the head and the shards.
 	single := c.of(shard.Single, 0)
-	single.count = 0
+	single.Count = 0
 	first := l.giveOf(&single, 0, false)
 	if err := x.run(ctx, []*statement{first, head}); err != nil {
 		return err
@@ -72,7 +73,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		return errHead(head.answer.value.Float64)
 	}
 	if first.found && !first.closed() && old != shard.Single { // it did not exist, and must stay closed
-		if err := x.run(ctx, []*statement{l.close(single, balance{pausedUntil: open})}); err != nil {
+		if err := x.run(ctx, []*statement{l.close(single, algebra.Balance{PausedUntil: algebra.Open})}); err != nil {
 			return err
 		}
 	}
@@ -91,44 +92,44 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	for i := range rows {
 		rows[i] = c.of(old, i)
 		locks[i] = l.chargeOf(&rows[i], 0)
-		locks[i].args[3] = float64(full) // for a missing row: more than a used row can have
+		locks[i].args[3] = float64(algebra.Full) // for a missing row: more than a used row can have
 	}
 	if err := x.run(ctx, locks); err != nil {
 		return err
 	}
 	used := old == shard.Single && !first.found
-	was := make([]balance, len(rows))
+	was := make([]algebra.Balance, len(rows))
 	for i, s := range locks {
 		b := s.balance()
-		if isClosed(b.value) {
-			b.value = full // it did not exist
+		if isClosed(b.Value) {
+			b.Value = algebra.Full // it did not exist
 		}
-		used = used || old != shard.Single && b.value < full
-		b.value = min(b.value, rows[i].capacity)
+		used = used || old != shard.Single && b.Value < algebra.Full
+		b.Value = min(b.Value, rows[i].Capacity)
 		was[i] = b
 	}
 	puts := make([]*statement, 0, len(rows)+n+1)
 	for i, b := range was {
 		puts = append(puts, l.close(rows[i], b))
 	}
-	for i, b := range merged(rows, was, n, c.capacity) {
+	for i, b := range merged(rows, was, n, c.Capacity) {
 		if !used {
-			b.value = full
+			b.Value = algebra.Full
 		}
 		row := c.of(to, i)
 		puts = append(puts, l.put(&row, b))
 	}
 	top := *c
-	top.shard, top.algebra, top.args = headRow, algebra{period: 1}, nil
-	puts = append(puts, l.put(&top, balance{value: to.Number(), ts: was[0].ts, pausedUntil: open}))
+	top.shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
+	puts = append(puts, l.put(&top, algebra.Balance{Value: to.Number(), TS: was[0].TS, PausedUntil: algebra.Open}))
 	return x.run(ctx, puts)
 }
 
 // close closes a row that has balance b. Work that waits in it keeps its time, by the row's delay
 // and moved. The capacity becomes the debt, so that Prune can tell how long work may wait in it.
-func (l *Limiter) close(row call, b balance) *statement {
-	row.capacity, row.args = max(0, -b.value), nil
-	b.value = closed
+func (l *Limiter) close(row call, b algebra.Balance) *statement {
+	row.Capacity, row.args = max(0, -b.Value), nil
+	b.Value = closed
 	return l.put(&row, b)
 }
 
@@ -141,10 +142,10 @@ func (l *Limiter) close(row call, b balance) *statement {
 // with what they hold. Otherwise their lines end at different times, and work granted before the
 // last one ends would come on top of it. So the new shard is paused until then, and its balance
 // already includes what flows in meanwhile.
-func merged(rows []call, was []balance, n int, capacity float64) []balance {
+func merged(rows []call, was []algebra.Balance, n int, capacity float64) []algebra.Balance {
 	_, exp := math.Frexp(capacity)
 	unit := math.Ldexp(1, exp-44)
-	all := make([]balance, n)
+	all := make([]algebra.Balance, n)
 	type piece struct {
 		of, k  int // the k-th of the shards that the old one becomes
 		shares []shard.Overlap
@@ -152,34 +153,34 @@ func merged(rows []call, was []balance, n int, capacity float64) []balance {
 	pieces := make([][]piece, n)
 	now := int64(math.MinInt64)
 	for i := range rows {
-		now = max(now, was[i].ts)
+		now = max(now, was[i].TS)
 		shares := shard.Overlaps(len(rows), i, n)
 		for k, o := range shares {
 			pieces[o.Shard] = append(pieces[o.Shard], piece{i, k, shares})
 		}
 	}
 	for j, of := range pieces {
-		ends, first := int64(open), int64(math.MaxInt64)
+		ends, first := int64(algebra.Open), int64(math.MaxInt64)
 		for _, p := range of {
-			b, a := was[p.of], &rows[p.of].algebra
-			end := int64(open)
-			if b.value < 0 {
-				end = a.earliest(b.value, b.since(), b.since(), 0, 0)
+			b, a := was[p.of], &rows[p.of].Rule
+			end := int64(algebra.Open)
+			if b.Value < 0 {
+				end = a.Earliest(b.Value, b.Since(), b.Since(), 0, 0)
 			}
 			ends, first = max(ends, end), min(first, end)
 		}
-		at, until := now, int64(open)
+		at, until := now, int64(algebra.Open)
 		if first < ends {
 			at, until = ends, ends
 		}
-		all[j] = balance{exists: true, ts: now, pausedUntil: until}
+		all[j] = algebra.Balance{Exists: true, TS: now, PausedUntil: until}
 		for _, p := range of {
-			a := &rows[p.of].algebra
-			b := a.at(was[p.of], at)
-			b.ts, b.pausedUntil = now, was[p.of].pausedUntil
-			b.value = portion(b.value, p.shares, p.k, unit)
-			b.moved *= p.shares[p.k].Share
-			all[j] = all[j].and(b)
+			a := &rows[p.of].Rule
+			b := a.At(was[p.of], at)
+			b.TS, b.PausedUntil = now, was[p.of].PausedUntil
+			b.Value = portion(b.Value, p.shares, p.k, unit)
+			b.Moved *= p.shares[p.k].Share
+			all[j] = all[j].And(b)
 		}
 	}
 	return all
@@ -230,7 +231,7 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 	var puts []*statement
 	for i, s := range trip {
 		if s.closed() {
-			puts = append(puts, l.put(&rows[i], balance{value: full, pausedUntil: open}))
+			puts = append(puts, l.put(&rows[i], algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}))
 		}
 	}
 	return x.run(ctx, puts)

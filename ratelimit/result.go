@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // Result is the outcome of one call, over all of its requests: all granted, or none.
@@ -89,8 +91,8 @@ func (r Result) Err() error {
 	}
 	e := &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 	for _, o := range r.Outcomes {
-		if c := o.call; o.Limit == r.Limit && o.Key == r.Key && c != nil && c.pausable() && o.Value-c.count < -c.debt {
-			e.MaxReserved = c.debt
+		if c := o.call; o.Limit == r.Limit && o.Key == r.Key && c != nil && c.Pausable() && o.Value-c.Count < -c.Debt {
+			e.MaxReserved = c.Debt
 		}
 	}
 	return e
@@ -117,12 +119,12 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 		c, d := &calls[i], &decisions[i]
 		latest = max(latest, at[i])
 		var ends time.Time
-		if c.windowed {
-			ends = fromMicro(min(c.windowStart(at[i])+c.period, endOfTime))
+		if c.Windowed {
+			ends = fromMicro(min(c.WindowStart(at[i])+c.Period, algebra.EndOfTime))
 		}
 		for _, j := range c.indexes {
 			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow, Value: d.State.Value,
-				Capacity: c.capacity, Rate: c.rate, Period: time.Duration(c.period) * time.Microsecond, WindowEnds: ends,
+				Capacity: c.Capacity, Rate: c.Rate, Period: time.Duration(c.Period) * time.Microsecond, WindowEnds: ends,
 				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, paused: d.State.PausedUntil, call: c}
 		}
 		if !d.OK {

@@ -151,23 +151,23 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 // So back gives to the shards with the fewest tokens. A take that was reserved in a window goes to
 // the overlapping shards, because the debt of each decides how much comes back.
 func (c *call) back(w *whole) []call {
-	n := c.count - c.used
-	if n <= 0 || c.windowed && c.owed > 0 {
+	n := c.Count - c.used
+	if n <= 0 || c.Windowed && c.owed > 0 {
 		return c.follow(w.Layout)
 	}
 	from, _ := shard.Address(c.shard)
 	size := float64(from.Shards) / float64(w.Shards)
 	of := *c
-	of.capacity, of.rate, of.debt, of.args = c.capacity*size, c.rate*size, c.debt*size, nil
+	of.Capacity, of.Rate, of.Debt, of.args = c.Capacity*size, c.Rate*size, c.Debt*size, nil
 	there := make([]part, w.Shards)
 	for i := range there {
-		there[i] = part{shard: i, count: -of.at(w.rows[i], w.at).value, most: math.Inf(1)}
+		there[i] = part{shard: i, count: -of.At(w.rows[i], w.at).Value, most: math.Inf(1)}
 	}
 	var all []call
 	for _, p := range level(there, n) {
 		r, share := of, p.count/n
 		r.shard = w.Row(p.shard)
-		r.count, r.used, r.owed, r.moved = r.count*share, r.used*share, r.owed*share, r.moved*share
+		r.Count, r.used, r.owed, r.moved = r.Count*share, r.used*share, r.owed*share, r.moved*share
 		all = append(all, r)
 	}
 	return all

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // A Rule is the numbers of a limit: a [TokenBucket] or a [FixedWindow].
 type Rule interface {
 	// compile checks the rule. Its error has no limit's name yet: compileRule adds that.
-	compile() (algebra, *InvalidError)
+	compile() (algebra.Rule, *InvalidError)
 }
 
 // TokenBucket is a rule under which tokens flow in evenly: Rate tokens per Period, up to Capacity.
@@ -68,71 +70,59 @@ func Tokens[N ~int | ~int32 | ~int64 | ~float64](n N) *float64 {
 }
 
 const (
-	maxTokens = full                              // above it, float64 cannot represent every integer
+	maxTokens = algebra.Full                      // above it, float64 cannot represent every integer
 	maxDebt   = int64(1000*365.2425*24) * 3_600e6 // a thousand years, in microseconds
 	maxFill   = 5 * maxDebt
-	smallest  = 1.0 / (1 << 40)                  // relative to the capacity: a smaller count would be lost in rounding
-	anchor    = int64(1_577_836_800) * 1_000_000 // 2020-01-01: window origins are moved close to it, to be small numbers
 )
 
-func (r TokenBucket) compile() (algebra, *InvalidError) {
-	return compile(algebra{}, r.Rate, r.Period, r.Capacity, r.MaxReserved)
+func (r TokenBucket) compile() (algebra.Rule, *InvalidError) {
+	return compile(algebra.Rule{}, r.Rate, r.Period, r.Capacity, r.MaxReserved)
 }
 
-func (r FixedWindow) compile() (algebra, *InvalidError) {
-	a, err := compile(algebra{windowed: true}, r.Rate, r.Period, r.Capacity, r.MaxReserved)
+func (r FixedWindow) compile() (algebra.Rule, *InvalidError) {
+	a, err := compile(algebra.Rule{Windowed: true}, r.Rate, r.Period, r.Capacity, r.MaxReserved)
 	if err != nil {
 		return a, err
 	}
-	if a.phased = r.Start.IsZero(); a.phased {
+	if a.Phased = r.Start.IsZero(); a.Phased {
 		return a, nil
 	}
 	if y := r.Start.UTC().Year(); y < 1 || y > 9999 {
 		return a, &InvalidError{Field: "Start", Value: r.Start, Want: "a year from 1 to 9999"}
 	}
-	a.setOrigin(r.Start.UnixMicro())
+	a.SetOrigin(r.Start.UnixMicro())
 	return a, nil
 }
 
-// setOrigin sets the origin from the start of any window. It stores the start of the first window
-// at or after the anchor: the windows stay the same, and the numbers are small.
-func (a *algebra) setOrigin(start int64) {
-	d := (start - anchor) % a.period
-	if d < 0 {
-		d += a.period
-	}
-	a.origin = anchor + d
-}
-
-func compile(a algebra, rate float64, period time.Duration, capacity, maxReserved *float64) (algebra, *InvalidError) {
+func compile(a algebra.Rule, rate float64, period time.Duration, capacity, maxReserved *float64) (algebra.Rule, *InvalidError) {
 	switch {
 	case !(rate > 0) || rate > maxTokens: // NaN is neither above nor below
 		return a, &InvalidError{Field: "Rate", Value: rate, Want: "a number of tokens above 0 and at most 2^53"}
 	case period < time.Microsecond || period%time.Microsecond != 0:
 		return a, &InvalidError{Field: "Period", Value: period, Want: "a duration of whole microseconds, at least one"}
 	}
-	a.rate, a.period, a.capacity = rate, period.Microseconds(), rate
+	a.Rate, a.Period, a.Capacity = rate, period.Microseconds(), rate
 
 	if capacity != nil {
-		a.capacity = *capacity
+		a.Capacity = *capacity
 	}
-	if !(a.capacity >= 0) || a.capacity > maxTokens {
-		return a, &InvalidError{Field: "Capacity", Value: a.capacity, Want: "a number of tokens from 0 to 2^53, or unset for the Rate"}
+	if !(a.Capacity >= 0) || a.Capacity > maxTokens {
+		return a, &InvalidError{Field: "Capacity", Value: a.Capacity, Want: "a number of tokens from 0 to 2^53, or unset for the Rate"}
 	}
-	if a.toFill(a.capacity) > float64(maxFill) {
-		return a, &InvalidError{Field: "Capacity", Value: a.capacity,
+	if a.ToFill(a.Capacity) > float64(maxFill) {
+		return a, &InvalidError{Field: "Capacity", Value: a.Capacity,
 			Want: fmt.Sprintf("one that fills within five thousand years; at %v tokens in %v this takes longer", rate, period)}
 	}
 
-	a.debt = min(maxTokens, a.rate*math.Floor(float64(maxDebt)/float64(a.period)))
+	a.Debt = min(maxTokens, a.Rate*math.Floor(float64(maxDebt)/float64(a.Period)))
 	if maxReserved != nil {
-		a.debt = *maxReserved
+		a.Debt = *maxReserved
 	}
-	if !(a.debt >= 0) || a.debt > maxTokens {
-		return a, &InvalidError{Field: "MaxReserved", Value: a.debt, Want: "a number of tokens from 0 to 2^53, or unset for no bound"}
+	if !(a.Debt >= 0) || a.Debt > maxTokens {
+		return a, &InvalidError{Field: "MaxReserved", Value: a.Debt, Want: "a number of tokens from 0 to 2^53, or unset for no bound"}
 	}
-	if maxReserved != nil && a.toFill(a.debt) > float64(maxDebt) {
-		return a, &InvalidError{Field: "MaxReserved", Value: a.debt,
+	if maxReserved != nil && a.ToFill(a.Debt) > float64(maxDebt) {
+		return a, &InvalidError{Field: "MaxReserved", Value: a.Debt,
 			Want: fmt.Sprintf("a debt that is repaid within a thousand years; at %v tokens in %v this takes longer", rate, period)}
 	}
 	return a, nil
@@ -151,12 +141,4 @@ func bounded(r Rule) bool {
 		return r.MaxReserved != nil
 	}
 	return false
-}
-
-// toFill returns how many microseconds it takes until n tokens have come.
-func (a *algebra) toFill(n float64) float64 {
-	if a.windowed {
-		return math.Ceil(n/a.rate) * float64(a.period)
-	}
-	return n / a.rate * float64(a.period)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -81,10 +82,10 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 	}
 	return l.once(ctx, x, &r, counts, func(c *call) *statement {
 		switch {
-		case c.used < c.count:
+		case c.used < c.Count:
 			return l.giveOf(c, c.used, true)
-		case c.used > c.count:
-			return l.chargeOf(c, c.used-c.count)
+		case c.used > c.Count:
+			return l.chargeOf(c, c.used-c.Count)
 		}
 		return nil
 	})
@@ -94,7 +95,7 @@ func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []
 // excess is charged to the shards that have tokens. Otherwise one shard would go into debt while
 // others still have tokens, which would be granted on top.
 func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
-	over := func(c call) bool { return c.shard != alone && c.used > c.count }
+	over := func(c call) bool { return c.shard != alone && c.used > c.Count }
 	if !slices.ContainsFunc(rows, over) {
 		return rows, nil
 	}
@@ -105,8 +106,8 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 			if beyond[c.place()] == 0 {
 				limits = append(limits, c)
 			}
-			beyond[c.place()] += c.used - c.count
-			c.used = c.count
+			beyond[c.place()] += c.used - c.Count
+			c.used = c.Count
 		}
 		all = append(all, c)
 	}
@@ -118,19 +119,19 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 		c := &limits[i]
 		from, _ := shard.Address(c.shard)
 		size := float64(from.Shards) / float64(w.Shards)
-		c.capacity, c.rate, c.args = c.capacity*size, c.rate*size, nil
+		c.Capacity, c.Rate, c.args = c.Capacity*size, c.Rate*size, nil
 		there := make([]part, w.Shards)
 		for k := range there {
 			there[k] = part{shard: k, most: math.Inf(1)}
-			if b := w.rows[k]; b.exists {
-				there[k].count = c.at(b, w.at).value
+			if b := w.rows[k]; b.Exists {
+				there[k].count = c.At(b, w.at).Value
 			} else if k == 0 && w.Layout == shard.Single {
-				there[k].count = full // it was pruned, so it is full
+				there[k].count = algebra.Full // it was pruned, so it is full
 			}
 		}
 		for _, p := range level(there, beyond[c.place()]) {
 			r := *c
-			r.shard, r.count, r.used = w.Row(p.shard), 0, p.count
+			r.shard, r.Count, r.used = w.Row(p.shard), 0, p.count
 			all = append(all, r)
 		}
 	}
@@ -240,12 +241,12 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		return nil
 	}
 	calls := slices.Collect(maps.Values(rows))
-	after, charged := map[row]balance{}, map[row]float64{}
+	after, charged := map[row]algebra.Balance{}, map[row]float64{}
 	for round := 1; len(calls) > 0; round++ {
 		sortCalls(calls)
 		trip := make([]*statement, len(calls))
 		for i := range calls {
-			trip[i] = l.chargeOf(&calls[i], calls[i].count)
+			trip[i] = l.chargeOf(&calls[i], calls[i].Count)
 		}
 		if err := x.run(ctx, trip); err != nil {
 			return explain(ctx, err, "charge anew", calls)
@@ -259,7 +260,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			}
 			done = append(done, s)
 			after[s.c.row()] = s.balance()
-			charged[s.c.row()] += s.c.count
+			charged[s.c.row()] += s.c.Count
 		}
 		l.learn(x, done, calls)
 		if len(left) > 0 && round > 10*rounds {
@@ -272,7 +273,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 	}
 	ahead := map[row]float64{} // what is owed before the next reservation, minus the tokens that were there
 	for at, b := range after {
-		ahead[at] = -max(0, b.value+charged[at])
+		ahead[at] = -max(0, b.Value+charged[at])
 	}
 	for _, r := range reservations {
 		for i := range r.Takes {
@@ -280,7 +281,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			at := row{t.Limit, t.Key, t.row}
 			b := after[at]
 			ahead[at] += t.Count
-			t.since, t.owed, t.delay, t.moved = b.since(), ahead[at], b.delay, b.moved
+			t.since, t.owed, t.delay, t.moved = b.Since(), ahead[at], b.Delay, b.Moved
 		}
 	}
 	return nil
@@ -289,7 +290,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 // add adds what c took from its row to what others took from it. The rule is that of the first.
 func add(rows map[row]call, c call) {
 	if first, ok := rows[c.row()]; ok {
-		first.count += c.count
+		first.Count += c.Count
 		c = first
 	}
 	rows[c.row()] = c

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 func reservationOf(calls ...call) Reservation {
 	r := Reservation{ID: newID(noon)}
 	for _, c := range calls {
 		c.taken, c.owed = noon, -1
-		r.Takes = append(r.Takes, Take{Limit: c.name, Key: c.key, Count: c.count, rule: c.algebra, since: noon, owed: -1})
+		r.Takes = append(r.Takes, Take{Limit: c.name, Key: c.key, Count: c.Count, rule: c.Rule, since: noon, owed: -1})
 	}
 	return r
 }
@@ -97,10 +99,10 @@ func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
 // Work runs when its part of the debt is repaid by what flows in, and by what those before it give back.
 func TestATakeRunsByHowItsLimitStands(t *testing.T) {
 	t.Parallel()
-	bucket := resolved(t, apples.For("x").Rule(TokenBucket{Rate: 10, Period: 10 * time.Second}))[0].algebra
-	window := resolved(t, apples.For("x").Rule(FixedWindow{Rate: 10, Period: time.Minute, Start: at(0)}))[0].algebra
+	bucket := resolved(t, apples.For("x").Rule(TokenBucket{Rate: 10, Period: 10 * time.Second}))[0].Rule
+	window := resolved(t, apples.For("x").Rule(FixedWindow{Rate: 10, Period: time.Minute, Start: at(0)}))[0].Rule
 	for _, tc := range []struct {
-		rule         algebra
+		rule         algebra.Rule
 		owed         float64
 		state        State
 		run, pacedAt time.Duration

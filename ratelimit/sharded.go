@@ -109,7 +109,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 		case s.found:
 			if layout, i := shard.Address(s.row); s.row != s.c.shard {
 				l.books.disclaim(s.c, s.c.shard, x.session())
-				*s.c = s.whole.take(layout, i, s.c.count)
+				*s.c = s.whole.take(layout, i, s.c.Count)
 			}
 			s.c.stamp(s.balance())
 			l.books.took(s.c, s.balance(), x.session())
@@ -137,22 +137,22 @@ func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, request
 		c, b := a.c, a.sent[0].balance()
 		if c.parts = nil; a.layout == shard.Single {
 			c.stamp(b)
-			decisions[i], at[i] = c.granted(b), b.ts
+			decisions[i], at[i] = c.granted(b), b.TS
 			continue
 		}
 		for k, s := range a.sent {
 			c.parts = append(c.parts, *s.c)
 			if k > 0 {
-				b = b.and(s.balance())
+				b = b.And(s.balance())
 			}
 		}
 		c.stamp(b)
-		if total, known := l.books.total(c, b.ts); known {
-			b.value = total
+		if total, known := l.books.total(c, b.TS); known {
+			b.Value = total
 		} else if seen != nil && seen[i].Layout == a.layout { // the books get a new layout only after COMMIT
-			b.value = c.sum(seen[i].after(a.sent), b.ts).value
+			b.Value = c.sum(seen[i].after(a.sent), b.TS).Value
 		}
-		decisions[i], at[i] = c.grantedParts(c.parts, b), b.ts
+		decisions[i], at[i] = c.grantedParts(c.parts, b), b.TS
 	}
 	res := summarize(calls, decisions, at, requests)
 	res.id = l.idOf(calls, res.At.UnixMicro())

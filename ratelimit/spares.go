@@ -5,6 +5,8 @@ import (
 	"hash/maphash"
 	"maps"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // spares are the balances in memory on which a FailOpen decides in an outage, by its share of each
@@ -17,7 +19,7 @@ type spares struct {
 }
 
 type spare struct {
-	balance
+	algebra.Balance
 	full int64 // when it is full again, and can be forgotten
 }
 
@@ -54,7 +56,7 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 	for i := range calls {
 		c := &calls[i]
 		c.lessen(share)
-		if !(c.capacity-c.count >= c.leave) {
+		if !(c.Capacity-c.Count >= c.Leave) {
 			return Result{}, errShare
 		}
 		ids[i] = maphash.Comparable(s.seed, c.place())
@@ -62,7 +64,7 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 		if !known {
 			unknown++
 		}
-		decisions[i], times[i] = c.decide(b.balance, at), at
+		decisions[i], times[i] = c.decide(b.Balance, at), at
 	}
 	res := summarize(calls, decisions, times, requests)
 	if !res.OK {
@@ -73,9 +75,9 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 	}
 	for i := range calls {
 		c := &calls[i]
-		b := c.at(s.of[ids[i]].balance, at)
-		b.value -= c.count
-		s.of[ids[i]] = spare{b, c.earliest(b.value, b.ts, b.ts, 0, c.capacity)}
+		b := c.At(s.of[ids[i]].Balance, at)
+		b.Value -= c.Count
+		s.of[ids[i]] = spare{b, c.Earliest(b.Value, b.TS, b.TS, 0, c.Capacity)}
 	}
 	return res, nil
 }
@@ -83,8 +85,8 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 // lessen scales the call's limit to a share, and drops its options: it is granted now or not at
 // all.
 func (c *call) lessen(share float64) {
-	c.capacity, c.rate, c.debt = share*c.capacity, share*c.rate, 0
-	c.ahead = ahead{leave: share * c.leave}
+	c.Capacity, c.Rate, c.Debt = share*c.Capacity, share*c.Rate, 0
+	c.Ahead = algebra.Ahead{Leave: share * c.Leave}
 }
 
 // room reports whether n more keys fit into memory. At most once a second it first forgets balances

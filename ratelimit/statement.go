@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // statement is one statement, with room for the row that it answers with, if any.
@@ -53,14 +55,14 @@ func (s *statement) dest() []any {
 }
 
 // balance returns the row that the statement answered with.
-func (s *statement) balance() balance {
+func (s *statement) balance() algebra.Balance {
 	a := &s.answer
 	if !s.found || !a.value.Valid || !a.ts.Valid {
-		return balance{}
+		return algebra.Balance{}
 	}
-	b := balance{true, number(a.value.Float64), a.ts.Time.UnixMicro(), open, a.delay.Int64, a.moved.Float64}
+	b := algebra.Balance{Exists: true, Value: number(a.value.Float64), TS: a.ts.Time.UnixMicro(), PausedUntil: algebra.Open, Delay: a.delay.Int64, Moved: a.moved.Float64}
 	if a.paused.Valid {
-		b.pausedUntil = min(a.paused.Time.UnixMicro(), endOfTime)
+		b.PausedUntil = min(a.paused.Time.UnixMicro(), algebra.EndOfTime)
 	}
 	return b
 }
@@ -71,21 +73,21 @@ func number(value float64) float64 {
 	if value < math.Inf(1) {
 		return value
 	}
-	return full
+	return algebra.Full
 }
 
 func (c *call) originTime() any {
-	if !c.windowed {
+	if !c.Windowed {
 		return nil
 	}
-	return fromMicro(c.origin)
+	return fromMicro(c.Origin)
 }
 
 // write returns a statement that writes the row of c, with the parameters of take_sql.go.
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
 	a := c.args
 	if a == nil {
-		a = c.algebra.args(c.name)
+		a = argsOf(c.name, &c.Rule)
 	}
 	args := make([]any, 0, 16)
 	args = append(args, a.name, l.home(c), c.shard, a.capacity, a.rate, a.period, tokens, l.now(), c.originTime())
@@ -93,14 +95,14 @@ func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *state
 }
 
 // put overwrites the row of c.
-func (l *Limiter) put(c *call, b balance) *statement {
+func (l *Limiter) put(c *call, b algebra.Balance) *statement {
 	var paused any
-	if b.pausedUntil != open {
-		paused = fromMicro(b.pausedUntil)
+	if b.PausedUntil != algebra.Open {
+		paused = fromMicro(b.PausedUntil)
 	}
-	s := l.write(c, l.sql.put, b.value, paused, b.delay, b.moved)
-	if b.ts != 0 {
-		s.args[7] = fromMicro(b.ts)
+	s := l.write(c, l.sql.put, b.Value, paused, b.Delay, b.Moved)
+	if b.TS != 0 {
+		s.args[7] = fromMicro(b.TS)
 	}
 	return s
 }
@@ -108,26 +110,26 @@ func (l *Limiter) put(c *call, b balance) *statement {
 // takeOrFailOf is takeOf with a statement that fails its transaction on a denial.
 func (l *Limiter) takeOrFailOf(c *call) *statement {
 	s := l.takeOf(c)
-	if s.sql = l.sql.of(c).takeOrFail; c.within > 0 {
+	if s.sql = l.sql.of(c).takeOrFail; c.Within > 0 {
 		s.sql = l.sql.of(c).takeWithinOrFail
 	}
 	return s
 }
 
 func (l *Limiter) takeOf(c *call) *statement {
-	if c.within > 0 {
-		return l.write(c, l.sql.of(c).takeWithin, c.count, c.least(), float64(c.within), c.credited())
+	if c.Within > 0 {
+		return l.write(c, l.sql.of(c).takeWithin, c.Count, c.Least(), float64(c.Within), c.Credited())
 	}
-	return l.write(c, l.sql.of(c).take, c.count, c.least(), c.pausable())
+	return l.write(c, l.sql.of(c).take, c.Count, c.Least(), c.Pausable())
 }
 
 // giveOf gives back what c took, except what was used of it.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	sql := l.sql.of(c).give
-	if !c.windowed {
-		return l.write(c, sql, c.count, float64(full), used, move)
+	if !c.Windowed {
+		return l.write(c, sql, c.Count, float64(algebra.Full), used, move)
 	}
-	return l.write(c, sql, c.count, float64(full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
+	return l.write(c, sql, c.Count, float64(algebra.Full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
 }
 
 // undoOf gives back all that c took. It moves the line only if c did not wait in it: the tokens of
@@ -142,9 +144,11 @@ func (l *Limiter) settleOf(r *Reservation) *statement {
 	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
 }
 
-func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, full) }
+func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, algebra.Full) }
 
-func (l *Limiter) pauseOf(c *call, d int64) *statement { return l.write(c, l.sql.of(c).pause, full, d) }
+func (l *Limiter) pauseOf(c *call, d int64) *statement {
+	return l.write(c, l.sql.of(c).pause, algebra.Full, d)
+}
 
 // closedOf is pauseOf or resumeOf for the closed rows of former layouts.
 func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
@@ -154,7 +158,7 @@ func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) 
 	return all
 }
 
-func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, full) }
+func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, algebra.Full) }
 
 func (l *Limiter) lookOf(c *call) *statement {
 	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}

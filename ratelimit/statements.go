@@ -112,7 +112,7 @@ func orFail(take string) string {
 
 // of returns the texts for the rule of c.
 func (s *statements) of(c *call) *texts {
-	if c.windowed {
+	if c.Windowed {
 		return &s.window
 	}
 	return &s.bucket

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // every returns one statement of each kind, for each configuration.
@@ -193,15 +195,15 @@ func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
 	t.Parallel()
 	value, ts := pgtype.Float8{Float64: 3, Valid: true}, pgtype.Timestamptz{Time: at(0), Valid: true}
 	for _, s := range []*statement{{}, {found: true}, {found: true, answer: columnsOf{value: value}}, {found: true, answer: columnsOf{ts: ts}}, {answer: columnsOf{value: value, ts: ts}}} {
-		if b := s.balance(); b.exists {
+		if b := s.balance(); b.Exists {
 			t.Errorf("%+v: %+v", s, b)
 		}
 	}
-	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts}}).balance(); b != (balance{true, 3, noon, open, 0, 0}) {
+	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts}}).balance(); b != (algebra.Balance{Exists: true, Value: 3, TS: noon, PausedUntil: algebra.Open}) {
 		t.Errorf("%+v", b)
 	}
 	until := pgtype.Timestamptz{Time: at(time.Minute), Valid: true}
-	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts, paused: until, delay: pgtype.Int8{Int64: 7, Valid: true}, moved: pgtype.Float8{Float64: 2, Valid: true}}}).balance(); b != (balance{true, 3, noon, noon + 60e6, 7, 2}) {
+	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts, paused: until, delay: pgtype.Int8{Int64: 7, Valid: true}, moved: pgtype.Float8{Float64: 2, Valid: true}}}).balance(); b != (algebra.Balance{Exists: true, Value: 3, TS: noon, PausedUntil: noon + 60e6, Delay: 7, Moved: 2}) {
 		t.Errorf("%+v", b)
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // How calls are decided together.
@@ -100,8 +102,8 @@ func (p *scheme) plan(some []*waiter) {
 		for ; i < len(plain) && plain[i].calls[0].name == first.name && plain[i].calls[0].key == first.key; i++ {
 			w := plain[i]
 			w.rows[0] = r
-			r.count += w.calls[0].count
-			same = same && w.calls[0].algebra == first.algebra
+			r.count += w.calls[0].Count
+			same = same && w.calls[0].Rule == first.Rule
 		}
 		r.waiters = plain[from:i:i]
 		switch {
@@ -109,7 +111,7 @@ func (p *scheme) plan(some []*waiter) {
 			p.late = append(p.late, r.waiters...)
 		case c.l.denials.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
-		case r.count > first.capacity || first.capacity-(first.capacity-r.count) != r.count:
+		case r.count > first.Capacity || first.Capacity-(first.Capacity-r.count) != r.count:
 			p.late = append(p.late, r.waiters...)
 		default:
 			p.takes = append(p.takes, r)
@@ -118,7 +120,7 @@ func (p *scheme) plan(some []*waiter) {
 }
 
 // plain reports whether the call needs nothing but that its tokens are there.
-func (c *call) plain() bool { return !c.reserve && c.leave == 0 }
+func (c *call) plain() bool { return !c.Reserve && c.Leave == 0 }
 
 // foreseen runs the first transaction: takes and looks as planned.
 func (p *scheme) foreseen() {
@@ -176,8 +178,8 @@ func (p *scheme) foreseen() {
 		rest := r.count
 		for _, w := range r.waiters {
 			b := r.left
-			rest -= w.calls[0].count
-			b.value += rest
+			rest -= w.calls[0].Count
+			b.Value += rest
 			w.grant(0, b)
 			p.answer(w)
 		}
@@ -216,7 +218,7 @@ func (p *scheme) looked(r *standing, tried bool) {
 			p.answer(w)
 		case !r.found:
 			p.fresh = append(p.fresh, w)
-		case tried && r.c.at(r.left, r.at).value >= r.count:
+		case tried && r.c.At(r.left, r.at).Value >= r.count:
 			p.hold(w, w.calls[0].place(), 0)
 		default:
 			p.late = append(p.late, w)
@@ -260,10 +262,10 @@ func (p *scheme) hold(w *waiter, at place, most int) {
 func (r *standing) held() bool { return r.found && !r.locked }
 
 // grant records that the i-th of the calls was granted, and left its row with b.
-func (w *waiter) grant(i int, b balance) {
+func (w *waiter) grant(i int, b algebra.Balance) {
 	call := &w.calls[i]
-	w.decisions[i], w.at[i] = call.granted(b), b.ts
-	call.taken, call.owed, call.delay, call.moved = b.since(), -b.value, b.delay, b.moved
+	w.decisions[i], w.at[i] = call.granted(b), b.TS
+	call.taken, call.owed, call.delay, call.moved = b.Since(), -b.Value, b.Delay, b.Moved
 }
 
 // judge decides on rows as they were read, and takes nothing. It cannot decide if one of them is
@@ -283,7 +285,7 @@ func (w *waiter) judge() (granted, closed bool) {
 	for i, r := range w.rows {
 		c := &w.calls[i]
 		c.forget()
-		w.decisions[i].State = c.state(c.at(r.left, r.at))
+		w.decisions[i].State = c.state(c.At(r.left, r.at))
 		w.decisions[i].RunAt, w.decisions[i].PacedAt = time.Time{}, time.Time{}
 	}
 	return false, false
@@ -293,8 +295,8 @@ func (w *waiter) judge() (granted, closed bool) {
 func (w *waiter) take() {
 	for i, r := range w.rows {
 		c := &w.calls[i]
-		b := c.at(r.left, r.at)
-		b.value -= c.count
+		b := c.At(r.left, r.at)
+		b.Value -= c.Count
 		w.grant(i, b)
 		r.c, r.left, r.changed = c, b, true
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // The verbs that do not decide, over any executor.
@@ -17,7 +19,7 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 	var mend []*statement
 	for _, s := range done {
 		if s.closed() { // the only row of the limit, closed by hand: a reset reopens it, as nothing else does
-			mend = append(mend, l.put(s.c, balance{value: full, pausedUntil: open}))
+			mend = append(mend, l.put(s.c, algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}))
 		}
 	}
 	if len(mend) > 0 {
@@ -120,7 +122,7 @@ func enforced(calls []call) []call {
 
 // states returns the states of the calls' limits, and the earliest clock reading among them.
 func (l *Limiter) states(ctx context.Context, x executor, calls []call) ([]State, time.Time, error) {
-	balances, at := make([]balance, len(calls)), make([]int64, len(calls))
+	balances, at := make([]algebra.Balance, len(calls)), make([]int64, len(calls))
 	sharded := l.books.sharded(calls)
 	if !sharded {
 		looks := l.looksOf(calls)
@@ -129,7 +131,7 @@ func (l *Limiter) states(ctx context.Context, x executor, calls []call) ([]State
 		}
 		for i := range looks {
 			at[i] = looks[i].answer.at.UnixMicro()
-			balances[i] = calls[i].at(looks[i].balance(), at[i])
+			balances[i] = calls[i].At(looks[i].balance(), at[i])
 		}
 		sharded = slices.ContainsFunc(looks, (*statement).closed)
 	}

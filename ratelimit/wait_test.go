@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // spot is a place in a line, which is granted for later and put off then as often as it is told.
@@ -26,11 +28,11 @@ func (p *spot) RateLimit(_ context.Context, requests ...Request) (Result, error)
 	if err != nil {
 		return Result{}, err
 	}
-	b := balance{true, 0, at(0).UnixMicro(), open, 0, 0}
-	b.value = -p.runs.Seconds() * calls[0].rate / (float64(calls[0].period) / 1e6)
-	b.value += calls[0].count
-	d := calls[0].decide(b, b.ts)
-	return summarize(calls, []Decision{d}, []int64{b.ts}, len(requests)), nil
+	b := algebra.Balance{Exists: true, Value: 0, TS: at(0).UnixMicro(), PausedUntil: algebra.Open}
+	b.Value = -p.runs.Seconds() * calls[0].Rate / (float64(calls[0].Period) / 1e6)
+	b.Value += calls[0].Count
+	d := calls[0].decide(b, b.TS)
+	return summarize(calls, []Decision{d}, []int64{b.TS}, len(requests)), nil
 }
 
 func (p *spot) GiveBack(ctx context.Context, _ Result) error {

@@ -2,10 +2,10 @@ package ratelimit
 
 import (
 	"database/sql"
-	"math"
 	"slices"
 	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -15,42 +15,10 @@ import (
 // lines that start at the same time could start work for more than the capacity at once. A larger
 // count is taken from several shards, in parts, and the work may run when all parts may.
 
-// shares are the rules of a limit's shards. The first shard also gets what does not divide evenly.
-type shares struct{ first, each algebra }
-
-func (a *algebra) shares(n int) shares {
-	s := shares{*a, *a}
-	s.first.capacity, s.each.capacity = shard.Split(a.capacity, n)
-	s.first.rate, s.each.rate = shard.Split(a.rate, n)
-	s.first.debt, s.each.debt = shard.Split(a.debt, n)
-	return s
-}
-
-func (s *shares) of(i int) *algebra {
-	if i == 0 {
-		return &s.first
-	}
-	return &s.each
-}
-
-// mostShards returns the largest number of shards, up to n, that the rule can be divided into. Each
-// shard of a bucket must get a token; those of a window whole ones, and all as many.
-func (a *algebra) mostShards(n int) int {
-	if !a.windowed {
-		return max(1, min(n, int(min(a.capacity, shard.Max))))
-	}
-	for n = min(n, int(min(a.rate, a.capacity, shard.Max))); n > 1; n-- {
-		if math.Mod(a.rate, float64(n)) == 0 && math.Mod(a.capacity, float64(n)) == 0 {
-			return n
-		}
-	}
-	return 1
-}
-
 // largest returns how much the call should wait for in one shard at most, and how much it may: a
 // share, with room for rounding.
-func (c *call) largest(s *shares) (most, share float64) {
-	share = s.each.capacity * (1 + 1e-9)
+func (c *call) largest(s *algebra.Shares) (most, share float64) {
+	share = s.Each.Capacity * (1 + 1e-9)
 	if c.most > 0 {
 		return min(share, c.most), share
 	}
@@ -61,9 +29,9 @@ func (c *call) largest(s *shares) (most, share float64) {
 func (c *call) of(layout shard.Layout, i int) call {
 	r := *c
 	if layout.Shards > 1 {
-		s := c.shares(layout.Shards)
-		r.algebra, r.args = *s.of(i), nil
-		r.leave = c.leaves(layout.Shards, i)
+		s := c.Shares(layout.Shards)
+		r.Rule, r.args = *s.Of(i), nil
+		r.Leave = c.leaves(layout.Shards, i)
 	}
 	r.shard, r.parts, r.shards = layout.Row(i), nil, 0
 	return r
@@ -72,7 +40,7 @@ func (c *call) of(layout shard.Layout, i int) call {
 // leaves returns what a call must leave in one of n shards: its part of Leave. Concurrent calls may
 // each have seen enough in all shards; this keeps them from leaving less together.
 func (c *call) leaves(n, i int) float64 {
-	first, each := shard.Split(c.leave, n)
+	first, each := shard.Split(c.Leave, n)
 	if i == 0 {
 		return first
 	}
@@ -82,8 +50,8 @@ func (c *call) leaves(n, i int) float64 {
 // take is of for a take of count tokens.
 func (c *call) take(layout shard.Layout, i int, count float64) call {
 	r := c.of(layout, i)
-	if r.count = count; c.count > 0 && c.before > 0 {
-		r.before *= count / c.count
+	if r.Count = count; c.Count > 0 && c.Before > 0 {
+		r.Before *= count / c.Count
 	}
 	return r
 }
@@ -96,8 +64,8 @@ func (c *call) follow(to shard.Layout) []call {
 		r := *c
 		size := float64(from.Shards) / float64(to.Shards) // the size of a new shard relative to an old one
 		r.shard, r.args = to.Row(o.Shard), nil
-		r.capacity, r.rate, r.debt = r.capacity*size, r.rate*size, r.debt*size
-		r.count, r.used = r.count*o.Share, r.used*o.Share
+		r.Capacity, r.Rate, r.Debt = r.Capacity*size, r.Rate*size, r.Debt*size
+		r.Count, r.used = r.Count*o.Share, r.used*o.Share
 		r.owed, r.moved = r.owed*o.Share, r.moved*o.Share
 		all = append(all, r)
 	}
@@ -108,7 +76,7 @@ func (c *call) follow(to shard.Layout) []call {
 // exist.
 type whole struct {
 	shard.Layout
-	rows []balance
+	rows []algebra.Balance
 	at   int64 // by the clock
 }
 
@@ -141,13 +109,13 @@ func (l *look) whole() (w *whole, valid bool) {
 	if !valid {
 		return nil, false
 	}
-	w = &whole{layout, make([]balance, layout.Shards), l.at.UnixMicro()}
+	w = &whole{layout, make([]algebra.Balance, layout.Shards), l.at.UnixMicro()}
 	for k, row := range l.shards {
 		if isClosed(l.values[k]) && layout != shard.Single {
 			continue // as if it was not there
 		}
-		w.rows[row-layout.Row(0)] = balance{
-			true, number(l.values[k]), l.times[k], min(l.pauses[k], endOfTime), l.delays[k], l.moves[k],
+		w.rows[row-layout.Row(0)] = algebra.Balance{
+			Exists: true, Value: number(l.values[k]), TS: l.times[k], PausedUntil: min(l.pauses[k], algebra.EndOfTime), Delay: l.delays[k], Moved: l.moves[k],
 		}
 	}
 	return w, true
@@ -167,27 +135,16 @@ func (w *whole) after(takes []*statement) *whole {
 // lacks reports whether a shard is missing that should exist according to the head: somebody has
 // deleted it by hand.
 func (w *whole) lacks() bool {
-	return w.Layout != shard.Single && slices.ContainsFunc(w.rows, func(b balance) bool { return !b.exists })
+	return w.Layout != shard.Single && slices.ContainsFunc(w.rows, func(b algebra.Balance) bool { return !b.Exists })
 }
 
 // sum returns the balance of a limit at now: its shards added up.
-func (c *call) sum(w *whole, now int64) balance {
-	shares := c.shares(w.Shards)
-	b := shares.of(0).at(w.rows[0], now)
+func (c *call) sum(w *whole, now int64) algebra.Balance {
+	shares := c.Shares(w.Shards)
+	b := shares.Of(0).At(w.rows[0], now)
 	for i := 1; i < w.Shards; i++ {
-		b = b.and(shares.of(i).at(w.rows[i], now))
+		b = b.And(shares.Of(i).At(w.rows[i], now))
 	}
-	return b
-}
-
-// and adds up two shards. A pause or a delay of a limit applies to all of its shards, so the later
-// one counts.
-func (b balance) and(s balance) balance {
-	b.value += s.value
-	b.moved += s.moved
-	b.ts = max(b.ts, s.ts)
-	b.pausedUntil = max(b.pausedUntil, s.pausedUntil)
-	b.delay = max(b.delay, s.delay)
 	return b
 }
 
@@ -198,13 +155,13 @@ func (c *call) decideWhole(w *whole) Decision {
 		after := &whole{w.Layout, slices.Clone(w.rows), w.at}
 		parts := p.parts
 		if len(p.able) > 0 {
-			parts = []part{{shard: p.able[0], count: c.count}}
+			parts = []part{{shard: p.able[0], count: c.Count}}
 		}
 		rows := make([]call, len(parts))
 		for k, q := range parts {
 			rows[k] = c.take(w.Layout, q.shard, q.count)
-			b := rows[k].at(w.rows[q.shard], w.at)
-			b.value -= q.count
+			b := rows[k].At(w.rows[q.shard], w.at)
+			b.Value -= q.count
 			rows[k].stamp(b)
 			after.rows[q.shard] = b
 		}
@@ -212,16 +169,16 @@ func (c *call) decideWhole(w *whole) Decision {
 	}
 	// The shards need not be paused for the same time: see merged.
 	guess := float64(w.at)
-	if !c.pausable() {
-		guess = max(guess, float64(before.pausedUntil))
+	if !c.Pausable() {
+		guess = max(guess, float64(before.PausedUntil))
 	}
-	guess += max(0, c.demand()-before.value) * float64(c.period) / c.rate
-	at := search(w.at, endOfTime, guess, func(t int64) bool { _, ok := c.plan(w, t, false, nil); return ok })
+	guess += max(0, c.Demand()-before.Value) * float64(c.Period) / c.Rate
+	at := algebra.Search(w.at, algebra.EndOfTime, guess, func(t int64) bool { _, ok := c.plan(w, t, false, nil); return ok })
 	return Decision{State: c.state(before), RetryAt: fromMicro(at)}
 }
 
 // grantedParts is granted, for parts that left the limit with b.
-func (c *call) grantedParts(parts []call, b balance) Decision {
+func (c *call) grantedParts(parts []call, b algebra.Balance) Decision {
 	d := Decision{OK: true, State: c.state(b)}
 	for i := range parts {
 		p := parts[i].granted(parts[i].after)
@@ -239,7 +196,7 @@ func (c *call) grantedParts(parts []call, b balance) Decision {
 // them. RetryAt is when as many tokens have come, or the other transactions have probably ended.
 func (c *call) takenAgain(w *whole) Decision {
 	d := Decision{State: c.state(c.sum(w, w.at))}
-	anew := c.earliest(0, w.at, w.at, min(c.count, c.capacity), 0)
+	anew := c.Earliest(0, w.at, w.at, min(c.Count, c.Capacity), 0)
 	d.RetryAt = fromMicro(min(anew, w.at+longTransaction))
 	return d
 }
