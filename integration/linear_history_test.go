@@ -151,8 +151,8 @@ func (p *part) String() string {
 		p.result.OK, o.OK, o.Value, p.result.At.Format("05.000000"), o.RunAt, o.RetryAt)
 }
 
-// algebra is the model. The input of an operation is the list of its parts, which happen at once.
-var algebra = porcupine.NondeterministicModel{
+// oneBalance is the model. The input of an operation is the list of its parts, which happen at once.
+var oneBalance = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{world{}} },
 	Step: func(state, input, _ any) []any {
 		worlds := []any{state}
@@ -212,7 +212,7 @@ func (h *history) judge(atOnce bool) porcupine.CheckResult {
 }
 
 func (h *history) model(atOnce bool) porcupine.Model {
-	m := algebra
+	m := oneBalance
 	if !atOnce {
 		m.Partition = byBalance
 	}

@@ -26,7 +26,7 @@ package ratelimit
 //
 // The arithmetic, without a database, is package internal/algebra. What gives it words:
 //
-//	decide.go        Decide: the outcome of a request for a balance
+//	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits
 //	line.go          which work waits behind which, and when it may run after a rule has changed
 //

@@ -8,7 +8,8 @@ package ratelimit
 //
 // SET and WHERE of ON CONFLICT use immutable functions only, and the clock is read in the row that
 // would be inserted: distributed engines accept nothing else. Every parameter is cast, so that the
-// texts work in each of pgx's query modes. The arithmetic is that of algebra.go, in the same order.
+// texts work in each of pgx's query modes. The arithmetic is that of internal/algebra, in the same
+// order.
 //
 // Operands have exactly the types of an operator in pg_catalog. For other types, such as float8 /
 // bigint, Postgres would prefer an operator that another role has created for them in a schema of

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -66,18 +67,17 @@ func (l *Limiter) settle(res ratelimit.Result, used map[account][]ratelimit.Requ
 		a := account{o.Limit, o.Key}
 		n, named := truth[a]
 		delete(truth, a) // those of one row were taken together
-		b, ok := l.states[a]
+		row, ok := l.rows[a]
 		if !named || !ok || !o.OK || call.Err != nil {
 			continue
 		}
+		now := l.now().UnixMicro()
 		if n <= counts[a] {
-			b = l.returned(b, counts[a]-n, o, t.left[i], true)
+			row = ruleOf(o).Give(row, t.receipt(i, counts[a]), n, true, now)
 		} else {
-			was := b.Value
-			b.Value -= n - counts[a]
-			b.Moved -= max(0, -b.Value) - max(0, -was)
+			row = ruleOf(o).Charge(row, n-counts[a], now)
 		}
-		l.put(a, b)
+		l.put(a, row)
 	}
 	l.calls = append(l.calls, call)
 	return bad
@@ -99,7 +99,7 @@ func sums(t taken, used map[account][]ratelimit.Request) (map[account]float64, e
 			continue
 		}
 		for _, r := range requests {
-			if !(r.N() >= 0 && truth[a]+r.N() <= full) {
+			if !(r.N() >= 0 && truth[a]+r.N() <= algebra.Full) {
 				return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "count", Value: r.N(), Want: "0 to 2^53 tokens"}
 			}
 			truth[a] += r.N()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -25,7 +26,7 @@ type Limiter struct {
 	Clock *Clock // Default: the time of the process.
 
 	mu     sync.Mutex
-	states map[account]balance
+	rows   map[account]algebra.Row
 	taken  map[*ratelimit.Outcome]taken // that can be given back, by the first of their Outcomes
 	denied map[string]time.Time         // until when, by the names of limits
 	failed error
@@ -72,12 +73,16 @@ func (l *Limiter) Fail(err error) {
 func (l *Limiter) Set(request ratelimit.Request, value float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b, ok := l.states[of(request)]
-	if !ok {
-		b.by = request
+	row := l.rows[of(request)]
+	if !row.Exists {
+		row.By = algebra.Rule{Capacity: algebra.Full, Period: 1}
+		if res, _, err := l.tell(countless([]ratelimit.Request{request})); err == nil {
+			row.By = *ruleOf(res.Outcomes[0])
+		}
+		row.PausedUntil = algebra.Open
 	}
-	b.Value, b.TS = value, l.now()
-	l.put(of(request), b)
+	row.Exists, row.Value, row.TS = true, value, l.now().UnixMicro()
+	l.put(of(request), row)
 }
 
 // RateLimit is [ratelimit.Autocommit.RateLimit].
@@ -162,14 +167,8 @@ func (l *Limiter) sleep(ctx context.Context, until time.Time) error {
 
 // ResetRateLimit is [ratelimit.Autocommit.ResetRateLimit].
 func (l *Limiter) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "ResetRateLimit", requests, func(b balance, r ratelimit.Request, _ ratelimit.Outcome, now time.Time) balance {
-		b.Value, b.TS, b.by = full, now, r
-		return b
-	})
+	return l.change(ctx, "ResetRateLimit", requests, (*algebra.Rule).Reset)
 }
-
-// full is full by any rule.
-const full = 1 << 53
 
 // Pause is [ratelimit.Autocommit.Pause].
 func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
@@ -178,30 +177,13 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...rateli
 		l.note(Call{Verb: "Pause", Requests: requests, Err: err})
 		return err
 	}
-	d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
-	return l.change(ctx, "Pause", requests, func(b balance, _ ratelimit.Request, o ratelimit.Outcome, now time.Time) balance {
-		end := now.Add(d)
-		b.Delay += putOff(o, latest(now, b.TS, b.PausedUntil), end)
-		b.PausedUntil = latest(b.PausedUntil, end)
-		if !b.TS.IsZero() {
-			value, _ := l.stands(b)
-			b.Value = max(b.Value, value)
-		}
-		b.TS = latest(b.TS, now)
-		return b
-	})
+	us := (d + time.Microsecond - 1).Microseconds()
+	return l.change(ctx, "Pause", requests, func(a *algebra.Rule, row algebra.Row, now int64) algebra.Row { return a.Pause(row, us, now) })
 }
 
 // Resume is [ratelimit.Autocommit.Resume].
 func (l *Limiter) Resume(ctx context.Context, requests ...ratelimit.Request) error {
-	return l.change(ctx, "Resume", requests, func(b balance, _ ratelimit.Request, o ratelimit.Outcome, now time.Time) balance {
-		if b.PausedUntil.After(now) {
-			now = latest(now, b.TS)
-			b.Delay -= putOff(o, now, b.PausedUntil)
-			b.TS, b.PausedUntil = now, time.Time{}
-		}
-		return b
-	})
+	return l.change(ctx, "Resume", requests, (*algebra.Rule).Resume)
 }
 
 // GiveBack is [ratelimit.Autocommit.GiveBack].
@@ -240,16 +222,18 @@ func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests [
 		}
 	}
 	if err == nil && take && res.OK {
+		left := make([]algebra.Balance, len(requests))
 		for i, r := range requests {
-			if o := &res.Outcomes[i]; o.OK { // or it is a shadow's
-				states[i].TS = latest(l.states[of(r)].TS, l.now())
-				l.put(of(r), balance{states[i], r})
+			if o := res.Outcomes[i]; o.OK { // or it is a shadow's
+				row := rowOf(states[i], max(l.rows[of(r)].TS, l.now().UnixMicro()), ruleOf(o))
+				left[i] = row.Balance
+				l.put(of(r), row)
 			}
 		}
 		if l.taken == nil {
 			l.taken = make(map[*ratelimit.Outcome]taken)
 		}
-		l.taken[&res.Outcomes[0]] = taken{slices.Clone(requests), slices.Clone(res.Outcomes), states}
+		l.taken[&res.Outcomes[0]] = taken{slices.Clone(requests), slices.Clone(res.Outcomes), left}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err})
 	return res, err
@@ -305,12 +289,14 @@ func (l *Limiter) foretell(ctx context.Context, requests []ratelimit.Request) (r
 }
 
 func (l *Limiter) tell(requests []ratelimit.Request) (ratelimit.Result, []ratelimit.State, error) {
-	state := func(limit, key string) ratelimit.State { return l.states[account{limit, key}].State }
+	state := func(limit, key string) ratelimit.State { return stateOf(l.rows[account{limit, key}]) }
 	return ratelimit.Foretell(l.now(), state, requests...)
 }
 
-// change sets the balances of requests: full ones, without a TS, where there were none.
-func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.Request, to func(balance, ratelimit.Request, ratelimit.Outcome, time.Time) balance) error {
+// change changes the rows of requests.
+func (l *Limiter) change(
+	ctx context.Context, verb string, requests []ratelimit.Request, to func(*algebra.Rule, algebra.Row, int64) algebra.Row,
+) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bare := countless(requests)
@@ -318,15 +304,7 @@ func (l *Limiter) change(ctx context.Context, verb string, requests []ratelimit.
 	for i := 0; i < len(bare) && err == nil; i++ {
 		var res ratelimit.Result
 		if res, _, err = l.tell(bare[i : i+1]); err == nil { // alone, as others may deny what is asked of shadows
-			now := l.now()
-			b, ok := l.states[of(bare[i])]
-			if !ok {
-				b.Value, b.by = full, bare[i]
-			}
-			if b = to(b, bare[i], res.Outcomes[0], now); b.TS.IsZero() {
-				b.TS = now
-			}
-			l.put(of(bare[i]), b)
+			l.put(of(bare[i]), to(ruleOf(res.Outcomes[0]), l.rows[of(bare[i])], l.now().UnixMicro()))
 		}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Err: err})
@@ -351,19 +329,20 @@ func (l *Limiter) giveBack(res ratelimit.Result) error {
 		a := account{o.Limit, o.Key}
 		n := counts[a]
 		delete(counts, a) // those of one row were taken together
-		if b, ok := l.states[a]; ok && o.OK {
+		if row, ok := l.rows[a]; ok && o.OK {
 			// The line moves up if the call did not wait for those before it.
-			l.put(a, l.returned(b, n, o, taken.left[i], !o.RunAt.After(taken.left[i].PausedUntil)))
+			moves := o.RunAt.IsZero() || o.RunAt.UnixMicro() <= taken.left[i].PausedUntil
+			l.put(a, ruleOf(o).Give(row, taken.receipt(i, n), 0, moves, l.now().UnixMicro()))
 		}
 	}
 	return nil
 }
 
-func (l *Limiter) put(a account, b balance) {
-	if l.states == nil {
-		l.states = make(map[account]balance)
+func (l *Limiter) put(a account, row algebra.Row) {
+	if l.rows == nil {
+		l.rows = make(map[account]algebra.Row)
 	}
-	l.states[a] = b
+	l.rows[a] = row
 }
 
 func (l *Limiter) ready(ctx context.Context) error {

@@ -87,8 +87,7 @@ func (a *Rule) Floor(reserve bool) float64 {
 	return 0
 }
 
-// Comes returns how many tokens can come in d microseconds at most; Always returns how many come at
-// least. They differ for windows only.
+// Comes returns how many tokens can come in d microseconds at most.
 func (a *Rule) Comes(d int64) float64 {
 	if a.Windowed {
 		return a.Rate * float64((d+a.Period-1)/a.Period)
@@ -96,6 +95,7 @@ func (a *Rule) Comes(d int64) float64 {
 	return float64(a.Rate*float64(d)) / float64(a.Period)
 }
 
+// Always returns how many tokens come in d microseconds at least. For windows it is less than Comes.
 func (a *Rule) Always(d int64) float64 {
 	if a.Windowed {
 		return a.Rate * float64(d/a.Period)
@@ -143,7 +143,7 @@ func (a *Rule) Earliest(value float64, ts, now int64, n, floor float64) int64 {
 }
 
 // Paced spreads work that was reserved in one window over that window. run is when a debt is
-// repaid, which for a window is its first instant. paced moves it into the window by the share of
+// repaid, which for a window is its first instant. Paced moves it into the window by the share of
 // the window's tokens that was reserved before this take of n. debt is what is owed after the take,
 // as of since.
 func (a *Rule) Paced(debt, n float64, since, run int64) int64 {
