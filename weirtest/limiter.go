@@ -225,7 +225,11 @@ func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests [
 		left := make([]algebra.Balance, len(requests))
 		for i, r := range requests {
 			if o := res.Outcomes[i]; o.OK { // or it is a shadow's
-				row := rowOf(states[i], max(l.rows[of(r)].TS, l.now().UnixMicro()), ruleOf(o))
+				ts := l.now().UnixMicro()
+				if was := l.rows[of(r)]; was.Exists {
+					ts = max(ts, was.TS)
+				}
+				row := rowOf(states[i], ts, ruleOf(o))
 				left[i] = row.Balance
 				l.put(of(r), row)
 			}

@@ -21,6 +21,7 @@ type proxy struct {
 	wg       sync.WaitGroup
 	mode     atomic.Value // mode
 	cuts     [modes]atomic.Int64
+	silent   atomic.Int64 // how many COMMITs went nowhere
 
 	mu    sync.Mutex
 	open  map[net.Conn]bool
@@ -35,7 +36,7 @@ const (
 	afterCommit       // the server has answered COMMIT, the client does not see it
 	withCommit        // the server gets COMMIT, and the connection is gone
 	anywhere          // after so many bytes, of either side, in the middle of a message more often than not
-	silence           // COMMIT goes nowhere for as long as the client waits, and then to the server or not
+	silence           // COMMIT goes nowhere for as long as the client waits, and then to the server, every second time
 	modes
 )
 
@@ -170,7 +171,7 @@ func (w *wire) commit(b []byte) bool {
 		}
 	case silence:
 		_, _ = io.Copy(io.Discard, w.client) // until the client hangs up
-		if rand.N(2) == 0 {
+		if w.p.silent.Add(1)%2 == 0 {
 			_, _ = w.server.Write(b)
 		}
 	}
