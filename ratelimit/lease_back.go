@@ -54,7 +54,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			if err := x.run(ctx, []*statement{look}); err != nil {
 				return err
 			}
-			if r := look.balance(); r.TS == b.at && r.Value == min(b.rule.Capacity, b.value+(c.Count-(c.Count-n))) {
+			if r := look.balance(); r.TS == b.at && r.Value == min(b.c.Capacity, b.value+(c.Count-(c.Count-n))) {
 				return give(rest)
 			}
 		}

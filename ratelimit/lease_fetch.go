@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/weir-go/weir/internal/algebra"
 )
 
 const (
@@ -370,11 +368,11 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 func (s *Lease) blocks(res Result, sent int64) []*block {
 	c := *res.Outcomes[0].call
 	if c.parts == nil {
-		return []*block{newBlock(c, c.Rule, algebra.Balance{Value: -c.owed, TS: res.At.UnixMicro()}, sent)}
+		return []*block{newBlock(c, -c.owed, res.At.UnixMicro(), sent)}
 	}
 	blocks := make([]*block, len(c.parts))
 	for k, p := range c.parts {
-		blocks[k] = newBlock(p, p.Rule, p.after, sent)
+		blocks[k] = newBlock(p, p.after.Value, p.after.TS, sent)
 	}
 	return blocks
 }

@@ -4,8 +4,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/weir-go/weir/internal/algebra"
 )
 
 const (
@@ -20,11 +18,10 @@ const (
 
 // block is what this process holds of a take from one row.
 type block struct {
-	c     call         // the take: c.count tokens
-	rule  algebra.Rule // of the row
-	value float64      // the balance that the take left in the row
-	at    int64        // the row's time then, in microseconds
-	sent  int64        // the lease's clock before the take was sent
+	c     call    // the take: c.Count tokens
+	value float64 // the balance that the take left in the row
+	at    int64   // the row's time then, in microseconds
+	sent  int64   // the lease's clock before the take was sent
 
 	left float64 // still held; some may have expired
 	gone bool    // nothing of it may be handed out any more
@@ -35,8 +32,8 @@ type block struct {
 	until       int64
 }
 
-func newBlock(c call, rule algebra.Rule, left algebra.Balance, sent int64) *block {
-	b := &block{c: c, rule: rule, value: left.Value, at: left.TS, sent: sent, left: c.Count}
+func newBlock(c call, value float64, at, sent int64) *block {
+	b := &block{c: c, value: value, at: at, sent: sent, left: c.Count}
 	b.renew(sent)
 	return b
 }
@@ -46,20 +43,20 @@ func (b *block) latest(now int64) int64 { return b.at + (now-b.sent+999)/1000 }
 
 // bound returns how much may be held at now.
 func (b *block) bound(now int64) float64 {
-	return b.rule.Capacity - b.rule.Refilled(b.value, b.at, b.latest(now))
+	return b.c.Capacity - b.c.Refilled(b.value, b.at, b.latest(now))
 }
 
 // renew computes room, slope and until.
 func (b *block) renew(now int64) {
 	b.until = b.sent + int64(kept)
-	if !b.rule.Windowed {
+	if !b.c.Windowed {
 		const rounding = 1 + 1.0/(1<<40)
-		b.room, b.slope = b.rule.Capacity-b.value, b.rule.Rate/float64(b.rule.Period)/1000*rounding
+		b.room, b.slope = b.c.Capacity-b.value, b.c.Rate/float64(b.c.Period)/1000*rounding
 		return
 	}
 	b.room = b.bound(now)
 	at := b.latest(now)
-	if next := b.rule.Origin + (b.rule.Window(at)+1)*b.rule.Period; next-b.at < kept.Microseconds() {
+	if next := b.c.Origin + (b.c.Window(at)+1)*b.c.Period; next-b.at < kept.Microseconds() {
 		b.until = min(b.until, b.sent+(next-b.at-1)*1000+1) // when latest shows it
 	}
 }
@@ -105,7 +102,7 @@ func (b *block) granted(now int64) Result {
 // that.
 func (b *block) back(now int64) float64 {
 	most := b.bound(now)
-	if !b.rule.Windowed || b.rule.Capacity > b.rule.Rate {
+	if !b.c.Windowed || b.c.Capacity > b.c.Rate {
 		most = b.bound(now + int64(late+kept+late))
 	}
 	return max(0, min(b.left, most))

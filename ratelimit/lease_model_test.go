@@ -130,7 +130,7 @@ func leasedHistory(t *rapid.T) {
 			n := capacity * share("of the capacity")
 			if left, ok := m.take(n); ok {
 				c := call{Ask: algebra.Ask{Rule: m.a, Count: n}}
-				m.hands = append(m.hands, &holding{block: newBlock(c, m.a, left, sent), ahead: ahead})
+				m.hands = append(m.hands, &holding{block: newBlock(c, left.Value, left.TS, sent), ahead: ahead})
 				m.say("takes %v, leaves %v", n, left.Value)
 			}
 		case what == 2: // somebody else takes
@@ -225,7 +225,7 @@ func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	} {
 		// As it is looked at for the first time, and as it is looked at all the time.
 		for _, looks := range []time.Duration{0, 1, 7} {
-			b := newBlock(call{Ask: algebra.Ask{Rule: tc.rule, Count: tc.took}}, tc.rule, algebra.Balance{Value: tc.left, TS: noon}, 0)
+			b := newBlock(call{Ask: algebra.Ask{Rule: tc.rule, Count: tc.took}}, tc.left, noon, 0)
 			used := 0.0
 			for i := range looks {
 				b.spoil(at(tc.after*(i+1)/looks), &used)

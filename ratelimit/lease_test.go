@@ -9,8 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/weir-go/weir/internal/algebra"
 )
 
 // aPool is a pool that connects to nothing: who asks it for a connection fails.
@@ -41,7 +39,7 @@ func aLease(t testing.TB, cfg Config, request Request) *Lease {
 func (s *Lease) fill(n, value float64) {
 	c := s.calls[0]
 	c.Count, c.owed = n, -value
-	b := newBlock(c, c.Rule, algebra.Balance{Value: value, TS: time.Now().UnixMicro()}, s.before())
+	b := newBlock(c, value, time.Now().UnixMicro(), s.before())
 	s.hand = append(s.hand, b)
 	s.sweep(s.now())
 }
