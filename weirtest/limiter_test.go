@@ -3,6 +3,7 @@ package weirtest_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -199,4 +200,44 @@ func TestWhatIsGivenBackOfAnEarlierWindowIsNoGift(t *testing.T) {
 		}
 		weirtest.Value(t, l, other.For("k"), step.want)
 	}
+}
+
+// What Do charges beyond the estimate is taken of what is there then, and is not forgotten once the limit would have been full.
+func TestDoChargesAtTheTimeOfTheClock(t *testing.T) {
+	t.Parallel()
+	l := &weirtest.Limiter{Clock: new(weirtest.Clock)}
+	if err := l.Do(t.Context(), func(_ context.Context, used func(...ratelimit.Request)) error {
+		l.Clock.Add(time.Minute) // full again
+		used(bucket.For("k").Count(12))
+		return nil
+	}, bucket.For("k").Count(5)); err != nil {
+		t.Fatal(err)
+	}
+	weirtest.Value(t, l, bucket.For("k"), 3)
+}
+
+// Of a call that was granted ahead of two windows, the first had repaid 10: of the 5 of the second, those that were used are not
+// given back.
+func TestDoGivesBackOfAWindowWhatWasNotUsed(t *testing.T) {
+	t.Parallel()
+	windows := ratelimit.MustDefine("doInWindows", ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: time.Unix(0, 0)})
+	l := &weirtest.Limiter{Clock: new(weirtest.Clock)}
+	weirtest.Drain(t, l, windows.For("k"))
+	ready, done := make(chan struct{}), make(chan error)
+	go func() {
+		done <- l.Do(t.Context(), func(_ context.Context, used func(...ratelimit.Request)) error {
+			close(ready)
+			used(windows.For("k").Count(3))
+			return nil
+		}, windows.For("k").Count(15))
+	}()
+	for len(l.Calls()) == 0 || l.Calls()[len(l.Calls())-1].Verb != "Wait" { // it has reserved, and waits
+		runtime.Gosched()
+	}
+	l.Clock.Add(2*time.Minute + 50*time.Second)
+	<-ready
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	weirtest.Value(t, l, windows.For("k"), 7)
 }

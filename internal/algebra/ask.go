@@ -67,7 +67,7 @@ func (a *Ask) Grants(b Balance) (after Balance, ok bool) {
 	case !a.Pausable():
 		return after, after.PausedUntil == Open
 	}
-	return after, !a.Bounded || a.Repaid(a.Line(after), a.Within)
+	return after, !a.Bounded || a.repaid(a.Line(after), a.Within)
 }
 
 // Verdict is what an Ask meets.

@@ -121,5 +121,5 @@ func (a *Rule) delayed(from, to int64) int64 {
 	if a.Windowed {
 		return a.Period * max(0, a.Window(to)-a.Window(from))
 	}
-	return int64(max(0, Micros(to-from)))
+	return int64(max(0, micros(to-from)))
 }

@@ -43,13 +43,13 @@ func (a *Rule) Refilled(value float64, ts, now int64) float64 {
 	if a.Windowed {
 		return a.AfterWindows(value, a.Window(now)-a.Window(ts))
 	}
-	return min(a.Capacity, value+float64(a.Rate*max(0, Micros(now-ts)))/float64(a.Period))
+	return min(a.Capacity, value+float64(a.Rate*max(0, micros(now-ts)))/float64(a.Period))
 }
 
-// Micros converts a difference of d microseconds as SQL does: round(date_part('epoch', ...) * 1e6),
+// micros converts a difference of d microseconds as SQL does: round(date_part('epoch', ...) * 1e6),
 // where Postgres adds up days and seconds of a day separately. The result is exact below 2^51,
-// which is 71 years. Beyond that Postgres rounds, and Micros must round alike.
-func Micros(d int64) float64 {
+// which is 71 years. Beyond that Postgres rounds, and micros must round alike.
+func micros(d int64) float64 {
 	const day = 86400 * 1e6
 	seconds := float64(d%day)/1e6 + float64(86400*float64(d/day))
 	return math.RoundToEven(float64(seconds * 1e6))
@@ -62,7 +62,7 @@ func (a *Rule) AfterWindows(value float64, n int64) float64 {
 
 // Window returns the number of the window that contains t.
 func (a *Rule) Window(t int64) int64 {
-	return int64(math.Floor(Micros(t-a.Origin) / float64(a.Period)))
+	return int64(math.Floor(micros(t-a.Origin) / float64(a.Period)))
 }
 
 // WindowStart returns the first instant of the window that contains t. For a token bucket it
@@ -73,7 +73,7 @@ func (a *Rule) WindowStart(t int64) int64 {
 	}
 	n := a.Window(t)
 	start := a.Origin + n*a.Period
-	for a.Window(start) < n { // needed where Micros rounds
+	for a.Window(start) < n { // needed where micros rounds
 		start++
 	}
 	return start
@@ -103,18 +103,18 @@ func (a *Rule) Always(d int64) float64 {
 	return a.Comes(d)
 }
 
-// Repaid reports whether b owes nothing any more d microseconds after its ts. The time of a pause
+// repaid reports whether b owes nothing any more d microseconds after its ts. The time of a pause
 // does not count.
-func (a *Rule) Repaid(b Balance, d int64) bool {
+func (a *Rule) repaid(b Balance, d int64) bool {
 	paused := b.Since() - b.TS
 	if paused > d {
 		return false
 	}
 	if a.Windowed {
-		n := math.Floor((Micros(b.TS-a.Origin)+float64(d))/float64(a.Period)) - float64(a.Window(b.Since()))
+		n := math.Floor((micros(b.TS-a.Origin)+float64(d))/float64(a.Period)) - float64(a.Window(b.Since()))
 		return b.Value+float64(a.Rate*max(0, n)) >= 0
 	}
-	return b.Value+float64(a.Rate*max(0, float64(d)-Micros(paused)))/float64(a.Period) >= 0
+	return b.Value+float64(a.Rate*max(0, float64(d)-micros(paused)))/float64(a.Period) >= 0
 }
 
 // Earliest returns the first instant, not before now, at which a take of n from the row (value, ts)

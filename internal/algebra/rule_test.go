@@ -11,8 +11,8 @@ import (
 func TestMicrosAreExactForSeventyYears(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		if d := rapid.Int64Range(-1<<51, 1<<51).Draw(t, "d"); Micros(d) != float64(d) {
-			t.Fatalf("%d microseconds became %v", d, Micros(d))
+		if d := rapid.Int64Range(-1<<51, 1<<51).Draw(t, "d"); micros(d) != float64(d) {
+			t.Fatalf("%d microseconds became %v", d, micros(d))
 		}
 	})
 }

@@ -233,7 +233,7 @@ var ofTheCore = []mutant{
 	{"within: later than it may run", "ratelimit/statements.go",
 		"+ $12::float8 + {comes} >= 0::float8`", "+ $12::float8 + {comes} >= -1e9`", "ModelDoes", whole, true},
 	{"within: it is foreseen to run in time", "internal/algebra/ask.go",
-		"return after, !a.Bounded || a.Repaid", "return after, true || a.Repaid", "Within", core, true},
+		"return after, !a.Bounded || a.repaid", "return after, true || a.repaid", "Within", core, true},
 	{"within: a shard is taken from as if it might wait", "ratelimit/sharded.go",
 		"\tif c.Within > 0 {\n\t\ts.sql = l.sql.of(c).takeShardWithin", "\tif c.Within > 1<<62 {\n\t\ts.sql = l.sql.of(c).takeShardWithin", "BetweenLookAndTake|ModelDoes", whole, true},
 	{"credit: it waits for its own tokens", "internal/algebra/ask.go",
