@@ -171,7 +171,7 @@ func (l *Limiter) takeShard(a *aim) *statement {
 		return l.takeRow(c, &row, least)
 	}
 	if k == 1 && !a.wait && c.Within == 0 {
-		s := l.write(&row, l.sql.of(c).takeOwn, row.Count, least, c.Pausable(), c.lock(row.shard), nil)
+		s := l.write(&row, l.sql.For(c.Windowed).TakeOwn, row.Count, least, c.Pausable(), c.lock(row.shard), nil)
 		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
 		return s
 	}
@@ -184,11 +184,11 @@ func (l *Limiter) takeShard(a *aim) *statement {
 		locks[j] = c.lock(rows[j])
 	}
 	s := &statement{
-		c: &row, whole: c, sql: l.sql.of(c).takeShard, shards: rows,
+		c: &row, whole: c, sql: l.sql.For(c.Windowed).TakeShard, shards: rows,
 		args: []any{c.name, c.key, rows, capacities, rates, c.Period, row.Count, l.now(), c.originTime(), least, c.Pausable(), locks, a.wait},
 	}
 	if c.Within > 0 {
-		s.sql = l.sql.of(c).takeShardWithin
+		s.sql = l.sql.For(c.Windowed).TakeShardWithin
 		s.args[10] = float64(c.Within)
 		s.args = append(s.args, row.Credited())
 	}
@@ -214,7 +214,7 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 		s.whole = a.c
 		return s
 	}
-	s := l.write(&row, l.sql.of(&row).takeOwn, row.Count, row.Leave, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s := l.write(&row, l.sql.For(row.Windowed).TakeOwn, row.Count, row.Leave, false, a.c.lock(row.shard), a.c.lock(gathering))
 	s.whole, s.row, s.writes = a.c, row.shard, false
 	return s
 }

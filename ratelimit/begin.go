@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/statements"
 )
 
 // lazyTx is the transaction of an attempt, which begins as late as possible. If the first
@@ -28,7 +30,7 @@ type lazyTx struct {
 	conn *pgx.Conn
 	opts pgx.TxOptions
 
-	sql    *statements
+	sql    *statements.Statements
 	queue  []row         // to queue for before the snapshot is taken
 	waited time.Duration // in the round trip that queued
 	locked bool          // the session may still hold locks of the queue: an error came before it released them
@@ -143,7 +145,7 @@ func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed
 	}
 	var queue []*statement
 	if len(t.queue) > 0 {
-		queue = t.sql.queue(locksOf(t.queue))
+		queue = queueFor(t.sql, locksOf(t.queue))
 		trip = append(trip, queue...)
 		began := time.Now()
 		defer func() { t.waited = time.Since(began) }()
@@ -248,7 +250,7 @@ func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 // Commit and Rollback do what pgx's do, also to a connection on which they fail.
 func (t *lazyTx) Commit(ctx context.Context) error { return t.commit(ctx, false) }
 
-// commit commits, in two phases if that is needed: see twoPhaseIfSQL.
+// commit commits, in two phases if that is needed: see Statements.TwoPhaseIf.
 func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	if t.closed {
 		return pgx.ErrTxClosed
@@ -260,7 +262,7 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	}
 	if t.tx != nil {
 		if twoPhase && t.connection().PgConn().TxStatus() == 'T' {
-			if _, err := t.tx.Exec(ctx, t.sql.twoPhaseIf); err != nil {
+			if _, err := t.tx.Exec(ctx, t.sql.TwoPhaseIf); err != nil {
 				return fmt.Errorf("ratelimit: before COMMIT: %w", err)
 			}
 		}
@@ -268,7 +270,7 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	}
 	sql := cmp.Or(t.opts.CommitQuery, "commit")
 	if twoPhase && t.conn.PgConn().TxStatus() == 'T' {
-		sql = t.sql.twoPhaseIf + "; " + sql
+		sql = t.sql.TwoPhaseIf + "; " + sql
 	}
 	tag, err := t.conn.Exec(ctx, sql)
 	if err != nil {
@@ -297,7 +299,7 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	}
 	var err error
 	if t.locked { // in one round trip, so that a pooler does not send it to another server connection
-		_, err = t.conn.Exec(ctx, t.sql.unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
+		_, err = t.conn.Exec(ctx, t.sql.Unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
 	} else {
 		_, err = t.conn.Exec(ctx, "rollback")
 	}

@@ -53,7 +53,7 @@ const (
 	mostTogether = 1000
 	mostWaiting  = 1 << 16
 
-	// mostUnmade is for how many batches takes also insert rows, see makeManySQL: the first ones, and
+	// mostUnmade is for how many batches takes also insert rows, see Many.Make: the first ones, and
 	// those after a batch that met a missing row.
 	mostUnmade = 100
 

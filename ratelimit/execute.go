@@ -41,7 +41,7 @@ func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 }
 
 // made reports whether New has made l.
-func (l *Limiter) made() bool { return l.sql.look != "" }
+func (l *Limiter) made() bool { return l.sql.Look != "" }
 
 func errNotMade() error {
 	return &InvalidError{Field: "Limiter", Value: plain("the zero one"), Want: "one made by New"}

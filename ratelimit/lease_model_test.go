@@ -179,7 +179,7 @@ func leasedHistory(t *rapid.T) {
 				n = max(n, g.most)
 			}
 			if m.a.Windowed && m.a.Window(as.TS) > m.a.Window(g.b.at) {
-				n = 0 // as giveSQL has it
+				n = 0 // as the statement that gives back has it
 			}
 			m.row.Value = max(m.row.Value, min(m.a.Capacity, m.row.Value+n))
 			m.say("gives back %v: %v", n, m.row.Value)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/statements"
 )
 
 // Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without a
@@ -80,8 +82,7 @@ type Config struct {
 // were denied or contended lately. It is safe for concurrent use, and one for each program is
 // enough. [New] makes it; the zero Limiter is refused with an error that matches [ErrInvalid].
 type Limiter struct {
-	sql         statements
-	many        manyTexts
+	sql         statements.Statements
 	level       pgx.TxIsoLevel
 	begin       string // BEGIN at that level
 	maxAttempts int
@@ -118,14 +119,13 @@ func New(cfg Config) (*Limiter, error) {
 	if cfg.MaxAttempts < 0 {
 		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
 	}
-	sql, level := newStatements(cfg.Schema), pgx.Serializable
+	level := pgx.Serializable
 	if cfg.Citus {
 		cfg.Portable, level = true, pgx.ReadCommitted
 	}
 	level = cmp.Or(cfg.IsoLevel, level)
 	return &Limiter{
-		sql:         sql,
-		many:        newManyTexts(sql.prefix, cfg.Portable),
+		sql:         statements.New(cfg.Schema, cfg.Portable),
 		level:       level,
 		begin:       beginSQL(pgx.TxOptions{IsoLevel: level}),
 		maxAttempts: cfg.MaxAttempts,

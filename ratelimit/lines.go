@@ -17,19 +17,6 @@ type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// linesSQL reads the states of rows: the clock, and one row for each range of shards in which there
-// are any.
-//
-// Locks: none. Predicate reads: the rows.
-//
-// $1 names $2 keys $3 the first shards $4 the last ones
-const linesSQL = `SELECT 0::bigint, clock_timestamp(), NULL::timestamptz, NULL::bigint, NULL::float8
-UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved)
-	FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
-	JOIN {schema}weir_balance b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
-	WHERE b.key = ANY ($2::text[])
-	GROUP BY p.nr)`
-
 // Lines reads the states of the balances for which takes wait, for [Take.RunAt], and the database's
 // clock. The States have no Value. A State is zero if nothing has happened to the balance since it
 // was last full.
@@ -72,7 +59,7 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 	var ts, paused pgtype.Timestamptz
 	var delay pgtype.Int8
 	var moved pgtype.Float8
-	rows, _ := db.Query(ctx, l.sql.lines, names, keys, first, last) // rows has the error, too
+	rows, _ := db.Query(ctx, l.sql.Lines, names, keys, first, last) // rows has the error, too
 	_, err := pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved}, func() error {
 		if nr == 0 {
 			now = ts.Time

@@ -115,9 +115,9 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 	looks := make([]*statement, len(calls))
 	for i := range calls {
 		c := &calls[i]
-		looks[i] = &statement{c: c, sql: l.sql.lookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
 		if l.spread && c.key == "" {
-			looks[i].sql, looks[i].args = l.sql.lookSpread, append(looks[i].args, l.homes(c.key))
+			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.key))
 		}
 	}
 	return looks

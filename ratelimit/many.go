@@ -24,7 +24,7 @@ type standing struct {
 	c       *call // the place, and the rule by which it is written
 	waiters []*waiter
 	count   float64 // what all of them ask for
-	taken   bool    // takeManySQL has taken all of it
+	taken   bool    // Many.Take has taken all of it
 	made    bool    // and the row was inserted
 	locked  bool    // by this transaction
 	found   bool    // the row exists
@@ -94,7 +94,7 @@ func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
 
 func (l *Limiter) lookMany(rows []*standing) []*many {
 	names, keys := placesOf(rows)
-	statements := l.forEach(l.many.look, rows, names, keys, l.now())
+	statements := l.forEach(l.sql.Many.Look, rows, names, keys, l.now())
 	for _, s := range statements {
 		s.looks = true
 	}
@@ -103,7 +103,7 @@ func (l *Limiter) lookMany(rows []*standing) []*many {
 
 func (l *Limiter) lockMany(rows []*standing) []*many {
 	names, keys := placesOf(rows)
-	statements := l.forEach(l.many.lock, rows, names, keys)
+	statements := l.forEach(l.sql.Many.Lock, rows, names, keys)
 	for _, s := range statements {
 		s.locks = true
 	}
@@ -113,7 +113,7 @@ func (l *Limiter) lockMany(rows []*standing) []*many {
 // waitFor waits for one row and locks it. The statements after it lock it again, which costs no
 // wait.
 func (l *Limiter) waitFor(at place) *many {
-	return &many{sql: l.many.wait, args: []any{at.name, at.key}, locks: true}
+	return &many{sql: l.sql.Many.Wait, args: []any{at.name, at.key}, locks: true}
 }
 
 // putMany writes the rows that have changed. Those that do not exist are inserted, and returned as
@@ -147,8 +147,8 @@ func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*stan
 		statements = append(statements, l.forEach(sql, rows,
 			names, keys, capacities, rates, periods, origins, values, times, pauses)...)
 	}
-	put(l.many.put, there)
-	put(l.many.new, missing)
+	put(l.sql.Many.Put, there)
+	put(l.sql.Many.New, missing)
 	return statements, missing
 }
 
@@ -234,7 +234,7 @@ func (s *many) read(rows pgx.Rows) error {
 			}
 		}
 		switch {
-		case s.rows == nil: // waitSQL
+		case s.rows == nil: // Many.Wait
 		case s.locks:
 			s.rows[nr-1].locked = true
 		case s.looks:

@@ -30,15 +30,9 @@ package ratelimit
 //	foretell.go      Foretell: the same for a call of several limits
 //	line.go          which work waits behind which, and when it may run after a rule has changed
 //
-// One call of one limit, in one row:
+// One call of one limit, in one row. What is sent is in package internal/statements:
 //
 //	protocol.go      how a call is decided: take, look, take again; why it needs two statements
-//	take_sql.go      statements that take
-//	give_sql.go      statements that give back, charge, settle and reset
-//	pause_sql.go     statements that pause and resume
-//	look_sql.go      statements that read balances and write layouts
-//	queue_sql.go     statements with which transactions queue for rows
-//	statements.go    makes the final text of each: see testdata/statements.sql
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       runs statements in a pgx transaction
 //	postgres.go      what the database's errors mean
@@ -78,8 +72,7 @@ package ratelimit
 //	lane.go          the queues of calls, and the goroutines that decide them
 //	together.go      decides one batch: takes, looks and answers
 //	together_put.go  decides on locked rows, and writes their new balances
-//	many_sql.go      the statements over many rows, as they are sent
-//	many.go          sends them, and reads their answers
+//	many.go          the statements over many rows: their arguments and answers
 //	held.go          calls that wait for rows locked by other transactions
 //	alone.go         calls that cannot be decided together with others
 //	trip.go          round trips of a batch: connection and time-outs

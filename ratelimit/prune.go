@@ -11,96 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Statements that prune. They skip rows that others have locked, so they wait for nobody. They lock
-// what they delete for no longer than a batch takes.
-const (
-	// pruneSQL looks at the next $4 balances after ($1, $2, $3), and deletes those that are idle:
-	// full by the rule in the row, which is the one that took last, and not paused. A missing
-	// balance is full, too. A row with a delay or moved is kept until no work can wait for it any
-	// more: until $6 after it was last written and its pause ended.
-	//
-	// The rows of a limit with shards are deleted together with their head, or not at all. A
-	// process that finds none of them takes the limit for one that was never used, and one that
-	// finds a shard missing looks for the head. So pruneSQL first locks all of them, and counts. A
-	// closed row is deleted like a missing one once no work waits in it; but row 0, from before
-	// there were shards, stays closed as long as there is a head.
-	//
-	// Locks: the rows that it deletes. Predicate reads: at READ COMMITTED none.
-	//
-	// $1 name $2 key $3 shard $4 batch $5 clock $6 how old a row with a delay or moved must be, in
-	// microseconds
-	pruneSQL = `WITH page AS MATERIALIZED (
-	SELECT name, key, shard FROM {schema}weir_balance WHERE (name, key, shard) > ($1::text, $2::text, $3::integer)
-	ORDER BY name, key, shard LIMIT $4::bigint
-), c AS MATERIALIZED (
-	SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock
-), head AS MATERIALIZED (
-	SELECT h.name, h.key, h.value FROM page JOIN {schema}weir_balance h USING (name, key, shard) CROSS JOIN c
-	WHERE h.shard = -1 AND NOT EXISTS (
-		SELECT FROM {schema}weir_balance b
-		WHERE (b.name, b.key) = (h.name, h.key) AND NOT (b.shard = -1 OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND {idle}))
-), alone AS MATERIALIZED (
-	SELECT b.name, b.key, b.shard FROM page JOIN {schema}weir_balance b USING (name, key, shard) CROSS JOIN c
-	WHERE b.shard >= 0 AND (b.shard = 0) = (b.value > '-Infinity'::float8) AND {idle}
-	FOR UPDATE OF b SKIP LOCKED
-), shards AS MATERIALIZED (
-	SELECT b.name, b.key, b.shard FROM head JOIN {schema}weir_balance b USING (name, key) CROSS JOIN c
-	WHERE b.shard = -1 AND b.value = head.value OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND {idle}
-	FOR UPDATE OF b SKIP LOCKED
-), idle AS (
-	SELECT name, key, shard FROM alone
-	UNION SELECT s.name, s.key, s.shard FROM shards s
-	WHERE (SELECT count(*) FROM shards o WHERE (o.name, o.key) = (s.name, s.key)) =
-		(SELECT count(*) FROM {schema}weir_balance o WHERE (o.name, o.key) = (s.name, s.key))
-), gone AS (
-	DELETE FROM {schema}weir_balance b USING idle WHERE (b.name, b.key, b.shard) = (idle.name, idle.key, idle.shard) RETURNING 1
-)
-SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.shard
-FROM (SELECT name, key, shard FROM page ORDER BY name DESC, key DESC, shard DESC LIMIT 1) last`
-
-	isIdle = `(b.paused_until IS NULL OR b.paused_until <= c.clock) AND {full}
-		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
-			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $within::bigint::float8)`
-
-	// isFull compares refilled of give_sql.go with the capacity. In a closed row the capacity is
-	// what it owed.
-	isFull = `CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
-		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
-		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity`
-
-	// pruneSlotsSQL deletes slots that nobody holds, once their fencing tokens are an hour old: a
-	// clock that is set back by less cannot give out the same token again.
-	//
-	// $1 name $2 key $3 slot $4 batch $5 clock
-	pruneSlotsSQL = `WITH page AS MATERIALIZED (
-	SELECT name, key, slot FROM {schema}weir_slot WHERE (name, key, slot) > ($1::text, $2::text, $3::integer)
-	ORDER BY name, key, slot LIMIT $4::bigint
-), free AS MATERIALIZED (
-	SELECT s.name, s.key, s.slot FROM page JOIN {schema}weir_slot s USING (name, key, slot)
-	CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
-	WHERE {forgotten} FOR UPDATE OF s SKIP LOCKED
-), gone AS (
-	DELETE FROM {schema}weir_slot s USING free WHERE (s.name, s.key, s.slot) = (free.name, free.key, free.slot) RETURNING 1
-)
-SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.slot
-FROM (SELECT name, key, slot FROM page ORDER BY name DESC, key DESC, slot DESC LIMIT 1) last`
-
-	// a token is the time in microseconds at which it was granted, or a little more
-	isForgotten = `s.until <= c.clock AND s.token <= round(date_part('epoch', c.clock) * 1e6::float8)::bigint - 3600000000`
-
-	// pruneSettledSQL deletes settlements of reservations that nobody can settle any more.
-	//
-	// $1 id, after which $2 batch $3 clock
-	pruneSettledSQL = `WITH page AS MATERIALIZED (
-	SELECT id, until FROM {schema}weir_settled WHERE id > $1::uuid ORDER BY id LIMIT $2::bigint
-), gone AS (
-	DELETE FROM {schema}weir_settled s USING page WHERE s.id = page.id AND page.until <= coalesce($3::timestamptz, clock_timestamp()) RETURNING 1
-)
-SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.id FROM (SELECT id FROM page ORDER BY id DESC LIMIT 1) last`
-)
-
 // PruneConfig configures [Limiter.Prune]. The zero PruneConfig uses the defaults.
 type PruneConfig struct {
 	// Batch is how many rows are looked at in one transaction. Default: 1000.
@@ -174,16 +84,16 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 			return n, err
 		})
 	}
-	if err := rows("balances", l.sql.prune, &done.Looked, &done.Deleted, within); err != nil {
+	if err := rows("balances", l.sql.Prune, &done.Looked, &done.Deleted, within); err != nil {
 		return done, err
 	}
-	if err := rows("slots", l.sql.pruneSlots, new(int64), &done.Slots); err != nil {
+	if err := rows("slots", l.sql.PruneSlots, new(int64), &done.Slots); err != nil {
 		return done, err
 	}
 	id := "00000000-0000-0000-0000-000000000000"
 	return done, pruneTable(ctx, pool, &cfg, &done, "settlements", func(tx pgx.Tx) (looked int64, err error) {
 		var deleted int64
-		err = tx.QueryRow(ctx, l.sql.pruneSettled, id, cfg.Batch, l.now()).Scan(&looked, &deleted, &id)
+		err = tx.QueryRow(ctx, l.sql.PruneSettled, id, cfg.Batch, l.now()).Scan(&looked, &deleted, &id)
 		done.Settled += deleted
 		return looked, err
 	})

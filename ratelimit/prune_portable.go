@@ -13,56 +13,10 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Statements that prune on engines that can lock rows of only one key at a time: see
-// [Config.Portable]. A page is read without locks. Then statements for each key look again, and
-// delete. They skip rows that others have locked, and delete the same rows as prune.go.
-const (
-	// pageSQL reads the next $4 balances after ($1, $2, $3), and whether each is idle.
-	//
-	// $1 name $2 key $3 shard $4 batch $5 clock $6 see pruneSQL
-	pageSQL = `SELECT b.name, b.key, b.shard, {idle}
-FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
-WHERE (b.name, b.key, b.shard) > ($1::text, $2::text, $3::integer)
-ORDER BY b.name, b.key, b.shard LIMIT $4::bigint`
-
-	// lockKeySQL locks the rows of a key that nobody else has locked, and says which are idle.
-	//
-	// Locks: those. Predicate reads: at READ COMMITTED none.
-	//
-	// $1 name $2 key $3 clock $4 see pruneSQL
-	lockKeySQL = `SELECT b.shard, b.value = '-Infinity', {idle}
-FROM {schema}weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
-WHERE b.name = $1::text AND b.key = $2::text FOR UPDATE OF b SKIP LOCKED`
-
-	countKeySQL = `SELECT count(*) FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text`
-
-	// $1 name $2 key $3 shards
-	deleteRowsSQL = `DELETE FROM {schema}weir_balance WHERE name = $1::text AND key = $2::text AND shard = ANY ($3::integer[])`
-
-	// $1 name $2 key $3 slot $4 batch $5 clock
-	pageSlotsSQL = `SELECT s.name, s.key, s.slot, {forgotten}, c.clock
-FROM {schema}weir_slot s CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
-WHERE (s.name, s.key, s.slot) > ($1::text, $2::text, $3::integer)
-ORDER BY s.name, s.key, s.slot LIMIT $4::bigint`
-
-	// Locks: the row. It may wait for a caller that takes the slot, and then finds it held.
-	//
-	// $1 name $2 key $3 slot $4 the clock by which it was read
-	deleteSlotSQL = `DELETE FROM {schema}weir_slot
-WHERE name = $1::text AND key = $2::text AND slot = $3::integer AND until <= $4::timestamptz`
-
-	// $1 id, after which $2 batch $3 clock
-	pageSettledSQL = `SELECT id, key, until <= coalesce($3::timestamptz, statement_timestamp())
-FROM {schema}weir_settled WHERE id > $1::uuid ORDER BY id LIMIT $2::bigint`
-
-	// $1 id $2 key
-	deleteSettledSQL = `DELETE FROM {schema}weir_settled WHERE id = $1::uuid AND key = $2::text`
-)
-
 func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, within int64) error {
 	at := first
 	err := pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
-		rows, _ := tx.Query(ctx, l.sql.page, at.name, at.key, at.number, cfg.Batch, l.now(), within)
+		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, l.now(), within)
 		var keys []place // in order
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
@@ -90,12 +44,12 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 	}
 	at = first
 	err = pruneTable(ctx, pool, cfg, done, "slots", func(tx pgx.Tx) (int64, error) {
-		rows, _ := tx.Query(ctx, l.sql.pageSlots, at.name, at.key, at.number, cfg.Batch, l.now())
+		rows, _ := tx.Query(ctx, l.sql.PageSlots, at.name, at.key, at.number, cfg.Batch, l.now())
 		var forgotten bool
 		var clock time.Time
 		return deleteEach(ctx, tx, rows, []any{&at.name, &at.key, &at.number, &forgotten, &clock}, &done.Slots, func(b *pgx.Batch) {
 			if forgotten {
-				b.Queue(l.sql.deleteSlot, at.name, at.key, at.number, clock)
+				b.Queue(l.sql.DeleteSlot, at.name, at.key, at.number, clock)
 			}
 		})
 	})
@@ -104,12 +58,12 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 	}
 	id := "00000000-0000-0000-0000-000000000000"
 	return pruneTable(ctx, pool, cfg, done, "settlements", func(tx pgx.Tx) (int64, error) {
-		rows, _ := tx.Query(ctx, l.sql.pageSettled, id, cfg.Batch, l.now())
+		rows, _ := tx.Query(ctx, l.sql.PageSettled, id, cfg.Batch, l.now())
 		var key string
 		var over bool
 		return deleteEach(ctx, tx, rows, []any{&id, &key, &over}, &done.Settled, func(b *pgx.Batch) {
 			if over {
-				b.Queue(l.sql.deleteSettled, id, key)
+				b.Queue(l.sql.DeleteSettled, id, key)
 			}
 		})
 	})
@@ -138,7 +92,7 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 	return tag.RowsAffected(), sendAll(ctx, tx, batch)
 }
 
-// pruneKeys deletes idle rows of keys, by the rules of pruneSQL: a key with a head is deleted as a
+// pruneKeys deletes idle rows of keys, by the rules of Statements.Prune: a key with a head is deleted as a
 // whole if all of its rows are locked and idle; otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within int64) (gone int64, err error) {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
@@ -153,7 +107,7 @@ func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within
 	}
 	for i, p := range keys {
 		for key, shards := range all[i].idle() {
-			remove.Queue(l.sql.deleteRows, p.name, key, shards).Exec(func(tag pgconn.CommandTag) error {
+			remove.Queue(l.sql.DeleteRows, p.name, key, shards).Exec(func(tag pgconn.CommandTag) error {
 				gone += tag.RowsAffected()
 				return nil
 			})
@@ -176,7 +130,7 @@ type prunable struct {
 }
 
 func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, within int64) {
-	batch.Queue(l.sql.lockKey, name, key, l.now(), within).Query(func(rows pgx.Rows) error {
+	batch.Queue(l.sql.LockKey, name, key, l.now(), within).Query(func(rows pgx.Rows) error {
 		r := prunable{key: key}
 		_, err := pgx.ForEachRow(rows, []any{&r.shard, &r.closed, &r.idle}, func() error {
 			k.held = append(k.held, r)
@@ -184,7 +138,7 @@ func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, within i
 		})
 		return err
 	})
-	batch.Queue(l.sql.countKey, name, key).QueryRow(func(r pgx.Row) error {
+	batch.Queue(l.sql.CountKey, name, key).QueryRow(func(r pgx.Row) error {
 		var n int
 		err := r.Scan(&n)
 		k.all += n

@@ -10,39 +10,6 @@ import (
 	"github.com/weir-go/weir/internal/algebra"
 )
 
-// resetKeySQL is resetSQL for all balances of a key. There are few names of limits, and it finds
-// each with one descent of the index. It locks rows in the order in which all calls lock theirs.
-//
-// Locks: the rows. Predicate reads: those, and the index pages at which the names begin.
-//
-// $1 key $2 a full balance $3 clock
-const resetKeySQL = `WITH RECURSIVE names (name) AS (
-	(SELECT name FROM {schema}weir_balance ORDER BY name LIMIT 1)
-	UNION ALL
-	SELECT (SELECT b.name FROM {schema}weir_balance b WHERE b.name > n.name ORDER BY b.name LIMIT 1) FROM names n WHERE n.name IS NOT NULL
-), held AS MATERIALIZED (
-	SELECT b.name, b.shard FROM names n JOIN {schema}weir_balance b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
-	ORDER BY b.name, b.shard FOR NO KEY UPDATE OF b
-)
-UPDATE {schema}weir_balance b SET value = $2::float8, ts = coalesce($3::timestamptz, clock_timestamp())
-FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
-RETURNING true`
-
-// resetKeyHereSQL is resetKeySQL for distributed engines, on which the node with the rows of a key
-// cannot find all names of limits: see [Config.Portable]. It reads all rows of that node, or of the
-// part of the table that contains the key.
-//
-// Parameters as above
-const resetKeyHereSQL = `WITH c AS MATERIALIZED (
-	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
-), held AS MATERIALIZED (
-	SELECT name, shard FROM {schema}weir_balance WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
-	ORDER BY name, shard FOR NO KEY UPDATE
-)
-UPDATE {schema}weir_balance b SET value = $2::float8, ts = c.now
-FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
-RETURNING true`
-
 // ResetKey makes all balances of a key full again, for all limits, including those that this
 // program does not define: everything of a tenant, a user or an address. Keys that only begin with
 // this one are not affected. Otherwise it is [Limiter.ResetRateLimit]: a pause continues, and
@@ -76,9 +43,9 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if err := badKey("", key); err != nil {
 		return err
 	}
-	sql := l.sql.resetKey
+	sql := l.sql.ResetKey
 	if l.portable {
-		sql = l.sql.resetKeyHere
+		sql = l.sql.ResetKeyHere
 	}
 	reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
 	if err := x.run(ctx, []*statement{reset}); err != nil {

@@ -210,7 +210,7 @@ func errHead(number float64) error {
 }
 
 func (l *Limiter) headOf(c *call) *statement {
-	return &statement{c: c, writes: true, sql: l.sql.head, args: []any{c.name, c.key, l.now()}}
+	return &statement{c: c, writes: true, sql: l.sql.Head, args: []any{c.name, c.key, l.now()}}
 }
 
 // mend opens shards as full that should exist according to the head, but do not.

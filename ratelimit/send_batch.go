@@ -177,7 +177,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	whole.QueuedQueries = append(whole.QueuedQueries, batch.QueuedQueries...)
 	mark := s.l.twoPhase && batch.Len() > 0
 	if mark {
-		whole.Queue(s.l.sql.twoPhaseIf)
+		whole.Queue(s.l.sql.TwoPhaseIf)
 	}
 	whole.Queue(`COMMIT`)
 	s.trip()

@@ -169,7 +169,7 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	_, err := sendBatch(ctx, a.conn, a.l.sql.queue(locksOf(a.conflicts)))
+	_, err := sendBatch(ctx, a.conn, queueFor(&a.l.sql, locksOf(a.conflicts)))
 	a.queued = time.Since(began)
 	if err != nil {
 		_ = a.conn.Close(ctx) // the session may hold the locks, and closing the connection frees them

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/statements"
 )
 
 // statement is one statement, with room for the row that it answers with, if any.
@@ -19,13 +20,13 @@ type statement struct {
 	answer columnsOf
 	found  bool
 	looks  bool  // it also answers with the clock
-	once   *bool // the only column, of settleSQL
+	once   *bool // the only column, of Settle
 
 	whole  *call   // for a shard c: the call for the whole limit
-	shards []int32 // of takeShardSQL: the candidates' rows
+	shards []int32 // of TakeShard: the candidates' rows
 	row    int32   // the one of them that was taken from
 	lone   bool    // there is only one candidate
-	look   *look   // the columns of lookShardsSQL
+	look   *look   // the columns of LookShards
 }
 
 // columnsOf is an answer by its columns; at is the clock, for statements that answer with it.
@@ -83,7 +84,7 @@ func (c *call) originTime() any {
 	return fromMicro(c.Origin)
 }
 
-// write returns a statement that writes the row of c, with the parameters of take_sql.go.
+// write returns a statement that writes the row of c, with the parameters of package statements.
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
 	a := c.args
 	if a == nil {
@@ -100,7 +101,7 @@ func (l *Limiter) put(c *call, b algebra.Balance) *statement {
 	if b.PausedUntil != algebra.Open {
 		paused = fromMicro(b.PausedUntil)
 	}
-	s := l.write(c, l.sql.put, b.Value, paused, b.Delay, b.Moved)
+	s := l.write(c, l.sql.Put, b.Value, paused, b.Delay, b.Moved)
 	if b.TS != 0 {
 		s.args[7] = fromMicro(b.TS)
 	}
@@ -110,22 +111,22 @@ func (l *Limiter) put(c *call, b algebra.Balance) *statement {
 // takeOrFailOf is takeOf with a statement that fails its transaction on a denial.
 func (l *Limiter) takeOrFailOf(c *call) *statement {
 	s := l.takeOf(c)
-	if s.sql = l.sql.of(c).takeOrFail; c.Within > 0 {
-		s.sql = l.sql.of(c).takeWithinOrFail
+	if s.sql = l.sql.For(c.Windowed).TakeOrFail; c.Within > 0 {
+		s.sql = l.sql.For(c.Windowed).TakeWithinOrFail
 	}
 	return s
 }
 
 func (l *Limiter) takeOf(c *call) *statement {
 	if c.Within > 0 {
-		return l.write(c, l.sql.of(c).takeWithin, c.Count, c.Least(), float64(c.Within), c.Credited())
+		return l.write(c, l.sql.For(c.Windowed).TakeWithin, c.Count, c.Least(), float64(c.Within), c.Credited())
 	}
-	return l.write(c, l.sql.of(c).take, c.Count, c.Least(), c.Pausable())
+	return l.write(c, l.sql.For(c.Windowed).Take, c.Count, c.Least(), c.Pausable())
 }
 
 // giveOf gives back what c took, except what was used of it.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
-	sql := l.sql.of(c).give
+	sql := l.sql.For(c.Windowed).Give
 	if !c.Windowed {
 		return l.write(c, sql, c.Count, float64(algebra.Full), used, move)
 	}
@@ -137,17 +138,17 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.atOnce()) }
 
 func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
-	return l.write(c, l.sql.charge, tokens)
+	return l.write(c, l.sql.Charge, tokens)
 }
 
 func (l *Limiter) settleOf(r *Reservation) *statement {
-	return &statement{sql: l.sql.settle, args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
+	return &statement{sql: l.sql.Settle, args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
 }
 
-func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.reset, algebra.Full) }
+func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.Reset, algebra.Full) }
 
 func (l *Limiter) pauseOf(c *call, d int64) *statement {
-	return l.write(c, l.sql.of(c).pause, algebra.Full, d)
+	return l.write(c, l.sql.For(c.Windowed).Pause, algebra.Full, d)
 }
 
 // closedOf is pauseOf or resumeOf for the closed rows of former layouts.
@@ -158,10 +159,12 @@ func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) 
 	return all
 }
 
-func (l *Limiter) resumeOf(c *call) *statement { return l.write(c, l.sql.of(c).resume, algebra.Full) }
+func (l *Limiter) resumeOf(c *call) *statement {
+	return l.write(c, l.sql.For(c.Windowed).Resume, algebra.Full)
+}
 
 func (l *Limiter) lookOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}
+	return &statement{c: c, sql: l.sql.Look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}
 }
 
 // now is the time of Config.Clock, or nil for the database's clock.
@@ -170,4 +173,14 @@ func (l *Limiter) now() any {
 		return nil
 	}
 	return l.clock()
+}
+
+// queueFor returns the statements with which a transaction queues for the rows of advisory locks.
+func queueFor(sql *statements.Statements, locks []int64) []*statement {
+	args := make([]any, len(locks))
+	for i, n := range locks {
+		args[i] = n
+	}
+	lock, next, keep := sql.Queue(len(locks))
+	return []*statement{{sql: lock, args: args}, {sql: next}, {sql: keep, args: args}}
 }

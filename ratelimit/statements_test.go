@@ -122,7 +122,7 @@ func TestStatementsNameTheSchemaQuoted(t *testing.T) {
 		}
 		l := limiterFor(t, Config{Schema: schema})
 		table := "'" + strings.ReplaceAll(want, "'", "''") + "balance'::regclass"
-		for _, s := range append(l.sql.queue([]int64{1, 5}), &statement{sql: l.sql.unqueue([]int64{1, 5})}) {
+		for _, s := range append(queueFor(&l.sql, []int64{1, 5}), &statement{sql: l.sql.Unqueue([]int64{1, 5})}) {
 			if n := strings.Count(s.sql, table); n != strings.Count(s.sql, "regclass") || n < 2 && strings.Contains(s.sql, "advisory") {
 				t.Errorf("schema %q: %s", schema, s.sql)
 			}

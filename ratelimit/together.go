@@ -147,10 +147,10 @@ func (p *scheme) foreseen() {
 	var err error
 	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Add(1) <= mostUnmade
 	if makes {
-		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.many.make)
+		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.sql.Many.Make)
 	}
 	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
-		err = send([]string{beginTogetherSQL}, c.l.many.take)
+		err = send([]string{beginTogetherSQL}, c.l.sql.Many.Take)
 	}
 	if err != nil {
 		var some []*waiter

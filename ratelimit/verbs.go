@@ -34,12 +34,12 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
 	us := int64((d + time.Microsecond - 1) / time.Microsecond)
 	return l.each(ctx, x, "pause", calls, func(c *call) *statement { return l.pauseOf(c, us) },
-		func(c *call) []*statement { return l.closedOf(c, l.sql.pauseClosed, us) })
+		func(c *call) []*statement { return l.closedOf(c, l.sql.PauseClosed, us) })
 }
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	return l.each(ctx, x, "resume", calls, l.resumeOf,
-		func(c *call) []*statement { return l.closedOf(c, l.sql.resumeClosed) })
+		func(c *call) []*statement { return l.closedOf(c, l.sql.ResumeClosed) })
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {

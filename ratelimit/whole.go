@@ -80,7 +80,7 @@ type whole struct {
 	at   int64 // by the clock
 }
 
-// look is the answer to lookShardsSQL.
+// look is the answer to LookShards.
 type look struct {
 	number  float64
 	shards  []int32

@@ -17,8 +17,8 @@ type Receipt struct {
 	Moved float64
 }
 
-// The changes below are those of give_sql.go and pause_sql.go in package ratelimit, each by the rule
-// of the caller. A row that does not exist is full.
+// The changes below are those of give.go and pause.go in internal/statements, each by the rule of the
+// caller. A row that does not exist is full.
 
 // Give gives back what is left of the tokens of a take, of which used were used, as if the take had
 // been smaller. The balance stays that at its TS, and refills later. With move, the line moves up by
@@ -41,7 +41,8 @@ func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 
 // unused returns how many tokens of a take can be given back if none was used. For a window they are
 // gone once the row is in a later window. Of a take that was granted ahead, what the row's window
-// and later ones were to repay can be given back. See windowUnused in give_sql.go.
+// and later ones were to repay can be given back. See unused in give.go of
+// internal/statements.
 func (a *Rule) unused(b Balance, t Receipt, now int64) float64 {
 	if !a.Windowed {
 		return t.Count

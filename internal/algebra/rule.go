@@ -7,9 +7,9 @@ import (
 
 // Rule is a rule, ready for arithmetic: whole microseconds and float64 tokens.
 //
-// The statements of package ratelimit compute the same in SQL (take_sql.go, give_sql.go and
-// pause_sql.go). Each formula here is written in the same order as there, so that both round alike. Otherwise a caller that comes at its RetryAt could be
-// denied again. The conversions to float64 keep the compiler from fusing a multiplication with an
+// The statements of internal/statements compute the same in SQL. Each formula here is written in the
+// same order as there, so that both round alike. Otherwise a caller that comes at its RetryAt could
+// be denied again. The conversions to float64 keep the compiler from fusing a multiplication with an
 // addition, which would round differently.
 type Rule struct {
 	Windowed bool

@@ -1,5 +1,5 @@
--- The statements of package ratelimit, as they are sent to the schema "public".
--- Made by go test ./ratelimit -run GoldenFile -update
+-- The statements of package statements, as they are sent to the schema "public".
+-- Made by go test ./internal/statements -run GoldenFile -update
 
 -- bucket.give: gives back what is left of a take, as if it had been smaller
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
@@ -15,14 +15,15 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- bucket.pause: closes a balance for a while
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()), $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
 	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', greatest(0, round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - coalesce($8::timestamptz, statement_timestamp())) * 1e6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = greatest(b.paused_until, excluded.paused_until),
 	delay = coalesce(b.delay, 0) + greatest(0, round(date_part('epoch', excluded.paused_until - greatest(b.ts, b.paused_until, excluded.ts)) * 1e6::float8))::bigint
@@ -42,26 +43,26 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- bucket.take: grants a call for one row, or answers with no row
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
+	value = least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
+WHERE least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- bucket.takeOrFail: take, for SendBatch: fails the transaction in place of no row
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
+	value = least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE CASE WHEN least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
+WHERE CASE WHEN least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 	THEN true ELSE pg_catalog.textcat('weir: denied ', b.value::text)::boolean END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
@@ -69,15 +70,15 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- bucket.takeOwn: take, of a shard that nobody else is expected to hold: no row if somebody does
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, $3::integer, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz
 WHERE ($13::integer IS NULL OR pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($13, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
 	AND pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($12::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid)))
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
+	value = least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
+WHERE least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
@@ -121,54 +122,54 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
 -- bucket.takeWithin: grants it for later, in a pause too, if it may run in time
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
+	value = least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
+WHERE least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
 	AND round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8) <= $11::float8
-	AND (least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8) + $12::float8 + $5::float8 * greatest(0, $11::float8 - round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8)) / $6::float8 >= 0::float8
+	AND (least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8) + $12::float8 + $5::float8 * greatest(0, $11::float8 - round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8)) / $6::float8 >= 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- bucket.takeWithinOrFail: takeWithin, for SendBatch
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
+	value = least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE CASE WHEN least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
+WHERE CASE WHEN least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
 	AND round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8) <= $11::float8
-	AND (least($4, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8) + $12::float8 + $5::float8 * greatest(0, $11::float8 - round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8)) / $6::float8 >= 0::float8
+	AND (least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8) + $12::float8 + $5::float8 * greatest(0, $11::float8 - round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8)) / $6::float8 >= 0::float8
 	THEN true ELSE pg_catalog.textcat('weir: denied ', b.value::text)::boolean END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- charge: takes whatever it leaves, ahead of those who wait
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END) - $7::float8,
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	moved = CASE WHEN b.value = '-Infinity' THEN b.moved
 		ELSE coalesce(b.moved, 0) - (greatest(0, $7::float8 - least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)) - greatest(0, -least(b.capacity, b.value + CASE WHEN b.origin IS NULL
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)) - greatest(0, -least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END))) END
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END))) END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- countKey: counts them
@@ -185,9 +186,10 @@ DELETE FROM "public".weir_slot
 WHERE name = $1::text AND key = $2::text AND slot = $3::integer AND until <= $4::timestamptz;
 
 -- head: locks the row that says how many shards a key has
-INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period)
-VALUES ($1::text, $2::text, -1, 1, coalesce($3::timestamptz, clock_timestamp()), 0, 0, 1)
-ON CONFLICT (name, key, shard) DO UPDATE SET ts = greatest(b.ts, excluded.ts)
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+VALUES ($1::text, $2::text, -1, 1, coalesce($3::timestamptz, clock_timestamp()), 0, 0, 1, NULL)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	ts = greatest(b.ts, excluded.ts)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- lines: reads how the lines stand in which takes wait
@@ -199,11 +201,12 @@ UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.move
 	GROUP BY p.nr);
 
 -- lockKey: locks those of a key
-SELECT b.shard, b.value = '-Infinity', (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+SELECT b.shard, b.value = '-Infinity', (b.paused_until IS NULL OR b.paused_until <= c.clock)
+		AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $4::bigint::float8)
 FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
@@ -249,7 +252,7 @@ JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 
 FOR NO KEY UPDATE OF b SKIP LOCKED;
 
 -- many.look: reads many balances
-SELECT u.nr, b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($3::timestamptz, pg_catalog.clock_timestamp())
+SELECT u.nr, b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($3::timestamptz, clock_timestamp())
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
 LEFT JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0;
 
@@ -257,12 +260,12 @@ LEFT JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.sha
 WITH s AS MATERIALIZED (
 	SELECT u.*, b.at, greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
 		ELSE least(u.capacity, b.value + CASE WHEN u.origin IS NULL
-		THEN u.rate * greatest(0::float8, pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
-		ELSE u.rate * greatest(0::float8,
-			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - u.origin) * 1e6::float8) / u.period::float8) -
-			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left, CASE WHEN b.at IS NULL THEN NOT EXISTS (
+		THEN u.rate * greatest(0, round(date_part('epoch', u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
+		ELSE u.rate * greatest(0,
+		floor(round(date_part('epoch', u.now - u.origin) * 1e6::float8) / u.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left, CASE WHEN b.at IS NULL THEN NOT EXISTS (
 		SELECT FROM "public".weir_balance b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0) END AS new
-	FROM (SELECT u.*, coalesce($8::timestamptz, pg_catalog.clock_timestamp()) AS now
+	FROM (SELECT u.*, coalesce($8::timestamptz, clock_timestamp()) AS now
 		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
 			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)
 		LIMIT pg_catalog.cardinality($1::text[])) u LEFT JOIN LATERAL (SELECT b.ctid AS at, b.value, b.ts, b.paused_until
@@ -273,7 +276,7 @@ WITH s AS MATERIALIZED (
 	SELECT s.name, s.key, 0, s.capacity - s.count, s.now, s.capacity, s.rate, s.period, s.origin FROM s WHERE s.new
 ), taken AS (
 	UPDATE "public".weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
-		capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
 	FROM s WHERE b.ctid = s.at AND s.left >= 0::float8
 	RETURNING s.nr, b.value, b.ts, b.paused_until, b.delay, b.moved
 )
@@ -300,11 +303,11 @@ UPDATE "public".weir_balance b SET value = s.left, ts = s.ts, paused_until = NUL
 	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
 FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, b.ctid AS at, greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
 		ELSE least(u.capacity, b.value + CASE WHEN u.origin IS NULL
-		THEN u.rate * greatest(0::float8, pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
-		ELSE u.rate * greatest(0::float8,
-			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - u.origin) * 1e6::float8) / u.period::float8) -
-			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left
-	FROM (SELECT u.*, coalesce($8::timestamptz, pg_catalog.clock_timestamp()) AS now
+		THEN u.rate * greatest(0, round(date_part('epoch', u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
+		ELSE u.rate * greatest(0,
+		floor(round(date_part('epoch', u.now - u.origin) * 1e6::float8) / u.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left
+	FROM (SELECT u.*, coalesce($8::timestamptz, clock_timestamp()) AS now
 		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
 			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)
 		LIMIT pg_catalog.cardinality($1::text[])) u JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
@@ -317,11 +320,12 @@ SELECT 1::bigint FROM "public".weir_balance b
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE;
 
 -- page: reads a page of balances, and which are idle; Portable, like those that follow
-SELECT b.name, b.key, b.shard, (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+SELECT b.name, b.key, b.shard, (b.paused_until IS NULL OR b.paused_until <= c.clock)
+		AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)
 FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($5::timestamptz, clock_timestamp()) AS clock) c
@@ -350,7 +354,9 @@ WITH c AS MATERIALIZED (
 UPDATE "public".weir_balance b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = greatest(b.paused_until, c.until),
-	delay = coalesce(b.delay, 0) + CASE WHEN b.origin IS NULL THEN greatest(0, round(date_part('epoch', c.until - greatest(b.ts, b.paused_until, c.now)) * 1e6::float8))::bigint ELSE b.period * greatest(0,
+	delay = coalesce(b.delay, 0) + CASE WHEN b.origin IS NULL
+		THEN greatest(0, round(date_part('epoch', c.until - greatest(b.ts, b.paused_until, c.now)) * 1e6::float8))::bigint
+		ELSE b.period * greatest(0,
 		floor(round(date_part('epoch', c.until - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
@@ -361,7 +367,7 @@ SELECT 1::bigint FROM "public".weir_balance b
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE SKIP LOCKED;
 
 -- portable many.look: reads many balances
-SELECT 1::bigint, b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($3::timestamptz, pg_catalog.clock_timestamp())
+SELECT 1::bigint, b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($3::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one
 LEFT JOIN "public".weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0;
 
@@ -385,13 +391,13 @@ UPDATE "public".weir_balance b SET value = s.left, ts = s.ts, paused_until = NUL
 	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
 FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
 		ELSE least(u.capacity, b.value + CASE WHEN u.origin IS NULL
-		THEN u.rate * greatest(0::float8, pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
-		ELSE u.rate * greatest(0::float8,
-			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, u.now - u.origin) * 1e6::float8) / u.period::float8) -
-			pg_catalog.floor(pg_catalog.round(pg_catalog.date_part('epoch'::text, greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left
+		THEN u.rate * greatest(0, round(date_part('epoch', u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
+		ELSE u.rate * greatest(0,
+		floor(round(date_part('epoch', u.now - u.origin) * 1e6::float8) / u.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left
 	FROM (SELECT 1::bigint AS nr, $3::float8 AS capacity, $4::float8 AS rate, $5::bigint AS period,
 			$6::timestamptz AS origin, $7::float8 AS count,
-			greatest($8::timestamptz, least(pg_catalog.statement_timestamp(),
+			greatest($8::timestamptz, least(statement_timestamp(),
 				coalesce($8::timestamptz, 'infinity'::timestamptz))) AS now) u
 		JOIN "public".weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0
 	FOR NO KEY UPDATE OF b SKIP LOCKED) s
@@ -412,30 +418,33 @@ WITH page AS MATERIALIZED (
 	SELECT h.name, h.key, h.value FROM page JOIN "public".weir_balance h USING (name, key, shard) CROSS JOIN c
 	WHERE h.shard = -1 AND NOT EXISTS (
 		SELECT FROM "public".weir_balance b
-		WHERE (b.name, b.key) = (h.name, h.key) AND NOT (b.shard = -1 OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+		WHERE (b.name, b.key) = (h.name, h.key) AND NOT (b.shard = -1 OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND (b.paused_until IS NULL OR b.paused_until <= c.clock)
+		AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)))
 ), alone AS MATERIALIZED (
 	SELECT b.name, b.key, b.shard FROM page JOIN "public".weir_balance b USING (name, key, shard) CROSS JOIN c
-	WHERE b.shard >= 0 AND (b.shard = 0) = (b.value > '-Infinity'::float8) AND (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+	WHERE b.shard >= 0 AND (b.shard = 0) = (b.value > '-Infinity'::float8) AND (b.paused_until IS NULL OR b.paused_until <= c.clock)
+		AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)
 	FOR UPDATE OF b SKIP LOCKED
 ), shards AS MATERIALIZED (
 	SELECT b.name, b.key, b.shard FROM head JOIN "public".weir_balance b USING (name, key) CROSS JOIN c
-	WHERE b.shard = -1 AND b.value = head.value OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND (b.paused_until IS NULL OR b.paused_until <= c.clock) AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
+	WHERE b.shard = -1 AND b.value = head.value OR (b.shard > 0 OR b.value = '-Infinity'::float8) AND (b.paused_until IS NULL OR b.paused_until <= c.clock)
+		AND CASE WHEN b.value = '-Infinity' THEN 0::float8 ELSE b.value END + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
+		floor(round(date_part('epoch', c.clock - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END >= b.capacity
 		AND (coalesce(b.delay, 0) = 0 AND coalesce(b.moved, 0) = 0::float8
 			OR round(date_part('epoch', c.clock - greatest(b.ts, b.paused_until)) * 1e6::float8) > $6::bigint::float8)
 	FOR UPDATE OF b SKIP LOCKED
@@ -526,7 +535,9 @@ WITH c AS MATERIALIZED (
 UPDATE "public".weir_balance b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = NULL,
-	delay = coalesce(b.delay, 0) - CASE WHEN b.origin IS NULL THEN greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, c.now)) * 1e6::float8))::bigint ELSE b.period * greatest(0,
+	delay = coalesce(b.delay, 0) - CASE WHEN b.origin IS NULL
+		THEN greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, c.now)) * 1e6::float8))::bigint
+		ELSE b.period * greatest(0,
 		floor(round(date_part('epoch', b.paused_until - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard AND b.paused_until > c.now
@@ -579,7 +590,8 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- window.pause: closes a balance for a while
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
-VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()), $4::float8, $5::float8, $6::bigint, $9::timestamptz,
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
 	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', $6 * greatest(0,
 		floor(round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
@@ -587,8 +599,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
-			floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
-			floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = greatest(b.paused_until, excluded.paused_until),
 	delay = coalesce(b.delay, 0) + $6 * greatest(0,
@@ -612,15 +624,15 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- window.take: grants a call for one row, or answers with no row
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0,
+	value = least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + $5::float8 * greatest(0,
+WHERE least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
@@ -629,15 +641,15 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- window.takeOrFail: take, for SendBatch: fails the transaction in place of no row
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0,
+	value = least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE CASE WHEN least($4, b.value + $5::float8 * greatest(0,
+WHERE CASE WHEN least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
@@ -647,17 +659,17 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- window.takeOwn: take, of a shard that nobody else is expected to hold: no row if somebody does
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, $3::integer, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz
 WHERE ($13::integer IS NULL OR pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($13, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
 	AND pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($12::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid)))
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0,
+	value = least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + $5::float8 * greatest(0,
+WHERE least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
@@ -715,19 +727,19 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
 -- window.takeWithin: grants it for later, in a pause too, if it may run in time
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0,
+	value = least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE least($4, b.value + $5::float8 * greatest(0,
+WHERE least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
 	AND round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8) <= $11::float8
-	AND (least($4, b.value + $5::float8 * greatest(0,
+	AND (least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8) + $12::float8 + $5::float8 * greatest(0,
 		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) + $11::float8) / $6::float8) -
@@ -737,19 +749,19 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- window.takeWithinOrFail: takeWithin, for SendBatch
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = least($4, b.value + $5::float8 * greatest(0,
+	value = least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
-WHERE CASE WHEN least($4, b.value + $5::float8 * greatest(0,
+WHERE CASE WHEN least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
 	AND round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8) <= $11::float8
-	AND (least($4, b.value + $5::float8 * greatest(0,
+	AND (least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8) + $12::float8 + $5::float8 * greatest(0,
 		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) + $11::float8) / $6::float8) -

@@ -1,4 +1,4 @@
-package ratelimit
+package statements
 
 import (
 	"maps"
@@ -41,8 +41,7 @@ func problemsOf(sql string) (all []string) {
 func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{}
-	textsOf(texts, "", reflect.ValueOf(newStatements("")))
-	textsOf(texts, "portable many.", reflect.ValueOf(newManyTexts("", true)))
+	textsOf(texts, "", reflect.ValueOf(New("", true)))
 	other := map[string]bool{ // that Portable does not send, and why the list would refuse them
 		"bucket.takeOwn": true, "bucket.takeShard": true, "bucket.takeShardWithin": true,
 		"window.takeOwn": true, "window.takeShard": true, "window.takeShardWithin": true,

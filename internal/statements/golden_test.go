@@ -1,4 +1,4 @@
-package ratelimit
+package statements
 
 import (
 	"flag"
@@ -14,8 +14,8 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/statements.sql anew")
 
-// purposes say when each statement is sent. The names are those of the fields of statements, texts
-// and manyTexts.
+// purposes say when each statement is sent. The names are those of the fields of Statements,
+// ForRule and Many, with a small first letter.
 var purposes = map[string]string{
 	"take":             "grants a call for one row, or answers with no row",
 	"takeWithin":       "grants it for later, in a pause too, if it may run in time",
@@ -67,13 +67,12 @@ var purposes = map[string]string{
 func TestGoldenFileHasEveryStatement(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{}
-	textsOf(texts, "", reflect.ValueOf(newStatements("public")))
-	textsOf(texts, "many.", reflect.ValueOf(newManyTexts(newStatements("public").prefix, false)))
-	textsOf(texts, "portable many.", reflect.ValueOf(newManyTexts(newStatements("public").prefix, true)))
+	textsOf(texts, "", reflect.ValueOf(New("public", false)))
+	textsOf(texts, "portable many.", reflect.ValueOf(New("public", true).Many))
 
 	var b strings.Builder
-	b.WriteString("-- The statements of package ratelimit, as they are sent to the schema \"public\".\n" +
-		"-- Made by go test ./ratelimit -run GoldenFile -update\n")
+	b.WriteString("-- The statements of package statements, as they are sent to the schema \"public\".\n" +
+		"-- Made by go test ./internal/statements -run GoldenFile -update\n")
 	left := maps.Clone(purposes)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		key := name
@@ -112,7 +111,7 @@ func TestGoldenFileHasEveryStatement(t *testing.T) {
 	want, got := strings.Split(string(golden), "\n"), strings.Split(b.String(), "\n")
 	for i := range max(len(want), len(got)) {
 		if i >= len(want) || i >= len(got) || want[i] != got[i] {
-			t.Fatalf("%s:%d differs from what is sent:\n%s\nIf that is meant: go test ./ratelimit -run GoldenFile -update, and read the diff",
+			t.Fatalf("%s:%d differs from what is sent:\n%s\nIf that is meant: go test ./internal/statements -run GoldenFile -update, and read the diff",
 				file, i+1, strings.Join(got[min(i, len(got)):min(i+3, len(got))], "\n"))
 		}
 	}
@@ -122,10 +121,12 @@ func TestGoldenFileHasEveryStatement(t *testing.T) {
 func textsOf(texts map[string]string, prefix string, v reflect.Value) {
 	for i := range v.NumField() {
 		name, field := v.Type().Field(i).Name, v.Field(i)
+		name = strings.ToLower(name[:1]) + name[1:]
 		switch {
+		case name == "names":
 		case field.Kind() == reflect.Struct:
 			textsOf(texts, prefix+name+".", field)
-		case field.Kind() == reflect.String && name != "prefix" && field.String() != "":
+		case field.String() != "":
 			texts[prefix+name] = field.String()
 		}
 	}

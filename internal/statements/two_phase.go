@@ -1,0 +1,20 @@
+package statements
+
+// If a transaction has written one worker and tables of the coordinator, Citus commits twice: first
+// on the worker, then on the coordinator. A crash in between keeps the first and loses the second.
+// Citus instead prepares both before it commits, and so keeps or loses both, if the transaction has
+// written a table of the coordinator that Citus manages. weir_two_phase is such a table, without
+// columns and without rows.
+
+// markTwoPhase is for transactions that may yet write anything.
+//
+// Locks: none that another transaction waits for. Predicate reads: the empty table.
+func (n names) markTwoPhase() string { return `DELETE FROM ` + n.twoPhase }
+
+// markTwoPhaseIf is for the end of a transaction. Writes to workers alone have not given it a
+// transaction id on the coordinator, and then it does nothing. Its body is a string, into which the
+// test of names in statements cannot look: it uses no name that a search_path could change.
+func (n names) markTwoPhaseIf() string {
+	return `DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
+	DELETE FROM ` + n.twoPhase + `; END IF; END$$`
+}
