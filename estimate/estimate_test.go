@@ -1,19 +1,14 @@
 package estimate_test
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/weir-go/weir/estimate"
-	"github.com/weir-go/weir/ratelimit"
 )
 
 const (
@@ -78,146 +73,6 @@ func TestEstimateIsTheQuantileByNearestRank(t *testing.T) {
 			}
 			wantNext(t, q, c.want, fmt.Sprint(c.used))
 		})
-	}
-}
-
-// model is the package over again, without a thought for speed: all usages of each key, and the keys in order of their use.
-type model struct {
-	permille, window, least, most int
-	used                          map[string][]float64
-	recent                        []string // the latest one last
-}
-
-func (m *model) touch(key string) {
-	m.recent = append(slices.DeleteFunc(m.recent, func(k string) bool { return k == key }), key)
-	if len(m.recent) > m.most {
-		delete(m.used, m.recent[0])
-		m.recent = m.recent[1:]
-	}
-}
-
-func (m *model) observe(key string, used float64) {
-	m.touch(key)
-	m.used[key] = append(m.used[key], used)
-}
-
-// next counts, in whole numbers: the smallest usage that is not below the given share of them.
-func (m *model) next(key string, guess float64) float64 {
-	all, ok := m.used[key]
-	if !ok {
-		return guess
-	}
-	m.touch(key)
-	if len(all) > m.window {
-		all = all[len(all)-m.window:]
-	}
-	if len(all) < m.least {
-		return guess
-	}
-	sorted := slices.Sorted(slices.Values(all))
-	for i, x := range sorted {
-		if (i+1)*1000 >= m.permille*len(sorted) {
-			return x
-		}
-	}
-	panic("unreachable")
-}
-
-func TestQuantilesDoAsTheModelDoes(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		m := model{
-			permille: rapid.IntRange(1, 1000).Draw(t, "permille"),
-			window:   rapid.IntRange(1, 40).Draw(t, "window"),
-			most:     rapid.IntRange(1, 4).Draw(t, "most"),
-			used:     map[string][]float64{},
-		}
-		m.least = rapid.IntRange(1, m.window).Draw(t, "least")
-		q := quantiles(t, estimate.Config{
-			Quantile: float64(m.permille) / 1000, Window: m.window, MinObservations: m.least, MaxKeys: m.most,
-		})
-		keys := rapid.IntRange(1, 6).Draw(t, "keys")
-		few := rapid.Map(rapid.IntRange(0, 9), func(n int) float64 { return float64(n) })
-		usage := rapid.OneOf(few, rapid.Float64Range(0, math.MaxFloat64))
-
-		for range rapid.IntRange(0, 150).Draw(t, "steps") {
-			key := fmt.Sprint(rapid.IntRange(1, keys).Draw(t, "key"))
-			if rapid.IntRange(0, 3).Draw(t, "verb") > 0 {
-				used := usage.Draw(t, "used")
-				q.Observe(key, used)
-				m.observe(key, used)
-			}
-			if rapid.Bool().Draw(t, "look") {
-				if got, want := q.Next(key, guess), m.next(key, guess); got != want {
-					t.Fatalf("the estimate for %s is %v, want %v", key, got, want)
-				}
-			}
-		}
-	})
-}
-
-func TestZeroConfigHasTheDocumentedDefaults(t *testing.T) {
-	t.Parallel()
-	q := quantiles(t, estimate.Config{})
-	for n := range 9 {
-		q.Observe(key, float64(n+1))
-		wantNext(t, q, guess, "below ten observations")
-	}
-	q.Observe(key, 10)
-	wantNext(t, q, 9, "after ten")
-	for n := 10; n < 200; n++ {
-		q.Observe(key, float64(n+1))
-	}
-	wantNext(t, q, 190, "after two hundred, of which the latest hundred count")
-
-	short := quantiles(t, estimate.Config{Window: 3})
-	times(short, 2, 5)
-	wantNext(t, short, guess, "with a part of a window of less than ten")
-	times(short, 1, 5)
-	wantNext(t, short, 5, "with all of it")
-}
-
-func TestConfigIsChecked(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		cfg   estimate.Config
-		field string // "" if it is good
-	}{
-		{estimate.Config{Quantile: 1}, ""},
-		{estimate.Config{Quantile: math.SmallestNonzeroFloat64}, ""},
-		{estimate.Config{Quantile: math.Nextafter(1, 2)}, "Quantile"},
-		{estimate.Config{Quantile: 90}, "Quantile"},
-		{estimate.Config{Quantile: -0.1}, "Quantile"},
-		{estimate.Config{Quantile: math.NaN()}, "Quantile"},
-		{estimate.Config{Quantile: math.Inf(1)}, "Quantile"},
-		{estimate.Config{Window: 1}, ""},
-		{estimate.Config{Window: 10_000}, ""},
-		{estimate.Config{Window: 10_001}, "Window"},
-		{estimate.Config{Window: math.MaxInt}, "Window"},
-		{estimate.Config{Window: -1}, "Window"},
-		{estimate.Config{MinObservations: 100}, ""},
-		{estimate.Config{MinObservations: 101}, "MinObservations"},
-		{estimate.Config{MinObservations: -1}, "MinObservations"},
-		{estimate.Config{Window: 5, MinObservations: 6}, "MinObservations"},
-		{estimate.Config{MaxKeys: math.MaxInt}, ""},
-		{estimate.Config{MaxKeys: -1}, "MaxKeys"},
-	} {
-		q, err := estimate.New(c.cfg)
-		if c.field == "" {
-			if err != nil {
-				t.Errorf("%+v: %v", c.cfg, err)
-			}
-			continue
-		}
-		var invalid *ratelimit.InvalidError
-		if q != nil || !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &invalid) ||
-			invalid.Field != "estimate.Config."+c.field {
-			t.Errorf("%+v: %v", c.cfg, err)
-		}
-	}
-	const want = "ratelimit: estimate.Config.Quantile is 90: want a share above 0 and at most 1, or 0 for the default of 0.9"
-	if _, err := estimate.New(estimate.Config{Quantile: 90}); err == nil || err.Error() != want {
-		t.Errorf("%v", err)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/delay"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -262,4 +265,100 @@ func TestARowThatIsBeingMadeHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	release()
 	waiting.Wait()
 	wantLeft(t, c, limit.For("new"), 979)
+}
+
+// Callers leave at random, of calls that are on their way or not. Each token that is gone from the
+// balance was granted to a caller who got it, or to one who was told that nobody knows.
+func TestFaultsOfLeaversLoseNothing(t *testing.T) {
+	t.Parallel()
+	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
+		plain := pgtest.Pool(t, most(10))
+		p, err := delay.Listen(fmt.Sprintf("%s:%d", plain.Config().ConnConfig.Host, plain.Config().ConnConfig.Port), time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Close() })
+		pool := beside(t, plain, func(cfg *pgxpool.Config) {
+			cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				var d net.Dialer
+				return d.DialContext(ctx, "tcp", p.Addr())
+			}
+		})
+		limit := ratelimit.MustDefine("leavers", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+		c := limiter(t, cfg).Coalesce(pool)
+		want, unknown := map[string]float64{}, map[string]float64{}
+		var mu sync.Mutex
+		for range rounds(t, 3) {
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					for range 50 {
+						key := fmt.Sprint(rand.IntN(3))
+						requests := []ratelimit.Request{limit.For(key)}
+						if i%4 == 0 {
+							requests[0] = requests[0].OrReserve()
+						}
+						ctx, cancel := context.WithTimeout(t.Context(), rand.N(6*time.Millisecond))
+						res, err := c.RateLimit(ctx, requests...)
+						cancel()
+						switch {
+						case err == nil && res.OK:
+							mu.Lock()
+							want[key]++
+							mu.Unlock()
+						case errors.Is(err, ratelimit.ErrOutcomeUnknown):
+							mu.Lock()
+							unknown[key]++
+							mu.Unlock()
+						case !errors.Is(err, context.DeadlineExceeded):
+							t.Errorf("%+v, %v", res, err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+		}
+		c.Close()
+		for key, n := range want {
+			s, err := limiter(t, cfg).Autocommit(plain).Value(t.Context(), limit.For(key))
+			if gone := 1_000_000 - s.Value; err != nil || gone < n || gone > n+unknown[key] {
+				t.Errorf("%v tokens are gone, of which callers got %v, and %v were told of an unknown outcome, %v",
+					gone, n, unknown[key], err)
+			}
+			t.Logf("%v granted, %v of an unknown outcome", n, unknown[key])
+		}
+	})
+}
+
+// A caller whose context ends while the database is deciding waits for the answer for a while, and is
+// then told that nobody knows it. What the database has granted is given back.
+func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.Pool(t)
+	pool := through(t, direct, far(t, direct, time.Second))
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 100, Period: century})
+	var left float64 = 100
+	var connections int64
+	for sent := false; !sent; {
+		for range 2 { // until all is prepared
+			if err := granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
+				t.Fatal(err)
+			}
+			left--
+		}
+		connections = pool.Stat().NewConnsCount()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		res, err := c.RateLimit(ctx, limit.For("k"))
+		cancel()
+		sent = errors.Is(err, ratelimit.ErrOutcomeUnknown) // or the machine was so busy that it left before that
+		if !errors.Is(err, context.DeadlineExceeded) || res.OK || left < 50 {
+			t.Fatalf("%+v, %v", res, err)
+		}
+	}
+	c.Close() // which waits for what is given back
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
+	if n := pool.Stat().NewConnsCount(); n != connections { // one that is opened to give back may come too late for that
+		t.Errorf("%d connections were opened", n)
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -327,105 +326,6 @@ func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
 	}
 	if len(ids) != len(granted) {
 		t.Errorf("%d ids of %d reservations", len(ids), len(granted))
-	}
-}
-
-// Calls by different rules for one key, as when a customer's plan has just changed, are decided one after the other.
-func TestCoalescedCallsByDifferentRules(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 10, Period: never})
-	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: never}, ratelimit.FixedWindow{Rate: 5, Period: never}}
-	var granted []int
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i := range 60 {
-		wg.Go(func() {
-			res, err := c.RateLimit(t.Context(), limit.For("k").Rule(rules[i%3]))
-			if err != nil {
-				t.Error(err)
-			}
-			if res.OK {
-				mu.Lock()
-				granted = append(granted, i%3)
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	// The largest lets 20 in at most, and each of the others cuts down what it finds.
-	if len(granted) < 5 || len(granted) > 20 || slices.Max(granted) > 2 {
-		t.Errorf("%d were granted", len(granted))
-	}
-}
-
-// Calls by different rules that come together are decided one after the other, each by its own.
-func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
-	t.Parallel()
-	large := ratelimit.MustDefine("rules", ratelimit.TokenBucket{Rate: 20, Period: never})
-	small := large.For("k").Rule(ratelimit.TokenBucket{Rate: 10, Period: never})
-	g := newGate()
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pgtest.Pool(t, g.through))
-	takeOK(t, first(c.RateLimit(t.Context(), large.For("k").Count(0)))) // makes the row
-	g.shut()
-	defer g.open()
-	var wg sync.WaitGroup
-	for _, request := range []ratelimit.Request{large.For("k").Count(5), small.Count(8)} {
-		p := park(t.Context())
-		wg.Go(func() {
-			if err := granted(c.RateLimit(p, request)); err != nil {
-				t.Error(err)
-			}
-		})
-		p.wait(t)
-	}
-	g.open()
-	wg.Wait()
-	wantLeft(t, c, small, 2) // of the 10 that the small capacity leaves of 15
-}
-
-// A pause outlives a take for after it, also where the row is ahead of a clock that was set back.
-func TestACoalescedTakeKeepsThePause(t *testing.T) {
-	t.Parallel()
-	clock := newClock()
-	c := coalesce(t, limiter(t, ratelimit.Config{Clock: clock.now}), pgtest.Pool(t))
-	k := ratelimit.MustDefine("paused", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}).For("k")
-	takeOK(t, first(c.RateLimit(t.Context(), k)))
-	clock.add(-time.Hour)
-	until := clock.now().Add(time.Minute)
-	if err := c.Pause(t.Context(), time.Minute, k); err != nil {
-		t.Fatal(err)
-	}
-	takeOK(t, first(c.RateLimit(t.Context(), k.OrReserve())))
-	if s, err := c.Value(t.Context(), k); err != nil || !s.PausedUntil.Equal(until) {
-		t.Errorf("paused until %v (%v), want %v", s.PausedUntil, err, until)
-	}
-}
-
-// Each tells by how much pauses have put off its limit, with shards or without, however many were decided with it.
-func TestCoalescedCallsTellOfThePause(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t)
-	clock := newClock()
-	c := limiter(t, ratelimit.Config{Clock: clock.now}).Coalesce(pool)
-	defer c.Close()
-	for _, shards := range []int{1, 4} {
-		limit := ratelimit.MustDefine(fmt.Sprint("limit", shards), ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}, ratelimit.Shards(shards))
-		if err := c.Pause(t.Context(), time.Second, limit.For("k")); err != nil {
-			t.Fatal(err)
-		}
-		clock.add(time.Second)
-		var wg sync.WaitGroup
-		for range 50 {
-			wg.Go(func() {
-				res, err := c.RateLimit(t.Context(), limit.For("k"))
-				if err != nil || !res.OK || res.Outcomes[0].Delay != time.Second {
-					t.Errorf("%d shards: %+v, %v, want it put off by a second", shards, res, err)
-				}
-			})
-		}
-		wg.Wait()
 	}
 }
 

@@ -1,12 +1,9 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/delay"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -342,145 +338,6 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	wg.Wait()
 }
 
-// muteConn is a connection that goes silent: what is written to it goes nowhere, and the server does
-// not learn that it is closed.
-type muteConn struct {
-	net.Conn
-	is   func() bool          // it is silent by now
-	sent func(written []byte) // told of what was written before
-	left func(net.Conn)       // told of what was not closed
-}
-
-// Close ends reads, as closing does.
-func (c muteConn) Close() error {
-	if !c.is() {
-		return c.Conn.Close()
-	}
-	c.left(c.Conn)
-	return c.SetReadDeadline(time.Now())
-}
-
-func (c muteConn) Write(b []byte) (int, error) {
-	if c.is() {
-		return len(b), nil
-	}
-	n, err := c.Conn.Write(b)
-	c.sent(b)
-	return n, err
-}
-
-// goesSilent makes muteConns of the connections of a pool. Each asks is and tells sent of itself, by
-// its number.
-func goesSilent(
-	t *testing.T, is func(nr int64) bool, sent func(nr int64, written []byte),
-) func(*pgxpool.Config) {
-	return func(cfg *pgxpool.Config) {
-		dial := cfg.ConnConfig.DialFunc
-		var made atomic.Int64
-		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			nr := made.Add(1)
-			return muteConn{conn,
-				func() bool { return is(nr) },
-				func(written []byte) { sent(nr, written) },
-				func(conn net.Conn) { t.Cleanup(func() { _ = conn.Close() }) }}, nil
-		}
-	}
-}
-
-// A process is cut off between the two trips of a transaction. The server ends it, and its rows are
-// free again. Until then other processes wait for these rows only.
-func TestTheRowsOfAProcessThatIsCutOffComeFree(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, most(4))
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 100, Period: century})
-	here := coalesce(t, l, pool)
-	for i := range 20 {
-		takeOK(t, first(here.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
-	}
-	var cut atomic.Bool
-	away := coalesce(t, l, beside(t, pool, func(c *pgxpool.Config) {
-		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // each statement goes out as text
-	}, goesSilent(t, func(int64) bool { return cut.Load() }, func(_ int64, written []byte) {
-		if bytes.Contains(written, []byte("idle_in_transaction_session_timeout")) {
-			cut.Store(true) // the rows are locked, and nothing follows
-		}
-	})))
-	var wg sync.WaitGroup
-	for i := range 20 {
-		p := park(t.Context())
-		wg.Go(func() {
-			if res, err := away.RateLimit(p, limit.For(fmt.Sprint(i)).OrReserve()); err == nil {
-				t.Errorf("%+v without a connection", res)
-			}
-		})
-		p.wait(t)
-	}
-	until(t, func() bool { return cut.Load() })
-	ctx, cancel := context.WithTimeout(t.Context(), hung)
-	defer cancel()
-	var waiting sync.WaitGroup
-	for i := range 20 {
-		waiting.Go(func() { takeOK(t, first(here.RateLimit(ctx, limit.For(fmt.Sprint(i))))) })
-	}
-	for i := range 50 {
-		takeOK(t, first(here.RateLimit(ctx, limit.For(fmt.Sprint("free", i)))))
-		if _, err := pool.Exec(ctx, `SELECT 1`); err != nil {
-			t.Fatal(err)
-		}
-	}
-	waiting.Wait()
-	wg.Wait()
-	for i := range 20 {
-		wantLeft(t, here, limit.For(fmt.Sprint(i)), 98)
-	}
-}
-
-// A connection goes silent. The call that was sent on it gets an error in the end. Until then others
-// are decided on other connections, whichever lane they are in, and Close returns.
-func TestASilentConnectionStopsNoOtherKey(t *testing.T) {
-	t.Parallel()
-	for range 10 { // a machine that stands still may take longer than the call has for its answer
-		if decidedBesideASilentConnection(t) || t.Failed() {
-			return
-		}
-	}
-	t.Error("other keys wait for the call on the silent connection")
-}
-
-// decidedBesideASilentConnection makes calls for other keys, one after the other, while a call has got
-// no answer as its connection is silent. It reports whether they were decided before that one. They
-// are so many that all of them use the other lane only once in a million times.
-func decidedBesideASilentConnection(t *testing.T) bool {
-	var cut atomic.Bool
-	var silent atomic.Int64 // the first connection that is written to after that
-	pool := beside(t, pgtest.Pool(t), most(8), goesSilent(t, func(nr int64) bool {
-		return cut.Load() && (silent.CompareAndSwap(0, nr) || silent.Load() == nr)
-	}, func(int64, []byte) {}))
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("silent", ratelimit.FixedWindow{Rate: 100, Period: century})
-	for i := range 21 {
-		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
-	}
-	cut.Store(true)
-	stuck := make(chan error, 1)
-	go func() { stuck <- granted(c.RateLimit(t.Context(), limit.For("0"))) }()
-	until(t, func() bool { return silent.Load() != 0 })
-	for i := range 20 {
-		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(1+i)))))
-	}
-	before := len(stuck) == 0
-	if err := <-stuck; err == nil {
-		t.Error("granted on a connection that is silent")
-	}
-	c.Close()
-	return before
-}
-
 // Close does not wait for ever for a row that another transaction holds.
 func TestCloseGivesUpHeldRows(t *testing.T) {
 	t.Parallel()
@@ -501,100 +358,4 @@ func TestCloseGivesUpHeldRows(t *testing.T) {
 	}
 	c.Close()
 	wg.Wait()
-}
-
-// Callers leave at random, of calls that are on their way or not. Each token that is gone from the
-// balance was granted to a caller who got it, or to one who was told that nobody knows.
-func TestFaultsOfLeaversLoseNothing(t *testing.T) {
-	t.Parallel()
-	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
-		plain := pgtest.Pool(t, most(10))
-		p, err := delay.Listen(fmt.Sprintf("%s:%d", plain.Config().ConnConfig.Host, plain.Config().ConnConfig.Port), time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = p.Close() })
-		pool := beside(t, plain, func(cfg *pgxpool.Config) {
-			cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-				var d net.Dialer
-				return d.DialContext(ctx, "tcp", p.Addr())
-			}
-		})
-		limit := ratelimit.MustDefine("leavers", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
-		c := limiter(t, cfg).Coalesce(pool)
-		want, unknown := map[string]float64{}, map[string]float64{}
-		var mu sync.Mutex
-		for range rounds(t, 3) {
-			var wg sync.WaitGroup
-			for i := range 8 {
-				wg.Go(func() {
-					for range 50 {
-						key := fmt.Sprint(rand.IntN(3))
-						requests := []ratelimit.Request{limit.For(key)}
-						if i%4 == 0 {
-							requests[0] = requests[0].OrReserve()
-						}
-						ctx, cancel := context.WithTimeout(t.Context(), rand.N(6*time.Millisecond))
-						res, err := c.RateLimit(ctx, requests...)
-						cancel()
-						switch {
-						case err == nil && res.OK:
-							mu.Lock()
-							want[key]++
-							mu.Unlock()
-						case errors.Is(err, ratelimit.ErrOutcomeUnknown):
-							mu.Lock()
-							unknown[key]++
-							mu.Unlock()
-						case !errors.Is(err, context.DeadlineExceeded):
-							t.Errorf("%+v, %v", res, err)
-						}
-					}
-				})
-			}
-			wg.Wait()
-		}
-		c.Close()
-		for key, n := range want {
-			s, err := limiter(t, cfg).Autocommit(plain).Value(t.Context(), limit.For(key))
-			if gone := 1_000_000 - s.Value; err != nil || gone < n || gone > n+unknown[key] {
-				t.Errorf("%v tokens are gone, of which callers got %v, and %v were told of an unknown outcome, %v",
-					gone, n, unknown[key], err)
-			}
-			t.Logf("%v granted, %v of an unknown outcome", n, unknown[key])
-		}
-	})
-}
-
-// A caller whose context ends while the database is deciding waits for the answer for a while, and is
-// then told that nobody knows it. What the database has granted is given back.
-func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
-	t.Parallel()
-	direct := pgtest.Pool(t)
-	pool := through(t, direct, far(t, direct, time.Second))
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 100, Period: century})
-	var left float64 = 100
-	var connections int64
-	for sent := false; !sent; {
-		for range 2 { // until all is prepared
-			if err := granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
-				t.Fatal(err)
-			}
-			left--
-		}
-		connections = pool.Stat().NewConnsCount()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		res, err := c.RateLimit(ctx, limit.For("k"))
-		cancel()
-		sent = errors.Is(err, ratelimit.ErrOutcomeUnknown) // or the machine was so busy that it left before that
-		if !errors.Is(err, context.DeadlineExceeded) || res.OK || left < 50 {
-			t.Fatalf("%+v, %v", res, err)
-		}
-	}
-	c.Close() // which waits for what is given back
-	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
-	if n := pool.Stat().NewConnsCount(); n != connections { // one that is opened to give back may come too late for that
-		t.Errorf("%d connections were opened", n)
-	}
 }

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
@@ -12,73 +11,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
-	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
 )
-
-// operations are the verbs inside of one transaction.
-type operations interface {
-	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error
-	GiveBack(ctx context.Context, res ratelimit.Result) error
-}
-
-// road is a way of running several operations, in one transaction if it has any, anew after a conflict.
-type road struct {
-	name     string
-	portable bool
-	level    pgx.TxIsoLevel // of the transaction; empty if there is none
-	open     func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner
-}
-
-type runner func(ctx context.Context, fn func(operations) error) error
-
-var roads = []road{
-	{"ReadCommitted", false, pgx.ReadCommitted, transactions(pgx.ReadCommitted)},
-	{"RepeatableRead", false, pgx.RepeatableRead, transactions(pgx.RepeatableRead)},
-	{"Serializable", false, pgx.Serializable, transactions(pgx.Serializable)},
-	{"Portable", true, pgx.Serializable, transactions(pgx.Serializable)},
-	{"DatabaseSQL", false, pgx.ReadCommitted, sqlTransactions},
-	{"Autocommit", false, "", func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
-		return func(_ context.Context, fn func(operations) error) error { return fn(l.Autocommit(pool)) }
-	}},
-	{"Coalesced", false, "", func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
-		c := coalesce(t, l, pool)
-		return func(_ context.Context, fn func(operations) error) error { return fn(c) }
-	}},
-}
-
-type pgxOperations struct {
-	ratelimit.Verbs
-	l  *ratelimit.Limiter
-	tx pgx.Tx
-}
-
-func transactions(level pgx.TxIsoLevel) func(testing.TB, *ratelimit.Limiter, *pgxpool.Pool) runner {
-	return func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
-		if level == pgx.Serializable {
-			pgtest.OneServer(t, "a conflict at COMMIT cannot be told from the loss of a node there")
-		}
-		return func(ctx context.Context, fn func(operations) error) error {
-			return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(_ context.Context, tx pgx.Tx) error {
-				return fn(pgxOperations{l.In(tx), l, tx})
-			})
-		}
-	}
-}
-
-func sqlTransactions(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
-	db := stdlib.OpenDBFromPool(pool)
-	t.Cleanup(func() { _ = db.Close() })
-	return func(ctx context.Context, fn func(operations) error) error {
-		return sqlVerbs{l, db, false}.do(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(l.InSQL(tx)) })
-	}
-}
 
 // balance is what a history is about.
 type balance struct {

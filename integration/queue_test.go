@@ -2,8 +2,6 @@ package integration
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -229,107 +227,6 @@ func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 	}
 	if n := seen.queued.Load(); n != 0 {
 		t.Errorf("%d transactions queued", n)
-	}
-}
-
-// Whatever ends the wait in a queue, the session that goes back to the pool holds no lock of it, and goes on.
-func TestWhoGivesUpInAQueueLeavesNoLock(t *testing.T) {
-	t.Parallel()
-	pgtest.OneServer(t, "callers queue on one server only")
-	for _, mode := range modes {
-		for way, state := range map[string]string{"lock_timeout": "55P03", "statement_timeout": "57014", "pg_cancel_backend": "57014", "context": ""} {
-			t.Run(strings.ReplaceAll(mode.String(), " ", "")+"/"+way, func(t *testing.T) {
-				t.Parallel()
-				admin := pgtest.Pool(t)
-				cfg := admin.Config()
-				cfg.ConnConfig.DefaultQueryExecMode = mode
-				pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer pool.Close()
-				for _, held := range []string{"a", "b"} { // of one of them the other's lock comes first
-					giveUp(t, admin, pool, held, way, state)
-				}
-			})
-		}
-	}
-}
-
-// giveUp ends the wait of a transaction for the queues of two rows, one of which somebody else holds.
-func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
-	t.Helper()
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("gives up", ratelimit.TokenBucket{Rate: 1000, Period: never})
-	a, b := limit.For("a"), limit.For("b")
-	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	pid := conn.Conn().PgConn().PID()
-	locks := func(which string) (n int) {
-		if err := admin.QueryRow(t.Context(), `SELECT count(*) `+queueLocks+which+` AND q.pid = $1`, pid).Scan(&n); err != nil {
-			t.Error(err)
-		}
-		return n
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var goOn func()
-	var end sync.WaitGroup
-	runs := 0
-	err = l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
-		switch runs++; runs {
-		case 1, 2: // it loses the one, and then the other
-			if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
-				return err
-			}
-			lost := []ratelimit.Request{a, b}[runs-1]
-			take(t, l.Autocommit(admin), lost)
-			_, err := l.RateLimit(ctx, tx, lost)
-			return err
-		case 3: // nothing was sent yet
-			goOn = stall(t, admin, pgx.Serializable, limit.For(held))
-			if strings.HasSuffix(way, "timeout") {
-				if _, err := conn.Exec(ctx, `SET `+way+` = '300ms'`); err != nil {
-					return err
-				}
-				break
-			}
-			end.Go(func() {
-				until(t, func() bool { return locks(` AND NOT q.granted`) == 1 })
-				if way == "context" {
-					cancel()
-				} else if _, err := admin.Exec(t.Context(), `SELECT pg_cancel_backend($1)`, pid); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		_, err := l.RateLimit(ctx, tx, a, b)
-		return err
-	})
-	end.Wait()
-	is := strings.Contains(fmt.Sprint(err), "queue for a contended limit")
-	if way == "context" { // which loses the connection, in the whole of the trip
-		is = errors.Is(err, context.Canceled)
-	}
-	if runs != 3 || sqlState(err) != state || !is {
-		t.Errorf("ran %d times, then %v", runs, err)
-	}
-	until(t, func() bool { return locks("") == 0 })
-	goOn()
-	if conn.Conn().IsClosed() != (way == "context") {
-		t.Errorf("the connection is closed: %v", conn.Conn().IsClosed())
-	}
-	if way == "context" {
-		return
-	}
-	if _, err := conn.Exec(t.Context(), `RESET ALL`); err != nil {
-		t.Error(err)
-	}
-	if err := queued(t.Context(), l, admin, pgx.Serializable, limit.For(held), nothing); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -257,49 +257,6 @@ func (o *office) finish(t *testing.T) {
 	o.settle(t)
 }
 
-// daybook reads all there is, in one snapshot.
-func (o *office) daybook(t *testing.T) *daybook {
-	t.Helper()
-	d := &daybook{balances: map[account]float64{}}
-	o.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			var a asked
-			var j worked
-			var in intent
-			var r report
-			var l logged
-			var s settlement
-			var m movement
-			var of account
-			var value float64
-			for _, q := range []struct {
-				sql     string
-				columns []any
-				add     func()
-			}{
-				{`SELECT id, job FROM ask`, []any{&a.id, &a.job}, func() { d.asks = append(d.asks, a) }},
-				{`SELECT id, args->>'id', state, attempt FROM river_job`, []any{&j.job, &j.id, &j.state, &j.attempts}, func() { d.jobs = append(d.jobs, j) }},
-				{`SELECT job, attempt, reservation FROM intent`, []any{&in.job, &in.attempt, &in.reservation}, func() { d.intents = append(d.intents, in) }},
-				{`SELECT xact, job, attempt, reservation, used FROM report`, []any{&r.xact, &r.job, &r.attempt, &r.reservation, &r.used},
-					func() { d.reports = append(d.reports, r) }},
-				{`SELECT CASE WHEN inserted THEN xact ELSE 0 END, job, jsonb_build_object('weir', ticket) FROM job_log WHERE ticket IS NOT NULL ORDER BY n`,
-					[]any{&l.xact, &l.job, &l.metadata}, func() { d.log(l) }},
-				{`SELECT 0, job, metadata FROM intent`, []any{&l.xact, &l.job, &l.metadata}, func() { d.log(l) }},
-				{`SELECT xact, reservation FROM settled_log`, []any{&s.xact, &s.reservation}, func() { d.settlements = append(d.settlements, s) }},
-				{`SELECT xact, limit_name, key, delta FROM balance_log`, []any{&m.xact, &m.Account.Limit, &m.Account.Key, &m.Tokens},
-					func() { d.movements = append(d.movements, m) }},
-				{`SELECT name, key, value FROM weir_balance`, []any{&of.Limit, &of.Key, &value}, func() { d.balances[of] = value }},
-			} {
-				if err := each(ctx, tx, q.sql, q.columns, q.add); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	})
-	return d
-}
-
 // inspect is to be called when nobody works any more.
 func (o *office) inspect(t *testing.T) *verdict {
 	t.Helper()

@@ -1,0 +1,65 @@
+package integration
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Calls by different rules for one key, as when a customer's plan has just changed, are decided one after the other.
+func TestCoalescedCallsByDifferentRules(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 10, Period: never})
+	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: never}, ratelimit.FixedWindow{Rate: 5, Period: never}}
+	var granted []int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 60 {
+		wg.Go(func() {
+			res, err := c.RateLimit(t.Context(), limit.For("k").Rule(rules[i%3]))
+			if err != nil {
+				t.Error(err)
+			}
+			if res.OK {
+				mu.Lock()
+				granted = append(granted, i%3)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	// The largest lets 20 in at most, and each of the others cuts down what it finds.
+	if len(granted) < 5 || len(granted) > 20 || slices.Max(granted) > 2 {
+		t.Errorf("%d were granted", len(granted))
+	}
+}
+
+// Calls by different rules that come together are decided one after the other, each by its own.
+func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
+	t.Parallel()
+	large := ratelimit.MustDefine("rules", ratelimit.TokenBucket{Rate: 20, Period: never})
+	small := large.For("k").Rule(ratelimit.TokenBucket{Rate: 10, Period: never})
+	g := newGate()
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pgtest.Pool(t, g.through))
+	takeOK(t, first(c.RateLimit(t.Context(), large.For("k").Count(0)))) // makes the row
+	g.shut()
+	defer g.open()
+	var wg sync.WaitGroup
+	for _, request := range []ratelimit.Request{large.For("k").Count(5), small.Count(8)} {
+		p := park(t.Context())
+		wg.Go(func() {
+			if err := granted(c.RateLimit(p, request)); err != nil {
+				t.Error(err)
+			}
+		})
+		p.wait(t)
+	}
+	g.open()
+	wg.Wait()
+	wantLeft(t, c, small, 2) // of the 10 that the small capacity leaves of 15
+}
