@@ -166,8 +166,11 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 // lockSQL locks those of the jobs that are due still, and that nobody is fetching: who takes for
 // others leaves holes in the line.
 //
+// The state is compared as text, for which there is no index: by the index of the states, Postgres
+// would look for each due job through the whole list of ids.
+//
 // $1 ids
-const lockSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state OPERATOR(pg_catalog.=) 'available'
+const lockSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'available'
 ORDER BY id FOR UPDATE SKIP LOCKED`
 
 // flowing is how long it takes until the tokens of requests have flowed.

@@ -8,6 +8,11 @@ import (
 	"github.com/riverqueue/river"
 )
 
+// ByID are the statements that pick some of the jobs whose ids they are given.
+var ByID = map[string]string{
+	"lock": lockSQL, "unfetched": unfetchedSQL, "chosen": chosenSQL, "running": runningSQL,
+}
+
 // GrantTurns does one round of grants, as a client with this configuration does. It reports whether
 // the client holds a line.
 func GrantTurns(ctx context.Context, cfg *river.Config) (bool, error) {

@@ -43,11 +43,12 @@ FROM tenant t
 	) j ON true
 WHERE t.tenant IS NOT NULL`
 
-	// unfetchedSQL tells which of the jobs that were granted wait for a worker.
+	// unfetchedSQL tells which of the jobs that were granted wait for a worker. The state is text: see
+	// lockSQL.
 	//
 	// $1 ids
 	unfetchedSQL = `SELECT id FROM {river}river_job
-WHERE id = ANY ($1::bigint[]) AND state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}')`
+WHERE id = ANY ($1::bigint[]) AND state::text IN ('available', 'scheduled')`
 
 	// chosenSQL locks the jobs whose turn it is, except those that somebody else is changing.
 	//

@@ -95,10 +95,10 @@ ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
 	goneSQL = `DELETE FROM {ours}weir_turn t WHERE` + ofSchema + ` AND tenant = $2::text AND job = ANY ($3::bigint[])
 	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
 
-	// runningSQL tells which jobs run.
+	// runningSQL tells which jobs run. The state is text: see lockSQL.
 	//
 	// $1 ids
-	runningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state OPERATOR(pg_catalog.=) 'running'`
+	runningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'running'`
 )
 
 // givenKey is the key of a job's metadata that says that it was given a slot once.
