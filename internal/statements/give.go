@@ -5,8 +5,8 @@ package statements
 // waited for the row. That is harmless: the clock is only used to give back less. With $12, the line
 // moves up by what this repays of a debt. If there is no row, the limit is full.
 //
-// A closed row holds no tokens, but its line still moves up. The statement always answers for a
-// closed row, so that the tokens are given back to the rows of the present layout.
+// A closed row holds no tokens, but its line still moves up. The tokens are then given back to the
+// rows of the present layout.
 //
 // $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the take
 // left it: $13 its time $14 what it owed $15 its delay $16 its moved
@@ -14,7 +14,7 @@ func (n names) give(k kind) string {
 	unused := unused(asked(k))
 	// Not above the capacity, and not lower if a larger rule has filled it higher.
 	given := `greatest(b.value, least(b.capacity, b.value + ` + unused + `))`
-	return n.upsert(row(absent(`$10::float8`)), unused+` > 0::float8 OR `+isClosed,
+	return n.upsert(row(absent(`$10::float8`)), unused+` > 0::float8`,
 		`value = `+given,
 		`moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
 		WHEN `+isClosed+` THEN coalesce(b.moved, 0) + greatest(0, `+unused+`)

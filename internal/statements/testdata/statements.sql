@@ -10,7 +10,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
 		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, ($7::float8 - $11::float8))
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))))) END
-WHERE ($7::float8 - $11::float8) > 0::float8 OR b.value = '-Infinity'
+WHERE ($7::float8 - $11::float8) > 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- bucket.pause: closes a balance for a while
@@ -585,7 +585,7 @@ WHERE (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, 
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8) > 0::float8 OR b.value = '-Infinity'
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8) > 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- window.pause: closes a balance for a while
