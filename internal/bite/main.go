@@ -83,7 +83,7 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 		return false, nil, err
 	}
 	broken := filepath.Join(dir, filepath.Base(at))
-	if err := os.WriteFile(broken, bytes.Replace(source, []byte(m.from), []byte(m.to), 1), 0o600); err != nil {
+	if err := os.WriteFile(broken, m.broken(source), 0o600); err != nil {
 		return false, nil, err
 	}
 	real, err := filepath.Abs(at)

@@ -22,6 +22,20 @@ func TestEveryMutantFindsItsPlace(t *testing.T) {
 	}
 }
 
+// A call that is broken into lines is found, and broken as a whole.
+func TestAPlaceIsFoundHoweverItsLinesAreBroken(t *testing.T) {
+	t.Parallel()
+	m := mutant{from: "f(a, func() { g() })", to: "h()"}
+	for _, source := range []string{
+		"x = f(a, func() { g() })\n",
+		"x = f(\n\ta,\n\tfunc() {\n\t\tg()\n\t},\n)\n",
+	} {
+		if got := string(m.broken([]byte(source))); got != "x = h()\n" {
+			t.Errorf("%q becomes %q", source, got)
+		}
+	}
+}
+
 // A line that has moved is found wherever it stands in its module, as long as it stands once.
 func TestAPlaceIsFoundWhereItHasMoved(t *testing.T) {
 	t.Parallel()
@@ -39,6 +53,7 @@ func TestAPlaceIsFoundWhereItHasMoved(t *testing.T) {
 		"another module":           {map[string]string{"b/go.mod": "", "b/b.go": "x := 1"}, "nowhere"},
 		"another kind of file":     {map[string]string{"b/b.txt": "x := 1"}, "nowhere"},
 		"what lists the mutants":   {map[string]string{"internal/bite/m.go": "x := 1"}, "nowhere"},
+		"broken into lines":        {map[string]string{"a/a.go": "", "b/b.go": "x :=\n\t1"}, "b/b.go"},
 		"gone":                     {map[string]string{"a/a.go": ""}, "nowhere"},
 		"a module of its own":      {map[string]string{"a/go.mod": "", "a/b/b.go": "x := 1"}, "a/b/b.go"},
 		"and not that of the root": {map[string]string{"a/go.mod": "", "b/b.go": "x := 1"}, "nowhere"},

@@ -1,11 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -63,7 +64,34 @@ func (m mutant) times(root, file string, source *[]byte) int {
 		return 0
 	}
 	*source = b
-	return bytes.Count(b, []byte(m.from))
+	return len(m.in(b))
+}
+
+// broken is source with what the mutant breaks.
+func (m mutant) broken(source []byte) []byte {
+	at := m.in(source)[0]
+	return slices.Concat(source[:at[0]], []byte(m.to), source[at[1]:])
+}
+
+var space = regexp.MustCompile(`\s+`)
+
+// in returns where a source has the text that the mutant breaks: as it is, or else with its lines
+// broken elsewhere.
+func (m mutant) in(source []byte) [][]int {
+	if as := regexp.MustCompile(regexp.QuoteMeta(m.from)).FindAllIndex(source, -1); as != nil {
+		return as
+	}
+	return m.pattern().FindAllIndex(source, -1)
+}
+
+// pattern matches the text with other white space where it has some, and within parentheses and
+// braces.
+func (m mutant) pattern() *regexp.Regexp {
+	open := regexp.MustCompile(`\\[({]`)
+	shut := regexp.MustCompile(`\\[)}]`)
+	text := regexp.QuoteMeta(m.from)
+	text = shut.ReplaceAllString(open.ReplaceAllString(text, `$0\s*`), `,?\s*$0`)
+	return regexp.MustCompile(space.ReplaceAllLiteralString(text, `\s+`))
 }
 
 // module is the folder of the module that the mutant's file is in: the root's, or one of its own.
