@@ -25,26 +25,29 @@ const (
 	minute   = 60
 )
 
-// asked is what a request is about. Keys come in fields of the header and not in the address, which logs keep.
+// asked is what a request is about. Keys come in fields of the header and not in the address, which
+// logs keep.
 type asked struct{ limit, key, from, prefix string }
 
 // badRequest is the client's fault.
 type badRequest struct{ error }
 
 // answer writes what read returns, which is shared with all who ask for the same.
-func (d *Dashboard) answer(w http.ResponseWriter, r *http.Request, read func(context.Context, asked) (any, error)) {
+func (d *Dashboard) answer(w http.ResponseWriter, r *http.Request,
+	read func(context.Context, asked) (any, error)) {
 	w.Header().Set("Cache-Control", "no-store")
 	a, err := d.asked(r)
 	var body []byte
 	if err == nil {
 		what, _ := json.Marshal([]string{r.URL.Path, a.limit, a.key, a.from, a.prefix}) // strings
-		body, err = d.shared.get(r.Context(), string(what), func(ctx context.Context) ([]byte, error) {
-			v, err := read(ctx, a)
-			if err != nil {
-				return nil, err
-			}
-			return json.Marshal(v)
-		})
+		body, err = d.shared.get(r.Context(), string(what),
+			func(ctx context.Context) ([]byte, error) {
+				v, err := read(ctx, a)
+				if err != nil {
+					return nil, err
+				}
+				return json.Marshal(v)
+			})
 	}
 	var bad badRequest
 	switch {
@@ -66,7 +69,8 @@ func (d *Dashboard) asked(r *http.Request) (a asked, err error) {
 		name string
 		to   *string
 	}{{"Weir-Key", &a.key}, {"Weir-From", &a.from}, {"Weir-Prefix", &a.prefix}} {
-		if *f.to, err = url.QueryUnescape(strings.ReplaceAll(r.Header.Get(f.name), "+", "%2B")); err != nil {
+		if *f.to, err = url.QueryUnescape(strings.ReplaceAll(r.Header.Get(f.name), "+",
+			"%2B")); err != nil {
 			return a, badRequest{errors.New(f.name + " is not percent-encoded")}
 		}
 	}
@@ -87,7 +91,11 @@ func (d *Dashboard) asked(r *http.Request) (a asked, err error) {
 		}
 		key, ok := d.hider.key(*name)
 		if !ok {
-			return a, badRequest{errors.New("another process, or an earlier one, has hidden this key: open it again from the list of keys")}
+			return a, badRequest{
+				errors.New(
+					"another process, or an earlier one, has hidden this key: open it again from the list of keys",
+				),
+			}
 		}
 		*name = key
 	}
@@ -118,7 +126,8 @@ func etag(body []byte) string {
 	return `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
 }
 
-// micros is an instant on the wire: microseconds since the Unix epoch, which JavaScript's numbers hold exactly for 285 years; 0 for none.
+// micros is an instant on the wire: microseconds since the Unix epoch, which JavaScript's numbers
+// hold exactly for 285 years; 0 for none.
 type micros time.Time
 
 // MarshalJSON writes it.
@@ -174,9 +183,11 @@ func (d *Dashboard) limits(ctx context.Context, _ asked) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := wireLimits{At: micros(time.Now()), Hidden: d.hider != nil, Counting: d.decisions != nil, Limits: make([]wireLimit, len(found))}
+	all := wireLimits{At: micros(time.Now()), Hidden: d.hider != nil, Counting: d.decisions != nil,
+		Limits: make([]wireLimit, len(found))}
 	for i, l := range found {
-		all.Limits[i] = wireLimit{l.Name, l.Shadow, l.Windowed, l.Capacity, l.Rate, l.Period.Microseconds(), l.Shards,
+		all.Limits[i] = wireLimit{l.Name, l.Shadow, l.Windowed, l.Capacity, l.Rate,
+			l.Period.Microseconds(), l.Shards,
 			l.Keys, l.Estimated, l.Short, l.InDebt, l.Paused, l.Problems, l.Tightest, nil}
 		if d.decisions != nil {
 			recent := d.decisions.lastOf(l.Name, time.Now(), minute)
@@ -204,8 +215,10 @@ type wireBalance struct {
 }
 
 func (d *Dashboard) wire(b inspect.Balance) wireBalance {
-	return wireBalance{d.name(b.Key), b.Value, b.Capacity, b.Rate, b.Period.Microseconds(), b.Windowed, micros(b.WindowEnds),
-		micros(b.FullAt), micros(b.PausedUntil), b.Shards, micros(b.WrittenAt), micros(b.At), b.Problem}
+	return wireBalance{d.name(b.Key), b.Value, b.Capacity, b.Rate, b.Period.Microseconds(),
+		b.Windowed, micros(b.WindowEnds),
+		micros(b.FullAt), micros(b.PausedUntil), b.Shards, micros(b.WrittenAt), micros(b.At),
+		b.Problem}
 }
 
 type wireKeys struct {
@@ -215,11 +228,13 @@ type wireKeys struct {
 }
 
 func (d *Dashboard) keys(ctx context.Context, a asked) (any, error) {
-	found, next, err := d.look.Keys(ctx, a.limit, inspect.Page{From: a.from, Prefix: a.prefix, Most: page})
+	found, next, err := d.look.Keys(ctx, a.limit,
+		inspect.Page{From: a.from, Prefix: a.prefix, Most: page})
 	if err != nil {
 		return nil, err
 	}
-	all := wireKeys{At: micros(time.Now()), Keys: make([]wireBalance, len(found)), Next: d.name(next).ID}
+	all := wireKeys{At: micros(time.Now()), Keys: make([]wireBalance, len(found)),
+		Next: d.name(next).ID}
 	for i, b := range found {
 		all.Keys[i] = d.wire(b)
 		all.At = micros(b.At)
@@ -280,7 +295,9 @@ type wireDecisions struct {
 
 func (d *Dashboard) decided(_ context.Context, a asked) (any, error) {
 	if d.decisions == nil {
-		return nil, badRequest{errors.New("this process counts no decisions: see dashboard.Config.Decisions")}
+		return nil, badRequest{
+			errors.New("this process counts no decisions: see dashboard.Config.Decisions"),
+		}
 	}
 	now := time.Now()
 	all := wireDecisions{Seconds: d.decisions.history(a.limit, now), Most: []wireOften{}}

@@ -15,11 +15,12 @@ import (
 
 // Config configures a [Dashboard]. The zero Config shows everything in the tables.
 type Config struct {
-	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
-	// finds.
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the
+	// connection's search_path finds.
 	Schema string
 
-	// Decisions counts what this process decides: the Observer of its limiter. Default: none are shown.
+	// Decisions counts what this process decides: the Observer of its limiter. Default: none are
+	// shown.
 	Decisions *Decisions
 
 	// Ahead reads the next n jobs that wait for a limit and key: see package dashboard/ahead. It is
@@ -31,8 +32,8 @@ type Config struct {
 	// shown.
 	InLine func(ctx context.Context, limit, key string) (tenants []Tenant, more bool, err error)
 
-	// HideKeys shows eight digits of a hash instead of each key and tenant, and offers no search. Keys keep
-	// their order, and a key has the same digits everywhere. Default: false.
+	// HideKeys shows eight digits of a hash instead of each key and tenant, and offers no search.
+	// Keys keep their order, and a key has the same digits everywhere. Default: false.
 	HideKeys bool
 
 	// Secret is the secret of the hash of hidden keys: at least 16 bytes, the same in all processes
@@ -74,18 +75,24 @@ type Dashboard struct {
 	shared    *shared
 }
 
-// New makes a Dashboard. It does not touch the database. A bad Config is refused with an error that matches [ratelimit.ErrInvalid].
+// New makes a Dashboard. It does not touch the database. A bad Config is refused with an error that
+// matches [ratelimit.ErrInvalid].
 func New(db inspect.DB, cfg Config) (*Dashboard, error) {
-	look, err := inspect.New(db, inspect.Config{Schema: cfg.Schema, Timeout: patience, Clock: cfg.Clock})
+	look, err := inspect.New(
+		db, inspect.Config{Schema: cfg.Schema, Timeout: patience, Clock: cfg.Clock},
+	)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dashboard{look: look, decisions: cfg.Decisions, ahead: cfg.Ahead, inLine: cfg.InLine, shared: newShared()}
+	d := &Dashboard{look: look, decisions: cfg.Decisions, ahead: cfg.Ahead, inLine: cfg.InLine,
+		shared: newShared()}
 	switch n := len(cfg.Secret); {
 	case n > 0 && n < 16:
-		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret", Value: "one of few bytes", Want: "at least 16 bytes"}
+		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret",
+			Value: "one of few bytes", Want: "at least 16 bytes"}
 	case n > 0 && !cfg.HideKeys:
-		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret", Value: "one", Want: "none without HideKeys"}
+		return nil, &ratelimit.InvalidError{Field: "dashboard.Config.Secret", Value: "one",
+			Want: "none without HideKeys"}
 	case n == 0 && cfg.HideKeys:
 		cfg.Secret = []byte(rand.Text())
 	}
@@ -98,7 +105,8 @@ func New(db inspect.DB, cfg Config) (*Dashboard, error) {
 //go:embed static
 var static embed.FS
 
-// policy lets the page load what is here, and nothing else. It may be framed by pages of the same origin.
+// policy lets the page load what is here, and nothing else. It may be framed by pages of the same
+// origin.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 
@@ -138,7 +146,8 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // types are those of the files: what the system says of endings differs.
-var types = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+var types = map[string]string{".html": "text/html; charset=utf-8",
+	".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 
 func file(w http.ResponseWriter, r *http.Request, name string) {
 	body, err := static.ReadFile("static/" + name)

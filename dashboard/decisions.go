@@ -120,7 +120,8 @@ func (c *counts) count(now time.Time, t tally, key string) {
 	}
 }
 
-// turn forgets what is over five minutes old, and returns the second to count in: a clock that is set back counts in the last one.
+// turn forgets what is over five minutes old, and returns the second to count in: a clock that is
+// set back counts in the last one.
 func (c *counts) turn(now time.Time) int64 {
 	s := max(now.Unix(), c.last)
 	for i := max(c.last+1, s-seconds+1); i <= s; i++ {

@@ -43,11 +43,14 @@ func TestWhatIsCounted(t *testing.T) {
 		"denied for another limit":      {e: event(false, outcome("a", "k", true), outcome("b", "k", false))},
 		"denied, beside one that would": {e: event(false, outcome("b", "k", true), outcome("a", "k", false)), want: tally{Denied: 1}},
 		"a shadow's":                    {e: event(true, shadow), want: tally{Denied: 1}},
-		"failed":                        {e: ratelimit.DecidedEvent{Requests: asked, Err: errors.New("away")}, limit: "search", want: tally{Failed: 1}},
-		"the caller's end":              {e: ratelimit.DecidedEvent{Requests: asked, Err: context.Canceled}, limit: "search"},
-		"of a caller who has gone":      {ctx: ended, e: ratelimit.DecidedEvent{Requests: asked, Err: errors.New("timeout")}, limit: "search"},
-		"a lease's":                     {e: ratelimit.DecidedEvent{Requests: asked, Result: ratelimit.Result{OK: true}}, limit: "search", want: tally{Granted: 1}},
-		"a lease's denial":              {e: ratelimit.DecidedEvent{Requests: asked, Result: ratelimit.Result{RetryAt: noon}}, limit: "search", want: tally{Denied: 1}},
+		"failed": {e: ratelimit.DecidedEvent{Requests: asked,
+			Err: errors.New("away")}, limit: "search", want: tally{Failed: 1}},
+		"the caller's end":         {e: ratelimit.DecidedEvent{Requests: asked, Err: context.Canceled}, limit: "search"},
+		"of a caller who has gone": {ctx: ended, e: ratelimit.DecidedEvent{Requests: asked, Err: errors.New("timeout")}, limit: "search"},
+		"a lease's": {e: ratelimit.DecidedEvent{Requests: asked,
+			Result: ratelimit.Result{OK: true}}, limit: "search", want: tally{Granted: 1}},
+		"a lease's denial": {e: ratelimit.DecidedEvent{Requests: asked,
+			Result: ratelimit.Result{RetryAt: noon}}, limit: "search", want: tally{Denied: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -84,8 +87,10 @@ func TestTheLastFiveMinutesAreThoseOfAModel(t *testing.T) {
 		var all []count
 		now := noon
 		for range rapid.IntRange(1, 60).Draw(t, "n") {
-			now = now.Add(time.Duration(rapid.SampledFrom([]int{0, 0, 1, 2, 50, 149, 299, 300, 301, 1000}).Draw(t, "after")) * time.Second)
-			x := tally{Granted: uint32(rapid.IntRange(0, 3).Draw(t, "granted")), Denied: uint32(rapid.IntRange(0, 1).Draw(t, "denied"))}
+			now = now.Add(time.Duration(rapid.SampledFrom([]int{0, 0, 1, 2, 50, 149, 299, 300, 301,
+				1000}).Draw(t, "after")) * time.Second)
+			x := tally{Granted: uint32(rapid.IntRange(0, 3).Draw(t, "granted")),
+				Denied: uint32(rapid.IntRange(0, 1).Draw(t, "denied"))}
 			d.of("l").count(now, x, "k")
 			all = append(all, count{now.Unix(), x})
 		}
@@ -166,7 +171,8 @@ func TestDecisionsAreCountedTogether(t *testing.T) {
 	}
 }
 
-// Whatever comes more than a twentieth of the time is there, and its count is bounded on both sides.
+// Whatever comes more than a twentieth of the time is there, and its count is bounded on both
+// sides.
 func TestFrequentKeysAreFound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -66,7 +66,8 @@ func Example() {
 		}
 		body, _ := io.ReadAll(answer.Body)
 		_ = answer.Body.Close()
-		fmt.Println(answer.StatusCode, strings.Contains(string(body), `"capacity":10`), strings.Contains(string(body), "acme"))
+		fmt.Println(answer.StatusCode, strings.Contains(string(body), `"capacity":10`),
+			strings.Contains(string(body), "acme"))
 	}
 	// Output:
 	// 401 false false

@@ -13,9 +13,10 @@ type often struct {
 	times, over uint64
 }
 
-// frequent has the keys that come most often, of any number, in the space of twenty: a new one takes the place of the least, and
-// counts as often, so that whatever comes more than a twentieth of the time is there. Metwally, Agrawal and El Abbadi, "Efficient
-// Computation of Frequent and Top-k Elements in Data Streams", 2005.
+// frequent has the keys that come most often, of any number, in the space of twenty: a new one
+// takes the place of the least, and counts as often, so that whatever comes more than a twentieth
+// of the time is there. Metwally, Agrawal and El Abbadi, "Efficient Computation of Frequent and
+// Top-k Elements in Data Streams", 2005.
 type frequent []often
 
 func (f *frequent) add(key string) {

@@ -9,8 +9,9 @@ import (
 	"encoding/hex"
 )
 
-// hider shows keys as eight digits, and gives pages a name to ask for each by, from which only it gets the key back: the key
-// encrypted under a nonce that is made of the key (as RFC 5297 does), so that a key always has the same name.
+// hider shows keys as eight digits, and gives pages a name to ask for each by, from which only it
+// gets the key back: the key encrypted under a nonce that is made of the key (as RFC 5297 does), so
+// that a key always has the same name.
 type hider struct {
 	mac   []byte
 	block cipher.Block
@@ -42,7 +43,8 @@ func (h *hider) name(key string) (name, shown string) {
 		text = append(text, 0)
 	}
 	cipher.NewCTR(h.block, nonce[:aes.BlockSize]).XORKeyStream(text, text)
-	return base64.RawURLEncoding.EncodeToString(append(nonce[:aes.BlockSize:aes.BlockSize], text...)), hex.EncodeToString(nonce[16:20])
+	return base64.RawURLEncoding.EncodeToString(append(nonce[:aes.BlockSize:aes.BlockSize],
+		text...)), hex.EncodeToString(nonce[16:20])
 }
 
 // key is that of a name; ok is false if the name is none that was given out.

@@ -34,7 +34,8 @@ func (d *Dashboard) line(ctx context.Context, a asked) (l wireLine) {
 	l.Line = make([]wireTenant, min(len(tenants), mostTenants))
 	for i := range l.Line {
 		t := &tenants[i]
-		l.Line[i] = wireTenant{d.name(t.Key).Key, t.Jobs, t.Turn, t.Charged, t.Next.ID, t.Next.Kind, t.PassedOver}
+		l.Line[i] = wireTenant{d.name(t.Key).Key, t.Jobs, t.Turn, t.Charged, t.Next.ID, t.Next.Kind,
+			t.PassedOver}
 	}
 	return l
 }

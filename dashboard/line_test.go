@@ -42,19 +42,23 @@ func TestTheLineIsToldAndHidden(t *testing.T) {
 		if len(l.Line) != mostTenants || !l.LineMore || l.LineError != "" || (l.Balance == nil) != (key == "nobody") {
 			t.Fatalf("%s: %d tenants, %v, %q", key, len(l.Line), l.LineMore, l.LineError)
 		}
-		if first := l.Line[0]; first.Tenant != "modest" || first.Jobs != 1 || first.Turn != 1 || first.NextID != 41 || first.NextKind != "call" ||
+		if first := l.Line[0]; first.Tenant != "modest" || first.Jobs != 1 || first.Turn != 1 ||
+			first.NextID != 41 || first.NextKind != "call" ||
 			first.PassedOver != "orgTokens" || l.Line[1].Charged != 30.5 || l.Line[1].Jobs != 7 {
 			t.Errorf("%+v", l.Line[:2])
 		}
 	}
-	if l := data[lineAnswer](t, shown, "/api/balance?limit=search", "Weir-Key", "ben"); l.Line != nil || !strings.Contains(l.LineError, "another key: ben") {
+	if l := data[lineAnswer](t, shown, "/api/balance?limit=search", "Weir-Key",
+		"ben"); l.Line != nil || !strings.Contains(l.LineError, "another key: ben") {
 		t.Errorf("%+v", l)
 	}
-	if l := data[lineAnswer](t, newDashboard(t, pool, Config{Clock: clock}), "/api/balance?limit=search", "Weir-Key", "ann"); l.Line != nil || l.LineError != "" {
+	if l := data[lineAnswer](t, newDashboard(t, pool, Config{Clock: clock}),
+		"/api/balance?limit=search", "Weir-Key", "ann"); l.Line != nil || l.LineError != "" {
 		t.Errorf("%+v", l)
 	}
 
-	hidden := newDashboard(t, pool, Config{Clock: clock, HideKeys: true, Secret: []byte("0123456789abcdef"), InLine: inLine})
+	hidden := newDashboard(t, pool,
+		Config{Clock: clock, HideKeys: true, Secret: []byte("0123456789abcdef"), InLine: inLine})
 	keys := data[keysAnswer](t, hidden, "/api/keys?limit=search")
 	l := data[lineAnswer](t, hidden, "/api/balance?limit=search", "Weir-Key", keys.Keys[0].ID)
 	if name := hidden.name("modest").Key; len(l.Line) != mostTenants || l.Line[0].Tenant != name || len(name) != 8 {

@@ -10,9 +10,10 @@ import (
 const (
 	fresh    = 900 * time.Millisecond // how long an answer is good for: pages ask once a second
 	patience = 5 * time.Second        // that a reading may take
-	idle     = 10                     // times as long as a reading took it is not made again: large tables are read less often
-	atOnce   = 2                      // readings, each of which holds a connection
-	mostKept = 256                    // answers
+	// times as long as a reading took it is not made again: large tables are read less often
+	idle     = 10
+	atOnce   = 2   // readings, each of which holds a connection
+	mostKept = 256 // answers
 )
 
 // shared is what many viewers read together: each thing once a second, however many ask for it.
@@ -32,12 +33,14 @@ type answer struct {
 }
 
 func newShared() *shared {
-	return &shared{slots: make(chan struct{}, atOnce), kept: make(map[string]*answer), now: time.Now}
+	return &shared{slots: make(chan struct{}, atOnce), kept: make(map[string]*answer),
+		now: time.Now}
 }
 
-// get returns what read returns, or has returned to others lately. A viewer who leaves takes nothing from the others: read's context is
-// its own.
-func (s *shared) get(ctx context.Context, what string, read func(context.Context) ([]byte, error)) ([]byte, error) {
+// get returns what read returns, or has returned to others lately. A viewer who leaves takes
+// nothing from the others: read's context is its own.
+func (s *shared) get(ctx context.Context, what string,
+	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	s.mu.Lock()
 	a := s.kept[what]
 	if a != nil && (a.until.IsZero() || s.now().Before(a.until)) {
@@ -49,7 +52,10 @@ func (s *shared) get(ctx context.Context, what string, read func(context.Context
 			return nil, ctx.Err()
 		}
 	}
-	a = &answer{done: make(chan struct{}), err: errors.New("dashboard: reading ended without an answer")} // unless it returns
+	// unless it returns
+	a = &answer{
+		done: make(chan struct{}), err: errors.New("dashboard: reading ended without an answer"),
+	}
 	s.makeRoom()
 	s.kept[what] = a
 	s.mu.Unlock()

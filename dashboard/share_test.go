@@ -33,7 +33,8 @@ func TestViewersShareWhatIsRead(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				if r := get(t, d, http.MethodGet, "/api/balance?limit=search", "Weir-Key", "ann"); r.Code != http.StatusOK {
+				if r := get(t, d, http.MethodGet, "/api/balance?limit=search", "Weir-Key",
+					"ann"); r.Code != http.StatusOK {
 					t.Error(r.Code)
 				}
 			})
@@ -165,7 +166,9 @@ func TestAnswersAreKeptInABoundedNumber(t *testing.T) {
 	t.Parallel()
 	s := newShared()
 	for i := range 5000 {
-		if _, err := s.get(t.Context(), fmt.Sprint(i), func(context.Context) ([]byte, error) { return nil, nil }); err != nil {
+		if _, err := s.get(t.Context(), fmt.Sprint(i), func(context.Context) ([]byte, error) {
+			return nil, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if len(s.kept) > mostKept {

@@ -8,8 +8,8 @@ import (
 
 var supported = regexp.MustCompile(`(?m)^\| (Go|Postgres|(?:github\.com|go\.opentelemetry\.io)/[^ ,|]+)[^|]* \| ([^ |]+) \| ([^|]+) \|$`)
 
-// The table of supported versions says what go.mod requires, which scripts/floors holds an application to, and what weir doctor
-// refuses to work below.
+// The table of supported versions says what go.mod requires, which scripts/floors holds an
+// application to, and what weir doctor refuses to work below.
 func TestTheSupportedVersionsAreThoseThatAreRequired(t *testing.T) {
 	t.Parallel()
 	_, page, _ := strings.Cut(read(t, "operations.md"), "\n## Supported versions\n")

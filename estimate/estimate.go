@@ -16,15 +16,17 @@
 //
 // # The quantile
 //
-// Sort a key's last n usages in ascending order. The estimate for the quantile p is the one of nearest rank, k = ⌈p·n⌉: the
-// first usage at which the share k/n is at least p. Hyndman and Fan call it definition 1, the inverse of the empirical
-// distribution function (Sample Quantiles in Statistical Packages, The American Statistician 50, 1996), and Postgres
-// percentile_disc. It is exact, and always a usage that was seen. While calls go on as they did, about a share p of them uses
-// no more than was estimated.
+// Sort a key's last n usages in ascending order. The estimate for the quantile p is the one of
+// nearest rank, k = ⌈p·n⌉: the first usage at which the share k/n is at least p. Hyndman and Fan
+// call it definition 1, the inverse of the empirical distribution function (Sample Quantiles in
+// Statistical Packages, The American Statistician 50, 1996), and Postgres percentile_disc. It is
+// exact, and always a usage that was seen. While calls go on as they did, about a share p of them
+// uses no more than was estimated.
 //
-// The window slides, so that the estimate follows what changes. With the defaults, if all calls of a key begin to use more
-// than any before, the estimate is one of the new usages after 11 calls. If all use less, that takes 90. After 100 calls
-// nothing older counts. The window counts calls, not time: an idle key keeps its estimate.
+// The window slides, so that the estimate follows what changes. With the defaults, if all calls of
+// a key begin to use more than any before, the estimate is one of the new usages after 11 calls. If
+// all use less, that takes 90. After 100 calls nothing older counts. The window counts calls, not
+// time: an idle key keeps its estimate.
 //
 // # What to know
 //
@@ -54,16 +56,16 @@ import (
 
 // Config configures [New]. The zero Config uses the defaults.
 type Config struct {
-	// Quantile is the share of calls that should use no more than was estimated, above 0 and at most 1, which is the
-	// largest usage of the window. Default: 0.9.
+	// Quantile is the share of calls that should use no more than was estimated, above 0 and at
+	// most 1, which is the largest usage of the window. Default: 0.9.
 	Quantile float64
 
-	// Window is how many of a key's usages are remembered, the latest ones: at most 10,000. The more, the steadier the
-	// estimate; the fewer, the sooner it follows. Default: 100.
+	// Window is how many of a key's usages are remembered, the latest ones: at most 10,000. The
+	// more, the steadier the estimate; the fewer, the sooner it follows. Default: 100.
 	Window int
 
-	// MinObservations is how many usages of a key must be remembered for an estimate: at most the Window. Default: 10, or the
-	// Window if that is less.
+	// MinObservations is how many usages of a key must be remembered for an estimate: at most the
+	// Window. Default: 10, or the Window if that is less.
 	MinObservations int
 
 	// MaxKeys is how many keys are remembered. Beyond that, the key is forgotten that was not used,
@@ -75,8 +77,9 @@ type Config struct {
 
 const maxWindow = 10_000
 
-// Quantiles estimates usage, for each key by a quantile of its last usages. It is made by [New], safe for concurrent use,
-// and of bounded memory. A nil or zero Quantiles is switched off: it observes nothing, and its Next returns the guess.
+// Quantiles estimates usage, for each key by a quantile of its last usages. It is made by [New],
+// safe for concurrent use, and of bounded memory. A nil or zero Quantiles is switched off: it
+// observes nothing, and its Next returns the guess.
 type Quantiles struct {
 	cfg Config
 
@@ -85,26 +88,30 @@ type Quantiles struct {
 	recent list.List // of *series, the one that was used last in front
 }
 
-// New makes a Quantiles that knows nothing yet. Its error matches [ratelimit.ErrInvalid], and says which field of the Config
-// is wrong.
+// New makes a Quantiles that knows nothing yet. Its error matches [ratelimit.ErrInvalid], and says
+// which field of the Config is wrong.
 func New(cfg Config) (*Quantiles, error) {
 	invalid := func(field string, value any, want string) (*Quantiles, error) {
-		return nil, &ratelimit.InvalidError{Field: "estimate.Config." + field, Value: value, Want: want}
+		return nil, &ratelimit.InvalidError{Field: "estimate.Config." + field, Value: value,
+			Want: want}
 	}
 	if !(cfg.Quantile >= 0 && cfg.Quantile <= 1) { // NaN is neither
-		return invalid("Quantile", cfg.Quantile, "a share above 0 and at most 1, or 0 for the default of 0.9")
+		return invalid("Quantile", cfg.Quantile,
+			"a share above 0 and at most 1, or 0 for the default of 0.9")
 	}
 	if cfg.Quantile == 0 {
 		cfg.Quantile = 0.9
 	}
 	if cfg.Window < 0 || cfg.Window > maxWindow {
-		return invalid("Window", cfg.Window, "a number from 1 to 10000, or 0 for the default of 100")
+		return invalid("Window", cfg.Window,
+			"a number from 1 to 10000, or 0 for the default of 100")
 	}
 	if cfg.Window == 0 {
 		cfg.Window = 100
 	}
 	if cfg.MinObservations < 0 || cfg.MinObservations > cfg.Window {
-		return invalid("MinObservations", cfg.MinObservations, "a number from 1 to the Window, or 0 for the default of 10")
+		return invalid("MinObservations", cfg.MinObservations,
+			"a number from 1 to the Window, or 0 for the default of 10")
 	}
 	if cfg.MinObservations == 0 {
 		cfg.MinObservations = min(10, cfg.Window)
@@ -118,8 +125,8 @@ func New(cfg Config) (*Quantiles, error) {
 	return &Quantiles{cfg: cfg, keys: make(map[string]*list.Element)}, nil
 }
 
-// Next estimates what the next call of the key will use. While fewer than MinObservations of the key's usages are
-// remembered it returns guess, the caller's own estimate, as it is.
+// Next estimates what the next call of the key will use. While fewer than MinObservations of the
+// key's usages are remembered it returns guess, the caller's own estimate, as it is.
 func (q *Quantiles) Next(key string, guess float64) float64 {
 	if q == nil {
 		return guess
@@ -137,8 +144,9 @@ func (q *Quantiles) Next(key string, guess float64) float64 {
 	return guess
 }
 
-// Observe remembers what a call of the key has used, 0 included. A usage that is none, below 0, infinite or NaN, is passed
-// over, as if Observe had not been called: an upstream that reports nonsense changes no estimate, and fails no worker.
+// Observe remembers what a call of the key has used, 0 included. A usage that is none, below 0,
+// infinite or NaN, is passed over, as if Observe had not been called: an upstream that reports
+// nonsense changes no estimate, and fails no worker.
 func (q *Quantiles) Observe(key string, used float64) {
 	if q == nil || q.keys == nil || !(used >= 0 && used <= math.MaxFloat64) {
 		return
@@ -148,7 +156,8 @@ func (q *Quantiles) Observe(key string, used float64) {
 	q.series(key).add(used)
 }
 
-// series finds the key's series or begins one: in place of the one that was used the longest ago, if there are MaxKeys.
+// series finds the key's series or begins one: in place of the one that was used the longest ago,
+// if there are MaxKeys.
 func (q *Quantiles) series(key string) *series {
 	e, ok := q.keys[key]
 	if ok {
@@ -168,7 +177,8 @@ func (q *Quantiles) series(key string) *series {
 	return s
 }
 
-// series are the last usages of one key, twice: in the order of their arrival, and in ascending order.
+// series are the last usages of one key, twice: in the order of their arrival, and in ascending
+// order.
 type series struct {
 	key    string
 	ring   []float64 // of the window's capacity
@@ -198,8 +208,9 @@ func (s *series) add(used float64) {
 	s.sorted = slices.Insert(s.sorted, i, used)
 }
 
-// rank is the smallest k for which k/n is at least p. The rounded product p*n alone may be one off: 0.07*100 is above 7.
-// But 7/100, rounded, is the same float64 as 0.07, so that the division decides.
+// rank is the smallest k for which k/n is at least p. The rounded product p*n alone may be one off:
+// 0.07*100 is above 7. But 7/100, rounded, is the same float64 as 0.07, so that the division
+// decides.
 func rank(p float64, n int) int {
 	k := max(1, int(p*float64(n)))
 	for float64(k)/float64(n) < p {

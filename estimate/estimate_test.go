@@ -99,7 +99,8 @@ func TestEstimateFollowsDrift(t *testing.T) {
 	wantNext(t, largest, 500, "without it")
 }
 
-// Usages of language models have long tails. The estimate is made before each call, from those before.
+// Usages of language models have long tails. The estimate is made before each call, from those
+// before.
 func TestAboutTheQuantileOfCallsUsesNoMoreThanEstimated(t *testing.T) {
 	t.Parallel()
 	const calls = 50_000

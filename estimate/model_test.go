@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/estimate"
 )
 
-// model is the package over again, without a thought for speed: all usages of each key, and the keys in order of their use.
+// model is the package over again, without a thought for speed: all usages of each key, and the
+// keys in order of their use.
 type model struct {
 	permille, window, least, most int
 	used                          map[string][]float64

@@ -11,9 +11,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-var Model = fair.MustDefine("sharedModel", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}, fair.Config{Window: 24 * time.Hour})
+var Model = fair.MustDefine("sharedModel", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour},
+	fair.Config{Window: 24 * time.Hour})
 
-// One tenant takes all that it can get; the others, who come later and want little, find that something is left for them.
+// One tenant takes all that it can get; the others, who come later and want little, find that
+// something is left for them.
 func Example() {
 	ctx := context.Background()
 	pool, done := pgtest.Example()

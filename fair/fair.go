@@ -65,9 +65,12 @@ func Define(name string, rule ratelimit.Rule, cfg Config) (*Limit, error) {
 	if cfg.Most == 0 {
 		cfg.Most = 1e9
 	}
-	used, err := ratelimit.Define(name+" (used)", ratelimit.FixedWindow{Rate: cfg.Most, Period: cfg.Window, Start: time.Unix(0, 0)})
+	used, err := ratelimit.Define(name+" (used)",
+		ratelimit.FixedWindow{Rate: cfg.Most, Period: cfg.Window, Start: time.Unix(0, 0)})
 	if err != nil {
-		return nil, fmt.Errorf("fair: the count of what tenants have used, of Config.Window and Config.Most: %w", err)
+		return nil, fmt.Errorf(
+			"fair: the count of what tenants have used, of Config.Window and Config.Most: %w", err,
+		)
 	}
 	return &Limit{total: total, used: used, window: cfg.Window, of: make(map[string]float64)}, nil
 }
@@ -93,12 +96,15 @@ func (l *Limit) Used() ratelimit.Limit { return l.used }
 // of them or from none. Otherwise it is [ratelimit.Limiter.RateLimit], with its errors. A denial
 // may be for fairness. Then RetryAt is when the tenant would be granted if nobody else came. The
 // other requests must not ask for the same limit.
-func (l *Limit) RateLimit(ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request) (ratelimit.Result, error) {
+func (l *Limit) RateLimit(
+	ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request,
+) (ratelimit.Result, error) {
 	if tenant.Weight == 0 {
 		tenant.Weight = 1
 	}
 	if !(tenant.Weight > 0) || math.IsInf(tenant.Weight, 1) {
-		return ratelimit.Result{}, &ratelimit.InvalidError{Limit: l.total.Name(), Field: "Tenant.Weight", Value: tenant.Weight, Want: "a number above 0"}
+		return ratelimit.Result{}, &ratelimit.InvalidError{Limit: l.total.Name(),
+			Field: "Tenant.Weight", Value: tenant.Weight, Want: "a number above 0"}
 	}
 	for again := false; ; again = true {
 		leave := l.leave(tenant, n)
@@ -110,17 +116,17 @@ func (l *Limit) RateLimit(ctx context.Context, by Limits, tenant Tenant, n float
 			return ratelimit.Result{}, err
 		}
 		l.learn(tenant.Key, &res)
-		// What is known of a tenant is of its last call. If it has used less by now, a window has begun since. That is
-		// not told by a comparison with the windows of others: a clock that was ahead for a moment has left some in the
-		// future.
+		// What is known of a tenant is of its last call. If it has used less by now, a window has
+		// begun since. That is not told by a comparison with the windows of others: a clock that
+		// was ahead for a moment has left some in the future.
 		if res.OK || again || l.leave(tenant, n) >= leave {
 			return res, nil
 		}
 	}
 }
 
-// headroom is how much of the capacity those have to leave who have used all that flows in a window: not all of it, or the bucket would
-// have to overflow for one who is alone.
+// headroom is how much of the capacity those have to leave who have used all that flows in a
+// window: not all of it, or the bucket would have to overflow for one who is alone.
 const headroom = 0.8
 
 // leave is what a tenant has to leave after a take of n.

@@ -55,7 +55,8 @@ func (a appetites) maxMin(rate float64, weights []float64) []float64 {
 	return shares
 }
 
-// jain is Jain's index of fairness (DEC-TR-301, 1984): 1 if all are alike, 1/n if one has everything.
+// jain is Jain's index of fairness (DEC-TR-301, 1984): 1 if all are alike, 1/n if one has
+// everything.
 func jain(x []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, v := range x {
@@ -65,9 +66,11 @@ func jain(x []float64) float64 {
 	return sum * sum / (float64(len(x)) * squares)
 }
 
-// play lets tenants come for some windows, each at random and without minding RetryAt, by either of two processes. It returns what each
-// has asked for and was granted a second, once the first window is over.
-func (a appetites) play(windows int, c *weirtest.Clock, take func(process, tenant int) bool) (asked, granted []float64) {
+// play lets tenants come for some windows, each at random and without minding RetryAt, by either of
+// two processes. It returns what each has asked for and was granted a second, once the first window
+// is over.
+func (a appetites) play(windows int, c *weirtest.Clock, take func(process, tenant int) bool) (asked,
+	granted []float64) {
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
 	next := make([]float64, len(a))
 	for i := range next {
@@ -108,8 +111,8 @@ const rate, window = 20.0, 10 * time.Second
 
 var rule = ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(200)}
 
-// Tenants of appetites that differ two hundredfold get what max-min fairness gives them, and all that flows is used; without the package
-// each gets according to its appetite.
+// Tenants of appetites that differ two hundredfold get what max-min fairness gives them, and all
+// that flows is used; without the package each gets according to its appetite.
 func TestTenantsOfVeryDifferentAppetiteHaveFairShares(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -142,7 +145,8 @@ func TestTenantsOfVeryDifferentAppetiteHaveFairShares(t *testing.T) {
 					var res ratelimit.Result
 					var err error
 					if fairly {
-						res, err = processes[p].RateLimit(t.Context(), limits[p], fair.Tenant{Key: string(rune('a' + i)), Weight: tc.weights[i]}, 1)
+						res, err = processes[p].RateLimit(t.Context(), limits[p],
+							fair.Tenant{Key: string(rune('a' + i)), Weight: tc.weights[i]}, 1)
 					} else {
 						res, err = limits[p].RateLimit(t.Context(), processes[p].Total().Global())
 					}
@@ -184,7 +188,8 @@ func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, fair.Config{Window: 24 * time.Hour})
+	model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Hour},
+		fair.Config{Window: 24 * time.Hour})
 	own := ratelimit.MustDefine("own", ratelimit.TokenBucket{Rate: 3, Period: time.Hour})
 	left := func() (values [3]float64) {
 		for i, r := range []ratelimit.Request{model.Total().Global(), model.Used().For("acme"), own.For("acme")} {
@@ -207,7 +212,8 @@ func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 	if !errors.Is(err, undo) || left() != [3]float64{10, 1e9, 3} {
 		t.Errorf("%v: left are %v", err, left())
 	}
-	res, err := model.RateLimit(t.Context(), limiter.Autocommit(pool), fair.Tenant{Key: "acme"}, 2, own.For("acme").Count(3))
+	res, err := model.RateLimit(t.Context(), limiter.Autocommit(pool), fair.Tenant{Key: "acme"}, 2,
+		own.For("acme").Count(3))
 	if err != nil || !res.OK || left() != [3]float64{8, 1e9 - 2, 0} {
 		t.Errorf("%+v, %v: left are %v", res, err, left())
 	}
@@ -217,7 +223,8 @@ func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 	}
 }
 
-// What is known of a tenant's use is that of the present window: in the next it is not denied for what it has used before.
+// What is known of a tenant's use is that of the present window: in the next it is not denied for
+// what it has used before.
 func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.Pool(t), weirtest.NewClock(time.Unix(1_800_000_000, 0))
@@ -226,7 +233,8 @@ func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	limits := limiter.Autocommit(pool)
-	model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(100)}, fair.Config{})
+	model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Minute,
+		Capacity: ratelimit.Tokens(100)}, fair.Config{})
 	for range 11 { // of which there are then 56 to leave
 		if _, err := model.RateLimit(t.Context(), limits, fair.Tenant{Key: "acme"}, 8); err != nil {
 			t.Fatal(err)
@@ -244,8 +252,8 @@ func TestANewWindowForgetsWhatWasUsed(t *testing.T) {
 	}
 }
 
-// A clock that was ahead for a moment, or is set back, leaves the process learning what tenants use, although one of them has a row in
-// the future from then on.
+// A clock that was ahead for a moment, or is set back, leaves the process learning what tenants
+// use, although one of them has a row in the future from then on.
 func TestUseIsLearntAfterAClockJump(t *testing.T) {
 	t.Parallel()
 	for name, jump := range map[string]time.Duration{
@@ -259,7 +267,8 @@ func TestUseIsLearntAfterAClockJump(t *testing.T) {
 				t.Fatal(err)
 			}
 			limits := limiter.Autocommit(pool)
-			model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(100)}, fair.Config{})
+			model := fair.MustDefine("model", ratelimit.TokenBucket{Rate: 10, Period: time.Minute,
+				Capacity: ratelimit.Tokens(100)}, fair.Config{})
 			take := func(tenant string) bool {
 				t.Helper()
 				res, err := model.RateLimit(t.Context(), limits, fair.Tenant{Key: tenant}, 8)
@@ -313,7 +322,8 @@ func TestBadLimitsAndTenantsAreRefused(t *testing.T) {
 	}
 	l := fair.MustDefine("model", rule, fair.Config{})
 	for _, weight := range []float64{-1, math.NaN(), math.Inf(1)} {
-		if _, err := l.RateLimit(t.Context(), nil, fair.Tenant{Key: "a", Weight: weight}, 1); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, err := l.RateLimit(t.Context(), nil, fair.Tenant{Key: "a", Weight: weight},
+			1); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("weight %v: %v", weight, err)
 		}
 	}

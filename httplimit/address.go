@@ -35,8 +35,8 @@ type Proxies struct {
 //
 // From a trusted proxy it is the last address in the field that is not itself a trusted proxy's.
 // Entries before that are ignored, as the client may have sent them. If an entry is no address, or
-// none is left, it is the last trusted one found so far. If a field in the form of RFC 7239 does not
-// parse, it is the address of the proxy itself.
+// none is left, it is the last trusted one found so far. If a field in the form of RFC 7239 does
+// not parse, it is the address of the proxy itself.
 func (p Proxies) Address(r *http.Request) (string, error) {
 	client, ok := p.client(r)
 	if !ok {
@@ -129,7 +129,8 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return a.Unmap().WithZone(""), err == nil
 }
 
-// isUnix tells whether net/http says so of a connection by a unix socket: the client's end has a name seldom.
+// isUnix tells whether net/http says so of a connection by a unix socket: the client's end has a
+// name seldom.
 func isUnix(remote string) bool { return remote == "" || remote[0] == '@' || remote[0] == '/' }
 
 func network(a netip.Addr) string {

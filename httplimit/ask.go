@@ -29,7 +29,8 @@ type Ask func(*http.Request) ([]ratelimit.Request, error)
 func By(limit ratelimit.Limit, key Key) Ask {
 	return func(r *http.Request) ([]ratelimit.Request, error) {
 		if key == nil {
-			return nil, &ratelimit.InvalidError{Limit: limit.Name(), Field: "Key", Value: nil, Want: "a Key, or Global in place of By"}
+			return nil, &ratelimit.InvalidError{Limit: limit.Name(), Field: "Key", Value: nil,
+				Want: "a Key, or Global in place of By"}
 		}
 		k, err := key(r)
 		if err != nil {
@@ -44,7 +45,9 @@ func By(limit ratelimit.Limit, key Key) Ask {
 
 // Global asks for one token of a limit without keys.
 func Global(limit ratelimit.Limit) Ask {
-	return func(*http.Request) ([]ratelimit.Request, error) { return []ratelimit.Request{limit.Global()}, nil }
+	return func(*http.Request) ([]ratelimit.Request, error) {
+		return []ratelimit.Request{limit.Global()}, nil
+	}
 }
 
 // Cost asks for as many tokens as the request costs, instead of one. 0 is granted while nothing is

@@ -23,9 +23,9 @@
 //
 // Clients can send any header, so no header field is trusted by default. [ByAddress] is the address
 // of the connection, or the one that trusted [Proxies] report, and [ByUser] is the user that your
-// authentication has found. [Proxies.ClientAddr] returns the address itself. [ByHeader] stores no secret. Put a limit whose key clients can make up
-// behind a limit by address, as the inner one of two middlewares, so that the outer one denies a
-// flood.
+// authentication has found. [Proxies.ClientAddr] returns the address itself. [ByHeader] stores no
+// secret. Put a limit whose key clients can make up behind a limit by address, as the inner one of
+// two middlewares, so that the outer one denies a flood.
 //
 // # Fields
 //

@@ -20,9 +20,10 @@ import (
 )
 
 var (
-	PerAddress = ratelimit.MustDefine("perAddress", ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: ratelimit.Tokens(100)})
-	PerAPIKey  = ratelimit.MustDefine("perAPIKey", ratelimit.FixedWindow{Rate: 1000, Period: time.Hour})
-	Exports    = ratelimit.MustDefine("exports", ratelimit.FixedWindow{Rate: 2, Period: 24 * time.Hour})
+	PerAddress = ratelimit.MustDefine("perAddress",
+		ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: ratelimit.Tokens(100)})
+	PerAPIKey = ratelimit.MustDefine("perAPIKey", ratelimit.FixedWindow{Rate: 1000, Period: time.Hour})
+	Exports   = ratelimit.MustDefine("exports", ratelimit.FixedWindow{Rate: 2, Period: 24 * time.Hour})
 )
 
 func Example() {
@@ -53,7 +54,8 @@ func Example() {
 	// 403   {"title":"Forbidden","status":403}
 }
 
-// routes has the limit by address around that by key: whoever makes up keys is denied before they are looked at.
+// routes has the limit by address around that by key: whoever makes up keys is denied before they
+// are looked at.
 func routes(limits *ratelimit.Coalesced, handler http.Handler) http.Handler {
 	guard := &httplimit.Guard{Limiter: limits, Timeout: 2 * time.Second}
 	proxies := netip.MustParsePrefix("10.0.0.0/8")
@@ -92,7 +94,8 @@ func ExampleAsk() {
 		fmt.Println(path, w.Code, w.Header().Values("RateLimit-Policy"))
 	}
 	var address string
-	if err := pool.QueryRow(context.Background(), `SELECT key FROM weir_balance WHERE name = 'perAddress'`).Scan(&address); err != nil {
+	if err := pool.QueryRow(context.Background(),
+		`SELECT key FROM weir_balance WHERE name = 'perAddress'`).Scan(&address); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("all from", address)
@@ -204,7 +207,8 @@ func ExampleRefusal() {
 	guard := &httplimit.Guard{Refuse: plain}
 	at := time.Now()
 	w := httptest.NewRecorder()
-	guard.Pass(w, httptest.NewRequest(http.MethodGet, "/", nil), ratelimit.Result{At: at, RetryAt: at.Add(time.Hour), Limit: "exports"}, nil)
+	guard.Pass(w, httptest.NewRequest(http.MethodGet, "/", nil),
+		ratelimit.Result{At: at, RetryAt: at.Add(time.Hour), Limit: "exports"}, nil)
 	fmt.Println(w.Code, w.Body.String()[:27])
 	// Output: 429 too many requests; retry in
 }
@@ -213,7 +217,8 @@ var API = ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 60, Period: ti
 
 var plans = map[string]ratelimit.Rule{"pro": ratelimit.TokenBucket{Rate: 600, Period: time.Minute}}
 
-func userOf(r *http.Request) string         { return r.Header.Get("User") } // in production, what your authentication has found
+// in production, what your authentication has found
+func userOf(r *http.Request) string         { return r.Header.Get("User") }
 func planOf(r *http.Request) ratelimit.Rule { return plans[r.Header.Get("Plan")] }
 
 // Each user is limited by the plan of the account.
@@ -260,7 +265,8 @@ func ExampleGuard_Limit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	guard := &httplimit.Guard{Limiter: &ratelimit.FailOpen{Limiter: limiter.Autocommit(pool), For: time.Minute, Timeout: 200 * time.Millisecond}}
+	guard := &httplimit.Guard{Limiter: &ratelimit.FailOpen{Limiter: limiter.Autocommit(pool),
+		For: time.Minute, Timeout: 200 * time.Millisecond}}
 	h := guard.Limit(byCountry)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	for _, country := range []string{"AQ", "", "CH"} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)

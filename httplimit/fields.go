@@ -21,22 +21,24 @@ import (
 type Fields int
 
 const (
-	// Draft10 is RateLimit-Policy and RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10, which package upstream reads:
+	// Draft10 is RateLimit-Policy and RateLimit, in the form of
+	// draft-ietf-httpapi-ratelimit-headers-10, which package upstream reads:
 	//
 	//	RateLimit-Policy: "perUser";q=100;w=60
 	//	RateLimit: "perUser";r=50;t=30
 	//
-	// The policy's name is that of the limit, of which bytes other than printable ASCII, and %, are written as %XX; q is the
-	// capacity and w the seconds of a window, or those in which an empty bucket fills. Remaining are r whole tokens, and t
-	// is the seconds until the window ends, until the bucket has the next whole token, or until the limit would grant what
-	// it has denied. There is no t for a full bucket. In a call that another limit has denied, there is none for a limit
+	// The policy's name is that of the limit, of which bytes other than printable ASCII, and %, are
+	// written as %XX; q is the capacity and w the seconds of a window, or those in which an empty
+	// bucket fills. Remaining are r whole tokens, and t is the seconds until the window ends, until
+	// the bucket has the next whole token, or until the limit would grant what it has denied. There
+	// is no t for a full bucket. In a call that another limit has denied, there is none for a limit
 	// that would have granted. So Retry-After is never earlier than any t.
 	//
 	// Several limits of one call are a list, and several Guards add to it.
 	Draft10 Fields = iota
 
-	// Legacy is X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset: q, r and t of the tightest limit. Reset is in seconds
-	// from now, and 0 where there is no t.
+	// Legacy is X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset: q, r and t of the
+	// tightest limit. Reset is in seconds from now, and 0 where there is no t.
 	Legacy
 
 	// None sends nothing but Retry-After.
@@ -91,7 +93,8 @@ func itemOf(o *ratelimit.Outcome, res ratelimit.Result) item {
 	return it
 }
 
-// next is the seconds until there is one more whole token, or -1 for a bucket that will not have one.
+// next is the seconds until there is one more whole token, or -1 for a bucket that will not have
+// one.
 func next(o *ratelimit.Outcome, at time.Time) int64 {
 	has := math.Floor(max(0, o.Value))
 	missing := has + 1 - o.Value
@@ -102,7 +105,8 @@ func next(o *ratelimit.Outcome, at time.Time) int64 {
 		return ceil(missing * perToken(o))
 	}
 	windows := max(0, math.Ceil(missing/o.Rate)-1) // that bring too little for one
-	return ceil(windows*float64(o.Period.Microseconds()) + float64(max(0, o.WindowEnds.Sub(at).Microseconds())))
+	return ceil(windows*float64(o.Period.Microseconds()) +
+		float64(max(0, o.WindowEnds.Sub(at).Microseconds())))
 }
 
 // perToken is the microseconds in which one token comes.
@@ -154,8 +158,8 @@ func policy(name string) string {
 	return b.String()
 }
 
-// write adds the fields to those of Guards further out, and returns the seconds before which one of these will deny, too, if the
-// call was denied.
+// write adds the fields to those of Guards further out, and returns the seconds before which one of
+// these will deny, too, if the call was denied.
 func (f Fields) write(h http.Header, items []item, denied bool) (after int64) {
 	if f == None {
 		return 0
@@ -191,8 +195,8 @@ func add(h http.Header, name string, list httpsfv.List) {
 	}
 }
 
-// outer reads what Guards further out have told: who has nothing left there comes back no earlier than that says. Of the others t is
-// taken away, as it may be later than Retry-After.
+// outer reads what Guards further out have told: who has nothing left there comes back no earlier
+// than that says. Of the others t is taken away, as it may be later than Retry-After.
 func outer(h http.Header) (after int64) {
 	list, err := httpsfv.UnmarshalList(h.Values("RateLimit"))
 	if err != nil || len(list) == 0 {

@@ -67,71 +67,96 @@ func TestFields(t *testing.T) {
 		res           ratelimit.Result
 		policy, limit string
 	}{
-		"Window":          {result(window("w", 50, 100, 100, minute, 30*time.Second)), `"w";q=100;w=60`, `"w";r=50;t=30`},
-		"WindowRounded":   {result(window("w", 49.9, 100.9, 100, 1500*time.Millisecond, 29*time.Second+time.Microsecond)), `"w";q=100;w=2`, `"w";r=49;t=30`},
-		"WindowShort":     {result(window("w", 1, 5, 5, time.Millisecond, time.Microsecond)), `"w";q=5;w=1`, `"w";r=1;t=1`},
-		"WindowSaved":     {result(window("w", 250, 300, 100, minute, 30*time.Second)), `"w";q=300;w=60`, `"w";r=250;t=30`},
-		"WindowFull":      {result(window("w", 100, 100, 100, minute, 0)), `"w";q=100;w=60`, `"w";r=100;t=0`},
-		"WindowOwes":      {result(window("w", -150, 100, 100, minute, 30*time.Second)), `"w";q=100;w=60`, `"w";r=0;t=90`},
-		"WindowOfHalves":  {result(window("w", 0, 5, 0.5, minute, 30*time.Second)), `"w";q=5;w=60`, `"w";r=0;t=90`},
-		"WindowDenied":    {result(denied(window("w", 4, 100, 100, minute, 30*time.Second), 90*time.Second)), `"w";q=100;w=60`, `"w";r=4;t=90`},
-		"Bucket":          {result(bucket("b", 50, 100, 100, minute)), `"b";q=100;w=60`, `"b";r=50;t=1`},
-		"BucketSlow":      {result(bucket("b", 2, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=2;t=60`},
-		"BucketPart":      {result(bucket("b", 2.25, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=2;t=45`},
-		"BucketFull":      {result(bucket("b", 5, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=5`},
-		"BucketOfParts":   {result(bucket("b", 2.1, 2.5, 1, minute)), `"b";q=2;w=150`, `"b";r=2`},
-		"BucketTenths":    {result(bucket("b", 0, 0.3, 0.1, 10*time.Second)), `"b";q=0;w=30`, `"b";r=0`},
-		"BucketOwes":      {result(bucket("b", -2, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=0;t=180`},
-		"BucketDenied":    {result(denied(bucket("b", 0.5, 5, 1, minute), 30*time.Second)), `"b";q=5;w=300`, `"b";r=0;t=30`},
-		"BucketLate":      {result(denied(bucket("b", 0.5, 5, 1, minute), -time.Second)), `"b";q=5;w=300`, `"b";r=0;t=1`},
-		"NoCapacity":      {result(denied(bucket("b", 0, 0, 1, minute), 1)), `"b";q=0;w=1`, `"b";r=0;t=1`},
-		"Huge":            {result(bucket("b", 1<<53, 1<<53, 1, 1000*day)), `"b";q=999999999999999;w=999999999999999`, `"b";r=999999999999999`},
-		"HugeDebt":        {result(bucket("b", -(1 << 53), 1, 1e-3, 1000*day)), `"b";q=1;w=86400000000`, `"b";r=0;t=999999999999999`},
-		"Several":         {result(window("w", 5, 9, 9, minute, minute), bucket("b", 2, 5, 1, minute)), `"w";q=9;w=60, "b";q=5;w=300`, `"w";r=5;t=60, "b";r=2;t=60`},
-		"OneDenies":       {result(window("w", 0, 9, 9, day, day), denied(bucket("b", 0, 5, 1, minute), minute)), `"w";q=9;w=86400, "b";q=5;w=300`, `"w";r=0, "b";r=0;t=60`},
-		"SameTwice":       {result(bucket("b", 2, 5, 1, minute), bucket("b", 2, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=2;t=60`},
-		"TighterLast":     {result(bucket("b", 9, 9, 1, minute), bucket("x", 1, 1, 1, minute), bucket("b", 2, 5, 1, minute)), `"b";q=5;w=300, "x";q=1;w=60`, `"b";r=2;t=60, "x";r=1`},
-		"TighterDenied":   {result(denied(bucket("b", 1, 9, 1, minute), 9*minute), bucket("b", 0, 5, 1, minute)), `"b";q=9;w=540`, `"b";r=1;t=540`},
-		"DeniedLonger":    {result(denied(bucket("b", 0, 9, 1, minute), 2*minute), denied(bucket("b", 0, 9, 1, minute), 3*minute)), `"b";q=9;w=540`, `"b";r=0;t=180`},
-		"NameQuoted":      {result(bucket(`a "b" \c`, 1, 1, 1, minute)), `"a \"b\" \\c";q=1;w=60`, `"a \"b\" \\c";r=1`},
-		"NameNotASCII":    {result(bucket("größe\n50%\x7f", 1, 1, 1, minute)), `"gr%C3%B6%C3%9Fe%0A50%25%7F";q=1;w=60`, `"gr%C3%B6%C3%9Fe%0A50%25%7F";r=1`},
+		"Window": {result(window("w", 50, 100, 100, minute, 30*time.Second)), `"w";q=100;w=60`, `"w";r=50;t=30`},
+		"WindowRounded": {result(window("w", 49.9, 100.9, 100, 1500*time.Millisecond,
+			29*time.Second+time.Microsecond)), `"w";q=100;w=2`, `"w";r=49;t=30`},
+		"WindowShort":    {result(window("w", 1, 5, 5, time.Millisecond, time.Microsecond)), `"w";q=5;w=1`, `"w";r=1;t=1`},
+		"WindowSaved":    {result(window("w", 250, 300, 100, minute, 30*time.Second)), `"w";q=300;w=60`, `"w";r=250;t=30`},
+		"WindowFull":     {result(window("w", 100, 100, 100, minute, 0)), `"w";q=100;w=60`, `"w";r=100;t=0`},
+		"WindowOwes":     {result(window("w", -150, 100, 100, minute, 30*time.Second)), `"w";q=100;w=60`, `"w";r=0;t=90`},
+		"WindowOfHalves": {result(window("w", 0, 5, 0.5, minute, 30*time.Second)), `"w";q=5;w=60`, `"w";r=0;t=90`},
+		"WindowDenied": {result(denied(window("w", 4, 100, 100, minute, 30*time.Second),
+			90*time.Second)), `"w";q=100;w=60`, `"w";r=4;t=90`},
+		"Bucket":        {result(bucket("b", 50, 100, 100, minute)), `"b";q=100;w=60`, `"b";r=50;t=1`},
+		"BucketSlow":    {result(bucket("b", 2, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=2;t=60`},
+		"BucketPart":    {result(bucket("b", 2.25, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=2;t=45`},
+		"BucketFull":    {result(bucket("b", 5, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=5`},
+		"BucketOfParts": {result(bucket("b", 2.1, 2.5, 1, minute)), `"b";q=2;w=150`, `"b";r=2`},
+		"BucketTenths":  {result(bucket("b", 0, 0.3, 0.1, 10*time.Second)), `"b";q=0;w=30`, `"b";r=0`},
+		"BucketOwes":    {result(bucket("b", -2, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=0;t=180`},
+		"BucketDenied":  {result(denied(bucket("b", 0.5, 5, 1, minute), 30*time.Second)), `"b";q=5;w=300`, `"b";r=0;t=30`},
+		"BucketLate":    {result(denied(bucket("b", 0.5, 5, 1, minute), -time.Second)), `"b";q=5;w=300`, `"b";r=0;t=1`},
+		"NoCapacity":    {result(denied(bucket("b", 0, 0, 1, minute), 1)), `"b";q=0;w=1`, `"b";r=0;t=1`},
+		"Huge": {result(bucket("b", 1<<53, 1<<53, 1, 1000*day)),
+			`"b";q=999999999999999;w=999999999999999`, `"b";r=999999999999999`},
+		"HugeDebt": {result(bucket("b", -(1 << 53), 1, 1e-3, 1000*day)), `"b";q=1;w=86400000000`, `"b";r=0;t=999999999999999`},
+		"Several": {result(window("w", 5, 9, 9, minute, minute), bucket("b", 2, 5, 1,
+			minute)), `"w";q=9;w=60, "b";q=5;w=300`, `"w";r=5;t=60, "b";r=2;t=60`},
+		"OneDenies": {result(window("w", 0, 9, 9, day, day), denied(bucket("b", 0, 5, 1, minute), minute)),
+			`"w";q=9;w=86400, "b";q=5;w=300`, `"w";r=0, "b";r=0;t=60`},
+		"SameTwice": {result(bucket("b", 2, 5, 1, minute), bucket("b", 2, 5, 1, minute)), `"b";q=5;w=300`, `"b";r=2;t=60`},
+		"TighterLast": {result(bucket("b", 9, 9, 1, minute), bucket("x", 1, 1, 1, minute),
+			bucket("b", 2, 5, 1, minute)), `"b";q=5;w=300, "x";q=1;w=60`, `"b";r=2;t=60, "x";r=1`},
+		"TighterDenied": {result(denied(bucket("b", 1, 9, 1, minute), 9*minute),
+			bucket("b", 0, 5, 1, minute)), `"b";q=9;w=540`, `"b";r=1;t=540`},
+		"DeniedLonger": {result(denied(bucket("b", 0, 9, 1, minute), 2*minute),
+			denied(bucket("b", 0, 9, 1, minute), 3*minute)), `"b";q=9;w=540`, `"b";r=0;t=180`},
+		"NameQuoted": {result(bucket(`a "b" \c`, 1, 1, 1, minute)), `"a \"b\" \\c";q=1;w=60`, `"a \"b\" \\c";r=1`},
+		"NameNotASCII": {result(bucket("größe\n50%\x7f", 1, 1, 1, minute)),
+			`"gr%C3%B6%C3%9Fe%0A50%25%7F";q=1;w=60`, `"gr%C3%B6%C3%9Fe%0A50%25%7F";r=1`},
 		"NothingDecided":  {ratelimit.Result{OK: true}, "", ""},
 		"NothingOutcomes": {granted, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := told(httplimit.Draft10, c.res)
-			if got, want := strings.Join(h.Values("RateLimit-Policy"), "|"), strings.ReplaceAll(c.policy, ", ", ","); strings.ReplaceAll(got, ", ", ",") != want {
+			if got, want := strings.Join(h.Values("RateLimit-Policy"), "|"), strings.ReplaceAll(c.policy,
+				", ", ","); strings.ReplaceAll(got, ", ", ",") != want {
 				t.Errorf("RateLimit-Policy: %s, want %s", got, want)
 			}
-			if got, want := strings.Join(h.Values("RateLimit"), "|"), strings.ReplaceAll(c.limit, ", ", ","); strings.ReplaceAll(got, ", ", ",") != want {
+			if got, want := strings.Join(h.Values("RateLimit"), "|"), strings.ReplaceAll(c.limit,
+				", ", ","); strings.ReplaceAll(got, ", ", ",") != want {
 				t.Errorf("RateLimit: %s, want %s", got, want)
 			}
-			if none := told(httplimit.None, c.res); none.Get("RateLimit")+none.Get("RateLimit-Policy")+none.Get("X-RateLimit-Limit") != "" || (none.Get("Retry-After") != "") == c.res.OK {
+			if none := told(httplimit.None,
+				c.res); none.Get("RateLimit")+none.Get("RateLimit-Policy")+none.Get("X-RateLimit-Limit") != "" ||
+				(none.Get("Retry-After") != "") == c.res.OK {
 				t.Errorf("none: %v", none)
 			}
 		})
 	}
 }
 
-// Guards around each other add to the lists. When the inner one denies, what it does not know of is not promised: who has nothing
-// left at the outer one comes no earlier than there is more, and no t is later than Retry-After.
+// Guards around each other add to the lists. When the inner one denies, what it does not know of is
+// not promised: who has nothing left at the outer one comes no earlier than there is more, and no t
+// is later than Retry-After.
 func TestGuardsAroundEachOther(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour
-	empty, some, full := window("outer", 0, 9, 9, hour, hour), window("outer", 3, 9, 9, hour, hour), bucket("outer", 9, 9, 9, hour)
+	empty, some, full := window("outer", 0, 9, 9, hour, hour), window("outer", 3, 9, 9, hour, hour),
+		bucket("outer", 9, 9, 9, hour)
 	for name, c := range map[string]struct {
 		results  []ratelimit.Result
 		limit    string
 		legacy   string
 		from, to int // Retry-After
 	}{
-		"Granted":   {[]ratelimit.Result{result(some), result(bucket("inner", 2, 5, 1, hour))}, `"outer";r=3;t=3600|"inner";r=2;t=3600`, "5 2 3600", 0, 0},
-		"Wider":     {[]ratelimit.Result{result(some), result(bucket("inner", 4, 5, 1, hour))}, `"outer";r=3;t=3600|"inner";r=4;t=3600`, "9 3 3600", 0, 0},
-		"Denied":    {[]ratelimit.Result{result(some), result(denied(bucket("inner", 0, 5, 1, hour), time.Minute))}, `"outer";r=3|"inner";r=0;t=60`, "5 0 60", 60, 72},
-		"Full":      {[]ratelimit.Result{result(full), result(denied(bucket("inner", 0, 5, 1, hour), time.Minute))}, `"outer";r=9|"inner";r=0;t=60`, "5 0 60", 60, 72},
-		"BothEmpty": {[]ratelimit.Result{result(empty), result(denied(bucket("inner", 0, 5, 1, hour), time.Minute))}, `"outer";r=0;t=3600|"inner";r=0;t=60`, "5 0 3600", 3600, 3660},
-		"NoResult":  {[]ratelimit.Result{result(empty), {At: at, RetryAt: at.Add(time.Minute), Limit: "inner"}}, `"outer";r=0;t=3600`, "9 0 3600", 3600, 3660},
+		"Granted": {[]ratelimit.Result{result(some), result(bucket("inner", 2, 5, 1, hour))},
+			`"outer";r=3;t=3600|"inner";r=2;t=3600`, "5 2 3600", 0, 0},
+		"Wider": {[]ratelimit.Result{result(some), result(bucket("inner", 4, 5, 1, hour))},
+			`"outer";r=3;t=3600|"inner";r=4;t=3600`, "9 3 3600", 0, 0},
+		"Denied": {[]ratelimit.Result{
+			result(some), result(denied(bucket("inner", 0, 5, 1, hour), time.Minute)),
+		}, `"outer";r=3|"inner";r=0;t=60`, "5 0 60", 60, 72},
+		"Full": {[]ratelimit.Result{
+			result(full), result(denied(bucket("inner", 0, 5, 1, hour), time.Minute)),
+		}, `"outer";r=9|"inner";r=0;t=60`, "5 0 60", 60, 72},
+		"BothEmpty": {[]ratelimit.Result{
+			result(empty), result(denied(bucket("inner", 0, 5, 1, hour), time.Minute)),
+		}, `"outer";r=0;t=3600|"inner";r=0;t=60`, "5 0 3600", 3600, 3660},
+		"NoResult": {[]ratelimit.Result{
+			result(empty), {At: at, RetryAt: at.Add(time.Minute), Limit: "inner"},
+		}, `"outer";r=0;t=3600`, "9 0 3600", 3600, 3660},
 		"OuterOnly": {[]ratelimit.Result{result(denied(empty, hour)), result(some)}, `"outer";r=0;t=3600`, "9 0 3600", 3600, 3660},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +165,8 @@ func TestGuardsAroundEachOther(t *testing.T) {
 			if got := strings.Join(h.Values("RateLimit"), "|"); got != c.limit {
 				t.Errorf("RateLimit: %s, want %s", got, c.limit)
 			}
-			if got := old.Get("X-RateLimit-Limit") + " " + old.Get("X-RateLimit-Remaining") + " " + old.Get("X-RateLimit-Reset"); got != c.legacy || old.Get("RateLimit") != "" {
+			if got := old.Get("X-RateLimit-Limit") + " " + old.Get("X-RateLimit-Remaining") + " " +
+				old.Get("X-RateLimit-Reset"); got != c.legacy || old.Get("RateLimit") != "" {
 				t.Errorf("legacy: %s, want %s", got, c.legacy)
 			}
 			for _, h := range []http.Header{h, old} {
@@ -159,26 +185,33 @@ func TestAFieldOfSomebodyElseIsKept(t *testing.T) {
 		w := httptest.NewRecorder()
 		w.Header().Set("RateLimit", line)
 		new(httplimit.Guard).Pass(w, httptest.NewRequest(http.MethodGet, "/", nil), deniedFor(time.Minute), nil)
-		if got := w.Header().Values("RateLimit"); len(got) != 2 || strings.ReplaceAll(got[0], " ", "") != strings.ReplaceAll(line, " ", "") || got[1] != `"perUser";r=0;t=60` {
+		if got := w.Header().Values("RateLimit"); len(got) != 2 || strings.ReplaceAll(got[0], " ",
+			"") != strings.ReplaceAll(line, " ", "") || got[1] != `"perUser";r=0;t=60` {
 			t.Errorf("%q has become %q", line, got)
 		}
 	}
 }
 
-// Any names and numbers make fields that a parser by the RFC reads back, and that agree with each other, with Retry-After, with the
-// answer's body and with what package upstream makes of them.
+// Any names and numbers make fields that a parser by the RFC reads back, and that agree with each
+// other, with Retry-After, with the answer's body and with what package upstream makes of them.
 func TestAnyOutcomesMakeFieldsThatAgree(t *testing.T) {
 	t.Parallel()
-	tokens := rapid.OneOf(rapid.Float64Range(0, 10), rapid.Float64Range(0, 1<<53), rapid.Just(float64(1<<53)), rapid.Map(rapid.IntRange(0, 1000), func(n int) float64 { return float64(n) }))
+	tokens := rapid.OneOf(rapid.Float64Range(0, 10), rapid.Float64Range(0, 1<<53),
+		rapid.Just(float64(1<<53)), rapid.Map(rapid.IntRange(0, 1000), func(n int) float64 {
+			return float64(n)
+		}))
 	durations := rapid.OneOf(rapid.Int64Range(0, 100e6), rapid.Int64Range(0, 200*365*86400e6))
 	rapid.Check(t, func(t *rapid.T) {
 		var results []ratelimit.Result
 		for range rapid.IntRange(1, 2).Draw(t, "guards") {
 			var outcomes []ratelimit.Outcome
 			for range rapid.IntRange(0, 3).Draw(t, "outcomes") {
-				us := func(name string) time.Duration { return time.Duration(durations.Draw(t, name)) * time.Microsecond }
-				o := ratelimit.Outcome{Limit: rapid.StringN(1, -1, 255).Draw(t, "name"), OK: true, Capacity: tokens.Draw(t, "capacity"),
-					Rate: max(1e-6, tokens.Draw(t, "rate")), Period: us("period") + 1000}
+				us := func(name string) time.Duration {
+					return time.Duration(durations.Draw(t, name)) * time.Microsecond
+				}
+				o := ratelimit.Outcome{Limit: rapid.StringN(1, -1, 255).Draw(t, "name"), OK: true,
+					Capacity: tokens.Draw(t, "capacity"),
+					Rate:     max(1e-6, tokens.Draw(t, "rate")), Period: us("period") + 1000}
 				o.Value = o.Capacity - tokens.Draw(t, "missing")
 				if rapid.Bool().Draw(t, "windowed") {
 					o.WindowEnds = at.Add(us("left"))
@@ -227,7 +260,8 @@ func TestAnyOutcomesMakeFieldsThatAgree(t *testing.T) {
 				if err != nil || name != o.Limit || l.name != p.name {
 					t.Fatalf("limit %q: %q and %q, %v", o.Limit, p.name, l.name, err)
 				}
-				if p.params["w"] < 1 || p.params["q"] < 0 || len(p.params) != 2 || l.params["r"] < 0 || l.params["t"] < 0 {
+				if p.params["w"] < 1 || p.params["q"] < 0 || len(p.params) != 2 ||
+					l.params["r"] < 0 || l.params["t"] < 0 {
 					t.Fatalf("%v", h)
 				}
 				if !passed {
@@ -283,7 +317,9 @@ func TestShadowsAreNotTold(t *testing.T) {
 	res.OK, res.RetryAt, res.Limit = true, time.Time{}, ""
 	for _, fields := range []httplimit.Fields{httplimit.Draft10, httplimit.Legacy} {
 		h := told(fields, res)
-		if got := h.Get("RateLimit-Policy") + h.Get("X-RateLimit-Remaining"); got != `"enforced";q=10;w=60` && got != "9" || strings.Contains(h.Get("RateLimit"), "trial") {
+		if got := h.Get("RateLimit-Policy") +
+			h.Get("X-RateLimit-Remaining"); got != `"enforced";q=10;w=60` && got != "9" ||
+			strings.Contains(h.Get("RateLimit"), "trial") {
 			t.Errorf("%v", h)
 		}
 	}

@@ -53,8 +53,9 @@ func (s *sink) Header() http.Header         { return s.header }
 func (s *sink) WriteHeader(status int)      { s.status = status }
 func (s *sink) Write(b []byte) (int, error) { return len(b), nil }
 
-// One address that makes up a key for each request gets no more of them, in rows, memory or grants, than its own limit is: with
-// the limit by address around that by key, a million cost some seconds and no query.
+// One address that makes up a key for each request gets no more of them, in rows, memory or grants,
+// than its own limit is: with the limit by address around that by key, a million cost some seconds
+// and no query.
 func TestAMillionMadeUpKeysAreHarmless(t *testing.T) {
 	t.Parallel()
 	const flood, most = 1_000_000, 50
@@ -93,7 +94,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc) //nolint:gosec // no heap is that large
 }
 
-// In one call, too, a key that the address's limit denies leaves nothing behind: only a read for each.
+// In one call, too, a key that the address's limit denies leaves nothing behind: only a read for
+// each.
 func TestMadeUpKeysInOneCallLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
 	const flood, most = 2_000, 5
@@ -101,7 +103,8 @@ func TestMadeUpKeysInOneCallLeaveNothingBehind(t *testing.T) {
 	perAddress := ratelimit.MustDefine("address", ratelimit.FixedWindow{Rate: most, Period: never})
 	perKey := ratelimit.MustDefine("key", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
 	g := &httplimit.Guard{Limiter: coalesce(t, ratelimit.Config{}, pool)}
-	h := g.Limit(httplimit.By(perAddress, httplimit.ByAddress()), httplimit.By(perKey, httplimit.ByHeader("X-Api-Key")))(ok)
+	h := g.Limit(httplimit.By(perAddress, httplimit.ByAddress()),
+		httplimit.By(perKey, httplimit.ByHeader("X-Api-Key")))(ok)
 	count := map[int]int{}
 	for i := range flood {
 		count[get(h, func(r *http.Request) { r.Header.Set("X-Api-Key", fmt.Sprint(i)) }).status]++
@@ -111,7 +114,8 @@ func TestMadeUpKeysInOneCallLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// A client that sends another forwarded-for each time is one client, whether there is a proxy that appends its address or none.
+// A client that sends another forwarded-for each time is one client, whether there is a proxy that
+// appends its address or none.
 func TestForwardedForDoesNotMakeNewClients(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -122,15 +126,20 @@ func TestForwardedForDoesNotMakeNewClients(t *testing.T) {
 		header string
 		value  string // that the client sends, with a number
 	}{
-		"NoProxy":      {httplimit.ByAddress(), client + ":99", "X-Forwarded-For", "198.51.100.%d"},
-		"NoProxyReal":  {httplimit.ByAddress(), client + ":99", "X-Real-Ip", "198.51.100.%d"},
-		"NotTheProxy":  {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), client + ":99", "X-Forwarded-For", "198.51.100.%d"},
-		"Proxy":        {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), proxy, "X-Forwarded-For", "198.51.100.%d, " + client},
-		"ProxyAsProxy": {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), proxy, "X-Forwarded-For", "198.51.100.%d, " + client + ", 10.9.9.9"},
-		"OtherHeader":  {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), proxy, "Forwarded", "for=198.51.100.%d"},
-		"Forwarded": {httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Header: "Forwarded"}.Address, proxy,
+		"NoProxy":     {httplimit.ByAddress(), client + ":99", "X-Forwarded-For", "198.51.100.%d"},
+		"NoProxyReal": {httplimit.ByAddress(), client + ":99", "X-Real-Ip", "198.51.100.%d"},
+		"NotTheProxy": {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), client + ":99", "X-Forwarded-For", "198.51.100.%d"},
+		"Proxy":       {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), proxy, "X-Forwarded-For", "198.51.100.%d, " + client},
+		"ProxyAsProxy": {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), proxy,
+			"X-Forwarded-For", "198.51.100.%d, " + client + ", 10.9.9.9"},
+		"OtherHeader": {httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), proxy, "Forwarded", "for=198.51.100.%d"},
+		"Forwarded": {httplimit.Proxies{
+			Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Header: "Forwarded",
+		}.Address, proxy,
 			"Forwarded", "for=198.51.100.%d, for=" + client},
-		"Quotation": {httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Header: "Forwarded"}.Address, proxy,
+		"Quotation": {httplimit.Proxies{
+			Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Header: "Forwarded",
+		}.Address, proxy,
 			"Forwarded", `for=198.51.100.%d;x=", for="[2001:db8::1]:99"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,9 +2,9 @@ package httplimit
 
 import "strings"
 
-// forwardedFor reads who asked each of the proxies, by RFC 7239, section 4: the parameters "for", in order, and what is no address
-// for an element without one. None of a field that does not parse as a whole: a client could otherwise open a quotation that swallows
-// what the proxies append.
+// forwardedFor reads who asked each of the proxies, by RFC 7239, section 4: the parameters "for",
+// in order, and what is no address for an element without one. None of a field that does not parse
+// as a whole: a client could otherwise open a quotation that swallows what the proxies append.
 func forwardedFor(field string) []string {
 	var who []string
 	s := scanner{field}
@@ -91,5 +91,6 @@ func (s *scanner) value() (string, bool) {
 }
 
 func isTokenByte(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' ||
+		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }

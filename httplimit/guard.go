@@ -129,7 +129,8 @@ func (g *Guard) Pass(w http.ResponseWriter, r *http.Request, res ratelimit.Resul
 		return true
 	case errors.As(err, &denied):
 		if res.RetryAt.IsZero() { // all that the caller has kept
-			res = ratelimit.Result{Limit: denied.Limit, Key: denied.Key, At: denied.At, RetryAt: denied.RetryAt}
+			res = ratelimit.Result{Limit: denied.Limit, Key: denied.Key, At: denied.At,
+				RetryAt: denied.RetryAt}
 		}
 		g.refuse(w, r, g.denial(w.Header(), res))
 	default:
@@ -168,12 +169,14 @@ func (g *Guard) refuse(w http.ResponseWriter, r *http.Request, refusal Refusal) 
 func (g *Guard) log(r *http.Request, refusal Refusal) {
 	level := slog.LevelError
 	switch {
-	case refusal.Status == http.StatusForbidden, errors.Is(r.Context().Err(), context.Canceled): // the client's doing
+	case refusal.Status == http.StatusForbidden, errors.Is(r.Context().Err(), context.Canceled):
+		// the client's doing
 		return
 	case refusal.Status == http.StatusBadRequest:
 		level = slog.LevelWarn
 	}
-	cmp.Or(g.Logger, slog.Default()).Log(r.Context(), level, "httplimit: a request is refused", "status", refusal.Status,
+	cmp.Or(g.Logger, slog.Default()).Log(r.Context(), level, "httplimit: a request is refused",
+		"status", refusal.Status,
 		"method", r.Method, "route", r.Pattern, "error", refusal.Err)
 }
 

@@ -49,9 +49,10 @@ func (l *limits) RateLimit(ctx context.Context, requests ...ratelimit.Request) (
 }
 
 func deniedFor(d time.Duration) ratelimit.Result {
-	return ratelimit.Result{At: at, RetryAt: at.Add(d), Limit: "perUser", Key: "secret key", Outcomes: []ratelimit.Outcome{
-		{Limit: "perUser", Key: "secret key", Capacity: 100, Rate: 100, Period: time.Minute, WindowEnds: at.Add(d), RetryAt: at.Add(d)},
-	}}
+	return ratelimit.Result{At: at, RetryAt: at.Add(d), Limit: "perUser", Key: "secret key",
+		Outcomes: []ratelimit.Outcome{
+			{Limit: "perUser", Key: "secret key", Capacity: 100, Rate: 100, Period: time.Minute, WindowEnds: at.Add(d), RetryAt: at.Add(d)},
+		}}
 }
 
 func user(name string) httplimit.Key {
@@ -78,7 +79,8 @@ func get(h http.Handler, change ...func(*http.Request)) reply {
 	return reply{w.Code, w.Header(), w.Body.String()}
 }
 
-// What a request meets, and what of it its client is told: never a key, nor what the database has said.
+// What a request meets, and what of it its client is told: never a key, nor what the database has
+// said.
 func TestEveryEndHasItsAnswer(t *testing.T) {
 	t.Parallel()
 	secret := errors.New("secret: connection refused")
@@ -98,20 +100,25 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 		"Hangs":        {limits: limits{hangs: true}, status: 503, logged: "ERROR"},
 		"NoResult":     {limits: limits{}, status: 500, logged: "ERROR"},
 		"Ahead":        {limits: limits{res: ratelimit.Result{OK: true, At: at, RunAt: at.Add(time.Second)}}, status: 500, logged: "ERROR"},
-		"BadCount":     {limits: limits{err: &ratelimit.InvalidError{Field: "count", Value: -1.0, Want: "secret"}}, status: 500, logged: "ERROR"},
-		"BadKey":       {limits: limits{err: &ratelimit.InvalidError{Field: "key", Value: "secret"}}, status: 403},
-		"NoKey":        {limits: limits{res: granted}, key: user(""), status: 403},
+		"BadCount": {limits: limits{
+			err: &ratelimit.InvalidError{Field: "count", Value: -1.0, Want: "secret"},
+		}, status: 500, logged: "ERROR"},
+		"BadKey": {limits: limits{err: &ratelimit.InvalidError{Field: "key", Value: "secret"}}, status: 403},
+		"NoKey":  {limits: limits{res: granted}, key: user(""), status: 403},
 		"NoKeyWrapped": {limits: limits{res: granted}, key: func(*http.Request) (string, error) {
 			return "", fmt.Errorf("secret: %w", httplimit.ErrNoKey)
 		}, status: 403},
-		"KeyFails": {limits: limits{res: granted}, key: func(*http.Request) (string, error) { return "x", secret }, status: 503, logged: "ERROR"},
-		"NilKey":   {limits: limits{res: granted}, asks: []httplimit.Ask{httplimit.By(perUser, nil)}, status: 500, logged: "ERROR"},
-		"NoAsks":   {limits: limits{res: granted}, asks: []httplimit.Ask{}, status: 500, logged: "ERROR"},
+		"KeyFails": {limits: limits{res: granted}, key: func(*http.Request) (string, error) {
+			return "x", secret
+		}, status: 503, logged: "ERROR"},
+		"NilKey": {limits: limits{res: granted}, asks: []httplimit.Ask{httplimit.By(perUser, nil)}, status: 500, logged: "ERROR"},
+		"NoAsks": {limits: limits{res: granted}, asks: []httplimit.Ask{}, status: 500, logged: "ERROR"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log bytes.Buffer
-			g := &httplimit.Guard{Limiter: &c.limits, Timeout: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			g := &httplimit.Guard{Limiter: &c.limits, Timeout: 20 * time.Millisecond,
+				Logger: slog.New(slog.NewTextHandler(&log, nil))}
 			if !c.limits.hangs {
 				g.Timeout = 0
 			}
@@ -122,7 +129,9 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 				c.asks = []httplimit.Ask{httplimit.By(perUser, c.key)}
 			}
 			ran := false
-			resp := get(g.Limit(c.asks...)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { ran = true })))
+			resp := get(g.Limit(c.asks...)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				ran = true
+			})))
 			text := resp.body
 			if resp.status != c.status || ran != (c.status == 200) {
 				t.Errorf("status %d, ran %v: %s", resp.status, ran, text)
@@ -130,20 +139,24 @@ func TestEveryEndHasItsAnswer(t *testing.T) {
 			if strings.Contains(text+fmt.Sprint(resp.header), "secret") {
 				t.Errorf("it leaks: %v %s", resp.header, text)
 			}
-			if (log.Len() > 0) != (c.logged != "") || !strings.Contains(log.String(), "level="+c.logged) && c.logged != "" {
+			if (log.Len() > 0) != (c.logged != "") ||
+				!strings.Contains(log.String(), "level="+c.logged) && c.logged != "" {
 				t.Errorf("logged: %s", &log)
 			}
 			if c.status == 200 {
 				return
 			}
 			var problem map[string]any
-			if err := json.Unmarshal([]byte(text), &problem); err != nil || resp.header.Get("Content-Type") != "application/problem+json" {
+			if err := json.Unmarshal([]byte(text), &problem); err != nil ||
+				resp.header.Get("Content-Type") != "application/problem+json" {
 				t.Fatalf("%v: %v %s", err, resp.header, text)
 			}
 			want := map[string]any{"title": http.StatusText(c.status), "status": float64(c.status)}
 			if c.status == 429 {
-				want = map[string]any{"type": "https://iana.org/assignments/http-problem-types#quota-exceeded", "status": 429.0,
-					"title": "Request cannot be satisfied as assigned quota has been exceeded", "violated-policies": []any{"perUser"}}
+				want = map[string]any{"type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+					"status":            429.0,
+					"title":             "Request cannot be satisfied as assigned quota has been exceeded",
+					"violated-policies": []any{"perUser"}}
 			}
 			if !reflect.DeepEqual(problem, want) {
 				t.Errorf("%v, want %v", problem, want)
@@ -199,7 +212,8 @@ func TestAsksAreOneCall(t *testing.T) {
 	}
 }
 
-// A plan is asked for only when there is a key. No plan is the limit's own rule, and a bad one refuses the request.
+// A plan is asked for only when there is a key. No plan is the limit's own rule, and a bad one
+// refuses the request.
 func TestAsksByThePlanOfTheUser(t *testing.T) {
 	t.Parallel()
 	pro := ratelimit.TokenBucket{Rate: 600, Period: time.Minute}
@@ -216,7 +230,10 @@ func TestAsksByThePlanOfTheUser(t *testing.T) {
 	}
 	l := &limits{res: granted}
 	name := httplimit.ByUser(func(r *http.Request) string { return r.Header.Get("User") })
-	h := (&httplimit.Guard{Limiter: l}).Limit(httplimit.By(perUser, name).Rule(planOf).Cost(func(*http.Request) float64 { return 2 }))(ok)
+	h := (&httplimit.Guard{Limiter: l}).
+		Limit(httplimit.By(perUser, name).Rule(planOf).Cost(func(*http.Request) float64 {
+			return 2
+		}))(ok)
 	for _, plan := range []string{"pro", ""} {
 		get(h, func(r *http.Request) { r.Header.Set("User", "ann"); r.Header.Set("Plan", plan) })
 	}
@@ -227,8 +244,12 @@ func TestAsksByThePlanOfTheUser(t *testing.T) {
 	if resp := get(h, func(*http.Request) {}); resp.status != 403 || asked != 2 {
 		t.Errorf("without a user: status %d, the plan was asked for %d times, want 2", resp.status, asked)
 	}
-	g := &httplimit.Guard{Limiter: limiter(t, ratelimit.Config{}).Autocommit(pgtest.Pool(t)), Logger: slog.New(slog.DiscardHandler)}
-	resp := get(g.Limit(httplimit.By(perUser, name).Rule(planOf))(ok), func(r *http.Request) { r.Header.Set("User", "ann"); r.Header.Set("Plan", "broken") })
+	g := &httplimit.Guard{Limiter: limiter(t, ratelimit.Config{}).Autocommit(pgtest.Pool(t)),
+		Logger: slog.New(slog.DiscardHandler)}
+	resp := get(g.Limit(httplimit.By(perUser, name).Rule(planOf))(ok), func(r *http.Request) {
+		r.Header.Set("User", "ann")
+		r.Header.Set("Plan", "broken")
+	})
 	if resp.status != 500 {
 		t.Errorf("with a rule that cannot be: status %d, want 500", resp.status)
 	}
@@ -266,17 +287,19 @@ func TestRefuseReplacesTheAnswers(t *testing.T) {
 	t.Parallel()
 	l := &limits{res: deniedFor(90 * time.Second)}
 	var refused []httplimit.Refusal
-	g := &httplimit.Guard{Limiter: l, Logger: slog.New(slog.DiscardHandler), Refuse: func(w http.ResponseWriter, _ *http.Request, f httplimit.Refusal) {
-		refused = append(refused, f)
-		if f.Status != http.StatusTooManyRequests {
-			f.Write(w)
-			return
-		}
-		w.WriteHeader(http.StatusTeapot)
-	}}
+	g := &httplimit.Guard{Limiter: l, Logger: slog.New(slog.DiscardHandler),
+		Refuse: func(w http.ResponseWriter, _ *http.Request, f httplimit.Refusal) {
+			refused = append(refused, f)
+			if f.Status != http.StatusTooManyRequests {
+				f.Write(w)
+				return
+			}
+			w.WriteHeader(http.StatusTeapot)
+		}}
 	h := g.Limit(httplimit.By(perUser, user("u")))(ok)
 	resp := get(h)
-	if resp.status != http.StatusTeapot || resp.header.Get("RateLimit") != `"perUser";r=0;t=90` || resp.header.Get("Retry-After") == "" {
+	if resp.status != http.StatusTeapot || resp.header.Get("RateLimit") != `"perUser";r=0;t=90` ||
+		resp.header.Get("Retry-After") == "" {
 		t.Errorf("%d %v", resp.status, resp.header)
 	}
 	away := errors.New("away")
@@ -284,7 +307,8 @@ func TestRefuseReplacesTheAnswers(t *testing.T) {
 	if resp := get(h); resp.status != 503 {
 		t.Errorf("status %d", resp.status)
 	}
-	want := []httplimit.Refusal{{Status: 429, Policies: []string{"perUser"}, Result: deniedFor(90 * time.Second)}, {Status: 503, Err: away}}
+	want := []httplimit.Refusal{{Status: 429, Policies: []string{"perUser"},
+		Result: deniedFor(90 * time.Second)}, {Status: 503, Err: away}}
 	if !reflect.DeepEqual(refused, want) {
 		t.Errorf("%+v, want %+v", refused, want)
 	}
@@ -334,9 +358,11 @@ func TestRetryAfterIsSpreadUpwards(t *testing.T) {
 			header := get(h).header
 			after, err := strconv.Atoi(header.Get("Retry-After"))
 			if err != nil || after < c.from || after > c.to {
-				t.Fatalf("denied for %v: Retry-After is %q, want %d to %d", c.d, header.Get("Retry-After"), c.from, c.to)
+				t.Fatalf("denied for %v: Retry-After is %q, want %d to %d", c.d,
+					header.Get("Retry-After"), c.from, c.to)
 			}
-			if list, err := parseList(header.Values("RateLimit")); err != nil || len(list) != 1 || list[0].params["t"] > int64(after) {
+			if list, err := parseList(header.Values("RateLimit")); err != nil || len(list) != 1 ||
+				list[0].params["t"] > int64(after) {
 				t.Fatalf("%v after %v: %v", header, c.d, err)
 			}
 			seen[after]++

@@ -45,7 +45,8 @@ func TestTheFieldsAreReadByAnotherParser(t *testing.T) {
 		var outcomes []ratelimit.Outcome
 		for range 1 + random.IntN(3) {
 			name := names[random.IntN(len(names))] + string(rune('a'+random.IntN(26)))
-			o := bucket(name, random.Float64()*1e3-10, 1+random.Float64()*1e17, 1+random.Float64()*100, time.Duration(1+random.Int64N(1e15)))
+			o := bucket(name, random.Float64()*1e3-10, 1+random.Float64()*1e17,
+				1+random.Float64()*100, time.Duration(1+random.Int64N(1e15)))
 			if random.IntN(2) == 0 {
 				o.WindowEnds = at.Add(time.Duration(random.Int64N(1e14)))
 			}

@@ -48,7 +48,8 @@ const (
 // different. It returns the key itself, or the SHA-256 of a key that is longer than 128 bytes, has
 // a NUL, is not UTF-8, or looks like such a hash.
 func Good(key string) string {
-	if len(key) <= mostBytes && utf8.ValidString(key) && strings.IndexByte(key, 0) < 0 && !strings.HasPrefix(key, hashed) {
+	if len(key) <= mostBytes && utf8.ValidString(key) && strings.IndexByte(key, 0) < 0 &&
+		!strings.HasPrefix(key, hashed) {
 		return key
 	}
 	return hashed + digest(key)

@@ -56,30 +56,38 @@ func TestAddress(t *testing.T) {
 		"OutsideMapped":     {proxies: inside, remote: "192.169.0.1:80", lines: []string{"203.0.113.7"}, want: "192.169.0.1"},
 		"TrustedV6":         {proxies: inside, remote: "[fd00::1]:80", lines: []string{"2001:db8:1:2::3"}, want: "2001:db8:1:2::/64"},
 		"LastUntrusted":     {proxies: inside, remote: proxy, lines: []string{"198.51.100.1, 203.0.113.7, 10.2.2.2"}, want: "203.0.113.7"},
-		"Lines":             {proxies: inside, remote: proxy, lines: []string{"198.51.100.1", "203.0.113.7,10.2.2.2", "10.3.3.3"}, want: "203.0.113.7"},
-		"Ports":             {proxies: inside, remote: proxy, lines: []string{"203.0.113.7:4711, [fd00::2]:80"}, want: "203.0.113.7"},
-		"Spaces":            {proxies: inside, remote: proxy, lines: []string{" 203.0.113.7\t,  10.1.1.1 "}, want: "203.0.113.7"},
-		"AllTrusted":        {proxies: inside, remote: proxy, lines: []string{"10.7.7.7, 10.8.8.8"}, want: "10.7.7.7"},
-		"NoHeader":          {proxies: inside, remote: proxy, want: "10.0.0.1"},
-		"Empty":             {proxies: inside, remote: proxy, lines: []string{""}, want: "10.0.0.1"},
-		"BadLast":           {proxies: inside, remote: proxy, lines: []string{"203.0.113.7, unknown"}, want: "10.0.0.1"},
-		"BadMiddle":         {proxies: inside, remote: proxy, lines: []string{"203.0.113.7, <script>, 10.5.5.5"}, want: "10.5.5.5"},
-		"EmptyMiddle":       {proxies: inside, remote: proxy, lines: []string{"203.0.113.7,,10.5.5.5"}, want: "10.5.5.5"},
-		"BadFirst":          {proxies: inside, remote: proxy, lines: []string{"\xff\x00, 203.0.113.7"}, want: "203.0.113.7"},
-		"Octal":             {proxies: inside, remote: proxy, lines: []string{"203.0.113.007"}, want: "10.0.0.1"},
-		"Named":             {proxies: named, remote: proxy, lines: []string{"203.0.113.7"}, want: "203.0.113.7"},
+		"Lines": {proxies: inside, remote: proxy, lines: []string{"198.51.100.1",
+			"203.0.113.7,10.2.2.2", "10.3.3.3"}, want: "203.0.113.7"},
+		"Ports":       {proxies: inside, remote: proxy, lines: []string{"203.0.113.7:4711, [fd00::2]:80"}, want: "203.0.113.7"},
+		"Spaces":      {proxies: inside, remote: proxy, lines: []string{" 203.0.113.7\t,  10.1.1.1 "}, want: "203.0.113.7"},
+		"AllTrusted":  {proxies: inside, remote: proxy, lines: []string{"10.7.7.7, 10.8.8.8"}, want: "10.7.7.7"},
+		"NoHeader":    {proxies: inside, remote: proxy, want: "10.0.0.1"},
+		"Empty":       {proxies: inside, remote: proxy, lines: []string{""}, want: "10.0.0.1"},
+		"BadLast":     {proxies: inside, remote: proxy, lines: []string{"203.0.113.7, unknown"}, want: "10.0.0.1"},
+		"BadMiddle":   {proxies: inside, remote: proxy, lines: []string{"203.0.113.7, <script>, 10.5.5.5"}, want: "10.5.5.5"},
+		"EmptyMiddle": {proxies: inside, remote: proxy, lines: []string{"203.0.113.7,,10.5.5.5"}, want: "10.5.5.5"},
+		"BadFirst":    {proxies: inside, remote: proxy, lines: []string{"\xff\x00, 203.0.113.7"}, want: "203.0.113.7"},
+		"Octal":       {proxies: inside, remote: proxy, lines: []string{"203.0.113.007"}, want: "10.0.0.1"},
+		"Named":       {proxies: named, remote: proxy, lines: []string{"203.0.113.7"}, want: "203.0.113.7"},
 
-		"Forwarded":             {proxies: forwarded, remote: proxy, lines: []string{"for=203.0.113.7"}, want: "203.0.113.7"},
-		"ForwardedWhole":        {proxies: forwarded, remote: proxy, lines: []string{`For="[2001:db8:1:2::3]:4711";proto=https;by=10.0.0.1`}, want: "2001:db8:1:2::/64"},
-		"ForwardedSeveral":      {proxies: forwarded, remote: proxy, lines: []string{"for=198.51.100.1 , for=203.0.113.7; proto=http", `by="a,b";for=10.3.3.3`}, want: "203.0.113.7"},
-		"ForwardedEscape":       {proxies: forwarded, remote: proxy, lines: []string{`for="203.0.113\.7"`}, want: "203.0.113.7"},
-		"ForwardedHidden":       {proxies: forwarded, remote: proxy, lines: []string{"for=203.0.113.7, for=_hidden, for=10.3.3.3"}, want: "10.3.3.3"},
-		"ForwardedUnknown":      {proxies: forwarded, remote: proxy, lines: []string{"for=unknown"}, want: "10.0.0.1"},
-		"ForwardedNoFor":        {proxies: forwarded, remote: proxy, lines: []string{"for=203.0.113.7, proto=http"}, want: "10.0.0.1"},
-		"ForwardedTwice":        {proxies: forwarded, remote: proxy, lines: []string{"for=198.51.100.1;for=203.0.113.7"}, want: "10.0.0.1"},
-		"ForwardedUnclosed":     {proxies: forwarded, remote: proxy, lines: []string{`for=198.51.100.1;x="`, "for=203.0.113.7"}, want: "10.0.0.1"},
-		"ForwardedEscapedEnd":   {proxies: forwarded, remote: proxy, lines: []string{`for=198.51.100.1;x="\`}, want: "10.0.0.1"},
-		"ForwardedQuoted":       {proxies: forwarded, remote: proxy, lines: []string{`for=198.51.100.1;x="`, `for="[2001:db8::1]"`}, want: "10.0.0.1"},
+		"Forwarded": {proxies: forwarded, remote: proxy, lines: []string{"for=203.0.113.7"}, want: "203.0.113.7"},
+		"ForwardedWhole": {proxies: forwarded, remote: proxy, lines: []string{
+			`For="[2001:db8:1:2::3]:4711";proto=https;by=10.0.0.1`,
+		}, want: "2001:db8:1:2::/64"},
+		"ForwardedSeveral": {proxies: forwarded, remote: proxy, lines: []string{
+			"for=198.51.100.1 , for=203.0.113.7; proto=http", `by="a,b";for=10.3.3.3`,
+		}, want: "203.0.113.7"},
+		"ForwardedEscape": {proxies: forwarded, remote: proxy, lines: []string{`for="203.0.113\.7"`}, want: "203.0.113.7"},
+		"ForwardedHidden": {proxies: forwarded, remote: proxy,
+			lines: []string{"for=203.0.113.7, for=_hidden, for=10.3.3.3"}, want: "10.3.3.3"},
+		"ForwardedUnknown": {proxies: forwarded, remote: proxy, lines: []string{"for=unknown"}, want: "10.0.0.1"},
+		"ForwardedNoFor":   {proxies: forwarded, remote: proxy, lines: []string{"for=203.0.113.7, proto=http"}, want: "10.0.0.1"},
+		"ForwardedTwice":   {proxies: forwarded, remote: proxy, lines: []string{"for=198.51.100.1;for=203.0.113.7"}, want: "10.0.0.1"},
+		"ForwardedUnclosed": {proxies: forwarded, remote: proxy,
+			lines: []string{`for=198.51.100.1;x="`, "for=203.0.113.7"}, want: "10.0.0.1"},
+		"ForwardedEscapedEnd": {proxies: forwarded, remote: proxy, lines: []string{`for=198.51.100.1;x="\`}, want: "10.0.0.1"},
+		"ForwardedQuoted": {proxies: forwarded, remote: proxy,
+			lines: []string{`for=198.51.100.1;x="`, `for="[2001:db8::1]"`}, want: "10.0.0.1"},
 		"ForwardedQuotedComma":  {proxies: forwarded, remote: proxy, lines: []string{`for="203.0.113.7, 198.51.100.1"`}, want: "10.0.0.1"},
 		"ForwardedNoValue":      {proxies: forwarded, remote: proxy, lines: []string{"for"}, want: "10.0.0.1"},
 		"ForwardedEmptyValue":   {proxies: forwarded, remote: proxy, lines: []string{"for="}, want: "10.0.0.1"},
@@ -111,7 +119,8 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// ClientAddr is the whole address of which Address makes a key, of a request that a client cannot make come from elsewhere.
+// ClientAddr is the whole address of which Address makes a key, of a request that a client cannot
+// make come from elsewhere.
 func TestClientAddr(t *testing.T) {
 	t.Parallel()
 	trusting := httplimit.Proxies{Trusted: prefixes("10.0.0.0/8", "fd00::/8")}
@@ -122,23 +131,39 @@ func TestClientAddr(t *testing.T) {
 		sent    http.Header
 		want    string // "" for none
 	}{
-		"NoProxy":             {remote: "203.0.113.7:1234", want: "203.0.113.7"},
-		"V6IsNoNetwork":       {remote: "[2001:db8:1:2:3:4:5:6]:1234", want: "2001:db8:1:2:3:4:5:6"},
-		"ZoneRemoved":         {remote: "[fe80::1%eth0]:1234", want: "fe80::1"},
-		"Unmapped":            {remote: "[::ffff:203.0.113.7]:1234", want: "203.0.113.7"},
-		"Behind":              {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}, want: "203.0.113.7"},
-		"BehindSeveral":       {proxies: trusting, remote: "[fd00::1]:80", sent: http.Header{"X-Forwarded-For": {"2001:db8::7, 10.2.2.2"}}, want: "2001:db8::7"},
-		"BehindZoneRemoved":   {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"fe80::1%eth0"}}, want: "fe80::1"},
-		"BehindUnmapped":      {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"::ffff:203.0.113.7"}}, want: "203.0.113.7"},
-		"SpoofedNoProxy":      {remote: "203.0.113.7:1", sent: http.Header{"X-Forwarded-For": {"198.51.100.1"}}, want: "203.0.113.7"},
-		"SpoofedPastProxy":    {proxies: trusting, remote: "203.0.113.7:1", sent: http.Header{"X-Forwarded-For": {"198.51.100.1"}}, want: "203.0.113.7"},
-		"SpoofedFirst":        {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"198.51.100.1, 203.0.113.7"}}, want: "203.0.113.7"},
-		"SpoofedFirstLine":    {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"198.51.100.1", "203.0.113.7"}}, want: "203.0.113.7"},
-		"SpoofedAsProxy":      {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Forwarded-For": {"198.51.100.1, 10.9.9.9, 203.0.113.7"}}, want: "203.0.113.7"},
-		"SpoofedOtherFields":  {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{"X-Real-Ip": {"198.51.100.1"}, "Forwarded": {"for=198.51.100.1"}}, want: "10.0.0.1"},
-		"Forwarded":           {proxies: forwarded, remote: "10.0.0.1:80", sent: http.Header{"Forwarded": {`for=198.51.100.1, for="[2001:db8::7]:99"`}}, want: "2001:db8::7"},
-		"Unix":                {remote: "@", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}},
-		"UnixTrusted":         {proxies: httplimit.Proxies{Unix: true}, remote: "@", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}, want: "203.0.113.7"},
+		"NoProxy":       {remote: "203.0.113.7:1234", want: "203.0.113.7"},
+		"V6IsNoNetwork": {remote: "[2001:db8:1:2:3:4:5:6]:1234", want: "2001:db8:1:2:3:4:5:6"},
+		"ZoneRemoved":   {remote: "[fe80::1%eth0]:1234", want: "fe80::1"},
+		"Unmapped":      {remote: "[::ffff:203.0.113.7]:1234", want: "203.0.113.7"},
+		"Behind": {proxies: trusting, remote: "10.0.0.1:80",
+			sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}, want: "203.0.113.7"},
+		"BehindSeveral": {proxies: trusting, remote: "[fd00::1]:80",
+			sent: http.Header{"X-Forwarded-For": {"2001:db8::7, 10.2.2.2"}}, want: "2001:db8::7"},
+		"BehindZoneRemoved": {proxies: trusting, remote: "10.0.0.1:80",
+			sent: http.Header{"X-Forwarded-For": {"fe80::1%eth0"}}, want: "fe80::1"},
+		"BehindUnmapped": {proxies: trusting, remote: "10.0.0.1:80",
+			sent: http.Header{"X-Forwarded-For": {"::ffff:203.0.113.7"}}, want: "203.0.113.7"},
+		"SpoofedNoProxy": {remote: "203.0.113.7:1", sent: http.Header{"X-Forwarded-For": {"198.51.100.1"}}, want: "203.0.113.7"},
+		"SpoofedPastProxy": {proxies: trusting, remote: "203.0.113.7:1",
+			sent: http.Header{"X-Forwarded-For": {"198.51.100.1"}}, want: "203.0.113.7"},
+		"SpoofedFirst": {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{
+			"X-Forwarded-For": {"198.51.100.1, 203.0.113.7"},
+		}, want: "203.0.113.7"},
+		"SpoofedFirstLine": {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{
+			"X-Forwarded-For": {"198.51.100.1", "203.0.113.7"},
+		}, want: "203.0.113.7"},
+		"SpoofedAsProxy": {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{
+			"X-Forwarded-For": {"198.51.100.1, 10.9.9.9, 203.0.113.7"},
+		}, want: "203.0.113.7"},
+		"SpoofedOtherFields": {proxies: trusting, remote: "10.0.0.1:80", sent: http.Header{
+			"X-Real-Ip": {"198.51.100.1"}, "Forwarded": {"for=198.51.100.1"},
+		}, want: "10.0.0.1"},
+		"Forwarded": {proxies: forwarded, remote: "10.0.0.1:80", sent: http.Header{
+			"Forwarded": {`for=198.51.100.1, for="[2001:db8::7]:99"`},
+		}, want: "2001:db8::7"},
+		"Unix": {remote: "@", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}},
+		"UnixTrusted": {proxies: httplimit.Proxies{Unix: true}, remote: "@",
+			sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}, want: "203.0.113.7"},
 		"NoAddress":           {proxies: trusting, remote: "somewhere", sent: http.Header{"X-Forwarded-For": {"203.0.113.7"}}},
 		"BehindUnixBadHeader": {proxies: httplimit.Proxies{Unix: true}, remote: "@", sent: http.Header{"X-Forwarded-For": {"nonsense"}}},
 	} {
@@ -155,14 +180,16 @@ func TestClientAddr(t *testing.T) {
 	}
 }
 
-// Whatever a client sends before what its proxy appends, it never chooses who it is: it is itself, or shares the proxy's key.
+// Whatever a client sends before what its proxy appends, it never chooses who it is: it is itself,
+// or shares the proxy's key.
 func TestNoPrefixOfAForwardedFieldMovesTheClient(t *testing.T) {
 	t.Parallel()
 	text := rapid.OneOf(rapid.StringOf(rapid.RuneFrom([]rune(`",;=\ for=198.51.100.1[]:"`))), rapid.String())
 	rapid.Check(t, func(t *rapid.T) {
 		for header, suffixes := range map[string][]string{
 			"X-Forwarded-For": {"203.0.113.7", "203.0.113.7:99"},
-			"Forwarded":       {"for=203.0.113.7", `for="203.0.113.7:99"`, `for="203.0.113.7";by="x"`, `proto=http;for="203.0.113.7";by="[fd00::1]"`},
+			"Forwarded": {"for=203.0.113.7", `for="203.0.113.7:99"`,
+				`for="203.0.113.7";by="x"`, `proto=http;for="203.0.113.7";by="[fd00::1]"`},
 		} {
 			p := httplimit.Proxies{Trusted: prefixes("10.0.0.0/8"), Header: header}
 			r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -218,7 +245,8 @@ func TestGoodKeysAreGoodAndKeptApart(t *testing.T) {
 	}
 }
 
-// Whatever a client sends as its key is answered with 200, or 403 where there is none, and is stored nowhere.
+// Whatever a client sends as its key is answered with 200, or 403 where there is none, and is
+// stored nowhere.
 func TestAnAPIKeyOfAnyShape(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -248,7 +276,9 @@ func TestAnAPIKeyOfAnyShape(t *testing.T) {
 		}
 	}
 	var stored int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance b WHERE b::text LIKE '%secret%'`).Scan(&stored); err != nil || stored != 1 {
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance b WHERE b::text LIKE '%secret%'`).
+		Scan(&stored); err != nil ||
+		stored != 1 {
 		t.Errorf("%d rows have the secret (%v), want the one of the Ask that does not hash", stored, err)
 	}
 }

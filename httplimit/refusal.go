@@ -60,13 +60,14 @@ func refusalOf(err error) Refusal {
 		status = http.StatusBadRequest
 	case errors.As(err, &invalid) && invalid.Field == "key":
 		status = http.StatusForbidden
-	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrNested), errors.Is(err, ratelimit.ErrNoDecision),
+	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrNested),
+		errors.Is(err, ratelimit.ErrNoDecision),
 		errors.Is(err, errAhead):
 		status = http.StatusInternalServerError
 	}
 	return Refusal{Status: status, Err: err}
 }
 
-// jitter moves s on by up to a fifth, at least up to a second and at most up to a minute, so that those who were denied together do
-// not come back together.
+// jitter moves s on by up to a fifth, at least up to a second and at most up to a minute, so that
+// those who were denied together do not come back together.
 func jitter(s int64) int64 { return s + rand.Int64N(min(max(1, s/5), 60)+1) }

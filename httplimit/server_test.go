@@ -31,8 +31,9 @@ func number(t *testing.T, h http.Header, name string) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// What the fields say is so: by the database's decisions r requests are granted and no more, t seconds later there is one again, a
-// second earlier there is none, and who comes at Retry-After is served.
+// What the fields say is so: by the database's decisions r requests are granted and no more, t
+// seconds later there is one again, a second earlier there is none, and who comes at Retry-After is
+// served.
 func TestWhatTheFieldsSayIsSo(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -64,7 +65,8 @@ func TestWhatTheFieldsSayIsSo(t *testing.T) {
 				if resp.status != 429 || p["r"] != 0 || p["t"] != granted["t"] || after < reset {
 					t.Fatalf("round %d: %d %v after %v", round, resp.status, resp.header, granted)
 				}
-				if legacy := get(old.Limit(httplimit.By(ratelimit.MustDefine(name, rule), user("u")))(ok)); number(t, legacy.header, "X-RateLimit-Reset") != reset {
+				if legacy := get(old.Limit(httplimit.By(ratelimit.MustDefine(name, rule),
+					user("u")))(ok)); number(t, legacy.header, "X-RateLimit-Reset") != reset {
 					t.Fatalf("round %d: %v", round, legacy.header)
 				}
 				resp.header.Del("Retry-After")
@@ -97,7 +99,8 @@ func params(t *testing.T, resp reply) map[string]int64 {
 	return list[0].params
 }
 
-// The client of this module keeps to what the server says: after one 429 it stays away, and is served when it comes again.
+// The client of this module keeps to what the server says: after one 429 it stays away, and is
+// served when it comes again.
 func TestAClientBacksOffAndIsServed(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -145,12 +148,14 @@ func TestAClientBacksOffAndIsServed(t *testing.T) {
 	if asked == 0 || statuses[n-1] != 200 || statuses[n-2] != 429 {
 		t.Fatalf("asked for %v: %v", asked, statuses)
 	}
-	if waited := came[n-1].Sub(came[n-2]); waited < asked-50*time.Millisecond { // the two moments are not those of the answer
+	// the two moments are not those of the answer
+	if waited := came[n-1].Sub(came[n-2]); waited < asked-50*time.Millisecond {
 		t.Errorf("it came after %v, want %v", waited, asked)
 	}
 }
 
-// A database that is away is 503, and nothing runs. Who has chosen to fail open lets requests through, and counts them.
+// A database that is away is 503, and nothing runs. Who has chosen to fail open lets requests
+// through, and counts them.
 func TestTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -180,7 +185,8 @@ func TestTheDatabaseIsAway(t *testing.T) {
 	}
 	for i := range 5 {
 		resp := get(opened)
-		if want := map[bool]int{true: 200, false: 503}[i < 3]; resp.status != want || resp.header.Get("RateLimit") != "" {
+		if want := map[bool]int{true: 200, false: 503}[i < 3]; resp.status != want ||
+			resp.header.Get("RateLimit") != "" {
 			t.Errorf("call %d: %d %v, want %d", i, resp.status, resp.header, want)
 		}
 	}
@@ -278,13 +284,15 @@ func TestAHandlersOwnTransaction(t *testing.T) {
 				r.Header.Set("Break", c.breaks)
 			}
 		})
-		if resp.status != c.status || (resp.header.Get("RateLimit") != "") != c.field || (resp.header.Get("Retry-After") != "") != (c.status == 429) {
+		if resp.status != c.status || (resp.header.Get("RateLimit") != "") != c.field ||
+			(resp.header.Get("Retry-After") != "") != (c.status == 429) {
 			t.Errorf("call %d: %d %v", i, resp.status, resp.header)
 		}
 	}
 }
 
-func inTx(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, request ratelimit.Request, fn func() error) (res ratelimit.Result, err error) {
+func inTx(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, request ratelimit.Request,
+	fn func() error) (res ratelimit.Result, err error) {
 	err = l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if res, err = l.RateLimit(ctx, tx, request); err != nil {
 			return err
@@ -314,7 +322,10 @@ func TestFlushingAndHijacking(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nRateLimit: "+w.Header().Get("RateLimit")+"\r\n\r\n"+r.PathValue("id"))
+		_, _ = io.WriteString(
+			conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nRateLimit: "+w.Header().
+				Get("RateLimit")+"\r\n\r\n"+r.PathValue("id"),
+		)
 		_ = conn.Close()
 	})))
 	server := httptest.NewServer(mux)

@@ -12,8 +12,8 @@ type member struct {
 	params map[string]int64
 }
 
-// parseList reads a List of Strings with Integers as parameters, by the algorithms of RFC 9651, sections 4.2.1 to 4.2.5, and not by the
-// library that the fields are written with.
+// parseList reads a List of Strings with Integers as parameters, by the algorithms of RFC 9651,
+// sections 4.2.1 to 4.2.5, and not by the library that the fields are written with.
 func parseList(lines []string) (list []member, err error) {
 	rest := strings.Trim(strings.Join(lines, ","), " ")
 	for rest != "" {

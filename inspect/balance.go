@@ -45,9 +45,10 @@ type Balance struct {
 	// PausedUntil is when the pause ends. Zero: it is not paused.
 	PausedUntil time.Time `json:"paused_until,omitzero"`
 
-	Shards    int       `json:"shards"`     // over which it is spread: see [ratelimit.Shards]
-	WrittenAt time.Time `json:"written_at"` // when it was written last; later than At if the clock was set back since
-	At        time.Time `json:"at"`         // the database's clock when this was read
+	Shards int `json:"shards"` // over which it is spread: see [ratelimit.Shards]
+	// when it was written last; later than At if the clock was set back since
+	WrittenAt time.Time `json:"written_at"`
+	At        time.Time `json:"at"` // the database's clock when this was read
 
 	// Problem says, if it is not "", why the rows make no valid balance: somebody has edited them
 	// by hand. Then only the names, Shards, WrittenAt and At are valid.
@@ -92,7 +93,8 @@ func (r rule) whole() ratelimit.Rule {
 	if r.origin.IsZero() {
 		return ratelimit.TokenBucket{Rate: r.rate, Period: r.period, Capacity: &r.capacity}
 	}
-	return ratelimit.FixedWindow{Rate: r.rate, Period: r.period, Capacity: &r.capacity, Start: r.origin}
+	return ratelimit.FixedWindow{Rate: r.rate, Period: r.period, Capacity: &r.capacity,
+		Start: r.origin}
 }
 
 // share is the rule of one shard of n.
@@ -106,7 +108,8 @@ func (r rule) share(n, i int) rule {
 	return r
 }
 
-// unshare is the rule of which shard i of n has the share r. Shard 0 and any other, if they are known, tell it exactly.
+// unshare is the rule of which shard i of n has the share r. Shard 0 and any other, if they are
+// known, tell it exactly.
 func (r rule) unshare(n, i int, first, other *row) rule {
 	if first != nil && other != nil {
 		x := r
@@ -120,8 +123,8 @@ func (r rule) unshare(n, i int, first, other *row) rule {
 	return r
 }
 
-// unsplit is the number of which this is the part of shard i of n. There are several: it is the one of the fewest digits, as people write
-// them.
+// unsplit is the number of which this is the part of shard i of n. There are several: it is the one
+// of the fewest digits, as people write them.
 func unsplit(part float64, n, i int) float64 {
 	about := part * float64(n)
 	for digits := 1; digits <= 17; digits++ {
@@ -137,9 +140,10 @@ func unsplit(part float64, n, i int) float64 {
 	return about
 }
 
-// looked stands for whatever limit is decided about. Its name is nobody's, as a definition takes the
-// place of an earlier one of the same name.
-var looked = ratelimit.MustDefine("weir: inspect", ratelimit.TokenBucket{Rate: 1, Period: time.Second})
+// looked stands for whatever limit is decided about. Its name is nobody's, as a definition takes
+// the place of an earlier one of the same name.
+var looked = ratelimit.MustDefine("weir: inspect",
+	ratelimit.TokenBucket{Rate: 1, Period: time.Second})
 
 // decide is what a call for n tokens would meet.
 func (r rule) decide(n float64, s ratelimit.State, at time.Time) (ratelimit.Decision, error) {
@@ -195,7 +199,8 @@ func (b Balance) sum(number float64, rows []row) Balance {
 	default:
 		return b.bad("it has a head row, and no other")
 	}
-	b.Capacity, b.Rate, b.Period, b.origin, b.Windowed = by.capacity, by.rate, by.period, by.origin, !by.origin.IsZero()
+	b.Capacity, b.Rate, b.Period, b.origin, b.Windowed = by.capacity, by.rate, by.period, by.origin,
+		!by.origin.IsZero()
 	start, err := by.decide(0, ratelimit.State{}, b.At)
 	if err != nil {
 		return b.bad("its rule is none: %v", err)
@@ -227,7 +232,8 @@ func (b Balance) sum(number float64, rows []row) Balance {
 }
 
 func (b Balance) bad(format string, args ...any) Balance {
-	return Balance{Limit: b.Limit, Key: b.Key, Shards: b.Shards, WrittenAt: b.WrittenAt, At: b.At, Problem: fmt.Sprintf(format, args...)}
+	return Balance{Limit: b.Limit, Key: b.Key, Shards: b.Shards, WrittenAt: b.WrittenAt, At: b.At,
+		Problem: fmt.Sprintf(format, args...)}
 }
 
 func later(a, b time.Time) time.Time {
@@ -237,8 +243,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// keysSQL reads the next keys of a limit, each found by one descent of the index, and the rows of their present layouts. The
-// clock is read once.
+// keysSQL reads the next keys of a limit, each found by one descent of the index, and the rows of
+// their present layouts. The clock is read once.
 //
 // Locks: none. Predicate reads: at READ COMMITTED none.
 //
@@ -264,7 +270,9 @@ WHERE k.key IS NOT NULL AND starts_with(k.key, $3::text)
 ORDER BY k.nr, b.shard`
 
 // keys reads the balances of up to most keys from one on that begin with prefix.
-func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string, most int) ([]Balance, error) {
+func (r *Reader) keys(
+	ctx context.Context, tx pgx.Tx, name, from, prefix string, most int,
+) ([]Balance, error) {
 	from = max(from, prefix)
 	var found pgx.Rows
 	var err error
@@ -295,7 +303,8 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 		var value, capacity, rate pgtype.Float8
 		var period pgtype.Int8
 		var ts, origin, paused pgtype.Timestamptz
-		if err := found.Scan(&key, &at, &layout, &nr, &value, &ts, &capacity, &rate, &period, &origin, &paused); err != nil {
+		if err := found.Scan(&key, &at, &layout, &nr, &value, &ts, &capacity, &rate, &period,
+			&origin, &paused); err != nil {
 			return nil, err
 		}
 		if of == 0 || key != one.Key {
@@ -306,8 +315,10 @@ func (r *Reader) keys(ctx context.Context, tx pgx.Tx, name, from, prefix string,
 			if period.Int64 > math.MaxInt64/1000 {
 				period.Int64 = 0 // no rule has either
 			}
-			rows = append(rows, row{nr.Int32, value.Float64, instant(ts), rule{capacity.Float64, rate.Float64,
-				time.Duration(period.Int64) * time.Microsecond, instant(origin)}, instant(paused)})
+			rows = append(rows,
+				row{nr.Int32, value.Float64, instant(ts), rule{capacity.Float64, rate.Float64,
+					time.Duration(period.Int64) * time.Microsecond, instant(origin)},
+					instant(paused)})
 		}
 	}
 	end()

@@ -43,7 +43,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%s has %v of %v, and all of it at %s\n", balance.Key, balance.Value, balance.Capacity, balance.FullAt.Format(time.TimeOnly))
+	fmt.Printf("%s has %v of %v, and all of it at %s\n", balance.Key, balance.Value,
+		balance.Capacity, balance.FullAt.Format(time.TimeOnly))
 	// Output:
 	// chatTokens: 1000 in 1m0s, 1 key
 	// acme has 250 of 1000, and all of it at 12:00:45

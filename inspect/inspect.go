@@ -15,7 +15,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// ErrNoBalance is matched by the error of [Reader.Balance] for a key without a row: never used, or full when it was pruned.
+// ErrNoBalance is matched by the error of [Reader.Balance] for a key without a row: never used, or
+// full when it was pruned.
 var ErrNoBalance = errors.New("no balance")
 
 // DB begins transactions: *pgxpool.Pool and *pgx.Conn do.
@@ -25,11 +26,12 @@ type DB interface {
 
 // Config configures a [Reader]. The zero Config uses the defaults.
 type Config struct {
-	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
-	// finds.
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the
+	// connection's search_path finds.
 	Schema string
 
-	// Timeout bounds each statement, in the server. Default: 5 seconds, or the connection's statement_timeout if that is shorter.
+	// Timeout bounds each statement, in the server. Default: 5 seconds, or the connection's
+	// statement_timeout if that is shorter.
 	Timeout time.Duration
 
 	// Clock replaces the database's clock, for tests that need to set it. Default: the database's.
@@ -46,12 +48,14 @@ type Reader struct {
 	portable atomic.Bool // the engine has no recursive queries over all keys: see portable.go
 }
 
-// New makes a Reader. It does not touch the database. A bad Config is refused with an error that matches [ratelimit.ErrInvalid].
+// New makes a Reader. It does not touch the database. A bad Config is refused with an error that
+// matches [ratelimit.ErrInvalid].
 func New(db DB, cfg Config) (*Reader, error) {
 	switch {
 	case db == nil:
 		return nil, &ratelimit.InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
-	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 || !utf8.ValidString(cfg.Schema):
+	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 ||
+		!utf8.ValidString(cfg.Schema):
 		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Schema", Value: cfg.Schema,
 			Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
 	case cfg.Timeout < 0 || cfg.Timeout > 24*time.Hour:
@@ -68,16 +72,17 @@ func New(db DB, cfg Config) (*Reader, error) {
 	return r, nil
 }
 
-// boundSQL bounds the statements of a transaction, unless they are bound more tightly. What they read is little, however much the
-// planner thinks, so that to compile them would take longer than to run them.
+// boundSQL bounds the statements of a transaction, unless they are bound more tightly. What they
+// read is little, however much the planner thinks, so that to compile them would take longer than
+// to run them.
 //
 // $1 milliseconds
 const boundSQL = `SELECT set_config('jit', 'off', true), CASE WHEN setting::bigint = 0 OR setting::bigint > $1::bigint
 	THEN set_config('statement_timeout', $1::bigint::text, true) END
 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'`
 
-// read runs fn in a transaction that states what it is, whatever the connection's defaults: SERIALIZABLE would take predicate locks, and
-// is refused by a standby.
+// read runs fn in a transaction that states what it is, whatever the connection's defaults:
+// SERIALIZABLE would take predicate locks, and is refused by a standby.
 func (r *Reader) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	was := r.portable.Load()
 	err := r.readOnce(ctx, fn)
@@ -89,7 +94,8 @@ func (r *Reader) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 }
 
 func (r *Reader) readOnce(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted,
+		AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, boundSQL, r.timeout); err != nil {
 			return err
 		}
@@ -113,13 +119,16 @@ func explain(err error, doing string) error {
 	if errors.As(err, &e) {
 		switch e.Code {
 		case "42P01", "3F000":
-			err = fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema "+
-				"if they have a schema of their own)", err)
+			err =
+				fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema "+
+					"if they have a schema of their own)", err)
 		case "42703":
-			err = fmt.Errorf("%w (the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema "+
-				"if the search_path has others)", err)
+			err =
+				fmt.Errorf("%w (the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema "+
+					"if the search_path has others)", err)
 		case "42501":
-			err = fmt.Errorf("%w (the role needs USAGE on the schema and SELECT on weir_balance)", err)
+			err = fmt.Errorf("%w (the role needs USAGE on the schema and SELECT on weir_balance)",
+				err)
 		case "57014":
 			err = fmt.Errorf("%w (a larger Config.Timeout may help, or a smaller Page)", err)
 		}

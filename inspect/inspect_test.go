@@ -125,8 +125,9 @@ func TestOddRowsAreTold(t *testing.T) {
 	} {
 		tc.put(tc.key)
 		got, err := look.Balance(t.Context(), "odd", tc.key)
-		if err != nil || got.Value != tc.value || (got.Problem == "") != (tc.problem == "") || !strings.Contains(got.Problem,
-			tc.problem) {
+		if err != nil || got.Value != tc.value || (got.Problem == "") != (tc.problem == "") ||
+			!strings.Contains(got.Problem,
+				tc.problem) {
 			t.Errorf("%s: %+v, %v", tc.key, got, err)
 		}
 		if text, err := json.Marshal(got); err != nil {
@@ -152,7 +153,8 @@ func TestALimitSomeOfWhoseShardsOwe(t *testing.T) {
 		put(t, pool, "uneven", "k", (generation-1)<<20+1+i, math.Inf(-1), 20, 1, 1_000_000)
 	}
 	b, err := look.Balance(t.Context(), "uneven", "k")
-	if err != nil || b.Problem != "" || b.Shards != 2 || b.Value != -5 || b.Owed != 9 || b.Capacity != 16 || b.Rate != 2 || !b.FullAt.Equal(at(18)) {
+	if err != nil || b.Problem != "" || b.Shards != 2 || b.Value != -5 || b.Owed != 9 ||
+		b.Capacity != 16 || b.Rate != 2 || !b.FullAt.Equal(at(18)) {
 		t.Errorf("%+v, %v", b, err)
 	}
 	exec(t, pool, `UPDATE weir_balance SET value = -2 WHERE value = -10`)
@@ -171,15 +173,18 @@ func TestJSON(t *testing.T) {
 	for want, v := range map[string]any{
 		`{"limit":"chat","key":"acme","value":-2.5,"capacity":10,"rate":5,"windowed":true,"window_ends":"2026-03-01T12:00:02Z",` +
 			`"full_at":"2026-03-01T12:00:09Z","paused_until":"2026-03-01T12:00:01.5Z","shards":1,"written_at":"2026-03-01T12:00:00Z",` +
-			`"at":"2026-03-01T12:00:01Z","period":1.5}`: inspect.Balance{Limit: "chat", Key: "acme", Value: -2.5, Capacity: 10, Rate: 5,
+			`"at":"2026-03-01T12:00:01Z","period":1.5}`: inspect.Balance{Limit: "chat", Key: "acme",
+			Value: -2.5, Capacity: 10, Rate: 5,
 			Period: 1500 * time.Millisecond, Windowed: true,
 			WindowEnds: at(2), FullAt: at(9), PausedUntil: at(1.5), Shards: 1, WrittenAt: at(0), At: at(1)},
 		`{"limit":"chat","key":"","value":10,"capacity":10,"rate":5,"windowed":false,"shards":1,"written_at":"2026-03-01T12:00:00Z",` +
-			`"at":"2026-03-01T12:00:01Z","period":0.000001}`: inspect.Balance{Limit: "chat", Value: 10, Capacity: 10, Rate: 5,
+			`"at":"2026-03-01T12:00:01Z","period":0.000001}`: inspect.Balance{Limit: "chat",
+			Value: 10, Capacity: 10, Rate: 5,
 			Period: time.Microsecond, Shards: 1, WrittenAt: at(0), At: at(1)},
 		`{"name":"chat","shadow":false,"capacity":10,"rate":5,"windowed":false,"shards":4,"written_at":"2026-03-01T12:00:00Z","keys":7000,"estimated":true,` +
 			`"looked":1000,"short":3,"in_debt":2,"paused":1,"problems":0,"tightest":-0.5,"at":"2026-03-01T12:00:01Z","period":60}`: inspect.Limit{Name: "chat", Capacity: 10, Rate: 5, Period: time.Minute, Shards: 4,
-			WrittenAt: at(0), Keys: 7000, Estimated: true, Looked: 1000, Short: 3, InDebt: 2, Paused: 1, Tightest: -0.5, At: at(1)},
+			WrittenAt: at(0), Keys: 7000, Estimated: true, Looked: 1000, Short: 3, InDebt: 2,
+			Paused: 1, Tightest: -0.5, At: at(1)},
 	} {
 		if got, err := json.Marshal(v); err != nil || string(got) != want {
 			t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
@@ -187,13 +192,15 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// A look at a table of many keys reads a few thousand pages of it, and not all; its number of keys is then the planner's guess.
+// A look at a table of many keys reads a few thousand pages of it, and not all; its number of keys
+// is then the planner's guess.
 func TestALookAtManyKeysReadsFew(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	const keys = 100_000
 	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
-		SELECT 'many', 'key ' || lpad(i::text, 12, '0'), 1, now(), 10, 10, 3600000000000 FROM generate_series(1, $1) AS i`, keys)
+		SELECT 'many', 'key ' || lpad(i::text, 12, '0'), 1, now(), 10, 10, 3600000000000 FROM generate_series(1, $1) AS i`,
+		keys)
 	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT n, '', 5, now(), 10, 10, 3600000000000 FROM unnest('{few,nought}'::text[]) AS n`)
 	exec(t, pool, `ANALYZE weir_balance`)
 	conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
@@ -228,18 +235,21 @@ func TestALookAtManyKeysReadsFew(t *testing.T) {
 // touched counts sequential scans, and rows that an index led to.
 func touched(t *testing.T, conn *pgx.Conn) (n [2]int64) {
 	t.Helper()
-	if _, err := conn.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil && !strings.Contains(err.Error(),
-		"does not exist") {
+	if _, err := conn.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil &&
+		!strings.Contains(err.Error(),
+			"does not exist") {
 		t.Fatal(err)
 	}
-	if err := conn.QueryRow(t.Context(), `SELECT seq_scan, idx_tup_fetch + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = s.relid)
+	if err := conn.QueryRow(t.Context(),
+		`SELECT seq_scan, idx_tup_fetch + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = s.relid)
 		FROM pg_stat_user_tables s WHERE relid = 'weir_balance'::regclass`).Scan(&n[0], &n[1]); err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// What is read cannot be written, takes no longer than it may, and is read at READ COMMITTED, whatever the defaults of the connection.
+// What is read cannot be written, takes no longer than it may, and is read at READ COMMITTED,
+// whatever the defaults of the connection.
 func TestItReadsInATransactionThatStatesWhatItIs(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
@@ -260,7 +270,8 @@ func TestItReadsInATransactionThatStatesWhatItIs(t *testing.T) {
 	}
 	tight := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "59min" })
 	watch := &watched{pool: tight}
-	if _, err := newReader(t, watch, inspect.Config{Timeout: time.Hour}).Limits(t.Context()); err != nil || watch.timeout != "59min" {
+	if _, err := newReader(t, watch, inspect.Config{Timeout: time.Hour}).
+		Limits(t.Context()); err != nil || watch.timeout != "59min" {
 		t.Errorf("%+v, %v", watch, err)
 	}
 }

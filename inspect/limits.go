@@ -28,8 +28,9 @@ type Limit struct {
 	Shards    int           `json:"shards"`     // the most that a key has
 	WrittenAt time.Time     `json:"written_at"` // the last time by which one of them was written
 
-	Keys      int64 `json:"keys"`      // that have rows
-	Estimated bool  `json:"estimated"` // Keys is the planner's guess, as there are more than were looked at
+	Keys int64 `json:"keys"` // that have rows
+	// Keys is the planner's guess, as there are more than were looked at
+	Estimated bool `json:"estimated"`
 
 	Looked   int `json:"looked"`   // keys that were looked at, of which
 	Short    int `json:"short"`    // have less than a tenth of their capacity left,
@@ -120,13 +121,17 @@ func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
 func (r *Reader) Limit(ctx context.Context, name string) (Limit, error) {
 	l, found, err := r.limit(ctx, name, mostKeys)
 	if err == nil && !found {
-		err = explain(fmt.Errorf("%w: it was never used, or all of its keys are full and were pruned", ErrNoBalance),
+		err = explain(fmt.Errorf(
+			"%w: it was never used, or all of its keys are full and were pruned", ErrNoBalance,
+		),
 			fmt.Sprintf("limit %q", name))
 	}
 	return l, err
 }
 
-func (r *Reader) limit(ctx context.Context, name string, most int) (l Limit, found bool, err error) {
+func (r *Reader) limit(
+	ctx context.Context, name string, most int,
+) (l Limit, found bool, err error) {
 	err = r.read(ctx, func(tx pgx.Tx) error {
 		balances, err := r.keys(ctx, tx, name, "", "", most+1)
 		if err != nil || len(balances) == 0 {
@@ -149,7 +154,8 @@ func (r *Reader) limit(ctx context.Context, name string, most int) (l Limit, fou
 		if err := json.Unmarshal(plan, &guess); err != nil || len(guess) == 0 {
 			return fmt.Errorf("read the plan %s: %w", plan, err)
 		}
-		l.Keys, l.Estimated = max(int64(guess[0].Plan.Rows)/int64(l.Shards), int64(len(balances))), true
+		l.Keys, l.Estimated = max(int64(guess[0].Plan.Rows)/int64(l.Shards), int64(len(balances))),
+			true
 		return nil
 	})
 	if err != nil {
@@ -160,7 +166,8 @@ func (r *Reader) limit(ctx context.Context, name string, most int) (l Limit, fou
 
 // summarize tells of a limit what some of its balances tell.
 func summarize(name string, balances []Balance) Limit {
-	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1, Keys: int64(len(balances)), Looked: len(balances),
+	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1,
+		Keys: int64(len(balances)), Looked: len(balances),
 		Tightest: 1, At: balances[0].At}
 	ruled := false
 	for _, b := range balances {
@@ -170,7 +177,8 @@ func summarize(name string, balances []Balance) Limit {
 			continue
 		}
 		if !ruled || b.WrittenAt.After(l.WrittenAt) {
-			l.Capacity, l.Rate, l.Period, l.Windowed, l.WrittenAt = b.Capacity, b.Rate, b.Period, b.Windowed, b.WrittenAt
+			l.Capacity, l.Rate, l.Period, l.Windowed, l.WrittenAt = b.Capacity, b.Rate, b.Period,
+				b.Windowed, b.WrittenAt
 			ruled = true
 		}
 		if b.Capacity > 0 {
@@ -198,12 +206,16 @@ type Page struct {
 	Most   int    // keys; up to 1000. Default: 100.
 }
 
-// Keys reads the balances of keys, in the order of their bytes, and the key from which the next page goes on: "" if there is none. A
-// Page.Most below 0 or above 1000 is refused with an error that matches [ratelimit.ErrInvalid].
-func (r *Reader) Keys(ctx context.Context, name string, p Page) (balances []Balance, next string, err error) {
+// Keys reads the balances of keys, in the order of their bytes, and the key from which the next
+// page goes on: "" if there is none. A Page.Most below 0 or above 1000 is refused with an error
+// that matches [ratelimit.ErrInvalid].
+func (r *Reader) Keys(
+	ctx context.Context, name string, p Page,
+) (balances []Balance, next string, err error) {
 	if p.Most < 0 || p.Most > mostKeys {
-		return nil, "", &ratelimit.InvalidError{Limit: name, Field: "inspect.Page.Most", Value: p.Most,
-			Want: "a number from 1 to 1000, or 0 for the default"}
+		return nil, "", &ratelimit.InvalidError{Limit: name, Field: "inspect.Page.Most",
+			Value: p.Most,
+			Want:  "a number from 1 to 1000, or 0 for the default"}
 	}
 	if p.Most == 0 {
 		p.Most = 100

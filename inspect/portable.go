@@ -11,8 +11,9 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Statements for engines that spread the rows of a limit over nodes by their key, and have no recursive
-// query over all of them: Citus. They are sent where those of the other files are refused.
+// Statements for engines that spread the rows of a limit over nodes by their key, and have no
+// recursive query over all of them: Citus. They are sent where those of the other files are
+// refused.
 const (
 	// $1 the name before
 	nextNameSQL = `SELECT min(name) FROM {table} WHERE name > $1::text`
@@ -48,7 +49,8 @@ func (r *Reader) namesOneByOne(ctx context.Context, tx pgx.Tx) (names []string, 
 	last := ""
 	for len(names) < mostLimits {
 		var name *string
-		if err := tx.QueryRow(ctx, r.sql(nextNameSQL), last).Scan(&name); err != nil || name == nil {
+		if err := tx.QueryRow(ctx, r.sql(nextNameSQL), last).Scan(&name); err != nil ||
+			name == nil {
 			return names, err
 		}
 		last = *name
@@ -58,8 +60,11 @@ func (r *Reader) namesOneByOne(ctx context.Context, tx pgx.Tx) (names []string, 
 }
 
 // rowsOfKeys answers as keysSQL does.
-func (r *Reader) rowsOfKeys(ctx context.Context, tx pgx.Tx, name, from, prefix string, most int) (pgx.Rows, error) {
-	rows, _ := tx.Query(ctx, r.sql(someKeysSQL), name, from, prefix, most, shard.Reserved) // it tells the error, too
+func (r *Reader) rowsOfKeys(
+	ctx context.Context, tx pgx.Tx, name, from, prefix string, most int,
+) (pgx.Rows, error) {
+	// it tells the error, too
+	rows, _ := tx.Query(ctx, r.sql(someKeysSQL), name, from, prefix, most, shard.Reserved)
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return nil, err

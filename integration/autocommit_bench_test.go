@@ -13,8 +13,8 @@ import (
 )
 
 // BenchmarkAutocommit takes a token of one of 10,000 keys without a transaction, by eight callers,
-// against an upsert of a row of a table of the same shape, sent alone through the same pool. x-upsert
-// is the upsert's time by ours.
+// against an upsert of a row of a table of the same shape, sent alone through the same pool.
+// x-upsert is the upsert's time by ours.
 func BenchmarkAutocommit(b *testing.B) {
 	const callers, keys = 8, 10_000
 	pool := pgtest.Pool(b, quick, func(c *pgxpool.Config) { c.MaxConns = callers })

@@ -49,9 +49,10 @@ func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 		order = rapid.Permutation(order).Draw(t, "order")
 		some := order[:rapid.IntRange(1, len(order)).Draw(t, "some")]
 
-		// values are what is left if what was taken by take is given back later, by one of its ways each.
-		// The ways give back to the same rows, as shards are chosen at random.
-		values := func(take func(ctx context.Context, tx pgx.Tx) (ways []func(tx pgx.Tx) error, err error)) (left []float64) {
+		// values are what is left if what was taken by take is given back later, by one of its ways
+		// each. The ways give back to the same rows, as shards are chosen at random.
+		values := func(take func(ctx context.Context, tx pgx.Tx) (ways []func(tx pgx.Tx) error,
+			err error)) (left []float64) {
 			err := limiter.InTx(context.Background(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				now, left = base, nil
 				if _, err := limiter.RateLimit(ctx, tx, ask(before)); err != nil {

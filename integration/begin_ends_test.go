@@ -76,7 +76,10 @@ func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 			},
 			"killed":         func(context.Context, context.CancelFunc, pgx.Tx) error { kill(); return oops },
 			"killed, hidden": func(context.Context, context.CancelFunc, pgx.Tx) error { kill(); return none },
-			"killed, take":   func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error { kill(); return rateLimit(ctx, tx) },
+			"killed, take": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error {
+				kill()
+				return rateLimit(ctx, tx)
+			},
 			"killed, large object": func(ctx context.Context, _ context.CancelFunc, tx pgx.Tx) error {
 				kill()
 				return firstUses["LargeObjects"](ctx, tx)
@@ -107,14 +110,16 @@ func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 					return end(ctx, cancel, tx)
 				})
 				unused := before.name == "nothing" && name == "killed, hidden" // nothing was there to be lost
-				if (err == nil) != unused || errors.Is(err, ratelimit.ErrOutcomeUnknown) != (name == "killed, hidden" && !unused) {
+				if (err == nil) != unused || errors.Is(err,
+					ratelimit.ErrOutcomeUnknown) != (name == "killed, hidden" && !unused) {
 					t.Errorf("%s: %v", what, err)
 				}
 			}()
 			<-done
 			cancel()
-			until(t, func() bool { return pool.Stat().AcquiredConns() == 0 }) // what is broken is closed in the background
-			_, _ = pool.Exec(t.Context(), `SELECT`)                           // finds out if it was killed while nobody used it
+			// what is broken is closed in the background
+			until(t, func() bool { return pool.Stat().AcquiredConns() == 0 })
+			_, _ = pool.Exec(t.Context(), `SELECT`) // finds out if it was killed while nobody used it
 			ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 			left := 9.0
 			if name == "commits" && (before.name == "a take" || before.name == "a take and a savepoint") {
@@ -132,7 +137,8 @@ func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 	}
 }
 
-// A transaction that has ended is closed to whoever has kept it: its connection is somebody else's by then.
+// A transaction that has ended is closed to whoever has kept it: its connection is somebody else's
+// by then.
 func TestATransactionThatWasKeptIsClosed(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), limiter(t, ratelimit.Config{})
@@ -174,7 +180,8 @@ func TestATransactionThatWasKeptIsClosed(t *testing.T) {
 				t.Errorf("used %v: %d: %v", used, i, err)
 			}
 		}
-		if rows.Close(); rows.Next() || rows.Conn() != nil || rows.RawValues() != nil || rows.FieldDescriptions() != nil || rows.CommandTag().String() != "" {
+		if rows.Close(); rows.Next() || rows.Conn() != nil || rows.RawValues() != nil ||
+			rows.FieldDescriptions() != nil || rows.CommandTag().String() != "" {
 			t.Error("an answer, to nothing that was asked")
 		}
 	}

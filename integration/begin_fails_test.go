@@ -67,7 +67,8 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 					t.Errorf("%s, hidden %v: got %v, want %s", name, hide, err, want)
 				}
 			}
-			is(l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"}, fails), "ratelimit: begin: ERROR: ")
+			is(l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"}, fails),
+				"ratelimit: begin: ERROR: ")
 
 			var pid int
 			if err := pool.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
@@ -112,10 +113,13 @@ func TestAFirstTakeThatCannotBePrepared(t *testing.T) {
 		for _, requests := range [][]ratelimit.Request{{x.For("a")}, {x.For("a"), x.For("b")}} {
 			t.Run(fmt.Sprintf("%s/%d", strings.ReplaceAll(mode.String(), " ", ""), len(requests)), func(t *testing.T) {
 				t.Parallel()
-				pool, l := pgtest.Bare(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }), limiter(t, ratelimit.Config{})
+				pool, l := pgtest.Bare(t, func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode = mode
+				}), limiter(t, ratelimit.Config{})
 				execSQL(t, pool, `CREATE TABLE done (n bigint)`)
 				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					if _, err := l.RateLimit(ctx, tx, requests...); sqlState(err) != "42P01" || !strings.Contains(err.Error(), "schema.Migrate") {
+					if _, err := l.RateLimit(ctx, tx, requests...); sqlState(err) != "42P01" ||
+						!strings.Contains(err.Error(), "schema.Migrate") {
 						t.Errorf("got %v, want that nothing was migrated", err)
 					}
 					if err := firstUses["Exec"](ctx, tx); sqlState(err) != "25P02" {
@@ -131,7 +135,8 @@ func TestAFirstTakeThatCannotBePrepared(t *testing.T) {
 	}
 }
 
-// A limiter that is given a context of its own, which has ended, is one that the callback may do without.
+// A limiter that is given a context of its own, which has ended, is one that the callback may do
+// without.
 func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
@@ -140,13 +145,15 @@ func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		short, cancel := context.WithCancel(ctx)
 		cancel()
-		if _, err := l.RateLimit(short, tx, k); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `take limit "k"`) {
+		if _, err := l.RateLimit(short, tx, k); !errors.Is(err, context.Canceled) ||
+			!strings.Contains(err.Error(), `take limit "k"`) {
 			t.Errorf("got %v", err)
 		}
 		return firstUses["Exec"](ctx, tx)
 	})
 	var rows int
-	if err := errors.Join(err, pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows)); err != nil || rows != 1 {
+	if err := errors.Join(err, pool.QueryRow(t.Context(),
+		`SELECT count(*) FROM done`).Scan(&rows)); err != nil || rows != 1 {
 		t.Errorf("%d rows, %v", rows, err)
 	}
 	wantValue(t, l, pool, k, 10)
@@ -197,7 +204,8 @@ func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
 	}{
 		{pgx.TxOptions{}, "serializable off off"},
 		{pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, "repeatable read off off"},
-		{pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite, DeferrableMode: pgx.NotDeferrable}, "read committed off off"},
+		{pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite,
+			DeferrableMode: pgx.NotDeferrable}, "read committed off off"},
 		{pgx.TxOptions{IsoLevel: pgx.ReadUncommitted, AccessMode: pgx.ReadOnly}, "read uncommitted on off"},
 		{pgx.TxOptions{AccessMode: pgx.ReadOnly, DeferrableMode: pgx.Deferrable}, "serializable on on"},
 		{pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"}, "repeatable read on off"},
@@ -219,22 +227,27 @@ func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
 		}
 	}
 
-	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := l.RateLimit(ctx, tx, k)
-		return err
-	})
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly},
+		func(ctx context.Context, tx pgx.Tx) error {
+			_, err := l.RateLimit(ctx, tx, k)
+			return err
+		})
 	if sqlState(err) != "25006" || !strings.Contains(err.Error(), "use the primary") {
 		t.Errorf("read-only: %v", err)
 	}
 
 	for _, savepoint := range []bool{false, true} {
-		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{CommitQuery: "ROLLBACK"}, func(ctx context.Context, tx pgx.Tx) error {
-			takeOK(t, first(l.RateLimit(ctx, tx, k)))
-			if !savepoint {
-				return nil
-			}
-			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { takeOK(t, first(l.RateLimit(ctx, tx, k))); return nil })
-		})
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{CommitQuery: "ROLLBACK"},
+			func(ctx context.Context, tx pgx.Tx) error {
+				takeOK(t, first(l.RateLimit(ctx, tx, k)))
+				if !savepoint {
+					return nil
+				}
+				return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+					takeOK(t, first(l.RateLimit(ctx, tx, k)))
+					return nil
+				})
+			})
 		if !errors.Is(err, pgx.ErrTxCommitRollback) {
 			t.Errorf("CommitQuery, savepoint %v: %v", savepoint, err)
 		}

@@ -40,7 +40,8 @@ func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 				}
 				return res.Err()
 			}
-			describe := int64(0) // in this mode each batch, and each statement of one, is described in a trip of its own
+			// in this mode each batch, and each statement of one, is described in a trip of its own
+			describe := int64(0)
 			if mode == pgx.QueryExecModeDescribeExec {
 				describe = 1
 			}
@@ -51,7 +52,8 @@ func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 				"Nothing": {func(context.Context, pgx.Tx) error { return nil }, 0},
 				"Take":    {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, full) }, 2 + describe},
 				"TakeTwo": {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, full, other) }, 2 + describe},
-				"Denied":  {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, empty) }, 1 + describe}, // as expected
+				// as expected
+				"Denied": {func(ctx context.Context, tx pgx.Tx) error { return rateLimit(ctx, tx, empty) }, 1 + describe},
 				"Value": {func(ctx context.Context, tx pgx.Tx) error {
 					_, err := l.Value(ctx, tx, full)
 					return err
@@ -66,11 +68,14 @@ func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 					return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return rateLimit(ctx, tx, full) })
 				}, 5 + describe},
 				"TakeAndSavepoint": {func(ctx context.Context, tx pgx.Tx) error { // as many as before: see lazyTx.real
-					return errors.Join(rateLimit(ctx, tx, full), pgx.BeginFunc(ctx, tx, func(pgx.Tx) error { return nil }))
+					return errors.Join(rateLimit(ctx, tx, full), pgx.BeginFunc(ctx, tx, func(pgx.Tx) error {
+						return nil
+					}))
 				}, 5 + describe},
 			} {
 				run := func() {
-					if err := l.InTx(t.Context(), pool, c.fn); err != nil && (name != "Denied" || !errors.Is(err, ratelimit.ErrDenied)) {
+					if err := l.InTx(t.Context(), pool, c.fn); err != nil &&
+						(name != "Denied" || !errors.Is(err, ratelimit.ErrDenied)) {
 						t.Errorf("%s: %v", name, err)
 					}
 				}
@@ -101,7 +106,9 @@ func TestTheLockOfARetryTakesNoTripOfItsOwn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var count trips
-			pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
+			pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+			})
 			l := limiter(t, ratelimit.Config{})
 			take(t, l.Autocommit(pool), k)
 			runs, before := 0, int64(0)
@@ -225,7 +232,8 @@ func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
 									t.Errorf("%s: %v", what, err)
 								}
 								var level string
-								if err := tx.QueryRow(ctx, isolation).Scan(&level); err != nil || level != "serializable" {
+								if err := tx.QueryRow(ctx, isolation).Scan(&level); err != nil ||
+									level != "serializable" {
 									t.Errorf("%s: at level %q, %v", what, level, err)
 								}
 								if !takeFirst {
@@ -238,7 +246,9 @@ func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
 								want = 1
 								left--
 							}
-							if err := errors.Join(err, pool.QueryRow(t.Context(), `SELECT count(*) FROM done`).Scan(&rows)); !errors.Is(err, end) || rows != want {
+							if err := errors.Join(err, pool.QueryRow(t.Context(),
+								`SELECT count(*) FROM done`).Scan(&rows)); !errors.Is(err, end) ||
+								rows != want {
 								t.Errorf("%s: %d rows, then %v; want %d and %v", what, rows, err, want, end)
 							}
 						}

@@ -18,7 +18,8 @@ func BenchmarkTake(b *testing.B) {
 			v := w.verbs(b, limiter(b, ratelimit.Config{Portable: w.portable}), pool)
 			b.ReportAllocs()
 			for b.Loop() {
-				if res, err := v.RateLimit(b.Context(), limit.For(fmt.Sprint(rand.IntN(10_000)))); err != nil || !res.OK {
+				if res, err := v.RateLimit(b.Context(),
+					limit.For(fmt.Sprint(rand.IntN(10_000)))); err != nil || !res.OK {
 					b.Fatal(res, err)
 				}
 			}

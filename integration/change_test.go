@@ -11,8 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A pause is of the key, not of a plan: whoever pauses it, by whatever rule, the balance is as it was found. What there was none of
-// is full by any rule, with shards as well.
+// A pause is of the key, not of a plan: whoever pauses it, by whatever rule, the balance is as it
+// was found. What there was none of is full by any rule, with shards as well.
 func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.TokenBucket{Rate: 10, Period: time.Minute}
@@ -59,8 +59,8 @@ func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
 	}
 }
 
-// Two releases, or two plans, with different numbers share one row: usage is kept, credit is clamped, debt is kept, and
-// going back and forth mints nothing.
+// Two releases, or two plans, with different numbers share one row: usage is kept, credit is
+// clamped, debt is kept, and going back and forth mints nothing.
 func TestChangedNumbersTakeEffectAtOnceAndKeepUsage(t *testing.T) {
 	t.Parallel()
 	small := ratelimit.TokenBucket{Rate: 10, Period: never}
@@ -89,10 +89,12 @@ func TestChangedNumbersTakeEffectAtOnceAndKeepUsage(t *testing.T) {
 				}
 			}
 			// a plan is a rule given with the request
-			if res, err := v.RateLimit(t.Context(), before.For("k").Rule(large).Count(50).OrReserve()); err != nil || !res.OK || res.Outcomes[0].Value != -50 {
+			if res, err := v.RateLimit(t.Context(), before.For("k").Rule(large).Count(50).OrReserve()); err != nil ||
+				!res.OK || res.Outcomes[0].Value != -50 {
 				t.Fatalf("got %+v and %v, want 50 tokens owed", res, err)
 			}
-			if res, err := v.CheckRateLimit(t.Context(), before.For("k")); err != nil || res.OK || res.Outcomes[0].Value != -50 {
+			if res, err := v.CheckRateLimit(t.Context(), before.For("k")); err != nil || res.OK ||
+				res.Outcomes[0].Value != -50 {
 				t.Fatalf("got %+v and %v, want the debt kept", res, err)
 			}
 			clock.add(20 * never) // more than fills both
@@ -153,7 +155,8 @@ func TestWindowsKeepTheirPhase(t *testing.T) {
 func TestWhatIsGivenBackIsNoGift(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.MustDefine("giveBucket", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
-	window := ratelimit.MustDefine("giveWindow", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: newClock().now()})
+	window := ratelimit.MustDefine("giveWindow",
+		ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: newClock().now()})
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
@@ -161,7 +164,8 @@ func TestWhatIsGivenBackIsNoGift(t *testing.T) {
 			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
 			take := func(n float64) ratelimit.Result {
 				t.Helper()
-				res, err := v.RateLimit(t.Context(), window.For("k").Count(n).OrReserve(), bucket.For("k").Count(n).OrReserve())
+				res, err := v.RateLimit(t.Context(), window.For("k").Count(n).OrReserve(),
+					bucket.For("k").Count(n).OrReserve())
 				if err != nil || !res.OK {
 					t.Fatal(res, err)
 				}

@@ -14,8 +14,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// FuzzChanges holds the statements that take, give back, charge, pause, resume and reset to package algebra: after each operation
-// of a history the row in the database is the one that was computed, to the last bit, whatever rules have written it before.
+// FuzzChanges holds the statements that take, give back, charge, pause, resume and reset to package
+// algebra: after each operation of a history the row in the database is the one that was computed,
+// to the last bit, whatever rules have written it before.
 func FuzzChanges(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed, seed%4 == 0)
@@ -76,7 +77,8 @@ func FuzzChanges(f *testing.F) {
 				taken := takes[j]
 				takes = append(takes[:j:j], takes[j+1:]...)
 				receipt := algebra.Receipt{
-					Count: taken.count, Since: taken.left.Since(), Owed: -taken.left.Value, Delay: taken.left.Delay, Moved: taken.left.Moved,
+					Count: taken.count, Since: taken.left.Since(), Owed: -taken.left.Value,
+					Delay: taken.left.Delay, Moved: taken.left.Moved,
 				}
 				if verb == 4 {
 					what = fmt.Sprintf("give back %+v", receipt)
@@ -129,12 +131,14 @@ func drawRules(random *rand.Rand) (rules []ratelimit.Rule, computed []*algebra.R
 		period := time.Duration(1+random.IntN(2e6)) * time.Microsecond
 		a := &algebra.Rule{Rate: rate, Capacity: capacity, Debt: reserved, Period: period.Microseconds()}
 		if random.IntN(2) == 0 {
-			rules = append(rules, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: &capacity, MaxReserved: &reserved})
+			rules = append(rules, ratelimit.TokenBucket{Rate: rate, Period: period,
+				Capacity: &capacity, MaxReserved: &reserved})
 		} else {
 			start := time.UnixMicro(1_600_000_000_000_000 + random.Int64N(1e12))
 			a.Windowed = true
 			a.SetOrigin(start.UnixMicro())
-			rules = append(rules, ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: &capacity, MaxReserved: &reserved, Start: start})
+			rules = append(rules, ratelimit.FixedWindow{Rate: rate, Period: period,
+				Capacity: &capacity, MaxReserved: &reserved, Start: start})
 		}
 		computed = append(computed, a)
 	}
@@ -146,7 +150,8 @@ func readRow(t *testing.T, pool *pgxpool.Pool, key string) algebra.Row {
 	t.Helper()
 	var r algebra.Row
 	var ts, origin, paused pgtype.Timestamptz
-	err := pool.QueryRow(t.Context(), `SELECT value, ts, capacity, rate, period, origin, paused_until, coalesce(delay, 0), coalesce(moved, 0)
+	err := pool.QueryRow(t.Context(),
+		`SELECT value, ts, capacity, rate, period, origin, paused_until, coalesce(delay, 0), coalesce(moved, 0)
 		FROM weir_balance WHERE name = 'changes' AND key = $1`, key).
 		Scan(&r.Value, &ts, &r.By.Capacity, &r.By.Rate, &r.By.Period, &origin, &paused, &r.Delay, &r.Moved)
 	if err != nil {

@@ -52,7 +52,8 @@ func TestByEveryWayEachClassHasItsOwnMaxReserved(t *testing.T) {
 	}
 }
 
-// By every way of calling, a floor together with a reservation is an error that says so, and takes nothing.
+// By every way of calling, a floor together with a reservation is an error that says so, and takes
+// nothing.
 func TestByEveryWayAFloorWithAReservationIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, limit := range classes(12) {
@@ -78,8 +79,8 @@ func TestByEveryWayAFloorWithAReservationIsRefused(t *testing.T) {
 	}
 }
 
-// By every way of calling, what counts is what all shards together are left with, also where the one
-// that a call takes from has more than its part.
+// By every way of calling, what counts is what all shards together are left with, also where the
+// one that a call takes from has more than its part.
 func TestByEveryWayAShareIsLeftByAllShards(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("leftByAll", ratelimit.TokenBucket{Rate: 12, Period: never}, ratelimit.Shards(2))
@@ -92,8 +93,8 @@ func TestByEveryWayAShareIsLeftByAllShards(t *testing.T) {
 	})
 }
 
-// A call that leaves something keeps each shard's part of it. So two calls of different processes do
-// not leave less together, though neither has seen what the other takes.
+// A call that leaves something keeps each shard's part of it. So two calls of different processes
+// do not leave less together, though neither has seen what the other takes.
 func TestCallersOfShardsTogetherLeaveWhatTheyShould(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -140,8 +140,8 @@ func databaseNow(t testing.TB, pool *pgxpool.Pool) (now time.Time) {
 	return now
 }
 
-// The database's arithmetic is that of Go to the last bit: who is denied with a RetryAt is denied a microsecond before it
-// and granted at it.
+// The database's arithmetic is that of Go to the last bit: who is denied with a RetryAt is denied a
+// microsecond before it and granted at it.
 func TestDeniedBeforeRetryAtAndGrantedAtIt(t *testing.T) {
 	t.Parallel()
 	pool, clock := pgtest.Pool(t), newClock()

@@ -56,7 +56,8 @@ func TestACoalescedCallWhoseContextEndsKeepsNothing(t *testing.T) {
 	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-float64(stay.Load()))
 }
 
-// Close waits for the calls that are under way; those that come later are refused, and none is lost.
+// Close waits for the calls that are under way; those that come later are refused, and none is
+// lost.
 func TestCloseDecidesWhatWasAsked(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -145,7 +146,8 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 	}
 	gone := 100_000 - 2 - s.Value
 	if gone < float64(granted.Load()) || gone > float64(granted.Load()+unknown.Load()) {
-		t.Errorf("%v tokens are gone; %d granted, %d unknown, %d failed", gone, granted.Load(), unknown.Load(), failed.Load())
+		t.Errorf("%v tokens are gone; %d granted, %d unknown, %d failed", gone, granted.Load(),
+			unknown.Load(), failed.Load())
 	}
 }
 
@@ -273,7 +275,8 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
 		plain := pgtest.Pool(t, most(10))
-		p, err := delay.Listen(fmt.Sprintf("%s:%d", plain.Config().ConnConfig.Host, plain.Config().ConnConfig.Port), time.Millisecond)
+		p, err := delay.Listen(fmt.Sprintf("%s:%d", plain.Config().ConnConfig.Host,
+			plain.Config().ConnConfig.Port), time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -330,8 +333,8 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 	})
 }
 
-// A caller whose context ends while the database is deciding waits for the answer for a while, and is
-// then told that nobody knows it. What the database has granted is given back.
+// A caller whose context ends while the database is deciding waits for the answer for a while, and
+// is then told that nobody knows it. What the database has granted is given back.
 func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.Pool(t)
@@ -358,7 +361,8 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	}
 	c.Close() // which waits for what is given back
 	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
-	if n := pool.Stat().NewConnsCount(); n != connections { // one that is opened to give back may come too late for that
+	// one that is opened to give back may come too late for that
+	if n := pool.Stat().NewConnsCount(); n != connections {
 		t.Errorf("%d connections were opened", n)
 	}
 }

@@ -28,7 +28,8 @@ func TestACoalescedTakeKeepsThePause(t *testing.T) {
 	}
 }
 
-// Each tells by how much pauses have put off its limit, with shards or without, however many were decided with it.
+// Each tells by how much pauses have put off its limit, with shards or without, however many were
+// decided with it.
 func TestCoalescedCallsTellOfThePause(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -36,7 +37,8 @@ func TestCoalescedCallsTellOfThePause(t *testing.T) {
 	c := limiter(t, ratelimit.Config{Clock: clock.now}).Coalesce(pool)
 	defer c.Close()
 	for _, shards := range []int{1, 4} {
-		limit := ratelimit.MustDefine(fmt.Sprint("limit", shards), ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}, ratelimit.Shards(shards))
+		limit := ratelimit.MustDefine(fmt.Sprint("limit", shards),
+			ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}, ratelimit.Shards(shards))
 		if err := c.Pause(t.Context(), time.Second, limit.For("k")); err != nil {
 			t.Fatal(err)
 		}

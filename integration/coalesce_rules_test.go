@@ -9,13 +9,15 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Calls by different rules for one key, as when a customer's plan has just changed, are decided one after the other.
+// Calls by different rules for one key, as when a customer's plan has just changed, are decided one
+// after the other.
 func TestCoalescedCallsByDifferentRules(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
 	limit := ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 10, Period: never})
-	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: never}, ratelimit.FixedWindow{Rate: 5, Period: never}}
+	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: never},
+		ratelimit.FixedWindow{Rate: 5, Period: never}}
 	var granted []int
 	var mu sync.Mutex
 	var wg sync.WaitGroup

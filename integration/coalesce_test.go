@@ -17,7 +17,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// hold locks the row of a request, which must be there, until the function that it returns is called.
+// hold locks the row of a request, which must be there, until the function that it returns is
+// called.
 func hold(t *testing.T, pool *pgxpool.Pool, name, key string) (release func()) {
 	t.Helper()
 	tx := begin(t, pool, pgx.ReadCommitted)
@@ -68,7 +69,8 @@ func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 	wantLeft(t, c, limit.For("k"), 1000-4-callers)
 }
 
-// A distributed engine has the rows of a key on one node, so only calls of one key are decided together there.
+// A distributed engine has the rows of a key on one node, so only calls of one key are decided
+// together there.
 func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 	t.Parallel()
 	const keys, callers = 200, 10
@@ -112,7 +114,8 @@ func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 	}
 }
 
-// Of the calls for one key the earlier are granted, and each of the others is told when it would be.
+// Of the calls for one key the earlier are granted, and each of the others is told when it would
+// be.
 func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 	t.Parallel()
 	clock := newClock()
@@ -142,12 +145,14 @@ func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 		wg.Wait()
 		left := 10.0
 		for i, n := range counts {
-			want, err := ratelimit.Decide(limit.For("k").Count(n), ratelimit.State{Value: left, TS: clock.now()}, clock.now())
+			want, err := ratelimit.Decide(limit.For("k").Count(n),
+				ratelimit.State{Value: left, TS: clock.now()}, clock.now())
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := results[i].Outcomes[0]
-			if got.OK != want.OK || !got.RetryAt.Equal(want.RetryAt) || !near(got.Value, want.State.Value) || results[i].OK != want.OK {
+			if got.OK != want.OK || !got.RetryAt.Equal(want.RetryAt) ||
+				!near(got.Value, want.State.Value) || results[i].OK != want.OK {
 				t.Errorf("%v: call %d met %+v, want %+v", counts, i, got, want)
 			}
 			left = want.State.Value
@@ -213,12 +218,14 @@ func TestAnErrorOfTheDatabaseIsToldToItsCallerOnly(t *testing.T) {
 				key = "bad"
 			}
 			res, err := c.RateLimit(t.Context(), limit.For(key))
-			if key == "bad" && (err == nil || !strings.Contains(err.Error(), "not this one")) || key != "bad" && (err != nil || !res.OK) {
+			if key == "bad" && (err == nil || !strings.Contains(err.Error(), "not this one")) ||
+				key != "bad" && (err != nil || !res.OK) {
 				t.Errorf("%s: %+v, %v", key, res, err)
 			}
 		})
 		wg.Go(func() {
-			if _, err := c.RateLimit(t.Context(), limit.For(fmt.Sprint(i)).Count(-1)); !errors.Is(err, ratelimit.ErrInvalid) {
+			if _, err := c.RateLimit(t.Context(),
+				limit.For(fmt.Sprint(i)).Count(-1)); !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Error(err)
 			}
 		})
@@ -233,7 +240,8 @@ func TestCoalescedCallsOfSeveralLimitsAreAllOrNone(t *testing.T) {
 	l := limiter(t, ratelimit.Config{})
 	c := coalesce(t, l, pool)
 	tenants := ratelimit.MustDefine("tenants", ratelimit.FixedWindow{Rate: 15, Period: century})
-	global := ratelimit.MustDefine("global", ratelimit.FixedWindow{Rate: 100, Period: century, MaxReserved: ratelimit.Tokens(20)})
+	global := ratelimit.MustDefine("global",
+		ratelimit.FixedWindow{Rate: 100, Period: century, MaxReserved: ratelimit.Tokens(20)})
 	var granted, ahead, alone atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 24 {
@@ -284,7 +292,8 @@ func TestCoalescedCallsOfSeveralLimitsAreAllOrNone(t *testing.T) {
 	}
 }
 
-// Many callers of a limit with shards get all that it has, and what they give back goes where it came from.
+// Many callers of a limit with shards get all that it has, and what they give back goes where it
+// came from.
 func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -329,8 +338,8 @@ func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
 	}
 }
 
-// Calls that come together for a key that nobody has used are granted no more than its capacity, also
-// where first uses are common and rows are inserted along with the take.
+// Calls that come together for a key that nobody has used are granted no more than its capacity,
+// also where first uses are common and rows are inserted along with the take.
 func TestFirstUsesThatComeTogetherAreGrantedTheCapacity(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.Pool(t)

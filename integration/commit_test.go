@@ -17,8 +17,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// cutter is a proxy that, once armed, cuts the connection at COMMIT: either before the server has seen it, or before the
-// client has seen the answer. A statement that is a transaction of its own has no COMMIT: alone makes it cut at a take.
+// cutter is a proxy that, once armed, cuts the connection at COMMIT: either before the server has
+// seen it, or before the client has seen the answer. A statement that is a transaction of its own
+// has no COMMIT: alone makes it cut at a take.
 type cutter struct {
 	alone bool
 
@@ -59,7 +60,8 @@ type cutConn struct {
 	answer atomic.Bool // the next one is dropped, and the connection closed
 }
 
-// Read drops what Write asks it to. Write itself must not read: while it does not return, pgx may read in the background.
+// Read drops what Write asks it to. Write itself must not read: while it does not return, pgx may
+// read in the background.
 func (c *cutConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if c.answer.Load() {

@@ -39,7 +39,10 @@ func execSQL(t testing.TB, pool *pgxpool.Pool, sql string) {
 }
 
 // takeAndWork takes and, in the same transaction, does the work.
-func takeAndWork(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request, key string, tokens float64) error {
+func takeAndWork(
+	ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel,
+	r ratelimit.Request, key string, tokens float64,
+) error {
 	return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
 		res, err := l.RateLimit(ctx, tx, r)
 		if err != nil {
@@ -85,7 +88,8 @@ func TestConcurrentCallersNeverGetMoreThanTheLimitNorAnErrorButADenial(t *testin
 					wg.Go(func() {
 						for call := range s.calls {
 							key := s.key(caller, call)
-							err := takeAndWork(t.Context(), l, pool, level, s.limit.For(key).Count(s.tokens), key, s.tokens)
+							err := takeAndWork(t.Context(), l, pool, level,
+								s.limit.For(key).Count(s.tokens), key, s.tokens)
 							switch {
 							case err == nil:
 								granted.Add(1)
@@ -111,7 +115,8 @@ func TestConcurrentCallersNeverGetMoreThanTheLimitNorAnErrorButADenial(t *testin
 // checkBooks compares the work done with the tokens gone, key by key.
 func checkBooks(t *testing.T, pool *pgxpool.Pool, name string, capacity float64, exactly bool) {
 	t.Helper()
-	rows, err := pool.Query(t.Context(), `SELECT b.key, b.value, coalesce(sum(w.tokens), 0) FROM weir_balance b LEFT JOIN work w USING (key)
+	rows, err := pool.Query(t.Context(),
+		`SELECT b.key, b.value, coalesce(sum(w.tokens), 0) FROM weir_balance b LEFT JOIN work w USING (key)
 		WHERE b.name = $1 GROUP BY b.key, b.value`, name)
 	if err != nil {
 		t.Fatal(err)
@@ -140,8 +145,8 @@ func checkBooks(t *testing.T, pool *pgxpool.Pool, name string, capacity float64,
 	}
 }
 
-// Callers of several limits lock rows in one order, so that at READ COMMITTED, where nothing but a deadlock could fail a
-// transaction, each runs exactly once.
+// Callers of several limits lock rows in one order, so that at READ COMMITTED, where nothing but a
+// deadlock could fail a transaction, each runs exactly once.
 func TestCallsForSeveralLimitsNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
@@ -154,11 +159,13 @@ func TestCallsForSeveralLimitsNeverDeadlock(t *testing.T) {
 			for range 30 {
 				keys := rand.Perm(6)[:3]
 				calls.Add(1)
-				err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
-					runs.Add(1)
-					_, err := l.RateLimit(ctx, tx, limit.For(fmt.Sprint(keys[0])), limit.For(fmt.Sprint(keys[1])), limit.For(fmt.Sprint(keys[2])))
-					return err
-				})
+				err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+					func(ctx context.Context, tx pgx.Tx) error {
+						runs.Add(1)
+						_, err := l.RateLimit(ctx, tx, limit.For(fmt.Sprint(keys[0])),
+							limit.For(fmt.Sprint(keys[1])), limit.For(fmt.Sprint(keys[2])))
+						return err
+					})
 				if err != nil {
 					t.Error(err)
 				}
@@ -183,7 +190,8 @@ func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 				for range 10 {
 					res, err := v.RateLimit(t.Context(), large.For("x").Count(2), small.For("x"))
 					if err != nil {
-						// database/sql is used without InTx, but its transactions are READ COMMITTED
+						// database/sql is used without InTx, but its transactions are READ
+						// COMMITTED
 						t.Error(err)
 						return
 					}
@@ -226,8 +234,8 @@ func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {
 	})
 }
 
-// Above READ COMMITTED all but one of the callers that wait for a row fail when it commits, and run again blindly they fail
-// each other ten times a commit. They queue instead.
+// Above READ COMMITTED all but one of the callers that wait for a row fail when it commits, and run
+// again blindly they fail each other ten times a commit. They queue instead.
 func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
@@ -242,14 +250,15 @@ func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 			for range 16 {
 				wg.Go(func() {
 					for range 20 {
-						err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-							runs.Add(1)
-							if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
+						err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+							func(ctx context.Context, tx pgx.Tx) error {
+								runs.Add(1)
+								if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
+									return err
+								}
+								_, err := tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
 								return err
-							}
-							_, err := tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
-							return err
-						})
+							})
 						if err != nil {
 							t.Error(err)
 							return

@@ -20,8 +20,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The conformance data are outcomes of the reference implementation, Convex's rate limiter: see testdata/conformance/README.md.
-// CONFORMANCE_DIR names another folder of the same form to check instead.
+// The conformance data are outcomes of the reference implementation, Convex's rate limiter: see
+// testdata/conformance/README.md. CONFORMANCE_DIR names another folder of the same form to check
+// instead.
 
 func conformanceDir() string {
 	if dir := os.Getenv("CONFORMANCE_DIR"); dir != "" {
@@ -243,12 +244,13 @@ func compare(op opJSON, res ratelimit.Result, err error) string {
 	return ""
 }
 
-// compareRow looks at the row as it is stored. For a window that is the clock of the last take, which the reference rounds
-// down to the start of its window.
+// compareRow looks at the row as it is stored. For a window that is the clock of the last take,
+// which the reference rounds down to the start of its window.
 func compareRow(ctx context.Context, pool *pgxpool.Pool, rule ruleJSON, key string, want *stateJSON) string {
 	var value float64
 	var ts time.Time
-	err := pool.QueryRow(ctx, `SELECT value, ts FROM weir_balance WHERE name = 'sequence' AND key = $1`, key).Scan(&value, &ts)
+	err := pool.QueryRow(ctx, `SELECT value, ts FROM weir_balance WHERE name = 'sequence' AND key = $1`,
+		key).Scan(&value, &ts)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows) && want == nil:
 		return ""

@@ -17,7 +17,8 @@ import (
 // everyVerb calls all there is, in a transaction and without, with the outcomes that it must have.
 func everyVerb(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
 	t.Helper()
-	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 2, Period: never, MaxReserved: ratelimit.Tokens(1)})
+	bucket := ratelimit.MustDefine("bucket",
+		ratelimit.TokenBucket{Rate: 2, Period: never, MaxReserved: ratelimit.Tokens(1)})
 	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 100, Period: never})
 	for name, v := range map[string]verbs{
 		"tx":         txVerbs{l, pool, pgx.Serializable},
@@ -29,7 +30,8 @@ func everyVerb(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
 		}{
 			{[]ratelimit.Request{bucket.For(name)}, true},
 			{[]ratelimit.Request{bucket.For(name), window.For(name).Count(10)}, true},
-			{[]ratelimit.Request{window.For(name), bucket.For(name)}, false}, // not expected: what was taken is given back
+			// not expected: what was taken is given back
+			{[]ratelimit.Request{window.For(name), bucket.For(name)}, false},
 			{[]ratelimit.Request{window.For(name), bucket.For(name)}, false}, // expected
 			{[]ratelimit.Request{bucket.For(name).OrReserve()}, true},
 			{[]ratelimit.Request{bucket.For(name).OrReserve()}, false},
@@ -39,15 +41,18 @@ func everyVerb(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
 				t.Fatalf("%s, step %d: got %+v and %v, want granted %v", name, i, res, err, step.ok)
 			}
 		}
-		if res, err := v.CheckRateLimit(t.Context(), window.For(name)); err != nil || !res.OK || res.Outcomes[0].Value != 89 {
+		if res, err := v.CheckRateLimit(t.Context(), window.For(name)); err != nil || !res.OK ||
+			res.Outcomes[0].Value != 89 {
 			t.Fatalf("%s: %+v and %v, want 89 left", name, res, err)
 		}
-		for _, pause := range []error{v.Pause(t.Context(), time.Hour, bucket.For(name), window.For("unused")), v.Pause(t.Context(), time.Hour, window.For(name))} {
+		for _, pause := range []error{v.Pause(t.Context(), time.Hour, bucket.For(name),
+			window.For("unused")), v.Pause(t.Context(), time.Hour, window.For(name))} {
 			if pause != nil {
 				t.Fatal(pause)
 			}
 		}
-		if res, err := v.RateLimit(t.Context(), window.For(name)); err != nil || res.OK || res.RetryAfter() < 59*time.Minute {
+		if res, err := v.RateLimit(t.Context(), window.For(name)); err != nil || res.OK ||
+			res.RetryAfter() < 59*time.Minute {
 			t.Fatalf("%s: %+v and %v, want a pause", name, res, err)
 		}
 		if err := v.Resume(t.Context(), bucket.For(name), window.For(name), window.For("never used")); err != nil {
@@ -78,8 +83,10 @@ func contend(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, r ra
 	return queued(ctx, l, pool, pgx.Serializable, r, nothing)
 }
 
-// queued does some work in a transaction that has lost a row, has queued for it and has taken from it.
-func queued(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request, work func(tx pgx.Tx)) error {
+// queued does some work in a transaction that has lost a row, has queued for it and has taken from
+// it.
+func queued(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel,
+	r ratelimit.Request, work func(tx pgx.Tx)) error {
 	runs := 0
 	return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(inner context.Context, tx pgx.Tx) error {
 		if runs++; runs == 1 {
@@ -99,7 +106,8 @@ func queued(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, level
 }
 
 var modes = []pgx.QueryExecMode{
-	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+	pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
 func TestEveryQueryModeOfPgx(t *testing.T) {
@@ -154,7 +162,8 @@ func TestASchemaOutsideTheSearchPath(t *testing.T) {
 			}
 			defer elsewhere.Close()
 			everyVerb(t, limiter(t, ratelimit.Config{Schema: mine}), elsewhere)
-			everyVerb(t, limiter(t, ratelimit.Config{Schema: mine, Portable: true}), withRowsDeleted(t, elsewhere, mine))
+			everyVerb(t, limiter(t, ratelimit.Config{Schema: mine, Portable: true}),
+				withRowsDeleted(t, elsewhere, mine))
 		})
 	}
 }
@@ -181,7 +190,8 @@ func TestErrorsSayWhatIsMissing(t *testing.T) {
 		"OtherSchema":   {limiter(t, ratelimit.Config{Schema: "nowhere"}), migrated, "", "Config.Schema"},
 		"ReadOnly":      {limiter(t, ratelimit.Config{}), migrated, "SET TRANSACTION READ ONLY", "primary"},
 		"AlreadyFailed": {limiter(t, ratelimit.Config{}), migrated, "SELECT 1/0", "earlier statement"},
-		"OtherTables":   {limiter(t, ratelimit.Config{}), migrated, "CREATE TEMP TABLE weir_balance (name text) ON COMMIT DROP", "search_path"},
+		"OtherTables": {limiter(t, ratelimit.Config{}), migrated,
+			"CREATE TEMP TABLE weir_balance (name text) ON COMMIT DROP", "search_path"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -190,12 +200,14 @@ func TestErrorsSayWhatIsMissing(t *testing.T) {
 				_, _ = tx.Exec(t.Context(), c.sql)
 			}
 			_, err := c.l.RateLimit(t.Context(), tx, limit.For("k"))
-			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `"missing"`) || sqlState(err) == "" {
+			if err == nil || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), `"missing"`) || sqlState(err) == "" {
 				t.Errorf("got %v, want it to say %q and to name the limit", err, c.want)
 			}
 		})
 	}
-	if _, err := limiter(t, ratelimit.Config{}).RateLimit(t.Context(), nil, limit.For("k")); err == nil || !strings.Contains(err.Error(), "open transaction") {
+	if _, err := limiter(t, ratelimit.Config{}).RateLimit(t.Context(), nil,
+		limit.For("k")); err == nil || !strings.Contains(err.Error(), "open transaction") {
 		t.Errorf("without a transaction: %v", err)
 	}
 }

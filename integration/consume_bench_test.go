@@ -14,11 +14,12 @@ import (
 // consumed is ample: whatever a benchmark takes is granted.
 var consumed = ratelimit.MustDefine("sendMessage", ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour})
 
-// BenchmarkConsumeInTx takes a token of one of 100,000 keys in a SERIALIZABLE transaction, against an UPDATE of one row of a
-// table of the same shape by its key. x-update is the base's time by ours.
+// BenchmarkConsumeInTx takes a token of one of 100,000 keys in a SERIALIZABLE transaction, against
+// an UPDATE of one row of a table of the same shape by its key. x-update is the base's time by
+// ours.
 //
-// By the runner it is InTx, against BEGIN and the UPDATE in one round trip and COMMIT in another. Raw, the caller begins the
-// transaction on both sides, in a round trip of its own.
+// By the runner it is InTx, against BEGIN and the UPDATE in one round trip and COMMIT in another.
+// Raw, the caller begins the transaction on both sides, in a round trip of its own.
 func BenchmarkConsumeInTx(b *testing.B) {
 	for _, c := range []struct {
 		name       string
@@ -67,7 +68,8 @@ func (*lone) updateInBatch() side {
 
 func (l *lone) consume() side { return l.takeOf(consumed) }
 
-// begun is a transaction that the caller begins. Its errors end the benchmark, and with it the connection.
+// begun is a transaction that the caller begins. Its errors end the benchmark, and with it the
+// connection.
 func begun(ctx context.Context, conn *pgxpool.Conn, fn func(tx pgx.Tx) error) error {
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
 	if err != nil {

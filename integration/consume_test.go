@@ -15,8 +15,8 @@ import (
 	"github.com/weir-go/weir/weirtest"
 )
 
-// Each way to consume answers with nil what it grants, and with a DeniedError what it denies. What may be granted for later
-// it refuses, and takes nothing.
+// Each way to consume answers with nil what it grants, and with a DeniedError what it denies. What
+// may be granted for later it refuses, and takes nothing.
 func TestConsume(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -25,7 +25,9 @@ func TestConsume(t *testing.T) {
 	t.Cleanup(func() { _ = db.Close() })
 	ways := map[string]func(context.Context, ...ratelimit.Request) error{
 		"InTx": func(ctx context.Context, requests ...ratelimit.Request) error {
-			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, requests...) })
+			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				return l.Consume(ctx, tx, requests...)
+			})
 		},
 		"DatabaseSQL": func(ctx context.Context, requests ...ratelimit.Request) error {
 			tx, err := db.BeginTx(ctx, nil)
@@ -42,9 +44,11 @@ func TestConsume(t *testing.T) {
 		"FailOpen":   (&ratelimit.FailOpen{Limiter: l.Autocommit(pool)}).Consume,
 		"weirtest":   new(weirtest.Limiter).Consume,
 	}
-	limit := ratelimit.MustDefine("consumed", ratelimit.TokenBucket{Rate: 2, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
+	limit := ratelimit.MustDefine("consumed",
+		ratelimit.TokenBucket{Rate: 2, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
 	other := ratelimit.MustDefine("consumedToo", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
-	shadow := ratelimit.MustDefine("consumedByShadow", ratelimit.TokenBucket{Rate: 1, Period: time.Hour}, ratelimit.Shadow())
+	shadow := ratelimit.MustDefine("consumedByShadow",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour}, ratelimit.Shadow())
 	for name, consume := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -52,7 +56,8 @@ func TestConsume(t *testing.T) {
 			refused := func(what string, requests ...ratelimit.Request) {
 				t.Helper()
 				err := consume(ctx, requests...)
-				if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "one without OrReserve or Within") {
+				if !errors.Is(err, ratelimit.ErrInvalid) ||
+					!strings.Contains(err.Error(), "one without OrReserve or Within") {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
@@ -65,7 +70,8 @@ func TestConsume(t *testing.T) {
 				t.Errorf("the first: %v", err)
 			}
 			var denied *ratelimit.DeniedError
-			if err := consume(ctx, limit.For(name), other.For(name)); !errors.As(err, &denied) || denied.Limit != "consumedToo" ||
+			if err := consume(ctx, limit.For(name), other.For(name)); !errors.As(err, &denied) ||
+				denied.Limit != "consumedToo" ||
 				denied.Key != name || denied.RetryAfter() < 59*time.Minute {
 				t.Errorf("the second: %v", err)
 			}

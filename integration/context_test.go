@@ -85,7 +85,8 @@ func TestAllOrNoneThoughTheContextEndsBetweenStatements(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stop := func() { cancel() }
 	tracer.then.Store(&stop)
-	if res, err := l.InSQL(tx).RateLimit(ctx, x.For("a").Count(4), x.For("b").Count(4)); !errors.Is(err, context.Canceled) {
+	if res, err := l.InSQL(tx).RateLimit(ctx, x.For("a").Count(4),
+		x.For("b").Count(4)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %+v and %v, want the context's end", res, err)
 	}
 	tracer.then.Store(nil)

@@ -35,28 +35,32 @@ func (c counted) abortsPerCommit() float64 {
 }
 
 // takeAndSleep takes of the key that a worker asks for, and then works for so many seconds.
-func (c crowd) takeAndSleep(l *ratelimit.Limiter, level pgx.TxIsoLevel, seconds string, key func(worker int) string) counted {
+func (c crowd) takeAndSleep(l *ratelimit.Limiter, level pgx.TxIsoLevel, seconds string,
+	key func(worker int) string) counted {
 	return c.sleepAfter(l, level, seconds, "", func(worker int) ratelimit.Request { return consumed.For(key(worker)) })
 }
 
-// sleepAfter reads something, if it is told what, takes what a worker asks for, and then works for so many seconds.
-func (c crowd) sleepAfter(l *ratelimit.Limiter, level pgx.TxIsoLevel, seconds, read string, request func(worker int) ratelimit.Request) counted {
+// sleepAfter reads something, if it is told what, takes what a worker asks for, and then works for
+// so many seconds.
+func (c crowd) sleepAfter(l *ratelimit.Limiter, level pgx.TxIsoLevel, seconds, read string,
+	request func(worker int) ratelimit.Request) counted {
 	var runs, commits atomic.Int64
 	do := func(ctx context.Context, worker int) error {
 		request := request(worker)
-		err := l.InTxOptions(ctx, c.conns[worker], pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-			runs.Add(1)
-			if read != "" {
-				if _, err := tx.Exec(ctx, read); err != nil {
+		err := l.InTxOptions(ctx, c.conns[worker], pgx.TxOptions{IsoLevel: level},
+			func(ctx context.Context, tx pgx.Tx) error {
+				runs.Add(1)
+				if read != "" {
+					if _, err := tx.Exec(ctx, read); err != nil {
+						return err
+					}
+				}
+				if err := granted(l.RateLimit(ctx, tx, request)); err != nil {
 					return err
 				}
-			}
-			if err := granted(l.RateLimit(ctx, tx, request)); err != nil {
+				_, err := tx.Exec(ctx, `SELECT pg_sleep(`+seconds+`)`)
 				return err
-			}
-			_, err := tx.Exec(ctx, `SELECT pg_sleep(`+seconds+`)`)
-			return err
-		})
+			})
 		if err == nil {
 			commits.Add(1)
 		}

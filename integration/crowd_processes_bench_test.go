@@ -23,8 +23,8 @@ import (
 // crowdEnv makes a child one of the processes of a crowd.
 const crowdEnv = "WEIR_TEST_CROWD"
 
-// crowdOfProcesses is a process for each caller. It reads a line that says what to do, and answers with a line that begins with
-// the number of runs.
+// crowdOfProcesses is a process for each caller. It reads a line that says what to do, and answers
+// with a line that begins with the number of runs.
 type crowdOfProcesses struct {
 	pool *pgxpool.Pool
 	say  [hotCallers]io.Writer

@@ -13,9 +13,10 @@ import (
 // remembered is how many keys a flood of denials is for: fewer than a Limiter remembers.
 const remembered = 5000
 
-// BenchmarkDeny is a call that is denied and rolls its transaction back, against one that is admitted and commits: by InTx,
-// each of 100,000 keys. x-admit is the base's time by ours. A denial is predicted if the Limiter has seen that key denied
-// before. Those that are not predicted go through all keys, so that each is forgotten before it is asked for again.
+// BenchmarkDeny is a call that is denied and rolls its transaction back, against one that is
+// admitted and commits: by InTx, each of 100,000 keys. x-admit is the base's time by ours. A denial
+// is predicted if the Limiter has seen that key denied before. Those that are not predicted go
+// through all keys, so that each is forgotten before it is asked for again.
 //
 // wal-B/op is what a denied call adds to the write-ahead log.
 func BenchmarkDeny(b *testing.B) {
@@ -67,8 +68,8 @@ func inTurn(s side) side {
 	}
 }
 
-// walOf is how many bytes of write-ahead log s writes. The server writes some of its own now and then, vacuuming what was
-// measured before, so it is the least of a few stretches.
+// walOf is how many bytes of write-ahead log s writes. The server writes some of its own now and
+// then, vacuuming what was measured before, so it is the least of a few stretches.
 func (l *lone) walOf(b *testing.B, s side) float64 {
 	b.Helper()
 	const stretches, ops = 10, 100
@@ -91,7 +92,8 @@ func (l *lone) walOf(b *testing.B, s side) float64 {
 // wal is how many bytes have been written so far.
 func (l *lone) wal(b *testing.B) (bytes float64) {
 	b.Helper()
-	if err := l.pool.QueryRow(b.Context(), `SELECT (pg_current_wal_insert_lsn() - '0/0')::float8`).Scan(&bytes); err != nil {
+	if err := l.pool.QueryRow(b.Context(), `SELECT (pg_current_wal_insert_lsn() - '0/0')::float8`).
+		Scan(&bytes); err != nil {
 		b.Fatal(err)
 	}
 	return bytes

@@ -16,11 +16,13 @@ import (
 )
 
 type doer interface {
-	Do(ctx context.Context, fn func(ctx context.Context, used func(...ratelimit.Request)) error, requests ...ratelimit.Request) error
+	Do(ctx context.Context, fn func(ctx context.Context, used func(...ratelimit.Request)) error,
+		requests ...ratelimit.Request) error
 	Value(ctx context.Context, request ratelimit.Request) (ratelimit.State, error)
 }
 
-// However fn ends, what it has said to have used is settled, once, and what it has not spoken of stays charged.
+// However fn ends, what it has said to have used is settled, once, and what it has not spoken of
+// stays charged.
 func TestDoSettlesHoweverItEnds(t *testing.T) {
 	t.Parallel()
 	tokens := ratelimit.MustDefine("doTokens", ratelimit.TokenBucket{Rate: 1000, Period: 1000 * time.Hour})
@@ -41,14 +43,24 @@ func TestDoSettlesHoweverItEnds(t *testing.T) {
 			used(count(0), calls.Global().Count(0))
 			return failed
 		}, 1000, 10, failed, false},
-		"error":    {func(_ context.Context, _ func(), used used) error { used(count(20)); return failed }, 980, 9, failed, false},
-		"silent":   {func(context.Context, func(), used) error { return nil }, 900, 9, nil, false},
-		"no idea":  {func(context.Context, func(), used) error { return failed }, 900, 9, failed, false},
-		"sum":      {func(_ context.Context, _ func(), used used) error { used(count(20), count(30)); return nil }, 950, 9, nil, false},
-		"panic":    {func(_ context.Context, _ func(), used used) error { used(count(40)); panic("a bug") }, 960, 9, nil, true},
-		"Goexit":   {func(_ context.Context, _ func(), used used) error { used(count(50)); runtime.Goexit(); return nil }, 950, 9, nil, true},
-		"wrong":    {func(_ context.Context, _ func(), used used) error { used(tokens.For("another")); return failed }, 900, 9, ratelimit.ErrInvalid, false},
-		"negative": {func(_ context.Context, _ func(), used used) error { used(count(-1)); return nil }, 900, 9, ratelimit.ErrInvalid, false},
+		"error":   {func(_ context.Context, _ func(), used used) error { used(count(20)); return failed }, 980, 9, failed, false},
+		"silent":  {func(context.Context, func(), used) error { return nil }, 900, 9, nil, false},
+		"no idea": {func(context.Context, func(), used) error { return failed }, 900, 9, failed, false},
+		"sum":     {func(_ context.Context, _ func(), used used) error { used(count(20), count(30)); return nil }, 950, 9, nil, false},
+		"panic":   {func(_ context.Context, _ func(), used used) error { used(count(40)); panic("a bug") }, 960, 9, nil, true},
+		"Goexit": {func(_ context.Context, _ func(), used used) error {
+			used(count(50))
+			runtime.Goexit()
+			return nil
+		}, 950, 9, nil, true},
+		"wrong": {func(_ context.Context, _ func(), used used) error {
+			used(tokens.For("another"))
+			return failed
+		}, 900, 9, ratelimit.ErrInvalid, false},
+		"negative": {func(_ context.Context, _ func(), used used) error {
+			used(count(-1))
+			return nil
+		}, 900, 9, ratelimit.ErrInvalid, false},
 		"disconnect": {func(ctx context.Context, leave func(), used used) error {
 			used(count(60))
 			leave()
@@ -83,7 +95,10 @@ func TestDoSettlesHoweverItEnds(t *testing.T) {
 				go func() {
 					defer close(ended)
 					defer func() { _ = recover() }()
-					err = v.Do(ctx, func(ctx context.Context, used used) error { late = used; return c.fn(ctx, leave, used) },
+					err = v.Do(ctx, func(ctx context.Context, used used) error {
+						late = used
+						return c.fn(ctx, leave, used)
+					},
 						count(100), calls.Global())
 					returned = true
 				}()
@@ -113,7 +128,8 @@ func TestDoRunsOnlyWhatIsGranted(t *testing.T) {
 	if err := auto.Consume(t.Context(), limit.Global()); err != nil {
 		t.Fatal(err)
 	}
-	if err := auto.Do(t.Context(), fn, limit.For("k"), limit.Global().Within(time.Second)); !errors.Is(err, ratelimit.ErrDenied) {
+	if err := auto.Do(t.Context(), fn, limit.For("k"),
+		limit.Global().Within(time.Second)); !errors.Is(err, ratelimit.ErrDenied) {
 		t.Errorf("denied: %v", err)
 	}
 	if err := auto.Do(t.Context(), nil, limit.Global()); !errors.Is(err, ratelimit.ErrInvalid) {
@@ -129,7 +145,8 @@ func TestDoRunsOnlyWhatIsGranted(t *testing.T) {
 	}
 }
 
-// A settlement that fails does not spoil the answer: it is logged, and what was reserved stays charged.
+// A settlement that fails does not spoil the answer: it is logged, and what was reserved stays
+// charged.
 func TestDoLogsASettlementThatFails(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -147,7 +164,8 @@ func TestDoLogsASettlementThatFails(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if s := log.String(); strings.Count(s, "not settled") != 1 || !strings.Contains(s, "limit=doUnsettled") || strings.Contains(s, "key") {
+	if s := log.String(); strings.Count(s, "not settled") != 1 ||
+		!strings.Contains(s, "limit=doUnsettled") || strings.Contains(s, "key") {
 		t.Errorf("logged %q", s)
 	}
 	if s, err := l.Autocommit(pool).Value(t.Context(), limit.For("a secret")); err != nil || s.Value > 6.01 {

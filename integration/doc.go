@@ -1,2 +1,3 @@
-// Package integration proves the library as a whole on a real Postgres: there is nothing here but tests.
+// Package integration proves the library as a whole on a real Postgres: there is nothing here but
+// tests.
 package integration

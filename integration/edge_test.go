@@ -20,7 +20,8 @@ func TestAResetDoesNotMindCounts(t *testing.T) {
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	a := l.Autocommit(pool)
 	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 0.5, Period: time.Hour})
-	zero := ratelimit.MustDefine("zero", ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+	zero := ratelimit.MustDefine("zero",
+		ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
 	one := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	if err := a.ResetRateLimit(t.Context(), small.For("k")); err != nil {
 		t.Error(err)
@@ -72,7 +73,8 @@ func TestTheZeroLimiterIsRefused(t *testing.T) {
 	res := takeOK(t, first(good.Autocommit(pool).RateLimit(t.Context(), r)))
 	refused := func(verb string, err error) {
 		t.Helper()
-		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Limiter is the zero one: want one made by New") {
+		if !errors.Is(err, ratelimit.ErrInvalid) ||
+			!strings.Contains(err.Error(), "Limiter is the zero one: want one made by New") {
 			t.Errorf("%s: %v", verb, err)
 		}
 	}
@@ -180,7 +182,8 @@ func TestARememberedDenialIsNotBelievedOnAnOldSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !res.OK {
-		t.Errorf("denied until %v (%v), %d runs, though it was full when the call was made", res.RetryAt, res.RetryAfter(), n)
+		t.Errorf("denied until %v (%v), %d runs, though it was full when the call was made",
+			res.RetryAt, res.RetryAfter(), n)
 	}
 }
 
@@ -220,7 +223,8 @@ func TestChecksWorkInReadOnlyTransactions(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
-	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly, DeferrableMode: pgx.Deferrable}, func(ctx context.Context, tx pgx.Tx) error {
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly,
+		DeferrableMode: pgx.Deferrable}, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := l.Value(ctx, tx, k); err != nil {
 			return err
 		}

@@ -46,7 +46,8 @@ func TestWhoIsDeniedAsExpectedBeginsNoTransaction(t *testing.T) {
 	}
 }
 
-// Whoever goes on after it has the denial within the transaction: it is looked at again, ahead of whatever comes.
+// Whoever goes on after it has the denial within the transaction: it is looked at again, ahead of
+// whatever comes.
 func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
@@ -89,7 +90,8 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 					}
 					granted = res.OK
 					if reset && runs == 1 { // by another process, which this one does not hear of
-						if err := limiter(t, ratelimit.Config{}).Autocommit(pool).ResetRateLimit(t.Context(), scarce); err != nil {
+						if err := limiter(t, ratelimit.Config{}).Autocommit(pool).
+							ResetRateLimit(t.Context(), scarce); err != nil {
 							t.Error(err)
 						}
 					}
@@ -110,8 +112,8 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	}
 }
 
-// A callback that goes on after a denial runs once more at the most, however often others take from the
-// same balance. At READ COMMITTED it runs once.
+// A callback that goes on after a denial runs once more at the most, however often others take from
+// the same balance. At READ COMMITTED it runs once.
 func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
@@ -129,16 +131,17 @@ func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 				want = 1
 			}
 			runs := 0
-			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-				runs++
-				res, err := l.RateLimit(ctx, tx, limit.Count(8))
-				if err != nil || res.OK || !near(res.Outcomes[0].Value, float64(8-runs)) {
-					t.Errorf("%+v, %v", res, err)
-				}
-				takeOK(t, first(other.RateLimit(t.Context(), limit)))
-				_, err = tx.Exec(ctx, `SELECT 1`)
-				return err
-			})
+			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+				func(ctx context.Context, tx pgx.Tx) error {
+					runs++
+					res, err := l.RateLimit(ctx, tx, limit.Count(8))
+					if err != nil || res.OK || !near(res.Outcomes[0].Value, float64(8-runs)) {
+						t.Errorf("%+v, %v", res, err)
+					}
+					takeOK(t, first(other.RateLimit(t.Context(), limit)))
+					_, err = tx.Exec(ctx, `SELECT 1`)
+					return err
+				})
 			if err != nil || runs != want {
 				t.Errorf("%d runs, want %d, %v", runs, want, err)
 			}
@@ -170,8 +173,8 @@ func (a *afterBatch) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEnd
 	}
 }
 
-// A call that is expected to be denied, and finds tokens, takes them. Nobody runs again because others
-// have taken some between its look and its take, and left enough.
+// A call that is expected to be denied, and finds tokens, takes them. Nobody runs again because
+// others have taken some between its look and its take, and left enough.
 func TestTokensThatHaveComeAreTakenAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
@@ -194,10 +197,11 @@ func TestTokensThatHaveComeAreTakenAtOnce(t *testing.T) {
 				takeOK(t, first(other.RateLimit(t.Context(), limit)))
 			}
 			runs := 0
-			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-				runs++
-				return granted(l.RateLimit(ctx, tx, limit.Count(8)))
-			})
+			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+				func(ctx context.Context, tx pgx.Tx) error {
+					runs++
+					return granted(l.RateLimit(ctx, tx, limit.Count(8)))
+				})
 			if err != nil || runs != 1 || !meddled {
 				t.Errorf("%d runs, %v, somebody came between: %v", runs, err, meddled)
 			}

@@ -10,11 +10,13 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A denial says if it is of a line that is full, and not of tokens that the key has used, or of a wait that is too long.
+// A denial says if it is of a line that is full, and not of tokens that the key has used, or of a
+// wait that is too long.
 func TestADenialSaysIfTheLineIsFull(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)})
+		limit := ratelimit.MustDefine("line",
+			ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)})
 		if res, err := v.RateLimit(t.Context(), limit.For("k").Count(13).OrReserve()); err != nil || !res.OK {
 			t.Fatalf("%+v, %v", res, err)
 		}

@@ -75,7 +75,8 @@ func TestEachLimitIsGivenBackToItsOwnWindow(t *testing.T) {
 	a := l.Autocommit(pool)
 	wk := ratelimit.MustDefine("a", window).For("k")
 	bk := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 100, Period: time.Minute}).For("k")
-	// b's row was last taken from by someone whose clock reading was later (a take that waited for the row sees this)
+	// b's row was last taken from by someone whose clock reading was later (a take that waited for
+	// the row sees this)
 	c.set(w0.Add(61 * time.Second))
 	takeOK(t, first(a.RateLimit(t.Context(), bk)))
 	c.set(w0.Add(59 * time.Second))

@@ -21,8 +21,8 @@ func flat(code string) string {
 	return b.String()
 }
 
-// Whatever Go stands in a guide stands in a file of this repository, which is compiled and mostly run: a part of it in one piece,
-// or in several pieces between which there are empty lines.
+// Whatever Go stands in a guide stands in a file of this repository, which is compiled and mostly
+// run: a part of it in one piece, or in several pieces between which there are empty lines.
 func TestTheCodeOfTheGuidesIsCompiled(t *testing.T) {
 	t.Parallel()
 	var compiled strings.Builder

@@ -16,10 +16,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkHeldRows lets 32 callers take of 1,000 free keys by coalesced calls, in slices of 300 ms:
-// alone, and while other transactions hold 100 other rows, each of which 2 calls wait for. x-free is
-// the throughput beside held rows relative to that without, x-p99 the same for the 99th percentile
-// of how long a call took. The control is the slices without held rows against each other.
+// BenchmarkHeldRows lets 32 callers take of 1,000 free keys by coalesced calls, in slices of 300
+// ms: alone, and while other transactions hold 100 other rows, each of which 2 calls wait for.
+// x-free is the throughput beside held rows relative to that without, x-p99 the same for the 99th
+// percentile of how long a call took. The control is the slices without held rows against each
+// other.
 func BenchmarkHeldRows(b *testing.B) {
 	const (
 		callers, free = 32, 1000
@@ -74,7 +75,8 @@ func BenchmarkHeldRows(b *testing.B) {
 	hold := func(i int) pgx.Tx {
 		tx := begin(b, holders, pgx.ReadCommitted)
 		if _, err := tx.Exec(b.Context(), `SELECT FROM weir_balance
-			WHERE name = 'heldRows' AND key LIKE 'held%' AND substr(key, 5)::integer % 4 = $1 FOR UPDATE`, i); err != nil {
+			WHERE name = 'heldRows' AND key LIKE 'held%' AND substr(key, 5)::integer % 4 = $1 FOR UPDATE`,
+			i); err != nil {
 			b.Fatal(err)
 		}
 		return tx

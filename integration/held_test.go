@@ -44,8 +44,8 @@ func bothForms(t *testing.T, test func(t *testing.T, cfg ratelimit.Config)) {
 	}
 }
 
-// As many rows are held and asked for as the pool has connections. Other keys, and the application's
-// own queries, go on. The calls for a held row are then granted in their order.
+// As many rows are held and asked for as the pool has connections. Other keys, and the
+// application's own queries, go on. The calls for a held row are then granted in their order.
 func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
@@ -91,8 +91,8 @@ func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
 	})
 }
 
-// busyLanes makes a call for each of some keys while the gate is shut, until each lane has a batch that
-// stands at the gate. What is called then comes together, in the next batches.
+// busyLanes makes a call for each of some keys while the gate is shut, until each lane has a batch
+// that stands at the gate. What is called then comes together, in the next batches.
 func busyLanes(t *testing.T, g *gate, call func(key string)) {
 	t.Helper()
 	g.shut()
@@ -104,8 +104,8 @@ func busyLanes(t *testing.T, g *gate, call func(key string)) {
 	}
 }
 
-// A call for a held row and calls for free rows come together, whether rows are expected that do not
-// exist or not. Only the call for the held row waits.
+// A call for a held row and calls for free rows come together, whether rows are expected that do
+// not exist or not. Only the call for the held row waits.
 func TestABatchWaitsForNoHeldRow(t *testing.T) {
 	t.Parallel()
 	for _, known := range []bool{false, true} { // lately no row was inserted
@@ -178,8 +178,8 @@ func TestACallOutwaitsWhoHoldsItsRow(t *testing.T) {
 	})
 }
 
-// Another transaction inserts one of many rows that are inserted together. Only the calls for this row
-// wait for it.
+// Another transaction inserts one of many rows that are inserted together. Only the calls for this
+// row wait for it.
 func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
@@ -244,7 +244,8 @@ func TestADenialDoesNotWaitForAHeldRow(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), hung)
 		defer cancel()
-		for _, requests := range [][]ratelimit.Request{{limit.For("k")}, {limit.For("k")}, {ample.For("k"), limit.For("k")}} {
+		for _, requests := range [][]ratelimit.Request{{limit.For("k")}, {limit.For("k")},
+			{ample.For("k"), limit.For("k")}} {
 			if res, err := c.RateLimit(ctx, requests...); err != nil || res.OK {
 				t.Errorf("%+v, %v", res, err)
 			}
@@ -284,8 +285,8 @@ func TestARowThatIsAlwaysHeldServesItsCallers(t *testing.T) {
 	wg.Wait()
 }
 
-// Rows are held for short times, one after the other and many at once. At most one connection of the
-// pool waits for a row.
+// Rows are held for short times, one after the other and many at once. At most one connection of
+// the pool waits for a row.
 func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it reads the statistics of one server")
@@ -316,7 +317,8 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	}
 	waits := func() (waiting []string) {
 		t.Helper()
-		if err := pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid || ' since ' || query_start), '{}') FROM pg_stat_activity
+		if err := pool.QueryRow(t.Context(),
+			`SELECT coalesce(array_agg(pid || ' since ' || query_start), '{}') FROM pg_stat_activity
 			WHERE application_name = 'convoy' AND wait_event_type = 'Lock' AND wait_event IN ('tuple', 'transactionid')
 			AND query NOT LIKE '%INSERT%'`).Scan(&waiting); err != nil {
 			t.Error(err)
@@ -325,11 +327,14 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	}
 	for i := range 100 {
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i%5)))))
-		// One reading is not of one instant: one connection may end its wait, and another one begin, while it is made.
-		// Two that wait at once are in the next one, too, with the same statements.
+		// One reading is not of one instant: one connection may end its wait, and another one
+		// begin, while it is made. Two that wait at once are in the next one, too, with the same
+		// statements.
 		if waiting := waits(); len(waiting) > 1 {
 			again := waits()
-			if waiting = slices.DeleteFunc(waiting, func(w string) bool { return !slices.Contains(again, w) }); len(waiting) > 1 {
+			if waiting = slices.DeleteFunc(waiting, func(w string) bool {
+				return !slices.Contains(again, w)
+			}); len(waiting) > 1 {
 				t.Errorf("%d connections wait for rows: %q", len(waiting), waiting)
 			}
 		}

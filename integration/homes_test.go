@@ -7,9 +7,9 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Citus divides what Postgres' hash of a key may be into ranges, and gives each node every n-th. Of two
-// shards in a row, one is as far from the start as the other is from the end: they are on different nodes
-// of two. Of two such pairs, none is on the same of four.
+// Citus divides what Postgres' hash of a key may be into ranges, and gives each node every n-th. Of
+// two shards in a row, one is as far from the start as the other is from the end: they are on
+// different nodes of two. Of two such pairs, none is on the same of four.
 func TestShardsInARowHaveComplementaryHashes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

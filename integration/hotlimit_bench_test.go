@@ -21,8 +21,9 @@ var (
 func hotRequest(int) ratelimit.Request { return hot.Global() }
 func ownRequest(int) ratelimit.Request { return own.For(key(rand.IntN(manyKeys))) }
 
-// BenchmarkHotLimit is one limit of 32 shards from which 16 callers take in SERIALIZABLE transactions that work for 2 ms after
-// that, against the same with a key for each user. x-uncontended is the throughput by the base's.
+// BenchmarkHotLimit is one limit of 32 shards from which 16 callers take in SERIALIZABLE
+// transactions that work for 2 ms after that, against the same with a key for each user.
+// x-uncontended is the throughput by the base's.
 func BenchmarkHotLimit(b *testing.B) {
 	b.Run("one-process", func(b *testing.B) { hotLimit(b, "") })
 	b.Run("after-read", func(b *testing.B) { hotLimit(b, `SELECT version FROM weir_schema`) })

@@ -16,11 +16,13 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkHotReserve is one limit of 32 shards that is in debt, from which 16 callers reserve in transactions that work for
-// 2 ms after that, against the same with a key of their own for each. x-uncontended is the throughput by the base's.
+// BenchmarkHotReserve is one limit of 32 shards that is in debt, from which 16 callers reserve in
+// transactions that work for 2 ms after that, against the same with a key of their own for each.
+// x-uncontended is the throughput by the base's.
 //
-// late-p99 is how much later the callers are told to run than by one line, repaid-after how much later the last shard has
-// repaid its debt than if all had the same: both in the time in which each shard repays the mean count.
+// late-p99 is how much later the callers are told to run than by one line, repaid-after how much
+// later the last shard has repaid its debt than if all had the same: both in the time in which each
+// shard repays the mean count.
 func BenchmarkHotReserve(b *testing.B) {
 	for _, level := range []pgx.TxIsoLevel{pgx.Serializable, pgx.ReadCommitted} {
 		b.Run(string(level), func(b *testing.B) {
@@ -33,15 +35,18 @@ func BenchmarkHotReserve(b *testing.B) {
 	}
 }
 
-// The line of BenchmarkHotReserve: its rate, in tokens a second, is less than half of what the callers want, who come half of the
-// time: so it stays in debt.
+// The line of BenchmarkHotReserve: its rate, in tokens a second, is less than half of what the
+// callers want, who come half of the time: so it stays in debt.
 const lineShards, lineMean, lineRate = 32, 5.0, 6_000.0
 
 var hotLine = ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: lineRate, Period: time.Second,
 	Capacity: ratelimit.Tokens(8 * lineShards * lineMean)}, ratelimit.Shards(lineShards))
 
 // reserve is one transaction of it.
-func reserve(ctx context.Context, l *ratelimit.Limiter, on ratelimit.Beginner, level pgx.TxIsoLevel, n float64, runs *atomic.Int64) (res ratelimit.Result, err error) {
+func reserve(
+	ctx context.Context, l *ratelimit.Limiter, on ratelimit.Beginner, level pgx.TxIsoLevel,
+	n float64, runs *atomic.Int64,
+) (res ratelimit.Result, err error) {
 	err = l.InTxOptions(ctx, on, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		runs.Add(1)
 		if res, err = l.RateLimit(ctx, tx, hotLine.Global().Count(n).OrReserve()); granted(res, err) != nil {
@@ -78,7 +83,9 @@ func (i *ideal) take(at, runAt time.Time, n float64) {
 	if told.IsZero() {
 		told = at
 	}
-	i.late = append(i.late, float64(told.Sub(i.at.Add(time.Duration(max(0, i.owed)/lineRate*float64(time.Second)))))/unit)
+	i.late = append(
+		i.late, float64(told.Sub(i.at.Add(time.Duration(max(0, i.owed)/lineRate*float64(time.Second)))))/unit,
+	)
 }
 
 // fill has the line owe so many units.
@@ -103,9 +110,11 @@ func (i *ideal) report(b *testing.B, pool *pgxpool.Pool) {
 	b.ReportMetric(i.late[len(i.late)/2], "late-p50")
 	b.ReportMetric(i.late[len(i.late)*99/100], "late-p99")
 	var after float64
-	if err := pool.QueryRow(b.Context(), `SELECT extract(epoch FROM max(ts - make_interval(secs => value / $1)) - min(ts)) -
+	if err := pool.QueryRow(b.Context(),
+		`SELECT extract(epoch FROM max(ts - make_interval(secs => value / $1)) - min(ts)) -
 			extract(epoch FROM max(ts) - min(ts)) - sum(-value) / sum(rate)
-		FROM weir_balance WHERE name = 'line' AND shard > 0 AND value > '-Infinity'`, lineRate/lineShards).Scan(&after); err != nil {
+		FROM weir_balance WHERE name = 'line' AND shard > 0 AND value > '-Infinity'`,
+		lineRate/lineShards).Scan(&after); err != nil {
 		b.Fatal(err)
 	}
 	b.ReportMetric(after*float64(time.Second)/unit, "repaid-after")

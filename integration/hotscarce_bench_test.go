@@ -15,9 +15,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkHotScarce is one limit of 32 shards that has less than 16 callers ask for: so many per cent of what they do with a
-// key of their own for each, in transactions that work for 2 ms after they have taken. Slices of either side alternate. What
-// comes first in each slice, when there is something left, does not count.
+// BenchmarkHotScarce is one limit of 32 shards that has less than 16 callers ask for: so many per
+// cent of what they do with a key of their own for each, in transactions that work for 2 ms after
+// they have taken. Slices of either side alternate. What comes first in each slice, when there is
+// something left, does not count.
 //
 //	granted        of what flows in
 //	x-p99          how long the slowest per cent of grants take, re-runs included, by those of the base; x-p99-denied of denials
@@ -44,7 +45,8 @@ type sliceOf struct {
 	runs, failed    atomic.Int64
 }
 
-// work has the callers do something for seven tenths of a second, and counts what ends after the first two.
+// work has the callers do something for seven tenths of a second, and counts what ends after the
+// first two.
 func (s *sliceOf) work(
 	ctx context.Context,
 	do func(ctx context.Context, worker int, runs *atomic.Int64) (*ratelimit.Result, error), patient bool,
@@ -104,7 +106,8 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
 	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
 	l := limiter(b, ratelimit.Config{})
-	in := func(request func(int) ratelimit.Request) func(context.Context, int, *atomic.Int64) (*ratelimit.Result, error) {
+	in := func(request func(int) ratelimit.Request) func(context.Context, int,
+		*atomic.Int64) (*ratelimit.Result, error) {
 		return func(ctx context.Context, worker int, runs *atomic.Int64) (*ratelimit.Result, error) {
 			var res ratelimit.Result
 			r := request(worker)
@@ -125,7 +128,8 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
 		b.Fatal(err)
 	}
 	rate := percent / 100 * float64(len(own.grants)) / own.took.Seconds() // calls a second
-	line := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: rate * count, Period: time.Second, Capacity: ratelimit.Tokens(float64(8*shards) * count)},
+	line := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: rate * count,
+		Period: time.Second, Capacity: ratelimit.Tokens(float64(8*shards) * count)},
 		ratelimit.Shards(shards))
 	ours := in(func(int) ratelimit.Request { return line.Global().Count(count) })
 	own = sliceOf{}

@@ -26,8 +26,9 @@ func reader(t testing.TB, pool *pgxpool.Pool, cfg inspect.Config) *inspect.Reade
 	return r
 }
 
-// Whatever is done, and over however many shards: from the rows alone it is read what the limiter tells that knows the rule, and FullAt
-// is the first microsecond at which the limiter finds it full, but for the rounding of shards.
+// Whatever is done, and over however many shards: from the rows alone it is read what the limiter
+// tells that knows the rule, and FullAt is the first microsecond at which the limiter finds it
+// full, but for the rounding of shards.
 func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -64,8 +65,10 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 				t.Fatal(err)
 			}
 			numbers := numbersOf(rule)
-			if got.Problem != "" || got.Value != want.Value || !got.PausedUntil.Equal(want.PausedUntil) || got.Capacity != numbers.capacity || got.Rate != numbers.rate ||
-				got.Period != numbers.period || got.Windowed != numbers.windowed || !got.At.Equal(c.now()) || got.FullAt.IsZero() != (got.Value == got.Capacity) {
+			if got.Problem != "" || got.Value != want.Value || !got.PausedUntil.Equal(want.PausedUntil) ||
+				got.Capacity != numbers.capacity || got.Rate != numbers.rate ||
+				got.Period != numbers.period || got.Windowed != numbers.windowed ||
+				!got.At.Equal(c.now()) || got.FullAt.IsZero() != (got.Value == got.Capacity) {
 				t.Fatalf("read %+v\nthe limiter tells %+v, %+v", got, want, numbers)
 			}
 			if want := windowEnd(numbers, request(), c.now()); !got.WindowEnds.Equal(want) {
@@ -77,12 +80,14 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 			"take": func(t *rapid.T) {
 				r := anyAhead(t, numbersOf(rule).period)
 				count := min(numbersOf(rule).capacity, rapid.SampledFrom([]float64{0, 1, 2, 7, 1e9}).Draw(t, "count"))
-				if _, err := a.RateLimit(t.Context(), r(request().Count(count))); err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
+				if _, err := a.RateLimit(t.Context(), r(request().Count(count))); err != nil &&
+					!errors.Is(err, ratelimit.ErrInvalid) {
 					t.Fatal(err)
 				}
 			},
 			"pause": func(t *rapid.T) {
-				d := rapid.SampledFrom([]time.Duration{time.Microsecond, numbersOf(rule).period, 3 * numbersOf(rule).period}).Draw(t, "d")
+				d := rapid.SampledFrom([]time.Duration{time.Microsecond, numbersOf(rule).period,
+					3 * numbersOf(rule).period}).Draw(t, "d")
 				if err := a.Pause(t.Context(), d, request()); err != nil {
 					t.Fatal(err)
 				}
@@ -94,7 +99,8 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 				}
 			},
 			"tick": func(t *rapid.T) {
-				c.add(rapid.SampledFrom([]time.Duration{time.Microsecond, numbersOf(rule).period / 7, numbersOf(rule).period,
+				c.add(rapid.SampledFrom([]time.Duration{time.Microsecond,
+					numbersOf(rule).period / 7, numbersOf(rule).period,
 					-time.Second}).Draw(t, "by").Truncate(time.Microsecond))
 			},
 			"another rule": func(t *rapid.T) {
@@ -137,7 +143,8 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 			},
 		})
 	})
-	for name, n := range map[string]*atomic.Int64{"short": &short, "owing": &owing, "paused": &paused, "sharded": &sharded,
+	for name, n := range map[string]*atomic.Int64{"short": &short, "owing": &owing,
+		"paused": &paused, "sharded": &sharded,
 		"windowed": &windowed} {
 		if !t.Failed() && n.Load() < 5 {
 			t.Errorf("only %d balances were %s", n.Load(), name)
@@ -178,12 +185,15 @@ func TestInspectListsLimits(t *testing.T) {
 		got[i].Tightest = 0
 	}
 	want := []inspect.Limit{
-		{Name: "chat", Capacity: 70, Rate: 7, Period: time.Second, Shards: 1, WrittenAt: at, Keys: 5, Looked: 5, Short: 2, InDebt: 1,
+		{Name: "chat", Capacity: 70, Rate: 7, Period: time.Second, Shards: 1, WrittenAt: at,
+			Keys: 5, Looked: 5, Short: 2, InDebt: 1,
 			Paused: 1, At: at},
-		{Name: "hot", Capacity: 1000, Rate: 1000, Period: time.Hour, Windowed: true, Shards: 4, WrittenAt: at.Add(-time.Millisecond),
-			Keys: 1, Looked: 1, At: at},
-		{Name: "hot (shadow)", Shadow: true, Capacity: 5, Rate: 5, Period: time.Second, Shards: 1, WrittenAt: at.Add(-time.Millisecond),
-			Keys: 1, Looked: 1, At: at},
+		{Name: "hot", Capacity: 1000, Rate: 1000, Period: time.Hour, Windowed: true, Shards: 4,
+			WrittenAt: at.Add(-time.Millisecond),
+			Keys:      1, Looked: 1, At: at},
+		{Name: "hot (shadow)", Shadow: true, Capacity: 5, Rate: 5, Period: time.Second, Shards: 1,
+			WrittenAt: at.Add(-time.Millisecond),
+			Keys:      1, Looked: 1, At: at},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -203,7 +213,8 @@ func TestInspectListsLimits(t *testing.T) {
 	}
 }
 
-// Pages put together are all keys, each once and in order, the one of a limit without keys among them.
+// Pages put together are all keys, each once and in order, the one of a limit without keys among
+// them.
 func TestInspectPagesThroughKeys(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.Pool(t), newClock()
@@ -271,7 +282,8 @@ func TestInspectPagesThroughKeys(t *testing.T) {
 		}
 	}
 	for _, most := range []int{-1, 1001} {
-		if _, _, err := look.Keys(t.Context(), "paged", inspect.Page{Most: most}); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, _, err := look.Keys(t.Context(), "paged", inspect.Page{Most: most}); !errors.Is(err,
+			ratelimit.ErrInvalid) {
 			t.Error(most, err)
 		}
 	}

@@ -50,7 +50,8 @@ func waiting(t testing.TB, pool *pgxpool.Pool, tx pgx.Tx, take func() (ratelimit
 	}()
 	until(t, func() bool {
 		var blocked bool
-		if err := pool.QueryRow(t.Context(), `SELECT cardinality(pg_blocking_pids($1)) > 0`, pid).Scan(&blocked); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT cardinality(pg_blocking_pids($1)) > 0`, pid).
+			Scan(&blocked); err != nil {
 			t.Fatal(err)
 		}
 		return blocked
@@ -152,8 +153,9 @@ func TestFirstUseIsGrantedWhenTheOtherRollsBack(t *testing.T) {
 	}
 }
 
-// A take reads the clock, then waits for the row. What flows in while it waits is not lost: where the tokens exist by the
-// time that it has the row, it is granted and not denied with a time that has passed.
+// A take reads the clock, then waits for the row. What flows in while it waits is not lost: where
+// the tokens exist by the time that it has the row, it is granted and not denied with a time that
+// has passed.
 func TestTokensThatComeWhileWaitingForTheRowAreGranted(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
@@ -218,15 +220,16 @@ func TestAnOldSnapshotFailsRatherThanTakingTwice(t *testing.T) {
 			if res, err := a.RateLimit(t.Context(), limit.For("k").Count(3)); err != nil || !res.OK {
 				t.Fatal(res, err)
 			}
-			if res, err := l.RateLimit(t.Context(), old, limit.For("k").Count(3)); sqlState(err) != "40001" || !strings.Contains(err.Error(), "as InTx does") {
+			if res, err := l.RateLimit(t.Context(), old, limit.For("k").Count(3)); sqlState(err) != "40001" ||
+				!strings.Contains(err.Error(), "as InTx does") {
 				t.Fatalf("got %+v and %v, want a serialization failure, and what to do", res, err)
 			}
 		})
 	}
 }
 
-// Two transactions that take in opposite order, in two calls each, deadlock. Postgres ends one of them, and InTx runs that
-// again: to the callers nothing happened.
+// Two transactions that take in opposite order, in two calls each, deadlock. Postgres ends one of
+// them, and InTx runs that again: to the callers nothing happened.
 func TestADeadlockBetweenCallsIsRunAgain(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("deadlock", ratelimit.TokenBucket{Rate: 10, Period: never})
@@ -239,18 +242,19 @@ func TestADeadlockBetweenCallsIsRunAgain(t *testing.T) {
 			go func() { <-meet; <-meet; close(both) }()
 			take := func(first, second string) error {
 				run := 0
-				return l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-					run++
-					if _, err := l.RateLimit(ctx, tx, limit.For(first)); err != nil {
+				return l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+					func(ctx context.Context, tx pgx.Tx) error {
+						run++
+						if _, err := l.RateLimit(ctx, tx, limit.For(first)); err != nil {
+							return err
+						}
+						if run == 1 {
+							meet <- struct{}{}
+							<-both
+						}
+						_, err := l.RateLimit(ctx, tx, limit.For(second))
 						return err
-					}
-					if run == 1 {
-						meet <- struct{}{}
-						<-both
-					}
-					_, err := l.RateLimit(ctx, tx, limit.For(second))
-					return err
-				})
+					})
 			}
 			errs := make(chan error, 2)
 			go func() { errs <- take("a", "b") }()
@@ -261,7 +265,8 @@ func TestADeadlockBetweenCallsIsRunAgain(t *testing.T) {
 				}
 			}
 			for _, key := range []string{"a", "b"} {
-				if s, err := l.Autocommit(pool).Value(t.Context(), limit.For(key)); err != nil || s.Value < 8 || s.Value > 8.01 {
+				if s, err := l.Autocommit(pool).Value(t.Context(), limit.For(key)); err != nil ||
+					s.Value < 8 || s.Value > 8.01 {
 					t.Errorf("key %s: %v tokens left (%v), want 8", key, s.Value, err)
 				}
 			}

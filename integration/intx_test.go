@@ -34,19 +34,21 @@ func TestTokensRollBackWithTheTransaction(t *testing.T) {
 // wantValue allows for what little flows in while a test runs.
 func wantValue(t testing.TB, l *ratelimit.Limiter, pool ratelimit.Beginner, r ratelimit.Request, want float64) {
 	t.Helper()
-	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
-		s, err := l.Value(ctx, tx, r)
-		if err == nil && (s.Value < want-1e-9 || s.Value > want+0.01) {
-			t.Errorf("%v tokens left, want %v", s.Value, want)
-		}
-		return err
-	})
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+		func(ctx context.Context, tx pgx.Tx) error {
+			s, err := l.Value(ctx, tx, r)
+			if err == nil && (s.Value < want-1e-9 || s.Value > want+0.01) {
+				t.Errorf("%v tokens left, want %v", s.Value, want)
+			}
+			return err
+		})
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-// Each attempt decides with a clock of its own, and what an attempt that was rolled back took is there for the next one.
+// Each attempt decides with a clock of its own, and what an attempt that was rolled back took is
+// there for the next one.
 func TestAConflictRunsTheWholeTransactionAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
@@ -182,12 +184,14 @@ func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	}
 
 	runs := 0
-	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		runs++
-		return conflict(ctx, tx)
-	})
+	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InTx(t.Context(), pool,
+		func(ctx context.Context, tx pgx.Tx) error {
+			runs++
+			return conflict(ctx, tx)
+		})
 	var gaveUp *ratelimit.ConflictError
-	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 || !errors.Is(err, ratelimit.ErrConflict) || sqlState(err) != "40001" {
+	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 ||
+		!errors.Is(err, ratelimit.ErrConflict) || sqlState(err) != "40001" {
 		t.Errorf("ran %d times, then %v", runs, err)
 	}
 

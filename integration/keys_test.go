@@ -13,10 +13,13 @@ import (
 
 func TestKeysOfEveryShapeAreKeptApart(t *testing.T) {
 	t.Parallel()
-	names := []string{"name", "na", "näme", "'; DROP TABLE weir_balance; --", strings.Repeat("n", ratelimit.MaxNameBytes)}
+	names := []string{"name", "na", "näme", "'; DROP TABLE weir_balance; --",
+		strings.Repeat("n", ratelimit.MaxNameBytes)}
 	keys := []string{
-		"k", "K", "k ", " k", "\t", "0", "a:b", "a/b", "a\x1fb", `a"b`, `a'b`, `a\b`, "$1", "%s", "NULL", "null", "🦆", "é", "e\u0301", "\u200b",
-		"\x01", strings.Repeat("x", ratelimit.MaxKeyBytes), strings.Repeat("x", ratelimit.MaxKeyBytes-1) + "y", strings.Repeat("🦆", 256),
+		"k", "K", "k ", " k", "\t", "0", "a:b", "a/b", "a\x1fb", `a"b`, `a'b`, `a\b`, "$1", "%s",
+		"NULL", "null", "🦆", "é", "e\u0301", "\u200b",
+		"\x01", strings.Repeat("x", ratelimit.MaxKeyBytes),
+		strings.Repeat("x", ratelimit.MaxKeyBytes-1) + "y", strings.Repeat("🦆", 256),
 	}
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
 		for _, name := range names {
@@ -43,13 +46,15 @@ func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("refuse", ratelimit.TokenBucket{Rate: 1, Period: never})
 	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
-		for _, key := range []string{"", "a\x00b", "\xff", "a\xc3", strings.Repeat("x", ratelimit.MaxKeyBytes+1), strings.Repeat("x", 10_240)} {
+		for _, key := range []string{"", "a\x00b", "\xff", "a\xc3",
+			strings.Repeat("x", ratelimit.MaxKeyBytes+1), strings.Repeat("x", 10_240)} {
 			r := limit.For(key)
 			_, limitErr := v.RateLimit(t.Context(), r)
 			_, checkErr := v.CheckRateLimit(t.Context(), limit.For("good"), r)
 			_, valueErr := v.Value(t.Context(), r)
 			for _, err := range []error{limitErr, checkErr, valueErr, v.ResetRateLimit(t.Context(), r)} {
-				if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), `limit "refuse"`) || len(err.Error()) > 400 {
+				if !errors.Is(err, ratelimit.ErrInvalid) ||
+					!strings.Contains(err.Error(), `limit "refuse"`) || len(err.Error()) > 400 {
 					t.Errorf("key %.20q: got %v, want an ErrInvalid that names the limit", key, err)
 				}
 			}
@@ -61,8 +66,9 @@ func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 	})
 }
 
-// A hot key must not grow the table: each take is a HOT update, which needs no new index entry and is pruned in its page. Not
-// parallel: snapshots of other tests on this server would keep dead versions alive, which then fill the page.
+// A hot key must not grow the table: each take is a HOT update, which needs no new index entry and
+// is pruned in its page. Not parallel: snapshots of other tests on this server would keep dead
+// versions alive, which then fill the page.
 func TestTakesAreHOTUpdates(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -85,7 +91,8 @@ func TestTakesAreHOTUpdates(t *testing.T) {
 		t.Errorf("%d of %d updates were HOT", hot, updated)
 	}
 	var size int
-	if err := pool.QueryRow(t.Context(), `SELECT pg_relation_size('weir_balance') - 54*8192`).Scan(&size); err != nil || size > 16*8192 {
+	if err := pool.QueryRow(t.Context(), `SELECT pg_relation_size('weir_balance') - 54*8192`).
+		Scan(&size); err != nil || size > 16*8192 {
 		t.Errorf("the table of one row has grown by %d bytes (%v)", size, err)
 	}
 }

@@ -22,8 +22,10 @@ func TestALeaseRemembersADenial(t *testing.T) {
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	for name, limit := range map[string]ratelimit.Limit{
 		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}),
-		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: 10 * time.Second, Start: newClock().now()}),
-		"shards": ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(2)),
+		"window": ratelimit.MustDefine("window",
+			ratelimit.FixedWindow{Rate: 10, Period: 10 * time.Second, Start: newClock().now()}),
+		"shards": ratelimit.MustDefine("shards",
+			ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(2)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -48,10 +50,12 @@ func TestALeaseRemembersADenial(t *testing.T) {
 			clock.add(50 * time.Millisecond)
 			n := trips.of(func() {
 				again := leaseOK(t, s, 4, false)
-				if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != 50*time.Millisecond || again.RetryAfter() != denied.RetryAfter()-50*time.Millisecond {
+				if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != 50*time.Millisecond ||
+					again.RetryAfter() != denied.RetryAfter()-50*time.Millisecond {
 					t.Errorf("%+v, then %+v", denied, again)
 				}
-				if more := leaseOK(t, s, 6, false); name != "shards" && more.RetryAt.Sub(larger.RetryAt).Abs() > time.Microsecond {
+				if more := leaseOK(t, s, 6, false); name != "shards" &&
+					more.RetryAt.Sub(larger.RetryAt).Abs() > time.Microsecond {
 					t.Errorf("for more RetryAt is %v, want %v", more.RetryAt, larger.RetryAt)
 				}
 				clock.set(denied.RetryAt.Add(-time.Microsecond))
@@ -66,7 +70,8 @@ func TestALeaseRemembersADenial(t *testing.T) {
 	}
 }
 
-// Who takes steadily seldom waits: the next block is asked for before the last is used up, and takes go on meanwhile.
+// Who takes steadily seldom waits: the next block is asked for before the last is used up, and
+// takes go on meanwhile.
 func TestALeaseFetchesAhead(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
@@ -85,7 +90,8 @@ func TestALeaseFetchesAhead(t *testing.T) {
 	}
 	take(t.Context(), 0)
 	take(t.Context(), time.Millisecond) // and a block is in hand
-	// As it knew of no use at first, it looks ahead no earlier than 100 ms after it had the first answer, for which it may see either time.
+	// As it knew of no use at first, it looks ahead no earlier than 100 ms after it had the first
+	// answer, for which it may see either time.
 	take(t.Context(), 100*time.Millisecond)
 	g.shut()
 	defer g.open()
@@ -122,8 +128,8 @@ func TestALeaseFetchesAhead(t *testing.T) {
 	}
 }
 
-// Where the limit is full what is in hand overflows at the limit's rate, far faster than it is used here. Blocks are then as large
-// as what overflows, or each take would have a trip.
+// Where the limit is full what is in hand overflows at the limit's rate, far faster than it is used
+// here. Blocks are then as large as what overflows, or each take would have a trip.
 func TestALeaseOfAFullLimitSeldomHasATrip(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
@@ -166,8 +172,10 @@ func waitsForALock(t *testing.T, pool *pgxpool.Pool) {
 	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
 	until(t, func() bool {
 		var waiting int
-		if err := pool.QueryRow(t.Context(), `SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_locks r USING (pid) JOIN pg_class c ON c.oid = r.relation
-			JOIN pg_namespace s ON s.oid = c.relnamespace WHERE NOT l.granted AND s.nspname = $1`, schema).Scan(&waiting); err != nil {
+		if err := pool.QueryRow(t.Context(),
+			`SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_locks r USING (pid) JOIN pg_class c ON c.oid = r.relation
+			JOIN pg_namespace s ON s.oid = c.relnamespace WHERE NOT l.granted AND s.nspname = $1`,
+			schema).Scan(&waiting); err != nil {
 			t.Fatal(err)
 		}
 		return waiting == 1
@@ -275,7 +283,8 @@ func TestALeasesTokensSpoilWithTheirWindow(t *testing.T) {
 	t.Parallel()
 	pool, clock := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	limit := ratelimit.MustDefine("spoils", ratelimit.FixedWindow{Rate: 100, Period: 100 * time.Millisecond, Start: clock.now()})
+	limit := ratelimit.MustDefine("spoils",
+		ratelimit.FixedWindow{Rate: 100, Period: 100 * time.Millisecond, Start: clock.now()})
 	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 50})
 	leaseOK(t, s, 1, true)
 	clock.add(time.Millisecond)
@@ -292,7 +301,8 @@ func TestALeasesTokensSpoilWithTheirWindow(t *testing.T) {
 	leaseOK(t, s, 1, false)
 }
 
-// What is in hand is handed out while the database is away; then the takes fail, and when it is back they go on.
+// What is in hand is handed out while the database is away; then the takes fail, and when it is
+// back they go on.
 func TestALeaseWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
 	pool, clock := pgtest.Pool(t), newClock()

@@ -29,9 +29,11 @@ const leaseEnv = "WEIR_TEST_LEASE"
 
 // leasedBy are limits that processes share. Period is short enough for them to refill many times.
 var leasedBy = map[string]ratelimit.Limit{
-	"bucket":  ratelimit.MustDefine("leasedBucket", ratelimit.TokenBucket{Rate: 2000, Period: time.Second, Capacity: ratelimit.Tokens(500)}),
-	"window":  ratelimit.MustDefine("leasedWindow", ratelimit.FixedWindow{Rate: 500, Period: 250 * time.Millisecond}),
-	"shards":  ratelimit.MustDefine("leasedShards", ratelimit.TokenBucket{Rate: 2000, Period: time.Second, Capacity: ratelimit.Tokens(500)}, ratelimit.Shards(4)),
+	"bucket": ratelimit.MustDefine("leasedBucket",
+		ratelimit.TokenBucket{Rate: 2000, Period: time.Second, Capacity: ratelimit.Tokens(500)}),
+	"window": ratelimit.MustDefine("leasedWindow", ratelimit.FixedWindow{Rate: 500, Period: 250 * time.Millisecond}),
+	"shards": ratelimit.MustDefine("leasedShards", ratelimit.TokenBucket{Rate: 2000,
+		Period: time.Second, Capacity: ratelimit.Tokens(500)}, ratelimit.Shards(4)),
 	"crashes": ratelimit.MustDefine("leasedCrashes", ratelimit.FixedWindow{Rate: 10_000_000, Period: never}),
 }
 
@@ -40,8 +42,8 @@ const (
 	crashesBlock = 1000
 )
 
-// leaseChild takes from a lease, and prints for each grant when it was asked for and when it was there, in microseconds; or a
-// byte for each, at once, if it is to be killed.
+// leaseChild takes from a lease, and prints for each grant when it was asked for and when it was
+// there, in microseconds; or a byte for each, at once, if it is to be killed.
 func leaseChild(url string) error {
 	ctx := context.Background()
 	cfg, err := pgxpool.ParseConfig(url)
@@ -61,7 +63,9 @@ func leaseChild(url string) error {
 	name := os.Getenv(leaseEnv)
 	if name == "crashes" { // on a clock that stands still: what a slow machine leaves to spoil is not lost by a crash
 		now := time.Now()
-		if l, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time { return now }}); err != nil {
+		if l, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time {
+			return now
+		}}); err != nil {
 			return err
 		}
 		s, err := l.Lease(pool, leasedBy[name].For("k"), ratelimit.LeaseConfig{Block: crashesBlock})
@@ -133,8 +137,9 @@ type handedOut struct {
 	n             float64
 }
 
-// In no interval is more handed out than the capacity and what flows in, over several processes that take as much as they
-// get. How much that is depends on the machine: see BenchmarkProcessesThatLease.
+// In no interval is more handed out than the capacity and what flows in, over several processes
+// that take as much as they get. How much that is depends on the machine: see
+// BenchmarkProcessesThatLease.
 func TestProcessesThatLeaseHandOutWhatTheLimitAllows(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"bucket", "window", "shards"} {
@@ -144,7 +149,8 @@ func TestProcessesThatLeaseHandOutWhatTheLimitAllows(t *testing.T) {
 	}
 }
 
-// BenchmarkProcessesThatLease tells which part of what a limit allows three processes have handed out in two seconds.
+// BenchmarkProcessesThatLease tells which part of what a limit allows three processes have handed
+// out in two seconds.
 func BenchmarkProcessesThatLease(b *testing.B) {
 	for _, name := range []string{"bucket", "window", "shards"} {
 		b.Run(name, func(b *testing.B) {
@@ -223,7 +229,8 @@ func audit(t *testing.T, name string, all []handedOut) {
 				continue
 			}
 			if in += e.n; in > leasedCapacity+flows(e.after-from)+1e-3 {
-				t.Fatalf("%v were handed out in %v, at most %v are allowed", in, time.Duration(e.after-from)*time.Microsecond,
+				t.Fatalf("%v were handed out in %v, at most %v are allowed", in,
+					time.Duration(e.after-from)*time.Microsecond,
 					leasedCapacity+flows(e.after-from))
 			}
 		}
@@ -232,7 +239,8 @@ func audit(t *testing.T, name string, all []handedOut) {
 	t.Logf("%v of %.0f were handed out, by %d takes", sum, most, len(all))
 }
 
-// A process that is killed loses what it has in hand: one block at most, and what it was just about to print.
+// A process that is killed loses what it has in hand: one block at most, and what it was just about
+// to print.
 func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -274,13 +282,15 @@ func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
 	}
 }
 
-// gone waits until the server has ended all sessions of a process that was killed. Before that one of them may yet commit: the
-// server decides a statement that has arrived, though nobody is left to hear the answer.
+// gone waits until the server has ended all sessions of a process that was killed. Before that one
+// of them may yet commit: the server decides a statement that has arrived, though nobody is left to
+// hear the answer.
 func gone(t *testing.T, pool *pgxpool.Pool, cmd *exec.Cmd) {
 	t.Helper()
 	until(t, func() bool {
 		var n int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, nameOf(cmd.Process.Pid)).Scan(&n); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`,
+			nameOf(cmd.Process.Pid)).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n == 0

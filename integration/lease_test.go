@@ -16,7 +16,9 @@ import (
 )
 
 // lease is a lease that is closed when the test ends.
-func lease(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request, cfg ratelimit.LeaseConfig) *ratelimit.Lease {
+func lease(
+	t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request, cfg ratelimit.LeaseConfig,
+) *ratelimit.Lease {
 	t.Helper()
 	s, err := l.Lease(pool, r, cfg)
 	if err != nil {
@@ -30,8 +32,8 @@ func lease(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.R
 	return s
 }
 
-// inTime makes attempts at giving something back, each with a key of its own, until one does not fail for lack of time: what a lease
-// cannot give back within half a second it leaves to spoil.
+// inTime makes attempts at giving something back, each with a key of its own, until one does not
+// fail for lack of time: what a lease cannot give back within half a second it leaves to spoil.
 func inTime(t *testing.T, attempt func(key string) error) {
 	t.Helper()
 	for i := range 20 {
@@ -49,7 +51,9 @@ func inTime(t *testing.T, attempt func(key string) error) {
 }
 
 // closed closes a lease and wants so much to be left in the row.
-func closed(t *testing.T, s *ratelimit.Lease, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request, want float64) error {
+func closed(
+	t *testing.T, s *ratelimit.Lease, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request, want float64,
+) error {
 	t.Helper()
 	if err := s.Close(t.Context()); err != nil {
 		return err
@@ -83,7 +87,8 @@ func value(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.R
 	return s.Value
 }
 
-// Several leases, each on a limiter of its own as in a process of its own, hand out what there is once, and all of it.
+// Several leases, each on a limiter of its own as in a process of its own, hand out what there is
+// once, and all of it.
 func TestLeasesHandOutEachTokenOnce(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
@@ -127,22 +132,27 @@ func TestLeasesHandOutEachTokenOnce(t *testing.T) {
 	}
 }
 
-// Leases that are asked for more than there is hand out nearly all that flows in: what lies in some hand, or spoils there, is little.
-// By a clock of their own, as how much they get done in a second of the machine's is not what this is about.
+// Leases that are asked for more than there is hand out nearly all that flows in: what lies in some
+// hand, or spoils there, is little. By a clock of their own, as how much they get done in a second
+// of the machine's is not what this is about.
 func TestLeasesHandOutHardlyLessThanTheLimitAllows(t *testing.T) {
 	t.Parallel()
 	const capacity, perSecond, seconds = 500.0, 2000.0, 3
 	for name, limit := range map[string]ratelimit.Limit{
-		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: perSecond, Period: time.Second, Capacity: ratelimit.Tokens(capacity)}),
-		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 500, Period: 250 * time.Millisecond, Start: newClock().now()}),
-		"shards": ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: perSecond, Period: time.Second, Capacity: ratelimit.Tokens(capacity)}, ratelimit.Shards(4)),
+		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: perSecond,
+			Period: time.Second, Capacity: ratelimit.Tokens(capacity)}),
+		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 500,
+			Period: 250 * time.Millisecond, Start: newClock().now()}),
+		"shards": ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: perSecond,
+			Period: time.Second, Capacity: ratelimit.Tokens(capacity)}, ratelimit.Shards(4)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, clock := pgtest.Pool(t), newClock()
 			var leases [3]*ratelimit.Lease
 			for i := range leases {
-				leases[i] = lease(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool, limit.For("k"), ratelimit.LeaseConfig{})
+				leases[i] = lease(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool,
+					limit.For("k"), ratelimit.LeaseConfig{})
 			}
 			handed, most := 0.0, capacity+perSecond*seconds
 			for range seconds * 100 {
@@ -194,7 +204,8 @@ func TestClosingALeaseGivesBackWhatIsInHand(t *testing.T) {
 	}
 }
 
-// In a pause nothing flows in, whatever is asked for: so what a lease remembers of one denial tells when others will be granted.
+// In a pause nothing flows in, whatever is asked for: so what a lease remembers of one denial tells
+// when others will be granted.
 func TestALeaseRemembersAPause(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -223,7 +234,8 @@ func TestALeaseRemembersAPause(t *testing.T) {
 					t.Fatal(want, err)
 				}
 				if res, err := s.Take(t.Context(), n); err != nil || res.OK || !res.RetryAt.Equal(want.RetryAt) {
-					t.Errorf("%s, %v taken: %v is denied for %v (%v), want %v", name, taken, n, res.RetryAfter(), err, want.RetryAfter())
+					t.Errorf("%s, %v taken: %v is denied for %v (%v), want %v", name, taken, n,
+						res.RetryAfter(), err, want.RetryAfter())
 				}
 			}
 			if err := s.Close(t.Context()); err != nil {

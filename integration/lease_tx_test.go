@@ -15,9 +15,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// handful returns a lease with tokens in hand, of a limit of 1000 of which nothing flows in, and with nothing under way. The clock
-// stands still, so that nothing is given back meanwhile.
-func handful(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *clock) (*ratelimit.Lease, ratelimit.Request) {
+// handful returns a lease with tokens in hand, of a limit of 1000 of which nothing flows in, and
+// with nothing under way. The clock stands still, so that nothing is given back meanwhile.
+func handful(
+	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *clock,
+) (*ratelimit.Lease, ratelimit.Request) {
 	t.Helper()
 	limit := ratelimit.MustDefine("handful", ratelimit.FixedWindow{Rate: 1000, Period: never})
 	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
@@ -32,7 +34,8 @@ func handful(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *cloc
 
 var errMine = errors.New("mine")
 
-// What a transaction takes from memory is in hand again if it does not commit, and then comes back when the lease is closed.
+// What a transaction takes from memory is in hand again if it does not commit, and then comes back
+// when the lease is closed.
 func TestALeasesTokensRollBackWithTheTransaction(t *testing.T) {
 	t.Parallel()
 	ways := []struct {
@@ -104,13 +107,14 @@ func TestALeasesTokensAreInHandAgainIfTheTransactionCannotBegin(t *testing.T) {
 	pool, clock := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
 	s, key := handful(t, l, pool, clock)
-	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"}, func(ctx context.Context, tx pgx.Tx) error {
-		if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
-			t.Errorf("%+v, %v", res, err)
-		}
-		_, err := tx.Exec(ctx, `SELECT 1`)
-		return err
-	})
+	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"},
+		func(ctx context.Context, tx pgx.Tx) error {
+			if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+				t.Errorf("%+v, %v", res, err)
+			}
+			_, err := tx.Exec(ctx, `SELECT 1`)
+			return err
+		})
 	if err == nil {
 		t.Fatal("it has begun")
 	}
@@ -159,7 +163,8 @@ func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 	}
 }
 
-// Whatever takes at the same time, in transactions and without, tokens handed out and tokens left are all that there were.
+// Whatever takes at the same time, in transactions and without, tokens handed out and tokens left
+// are all that there were.
 func TestTheBooksOfALeaseBalance(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
@@ -246,8 +251,8 @@ func TestALeasesTokensStayTakenIfTheOutcomeIsUnknown(t *testing.T) {
 	}
 }
 
-// A transaction that holds the only connection needs no second one, whatever is in hand; what it takes from the row rolls back
-// with it. Take, which would wait for one, is refused.
+// A transaction that holds the only connection needs no second one, whatever is in hand; what it
+// takes from the row rolls back with it. Take, which would wait for one, is refused.
 func TestALeaseNeedsNoSecondConnectionInATransaction(t *testing.T) {
 	t.Parallel()
 	pool, clock := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), newClock()
@@ -273,13 +278,15 @@ func TestALeaseNeedsNoSecondConnectionInATransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A block may be fetched as soon as the connection is free.
-		if left := value(t, l, pool, limit.For("k")); want != nil && left != 1000 && left != 900 || want == nil && left != 0 {
+		if left := value(t, l, pool, limit.For("k")); want != nil && left != 1000 && left != 900 ||
+			want == nil && left != 0 {
 			t.Errorf("%v are left after %v", left, want)
 		}
 	}
 }
 
-// A transaction takes from the hand without a round trip, and one that does nothing else has none at all.
+// A transaction takes from the hand without a round trip, and one that does nothing else has none
+// at all.
 func TestALeaseTakesFromTheHandWithoutATrip(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")

@@ -11,12 +11,14 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// By every way of calling, and with shards, who leaves something is denied when no more is there, and the others are not.
+// By every way of calling, and with shards, who leaves something is denied when no more is there,
+// and the others are not.
 func TestByEveryWayAShareIsLeft(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
-		"row":    ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 10, Period: never}),
-		"shards": ratelimit.MustDefine("leftOfShards", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(4)),
+		"row": ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 10, Period: never}),
+		"shards": ratelimit.MustDefine("leftOfShards",
+			ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(4)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -16,7 +16,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limiters as they are often written, and one that is right, to see that the histories tell them apart.
+// Limiters as they are often written, and one that is right, to see that the histories tell them
+// apart.
 
 // homemade takes in its own way; all else is the library's.
 type homemade struct {
@@ -71,8 +72,8 @@ func readDecideWrite(lock string) func(context.Context, pgx.Tx, balance, ratelim
 	}
 }
 
-// oneStatement takes, and reports the balance if it could not: as of the statement's snapshot, which is older than the row
-// that the upsert waited for.
+// oneStatement takes, and reports the balance if it could not: as of the statement's snapshot,
+// which is older than the row that the upsert waited for.
 func oneStatement(ctx context.Context, tx pgx.Tx, b balance, r ratelimit.Request) (ratelimit.Result, error) {
 	rule := numbersOf(b.rule)
 	first, err := ratelimit.Decide(r.OrReserve(), ratelimit.State{}, time.Now())
@@ -102,7 +103,9 @@ func oneStatement(ctx context.Context, tx pgx.Tx, b balance, r ratelimit.Request
 		if taken {
 			return resultOf(b, ratelimit.Decision{OK: true, State: s}, now), nil
 		}
-		return resultOf(b, ratelimit.Decision{State: s, RetryAt: now.Add(time.Duration((count - s.Value) / rule.rate * float64(rule.period)))}, now), nil
+		return resultOf(b, ratelimit.Decision{State: s,
+			RetryAt: now.Add(time.Duration((count - s.Value) / rule.rate * float64(rule.period)))},
+			now), nil
 	}
 }
 
@@ -127,7 +130,8 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its wrong limiters are wrong on one server")
 	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
-	home := func(take func(context.Context, pgx.Tx, balance, ratelimit.Request) (ratelimit.Result, error)) func(pgxOperations, balance) operations {
+	home := func(take func(context.Context, pgx.Tx, balance, ratelimit.Request) (ratelimit.Result,
+		error)) func(pgxOperations, balance) operations {
 		return func(o pgxOperations, b balance) operations { return homemade{o, take, b} }
 	}
 	memory := &sync.Map{}
@@ -149,9 +153,12 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 			record := func(name string, clients int) *history {
 				b := balance{rule, ratelimit.MustDefine(name, rule), "k"}
 				run := func(ctx context.Context, fn func(operations) error) error {
-					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return fn(v.make(pgxOperations{l.In(tx), l, tx}, b)) })
+					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+						return fn(v.make(pgxOperations{l.In(tx), l, tx}, b))
+					})
 				}
-				m := mix{balances: balances{b}, clients: clients, calls: 40, single: true, noGivings: true, now: true, counts: []float64{1, 2, 3}}
+				m := mix{balances: balances{b}, clients: clients, calls: 40, single: true,
+					noGivings: true, now: true, counts: []float64{1, 2, 3}}
 				return m.record(t, roads[0], run)
 			}
 			if v.alone {
@@ -173,8 +180,8 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 	}
 }
 
-// Two transactions that each look at what the other takes see the world before either: no order explains that. REPEATABLE
-// READ, which allows it, is found out; SERIALIZABLE fails one of them.
+// Two transactions that each look at what the other takes see the world before either: no order
+// explains that. REPEATABLE READ, which allows it, is found out; SERIALIZABLE fails one of them.
 func TestHistoriesShowThatRepeatableReadIsNotSerializable(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
@@ -223,7 +230,8 @@ func TestHistoriesShowThatRepeatableReadIsNotSerializable(t *testing.T) {
 	}
 }
 
-// A check above READ COMMITTED is as old as its transaction's first statement: by the time of the call alone it is wrong.
+// A check above READ COMMITTED is as old as its transaction's first statement: by the time of the
+// call alone it is wrong.
 func TestChecksAreLinearizableOverTheWholeTransaction(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "a snapshot is of one node there")

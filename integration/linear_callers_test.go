@@ -56,7 +56,8 @@ type grant struct {
 	gives []part // what giving it back does
 }
 
-// locks are the rows that a transaction has locked. All take theirs in one order, so that no two wait for each other.
+// locks are the rows that a transaction has locked. All take theirs in one order, so that no two
+// wait for each other.
 type locks struct {
 	held    map[int]bool
 	highest int // that may be locked: a denial that was expected locks nothing
@@ -123,7 +124,8 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 			p.told, since = toldOf(res, p.outcome)
 		}
 		parts[i] = p
-		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: p.numbers, result: res, count: counts[i], told: p.told,
+		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: p.numbers,
+			result: res, count: counts[i], told: p.told,
 			start: windowEnd(p.numbers, requests[i], since).Add(-p.period)})
 	}
 	if verb == taking && res.OK {
@@ -132,12 +134,15 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 	return parts, nil
 }
 
-// answered is the part that the i-th request of a call, which is about balance b, had in its result.
+// answered is the part that the i-th request of a call, which is about balance b, had in its
+// result.
 func answered(v verb, among balances, b int, r ratelimit.Request, res ratelimit.Result, i int) part {
-	return part{verb: v, balance: b, numbers: numbersOf(among[b].rule), request: r, result: res, outcome: res.Outcomes[i]}
+	return part{verb: v, balance: b, numbers: numbersOf(among[b].rule), request: r, result: res,
+		outcome: res.Outcomes[i]}
 }
 
-// toldOf is what the reservation of a granted call has written down of one of its limits and keys: that is the JSON of a take.
+// toldOf is what the reservation of a granted call has written down of one of its limits and keys:
+// that is the JSON of a take.
 func toldOf(res ratelimit.Result, o ratelimit.Outcome) (t told, since time.Time) {
 	for _, take := range res.Reservation().Takes {
 		if take.Limit != o.Limit || take.Key != o.Key {
@@ -156,8 +161,8 @@ func toldOf(res ratelimit.Result, o ratelimit.Outcome) (t told, since time.Time)
 	return told{}, res.At
 }
 
-// ofShards are the parts that a part of a limit with shards has in each of them. A denial and a check have none: they tell
-// of all shards together.
+// ofShards are the parts that a part of a limit with shards has in each of them. A denial and a
+// check have none: they tell of all shards together.
 func (m *mix) ofShards(p part) (all []part) {
 	if m.sharded == nil {
 		return []part{p}
@@ -187,7 +192,8 @@ func (m *mix) ofShards(p part) (all []part) {
 		n, since := numbersOf(m.sharded[i].rule), time.UnixMicro(int64(a[4].(float64)))
 		q := part{
 			verb: p.verb, balance: i, numbers: n, count: count, told: told{true, a[5].(float64), a[6].(float64)},
-			request: m.sharded[i].limit.Global().Count(count).OrReserve(), result: ratelimit.Result{OK: true, At: since},
+			request: m.sharded[i].limit.Global().Count(count).OrReserve(),
+			result:  ratelimit.Result{OK: true, At: since},
 			outcome: ratelimit.Outcome{OK: true, Value: -a[5].(float64)}, exact: true,
 		}
 		if take.Ahead() {
@@ -288,11 +294,12 @@ func (c *caller) transaction(ctx context.Context, run runner) error {
 	}
 	c.granted = granted
 
-	// Above READ COMMITTED a transaction happens at once, be it about one balance or, at SERIALIZABLE, about several.
-	// At REPEATABLE READ that is still so if all it does is one call, or on one row. At READ COMMITTED each call sees for itself.
+	// Above READ COMMITTED a transaction happens at once, be it about one balance or, at
+	// SERIALIZABLE, about several. At REPEATABLE READ that is still so if all it does is one call,
+	// or on one row. At READ COMMITTED each call sees for itself.
 	if c.atOnce() {
-		// A lone denial that was expected was read without a transaction, as at READ COMMITTED: right in itself, but other
-		// transactions need not fall into one order around it.
+		// A lone denial that was expected was read without a transaction, as at READ COMMITTED:
+		// right in itself, but other transactions need not fall into one order around it.
 		if c.m.several && !old && len(parts) == 1 && parts[0][0].verb == taking && !parts[0][0].result.OK {
 			return nil
 		}

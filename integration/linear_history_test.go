@@ -13,8 +13,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Histories of concurrent callers are recorded and then laid before porcupine, which looks for an order of them that the
-// algebra of one balance, ratelimit.Decide, explains: no operation may come before one that had ended when it began.
+// Histories of concurrent callers are recorded and then laid before porcupine, which looks for an
+// order of them that the algebra of one balance, ratelimit.Decide, explains: no operation may come
+// before one that had ended when it began.
 
 type verb int
 
@@ -27,12 +28,14 @@ const (
 
 func (v verb) String() string { return [...]string{"take", "check", "reset", "give back"}[v] }
 
-// part is what one call did with one balance, or saw of it. A call over several balances has a part for each.
+// part is what one call did with one balance, or saw of it. A call over several balances has a part
+// for each.
 type part struct {
 	verb    verb
 	balance int // its number
 
-	// Of a take or a check: what was asked, by a request whose count is that of the whole call, and what was answered.
+	// Of a take or a check: what was asked, by a request whose count is that of the whole call, and
+	// what was answered.
 	request ratelimit.Request
 	result  ratelimit.Result
 	outcome ratelimit.Outcome
@@ -55,9 +58,9 @@ type told struct {
 // mostBalances is how many balances a history can be about.
 const mostBalances = 5
 
-// world is what the rows would be. A balance that was reset is like one never used, but for what its line has moved: full
-// under any rule, and the clock of the reset is nowhere to be seen, as a take from a full balance starts anew at its own
-// clock.
+// world is what the rows would be. A balance that was reset is like one never used, but for what
+// its line has moved: full under any rule, and the clock of the reset is nowhere to be seen, as a
+// take from a full balance starts anew at its own clock.
 type world [mostBalances]ratelimit.State
 
 // tolerance is how many tokens the answer may be off.
@@ -109,8 +112,8 @@ func (p *part) after(s ratelimit.State) []ratelimit.State {
 	return []ratelimit.State{d.State}
 }
 
-// given is what giving back makes of a balance. Where a window owes, it matters in which one that was, and nobody was told:
-// any is possible, but for one that is still to come when all has ended.
+// given is what giving back makes of a balance. Where a window owes, it matters in which one that
+// was, and nobody was told: any is possible, but for one that is still to come when all has ended.
 func (p *part) given(s ratelimit.State) []ratelimit.State {
 	if s.TS.IsZero() {
 		return []ratelimit.State{s}
@@ -147,11 +150,13 @@ func (p *part) String() string {
 		return fmt.Sprintf("%d: give %v", p.balance, p.count)
 	}
 	o := p.outcome
-	return fmt.Sprintf("%d: %v %+v -> call %v, limit %v, value %v, at %v, run %v, retry %v", p.balance, p.verb, p.request,
+	return fmt.Sprintf("%d: %v %+v -> call %v, limit %v, value %v, at %v, run %v, retry %v",
+		p.balance, p.verb, p.request,
 		p.result.OK, o.OK, o.Value, p.result.At.Format("05.000000"), o.RunAt, o.RetryAt)
 }
 
-// oneBalance is the model. The input of an operation is the list of its parts, which happen at once.
+// oneBalance is the model. The input of an operation is the list of its parts, which happen at
+// once.
 var oneBalance = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{world{}} },
 	Step: func(state, input, _ any) []any {
@@ -240,7 +245,8 @@ func (h *history) mustBeExplained(t testing.TB, atOnce bool) {
 	t.Logf("see %s", f.Name())
 }
 
-// rounds bounds the work of tests that draw at random: n rounds, or as many as fit into WEIR_TEST_DURATION.
+// rounds bounds the work of tests that draw at random: n rounds, or as many as fit into
+// WEIR_TEST_DURATION.
 func rounds(t testing.TB, n int) func(yield func(int) bool) {
 	t.Helper()
 	v := os.Getenv("WEIR_TEST_DURATION")

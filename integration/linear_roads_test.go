@@ -21,7 +21,8 @@ type operations interface {
 	GiveBack(ctx context.Context, res ratelimit.Result) error
 }
 
-// road is a way of running several operations, in one transaction if it has any, anew after a conflict.
+// road is a way of running several operations, in one transaction if it has any, anew after a
+// conflict.
 type road struct {
 	name     string
 	portable bool

@@ -11,9 +11,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Each shard of a limit is a balance by itself: what concurrent callers have taken from it, by the takes of their reservations,
-// what they have given back and their resets are those of one balance with its share of the rule, in an order that respects
-// which transactions had ended when others began.
+// Each shard of a limit is a balance by itself: what concurrent callers have taken from it, by the
+// takes of their reservations, what they have given back and their resets are those of one balance
+// with its share of the rule, in an order that respects which transactions had ended when others
+// began.
 func TestEachShardIsLinearizable(t *testing.T) {
 	t.Parallel()
 	for _, r := range roads {
@@ -27,14 +28,17 @@ func TestEachShardIsLinearizable(t *testing.T) {
 				n := []int{2, 5}[round%2]
 				rule := func(n float64) ratelimit.Rule {
 					if round/2%2 == 0 {
-						return ratelimit.TokenBucket{Rate: 10 / n, Period: century, MaxReserved: ratelimit.Tokens(5 / n)}
+						return ratelimit.TokenBucket{Rate: 10 / n, Period: century,
+							MaxReserved: ratelimit.Tokens(5 / n)}
 					}
-					return ratelimit.FixedWindow{Rate: 10 / n, Period: century, MaxReserved: ratelimit.Tokens(5 / n), Start: w0}
+					return ratelimit.FixedWindow{Rate: 10 / n, Period: century,
+						MaxReserved: ratelimit.Tokens(5 / n), Start: w0}
 				}
 				limit := ratelimit.MustDefine(fmt.Sprint("shards", round), rule(1), ratelimit.Shards(n))
 				share := balance{rule(float64(n)), ratelimit.MustDefine("share", rule(float64(n))), ""}
 				m := mix{
-					balances: balances{{rule(1), limit, "k"}}, sharded: slices.Repeat([]balance{share}, n), clients: 5, calls: 14,
+					balances: balances{{rule(1), limit, "k"}},
+					sharded:  slices.Repeat([]balance{share}, n), clients: 5, calls: 14,
 					single: r.name == "DatabaseSQL", counts: []float64{0, 1, 1, 2, 3.5, 7},
 				}
 				take(t, l.Autocommit(pool), limit.For("k").Count(0)) // makes the shards

@@ -20,7 +20,8 @@ func everyRule(name string) balances {
 	var b balances
 	for i, rule := range []ratelimit.Rule{
 		ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)},
-		ratelimit.TokenBucket{Rate: 8, Period: 10 * time.Millisecond, Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(20)},
+		ratelimit.TokenBucket{Rate: 8, Period: 10 * time.Millisecond,
+			Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(20)},
 		ratelimit.FixedWindow{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(0)},
 		ratelimit.FixedWindow{Rate: 10, Period: 25 * time.Millisecond, Capacity: ratelimit.Tokens(15)},
 	} {
@@ -62,8 +63,8 @@ func (c *tally) mustHaveAll(t testing.TB) {
 	}
 }
 
-// What concurrent callers of one balance are told is what callers one after the other would have been told, in an order
-// that respects which of their transactions had ended when others began.
+// What concurrent callers of one balance are told is what callers one after the other would have
+// been told, in an order that respects which of their transactions had ended when others began.
 func TestEachBalanceIsLinearizable(t *testing.T) {
 	t.Parallel()
 	for _, r := range roads {
@@ -74,7 +75,8 @@ func TestEachBalanceIsLinearizable(t *testing.T) {
 			run := r.open(t, l, pool)
 			var seen tally
 			for round := range rounds(t, 3) {
-				m := mix{balances: everyRule(fmt.Sprint("linear", round)), clients: 8, calls: 60, counts: []float64{0, 1, 1, 2, 3.5, 10}}
+				m := mix{balances: everyRule(fmt.Sprint("linear", round)), clients: 8, calls: 60,
+					counts: []float64{0, 1, 1, 2, 3.5, 10}}
 				h := m.record(t, r, run)
 				seen.add(t, h)
 				h.mustBeExplained(t, false)
@@ -84,8 +86,9 @@ func TestEachBalanceIsLinearizable(t *testing.T) {
 	}
 }
 
-// Transactions over several balances are explained by an order of whole transactions at SERIALIZABLE; at REPEATABLE READ,
-// if they make one call each; and balance by balance at READ COMMITTED.
+// Transactions over several balances are explained by an order of whole transactions at
+// SERIALIZABLE; at REPEATABLE READ, if they make one call each; and balance by balance at READ
+// COMMITTED.
 func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, r := range roads {
@@ -98,10 +101,13 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 			window := ratelimit.FixedWindow{Rate: 10, Period: century}
 			var seen tally
 			for round := range rounds(t, 3) {
-				a, b := ratelimit.MustDefine(fmt.Sprint("a", round), bucket), ratelimit.MustDefine(fmt.Sprint("b", round), window)
-				// database/sql has no InTx: what takes twice in opposite orders deadlocks there, and is the caller's to run again
+				a, b := ratelimit.MustDefine(fmt.Sprint("a", round), bucket),
+					ratelimit.MustDefine(fmt.Sprint("b", round), window)
+				// database/sql has no InTx: what takes twice in opposite orders deadlocks there,
+				// and is the caller's to run again
 				single := r.level == pgx.RepeatableRead || r.name == "DatabaseSQL"
-				m := mix{balances: balances{{bucket, a, "1"}, {bucket, a, "2"}, {window, b, "1"}}, clients: 6, calls: 30,
+				m := mix{balances: balances{{bucket, a, "1"}, {bucket, a, "2"}, {window, b, "1"}},
+					clients: 6, calls: 30,
 					several: true, single: single, counts: []float64{0, 1, 2, 3, 5}}
 				h := m.record(t, r, run)
 				seen.add(t, h)

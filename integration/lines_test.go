@@ -55,8 +55,8 @@ func wantMoved(t testing.TB, pool *pgxpool.Pool, what string, all []ratelimit.Re
 	}
 }
 
-// Reservations wait in the rows of the layout that they were made in, and a change of layout leaves them their times. A
-// pause after it puts them off as well, and its end brings them forward again.
+// Reservations wait in the rows of the layout that they were made in, and a change of layout leaves
+// them their times. A pause after it puts them off as well, and its end brings them forward again.
 func TestThoseWhoWaitArePausedAfterAChangeOfLayout(t *testing.T) {
 	t.Parallel()
 	for kind, rule := range map[string]ratelimit.Rule{
@@ -101,13 +101,15 @@ func TestThoseWhoWaitArePausedAfterAChangeOfLayout(t *testing.T) {
 	}
 }
 
-// A settlement in front of those who wait in a row of a former layout moves them up, and a charge does not put them off.
+// A settlement in front of those who wait in a row of a former layout moves them up, and a charge
+// does not put them off.
 func TestALineOfAFormerLayoutMovesUp(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
 	for shards, step := range map[int]time.Duration{1: time.Hour / 8, 4: time.Hour / 2} {
-		r := ratelimit.MustDefine(fmt.Sprint("up", shards), ratelimit.TokenBucket{Rate: 8, Period: time.Hour}, ratelimit.Shards(shards)).For("k")
+		r := ratelimit.MustDefine(fmt.Sprint("up", shards),
+			ratelimit.TokenBucket{Rate: 8, Period: time.Hour}, ratelimit.Shards(shards)).For("k")
 		all := waiters(t, v, r, 16)
 		reshard(t, pool, nil, 8, r)
 		var behind []ratelimit.Result
@@ -129,7 +131,8 @@ func TestALineOfAFormerLayoutMovesUp(t *testing.T) {
 				t.Fatal(ok, err)
 			}
 			if after, err := v.Value(t.Context(), r); err != nil || math.Abs(after.Value-s.Value-1+used) > 0.1 {
-				t.Errorf("%d shards: %v, %v, after a settlement of 1 for %v in %v", shards, after.Value, err, used, s.Value)
+				t.Errorf("%d shards: %v, %v, after a settlement of 1 for %v in %v", shards,
+					after.Value, err, used, s.Value)
 			}
 		}
 		settle(all[0], 0)
@@ -139,7 +142,8 @@ func TestALineOfAFormerLayoutMovesUp(t *testing.T) {
 	}
 }
 
-// Renew charges where the tokens are now, whatever layout a reservation was made in and whatever the process knows.
+// Renew charges where the tokens are now, whatever layout a reservation was made in and whatever
+// the process knows.
 func TestRenewFollowsAChangeOfLayout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -148,8 +152,10 @@ func TestRenewFollowsAChangeOfLayout(t *testing.T) {
 		for _, to := range []int{1, 2, 8} {
 			l := limiter(t, ratelimit.Config{})
 			v := l.Autocommit(pool)
-			r := ratelimit.MustDefine("renewed", rule, ratelimit.Shards(from)).For(string(rune('a'+from)) + string(rune('a'+to)))
-			a, b := takeOK(t, first(v.RateLimit(t.Context(), r.Count(3)))), takeOK(t, first(v.RateLimit(t.Context(), r.Count(2))))
+			r := ratelimit.MustDefine("renewed", rule, ratelimit.Shards(from)).
+				For(string(rune('a'+from)) + string(rune('a'+to)))
+			a, b := takeOK(t, first(v.RateLimit(t.Context(), r.Count(3)))),
+				takeOK(t, first(v.RateLimit(t.Context(), r.Count(2))))
 			reshard(t, pool, nil, to, r)
 			wantLeft(t, v, r, 3)
 			for _, l := range []*ratelimit.Limiter{l, limiter(t, ratelimit.Config{})} {
@@ -239,13 +245,14 @@ func TestPausesAndSettlementsOfFormerLayoutsDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// Lines that become one may end at different times. What would be granted before the last of them has ended would come
-// on top of it: so the new one is paused until then.
+// Lines that become one may end at different times. What would be granted before the last of them
+// has ended would come on top of it: so the new one is paused until then.
 func TestMergedLinesWaitForTheLastOfThem(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	r := ratelimit.MustDefine("merged", ratelimit.TokenBucket{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(2)).For("k")
+	r := ratelimit.MustDefine("merged", ratelimit.TokenBucket{Rate: 2, Period: time.Hour,
+		Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(2)).For("k")
 	var taken []ratelimit.Result
 	for range 3 {
 		taken = append(taken, takeOK(t, first(v.RateLimit(t.Context(), r.Count(5).OrReserve()))))

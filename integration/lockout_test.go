@@ -12,7 +12,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A charge that may have been committed or not is none: nothing is checked. Nor does a success count whose record is unknown.
+// A charge that may have been committed or not is none: nothing is checked. Nor does a success
+// count whose record is unknown.
 func TestAnAttemptOfUnknownOutcomeLetsNobodyIn(t *testing.T) {
 	t.Parallel()
 	for when, left := range map[string]int{"before": 5, "after": 4} {
@@ -54,7 +55,8 @@ func TestAnAttemptOfUnknownOutcomeLetsNobodyIn(t *testing.T) {
 	}
 }
 
-// Two guards in two processes, and one row: what one denies the other does, at the database's own clock.
+// Two guards in two processes, and one row: what one denies the other does, at the database's own
+// clock.
 func TestALockHoldsInEveryProcess(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -68,13 +70,16 @@ func TestALockHoldsInEveryProcess(t *testing.T) {
 	one, other := guard(), guard()
 	alice := lockout.Who{Account: "alice", Address: netip.MustParseAddr("192.0.2.1")}
 	for range 5 {
-		if ok, err := one.Attempt(t.Context(), alice, func(context.Context) (bool, error) { return false, nil }); ok || err != nil {
+		if ok, err := one.Attempt(t.Context(), alice, func(context.Context) (bool, error) {
+			return false, nil
+		}); ok || err != nil {
 			t.Fatal(ok, err)
 		}
 	}
 	for _, g := range []*lockout.Lockout{one, other, one, other} {
 		var locked *lockout.LockedError
-		if _, err := g.Begin(t.Context(), alice); !errors.As(err, &locked) || locked.RetryAfter() <= 0 || locked.RetryAfter().Minutes() > 1 {
+		if _, err := g.Begin(t.Context(), alice); !errors.As(err, &locked) ||
+			locked.RetryAfter() <= 0 || locked.RetryAfter().Minutes() > 1 {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -86,7 +91,8 @@ func TestALockHoldsInEveryProcess(t *testing.T) {
 	}
 }
 
-// The one whose attempt has locked an address is told no longer a time than the lock lasts: rounded up it would be a second more.
+// The one whose attempt has locked an address is told no longer a time than the lock lasts: rounded
+// up it would be a second more.
 func TestWhoLocksAnAddressIsToldTheLengthOfTheLock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -99,7 +105,9 @@ func TestWhoLocksAnAddressIsToldTheLengthOfTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	var locked *lockout.LockedError
-	if _, err := guard.Begin(t.Context(), lockout.Who{Account: "bob", Address: address}); !errors.As(err, &locked) || locked.RetryAfter() > time.Minute || locked.RetryAfter() <= 0 {
+	if _, err := guard.Begin(t.Context(), lockout.Who{
+		Account: "bob", Address: address,
+	}); !errors.As(err, &locked) || locked.RetryAfter() > time.Minute || locked.RetryAfter() <= 0 {
 		t.Errorf("got %v, want a lock of a minute", err)
 	}
 }

@@ -44,7 +44,8 @@ func (a *ask) grants(e entry) (after entry, ok bool) {
 	return e, e.value >= a.least()-a.own() && (!a.bounded || a.runs(e)-e.ts <= a.within)
 }
 
-// never tells whether it is refused as no balance would grant it, or none of a window at some of its times.
+// never tells whether it is refused as no balance would grant it, or none of a window at some of
+// its times.
 func (a *ask) never() error {
 	left := a.law.capacity - a.n
 	now := !a.reserve || a.bounded && a.within == 0
@@ -61,9 +62,11 @@ func (a *ask) never() error {
 	return nil
 }
 
-// drawAhead draws how far ahead of its tokens a request may be granted. A rounding may decide between two odd windows.
+// drawAhead draws how far ahead of its tokens a request may be granted. A rounding may decide
+// between two odd windows.
 func (m *machine) drawAhead(t *rapid.T, l machineLimit, a *ask) {
-	ways := []string{"now", "now", "now", "leaving", "reserved", "reserved", "on credit", "reserved on credit", "within", "within on credit"}
+	ways := []string{"now", "now", "now", "leaving", "reserved", "reserved", "on credit",
+		"reserved on credit", "within", "within on credit"}
 	if l.odd && a.law.windowed {
 		ways = ways[:len(ways)-2]
 	}
@@ -78,7 +81,8 @@ func (m *machine) drawAhead(t *rapid.T, l machineLimit, a *ask) {
 		a.request = a.request.Leave(a.leave)
 	case strings.HasPrefix(way, "within"):
 		p := a.law.period
-		a.bounded, a.within = true, rapid.SampledFrom([]int64{0, 1, p / 7, p / 2, p, 5 * p / 2, 20 * p}).Draw(t, "within")
+		a.bounded, a.within = true,
+			rapid.SampledFrom([]int64{0, 1, p / 7, p / 2, p, 5 * p / 2, 20 * p}).Draw(t, "within")
 		a.request = a.request.Within(micros(a.within))
 	case strings.HasPrefix(way, "reserved"):
 		a.request = a.request.OrReserve()

@@ -7,8 +7,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A call that is denied takes nothing, be the denial expected or not: by the rules that it asked with, all that was there is
-// there after it. What a larger rule had left above their capacity may be gone, as after every use of the smaller one.
+// A call that is denied takes nothing, be the denial expected or not: by the rules that it asked
+// with, all that was there is there after it. What a larger rule had left above their capacity may
+// be gone, as after every use of the smaller one.
 func TestACallThatIsDeniedForAnotherLimitTakesNothing(t *testing.T) {
 	t.Parallel()
 	large := ratelimit.TokenBucket{Rate: 20, Period: never}
@@ -53,8 +54,8 @@ func TestACallThatIsDeniedForAnotherLimitTakesNothing(t *testing.T) {
 	}
 }
 
-// The window that tokens go back to is that of the row that they were taken from, though other rows of the call may be
-// further on.
+// The window that tokens go back to is that of the row that they were taken from, though other rows
+// of the call may be further on.
 func TestTokensOfAnEndedWindowAreNotGivenToTheNext(t *testing.T) {
 	t.Parallel()
 	noon := newClock().now()

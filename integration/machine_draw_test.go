@@ -26,9 +26,11 @@ func exactRule() *rapid.Generator[ratelimit.Rule] {
 
 func oddRule() *rapid.Generator[ratelimit.Rule] {
 	return rapid.Custom(func(t *rapid.T) ratelimit.Rule {
-		rate := rapid.OneOf(rapid.SampledFrom([]float64{3, 7, 1.0 / 3, 0.1}), rapid.Float64Range(0.01, 100)).Draw(t, "rate")
+		rate := rapid.OneOf(rapid.SampledFrom([]float64{3, 7, 1.0 / 3, 0.1}),
+			rapid.Float64Range(0.01, 100)).Draw(t, "rate")
 		period := rapid.OneOf(
-			rapid.SampledFrom([]time.Duration{110 * time.Millisecond, 333 * time.Millisecond, 7 * time.Second, micros(7)}),
+			rapid.SampledFrom([]time.Duration{110 * time.Millisecond, 333 * time.Millisecond,
+				7 * time.Second, micros(7)}),
 			rapid.Map(rapid.Int64Range(1, 1e10), micros),
 		).Draw(t, "period")
 		return drawRule(t, rate, period)
@@ -56,7 +58,8 @@ func drawRule(t *rapid.T, rate float64, period time.Duration) ratelimit.Rule {
 // lawOf says what a rule means for an account.
 func lawOf(rule ratelimit.Rule, r ratelimit.Request) law {
 	n := numbersOf(rule)
-	w := law{windowed: n.windowed, rate: n.rate, capacity: n.capacity, period: n.period.Microseconds(), reserved: math.Inf(1)}
+	w := law{windowed: n.windowed, rate: n.rate, capacity: n.capacity,
+		period: n.period.Microseconds(), reserved: math.Inf(1)}
 	var reserved *float64
 	switch rule := rule.(type) {
 	case ratelimit.TokenBucket:
@@ -140,10 +143,12 @@ func bareAsks(asks []ask) []ask {
 func (m *machine) tick(t *rapid.T) {
 	m.n["tick"]++
 	var to time.Time
-	switch rapid.SampledFrom([]string{"on", "on", "on", "on", "on", "back", "back", "retry", "retry", "run", "run", "end", "end", "month"}).Draw(t, "tick") {
+	switch rapid.SampledFrom([]string{"on", "on", "on", "on", "on", "back", "back", "retry",
+		"retry", "run", "run", "end", "end", "month"}).Draw(t, "tick") {
 	case "on":
 		period := numbersOf(rapid.SampledFrom(m.limits).Draw(t, "limit").base).period
-		by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, period / 16, period / 5, period / 2, period, 3 * period}).Draw(t, "by")
+		by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, period / 16, period / 5,
+			period / 2, period, 3 * period}).Draw(t, "by")
 		to = m.clock.now().Add(by.Truncate(time.Microsecond))
 	case "back":
 		to = m.clock.now().Add(-micros(rapid.SampledFrom([]int64{1, 1 << 10, 1 << 20, 1 << 25, 1 << 32}).Draw(t, "by")))
@@ -167,14 +172,17 @@ func (m *machine) tick(t *rapid.T) {
 	m.clock.set(to.Add(-micros(rapid.Int64Range(0, 1).Draw(t, "less"))))
 }
 
-// script does several things in one transaction, in part within savepoints, and reports whether to keep them.
+// script does several things in one transaction, in part within savepoints, and reports whether to
+// keep them.
 func (m *machine) script(t *rapid.T, at place, depth int) (keep bool) {
 	before, settled, kept := maps.Clone(m.book), maps.Clone(m.settled), slices.Clone(m.kept)
 	for range rapid.IntRange(1, 4).Draw(t, "steps") {
 		switch n := rapid.IntRange(0, 9).Draw(t, "step"); {
 		case n < 2 && depth < 3:
 			m.n["savepoint"]++
-			if err := at.savepoint(t.Context(), func(inner place) bool { return m.script(t, inner, depth+1) }); err != nil {
+			if err := at.savepoint(t.Context(), func(inner place) bool {
+				return m.script(t, inner, depth+1)
+			}); err != nil {
 				t.Fatal(err)
 			}
 		case n < 4:

@@ -72,7 +72,8 @@ func earliest(now int64, ok func(t int64) bool) int64 {
 	return high
 }
 
-// paced is when to start what a take of n, which left e, has reserved for the window that begins at run.
+// paced is when to start what a take of n, which left e, has reserved for the window that begins at
+// run.
 func (w *law) paced(e entry, n float64, run int64) int64 {
 	if !w.windowed || e.value >= 0 {
 		return run
@@ -81,6 +82,7 @@ func (w *law) paced(e entry, n float64, run int64) int64 {
 	for at := w.windowStart(e.since()) + w.period; at < run; at += w.period {
 		earlier++
 	}
-	before := -e.value - n - w.rate*float64(earlier) // owed to others; in one step, as hundreds would round to another microsecond
+	// owed to others; in one step, as hundreds would round to another microsecond
+	before := -e.value - n - w.rate*float64(earlier)
 	return run + min(int64(max(0, before)/w.rate*float64(w.period)), w.period-1)
 }

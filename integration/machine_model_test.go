@@ -10,8 +10,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The limiter over again, as its documentation describes it: without a database, and without a thought for speed. Instants
-// are in microseconds.
+// The limiter over again, as its documentation describes it: without a database, and without a
+// thought for speed. Instants are in microseconds.
 
 // account names a balance.
 type account struct{ limit, key string }
@@ -63,7 +63,8 @@ type ask struct {
 	request ratelimit.Request
 }
 
-// merge adds up what is for the same balance. It returns the error that the call is refused with, if it is.
+// merge adds up what is for the same balance. It returns the error that the call is refused with,
+// if it is.
 func merge(asks []ask) (merged []ask, refused error) {
 	for _, a := range asks {
 		if err := a.never(); err != nil {
@@ -78,7 +79,8 @@ func merge(asks []ask) (merged []ask, refused error) {
 			continue
 		}
 		last := &merged[len(merged)-1]
-		if last.law != a.law || last.reserve != a.reserve || last.bounded != a.bounded || last.within != a.within || last.credit != a.credit || last.leave != a.leave {
+		if last.law != a.law || last.reserve != a.reserve || last.bounded != a.bounded ||
+			last.within != a.within || last.credit != a.credit || last.leave != a.leave {
 			return nil, ratelimit.ErrInvalid
 		}
 		last.n += a.n
@@ -103,7 +105,10 @@ func (b book) try(asks, merged []ask, now int64) (res ratelimit.Result, after bo
 		left, ok := a.grants(e)
 		if !ok {
 			res.OK = false
-			o.RetryAt = instant(earliest(now, func(t int64) bool { _, ok := a.grants(b.at(a.account, &a.law, t)); return ok }))
+			o.RetryAt = instant(earliest(now, func(t int64) bool {
+				_, ok := a.grants(b.at(a.account, &a.law, t))
+				return ok
+			}))
 			if o.RetryAt.After(res.RetryAt) {
 				res.RetryAt, res.Limit, res.Key = o.RetryAt, a.limit, a.key
 			}
@@ -185,8 +190,9 @@ func (h *held) end(delay int64) int64 {
 	return h.law.windowStart(h.since) + h.law.period + delay - h.delay
 }
 
-// unused is what e can have back of it. Of a window it is nothing once the balance stands in a later one, or, where somebody
-// waits, once a later one has begun; of what was granted ahead there is the part of the windows that are not over.
+// unused is what e can have back of it. Of a window it is nothing once the balance stands in a
+// later one, or, where somebody waits, once a later one has begun; of what was granted ahead there
+// is the part of the windows that are not over.
 func (h *held) unused(e entry, used float64, now int64) float64 {
 	if !h.law.windowed {
 		return h.n - used
@@ -195,14 +201,17 @@ func (h *held) unused(e entry, used float64, now int64) float64 {
 	if e.value < 0 {
 		at = max(at, now)
 	}
-	later := float64(h.law.window(at)-h.law.window(h.since)) - math.Floor(float64(e.delay-h.delay)/float64(h.law.period))
+	later := float64(h.law.window(at)-h.law.window(h.since)) - math.Floor(
+		float64(e.delay-h.delay)/float64(h.law.period),
+	)
 	if later <= 0 {
 		return h.n - used
 	}
 	return min(h.n, h.owed-(e.moved-h.moved)-float64(h.law.rate*(later-1))) - used
 }
 
-// give gives back what was not used of a take. It moves the line up, if that is asked for, by what it repays of a debt.
+// give gives back what was not used of a take. It moves the line up, if that is asked for, by what
+// it repays of a debt.
 func (b book) give(h held, used float64, move bool, now int64) {
 	e, ok := b[h.account]
 	if !ok { // it was rolled back
@@ -234,7 +243,8 @@ func (b book) charge(h held, n float64, now int64) {
 	b[h.account] = e
 }
 
-// giveBack undoes a take. What was there at once moves those up who wait; what was granted ahead does not.
+// giveBack undoes a take. What was there at once moves those up who wait; what was granted ahead
+// does not.
 func (b book) giveBack(takes []held, now int64) {
 	for _, h := range takes {
 		owed, _ := h.line()
@@ -253,8 +263,8 @@ func (b book) settle(takes []held, used []float64, now int64) {
 	}
 }
 
-// renew charges anew for takes, whose balances come in several of them: those who come first are served first, and all of
-// them before those who wait already.
+// renew charges anew for takes, whose balances come in several of them: those who come first are
+// served first, and all of them before those who wait already.
 func (b book) renew(reservations [][]held, now int64) {
 	sums, first := map[account]float64{}, map[account]held{}
 	for _, takes := range reservations {
@@ -318,7 +328,8 @@ func (b book) pause(asks []ask, now, d int64) {
 	for _, a := range asks {
 		e, ok := b[a.account]
 		if !ok {
-			b[a.account] = entry{value: fullUnderAnyRule, ts: now, until: now + d, delay: a.law.span(now, now+d), rule: a.law.kept()}
+			b[a.account] = entry{value: fullUnderAnyRule, ts: now, until: now + d,
+				delay: a.law.span(now, now+d), rule: a.law.kept()}
 			continue
 		}
 		until := max(e.until, now+d)
@@ -344,15 +355,16 @@ func (b book) resume(asks []ask, now int64) {
 
 func (b book) value(a ask, now int64) ratelimit.State {
 	e := b.at(a.account, &a.law, now)
-	s := ratelimit.State{Value: e.value, TS: instant(a.law.windowStart(e.ts)), Delay: time.Duration(e.delay) * time.Microsecond, Moved: e.moved}
+	s := ratelimit.State{Value: e.value, TS: instant(a.law.windowStart(e.ts)),
+		Delay: time.Duration(e.delay) * time.Microsecond, Moved: e.moved}
 	if e.until != 0 {
 		s.PausedUntil = instant(e.until)
 	}
 	return s
 }
 
-// normalized are the balances of a call that was denied by others, if its takes went ahead and were given back: refilled
-// up to now.
+// normalized are the balances of a call that was denied by others, if its takes went ahead and were
+// given back: refilled up to now.
 func (b book) normalized(asks []ask, res ratelimit.Result, now int64) book {
 	n := maps.Clone(b)
 	for _, a := range asks {

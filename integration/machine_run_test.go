@@ -21,8 +21,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// machine runs the limiter beside its model. All numbers are such that float64 keeps them exactly, or come in calls for one
-// limit, where the arithmetic has an order: so everything is compared to the last bit.
+// machine runs the limiter beside its model. All numbers are such that float64 keeps them exactly,
+// or come in calls for one limit, where the arithmetic has an order: so everything is compared to
+// the last bit.
 type machine struct {
 	pool   *pgxpool.Pool
 	db     *sql.DB
@@ -78,16 +79,17 @@ func pgxQuery(q pgxQuerier) func(context.Context, string, func(func(...any) erro
 }
 
 func (m *machine) inPgx(tx pgx.Tx) place {
-	return place{pgxOperations{m.l.In(tx), m.l, tx}, pgxQuery(tx), func(ctx context.Context, fn func(place) bool) error {
-		inner, err := tx.Begin(ctx)
-		if err != nil {
-			return err
-		}
-		if fn(m.inPgx(inner)) {
-			return inner.Commit(ctx)
-		}
-		return inner.Rollback(ctx)
-	}}
+	return place{pgxOperations{m.l.In(tx), m.l, tx}, pgxQuery(tx),
+		func(ctx context.Context, fn func(place) bool) error {
+			inner, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if fn(m.inPgx(inner)) {
+				return inner.Commit(ctx)
+			}
+			return inner.Rollback(ctx)
+		}}
 }
 
 func (m *machine) inSQL(tx *sql.Tx, depth int) place {
@@ -125,7 +127,8 @@ func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond 
 func (m *machine) now() int64 { return m.clock.now().UnixMicro() }
 
 func (m *machine) operate(t *rapid.T, at place) {
-	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "take", "check", "reset", "give back", "give back", "value", "pause", "resume",
+	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "take", "check", "reset",
+		"give back", "give back", "value", "pause", "resume",
 		"settle", "settle", "settle", "release", "renew"}).Draw(t, "operation")
 	m.n[op]++
 	now := m.now()
@@ -143,7 +146,8 @@ func (m *machine) operate(t *rapid.T, at place) {
 	case "pause":
 		asks := m.drawAsks(t)
 		period := time.Duration(asks[0].law.period) * time.Microsecond
-		d := rapid.SampledFrom([]time.Duration{time.Nanosecond, time.Millisecond, period / 3, period, 5 * period / 2, -period}).Draw(t, "duration")
+		d := rapid.SampledFrom([]time.Duration{time.Nanosecond, time.Millisecond, period / 3,
+			period, 5 * period / 2, -period}).Draw(t, "duration")
 		merged, refused := merge(bareAsks(asks))
 		if d <= 0 {
 			refused = ratelimit.ErrInvalid
@@ -239,8 +243,8 @@ func (m *machine) call(t *rapid.T, at place, takes bool) {
 	}
 }
 
-// adopt takes over the rows of a call that was denied in part. If a denial was expected, nothing was written. Else what
-// was taken has been given back, which leaves balances refilled up to now.
+// adopt takes over the rows of a call that was denied in part. If a denial was expected, nothing
+// was written. Else what was taken has been given back, which leaves balances refilled up to now.
 func (m *machine) adopt(t *rapid.T, at place, merged []ask, res ratelimit.Result, now int64) {
 	if rows := m.rows(t, at); maps.Equal(rows, m.book.normalized(merged, res, now)) {
 		m.book = rows
@@ -256,7 +260,8 @@ func show(r ratelimit.Result) string {
 		}
 		return t.UTC().Format("02T15:04:05.000000")
 	}
-	fmt.Fprintf(&s, "ok %v at %s run %s retry %s by %s/%s", r.OK, when(r.At), when(r.RunAt), when(r.RetryAt), r.Limit, r.Key)
+	fmt.Fprintf(&s, "ok %v at %s run %s retry %s by %s/%s", r.OK, when(r.At), when(r.RunAt),
+		when(r.RetryAt), r.Limit, r.Key)
 	for _, o := range r.Outcomes {
 		fmt.Fprintf(&s, "\n  %s/%s ok %v value %v period %v run %s paced %s retry %s delay %v",
 			o.Limit, o.Key, o.OK, o.Value, o.Period, when(o.RunAt), when(o.PacedAt), when(o.RetryAt), o.Delay)
@@ -272,7 +277,8 @@ func (m *machine) rows(t *rapid.T, at place) book {
 		var ts time.Time
 		var until, origin *time.Time
 		r := &e.rule
-		if err := scan(&a.limit, &a.key, &e.value, &ts, &until, &e.delay, &e.moved, &r.capacity, &r.rate, &r.period, &origin); err != nil {
+		if err := scan(&a.limit, &a.key, &e.value, &ts, &until, &e.delay, &e.moved, &r.capacity,
+			&r.rate, &r.period, &origin); err != nil {
 			return err
 		}
 		if e.ts = ts.UnixMicro(); until != nil {
@@ -300,8 +306,9 @@ func (m *machine) compare(t *rapid.T, at place) {
 	}
 }
 
-// Whatever is called, in whatever order, through whichever way, by whichever rule, with the clock set forth and back, and
-// however much of it is rolled back: the answers are those of the model, and so are the rows.
+// Whatever is called, in whatever order, through whichever way, by whichever rule, with the clock
+// set forth and back, and however much of it is rolled back: the answers are those of the model,
+// and so are the rows.
 func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -315,8 +322,10 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 
 	for range rounds(t, 2) {
 		rapid.Check(t, func(t *rapid.T) {
-			m := &machine{pool: pool, db: db, clock: newClock(), book: book{}, settled: map[string]int64{}, ways: map[string]verbs{}, n: n}
-			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
+			m := &machine{pool: pool, db: db, clock: newClock(), book: book{},
+				settled: map[string]int64{}, ways: map[string]verbs{}, n: n}
+			if _, err := pool.Exec(t.Context(),
+				`WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
 			open := func(portable bool) *ratelimit.Limiter {

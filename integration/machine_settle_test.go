@@ -34,8 +34,8 @@ func (m *machine) pick(t *rapid.T) int {
 	return rapid.IntRange(0, len(m.kept)-1).Draw(t, "which")
 }
 
-// unrenewed is what is kept after a rollback: reservations as they were before, and those that were taken since, whose tokens
-// are back, but which may be settled all the same.
+// unrenewed is what is kept after a rollback: reservations as they were before, and those that were
+// taken since, whose tokens are back, but which may be settled all the same.
 func unrenewed(before, after []reserved) []reserved {
 	for _, k := range after {
 		if !slices.ContainsFunc(before, func(b reserved) bool { return b.r.ID == k.r.ID }) {
@@ -117,7 +117,8 @@ func (m *machine) settle(t *rapid.T, at place, release bool) {
 	m.book.settle(k.takes, used, now)
 }
 
-// drawUsed draws what the takes have used in truth, and the requests that say so; refused says that one of those is wrong.
+// drawUsed draws what the takes have used in truth, and the requests that say so; refused says that
+// one of those is wrong.
 func (m *machine) drawUsed(t *rapid.T, takes []held) (requests []ratelimit.Request, used []float64, refused bool) {
 	request := func(h held, n float64) ratelimit.Request {
 		i := slices.IndexFunc(m.limits, func(l machineLimit) bool { return l.limit.Name() == h.limit })
@@ -133,7 +134,8 @@ func (m *machine) drawUsed(t *rapid.T, takes []held) (requests []ratelimit.Reque
 	used = make([]float64, len(takes))
 	for i, h := range takes {
 		n := h.n
-		switch rapid.SampledFrom([]string{"unnamed", "none", "below", "below", "equal", "above", "above", "twice"}).Draw(t, "used") {
+		switch rapid.SampledFrom([]string{"unnamed", "none", "below", "below", "equal", "above",
+			"above", "twice"}).Draw(t, "used") {
 		case "unnamed":
 			used[i] = h.n
 			continue
@@ -166,7 +168,8 @@ func (m *machine) drawUsed(t *rapid.T, takes []held) (requests []ratelimit.Reque
 	return append(requests, wrong), used, true
 }
 
-// renew charges some reservations anew, in any order. They may be settled already, or their takes rolled back.
+// renew charges some reservations anew, in any order. They may be settled already, or their takes
+// rolled back.
 func (m *machine) renew(t *rapid.T, at place) {
 	to, ok := at.verbs.(renewer)
 	if !ok || len(m.kept) == 0 {
@@ -219,9 +222,12 @@ func (m *machine) compareDue(t *rapid.T, k *reserved) {
 		e := m.book[h.account]
 		run, paced := h.due(e.delay, e.moved, m.now())
 		take := k.r.Takes[i]
-		gotRun, gotPaced := take.RunAt(ratelimit.State{Value: e.value, TS: m.clock.now(), Delay: micros(e.delay), Moved: e.moved})
-		if take.Limit != h.limit || take.Key != h.key || take.Count != h.n || !gotRun.Equal(instant(run)) || !gotPaced.Equal(instant(paced)) {
-			t.Fatalf("%+v of %+v runs at %v and %v, want %v and %v", *h, e, gotRun, gotPaced, instant(run), instant(paced))
+		gotRun, gotPaced := take.RunAt(ratelimit.State{Value: e.value, TS: m.clock.now(),
+			Delay: micros(e.delay), Moved: e.moved})
+		if take.Limit != h.limit || take.Key != h.key || take.Count != h.n ||
+			!gotRun.Equal(instant(run)) || !gotPaced.Equal(instant(paced)) {
+			t.Fatalf("%+v of %+v runs at %v and %v, want %v and %v", *h, e, gotRun, gotPaced,
+				instant(run), instant(paced))
 		}
 	}
 }

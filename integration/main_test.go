@@ -24,7 +24,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// A property draws a hundred cases, or half as many where nobody asks for more: each is many statements.
+	// A property draws a hundred cases, or half as many where nobody asks for more: each is many
+	// statements.
 	if os.Getenv("WEIR_TEST_DURATION") == "" {
 		if err := flag.Set("rapid.checks", "50"); err != nil { // -rapid.checks overrides it
 			panic(err)

@@ -63,8 +63,11 @@ func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 				before := time.Now()
 				res, err := v.RateLimit(t.Context(), requests...)
 				e := seen.last(t)
-				if (e.Err == nil) != (err == nil) || e.Result.OK != res.OK || res.OK != ok || e.Trips != trips || e.Together != 1 ||
-					e.Began.Before(before) || e.Took <= 0 || e.Took > time.Since(before) || len(e.Requests) != len(requests) || e.Requests[0].Limit() != requests[0].Limit() {
+				if (e.Err == nil) != (err == nil) || e.Result.OK != res.OK || res.OK != ok ||
+					e.Trips != trips || e.Together != 1 ||
+					e.Began.Before(before) || e.Took <= 0 || e.Took > time.Since(before) ||
+					len(e.Requests) != len(requests) ||
+					e.Requests[0].Limit() != requests[0].Limit() {
 					t.Errorf("%s: %+v, want %d trips of %+v, %v", what, e, trips, res, err)
 				}
 			}
@@ -81,7 +84,8 @@ func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 			check("invalid", 0, false, bucket.For("k").Count(-1))
 			if w.name == "ReadCommitted" || w.name == "Serializable" {
 				seen.mu.Lock()
-				if n := len(seen.transacted); n != 6 || seen.transacted[0].Attempts != 1 || seen.transacted[0].Took <= 0 {
+				if n := len(seen.transacted); n != 6 || seen.transacted[0].Attempts != 1 ||
+					seen.transacted[0].Took <= 0 {
 					t.Errorf("%d transactions: %+v", n, seen.transacted)
 				}
 				seen.mu.Unlock()
@@ -160,7 +164,8 @@ func TestTheObserverIsToldOfTakesOfALease(t *testing.T) {
 	var seen watcher
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{Observer: &seen})
-	lease := lease(t, l, pool, ratelimit.MustDefine("leased", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}).For("k"), ratelimit.LeaseConfig{})
+	lease := lease(t, l, pool, ratelimit.MustDefine("leased",
+		ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}).For("k"), ratelimit.LeaseConfig{})
 	for range 20 {
 		if res, err := lease.Take(t.Context(), 1); err != nil || !res.OK {
 			t.Fatal(res, err)
@@ -168,7 +173,8 @@ func TestTheObserverIsToldOfTakesOfALease(t *testing.T) {
 	}
 	if err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		for _, tx := range []pgx.Tx{nil, tx} { // what fails is told of, too
-			if _, err := lease.TakeInTx(ctx, tx, -1); !errors.Is(err, ratelimit.ErrInvalid) || !errors.Is(seen.decided[len(seen.decided)-1].Err, ratelimit.ErrInvalid) {
+			if _, err := lease.TakeInTx(ctx, tx, -1); !errors.Is(err, ratelimit.ErrInvalid) ||
+				!errors.Is(seen.decided[len(seen.decided)-1].Err, ratelimit.ErrInvalid) {
 				t.Error(err, "was told otherwise")
 			}
 		}
@@ -180,7 +186,8 @@ func TestTheObserverIsToldOfTakesOfALease(t *testing.T) {
 	if err := lease.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if len(seen.decided) != 23 || seen.decided[3].Requests[0].N() != 1 || seen.decided[3].Requests[0].Key() != "k" || len(seen.transacted) != 1 {
+	if len(seen.decided) != 23 || seen.decided[3].Requests[0].N() != 1 ||
+		seen.decided[3].Requests[0].Key() != "k" || len(seen.transacted) != 1 {
 		t.Errorf("%d events: %+v", len(seen.decided), seen.decided)
 	}
 }

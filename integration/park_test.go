@@ -23,7 +23,8 @@ type parked struct {
 
 func park(ctx context.Context) *parked { return &parked{Context: ctx, waits: make(chan struct{})} }
 
-// Done is asked for by who is about to wait: a call of a Coalesced and of a Lease has its place in line before.
+// Done is asked for by who is about to wait: a call of a Coalesced and of a Lease has its place in
+// line before.
 func (p *parked) Done() <-chan struct{} {
 	p.once.Do(func() { close(p.waits) })
 	return p.Context.Done()

@@ -28,15 +28,16 @@ func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 	}
 	undone := errors.New("undone")
 	for _, level := range levels {
-		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-			if err := l.Pause(ctx, tx, time.Hour, limit.For("k")); err != nil {
-				return err
-			}
-			if res, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil || res.OK {
-				t.Errorf("%+v and %v in the transaction that paused", res, err)
-			}
-			return undone
-		})
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+			func(ctx context.Context, tx pgx.Tx) error {
+				if err := l.Pause(ctx, tx, time.Hour, limit.For("k")); err != nil {
+					return err
+				}
+				if res, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil || res.OK {
+					t.Errorf("%+v and %v in the transaction that paused", res, err)
+				}
+				return undone
+			})
 		if !errors.Is(err, undone) {
 			t.Fatal(err)
 		}
@@ -60,8 +61,8 @@ func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 	wantPaused(false)
 }
 
-// However takes and pauses meet: once a pause has committed nothing is granted that was asked for after it and decided
-// before its end, by the database's clock.
+// However takes and pauses meet: once a pause has committed nothing is granted that was asked for
+// after it and decided before its end, by the database's clock.
 func TestConcurrentTakesAreNeverGrantedWithinAPause(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")

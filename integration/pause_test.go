@@ -42,13 +42,16 @@ func (p pausing) resume() {
 
 func seconds(t time.Time) float64 { return t.Sub(w0).Seconds() }
 
-func (p pausing) check(verb string, res ratelimit.Result, err error, ok bool, value, when, delay float64) ratelimit.Result {
+func (p pausing) check(
+	verb string, res ratelimit.Result, err error, ok bool, value, when, delay float64,
+) ratelimit.Result {
 	p.t.Helper()
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	if o := res.Outcomes[0]; res.OK != ok || o.Value != value || o.Delay.Seconds() != delay {
-		p.t.Errorf("%s at %v: %+v, want granted %v, %v left, a delay of %v", verb, seconds(p.clock.now()), res, ok, value, delay)
+		p.t.Errorf("%s at %v: %+v, want granted %v, %v left, a delay of %v", verb,
+			seconds(p.clock.now()), res, ok, value, delay)
 	}
 	at := res.RetryAt
 	if res.OK {
@@ -91,7 +94,8 @@ var (
 	tenAMinute = ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: w0}
 )
 
-// What a bucket had is there when the pause is over, and no more; what was owed is repaid that much later.
+// What a bucket had is there when the pause is over, and no more; what was owed is repaid that much
+// later.
 func TestTimeStandsStillForAPausedBucket(t *testing.T) {
 	t.Parallel()
 	pausedEachWay(t, oneASecond, func(p pausing) {
@@ -216,8 +220,8 @@ func TestAPauseBeforeTheFirstUse(t *testing.T) {
 	}
 }
 
-// A balance that has no row is put off by as many windows as one that has. Else what was taken from a window that ended before
-// looks as if it were of the present one.
+// A balance that has no row is put off by as many windows as one that has. Else what was taken from
+// a window that ended before looks as if it were of the present one.
 func TestAPauseOfABalanceWithoutARowIsOneOfWholeWindows(t *testing.T) {
 	t.Parallel()
 	for _, prune := range []bool{true, false} {
@@ -243,7 +247,8 @@ func TestAPauseOfABalanceWithoutARowIsOneOfWholeWindows(t *testing.T) {
 	}
 }
 
-// A pause by windows of another length is no whole number of the take's: what it lacks is not given back in part.
+// A pause by windows of another length is no whole number of the take's: what it lacks is not given
+// back in part.
 func TestATakeIsNotOfThePresentWindowByAPauseOfOtherWindows(t *testing.T) {
 	t.Parallel()
 	pausedEachWay(t, tenAMinute, func(p pausing) {
@@ -260,7 +265,8 @@ func TestATakeIsNotOfThePresentWindowByAPauseOfOtherWindows(t *testing.T) {
 	})
 }
 
-// A reset refills, and tokens are given back, while the pause goes on; also to a window that began before it.
+// A reset refills, and tokens are given back, while the pause goes on; also to a window that began
+// before it.
 func TestAPauseOutlivesAResetAndAGivingBack(t *testing.T) {
 	t.Parallel()
 	pausedEachWay(t, tenAMinute, func(p pausing) {
@@ -287,7 +293,8 @@ func TestAPauseOutlivesAResetAndAGivingBack(t *testing.T) {
 			p.t.Fatal(err)
 		}
 		p.at(200).take(1, false, false, 10, 220, 120)
-		if s, err := p.v.Value(p.t.Context(), p.r); err != nil || s.Value != 10 || seconds(s.PausedUntil) != 220 || s.Delay != 2*time.Minute {
+		if s, err := p.v.Value(p.t.Context(), p.r); err != nil || s.Value != 10 ||
+			seconds(s.PausedUntil) != 220 || s.Delay != 2*time.Minute {
 			p.t.Errorf("%+v and %v", s, err)
 		}
 		p.at(220).take(10, false, true, 0, 0, 120)
@@ -297,7 +304,8 @@ func TestAPauseOutlivesAResetAndAGivingBack(t *testing.T) {
 	})
 }
 
-// RetryAt is exact, be it the end of the pause or later; a remembered denial does not outlive a pause that is ended.
+// RetryAt is exact, be it the end of the pause or later; a remembered denial does not outlive a
+// pause that is ended.
 func TestDeniedInAPauseUntilExactlyRetryAt(t *testing.T) {
 	t.Parallel()
 	pausedEachWay(t, ratelimit.TokenBucket{Rate: 3, Period: 7 * time.Second}, func(p pausing) {
@@ -337,12 +345,14 @@ func TestOnePausedLimitOfSeveralDeniesTheCall(t *testing.T) {
 			}
 			for range 3 { // unexpected, and expected
 				res, err := v.RateLimit(t.Context(), open.For("k").Count(3), shut.For("k"))
-				if err != nil || res.OK || seconds(res.RetryAt) != 60 || res.Limit != "shut" || !res.Outcomes[0].OK || res.Outcomes[1].OK {
+				if err != nil || res.OK || seconds(res.RetryAt) != 60 || res.Limit != "shut" ||
+					!res.Outcomes[0].OK || res.Outcomes[1].OK {
 					t.Fatalf("%+v and %v", res, err)
 				}
 			}
 			res, err := v.RateLimit(t.Context(), open.For("k").Count(3).OrReserve(), shut.For("k").OrReserve())
-			if err != nil || !res.OK || seconds(res.RunAt) != 60 || res.Limit != "shut" || res.Outcomes[0].Value != 5 || !res.Outcomes[0].PacedAt.IsZero() {
+			if err != nil || !res.OK || seconds(res.RunAt) != 60 || res.Limit != "shut" ||
+				res.Outcomes[0].Value != 5 || !res.Outcomes[0].PacedAt.IsZero() {
 				t.Fatalf("%+v and %v", res, err)
 			}
 			if err := v.GiveBack(t.Context(), res); err != nil {

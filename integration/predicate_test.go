@@ -16,8 +16,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A flood of denials is the day on which a limiter must be cheap: once a process has seen a key denied, it finds out that
-// it still is without a write and without a lock.
+// A flood of denials is the day on which a limiter must be cheap: once a process has seen a key
+// denied, it finds out that it still is without a write and without a lock.
 func TestAnExpectedDenialWritesNothingAndLocksNothing(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("flood", ratelimit.TokenBucket{Rate: 1, Period: never})
@@ -40,7 +40,8 @@ func TestAnExpectedDenialWritesNothingAndLocksNothing(t *testing.T) {
 				}
 			}
 			var wrote bool
-			if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id_if_assigned() IS NOT NULL`).Scan(&wrote); err != nil {
+			if err := tx.QueryRow(t.Context(),
+				`SELECT pg_current_xact_id_if_assigned() IS NOT NULL`).Scan(&wrote); err != nil {
 				t.Fatal(err)
 			}
 			if wrote {
@@ -50,14 +51,17 @@ func TestAnExpectedDenialWritesNothingAndLocksNothing(t *testing.T) {
 				t.Error("the row is locked")
 			}
 			var rows int
-			if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance WHERE name = 'roomy'`).Scan(&rows); err != nil || rows != 0 {
+			if err := tx.QueryRow(t.Context(),
+				`SELECT count(*) FROM weir_balance WHERE name = 'roomy'`).Scan(&rows); err != nil ||
+				rows != 0 {
 				t.Errorf("%d rows (%v) of the limit that was not taken from", rows, err)
 			}
 		})
 	}
 }
 
-// What a process remembers of denials only chooses the first statement: a reset by another process is seen at once.
+// What a process remembers of denials only chooses the first statement: a reset by another process
+// is seen at once.
 func TestARememberedDenialDoesNotOutliveAReset(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -78,8 +82,8 @@ func TestARememberedDenialDoesNotOutliveAReset(t *testing.T) {
 	}
 }
 
-// In a table of few rows the planner prefers a sequential scan, under SERIALIZABLE a predicate lock on the whole relation:
-// unrelated keys would abort each other six times a commit.
+// In a table of few rows the planner prefers a sequential scan, under SERIALIZABLE a predicate lock
+// on the whole relation: unrelated keys would abort each other six times a commit.
 func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("unrelated", ratelimit.TokenBucket{Rate: 1000, Period: never})
@@ -89,7 +93,8 @@ func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 		keys    int
 	}{
 		{"AnalysedWhileSmall", `INSERT INTO weir_balance (value, ts, capacity, rate, period, name, key)
-			SELECT 1000, now(), 1000, 1000, 1000000, 'unrelated', i::text FROM generate_series(1, 200) i; ANALYZE weir_balance`, 200},
+			SELECT 1000, now(), 1000, 1000, 1000000, 'unrelated', i::text FROM generate_series(1, 200) i; ANALYZE weir_balance`,
+			200},
 		{"AnalysedWhileEmpty", `ANALYZE weir_balance`, 200},
 		{"NewKeys", ``, 1_000_000},
 	} {
@@ -131,7 +136,8 @@ func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 				wg.Wait()
 				aborts := float64(runs.Load()-commits.Load()) / float64(commits.Load())
 				t.Logf("%.3f aborts a commit", aborts)
-				// New keys whose absence was read first do share index pages; locks on the whole relation give 3 to 6.
+				// New keys whose absence was read first do share index pages; locks on the whole
+				// relation give 3 to 6.
 				if most := 1.5; aborts > most {
 					t.Errorf("%.2f aborts a commit among unrelated keys, want at most %v", aborts, most)
 				}
@@ -152,7 +158,8 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 	}
 	execSQL(t, pool, `ANALYZE weir_balance`)
 
-	// predicateLocks are those that the transaction holds on the table and its index: how many, and on the relation whole.
+	// predicateLocks are those that the transaction holds on the table and its index: how many, and
+	// on the relation whole.
 	predicateLocks := func(tx pgx.Tx) (n, whole int) {
 		t.Helper()
 		err := tx.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE locktype = 'relation') FROM pg_locks
@@ -179,7 +186,8 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, whole := predicateLocks(checked); n == 0 || whole != 0 {
-		t.Errorf("a check left %d predicate locks, %d of them on the whole relation; want some, and none of those", n, whole)
+		t.Errorf("a check left %d predicate locks, %d of them on the whole relation; want some, and none of those",
+			n, whole)
 	}
 	written := begin(t, pool, pgx.Serializable)
 	res, err := l.RateLimit(t.Context(), written, limit.For("6"))
@@ -197,8 +205,9 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 	}
 }
 
-// Predicate locks of committed transactions stay for as long as any older SERIALIZABLE transaction is open, and when they
-// run out every transaction of the server fails. A denial through InTx is rolled back, which frees its locks at once.
+// Predicate locks of committed transactions stay for as long as any older SERIALIZABLE transaction
+// is open, and when they run out every transaction of the server fails. A denial through InTx is
+// rolled back, which frees its locks at once.
 func TestDeniedTransactionsLeaveNoPredicateLocksBehind(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
@@ -267,7 +276,8 @@ func TestAutocommitStatesItsIsolationLevel(t *testing.T) {
 	}
 }
 
-// A pool of one connection is enough for everything: nothing waits for a second while it holds the first.
+// A pool of one connection is enough for everything: nothing waits for a second while it holds the
+// first.
 func TestNothingNeedsASecondConnection(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -285,13 +295,16 @@ func TestNothingNeedsASecondConnection(t *testing.T) {
 		if _, err := l.CheckRateLimit(ctx, tx, limit.For("k")); err != nil {
 			return err
 		}
-		if err := l.InTx(ctx, pool, func(context.Context, pgx.Tx) error { return nil }); !errors.Is(err, ratelimit.ErrNested) {
+		if err := l.InTx(ctx, pool, func(context.Context, pgx.Tx) error {
+			return nil
+		}); !errors.Is(err, ratelimit.ErrNested) {
 			return fmt.Errorf("a nested InTx: got %w, want ErrNested", err)
 		}
 		if _, err := l.Autocommit(pool).RateLimit(ctx, limit.For("k")); !errors.Is(err, ratelimit.ErrNested) {
 			return fmt.Errorf("a nested Autocommit: got %w, want ErrNested", err)
 		}
-		if _, err := l.Autocommit(pool).RateLimit(ctx, limit.For("k"), limit.Global()); !errors.Is(err, ratelimit.ErrNested) {
+		if _, err := l.Autocommit(pool).RateLimit(ctx, limit.For("k"),
+			limit.Global()); !errors.Is(err, ratelimit.ErrNested) {
 			return fmt.Errorf("a nested Autocommit of several: got %w, want ErrNested", err)
 		}
 		return l.ResetRateLimit(ctx, tx, limit.For("k"))

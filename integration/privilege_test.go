@@ -14,7 +14,8 @@ import (
 	"github.com/weir-go/weir/schema"
 )
 
-// A role with the privileges that the schema's documentation lists, and no others, can do all there is to do.
+// A role with the privileges that the schema's documentation lists, and no others, can do all there
+// is to do.
 func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its roles are those of one server")
@@ -25,12 +26,14 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	t.Cleanup(func() {
 		_, _ = owner.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
 	})
-	grants := regexp.MustCompile(`(?s)GRANT .*?;`).FindAllString(strings.ReplaceAll(read(t, "../schema/doc.go"), "\n//", "\n"), -1)
+	grants := regexp.MustCompile(`(?s)GRANT .*?;`).
+		FindAllString(strings.ReplaceAll(read(t, "../schema/doc.go"), "\n//", "\n"), -1)
 	if len(grants) < 4 {
 		t.Fatalf("the documentation lists only %q", grants)
 	}
 	for _, grant := range grants {
-		grant = strings.NewReplacer("TO app", "TO "+role, "SCHEMA weir", "SCHEMA "+mine, "weir.weir_", mine+".weir_").Replace(grant)
+		grant = strings.NewReplacer("TO app", "TO "+role, "SCHEMA weir", "SCHEMA "+mine,
+			"weir.weir_", mine+".weir_").Replace(grant)
 		execSQL(t, owner, grant)
 	}
 
@@ -51,7 +54,8 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	if _, err := app.Exec(t.Context(), `DELETE FROM weir_balance`); sqlState(err) != "42501" {
 		t.Errorf("the role may delete: %v", err)
 	}
-	if _, err := limiter(t, ratelimit.Config{}).Prune(t.Context(), app, ratelimit.PruneConfig{}); sqlState(err) != "42501" {
+	if _, err := limiter(t, ratelimit.Config{}).Prune(t.Context(), app,
+		ratelimit.PruneConfig{}); sqlState(err) != "42501" {
 		t.Errorf("the role may prune: %v", err)
 	}
 	execSQL(t, owner, `GRANT DELETE ON weir_balance, weir_settled, weir_slot TO `+role)

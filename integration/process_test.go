@@ -24,7 +24,8 @@ const childEnv = "WEIR_TEST_CHILD"
 
 var shared = ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 200, Period: never})
 
-// child is what such a process does: it takes until it is denied, and prints how often it was granted.
+// child is what such a process does: it takes until it is denied, and prints how often it was
+// granted.
 func child(url string) error {
 	ctx := context.Background()
 	cfg, err := pgxpool.ParseConfig(url)

@@ -34,19 +34,24 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 		var a [2]*ratelimit.Autocommit
 		var l [2]*ratelimit.Limiter
 		for i, pool := range pools {
-			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
+			if _, err := pool.Exec(t.Context(),
+				`WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
 			var err error
-			if l[i], err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: portable, Clock: c.now}); err != nil {
+			if l[i], err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: portable,
+				Clock: c.now}); err != nil {
 				t.Fatal(err)
 			}
 			a[i] = l[i].Autocommit(pool)
 		}
-		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool { return numbersOf(r).capacity >= 1 }).Draw(t, "rule")
+		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool {
+			return numbersOf(r).capacity >= 1
+		}).Draw(t, "rule")
 		shards := rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "shards")
 		limit := ratelimit.MustDefine("pruned", rule, ratelimit.Shards(shards))
-		// A sum over shards is rounded otherwise than one row: by a microsecond, which may be another window.
+		// A sum over shards is rounded otherwise than one row: by a microsecond, which may be
+		// another window.
 		slack := time.Duration(0)
 		if shards > 1 {
 			slack = time.Microsecond
@@ -67,7 +72,8 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 		t.Repeat(map[string]func(*rapid.T){
 			"take": func(t *rapid.T) {
 				r, capacity := request(t), numbersOf(rule).capacity
-				r = r.Count(min(capacity, rapid.SampledFrom([]float64{0, 1, 2, capacity / 3, capacity}).Draw(t, "count")))
+				r = r.Count(min(capacity,
+					rapid.SampledFrom([]float64{0, 1, 2, capacity / 3, capacity}).Draw(t, "count")))
 				with := anyAhead(t, period)
 				var res [2]ratelimit.Result
 				i := 0
@@ -79,7 +85,8 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 					}
 					runAt := got.RunAt
 					if got.OK && runAt.IsZero() {
-						// At once. A shard's share is a third rounded, so one shard may want a microsecond more.
+						// At once. A shard's share is a third rounded, so one shard may want a
+						// microsecond more.
 						runAt = got.At
 					}
 					return []any{got.OK, runAt, got.RetryAt, got.At, got.Outcomes[0].Value}, nil
@@ -89,8 +96,9 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 				}
 			},
 			"end": func(t *rapid.T) {
-				// What comes back to a shard that is full by then is lost, while another shard may lack as much. So with
-				// shards the answer depends on which shard a call has drawn, pruned or not.
+				// What comes back to a shard that is full by then is lost, while another shard may
+				// lack as much. So with shards the answer depends on which shard a call has drawn,
+				// pruned or not.
 				if len(kept) == 0 || shards > 1 {
 					return
 				}
@@ -121,13 +129,17 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 			},
 			"reset": func(t *rapid.T) {
 				r := request(t)
-				both("reset", func(a *ratelimit.Autocommit) (any, error) { return nil, a.ResetRateLimit(t.Context(), r) })
+				both("reset", func(a *ratelimit.Autocommit) (any, error) {
+					return nil, a.ResetRateLimit(t.Context(), r)
+				})
 			},
 			"tick": func(t *rapid.T) {
-				c.add(rapid.SampledFrom([]time.Duration{1, period / 7, period, 40 * period, 31 * 24 * time.Hour}).Draw(t, "by").Truncate(time.Microsecond))
+				c.add(rapid.SampledFrom([]time.Duration{1, period / 7, period, 40 * period,
+					31 * 24 * time.Hour}).Draw(t, "by").Truncate(time.Microsecond))
 			},
 			"": func(t *rapid.T) {
-				done, err := l[0].Prune(t.Context(), pools[0], ratelimit.PruneConfig{Share: 1, Batch: rapid.IntRange(1, 4).Draw(t, "batch")})
+				done, err := l[0].Prune(t.Context(), pools[0],
+					ratelimit.PruneConfig{Share: 1, Batch: rapid.IntRange(1, 4).Draw(t, "batch")})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -146,8 +158,8 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 	}
 }
 
-// alike says that answers differ by no more than slack: the rounding of a sum over shards, which were used at other times since
-// they were pruned. Without slack they are the same.
+// alike says that answers differ by no more than slack: the rounding of a sum over shards, which
+// were used at other times since they were pruned. Without slack they are the same.
 func alike(x, y any, slack time.Duration) bool {
 	if slack == 0 {
 		return false

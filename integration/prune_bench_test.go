@@ -17,10 +17,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkPruneUnderLoad prunes idle rows, 1,000,000 unless WEIR_TEST_KEYS says else, with the default configuration, beside two callers
-// who take by InTx of 10,000 keys of the same table without a rest. Prune stands still every other second: x-p99 is how many times as
-// long the slowest in a hundred takes are while it works as while it does not, and control the same between two halves of the
-// seconds in which it does not. Prune's own rests count as its work.
+// BenchmarkPruneUnderLoad prunes idle rows, 1,000,000 unless WEIR_TEST_KEYS says else, with the
+// default configuration, beside two callers who take by InTx of 10,000 keys of the same table
+// without a rest. Prune stands still every other second: x-p99 is how many times as long the
+// slowest in a hundred takes are while it works as while it does not, and control the same between
+// two halves of the seconds in which it does not. Prune's own rests count as its work.
 func BenchmarkPruneUnderLoad(b *testing.B) {
 	const live, callers = 10_000, 2
 	idle := keysToTest(b)
@@ -34,7 +35,8 @@ func BenchmarkPruneUnderLoad(b *testing.B) {
 		execSQL(b, pool, `UPDATE weir_balance SET capacity = 2 * value WHERE name = 'live'`) // far from full
 		execSQL(b, pool, `VACUUM ANALYZE weir_balance`)
 		l := limiter(b, ratelimit.Config{})
-		limit := ratelimit.MustDefine("live", ratelimit.TokenBucket{Rate: ample, Period: never, Capacity: ratelimit.Tokens(2 * ample)})
+		limit := ratelimit.MustDefine("live", ratelimit.TokenBucket{Rate: ample, Period: never,
+			Capacity: ratelimit.Tokens(2 * ample)})
 
 		var phase atomic.Int64 // even: Prune stands still
 		var mu sync.Mutex
@@ -96,7 +98,9 @@ func BenchmarkPruneUnderLoad(b *testing.B) {
 		}
 		base, ours := p99(func(i int64) bool { return i%2 == 0 }), p99(func(i int64) bool { return i%2 == 1 })
 		b.ReportMetric(float64(ours)/float64(base), "x-p99")
-		b.ReportMetric(float64(p99(func(i int64) bool { return i%4 == 0 }))/float64(p99(func(i int64) bool { return i%4 == 2 })), "control")
+		b.ReportMetric(float64(p99(func(i int64) bool { return i%4 == 0 }))/float64(p99(func(i int64) bool {
+			return i%4 == 2
+		})), "control")
 		b.ReportMetric(float64(ours.Microseconds())/1000, "p99-ms")
 		b.ReportMetric(float64(base.Microseconds())/1000, "base-p99-ms")
 		b.ReportMetric(float64(idle), "keys")

@@ -12,11 +12,12 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A process that knows a key's shards from before they were pruned finds them closed, and looks for the head: whatever it does first
-// counts, and no token is there twice.
+// A process that knows a key's shards from before they were pruned finds them closed, and looks for
+// the head: whatever it does first counts, and no token is there twice.
 func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour}, ratelimit.Shards(4)).Global()
+	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour},
+		ratelimit.Shards(4)).Global()
 	type verb func(context.Context, *ratelimit.Limiter, *pgxpool.Pool, ratelimit.Result) error
 	within := func(level pgx.TxIsoLevel) verb {
 		return func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
@@ -32,7 +33,9 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 		"InTx":                {within(pgx.Serializable), 37},
 		"InTx READ COMMITTED": {within(pgx.ReadCommitted), 37},
 		"by hand": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
-			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return second(l.RateLimit(ctx, tx, limit.Count(3))) })
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				return second(l.RateLimit(ctx, tx, limit.Count(3)))
+			})
 		}, 37},
 		"alone": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
 			return second(l.Autocommit(pool).RateLimit(ctx, limit.Count(3)))
@@ -40,7 +43,8 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 		"all of it": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
 			return second(l.Autocommit(pool).RateLimit(ctx, limit.Count(40)))
 		}, 0},
-		"a reservation": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, _ ratelimit.Result) error {
+		"a reservation": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool,
+			_ ratelimit.Result) error {
 			a := l.Autocommit(pool)
 			if err := second(a.RateLimit(ctx, limit.Count(40))); err != nil {
 				return err
@@ -50,7 +54,8 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 		"give back": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, res ratelimit.Result) error {
 			return l.Autocommit(pool).GiveBack(ctx, res)
 		}, 40},
-		"settle beyond": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, res ratelimit.Result) error {
+		"settle beyond": {func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool,
+			res ratelimit.Result) error {
 			_, err := l.Autocommit(pool).Settle(ctx, res.Reservation(), limit.Count(8))
 			return err
 		}, 35},
@@ -84,7 +89,8 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 			}
 			c.add(time.Minute)
 			for i, v := range []*ratelimit.Autocommit{a, b} {
-				if res, err := v.RateLimit(t.Context(), limit.Count(40)); err != nil || res.OK != (i == 0 && (tc.left == 40)) {
+				if res, err := v.RateLimit(t.Context(), limit.Count(40)); err != nil ||
+					res.OK != (i == 0 && (tc.left == 40)) {
 					t.Errorf("%d: all of it again: %+v, %v", i, res, err)
 				}
 			}
@@ -97,13 +103,15 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 	}
 }
 
-// A key of which somebody holds a shard, or uses one, stays whole; and what a hand has deleted of one comes back full.
+// A key of which somebody holds a shard, or uses one, stays whole; and what a hand has deleted of
+// one comes back full.
 func TestAKeyOfShardsIsPrunedWhollyOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: c.now})
 	a := l.Autocommit(pool)
-	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour}, ratelimit.Shards(4)).Global()
+	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour},
+		ratelimit.Shards(4)).Global()
 	takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
 	all := rowsOf(t, pool, "weir_balance")
 	stay := func(why string) {

@@ -37,12 +37,14 @@ func rowsOf(t testing.TB, pool *pgxpool.Pool, table string) (n int) {
 	return n
 }
 
-// A balance is deleted as soon as it is full by the rule that took from it, and not a microsecond earlier.
+// A balance is deleted as soon as it is full by the rule that took from it, and not a microsecond
+// earlier.
 func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
 	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: newClock().t})
-	sharded := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 10, Period: time.Second}, ratelimit.Shards(2))
+	sharded := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
+		ratelimit.Shards(2))
 	for name, tc := range map[string]struct {
 		do   func(ctx context.Context, a *ratelimit.Autocommit, c *clock) error
 		full time.Duration // after which the balance is like none; 0: never by time alone
@@ -63,7 +65,8 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 		"shards, with their head": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return second(a.RateLimit(ctx, sharded.For("k").Count(10)))
 		}, time.Second, 0},
-		"in a pause, and after it while somebody may wait": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"in a pause, and after it while somebody may wait": {func(ctx context.Context,
+			a *ratelimit.Autocommit, _ *clock) error {
 			return a.Pause(ctx, time.Minute, bucket.For("k"))
 		}, time.Minute + 30*24*time.Hour, 0},
 		"in a pause for longer than that": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
@@ -88,15 +91,18 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 				before := rowsOf(t, pool, "weir_balance")
 				if tc.full > time.Microsecond {
 					c.add(tc.full - time.Microsecond)
-					if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != 0 || done.Looked != int64(before) {
+					if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != 0 ||
+						done.Looked != int64(before) {
 						t.Errorf("a microsecond before it is full: %+v of %d", done, before)
 					}
 				}
 				c.add(2 * time.Microsecond)
-				if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != int64(before-tc.rows) || rowsOf(t, pool, "weir_balance") != tc.rows {
+				if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != int64(before-tc.rows) ||
+					rowsOf(t, pool, "weir_balance") != tc.rows {
 					t.Errorf("when it is full: %+v of %d", done, before)
 				}
-				takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), bucket.For("k").Count(10), window.For("k").Count(10), sharded.For("k").Count(10))))
+				takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), bucket.For("k").Count(10),
+					window.For("k").Count(10), sharded.For("k").Count(10))))
 			})
 		}
 	}
@@ -109,7 +115,9 @@ func TestPruningBesideCallersLosesNoTake(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(1)}) // full in a millisecond
+	// full in a millisecond
+	limit := ratelimit.MustDefine("busy",
+		ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	var wg, others sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	var deleted atomic.Int64
@@ -162,7 +170,8 @@ func TestPruningBesideCallersLosesNoTake(t *testing.T) {
 	}
 }
 
-// It deletes settlements once they can prove nothing, tells how far it is, and stops when it is told to.
+// It deletes settlements once they can prove nothing, tells how far it is, and stops when it is
+// told to.
 func TestPruneTellsAndStops(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.Pool(t), newClock()
@@ -177,19 +186,22 @@ func TestPruneTellsAndStops(t *testing.T) {
 	}
 	c.add(time.Second)
 	enough := errors.New("enough")
-	done, err := l.Prune(t.Context(), pool, ratelimit.PruneConfig{Batch: 10, Share: 1, Progress: func(p ratelimit.Pruned) error {
-		if p.Looked >= 20 {
-			return enough
-		}
-		return nil
-	}})
+	done, err := l.Prune(t.Context(), pool,
+		ratelimit.PruneConfig{Batch: 10, Share: 1, Progress: func(p ratelimit.Pruned) error {
+			if p.Looked >= 20 {
+				return enough
+			}
+			return nil
+		}})
 	if !errors.Is(err, enough) || done != (ratelimit.Pruned{Looked: 20, Deleted: 20}) {
 		t.Errorf("%+v, %v", done, err)
 	}
-	if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done != (ratelimit.Pruned{Looked: 5, Deleted: 5}) || rowsOf(t, pool, "weir_settled") != 25 {
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done != (ratelimit.Pruned{Looked: 5,
+		Deleted: 5}) || rowsOf(t, pool, "weir_settled") != 25 {
 		t.Errorf("%+v", done)
 	}
-	if _, err := pool.Exec(t.Context(), `INSERT INTO weir_slot (until, holder, slot, name, key) SELECT $1::timestamptz + (i - 3) * interval '1 s',
+	if _, err := pool.Exec(t.Context(),
+		`INSERT INTO weir_slot (until, holder, slot, name, key) SELECT $1::timestamptz + (i - 3) * interval '1 s',
 			gen_random_uuid(), i, 'slots', 'k' FROM generate_series(0, 5) i`, c.now()); err != nil {
 		t.Fatal(err)
 	}
@@ -198,11 +210,15 @@ func TestPruneTellsAndStops(t *testing.T) {
 		c.now().Add(-time.Hour).UnixMicro()+1); err != nil {
 		t.Fatal(err)
 	}
-	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 2}); done != (ratelimit.Pruned{Slots: 4}) || rowsOf(t, pool, "weir_slot") != 3 {
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 2}); done != (ratelimit.Pruned{
+		Slots: 4,
+	}) || rowsOf(t, pool, "weir_slot") != 3 {
 		t.Errorf("%+v", done)
 	}
 	c.add(31 * 24 * time.Hour)
-	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 7}); done != (ratelimit.Pruned{Slots: 3, Settled: 25}) || rowsOf(t, pool, "weir_settled") != 0 {
+	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 7}); done != (ratelimit.Pruned{
+		Slots: 3, Settled: 25,
+	}) || rowsOf(t, pool, "weir_settled") != 0 {
 		t.Errorf("%+v", done)
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -238,8 +254,9 @@ func TestPruneWaitsForNobody(t *testing.T) {
 	}
 }
 
-// Of a limit with shards the pauses of each say when what was granted in them may run. So those that were put off go together, be the
-// one that stays in use or not full yet: one that forgot a pause which another remembers would be behind it by that.
+// Of a limit with shards the pauses of each say when what was granted in them may run. So those
+// that were put off go together, be the one that stays in use or not full yet: one that forgot a
+// pause which another remembers would be behind it by that.
 func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
@@ -274,8 +291,10 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if run, _ := res.Reservation().Takes[0].RunAt(s); !run.Equal(res.RunAt) || res.Outcomes[0].Delay != s.Delay {
-					t.Errorf("it was to run at %v after %v of pauses, and by now at %v after %v", res.RunAt, res.Outcomes[0].Delay, run, s.Delay)
+				if run, _ := res.Reservation().Takes[0].RunAt(s); !run.Equal(res.RunAt) ||
+					res.Outcomes[0].Delay != s.Delay {
+					t.Errorf("it was to run at %v after %v of pauses, and by now at %v after %v",
+						res.RunAt, res.Outcomes[0].Delay, run, s.Delay)
 				}
 			}
 			c.add(200 * day)

@@ -15,12 +15,14 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Whatever ends the wait in a queue, the session that goes back to the pool holds no lock of it, and goes on.
+// Whatever ends the wait in a queue, the session that goes back to the pool holds no lock of it,
+// and goes on.
 func TestWhoGivesUpInAQueueLeavesNoLock(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
 	for _, mode := range modes {
-		for way, state := range map[string]string{"lock_timeout": "55P03", "statement_timeout": "57014", "pg_cancel_backend": "57014", "context": ""} {
+		for way, state := range map[string]string{"lock_timeout": "55P03",
+			"statement_timeout": "57014", "pg_cancel_backend": "57014", "context": ""} {
 			t.Run(strings.ReplaceAll(mode.String(), " ", "")+"/"+way, func(t *testing.T) {
 				t.Parallel()
 				admin := pgtest.Pool(t)
@@ -39,7 +41,8 @@ func TestWhoGivesUpInAQueueLeavesNoLock(t *testing.T) {
 	}
 }
 
-// giveUp ends the wait of a transaction for the queues of two rows, one of which somebody else holds.
+// giveUp ends the wait of a transaction for the queues of two rows, one of which somebody else
+// holds.
 func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
 	t.Helper()
 	l := limiter(t, ratelimit.Config{})
@@ -52,7 +55,8 @@ func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
 	defer conn.Release()
 	pid := conn.Conn().PgConn().PID()
 	locks := func(which string) (n int) {
-		if err := admin.QueryRow(t.Context(), `SELECT count(*) `+queueLocks+which+` AND q.pid = $1`, pid).Scan(&n); err != nil {
+		if err := admin.QueryRow(t.Context(), `SELECT count(*) `+queueLocks+which+` AND q.pid = $1`,
+			pid).Scan(&n); err != nil {
 			t.Error(err)
 		}
 		return n

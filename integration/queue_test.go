@@ -31,7 +31,8 @@ func (q *queueing) Transacted(_ context.Context, e ratelimit.TransactedEvent) {
 }
 
 // takeInTx takes in a transaction at a level, and then works.
-func takeInTx(ctx context.Context, l *ratelimit.Limiter, pool ratelimit.Beginner, level pgx.TxIsoLevel, r ratelimit.Request, work func(pgx.Tx)) error {
+func takeInTx(ctx context.Context, l *ratelimit.Limiter, pool ratelimit.Beginner,
+	level pgx.TxIsoLevel, r ratelimit.Request, work func(pgx.Tx)) error {
 	return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
 		res, err := l.RateLimit(ctx, tx, r)
 		if err != nil {
@@ -48,7 +49,9 @@ func nothing(pgx.Tx) {}
 func lockOf(t *testing.T, pool *pgxpool.Pool, r ratelimit.Request) (lock int64) {
 	t.Helper()
 	err := queued(t.Context(), limiter(t, ratelimit.Config{}), pool, pgx.Serializable, r.Count(0), func(tx pgx.Tx) {
-		err := tx.QueryRow(t.Context(), `SELECT q.classid::bigint << 32 | q.objid::bigint `+queueLocks+` AND q.pid = pg_backend_pid()`).Scan(&lock)
+		err := tx.QueryRow(t.Context(),
+			`SELECT q.classid::bigint << 32 | q.objid::bigint `+queueLocks+` AND q.pid = pg_backend_pid()`).
+			Scan(&lock)
 		if err != nil {
 			t.Error(err)
 		}
@@ -59,7 +62,8 @@ func lockOf(t *testing.T, pool *pgxpool.Pool, r ratelimit.Request) (lock int64) 
 	return lock
 }
 
-// stall begins a transaction that has queued for a row and has taken from it, and stays open until goOn is called.
+// stall begins a transaction that has queued for a row and has taken from it, and stays open until
+// goOn is called.
 func stall(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request) (goOn func()) {
 	t.Helper()
 	l := limiter(t, ratelimit.Config{})
@@ -81,7 +85,8 @@ func stall(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.R
 	return goOn
 }
 
-// A callback that stalls holds up those who want its key, and nobody else, though all keys have a queue.
+// A callback that stalls holds up those who want its key, and nobody else, though all keys have a
+// queue.
 func TestAStalledCallbackHoldsUpNoOtherKey(t *testing.T) {
 	t.Parallel()
 	const keys = 40 // with tables to queue for, at the most one in as many as there are tables would get by
@@ -133,8 +138,8 @@ func TestAStalledCallbackHoldsUpNoOtherSchema(t *testing.T) {
 	}
 }
 
-// After keys have had a second caller for a while, their transactions soon no longer queue: over a network as well, where
-// each round trip takes longer than a wait that would mean something.
+// After keys have had a second caller for a while, their transactions soon no longer queue: over a
+// network as well, where each round trip takes longer than a wait that would mean something.
 func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
@@ -156,7 +161,9 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 				for i := range 2 * keys {
 					callers.Go(func() {
 						for range 4 {
-							if err := takeInTx(ctx, l, pool, pgx.Serializable, limit.For(key(i%keys)), func(pgx.Tx) { time.Sleep(10 * time.Millisecond) }); err != nil {
+							if err := takeInTx(ctx, l, pool, pgx.Serializable, limit.For(key(i%keys)), func(pgx.Tx) {
+								time.Sleep(10 * time.Millisecond)
+							}); err != nil {
 								t.Error(err)
 							}
 						}
@@ -187,7 +194,8 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 	}
 }
 
-// Reads that cannot be serialized fail a take with 40001 as well. Its row is not contended for that.
+// Reads that cannot be serialized fail a take with 40001 as well. Its row is not contended for
+// that.
 func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
@@ -230,7 +238,8 @@ func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 	}
 }
 
-// A beginner that is not a pool or a connection may have done something in the transaction, which queueing would end.
+// A beginner that is not a pool or a connection may have done something in the transaction, which
+// queueing would end.
 func TestATransactionOfAnotherBeginnerDoesNotQueue(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
@@ -290,7 +299,9 @@ func TestQueuesBehindPgBouncer(t *testing.T) {
 			}
 			defer pool.Close()
 			var seen queueing
-			l := limiter(t, ratelimit.Config{Schema: direct.Config().ConnConfig.RuntimeParams["search_path"], Observer: &seen})
+			l := limiter(t, ratelimit.Config{
+				Schema: direct.Config().ConnConfig.RuntimeParams["search_path"], Observer: &seen,
+			})
 			k := limit.For("k")
 			var pids sync.Map
 			var callers sync.WaitGroup
@@ -318,7 +329,9 @@ func TestQueuesBehindPgBouncer(t *testing.T) {
 			}
 			for pid := range pids.Range {
 				var n int
-				if err := direct.QueryRow(t.Context(), `SELECT count(*) `+queueLocks+` AND q.pid = $1`, pid).Scan(&n); err != nil || n != 0 {
+				if err := direct.QueryRow(t.Context(),
+					`SELECT count(*) `+queueLocks+` AND q.pid = $1`, pid).Scan(&n); err != nil ||
+					n != 0 {
 					t.Errorf("session %d holds %d locks, %v", pid, n, err)
 				}
 			}

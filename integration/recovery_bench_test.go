@@ -14,10 +14,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkRecovery is 48 keys, each with one worker who takes and then works for 50 ms, so that nobody conflicts. For a
-// second each key has a second worker. x-before is the throughput from two seconds after that divided by that before it, and
-// by what the same came to for 16 other keys beside them, which nobody disturbs: the control. Without it the benchmark would
-// tell how busy the machine was.
+// BenchmarkRecovery is 48 keys, each with one worker who takes and then works for 50 ms, so that
+// nobody conflicts. For a second each key has a second worker. x-before is the throughput from two
+// seconds after that divided by that before it, and by what the same came to for 16 other keys
+// beside them, which nobody disturbs: the control. Without it the benchmark would tell how busy the
+// machine was.
 func BenchmarkRecovery(b *testing.B) {
 	for _, roundTrip := range []time.Duration{0, 3 * time.Millisecond} {
 		b.Run("RoundTrip="+roundTrip.String(), func(b *testing.B) { recovery(b, roundTrip) })

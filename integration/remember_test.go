@@ -23,7 +23,8 @@ func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 	clock := newClock()
 	v := limiter(t, ratelimit.Config{RememberDenials: true, Clock: clock.now}).Autocommit(pool)
 	for _, shards := range []int{1, 3} {
-		limit := ratelimit.MustDefine(map[int]string{1: "one", 3: "three"}[shards], ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(shards))
+		limit := ratelimit.MustDefine(map[int]string{1: "one", 3: "three"}[shards],
+			ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(shards))
 		take := func(want bool, r ratelimit.Request) ratelimit.Result {
 			t.Helper()
 			res, err := v.RateLimit(t.Context(), r)
@@ -39,12 +40,15 @@ func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 		}
 		clock.add(time.Second)
 		again := take(false, limit.For("k").Count(5))
-		if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != time.Second || again.Limit != denied.Limit || again.Key != "k" || again.Outcomes[0].Value != denied.Outcomes[0].Value+1 {
+		if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != time.Second ||
+			again.Limit != denied.Limit ||
+			again.Key != "k" || again.Outcomes[0].Value != denied.Outcomes[0].Value+1 {
 			t.Errorf("%+v after %+v", again, denied)
 		}
 		for what, r := range map[string]ratelimit.Request{
-			"count": limit.For("k").Count(6), "key": limit.For("other").Count(5), "reserve": limit.For("k").Count(5).OrReserve(),
-			"rule": limit.For("k").Count(5).Rule(ratelimit.TokenBucket{Rate: 11, Period: 10 * time.Second}),
+			"count": limit.For("k").Count(6), "key": limit.For("other").Count(5),
+			"reserve": limit.For("k").Count(5).OrReserve(),
+			"rule":    limit.For("k").Count(5).Rule(ratelimit.TokenBucket{Rate: 11, Period: 10 * time.Second}),
 		} {
 			if res, err := v.RateLimit(t.Context(), r); err == nil {
 				t.Errorf("another %s: answered from memory: %+v", what, res)
@@ -87,7 +91,8 @@ func TestAResetElsewhereIsNotSeenByWhoRemembers(t *testing.T) {
 	}
 }
 
-// What a transaction is denied because of what it has taken itself is no denial for others, who come after it has rolled back.
+// What a transaction is denied because of what it has taken itself is no denial for others, who
+// come after it has rolled back.
 func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -110,7 +115,9 @@ func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 		},
 		"by hand": func(r ratelimit.Request) error {
 			return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				return take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.RateLimit(t.Context(), tx, r) }, r)
+				return take(func(r ratelimit.Request) (ratelimit.Result, error) {
+					return l.RateLimit(t.Context(), tx, r)
+				}, r)
 			})
 		},
 		"database/sql": func(r ratelimit.Request) error {
@@ -118,12 +125,15 @@ func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = take(func(r ratelimit.Request) (ratelimit.Result, error) { return l.InSQL(tx).RateLimit(t.Context(), r) }, r)
+			err = take(func(r ratelimit.Request) (ratelimit.Result, error) {
+				return l.InSQL(tx).RateLimit(t.Context(), r)
+			}, r)
 			return errors.Join(err, tx.Rollback())
 		},
 	} {
 		for _, shards := range []int{1, 3} {
-			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards), ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
+			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards),
+				ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
 			v := l.Autocommit(pool)
 			if _, err := v.RateLimit(t.Context(), limit.For("k").Count(0)); err != nil {
 				t.Fatal(err)
@@ -145,8 +155,12 @@ func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
 	l := limiter(t, ratelimit.Config{RememberDenials: true})
 	v := l.Autocommit(pool)
 	for what, reset := range map[string]func(context.Context, pgx.Tx, ratelimit.Request) error{
-		"a limit": func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error { return l.ResetRateLimit(ctx, tx, r) },
-		"a key":   func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error { return l.ResetKey(ctx, tx, r.Key()) },
+		"a limit": func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error {
+			return l.ResetRateLimit(ctx, tx, r)
+		},
+		"a key": func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error {
+			return l.ResetKey(ctx, tx, r.Key())
+		},
 	} {
 		limit := ratelimit.MustDefine(what, ratelimit.TokenBucket{Rate: 1, Period: never})
 		take := func(want bool) {
@@ -176,7 +190,8 @@ func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
 	}
 }
 
-// What a transaction reads in a snapshot from before a reset, a settlement or the end of a pause is not remembered after it.
+// What a transaction reads in a snapshot from before a reset, a settlement or the end of a pause is
+// not remembered after it.
 func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -188,13 +203,14 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 	const old = `SELECT count(*) FROM weir_balance` // takes the snapshot
 	within := func(level pgx.TxIsoLevel) func(func(check)) error {
 		return func(fn func(check)) error {
-			return l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, old)
-				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-					return l.CheckRateLimit(ctx, tx, r)
+			return l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+				func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, old)
+					fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+						return l.CheckRateLimit(ctx, tx, r)
+					})
+					return err
 				})
-				return err
-			})
 		}
 	}
 	for begun, within := range map[string]func(func(check)) error{
@@ -202,13 +218,14 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 		"InTx REPEATABLE READ": within(pgx.RepeatableRead),
 		"InTx READ COMMITTED":  within(pgx.ReadCommitted),
 		"by hand": func(fn func(check)) error {
-			return pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), old)
-				fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-					return l.CheckRateLimit(ctx, tx, r)
+			return pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead},
+				func(tx pgx.Tx) error {
+					_, err := tx.Exec(t.Context(), old)
+					fn(func(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+						return l.CheckRateLimit(ctx, tx, r)
+					})
+					return err
 				})
-				return err
-			})
 		},
 		"database/sql": func(fn func(check)) error {
 			tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
@@ -223,11 +240,18 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 		},
 	} {
 		for _, shards := range []int{1, 3} {
-			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards), ratelimit.TokenBucket{Rate: 6, Period: never}, ratelimit.Shards(shards))
+			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards),
+				ratelimit.TokenBucket{Rate: 6, Period: never}, ratelimit.Shards(shards))
 			for what, change := range map[string]func(ratelimit.Request, ratelimit.Result) error{
-				"reset":     func(r ratelimit.Request, _ ratelimit.Result) error { return v.ResetRateLimit(t.Context(), r) },
-				"reset key": func(r ratelimit.Request, _ ratelimit.Result) error { return v.ResetKey(t.Context(), r.Key()) },
-				"give back": func(_ ratelimit.Request, res ratelimit.Result) error { return v.GiveBack(t.Context(), res) },
+				"reset": func(r ratelimit.Request, _ ratelimit.Result) error {
+					return v.ResetRateLimit(t.Context(), r)
+				},
+				"reset key": func(r ratelimit.Request, _ ratelimit.Result) error {
+					return v.ResetKey(t.Context(), r.Key())
+				},
+				"give back": func(_ ratelimit.Request, res ratelimit.Result) error {
+					return v.GiveBack(t.Context(), res)
+				},
 				"settle": func(r ratelimit.Request, res ratelimit.Result) error {
 					_, err := v.Settle(t.Context(), res.Reservation(), r.Count(0))
 					return err
@@ -297,8 +321,8 @@ func TestADenialThatArrivesAfterAResumeIsNotRemembered(t *testing.T) {
 	}
 }
 
-// A denial from memory does not tell whether the database is there again, nor does a shadow that could not be asked: neither ends an
-// outage, of which the bounds would begin anew.
+// A denial from memory does not tell whether the database is there again, nor does a shadow that
+// could not be asked: neither ends an outage, of which the bounds would begin anew.
 func TestAnOutageIsNotEndedByMemory(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

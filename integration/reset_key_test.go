@@ -14,7 +14,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// All that a key has used is forgotten, of limits with shards, in debt and in other programs, and nothing of other keys.
+// All that a key has used is forgotten, of limits with shards, in debt and in other programs, and
+// nothing of other keys.
 func TestAKeyIsResetInAllOfItsLimits(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -84,7 +85,8 @@ func TestAKeyIsResetInAllOfItsLimits(t *testing.T) {
 		takeOK(t, first(auto.RateLimit(t.Context(), limits[1].For("acme").Count(10))))
 		// Nor has it opened the row in which the limit was before it had shards.
 		unaware := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 10, Period: never}).For("acme")
-		if res, err := limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), unaware); err != nil || res.OK {
+		if res, err := limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(),
+			unaware); err != nil || res.OK {
 			t.Errorf("%s: tokens from nowhere: %+v, %v", name, res, err)
 		}
 		if res, err := auto.RateLimit(t.Context(), limits[3].For("acme")); err != nil || res.OK {

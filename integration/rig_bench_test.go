@@ -31,8 +31,8 @@ const (
 // side is a transaction on a connection, for the key of a random number below manyKeys.
 type side func(ctx context.Context, conn *pgxpool.Conn, n int) error
 
-// lone is what a benchmark of one caller runs on: a connection through the network on which it is timed, and another on
-// which round trips are counted.
+// lone is what a benchmark of one caller runs on: a connection through the network on which it is
+// timed, and another on which round trips are counted.
 type lone struct {
 	limiter *ratelimit.Limiter
 	pool    *pgxpool.Pool
@@ -131,12 +131,13 @@ func (l *lone) tripsOf(b *testing.B, r *rand.Rand, s side) float64 {
 	return float64(l.counter.Trips()-before) / ops
 }
 
-// fill writes a row for each key of a limit, of numbers below n. They are not those of the definition, which come with the
-// first take.
+// fill writes a row for each key of a limit, of numbers below n. They are not those of the
+// definition, which come with the first take.
 func fill(b *testing.B, pool *pgxpool.Pool, name string, n int, value float64, origin string) {
 	b.Helper()
 	execSQL(b, pool, fmt.Sprintf(`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period, origin)
-		SELECT '%s', 'user-' || i, %v, clock_timestamp(), 1, 1, 1e6, %s FROM generate_series(0, %d) i`, name, value, origin, n-1))
+		SELECT '%s', 'user-' || i, %v, clock_timestamp(), 1, 1, 1e6, %s FROM generate_series(0, %d) i`,
+		name, value, origin, n-1))
 }
 
 func key(n int) string { return "user-" + strconv.Itoa(n) }

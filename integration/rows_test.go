@@ -12,8 +12,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// FuzzRows meets rows as another release, another rule, a wrong clock or a hand at psql may have left them: whatever the
-// schema lets in is decided on as [ratelimit.Decide] says, a denial tells the truth, and a reset mends it.
+// FuzzRows meets rows as another release, another rule, a wrong clock or a hand at psql may have
+// left them: whatever the schema lets in is decided on as [ratelimit.Decide] says, a denial tells
+// the truth, and a reset mends it.
 func FuzzRows(f *testing.F) {
 	noon := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC).UnixMicro()
 	year := int64(365 * 24 * time.Hour / time.Microsecond)
@@ -28,19 +29,32 @@ func FuzzRows(f *testing.F) {
 		until, delay   int64
 	}
 	for _, r := range []row{
-		{value: 4, ts: noon - 1e6, capacity: 10, rate: 10, period: 60e6},                                             // sound
-		{value: -3, ts: noon + 30e6, capacity: 10, rate: 10, period: 60e6},                                           // ahead of the clock
-		{value: 25, ts: noon - 1, capacity: 25, rate: 5, period: 1e6},                                                // by a larger rule
-		{value: 7, ts: noon, capacity: 10, rate: 10, period: 60e6, windowed: true, origin: noon - 30e6},              // of the other kind
-		{value: 1 << 53, ts: noon, capacity: 10, rate: 10, period: 60e6},                                             // reset
-		{value: math.Inf(-1), ts: noon, capacity: 1, rate: 1, period: 1},                                             // closed for good
-		{value: -1e300, ts: noon - year, capacity: 1, rate: 1, period: 1},                                            // owes what nobody can
-		{value: 1.7e308, ts: noon - year, capacity: 1e15, rate: 1e15, period: 1, windowed: true},                     // has what nobody can
-		{value: 1, ts: noon + 5000*year, capacity: 10, rate: 10, period: 60e6, windowed: true, origin: -60 * year},   // by a clock gone wild
-		{value: -48, ts: noon - 1900*year - 12345677, capacity: 10, rate: 10, period: 60e6},                          // before microseconds are exact
-		{value: 4, ts: noon - 1e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 90e6, delay: 5}, // paused
-		{value: -3, ts: noon - 80e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon - 7},            // paused until just now
-		{value: 4, ts: noon + 90e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 3},             // and ahead of the clock
+		// sound
+		{value: 4, ts: noon - 1e6, capacity: 10, rate: 10, period: 60e6},
+		// ahead of the clock
+		{value: -3, ts: noon + 30e6, capacity: 10, rate: 10, period: 60e6},
+		// by a larger rule
+		{value: 25, ts: noon - 1, capacity: 25, rate: 5, period: 1e6},
+		// of the other kind
+		{value: 7, ts: noon, capacity: 10, rate: 10, period: 60e6, windowed: true, origin: noon - 30e6},
+		// reset
+		{value: 1 << 53, ts: noon, capacity: 10, rate: 10, period: 60e6},
+		// closed for good
+		{value: math.Inf(-1), ts: noon, capacity: 1, rate: 1, period: 1},
+		// owes what nobody can
+		{value: -1e300, ts: noon - year, capacity: 1, rate: 1, period: 1},
+		// has what nobody can
+		{value: 1.7e308, ts: noon - year, capacity: 1e15, rate: 1e15, period: 1, windowed: true},
+		// by a clock gone wild
+		{value: 1, ts: noon + 5000*year, capacity: 10, rate: 10, period: 60e6, windowed: true, origin: -60 * year},
+		// before microseconds are exact
+		{value: -48, ts: noon - 1900*year - 12345677, capacity: 10, rate: 10, period: 60e6},
+		// paused
+		{value: 4, ts: noon - 1e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 90e6, delay: 5},
+		// paused until just now
+		{value: -3, ts: noon - 80e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon - 7},
+		// and ahead of the clock
+		{value: 4, ts: noon + 90e6, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 3},
 		{value: -4, ts: noon, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 7000*year, delay: -5},
 		{value: 4, ts: noon, capacity: 10, rate: 10, period: 60e6, paused: true, until: noon + 20_000*year},
 		{value: 0.1 + 0.2, ts: -1 << 55, capacity: 0, rate: 5e-324, period: math.MaxInt64},
@@ -48,9 +62,11 @@ func FuzzRows(f *testing.F) {
 		{value: math.NaN(), ts: noon, capacity: math.NaN()},
 	} {
 		for _, window := range []bool{false, true} {
-			f.Add(window, 10.0, int64(60e6), 10.0, 5.0, int64(0), r.value, r.ts, r.capacity, r.rate, r.period, r.windowed, r.origin,
+			f.Add(window, 10.0, int64(60e6), 10.0, 5.0, int64(0), r.value, r.ts, r.capacity, r.rate,
+				r.period, r.windowed, r.origin,
 				r.paused, r.until, r.delay, noon, 3.0, window)
-			f.Add(window, 1.0/3, int64(7), 2.5, 0.0, noon, r.value, r.ts, r.capacity, r.rate, r.period, r.windowed, r.origin,
+			f.Add(window, 1.0/3, int64(7), 2.5, 0.0, noon, r.value, r.ts, r.capacity, r.rate,
+				r.period, r.windowed, r.origin,
 				r.paused, r.until, r.delay, noon+1, 0.1, !window)
 		}
 	}
@@ -64,12 +80,15 @@ func FuzzRows(f *testing.F) {
 		value float64, ts int64, rowCapacity, rowRate float64, rowPeriod int64, windowed bool, origin int64,
 		paused bool, until, delay, now int64, n float64, reserve bool,
 	) {
-		if period > math.MaxInt64/1000 || period < math.MinInt64/1000 || delay > math.MaxInt64/1000 || delay < math.MinInt64/1000 {
+		if period > math.MaxInt64/1000 || period < math.MinInt64/1000 ||
+			delay > math.MaxInt64/1000 || delay < math.MinInt64/1000 {
 			return // no Duration
 		}
-		var rule ratelimit.Rule = ratelimit.TokenBucket{Rate: rate, Period: micros(period), Capacity: &capacity, MaxReserved: &reserved}
+		var rule ratelimit.Rule = ratelimit.TokenBucket{Rate: rate, Period: micros(period),
+			Capacity: &capacity, MaxReserved: &reserved}
 		if window {
-			rule = ratelimit.FixedWindow{Rate: rate, Period: micros(period), Capacity: &capacity, MaxReserved: &reserved, Start: time.UnixMicro(start)}
+			rule = ratelimit.FixedWindow{Rate: rate, Period: micros(period), Capacity: &capacity,
+				MaxReserved: &reserved, Start: time.UnixMicro(start)}
 		}
 		limit, err := ratelimit.Define("limit", rule)
 		if err != nil {
@@ -98,7 +117,8 @@ func FuzzRows(f *testing.F) {
 			if paused {
 				to = time.UnixMicro(until)
 			}
-			_, err := pool.Exec(t.Context(), `INSERT INTO weir_balance AS b (name, key, value, ts, capacity, rate, period, origin, paused_until, delay)
+			_, err := pool.Exec(t.Context(),
+				`INSERT INTO weir_balance AS b (name, key, value, ts, capacity, rate, period, origin, paused_until, delay)
 				VALUES ('limit', 'k', $1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts,
 				capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin,
 				paused_until = excluded.paused_until, delay = excluded.delay`,
@@ -121,15 +141,19 @@ func FuzzRows(f *testing.F) {
 			if err != nil {
 				t.Fatalf("way %d: take: %v", i, err)
 			}
-			if o := checked.Outcomes[0]; res.OK != checked.OK || !res.RunAt.Equal(checked.RunAt) || !res.RetryAt.Equal(checked.RetryAt) ||
-				!o.PacedAt.Equal(res.Outcomes[0].PacedAt) || o.Delay != micros(delay) || res.Outcomes[0].Delay != o.Delay {
+			if o := checked.Outcomes[0]; res.OK != checked.OK || !res.RunAt.Equal(checked.RunAt) ||
+				!res.RetryAt.Equal(checked.RetryAt) ||
+				!o.PacedAt.Equal(res.Outcomes[0].PacedAt) || o.Delay != micros(delay) ||
+				res.Outcomes[0].Delay != o.Delay {
 				t.Fatalf("way %d: %+v, and its check said %+v", i, res, checked)
 			}
-			if o := res.Outcomes[0]; predicted && (o.OK != want.OK || !o.RunAt.Equal(want.RunAt) || !o.RetryAt.Equal(want.RetryAt) ||
-				!o.PacedAt.Equal(want.PacedAt) || math.Float64bits(o.Value) != math.Float64bits(want.State.Value)) {
+			if o := res.Outcomes[0]; predicted &&
+				(o.OK != want.OK || !o.RunAt.Equal(want.RunAt) || !o.RetryAt.Equal(want.RetryAt) ||
+					!o.PacedAt.Equal(want.PacedAt) || math.Float64bits(o.Value) != math.Float64bits(want.State.Value)) {
 				t.Fatalf("way %d: %+v, want %+v", i, o, want)
 			}
-			if o := res.Outcomes[0]; o.Value > capacity || res.OK && o.Value < -reserved || res.OK == res.RetryAt.After(at) {
+			if o := res.Outcomes[0]; o.Value > capacity || res.OK && o.Value < -reserved ||
+				res.OK == res.RetryAt.After(at) {
 				t.Fatalf("way %d: %+v of a capacity of %v, and %v reserved", i, res, capacity, reserved)
 			}
 			end := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)

@@ -19,7 +19,8 @@ import (
 func written(t testing.TB, options ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.Pool(t, options...)
-	if _, err := pool.Exec(t.Context(), `CREATE TABLE message (id bigint PRIMARY KEY, text text, at timestamptz DEFAULT now())`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`CREATE TABLE message (id bigint PRIMARY KEY, text text, at timestamptz DEFAULT now())`); err != nil {
 		t.Fatal(err)
 	}
 	return pool
@@ -45,7 +46,8 @@ func write(id int) func(*pgx.Batch) error {
 func TestSendBatchAnswersLikePgx(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
 		pgx.QueryExecModeSimpleProtocol,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -65,14 +67,15 @@ func TestSendBatchAnswersLikePgx(t *testing.T) {
 			var none error
 			send := func() (ratelimit.Result, error) {
 				return l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
-					b.Queue(`INSERT INTO message (id, text) VALUES (1, 'a'), (2, NULL)`).Exec(func(ct pgconn.CommandTag) error {
-						tag = ct
-						order = append(order, "exec")
-						if n := messages(t, pool); n != 2 {
-							t.Errorf("%d messages are seen by others when the callbacks are called", n)
-						}
-						return nil
-					})
+					b.Queue(`INSERT INTO message (id, text) VALUES (1, 'a'), (2, NULL)`).
+						Exec(func(ct pgconn.CommandTag) error {
+							tag = ct
+							order = append(order, "exec")
+							if n := messages(t, pool); n != 2 {
+								t.Errorf("%d messages are seen by others when the callbacks are called", n)
+							}
+							return nil
+						})
 					b.Queue(`SELECT id, text FROM message WHERE text IS NOT NULL`).QueryRow(func(row pgx.Row) error {
 						order = append(order, "row")
 						return row.Scan(&one.ID, &one.Text)
@@ -82,12 +85,13 @@ func TestSendBatchAnswersLikePgx(t *testing.T) {
 						all, err = pgx.CollectRows(rows, pgx.RowToStructByName[message])
 						return err
 					})
-					b.Queue(`SELECT id, text, 1.5::float8 FROM message ORDER BY id LIMIT 1`).Query(func(rows pgx.Rows) (err error) {
-						for rows.Next() {
-							values, err = rows.Values()
-						}
-						return err
-					})
+					b.Queue(`SELECT id, text, 1.5::float8 FROM message ORDER BY id LIMIT 1`).
+						Query(func(rows pgx.Rows) (err error) {
+							for rows.Next() {
+								values, err = rows.Values()
+							}
+							return err
+						})
 					b.Queue(`SELECT 1 WHERE false`).QueryRow(func(row pgx.Row) error {
 						var n int
 						none = row.Scan(&n)
@@ -101,7 +105,8 @@ func TestSendBatchAnswersLikePgx(t *testing.T) {
 			if err != nil || !res.OK || res.Outcomes[0].Value != 2 {
 				t.Fatalf("%+v, %v", res, err)
 			}
-			if tag.RowsAffected() != 2 || !slices.Equal(order, []string{"exec", "row", "rows"}) || !errors.Is(none, pgx.ErrNoRows) {
+			if tag.RowsAffected() != 2 || !slices.Equal(order, []string{"exec", "row", "rows"}) ||
+				!errors.Is(none, pgx.ErrNoRows) {
 				t.Errorf("tag %v, order %v, no row: %v", tag, order, none)
 			}
 			if one.ID != 1 || *one.Text != "a" || len(all) != 2 || all[1].ID != 2 || all[1].Text != nil {
@@ -116,7 +121,8 @@ func TestSendBatchAnswersLikePgx(t *testing.T) {
 			if !errors.As(err, &failed) || failed.Code != "23505" || messages(t, pool) != 2 {
 				t.Errorf("a second time: %v", err)
 			}
-			if s, err := l.Autocommit(pool).Value(t.Context(), limit.Global()); err != nil || s.Value < 2 || s.Value > 2.01 {
+			if s, err := l.Autocommit(pool).Value(t.Context(), limit.Global()); err != nil ||
+				s.Value < 2 || s.Value > 2.01 {
 				t.Errorf("what a failed batch took is kept: %+v, %v", s, err)
 			}
 			if stat := pool.Stat(); stat.NewConnsCount() > 3 {
@@ -191,12 +197,13 @@ func TestSendBatchRunsAgainOnAConflict(t *testing.T) {
 						mu.Lock()
 						calls++
 						mu.Unlock()
-						b.Queue(`INSERT INTO message (id) VALUES ($1)`, before*1000+1000+w*10+i).Exec(func(pgconn.CommandTag) error {
-							mu.Lock()
-							called++
-							mu.Unlock()
-							return nil
-						})
+						b.Queue(`INSERT INTO message (id) VALUES ($1)`, before*1000+1000+w*10+i).
+							Exec(func(pgconn.CommandTag) error {
+								mu.Lock()
+								called++
+								mu.Unlock()
+								return nil
+							})
 						return nil
 					}, limit.Global())
 					if err != nil {
@@ -213,7 +220,8 @@ func TestSendBatchRunsAgainOnAConflict(t *testing.T) {
 		}
 		wg.Wait()
 		if n := messages(t, pool) - before; ok != 100 || n != 100 || called != 100 {
-			t.Errorf("%s: granted %d, written %d, called back %d, want 100 each; filled %d times", limit.Name(), ok, n, called, calls)
+			t.Errorf("%s: granted %d, written %d, called back %d, want 100 each; filled %d times",
+				limit.Name(), ok, n, called, calls)
 		}
 	}
 }
@@ -260,7 +268,8 @@ func TestSendBatchAfterItsContextHasEnded(t *testing.T) {
 	}
 }
 
-// A server that says itself that the outcome is unknown is believed; any other ERROR has rolled back.
+// A server that says itself that the outcome is unknown is believed; any other ERROR has rolled
+// back.
 func TestSendBatchTellsWhatIsUnknown(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
@@ -283,7 +292,8 @@ func TestSendBatchRefuses(t *testing.T) {
 	l := limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 5, Period: never})
 	none := func(*pgx.Batch) error { return nil }
-	send := func(l *ratelimit.Limiter, db ratelimit.Beginner, queue func(*pgx.Batch) error, requests ...ratelimit.Request) error {
+	send := func(l *ratelimit.Limiter, db ratelimit.Beginner, queue func(*pgx.Batch) error,
+		requests ...ratelimit.Request) error {
 		_, err := l.SendBatch(t.Context(), db, queue, requests...)
 		return err
 	}

@@ -34,8 +34,9 @@ func TestAReservationIsSettledForThirtyDays(t *testing.T) {
 	})
 }
 
-// A limit may say for how long what was taken of it can be settled. Its settlements are kept for that time and pruned then, and
-// nobody settles again what is not known any more: the time goes with the reservation, whatever another process has defined.
+// A limit may say for how long what was taken of it can be settled. Its settlements are kept for
+// that time and pruned then, and nobody settles again what is not known any more: the time goes
+// with the reservation, whatever another process has defined.
 func TestHowLongSettlementsAreKeptIsSet(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour

@@ -9,9 +9,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A line of work before one limit: all of it is reserved at the beginning, starts when its reservation says by then, and
-// takes its time to find out what it has used. Tokens are counted in quarters, and a token comes every 1024 microseconds:
-// so all sums are exact.
+// A line of work before one limit: all of it is reserved at the beginning, starts when its
+// reservation says by then, and takes its time to find out what it has used. Tokens are counted in
+// quarters, and a token comes every 1024 microseconds: so all sums are exact.
 
 const perToken = 1024 // microseconds
 
@@ -100,8 +100,9 @@ func (p *piece) held(at int64) int64 {
 	return p.count
 }
 
-// excess is the most that what began in an interval holds at its end, above the capacity and what flows in during it; late
-// also takes away what was given back in it by what had begun before. In quarters of a token times the microseconds for one.
+// excess is the most that what began in an interval holds at its end, above the capacity and what
+// flows in during it; late also takes away what was given back in it by what had begun before. In
+// quarters of a token times the microseconds for one.
 func (l *line) excess(capacity int64, late bool) int64 {
 	most := int64(math.MinInt64)
 	for _, from := range l.work {
@@ -141,10 +142,11 @@ func (l *line) last() (last int64) {
 	return last
 }
 
-// Those who wait come earlier by what others did not use, so that nothing lies idle; and what began in any interval never
-// holds more than the capacity, what flowed in, and what was given back in it by work that had begun before. That last part
-// is why a line of long work comes in bursts; with work that is short, against the time that it takes to fill the bucket,
-// the capacity has room for it.
+// Those who wait come earlier by what others did not use, so that nothing lies idle; and what began
+// in any interval never holds more than the capacity, what flowed in, and what was given back in it
+// by work that had begun before. That last part is why a line of long work comes in bursts; with
+// work that is short, against the time that it takes to fill the bucket, the capacity has room for
+// it.
 func TestTheLineMovesUpByWhatIsNotUsed(t *testing.T) {
 	t.Parallel()
 	const capacity = 100
@@ -174,8 +176,9 @@ func TestTheLineMovesUpByWhatIsNotUsed(t *testing.T) {
 	}
 }
 
-// A window lets in those who wait for the next one for what was not used of it, and never more than its rate. Where a piece of
-// work has tokens of two windows, it begins with the second: that sees the part of the first on top.
+// A window lets in those who wait for the next one for what was not used of it, and never more than
+// its rate. Where a piece of work has tokens of two windows, it begins with the second: that sees
+// the part of the first on top.
 func TestTheLineMovesUpWithinAWindow(t *testing.T) {
 	t.Parallel()
 	const rate, length = 20, 20 * perToken
@@ -190,17 +193,18 @@ func TestTheLineMovesUpWithinAWindow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLine(t, ratelimit.FixedWindow{Rate: rate, Period: micros(length), Start: w0}, 200, func(r *rand.Rand) piece {
-				p := piece{count: 4, used: 4 * r.Int64N(2), lasts: max(c.lasts, -c.lasts)}
-				if c.most > 4 {
-					p.count = 1 + r.Int64N(c.most)
-					p.used = r.Int64N(p.count + 1)
-				}
-				if c.lasts > 0 {
-					p.lasts = r.Int64N(c.lasts)
-				}
-				return p
-			})
+			l := newLine(t, ratelimit.FixedWindow{Rate: rate, Period: micros(length), Start: w0},
+				200, func(r *rand.Rand) piece {
+					p := piece{count: 4, used: 4 * r.Int64N(2), lasts: max(c.lasts, -c.lasts)}
+					if c.most > 4 {
+						p.count = 1 + r.Int64N(c.most)
+						p.used = r.Int64N(p.count + 1)
+					}
+					if c.lasts > 0 {
+						p.lasts = r.Int64N(c.lasts)
+					}
+					return p
+				})
 			l.run()
 			grain := int64(4) // of the counts
 			if c.most > 4 {

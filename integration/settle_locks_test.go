@@ -15,7 +15,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A reset forgives what was held before it. A settlement that comes after it gives nothing back, and charges what it must.
+// A reset forgives what was held before it. A settlement that comes after it gives nothing back,
+// and charges what it must.
 func TestASettlementRacesAReset(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 100, Period: never})
@@ -41,7 +42,8 @@ func TestASettlementRacesAReset(t *testing.T) {
 				})
 				wg.Wait()
 				s, err := v.Value(t.Context(), k)
-				if excess := max(0, used-10); err != nil || !sameTokens(s.Value, 100) && !sameTokens(s.Value, 100-excess) {
+				if excess := max(0, used-10); err != nil ||
+					!sameTokens(s.Value, 100) && !sameTokens(s.Value, 100-excess) {
 					t.Errorf("%v left (%v) of 100 after a reset and an excess of %v", s.Value, err, excess)
 				}
 			}
@@ -53,7 +55,8 @@ func TestASettlementRacesAReset(t *testing.T) {
 func predicateLocks(t *testing.T, tx pgx.Tx) (n int) {
 	t.Helper()
 	err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid()
-		AND relation IN ('weir_balance'::regclass, 'weir_balance_pkey'::regclass, 'weir_settled'::regclass, 'weir_settled_pkey'::regclass)`).Scan(&n)
+		AND relation IN ('weir_balance'::regclass, 'weir_balance_pkey'::regclass, 'weir_settled'::regclass, 'weir_settled_pkey'::regclass)`).
+		Scan(&n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +69,8 @@ func TestSettlementsLeaveNoPredicateLock(t *testing.T) {
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	var r []*ratelimit.Reservation
 	for i := range 8 {
-		res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For(fmt.Sprint(i)).Count(3), limit.Global())))
+		res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(),
+			limit.For(fmt.Sprint(i)).Count(3), limit.Global())))
 		held := res.Reservation()
 		r = append(r, &held)
 	}
@@ -110,7 +114,8 @@ func TestSettlementsOfUnrelatedReservationsDoNotAbortEachOther(t *testing.T) {
 			var held [8][]ratelimit.Reservation
 			for caller := range held {
 				for range 30 {
-					res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For(fmt.Sprint(caller)).Count(3))))
+					res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(),
+						limit.For(fmt.Sprint(caller)).Count(3))))
 					held[caller] = append(held[caller], res.Reservation())
 				}
 			}
@@ -124,7 +129,9 @@ func TestSettlementsOfUnrelatedReservationsDoNotAbortEachOther(t *testing.T) {
 					for i, r := range all {
 						err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 							runs.Add(1)
-							if ok, err := l.Settle(ctx, tx, r, limit.For(fmt.Sprint(caller)).Count(float64(i%6))); err != nil || !ok {
+							if ok, err := l.Settle(ctx, tx, r,
+								limit.For(fmt.Sprint(caller)).Count(float64(i%6))); err != nil ||
+								!ok {
 								return errors.Join(err, fmt.Errorf("settled %v", ok))
 							}
 							_, err := tx.Exec(ctx, `SELECT pg_sleep(0.001)`)
@@ -154,7 +161,8 @@ func TestSettlementsOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 	var held [16][]ratelimit.Reservation
 	for caller := range held {
 		for range 15 {
-			held[caller] = append(held[caller], takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k").Count(3)))).Reservation())
+			held[caller] = append(held[caller],
+				takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k").Count(3)))).Reservation())
 		}
 	}
 	var runs, commits atomic.Int64

@@ -127,14 +127,15 @@ func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 	r := takeOK(t, first(a.RateLimit(t.Context(), k.Count(10)))).Reservation()
 	undone := errors.New("undone")
 	for _, level := range levels {
-		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-			for _, want := range []bool{true, false} {
-				if ok, err := l.Settle(ctx, tx, r, k.Count(4)); err != nil || ok != want {
-					return fmt.Errorf("settled %v and %w, want %v", ok, err, want)
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+			func(ctx context.Context, tx pgx.Tx) error {
+				for _, want := range []bool{true, false} {
+					if ok, err := l.Settle(ctx, tx, r, k.Count(4)); err != nil || ok != want {
+						return fmt.Errorf("settled %v and %w, want %v", ok, err, want)
+					}
 				}
-			}
-			return undone
-		})
+				return undone
+			})
 		if !errors.Is(err, undone) {
 			t.Fatal(err)
 		}
@@ -162,7 +163,8 @@ func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 	}
 }
 
-// A call of a model counts as one request, whatever it uses, and for as many tokens as it has used in the end.
+// A call of a model counts as one request, whatever it uses, and for as many tokens as it has used
+// in the end.
 func TestSeveralLimitsAreSettledTogether(t *testing.T) {
 	t.Parallel()
 	requests := ratelimit.MustDefine("requests", ratelimit.TokenBucket{Rate: 60, Period: never})
@@ -181,13 +183,15 @@ func TestSeveralLimitsAreSettledTogether(t *testing.T) {
 		r := takeOK(t, first(v.RateLimit(t.Context(), all...))).Reservation()
 		want(6000, 59, 3)
 		for _, wrong := range []ratelimit.Request{tokens.For("other"), tokens.Global(), tokens.For("acme").Count(-1)} {
-			if ok, err := v.Settle(t.Context(), r, tokens.For("acme").Count(1), wrong); ok || !errors.Is(err, ratelimit.ErrInvalid) {
+			if ok, err := v.Settle(t.Context(), r, tokens.For("acme").Count(1), wrong); ok ||
+				!errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%v and %v", ok, err)
 			}
 		}
 		want(6000, 59, 3)
 		// prompt and completion are counted apart
-		ok, err := v.Settle(t.Context(), r, tokens.For("acme").Count(900), spend.Global().Count(2.5), tokens.For("acme").Count(600))
+		ok, err := v.Settle(t.Context(), r, tokens.For("acme").Count(900),
+			spend.Global().Count(2.5), tokens.For("acme").Count(600))
 		if err != nil || !ok {
 			t.Fatal(ok, err)
 		}
@@ -202,11 +206,13 @@ func TestSeveralLimitsAreSettledTogether(t *testing.T) {
 	})
 }
 
-// Whatever is taken, settled, released or left alone by whomever: what is gone is what was used, and what is held.
+// Whatever is taken, settled, released or left alone by whomever: what is gone is what was used,
+// and what is held.
 func TestTheBooksOfReservationsBalance(t *testing.T) {
 	t.Parallel()
 	const capacity = 400
-	limit := ratelimit.MustDefine("books", ratelimit.TokenBucket{Rate: 1, Period: 100_000 * time.Hour, Capacity: ratelimit.Tokens(capacity)})
+	limit := ratelimit.MustDefine("books", ratelimit.TokenBucket{Rate: 1,
+		Period: 100_000 * time.Hour, Capacity: ratelimit.Tokens(capacity)})
 	k := limit.For("k")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
 	l := limiter(t, ratelimit.Config{})
@@ -269,7 +275,8 @@ func TestTheBooksOfReservationsBalance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d settled, %d released, %d kept, %d denied, %v of %v left", settled, released, kept, denied, s.Value, capacity)
+	t.Logf("%d settled, %d released, %d kept, %d denied, %v of %v left", settled, released, kept,
+		denied, s.Value, capacity)
 	if diff := capacity - s.Value - gone; diff > flown || diff < -flown {
 		t.Errorf("%v tokens are gone, and %v were used or held", capacity-s.Value, gone)
 	}
@@ -280,7 +287,8 @@ func TestTheBooksOfReservationsBalance(t *testing.T) {
 
 // What is given back fills up to the capacity by which the row was taken from last.
 func TestSettlingAfterTheRuleHasChanged(t *testing.T) {
-	settledEachWay(t, ratelimit.TokenBucket{Rate: 100, Period: never, MaxReserved: ratelimit.Tokens(100)}, func(s settling) {
+	settledEachWay(t, ratelimit.TokenBucket{Rate: 100, Period: never,
+		MaxReserved: ratelimit.Tokens(100)}, func(s settling) {
 		by := func(rule ratelimit.Rule, n float64) ratelimit.Reservation {
 			s.t.Helper()
 			return takeOK(s.t, first(s.v.RateLimit(s.t.Context(), s.r.Rule(rule).Count(n).OrReserve()))).Reservation()
@@ -303,11 +311,12 @@ func TestSettlingAfterTheRuleHasChanged(t *testing.T) {
 	})
 }
 
-// A row that is gone, as it was full and has been pruned, is a full limit: what is settled then neither mints tokens nor is
-// forgotten.
+// A row that is gone, as it was full and has been pruned, is a full limit: what is settled then
+// neither mints tokens nor is forgotten.
 func TestSettlingWhereTheRowIsGone(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("gone", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(100)})
+	limit := ratelimit.MustDefine("gone",
+		ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(100)})
 	for _, c := range []struct {
 		name       string
 		used, want float64

@@ -6,7 +6,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// What was used beyond the reservation is owed, whatever may be reserved, and comes before those who wait.
+// What was used beyond the reservation is owed, whatever may be reserved, and comes before those
+// who wait.
 func TestExcessIsADebtThatPutsTheLineOff(t *testing.T) {
 	settledEachWay(t, oneASecond, func(s settling) {
 		a, b := s.at(0).reserves(8), s.reserves(4)
@@ -34,7 +35,8 @@ func TestExcessIsADebtThatPutsTheLineOffByWindows(t *testing.T) {
 	})
 }
 
-// Who had the tokens at once waits for nobody's excess, and for no pause but while it lasts, whatever windows begin in it.
+// Who had the tokens at once waits for nobody's excess, and for no pause but while it lasts,
+// whatever windows begin in it.
 func TestWorkWhoseTokensWereThereIsNotPutOff(t *testing.T) {
 	settledEachWay(t, tenAMinute, func(s settling) {
 		overdue := func(r ratelimit.Reservation) {
@@ -44,7 +46,8 @@ func TestWorkWhoseTokensWereThereIsNotPutOff(t *testing.T) {
 				s.t.Fatal(err)
 			}
 			if run, paced := r.Takes[0].RunAt(state); run.After(s.clock.now()) || paced.After(s.clock.now()) {
-				s.t.Errorf("at %v its work is to run at %v and %v", seconds(s.clock.now()), seconds(run), seconds(paced))
+				s.t.Errorf("at %v its work is to run at %v and %v", seconds(s.clock.now()),
+					seconds(run), seconds(paced))
 			}
 		}
 		a, b := s.at(50).reserves(2), s.reserves(3)
@@ -62,8 +65,8 @@ func TestWorkWhoseTokensWereThereIsNotPutOff(t *testing.T) {
 	})
 }
 
-// Those who wait come earlier by exactly what is given back of those before them. What was reserved and will not be used goes
-// to the next to come.
+// Those who wait come earlier by exactly what is given back of those before them. What was reserved
+// and will not be used goes to the next to come.
 func TestWhatIsGivenBackBringsTheLineForward(t *testing.T) {
 	settledEachWay(t, oneASecond, func(s settling) {
 		a, b, c := s.at(0).reserves(8), s.reserves(4), s.reserves(2)
@@ -82,7 +85,8 @@ func TestWhatIsGivenBackBringsTheLineForward(t *testing.T) {
 	})
 }
 
-// The tokens of a window end with it. Given to those who wait they would come on top of those of the window then.
+// The tokens of a window end with it. Given to those who wait they would come on top of those of
+// the window then.
 func TestAWindowsTokensSettledLateAreNoGift(t *testing.T) {
 	settledEachWay(t, tenAMinute, func(s settling) {
 		now, next, after, last := s.at(0).reserves(10), s.reserves(10), s.reserves(10), s.reserves(5)
@@ -115,7 +119,8 @@ func TestAWindowsTokensSettledInItAreThereAgain(t *testing.T) {
 	})
 }
 
-// Nothing flows in during a pause, but what is not used goes back, and what was used beyond is owed.
+// Nothing flows in during a pause, but what is not used goes back, and what was used beyond is
+// owed.
 func TestSettlingInAPause(t *testing.T) {
 	settledEachWay(t, oneASecond, func(s settling) {
 		a, b, c := s.at(0).reserves(8), s.reserves(4), s.reserves(1)

@@ -23,8 +23,9 @@ func left(t *testing.T, v verbs, r ratelimit.Request) float64 {
 	return s.Value
 }
 
-// A limit in the shadow decides as if it was enforced, and denies nobody: not alone, not beside others, and not where it could never
-// grant. It takes from rows of its own even if it has the name of one that is enforced.
+// A limit in the shadow decides as if it was enforced, and denies nobody: not alone, not beside
+// others, and not where it could never grant. It takes from rows of its own even if it has the name
+// of one that is enforced.
 func TestAShadowDecidesAndNeverDenies(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
@@ -45,18 +46,21 @@ func TestAShadowDecidesAndNeverDenies(t *testing.T) {
 				ok     bool
 			}{{"api (shadow)", true, i < 3}, {"api", false, true}, {"other (shadow)", true, i < 2}} {
 				o := res.Outcomes[j]
-				if o.Limit != want.limit || o.Shadow != want.shadow || o.OK != want.ok || o.RetryAt.IsZero() != want.ok || o.Key != "k" {
+				if o.Limit != want.limit || o.Shadow != want.shadow || o.OK != want.ok ||
+					o.RetryAt.IsZero() != want.ok || o.Key != "k" {
 					t.Errorf("call %d, outcome %d: %+v", i, j, o)
 				}
 			}
 		}
-		if a, b, c := left(t, v, today.For("k")), left(t, v, trial.For("k")), left(t, v, other.For("k")); a > 0.1 || b > 0.1 || c > 0.1 {
+		if a, b, c := left(t, v, today.For("k")), left(t, v, trial.For("k")), left(t, v,
+			other.For("k")); a > 0.1 || b > 0.1 || c > 0.1 {
 			t.Errorf("left are %v, %v, %v", a, b, c)
 		}
 
 		// Denied by what is enforced, the shadow is not asked.
 		res, err := v.RateLimit(t.Context(), today.For("k"), trial.For("another"))
-		if err != nil || res.OK || res.Limit != "api" || !res.Outcomes[1].Shadow || !res.Outcomes[1].OK || res.Outcomes[1].Capacity != 0 {
+		if err != nil || res.OK || res.Limit != "api" || !res.Outcomes[1].Shadow ||
+			!res.Outcomes[1].OK || res.Outcomes[1].Capacity != 0 {
 			t.Errorf("denied: %+v, %v", res, err)
 		}
 		if got := left(t, v, trial.For("another")); got != 3 {
@@ -80,13 +84,15 @@ func TestAShadowDecidesAndNeverDenies(t *testing.T) {
 			t.Errorf("without a key: %v", err)
 		}
 		checked, err := v.CheckRateLimit(t.Context(), today.For("fresh"), trial.For("k"), other.For("fresh"))
-		if err != nil || !checked.OK || checked.Outcomes[1].OK || !checked.Outcomes[2].OK || checked.Outcomes[1].RetryAt.IsZero() {
+		if err != nil || !checked.OK || checked.Outcomes[1].OK || !checked.Outcomes[2].OK ||
+			checked.Outcomes[1].RetryAt.IsZero() {
 			t.Errorf("checked: %+v, %v", checked, err)
 		}
 	})
 }
 
-// What is reserved of a shadow delays nothing, is settled by nobody, and is given back with the rest.
+// What is reserved of a shadow delays nothing, is settled by nobody, and is given back with the
+// rest.
 func TestAShadowDelaysNoWork(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
@@ -100,7 +106,8 @@ func TestAShadowDelaysNoWork(t *testing.T) {
 		if len(r.Takes) != 1 || r.Takes[0].Limit != "real" {
 			t.Errorf("reserved are %+v", r.Takes)
 		}
-		if settled, err := v.Settle(t.Context(), r, real.For("k").Count(2), trial.For("k").Count(2)); err != nil || !settled {
+		if settled, err := v.Settle(t.Context(), r, real.For("k").Count(2),
+			trial.For("k").Count(2)); err != nil || !settled {
 			t.Errorf("settled: %v, %v", settled, err)
 		}
 		if a, b := left(t, v, real.For("k")), left(t, v, trial.For("k")); a < 8 || a > 8.1 || b > -1.9 {
@@ -116,7 +123,8 @@ func TestAShadowDelaysNoWork(t *testing.T) {
 	})
 }
 
-// A shadow's row conflicts as any other does, and the transaction runs again; rolled back, it has counted nothing.
+// A shadow's row conflicts as any other does, and the transaction runs again; rolled back, it has
+// counted nothing.
 func TestAShadowRollsBackWithTheTransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

@@ -11,9 +11,10 @@ import (
 	"github.com/weir-go/weir/internal/shardload"
 )
 
-// BenchmarkShardedDenials is a limit of 32 shards of 10 tokens each, from which counts of 1 to 5 are taken at 90 % of its
-// rate, in SERIALIZABLE transactions. An operation is one cycle of load: evenly for five periods; then for two at twice the
-// load, in which the limit runs empty, and not at all for as long. The sixteen callers work for 2 ms after each take.
+// BenchmarkShardedDenials is a limit of 32 shards of 10 tokens each, from which counts of 1 to 5
+// are taken at 90 % of its rate, in SERIALIZABLE transactions. An operation is one cycle of load:
+// evenly for five periods; then for two at twice the load, in which the limit runs empty, and not
+// at all for as long. The sixteen callers work for 2 ms after each take.
 //
 //	false-denials     by the number of calls: denied although the shards together had as many tokens; package shardload has
 //	                  how that is known
@@ -29,7 +30,8 @@ func BenchmarkShardedDenials(b *testing.B) {
 }
 
 func shardedDenials(b *testing.B, callers int, work time.Duration, paced bool) {
-	l := shardload.Load{Shards: 32, Capacity: 320, Looks: new(shardload.Looks), Level: pgx.Serializable, Work: work, Paced: paced}
+	l := shardload.Load{Shards: 32, Capacity: 320, Looks: new(shardload.Looks),
+		Level: pgx.Serializable, Work: work, Paced: paced}
 	pool := pgtest.Pool(b, quick, func(c *pgxpool.Config) {
 		c.MaxConns = int32(callers) + 1
 		c.ConnConfig.Tracer = l.Looks

@@ -104,7 +104,8 @@ func sumOf(t testing.TB, pool *pgxpool.Pool, r ratelimit.Limit, key string) (sum
 func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
 	t.Parallel()
 	const capacity, shards = 320, 32
-	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: never}, ratelimit.Shards(shards))
+	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: never},
+		ratelimit.Shards(shards))
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 		var mu sync.Mutex
 		granted := 0.0
@@ -139,7 +140,8 @@ func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
 	})
 }
 
-// A window that is asked to have more shards than it can be divided into grants all of its tokens in each window, and no more.
+// A window that is asked to have more shards than it can be divided into grants all of its tokens
+// in each window, and no more.
 func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.FixedWindow{Rate: 100, Period: time.Hour}
@@ -173,7 +175,8 @@ func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
 	})
 }
 
-// However often its shards change meanwhile, no rounding has the last token of a window denied, or one granted that is none.
+// However often its shards change meanwhile, no rounding has the last token of a window denied, or
+// one granted that is none.
 func TestAWindowGrantsAllOfItWhileItsShardsChange(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
@@ -202,10 +205,12 @@ func TestAWindowGrantsAllOfItWhileItsShardsChange(t *testing.T) {
 	}
 }
 
-// With reservations and gifts among them callers meet no error, and nobody waits for anybody in a circle.
+// With reservations and gifts among them callers meet no error, and nobody waits for anybody in a
+// circle.
 func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: never, MaxReserved: ratelimit.Tokens(30)}, ratelimit.Shards(6))
+	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: never,
+		MaxReserved: ratelimit.Tokens(30)}, ratelimit.Shards(6))
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 		var mu sync.Mutex
 		held := 0.0
@@ -247,7 +252,8 @@ func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
 		}
 		wg.Wait()
 		if left := sumOf(t, pool, limit, "k"); math.Abs(held+left-30) > 1e-4 {
-			// a shard that is full gains nothing by what is given to all alike: none may be gained, though
+			// a shard that is full gains nothing by what is given to all alike: none may be gained,
+			// though
 			if held+left > 30+1e-4 {
 				t.Errorf("%v held, and %v left of 30", held, left)
 			}
@@ -262,7 +268,9 @@ func TestFirstUsesOfALimitWithShards(t *testing.T) {
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 		for round := range 4 {
 			for _, shards := range []int{3, 16, 40} {
-				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{Rate: float64(12 * shards), Period: never}, ratelimit.Shards(shards))
+				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{
+					Rate: float64(12 * shards), Period: never,
+				}, ratelimit.Shards(shards))
 				key := fmt.Sprint(round)
 				start := make(chan struct{})
 				var wg sync.WaitGroup

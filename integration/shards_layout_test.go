@@ -17,8 +17,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Under load the layout changes again and again, by releases that define different numbers and by an operator: no caller
-// meets an error, and no token comes or goes.
+// Under load the layout changes again and again, by releases that define different numbers and by
+// an operator: no caller meets an error, and no token comes or goes.
 func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its callers run into each other at SERIALIZABLE")
@@ -27,7 +27,8 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	for _, gifts := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gifts=%v", gifts), func(t *testing.T) {
 			t.Parallel()
-			// A transaction of the caller's own that finds its layout gone keeps the row that it has locked: it cannot begin anew.
+			// A transaction of the caller's own that finds its layout gone keeps the row that it
+			// has locked: it cannot begin anew.
 			own := []string{"Raw", "DatabaseSQL"}
 			eachCrowdBut(t, own, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 				reshardUnderLoad(t, here, there, pool, rule, capacity, gifts)
@@ -36,7 +37,9 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	}
 }
 
-func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule ratelimit.Rule, capacity float64, gifts bool) {
+func reshardUnderLoad(
+	t *testing.T, here, there verbs, pool *pgxpool.Pool, rule ratelimit.Rule, capacity float64, gifts bool,
+) {
 	t.Helper()
 	releases := []ratelimit.Limit{}
 	for _, n := range []int{1, 4, 16} {
@@ -60,7 +63,8 @@ func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule 
 				if err == nil && gifts && res.OK && rand.IntN(3) == 0 {
 					err, n = v.GiveBack(ctx, res), 0
 				}
-				if sqlState(err) == "40P01" { // nothing was taken: a transaction of the caller's own cannot run again by itself
+				// nothing was taken: a transaction of the caller's own cannot run again by itself
+				if sqlState(err) == "40P01" {
 					continue
 				}
 				if err != nil {
@@ -75,12 +79,14 @@ func reshardUnderLoad(t *testing.T, here, there verbs, pool *pgxpool.Pool, rule 
 			}
 		})
 	}
-	l := limiter(t, ratelimit.Config{MaxAttempts: 100_000}) // above READ COMMITTED each take that comes between fails a change
+	// above READ COMMITTED each take that comes between fails a change
+	l := limiter(t, ratelimit.Config{MaxAttempts: 100_000})
 	for _, level := range levels {
 		for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
-			if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-				return l.Reshard(ctx, tx, n, releases[0].For("k"))
-			}); err != nil {
+			if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+				func(ctx context.Context, tx pgx.Tx) error {
+					return l.Reshard(ctx, tx, n, releases[0].For("k"))
+				}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -102,7 +108,8 @@ func TestChangedNumbersOfALimitWithShardsMintNothing(t *testing.T) {
 		var releases []ratelimit.Limit
 		for _, capacity := range []float64{100, 300} {
 			releases = append(releases, ratelimit.MustDefine("numbers",
-				ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)}, ratelimit.Shards(8)))
+				ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)},
+				ratelimit.Shards(8)))
 		}
 		var granted atomic.Int64
 		var wg sync.WaitGroup
@@ -133,7 +140,8 @@ func TestChangedNumbersOfALimitWithShardsMintNothing(t *testing.T) {
 	})
 }
 
-// A change of kind or of layout neither mints nor loses, and all shards share the start of their windows.
+// A change of kind or of layout neither mints nor loses, and all shards share the start of their
+// windows.
 func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 	t.Parallel()
 	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
@@ -199,7 +207,8 @@ func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
 			}
 			wantLeft(t, here, limit.For("k"), 39-float64(i)/4)
 			// less than what a shard would have, so that one that does not exist would do
-			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k").Count(0.25)); err != nil || !res.OK {
+			if res, err := l.Autocommit(pool).RateLimit(t.Context(),
+				limit.For("k").Count(0.25)); err != nil || !res.OK {
 				t.Fatal(res.OK, err)
 			}
 		}

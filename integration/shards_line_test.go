@@ -16,8 +16,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Each shard has a line of its own. What callers reserve comes a few windows before or after it would with one balance, as
-// each chooses the best of three shards; and no window has more than its tokens.
+// Each shard has a line of its own. What callers reserve comes a few windows before or after it
+// would with one balance, as each chooses the best of three shards; and no window has more than its
+// tokens.
 func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 	t.Parallel()
 	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
@@ -39,7 +40,8 @@ func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 						b = clock.now()
 					}
 					if windows[a] += count; windows[a] > all+slack || a.Sub(b).Abs() > bound {
-						t.Errorf("%d shards, take %d: in line until %v, in a window of %v, and with one balance until %v", n, i, a, windows[a], b)
+						t.Errorf("%d shards, take %d: in line until %v, in a window of %v, and with one balance until %v",
+							n, i, a, windows[a], b)
 					}
 				}
 			}
@@ -47,8 +49,8 @@ func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 	})
 }
 
-// What is charged beyond a reservation leaves no shard with tokens while another owes: they would be granted to the next who
-// comes, ahead of the line and beyond what one balance has.
+// What is charged beyond a reservation leaves no shard with tokens while another owes: they would
+// be granted to the next who comes, ahead of the line and beyond what one balance has.
 func TestExcessIsADebtOfAllShards(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("excess", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2))
@@ -80,7 +82,8 @@ func TestExcessIsADebtOfAllShards(t *testing.T) {
 func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 	t.Parallel()
 	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("ended", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: clock.now()}, ratelimit.Shards(4))
+		limit := ratelimit.MustDefine("ended", ratelimit.FixedWindow{Rate: 10, Period: time.Hour,
+			Start: clock.now()}, ratelimit.Shards(4))
 		r := limit.For("k")
 		first, err := here.RateLimit(t.Context(), r.Count(10))
 		if err != nil || !first.OK {
@@ -109,8 +112,8 @@ func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 	})
 }
 
-// What comes back goes to the shard that it was taken from, also if that owes and another has tokens: each has a line of its
-// own.
+// What comes back goes to the shard that it was taken from, also if that owes and another has
+// tokens: each has a line of its own.
 func TestWhatComesBackGoesToItsShard(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
@@ -126,7 +129,8 @@ func TestWhatComesBackGoesToItsShard(t *testing.T) {
 		}
 		rows := func() (values [2]float64) {
 			t.Helper()
-			if err := pool.QueryRow(t.Context(), `SELECT min(value) FILTER (WHERE shard = 1048577), min(value) FILTER (WHERE shard = 1048578)
+			if err := pool.QueryRow(t.Context(),
+				`SELECT min(value) FILTER (WHERE shard = 1048577), min(value) FILTER (WHERE shard = 1048578)
 				FROM weir_balance WHERE key = 'k' AND shard > 0`).Scan(&values[0], &values[1]); err != nil {
 				t.Fatal(err)
 			}
@@ -168,13 +172,14 @@ func (m meddling) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults 
 	return m.Tx.SendBatch(ctx, b)
 }
 
-// What is reserved is taken from the shards as they were seen. If they are reset before that, no shard is left with tokens that
-// the limit as a whole has not.
+// What is reserved is taken from the shards as they were seen. If they are reset before that, no
+// shard is left with tokens that the limit as a whole has not.
 func TestAResetBetweenLookAndReservationLeavesNothingOver(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(10)}, ratelimit.Shards(5))
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: never,
+		MaxReserved: ratelimit.Tokens(10)}, ratelimit.Shards(5))
 	k := limit.For("k")
 	takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), k.Count(3)))) // of two shards
 	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted})

@@ -15,8 +15,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A grant from a shard holds one advisory lock, that of the shard, and none of the candidates that were not chosen; and it
-// leaves no predicate lock.
+// A grant from a shard holds one advisory lock, that of the shard, and none of the candidates that
+// were not chosen; and it leaves no predicate lock.
 func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
@@ -50,7 +50,8 @@ func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 	}
 }
 
-// Transactions that are open at the same time have different shards, and do not wait for each other.
+// Transactions that are open at the same time have different shards, and do not wait for each
+// other.
 func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
@@ -64,7 +65,8 @@ func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 8 { // one that waited would wait for ever
-				if res, err := l.RateLimit(t.Context(), begin(t, pool, level), limit.For("k").Count(2)); err != nil || !res.OK {
+				if res, err := l.RateLimit(t.Context(), begin(t, pool, level),
+					limit.For("k").Count(2)); err != nil || !res.OK {
 					t.Fatal(res.OK, err)
 				}
 			}
@@ -86,7 +88,8 @@ func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 		t.Fatal(res.OK, err)
 	}
 	other := begin(t, pool, pgx.ReadCommitted)
-	if _, err := other.Exec(t.Context(), `SELECT FROM weir_balance WHERE name = 'underWay' AND value = 10 FOR UPDATE`); err != nil {
+	if _, err := other.Exec(t.Context(),
+		`SELECT FROM weir_balance WHERE name = 'underWay' AND value = 10 FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
 	slow := begin(t, pool, pgx.ReadCommitted)
@@ -107,8 +110,8 @@ func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 	commit(t, slow)
 }
 
-// A transaction that has done nothing but to take from a shard, and lost it to somebody else, begins anew by itself: what the
-// caller does in it runs once.
+// A transaction that has done nothing but to take from a shard, and lost it to somebody else,
+// begins anew by itself: what the caller does in it runs once.
 func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
@@ -116,7 +119,8 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
 	take(t, l.Autocommit(pool), limit.For("k"))
 	other := begin(t, pool, pgx.ReadCommitted)
-	if _, err := other.Exec(t.Context(), `UPDATE weir_balance SET value = 9 WHERE name = 'lost' AND shard > 0`); err != nil {
+	if _, err := other.Exec(t.Context(),
+		`UPDATE weir_balance SET value = 9 WHERE name = 'lost' AND shard > 0`); err != nil {
 		t.Fatal(err)
 	}
 	runs := 0
@@ -132,7 +136,8 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 	}()
 	until(t, func() bool {
 		var blocks bool
-		if err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
+		if err := pool.QueryRow(t.Context(),
+			`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
 			other.Conn().PgConn().PID()).Scan(&blocks); err != nil {
 			t.Fatal(err)
 		}
@@ -147,8 +152,8 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 	}
 }
 
-// What callers of a limit and key in another schema of the database hold denies nobody here: neither their shards nor the
-// place of the one who gathers.
+// What callers of a limit and key in another schema of the database hold denies nobody here:
+// neither their shards nor the place of the one who gathers.
 func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("tenants", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2))
@@ -157,14 +162,16 @@ func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
 		take(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"))
 	}
 	tx := begin(t, there, pgx.ReadCommitted)
-	takeOK(t, first(limiter(t, ratelimit.Config{}).RateLimit(t.Context(), tx, limit.For("k").Count(8)))) // of both shards
+	// of both shards
+	takeOK(t, first(limiter(t, ratelimit.Config{}).RateLimit(t.Context(), tx, limit.For("k").Count(8))))
 	a := limiter(t, ratelimit.Config{}).Autocommit(here)
 	takeOK(t, first(a.RateLimit(t.Context(), limit.For("k"))))
 	takeOK(t, first(a.RateLimit(t.Context(), limit.For("k").Count(8))))
 	commit(t, tx)
 }
 
-// A call of no more than a shard's share locks one shard, however many there are, also if it is a reservation that is owed.
+// A call of no more than a shard's share locks one shard, however many there are, also if it is a
+// reservation that is owed.
 func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
@@ -178,7 +185,8 @@ func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 			tx := begin(t, pool, pgx.ReadCommitted)
 			res := takeOK(t, first(l.RateLimit(t.Context(), tx, r.Count(count).OrReserve())))
 			var advisory, others int
-			if err := tx.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE locktype = 'advisory'), count(*) FILTER (WHERE locktype <> 'advisory')
+			if err := tx.QueryRow(t.Context(),
+				`SELECT count(*) FILTER (WHERE locktype = 'advisory'), count(*) FILTER (WHERE locktype <> 'advisory')
 				FROM pg_locks WHERE pid = pg_backend_pid()`).Scan(&advisory, &others); err != nil {
 				t.Fatal(err)
 			}
@@ -206,7 +214,8 @@ func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rows, err := tx.Query(t.Context(), `SELECT locktype::text || coalesce(' ' || relation::regclass::text, '') FROM pg_locks
+	rows, err := tx.Query(t.Context(),
+		`SELECT locktype::text || coalesce(' ' || relation::regclass::text, '') FROM pg_locks
 		WHERE pid = pg_backend_pid() AND mode = 'SIReadLock' AND locktype = 'relation'`)
 	if err != nil {
 		t.Fatal(err)
@@ -224,13 +233,15 @@ func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	var scans int64
-	if err := tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_numscans('weir_balance_pkey'::regclass)`).Scan(&scans); err != nil || scans < 3 {
+	if err := tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_numscans('weir_balance_pkey'::regclass)`).
+		Scan(&scans); err != nil ||
+		scans < 3 {
 		t.Errorf("the index was scanned %d times (%v)", scans, err)
 	}
 }
 
-// A count between one capacity of a shard and two, or with more shards than tokens, is granted of a fresh limit; what there is
-// is the sum.
+// A count between one capacity of a shard and two, or with more shards than tokens, is granted of a
+// fresh limit; what there is is the sum.
 func TestACountAboveAShardsCapacityIsGranted(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
@@ -238,7 +249,8 @@ func TestACountAboveAShardsCapacityIsGranted(t *testing.T) {
 			capacity, count float64
 			shards          int
 		}{{10, 1.5, 8}, {10, 7, 2}, {3, 1, 40}, {3, 2.5, 40}, {0.5, 0.5, 7}, {1, 1, 1000}} {
-			limit := ratelimit.MustDefine(fmt.Sprint("above", c), ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(c.capacity)}, ratelimit.Shards(c.shards))
+			limit := ratelimit.MustDefine(fmt.Sprint("above", c), ratelimit.TokenBucket{Rate: 1,
+				Period: never, Capacity: ratelimit.Tokens(c.capacity)}, ratelimit.Shards(c.shards))
 			left := c.capacity
 			for ; left >= c.count; left -= c.count {
 				if res, err := v.RateLimit(t.Context(), limit.For("k").Count(c.count)); err != nil || !res.OK {

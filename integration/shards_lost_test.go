@@ -10,8 +10,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A connection takes from the shard that it took from last. If another process holds that one it goes to another, and does not
-// wait for its own.
+// A connection takes from the shard that it took from last. If another process holds that one it
+// goes to another, and does not wait for its own.
 func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")

@@ -13,7 +13,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// promises are a limit with shards, used by one caller at a time, and all the work that it has granted.
+// promises are a limit with shards, used by one caller at a time, and all the work that it has
+// granted.
 type promises struct {
 	pool      *pgxpool.Pool
 	clock     *clock
@@ -56,8 +57,9 @@ type gift struct {
 	count   float64
 }
 
-// again is what was given back of other work than that which starts from one time to another, and may start again then: as it came
-// back meanwhile, or as those who waited behind it have kept their times, with which the next ones meet.
+// again is what was given back of other work than that which starts from one time to another, and
+// may start again then: as it came back meanwhile, or as those who waited behind it have kept their
+// times, with which the next ones meet.
 func (p *promises) again(from, to time.Time) (sum float64) {
 	for _, g := range p.gifts {
 		other := g.due.Before(from) || g.due.After(to)
@@ -120,13 +122,15 @@ func (rows openRows) paused(at time.Time) bool {
 // rows reads the rows of the limit. One that was never used is one full row.
 func (p *promises) rows(t *rapid.T) (all openRows) {
 	rows, err := p.pool.Query(t.Context(), `SELECT value, capacity, rate, ts, paused_until, period, origin
-		FROM weir_balance WHERE name = $1 AND key = 'k' AND shard >= 0 AND value > '-Infinity' ORDER BY shard`, p.limit.Name())
+		FROM weir_balance WHERE name = $1 AND key = 'k' AND shard >= 0 AND value > '-Infinity' ORDER BY shard`,
+		p.limit.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var r openRow
 	var paused *time.Time
-	if _, err := pgx.ForEachRow(rows, []any{&r.value, &r.capacity, &r.rate, &r.since, &paused, &r.period, &r.origin}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&r.value, &r.capacity, &r.rate, &r.since, &paused,
+		&r.period, &r.origin}, func() error {
 		if r.pausedUntil = (time.Time{}); paused != nil {
 			r.pausedUntil = *paused
 			if paused.After(r.since) {
@@ -140,7 +144,8 @@ func (p *promises) rows(t *rapid.T) (all openRows) {
 	}
 	if all == nil {
 		n := p.numbers
-		all = openRows{{value: n.capacity, capacity: n.capacity, rate: n.rate, since: p.clock.now(), period: n.period.Microseconds()}}
+		all = openRows{{value: n.capacity, capacity: n.capacity, rate: n.rate, since: p.clock.now(),
+			period: n.period.Microseconds()}}
 	}
 	return all
 }
@@ -165,7 +170,9 @@ func (p *promises) due(t *rapid.T, w *grantedWork) (at time.Time) {
 	if !w.start.IsZero() {
 		return w.start
 	}
-	takes := slices.DeleteFunc(w.res.Reservation().Takes, func(k ratelimit.Take) bool { return k.Limit != p.limit.Name() })
+	takes := slices.DeleteFunc(w.res.Reservation().Takes, func(k ratelimit.Take) bool {
+		return k.Limit != p.limit.Name()
+	})
 	lines, _, err := p.inTx[0].l.Lines(t.Context(), p.pool, takes...)
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +189,8 @@ func (p *promises) due(t *rapid.T, w *grantedWork) (at time.Time) {
 
 // now has the clock go on, while the work starts that may.
 func (p *promises) tick(t *rapid.T) {
-	by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, p.numbers.period / 16, p.numbers.period / 5, p.numbers.period,
+	by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, p.numbers.period / 16,
+		p.numbers.period / 5, p.numbers.period,
 		3 * p.numbers.period}).Draw(t, "by").Truncate(time.Microsecond)
 	from, until := p.clock.now(), p.clock.now().Add(by)
 	for _, w := range p.all {
@@ -196,8 +204,8 @@ func (p *promises) tick(t *rapid.T) {
 	p.clock.set(until)
 }
 
-// compare is what holds at any time: no more work starts in any time than the limit allows, the value is the sum of the
-// rows, and none owes more than its share of MaxReserved.
+// compare is what holds at any time: no more work starts in any time than the limit allows, the
+// value is the sum of the rows, and none owes more than its share of MaxReserved.
 func (p *promises) compare(t *rapid.T) {
 	now, rows := p.clock.now(), p.rows(t)
 	s, err := p.anyone(t).Value(t.Context(), p.r())
@@ -210,8 +218,12 @@ func (p *promises) compare(t *rapid.T) {
 			t.Fatalf("shard %d of %d has %v: more is owed than its share of %v", i, len(rows), v, p.debt)
 		}
 	}
-	started := slices.DeleteFunc(slices.Clone(p.all), func(w *grantedWork) bool { return w.start.IsZero() || w.start.After(now) || w.count == 0 })
-	slices.SortFunc(started, func(a, b *grantedWork) int { return cmp.Compare(a.start.UnixMicro(), b.start.UnixMicro()) })
+	started := slices.DeleteFunc(slices.Clone(p.all), func(w *grantedWork) bool {
+		return w.start.IsZero() || w.start.After(now) || w.count == 0
+	})
+	slices.SortFunc(started, func(a, b *grantedWork) int {
+		return cmp.Compare(a.start.UnixMicro(), b.start.UnixMicro())
+	})
 	n := p.numbers
 	for i := range started {
 		sum, kept := 0.0, 0.0
@@ -228,7 +240,8 @@ func (p *promises) compare(t *rapid.T) {
 					kept += k.count
 				}
 			}
-			if most := n.capacity + n.rate*steps + p.largest*float64(p.shards) + p.again(started[i].start, w.start) + kept; sum > most+slack {
+			if most := n.capacity + n.rate*steps + p.largest*float64(p.shards) +
+				p.again(started[i].start, w.start) + kept; sum > most+slack {
 				for _, w := range started {
 					t.Logf("%v at %v of %s", w.count, w.start, show(w.res))
 				}

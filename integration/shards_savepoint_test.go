@@ -36,7 +36,8 @@ func TestTakesOfShardsBesideTheCallersSavepoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err := l.Autocommit(pool).Value(t.Context(), limit.For("k")); err != nil || s.Value < 36.99 || s.Value > 37.01 {
+	if s, err := l.Autocommit(pool).Value(t.Context(), limit.For("k")); err != nil ||
+		s.Value < 36.99 || s.Value > 37.01 {
 		t.Errorf("%v left, %v, want 37 of 40", s.Value, err)
 	}
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// eachWayTwice is eachWay with two processes: two limiters, each of which knows only what it has seen itself.
+// eachWayTwice is eachWay with two processes: two limiters, each of which knows only what it has
+// seen itself.
 func eachWayTwice(t *testing.T, test func(t *testing.T, here, there verbs, c *clock, pool *pgxpool.Pool)) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -74,7 +75,8 @@ func wantOnlyOpen(t testing.TB, pool *pgxpool.Pool, r ratelimit.Request, n int) 
 	}
 }
 
-// Whatever layout a process believes in, what it does reaches the limit, and never the rows that a reshard has closed.
+// Whatever layout a process believes in, what it does reaches the limit, and never the rows that a
+// reshard has closed.
 func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.TokenBucket{Rate: 48, Period: never}
@@ -122,7 +124,8 @@ func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
 						t.Fatalf("%s: %v", name, err)
 					}
 					for who, v := range map[string]verbs{"here": here, "there": there} {
-						if s, err := v.Value(t.Context(), small.For(name)); err != nil || math.Abs(s.Value-want) > flown {
+						if s, err := v.Value(t.Context(), small.For(name)); err != nil ||
+							math.Abs(s.Value-want) > flown {
 							t.Errorf("%s, %s: %v left (%v), want %v", name, who, s.Value, err, want)
 						}
 					}
@@ -149,12 +152,14 @@ func TestAPauseReachesAReshardedLimit(t *testing.T) {
 				t.Fatal(err)
 			}
 			for who, v := range map[string]verbs{"here": here, "there": there} {
-				if res, err := v.RateLimit(t.Context(), r); err != nil || res.OK || !res.RetryAt.Equal(clock.now().Add(time.Hour)) {
+				if res, err := v.RateLimit(t.Context(), r); err != nil || res.OK ||
+					!res.RetryAt.Equal(clock.now().Add(time.Hour)) {
 					t.Errorf("%d shards, %s, in a pause: %v, retry at %v, %v", to, who, res.OK, res.RetryAt, err)
 				}
 			}
 			reshard(t, pool, clock.now, 8, r)
-			if res, err := here.CheckRateLimit(t.Context(), r); err != nil || res.OK || !res.RetryAt.Equal(clock.now().Add(time.Hour)) {
+			if res, err := here.CheckRateLimit(t.Context(), r); err != nil || res.OK ||
+				!res.RetryAt.Equal(clock.now().Add(time.Hour)) {
 				t.Errorf("%d shards: a reshard has ended the pause: %v, retry at %v, %v", to, res.OK, res.RetryAt, err)
 			}
 			reshard(t, pool, clock.now, to, r)
@@ -169,7 +174,8 @@ func TestAPauseReachesAReshardedLimit(t *testing.T) {
 	})
 }
 
-// Transactions over a limit with shards and one without lock in one order, whatever they do with them.
+// Transactions over a limit with shards and one without lock in one order, whatever they do with
+// them.
 func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.TokenBucket{Rate: 1e6, Period: never}
@@ -209,8 +215,8 @@ func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
 	}
 }
 
-// A denial that was expected is looked at before the transaction and in it. In the row that a limit has left for its shards
-// anything may stand: it has not changed by being no number.
+// A denial that was expected is looked at before the transaction and in it. In the row that a limit
+// has left for its shards anything may stand: it has not changed by being no number.
 func TestAClosedBalanceThatIsNoNumberIsDeniedInOneAttempt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -250,8 +256,8 @@ func TestAClosedBalanceThatIsNoNumberIsDeniedInOneAttempt(t *testing.T) {
 	}
 }
 
-// A row that was closed knows nothing of the pauses of its limit, and so not what tokens are of the present window: what comes back
-// to it is given to the limit nevertheless.
+// A row that was closed knows nothing of the pauses of its limit, and so not what tokens are of the
+// present window: what comes back to it is given to the limit nevertheless.
 func TestWhatComesBackToAClosedRowIsNotLostForAPause(t *testing.T) {
 	t.Parallel()
 	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
@@ -293,8 +299,8 @@ func TestWhatComesBackToAClosedRowIsNotLostForAPause(t *testing.T) {
 	})
 }
 
-// What was taken comes back wholly, whatever has been reserved, released and resharded in between: a row has room for all
-// that was taken from it.
+// What was taken comes back wholly, whatever has been reserved, released and resharded in between:
+// a row has room for all that was taken from it.
 func TestNothingIsLostOfWhatComesBackToShards(t *testing.T) {
 	t.Parallel()
 	const all = 400
@@ -303,7 +309,9 @@ func TestNothingIsLostOfWhatComesBackToShards(t *testing.T) {
 		limit := ratelimit.MustDefine("back", rule, ratelimit.Shards(4))
 		zero := func(r ratelimit.Request) ratelimit.Request { return r.Count(0) }
 		for name, end := range map[string]func(r ratelimit.Request, res ratelimit.Result) error{
-			"give back": func(_ ratelimit.Request, res ratelimit.Result) error { return there.GiveBack(t.Context(), res) },
+			"give back": func(_ ratelimit.Request, res ratelimit.Result) error {
+				return there.GiveBack(t.Context(), res)
+			},
 			"release": func(_ ratelimit.Request, res ratelimit.Result) error {
 				_, err := there.Release(t.Context(), res.Reservation())
 				return err

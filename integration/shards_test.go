@@ -16,7 +16,8 @@ func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
 		for _, shards := range []int{2, 3, 16, 64} {
-			limit := ratelimit.MustDefine(fmt.Sprint("of ", shards), ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
+			limit := ratelimit.MustDefine(fmt.Sprint("of ", shards),
+				ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
 			left := 10.0
 			for _, n := range []float64{3, 0.5, 4, 1, 0, 1.5} {
 				res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))

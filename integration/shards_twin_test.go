@@ -40,7 +40,8 @@ func (p *promises) tryAt(t *rapid.T, at time.Time, r ...ratelimit.Request) bool 
 
 func (p *promises) take(t *rapid.T) {
 	n := p.numbers
-	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7, n.capacity}).Draw(t, "count")
+	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7,
+		n.capacity}).Draw(t, "count")
 	count = min(count, n.capacity)
 	ahead := anyAhead(t, n.period)
 	leave := 0.0
@@ -73,7 +74,8 @@ func (p *promises) take(t *rapid.T) {
 	if gone := before.at(now) - after.at(now); len(before) == len(after) && math.Abs(gone-taken) > slack {
 		t.Fatalf("%v were taken, and the rows have %v less: %+v, then %+v", taken, gone, before, after)
 	}
-	// A transaction that the caller began cannot begin again, and takes only from rows behind one that it tried in vain.
+	// A transaction that the caller began cannot begin again, and takes only from rows behind one
+	// that it tried in vain.
 	if _, raw := v.(sqlVerbs); raw && checked.OK && !res.OK && res.RetryAt.Sub(now) <= 100*time.Millisecond {
 		p.did["denied for a while"]++
 		return
@@ -113,8 +115,9 @@ func (p *promises) take(t *rapid.T) {
 	p.all = append(p.all, w)
 }
 
-// edge allows for rounding: the rates of shards are not alike to the last bit, so that one may be out of a debt before its
-// time, by a microsecond; and a debt of whole windows may by rounding be that of one more.
+// edge allows for rounding: the rates of shards are not alike to the last bit, so that one may be
+// out of a debt before its time, by a microsecond; and a debt of whole windows may by rounding be
+// that of one more.
 func (p *promises) edge(rows openRows, count float64) time.Duration {
 	most, n := 2*time.Microsecond, p.numbers
 	if n.windowed && n.rate*2 != math.Trunc(n.rate*2) {
@@ -129,7 +132,8 @@ func (p *promises) edge(rows openRows, count float64) time.Duration {
 	return most
 }
 
-// end gives back or settles what was taken: all of it goes to rows that have room, and nothing more.
+// end gives back or settles what was taken: all of it goes to rows that have room, and nothing
+// more.
 func (p *promises) end(t *rapid.T) {
 	open := slices.DeleteFunc(slices.Clone(p.all), func(w *grantedWork) bool { return w.ended })
 	if len(open) == 0 {
@@ -182,7 +186,8 @@ func (p *promises) end(t *rapid.T) {
 	}
 }
 
-// relay changes the number of shards, in either direction. It mints and loses nothing, and keeps the times that were told.
+// relay changes the number of shards, in either direction. It mints and loses nothing, and keeps
+// the times that were told.
 func (p *promises) relay(t *rapid.T) {
 	n := rapid.SampledFrom([]int{1, 2, 3, 4, 5, 7, 10, 16, 40}).Draw(t, "shards")
 	p.did["reshard"]++
@@ -208,7 +213,8 @@ func (p *promises) relay(t *rapid.T) {
 	if len(after) != n && len(before) != 1 { // one that was never used stays as it is
 		t.Fatalf("%d shards, want %d", len(after), n)
 	}
-	// In a row that is paused until the lines that it is made of have ended there is already what flows until then.
+	// In a row that is paused until the lines that it is made of have ended there is already what
+	// flows until then.
 	until := now
 	for i := range after {
 		if after[i].pausedUntil.After(until) {
@@ -221,7 +227,8 @@ func (p *promises) relay(t *rapid.T) {
 		t.Fatalf("a change to %d shards has made %+v of %+v: %v lost, %v minted", n, after, before, lost, minted)
 	}
 	for i, w := range p.all {
-		if at := p.due(t, w); at.Sub(told[i]).Abs() > time.Microsecond && (at.After(now) || told[i].After(now)) && !w.ended {
+		if at := p.due(t, w); at.Sub(told[i]).Abs() > time.Microsecond &&
+			(at.After(now) || told[i].After(now)) && !w.ended {
 			t.Fatalf("after a change to %d shards work starts at %v, which was told %v", n, at, told[i])
 		}
 	}
@@ -241,7 +248,8 @@ func (p *promises) operate(t *rapid.T) {
 	var err error
 	switch how {
 	case "pause":
-		d := rapid.SampledFrom([]time.Duration{time.Millisecond, period/3 + 1, period, 5 * period / 2}).Draw(t, "duration")
+		d := rapid.SampledFrom([]time.Duration{time.Millisecond, period/3 + 1, period,
+			5 * period / 2}).Draw(t, "duration")
 		err = v.Pause(t.Context(), d, p.r())
 	case "resume":
 		err = v.Resume(t.Context(), p.r())
@@ -254,8 +262,9 @@ func (p *promises) operate(t *rapid.T) {
 	}
 }
 
-// What a limit with shards promises holds whatever one caller after the other does with it: no more starts in any time than
-// the limit allows, nobody is denied what the shards together have, RetryAt is exact, and no token is lost or minted.
+// What a limit with shards promises holds whatever one caller after the other does with it: no more
+// starts in any time than the limit allows, nobody is denied what the shards together have, RetryAt
+// is exact, and no token is lost or minted.
 func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -264,13 +273,15 @@ func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 	did := map[string]int{}
 	for round := range rounds(t, 1) {
 		rapid.Check(t, func(t *rapid.T) {
-			if _, err := pool.Exec(t.Context(), `WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
+			if _, err := pool.Exec(t.Context(),
+				`WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
 			p := &promises{pool: pool, clock: newClock(), did: did, debt: math.Inf(1)}
 			for range 2 {
 				for _, way := range ways {
-					l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: way.portable, Clock: p.clock.now})
+					l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(),
+						Portable: way.portable, Clock: p.clock.now})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -307,10 +318,12 @@ func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 			p.limit = ratelimit.MustDefine(name, p.rule, ratelimit.Shards(rapid.IntRange(2, 40).Draw(t, "n")))
 			p.other = ratelimit.MustDefine(name+"other", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second})
 			if rapid.Bool().Draw(t, "other sharded") {
-				p.other = ratelimit.MustDefine(name+"other", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}, ratelimit.Shards(3))
+				p.other = ratelimit.MustDefine(name+"other",
+					ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}, ratelimit.Shards(3))
 			}
 			t.Repeat(map[string]func(*rapid.T){
-				"take": p.take, "take again": p.take, "take more": p.take, "end": p.end, "reshard": p.relay, "tick": p.tick, "tick on": p.tick,
+				"take": p.take, "take again": p.take, "take more": p.take, "end": p.end,
+				"reshard": p.relay, "tick": p.tick, "tick on": p.tick,
 				"operate": p.operate,
 				"":        p.compare,
 			})

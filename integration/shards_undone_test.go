@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A transaction that gave a limit its shards and rolled back has given it none, whatever the process has seen in it.
+// A transaction that gave a limit its shards and rolled back has given it none, whatever the
+// process has seen in it.
 func TestShardsThatWereRolledBackAreNotThere(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("rolledBack", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(5))

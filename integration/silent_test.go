@@ -17,8 +17,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// muteConn is a connection that goes silent: what is written to it goes nowhere, and the server does
-// not learn that it is closed.
+// muteConn is a connection that goes silent: what is written to it goes nowhere, and the server
+// does not learn that it is closed.
 type muteConn struct {
 	net.Conn
 	is   func() bool          // it is silent by now
@@ -44,8 +44,8 @@ func (c muteConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// goesSilent makes muteConns of the connections of a pool. Each asks is and tells sent of itself, by
-// its number.
+// goesSilent makes muteConns of the connections of a pool. Each asks is and tells sent of itself,
+// by its number.
 func goesSilent(
 	t *testing.T, is func(nr int64) bool, sent func(nr int64, written []byte),
 ) func(*pgxpool.Config) {
@@ -115,8 +115,8 @@ func TestTheRowsOfAProcessThatIsCutOffComeFree(t *testing.T) {
 	}
 }
 
-// A connection goes silent. The call that was sent on it gets an error in the end. Until then others
-// are decided on other connections, whichever lane they are in, and Close returns.
+// A connection goes silent. The call that was sent on it gets an error in the end. Until then
+// others are decided on other connections, whichever lane they are in, and Close returns.
 func TestASilentConnectionStopsNoOtherKey(t *testing.T) {
 	t.Parallel()
 	for range 10 { // a machine that stands still may take longer than the call has for its answer
@@ -127,9 +127,9 @@ func TestASilentConnectionStopsNoOtherKey(t *testing.T) {
 	t.Error("other keys wait for the call on the silent connection")
 }
 
-// decidedBesideASilentConnection makes calls for other keys, one after the other, while a call has got
-// no answer as its connection is silent. It reports whether they were decided before that one. They
-// are so many that all of them use the other lane only once in a million times.
+// decidedBesideASilentConnection makes calls for other keys, one after the other, while a call has
+// got no answer as its connection is silent. It reports whether they were decided before that one.
+// They are so many that all of them use the other lane only once in a million times.
 func decidedBesideASilentConnection(t *testing.T) bool {
 	var cut atomic.Bool
 	var silent atomic.Int64 // the first connection that is written to after that

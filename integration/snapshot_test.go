@@ -15,8 +15,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// While somebody holds a snapshot (a dump, a report) no version of a row can go: each take of a hot one then walks over all that
-// were written since. Shards divide them among them. Nothing is granted twice for it.
+// While somebody holds a snapshot (a dump, a report) no version of a row can go: each take of a hot
+// one then walks over all that were written since. Shards divide them among them. Nothing is
+// granted twice for it.
 func TestAHeldSnapshotSlowsShardsLessThanOneRow(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it reads the statistics of one server")
@@ -41,13 +42,15 @@ func TestAHeldSnapshotSlowsShardsLessThanOneRow(t *testing.T) {
 		for range callers {
 			wg.Go(func() {
 				for took := 0; took < takes; {
-					err := l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
-						return l.Consume(ctx, tx, limit.Global())
-					})
+					err := l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+						func(ctx context.Context, tx pgx.Tx) error {
+							return l.Consume(ctx, tx, limit.Global())
+						})
 					switch {
 					case err == nil:
 						took++
-					case !errors.Is(err, ratelimit.ErrDenied): // while somebody else gathers the last tokens of the shards
+					case !errors.Is(err, ratelimit.ErrDenied):
+						// while somebody else gathers the last tokens of the shards
 						t.Error(err)
 						return
 					}

@@ -21,8 +21,8 @@ func (r *runs) Transacted(_ context.Context, e ratelimit.TransactedEvent) {
 	r.all.Add(int64(e.Attempts))
 }
 
-// A transaction of database/sql that others have taken the row from again and again is let pass by those that come after it,
-// whatever their callbacks do with the error that they get for it.
+// A transaction of database/sql that others have taken the row from again and again is let pass by
+// those that come after it, whatever their callbacks do with the error that they get for it.
 func TestWhoHasLostARowAgainAndAgainIsLetPassByThoseWhoComeLater(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
@@ -102,7 +102,9 @@ func TestWhoHasLostARowAgainAndAgainIsLetPassByThoseWhoComeLater(t *testing.T) {
 	}
 	wantValue(t, l, pool, limit.For("k"), 100-9-2)
 	var rows, firsts int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE who = 'the first') FROM did`).Scan(&rows, &firsts); err != nil || rows != 2 || firsts != 1 {
+	if err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE who = 'the first') FROM did`).
+		Scan(&rows, &firsts); err != nil ||
+		rows != 2 || firsts != 1 {
 		t.Errorf("%d rows were written, %d by the first, want 2 and 1: %v", rows, firsts, err)
 	}
 }

@@ -40,7 +40,8 @@ func TestTokensRollBackWithTheTransactionOfDatabaseSQL(t *testing.T) {
 				return err
 			}
 			var level string
-			if err := tx.QueryRowContext(ctx, `SHOW transaction_isolation`).Scan(&level); err != nil || level != "serializable" {
+			if err := tx.QueryRowContext(ctx, `SHOW transaction_isolation`).
+				Scan(&level); err != nil || level != "serializable" {
 				t.Errorf("the level is %s: %v", level, err)
 			}
 			return end
@@ -62,7 +63,8 @@ func TestTokensRollBackWithTheTransactionOfDatabaseSQL(t *testing.T) {
 	}
 }
 
-// A conflict runs all of it again, wherever it comes from, and whatever the callback makes of one of the limiter's.
+// A conflict runs all of it again, wherever it comes from, and whatever the callback makes of one
+// of the limiter's.
 func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	t.Parallel()
@@ -72,12 +74,16 @@ func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 		make    func(error) error
 		wrapped bool // a wrapper hides pgx's connection
 	}{
-		"OfOurs":             {make: func(err error) error { return err }},
-		"OfTheCallers":       {caller: true, make: func(err error) error { return fmt.Errorf("update: %w", err) }},
-		"HiddenByAnError":    {make: func(err error) error { return fmt.Errorf("cannot: %s", err) }}, //nolint:errorlint // the point
-		"HiddenByNil":        {make: func(error) error { return nil }},
-		"WrappedDriver":      {make: func(err error) error { return err }, wrapped: true},
-		"WrappedAndAnError":  {make: func(err error) error { return fmt.Errorf("cannot: %s", err) }, wrapped: true}, //nolint:errorlint // the point
+		"OfOurs":       {make: func(err error) error { return err }},
+		"OfTheCallers": {caller: true, make: func(err error) error { return fmt.Errorf("update: %w", err) }},
+		"HiddenByAnError": {make: func(err error) error {
+			return fmt.Errorf("cannot: %s", err)
+		}}, //nolint:errorlint // the point
+		"HiddenByNil":   {make: func(error) error { return nil }},
+		"WrappedDriver": {make: func(err error) error { return err }, wrapped: true},
+		"WrappedAndAnError": {make: func(err error) error {
+			return fmt.Errorf("cannot: %s", err)
+		}, wrapped: true}, //nolint:errorlint // the point
 		"WrappedAndNil":      {make: func(error) error { return nil }, wrapped: true},
 		"WrappedAndCallers ": {caller: true, make: func(err error) error { return err }, wrapped: true},
 	} {
@@ -201,13 +207,14 @@ func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.
 			for i := range callers {
 				all.Go(func() {
 					for range calls {
-						err := l.InSQLTx(ctx, db, &sql.TxOptions{Isolation: level}, func(ctx context.Context, tx *sql.Tx) error {
-							if err := l.InSQL(tx).Consume(ctx, limit.For("k")); err != nil {
+						err := l.InSQLTx(ctx, db, &sql.TxOptions{Isolation: level},
+							func(ctx context.Context, tx *sql.Tx) error {
+								if err := l.InSQL(tx).Consume(ctx, limit.For("k")); err != nil {
+									return err
+								}
+								_, err := tx.ExecContext(ctx, `INSERT INTO took VALUES ($1)`, i)
 								return err
-							}
-							_, err := tx.ExecContext(ctx, `INSERT INTO took VALUES ($1)`, i)
-							return err
-						})
+							})
 						if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 							t.Errorf("caller %d: %v", i, err)
 						}
@@ -225,7 +232,8 @@ func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.
 			}
 			var locks int
 			if err := pool.QueryRow(t.Context(), `SELECT count(*) `+queueLocks+` AND q.pid IN (
-				SELECT pid FROM pg_stat_activity WHERE application_name = $1)`, app).Scan(&locks); err != nil || locks != 0 {
+				SELECT pid FROM pg_stat_activity WHERE application_name = $1)`, app).
+				Scan(&locks); err != nil || locks != 0 {
 				t.Errorf("%d locks of the queue are left: %v", locks, err)
 			}
 		})
@@ -246,10 +254,11 @@ func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 		return err
 	}
 	runs := 0
-	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
-		runs++
-		return conflict(ctx, tx)
-	})
+	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InSQLTx(t.Context(), db, nil,
+		func(ctx context.Context, tx *sql.Tx) error {
+			runs++
+			return conflict(ctx, tx)
+		})
 	var gaveUp *ratelimit.ConflictError
 	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 || sqlState(err) != "40001" {
 		t.Errorf("ran %d times, then %v", runs, err)
@@ -269,7 +278,8 @@ func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	}
 }
 
-// A callback that ignores the end of its context has not committed, and is not told that nobody knows.
+// A callback that ignores the end of its context has not committed, and is not told that nobody
+// knows.
 func TestAContextThatEndsBeforeCommitRollsBackInDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	db, pool := sqlDB(t)
@@ -312,9 +322,12 @@ func TestMistakesInTheCallbackOfInSQLTx(t *testing.T) {
 		fn   func(ctx context.Context, tx *sql.Tx) error
 		want string
 	}{
-		"Commits":    {func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }, "ended the transaction itself"},
-		"RollsBack":  {func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() }, "ended the transaction itself"},
-		"HidesAFail": {func(ctx context.Context, tx *sql.Tx) error { _, _ = tx.ExecContext(ctx, `SELECT 1/0`); return nil }, "did not return its error"},
+		"Commits":   {func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }, "ended the transaction itself"},
+		"RollsBack": {func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() }, "ended the transaction itself"},
+		"HidesAFail": {func(ctx context.Context, tx *sql.Tx) error {
+			_, _ = tx.ExecContext(ctx, `SELECT 1/0`)
+			return nil
+		}, "did not return its error"},
 		"Constraint": {func(ctx context.Context, tx *sql.Tx) error {
 			for _, text := range []string{`CREATE TEMP TABLE p (id int PRIMARY KEY) ON COMMIT DROP`,
 				`CREATE TEMP TABLE c (id int REFERENCES p DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP`, `INSERT INTO c VALUES (1)`} {

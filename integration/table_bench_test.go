@@ -17,9 +17,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkSmallTable is eight callers who take, each of keys that no other takes of, in SERIALIZABLE transactions that work
-// for 1 ms after that: of a table of 200 rows, against one of 10,000. The planner knows how small it is and would read it
-// whole, which under SERIALIZABLE is a conflict with whoever writes any row of it. x-large is the throughput by the base's.
+// BenchmarkSmallTable is eight callers who take, each of keys that no other takes of, in
+// SERIALIZABLE transactions that work for 1 ms after that: of a table of 200 rows, against one of
+// 10,000. The planner knows how small it is and would read it whole, which under SERIALIZABLE is a
+// conflict with whoever writes any row of it. x-large is the throughput by the base's.
 func BenchmarkSmallTable(b *testing.B) {
 	const callers = 8
 	c := newCrowd(b, callers)
@@ -48,9 +49,10 @@ func schemaOf(pool *pgxpool.Pool) string {
 	return pool.Config().ConnConfig.RuntimeParams["search_path"]
 }
 
-// BenchmarkTableSize takes by InTx of a table of 10,000 keys, with one of many keys for the base: so x-small is how many times
-// as long it takes there. B/key is what the large table takes of the disk for each key, index-B/key what its index does of that.
-// The environment variable WEIR_TEST_KEYS says how many keys are many.
+// BenchmarkTableSize takes by InTx of a table of 10,000 keys, with one of many keys for the base:
+// so x-small is how many times as long it takes there. B/key is what the large table takes of the
+// disk for each key, index-B/key what its index does of that. The environment variable
+// WEIR_TEST_KEYS says how many keys are many.
 func BenchmarkTableSize(b *testing.B) {
 	const few = 10_000
 	many := keysToTest(b)
@@ -95,8 +97,8 @@ var sized = ratelimit.MustDefine("messages", ratelimit.TokenBucket{Rate: 1e6, Pe
 
 const scattered = "user-%07d"
 
-// fillScattered writes a row for each key, in no order of the keys, as they come in production: it leaves an index with less
-// in each page.
+// fillScattered writes a row for each key, in no order of the keys, as they come in production: it
+// leaves an index with less in each page.
 func fillScattered(b *testing.B, pool *pgxpool.Pool, n int) {
 	b.Helper()
 	const stride = 7_368_787 // a prime: each key once, unless it divides n

@@ -12,12 +12,13 @@ import (
 )
 
 var (
-	alsoConsumed = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 40e6, Period: time.Minute, Capacity: ratelimit.Tokens(10e6)})
-	windowed     = ratelimit.MustDefine("partnerAPI", ratelimit.FixedWindow{Rate: 1e6, Period: time.Minute})
+	alsoConsumed = ratelimit.MustDefine("chatTokens",
+		ratelimit.TokenBucket{Rate: 40e6, Period: time.Minute, Capacity: ratelimit.Tokens(10e6)})
+	windowed = ratelimit.MustDefine("partnerAPI", ratelimit.FixedWindow{Rate: 1e6, Period: time.Minute})
 )
 
-// BenchmarkThreeLimits takes from three limits of different rules in one call, all or none, against a call for one of them:
-// by InTx, each limit with 100,000 keys. x-one is the base's time by ours.
+// BenchmarkThreeLimits takes from three limits of different rules in one call, all or none, against
+// a call for one of them: by InTx, each limit with 100,000 keys. x-one is the base's time by ours.
 func BenchmarkThreeLimits(b *testing.B) { threeLimits(b, loopback) }
 
 // BenchmarkThreeLimitsFar is the same with a network between.

@@ -49,5 +49,6 @@ func (c *tripConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// isolation is the level of the transaction that tx runs in, as the server has it: its default one outside of any.
+// isolation is the level of the transaction that tx runs in, as the server has it: its default one
+// outside of any.
 const isolation = `SELECT current_setting('transaction_isolation')`

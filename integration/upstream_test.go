@@ -14,8 +14,8 @@ import (
 	"github.com/weir-go/weir/upstream"
 )
 
-// An API that asks to be left alone is, by whoever waits in line already and by whoever comes then, in another process too; and
-// all come in the end.
+// An API that asks to be left alone is, by whoever waits in line already and by whoever comes then,
+// in another process too; and all come in the end.
 func TestNobodyComesBeforeTheAPIHasSaid(t *testing.T) {
 	t.Parallel()
 	const asked = 1500 * time.Millisecond
@@ -39,7 +39,8 @@ func TestNobodyComesBeforeTheAPIHasSaid(t *testing.T) {
 	t.Cleanup(api.Close)
 
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("api",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	base := &http.Transport{}
 	t.Cleanup(base.CloseIdleConnections)
 	var clients []*http.Client

@@ -28,8 +28,11 @@ type waiter interface {
 	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
 
-// waitAside waits in a goroutine of its own, and returns when that has its place in the line: once something was written.
-func waitAside(ctx context.Context, t *testing.T, a waiter, pool *pgxpool.Pool, requests ...ratelimit.Request) <-chan waited {
+// waitAside waits in a goroutine of its own, and returns when that has its place in the line: once
+// something was written.
+func waitAside(
+	ctx context.Context, t *testing.T, a waiter, pool *pgxpool.Pool, requests ...ratelimit.Request,
+) <-chan waited {
 	t.Helper()
 	rows := func() (all string) {
 		if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(b::text, ' ' ORDER BY name, key, shard), '') FROM weir_balance b`).Scan(&all); err != nil {
@@ -51,15 +54,18 @@ func waitAside(ctx context.Context, t *testing.T, a waiter, pool *pgxpool.Pool, 
 	return done
 }
 
-// Each has its place by when it came, whichever process it is of, and none starts before its turn by the database's clock.
+// Each has its place by when it came, whichever process it is of, and none starts before its turn
+// by the database's clock.
 func TestWaitersGoInTheOrderInWhichTheyCame(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string][]ratelimit.Option{"alone": nil, "shards": {ratelimit.Shards(3)}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			here, there := limiter(t, ratelimit.Config{}).Autocommit(pool), coalesce(t, limiter(t, ratelimit.Config{}), pool)
-			k := ratelimit.MustDefine("queue", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)}, options...).For("k")
+			here, there := limiter(t, ratelimit.Config{}).Autocommit(pool),
+				coalesce(t, limiter(t, ratelimit.Config{}), pool)
+			k := ratelimit.MustDefine("queue", ratelimit.TokenBucket{Rate: 2, Period: time.Second,
+				Capacity: ratelimit.Tokens(1)}, options...).For("k")
 			takeOK(t, first(here.RateLimit(t.Context(), k)))
 			var all []<-chan waited
 			for i := range 6 {
@@ -95,8 +101,10 @@ func TestManyWaitersShareOneConnection(t *testing.T) {
 	t.Parallel()
 	var count trips
 	pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	k := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 100, Period: time.Second, Capacity: ratelimit.Tokens(1)}).For("k")
-	limiters := []waiter{limiter(t, ratelimit.Config{}).Autocommit(pool), coalesce(t, limiter(t, ratelimit.Config{}), pool)}
+	k := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 100, Period: time.Second,
+		Capacity: ratelimit.Tokens(1)}).For("k")
+	limiters := []waiter{limiter(t, ratelimit.Config{}).Autocommit(pool),
+		coalesce(t, limiter(t, ratelimit.Config{}), pool)}
 	const waiters = 50
 	takeOK(t, first(limiters[0].RateLimit(t.Context(), k)))
 	ends := make(chan ratelimit.Result, waiters)
@@ -124,7 +132,8 @@ func TestManyWaitersShareOneConnection(t *testing.T) {
 			t.Errorf("two of a hundred a second run %v apart", gap)
 		}
 	}
-	// To prepare a statement is a trip, and who is not put off looks once; a microsecond of rounding may cost another look.
+	// To prepare a statement is a trip, and who is not put off looks once; a microsecond of
+	// rounding may cost another look.
 	if trips > 4*waiters {
 		t.Errorf("%d waiters made %d trips", waiters, trips)
 	}
@@ -135,7 +144,8 @@ func TestWaitIsDeniedAtOnceWhatComesTooLate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	hours := ratelimit.MustDefine("hours", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
+	hours := ratelimit.MustDefine("hours",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
 	ready := ratelimit.MustDefine("ready", ratelimit.TokenBucket{Rate: 10, Period: never})
 	k, other := hours.For("k"), ready.For("k")
 	takeOK(t, first(a.RateLimit(t.Context(), k)))
@@ -175,7 +185,8 @@ func TestAWaiterWhoGivesUpGivesBack(t *testing.T) {
 			t.Parallel()
 			pool, clock := pgtest.Pool(t), newClock() // which stands still
 			a := limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
-			hours := ratelimit.MustDefine("hours", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, options...).For("k")
+			hours := ratelimit.MustDefine("hours",
+				ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, options...).For("k")
 			window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Hour}).For("k")
 			takeOK(t, first(a.RateLimit(t.Context(), hours.Count(8), window.Count(3))))
 			ctx, cancel := context.WithCancel(t.Context())
@@ -193,12 +204,14 @@ func TestAWaiterWhoGivesUpGivesBack(t *testing.T) {
 	}
 }
 
-// An upstream that asks for a pause is left alone by those who wait already, also where their tokens were there.
+// An upstream that asks for a pause is left alone by those who wait already, also where their
+// tokens were there.
 func TestWaitersWaitForAPauseThatIsSetMeanwhile(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	api := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)}).For("k")
+	api := ratelimit.MustDefine("api",
+		ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)}).For("k")
 	day := ratelimit.MustDefine("day", ratelimit.FixedWindow{Rate: 1000, Period: never})
 	for i, paused := range []ratelimit.Request{api, day.For("1")} {
 		today := day.For(fmt.Sprint(i))
@@ -222,7 +235,8 @@ func TestWaitersWaitForAPauseThatIsSetMeanwhile(t *testing.T) {
 	}
 }
 
-// meanwhile makes attempts at doing something while somebody waits, until one was done before it was that one's turn.
+// meanwhile makes attempts at doing something while somebody waits, until one was done before it
+// was that one's turn.
 func meanwhile(t *testing.T, attempt func() (done time.Time, w waited)) {
 	t.Helper()
 	for range 50 {
@@ -243,7 +257,8 @@ func TestWaitersWaitForWhatThoseBeforeThemHaveUsed(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	k := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(5)}).For("k")
+	k := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 10, Period: time.Second,
+		Capacity: ratelimit.Tokens(5)}).For("k")
 	meanwhile(t, func() (time.Time, waited) {
 		if err := a.ResetRateLimit(t.Context(), k); err != nil {
 			t.Fatal(err)

@@ -14,7 +14,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// verbs are the operations as one way of calling them offers them, each in a transaction of its own.
+// verbs are the operations as one way of calling them offers them, each in a transaction of its
+// own.
 type verbs interface {
 	RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
@@ -141,7 +142,9 @@ func (v txVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) erro
 	return v.do(ctx, func(ctx context.Context, tx pgx.Tx) error { return v.l.Resume(ctx, tx, requests...) })
 }
 
-func (v txVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (settled bool, err error) {
+func (v txVerbs) Settle(
+	ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request,
+) (settled bool, err error) {
 	err = v.do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		settled, err = v.l.Settle(ctx, tx, r, used...)
 		return err
@@ -210,7 +213,9 @@ func (v sqlVerbs) CheckRateLimit(ctx context.Context, requests ...ratelimit.Requ
 }
 
 func (v sqlVerbs) ResetRateLimit(ctx context.Context, requests ...ratelimit.Request) error {
-	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { return v.l.InSQL(tx).ResetRateLimit(ctx, requests...) })
+	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		return v.l.InSQL(tx).ResetRateLimit(ctx, requests...)
+	})
 }
 
 func (v sqlVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
@@ -218,7 +223,10 @@ func (v sqlVerbs) GiveBack(ctx context.Context, res ratelimit.Result) error {
 }
 
 func (v sqlVerbs) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
-	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { s, err = v.l.InSQL(tx).Value(ctx, request); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		s, err = v.l.InSQL(tx).Value(ctx, request)
+		return err
+	})
 	return s, err
 }
 
@@ -230,7 +238,9 @@ func (v sqlVerbs) Resume(ctx context.Context, requests ...ratelimit.Request) err
 	return v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { return v.l.InSQL(tx).Resume(ctx, requests...) })
 }
 
-func (v sqlVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request) (settled bool, err error) {
+func (v sqlVerbs) Settle(
+	ctx context.Context, r ratelimit.Reservation, used ...ratelimit.Request,
+) (settled bool, err error) {
 	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		settled, err = v.l.InSQL(tx).Settle(ctx, r, used...)
 		return err
@@ -239,6 +249,9 @@ func (v sqlVerbs) Settle(ctx context.Context, r ratelimit.Reservation, used ...r
 }
 
 func (v sqlVerbs) Release(ctx context.Context, r ratelimit.Reservation) (released bool, err error) {
-	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error { released, err = v.l.InSQL(tx).Release(ctx, r); return err })
+	err = v.do(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		released, err = v.l.InSQL(tx).Release(ctx, r)
+		return err
+	})
 	return released, err
 }

@@ -14,8 +14,10 @@ import (
 
 // anyAhead draws how far ahead of its tokens a request may be granted.
 func anyAhead(t *rapid.T, period time.Duration) func(ratelimit.Request) ratelimit.Request {
-	within := rapid.SampledFrom([]time.Duration{0, 1, time.Microsecond, time.Millisecond, period / 7, period / 2, period, 5 * period / 2, 20 * period}).Draw(t, "within")
-	how := rapid.SampledFrom([]string{"now", "now", "now", "now", "reserved", "reserved", "within", "on credit", "reserved on credit", "within on credit"}).Draw(t, "ahead")
+	within := rapid.SampledFrom([]time.Duration{0, 1, time.Microsecond, time.Millisecond,
+		period / 7, period / 2, period, 5 * period / 2, 20 * period}).Draw(t, "within")
+	how := rapid.SampledFrom([]string{"now", "now", "now", "now", "reserved", "reserved", "within",
+		"on credit", "reserved on credit", "within on credit"}).Draw(t, "ahead")
 	return func(r ratelimit.Request) ratelimit.Request {
 		switch how {
 		case "reserved":
@@ -33,7 +35,8 @@ func anyAhead(t *rapid.T, period time.Duration) func(ratelimit.Request) ratelimi
 	}
 }
 
-// What is taken from shards is taken as they were seen. If they are paused since, or for longer, it would not run in time.
+// What is taken from shards is taken as they were seen. If they are paused since, or for longer, it
+// would not run in time.
 func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -52,8 +55,10 @@ func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, clock := pgtest.Pool(t), newClock()
-			here, there := limiter(t, ratelimit.Config{Clock: clock.now}), limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
-			k := ratelimit.MustDefine("kept", ratelimit.TokenBucket{Rate: 10, Period: time.Second}, ratelimit.Shards(5)).For("k")
+			here, there := limiter(t, ratelimit.Config{Clock: clock.now}),
+				limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+			k := ratelimit.MustDefine("kept", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
+				ratelimit.Shards(5)).For("k")
 			takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), k.Count(10-tc.value))))
 			pause := func(d time.Duration) {
 				if d == 0 {
@@ -66,7 +71,9 @@ func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
 			pause(tc.seen)
 			tx := begin(t, pool, pgx.ReadCommitted)
 			meddled := new(sync.Once)
-			res, err := here.RateLimit(t.Context(), meddling{tx, meddled, func() { pause(tc.later) }}, k.Count(tc.count).Within(time.Second))
+			res, err := here.RateLimit(t.Context(), meddling{tx, meddled, func() {
+				pause(tc.later)
+			}}, k.Count(tc.count).Within(time.Second))
 			if err != nil || res.OK != tc.ok {
 				t.Errorf("%+v, %v, want granted %v", res, err, tc.ok)
 			}

@@ -75,7 +75,8 @@ func TestAnAttemptFromBeforeAnAddressWasLockedIsNotGivenBackAfterIt(t *testing.T
 	g.locked(from("bob", 1), "address", 2*time.Minute)
 }
 
-// Many people behind one address, who sign in at once, are as many attempts while they are checked, and none after.
+// Many people behind one address, who sign in at once, are as many attempts while they are checked,
+// and none after.
 func TestManySignInsFromOneAddress(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{AddressFailures: 10})
@@ -127,7 +128,8 @@ func TestAddressesCountWholeOrByTheNetworkOfASubscriber(t *testing.T) {
 	g.succeed(Who{Account: "bob", Address: netip.MustParseAddr("2001:db8:0:1::1")})
 }
 
-// An address that comes again when a failure has been forgotten, and not before, is not locked at all.
+// An address that comes again when a failure has been forgotten, and not before, is not locked at
+// all.
 func TestAnAddressThatWaitsIsNotLocked(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{AddressFailures: 4, Window: time.Hour})

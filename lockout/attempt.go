@@ -32,21 +32,23 @@ func (l *Lockout) Begin(ctx context.Context, who Who) (*Attempt, error) {
 
 	var a *Attempt
 	var denied error
-	err = l.limiter.InTxOptions(ctx, l.pool, readCommitted, func(ctx context.Context, tx pgx.Tx) (err error) {
-		a, denied = &Attempt{limiter: l.limiter, charged: subjects}, nil
-		if a.taken, err = l.limiter.RateLimit(ctx, tx, requests...); err != nil {
+	err = l.limiter.InTxOptions(ctx, l.pool, readCommitted,
+		func(ctx context.Context, tx pgx.Tx) (err error) {
+			a, denied = &Attempt{limiter: l.limiter, charged: subjects}, nil
+			if a.taken, err = l.limiter.RateLimit(ctx, tx, requests...); err != nil {
+				return err
+			}
+			if !a.taken.OK {
+				denied, err = l.denied(ctx, tx, subjects, a.taken)
+				return err
+			}
+			// The last attempt locks before it is known to be wrong: nothing that happens from here
+			// on can come between.
+			if own := subjects[0]; own.left(a.taken.Outcomes[0].Value) == 0 {
+				a.lock, err = own.lock(ctx, l.limiter, tx)
+			}
 			return err
-		}
-		if !a.taken.OK {
-			denied, err = l.denied(ctx, tx, subjects, a.taken)
-			return err
-		}
-		// The last attempt locks before it is known to be wrong: nothing that happens from here on can come between.
-		if own := subjects[0]; own.left(a.taken.Outcomes[0].Value) == 0 {
-			a.lock, err = own.lock(ctx, l.limiter, tx)
-		}
-		return err
-	})
+		})
 	if err == nil {
 		err = denied
 	}
@@ -56,9 +58,12 @@ func (l *Lockout) Begin(ctx context.Context, who Who) (*Attempt, error) {
 	return a, nil
 }
 
-// denied does what an attempt that was denied entails: it locks what has none left, and extends locks if that is asked for.
-// The LockedError is err where nothing was written, so that the transaction rolls back.
-func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res ratelimit.Result) (locked, err error) {
+// denied does what an attempt that was denied entails: it locks what has none left, and extends
+// locks if that is asked for. The LockedError is err where nothing was written, so that the
+// transaction rolls back.
+func (l *Lockout) denied(
+	ctx context.Context, tx pgx.Tx, subjects []subject, res ratelimit.Result,
+) (locked, err error) {
 	e := &LockedError{At: res.At}
 	wrote := false
 	for i, s := range subjects {
@@ -91,10 +96,13 @@ func (l *Lockout) denied(ctx context.Context, tx pgx.Tx, subjects []subject, res
 	return nil, e
 }
 
-// escalate locks a subject that has no attempts left, or begins its lock anew if that is asked for: then it has changed. It
-// returns what an attempt that takes nothing meets now.
-func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (now ratelimit.Result, changed bool, err error) {
-	// Nothing is taken, and of those who were denied at the same time only one gets the row before it is locked.
+// escalate locks a subject that has no attempts left, or begins its lock anew if that is asked for:
+// then it has changed. It returns what an attempt that takes nothing meets now.
+func (l *Lockout) escalate(
+	ctx context.Context, tx pgx.Tx, s subject,
+) (now ratelimit.Result, changed bool, err error) {
+	// Nothing is taken, and of those who were denied at the same time only one gets the row before
+	// it is locked.
 	nothing := s.failures.For(s.key).Count(0)
 	now, err = l.limiter.RateLimit(ctx, tx, nothing)
 	switch {
@@ -104,7 +112,8 @@ func (l *Lockout) escalate(ctx context.Context, tx pgx.Tx, s subject) (now ratel
 		return now, false, nil
 	case !now.OK:
 		err = s.extend(ctx, l.limiter, tx)
-	case s.left(now.Outcomes[0].Value) > 0: // an attempt was given back meanwhile, or the lock has ended
+	case s.left(now.Outcomes[0].Value) > 0:
+		// an attempt was given back meanwhile, or the lock has ended
 		return now, false, nil
 	default:
 		_, err = s.lock(ctx, l.limiter, tx)
@@ -134,7 +143,8 @@ func (a *Attempt) Succeeded(ctx context.Context, tx pgx.Tx) error {
 		if err != nil {
 			return err
 		}
-		// A lock has filled the balance: on top of that the attempt would be one that nobody has made.
+		// A lock has filled the balance: on top of that the attempt would be one that nobody has
+		// made.
 		if state.Delay == a.taken.Outcomes[i+1].Delay {
 			if err := a.limiter.GiveBack(ctx, tx, a.taken); err != nil {
 				return err

@@ -29,7 +29,8 @@ func TestABadConfigIsRefused(t *testing.T) {
 		"name":                                     {Name: strings.Repeat("a", 250)},
 		"NUL":                                      {Name: "a\x00"},
 	} {
-		if _, err := New(g.limiter, g.pool, cfg); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if _, err := New(g.limiter, g.pool, cfg); !errors.Is(err, ratelimit.ErrInvalid) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want it refused for %s", cfg, err, want)
 		}
 	}
@@ -60,7 +61,8 @@ func TestABadCallIsRefused(t *testing.T) {
 	_, nobody := g.State(t.Context(), Who{})
 	zero := pgx.BeginFunc(t.Context(), g.pool, func(tx pgx.Tx) error { return new(Attempt).Succeeded(t.Context(), tx) })
 	for name, err := range map[string]error{
-		"no account": noAccount, "no address": noAddress, "no check": noCheck, "nobody": nobody, "nobody to unlock": g.Unlock(t.Context(), Who{}),
+		"no account": noAccount, "no address": noAddress, "no check": noCheck, "nobody": nobody,
+		"nobody to unlock": g.Unlock(t.Context(), Who{}),
 		"the zero Attempt": zero, "no Attempt": (*Attempt)(nil).Succeeded(t.Context(), nil),
 	} {
 		if !errors.Is(err, ratelimit.ErrInvalid) {
@@ -73,7 +75,8 @@ func TestABadCallIsRefused(t *testing.T) {
 // At the ends of what is allowed the ladder is as long as it should be, and exact.
 func TestLongLadders(t *testing.T) {
 	t.Parallel()
-	g := newGuard(t, Config{Failures: 1, AddressFailures: -1, First: time.Millisecond, Cap: longest, Window: longest, Forget: longest})
+	g := newGuard(t, Config{Failures: 1, AddressFailures: -1, First: time.Millisecond, Cap: longest,
+		Window: longest, Forget: longest})
 	alice := Who{Account: "alice"}
 	total := 0
 	for d := time.Millisecond; ; d *= 2 {
@@ -104,12 +107,14 @@ func TestChangedNumbersKeepTheLock(t *testing.T) {
 	g.locked(from("alice", 1), "account", 2*time.Minute)
 }
 
-// What is remembered does not depend on how much another ladder remembers, nor on whether nothing is remembered in a row or in none.
+// What is remembered does not depend on how much another ladder remembers, nor on whether nothing
+// is remembered in a row or in none.
 func TestAnotherLadderRemembersAsMuch(t *testing.T) {
 	t.Parallel()
 	alice := Who{Account: "alice"}
 	for what, other := range map[string]Config{
-		"longer": {Failures: 1, AddressFailures: -1, Cap: 24 * time.Hour}, "shorter": {Failures: 1, AddressFailures: -1, Cap: 2 * time.Minute},
+		"longer":     {Failures: 1, AddressFailures: -1, Cap: 24 * time.Hour},
+		"shorter":    {Failures: 1, AddressFailures: -1, Cap: 2 * time.Minute},
 		"for longer": {Failures: 1, AddressFailures: -1, Forget: 48 * time.Hour},
 	} {
 		for lockouts, after := range map[int]time.Duration{1: 0, 0: 24 * time.Hour} {

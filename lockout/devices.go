@@ -34,13 +34,15 @@ type DevicesConfig struct {
 	// are unknown until they sign in again. There is no default.
 	Keys [][]byte
 
-	// MaxAge is how long a token is good after its issue, by the clock of the program. Default: 180 days.
+	// MaxAge is how long a token is good after its issue, by the clock of the program. Default: 180
+	// days.
 	MaxAge time.Duration
 }
 
 const (
 	leastKey = 32
-	skew     = time.Hour // by which a program's clock may be behind that of the one that issued a token
+	// by which a program's clock may be behind that of the one that issued a token
+	skew = time.Hour
 )
 
 // NewDevices makes a Devices. A bad cfg is refused with an error that matches
@@ -51,19 +53,21 @@ func NewDevices(cfg DevicesConfig) (*Devices, error) {
 	}
 	d := &Devices{maxAge: cmp.Or(cfg.MaxAge, 180*24*time.Hour), now: time.Now}
 	if d.maxAge < time.Second {
-		return nil, invalid("DevicesConfig.MaxAge", cfg.MaxAge, "at least a second, or 0 for the default")
+		return nil, invalid("DevicesConfig.MaxAge", cfg.MaxAge,
+			"at least a second, or 0 for the default")
 	}
 	for _, k := range cfg.Keys {
 		if len(k) < leastKey {
-			return nil, invalid("length of a key of DevicesConfig.Keys", len(k), "at least 32 random bytes")
+			return nil, invalid("length of a key of DevicesConfig.Keys", len(k),
+				"at least 32 random bytes")
 		}
 		d.keys = append(d.keys, bytes.Clone(k))
 	}
 	return d, nil
 }
 
-// A token is a version, the seconds of its issue since the Unix epoch, the id, and the signature; in URL-safe base64, without
-// padding, so that it fits into a cookie.
+// A token is a version, the seconds of its issue since the Unix epoch, the id, and the signature;
+// in URL-safe base64, without padding, so that it fits into a cookie.
 const (
 	version   = 1
 	idBytes   = 16

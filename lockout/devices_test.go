@@ -63,7 +63,9 @@ func TestAForgedTokenIsNone(t *testing.T) {
 	if _, ok := newDevices(t, key(2)).known("alice", token); ok {
 		t.Error("good under another key")
 	}
-	for _, forged := range []string{"", "a", token[1:], token + "A", token + "=", token[:len(token)-1] + "\n", strings.Repeat("=", len(token)), strings.Repeat("A", len(token)), strings.Repeat("A", 1<<20)} {
+	for _, forged := range []string{"", "a", token[1:], token + "A", token + "=",
+		token[:len(token)-1] + "\n", strings.Repeat("=", len(token)),
+		strings.Repeat("A", len(token)), strings.Repeat("A", 1<<20)} {
 		if _, ok := d.known("alice", forged); ok {
 			t.Errorf("%.100q is good", forged)
 		}
@@ -126,7 +128,8 @@ func TestATokenHasItsTime(t *testing.T) {
 	}
 }
 
-// A device keeps its id, and with it its balance, from one sign-in to the next; not that of another account, nor an old one.
+// A device keeps its id, and with it its balance, from one sign-in to the next; not that of another
+// account, nor an old one.
 func TestADeviceKeepsItsID(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -149,7 +152,8 @@ func TestADeviceKeepsItsID(t *testing.T) {
 
 func TestKeysRotate(t *testing.T) {
 	t.Parallel()
-	old, both, swapped, fresh := newDevices(t, key(1)), newDevices(t, key(1), key(2)), newDevices(t, key(2), key(1)), newDevices(t, key(2))
+	old, both, swapped, fresh := newDevices(t, key(1)), newDevices(t, key(1), key(2)),
+		newDevices(t, key(2), key(1)), newDevices(t, key(2))
 	for _, c := range []struct {
 		name          string
 		issuer, other *Devices

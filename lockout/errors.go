@@ -7,12 +7,15 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// LockedError says that an attempt was denied, and nothing was checked. It wraps a [*ratelimit.DeniedError] and matches
-// [ratelimit.ErrDenied]. It is the same for accounts that exist and for those that do not.
+// LockedError says that an attempt was denied, and nothing was checked. It wraps a
+// [*ratelimit.DeniedError] and matches [ratelimit.ErrDenied]. It is the same for accounts that
+// exist and for those that do not.
 type LockedError struct {
-	Whose string    // "account", "device" or "address": whose lock it is; of several, the one that ends last
+	// "account", "device" or "address": whose lock it is; of several, the one that ends last
+	Whose string
 	At    time.Time // the database's clock at the decision
-	Until time.Time // the first instant, by the same clock, at which an attempt is not denied if nobody else came
+	// the first instant, by the same clock, at which an attempt is not denied if nobody else came
+	Until time.Time
 
 	limit, key string
 }
@@ -22,7 +25,8 @@ type LockedError struct {
 func (e *LockedError) RetryAfter() time.Duration { return max(0, e.Until.Sub(e.At)) }
 
 func (e *LockedError) Error() string {
-	return fmt.Sprintf("lockout: the %s is locked for another %v, until %s", e.Whose, e.RetryAfter(), e.Until.UTC().Format(time.RFC3339Nano))
+	return fmt.Sprintf("lockout: the %s is locked for another %v, until %s", e.Whose,
+		e.RetryAfter(), e.Until.UTC().Format(time.RFC3339Nano))
 }
 
 // Unwrap returns a [*ratelimit.DeniedError].

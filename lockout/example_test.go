@@ -43,7 +43,8 @@ func whoOf(r *http.Request, account string) lockout.Who {
 	return who
 }
 
-// The address is the one that the proxy has appended. A client can send the field, too, but not what comes last in it.
+// The address is the one that the proxy has appended. A client can send the field, too, but not
+// what comes last in it.
 func ExampleWho() {
 	r := httptest.NewRequest(http.MethodPost, "/signin", nil)
 	r.RemoteAddr = "10.0.0.1:4711"

@@ -10,9 +10,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// ladder is how one kind of subjects is locked: by two balances each. Both count microseconds, of which one comes in each
-// microsecond: a failure takes the time in which it is forgotten, and so does a lockout. That is exact, where tokens that come in
-// fractions are rounded.
+// ladder is how one kind of subjects is locked: by two balances each. Both count microseconds, of
+// which one comes in each microsecond: a failure takes the time in which it is forgotten, and so
+// does a lockout. That is exact, where tokens that come in fractions are rounded.
 type ladder struct {
 	whose string
 
@@ -27,14 +27,16 @@ type ladder struct {
 	top        int // how many lockouts must be remembered for the longest lock
 }
 
-// memory is the capacity of all locks, whatever the Config: what is remembered is what is missing to it, so that other numbers find
-// it as it was. It is longer than the longest that is ever remembered, and small enough for each microsecond to count.
+// memory is the capacity of all locks, whatever the Config: what is remembered is what is missing
+// to it, so that other numbers find it as it was. It is longer than the longest that is ever
+// remembered, and small enough for each microsecond to count.
 const memory float64 = 1 << 52
 
-// newLadder makes the ladder of a kind. Everybody locks rows in the order of the limits' names, which is that of failures, of
-// whatever kind, before that of locks.
+// newLadder makes the ladder of a kind. Everybody locks rows in the order of the limits' names,
+// which is that of failures, of whatever kind, before that of locks.
 func newLadder(whose string, n int, cfg Config) (*ladder, error) {
-	d := &ladder{whose: whose, first: cfg.First, cap: cfg.Cap, forget: float64(cfg.Forget.Microseconds())}
+	d := &ladder{whose: whose, first: cfg.First, cap: cfg.Cap,
+		forget: float64(cfg.Forget.Microseconds())}
 	for d.first<<d.top < d.cap {
 		d.top++
 	}
@@ -42,7 +44,8 @@ func newLadder(whose string, n int, cfg Config) (*ladder, error) {
 	d.room = float64(d.top+1) * d.forget
 	define := func(what string, capacity float64) (ratelimit.Limit, error) {
 		return ratelimit.Define(cfg.Name+"."+what+"."+whose, ratelimit.TokenBucket{
-			Rate: 1, Period: time.Microsecond, Capacity: &capacity, MaxReserved: ratelimit.Tokens(0)})
+			Rate: 1, Period: time.Microsecond, Capacity: &capacity,
+			MaxReserved: ratelimit.Tokens(0)})
 	}
 	var err error
 	if d.failures, err = define("failures", float64(n)*d.cost); err != nil {
@@ -61,7 +64,9 @@ func (d *ladder) lasts(remembered int) time.Duration {
 }
 
 // remembered is how many lockouts a balance remembers.
-func (d *ladder) remembered(value float64) int { return int(math.Ceil((memory - value) / d.forget)) }
+func (d *ladder) remembered(value float64) int {
+	return int(math.Ceil((memory - value) / d.forget))
+}
 
 // left is how many attempts a balance has.
 func (d *ladder) left(value float64) int { return int(value / d.cost) }
@@ -72,10 +77,14 @@ func (s subject) rows() []ratelimit.Request {
 	return []ratelimit.Request{s.failures.For(s.key), s.locks.For(s.key)}
 }
 
-// lock locks a subject whose row of failures the transaction has locked. After the lock all its attempts are there again. What the
-// Result has taken is the memory of it: nothing, if as many are remembered as matter.
-func (s subject) lock(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) (ratelimit.Result, error) {
-	state, err := l.Value(ctx, tx, s.locks.For(s.key)) // who changes it has the row of failures first
+// lock locks a subject whose row of failures the transaction has locked. After the lock all its
+// attempts are there again. What the Result has taken is the memory of it: nothing, if as many are
+// remembered as matter.
+func (s subject) lock(
+	ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx,
+) (ratelimit.Result, error) {
+	// who changes it has the row of failures first
+	state, err := l.Value(ctx, tx, s.locks.For(s.key))
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -83,14 +92,16 @@ func (s subject) lock(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) (rat
 	res := ratelimit.Result{}
 	if memory-state.Value+s.forget <= s.room {
 		// Reserved, as the two pauses of the last lock do not end in the same microsecond.
-		if res, err = l.RateLimit(ctx, tx, s.locks.For(s.key).Count(s.forget).OrReserve()); err != nil {
+		if res, err = l.RateLimit(ctx, tx,
+			s.locks.For(s.key).Count(s.forget).OrReserve()); err != nil {
 			return res, err
 		}
 	}
 	if err := l.Pause(ctx, tx, s.lasts(before), s.rows()...); err != nil {
 		return res, err
 	}
-	// After the pause, which would cut the balance to today's capacity: a release with other numbers is to find it full, too.
+	// After the pause, which would cut the balance to today's capacity: a release with other
+	// numbers is to find it full, too.
 	return res, l.ResetRateLimit(ctx, tx, s.failures.For(s.key))
 }
 

@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Config configures [New]. The zero Config uses the defaults. Durations are whole microseconds, and at most 366 days.
+// Config configures [New]. The zero Config uses the defaults. Durations are whole microseconds, and
+// at most 366 days.
 //
 // A change of the numbers takes effect at once. Counts and locks are kept.
 type Config struct {
@@ -99,7 +100,8 @@ func New(limiter *ratelimit.Limiter, pool *pgxpool.Pool, cfg Config) (*Lockout, 
 		to    **ladder
 		whose string
 		n     int
-	}{{&l.account, "account", cfg.Failures}, {&l.device, "device", cfg.Failures}, {&l.address, "address", cfg.AddressFailures}} {
+	}{{&l.account, "account", cfg.Failures}, {&l.device, "device", cfg.Failures},
+		{&l.address, "address", cfg.AddressFailures}} {
 		if k.n < 0 {
 			continue
 		}
@@ -116,7 +118,8 @@ func (c *Config) check() error {
 		return invalid("Config.Failures", c.Failures, "1 to 1,000,000, or 0 for the default")
 	}
 	if c.AddressFailures > mostFailures {
-		return invalid("Config.AddressFailures", c.AddressFailures, "1 to 1,000,000, 0 for the default, or -1 for none")
+		return invalid("Config.AddressFailures", c.AddressFailures,
+			"1 to 1,000,000, 0 for the default, or -1 for none")
 	}
 	for _, d := range []struct {
 		field string
@@ -127,7 +130,8 @@ func (c *Config) check() error {
 		{"Config.Cap", c.Cap, c.First}, {"Config.Forget", c.Forget, time.Second},
 	} {
 		if d.value < d.least || d.value > longest || d.value%time.Microsecond != 0 {
-			return invalid(d.field, d.value, "whole microseconds, "+d.least.String()+" to 366 days, or 0 for the default")
+			return invalid(d.field, d.value,
+				"whole microseconds, "+d.least.String()+" to 366 days, or 0 for the default")
 		}
 	}
 	return nil
@@ -137,8 +141,8 @@ func invalid(field string, value any, want string) error {
 	return &ratelimit.InvalidError{Field: "lockout." + field, Value: value, Want: want}
 }
 
-// Attempt charges an attempt of who, runs check, and gives the attempt back if that returns true. It returns true only then,
-// and never with an error.
+// Attempt charges an attempt of who, runs check, and gives the attempt back if that returns true.
+// It returns true only then, and never with an error.
 //
 // The charge is committed before check runs, and check runs outside of any transaction. So it locks
 // no row, holds no connection, and may be slow. After a wrong answer, an error or panic of check,
@@ -155,7 +159,8 @@ func invalid(field string, value any, want string) error {
 //
 // Inside an InTx on the same pool it is refused with [ratelimit.ErrNested]: the charge must not
 // roll back.
-func (l *Lockout) Attempt(ctx context.Context, who Who, check func(ctx context.Context) (bool, error)) (bool, error) {
+func (l *Lockout) Attempt(ctx context.Context, who Who,
+	check func(ctx context.Context) (bool, error)) (bool, error) {
 	if check == nil {
 		return false, invalid("check", nil, "a function")
 	}
@@ -166,8 +171,9 @@ func (l *Lockout) Attempt(ctx context.Context, who Who, check func(ctx context.C
 	if ok, err := check(ctx); err != nil || !ok {
 		return false, err
 	}
-	err = l.limiter.InTxOptions(ctx, l.pool, readCommitted, func(ctx context.Context, tx pgx.Tx) error {
-		return a.Succeeded(ctx, tx)
-	})
+	err = l.limiter.InTxOptions(ctx, l.pool, readCommitted,
+		func(ctx context.Context, tx pgx.Tx) error {
+			return a.Succeeded(ctx, tx)
+		})
 	return err == nil, err
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Who comes from many addresses climbs the ladder all the same; what was remembered fades, one lockout each Forget.
+// Who comes from many addresses climbs the ladder all the same; what was remembered fades, one
+// lockout each Forget.
 func TestLocksDoubleUpToTheCapAndFade(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{Failures: 3, First: time.Minute, Cap: 5 * time.Minute, Forget: time.Hour})
@@ -38,7 +39,8 @@ func TestLocksDoubleUpToTheCapAndFade(t *testing.T) {
 	g.locked(from("alice", 0), "account", time.Minute)
 }
 
-// The memory is not that of the lock: it is there when the lock is over, and its time begins then, however short Forget is.
+// The memory is not that of the lock: it is there when the lock is over, and its time begins then,
+// however short Forget is.
 func TestALockoutIsRememberedWhenTheLockHasEnded(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{Failures: 1, First: time.Hour, Cap: 100 * time.Hour, Forget: time.Minute})
@@ -128,7 +130,8 @@ func TestASuccessForgivesTheAccountsFailures(t *testing.T) {
 	g.stands(from("alice", 2), State{Attempts: 5, Lockouts: 1})
 }
 
-// While an attempt is checked that would be the last, the account is locked; nobody else is checked beside it.
+// While an attempt is checked that would be the last, the account is locked; nobody else is checked
+// beside it.
 func TestTheLastAttemptLocksBeforeItIsChecked(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{Failures: 2})
@@ -143,7 +146,8 @@ func TestTheLastAttemptLocksBeforeItIsChecked(t *testing.T) {
 	g.stands(from("alice", 2), State{Attempts: 2})
 }
 
-// A success that comes long after, when another lock has come and gone, takes back its own lockout only.
+// A success that comes long after, when another lock has come and gone, takes back its own lockout
+// only.
 func TestASlowSuccessTakesBackItsOwnLockoutOnly(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{Failures: 1})
@@ -162,7 +166,9 @@ func TestASlowSuccessTakesBackItsOwnLockoutOnly(t *testing.T) {
 // success gives an attempt back in a transaction of the test's.
 func (g *guard) success(a *Attempt) {
 	g.t.Helper()
-	if err := pgx.BeginFunc(g.t.Context(), g.pool, func(tx pgx.Tx) error { return a.Succeeded(g.t.Context(), tx) }); err != nil {
+	if err := pgx.BeginFunc(g.t.Context(), g.pool, func(tx pgx.Tx) error {
+		return a.Succeeded(g.t.Context(), tx)
+	}); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -193,7 +199,9 @@ func TestAnAttemptWithoutAnAnswerCounts(t *testing.T) {
 	g := newGuard(t, Config{Failures: 10})
 	alice := from("alice", 1)
 	broken := errors.New("broken")
-	if ok, err := g.Attempt(t.Context(), alice, func(context.Context) (bool, error) { return true, broken }); ok || !errors.Is(err, broken) {
+	if ok, err := g.Attempt(t.Context(), alice, func(context.Context) (bool, error) {
+		return true, broken
+	}); ok || !errors.Is(err, broken) {
 		t.Errorf("an error of the check: %v, %v", ok, err)
 	}
 	func() {
@@ -201,7 +209,10 @@ func TestAnAttemptWithoutAnAnswerCounts(t *testing.T) {
 		_, _ = g.Attempt(t.Context(), alice, func(context.Context) (bool, error) { panic("broken") })
 	}()
 	ctx, cancel := context.WithCancel(t.Context())
-	if ok, err := g.Attempt(ctx, alice, func(context.Context) (bool, error) { cancel(); return true, nil }); ok || !errors.Is(err, context.Canceled) {
+	if ok, err := g.Attempt(ctx, alice, func(context.Context) (bool, error) {
+		cancel()
+		return true, nil
+	}); ok || !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that ends: %v, %v", ok, err)
 	}
 	if _, err := g.Begin(t.Context(), alice); err != nil { // and then the process ends
@@ -210,7 +221,8 @@ func TestAnAttemptWithoutAnAnswerCounts(t *testing.T) {
 	g.stands(from("alice", 2), State{Attempts: 6})
 }
 
-// What is charged must not roll back with anything: inside of a transaction on the same pool there is no attempt.
+// What is charged must not roll back with anything: inside of a transaction on the same pool there
+// is no attempt.
 func TestNoAttemptRollsBackWithItsCaller(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{})
@@ -231,7 +243,8 @@ func TestNoAttemptRollsBackWithItsCaller(t *testing.T) {
 	g.stands(from("alice", 2), State{Attempts: 4})
 }
 
-// While an attempt is checked no row is locked and no connection held: the only one of the pool serves others.
+// While an attempt is checked no row is locked and no connection held: the only one of the pool
+// serves others.
 func TestACheckHoldsNothing(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{}, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -310,11 +323,13 @@ func TestStateTellsTheStrictest(t *testing.T) {
 	g.stands(Who{Address: address(1)}, State{Attempts: 1})
 }
 
-// An account that does not exist is none of this package's business; whatever is typed in is counted, and not kept.
+// An account that does not exist is none of this package's business; whatever is typed in is
+// counted, and not kept.
 func TestNamesOfAnyShapeAreCountedAndNotKept(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{Failures: 1, AddressFailures: -1})
-	for _, account := range []string{"hunter2", "a\x00b", "\xff", strings.Repeat("a", 100_000), strings.Repeat("a", 100_001), " "} {
+	for _, account := range []string{"hunter2", "a\x00b", "\xff", strings.Repeat("a", 100_000),
+		strings.Repeat("a", 100_001), " "} {
 		g.fail(1, Who{Account: account})
 		g.locked(Who{Account: account}, "account", time.Minute)
 	}
@@ -329,7 +344,8 @@ func TestALockedErrorIsADenial(t *testing.T) {
 	g.fail(1, from("alice", 1))
 	_, err := g.Begin(t.Context(), from("alice", 1))
 	var denied *ratelimit.DeniedError
-	if !errors.Is(err, ratelimit.ErrDenied) || !errors.As(err, &denied) || denied.RetryAfter() != time.Minute || denied.Limit != "signIn.failures.account" {
+	if !errors.Is(err, ratelimit.ErrDenied) || !errors.As(err, &denied) ||
+		denied.RetryAfter() != time.Minute || denied.Limit != "signIn.failures.account" {
 		t.Errorf("got %v", err)
 	}
 	if want := "lockout: the account is locked for another 1m0s, until 2026-03-01T12:01:00Z"; err.Error() != want {
@@ -337,7 +353,8 @@ func TestALockedErrorIsADenial(t *testing.T) {
 	}
 }
 
-// The two pauses of a lock are set by two readings of the clock, and end so far apart: what comes in between climbs the ladder.
+// The two pauses of a lock are set by two readings of the clock, and end so far apart: what comes
+// in between climbs the ladder.
 func TestALockThatEndsAMomentBeforeItsMemoryGoesOn(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it sets a column as Citus does not")

@@ -100,7 +100,8 @@ func (g *guard) locked(who Who, whose string, d time.Duration) {
 		return true, nil
 	})
 	var locked *LockedError
-	if ok || !errors.As(err, &locked) || locked.Whose != whose || locked.RetryAfter() != d || !locked.Until.Equal(g.clock.now().Add(d)) {
+	if ok || !errors.As(err, &locked) || locked.Whose != whose || locked.RetryAfter() != d ||
+		!locked.Until.Equal(g.clock.now().Add(d)) {
 		g.t.Fatalf("got %v, %v; want the %s locked for %v", ok, err, whose, d)
 	}
 }
@@ -108,7 +109,8 @@ func (g *guard) locked(who Who, whose string, d time.Duration) {
 func (g *guard) stands(who Who, want State) {
 	g.t.Helper()
 	got, err := g.State(g.t.Context(), who)
-	if err != nil || got.Attempts != want.Attempts || got.Lockouts != want.Lockouts || !got.LockedUntil.Equal(want.LockedUntil) {
+	if err != nil || got.Attempts != want.Attempts || got.Lockouts != want.Lockouts ||
+		!got.LockedUntil.Equal(want.LockedUntil) {
 		g.t.Fatalf("%s stands at %+v (%v), want %+v", who.Account, got, err, want)
 	}
 }

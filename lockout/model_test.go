@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// modelled is an account, a device or an address as the documentation tells of it: in durations, and without a database.
+// modelled is an account, a device or an address as the documentation tells of it: in durations,
+// and without a database.
 type modelled struct {
 	cfg      *Config
 	each     time.Duration // in which a failure is forgotten
@@ -80,8 +81,9 @@ type pending struct {
 	lockouts     int // of the address, then
 }
 
-// Random attempts at few accounts, from few addresses and devices, with answers at once, late or never, at random times: who is
-// locked, until when, and how all stand is to the microsecond what the model says.
+// Random attempts at few accounts, from few addresses and devices, with answers at once, late or
+// never, at random times: who is locked, until when, and how all stand is to the microsecond what
+// the model says.
 func TestTheLadderIsThatOfTheModel(t *testing.T) {
 	t.Parallel()
 	for name, extend := range map[string]bool{"plain": false, "extend while locked": true} {
@@ -126,7 +128,8 @@ func modelledHistory(t *testing.T, r *rapid.T, g *guard, extend bool) {
 		if id, ok := devices.known(who.Account, who.Device); ok {
 			own = of("device "+who.Account+id, cfg.Failures)
 		} else {
-			own, address = of("account "+who.Account, cfg.Failures), of("address "+who.Address.String(), cfg.AddressFailures)
+			own, address = of("account "+who.Account, cfg.Failures),
+				of("address "+who.Address.String(), cfg.AddressFailures)
 		}
 
 		switch rapid.IntRange(0, 5).Draw(r, "what") {
@@ -160,11 +163,13 @@ func modelledHistory(t *testing.T, r *rapid.T, g *guard, extend bool) {
 		}
 		own.pass(g.clock.now())
 		who.Address = netip.Addr{}
-		stand := State{Attempts: int((time.Duration(own.n)*own.each - own.failed) / own.each), Lockouts: ceil(own.memory, cfg.Forget)}
+		stand := State{Attempts: int((time.Duration(own.n)*own.each - own.failed) / own.each),
+			Lockouts: ceil(own.memory, cfg.Forget)}
 		if own.locked() {
 			stand.Attempts, stand.LockedUntil = 0, own.until
 		}
-		if got, err := l.State(t.Context(), who); err != nil || got.Attempts != stand.Attempts || got.Lockouts != stand.Lockouts || !got.LockedUntil.Equal(stand.LockedUntil) {
+		if got, err := l.State(t.Context(), who); err != nil || got.Attempts != stand.Attempts ||
+			got.Lockouts != stand.Lockouts || !got.LockedUntil.Equal(stand.LockedUntil) {
 			r.Fatalf("%s stands at %+v (%v), want %+v", who.Account, got, err, stand)
 		}
 	}
@@ -207,7 +212,9 @@ func attempted(p *pending, extend bool) (until time.Time) {
 }
 
 func (p *pending) succeed(t *testing.T, r *rapid.T, g *guard) {
-	if err := pgx.BeginFunc(t.Context(), g.pool, func(tx pgx.Tx) error { return p.real.Succeeded(t.Context(), tx) }); err != nil {
+	if err := pgx.BeginFunc(t.Context(), g.pool, func(tx pgx.Tx) error {
+		return p.real.Succeeded(t.Context(), tx)
+	}); err != nil {
 		r.Fatal(err)
 	}
 	p.own.pass(g.clock.now())

@@ -12,9 +12,10 @@ func known(account string, n int, token string) Who {
 	return who
 }
 
-// An attacker with a thousand addresses takes each attempt there is, for days. The owner's own device lets him in at once, all the
-// while. From another device he is let in when he is there before the attacker, at the latest a Cap after he has first come:
-// nothing that the attacker does while the lock lasts makes it longer.
+// An attacker with a thousand addresses takes each attempt there is, for days. The owner's own
+// device lets him in at once, all the while. From another device he is let in when he is there
+// before the attacker, at the latest a Cap after he has first come: nothing that the attacker does
+// while the lock lasts makes it longer.
 func TestAnAttackerCannotLockTheOwnerOutForEver(t *testing.T) {
 	t.Parallel()
 	devices := newDevices(t, key(1))
@@ -60,8 +61,8 @@ func TestAnAttackerCannotLockTheOwnerOutForEver(t *testing.T) {
 	g.succeed(from("alice", 2002))
 }
 
-// One address cannot take all of an account's attempts for long: after ten locks of the account it is locked itself, by all
-// accounts together.
+// One address cannot take all of an account's attempts for long: after ten locks of the account it
+// is locked itself, by all accounts together.
 func TestOneAddressIsLockedItself(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, Config{AddressFailures: 50, Window: 1000 * time.Hour, Cap: time.Minute})
@@ -73,7 +74,8 @@ func TestOneAddressIsLockedItself(t *testing.T) {
 	g.succeed(from("alice", 2))
 }
 
-// A device that is known has as many tries as anybody, and its own locks; neither the account nor the address suffers for it.
+// A device that is known has as many tries as anybody, and its own locks; neither the account nor
+// the address suffers for it.
 func TestAStolenTokenIsWorthAFewTries(t *testing.T) {
 	t.Parallel()
 	devices := newDevices(t, key(1))
@@ -107,7 +109,8 @@ func TestAForgedTokenOpensNothing(t *testing.T) {
 	g.stands(Who{Address: address(1)}, State{Attempts: 45})
 }
 
-// A neighbour who has locked the address that they share does not lock out who has signed in before.
+// A neighbour who has locked the address that they share does not lock out who has signed in
+// before.
 func TestAKnownDeviceIsNotLockedWithItsAddress(t *testing.T) {
 	t.Parallel()
 	devices := newDevices(t, key(1))

@@ -26,8 +26,8 @@ import (
 // ([ratelimit.ErrInvalid], [ratelimit.ErrNested]), and otherwise 503. Those two are logged by
 // [slog.Default], unless the client has gone.
 //
-// The answer is application/problem+json with the status only. It does not tell whose lock it is, nor
-// what was wrong, and must not be stored by caches.
+// The answer is application/problem+json with the status only. It does not tell whose lock it is,
+// nor what was wrong, and must not be stored by caches.
 func (l *Lockout) Pass(w http.ResponseWriter, r *http.Request, ok bool, err error) bool {
 	if ok && err == nil {
 		return true
@@ -40,7 +40,8 @@ func (l *Lockout) Pass(w http.ResponseWriter, r *http.Request, ok bool, err erro
 		h.Set("Retry-After", strconv.FormatInt(max(1, int64(seconds)), 10))
 	}
 	if status >= http.StatusInternalServerError && !errors.Is(r.Context().Err(), context.Canceled) {
-		slog.Default().ErrorContext(r.Context(), "lockout: an attempt is refused, as it could not be decided",
+		slog.Default().ErrorContext(r.Context(),
+			"lockout: an attempt is refused, as it could not be decided",
 			"lockout", l.cfg.Name, "status", status, "error", err)
 	}
 	h.Del("Content-Length")
@@ -48,7 +49,8 @@ func (l *Lockout) Pass(w http.ResponseWriter, r *http.Request, ok bool, err erro
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, `{"title":%q,"status":%d}`, http.StatusText(status), status) // to a client that may have gone
+	// to a client that may have gone
+	_, _ = fmt.Fprintf(w, `{"title":%q,"status":%d}`, http.StatusText(status), status)
 	return false
 }
 

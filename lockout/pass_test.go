@@ -15,7 +15,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Only who is let in passes. All others get an answer that is never too early, and tells nothing that they have not sent.
+// Only who is let in passes. All others get an answer that is never too early, and tells nothing
+// that they have not sent.
 func TestPassAnswers(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -54,10 +55,12 @@ func TestPassAnswers(t *testing.T) {
 			if passed && len(w.Header())+w.Body.Len() > 0 {
 				t.Errorf("written: %v, %s", w.Header(), w.Body)
 			}
-			if want := fmt.Sprintf(`{"title":%q,"status":%d}`, http.StatusText(c.status), c.status); !passed && w.Body.String() != want {
+			if want := fmt.Sprintf(`{"title":%q,"status":%d}`, http.StatusText(c.status),
+				c.status); !passed && w.Body.String() != want {
 				t.Errorf("%s, want %s", w.Body, want)
 			}
-			if !passed && (w.Header().Get("Cache-Control") != "no-store" || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/problem+json")) {
+			if !passed && (w.Header().Get("Cache-Control") != "no-store" ||
+				!strings.HasPrefix(w.Header().Get("Content-Type"), "application/problem+json")) {
 				t.Errorf("%v", w.Header())
 			}
 		})
@@ -96,7 +99,8 @@ func TestPassLogsWhatIsOutOfOrder(t *testing.T) { // not parallel: it sets the d
 	for _, err := range []error{nil, &LockedError{}, errors.New("no connection")} {
 		g.Pass(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil), false, err)
 	}
-	if s := log.String(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "no connection") || !strings.Contains(s, "lockout=pins") {
+	if s := log.String(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "no connection") ||
+		!strings.Contains(s, "lockout=pins") {
 		t.Errorf("logged %q", s)
 	}
 }

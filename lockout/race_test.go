@@ -14,7 +14,8 @@ import (
 	"github.com/weir-go/weir/internal/pgtest"
 )
 
-// However many guess at once, through however many processes, as many are checked in each lock as Failures says: not one more.
+// However many guess at once, through however many processes, as many are checked in each lock as
+// Failures says: not one more.
 func TestParallelGuessesCannotPassTogether(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Failures: 5, AddressFailures: -1}
@@ -25,10 +26,11 @@ func TestParallelGuessesCannotPassTogether(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 64 {
 			wg.Go(func() {
-				_, err := processes[i%2].Attempt(t.Context(), Who{Account: "alice"}, func(context.Context) (bool, error) {
-					checked.Add(1)
-					return false, nil
-				})
+				_, err := processes[i%2].Attempt(t.Context(), Who{Account: "alice"},
+					func(context.Context) (bool, error) {
+						checked.Add(1)
+						return false, nil
+					})
 				var locked *LockedError
 				switch {
 				case errors.As(err, &locked):
@@ -49,7 +51,8 @@ func TestParallelGuessesCannotPassTogether(t *testing.T) {
 	}
 }
 
-// Nor do guesses at many accounts from one address; and those who find at the same time that nothing is left lock it once.
+// Nor do guesses at many accounts from one address; and those who find at the same time that
+// nothing is left lock it once.
 func TestParallelGuessesOfAnAddressLockItOnce(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Failures: 5, AddressFailures: 8}
@@ -65,7 +68,8 @@ func TestParallelGuessesOfAnAddressLockItOnce(t *testing.T) {
 					return false, nil
 				})
 				var locked *LockedError
-				if ok || err != nil && (!errors.As(err, &locked) || locked.Whose != "address" || locked.RetryAfter() != d) {
+				if ok || err != nil && (!errors.As(err, &locked) || locked.Whose != "address" ||
+					locked.RetryAfter() != d) {
 					t.Errorf("got %v, want the address locked for %v", err, d)
 				}
 			})
@@ -78,8 +82,8 @@ func TestParallelGuessesOfAnAddressLockItOnce(t *testing.T) {
 	}
 }
 
-// Right and wrong attempts at few accounts from few addresses, all at once: no deadlock, no error, and what is left at the end is
-// what the failures have left.
+// Right and wrong attempts at few accounts from few addresses, all at once: no deadlock, no error,
+// and what is left at the end is what the failures have left.
 func TestAttemptsOfAllKindsAtOnce(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Failures: 1000, AddressFailures: 1000}
@@ -92,7 +96,8 @@ func TestAttemptsOfAllKindsAtOnce(t *testing.T) {
 			if i%3 == 0 {
 				check = right
 			}
-			if ok, err := processes[i%2].Attempt(t.Context(), from(name(i%4), i%5), check); err != nil || ok != (i%3 == 0) {
+			if ok, err := processes[i%2].Attempt(t.Context(), from(name(i%4), i%5),
+				check); err != nil || ok != (i%3 == 0) {
 				t.Errorf("%d: %v, %v", i, ok, err)
 			}
 		})
@@ -103,7 +108,8 @@ func TestAttemptsOfAllKindsAtOnce(t *testing.T) {
 	}
 }
 
-// A success in a SERIALIZABLE transaction meets others: that runs again, and in the end it is given back once.
+// A success in a SERIALIZABLE transaction meets others: that runs again, and in the end it is given
+// back once.
 func TestASuccessInATransactionThatRunsAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
@@ -130,8 +136,9 @@ func TestASuccessInATransactionThatRunsAgain(t *testing.T) {
 	g.stands(Who{Address: address(1)}, State{Attempts: 47})
 }
 
-// Who was denied before another has locked the address, and comes to lock it after, finds it locked. His denial was read, and
-// locked nothing, as his process had seen the account locked before.
+// Who was denied before another has locked the address, and comes to lock it after, finds it
+// locked. His denial was read, and locked nothing, as his process had seen the account locked
+// before.
 func TestAnAddressThatAnotherLocksMeanwhileIsLockedOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
@@ -151,7 +158,8 @@ func TestAnAddressThatAnotherLocksMeanwhileIsLockedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, changed, err := g.escalate(t.Context(), tx, subject{g.address, addressKey(address(1))}); err != nil || !changed {
+	if _, changed, err := g.escalate(t.Context(), tx,
+		subject{g.address, addressKey(address(1))}); err != nil || !changed {
 		t.Fatal("not locked:", err)
 	}
 	result := make(chan error, 1)

@@ -47,7 +47,8 @@ func (l *Lockout) State(ctx context.Context, who Who) (State, error) {
 			all = one
 			continue
 		}
-		all.Attempts, all.Lockouts = min(all.Attempts, one.Attempts), max(all.Lockouts, one.Lockouts)
+		all.Attempts, all.Lockouts = min(all.Attempts, one.Attempts),
+			max(all.Lockouts, one.Lockouts)
 		if one.LockedUntil.After(all.LockedUntil) {
 			all.LockedUntil = one.LockedUntil
 		}
@@ -71,12 +72,13 @@ func (l *Lockout) Unlock(ctx context.Context, who Who) error {
 	for _, s := range subjects {
 		rows = append(rows, s.rows()...)
 	}
-	return l.limiter.InTxOptions(ctx, l.pool, readCommitted, func(ctx context.Context, tx pgx.Tx) error {
-		if err := l.limiter.ResetRateLimit(ctx, tx, rows...); err != nil {
-			return err
-		}
-		return l.limiter.Resume(ctx, tx, rows...)
-	})
+	return l.limiter.InTxOptions(ctx, l.pool, readCommitted,
+		func(ctx context.Context, tx pgx.Tx) error {
+			if err := l.limiter.ResetRateLimit(ctx, tx, rows...); err != nil {
+				return err
+			}
+			return l.limiter.Resume(ctx, tx, rows...)
+		})
 }
 
 func (l *Lockout) some(who Who) ([]subject, error) {

@@ -33,13 +33,15 @@ type subject struct {
 	key string
 }
 
-// charged are the subjects that an attempt of who is charged to: first the one that its success forgives.
+// charged are the subjects that an attempt of who is charged to: first the one that its success
+// forgives.
 func (l *Lockout) charged(who Who) ([]subject, error) {
 	if who.Account == "" {
 		return nil, invalid("Who.Account", who.Account, "a name")
 	}
 	if l.address != nil && !who.Address.IsValid() {
-		return nil, invalid("Who.Address", who.Address, "the client's address, or Config.AddressFailures below 0")
+		return nil, invalid("Who.Address", who.Address,
+			"the client's address, or Config.AddressFailures below 0")
 	}
 	return l.named(who), nil
 }

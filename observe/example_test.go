@@ -16,17 +16,19 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// Who runs the program reads that a limit is nearly used up, and then that callers are denied: once a minute, however many they are.
+// Who runs the program reads that a limit is nearly used up, and then that callers are denied: once
+// a minute, however many they are.
 func ExampleLog() {
 	ctx := context.Background()
 	pool, done := pgtest.Example()
 	defer done()
-	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey || a.Key == "left" || a.Key == "retry_after" {
-			return slog.Attr{} // they differ each time
-		}
-		return a
-	}}))
+	logger := slog.New(slog.NewTextHandler(os.Stdout,
+		&slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "left" || a.Key == "retry_after" {
+				return slog.Attr{} // they differ each time
+			}
+			return a
+		}}))
 	limiter, err := ratelimit.New(ratelimit.Config{Observer: &observe.Log{Logger: logger, Near: 0.8}})
 	if err != nil {
 		log.Fatal(err)

@@ -24,8 +24,8 @@ import (
 //	WARN  ratelimit: transaction ran again    with its "attempts", and the time that it "queued"
 //
 // A denial has "max_reserved" if more than the limit's MaxReserved would be owed: the queue of
-// reservations is full, and the key itself may have used little. Like "retry_after", it is about the
-// call that wrote the line, and not about the others in "times".
+// reservations is full, and the key itself may have used little. Like "retry_after", it is about
+// the call that wrote the line, and not about the others in "times".
 //
 // Log does not report contexts that have ended, nor errors with which callbacks roll back: those
 // are for the caller.
@@ -63,22 +63,27 @@ const mostLimits = 1000
 func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	if e.Err != nil {
 		if ctx.Err() == nil && !errors.Is(e.Err, context.Canceled) {
-			l.say(ctx, slog.LevelError, "ratelimit: not decided", nameOf(e), keyOf(e), slog.Any("error", e.Err))
+			l.say(ctx, slog.LevelError, "ratelimit: not decided", nameOf(e), keyOf(e),
+				slog.Any("error", e.Err))
 		}
 		return
 	}
 	if len(e.Result.Outcomes) == 0 && !e.Result.OK { // that of a lease
-		l.say(ctx, slog.LevelInfo, "ratelimit: denied", nameOf(e), keyOf(e), slog.Duration("retry_after", e.Result.RetryAfter()))
+		l.say(ctx, slog.LevelInfo, "ratelimit: denied", nameOf(e), keyOf(e),
+			slog.Duration("retry_after", e.Result.RetryAfter()))
 	}
 	for i := range e.Result.Outcomes {
 		switch o := &e.Result.Outcomes[i]; {
 		case o.Shadow && !o.OK:
-			l.say(ctx, slog.LevelWarn, "ratelimit: denied in shadow", o.Limit, o.Key, byMaxReserved(o)...)
+			l.say(ctx, slog.LevelWarn, "ratelimit: denied in shadow", o.Limit, o.Key,
+				byMaxReserved(o)...)
 		case !o.OK:
 			after := slog.Duration("retry_after", o.RetryAt.Sub(e.Result.At))
-			l.say(ctx, slog.LevelInfo, "ratelimit: denied", o.Limit, o.Key, append(byMaxReserved(o), after)...)
+			l.say(ctx, slog.LevelInfo, "ratelimit: denied", o.Limit, o.Key,
+				append(byMaxReserved(o), after)...)
 		case e.Result.OK && l.near(o):
-			l.say(ctx, slog.LevelWarn, "ratelimit: near the limit", o.Limit, o.Key, slog.Float64("left", o.Value), slog.Float64("capacity", o.Capacity))
+			l.say(ctx, slog.LevelWarn, "ratelimit: near the limit", o.Limit, o.Key,
+				slog.Float64("left", o.Value), slog.Float64("capacity", o.Capacity))
 		}
 	}
 }
@@ -86,7 +91,8 @@ func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 // Transacted implements [ratelimit.Observer].
 func (l *Log) Transacted(ctx context.Context, e ratelimit.TransactedEvent) {
 	if e.Attempts >= cmp.Or(l.Attempts, 5) {
-		l.say(ctx, slog.LevelWarn, "ratelimit: transaction ran again", "", "", slog.Int("attempts", e.Attempts),
+		l.say(ctx, slog.LevelWarn, "ratelimit: transaction ran again", "", "",
+			slog.Int("attempts", e.Attempts),
 			slog.Duration("queued", e.Queued), slog.Duration("took", e.Took))
 	}
 }
@@ -96,9 +102,11 @@ func (l *Log) near(o *ratelimit.Outcome) bool {
 	return near >= 0 && o.Capacity > 0 && o.Capacity-o.Value >= near*o.Capacity
 }
 
-// byMaxReserved is the attribute of a denial because more than the limit's MaxReserved would be owed.
+// byMaxReserved is the attribute of a denial because more than the limit's MaxReserved would be
+// owed.
 func byMaxReserved(o *ratelimit.Outcome) []slog.Attr {
-	alone := ratelimit.Result{Limit: o.Limit, Key: o.Key, RetryAt: o.RetryAt, Outcomes: []ratelimit.Outcome{*o}}
+	alone := ratelimit.Result{Limit: o.Limit, Key: o.Key, RetryAt: o.RetryAt,
+		Outcomes: []ratelimit.Outcome{*o}}
 	var denial *ratelimit.DeniedError
 	if !errors.As(alone.Err(), &denial) || denial.MaxReserved == 0 {
 		return nil
@@ -107,7 +115,9 @@ func byMaxReserved(o *ratelimit.Outcome) []slog.Attr {
 }
 
 // say writes a line, unless there was one of the same kind lately.
-func (l *Log) say(ctx context.Context, level slog.Level, what, limit, key string, more ...slog.Attr) {
+func (l *Log) say(
+	ctx context.Context, level slog.Level, what, limit, key string, more ...slog.Attr,
+) {
 	logger := cmp.Or(l.Logger, slog.Default())
 	if !logger.Enabled(ctx, level) {
 		return

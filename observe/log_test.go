@@ -22,7 +22,8 @@ var (
 )
 
 func outcome(ok bool, value float64) ratelimit.Outcome {
-	return ratelimit.Outcome{Limit: "signUp", Key: "ann@example.org", OK: ok, Value: value, Capacity: 10, Rate: 10, Period: time.Minute}
+	return ratelimit.Outcome{Limit: "signUp", Key: "ann@example.org", OK: ok, Value: value,
+		Capacity: 10, Rate: 10, Period: time.Minute}
 }
 
 func granted(value float64) ratelimit.DecidedEvent {
@@ -34,7 +35,8 @@ func denied() ratelimit.DecidedEvent {
 	o := outcome(false, 0.5)
 	o.RetryAt = at.Add(3 * time.Second)
 	return ratelimit.DecidedEvent{Requests: []ratelimit.Request{signUp.For("ann@example.org")},
-		Result: ratelimit.Result{At: at, RetryAt: o.RetryAt, Limit: "signUp", Key: o.Key, Outcomes: []ratelimit.Outcome{o}}}
+		Result: ratelimit.Result{At: at, RetryAt: o.RetryAt, Limit: "signUp", Key: o.Key,
+			Outcomes: []ratelimit.Outcome{o}}}
 }
 
 func shadowed() ratelimit.DecidedEvent {
@@ -78,7 +80,8 @@ func TestEachThingIsToldOnceAMinuteWithHowOftenItHappened(t *testing.T) {
 		time.Sleep(time.Minute)
 		l.Decided(t.Context(), denied())
 	})
-	if len(lines) != 2 || lines[0]["times"] != 1.0 || lines[1]["times"] != 100.0 || lines[0]["level"] != "INFO" || lines[0]["limit"] != "signUp" || lines[0]["retry_after"] != 3e9 {
+	if len(lines) != 2 || lines[0]["times"] != 1.0 || lines[1]["times"] != 100.0 || lines[0]["level"] != "INFO" ||
+		lines[0]["limit"] != "signUp" || lines[0]["retry_after"] != 3e9 {
 		t.Errorf("%v", lines)
 	}
 }
@@ -93,15 +96,17 @@ func TestWhatIsToldOfADecision(t *testing.T) {
 		e    ratelimit.DecidedEvent
 		want string // the message
 	}{
-		"granted":                      {e: granted(5)},
-		"just above":                   {e: granted(1.1)},
-		"near":                         {e: granted(1), want: "WARN ratelimit: near the limit"},
-		"owing":                        {e: granted(-5), want: "WARN ratelimit: near the limit"},
-		"near, by another measure":     {l: &observe.Log{Near: 0.5}, e: granted(5), want: "WARN ratelimit: near the limit"},
-		"no warnings":                  {l: &observe.Log{Near: -1}, e: granted(0)},
-		"denied":                       {e: denied(), want: "INFO ratelimit: denied"},
-		"denied in shadow":             {e: shadowed(), want: "WARN ratelimit: denied in shadow"},
-		"of a lease":                   {e: ratelimit.DecidedEvent{Requests: denied().Requests, Result: ratelimit.Result{At: at, RetryAt: at.Add(time.Second)}}, want: "INFO ratelimit: denied"},
+		"granted":                  {e: granted(5)},
+		"just above":               {e: granted(1.1)},
+		"near":                     {e: granted(1), want: "WARN ratelimit: near the limit"},
+		"owing":                    {e: granted(-5), want: "WARN ratelimit: near the limit"},
+		"near, by another measure": {l: &observe.Log{Near: 0.5}, e: granted(5), want: "WARN ratelimit: near the limit"},
+		"no warnings":              {l: &observe.Log{Near: -1}, e: granted(0)},
+		"denied":                   {e: denied(), want: "INFO ratelimit: denied"},
+		"denied in shadow":         {e: shadowed(), want: "WARN ratelimit: denied in shadow"},
+		"of a lease": {e: ratelimit.DecidedEvent{Requests: denied().Requests, Result: ratelimit.Result{
+			At: at, RetryAt: at.Add(time.Second),
+		}}, want: "INFO ratelimit: denied"},
 		"an error":                     {e: failed(errors.New("connection refused")), want: "ERROR ratelimit: not decided"},
 		"the caller's":                 {e: failed(context.Canceled)},
 		"of a context that has ended":  {ctx: ended, e: failed(errors.New("timeout"))},
@@ -129,7 +134,8 @@ func TestWhatIsToldOfADecision(t *testing.T) {
 	}
 }
 
-// A line says whether a call was denied because more than MaxReserved would be owed, which is that of the limit of the line.
+// A line says whether a call was denied because more than MaxReserved would be owed, which is that
+// of the limit of the line.
 func TestADenialByMaxReservedIsToldApart(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: ratelimit.Tokens(5)}
@@ -155,7 +161,9 @@ func TestADenialByMaxReservedIsToldApart(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := &observe.Log{}
-			lines := written(t, l, func() { l.Decided(t.Context(), ratelimit.DecidedEvent{Requests: tc.requests, Result: res}) })
+			lines := written(t, l, func() {
+				l.Decided(t.Context(), ratelimit.DecidedEvent{Requests: tc.requests, Result: res})
+			})
 			if len(lines) != len(tc.want) {
 				t.Fatalf("%v", lines)
 			}
@@ -196,12 +204,14 @@ func TestWhatIsToldOfATransaction(t *testing.T) {
 		l.Transacted(t.Context(), ratelimit.TransactedEvent{Attempts: 4})
 		l.Transacted(t.Context(), ratelimit.TransactedEvent{Attempts: 5, Queued: time.Second, Took: 2 * time.Second})
 	})
-	if len(lines) != 1 || lines[0]["attempts"] != 5.0 || lines[0]["queued"] != 1e9 || lines[0]["took"] != 2e9 || lines[0]["level"] != "WARN" {
+	if len(lines) != 1 || lines[0]["attempts"] != 5.0 || lines[0]["queued"] != 1e9 ||
+		lines[0]["took"] != 2e9 || lines[0]["level"] != "WARN" {
 		t.Errorf("%v", lines)
 	}
 }
 
-// However many limits a program makes up, and whatever it keeps in their names, the log does not grow with them.
+// However many limits a program makes up, and whatever it keeps in their names, the log does not
+// grow with them.
 func TestManyLimitsShareALine(t *testing.T) {
 	t.Parallel()
 	l := &observe.Log{}

@@ -26,14 +26,16 @@
 // weir.limit is the name of the limit; that of a [ratelimit.Shadow] ends in " (shadow)".
 // Measurements for each call have it only if the call asks one limit.
 //
-// weir.outcome of a call or a limit is granted, ahead (granted for later), denied or error. A limit may also be
-// shadow_denied, if it denies nobody but would have, or undecided: it took nothing because another limit denied the call, or
-// was not asked. For an InTx it is committed, denied (it returned an error that matches [ratelimit.ErrDenied]) or error.
-// weir.tokens and weir.limit.used have none.
+// weir.outcome of a call or a limit is granted, ahead (granted for later), denied or error. A limit
+// may also be shadow_denied, if it denies nobody but would have, or undecided: it took nothing
+// because another limit denied the call, or was not asked. For an InTx it is committed, denied (it
+// returned an error that matches [ratelimit.ErrDenied]) or error. weir.tokens and weir.limit.used
+// have none.
 //
-// error.type is the kind of error: invalid, nested, closed, overloaded, conflict (a serialization failure or a deadlock,
-// after which InTx runs again), canceled, timeout, outcome_unknown, connection (no server, or lost), database (its server
-// says so) or _OTHER, as for most errors of an InTx that are the application's own.
+// error.type is the kind of error: invalid, nested, closed, overloaded, conflict (a serialization
+// failure or a deadlock, after which InTx runs again), canceled, timeout, outcome_unknown,
+// connection (no server, or lost), database (its server says so) or _OTHER, as for most errors of
+// an InTx that are the application's own.
 //
 // Decisions are counted. A decision in a transaction is counted before COMMIT, even if it then
 // rolls back, and again if the transaction runs again. Tokens that are given back or settled later
@@ -44,11 +46,12 @@
 // # Traces
 //
 // A call is a span weir.RateLimit and an InTx a span weir.InTx, as children of the span in their
-// ctx, by default only if that span is recorded. A denial is not an error of a span. A call that was
-// denied because more than the MaxReserved of its limit would be owed has the attribute
-// weir.max_reserved. Spans have no keys, which are often personal data, unless [Config.TraceKeys] is
-// set.
+// ctx, by default only if that span is recorded. A denial is not an error of a span. A call that
+// was denied because more than the MaxReserved of its limit would be owed has the attribute
+// weir.max_reserved. Spans have no keys, which are often personal data, unless [Config.TraceKeys]
+// is set.
 //
-// The spans are made once the calls have ended, with the times at which they began and ended. So they have no children: the
-// spans that a pgx tracer makes of statements, and those of an InTx callback, are their siblings under the same parent.
+// The spans are made once the calls have ended, with the times at which they began and ended. So
+// they have no children: the spans that a pgx tracer makes of statements, and those of an InTx
+// callback, are their siblings under the same parent.
 package otelweir

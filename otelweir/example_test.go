@@ -21,7 +21,8 @@ import (
 var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute})
 
 func newLimiter() (*ratelimit.Limiter, error) {
-	observer, err := otelweir.New(otelweir.Config{}) // the providers that were set by otel.SetMeterProvider and SetTracerProvider
+	// the providers that were set by otel.SetMeterProvider and SetTracerProvider
+	observer, err := otelweir.New(otelweir.Config{})
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +65,8 @@ func Example() {
 	// weir.decisions chatTokens denied 1
 }
 
-// examplePool is a pool on a schema of its own, with Weir's tables, and what ends it and its server.
+// examplePool is a pool on a schema of its own, with Weir's tables, and what ends it and its
+// server.
 func examplePool() (pool *pgxpool.Pool, end func()) {
 	ctx := context.Background()
 	server, err := pgserver.Start(ctx)

@@ -31,7 +31,8 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"outcome_unknown", "invalid", "nested", "closed", "overloaded", "conflict", "canceled", "timeout", "database",
+	return [...]string{"outcome_unknown", "invalid", "nested", "closed", "overloaded", "conflict",
+		"canceled", "timeout", "database",
 		"connection", "_OTHER"}[k]
 }
 
@@ -39,7 +40,8 @@ var matches = [...]struct {
 	kind kind
 	err  error
 }{
-	{outcomeUnknown, ratelimit.ErrOutcomeUnknown}, // first: it stands for what has ended the connection
+	// first: it stands for what has ended the connection
+	{outcomeUnknown, ratelimit.ErrOutcomeUnknown},
 	{invalid, ratelimit.ErrInvalid},
 	{nested, ratelimit.ErrNested},
 	{closed, ratelimit.ErrClosed},
@@ -65,12 +67,14 @@ func kindOf(err error) kind {
 	var network net.Error
 	switch {
 	case errors.As(err, &connect):
-		return connection // also if the server itself refuses: it starts up, or has no more connections
+		// also if the server itself refuses: it starts up, or has no more connections
+		return connection
 	case errors.As(err, &server) && (server.Code == "40001" || server.Code == "40P01"):
 		return conflict
 	case server != nil:
 		return database
-	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, net.ErrClosed),
 		pgconn.SafeToRetry(err): // it had been closed before
 		return connection
 	}

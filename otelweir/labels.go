@@ -89,10 +89,13 @@ type labels struct {
 func newLabels(limit ...attribute.KeyValue) *labels {
 	l := &labels{alone: newSet(limit...)}
 	for o := range l.outcomes {
-		l.outcomes[o] = newSet(slices.Concat(limit, []attribute.KeyValue{outcomeKey.String(outcome(o).String())})...)
+		l.outcomes[o] = newSet(
+			slices.Concat(limit, []attribute.KeyValue{outcomeKey.String(outcome(o).String())})...,
+		)
 	}
 	for k := range l.errors {
-		what := []attribute.KeyValue{outcomeKey.String(failed.String()), errorKey.String(kind(k).String())}
+		what := []attribute.KeyValue{outcomeKey.String(failed.String()),
+			errorKey.String(kind(k).String())}
 		l.errors[k] = newSet(slices.Concat(limit, what)...)
 	}
 	return l
@@ -165,7 +168,8 @@ const (
 )
 
 func newTxLabels() txLabels {
-	l := txLabels{committed: newSet(outcomeKey.String(txCommitted)), denied: newSet(outcomeKey.String(txDenied))}
+	l := txLabels{committed: newSet(outcomeKey.String(txCommitted)),
+		denied: newSet(outcomeKey.String(txDenied))}
 	for k := range l.errors {
 		l.errors[k] = newSet(outcomeKey.String(txFailed), errorKey.String(kind(k).String()))
 	}

@@ -24,7 +24,8 @@ func decided(requests ...ratelimit.Request) ratelimit.DecidedEvent {
 	granted := ratelimit.Result{OK: true, At: t0}
 	e := ratelimit.DecidedEvent{Requests: requests, Result: granted, Began: t0, Took: 1, Trips: 1, Together: 1}
 	for _, r := range requests {
-		o := ratelimit.Outcome{Limit: r.Limit().Name(), Key: r.Key(), OK: true, Value: 1, Capacity: 2, Rate: 2, Period: hour}
+		o := ratelimit.Outcome{Limit: r.Limit().Name(), Key: r.Key(), OK: true, Value: 1,
+			Capacity: 2, Rate: 2, Period: hour}
 		e.Result.Outcomes = append(e.Result.Outcomes, o)
 	}
 	return e
@@ -71,7 +72,8 @@ func TestKeysAreNoLabels(t *testing.T) {
 	}
 }
 
-// A program that defines limits as it runs makes no more names than the bound; what is beyond is counted all the same.
+// A program that defines limits as it runs makes no more names than the bound; what is beyond is
+// counted all the same.
 func TestNamesOfLimitsAreBounded(t *testing.T) {
 	t.Parallel()
 	for most, cfg := range map[int]Config{300: {}, 1000: {MaxLimits: 1000}, 1: {MaxLimits: 1}} {

@@ -62,7 +62,8 @@ type point struct {
 	most  float64
 }
 
-// point is the series of an instrument with exactly these labels, names and values by turns. The zero one if there is none.
+// point is the series of an instrument with exactly these labels, names and values by turns. The
+// zero one if there is none.
 func (r *rig) point(t testing.TB, name string, labels ...string) point {
 	t.Helper()
 	var want []attribute.KeyValue
@@ -121,7 +122,8 @@ func (r *rig) metrics(t testing.TB) []metricdata.Metrics {
 	return all
 }
 
-// counts checks a counter: each of its series, as "limit outcome" with the kind of an error behind, and no other.
+// counts checks a counter: each of its series, as "limit outcome" with the kind of an error behind,
+// and no other.
 func (r *rig) counts(t testing.TB, name string, want map[string]float64) {
 	t.Helper()
 	got := map[string]float64{}

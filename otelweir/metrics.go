@@ -11,14 +11,16 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The borders of buckets. Those of durations reach from memory to a queue, those of waits from a moment to a day's window.
+// The borders of buckets. Those of durations reach from memory to a queue, those of waits from a
+// moment to a day's window.
 var (
-	seconds = []float64{0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10}
-	delays  = []float64{0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400}
-	shares  = []float64{0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1}
-	trips   = []float64{0, 1, 2, 3, 5, 10}
-	crowds  = []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
-	runs    = []float64{1, 2, 3, 5, 10, 20, 50}
+	seconds = []float64{0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
+		2.5, 5, 10}
+	delays = []float64{0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400}
+	shares = []float64{0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1}
+	trips  = []float64{0, 1, 2, 3, 5, 10}
+	crowds = []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
+	runs   = []float64{1, 2, 3, 5, 10, 20, 50}
 )
 
 // instruments are what is measured: see the package's page.
@@ -57,14 +59,22 @@ func newInstruments(m metric.Meter) (instruments, error) {
 		return h
 	}
 	i := instruments{
-		used:       fraction("weir.limit.used", "1", "Share of the capacity in use after a decision.", shares),
-		wait:       fraction("weir.wait", "s", "Time until what was denied would be granted, or granted ahead may run.", delays),
-		duration:   fraction("weir.decision.duration", "s", "Duration of calls that ask limits.", seconds),
-		roundTrips: whole("weir.decision.round_trips", "{round_trip}", "Round trips to the database of a call, COMMIT not counted.", trips),
-		together:   whole("weir.decision.together", "{call}", "Calls that were decided together, and share their round trips.", crowds),
-		txDuration: fraction("weir.tx.duration", "s", "Duration of transactions, with all of their attempts.", seconds),
-		txAttempts: whole("weir.tx.attempts", "{attempt}", "Attempts that a transaction took.", runs),
-		txQueued:   fraction("weir.tx.queued", "s", "Time of a transaction in the queue of a contended key.", seconds),
+		used: fraction("weir.limit.used", "1",
+			"Share of the capacity in use after a decision.", shares),
+		wait: fraction("weir.wait", "s",
+			"Time until what was denied would be granted, or granted ahead may run.", delays),
+		duration: fraction("weir.decision.duration", "s", "Duration of calls that ask limits.",
+			seconds),
+		roundTrips: whole("weir.decision.round_trips", "{round_trip}",
+			"Round trips to the database of a call, COMMIT not counted.", trips),
+		together: whole("weir.decision.together", "{call}",
+			"Calls that were decided together, and share their round trips.", crowds),
+		txDuration: fraction("weir.tx.duration", "s",
+			"Duration of transactions, with all of their attempts.", seconds),
+		txAttempts: whole("weir.tx.attempts", "{attempt}", "Attempts that a transaction took.",
+			runs),
+		txQueued: fraction("weir.tx.queued", "s",
+			"Time of a transaction in the queue of a contended key.", seconds),
 	}
 	var err error
 	i.decisions, err = m.Int64Counter("weir.decisions", metric.WithUnit("{decision}"),
@@ -112,7 +122,9 @@ func (o *Observer) count(ctx context.Context, e *ratelimit.DecidedEvent) {
 }
 
 // limit measures what one of the limits of a call has answered to a request for n tokens.
-func (o *Observer) limit(ctx context.Context, l *labels, n float64, r *ratelimit.Result, out *ratelimit.Outcome) {
+func (o *Observer) limit(
+	ctx context.Context, l *labels, n float64, r *ratelimit.Result, out *ratelimit.Outcome,
+) {
 	what := outcomeIn(r, out)
 	s := l.of(what, unknown)
 	o.decisions.Add(ctx, 1, s.add...)

@@ -41,7 +41,8 @@ func TestDecisionsAreCountedByWhatBecameOfThem(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, requests := range [][]ratelimit.Request{{calls.For("a").Count(-1), tokens.For("a")}, nil, {ratelimit.Request{}}} {
+	for _, requests := range [][]ratelimit.Request{{calls.For("a").Count(-1), tokens.For("a")}, nil,
+		{ratelimit.Request{}}} {
 		if _, err := auto.RateLimit(t.Context(), requests...); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Fatal(err)
 		}
@@ -193,11 +194,13 @@ func TestTransactionsAreMeasured(t *testing.T) {
 			t.Errorf("%v: %+v attempts, want %v", want.labels, p, want.attempts)
 		}
 		took, queued := r.point(t, "weir.tx.duration", want.labels...), r.point(t, "weir.tx.queued", want.labels...)
-		if took.count != 1 || took.sum <= 0 || queued.count != 1 || (queued.sum > 0) != (want.attempts > 1) || queued.sum > took.sum {
+		if took.count != 1 || took.sum <= 0 || queued.count != 1 ||
+			(queued.sum > 0) != (want.attempts > 1) || queued.sum > took.sum {
 			t.Errorf("%v: took %+v, queued %+v", want.labels, took, queued)
 		}
 	}
-	r.counts(t, "weir.decisions", map[string]float64{"bucket granted": 3, "bucket denied": 1, "bucket error conflict": 1})
+	r.counts(t, "weir.decisions",
+		map[string]float64{"bucket granted": 3, "bucket denied": 1, "bucket error conflict": 1})
 }
 
 // A database that is away is an error of a kind of its own.
@@ -222,7 +225,8 @@ func TestADatabaseThatIsAwayIsMeasured(t *testing.T) {
 	if _, err := r.limiter(t).Autocommit(pgtest.Bare(t)).RateLimit(t.Context(), l.For("k")); err == nil {
 		t.Fatal("no error")
 	}
-	r.counts(t, "weir.decisions", map[string]float64{"away error connection": 1, "away error canceled": 1, "away error database": 1})
+	r.counts(t, "weir.decisions", map[string]float64{"away error connection": 1,
+		"away error canceled": 1, "away error database": 1})
 }
 
 // The package's page lists each instrument, with its kind and its unit.
@@ -233,7 +237,8 @@ func TestThePageListsTheInstruments(t *testing.T) {
 		t.Fatal(err)
 	}
 	listed := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^//\t(weir\.\S+) +(counter|histogram) +(\S+) `).FindAllSubmatch(page, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^//\t(weir\.\S+) +(counter|histogram) +(\S+) `).
+		FindAllSubmatch(page, -1) {
 		listed[string(m[1])] = string(m[2]) + " " + string(m[3])
 	}
 	r := newRig(t, Config{})

@@ -54,12 +54,14 @@ type Observer struct {
 
 var _ ratelimit.Observer = (*Observer)(nil)
 
-// New makes an Observer, for the Observer of a [ratelimit.Config]. A MaxLimits below 0 is refused with an error that matches
-// [ratelimit.ErrInvalid]; an error of the MeterProvider is returned, wrapped.
+// New makes an Observer, for the Observer of a [ratelimit.Config]. A MaxLimits below 0 is refused
+// with an error that matches [ratelimit.ErrInvalid]; an error of the MeterProvider is returned,
+// wrapped.
 func New(cfg Config) (*Observer, error) {
 	if cfg.MaxLimits < 0 {
-		return nil, &ratelimit.InvalidError{Field: "otelweir.Config.MaxLimits", Value: cfg.MaxLimits,
-			Want: "a number above 0, or 0 for the default"}
+		return nil, &ratelimit.InvalidError{Field: "otelweir.Config.MaxLimits",
+			Value: cfg.MaxLimits,
+			Want:  "a number above 0, or 0 for the default"}
 	}
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()
@@ -67,7 +69,8 @@ func New(cfg Config) (*Observer, error) {
 	if cfg.TracerProvider == nil {
 		cfg.TracerProvider = otel.GetTracerProvider()
 	}
-	o := &Observer{tracer: cfg.TracerProvider.Tracer(scope), txs: newTxLabels(), all: cfg.TraceAll, keys: cfg.TraceKeys}
+	o := &Observer{tracer: cfg.TracerProvider.Tracer(scope), txs: newTxLabels(), all: cfg.TraceAll,
+		keys: cfg.TraceKeys}
 	o.names.init(cmp.Or(cfg.MaxLimits, 300))
 	var err error
 	if o.instruments, err = newInstruments(cfg.MeterProvider.Meter(scope)); err != nil {

@@ -42,7 +42,9 @@ func (o *Observer) traceCall(ctx context.Context, e *ratelimit.DecidedEvent) {
 			labels = append(labels, attribute.Float64("weir.max_reserved", denial.MaxReserved))
 		}
 	case ahead:
-		labels = append(labels, attribute.Float64("weir.run_after_s", max(0, r.RunAt.Sub(r.At).Seconds())))
+		labels = append(
+			labels, attribute.Float64("weir.run_after_s", max(0, r.RunAt.Sub(r.At).Seconds())),
+		)
 	}
 	if o.keys {
 		keys := make([]string, len(e.Requests))
@@ -68,12 +70,14 @@ func (o *Observer) traceTx(ctx context.Context, e *ratelimit.TransactedEvent) {
 	}, err)
 }
 
-func (o *Observer) span(ctx context.Context, name string, began time.Time, took time.Duration, labels []attribute.KeyValue,
+func (o *Observer) span(ctx context.Context, name string, began time.Time, took time.Duration,
+	labels []attribute.KeyValue,
 	err error) {
 	if err != nil {
 		labels = append(labels, errorKey.String(kindOf(err).String()))
 	}
-	_, span := o.tracer.Start(ctx, name, trace.WithTimestamp(began), trace.WithAttributes(labels...))
+	_, span := o.tracer.Start(ctx, name, trace.WithTimestamp(began),
+		trace.WithAttributes(labels...))
 	end := trace.WithTimestamp(began.Add(took))
 	if err != nil {
 		err = o.shown(err)
@@ -83,10 +87,12 @@ func (o *Observer) span(ctx context.Context, name string, began time.Time, took 
 	span.End(end)
 }
 
-// shown is an error without the key that it tells: only those that refuse a key, or two requests for one, do.
+// shown is an error without the key that it tells: only those that refuse a key, or two requests
+// for one, do.
 func (o *Observer) shown(err error) error {
 	var refused *ratelimit.InvalidError
-	if o.keys || !errors.As(err, &refused) || refused.Field != "key" && refused.Field != "requests" {
+	if o.keys || !errors.As(err, &refused) ||
+		refused.Field != "key" && refused.Field != "requests" {
 		return err
 	}
 	e := *refused

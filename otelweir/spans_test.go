@@ -45,7 +45,8 @@ func TestACallIsASpan(t *testing.T) {
 	auto := r.limiter(t).Autocommit(pgtest.Pool(t))
 	calls := ratelimit.MustDefine("calls", ratelimit.TokenBucket{Rate: 10, Period: hour})
 	tokens := ratelimit.MustDefine("tokens", ratelimit.TokenBucket{Rate: 100, Period: hour})
-	jobs := ratelimit.MustDefine("jobs", ratelimit.TokenBucket{Rate: 10, Period: hour, MaxReserved: ratelimit.Tokens(5)})
+	jobs := ratelimit.MustDefine("jobs",
+		ratelimit.TokenBucket{Rate: 10, Period: hour, MaxReserved: ratelimit.Tokens(5)})
 	for _, tc := range []struct {
 		requests []ratelimit.Request
 		want     []attribute.KeyValue
@@ -54,9 +55,11 @@ func TestACallIsASpan(t *testing.T) {
 		{[]ratelimit.Request{calls.For("alice").Count(7), tokens.For("alice").Count(20)}, []attribute.KeyValue{
 			attribute.StringSlice("weir.limits", []string{"calls", "tokens"}),
 			attribute.Float64Slice("weir.counts", []float64{7, 20}),
-			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "granted"), attribute.Int("weir.together", 1)}, false},
+			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "granted"),
+			attribute.Int("weir.together", 1)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(4)}, []attribute.KeyValue{
-			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "denied"), attribute.String("weir.limit", "calls"),
+			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "denied"),
+			attribute.String("weir.limit", "calls"),
 			attribute.Float64("weir.retry_after_s", 360), attribute.Int("weir.round_trips", 2)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(5).OrReserve()}, []attribute.KeyValue{
 			attribute.Bool("weir.granted", true), attribute.String("weir.outcome", "ahead"),
@@ -66,7 +69,8 @@ func TestACallIsASpan(t *testing.T) {
 		{[]ratelimit.Request{jobs.For("alice").Count(2).OrReserve()}, []attribute.KeyValue{
 			attribute.String("weir.outcome", "denied"), attribute.Float64("weir.max_reserved", 5)}, false},
 		{[]ratelimit.Request{calls.For("alice").Count(-1)}, []attribute.KeyValue{
-			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "error"), attribute.String("error.type", "invalid"),
+			attribute.Bool("weir.granted", false), attribute.String("weir.outcome", "error"),
+			attribute.String("error.type", "invalid"),
 			attribute.Int("weir.round_trips", 0)}, true},
 		{[]ratelimit.Request{calls.For("alice\x00")}, []attribute.KeyValue{attribute.String("error.type", "invalid")}, true},
 		{[]ratelimit.Request{calls.For("alice"), calls.For("alice").OrReserve()}, []attribute.KeyValue{
@@ -78,7 +82,8 @@ func TestACallIsASpan(t *testing.T) {
 			t.Fatalf("%d spans", len(made))
 		}
 		s := made[0]
-		if s.Name() != "weir.RateLimit" || s.Parent().SpanID() != parent.SpanContext().SpanID() || s.InstrumentationScope().Name != scope {
+		if s.Name() != "weir.RateLimit" || s.Parent().SpanID() != parent.SpanContext().SpanID() ||
+			s.InstrumentationScope().Name != scope {
 			t.Errorf("%s of %s, under %s", s.Name(), s.InstrumentationScope().Name, s.Parent().SpanID())
 		}
 		if s.StartTime().Before(before) || !s.EndTime().After(s.StartTime()) || s.EndTime().After(time.Now()) {
@@ -169,7 +174,8 @@ func TestSpansAreMadeWhereTheCallerIsRecorded(t *testing.T) {
 	l := ratelimit.MustDefine("l", ratelimit.TokenBucket{Rate: 3, Period: hour})
 	for all, want := range map[bool]int{false: 0, true: 2} {
 		r := newRig(t, Config{TraceAll: all})
-		for _, ctx := range []context.Context{context.Background(), unsampled} { // the sampler does not take what is under the second
+		// the sampler does not take what is under the second
+		for _, ctx := range []context.Context{context.Background(), unsampled} {
 			r.Decided(ctx, decided(l.Global()))
 			r.Transacted(ctx, ratelimit.TransactedEvent{Began: t0, Took: 1, Attempts: 1})
 		}

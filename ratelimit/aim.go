@@ -54,7 +54,8 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 			aims[i] = aim{c: c, layout: shard.Single}
 		case c.Leave > 0: // depends on all shards together
 			return false
-		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) && !l.divide(&aims[i], c, x.session()):
+		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) &&
+			!l.divide(&aims[i], c, x.session()):
 			return false
 		}
 	}
@@ -68,7 +69,8 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 	if len(from) == 0 {
 		return false
 	}
-	*a = aim{c: c, layout: layout, from: from, level: level, wait: len(from) > 1 && 2*enough > layout.Shards}
+	*a = aim{c: c, layout: layout, from: from, level: level,
+		wait: len(from) > 1 && 2*enough > layout.Shards}
 	return true
 }
 
@@ -142,7 +144,8 @@ func (l *Limiter) send(a *aim, held int32) {
 	if held > 0 && a.layout != shard.Single {
 		parts := len(a.plan.parts)
 		a.from = slices.DeleteFunc(a.from, ahead)
-		if slices.ContainsFunc(a.plan.parts, func(p part) bool { return ahead(p.shard) }) || parts == 0 && len(a.from) == 0 {
+		if slices.ContainsFunc(a.plan.parts, func(p part) bool { return ahead(p.shard) }) ||
+			parts == 0 && len(a.from) == 0 {
 			a.sent = nil
 			return
 		}
@@ -171,7 +174,8 @@ func (l *Limiter) takeShard(a *aim) *statement {
 		return l.takeRow(c, &row, least)
 	}
 	if k == 1 && !a.wait && c.Within == 0 {
-		s := l.write(&row, l.sql.For(c.Windowed).TakeOwn, row.Count, least, c.Pausable(), c.lock(row.shard), nil)
+		s := l.write(&row, l.sql.For(c.Windowed).TakeOwn, row.Count, least, c.Pausable(),
+			c.lock(row.shard), nil)
 		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
 		return s
 	}
@@ -185,7 +189,8 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	}
 	s := &statement{
 		c: &row, whole: c, sql: l.sql.For(c.Windowed).TakeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.Period, row.Count, l.now(), c.originTime(), least, c.Pausable(), locks, a.wait},
+		args: []any{c.name, c.key, rows, capacities, rates, c.Period, row.Count, l.now(),
+			c.originTime(), least, c.Pausable(), locks, a.wait},
 	}
 	if c.Within > 0 {
 		s.sql = l.sql.For(c.Windowed).TakeShardWithin
@@ -210,11 +215,14 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 	case a.plan.ahead:
 		one := *a.c
 		one.Count, one.Before = row.Count, row.Before
-		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least})
+		s := l.takeShard(
+			&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least},
+		)
 		s.whole = a.c
 		return s
 	}
-	s := l.write(&row, l.sql.For(row.Windowed).TakeOwn, row.Count, row.Leave, false, a.c.lock(row.shard), a.c.lock(gathering))
+	s := l.write(&row, l.sql.For(row.Windowed).TakeOwn, row.Count, row.Leave, false,
+		a.c.lock(row.shard), a.c.lock(gathering))
 	s.whole, s.row, s.writes = a.c, row.shard, false
 	return s
 }

@@ -16,10 +16,13 @@ import (
 // noon is a round instant well after the epoch, in microseconds.
 var noon = time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC).UnixMicro()
 
-// anyAlgebra draws compiled rules, with periods short enough to walk through microsecond by microsecond.
+// anyAlgebra draws compiled rules, with periods short enough to walk through microsecond by
+// microsecond.
 func anyAlgebra(t *rapid.T) algebra.Rule {
-	rate := rapid.OneOf(rapid.SampledFrom([]float64{1, 3, 7, 10, 0.1, 1.0 / 3}), rapid.Float64Range(0.01, 100)).Draw(t, "rate")
-	capacity, debt := rate*rapid.Float64Range(0, 5).Draw(t, "capacity/rate"), rate*rapid.Float64Range(0, 5).Draw(t, "debt/rate")
+	rate := rapid.OneOf(rapid.SampledFrom([]float64{1, 3, 7, 10, 0.1, 1.0 / 3}),
+		rapid.Float64Range(0.01, 100)).Draw(t, "rate")
+	capacity, debt := rate*rapid.Float64Range(0, 5).Draw(t, "capacity/rate"),
+		rate*rapid.Float64Range(0, 5).Draw(t, "debt/rate")
 	period := time.Duration(rapid.Int64Range(1, 200).Draw(t, "period")) * time.Microsecond
 	var rule Rule = TokenBucket{Rate: rate, Period: period, Capacity: &capacity, MaxReserved: &debt}
 	if rapid.Bool().Draw(t, "window") {
@@ -57,8 +60,9 @@ func TestEarliestIsTheFirstOfAllMicroseconds(t *testing.T) {
 	})
 }
 
-// The answer to a denied call holds for the row that is in the database, not for a balance that was computed on the way: the
-// denial has not written it. In floating point the two differ in some per cent of all cases.
+// The answer to a denied call holds for the row that is in the database, not for a balance that was
+// computed on the way: the denial has not written it. In floating point the two differ in some per
+// cent of all cases.
 func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 	t.Parallel()
 	capacity := 500.0
@@ -85,8 +89,10 @@ func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Whole eighths of a token, as real counts leave: then the answer often lies on a microsecond exactly.
-			b := algebra.Balance{Exists: true, Value: math.Floor((random.Float64()*2-1)*c.Capacity*8) / 8, TS: noon, PausedUntil: algebra.Open}
+			// Whole eighths of a token, as real counts leave: then the answer often lies on a
+			// microsecond exactly.
+			b := algebra.Balance{Exists: true, Value: math.Floor((random.Float64()*2-1)*c.Capacity*8) / 8,
+				TS: noon, PausedUntil: algebra.Open}
 			if c.Reserve {
 				c.Debt = c.Capacity / 2
 			}
@@ -111,14 +117,15 @@ func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 	}
 }
 
-// Each operation rounds by itself and in the order of the statements' text: a product that was fused into a sum, or a rate
-// that was divided first, would differ from Postgres in the last bit.
+// Each operation rounds by itself and in the order of the statements' text: a product that was
+// fused into a sum, or a rate that was divided first, would differ from Postgres in the last bit.
 func TestRefillRoundsAfterEachOperationInTheOrderOfSQL(t *testing.T) {
 	t.Parallel()
 	f := func(x float64) *big.Float { return new(big.Float).SetPrec(53).SetFloat64(x) }
 	rounded := func() *big.Float { return new(big.Float).SetPrec(53) }
 	rapid.Check(t, func(t *rapid.T) {
-		a := algebra.Rule{Capacity: algebra.Full, Rate: rapid.Float64Range(1e-3, 1e6).Draw(t, "rate"), Period: rapid.Int64Range(1, 1e12).Draw(t, "period")}
+		a := algebra.Rule{Capacity: algebra.Full, Rate: rapid.Float64Range(1e-3, 1e6).Draw(t,
+			"rate"), Period: rapid.Int64Range(1, 1e12).Draw(t, "period")}
 		value := rapid.Float64Range(-1e6, 1e6).Draw(t, "value")
 		elapsed := rapid.Int64Range(0, 1e12).Draw(t, "elapsed")
 		x := rounded().Mul(f(a.Rate), f(float64(elapsed)))
@@ -166,14 +173,17 @@ func TestPhaseIsWithinThePeriod(t *testing.T) {
 	})
 }
 
-// A row whose rule changes between bucket and window, back and forth at one instant, only ever loses.
+// A row whose rule changes between bucket and window, back and forth at one instant, only ever
+// loses.
 func TestFlappingBetweenBucketAndWindowMintsNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		rules := []algebra.Rule{anyAlgebra(t), anyAlgebra(t), anyAlgebra(t)}
-		b := algebra.Balance{Exists: true, Value: rapid.Float64Range(-100, 500).Draw(t, "value"), TS: noon, PausedUntil: algebra.Open}
+		b := algebra.Balance{Exists: true, Value: rapid.Float64Range(-100, 500).Draw(t, "value"),
+			TS: noon, PausedUntil: algebra.Open}
 		for range 20 {
-			c := call{Ask: algebra.Ask{Rule: rules[rapid.IntRange(0, 2).Draw(t, "rule")], Ahead: algebra.Ahead{Reserve: true}}}
+			c := call{Ask: algebra.Ask{Rule: rules[rapid.IntRange(0, 2).Draw(t, "rule")],
+				Ahead: algebra.Ahead{Reserve: true}}}
 			next := c.At(b, noon+rapid.Int64Range(-1000, 0).Draw(t, "now"))
 			if next.Value > b.Value || next.Value != min(b.Value, c.Capacity) || next.TS != noon {
 				t.Fatalf("%+v became %+v by %+v", b, next, c.Rule)
@@ -205,7 +215,8 @@ func TestRetryAtIsNeverPastTheEndOfTime(t *testing.T) {
 		FixedWindow{Rate: 1, Period: 290 * 365 * 24 * time.Hour},
 	} {
 		for _, value := range []float64{-10, -1000, -1e15, -1e300, math.Inf(-1)} {
-			d, err := Decide(MustDefine("limit", rule).For("key"), State{Value: value, TS: time.UnixMicro(noon)}, time.UnixMicro(noon))
+			d, err := Decide(MustDefine("limit", rule).For("key"),
+				State{Value: value, TS: time.UnixMicro(noon)}, time.UnixMicro(noon))
 			if err != nil || d.OK || d.RetryAt.UnixMicro() <= noon || d.RetryAt.Year() > 9999 {
 				t.Errorf("%+v, %v tokens: %+v, %v", rule, value, d, err)
 			}

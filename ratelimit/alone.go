@@ -116,12 +116,14 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		for _, w := range group {
 			one := &w.calls[0]
 			rest -= one.Count
-			one.taken, one.delay, one.moved, one.owed = took.taken, took.delay, took.moved, took.owed-rest
+			one.taken, one.delay, one.moved, one.owed = took.taken, took.delay, took.moved,
+				took.owed-rest
 			if took.parts != nil {
 				one.parts, parts = allot(parts, one.Count)
 			}
 			w.at[0] = res.At.UnixMicro()
-			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest, TS: res.At, Delay: res.Outcomes[0].Delay}}
+			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest,
+				TS: res.At, Delay: res.Outcomes[0].Delay}}
 			answer(w)
 		}
 		return nil
@@ -136,7 +138,8 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	}
 	var others []*waiter
 	for _, w := range group {
-		if w.at[0], w.decisions[0] = seen[0].at, w.calls[0].decideWhole(seen[0]); w.decisions[0].OK {
+		if w.at[0], w.decisions[0] = seen[0].at,
+			w.calls[0].decideWhole(seen[0]); w.decisions[0].OK {
 			others = append(others, w)
 		} else {
 			answer(w)

@@ -70,7 +70,8 @@ func (all answers) call(conn *pgx.Conn) error {
 			continue
 		}
 		if err := all[i].fn(&replay{a: &all[i], conn: conn}); err != nil {
-			return fmt.Errorf("ratelimit: committed, but the callback of statement %d failed: %w", i+1, err)
+			return fmt.Errorf("ratelimit: committed, but the callback of statement %d failed: %w",
+				i+1, err)
 		}
 	}
 	return nil
@@ -109,8 +110,10 @@ func (r replayRows) Close()                                       { r.closed = t
 func (r replayRows) Err() error                                   { return r.err }
 func (r replayRows) CommandTag() pgconn.CommandTag                { return r.a.tag }
 func (r replayRows) FieldDescriptions() []pgconn.FieldDescription { return r.a.of }
-func (r replayRows) Conn() *pgx.Conn                              { return nil } // the connection is not the caller's
-func (r replayRows) TypeMap() *pgtype.Map                         { return r.conn.TypeMap() }
+
+// the connection is not the caller's
+func (r replayRows) Conn() *pgx.Conn      { return nil }
+func (r replayRows) TypeMap() *pgtype.Map { return r.conn.TypeMap() }
 
 func (r replayRows) Next() bool {
 	if r.closed || r.next == len(r.a.rows) {

@@ -16,9 +16,9 @@ import (
 // need no second connection.
 //
 // A call for one limit and key is one statement, sent without BEGIN and COMMIT; any other is a
-// transaction at READ COMMITTED. Callers of one key queue for its row, whatever the default isolation
-// level of the session. If a call fails with [ErrOutcomeUnknown] its tokens may have been taken. A call
-// whose ctx has no deadline fails after Config.Timeout.
+// transaction at READ COMMITTED. Callers of one key queue for its row, whatever the default
+// isolation level of the session. If a call fails with [ErrOutcomeUnknown] its tokens may have been
+// taken. A call whose ctx has no deadline fails after Config.Timeout.
 type Autocommit struct {
 	l    *Limiter
 	pool *pgxpool.Pool
@@ -27,14 +27,16 @@ type Autocommit struct {
 // Autocommit returns the verbs over a pool.
 func (l *Limiter) Autocommit(pool *pgxpool.Pool) *Autocommit { return &Autocommit{l, pool} }
 
-// RateLimit is [Limiter.RateLimit], committed when it returns. To grant, one limit takes one round trip, and several take
-// two.
+// RateLimit is [Limiter.RateLimit], committed when it returns. To grant, one limit takes one round
+// trip, and several take two.
 func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	o := a.l.observe(ctx, requests)
 	return o.told(a.rateLimit(ctx, o, requests...))
 }
 
-func (a *Autocommit) rateLimit(ctx context.Context, o *observation, requests ...Request) (res Result, err error) {
+func (a *Autocommit) rateLimit(
+	ctx context.Context, o *observation, requests ...Request,
+) (res Result, err error) {
 	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
 		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.rateLimit(ctx, o.counting(x), calls, len(requests))
@@ -48,7 +50,9 @@ func (a *Autocommit) rateLimit(ctx context.Context, o *observation, requests ...
 }
 
 // CheckRateLimit is [Limiter.CheckRateLimit].
-func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (res Result, err error) {
+func (a *Autocommit) CheckRateLimit(
+	ctx context.Context, requests ...Request,
+) (res Result, err error) {
 	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
 		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.checkRateLimit(ctx, x, calls, len(requests))
@@ -96,7 +100,9 @@ func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
 }
 
 // Settle is [Limiter.Settle], committed when it returns.
-func (a *Autocommit) Settle(ctx context.Context, r Reservation, used ...Request) (settled bool, err error) {
+func (a *Autocommit) Settle(
+	ctx context.Context, r Reservation, used ...Request,
+) (settled bool, err error) {
 	err = a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
 		settled, err = a.l.Settle(ctx, tx, r, used...)
 		return err
@@ -115,10 +121,11 @@ func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool,
 
 // Value is [Limiter.Value].
 func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
-	err = a.do(ctx, bare([]Request{request}), func(ctx context.Context, x executor, calls []call) error {
-		s, err = a.l.value(ctx, x, calls)
-		return err
-	})
+	err = a.do(ctx, bare([]Request{request}),
+		func(ctx context.Context, x executor, calls []call) error {
+			s, err = a.l.value(ctx, x, calls)
+			return err
+		})
 	if err != nil {
 		return State{}, err
 	}
@@ -145,7 +152,8 @@ func (a *Autocommit) do(
 	}
 	began := time.Now()
 	if len(calls) == 1 {
-		if err := verb(ctx, poolExecutor{a.pool, a.l, began}, calls); !errors.Is(err, errUndecided) {
+		if err := verb(ctx, poolExecutor{a.pool, a.l, began}, calls); !errors.Is(err,
+			errUndecided) {
 			return err
 		}
 		// Between TAKE and LOOK other callers changed the row each time. A transaction of its own
@@ -163,7 +171,8 @@ func (a *Autocommit) do(
 // inTime runs fn, which uses the database, under Config.Timeout unless ctx has a deadline. The time
 // counts from began, when the call was made. Calls that are answered from memory do not use inTime:
 // the context would cost as much as the answer.
-func (l *Limiter) inTime(ctx context.Context, began time.Time, fn func(context.Context) error) error {
+func (l *Limiter) inTime(ctx context.Context, began time.Time,
+	fn func(context.Context) error) error {
 	d := l.patience(ctx)
 	if d <= 0 {
 		return fn(ctx)
@@ -189,7 +198,8 @@ func (l *Limiter) errTimeout(err error) error {
 	return fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
 }
 
-func (a *Autocommit) inTx(ctx context.Context, began time.Time, fn func(context.Context, pgx.Tx) error) error {
+func (a *Autocommit) inTx(ctx context.Context, began time.Time,
+	fn func(context.Context, pgx.Tx) error) error {
 	if a.pool == nil {
 		return errNoPool()
 	}
@@ -226,7 +236,9 @@ func (poolExecutor) transaction() any { return nil }
 func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
-	return x.l.inTime(ctx, x.began, func(ctx context.Context) error { return x.trip(ctx, statements) })
+	return x.l.inTime(ctx, x.began, func(ctx context.Context) error {
+		return x.trip(ctx, statements)
+	})
 }
 
 func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
@@ -234,7 +246,8 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Release() // after a failed statement the pool closes the connection, as it is still in a transaction
+	// after a failed statement the pool closes the connection, as it is still in a transaction
+	defer conn.Release()
 	if err := ctx.Err(); err != nil {
 		return err
 	}

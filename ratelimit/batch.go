@@ -316,7 +316,8 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 		if all.parts != nil {
 			own.parts, rest = allot(rest, own.Count)
 		}
-		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.taken, PausedUntil: algebra.Open, Delay: own.delay, Moved: own.moved}
+		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.taken,
+			PausedUntil: algebra.Open, Delay: own.delay, Moved: own.moved}
 		if !o.paused.IsZero() {
 			b.PausedUntil = o.paused.UnixMicro()
 		}

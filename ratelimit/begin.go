@@ -25,15 +25,17 @@ import (
 // a batch, lazyTx sends on conn what pgx's transaction would send. If only pgx's transaction will
 // do, it is made then: see real.
 type lazyTx struct {
-	ctx  context.Context // the context of InTx: for BEGIN on its own, and for methods without a context
-	db   Beginner        // conn, if that is known
+	// the context of InTx: for BEGIN on its own, and for methods without a context
+	ctx  context.Context
+	db   Beginner // conn, if that is known
 	conn *pgx.Conn
 	opts pgx.TxOptions
 
 	sql    *statements.Statements
 	queue  []row         // to queue for before the snapshot is taken
 	waited time.Duration // in the round trip that queued
-	locked bool          // the session may still hold locks of the queue: an error came before it released them
+	// the session may still hold locks of the queue: an error came before it released them
+	locked bool
 
 	unsure func() *confirmation // what was looked at before BEGIN, or nil
 
@@ -48,7 +50,8 @@ type lazyTx struct {
 // querier is what a connection and a transaction have in common.
 type querier interface {
 	batchSender
-	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error)
+	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+		src pgx.CopyFromSource) (int64, error)
 	Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error)
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -68,13 +71,16 @@ func connect(ctx context.Context, db Beginner) (conn *pgx.Conn, release func(), 
 		if err != nil {
 			return nil, nil, err
 		}
-		return c.Conn(), c.Release, nil // the pool closes the connection if a transaction is still open
+		// the pool closes the connection if a transaction is still open
+		return c.Conn(), c.Release, nil
 	}
 	return nil, func() {}, nil
 }
 
 // newTx returns a transaction that has not begun; or one that has, if BEGIN cannot be sent later.
-func newTx(ctx context.Context, db Beginner, opts pgx.TxOptions) (t *lazyTx, release func(), err error) {
+func newTx(
+	ctx context.Context, db Beginner, opts pgx.TxOptions,
+) (t *lazyTx, release func(), err error) {
 	conn, release, err := connect(ctx, db)
 	if err != nil {
 		return nil, nil, errBegin(err)
@@ -83,7 +89,8 @@ func newTx(ctx context.Context, db Beginner, opts pgx.TxOptions) (t *lazyTx, rel
 	if conn != nil {
 		t.db = conn
 	}
-	if conn == nil || opts.BeginQuery != "" || ctx.Err() != nil || conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
+	if conn == nil || opts.BeginQuery != "" || ctx.Err() != nil || conn.IsClosed() ||
+		conn.PgConn().TxStatus() != 'I' {
 		_ = t.begin()
 	}
 	return t, release, nil
@@ -136,7 +143,9 @@ func errQueue(err error) error {
 
 // beginWith sends BEGIN, the statements of the queue, and statements in one round trip. If one
 // fails, it returns that statement with the error.
-func (t *lazyTx) beginWith(ctx context.Context, statements []*statement) (failed *statement, err error) {
+func (t *lazyTx) beginWith(
+	ctx context.Context, statements []*statement,
+) (failed *statement, err error) {
 	t.begun, t.to = true, t.conn
 	var short [4]*statement
 	trip := short[:1]
@@ -201,7 +210,8 @@ func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) 
 	if !t.begun || t.tx != nil || t.closed || t.failed != nil || t.locked {
 		return false, nil
 	}
-	if _, err := sendBatch(ctx, t.conn, append([]*statement{{sql: "ROLLBACK"}}, looks...)); err != nil {
+	if _, err := sendBatch(ctx, t.conn,
+		append([]*statement{{sql: "ROLLBACK"}}, looks...)); err != nil {
 		return false, err
 	}
 	t.begun, t.to = false, nil
@@ -230,7 +240,8 @@ func (t *lazyTx) real() (pgx.Tx, error) {
 		return nil, err
 	}
 	if t.tx == nil {
-		tx, err := t.conn.BeginTx(t.ctx, pgx.TxOptions{BeginQuery: ";", CommitQuery: t.opts.CommitQuery})
+		tx, err := t.conn.BeginTx(t.ctx,
+			pgx.TxOptions{BeginQuery: ";", CommitQuery: t.opts.CommitQuery})
 		if err != nil {
 			return nil, err
 		}
@@ -298,7 +309,8 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 		return t.tx.Rollback(ctx)
 	}
 	var err error
-	if t.locked { // in one round trip, so that a pooler does not send it to another server connection
+	// in one round trip, so that a pooler does not send it to another server connection
+	if t.locked {
 		_, err = t.conn.Exec(ctx, t.sql.Unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
 	} else {
 		_, err = t.conn.Exec(ctx, "rollback")
@@ -314,88 +326,4 @@ func (t *lazyTx) lose(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	_ = t.conn.Close(ctx)
-}
-
-func (t *lazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if err := t.need(); err != nil {
-		return 0, err
-	}
-	return t.to.CopyFrom(ctx, table, columns, src)
-}
-
-func (t *lazyTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := t.need(); err != nil {
-		return failedBatch{err: err}
-	}
-	return t.to.SendBatch(ctx, b)
-}
-
-// LargeObjects cannot return an error. So if there is no transaction it panics, and call turns the
-// panic into the error.
-func (t *lazyTx) LargeObjects() pgx.LargeObjects {
-	tx, err := t.real()
-	if err != nil {
-		t.failed, t.thrown = err, true
-		panic(err)
-	}
-	return tx.LargeObjects()
-}
-
-// call runs fn, and returns failed in place of its error if that is set.
-func (t *lazyTx) call(fn func() error) (err error) {
-	defer func() {
-		if t.thrown {
-			if p := recover(); p != nil && p != any(t.failed) {
-				panic(p)
-			}
-		}
-		if t.failed != nil {
-			err = t.failed
-		}
-	}()
-	if t.failed != nil {
-		return t.failed
-	}
-	return fn()
-}
-
-func (t *lazyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := t.need(); err != nil {
-		return nil, err
-	}
-	return t.to.Prepare(ctx, name, sql)
-}
-
-func (t *lazyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := t.need(); err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	return t.to.Exec(ctx, sql, args...)
-}
-
-func (t *lazyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := t.need(); err != nil {
-		return failedRows{err: err}, err
-	}
-	return t.to.Query(ctx, sql, args...)
-}
-
-func (t *lazyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := t.need(); err != nil {
-		return failedRows{err: err}
-	}
-	return t.to.QueryRow(ctx, sql, args...)
-}
-
-func (t *lazyTx) Conn() *pgx.Conn {
-	_ = t.need() // if BEGIN fails, the connection is closed
-	return t.connection()
-}
-
-// connection is Conn without BEGIN, for InTx itself.
-func (t *lazyTx) connection() *pgx.Conn {
-	if t.tx != nil {
-		return t.tx.Conn()
-	}
-	return t.conn
 }

@@ -83,10 +83,11 @@ const (
 	mostMade  = 1 << 14   // hashes: 64 kB
 	longest   = time.Hour // how long a transaction may run after it has changed a layout
 
-	// muchWorse is by how many counts a shard must stand worse than was known for a take to look again.
-	// A look costs a trip or two. Several processes know a shard as it stood some ten takes of others ago:
-	// with 2 counts one call in nine of sixteen processes looked again and made 12 % fewer reservations,
-	// with no bound the last of a hundred was later than 5 units (BenchmarkHotReserve).
+	// muchWorse is by how many counts a shard must stand worse than was known for a take to look
+	// again. A look costs a trip or two. Several processes know a shard as it stood some ten takes
+	// of others ago: with 2 counts one call in nine of sixteen processes looked again and made 12 %
+	// fewer reservations, with no bound the last of a hundred was later than 5 units
+	// (BenchmarkHotReserve).
 	muchWorse = 8
 
 	// lately is how long a shard is left alone after a take by a transaction that may not have
@@ -287,7 +288,8 @@ func (b *books) choose(
 	at := b.now(clock)
 	own := -1
 	for i := range k.shards {
-		if session != 0 && k.shards[i].session == session && (own < 0 || k.shards[i].taken.After(k.shards[own].taken)) {
+		if session != 0 && k.shards[i].session == session &&
+			(own < 0 || k.shards[i].taken.After(k.shards[own].taken)) {
 			own = i
 		}
 	}
@@ -360,7 +362,8 @@ func (b *books) free(c *call, layout shard.Layout, session uint32) func(i int) b
 	now := time.Now()
 	for i := range free {
 		p := b.page(c, layout.Row(i))
-		free[i] = p == nil || !p.held || session != 0 && p.session == session || now.Sub(p.taken) >= lately
+		free[i] = p == nil || !p.held || session != 0 && p.session == session ||
+			now.Sub(p.taken) >= lately
 	}
 	return func(i int) bool { return free[i] }
 }

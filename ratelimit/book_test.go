@@ -39,8 +39,9 @@ func known(l *Limiter, c *call) shard.Layout {
 	return layout
 }
 
-// Between a look and the choice that follows another caller of the process may have emptied the shard that was seen to have
-// enough, or have learnt of another number of shards. Then the take goes by what was seen.
+// Between a look and the choice that follows another caller of the process may have emptied the
+// shard that was seen to have enough, or have learnt of another number of shards. Then the take
+// goes by what was seen.
 func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Limiter, *call){
@@ -62,7 +63,8 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	}
 }
 
-// A look does not see what has been taken and is not committed yet. Who took it knows better, for a while.
+// A look does not see what has been taken and is not committed yet. Who took it knows better, for a
+// while.
 func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
@@ -85,8 +87,9 @@ func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	}
 }
 
-// What is kept of layouts that may roll back is of one size whatever keys come, and however many. No maker is ever forgotten for
-// it: what its transaction sees of the layout is not noted. Nor does a flood keep others from noting what they see.
+// What is kept of layouts that may roll back is of one size whatever keys come, and however many.
+// No maker is ever forgotten for it: what its transaction sees of the layout is not noted. Nor does
+// a flood keep others from noting what they see.
 func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)

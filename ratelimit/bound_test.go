@@ -15,8 +15,8 @@ type take struct {
 	n  float64
 }
 
-// greedy asks at arbitrary times for arbitrary counts, and for what is left, and returns what it was granted. With
-// reserve, the time of a grant is that at which its work runs.
+// greedy asks at arbitrary times for arbitrary counts, and for what is left, and returns what it
+// was granted. With reserve, the time of a grant is that at which its work runs.
 func greedy(t *rapid.T, r terms, reserve bool) []take {
 	l := define(t, r.rule())
 	var takes []take
@@ -24,7 +24,8 @@ func greedy(t *rapid.T, r terms, reserve bool) []take {
 	now := t0
 	for range 40 {
 		now = now.Add(time.Duration(rapid.OneOf(
-			rapid.Just(int64(0)), rapid.Int64Range(0, r.period.Microseconds()/4), rapid.Int64Range(0, 3*r.period.Microseconds()),
+			rapid.Just(int64(0)), rapid.Int64Range(0, r.period.Microseconds()/4),
+			rapid.Int64Range(0, 3*r.period.Microseconds()),
 		).Draw(t, "pause")) * us)
 		n := anyCount(r, reserve).Draw(t, "n")
 		d := b.take(t, ask(l, n, reserve), now)
@@ -81,14 +82,15 @@ func TestNoIntervalSeesMoreThanCapacityAndInflow(t *testing.T) {
 	})
 }
 
-// Work that starts at its RunAt keeps to the limit like work that was granted at once. Only one reservation of more than
-// the capacity may exceed it, by itself.
+// Work that starts at its RunAt keeps to the limit like work that was granted at once. Only one
+// reservation of more than the capacity may exceed it, by itself.
 func TestNoIntervalRunsMoreReservedWorkThanCapacityAndInflow(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
 		takes := greedy(t, r, true)
 		for i := 1; i < len(takes); i++ {
-			// Each is rounded up by itself, and one that adds next to nothing to the debt may be rounded differently.
+			// Each is rounded up by itself, and one that adds next to nothing to the debt may be
+			// rounded differently.
 			if takes[i].n > 1e-9*(r.capacity+r.rate) && takes[i].at.Before(takes[i-1].at.Add(-us)) {
 				t.Fatalf("a later reservation runs earlier: %v", takes[i-1:i+1])
 			}

@@ -40,12 +40,13 @@ func TestNewNumbersOfALiveLimitTakeEffectAtOnce(t *testing.T) {
 	}
 }
 
-// A debt that another rule ran up is neither forgiven nor an obstacle for ever: RetryAt is when the narrower rule's bound
-// is met.
+// A debt that another rule ran up is neither forgiven nor an obstacle for ever: RetryAt is when the
+// narrower rule's bound is met.
 func TestDebtBeyondALoweredBoundIsDeniedUntilItIsRepaidThatFar(t *testing.T) {
 	t.Parallel()
 	l := define(t, bucketOf(1, 10))
-	narrow := ratelimit.TokenBucket{Rate: 1, Period: sec, Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(5)}
+	narrow := ratelimit.TokenBucket{Rate: 1, Period: sec, Capacity: ratelimit.Tokens(10),
+		MaxReserved: ratelimit.Tokens(5)}
 	b := row{ratelimit.State{Value: -50, TS: t0}}
 	d := b.take(t, l.For("key").Count(1).OrReserve().Rule(narrow), t0)
 	if d.OK || d.State.Value != -50 || !d.RetryAt.Equal(t0.Add(46*sec)) {
@@ -57,8 +58,8 @@ func TestDebtBeyondALoweredBoundIsDeniedUntilItIsRepaidThatFar(t *testing.T) {
 	}
 }
 
-// Two releases with different numbers write one row in turn. At one instant the balance only ever goes down; the time
-// between two calls is worth no more than the more generous rule makes of it.
+// Two releases with different numbers write one row in turn. At one instant the balance only ever
+// goes down; the time between two calls is worth no more than the more generous rule makes of it.
 func TestFlappingNumbersMintNothing(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		rules := rapid.SliceOfN(anyTerms(), 2, 4).Draw(t, "rules")

@@ -39,7 +39,8 @@ func TestClockSetBackMintsNothing(t *testing.T) {
 	})
 }
 
-// However the clock jumps, a balance gains only by time that had not been reached before, and TS never moves back.
+// However the clock jumps, a balance gains only by time that had not been reached before, and TS
+// never moves back.
 func TestJumpingClockMintsNoMoreThanItsForwardProgress(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -47,7 +48,8 @@ func TestJumpingClockMintsNoMoreThanItsForwardProgress(t *testing.T) {
 		b := row{ratelimit.State{Value: 0, TS: t0}}
 		latest, taken := t0, 0.0
 		for range 40 {
-			now := t0.Add(time.Duration(rapid.Int64Range(-5*r.period.Microseconds(), 5*r.period.Microseconds()).Draw(t, "now")) * us)
+			now := t0.Add(time.Duration(rapid.Int64Range(-5*r.period.Microseconds(),
+				5*r.period.Microseconds()).Draw(t, "now")) * us)
 			if now.After(latest) {
 				latest = now
 			}
@@ -68,7 +70,8 @@ func TestJumpingClockMintsNoMoreThanItsForwardProgress(t *testing.T) {
 	})
 }
 
-// A statement reads the clock, then waits for the row, and finds it written at a later time: a plain take.
+// A statement reads the clock, then waits for the row, and finds it written at a later time: a
+// plain take.
 func TestRowWrittenLaterThanTheClockReadingIsTakenFrom(t *testing.T) {
 	t.Parallel()
 	l := define(t, ratelimit.TokenBucket{Rate: 10, Period: sec, MaxReserved: ratelimit.Tokens(5)})

@@ -101,8 +101,8 @@ func expectedDenialDoesNotJoin(t *testing.T) {
 	}
 }
 
-// What was taken from shards goes to the callers as if they had come one after the other, and adds up:
-// of one shard if it has enough, else of several whose lines stay level.
+// What was taken from shards goes to the callers as if they had come one after the other, and adds
+// up: of one shard if it has enough, else of several whose lines stay level.
 func TestAllot(t *testing.T) {
 	t.Parallel()
 	of := func(capacity float64, row int32, count, owed float64) call {

@@ -44,8 +44,9 @@ func (f *FailOpen) Consume(ctx context.Context, requests ...Request) error {
 func consume(requests []Request, take func() (Result, error)) error {
 	for _, r := range requests {
 		if r.Reserves() {
-			return &InvalidError{Limit: r.Limit().Name(), Field: "request", Value: plain(r.String()),
-				Want: "one without OrReserve or Within: use RateLimit, whose Result says when the work may start"}
+			return &InvalidError{Limit: r.Limit().Name(), Field: "request",
+				Value: plain(r.String()),
+				Want:  "one without OrReserve or Within: use RateLimit, whose Result says when the work may start"}
 		}
 	}
 	res, err := take()

@@ -24,23 +24,26 @@ import (
 // alive.
 
 const (
-	contendedFor  = 2500 * time.Millisecond // after the last conflict: long enough for callers that pause for a second
+	// after the last conflict: long enough for callers that pause for a second
+	contendedFor  = 2500 * time.Millisecond
 	mostContended = 1000
-	mostQueued    = 100 // rows per transaction: their locks are columns of one statement, and Postgres allows 1,664
-	starvesAfter  = 8   // attempts that have lost a row
+	// rows per transaction: their locks are columns of one statement, and Postgres allows 1,664
+	mostQueued   = 100
+	starvesAfter = 8 // attempts that have lost a row
 )
 
 type contention struct {
-	mu      sync.Mutex
-	rows    map[row]time.Time // until when each is contended
-	starved map[row]int       // how many transactions of InSQLTx have lost it starvesAfter times, and still want it
+	mu   sync.Mutex
+	rows map[row]time.Time // until when each is contended
+	// how many transactions of InSQLTx have lost it starvesAfter times, and still want it
+	starved map[row]int
 }
 
 // starves makes first attempts of InSQLTx queue for rows until done is called.
 //
-// Such an attempt learns which rows it takes only after its transaction has begun, which is too late to queue. So it takes
-// a row ahead of transactions that queue for it. That keeps the row busy, but a queued transaction may lose the row again
-// and again.
+// Such an attempt learns which rows it takes only after its transaction has begun, which is too
+// late to queue. So it takes a row ahead of transactions that queue for it. That keeps the row
+// busy, but a queued transaction may lose the row again and again.
 func (c *contention) starves(rows []row) (done func()) {
 	add := func(n int) {
 		c.mu.Lock()
@@ -114,16 +117,19 @@ func (c *contention) contended(statements []*statement) []row {
 	return rows
 }
 
-// The advisory lock of a row is a bigint: queueTag in its upper 16 bits, by which `weir doctor` finds it, and a hash of the
-// row in the others. The database adds to the hash which table the row is in, as there may be one in each schema.
+// The advisory lock of a row is a bigint: queueTag in its upper 16 bits, by which `weir doctor`
+// finds it, and a hash of the row in the others. The database adds to the hash which table the row
+// is in, as there may be one in each schema.
 const queueTag = 0x5765
 
-// locksOf returns the numbers of the rows' locks, ascending: the order in which every transaction takes them.
+// locksOf returns the numbers of the rows' locks, ascending: the order in which every transaction
+// takes them.
 func locksOf(rows []row) []int64 {
 	ids := make([]int64, len(rows))
 	for i, r := range rows {
-		h := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%s", r.name, r.shard, r.key)) // no name has a NUL
-		ids[i] = queueTag<<48 | int64(binary.BigEndian.Uint64(h[:])>>16)               //nolint:gosec // 48 bits
+		// no name has a NUL
+		h := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%s", r.name, r.shard, r.key))
+		ids[i] = queueTag<<48 | int64(binary.BigEndian.Uint64(h[:])>>16) //nolint:gosec // 48 bits
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids)
@@ -131,21 +137,26 @@ func locksOf(rows []row) []int64 {
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
 type attempt struct {
-	handed    txn // what the callback is given
-	l         *Limiter
-	level     pgx.TxIsoLevel
-	queues    bool           // it can queue: above READ COMMITTED, on a connection on which InTx sends BEGIN, and not Portable
-	again     bool           // an earlier attempt was rolled back
-	used      bool           // something was sent that may have taken the snapshot: too late to queue
-	foreign   bool           // the callback has sent something of its own
-	conflicts []row          // rows that this transaction has lost, in this attempt and earlier ones
+	handed txn // what the callback is given
+	l      *Limiter
+	level  pgx.TxIsoLevel
+	// it can queue: above READ COMMITTED, on a connection on which InTx sends BEGIN, and not
+	// Portable
+	queues bool
+	again  bool // an earlier attempt was rolled back
+	// something was sent that may have taken the snapshot: too late to queue
+	used    bool
+	foreign bool // the callback has sent something of its own
+	// rows that this transaction has lost, in this attempt and earlier ones
+	conflicts []row
 	made      map[place]bool // limits whose layout it has changed, which may roll back
 	conflict  error          // the serialization failure of a statement of Weir in this attempt
-	yielded   bool           // conflict is errYielded: the transaction must not commit, whatever fn does with the error
-	undo      []func()       // what to do if it rolls back
-	freed     []func()       // what to do after COMMIT
-	shards    []call         // the shards that it has taken from
-	queued    time.Duration  // how long it has queued; only in InSQLTx, where no lazyTx measures it
+	// conflict is errYielded: the transaction must not commit, whatever fn does with the error
+	yielded bool
+	undo    []func()      // what to do if it rolls back
+	freed   []func()      // what to do after COMMIT
+	shards  []call        // the shards that it has taken from
+	queued  time.Duration // how long it has queued; only in InSQLTx, where no lazyTx measures it
 }
 
 // keepsSnapshot reports whether all statements of the transaction read the same snapshot.
@@ -156,16 +167,19 @@ func (a *attempt) keepsSnapshot() bool {
 // queueFor returns the rows to queue for before statements: those that are contended, if the
 // attempt has sent nothing yet.
 func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
-	if a == nil || !a.queues || a.used || l != a.l { // the tables of another limiter may be in another schema
+	// the tables of another limiter may be in another schema
+	if a == nil || !a.queues || a.used || l != a.l {
 		return nil
 	}
 	return l.contention.contended(statements)
 }
 
-var errYielded = errors.New("another transaction has waited longer for this balance: this one runs again after it")
+var errYielded = errors.New(
+	"another transaction has waited longer for this balance: this one runs again after it",
+)
 
-// yields returns an error if this first attempt of InSQLTx is about to take a row for which another transaction starves.
-// The transaction then runs again, and its next attempt queues for the row.
+// yields returns an error if this first attempt of InSQLTx is about to take a row for which another
+// transaction starves. The transaction then runs again, and its next attempt queues for the row.
 func (a *attempt) yields(l *Limiter, statements []*statement) error {
 	if a == nil || a.again || !a.queues || l != a.l || l.maxAttempts == 1 {
 		return nil

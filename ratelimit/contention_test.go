@@ -42,12 +42,14 @@ func TestTheLockOfARowIsStable(t *testing.T) {
 	}
 }
 
-// Everybody takes the locks in one order, each once, and all have the tag that the doctor looks for.
+// Everybody takes the locks in one order, each once, and all have the tag that the doctor looks
+// for.
 func TestLocksAreAscendingAndUnique(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		rows := rapid.SliceOf(rapid.Custom(func(t *rapid.T) row {
-			return row{rapid.String().Draw(t, "name"), rapid.String().Draw(t, "key"), rapid.Int32Range(0, 5e5).Draw(t, "shard")}
+			return row{rapid.String().Draw(t, "name"), rapid.String().Draw(t, "key"),
+				rapid.Int32Range(0, 5e5).Draw(t, "shard")}
 		})).Draw(t, "rows")
 		ids := locksOf(rows)
 		for i, id := range ids {
@@ -135,7 +137,8 @@ func TestOnlyRowsThatAreWrittenAndLatelyFailedQueueUp(t *testing.T) {
 	})
 }
 
-// A lock after the snapshot was taken is in vain, and another limiter's rows may be those of another schema.
+// A lock after the snapshot was taken is in vain, and another limiter's rows may be those of
+// another schema.
 func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	calls := resolved(t, apples.For("x"))

@@ -10,10 +10,12 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The next one pays, as in Guava's RateLimiter: a request of any size goes at once where nothing is owed.
+// The next one pays, as in Guava's RateLimiter: a request of any size goes at once where nothing is
+// owed.
 func TestOnCreditTheNextOnePays(t *testing.T) {
 	t.Parallel()
-	bucket := define(t, ratelimit.TokenBucket{Rate: 1, Period: sec, Capacity: ratelimit.Tokens(5), MaxReserved: ratelimit.Tokens(4)})
+	bucket := define(t, ratelimit.TokenBucket{Rate: 1, Period: sec, Capacity: ratelimit.Tokens(5),
+		MaxReserved: ratelimit.Tokens(4)})
 	window := define(t, ratelimit.FixedWindow{Rate: 5, Period: 10 * sec, MaxReserved: ratelimit.Tokens(10), Start: t0})
 	now := func(r ratelimit.Request) ratelimit.Request { return r.OnCredit() }
 	reserved := func(r ratelimit.Request) ratelimit.Request { return r.OnCredit().OrReserve() }
@@ -58,7 +60,8 @@ func TestOnCreditTheNextOnePays(t *testing.T) {
 		if d.OK {
 			at = d.RunAt
 		}
-		if d.OK != tc.ok || d.State.Value != tc.left || tc.when == 0 && !at.IsZero() || tc.when != 0 && !at.Equal(t0.Add(tc.when)) {
+		if d.OK != tc.ok || d.State.Value != tc.left || tc.when == 0 && !at.IsZero() ||
+			tc.when != 0 && !at.Equal(t0.Add(tc.when)) {
 			t.Errorf("%s: %+v", tc.name, d)
 		}
 	}
@@ -72,20 +75,23 @@ func TestOnCreditTheNextOnePays(t *testing.T) {
 	}
 }
 
-// Tokens that are owed to a window's earlier reservations are not those of the take itself, which waits for none of its own.
+// Tokens that are owed to a window's earlier reservations are not those of the take itself, which
+// waits for none of its own.
 func TestOnCreditIsPacedBehindThoseBeforeIt(t *testing.T) {
 	t.Parallel()
 	l := define(t, ratelimit.FixedWindow{Rate: 10, Period: 10 * sec, Start: t0})
 	r := l.For("key").Count(4).OnCredit().OrReserve()
 	b := row{ratelimit.State{TS: t0}}
 	for i, want := range []time.Duration{0, 14 * sec, 18 * sec, 22 * sec} {
-		if d := b.take(t, r, t0); !d.OK || want == 0 && !d.PacedAt.IsZero() || want != 0 && !d.PacedAt.Equal(t0.Add(want)) {
+		if d := b.take(t, r, t0); !d.OK || want == 0 && !d.PacedAt.IsZero() ||
+			want != 0 && !d.PacedAt.Equal(t0.Add(want)) {
 			t.Errorf("take %d: %+v, want it paced at %v", i, d, want)
 		}
 	}
 }
 
-// On credit it is granted when a count of nothing would be, runs then, and leaves what a reservation of as much leaves.
+// On credit it is granted when a count of nothing would be, runs then, and leaves what a
+// reservation of as much leaves.
 func TestOnCreditIsNothingAskedAndTheCountOwed(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")

@@ -9,7 +9,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// step is one call at t0+t, and what it meets. wait is the time until RetryAt if denied, until RunAt if granted ahead.
+// step is one call at t0+t, and what it meets. wait is the time until RetryAt if denied, until
+// RunAt if granted ahead.
 type step struct {
 	t       time.Duration
 	n       float64
@@ -118,7 +119,8 @@ func TestWindowSavesUpToItsCapacity(t *testing.T) {
 
 func TestReservationsQueueUpBehindEachOther(t *testing.T) {
 	t.Parallel()
-	l := define(t, ratelimit.TokenBucket{Rate: 10, Period: sec, Capacity: ratelimit.Tokens(2), MaxReserved: ratelimit.Tokens(4)})
+	l := define(t, ratelimit.TokenBucket{Rate: 10, Period: sec, Capacity: ratelimit.Tokens(2),
+		MaxReserved: ratelimit.Tokens(4)})
 	run(t, l, &row{}, []step{
 		{0, 2, true, true, 0, 0},
 		{0, 1, true, true, -1, 100 * ms},
@@ -180,7 +182,8 @@ func TestZeroCountIsGrantedWhileNothingIsOwed(t *testing.T) {
 	})
 }
 
-// Every call moves the timestamp, so a balance that is kept in whole tokens would lose what came since the call before.
+// Every call moves the timestamp, so a balance that is kept in whole tokens would lose what came
+// since the call before.
 func TestPollingFasterThanOneTokenStillRefills(t *testing.T) {
 	t.Parallel()
 	l := define(t, ratelimit.TokenBucket{Rate: 1, Period: sec, Capacity: ratelimit.Tokens(100)})
@@ -210,7 +213,8 @@ func TestDenialsBetweenTakesChangeNothing(t *testing.T) {
 	})
 }
 
-// Between any two calls others may ask without taking; the balance and every later answer stay the same.
+// Between any two calls others may ask without taking; the balance and every later answer stay the
+// same.
 func TestAskingWithoutTakingChangesNothing(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -259,7 +263,9 @@ func TestGrantingIsMonotoneInTime(t *testing.T) {
 func TestTakingInPartsTakesAsMuchAsAtOnce(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
-		eighths := func(name string, low, high int) float64 { return float64(rapid.IntRange(low, high).Draw(t, name)) / 8 }
+		eighths := func(name string, low, high int) float64 {
+			return float64(rapid.IntRange(low, high).Draw(t, name)) / 8
+		}
 		r.capacity, r.debt = eighths("capacity", 0, 8000), eighths("debt", 0, 8000)
 		l, err := ratelimit.Define("limit", r.rule())
 		if err != nil {

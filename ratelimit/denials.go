@@ -57,7 +57,8 @@ func (d *denials) expected(calls []call) bool {
 		return false
 	}
 	for i := range calls {
-		if e, ok := d.rows[calls[i].row()]; ok && calls[i].Demand() >= e.demand && time.Now().Before(e.until) {
+		if e, ok := d.rows[calls[i].row()]; ok && calls[i].Demand() >= e.demand &&
+			time.Now().Before(e.until) {
 			return true
 		}
 	}
@@ -82,7 +83,8 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if decision.OK {
-		if e, ok := d.rows[c.row()]; ok && c.Demand() >= e.demand { // a grant of less says nothing about more
+		// a grant of less says nothing about more
+		if e, ok := d.rows[c.row()]; ok && c.Demand() >= e.demand {
 			delete(d.rows, c.row())
 		}
 		return
@@ -94,12 +96,15 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 		d.drop()
 	}
 	until, demand := decision.RetryAt, c.Demand()
-	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.Pausable() { // until then every count is denied
+	// until then every count is denied
+	if paused := decision.State.PausedUntil; !paused.IsZero() && !c.Pausable() {
 		until, demand = paused, 0
 	}
-	wait := time.Duration(min(until.UnixMicro()-at, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
+	wait := time.Duration(min(until.UnixMicro()-at,
+		int64(24*time.Hour/time.Microsecond))) * time.Microsecond
 	now := time.Now()
-	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.Rule, c.Count, c.Ahead, c.watched == d.changes+1}
+	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.Rule, c.Count, c.Ahead,
+		c.watched == d.changes+1}
 }
 
 // answer returns the remembered denial for a call of one limit, if it is the same call and its
@@ -122,7 +127,8 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	if at < e.at || at > e.decision.RetryAt.UnixMicro()-trip.Microseconds() {
 		return Result{}, false
 	}
-	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil { // tokens have come, but too few
+	// tokens have come, but too few
+	if b, err := c.stored(e.decision.State, fromMicro(at)); err == nil {
 		e.decision.State = c.state(c.At(b, at))
 	}
 	res := summarize(calls, []Decision{e.decision}, []int64{at}, requests)

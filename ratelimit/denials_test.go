@@ -78,7 +78,8 @@ func TestInAPauseEveryDemandIsExpectedToBeDenied(t *testing.T) {
 	var d denials
 	denied := resolved(t, apples.For("x").Count(5))
 	paused := func(until time.Duration) *Decision {
-		return &Decision{RetryAt: time.UnixMicro(noon).Add(2 * time.Hour), State: State{PausedUntil: time.UnixMicro(noon).Add(until)}}
+		return &Decision{RetryAt: time.UnixMicro(noon).Add(2 * time.Hour),
+			State: State{PausedUntil: time.UnixMicro(noon).Add(until)}}
 	}
 	d.note(&denied[0], paused(time.Hour), noon)
 	for _, tc := range []struct {
@@ -163,7 +164,8 @@ func TestDenialsAreSafeForConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// A denial that was read before a change, and is noted after it, is expected again but answers nobody.
+// A denial that was read before a change, and is noted after it, is expected again but answers
+// nobody.
 func TestADenialFromBeforeAChangeAnswersNobody(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(*denials, []call){

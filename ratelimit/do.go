@@ -36,14 +36,16 @@ import (
 // also matches [ErrInvalid]. If the settlement fails, Config.Logger gets a warning, what was
 // reserved stays charged, and Do still returns fn's error.
 func (a *Autocommit) Do(
-	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error, requests ...Request,
+	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error,
+	requests ...Request,
 ) error {
 	return do(ctx, a, a.l.hot.logger, fn, requests)
 }
 
 // Do is [Autocommit.Do], decided together with other calls.
 func (c *Coalesced) Do(
-	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error, requests ...Request,
+	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error,
+	requests ...Request,
 ) error {
 	return do(ctx, c, c.l.hot.logger, fn, requests)
 }
@@ -55,7 +57,8 @@ type worker interface {
 }
 
 func do(
-	ctx context.Context, w worker, logger *slog.Logger, fn func(context.Context, func(...Request)) error, requests []Request,
+	ctx context.Context, w worker, logger *slog.Logger,
+	fn func(context.Context, func(...Request)) error, requests []Request,
 ) (err error) {
 	if fn == nil {
 		return &InvalidError{Field: "fn", Value: plain("nil"), Want: "a function"}
@@ -76,7 +79,9 @@ func do(
 		switch {
 		case failed == nil:
 		case errors.Is(failed, ErrInvalid):
-			err = errors.Join(err, fmt.Errorf("ratelimit: Do could not settle what was used: %w", failed))
+			err = errors.Join(
+				err, fmt.Errorf("ratelimit: Do could not settle what was used: %w", failed),
+			)
 		default:
 			logger.WarnContext(ctx, "ratelimit: not settled, so what was reserved stays charged",
 				"limit", used[0].Limit().Name(), "error", failed)

@@ -66,7 +66,8 @@
 // # Wait
 //
 // [Autocommit.Wait] sleeps until the work may run. Package upstream has an http.RoundTripper that
-// does so for clients of an API. [Autocommit.Do] waits, runs the work, and settles what it has used.
+// does so for clients of an API. [Autocommit.Do] waits, runs the work, and settles what it has
+// used.
 //
 // # Pause
 //
@@ -90,7 +91,8 @@
 //
 // # The algorithm
 //
-// One formula decides for both rules, from two numbers, value and ts: see [Decide]. The formula is that of Convex's rate
-// limiter (https://github.com/get-convex/rate-limiter), whose outcomes on generated inputs are part of the tests. All times
-// come from the database's clock, read once for each decision, and counted in whole microseconds.
+// One formula decides for both rules, from two numbers, value and ts: see [Decide]. The formula is
+// that of Convex's rate limiter (https://github.com/get-convex/rate-limiter), whose outcomes on
+// generated inputs are part of the tests. All times come from the database's clock, read once for
+// each decision, and counted in whole microseconds.
 package ratelimit

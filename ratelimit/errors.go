@@ -14,12 +14,15 @@ var (
 	// ErrInvalid matches every [*InvalidError]: a wrong definition, request or call.
 	ErrInvalid = errors.New("ratelimit: invalid")
 
-	// ErrNeverGranted matches an [*InvalidError] for a count that the limit can never grant. It also matches ErrInvalid.
+	// ErrNeverGranted matches an [*InvalidError] for a count that the limit can never grant. It
+	// also matches ErrInvalid.
 	ErrNeverGranted = errors.New("ratelimit: count can never be granted")
 
 	// ErrNoDecision is what [Result.Err] returns for the zero Result, which a failed call returns.
 	// It is not a denial.
-	ErrNoDecision = errors.New("ratelimit: no decision: the call failed, and its error was not checked")
+	ErrNoDecision = errors.New(
+		"ratelimit: no decision: the call failed, and its error was not checked",
+	)
 
 	// ErrConflict matches every [*ConflictError].
 	ErrConflict = errors.New("ratelimit: conflict")
@@ -36,10 +39,11 @@ var (
 
 // DeniedError is a denial as an error: see [Result.Err].
 type DeniedError struct {
-	Limit   string    // the limit that bound: of several, the one whose tokens come last
-	Key     string    // its key; "" for a limit without keys
-	At      time.Time // the database's clock at the decision
-	RetryAt time.Time // the first instant, by the same clock, at which the same call would be granted
+	Limit string    // the limit that bound: of several, the one whose tokens come last
+	Key   string    // its key; "" for a limit without keys
+	At    time.Time // the database's clock at the decision
+	// the first instant, by the same clock, at which the same call would be granted
+	RetryAt time.Time
 
 	// MaxReserved is that of the limit's rule, if the call was denied because more would have been
 	// owed: the queue of reservations is full, and the key itself may have used little. Otherwise
@@ -88,7 +92,8 @@ func (e *InvalidError) Error() string {
 		value = fmt.Sprintf("%q", s)
 	}
 	if e.never {
-		return fmt.Sprintf("ratelimit:%s %s %s can never be granted: want %s", of, e.Field, value, e.Want)
+		return fmt.Sprintf("ratelimit:%s %s %s can never be granted: want %s", of, e.Field, value,
+			e.Want)
 	}
 	return fmt.Sprintf("ratelimit:%s %s is %s: want %s", of, e.Field, value, e.Want)
 }
@@ -97,20 +102,22 @@ func (e *InvalidError) Error() string {
 // which are for the caller's own strings.
 type plain string
 
-// Is reports whether target is [ErrInvalid] or, for a count that can never be granted, [ErrNeverGranted].
+// Is reports whether target is [ErrInvalid] or, for a count that can never be granted,
+// [ErrNeverGranted].
 func (e *InvalidError) Is(target error) bool {
 	return target == ErrInvalid || e.never && target == ErrNeverGranted
 }
 
-// ConflictError says that InTx gave up: the transaction failed to serialize, or deadlocked, on each of its attempts.
-// Nothing was committed.
+// ConflictError says that InTx gave up: the transaction failed to serialize, or deadlocked, on each
+// of its attempts. Nothing was committed.
 type ConflictError struct {
 	Attempts int
 	Err      error // the last one
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("ratelimit: gave up: all %d attempts conflicted with another transaction: %v", e.Attempts, e.Err)
+	return fmt.Sprintf("ratelimit: gave up: all %d attempts conflicted with another transaction: %v",
+		e.Attempts, e.Err)
 }
 
 // Is reports whether target is [ErrConflict].

@@ -45,7 +45,8 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 			`ratelimit: limit "sendMessage": MaxReserved is -2: want a number of tokens from 0 to 2^53, or unset for no bound`},
 		{define("sendMessage", ratelimit.TokenBucket{Rate: 1, Period: 24 * time.Hour, MaxReserved: tok(1e6)}),
 			`ratelimit: limit "sendMessage": MaxReserved is 1e+06: want a debt that is repaid within a thousand years; at 1 tokens in 24h0m0s this takes longer`},
-		{define("sendMessage", ratelimit.FixedWindow{Rate: 1, Period: sec, Start: time.Date(12_000, 1, 1, 0, 0, 0, 0, time.UTC)}),
+		{define("sendMessage", ratelimit.FixedWindow{Rate: 1, Period: sec,
+			Start: time.Date(12_000, 1, 1, 0, 0, 0, 0, time.UTC)}),
 			`ratelimit: limit "sendMessage": Start is 12000-01-01 00:00:00 +0000 UTC: want a year from 1 to 9999`},
 		{define("sendMessage", nil),
 			`ratelimit: limit "sendMessage": rule is <nil>: want a TokenBucket or a FixedWindow`},
@@ -144,7 +145,8 @@ func TestErrorsCarryTheirDataThroughWrapping(t *testing.T) {
 	}
 	_, err = ratelimit.Define("x", ratelimit.TokenBucket{Rate: -2, Period: sec})
 	var invalid *ratelimit.InvalidError
-	if !errors.As(fmt.Errorf("handler: %w", err), &invalid) || invalid.Limit != "x" || invalid.Field != "Rate" || invalid.Value != -2.0 {
+	if !errors.As(fmt.Errorf("handler: %w", err), &invalid) || invalid.Limit != "x" ||
+		invalid.Field != "Rate" || invalid.Value != -2.0 {
 		t.Errorf("%+v", invalid)
 	}
 }

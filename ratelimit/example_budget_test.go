@@ -19,8 +19,8 @@ func (p price) of(input, cached, output float64) float64 {
 
 const dollars = 1e6
 
-// An organisation, its teams and their users each have a limit. A call takes from all of them or from
-// none. The budgets count money, so that models of different prices share them.
+// An organisation, its teams and their users each have a limit. A call takes from all of them or
+// from none. The budgets count money, so that models of different prices share them.
 func ExampleRequest_Count() {
 	ctx := context.Background()
 	pool, done := pgtest.Example()

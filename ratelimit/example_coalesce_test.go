@@ -12,8 +12,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A server without a transaction for each request: its calls are decided together, and let through for a while if the database
-// is away.
+// A server without a transaction for each request: its calls are decided together, and let through
+// for a while if the database is away.
 func ExampleLimiter_Coalesce() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)

@@ -10,7 +10,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// When the limit runs short, what is critical goes on, and the rest waits until there is more than it is to leave.
+// When the limit runs short, what is critical goes on, and the rest waits until there is more than
+// it is to leave.
 func ExampleRequest_Leave() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)

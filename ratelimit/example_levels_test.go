@@ -14,10 +14,12 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// At READ COMMITTED what was read before the take does not matter to it: whoever holds the row is waited for, and nothing fails.
+// At READ COMMITTED what was read before the take does not matter to it: whoever holds the row is
+// waited for, and nothing fails.
 func ExampleLimiter_InTxOptions() {
 	ctx := context.Background()
-	pool, done := pgtest.Example(messageTable, `CREATE TABLE plan (org text, hourly float8)`, `INSERT INTO plan VALUES ('acme', 2)`)
+	pool, done := pgtest.Example(messageTable, `CREATE TABLE plan (org text, hourly float8)`,
+		`INSERT INTO plan VALUES ('acme', 2)`)
 	defer done()
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
@@ -46,7 +48,8 @@ func ExampleLimiter_InTxOptions() {
 	// false true
 }
 
-// Any transaction of pgx will do. Above READ COMMITTED it has to be run again by its owner if it cannot be serialized.
+// Any transaction of pgx will do. Above READ COMMITTED it has to be run again by its owner if it
+// cannot be serialized.
 func ExampleLimiter_RateLimit() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)
@@ -94,7 +97,8 @@ func placeOrder(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.P
 	return err
 }
 
-// After a COMMIT of unknown outcome the order and its tokens are both there or both not: the one tells of the other.
+// After a COMMIT of unknown outcome the order and its tokens are both there or both not: the one
+// tells of the other.
 func ExampleLimiter_InTx_outcomeUnknown() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(`CREATE TABLE orders (id text PRIMARY KEY, org text)`)

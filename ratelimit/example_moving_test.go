@@ -12,7 +12,8 @@ import (
 
 // What stands in docs/moving.md after the move. What stood before is in bench/moving.
 
-var chats = ratelimit.MustDefine("chats", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(20)})
+var chats = ratelimit.MustDefine("chats",
+	ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(20)})
 
 // allow is what was Limiter.Allow of redis_rate.
 func allow(ctx context.Context, limits *ratelimit.Coalesced, user string) error {
@@ -23,7 +24,8 @@ func allow(ctx context.Context, limits *ratelimit.Coalesced, user string) error 
 	return res.Err() // nil, or a *DeniedError
 }
 
-var calls = ratelimit.MustDefine("calls", ratelimit.TokenBucket{Rate: 50, Period: time.Second, Capacity: ratelimit.Tokens(5)})
+var calls = ratelimit.MustDefine("calls",
+	ratelimit.TokenBucket{Rate: 50, Period: time.Second, Capacity: ratelimit.Tokens(5)})
 
 // turn is what was Limiter.Wait of x/time/rate.
 func turn(ctx context.Context, auto *ratelimit.Autocommit) error {

@@ -10,7 +10,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Balances that are full again are like none, so that they need no rows. A program prunes them once a day.
+// Balances that are full again are like none, so that they need no rows. A program prunes them once
+// a day.
 func ExampleLimiter_Prune() {
 	ctx := context.Background()
 	pool, done := pgtest.Example()
@@ -21,7 +22,8 @@ func ExampleLimiter_Prune() {
 	}
 	visitors := ratelimit.MustDefine("visitors", ratelimit.TokenBucket{Rate: 100, Period: time.Millisecond})
 	exports := ratelimit.MustDefine("exports", ratelimit.TokenBucket{Rate: 3, Period: 24 * time.Hour})
-	for _, request := range []ratelimit.Request{visitors.For("198.51.100.7"), visitors.For("203.0.113.9"), exports.For("acme")} {
+	for _, request := range []ratelimit.Request{visitors.For("198.51.100.7"),
+		visitors.For("203.0.113.9"), exports.For("acme")} {
 		if err := limiter.Autocommit(pool).Consume(ctx, request); err != nil {
 			log.Fatal(err)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// What a call of a model will use is known afterwards. An estimate is reserved, and travels with the work; what the call has
-// used replaces it, in the transaction that saves the answer.
+// What a call of a model will use is known afterwards. An estimate is reserved, and travels with
+// the work; what the call has used replaces it, in the transaction that saves the answer.
 func ExampleLimiter_Settle() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)

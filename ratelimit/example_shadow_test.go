@@ -10,7 +10,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// What a smaller limit would do is seen before it is enforced: it stands beside the one that holds today, under the same name.
+// What a smaller limit would do is seen before it is enforced: it stands beside the one that holds
+// today, under the same name.
 func ExampleShadow() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)

@@ -15,7 +15,8 @@ import (
 var Completions = ratelimit.MustDefine("completions",
 	ratelimit.TokenBucket{Rate: 60_000, Period: time.Minute, Capacity: ratelimit.Tokens(1_000)}, ratelimit.Shards(31))
 
-// A limit with shards is asked like any other, and one limit: whatever it has in all of them together is granted.
+// A limit with shards is asked like any other, and one limit: whatever it has in all of them
+// together is granted.
 func ExampleShards() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)

@@ -21,8 +21,10 @@ func ExampleAutocommit_Do() {
 		log.Fatal(err)
 	}
 	var (
-		streamTokens   = ratelimit.MustDefine("streamTokens", ratelimit.TokenBucket{Rate: 40_000, Period: 30 * 24 * time.Hour})
-		streamRequests = ratelimit.MustDefine("streamRequests", ratelimit.TokenBucket{Rate: 500, Period: 30 * 24 * time.Hour})
+		streamTokens = ratelimit.MustDefine("streamTokens",
+			ratelimit.TokenBucket{Rate: 40_000, Period: 30 * 24 * time.Hour})
+		streamRequests = ratelimit.MustDefine("streamRequests",
+			ratelimit.TokenBucket{Rate: 500, Period: 30 * 24 * time.Hour})
 	)
 	auto := limiter.Autocommit(pool)
 

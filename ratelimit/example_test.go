@@ -16,7 +16,9 @@ import (
 
 var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute})
 
-func saveMessage(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, org, text string, tokens float64) error {
+func saveMessage(
+	ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, org, text string, tokens float64,
+) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := limiter.Consume(ctx, tx, ChatTokens.For(org).Count(tokens)); err != nil {
 			return err // rolls back: nothing was taken, nothing was written
@@ -61,7 +63,8 @@ func ExampleRequest_OrReserve() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	calls := ratelimit.MustDefine("calls", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
+	calls := ratelimit.MustDefine("calls",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
 
 	for range 4 {
 		err := limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -120,7 +123,8 @@ func ExampleRequest_Rule() {
 	// true 50
 }
 
-// Charge first, check then, give back what turned out to be good: callers who come at once cannot pass together.
+// Charge first, check then, give back what turned out to be good: callers who come at once cannot
+// pass together.
 func ExampleLimiter_GiveBack() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)
@@ -159,7 +163,8 @@ func ExampleLimiter_GiveBack() {
 	// locked
 }
 
-// An upstream says to come again in an hour. Until then the limit is closed for whoever calls; what can wait is reserved.
+// An upstream says to come again in an hour. Until then the limit is closed for whoever calls; what
+// can wait is reserved.
 func ExampleLimiter_Pause() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)
@@ -174,7 +179,8 @@ func ExampleLimiter_Pause() {
 	if err := auto.Pause(ctx, time.Hour, partner.For("acme")); err != nil { // Retry-After: 3600
 		log.Fatal(err)
 	}
-	for _, request := range []ratelimit.Request{partner.For("acme"), partner.For("acme").OrReserve(), partner.For("other")} {
+	for _, request := range []ratelimit.Request{partner.For("acme"),
+		partner.For("acme").OrReserve(), partner.For("other")} {
 		res, err := auto.RateLimit(ctx, request)
 		if err != nil {
 			log.Fatal(err)

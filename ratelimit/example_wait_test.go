@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// In a transaction: reserve only what runs soon enough to wait for after COMMIT. What would run later is refused, and the order
-// with it.
+// In a transaction: reserve only what runs soon enough to wait for after COMMIT. What would run
+// later is refused, and the order with it.
 func ExampleRequest_Within() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)
@@ -23,7 +23,8 @@ func ExampleRequest_Within() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	mails := ratelimit.MustDefine("mails", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	mails := ratelimit.MustDefine("mails",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 
 	order := func(text string) error {
 		var res ratelimit.Result
@@ -100,7 +101,8 @@ func ExampleAutocommit_Wait() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	partner := ratelimit.MustDefine("partner", ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	partner := ratelimit.MustDefine("partner",
+		ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 
 	auto := limiter.Autocommit(pool)
 	began := time.Now()

@@ -65,7 +65,8 @@ func (x pgxExecutor) alone() bool {
 	return ok && !t.begun
 }
 
-func (x pgxExecutor) stepwise() bool { return false } // a batch takes effect as a whole, or not at all
+// a batch takes effect as a whole, or not at all
+func (x pgxExecutor) stepwise() bool { return false }
 
 func (pgxExecutor) single() bool { return false }
 
@@ -91,7 +92,8 @@ func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, err
 }
 
 func (x pgxExecutor) doubt(confirm func() *confirmation) {
-	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() { // otherwise each statement reads anew
+	// otherwise each statement reads anew
+	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() {
 		t.unsure = confirm
 	}
 }
@@ -158,7 +160,9 @@ type batchSender interface {
 }
 
 // sendBatch is send with a pgx.Batch, also for one statement.
-func sendBatch(ctx context.Context, to batchSender, statements []*statement) (failed *statement, err error) {
+func sendBatch(
+	ctx context.Context, to batchSender, statements []*statement,
+) (failed *statement, err error) {
 	batch := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements))}
 	for _, s := range statements {
 		batch.Queue(s.sql, s.args...)
@@ -213,9 +217,11 @@ func (s *statement) decodeFrom(fields []pgconn.FieldDescription, raw [][]byte) b
 	if len(fields) < 5 || len(raw) != len(fields) {
 		return false
 	}
-	types := [...]uint32{pgtype.Float8OID, pgtype.TimestamptzOID, pgtype.TimestamptzOID, pgtype.Int8OID, pgtype.Float8OID}
+	types := [...]uint32{pgtype.Float8OID, pgtype.TimestamptzOID, pgtype.TimestamptzOID,
+		pgtype.Int8OID, pgtype.Float8OID}
 	for i := range fields {
-		if fields[i].Format != pgx.BinaryFormatCode || i < len(types) && fields[i].DataTypeOID != types[i] {
+		if fields[i].Format != pgx.BinaryFormatCode ||
+			i < len(types) && fields[i].DataTypeOID != types[i] {
 			return false
 		}
 	}
@@ -227,7 +233,8 @@ func (s *statement) decodeFrom(fields []pgconn.FieldDescription, raw [][]byte) b
 	switch {
 	case len(raw) == 6 && s.looks && fields[5].DataTypeOID == pgtype.TimestamptzOID:
 		a.at = timestamp(raw[5]).Time
-	case len(raw) == 6 && s.shards != nil && fields[5].DataTypeOID == pgtype.Int4OID && len(raw[5]) == 4:
+	case len(raw) == 6 && s.shards != nil && fields[5].DataTypeOID == pgtype.Int4OID &&
+		len(raw[5]) == 4:
 		s.row = int32(binary.BigEndian.Uint32(raw[5])) //nolint:gosec // the same bits
 	case len(raw) != 5 || s.looks || s.shards != nil:
 		return false

@@ -21,7 +21,9 @@ func (r failedRows) Scan(...any) error                            { return r.err
 func (r failedRows) Values() ([]any, error)                       { return nil, r.err }
 func (r failedRows) RawValues() [][]byte                          { return nil }
 func (r failedRows) Conn() *pgx.Conn                              { return nil }
-func (r failedRows) TypeMap() *pgtype.Map                         { return pgtype.NewMap() } // since v5.11
+
+// since v5.11
+func (r failedRows) TypeMap() *pgtype.Map { return pgtype.NewMap() }
 
 // failedBatch is the answer to a batch that was not sent.
 type failedBatch struct {
@@ -33,4 +35,6 @@ func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTa
 func (b failedBatch) Query() (pgx.Rows, error)         { return failedRows{err: b.err}, b.err }
 func (b failedBatch) QueryRow() pgx.Row                { return failedRows{err: b.err} }
 func (b failedBatch) Close() error                     { return b.err }
-func (b failedBatch) Tx() pgx.Tx                       { return nil } // since v5.12: the transaction of a batch that begins one
+
+// since v5.12: the transaction of a batch that begins one
+func (b failedBatch) Tx() pgx.Tx { return nil }

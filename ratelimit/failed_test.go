@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// pgx adds methods to its interfaces now and then: TypeMap came with v5.11 and Tx with v5.12, and users may have those.
+// pgx adds methods to its interfaces now and then: TypeMap came with v5.11 and Tx with v5.12, and
+// users may have those.
 func TestAnswersThatWereNotSentHaveTheMethodsOfNewerVersions(t *testing.T) {
 	t.Parallel()
 	var rows, batch any = failedRows{err: errors.New("not sent")}, failedBatch{err: errors.New("not sent")}

@@ -90,8 +90,9 @@ type FailOpen struct {
 
 	health health
 
-	mu     sync.Mutex
-	began  time.Time // when For and Most began to count; zero if they have not since they were renewed
+	mu sync.Mutex
+	// when For and Most began to count; zero if they have not since they were renewed
+	began  time.Time
 	away   bool      // no call was decided since one was let through
 	well   time.Time // since when calls are decided again, if not away
 	shut   bool      // For or Most is reached
@@ -103,7 +104,8 @@ type FailOpen struct {
 // RateLimit is that of the Limiter.
 func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	if f.Limiter == nil {
-		return Result{}, &InvalidError{Field: "FailOpen.Limiter", Value: nil, Want: "an Autocommit or a Coalesced"}
+		return Result{}, &InvalidError{Field: "FailOpen.Limiter", Value: nil,
+			Want: "an Autocommit or a Coalesced"}
 	}
 	if f.Share > 1 || f.Share != f.Share {
 		return Result{}, &InvalidError{Field: "FailOpen.Share", Value: f.Share,
@@ -126,7 +128,8 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 			f.decided(ctx)
 		}
 		return res, nil
-	case errors.Is(err, ErrInvalid), errors.Is(err, ErrNested), errors.Is(err, ErrClosed), ctx.Err() != nil,
+	case errors.Is(err, ErrInvalid), errors.Is(err, ErrNested), errors.Is(err, ErrClosed),
+		ctx.Err() != nil,
 		f.Allow != nil && !f.Allow(ctx, err, requests),
 		!errors.Is(err, errNoAnswer) && !f.health.away(ctx, began, probe):
 		return Result{}, err
@@ -181,8 +184,9 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 	why := ""
 	switch {
 	case now.Sub(f.began) >= f.most():
-		why = fmt.Sprintf("the outage began more than %v ago, or the database was not back for that long",
-			f.most())
+		why =
+			fmt.Sprintf("the outage began more than %v ago, or the database was not back for that long",
+				f.most())
 	case f.Most > 0 && f.opened >= f.Most:
 		why = fmt.Sprintf("%d calls were", f.opened)
 	}

@@ -44,14 +44,16 @@ func TestFailOpenIsOpenForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &down{err: errGone}
 		var log bytes.Buffer
-		f := &ratelimit.FailOpen{Limiter: d, For: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		f := &ratelimit.FailOpen{Limiter: d, For: 50 * time.Millisecond,
+			Logger: slog.New(slog.NewTextHandler(&log, nil))}
 		through := func() bool {
 			t.Helper()
 			res, err := f.RateLimit(t.Context(), ample.For("k"))
 			if err != nil && (!errors.Is(err, errGone) || res.OK) {
 				t.Fatalf("%+v, %v", res, err)
 			}
-			if back := new(ratelimit.Autocommit).GiveBack(t.Context(), res); res.OK && (err != nil || res.Decided() || res.Err() != nil || back != nil) {
+			if back := new(ratelimit.Autocommit).GiveBack(t.Context(), res); res.OK &&
+				(err != nil || res.Decided() || res.Err() != nil || back != nil) {
 				t.Fatalf("%+v, %v", res, err)
 			}
 			return res.OK
@@ -186,12 +188,14 @@ func TestACallThatFailsAloneIsNotLetThrough(t *testing.T) {
 				}
 				time.Sleep(50 * time.Millisecond)
 				if slow {
-					if _, err := f.RateLimit(ctx, ample.For("k")); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() == nil {
+					if _, err := f.RateLimit(ctx, ample.For("k")); !errors.Is(err,
+						context.DeadlineExceeded) || ctx.Err() == nil {
 						t.Error(err)
 					}
 				}
 				for !slow && ctx.Err() == nil {
-					if _, err := f.RateLimit(t.Context(), ample.For("k")); !errors.Is(err, errGone) && ctx.Err() == nil {
+					if _, err := f.RateLimit(t.Context(), ample.For("k")); !errors.Is(err,
+						errGone) && ctx.Err() == nil {
 						t.Fatal(err)
 					}
 				}
@@ -228,10 +232,13 @@ func TestSharesOfALimitAreKeptInAnOutage(t *testing.T) {
 					limit := ratelimit.MustDefine("shared", c.rule)
 					processes := make([]*ratelimit.FailOpen, n)
 					for i := range processes {
-						processes[i] = &ratelimit.FailOpen{Limiter: &down{err: errGone}, For: time.Hour, Share: 1 / float64(n), Logger: quiet}
+						processes[i] = &ratelimit.FailOpen{Limiter: &down{err: errGone},
+							For: time.Hour, Share: 1 / float64(n), Logger: quiet}
 					}
 					granted := map[string]float64{}
-					for began := time.Now(); time.Since(began) < minutes*time.Minute; time.Sleep(250 * time.Millisecond) {
+					for began := time.Now(); time.Since(began) < minutes*time.Minute; time.Sleep(
+						250 * time.Millisecond,
+					) {
 						for _, f := range processes {
 							for _, key := range []string{"a", "b"} {
 								res, err := f.RateLimit(t.Context(), limit.For(key), ample.For(key))
@@ -240,7 +247,8 @@ func TestSharesOfALimitAreKeptInAnOutage(t *testing.T) {
 									t.Fatalf("%+v, %v", res, err)
 								case res.OK:
 									granted[key]++
-								case !errors.Is(res.Err(), ratelimit.ErrDenied) || res.RetryAfter() <= 0 || res.Limit != "shared" || res.Key != key:
+								case !errors.Is(res.Err(), ratelimit.ErrDenied) || res.RetryAfter() <= 0 ||
+									res.Limit != "shared" || res.Key != key:
 									t.Fatalf("%+v", res)
 								}
 							}

@@ -12,7 +12,8 @@ import (
 //
 // A denied call takes nothing. A limit counts as one balance, however many shards it has. Nothing
 // is taken from any database, so do not give back or settle the Result there.
-func Foretell(now time.Time, state func(limit, key string) State, requests ...Request) (Result, []State, error) {
+func Foretell(now time.Time, state func(limit, key string) State, requests ...Request) (Result,
+	[]State, error) {
 	calls, err := resolveAll(requests)
 	if err != nil {
 		return Result{}, nil, err
@@ -45,7 +46,8 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 			before := c.At(balances[c.place()], at)
 			if ok {
 				after, _ := c.Grants(before)
-				c.taken, c.owed, c.delay, c.moved = after.Since(), -after.Value, after.Delay, after.Moved
+				c.taken, c.owed, c.delay, c.moved = after.Since(), -after.Value, after.Delay,
+					after.Moved
 				leave(c, d.State)
 			} else { // a denial takes from none, so each keeps its balance
 				d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}

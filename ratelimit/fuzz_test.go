@@ -9,23 +9,27 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// FuzzDecide decides on whatever there is: nothing panics, no NaN gets out, nothing is granted below the floor, and a denied
-// request is granted at RetryAt and not a microsecond before.
+// FuzzDecide decides on whatever there is: nothing panics, no NaN gets out, nothing is granted
+// below the floor, and a denied request is granted at RetryAt and not a microsecond before.
 func FuzzDecide(f *testing.F) {
 	day := int64(24 * time.Hour / us)
 	f.Add(false, 10.0, int64(60e6), uint8(0), 0.0, 0.0, int64(0), 0.0, t0.UnixMicro(), t0.UnixMicro()+5, 1.0, false)
-	f.Add(true, 10.0, int64(100e3), uint8(4), 0.0, 0.0, t0.UnixMicro(), -7.5, t0.UnixMicro(), t0.UnixMicro()+333, 2.0, true)
+	f.Add(true, 10.0, int64(100e3), uint8(4), 0.0, 0.0, t0.UnixMicro(), -7.5, t0.UnixMicro(),
+		t0.UnixMicro()+333, 2.0, true)
 	f.Add(false, 1.0/3, day, uint8(3), 20.0, 5.0, int64(0), -4.9, t0.UnixMicro()+1e6, t0.UnixMicro(), 0.1, true)
 	f.Add(true, 3.0, int64(333e3), uint8(7), 0.0, 0.0, -day*365*1000, 0.0, int64(0), int64(-1), 0.0, false)
 	f.Add(false, 1e9, int64(1), uint8(1), 1e15, 0.0, int64(0), -1e300, t0.UnixMicro(), t0.UnixMicro(), 1e10, false)
-	f.Add(false, 5e-324, int64(1), uint8(0), 0.0, 0.0, int64(0), math.Inf(-1), t0.UnixMicro(), t0.UnixMicro(), 5e-324, true)
-	f.Add(true, float64(1<<53), int64(9e15), uint8(0), 0.0, 0.0, int64(0), math.NaN(), int64(math.MinInt64), int64(math.MaxInt64), 1.0, true)
+	f.Add(false, 5e-324, int64(1), uint8(0), 0.0, 0.0, int64(0), math.Inf(-1), t0.UnixMicro(),
+		t0.UnixMicro(), 5e-324, true)
+	f.Add(true, float64(1<<53), int64(9e15), uint8(0), 0.0, 0.0, int64(0), math.NaN(),
+		int64(math.MinInt64), int64(math.MaxInt64), 1.0, true)
 
 	first := time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 	last := time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 	end := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-	f.Fuzz(func(t *testing.T, window bool, rate float64, period int64, set uint8, capacity, reserved float64, start int64,
+	f.Fuzz(func(t *testing.T, window bool, rate float64, period int64, set uint8, capacity,
+		reserved float64, start int64,
 		value float64, ts, now int64, n float64, reserve bool,
 	) {
 		if period > math.MaxInt64/1000 || period < math.MinInt64/1000 {

@@ -30,7 +30,8 @@ func (r terms) rule() ratelimit.Rule {
 		reserved = &r.debt
 	}
 	if r.window {
-		return ratelimit.FixedWindow{Rate: r.rate, Period: r.period, Capacity: &r.capacity, MaxReserved: reserved, Start: r.start}
+		return ratelimit.FixedWindow{Rate: r.rate, Period: r.period, Capacity: &r.capacity,
+			MaxReserved: reserved, Start: r.start}
 	}
 	return ratelimit.TokenBucket{Rate: r.rate, Period: r.period, Capacity: &r.capacity, MaxReserved: reserved}
 }
@@ -52,12 +53,18 @@ func anyTerms() *rapid.Generator[terms] {
 			rapid.Float64Range(1e-3, 1e6),
 		).Draw(t, "rate")
 		r.period = rapid.OneOf(
-			rapid.SampledFrom([]time.Duration{us, 7 * us, time.Millisecond, 100 * time.Millisecond, 110 * time.Millisecond,
-				333 * time.Millisecond, time.Second, 7 * time.Second, time.Minute, time.Hour, 24 * time.Hour, 30 * 24 * time.Hour}),
-			rapid.Map(rapid.Int64Range(1, 40*24*3600*1e6), func(n int64) time.Duration { return time.Duration(n) * us }),
+			rapid.SampledFrom([]time.Duration{us, 7 * us, time.Millisecond, 100 * time.Millisecond,
+				110 * time.Millisecond,
+				333 * time.Millisecond, time.Second, 7 * time.Second, time.Minute, time.Hour,
+				24 * time.Hour, 30 * 24 * time.Hour}),
+			rapid.Map(rapid.Int64Range(1, 40*24*3600*1e6), func(n int64) time.Duration {
+				return time.Duration(n) * us
+			}),
 		).Draw(t, "period")
-		r.capacity = r.rate * rapid.OneOf(rapid.SampledFrom([]float64{0, 0.5, 1, 1, 1, 2, 20}), rapid.Float64Range(0, 50)).Draw(t, "capacity/rate")
-		r.debt = r.rate * rapid.OneOf(rapid.SampledFrom([]float64{0, 0.5, 1, 3, 100}), rapid.Float64Range(0, 50)).Draw(t, "debt/rate")
+		r.capacity = r.rate * rapid.OneOf(rapid.SampledFrom([]float64{0, 0.5, 1, 1, 1, 2, 20}),
+			rapid.Float64Range(0, 50)).Draw(t, "capacity/rate")
+		r.debt = r.rate * rapid.OneOf(rapid.SampledFrom([]float64{0, 0.5, 1, 3, 100}),
+			rapid.Float64Range(0, 50)).Draw(t, "debt/rate")
 		r.start = t0.Add(time.Duration(rapid.Int64Range(-1e15, 1e15).Draw(t, "start")) * us)
 		return r
 	})
@@ -86,7 +93,8 @@ func anyCount(r terms, reserve bool) *rapid.Generator[float64] {
 func anyState(r terms, now time.Time) *rapid.Generator[ratelimit.State] {
 	return rapid.Custom(func(t *rapid.T) ratelimit.State {
 		value := rapid.OneOf(
-			rapid.Just(0.0), rapid.Just(r.capacity), rapid.Just(-r.debt), rapid.Just(2*r.capacity+1), rapid.Just(-2*r.debt-1),
+			rapid.Just(0.0), rapid.Just(r.capacity), rapid.Just(-r.debt),
+			rapid.Just(2*r.capacity+1), rapid.Just(-2*r.debt-1),
 			rapid.Float64Range(-r.debt, r.capacity),
 			rapid.Map(rapid.Float64Range(-r.debt, r.capacity), math.Floor),
 		).Draw(t, "value")

@@ -39,9 +39,10 @@ type heldRow struct {
 }
 
 const (
-	mostPause   = 200 * time.Millisecond // between two tries
-	inLine      = 100 * time.Millisecond // how long a call waits here before a connection waits for its row
-	mostDoubled = 5                      // how often inLine is doubled
+	mostPause = 200 * time.Millisecond // between two tries
+	// how long a call waits here before a connection waits for its row
+	inLine      = 100 * time.Millisecond
+	mostDoubled = 5 // how often inLine is doubled
 
 	// inserting is how long an insertion waits for another transaction that inserts the same row.
 	inserting = 10 * time.Millisecond
@@ -71,7 +72,9 @@ func (h *held) join(w *waiter) bool {
 }
 
 func (r *heldRow) add(w *waiter) {
-	i, _ := slices.BinarySearchFunc(r.queue, w, func(a, b *waiter) int { return cmp.Compare(a.order, b.order) })
+	i, _ := slices.BinarySearchFunc(r.queue, w, func(a, b *waiter) int {
+		return cmp.Compare(a.order, b.order)
+	})
 	r.queue = slices.Insert(r.queue, i, w)
 }
 
@@ -208,7 +211,8 @@ func (h *held) pick(now time.Time) (rows []*heldRow) {
 	}
 	for _, r := range h.rows {
 		w := r.queue
-		if !r.busy && (r.most > 0 && !r.due.After(now) || now.Sub(w[0].since) >= w[0].patience()) && better(r) {
+		if !r.busy && (r.most > 0 && !r.due.After(now) || now.Sub(w[0].since) >= w[0].patience()) &&
+			better(r) {
 			best = r
 		}
 	}

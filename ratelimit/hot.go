@@ -48,5 +48,6 @@ func (h *hot) conflict(limit string, shards int, now time.Time) {
 	}
 	k.told = now
 	h.logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
-		"limit", limit, "shards", shards, "conflicts", k.n, "within", now.Sub(k.since).Round(time.Second))
+		"limit", limit, "shards", shards, "conflicts", k.n, "within",
+		now.Sub(k.since).Round(time.Second))
 }

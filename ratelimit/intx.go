@@ -55,13 +55,15 @@ const maxAttempts = 50
 // InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool,
 // called with its ctx, it is refused with [ErrNested]: if outer transactions held all connections,
 // the inner ones would wait for ever.
-func (l *Limiter) InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error) error {
+func (l *Limiter) InTx(ctx context.Context, db Beginner,
+	fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return l.InTxOptions(ctx, db, pgx.TxOptions{}, fn)
 }
 
 // InTxOptions is InTx with other transaction options, such as a weaker isolation level. Limits hold
 // at each. No level means that of [Config].
-func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
+func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions,
+	fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if l.observer == nil {
 		return l.inTx(ctx, db, opts, fn, nil)
 	}
@@ -73,7 +75,8 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 }
 
 // inTx is InTxOptions without the Observer. If e is not nil, inTx counts attempts and waits in it.
-func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error, e *TransactedEvent) error {
+func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
+	fn func(ctx context.Context, tx pgx.Tx) error, e *TransactedEvent) error {
 	if !l.made() {
 		return errNotMade()
 	}
@@ -97,7 +100,8 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions, fn 
 // rerun runs attempts until one does not conflict with a concurrent transaction, or it has to give
 // up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
 // not nil, rerun counts attempts and waits in it.
-func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent, attempt func(n int, conflicts []row) (*attempt, error)) error {
+func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
+	attempt func(n int, conflicts []row) (*attempt, error)) error {
 	most := l.maxAttempts
 	if _, ends := ctx.Deadline(); most == 0 && !ends {
 		most = maxAttempts
@@ -122,7 +126,8 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent, attempt func(n 
 			e.Paused += time.Since(began)
 		}
 		if err != nil {
-			return fmt.Errorf("ratelimit: gave up: %w (attempt %d conflicted with another transaction: %w)", err, n, again.err)
+			return fmt.Errorf("ratelimit: gave up: %w (attempt %d conflicted with another transaction: %w)",
+				err, n, again.err)
 		}
 	}
 }
@@ -156,7 +161,8 @@ type againError struct{ err error }
 func (e *againError) Error() string { return e.err.Error() }
 
 // run makes one attempt.
-func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) (err error) {
+func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
+	fn func(context.Context, pgx.Tx) error) (err error) {
 	tx, release, err := newTx(ctx, db, opts)
 	if err != nil {
 		return err
@@ -172,7 +178,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions, fn f
 	done := false
 	defer func() {
 		if !done { // an error or a panic
-			ended := tx.closed && tx.failed == nil // fn has ended it itself, and knows whether it committed
+			// fn has ended it itself, and knows whether it committed
+			ended := tx.closed && tx.failed == nil
 			rollback(ctx, tx)
 			if !ended {
 				a.undone()
@@ -222,7 +229,8 @@ func (a *attempt) verdict(ctx context.Context, tx *lazyTx, err error) error {
 		return &againError{a.conflict}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return ended(ctx, err) // pgx ends a write with a deadline of the connection: its error does not mention ctx
+		// pgx ends a write with a deadline of the connection: its error does not mention ctx
+		return ended(ctx, err)
 	}
 	return err
 }
@@ -243,11 +251,13 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, pgx.ErrTxClosed):
-		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w", err)
+		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
+			err)
 	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
 		return &againError{a.conflict}
 	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InTx did not return its error: %w", err)
+		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InTx did not return its error: %w",
+			err)
 	case isConflict(err):
 		return &againError{err}
 	case isRolledBack(err):

@@ -12,13 +12,13 @@ import (
 )
 
 // Leases. A lease takes blocks of tokens from the row of a limit and key, and hands them out from
-// memory once the take of the block is committed. So all processes together never hand out more than
-// the row has granted.
+// memory once the take of the block is committed. So all processes together never hand out more
+// than the row has granted.
 //
-// That is not enough. Tokens that a lease holds are missing in the row, which refills as if they had
-// been used. Ten leases with full blocks, and a full row, would be twice the capacity or more, all
-// available at once. So tokens that a lease holds expire when they would have overflowed in the row.
-// A take at t0 that has left v tokens in the row lets its lease hold at time t at most
+// That is not enough. Tokens that a lease holds are missing in the row, which refills as if they
+// had been used. Ten leases with full blocks, and a full row, would be twice the capacity or more,
+// all available at once. So tokens that a lease holds expire when they would have overflowed in the
+// row. A take at t0 that has left v tokens in the row lets its lease hold at time t at most
 //
 //	capacity - refilled(v, t0, t)
 //
@@ -26,26 +26,26 @@ import (
 //
 //	(balance of the row) + (all that leases hold) <= capacity, at each instant,
 //
-// as if all of it were still in the row. In any interval of length t at most capacity + rate*t tokens
-// are handed out, by any number of processes.
+// as if all of it were still in the row. In any interval of length t at most capacity + rate*t
+// tokens are handed out, by any number of processes.
 //
-// The argument: let takes leave v1 at t1, v2 at t2, ..., vk at tk in the row, and let h1, ..., hk be
-// what is still held of each at time t. Write ri = refilled(vi, ti, t). The balance is rk, and by the
-// rule hk + rk <= capacity. Also hi + ri <= r(i-1): take i has left what it did not take of r(i-1), so
-// ri + hi is at most r(i-1) until it reaches the capacity. From then on the rule keeps it at the
-// capacity, which r(i-1) has reached by then, too. So rk + hk + h(k-1) + ... + h2 <= r1, and
-// r1 + h1 <= capacity. A take by others than leases is a take of which nothing is held. A take from
-// several shards is one take from each.
+// The argument: let takes leave v1 at t1, v2 at t2, ..., vk at tk in the row, and let h1, ..., hk
+// be what is still held of each at time t. Write ri = refilled(vi, ti, t). The balance is rk, and
+// by the rule hk + rk <= capacity. Also hi + ri <= r(i-1): take i has left what it did not take of
+// r(i-1), so ri + hi is at most r(i-1) until it reaches the capacity. From then on the rule keeps
+// it at the capacity, which r(i-1) has reached by then, too. So rk + hk + h(k-1) + ... + h2 <= r1,
+// and r1 + h1 <= capacity. A take by others than leases is a take of which nothing is held. A take
+// from several shards is one take from each.
 //
 // Giving tokens back breaks this chain, because later takes do not know of it and let their tokens
-// expire too late. So nothing is held for longer than a moment (kept), and only those tokens are given
-// back that would not have expired before everything that was taken earlier is used or expired (see
-// back). If nothing flows in, that is all of them.
+// expire too late. So nothing is held for longer than a moment (kept), and only those tokens are
+// given back that would not have expired before everything that was taken earlier is used or
+// expired (see back). If nothing flows in, that is all of them.
 //
-// The time since a take is counted from before it was sent, on the process's own monotonic clock. So
-// it is never less than the time that has passed for the row, as long as both clocks run at the same
-// speed. A machine that was suspended, and whose clock has not counted that time, must not go on with
-// the tokens that it held before.
+// The time since a take is counted from before it was sent, on the process's own monotonic clock.
+// So it is never less than the time that has passed for the row, as long as both clocks run at the
+// same speed. A machine that was suspended, and whose clock has not counted that time, must not go
+// on with the tokens that it held before.
 
 // LeaseConfig configures a [Lease]. The zero LeaseConfig uses the defaults.
 type LeaseConfig struct {
@@ -75,7 +75,8 @@ type LeaseConfig struct {
 // A crash loses the tokens that the process holds or is just fetching. That is at most Block, or a
 // larger take that waits, plus what its open transactions have taken. They count as used.
 //
-// A Lease is safe for concurrent use, and one for each process, limit and key is enough. It has no goroutine while it is idle.
+// A Lease is safe for concurrent use, and one for each process, limit and key is enough. It has no
+// goroutine while it is idle.
 type Lease struct {
 	l       *Limiter
 	a       *Autocommit
@@ -122,11 +123,13 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 		return nil, errNotMade()
 	}
 	if request.reserve || request.credit || request.leave != 0 {
-		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request", Value: plain("one with OrReserve, Within, OnCredit or Leave"),
-			Want: "one without them: a lease takes tokens that exist"}
+		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request",
+			Value: plain("one with OrReserve, Within, OnCredit or Leave"),
+			Want:  "one without them: a lease takes tokens that exist"}
 	}
 	if request.def != nil && request.def.shadow {
-		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"), Want: "a limit that is enforced: a shadow cannot be leased"}
+		return nil, &InvalidError{Limit: request.def.name, Field: "limit", Value: plain("a Shadow"),
+			Want: "a limit that is enforced: a shadow cannot be leased"}
 	}
 	calls, err := resolveAll(bare([]Request{request}))
 	if err != nil {
@@ -135,14 +138,16 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 	c := &calls[0]
 	s := &Lease{
 		l: l, a: l.Autocommit(pool), request: request, calls: calls,
-		most: cfg.Block, least: c.Capacity * algebra.Smallest, outer: outerKey{pool}, base: time.Now(),
+		most: cfg.Block, least: c.Capacity * algebra.Smallest, outer: outerKey{pool},
+		base: time.Now(),
 	}
 	switch {
 	case s.most == 0:
 		s.most = min(c.Capacity, max(1, c.Capacity/10))
 	case !(s.most > 0) || s.most > c.Capacity:
 		return nil, &InvalidError{Limit: c.name, Field: "LeaseConfig.Block", Value: s.most,
-			Want: fmt.Sprintf("a number of tokens above 0 and at most the capacity of %v, or 0 for the default", c.Capacity)}
+			Want: fmt.Sprintf("a number of tokens above 0 and at most the capacity of %v, or 0 for the default",
+				c.Capacity)}
 	}
 	return s, nil
 }
@@ -263,8 +268,8 @@ func (s *Lease) now() int64 {
 	return int64(time.Since(s.base))
 }
 
-// before is the time of what is about to be sent. The row counts whole microseconds, so its time may
-// be one microsecond earlier.
+// before is the time of what is about to be sent. The row counts whole microseconds, so its time
+// may be one microsecond earlier.
 func (s *Lease) before() int64 {
 	if s.l.clock != nil {
 		return s.now()
@@ -283,8 +288,8 @@ type refusal struct {
 	told    int64
 }
 
-// refused is the answer to a take of n if the row is known to have too few tokens. For another count
-// than the one that was denied, it is computed from the balance at that time.
+// refused is the answer to a take of n if the row is known to have too few tokens. For another
+// count than the one that was denied, it is computed from the balance at that time.
 func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	d := &s.denied
 	if d.retryAt == 0 {

@@ -43,7 +43,9 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 		}
 		give := func(n float64) error {
 			c.used = c.Count - n
-			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement { return s.l.giveOf(c, c.used, true) })
+			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement {
+				return s.l.giveOf(c, c.used, true)
+			})
 			return err
 		}
 		if err := give(n); err != nil {
@@ -54,7 +56,8 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			if err := x.run(ctx, []*statement{look}); err != nil {
 				return err
 			}
-			if r := look.balance(); r.TS == b.at && r.Value == min(b.c.Capacity, b.value+(c.Count-(c.Count-n))) {
+			if r := look.balance(); r.TS == b.at &&
+				r.Value == min(b.c.Capacity, b.value+(c.Count-(c.Count-n))) {
 				return give(rest)
 			}
 		}
@@ -68,4 +71,26 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	}
 	s.l.denials.forget(s.calls)
 	return nil
+}
+
+// giveBackSoon gives back in the background what sweep has put aside.
+func (s *Lease) giveBackSoon() {
+	if s.giving || len(s.back) == 0 {
+		return
+	}
+	s.giving = true
+	s.busy++
+	go func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for len(s.back) > 0 {
+			s.back, s.returning = nil, s.back
+			s.mu.Unlock()
+			_ = s.giveBack(context.Background(), s.returning) // an error loses the tokens
+			s.mu.Lock()
+			s.returning = nil
+		}
+		s.giving = false
+		s.done()
+	}()
 }

@@ -289,15 +289,16 @@ func (s *Lease) round(f *flight) {
 		s.arrive(f, res, sent, now)
 	default:
 		o := &res.Outcomes[0]
-		s.denied = refusal{n: o.call.Count, retryAt: res.RetryAt.UnixMicro(), value: o.Value, at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
+		s.denied = refusal{n: o.call.Count, retryAt: res.RetryAt.UnixMicro(), value: o.Value,
+			at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
 		s.calm = now + int64(blockLasts)
 	}
 }
 
 func (s *Lease) waits(w *taker) bool { return slices.Contains(s.waiting, w) }
 
-// ask takes the tokens that a fetch wants. If the row has less, it takes what there is, as long as that is
-// enough for the first take that waits. It runs without the lock.
+// ask takes the tokens that a fetch wants. If the row has less, it takes what there is, as long as
+// that is enough for the first take that waits. It runs without the lock.
 func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err error) {
 	batch, need, beyond := f.batch, f.need, f.beyond
 	for range rounds {
@@ -375,26 +376,4 @@ func (s *Lease) blocks(res Result, sent int64) []*block {
 		blocks[k] = newBlock(p, p.after.Value, p.after.TS, sent)
 	}
 	return blocks
-}
-
-// giveBackSoon gives back in the background what sweep has put aside.
-func (s *Lease) giveBackSoon() {
-	if s.giving || len(s.back) == 0 {
-		return
-	}
-	s.giving = true
-	s.busy++
-	go func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for len(s.back) > 0 {
-			s.back, s.returning = nil, s.back
-			s.mu.Unlock()
-			_ = s.giveBack(context.Background(), s.returning) // an error loses the tokens
-			s.mu.Lock()
-			s.returning = nil
-		}
-		s.giving = false
-		s.done()
-	}()
 }

@@ -171,7 +171,9 @@ func (s *Lease) putBack(chunks []chunk, now int64) {
 			s.hand = append(s.hand, c.b)
 		}
 	}
-	slices.SortStableFunc(s.hand, func(a, b *block) int { return int(max(-1, min(1, a.sent-b.sent))) })
+	slices.SortStableFunc(s.hand, func(a, b *block) int {
+		return int(max(-1, min(1, a.sent-b.sent)))
+	})
 	s.sweep(now)
 	s.used = math.Max(0, s.used)
 	s.arm(now)

@@ -11,8 +11,8 @@ import (
 	"github.com/weir-go/weir/internal/algebra"
 )
 
-// leased is a row, by the algebra, and what several leases have of it in hand. Time is virtual, in nanoseconds, and each lease's
-// clock began at another time.
+// leased is a row, by the algebra, and what several leases have of it in hand. Time is virtual, in
+// nanoseconds, and each lease's clock began at another time.
 type leased struct {
 	a      algebra.Rule
 	now    int64
@@ -82,7 +82,8 @@ func (m *leased) check(t *rapid.T) {
 		for _, line := range m.log {
 			t.Log(line)
 		}
-		t.Fatalf("at %d the row has %v, and %v are in hand: more than the capacity of %v", m.now, has, hand, m.a.Capacity)
+		t.Fatalf("at %d the row has %v, and %v are in hand: more than the capacity of %v", m.now,
+			has, hand, m.a.Capacity)
 	}
 }
 
@@ -94,9 +95,10 @@ func (m *leased) flows(from, to int64) float64 {
 	return m.a.Rate * float64(to-from) / float64(m.a.Period)
 }
 
-// What lies in the row and what is in hand is never more than the capacity, and in no interval is more handed out than the
-// capacity and what flows in: for any number of leases, whatever they take, lend, hand out and give back, however long their
-// statements are under way, and though others take, too.
+// What lies in the row and what is in hand is never more than the capacity, and in no interval is
+// more handed out than the capacity and what flows in: for any number of leases, whatever they
+// take, lend, hand out and give back, however long their statements are under way, and though
+// others take, too.
 func TestWhatIsInHandAndInTheRowIsNeverMoreThanTheCapacity(t *testing.T) {
 	t.Parallel()
 	for range 20 {
@@ -111,7 +113,8 @@ func leasedHistory(t *rapid.T) {
 	m.a = algebra.Rule{Capacity: capacity, Rate: capacity, Period: fill}
 	if rapid.Bool().Draw(t, "window") {
 		parts := rapid.Int64Range(1, 4).Draw(t, "windows to fill")
-		m.a = algebra.Rule{Windowed: true, Capacity: capacity, Rate: capacity / float64(parts), Period: fill / parts, Origin: algebra.Anchor}
+		m.a = algebra.Rule{Windowed: true, Capacity: capacity, Rate: capacity / float64(parts),
+			Period: fill / parts, Origin: algebra.Anchor}
 	}
 	m.row = algebra.Balance{Exists: true, Value: capacity, TS: m.micros(), PausedUntil: algebra.Open}
 	first := m.micros()
@@ -192,17 +195,20 @@ func leasedHistory(t *rapid.T) {
 		for j := i; j < len(m.taken); j++ {
 			sum += m.taken[j].n
 			if most := m.a.Capacity + m.flows(m.taken[i].at, m.taken[j].at); sum > most*(1+1e-9) {
-				t.Fatalf("%v were handed out between %d and %d: at most %v", sum, m.taken[i].at-first, m.taken[j].at-first, most)
+				t.Fatalf("%v were handed out between %d and %d: at most %v", sum,
+					m.taken[i].at-first, m.taken[j].at-first, most)
 			}
 		}
 	}
 }
 
-// What is in hand overflows at the rate of the limit as soon as the row is full without it, and lasts as long as it is not.
+// What is in hand overflows at the rate of the limit as soon as the row is full without it, and
+// lasts as long as it is not.
 func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	t.Parallel()
 	bucket := MustDefine("bucket", TokenBucket{Rate: 10, Period: time.Second, Capacity: Tokens(20)}).def.rule
-	window := MustDefine("window", FixedWindow{Rate: 10, Period: 100 * time.Millisecond, Start: fromMicro(noon), Capacity: Tokens(25)}).def.rule
+	window := MustDefine("window", FixedWindow{Rate: 10, Period: 100 * time.Millisecond,
+		Start: fromMicro(noon), Capacity: Tokens(25)}).def.rule
 	at := func(after time.Duration) int64 { return int64(after) }
 	for _, tc := range []struct {
 		name  string

@@ -108,13 +108,15 @@ func (s *Lease) arrives(f *flight, count, value float64) {
 	s.arrive(f, Result{OK: true, At: time.Now(), Outcomes: []Outcome{{call: &c}}}, s.before(), s.now())
 }
 
-// Who waits is served in the order of arrival, also if what there is would be enough for those who came later: who asks for
-// much is either granted or denied, and does not starve. A batch is of one block.
+// Who waits is served in the order of arrival, also if what there is would be enough for those who
+// came later: who asks for much is either granted or denied, and does not starve. A batch is of one
+// block.
 func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := aLease(t, Config{}, MustDefine("fair", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k")) // of blocks of 10
-		s.flight = &flight{}                                                                                    // as if one was under way
+		// of blocks of 10
+		s := aLease(t, Config{}, MustDefine("fair", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k"))
+		s.flight = &flight{} // as if one was under way
 		var waiters []*taker
 		for _, n := range []float64{7, 1, 4, 10, 1, 1} {
 			w, res, err := s.queue(t.Context(), n)
@@ -163,7 +165,8 @@ func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 			t.Fatalf("%+v: want what is missing to 10", f)
 		}
 		// It is denied; what it had got of the hand is there for those behind it.
-		s.denied = refusal{n: 9, retryAt: time.Now().Add(time.Hour).UnixMicro(), value: 1, at: time.Now().UnixMicro(), told: s.now()}
+		s.denied = refusal{n: 9, retryAt: time.Now().Add(time.Hour).UnixMicro(), value: 1,
+			at: time.Now().UnixMicro(), told: s.now()}
 		f = s.plan()
 		if n := served(); n != 5 || waiters[3].res.OK || waiters[3].res.RetryAt.IsZero() || !waiters[4].res.OK {
 			t.Errorf("%d were served, of which %+v and %+v", n, waiters[3].res, waiters[4].res)
@@ -174,11 +177,14 @@ func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 	})
 }
 
-// A fetch is as large as what was used lately, to last a while, and no larger than what makes a block of all that is in hand.
+// A fetch is as large as what was used lately, to last a while, and no larger than what makes a
+// block of all that is in hand.
 func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
 	t.Parallel()
 	clock := time.UnixMicro(noon)
-	s := aLease(t, Config{Clock: func() time.Time { return clock }}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k"))
+	s := aLease(t, Config{Clock: func() time.Time {
+		return clock
+	}}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k"))
 	s.flight = &flight{}
 	ask := func(n float64) *flight {
 		t.Helper()
@@ -222,7 +228,8 @@ func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
 	}
 }
 
-// What is on its way back to the row is lost with the process as well, so a block is smaller by that.
+// What is on its way back to the row is lost with the process as well, so a block is smaller by
+// that.
 func TestABlockLeavesRoomForWhatIsBeingGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -230,7 +237,8 @@ func TestABlockLeavesRoomForWhatIsBeingGivenBack(t *testing.T) {
 			"swept up":  func(s *Lease, b *block) { s.back = []*block{b} },
 			"under way": func(s *Lease, b *block) { s.returning = []*block{b} },
 		} {
-			s := aLease(t, Config{}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k")) // of blocks of 100
+			// of blocks of 100
+			s := aLease(t, Config{}, MustDefine("sized", TokenBucket{Rate: 1000, Period: 1000 * time.Hour}).For("k"))
 			s.fill(70, 0)
 			under(s, s.hand[0])
 			s.hand, s.rest, s.giving = nil, 0, true
@@ -254,7 +262,8 @@ func nan() float64 { zero := 0.0; return zero / zero }
 
 // BenchmarkLeaseTake is a take from memory.
 func BenchmarkLeaseTake(b *testing.B) {
-	s := aLease(b, Config{}, MustDefine("leased", TokenBucket{Rate: 1e9, Period: time.Hour, Capacity: Tokens(1e12)}).For("k"))
+	s := aLease(b, Config{}, MustDefine("leased",
+		TokenBucket{Rate: 1e9, Period: time.Hour, Capacity: Tokens(1e12)}).For("k"))
 	ctx := context.Background()
 	s.low = 0
 	b.ReportAllocs()

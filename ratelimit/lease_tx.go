@@ -24,8 +24,9 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	}
 	t, ok := tx.(*txn)
 	if !ok {
-		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx", Value: plain("a transaction that InTx has not begun"),
-			Want: "a transaction of InTx; in any other use Limiter.RateLimit"})
+		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx",
+			Value: plain("a transaction that InTx has not begun"),
+			Want:  "a transaction of InTx; in any other use Limiter.RateLimit"})
 	}
 	if err := s.check(n); err != nil {
 		return o.told(Result{}, err)

@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Who leaves something is denied where others are still granted, and comes again when both would be there.
+// Who leaves something is denied where others are still granted, and comes again when both would be
+// there.
 func TestLeaveKeepsAShareForTheOthers(t *testing.T) {
 	t.Parallel()
 	bucket := define(t, ratelimit.TokenBucket{Rate: 1, Period: sec, Capacity: ratelimit.Tokens(10)})
@@ -45,7 +46,8 @@ func TestLeaveKeepsAShareForTheOthers(t *testing.T) {
 		if tc.ok {
 			left -= tc.n
 		}
-		if d.OK != tc.ok || d.State.Value != left || tc.ok != d.RetryAt.IsZero() || !tc.ok && !d.RetryAt.Equal(t0.Add(tc.when)) {
+		if d.OK != tc.ok || d.State.Value != left || tc.ok != d.RetryAt.IsZero() ||
+			!tc.ok && !d.RetryAt.Equal(t0.Add(tc.when)) {
 			t.Errorf("%s: %+v", tc.name, d)
 		}
 	}
@@ -94,10 +96,12 @@ func TestLeaveIsAskedForAndNotTaken(t *testing.T) {
 			if d.State.Value != want.State.Value {
 				want.State.Value += leave
 			}
-			if d.OK != want.OK && math.Abs(want.State.Value) > 1e-6 || d.OK && math.Abs(d.State.Value-want.State.Value) > 1e-6 {
+			if d.OK != want.OK && math.Abs(want.State.Value) > 1e-6 ||
+				d.OK && math.Abs(d.State.Value-want.State.Value) > 1e-6 {
 				t.Fatalf("%v of %+v, leaving %v: %+v; both: %+v", n, s, leave, d, want)
 			}
-			if req := l.For("key").Count(n).Leave(leave); !d.OK && (!decide(t, req, s, d.RetryAt).OK || decide(t, req, s, d.RetryAt.Add(-us)).OK) {
+			if req := l.For("key").Count(n).Leave(leave); !d.OK &&
+				(!decide(t, req, s, d.RetryAt).OK || decide(t, req, s, d.RetryAt.Add(-us)).OK) {
 				t.Fatalf("RetryAt %v is not the first instant of %+v", d.RetryAt, s)
 			}
 		}

@@ -26,8 +26,8 @@ const (
 // that define the same name share them, whatever the numbers of their rules. A new number takes
 // effect at once; tokens above a lowered capacity are dropped and debt is kept.
 //
-// A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
-// error that matches [ErrInvalid].
+// A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from
+// it are refused with an error that matches [ErrInvalid].
 type Limit struct {
 	def *definition
 }
@@ -71,9 +71,10 @@ type Option func(*definition)
 //   - No token is lost or created when calls give back or settle, or when the number of shards
 //     changes. Tokens go back to the rows that they were taken from, each up to its share.
 //     [Limiter.Value] is the sum of the shards.
-//   - A count up to the capacity is granted if the shards have it together, unless other callers are taking it: tokens that
-//     no shard has alone are gathered from several, by one caller at a time. RetryAt is exact if nobody else calls. A call
-//     that loses to others is denied, with a RetryAt that is at most 100 ms ahead.
+//   - A count up to the capacity is granted if the shards have it together, unless other callers
+//     are taking it: tokens that no shard has alone are gathered from several, by one caller at a
+//     time. RetryAt is exact if nobody else calls. A call that loses to others is denied, with a
+//     RetryAt that is at most 100 ms ahead.
 //
 // These differ:
 //
@@ -81,7 +82,8 @@ type Option func(*definition)
 //     of more than a share of the capacity is taken in parts, and runs when the last part may. It
 //     may run later than with one row, by about n times the count divided by the rate: half a
 //     minute for 10 shards, a count of 5 and a rate of 100 a minute.
-//   - A shard that is full gains nothing while others refill. So the limit may be full again later than without shards.
+//   - A shard that is full gains nothing while others refill. So the limit may be full again later
+//     than without shards.
 //   - [Request.Leave] reads all shards first. A call leaves n in all of them together, as it read
 //     them, and its part of n in each that it takes from. So calls that leave n never together
 //     leave less, however many run at once. Calls without Leave may take tokens meanwhile: then
@@ -134,7 +136,8 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 		}
 	}
 	if strings.HasSuffix(name, shadowed) {
-		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: shorten(name), Want: "one that does not end in \"" + shadowed + "\": Shadow adds that"}
+		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: shorten(name),
+			Want: "one that does not end in \"" + shadowed + "\": Shadow adds that"}
 	}
 	if d.shadow {
 		d.name += shadowed
@@ -142,11 +145,13 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 	d.args = argsOf(d.name, &a)
 	d.bounded = bounded(rule)
 	if d.shards < 1 || d.shards > shard.Max {
-		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards, Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
+		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards,
+			Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
 	}
 	d.shards = a.MostShards(d.shards)
 	if d.settle < time.Second || d.settle > mostSettle {
-		return Limit{}, &InvalidError{Limit: name, Field: "SettleWithin", Value: d.settle, Want: "a second to ten years"}
+		return Limit{}, &InvalidError{Limit: name, Field: "SettleWithin", Value: d.settle,
+			Want: "a second to ten years"}
 	}
 	if d.settle == settleWithin {
 		d.settle = 0 // the default: reservations then need not carry it
@@ -173,8 +178,9 @@ func (l Limit) Name() string {
 	return l.def.name
 }
 
-// Rule returns the rule that the limit was defined with: a TokenBucket or a FixedWindow, with its Capacity, and with MaxReserved
-// where it is bounded. The Start of a window is that of any of its windows. The zero Limit has none.
+// Rule returns the rule that the limit was defined with: a TokenBucket or a FixedWindow, with its
+// Capacity, and with MaxReserved where it is bounded. The Start of a window is that of any of its
+// windows. The zero Limit has none.
 func (l Limit) Rule() Rule {
 	if l.def == nil {
 		return nil
@@ -195,7 +201,8 @@ func (l Limit) Rule() Rule {
 	return w
 }
 
-// Shards returns how many shards the limit is to have: see the option [Shards]. The zero Limit has none.
+// Shards returns how many shards the limit is to have: see the option [Shards]. The zero Limit has
+// none.
 func (l Limit) Shards() int {
 	if l.def == nil {
 		return 0
@@ -209,14 +216,17 @@ func (l Limit) Shards() int {
 // key, which is usually a mistake, is refused too, and is not the same as [Limit.Global].
 //
 // A key that clients can choose freely limits nobody, and each costs a row. Hash long keys.
-func (l Limit) For(key string) Request { return Request{def: l.def, key: key, keyed: true, count: 1} }
+func (l Limit) For(key string) Request {
+	return Request{def: l.def, key: key, keyed: true, count: 1}
+}
 
 // Global returns a request for one token of a limit without keys, which has one balance.
 func (l Limit) Global() Request { return Request{def: l.def, count: 1} }
 
 func compileRule(name string, rule Rule) (algebra.Rule, error) {
 	if v := reflect.ValueOf(rule); rule == nil || v.Kind() == reflect.Pointer && v.IsNil() {
-		return algebra.Rule{}, &InvalidError{Limit: name, Field: "rule", Value: nil, Want: "a TokenBucket or a FixedWindow"}
+		return algebra.Rule{}, &InvalidError{Limit: name, Field: "rule", Value: nil,
+			Want: "a TokenBucket or a FixedWindow"}
 	}
 	a, invalid := rule.compile()
 	if invalid != nil {
@@ -231,7 +241,8 @@ func compileRule(name string, rule Rule) (algebra.Rule, error) {
 func phase(name, key string, period int64) int64 {
 	h := fnv.New64a()
 	var n [8]byte
-	binary.BigEndian.PutUint64(n[:], uint64(len(name))) // so that ("ab","c") differs from ("a","bc")
+	// so that ("ab","c") differs from ("a","bc")
+	binary.BigEndian.PutUint64(n[:], uint64(len(name)))
 	_, _ = h.Write(n[:])
 	_, _ = h.Write([]byte(name))
 	_, _ = h.Write([]byte(key))

@@ -25,7 +25,8 @@ func TestNamesAndKeysThatPostgresCanStoreAreAccepted(t *testing.T) {
 		}
 	}
 	l := define(t, plain)
-	if _, err := ratelimit.Decide(l.For(strings.Repeat("k", ratelimit.MaxKeyBytes)), ratelimit.State{}, t0); err != nil {
+	if _, err := ratelimit.Decide(l.For(strings.Repeat("k", ratelimit.MaxKeyBytes)),
+		ratelimit.State{}, t0); err != nil {
 		t.Error(err)
 	}
 }
@@ -49,7 +50,8 @@ func TestNamesAndKeysThatPostgresCannotStoreAreRefused(t *testing.T) {
 			t.Errorf("the message is %d bytes long", len(err.Error()))
 		}
 		_, err = ratelimit.Decide(define(t, plain).For(tc.text), ratelimit.State{}, t0)
-		if !errors.As(err, &invalid) || invalid.Field != "key" || invalid.Limit != "limit" || !strings.Contains(err.Error(), tc.why) {
+		if !errors.As(err, &invalid) || invalid.Field != "key" || invalid.Limit != "limit" ||
+			!strings.Contains(err.Error(), tc.why) {
 			t.Errorf("For(%.20q): %v, want %q", tc.text, err, tc.why)
 		}
 		if len(err.Error()) > 300 {
@@ -59,7 +61,8 @@ func TestNamesAndKeysThatPostgresCannotStoreAreRefused(t *testing.T) {
 	if _, err := ratelimit.Define(strings.Repeat("x", ratelimit.MaxNameBytes+1), plain); err == nil {
 		t.Error("a name of 256 bytes is accepted")
 	}
-	if _, err := ratelimit.Decide(define(t, plain).For(strings.Repeat("x", ratelimit.MaxKeyBytes+1)), ratelimit.State{}, t0); err == nil {
+	if _, err := ratelimit.Decide(define(t, plain).For(strings.Repeat("x",
+		ratelimit.MaxKeyBytes+1)), ratelimit.State{}, t0); err == nil {
 		t.Error("a key of 1025 bytes is accepted")
 	}
 }

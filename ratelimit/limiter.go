@@ -11,12 +11,13 @@ import (
 	"github.com/weir-go/weir/internal/statements"
 )
 
-// Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without a
-// transaction end after a while. docs/operations.md has a table of what its defaults bound, and a
+// Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without
+// a transaction end after a while. docs/operations.md has a table of what its defaults bound, and a
 // list of what to decide before production.
 type Config struct {
-	// Schema is the Postgres schema with Weir's tables, quoted as needed. Name it if other roles may
-	// create tables in a schema of the search_path. Default: whatever the connection's search_path finds.
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Name it if other roles
+	// may create tables in a schema of the search_path. Default: whatever the connection's
+	// search_path finds.
 	Schema string
 
 	// IsoLevel is the isolation level of [Limiter.InTx] and [Limiter.SendBatch], one of pgx's.
@@ -24,8 +25,8 @@ type Config struct {
 	// of the server does not matter. Default: pgx.Serializable, and with Citus pgx.ReadCommitted.
 	IsoLevel pgx.TxIsoLevel
 
-	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The context bounds it too.
-	// Default: 50, or no bound if the context has a deadline.
+	// MaxAttempts bounds how often [Limiter.InTx] runs a transaction that fails to serialize. The
+	// context bounds it too. Default: 50, or no bound if the context has a deadline.
 	MaxAttempts int
 
 	// Timeout bounds each call of [Autocommit] and of [Coalesced] whose ctx has no deadline, so
@@ -105,7 +106,8 @@ const defaultTimeout = 30 * time.Second
 // New makes a Limiter. It does not touch the database.
 func New(cfg Config) (*Limiter, error) {
 	if why := badText(cfg.Schema, 63); why != "" {
-		return nil, &InvalidError{Field: "Config.Schema", Value: shorten(cfg.Schema), Want: "the name of a schema: " + why}
+		return nil, &InvalidError{Field: "Config.Schema", Value: shorten(cfg.Schema),
+			Want: "the name of a schema: " + why}
 	}
 	switch cfg.IsoLevel {
 	case "", pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
@@ -114,10 +116,12 @@ func New(cfg Config) (*Limiter, error) {
 			Want: `one of pgx's: "serializable", "repeatable read", "read committed" or "read uncommitted"`}
 	}
 	if cfg.Colocated && !cfg.Citus {
-		return nil, &InvalidError{Field: "Config.Colocated", Value: true, Want: "false, or Config.Citus as well"}
+		return nil, &InvalidError{Field: "Config.Colocated", Value: true,
+			Want: "false, or Config.Citus as well"}
 	}
 	if cfg.MaxAttempts < 0 {
-		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts, Want: "a number above 0, or 0 for the default"}
+		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts,
+			Want: "a number above 0, or 0 for the default"}
 	}
 	level := pgx.Serializable
 	if cfg.Citus {
@@ -157,7 +161,8 @@ func New(cfg Config) (*Limiter, error) {
 // be a serialization failure (40001), also at COMMIT. Then the whole transaction has to run again:
 // [Limiter.InTx] does that. An error takes nothing.
 //
-// Above READ COMMITTED a denial may be as old as the transaction's first statement: another reason to take first.
+// Above READ COMMITTED a denial may be as old as the transaction's first statement: another reason
+// to take first.
 //
 // A denial in a SERIALIZABLE transaction leaves a predicate lock until that transaction and all
 // concurrent ones end. Roll back after a denial: that frees it at once.
@@ -168,7 +173,9 @@ func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request)
 		return o.told(Result{}, err)
 	}
 	x = o.counting(x)
-	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) { return l.rateLimit(ctx, x, calls, len(requests)) }))
+	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		return l.rateLimit(ctx, x, calls, len(requests))
+	}))
 }
 
 // CheckRateLimit returns what [Limiter.RateLimit] would answer, and takes nothing, writes nothing
@@ -176,12 +183,16 @@ func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request)
 // take, and give back.
 //
 // Above READ COMMITTED it sees the transaction's snapshot, which is as old as its first statement.
-func (l *Limiter) CheckRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
+func (l *Limiter) CheckRateLimit(
+	ctx context.Context, tx pgx.Tx, requests ...Request,
+) (Result, error) {
 	x, calls, err := l.prepare(tx, requests)
 	if err != nil {
 		return Result{}, err
 	}
-	return beside(calls, len(requests), false, func(calls []call) (Result, error) { return l.checkRateLimit(ctx, x, calls, len(requests)) })
+	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		return l.checkRateLimit(ctx, x, calls, len(requests))
+	})
 }
 
 // ResetRateLimit makes the balances of the requests full again; their counts do not matter. Debts

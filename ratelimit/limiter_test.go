@@ -40,7 +40,8 @@ func TestBadConfigsAreRefused(t *testing.T) {
 // untouchable is a transaction that panics when anything is asked of it.
 type untouchable struct{ pgx.Tx }
 
-// Nothing is sent before all requests were found to be good, so a bad one does not cost the caller's transaction.
+// Nothing is sent before all requests were found to be good, so a bad one does not cost the
+// caller's transaction.
 func TestBadCallsAreRefusedBeforeTheTransactionIsTouched(t *testing.T) {
 	t.Parallel()
 	limiter, err := ratelimit.New(ratelimit.Config{})
@@ -70,14 +71,16 @@ func TestBadCallsAreRefusedBeforeTheTransactionIsTouched(t *testing.T) {
 			"CheckRateLimit": errOf(limiter.CheckRateLimit(ctx, untouchable{}, requests...)),
 		}
 		switch name {
-		case "no request", "zero request", "no key", "bad rule", "two rules for one balance": // counts do not matter to it
+		case "no request", "zero request", "no key", "bad rule", "two rules for one balance":
+			// counts do not matter to it
 			verbs["ResetRateLimit"] = limiter.ResetRateLimit(ctx, untouchable{}, requests...)
 		}
 		for verb, err := range verbs {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%s of %s: %v", verb, name, err)
 			}
-			if never := strings.HasPrefix(name, "never"); errors.Is(err, ratelimit.ErrNeverGranted) != never && !strings.HasPrefix(name, "added") {
+			if never := strings.HasPrefix(name, "never"); errors.Is(err,
+				ratelimit.ErrNeverGranted) != never && !strings.HasPrefix(name, "added") {
 				t.Errorf("%s of %s: %v", verb, name, err)
 			}
 		}

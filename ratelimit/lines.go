@@ -23,7 +23,9 @@ type Querier interface {
 //
 // A Take with only a Limit and a Key stands for the limit as a whole: then only PausedUntil is
 // valid.
-func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State, time.Time, error) {
+func (l *Limiter) Lines(
+	ctx context.Context, db Querier, takes ...Take,
+) ([]State, time.Time, error) {
 	type line struct {
 		place
 		first, last int32
@@ -70,7 +72,9 @@ func (l *Limiter) Lines(ctx context.Context, db Querier, takes ...Take) ([]State
 		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
 		s.Moved = moved.Float64
 		if paused.Valid { // a limit with several homes has several: the latest counts
-			if until := fromMicro(min(paused.Time.UnixMicro(), algebra.EndOfTime)); until.After(s.PausedUntil) {
+			if until := fromMicro(min(paused.Time.UnixMicro(), algebra.EndOfTime)); until.After(
+				s.PausedUntil,
+			) {
 				s.PausedUntil = until
 			}
 		}

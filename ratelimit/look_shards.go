@@ -38,7 +38,8 @@ func (l *Limiter) lookAgain(
 		gives := l.gives(takes)
 		if len(gives) > 0 {
 			var cancel context.CancelFunc
-			ctx, cancel = detached(ctx) // otherwise the transaction could go on with only a part of the call taken
+			// otherwise the transaction could go on with only a part of the call taken
+			ctx, cancel = detached(ctx)
 			defer cancel()
 		}
 		err = x.run(ctx, append(gives, looks...))
@@ -54,7 +55,9 @@ func (l *Limiter) lookAgain(
 }
 
 // grown returns what looks have read, after adding the shards that limits lack.
-func (l *Limiter) grown(ctx context.Context, x executor, looks []*statement, calls []call) ([]*whole, error) {
+func (l *Limiter) grown(
+	ctx context.Context, x executor, looks []*statement, calls []call,
+) ([]*whole, error) {
 	for range rounds {
 		seen, err := l.seen(x, looks, calls)
 		if err != nil {
@@ -115,7 +118,8 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 	looks := make([]*statement, len(calls))
 	for i := range calls {
 		c := &calls[i]
-		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.name, c.key, l.now()}, look: new(look)}
+		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.name, c.key, l.now()},
+			look: new(look)}
 		if l.spread && c.key == "" {
 			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.key))
 		}

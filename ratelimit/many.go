@@ -69,7 +69,9 @@ func placesOf(rows []*standing) (names, keys []string) {
 	return names, keys
 }
 
-func rulesOf(rows []*standing) (capacities, rates []float64, periods []int64, origins []pgtype.Timestamptz) {
+func rulesOf(
+	rows []*standing,
+) (capacities, rates []float64, periods []int64, origins []pgtype.Timestamptz) {
 	n := len(rows)
 	capacities, rates = make([]float64, n), make([]float64, n)
 	periods, origins = make([]int64, n), make([]pgtype.Timestamptz, n)
@@ -134,7 +136,8 @@ func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*stan
 			return
 		}
 		values := make([]float64, len(rows))
-		times, pauses := make([]pgtype.Timestamptz, len(rows)), make([]pgtype.Timestamptz, len(rows))
+		times, pauses := make([]pgtype.Timestamptz, len(rows)),
+			make([]pgtype.Timestamptz, len(rows))
 		for i, r := range rows {
 			values[i] = r.left.Value
 			times[i] = pgtype.Timestamptz{Time: fromMicro(r.left.TS), Valid: true}

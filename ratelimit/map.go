@@ -59,6 +59,7 @@ package ratelimit
 // A transaction of InTx:
 //
 //	begin.go         sends BEGIN together with the first take
+//	pass_on.go       passes on what the callback sends to the transaction
 //	contention.go    rows that transactions fail on, and the queue for them
 //	txn.go           the pgx.Tx that the callback gets
 //	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together

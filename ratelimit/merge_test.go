@@ -51,7 +51,8 @@ func TestSumOfCountsIsCheckedLikeOneCount(t *testing.T) {
 	if _, err := resolveAll([]Request{apples.For("x").Count(5), apples.For("x").Count(5)}); err != nil {
 		t.Errorf("the whole capacity in two parts: %v", err)
 	}
-	if _, err := resolveAll([]Request{apples.For("x").Count(5), apples.For("x").Count(5.5)}); !errors.Is(err, ErrNeverGranted) {
+	if _, err := resolveAll([]Request{apples.For("x").Count(5),
+		apples.For("x").Count(5.5)}); !errors.Is(err, ErrNeverGranted) {
 		t.Errorf("more than the capacity in two parts: %v", err)
 	}
 	bounded := apples.For("x").OrReserve().Rule(TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: Tokens(2)})
@@ -78,14 +79,16 @@ func TestRequestsForOneBalanceMustAgree(t *testing.T) {
 	} {
 		for range 2 {
 			var invalid *InvalidError
-			if _, err := resolveAll(requests); !errors.As(err, &invalid) || invalid.Field != "requests" || invalid.never {
+			if _, err := resolveAll(requests); !errors.As(err, &invalid) ||
+				invalid.Field != "requests" || invalid.never {
 				t.Errorf("%s differs: %v", name, err)
 			}
 			slices.Reverse(requests)
 		}
 	}
 	// Rules that mean the same agree, however they are written.
-	calls := resolved(t, apples.For("x"), apples.For("x").Rule(&TokenBucket{Rate: 10, Period: time.Minute, Capacity: Tokens(10)}))
+	calls := resolved(t, apples.For("x"),
+		apples.For("x").Rule(&TokenBucket{Rate: 10, Period: time.Minute, Capacity: Tokens(10)}))
 	if len(calls) != 1 || calls[0].Count != 2 {
 		t.Errorf("%+v", calls)
 	}
@@ -101,14 +104,15 @@ func TestKeylessBalanceIsOfItsOwn(t *testing.T) {
 	}
 }
 
-// Rows are locked in the order of the calls, so it must not depend on that of the requests; and each request must find its
-// outcome again.
+// Rows are locked in the order of the calls, so it must not depend on that of the requests; and
+// each request must find its outcome again.
 func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var requests []Request
 		for range rapid.IntRange(1, 12).Draw(t, "requests") {
-			l := rapid.SampledFrom([]Limit{apples, pears, MustDefine("apples2", TokenBucket{Rate: 10, Period: time.Minute})}).Draw(t, "limit")
+			l := rapid.SampledFrom([]Limit{apples, pears,
+				MustDefine("apples2", TokenBucket{Rate: 10, Period: time.Minute})}).Draw(t, "limit")
 			r := l.For(rapid.SampledFrom([]string{"a", "B", "é", "a\x01", "ab", "-"}).Draw(t, "key"))
 			if rapid.IntRange(0, 5).Draw(t, "global") == 0 {
 				r = l.Global()
@@ -150,7 +154,9 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 			shuffled[i] = requests[j]
 		}
 		again, err := resolveAll(shuffled)
-		if err != nil || !slices.EqualFunc(calls, again, func(a, b call) bool { return a.row() == b.row() && a.Count == b.Count }) {
+		if err != nil || !slices.EqualFunc(calls, again, func(a, b call) bool {
+			return a.row() == b.row() && a.Count == b.Count
+		}) {
 			t.Fatalf("%+v, shuffled %+v, %v", calls, again, err)
 		}
 	})
@@ -166,7 +172,8 @@ func TestRowDoesNotDependOnTheRule(t *testing.T) {
 		FixedWindow{Rate: 1, Period: time.Second},
 		FixedWindow{Rate: 1, Period: time.Second, Start: time.UnixMicro(noon)},
 	} {
-		for _, r := range []Request{r.Rule(rule), r.Rule(rule).OrReserve(), MustDefine("apples", rule).For("x").Count(0.5)} {
+		for _, r := range []Request{r.Rule(rule), r.Rule(rule).OrReserve(),
+			MustDefine("apples", rule).For("x").Count(0.5)} {
 			if got := resolved(t, r)[0].row(); got != want {
 				t.Errorf("%+v: %+v, want %+v", rule, got, want)
 			}
@@ -174,7 +181,8 @@ func TestRowDoesNotDependOnTheRule(t *testing.T) {
 	}
 }
 
-// FuzzRequests resolves two requests: either an error that matches ErrInvalid, or calls that are sorted and add up.
+// FuzzRequests resolves two requests: either an error that matches ErrInvalid, or calls that are
+// sorted and add up.
 func FuzzRequests(f *testing.F) {
 	f.Add("user:7", 1.0, false, "user:8", 2.0, true)
 	f.Add("k", 0.1, true, "k", 0.2, true)

@@ -21,7 +21,8 @@ func modelOf(r terms) model {
 
 func micros(d time.Duration) *big.Rat { return big.NewRat(d.Microseconds(), 1) }
 
-func floorOf(x *big.Rat) *big.Int { return new(big.Int).Div(x.Num(), x.Denom()) } // Euclidean: the denominator is positive
+// Euclidean: the denominator is positive
+func floorOf(x *big.Rat) *big.Int { return new(big.Int).Div(x.Num(), x.Denom()) }
 
 func (m model) window(at *big.Rat) *big.Rat {
 	x := new(big.Rat).Sub(at, m.start)
@@ -142,7 +143,8 @@ func nearWhole(x *big.Rat, tolerance float64) bool {
 	return v < tolerance || v > 1-tolerance
 }
 
-// Balances are exact here because they are counted in units of one token over the period in microseconds.
+// Balances are exact here because they are counted in units of one token over the period in
+// microseconds.
 func TestMillionCallsDriftByLessThanAMillionthOfAToken(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

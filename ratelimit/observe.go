@@ -61,7 +61,8 @@ func (l *Limiter) observe(ctx context.Context, requests []Request) *observation 
 	if l.observer == nil {
 		return nil
 	}
-	return &observation{ctx, l.observer, DecidedEvent{Requests: slices.Clone(requests), Began: time.Now(), Together: 1}}
+	return &observation{ctx, l.observer,
+		DecidedEvent{Requests: slices.Clone(requests), Began: time.Now(), Together: 1}}
 }
 
 // told reports the end of the call to the Observer, and returns its arguments.

@@ -26,7 +26,8 @@ func TestResultIsOfTheLimitWhoseTokensComeLast(t *testing.T) {
 		{"denied by two", []Decision{{RetryAt: at(8)}, {OK: true}, {RetryAt: at(7)}}, false, time.Time{}, at(8), &calls[0]},
 	} {
 		r := summarize(calls, tc.decisions, clock, 3)
-		if r.OK != tc.ok || !r.RunAt.Equal(tc.runAt) || !r.RetryAt.Equal(tc.retryAt) || !r.At.Equal(at(5*time.Microsecond)) {
+		if r.OK != tc.ok || !r.RunAt.Equal(tc.runAt) || !r.RetryAt.Equal(tc.retryAt) ||
+			!r.At.Equal(at(5*time.Microsecond)) {
 			t.Errorf("%s: %+v", tc.name, r)
 		}
 		var limit, key string
@@ -64,12 +65,15 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	}
 	// What is to be given back is each row once, in the order in which it was locked.
 	taken, err := r.taken()
-	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool { return a.row() == b.row() && a.Count == b.Count }) {
+	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool {
+		return a.row() == b.row() && a.Count == b.Count
+	}) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)
 	}
 }
 
-// An Outcome tells what a header field would say of the limit: its numbers, and when more of a window comes.
+// An Outcome tells what a header field would say of the limit: its numbers, and when more of a
+// window comes.
 func TestOutcomesTellTheRuleThatDecided(t *testing.T) {
 	t.Parallel()
 	start := at(-90 * time.Second)
@@ -82,7 +86,8 @@ func TestOutcomesTellTheRuleThatDecided(t *testing.T) {
 		if o.Limit == "window" {
 			want = Outcome{Capacity: 5, Rate: 3, Period: time.Minute, WindowEnds: at(30 * time.Second)}
 		}
-		if o.Capacity != want.Capacity || o.Rate != want.Rate || o.Period != want.Period || !o.WindowEnds.Equal(want.WindowEnds) {
+		if o.Capacity != want.Capacity || o.Rate != want.Rate || o.Period != want.Period ||
+			!o.WindowEnds.Equal(want.WindowEnds) {
 			t.Errorf("%s: %+v, want %+v", o.Limit, o, want)
 		}
 	}

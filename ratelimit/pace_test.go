@@ -41,7 +41,8 @@ func TestWorkReservedInOneWindowIsSpreadOverIt(t *testing.T) {
 	}
 }
 
-// Paced work stays in its window, in its order, whatever comes in between; a bucket has paced it already.
+// Paced work stays in its window, in its order, whatever comes in between; a bucket has paced it
+// already.
 func TestPacedWorkStaysInItsWindowAndOrder(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -76,7 +77,8 @@ func TestPacedWorkStaysInItsWindowAndOrder(t *testing.T) {
 	})
 }
 
-// One by one, no window starts more than its rate; and each of its equal parts no more than its share.
+// One by one, no window starts more than its rate; and each of its equal parts no more than its
+// share.
 func TestNoWindowStartsMoreThanItsTokens(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		rate := rapid.IntRange(1, 50).Draw(t, "rate")

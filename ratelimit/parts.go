@@ -18,7 +18,8 @@ type part struct {
 
 // plan says how a limit grants a call.
 type plan struct {
-	able  []int  // the shards that would grant the call alone, the fullest first. If there are none:
+	// the shards that would grant the call alone, the fullest first. If there are none:
+	able  []int
 	parts []part // what to take from several, in the order of their rows
 	ahead bool   // the parts are reserved
 }
@@ -51,7 +52,8 @@ func (c *call) planBy(
 		b := row.At(w.rows[i], now)
 		values = append(values, b.Value)
 		left += max(0, b.Value)
-		if one := (part{shard: i, count: b.Value - row.Leave, most: shares.Each.Capacity}); free == nil || free(i) {
+		if one := (part{shard: i, count: b.Value - row.Leave,
+			most: shares.Each.Capacity}); free == nil || free(i) {
 			if there = append(there, one); b.PausedUntil == algebra.Open {
 				loose = append(loose, one)
 			}
@@ -66,7 +68,9 @@ func (c *call) planBy(
 		return plan{}, false
 	}
 	if len(p.able) > 0 {
-		slices.SortStableFunc(p.able, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
+		slices.SortStableFunc(p.able, func(a, b int) int {
+			return cmp.Compare(values[b], values[a])
+		})
 		return p, true
 	}
 	if w.Shards == 1 || len(there) == 0 {
@@ -76,7 +80,8 @@ func (c *call) planBy(
 		if p.parts, ok = gather(loose, c.Count); ok {
 			for k := range p.parts {
 				q := &p.parts[k]
-				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count) // the second may be rounded
+				// the second may be rounded
+				q.least = min(c.leaves(w.Shards, q.shard), values[q.shard]-q.count)
 			}
 			return p, true
 		}
@@ -88,7 +93,8 @@ func (c *call) planBy(
 	// tokens than others: then their lines can be level. If MaxReserved is nearly reached, more
 	// shards may have room when these have not.
 	slices.SortStableFunc(there, byCount)
-	if k := math.Ceil(c.Count / min(most, shares.Each.Capacity/2)); 1 < k && k < float64(len(there)) {
+	if k := math.Ceil(c.Count / min(most, shares.Each.Capacity/2)); 1 < k &&
+		k < float64(len(there)) {
 		if p, ok := c.planAhead(w, now, there[:int(k)]); ok {
 			return p, true
 		}
@@ -121,7 +127,9 @@ func (c *call) planAhead(w *whole, now int64, there []part) (p plan, ok bool) {
 		if len(denied) == 0 {
 			return p, true
 		}
-		there = slices.DeleteFunc(slices.Clone(there), func(q part) bool { return slices.Contains(denied, q.shard) })
+		there = slices.DeleteFunc(slices.Clone(there), func(q part) bool {
+			return slices.Contains(denied, q.shard)
+		})
 	}
 }
 

@@ -12,7 +12,8 @@ const mostPaused = 366 * 24 * time.Hour
 
 func checkPause(d time.Duration) error {
 	if d <= 0 || d > mostPaused {
-		return &InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0 and at most 366 days"}
+		return &InvalidError{Field: "duration of the pause", Value: d,
+			Want: "one above 0 and at most 366 days"}
 	}
 	return nil
 }
@@ -21,8 +22,8 @@ func checkPause(d time.Duration) error {
 // an API asks for with a 429 and a Retry-After. The counts of the requests do not matter, nor their
 // rules, except the windows.
 //
-// It holds for every call that is decided after it has committed. A [Lease] hands out what it holds, and learns of the pause
-// within a second. Work that has started goes on.
+// It holds for every call that is decided after it has committed. A [Lease] hands out what it
+// holds, and learns of the pause within a second. Work that has started goes on.
 //
 // For a paused limit time stands still. Nothing flows in and nothing is granted before the pause is
 // over; RetryAt is after it. With [Request.OrReserve] calls are still granted for later, within
@@ -34,9 +35,11 @@ func checkPause(d time.Duration) error {
 // [Limiter.GiveBack] and [Limiter.ResetRateLimit] work as usual, and end no pause. If the
 // transaction rolls back, there was no pause.
 //
-// A d of 0 or less, or of more than 366 days, is refused with an error that matches [ErrInvalid]; microseconds are rounded up.
-// Other errors are as those of [Limiter.RateLimit].
-func (l *Limiter) Pause(ctx context.Context, tx pgx.Tx, d time.Duration, requests ...Request) error {
+// A d of 0 or less, or of more than 366 days, is refused with an error that matches [ErrInvalid];
+// microseconds are rounded up. Other errors are as those of [Limiter.RateLimit].
+func (l *Limiter) Pause(
+	ctx context.Context, tx pgx.Tx, d time.Duration, requests ...Request,
+) error {
 	if err := checkPause(d); err != nil {
 		return err
 	}

@@ -54,7 +54,8 @@ func TestNothingIsGrantedDuringAPauseButAhead(t *testing.T) {
 			if d.OK != tc.ok || d.State.Value != tc.left || !at.Equal(tc.at) || d.State.Delay != time.Hour {
 				t.Errorf("window %v: %s: %+v", windowed, tc.name, d)
 			}
-			if paused := tc.now.Before(until); paused != d.State.PausedUntil.Equal(until) || paused == d.State.PausedUntil.IsZero() {
+			if paused := tc.now.Before(until); paused != d.State.PausedUntil.Equal(until) ||
+				paused == d.State.PausedUntil.IsZero() {
 				t.Errorf("window %v: %s: paused until %v", windowed, tc.name, d.State.PausedUntil)
 			}
 			if !d.RunAt.IsZero() && d.PacedAt.Before(d.RunAt) || d.RunAt.IsZero() != d.PacedAt.IsZero() {
@@ -67,7 +68,8 @@ func TestNothingIsGrantedDuringAPauseButAhead(t *testing.T) {
 // anyPause draws a state in a pause, or after one.
 func anyPause(t *rapid.T, r terms, now time.Time) ratelimit.State {
 	s := anyState(r, now).Draw(t, "state")
-	s.PausedUntil = now.Add(time.Duration(rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(-2*r.period.Microseconds(), 5*r.period.Microseconds()),
+	s.PausedUntil = now.Add(time.Duration(rapid.OneOf(rapid.Just(int64(0)),
+		rapid.Int64Range(-2*r.period.Microseconds(), 5*r.period.Microseconds()),
 		rapid.Int64Range(1, 366*24*3600*1e6)).Draw(t, "paused")) * us)
 	return s
 }
@@ -101,7 +103,8 @@ func TestPausedRequestIsGrantedAtExactlyRetryAt(t *testing.T) {
 	})
 }
 
-// Time stands still: what is asked at x after a pause meets what it would have met at x without one.
+// Time stands still: what is asked at x after a pause meets what it would have met at x without
+// one.
 func TestAPauseShiftsTime(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -120,7 +123,8 @@ func TestAPauseShiftsTime(t *testing.T) {
 			}
 			return at.Add(paused)
 		}
-		if got.OK != want.OK || got.State.Value != want.State.Value || !got.RunAt.Equal(shifted(want.RunAt)) || !got.RetryAt.Equal(shifted(want.RetryAt)) {
+		if got.OK != want.OK || got.State.Value != want.State.Value ||
+			!got.RunAt.Equal(shifted(want.RunAt)) || !got.RetryAt.Equal(shifted(want.RetryAt)) {
 			t.Fatalf("%+v, without the pause of %v %+v", got, paused, want)
 		}
 	})

@@ -58,7 +58,8 @@ func isUnreachable(e *pgconn.PgError) bool {
 }
 
 func unknown(err error) error {
-	return fmt.Errorf("%w: all of the transaction was committed or none of it, so look for its writes before you retry: %w", ErrOutcomeUnknown, err)
+	return fmt.Errorf("%w: all of the transaction was committed or none of it, so look for its writes before you retry: %w",
+		ErrOutcomeUnknown, err)
 }
 
 // hints say how to fix errors of Postgres that users of a limiter are likely to see.

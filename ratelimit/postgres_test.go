@@ -67,7 +67,8 @@ func TestErrorsOfPostgresAreExplained(t *testing.T) {
 	calls := resolved(t, apples.For("x"), pears.For("x"), pears.For("y"))
 	for code, hint := range map[string]string{
 		"42P01": "schema.Migrate", "42883": "schema.Migrate", "3F000": "Config.Schema",
-		"42501": "grant", "25P02": "roll back", "25006": "primary", "53200": "max_pred_locks_per_transaction", "0A000": "primary",
+		"42501": "grant", "25P02": "roll back", "25006": "primary",
+		"53200": "max_pred_locks_per_transaction", "0A000": "primary",
 	} {
 		cause := &pgconn.PgError{Code: code, Message: "as Postgres says of a hot standby"}
 		err := explain(t.Context(), cause, "take", calls)
@@ -76,11 +77,13 @@ func TestErrorsOfPostgresAreExplained(t *testing.T) {
 			t.Errorf("%s: the cause is lost: %v", code, err)
 		}
 		text := err.Error()
-		if !strings.HasPrefix(text, `ratelimit: take limit "apples" and 2 more: `) || !strings.Contains(text, "as Postgres says") || !strings.Contains(text, hint) {
+		if !strings.HasPrefix(text, `ratelimit: take limit "apples" and 2 more: `) ||
+			!strings.Contains(text, "as Postgres says") || !strings.Contains(text, hint) {
 			t.Errorf("%s: %s", code, text)
 		}
 	}
-	if got, want := explain(t.Context(), io.EOF, "reset", calls[:1]).Error(), `ratelimit: reset limit "apples": EOF`; got != want {
+	if got, want := explain(t.Context(), io.EOF, "reset", calls[:1]).
+		Error(), `ratelimit: reset limit "apples": EOF`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	ended, cancel := context.WithCancel(t.Context())

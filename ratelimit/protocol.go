@@ -73,7 +73,9 @@ type executor interface {
 }
 
 // rateLimit takes from all calls, or from none.
-func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+func (l *Limiter) rateLimit(
+	ctx context.Context, x executor, calls []call, requests int,
+) (Result, error) {
 	if l.remember && x.alone() {
 		if res, ok := l.denials.answer(calls, requests, l.clock); ok {
 			return res, nil
@@ -125,7 +127,9 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call, reque
 
 // errUndecided says that LOOK found enough tokens each time, and TAKE then lost them to other
 // callers. It does not leave the package.
-var errUndecided = errors.New("ratelimit: TAKE and LOOK disagree: is the database's clock being set back?")
+var errUndecided = errors.New(
+	"ratelimit: TAKE and LOOK disagree: is the database's clock being set back?",
+)
 
 // stamp records in each call what its take left in the row. A call with such a record can be given
 // back.
@@ -196,12 +200,15 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 }
 
 // denied gives back what was taken, and looks at all balances, in one trip.
-func (l *Limiter) denied(ctx context.Context, x executor, takes []*statement, calls []call, requests int) (Result, error) {
+func (l *Limiter) denied(
+	ctx context.Context, x executor, takes []*statement, calls []call, requests int,
+) (Result, error) {
 	trip := l.gives(takes)
 	given := len(trip)
 	if given > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = detached(ctx) // otherwise the transaction could go on with only a part of the call taken
+		// otherwise the transaction could go on with only a part of the call taken
+		ctx, cancel = detached(ctx)
 		defer cancel()
 	}
 	for i := range calls {
@@ -223,7 +230,9 @@ var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no
 
 // foresee is checkRateLimit for a call that is expected to be denied: it looks before the
 // transaction begins, if it can.
-func (l *Limiter) foresee(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+func (l *Limiter) foresee(
+	ctx context.Context, x executor, calls []call, requests int,
+) (Result, error) {
 	looks := l.looksOf(calls)
 	did, err := x.aside(ctx, looks, true)
 	switch {
@@ -273,7 +282,9 @@ func (l *Limiter) looksOf(calls []call) []*statement {
 }
 
 // checkRateLimit returns what rateLimit would return, and takes nothing.
-func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+func (l *Limiter) checkRateLimit(
+	ctx context.Context, x executor, calls []call, requests int,
+) (Result, error) {
 	if l.remember && x.alone() {
 		l.denials.watch(calls)
 	}

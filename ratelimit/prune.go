@@ -27,8 +27,9 @@ type PruneConfig struct {
 
 // Pruned is what [Limiter.Prune] has done.
 type Pruned struct {
-	Looked  int64 // rows of balances that were looked at
-	Deleted int64 // rows that were deleted: of those, and for limits with shards the other rows of their keys
+	Looked int64 // rows of balances that were looked at
+	// rows that were deleted: of those, and for limits with shards the other rows of their keys
+	Deleted int64
 	Slots   int64 // slots that were deleted
 	Settled int64 // settlements that were deleted
 }
@@ -38,9 +39,9 @@ type Pruned struct {
 // full depends on the rule that last took from it, so pruning forgets no usage and grants nothing.
 // If a rule with a larger capacity comes later, it finds the balance full, where otherwise it would
 // have had to fill up. Balances in debt or in a pause are kept. As work may still wait for them,
-// balances that were paused or settled are kept until 30 days after their last use, or after the end
-// of their pause if that is later. The rows of a key with shards are deleted together, when all of
-// them are idle. Prune also deletes slots of package slots that nobody holds, an hour after they
+// balances that were paused or settled are kept until 30 days after their last use, or after the
+// end of their pause if that is later. The rows of a key with shards are deleted together, when all
+// of them are idle. Prune also deletes slots of package slots that nobody holds, an hour after they
 // were last taken, and records of settlements 30 days after their work could run, or as
 // [SettleWithin] says.
 //
@@ -51,16 +52,20 @@ type Pruned struct {
 //
 // Any number of processes may prune at once, but that is not faster. Once a day is enough for most
 // programs.
-func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (done Pruned, err error) {
+func (l *Limiter) Prune(
+	ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig,
+) (done Pruned, err error) {
 	switch {
 	case pool == nil:
 		return done, errNoPool()
 	case !l.made():
 		return done, errNotMade()
 	case cfg.Batch < 0:
-		return done, &InvalidError{Field: "PruneConfig.Batch", Value: cfg.Batch, Want: "a number above 0, or 0 for the default"}
+		return done, &InvalidError{Field: "PruneConfig.Batch", Value: cfg.Batch,
+			Want: "a number above 0, or 0 for the default"}
 	case !(cfg.Share >= 0 && cfg.Share <= 1):
-		return done, &InvalidError{Field: "PruneConfig.Share", Value: cfg.Share, Want: "above 0 and up to 1, or 0 for the default"}
+		return done, &InvalidError{Field: "PruneConfig.Share", Value: cfg.Share,
+			Want: "above 0 and up to 1, or 0 for the default"}
 	}
 	if cfg.Batch == 0 {
 		cfg.Batch = 1000
@@ -78,7 +83,8 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 		at := first
 		return pruneTable(ctx, pool, &cfg, &done, what, func(tx pgx.Tx) (int64, error) {
 			var n, gone int64
-			err := tx.QueryRow(ctx, sql, append([]any{at.name, at.key, at.number, cfg.Batch, l.now()}, more...)...).
+			err := tx.QueryRow(ctx, sql,
+				append([]any{at.name, at.key, at.number, cfg.Batch, l.now()}, more...)...).
 				Scan(&n, &gone, &at.name, &at.key, &at.number)
 			*looked, *deleted = *looked+n, *deleted+gone
 			return n, err
@@ -91,12 +97,14 @@ func (l *Limiter) Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig
 		return done, err
 	}
 	id := "00000000-0000-0000-0000-000000000000"
-	return done, pruneTable(ctx, pool, &cfg, &done, "settlements", func(tx pgx.Tx) (looked int64, err error) {
-		var deleted int64
-		err = tx.QueryRow(ctx, l.sql.PruneSettled, id, cfg.Batch, l.now()).Scan(&looked, &deleted, &id)
-		done.Settled += deleted
-		return looked, err
-	})
+	return done, pruneTable(ctx, pool, &cfg, &done, "settlements",
+		func(tx pgx.Tx) (looked int64, err error) {
+			var deleted int64
+			err = tx.QueryRow(ctx, l.sql.PruneSettled, id, cfg.Batch, l.now()).Scan(&looked,
+				&deleted, &id)
+			done.Settled += deleted
+			return looked, err
+		})
 }
 
 // numbered is the address of a row whose primary key is a name, a key and a number.
@@ -108,7 +116,8 @@ type numbered struct {
 // first comes before all rows.
 var first = numbered{number: math.MinInt32}
 
-func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, what string,
+func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned,
+	what string,
 	batch func(pgx.Tx) (looked int64, err error)) error {
 	if err := prune(ctx, pool, cfg, done, batch); err != nil {
 		return fmt.Errorf("ratelimit: prune %s: %w", what, hint(ended(ctx, err)))
@@ -117,14 +126,16 @@ func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done 
 }
 
 // prune runs batches until no rows are left to look at.
-func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, batch func(pgx.Tx) (looked int64, err error)) error {
+func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned,
+	batch func(pgx.Tx) (looked int64, err error)) error {
 	for {
 		began := time.Now()
 		var looked int64
-		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-			looked, err = batch(tx)
-			return err
-		})
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+			func(tx pgx.Tx) (err error) {
+				looked, err = batch(tx)
+				return err
+			})
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}

@@ -13,7 +13,9 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, within int64) error {
+func (l *Limiter) prunePortable(
+	ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, within int64,
+) error {
 	at := first
 	err := pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
 		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, l.now(), within)
@@ -21,7 +23,8 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
 			p := place{at.name, at.key}
-			if strings.HasPrefix(at.key, shard.Reserved) { // homes of a limit without keys: see homes.go
+			// homes of a limit without keys: see homes.go
+			if strings.HasPrefix(at.key, shard.Reserved) {
 				p.key = ""
 			}
 			if idle && !slices.Contains(keys[max(0, len(keys)-1):], p) {
@@ -47,11 +50,12 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 		rows, _ := tx.Query(ctx, l.sql.PageSlots, at.name, at.key, at.number, cfg.Batch, l.now())
 		var forgotten bool
 		var clock time.Time
-		return deleteEach(ctx, tx, rows, []any{&at.name, &at.key, &at.number, &forgotten, &clock}, &done.Slots, func(b *pgx.Batch) {
-			if forgotten {
-				b.Queue(l.sql.DeleteSlot, at.name, at.key, at.number, clock)
-			}
-		})
+		return deleteEach(ctx, tx, rows, []any{&at.name, &at.key, &at.number, &forgotten, &clock},
+			&done.Slots, func(b *pgx.Batch) {
+				if forgotten {
+					b.Queue(l.sql.DeleteSlot, at.name, at.key, at.number, clock)
+				}
+			})
 	})
 	if err != nil {
 		return err
@@ -61,17 +65,19 @@ func (l *Limiter) prunePortable(ctx context.Context, pool *pgxpool.Pool, cfg *Pr
 		rows, _ := tx.Query(ctx, l.sql.PageSettled, id, cfg.Batch, l.now())
 		var key string
 		var over bool
-		return deleteEach(ctx, tx, rows, []any{&id, &key, &over}, &done.Settled, func(b *pgx.Batch) {
-			if over {
-				b.Queue(l.sql.DeleteSettled, id, key)
-			}
-		})
+		return deleteEach(ctx, tx, rows, []any{&id, &key, &over}, &done.Settled,
+			func(b *pgx.Batch) {
+				if over {
+					b.Queue(l.sql.DeleteSettled, id, key)
+				}
+			})
 	})
 }
 
 // deleteEach reads rows into into, and calls each to queue a deletion for each. It adds the number
 // of deleted rows to gone, and returns how many rows were read.
-func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone *int64, each func(*pgx.Batch)) (int64, error) {
+func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone *int64,
+	each func(*pgx.Batch)) (int64, error) {
 	batch := &pgx.Batch{}
 	tag, err := pgx.ForEachRow(rows, into, func() error {
 		each(batch)
@@ -92,9 +98,11 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 	return tag.RowsAffected(), sendAll(ctx, tx, batch)
 }
 
-// pruneKeys deletes idle rows of keys, by the rules of Statements.Prune: a key with a head is deleted as a
-// whole if all of its rows are locked and idle; otherwise only its closed rows are.
-func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within int64) (gone int64, err error) {
+// pruneKeys deletes idle rows of keys, by the rules of Statements.Prune: a key with a head is
+// deleted as a whole if all of its rows are locked and idle; otherwise only its closed rows are.
+func (l *Limiter) pruneKeys(
+	ctx context.Context, tx pgx.Tx, keys []place, within int64,
+) (gone int64, err error) {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
 	all := make([]pruning, len(keys))
 	for i, p := range keys {
@@ -107,10 +115,11 @@ func (l *Limiter) pruneKeys(ctx context.Context, tx pgx.Tx, keys []place, within
 	}
 	for i, p := range keys {
 		for key, shards := range all[i].idle() {
-			remove.Queue(l.sql.DeleteRows, p.name, key, shards).Exec(func(tag pgconn.CommandTag) error {
-				gone += tag.RowsAffected()
-				return nil
-			})
+			remove.Queue(l.sql.DeleteRows, p.name, key, shards).
+				Exec(func(tag pgconn.CommandTag) error {
+					gone += tag.RowsAffected()
+					return nil
+				})
 		}
 	}
 	return gone, sendAll(ctx, tx, remove)

@@ -58,9 +58,13 @@ func (x inTx) ResetRateLimit(ctx context.Context, requests ...Request) error {
 	return x.l.ResetRateLimit(ctx, x.tx, requests...)
 }
 
-func (x inTx) ResetKey(ctx context.Context, key string) error { return x.l.ResetKey(ctx, x.tx, key) }
+func (x inTx) ResetKey(ctx context.Context, key string) error {
+	return x.l.ResetKey(ctx, x.tx, key)
+}
 
-func (x inTx) GiveBack(ctx context.Context, res Result) error { return x.l.GiveBack(ctx, x.tx, res) }
+func (x inTx) GiveBack(ctx context.Context, res Result) error {
+	return x.l.GiveBack(ctx, x.tx, res)
+}
 
 func (x inTx) Settle(ctx context.Context, r Reservation, used ...Request) (bool, error) {
 	return x.l.Settle(ctx, x.tx, r, used...)

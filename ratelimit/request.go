@@ -149,7 +149,8 @@ type call struct {
 	parts  []call          // once granted by shards: what was taken from each
 	after  algebra.Balance // the row as the take left it; set only in parts
 	used   float64         // how much of the count was used, when it is settled
-	most   float64         // how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
+	// how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
+	most float64
 }
 
 // stamp records what the take left in the row: what giving back and settling need later.
@@ -169,7 +170,8 @@ func (c *call) took() []call {
 func (c *call) atOnce() bool { return c.owed-c.Credited() <= 0 }
 
 func errNoLimit() error {
-	return &InvalidError{Field: "limit", Value: plain("the zero Limit"), Want: "one made by Define or MustDefine"}
+	return &InvalidError{Field: "limit", Value: plain("the zero Limit"),
+		Want: "one made by Define or MustDefine"}
 }
 
 func (r Request) resolve() (call, error) {
@@ -177,7 +179,10 @@ func (r Request) resolve() (call, error) {
 		return call{}, errNoLimit()
 	}
 	name := r.def.name
-	c := call{Ask: algebra.Ask{Rule: r.def.rule, Count: r.count, Ahead: algebra.Ahead{Reserve: r.reserve, Credit: r.credit, Leave: r.leave}}, name: name, key: r.key, shard: alone, shards: r.def.shards, args: r.def.args, shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
+	c := call{Ask: algebra.Ask{Rule: r.def.rule, Count: r.count, Ahead: algebra.Ahead{
+		Reserve: r.reserve, Credit: r.credit, Leave: r.leave,
+	}}, name: name, key: r.key, shard: alone, shards: r.def.shards, args: r.def.args,
+		shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
 
 	if r.rule != nil {
 		a, err := compileRule(name, r.rule)
@@ -193,12 +198,14 @@ func (r Request) resolve() (call, error) {
 	}
 	if r.bounded {
 		if r.within < 0 {
-			return c, &InvalidError{Limit: name, Field: "Within", Value: r.within, Want: "0 or more"}
+			return c, &InvalidError{Limit: name, Field: "Within", Value: r.within,
+				Want: "0 or more"}
 		}
 		c.Bounded, c.Within = true, r.within.Microseconds()
 	}
 	if c.Leave != 0 && (c.Reserve || c.Credit) {
-		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave, Want: "no Leave with OrReserve, Within or OnCredit"}
+		return c, &InvalidError{Limit: name, Field: "Leave", Value: r.leave,
+			Want: "no Leave with OrReserve, Within or OnCredit"}
 	}
 	if c.Credit && !c.Reserve {
 		c.Reserve, c.Bounded = true, true
@@ -220,7 +227,8 @@ func badKey(limit, key string) error {
 	if why == "" {
 		return nil
 	}
-	return &InvalidError{Limit: limit, Field: "key", Value: shorten(key), Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
+	return &InvalidError{Limit: limit, Field: "key", Value: shorten(key),
+		Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
 }
 
 func (c *call) checkCount() error {
@@ -230,10 +238,12 @@ func (c *call) checkCount() error {
 	}
 	switch {
 	case !(n >= 0 && c.Count >= 0):
-		return &InvalidError{Limit: c.name, Field: "count", Value: c.Count, Want: "0 or more tokens"}
+		return &InvalidError{Limit: c.name, Field: "count", Value: c.Count,
+			Want: "0 or more tokens"}
 	case c.Pausable() && !(c.Capacity-n >= -c.Debt):
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
-			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v", c.Capacity+c.Debt, c.Capacity, c.Debt)}
+			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v",
+				c.Capacity+c.Debt, c.Capacity, c.Debt)}
 	case !c.Pausable() && n > c.Capacity:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.Capacity)}
@@ -241,12 +251,15 @@ func (c *call) checkCount() error {
 		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.Leave, never: true,
 			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.Capacity-n, n)}
 	case c.Within > 0 && !(c.Capacity-waits >= -c.Always(c.Within)):
-		return &InvalidError{Limit: c.name, Field: "count", Value: waits, never: !(c.Capacity-waits >= -c.Comes(c.Within)),
+		return &InvalidError{Limit: c.name, Field: "count", Value: waits,
+			never: !(c.Capacity-waits >= -c.Comes(c.Within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v plus what flows in within any %v, or a longer Within",
-				c.Capacity+c.Always(c.Within), c.Capacity, time.Duration(c.Within)*time.Microsecond)}
+				c.Capacity+c.Always(c.Within), c.Capacity,
+				time.Duration(c.Within)*time.Microsecond)}
 	case n > 0 && n < c.Capacity*algebra.Smallest:
 		return &InvalidError{Limit: c.name, Field: "count", Value: n,
-			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding", c.Capacity)}
+			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding",
+				c.Capacity)}
 	}
 	return nil
 }
@@ -320,7 +333,8 @@ func merge(requests []Request, of []int) ([]call, error) {
 }
 
 func errUnlike(c *call, want string) error {
-	return &InvalidError{Limit: c.name, Field: "requests", Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: want}
+	return &InvalidError{Limit: c.name, Field: "requests",
+		Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: want}
 }
 
 // bare returns the requests without counts and options, for verbs that ignore them.
@@ -339,5 +353,6 @@ func sortCalls(calls []call) {
 // compareRows orders calls by row. Everything that locks rows does so in this order; another order
 // could deadlock.
 func compareRows(a, b *call) int {
-	return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key), cmp.Compare(a.shard, b.shard))
+	return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key),
+		cmp.Compare(a.shard, b.shard))
 }

@@ -97,7 +97,8 @@ func (r *Request) UnmarshalJSON(b []byte) error {
 		u = u.OrReserve()
 	}
 	if s := w.Rule; s != nil && !s.Window {
-		u.rule = TokenBucket{s.Rate, time.Duration(s.Period) * time.Microsecond, s.Capacity, s.Reserved}
+		u.rule = TokenBucket{s.Rate, time.Duration(s.Period) * time.Microsecond, s.Capacity,
+			s.Reserved}
 	} else if s != nil {
 		w := FixedWindow{Rate: s.Rate, Period: time.Duration(s.Period) * time.Microsecond,
 			Capacity: s.Capacity, MaxReserved: s.Reserved}

@@ -22,9 +22,11 @@ func TestARequestGoesThroughJSON(t *testing.T) {
 		"Now":     limit.For("a").Within(0),
 		"Credit":  limit.For("a").OnCredit(),
 		"Leave":   limit.For("a").Leave(3),
-		"Bucket":  limit.For("a").Rule(TokenBucket{Rate: 3, Period: time.Hour, Capacity: Tokens(0), MaxReserved: Tokens(5)}),
-		"Window":  limit.For("a").Rule(FixedWindow{Rate: 3, Period: time.Hour, Start: start}),
-		"Phase":   limit.For("a").Rule(FixedWindow{Rate: 3, Period: time.Hour, MaxReserved: Tokens(0)}),
+		"Bucket": limit.For("a").Rule(
+			TokenBucket{Rate: 3, Period: time.Hour, Capacity: Tokens(0), MaxReserved: Tokens(5)},
+		),
+		"Window": limit.For("a").Rule(FixedWindow{Rate: 3, Period: time.Hour, Start: start}),
+		"Phase":  limit.For("a").Rule(FixedWindow{Rate: 3, Period: time.Hour, MaxReserved: Tokens(0)}),
 	} {
 		b, err := json.Marshal(r)
 		if err != nil {
@@ -60,7 +62,8 @@ func TestALimitTellsItsRule(t *testing.T) {
 			TokenBucket{Rate: 10, Period: time.Second, Capacity: Tokens(0), MaxReserved: Tokens(0)}},
 		{FixedWindow{Rate: 10, Period: time.Second}, FixedWindow{Rate: 10, Period: time.Second, Capacity: Tokens(10)}},
 		{FixedWindow{Rate: 10, Period: time.Hour, MaxReserved: Tokens(7), Start: start},
-			FixedWindow{Rate: 10, Period: time.Hour, Capacity: Tokens(10), MaxReserved: Tokens(7), Start: fromMicro(algebra.Anchor).Add(4*time.Minute + 5*time.Second)}},
+			FixedWindow{Rate: 10, Period: time.Hour, Capacity: Tokens(10), MaxReserved: Tokens(7),
+				Start: fromMicro(algebra.Anchor).Add(4*time.Minute + 5*time.Second)}},
 	} {
 		limit := MustDefine("tellsItsRule", c.given)
 		if got := limit.Rule(); !reflect.DeepEqual(got, c.want) {

@@ -16,7 +16,8 @@ func TestBadCountsAreRefused(t *testing.T) {
 		for _, reserve := range []bool{false, true} {
 			_, err := ratelimit.Decide(ask(l, n, reserve), ratelimit.State{}, t0)
 			var invalid *ratelimit.InvalidError
-			if !errors.As(err, &invalid) || invalid.Field != "count" || invalid.Limit != "limit" || invalid.Want == "" ||
+			if !errors.As(err, &invalid) || invalid.Field != "count" || invalid.Limit != "limit" ||
+				invalid.Want == "" ||
 				errors.Is(err, ratelimit.ErrNeverGranted) {
 				t.Errorf("count %v, reserve %v: %v", n, reserve, err)
 			}

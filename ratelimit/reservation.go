@@ -41,8 +41,9 @@ type Take struct {
 	delay  int64        // the row's, then
 	moved  float64      // likewise
 	credit bool         // taken on credit: later callers wait for the debt, not this take
-	ruled  bool         // with a rule of the request's own, so that redefining the limit changes nothing
-	settle int64        // how many microseconds after it may run it can be settled; 0: settleWithin
+	// with a rule of the request's own, so that redefining the limit changes nothing
+	ruled  bool
+	settle int64 // how many microseconds after it may run it can be settled; 0: settleWithin
 }
 
 // Reservation returns what the call took from enforced limits, each time with the same id. A Result
@@ -64,7 +65,8 @@ func (r Result) Reservation() Reservation {
 func (c *call) receipt() Take {
 	rule := c.Rule
 	rule.Phased, rule.Debt = false, 0 // settling needs neither, and JSON keeps neither
-	return Take{c.name, c.key, c.Count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.Credit, c.ruled, c.settle}
+	return Take{c.name, c.key, c.Count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.Credit,
+		c.ruled, c.settle}
 }
 
 // Again returns a reservation with the same takes and a new id, for another attempt at the same
@@ -89,7 +91,8 @@ func newID(at int64) (id uuid.UUID) {
 func (t *Take) call() call {
 	return call{
 		Ask:  algebra.Ask{Rule: t.rule, Count: t.Count, Ahead: algebra.Ahead{Credit: t.credit}},
-		name: t.Limit, key: t.Key, shard: t.row, ruled: t.ruled, settle: t.settle, taken: t.since, owed: t.owed, delay: t.delay, moved: t.moved,
+		name: t.Limit, key: t.Key, shard: t.row, ruled: t.ruled, settle: t.settle, taken: t.since,
+		owed: t.owed, delay: t.delay, moved: t.moved,
 	}
 }
 
@@ -118,7 +121,8 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 		}
 		paced = t.rule.Paced(owed, own, t.since, run)
 	}
-	runAt, pacedAt = fromMicro(min(run+put, algebra.EndOfTime)), fromMicro(min(paced+put, algebra.EndOfTime))
+	runAt, pacedAt = fromMicro(min(run+put, algebra.EndOfTime)),
+		fromMicro(min(paced+put, algebra.EndOfTime))
 	for _, t := range []*time.Time{&runAt, &pacedAt} {
 		if t.Before(s.PausedUntil) {
 			*t = s.PausedUntil
@@ -235,7 +239,8 @@ func (t *Take) appendJSON(b []byte) []byte {
 // [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
-	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay, &u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
+	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay,
+		&u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
 	bucket := len(a)
 	a = append(a, &u.rule.Origin)
 	var raw []json.RawMessage
@@ -247,8 +252,10 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		if err := json.Unmarshal(raw[n], &settle); err != nil {
 			return err
 		}
-		if u.settle, raw = settle[0], raw[:n]; u.settle < time.Second.Microseconds() || u.settle > mostSettle.Microseconds() {
-			return badTake(fmt.Sprintf("to be settled within %d µs", u.settle), "a second to ten years")
+		if u.settle, raw = settle[0], raw[:n]; u.settle < time.Second.Microseconds() ||
+			u.settle > mostSettle.Microseconds() {
+			return badTake(fmt.Sprintf("to be settled within %d µs", u.settle),
+				"a second to ten years")
 		}
 	}
 	if n := len(raw) - 1; n >= bucket && string(raw[n]) == `"rule"` {
@@ -258,7 +265,9 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		u.credit, raw = true, raw[:n]
 	}
 	if len(raw) != bucket && len(raw) != len(a) {
-		return badTake(fmt.Sprintf("an array of %d", len(raw)), fmt.Sprintf("an array of %d, or of %d for a window, and true on credit", bucket, len(a)))
+		return badTake(fmt.Sprintf("an array of %d", len(raw)), fmt.Sprintf(
+			"an array of %d, or of %d for a window, and true on credit", bucket, len(a),
+		))
 	}
 	u.rule.Windowed = len(raw) == len(a)
 	for i := range raw {
@@ -271,15 +280,18 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		return badTake(shorten(u.Limit+" "+u.Key), "a limit and a key")
 	case !(u.Count >= 0 && u.Count <= 2*maxTokens):
 		return badTake(fmt.Sprintf("of %v tokens", u.Count), "a number that can have been granted")
-	case !(u.rule.Rate > 0 && u.rule.Rate <= maxTokens && u.rule.Capacity >= 0 && u.rule.Capacity <= maxTokens && u.rule.Period > 0 && u.rule.Period <= math.MaxInt64/1000):
-		return badTake(fmt.Sprintf("by a rule of %v in %d µs up to %v", u.rule.Rate, u.rule.Period, u.rule.Capacity), "one that can have been defined")
+	case !(u.rule.Rate > 0 && u.rule.Rate <= maxTokens && u.rule.Capacity >= 0 &&
+		u.rule.Capacity <= maxTokens && u.rule.Period > 0 && u.rule.Period <= math.MaxInt64/1000):
+		return badTake(fmt.Sprintf("by a rule of %v in %d µs up to %v", u.rule.Rate, u.rule.Period,
+			u.rule.Capacity), "one that can have been defined")
 	case !(math.Abs(u.owed) <= math.MaxFloat64/4 && math.Abs(u.moved) <= math.MaxFloat64/4):
 		return badTake(fmt.Sprintf("owing %v, after %v", u.owed, u.moved), "numbers of tokens")
 	case u.delay < -algebra.EndOfTime || u.delay > algebra.EndOfTime:
 		return badTake(fmt.Sprintf("put off by %d µs", u.delay), "less than ten thousand years")
 	case !shard.IsRow(u.row):
 		return badTake(fmt.Sprintf("from row %d", u.row), "a shard that there can be")
-	case u.since < -algebra.EndOfTime || u.since > algebra.EndOfTime || u.rule.Origin < -algebra.EndOfTime || u.rule.Origin > algebra.EndOfTime:
+	case u.since < -algebra.EndOfTime || u.since > algebra.EndOfTime ||
+		u.rule.Origin < -algebra.EndOfTime || u.rule.Origin > algebra.EndOfTime:
 		return badTake("at another time", "microseconds since the Unix epoch")
 	}
 	*t = u

@@ -24,7 +24,8 @@ func anyTake(t *rapid.T) Take {
 	}
 	rule := anyAlgebra(t)
 	rule.Phased, rule.Debt = false, 0
-	number := rapid.OneOf(rapid.SampledFrom([]float64{0, 1, 0.1, 1.0 / 3, 1 << 53, math.Copysign(0, -1)}), rapid.Float64Range(-1e15, 1e15))
+	number := rapid.OneOf(rapid.SampledFrom([]float64{0, 1, 0.1, 1.0 / 3, 1 << 53,
+		math.Copysign(0, -1)}), rapid.Float64Range(-1e15, 1e15))
 	take := Take{
 		Limit: text("limit", 1, MaxNameBytes/4), Key: text("key", 0, MaxKeyBytes/4),
 		Count: rapid.Float64Range(0, 1e15).Draw(t, "count"),
@@ -102,7 +103,8 @@ func TestIdsAreOfTheTimeOfTheGrant(t *testing.T) {
 	for i := range int64(1000) {
 		now := noon + i*1000
 		id := newID(now)
-		if ms := int64(binary.BigEndian.Uint64(id[:]) >> 16); id.Version() != 7 || id.Variant() != uuid.RFC4122 || ms != now/1000 {
+		if ms := int64(binary.BigEndian.Uint64(id[:]) >> 16); id.Version() != 7 ||
+			id.Variant() != uuid.RFC4122 || ms != now/1000 {
 			t.Fatalf("%v at %v", id, fromMicro(now))
 		}
 		if seen[id] || id.String() <= last.String() {
@@ -163,8 +165,8 @@ func refused(err error) bool {
 	return errors.Is(err, ErrInvalid) || errors.As(err, &syntax) || errors.As(err, &kind)
 }
 
-// FuzzReservation reads whatever stands in a table: it is refused, or it is a reservation, out of which the same text comes
-// again, and with which everything can be done that is done with one.
+// FuzzReservation reads whatever stands in a table: it is refused, or it is a reservation, out of
+// which the same text comes again, and with which everything can be done that is done with one.
 func FuzzReservation(f *testing.F) {
 	for _, takes := range []string{
 		`["a","b",1,0,1772366400000000,-4,0,0,10,60000000,10]`,
@@ -219,7 +221,8 @@ func FuzzReservation(f *testing.F) {
 			if math.IsNaN(moved) || math.IsInf(moved, 0) || delay < 0 || delay > 1e15 {
 				continue
 			}
-			run, paced := take.RunAt(State{TS: fromMicro(noon), Moved: moved, Delay: time.Duration(delay) * time.Microsecond})
+			run, paced := take.RunAt(State{TS: fromMicro(noon), Moved: moved,
+				Delay: time.Duration(delay) * time.Microsecond})
 			if paced.Before(run) {
 				t.Fatalf("%s: take %d runs at %v, and is paced for %v", first, i, run, paced)
 			}

@@ -29,7 +29,9 @@ func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
 
 // ResetKey is [Limiter.ResetKey], committed when it returns.
 func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
-	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error { return a.l.ResetKey(ctx, tx, key) })
+	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
+		return a.l.ResetKey(ctx, tx, key)
+	})
 }
 
 func (s inSQL) ResetKey(ctx context.Context, key string) error {

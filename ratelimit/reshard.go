@@ -16,10 +16,11 @@ import (
 // is in force, and is locked throughout: of two deploys the second finds the work done. A process
 // that still knows the old layout finds its rows closed, and looks at the head.
 
-// Reshard divides the balances of the requests' limits and keys into n shards, with every token and every debt kept. It
-// works within the caller's transaction, and callers that take from these limits wait until that ends. More shards come by
-// themselves, with the first call of a program that defines them: see [Shards]. Fewer do not, because two releases with
-// different numbers would undo each other's changes. For fewer, deploy the smaller number first and then call Reshard.
+// Reshard divides the balances of the requests' limits and keys into n shards, with every token and
+// every debt kept. It works within the caller's transaction, and callers that take from these
+// limits wait until that ends. More shards come by themselves, with the first call of a program
+// that defines them: see [Shards]. Fewer do not, because two releases with different numbers would
+// undo each other's changes. For fewer, deploy the smaller number first and then call Reshard.
 //
 // What is reserved keeps its time. If shards are merged whose debts end at different times, the new
 // shard is paused until the last of them ends, so that nothing starts too early. Its Value already
@@ -31,12 +32,13 @@ import (
 // the rule cannot be divided into is refused with an [*InvalidError]: see [Shards]. A limit and key
 // can change its number 2,047 times. Other errors are those of [Limiter.ResetRateLimit].
 //
-// During the change, a call in a transaction of the caller's own may deadlock with another one. Then
-// it fails with 40P01, and the transaction has to run again, as after a 40001. [Limiter.InTx] does
-// that by itself.
+// During the change, a call in a transaction of the caller's own may deadlock with another one.
+// Then it fails with 40P01, and the transaction has to run again, as after a 40001. [Limiter.InTx]
+// does that by itself.
 func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Request) error {
 	if n < 1 || n > shard.Max {
-		return &InvalidError{Field: "number of shards", Value: n, Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
+		return &InvalidError{Field: "number of shards", Value: n,
+			Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
 	}
 	x, calls, err := l.prepare(tx, bare(requests))
 	if err != nil {
@@ -44,8 +46,9 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 	}
 	for i := range calls {
 		if most := calls[i].MostShards(n); most < n {
-			return &InvalidError{Limit: calls[i].name, Field: "number of shards", Value: n, Want: fmt.Sprintf("at most %d: each must have a token, "+
-				"and of a window as many whole ones as the others", most)}
+			return &InvalidError{Limit: calls[i].name, Field: "number of shards", Value: n,
+				Want: fmt.Sprintf("at most %d: each must have a token, "+
+					"and of a window as many whole ones as the others", most)}
 		}
 	}
 	for i := range calls {
@@ -72,8 +75,10 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	if !head.found || !valid {
 		return errHead(head.answer.value.Float64)
 	}
-	if first.found && !first.closed() && old != shard.Single { // it did not exist, and must stay closed
-		if err := x.run(ctx, []*statement{l.close(single, algebra.Balance{PausedUntil: algebra.Open})}); err != nil {
+	// it did not exist, and must stay closed
+	if first.found && !first.closed() && old != shard.Single {
+		if err := x.run(ctx,
+			[]*statement{l.close(single, algebra.Balance{PausedUntil: algebra.Open})}); err != nil {
 			return err
 		}
 	}
@@ -81,7 +86,8 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		return nil
 	}
 	if old.Generation == shard.MaxGeneration {
-		return fmt.Errorf("the limit has changed its shards %d times: prune it, or reset it and delete its rows", old.Generation)
+		return fmt.Errorf("the limit has changed its shards %d times: prune it, or reset it and delete its rows",
+			old.Generation)
 	}
 	to := shard.Layout{Shards: n, Generation: old.Generation + 1}
 
@@ -121,7 +127,8 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	}
 	top := *c
 	top.shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
-	puts = append(puts, l.put(&top, algebra.Balance{Value: to.Number(), TS: was[0].TS, PausedUntil: algebra.Open}))
+	puts = append(puts,
+		l.put(&top, algebra.Balance{Value: to.Number(), TS: was[0].TS, PausedUntil: algebra.Open}))
 	return x.run(ctx, puts)
 }
 
@@ -217,7 +224,8 @@ func (l *Limiter) headOf(c *call) *statement {
 func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.Layout) error {
 	l.books.making(c, x.transaction())
 	head := l.headOf(c)
-	if err := x.run(ctx, []*statement{head}); err != nil || head.answer.value.Float64 != layout.Number() {
+	if err := x.run(ctx, []*statement{head}); err != nil ||
+		head.answer.value.Float64 != layout.Number() {
 		return err
 	}
 	rows, trip := make([]call, layout.Shards), make([]*statement, layout.Shards)
@@ -231,7 +239,8 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 	var puts []*statement
 	for i, s := range trip {
 		if s.closed() {
-			puts = append(puts, l.put(&rows[i], algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}))
+			puts = append(puts,
+				l.put(&rows[i], algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}))
 		}
 	}
 	return x.run(ctx, puts)

@@ -58,11 +58,13 @@ type Outcome struct {
 	// reads the database.
 	Value float64
 
-	// Capacity, Rate and Period are those of the rule that decided: Rate tokens come in each Period.
+	// Capacity, Rate and Period are those of the rule that decided: Rate tokens come in each
+	// Period.
 	Capacity, Rate float64
 	Period         time.Duration
 
-	// WindowEnds is when the fixed window ends in which the decision was made, and the next begins. Zero for a token bucket.
+	// WindowEnds is when the fixed window ends in which the decision was made, and the next begins.
+	// Zero for a token bucket.
 	WindowEnds time.Time
 
 	RunAt   time.Time // granted ahead: when this limit's debt is repaid, and its pause over
@@ -81,7 +83,8 @@ type Outcome struct {
 	call   *call     // for GiveBack and Reservation
 }
 
-// Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision] for the zero Result.
+// Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision]
+// for the zero Result.
 func (r Result) Err() error {
 	switch {
 	case r.OK:
@@ -91,7 +94,8 @@ func (r Result) Err() error {
 	}
 	e := &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 	for _, o := range r.Outcomes {
-		if c := o.call; o.Limit == r.Limit && o.Key == r.Key && c != nil && c.Pausable() && o.Value-c.Count < -c.Debt {
+		if c := o.call; o.Limit == r.Limit && o.Key == r.Key && c != nil && c.Pausable() &&
+			o.Value-c.Count < -c.Debt {
 			e.MaxReserved = c.Debt
 		}
 	}
@@ -102,7 +106,8 @@ func (r Result) Err() error {
 // through, or denied, in an outage.
 func (r Result) Decided() bool { return !r.At.IsZero() && !r.spare }
 
-// RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless denied.
+// RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless
+// denied.
 func (r Result) RetryAfter() time.Duration {
 	if r.RetryAt.IsZero() {
 		return 0
@@ -123,9 +128,12 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 			ends = fromMicro(min(c.WindowStart(at[i])+c.Period, algebra.EndOfTime))
 		}
 		for _, j := range c.indexes {
-			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow, Value: d.State.Value,
-				Capacity: c.Capacity, Rate: c.Rate, Period: time.Duration(c.Period) * time.Microsecond, WindowEnds: ends,
-				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay, paused: d.State.PausedUntil, call: c}
+			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow,
+				Value:    d.State.Value,
+				Capacity: c.Capacity, Rate: c.Rate,
+				Period: time.Duration(c.Period) * time.Microsecond, WindowEnds: ends,
+				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay,
+				paused: d.State.PausedUntil, call: c}
 		}
 		if !d.OK {
 			res.OK = false

@@ -8,8 +8,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A failed call leaves the zero Result. Taken for a denial, it would tell a user to come again because of a database that
-// cannot be reached.
+// A failed call leaves the zero Result. Taken for a denial, it would tell a user to come again
+// because of a database that cannot be reached.
 func TestZeroResultIsNoDenial(t *testing.T) {
 	t.Parallel()
 	var r ratelimit.Result

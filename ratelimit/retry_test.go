@@ -9,8 +9,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A denied caller who comes back at RetryAt, and finds the row as it was left, is granted; a microsecond before that it is
-// denied. The row is the one in the database, which the denial has not written.
+// A denied caller who comes back at RetryAt, and finds the row as it was left, is granted; a
+// microsecond before that it is denied. The row is the one in the database, which the denial has
+// not written.
 func TestDeniedRequestIsGrantedAtExactlyRetryAt(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -40,7 +41,8 @@ func TestDeniedRequestIsGrantedAtExactlyRetryAt(t *testing.T) {
 	})
 }
 
-// Decide may be told the balance as of the denial in place of the row; then a rounding lies between the two.
+// Decide may be told the balance as of the denial in place of the row; then a rounding lies between
+// the two.
 func TestRetryAtHoldsForTheRefilledBalanceToo(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")

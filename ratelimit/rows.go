@@ -16,7 +16,8 @@ import (
 // the statements of closed for each limit that had other layouts, for work that waits in their
 // rows. Former rows come first: that is the order in which everything locks them.
 func (l *Limiter) eachRow(
-	ctx context.Context, x executor, calls []call, of func(*call) *statement, closed func(*call) []*statement,
+	ctx context.Context, x executor, calls []call, of func(*call) *statement,
+	closed func(*call) []*statement,
 ) (done []*statement, err error) {
 	for range 10 * rounds {
 		var trip []*statement

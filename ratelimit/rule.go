@@ -28,10 +28,11 @@ type TokenBucket struct {
 	// allowed: such a bucket only grants reservations. Default: Rate.
 	Capacity *float64
 
-	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Set it for limits that calls reserve from, as their backlog has no other bound. Leave it unset for those that
-	// only limit the workers of package scheduler, whose jobs are in the queue already. Default: unbounded (a thousand years
-	// of tokens). In any case a request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
+	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to
+	// set it; 0 allows none. Set it for limits that calls reserve from, as their backlog has no
+	// other bound. Leave it unset for those that only limit the workers of package scheduler, whose
+	// jobs are in the queue already. Default: unbounded (a thousand years of tokens). In any case a
+	// request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
 	MaxReserved *float64
 }
 
@@ -49,16 +50,18 @@ type FixedWindow struct {
 	// 0 is allowed. Default: Rate.
 	Capacity *float64
 
-	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to set it; 0 allows
-	// none. Set it for limits that calls reserve from, as their backlog has no other bound. Leave it unset for those that
-	// only limit the workers of package scheduler, whose jobs are in the queue already. Default: unbounded (a thousand years
-	// of tokens). In any case a request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
+	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to
+	// set it; 0 allows none. Set it for limits that calls reserve from, as their backlog has no
+	// other bound. Leave it unset for those that only limit the workers of package scheduler, whose
+	// jobs are in the queue already. Default: unbounded (a thousand years of tokens). In any case a
+	// request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
 	MaxReserved *float64
 
-	// Start is the first instant of some window, past or future; windows extend from it in both directions, each
-	// exactly one Period long. A Period of 24 hours therefore starts at the same time of day in UTC, and drifts by an
-	// hour against a local clock that observes daylight saving. Default: a phase derived from the limit's name and the
-	// key, so that keys do not all start a window together; it never changes, not even by a reset.
+	// Start is the first instant of some window, past or future; windows extend from it in both
+	// directions, each exactly one Period long. A Period of 24 hours therefore starts at the same
+	// time of day in UTC, and drifts by an hour against a local clock that observes daylight
+	// saving. Default: a phase derived from the limit's name and the key, so that keys do not all
+	// start a window together; it never changes, not even by a reset.
 	Start time.Time
 }
 
@@ -70,7 +73,8 @@ func Tokens[N ~int | ~int32 | ~int64 | ~float64](n N) *float64 {
 }
 
 const (
-	maxTokens = algebra.Full                      // above it, float64 cannot represent every integer
+	// above it, float64 cannot represent every integer
+	maxTokens = algebra.Full
 	maxDebt   = int64(1000*365.2425*24) * 3_600e6 // a thousand years, in microseconds
 	maxFill   = 5 * maxDebt
 )
@@ -94,12 +98,16 @@ func (r FixedWindow) compile() (algebra.Rule, *InvalidError) {
 	return a, nil
 }
 
-func compile(a algebra.Rule, rate float64, period time.Duration, capacity, maxReserved *float64) (algebra.Rule, *InvalidError) {
+func compile(
+	a algebra.Rule, rate float64, period time.Duration, capacity, maxReserved *float64,
+) (algebra.Rule, *InvalidError) {
 	switch {
 	case !(rate > 0) || rate > maxTokens: // NaN is neither above nor below
-		return a, &InvalidError{Field: "Rate", Value: rate, Want: "a number of tokens above 0 and at most 2^53"}
+		return a, &InvalidError{Field: "Rate", Value: rate,
+			Want: "a number of tokens above 0 and at most 2^53"}
 	case period < time.Microsecond || period%time.Microsecond != 0:
-		return a, &InvalidError{Field: "Period", Value: period, Want: "a duration of whole microseconds, at least one"}
+		return a, &InvalidError{Field: "Period", Value: period,
+			Want: "a duration of whole microseconds, at least one"}
 	}
 	a.Rate, a.Period, a.Capacity = rate, period.Microseconds(), rate
 
@@ -107,11 +115,13 @@ func compile(a algebra.Rule, rate float64, period time.Duration, capacity, maxRe
 		a.Capacity = *capacity
 	}
 	if !(a.Capacity >= 0) || a.Capacity > maxTokens {
-		return a, &InvalidError{Field: "Capacity", Value: a.Capacity, Want: "a number of tokens from 0 to 2^53, or unset for the Rate"}
+		return a, &InvalidError{Field: "Capacity", Value: a.Capacity,
+			Want: "a number of tokens from 0 to 2^53, or unset for the Rate"}
 	}
 	if a.ToFill(a.Capacity) > float64(maxFill) {
 		return a, &InvalidError{Field: "Capacity", Value: a.Capacity,
-			Want: fmt.Sprintf("one that fills within five thousand years; at %v tokens in %v this takes longer", rate, period)}
+			Want: fmt.Sprintf("one that fills within five thousand years; at %v tokens in %v this takes longer",
+				rate, period)}
 	}
 
 	a.Debt = min(maxTokens, a.Rate*math.Floor(float64(maxDebt)/float64(a.Period)))
@@ -119,11 +129,13 @@ func compile(a algebra.Rule, rate float64, period time.Duration, capacity, maxRe
 		a.Debt = *maxReserved
 	}
 	if !(a.Debt >= 0) || a.Debt > maxTokens {
-		return a, &InvalidError{Field: "MaxReserved", Value: a.Debt, Want: "a number of tokens from 0 to 2^53, or unset for no bound"}
+		return a, &InvalidError{Field: "MaxReserved", Value: a.Debt,
+			Want: "a number of tokens from 0 to 2^53, or unset for no bound"}
 	}
 	if maxReserved != nil && a.ToFill(a.Debt) > float64(maxDebt) {
 		return a, &InvalidError{Field: "MaxReserved", Value: a.Debt,
-			Want: fmt.Sprintf("a debt that is repaid within a thousand years; at %v tokens in %v this takes longer", rate, period)}
+			Want: fmt.Sprintf("a debt that is repaid within a thousand years; at %v tokens in %v this takes longer",
+				rate, period)}
 	}
 	return a, nil
 }

@@ -63,8 +63,12 @@ func TestBadRulesAreRefused(t *testing.T) {
 		{ratelimit.FixedWindow{Rate: 1, Period: sec, Capacity: tok(-0.5)}, "Capacity", "-0.5"},
 		{ratelimit.FixedWindow{Rate: 1, Period: forever - 807, Capacity: tok(17.5)}, "Capacity", "17.5"},
 		{ratelimit.FixedWindow{Rate: 1, Period: sec, MaxReserved: tok(nan)}, "MaxReserved", "NaN"},
-		{ratelimit.FixedWindow{Rate: 1, Period: sec, Start: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Start", "10000-01-01 00:00:00 +0000 UTC"},
-		{ratelimit.FixedWindow{Rate: 1, Period: sec, Start: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)}, "Start", "-0001-01-01 00:00:00 +0000 UTC"},
+		{ratelimit.FixedWindow{
+			Rate: 1, Period: sec, Start: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC),
+		}, "Start", "10000-01-01 00:00:00 +0000 UTC"},
+		{ratelimit.FixedWindow{
+			Rate: 1, Period: sec, Start: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
+		}, "Start", "-0001-01-01 00:00:00 +0000 UTC"},
 		{ratelimit.FixedWindow{Rate: 1, Period: sec, Start: time.Unix(1<<62, 0)}, "Start", ""},
 		{nil, "rule", "<nil>"},
 	} {
@@ -77,12 +81,14 @@ func TestBadRulesAreRefused(t *testing.T) {
 		}
 		for _, err := range []error{own, perCall} {
 			var invalid *ratelimit.InvalidError
-			if !errors.As(err, &invalid) || !errors.Is(err, ratelimit.ErrInvalid) || errors.Is(err, ratelimit.ErrNeverGranted) {
+			if !errors.As(err, &invalid) || !errors.Is(err, ratelimit.ErrInvalid) ||
+				errors.Is(err, ratelimit.ErrNeverGranted) {
 				t.Errorf("%+v: %v", tc.rule, err)
 				continue
 			}
 			prefix := `ratelimit: limit "messages": ` + tc.field + " is " + tc.text
-			if invalid.Limit != "messages" || invalid.Field != tc.field || invalid.Want == "" || !strings.HasPrefix(err.Error(), prefix) {
+			if invalid.Limit != "messages" || invalid.Field != tc.field || invalid.Want == "" ||
+				!strings.HasPrefix(err.Error(), prefix) {
 				t.Errorf("%+v: %v, want %q...", tc.rule, err, prefix)
 			}
 		}
@@ -147,11 +153,13 @@ func TestDefinitionKeepsItsNumbers(t *testing.T) {
 	}
 }
 
-// No number whatever makes a rule that is accepted and then decides on NaN, or gives more than its capacity.
+// No number whatever makes a rule that is accepted and then decides on NaN, or gives more than its
+// capacity.
 func TestNoRuleLetsNaNIn(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		number := rapid.OneOf(
-			rapid.SampledFrom([]float64{nan, inf, -inf, 0, math.Copysign(0, -1), -1, 5e-324, math.MaxFloat64, most, most + 2, 1e-300, 1}),
+			rapid.SampledFrom([]float64{nan, inf, -inf, 0, math.Copysign(0, -1), -1, 5e-324,
+				math.MaxFloat64, most, most + 2, 1e-300, 1}),
 			rapid.Float64())
 		capacity, reserved := number.Draw(t, "capacity"), number.Draw(t, "reserved")
 		rate, period := number.Draw(t, "rate"), time.Duration(rapid.Int64().Draw(t, "period"))
@@ -169,7 +177,8 @@ func TestNoRuleLetsNaNIn(t *testing.T) {
 			if err != nil {
 				continue
 			}
-			for _, s := range []ratelimit.State{{}, {Value: 0, TS: t0.Add(-period)}, {Value: -1, TS: t0}, {Value: most, TS: t0}} {
+			for _, s := range []ratelimit.State{{}, {Value: 0, TS: t0.Add(-period)},
+				{Value: -1, TS: t0}, {Value: most, TS: t0}} {
 				d, err := ratelimit.Decide(ask(l, n, rapid.Bool().Draw(t, "reserve")), s, t0)
 				if err != nil {
 					if !errors.Is(err, ratelimit.ErrInvalid) {

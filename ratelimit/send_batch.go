@@ -45,7 +45,8 @@ func (l *Limiter) SendBatch(
 	case isNil(db):
 		err = errNoBeginner()
 	case queue == nil:
-		err = &InvalidError{Field: "queue", Value: plain("nil"), Want: "a function that fills a batch"}
+		err = &InvalidError{Field: "queue", Value: plain("nil"),
+			Want: "a function that fills a batch"}
 	case nested(ctx, db):
 		err = errNested()
 	}
@@ -124,7 +125,9 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 
 // look is checkRateLimit, sent after statements without an answer. It returns errAgain if a limit
 // has shards now.
-func (s *sending) look(ctx context.Context, conn *pgx.Conn, calls []call, first ...*statement) (Result, error) {
+func (s *sending) look(
+	ctx context.Context, conn *pgx.Conn, calls []call, first ...*statement,
+) (Result, error) {
 	looks := s.l.looksOf(calls)
 	if _, err := sendBatch(ctx, conn, append(first, looks...)); err != nil {
 		return Result{}, explain(ctx, err, "look at", calls)
@@ -257,7 +260,8 @@ func (s *sending) failed(
 	case take != nil && stateOf(err) == "22P02": // the take was denied: see orFail
 		s.trip()
 		res, err := s.look(ctx, conn, calls, &statement{sql: `ROLLBACK`})
-		if stateOf(err) == "25P02" { // pgx prepares statements that are new to it first, which fails before the ROLLBACK is sent
+		// pgx prepares statements that are new to it first, which fails before the ROLLBACK is sent
+		if stateOf(err) == "25P02" {
 			rollBack(ctx, conn)
 			res, err = s.look(ctx, conn, calls)
 		}
@@ -288,7 +292,9 @@ func rollBack(ctx context.Context, conn *pgx.Conn) {
 }
 
 // sendInTx runs the same in a transaction of InTx.
-func (s *sending) sendInTx(ctx context.Context, conn *pgx.Conn, calls []call) (res Result, err error) {
+func (s *sending) sendInTx(
+	ctx context.Context, conn *pgx.Conn, calls []call,
+) (res Result, err error) {
 	err = s.l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
 		s.answers = nil
 		x, err := s.l.transaction(tx)

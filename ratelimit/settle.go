@@ -36,7 +36,9 @@ import (
 // refused with an error that matches [ErrInvalid]. OrReserve and Rule of a request do not matter.
 // Other errors are those of [Limiter.RateLimit]. If the transaction rolls back, nothing was
 // settled.
-func (l *Limiter) Settle(ctx context.Context, tx pgx.Tx, r Reservation, used ...Request) (bool, error) {
+func (l *Limiter) Settle(
+	ctx context.Context, tx pgx.Tx, r Reservation, used ...Request,
+) (bool, error) {
 	x, err := l.transaction(tx)
 	if err != nil {
 		return false, err
@@ -72,7 +74,9 @@ func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reserva
 	return l.renew(ctx, x, reservations)
 }
 
-func (l *Limiter) settle(ctx context.Context, x executor, r Reservation, used []Request) (bool, error) {
+func (l *Limiter) settle(
+	ctx context.Context, x executor, r Reservation, used []Request,
+) (bool, error) {
 	if err := r.check(); err != nil {
 		return false, err
 	}
@@ -162,10 +166,12 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		}
 		of := place{q.def.name, q.key}
 		if _, ok := reserved[of]; !ok {
-			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key), Want: "a limit and a key that the reservation has taken from: " + r.places()}
+			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key),
+				Want: "a limit and a key that the reservation has taken from: " + r.places()}
 		}
 		if !(q.count >= 0) || q.count+used[of] > maxTokens {
-			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count, Want: "0 to 2^53 tokens"}
+			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count,
+				Want: "0 to 2^53 tokens"}
 		}
 		used[of] += q.count
 	}
@@ -178,7 +184,8 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 			counts[i] = n
 		case named && reserved[of] > 0:
 			counts[i] = n * (t.Count / reserved[of])
-			used[of], reserved[of] = n-counts[i], reserved[of]-t.Count // so that the last one has the rest
+			// so that the last one has the rest
+			used[of], reserved[of] = n-counts[i], reserved[of]-t.Count
 		}
 	}
 	return counts, nil
@@ -202,7 +209,8 @@ func (r *Reservation) places() string {
 
 // once settles a reservation, unless that was done before. used[i] is what was used of take i. It
 // then runs the statements that of makes, in the order of the rows.
-func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []float64, of func(*call) *statement) (bool, error) {
+func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []float64,
+	of func(*call) *statement) (bool, error) {
 	calls := make([]call, len(r.Takes))
 	for i := range calls {
 		calls[i] = r.Takes[i].call()
@@ -210,7 +218,8 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 	}
 	sortCalls(calls)
 	first := l.settleOf(r)
-	first.c, first.writes = &calls[0], true // so that InTx queues for the row before the transaction has a snapshot
+	// so that InTx queues for the row before the transaction has a snapshot
+	first.c, first.writes = &calls[0], true
 	if err := x.run(ctx, []*statement{first}); err != nil {
 		return false, explain(ctx, err, "settle", calls)
 	}
@@ -271,7 +280,8 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 			return explain(ctx, err, "charge anew", left)
 		}
 	}
-	ahead := map[row]float64{} // what is owed before the next reservation, minus the tokens that were there
+	// what is owed before the next reservation, minus the tokens that were there
+	ahead := map[row]float64{}
 	for at, b := range after {
 		ahead[at] = -max(0, b.Value+charged[at])
 	}
@@ -298,7 +308,9 @@ func add(rows map[row]call, c call) {
 
 // moved replaces takes from closed rows with takes from the rows that have their tokens now, and
 // returns what to charge to those.
-func (l *Limiter) moved(ctx context.Context, x executor, reservations []*Reservation, left []call) ([]call, error) {
+func (l *Limiter) moved(
+	ctx context.Context, x executor, reservations []*Reservation, left []call,
+) ([]call, error) {
 	if len(left) == 0 {
 		return nil, nil
 	}

@@ -96,7 +96,8 @@ func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
 	}
 }
 
-// Work runs when its part of the debt is repaid by what flows in, and by what those before it give back.
+// Work runs when its part of the debt is repaid by what flows in, and by what those before it give
+// back.
 func TestATakeRunsByHowItsLimitStands(t *testing.T) {
 	t.Parallel()
 	bucket := resolved(t, apples.For("x").Rule(TokenBucket{Rate: 10, Period: 10 * time.Second}))[0].Rule
@@ -120,13 +121,15 @@ func TestATakeRunsByHowItsLimitStands(t *testing.T) {
 		{window, 14, State{Moved: 5, Delay: 2*time.Minute + time.Second}, 3 * time.Minute, 3*time.Minute + 36*time.Second},
 		{window, 14, State{Moved: 14, Delay: time.Second}, 0, 0},
 	} {
-		take := Take{Limit: "apples", Key: "x", Count: 3, rule: tc.rule, since: noon, owed: tc.owed, delay: 1e6, moved: 0}
+		take := Take{Limit: "apples", Key: "x", Count: 3, rule: tc.rule, since: noon, owed: tc.owed,
+			delay: 1e6, moved: 0}
 		if tc.state != (State{}) {
 			tc.state.TS = at(0)
 		}
 		run, paced := take.RunAt(tc.state)
 		if !run.Equal(at(tc.run)) || !paced.Equal(at(tc.pacedAt)) {
-			t.Errorf("%v owed, at %+v: runs at %v and %v, want %v and %v", tc.owed, tc.state, run, paced, at(tc.run), at(tc.pacedAt))
+			t.Errorf("%v owed, at %+v: runs at %v and %v, want %v and %v", tc.owed, tc.state, run,
+				paced, at(tc.run), at(tc.pacedAt))
 		}
 	}
 }

@@ -24,7 +24,9 @@ import (
 // alone is the number of the row of a limit without shards.
 const alone = 0
 
-func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+func (l *Limiter) rateLimitShards(
+	ctx context.Context, x executor, calls []call, requests int,
+) (Result, error) {
 	for i := range calls {
 		calls[i].most = l.books.asked(&calls[i])
 	}
@@ -49,7 +51,8 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 		var takes []*statement
 		for i := range aims {
 			l.send(&aims[i], held)
-			for _, s := range aims[i].sent { // so that calls made before the answer avoid this shard
+			// so that calls made before the answer avoid this shard
+			for _, s := range aims[i].sent {
 				l.books.claim(s.c, s.c.shard, x.session())
 			}
 			takes = append(takes, aims[i].sent...)
@@ -67,7 +70,8 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call,
 			if res, ok := l.grantedShards(aims, seen, calls, requests); ok {
 				return res, nil
 			}
-		case !first || round == rounds || !isConflict(failed) || slices.ContainsFunc(takes, ofOneRow):
+		case !first || round == rounds || !isConflict(failed) ||
+			slices.ContainsFunc(takes, ofOneRow):
 			if x.stepwise() {
 				l.undo(ctx, x, takes)
 			}
@@ -118,7 +122,9 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			}
 		case err != nil && isConflict(err):
 			l.books.lost(s.c, s.c.shard)
-		case s.lone && err == nil: // another transaction holds it or has taken from it, so the session no longer prefers it
+		case s.lone && err == nil:
+			// another transaction holds it or has taken from it, so the session no longer prefers
+			// it
 			l.books.lost(s.c, s.row)
 		default:
 			l.books.disclaim(s.c, s.c.shard, x.session())
@@ -127,11 +133,15 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 }
 
 // grantedShards is granted for limits with shards.
-func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, requests int) (Result, bool) {
+func (l *Limiter) grantedShards(
+	aims []aim, seen []*whole, calls []call, requests int,
+) (Result, bool) {
 	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
 	for i := range aims {
 		a := &aims[i]
-		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool { return !s.found }) {
+		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool {
+			return !s.found
+		}) {
 			return Result{}, false
 		}
 		c, b := a.c, a.sent[0].balance()
@@ -149,7 +159,8 @@ func (l *Limiter) grantedShards(aims []aim, seen []*whole, calls []call, request
 		c.stamp(b)
 		if total, known := l.books.total(c, b.TS); known {
 			b.Value = total
-		} else if seen != nil && seen[i].Layout == a.layout { // the books get a new layout only after COMMIT
+		} else if seen != nil && seen[i].Layout == a.layout {
+			// the books get a new layout only after COMMIT
 			b.Value = c.sum(seen[i].after(a.sent), b.TS).Value
 		}
 		decisions[i], at[i] = c.grantedParts(c.parts, b), b.TS
@@ -165,7 +176,8 @@ func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests i
 	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
 	for i := range calls {
 		at[i] = seen[i].at
-		if decisions[i] = calls[i].decideWhole(seen[i]); aims[i].layout != shard.Single || len(aims) == 1 {
+		if decisions[i] = calls[i].decideWhole(seen[i]); aims[i].layout != shard.Single ||
+			len(aims) == 1 {
 			decisions[i] = calls[i].takenAgain(seen[i])
 		}
 		l.denials.note(&calls[i], &decisions[i], at[i])
@@ -176,7 +188,9 @@ func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests i
 
 // checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
 // shards.
-func (l *Limiter) checkShards(ctx context.Context, x executor, calls []call, requests int) (Result, error) {
+func (l *Limiter) checkShards(
+	ctx context.Context, x executor, calls []call, requests int,
+) (Result, error) {
 	seen, err := l.see(ctx, x, calls)
 	if err != nil {
 		return Result{}, err

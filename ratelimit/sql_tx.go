@@ -11,9 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// InSQLTx is [Limiter.InTx] for a *sql.DB over pgx's stdlib driver: it runs fn in a transaction, commits it, and runs fn again
-// in a new one if it met a concurrent transaction. What InTx says of fn, of errors and of how often it runs holds here, too. Use
-// [Limiter.InSQL] with the tx and the ctx that fn is given:
+// InSQLTx is [Limiter.InTx] for a *sql.DB over pgx's stdlib driver: it runs fn in a transaction,
+// commits it, and runs fn again in a new one if it met a concurrent transaction. What InTx says of
+// fn, of errors and of how often it runs holds here, too. Use [Limiter.InSQL] with the tx and the
+// ctx that fn is given:
 //
 //	err := limiter.InSQLTx(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
 //		if err := limiter.InSQL(tx).Consume(ctx, Uploads.For(user)); err != nil {
@@ -23,15 +24,18 @@ import (
 //		return err
 //	})
 //
-// The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say otherwise.
+// The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say
+// otherwise.
 //
-// BEGIN is a round trip of its own, and so is each statement. So a transaction does not know in advance which balances
-// it takes, and at first does not queue for a contended one: it overtakes transactions that do. Once a transaction of
-// this process has lost a balance eight times, the others run again and queue behind it. If another package wraps pgx's
-// driver, to trace it say, a transaction that has lost a balance to another one does not queue for it; it waits for at
-// most 250 ms and runs again. Inside another InSQLTx on the same db, called with its ctx, it is refused with
-// [ErrNested].
-func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error {
+// BEGIN is a round trip of its own, and so is each statement. So a transaction does not know in
+// advance which balances it takes, and at first does not queue for a contended one: it overtakes
+// transactions that do. Once a transaction of this process has lost a balance eight times, the
+// others run again and queue behind it. If another package wraps pgx's driver, to trace it say, a
+// transaction that has lost a balance to another one does not queue for it; it waits for at most
+// 250 ms and runs again. Inside another InSQLTx on the same db, called with its ctx, it is refused
+// with [ErrNested].
+func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
+	fn func(ctx context.Context, tx *sql.Tx) error) error {
 	if l.observer == nil {
 		return l.inSQLTx(ctx, db, opts, fn, nil)
 	}
@@ -42,12 +46,14 @@ func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, 
 	return e.Err
 }
 
-func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fn func(context.Context, *sql.Tx) error, e *TransactedEvent) error {
+func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
+	fn func(context.Context, *sql.Tx) error, e *TransactedEvent) error {
 	if !l.made() {
 		return errNotMade()
 	}
 	if db == nil {
-		return &InvalidError{Field: "db", Value: plain("nil"), Want: "a *sql.DB over pgx's stdlib driver"}
+		return &InvalidError{Field: "db", Value: plain("nil"),
+			Want: "a *sql.DB over pgx's stdlib driver"}
 	}
 	if ctx.Value(outerSQLKey{db}) != nil {
 		return errNested()
@@ -64,7 +70,8 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, 
 		if n > starvesAfter {
 			defer l.contention.starves(conflicts)()
 		}
-		a := &sqlAttempt{attempt: attempt{l: l, again: n > 1, conflicts: conflicts}, db: db, opts: o}
+		a := &sqlAttempt{attempt: attempt{l: l, again: n > 1, conflicts: conflicts}, db: db,
+			opts: o}
 		return &a.attempt, a.run(ctx, fn)
 	})
 }
@@ -91,8 +98,9 @@ func attemptOf(ctx context.Context, tx *sql.Tx) *attempt {
 
 // sqlAttempt is one run of a transaction under InSQLTx.
 //
-// The context of the transaction does not end with that of the caller, except while BEGIN and COMMIT are under way. Otherwise
-// database/sql would roll back by itself, and would not say whether it did so before the callback had ended the transaction.
+// The context of the transaction does not end with that of the caller, except while BEGIN and
+// COMMIT are under way. Otherwise database/sql would roll back by itself, and would not say whether
+// it did so before the callback had ended the transaction.
 type sqlAttempt struct {
 	attempt
 	db     *sql.DB
@@ -172,7 +180,8 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 	_, err := sendBatch(ctx, a.conn, queueFor(&a.l.sql, locksOf(a.conflicts)))
 	a.queued = time.Since(began)
 	if err != nil {
-		_ = a.conn.Close(ctx) // the session may hold the locks, and closing the connection frees them
+		// the session may hold the locks, and closing the connection frees them
+		_ = a.conn.Close(ctx)
 		return errQueue(ended(ctx, err))
 	}
 	return nil
@@ -199,14 +208,16 @@ func (a *sqlAttempt) commit(ctx context.Context) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, sql.ErrTxDone):
-		return fmt.Errorf("ratelimit: the callback of InSQLTx ended the transaction itself; it must leave that to InSQLTx: %w", err)
+		return fmt.Errorf("ratelimit: the callback of InSQLTx ended the transaction itself; it must leave that to InSQLTx: %w",
+			err)
 	case err == context.Canceled: //nolint:errorlint // bare, it is of database/sql, which has not sent COMMIT; pgx wraps it
 		a.rollback()
 		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", ended(ctx, err))
 	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
 		return &againError{a.conflict}
 	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InSQLTx did not return its error: %w", err)
+		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InSQLTx did not return its error: %w",
+			err)
 	case isConflict(err):
 		return &againError{err}
 	case isRolledBack(err):

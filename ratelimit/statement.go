@@ -61,7 +61,8 @@ func (s *statement) balance() algebra.Balance {
 	if !s.found || !a.value.Valid || !a.ts.Valid {
 		return algebra.Balance{}
 	}
-	b := algebra.Balance{Exists: true, Value: number(a.value.Float64), TS: a.ts.Time.UnixMicro(), PausedUntil: algebra.Open, Delay: a.delay.Int64, Moved: a.moved.Float64}
+	b := algebra.Balance{Exists: true, Value: number(a.value.Float64), TS: a.ts.Time.UnixMicro(),
+		PausedUntil: algebra.Open, Delay: a.delay.Int64, Moved: a.moved.Float64}
 	if a.paused.Valid {
 		b.PausedUntil = min(a.paused.Time.UnixMicro(), algebra.EndOfTime)
 	}
@@ -91,7 +92,8 @@ func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *state
 		a = argsOf(c.name, &c.Rule)
 	}
 	args := make([]any, 0, 16)
-	args = append(args, a.name, l.home(c), c.shard, a.capacity, a.rate, a.period, tokens, l.now(), c.originTime())
+	args = append(args, a.name, l.home(c), c.shard, a.capacity, a.rate, a.period, tokens, l.now(),
+		c.originTime())
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
 }
 
@@ -119,7 +121,8 @@ func (l *Limiter) takeOrFailOf(c *call) *statement {
 
 func (l *Limiter) takeOf(c *call) *statement {
 	if c.Within > 0 {
-		return l.write(c, l.sql.For(c.Windowed).TakeWithin, c.Count, c.Least(), float64(c.Within), c.Credited())
+		return l.write(c, l.sql.For(c.Windowed).TakeWithin, c.Count, c.Least(), float64(c.Within),
+			c.Credited())
 	}
 	return l.write(c, l.sql.For(c.Windowed).Take, c.Count, c.Least(), c.Pausable())
 }
@@ -130,7 +133,8 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	if !c.Windowed {
 		return l.write(c, sql, c.Count, float64(algebra.Full), used, move)
 	}
-	return l.write(c, sql, c.Count, float64(algebra.Full), used, move, fromMicro(c.taken), c.owed, c.delay, c.moved)
+	return l.write(c, sql, c.Count, float64(algebra.Full), used, move, fromMicro(c.taken), c.owed,
+		c.delay, c.moved)
 }
 
 // undoOf gives back all that c took. It moves the line only if c did not wait in it: the tokens of
@@ -142,7 +146,8 @@ func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
 }
 
 func (l *Limiter) settleOf(r *Reservation) *statement {
-	return &statement{sql: l.sql.Settle, args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
+	return &statement{sql: l.sql.Settle,
+		args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}
 }
 
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.Reset, algebra.Full) }
@@ -154,7 +159,8 @@ func (l *Limiter) pauseOf(c *call, d int64) *statement {
 // closedOf is pauseOf or resumeOf for the closed rows of former layouts.
 func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
 	for _, key := range l.homes(c.key) {
-		all = append(all, &statement{c: c, sql: sql, args: append([]any{c.name, key, l.now()}, more...), once: new(bool)})
+		all = append(all, &statement{c: c, sql: sql,
+			args: append([]any{c.name, key, l.now()}, more...), once: new(bool)})
 	}
 	return all
 }
@@ -164,7 +170,8 @@ func (l *Limiter) resumeOf(c *call) *statement {
 }
 
 func (l *Limiter) lookOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.Look, args: []any{c.name, c.key, c.shard, l.now()}, looks: true}
+	return &statement{c: c, sql: l.sql.Look, args: []any{c.name, c.key, c.shard, l.now()},
+		looks: true}
 }
 
 // now is the time of Config.Clock, or nil for the database's clock.

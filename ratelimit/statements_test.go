@@ -49,8 +49,8 @@ var (
 
 var configs = []Config{{}, {Portable: true}, {Schema: "weir"}, {Schema: `odd "schema"`, Portable: true}}
 
-// Arguments and parameters correspond, and each parameter is cast at its first use, so that each of pgx's query modes finds
-// its type.
+// Arguments and parameters correspond, and each parameter is cast at its first use, so that each of
+// pgx's query modes finds its type.
 func TestStatementsHaveOneArgumentForEachParameter(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range configs {
@@ -77,7 +77,8 @@ func TestStatementsHaveOneArgumentForEachParameter(t *testing.T) {
 	}
 }
 
-// Where a row is updated everything has to be immutable: the clock stands in what would be inserted, and is read once.
+// Where a row is updated everything has to be immutable: the clock stands in what would be
+// inserted, and is read once.
 func TestStatementsReadTheClockOnceAndNotToUpdate(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range configs {
@@ -123,14 +124,16 @@ func TestStatementsNameTheSchemaQuoted(t *testing.T) {
 		l := limiterFor(t, Config{Schema: schema})
 		table := "'" + strings.ReplaceAll(want, "'", "''") + "balance'::regclass"
 		for _, s := range append(queueFor(&l.sql, []int64{1, 5}), &statement{sql: l.sql.Unqueue([]int64{1, 5})}) {
-			if n := strings.Count(s.sql, table); n != strings.Count(s.sql, "regclass") || n < 2 && strings.Contains(s.sql, "advisory") {
+			if n := strings.Count(s.sql, table); n != strings.Count(s.sql, "regclass") ||
+				n < 2 && strings.Contains(s.sql, "advisory") {
 				t.Errorf("schema %q: %s", schema, s.sql)
 			}
 		}
 	}
 }
 
-// A ts never moves back, and is written whenever the balance is: one without the other would count time twice.
+// A ts never moves back, and is written whenever the balance is: one without the other would count
+// time twice.
 func TestTakeWritesBalanceAndTimestampTogether(t *testing.T) {
 	t.Parallel()
 	for name, s := range every(t, Config{}) {
@@ -138,7 +141,8 @@ func TestTakeWritesBalanceAndTimestampTogether(t *testing.T) {
 			continue
 		}
 		update := onUpdate.FindString(s.sql)
-		for _, part := range []string{"value = least(", "\tts = greatest(b.ts, excluded.ts)", "RETURNING b.value, b.ts"} {
+		for _, part := range []string{"value = least(", "\tts = greatest(b.ts, excluded.ts)",
+			"RETURNING b.value, b.ts"} {
 			if strings.Count(update, part) != 1 {
 				t.Errorf("%s: want %q once in %s", name, part, update)
 			}
@@ -150,7 +154,8 @@ func TestTakeWritesBalanceAndTimestampTogether(t *testing.T) {
 func TestStatementsOfOneKindShareTheirText(t *testing.T) {
 	t.Parallel()
 	l := limiterFor(t, Config{})
-	calls := resolved(t, apples.For("x"), apples.For("y'; --").Count(3).OrReserve().Rule(TokenBucket{Rate: 3, Period: time.Hour}))
+	calls := resolved(t, apples.For("x"),
+		apples.For("y'; --").Count(3).OrReserve().Rule(TokenBucket{Rate: 3, Period: time.Hour}))
 	if a, b := l.takeOf(&calls[0]), l.takeOf(&calls[1]); a.sql != b.sql || reflect.DeepEqual(a.args, b.args) {
 		t.Errorf("%q %v\n%q %v", a.sql, a.args, b.sql, b.args)
 	}
@@ -194,16 +199,26 @@ func TestOnlyLookDoesNotWrite(t *testing.T) {
 func TestAnswerWithoutARowIsNoBalance(t *testing.T) {
 	t.Parallel()
 	value, ts := pgtype.Float8{Float64: 3, Valid: true}, pgtype.Timestamptz{Time: at(0), Valid: true}
-	for _, s := range []*statement{{}, {found: true}, {found: true, answer: columnsOf{value: value}}, {found: true, answer: columnsOf{ts: ts}}, {answer: columnsOf{value: value, ts: ts}}} {
+	for _, s := range []*statement{{}, {found: true},
+		{found: true, answer: columnsOf{value: value}}, {found: true, answer: columnsOf{ts: ts}}, {
+			answer: columnsOf{value: value, ts: ts},
+		}} {
 		if b := s.balance(); b.Exists {
 			t.Errorf("%+v: %+v", s, b)
 		}
 	}
-	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts}}).balance(); b != (algebra.Balance{Exists: true, Value: 3, TS: noon, PausedUntil: algebra.Open}) {
+	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts}}).balance(); b != (algebra.Balance{
+		Exists: true, Value: 3, TS: noon, PausedUntil: algebra.Open,
+	}) {
 		t.Errorf("%+v", b)
 	}
 	until := pgtype.Timestamptz{Time: at(time.Minute), Valid: true}
-	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts, paused: until, delay: pgtype.Int8{Int64: 7, Valid: true}, moved: pgtype.Float8{Float64: 2, Valid: true}}}).balance(); b != (algebra.Balance{Exists: true, Value: 3, TS: noon, PausedUntil: noon + 60e6, Delay: 7, Moved: 2}) {
+	if b := (&statement{found: true, answer: columnsOf{value: value, ts: ts, paused: until,
+		delay: pgtype.Int8{Int64: 7, Valid: true}, moved: pgtype.Float8{
+			Float64: 2, Valid: true,
+		}}}).balance(); b != (algebra.Balance{
+		Exists: true, Value: 3, TS: noon, PausedUntil: noon + 60e6, Delay: 7, Moved: 2,
+	}) {
 		t.Errorf("%+v", b)
 	}
 }

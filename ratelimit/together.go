@@ -25,13 +25,14 @@ import (
 
 // scheme is the plan for one batch.
 type scheme struct {
-	c           *Coalesced
-	conn        *pgxpool.Conn
-	takes       []*standing // expected to grant
-	looks       []*standing // expected to deny
-	fresh, late []*waiter   // fresh: calls whose row does not exist; late: calls for the second transaction
-	alone       []*waiter   // to be decided one by one
-	trips       int         // round trips so far
+	c     *Coalesced
+	conn  *pgxpool.Conn
+	takes []*standing // expected to grant
+	looks []*standing // expected to deny
+	// fresh: calls whose row does not exist; late: calls for the second transaction
+	fresh, late []*waiter
+	alone       []*waiter // to be decided one by one
+	trips       int       // round trips so far
 
 	lane   *lane  // the lane whose goroutine decides; nil for calls from held, which all go
 	runner int    // to the second transaction
@@ -93,13 +94,16 @@ func (p *scheme) plan(some []*waiter) {
 			}
 		}
 	}
-	slices.SortStableFunc(plain, func(a, b *waiter) int { return compareRows(&a.calls[0], &b.calls[0]) })
+	slices.SortStableFunc(plain, func(a, b *waiter) int {
+		return compareRows(&a.calls[0], &b.calls[0])
+	})
 	rows := make([]standing, len(plain))
 	for i, k := 0, 0; i < len(plain); k++ {
 		r, first, same := &rows[k], &plain[i].calls[0], true
 		r.c = first
 		from := i
-		for ; i < len(plain) && plain[i].calls[0].name == first.name && plain[i].calls[0].key == first.key; i++ {
+		for ; i < len(plain) && plain[i].calls[0].name == first.name &&
+			plain[i].calls[0].key == first.key; i++ {
 			w := plain[i]
 			w.rows[0] = r
 			r.count += w.calls[0].Count
@@ -363,7 +367,8 @@ func (p *scheme) fail(err error, some []*waiter) {
 }
 
 func (p *scheme) answer(w *waiter) {
-	if w.state.Load() == left { // what it took is given back: by this connection, and not by a new one
+	// what it took is given back: by this connection, and not by a new one
+	if w.state.Load() == left {
 		p.release()
 	}
 	w.trips += p.trips

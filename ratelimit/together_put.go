@@ -57,7 +57,9 @@ func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again [
 	case err == nil:
 	case p.c.l.stuck(err): // others are inserting some of the missing rows
 		for _, w := range some {
-			if i := slices.IndexFunc(w.rows, func(r *standing) bool { return slices.Contains(missing, r) }); i >= 0 {
+			if i := slices.IndexFunc(w.rows, func(r *standing) bool {
+				return slices.Contains(missing, r)
+			}); i >= 0 {
 				p.hold(w, w.calls[i].place(), max(1, len(missing)/2))
 			} else {
 				again = append(again, w)

@@ -23,7 +23,9 @@ func (t *txn) Begin(ctx context.Context) (pgx.Tx, error) {
 	return &txn{tx, t.attempt}, nil
 }
 
-func (t *txn) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+func (t *txn) CopyFrom(
+	ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource,
+) (int64, error) {
 	t.attempt.callers()
 	return t.Tx.CopyFrom(ctx, table, columns, src)
 }

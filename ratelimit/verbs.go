@@ -18,8 +18,11 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 	}
 	var mend []*statement
 	for _, s := range done {
-		if s.closed() { // the only row of the limit, closed by hand: a reset reopens it, as nothing else does
-			mend = append(mend, l.put(s.c, algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}))
+		// the only row of the limit, closed by hand: a reset reopens it, as nothing else does
+		if s.closed() {
+			mend = append(
+				mend, l.put(s.c, algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}),
+			)
 		}
 	}
 	if len(mend) > 0 {
@@ -51,7 +54,8 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 }
 
 // returns runs the statements that of makes for rows, which may have more tokens then.
-func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call, of func(*call) *statement) error {
+func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call,
+	of func(*call) *statement) error {
 	done, err := l.onRows(ctx, x, rows, of)
 	if err != nil {
 		return explain(ctx, err, verb, rows)
@@ -98,7 +102,9 @@ func (r Result) taken() ([]call, error) {
 			calls = append(calls, c.took()...)
 		}
 	}
-	if len(calls) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool { return o.Shadow }) {
+	if len(calls) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool {
+		return o.Shadow
+	}) {
 		return nil, &InvalidError{Field: "Result", Value: plain("one that took nothing"),
 			Want: "the Result that RateLimit returned, not one of a check, nor a copy"}
 	}
@@ -121,7 +127,9 @@ func enforced(calls []call) []call {
 }
 
 // states returns the states of the calls' limits, and the earliest clock reading among them.
-func (l *Limiter) states(ctx context.Context, x executor, calls []call) ([]State, time.Time, error) {
+func (l *Limiter) states(
+	ctx context.Context, x executor, calls []call,
+) ([]State, time.Time, error) {
 	balances, at := make([]algebra.Balance, len(calls)), make([]int64, len(calls))
 	sharded := l.books.sharded(calls)
 	if !sharded {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Wait takes what the requests ask for, from all of them or from none, and returns when the work may run: [Result.OK], and no
-// error. An error always means that it must not run.
+// Wait takes what the requests ask for, from all of them or from none, and returns when the work
+// may run: [Result.OK], and no error. An error always means that it must not run.
 //
 //	if _, err := auto.Wait(ctx, PartnerAPI.For(tenant)); err != nil {
 //		return err
@@ -113,7 +113,9 @@ func inTimeFor(ctx context.Context, requests []Request) ([]Request, error) {
 	}
 	var invalid *InvalidError
 	if _, err := resolveAll(patient); errors.As(err, &invalid) {
-		return nil, fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not flow in within %v: %w", invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
+		return nil,
+			fmt.Errorf("ratelimit: wait for limit %q: a count of %v does not flow in within %v: %w",
+				invalid.Limit, invalid.Value, left, context.DeadlineExceeded)
 	}
 	return patient, nil
 }

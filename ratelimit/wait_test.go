@@ -60,18 +60,22 @@ func TestWaitReturnsWhenTheWorkMayRun(t *testing.T) {
 		took  time.Duration
 		looks int
 	}{
-		"at once":                {spot{}, 0, 0},
-		"later":                  {spot{runs: 6 * time.Second}, 6 * time.Second, 1},
-		"put off once":           {spot{runs: 6 * time.Second, later: []time.Duration{time.Minute}}, 66 * time.Second, 2},
-		"put off by little":      {spot{runs: 6 * time.Second, later: []time.Duration{time.Second, time.Microsecond}}, 7*time.Second + time.Microsecond, 3},
+		"at once":      {spot{}, 0, 0},
+		"later":        {spot{runs: 6 * time.Second}, 6 * time.Second, 1},
+		"put off once": {spot{runs: 6 * time.Second, later: []time.Duration{time.Minute}}, 66 * time.Second, 2},
+		"put off by little": {spot{
+			runs: 6 * time.Second, later: []time.Duration{time.Second, time.Microsecond},
+		}, 7*time.Second + time.Microsecond, 3},
 		"moved up, and past":     {spot{runs: 6 * time.Second, later: []time.Duration{-time.Minute}}, 6 * time.Second, 1},
 		"a day, without a limit": {spot{runs: 24 * time.Hour}, 24 * time.Hour, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
 			res, err := wait(t.Context(), &tc.p, []Request{apples.For("x")})
-			if took := time.Since(began); err != nil || !res.OK || took != tc.took || tc.p.looks != tc.looks || tc.p.gave != 0 {
-				t.Errorf("%s: %v after %v, %d looks, given back %d times: %v", name, res.OK, took, tc.p.looks, tc.p.gave, err)
+			if took := time.Since(began); err != nil || !res.OK || took != tc.took ||
+				tc.p.looks != tc.looks || tc.p.gave != 0 {
+				t.Errorf("%s: %v after %v, %d looks, given back %d times: %v", name, res.OK, took,
+					tc.p.looks, tc.p.gave, err)
 			}
 		})
 	}
@@ -89,12 +93,14 @@ func TestWaitThatFailsGivesBack(t *testing.T) {
 		took   time.Duration
 		gave   int
 	}{
-		"cancelled":                       {spot{runs: time.Minute}, time.Second, 0, context.Canceled, time.Second, 1},
-		"cancelled before":                {spot{runs: time.Minute}, -1, 0, context.Canceled, 0, 0},
-		"the look fails":                  {spot{runs: time.Minute, err: broken}, 0, 0, broken, time.Minute, 1},
-		"so does giving back":             {spot{runs: time.Minute, stuck: stuck}, time.Second, 0, stuck, time.Second, 1},
-		"denied for the deadline":         {spot{runs: time.Minute}, 0, 59 * time.Second, ErrDenied, 0, 0},
-		"put off beyond the deadline":     {spot{runs: time.Minute, later: []time.Duration{time.Minute}}, 0, 2*time.Minute - 1, context.DeadlineExceeded, time.Minute, 1},
+		"cancelled":               {spot{runs: time.Minute}, time.Second, 0, context.Canceled, time.Second, 1},
+		"cancelled before":        {spot{runs: time.Minute}, -1, 0, context.Canceled, 0, 0},
+		"the look fails":          {spot{runs: time.Minute, err: broken}, 0, 0, broken, time.Minute, 1},
+		"so does giving back":     {spot{runs: time.Minute, stuck: stuck}, time.Second, 0, stuck, time.Second, 1},
+		"denied for the deadline": {spot{runs: time.Minute}, 0, 59 * time.Second, ErrDenied, 0, 0},
+		"put off beyond the deadline": {spot{
+			runs: time.Minute, later: []time.Duration{time.Minute},
+		}, 0, 2*time.Minute - 1, context.DeadlineExceeded, time.Minute, 1},
 		"more than comes by the deadline": {spot{}, 0, 100 * time.Microsecond, context.DeadlineExceeded, 0, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -118,7 +124,8 @@ func TestWaitThatFailsGivesBack(t *testing.T) {
 			}
 			res, err := wait(ctx, &tc.p, []Request{r})
 			took := time.Since(began)
-			if !errors.Is(err, tc.want) || res.OK || took != tc.took || tc.p.gave != tc.gave || strings.Count(err.Error(), "ratelimit:") > 1 {
+			if !errors.Is(err, tc.want) || res.OK || took != tc.took || tc.p.gave != tc.gave ||
+				strings.Count(err.Error(), "ratelimit:") > 1 {
 				t.Errorf("%s: %+v after %v, given back %d times: %v", name, res, took, tc.p.gave, err)
 			}
 			if denied := (*DeniedError)(nil); errors.As(err, &denied) == res.RetryAt.IsZero() {
@@ -151,7 +158,8 @@ func TestWaitReservesWithinWhatIsLeftOfTheTime(t *testing.T) {
 			if _, err := wait(tc.ctx, &p, []Request{tc.r}); err != nil {
 				t.Fatal(name, err)
 			}
-			if got := p.asked[0]; !got.reserve || got.bounded != (tc.within >= 0) || got.bounded && got.within != tc.within || got.credit != tc.r.credit {
+			if got := p.asked[0]; !got.reserve || got.bounded != (tc.within >= 0) ||
+				got.bounded && got.within != tc.within || got.credit != tc.r.credit {
 				t.Errorf("%s: %+v", name, got)
 			}
 		}

@@ -62,7 +62,8 @@ func (c *call) follow(to shard.Layout) []call {
 	var all []call
 	for _, o := range shard.Overlaps(from.Shards, i, to.Shards) {
 		r := *c
-		size := float64(from.Shards) / float64(to.Shards) // the size of a new shard relative to an old one
+		// the size of a new shard relative to an old one
+		size := float64(from.Shards) / float64(to.Shards)
 		r.shard, r.args = to.Row(o.Shard), nil
 		r.Capacity, r.Rate, r.Debt = r.Capacity*size, r.Rate*size, r.Debt*size
 		r.Count, r.used = r.Count*o.Share, r.used*o.Share
@@ -115,7 +116,8 @@ func (l *look) whole() (w *whole, valid bool) {
 			continue // as if it was not there
 		}
 		w.rows[row-layout.Row(0)] = algebra.Balance{
-			Exists: true, Value: number(l.values[k]), TS: l.times[k], PausedUntil: min(l.pauses[k], algebra.EndOfTime), Delay: l.delays[k], Moved: l.moves[k],
+			Exists: true, Value: number(l.values[k]), TS: l.times[k], PausedUntil: min(l.pauses[k],
+				algebra.EndOfTime), Delay: l.delays[k], Moved: l.moves[k],
 		}
 	}
 	return w, true
@@ -135,7 +137,9 @@ func (w *whole) after(takes []*statement) *whole {
 // lacks reports whether a shard is missing that should exist according to the head: somebody has
 // deleted it by hand.
 func (w *whole) lacks() bool {
-	return w.Layout != shard.Single && slices.ContainsFunc(w.rows, func(b algebra.Balance) bool { return !b.Exists })
+	return w.Layout != shard.Single && slices.ContainsFunc(w.rows, func(b algebra.Balance) bool {
+		return !b.Exists
+	})
 }
 
 // sum returns the balance of a limit at now: its shards added up.
@@ -173,7 +177,10 @@ func (c *call) decideWhole(w *whole) Decision {
 		guess = max(guess, float64(before.PausedUntil))
 	}
 	guess += max(0, c.Demand()-before.Value) * float64(c.Period) / c.Rate
-	at := algebra.Search(w.at, algebra.EndOfTime, guess, func(t int64) bool { _, ok := c.plan(w, t, false, nil); return ok })
+	at := algebra.Search(w.at, algebra.EndOfTime, guess, func(t int64) bool {
+		_, ok := c.plan(w, t, false, nil)
+		return ok
+	})
 	return Decision{State: c.state(before), RetryAt: fromMicro(at)}
 }
 

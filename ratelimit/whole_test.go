@@ -10,21 +10,25 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Lines that start together would start more than the capacity at once if one of them let in more than a share: so a
-// larger count is taken in parts, of which none is larger, as evenly as the shards stand. The parts add up to it.
+// Lines that start together would start more than the capacity at once if one of them let in more
+// than a share: so a larger count is taken in parts, of which none is larger, as evenly as the
+// shards stand. The parts add up to it.
 func TestNoPartIsLargerThanAShare(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 12).Draw(t, "shards")
 		capacity := float64(rapid.IntRange(n, 100*n).Draw(t, "capacity"))
-		c := &call{Ask: algebra.Ask{Rule: algebra.Rule{Capacity: capacity, Rate: capacity, Period: 1e9, Debt: maxTokens}}, name: "l"}
+		c := &call{Ask: algebra.Ask{
+			Rule: algebra.Rule{Capacity: capacity, Rate: capacity, Period: 1e9, Debt: maxTokens},
+		}, name: "l"}
 		c.Reserve = true
 		c.Count = rapid.Float64Range(0.01, capacity).Draw(t, "count") // less drowns in what may be reserved
 		shares := c.Shares(n)
 		w := &whole{shard.Layout{Shards: n, Generation: 1}, make([]algebra.Balance, n), 1}
 		for i := range w.rows {
 			has := shares.Of(i).Capacity
-			w.rows[i] = algebra.Balance{Exists: true, Value: rapid.Float64Range(-5*has, has).Draw(t, "value"), TS: 1, PausedUntil: algebra.Open}
+			w.rows[i] = algebra.Balance{Exists: true, Value: rapid.Float64Range(-5*has, has).Draw(t,
+				"value"), TS: 1, PausedUntil: algebra.Open}
 		}
 		p, ok := c.plan(w, 1, false, nil)
 		if !ok {
@@ -48,17 +52,21 @@ func TestNoPartIsLargerThanAShare(t *testing.T) {
 			t.Fatalf("the parts are %v, want %v", sum, c.Count)
 		}
 		for _, q := range p.parts { // what goes deepest goes no deeper than it must
-			if left := w.rows[q.shard].Value - q.count; p.ahead && left > deepest+1e-6*capacity && q.count < shares.Each.Capacity*(1-1e-6) {
+			if left := w.rows[q.shard].Value - q.count; p.ahead && left > deepest+1e-6*capacity &&
+				q.count < shares.Each.Capacity*(1-1e-6) {
 				t.Fatalf("a shard is left with %v, and another with %v", left, deepest)
 			}
 		}
 	})
 }
 
-// Whoever can wait for a while only is not denied for one shard whose line is longer, if the others have room.
+// Whoever can wait for a while only is not denied for one shard whose line is longer, if the others
+// have room.
 func TestAPartGoesToNoShardThatIsTooLate(t *testing.T) {
 	t.Parallel()
-	c := &call{Ask: algebra.Ask{Rule: algebra.Rule{Capacity: 5, Rate: 5, Period: 5000, Debt: maxTokens}, Count: 3}, name: "l"}
+	c := &call{Ask: algebra.Ask{
+		Rule: algebra.Rule{Capacity: 5, Rate: 5, Period: 5000, Debt: maxTokens}, Count: 3,
+	}, name: "l"}
 	c.Reserve, c.Bounded, c.Within, c.Credit = true, true, 200, true
 	w := &whole{shard.Layout{Shards: 5, Generation: 1}, make([]algebra.Balance, 5), 1}
 	for i, value := range []float64{0, 0, -0.25, 0, 0.5} { // the third repays for 1,250 microseconds

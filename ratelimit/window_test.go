@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Every boundary is exact: in floating-point seconds a third of these would fall into the window before.
+// Every boundary is exact: in floating-point seconds a third of these would fall into the window
+// before.
 func TestWindowsOfOddPeriodsBeginExactlyOnTheirBoundaries(t *testing.T) {
 	t.Parallel()
 	for _, period := range []time.Duration{100 * ms, 110 * ms, 333 * ms, 7 * us, time.Hour, 86_399_999_999 * us} {
@@ -70,8 +71,9 @@ func TestStartsThatArePeriodsApartMeanTheSameWindows(t *testing.T) {
 	})
 }
 
-// Where the Start or the Period of a limit is changed, the next call counts the windows of the new grid that begin after
-// the row's ts: at most one, and so at most one Rate, more than the time since then holds.
+// Where the Start or the Period of a limit is changed, the next call counts the windows of the new
+// grid that begin after the row's ts: at most one, and so at most one Rate, more than the time
+// since then holds.
 func TestChangedGridGivesAtMostOneWindowMore(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -105,7 +107,8 @@ func TestMovingTheStartAtOneInstantMintsNothing(t *testing.T) {
 	}
 }
 
-// Windows are of one length. Against a clock that observes daylight saving they start an hour later in summer.
+// Windows are of one length. Against a clock that observes daylight saving they start an hour later
+// in summer.
 func TestWindowsIgnoreDaylightSaving(t *testing.T) {
 	t.Parallel()
 	berlin, err := time.LoadLocation("Europe/Berlin")
@@ -125,13 +128,15 @@ func TestWindowsIgnoreDaylightSaving(t *testing.T) {
 			t.Errorf("day %d: %+v, want RetryAt %v", day, d, want)
 		}
 	}
-	d := decide(t, l.For("key"), ratelimit.State{Value: 0, TS: midnight.Add(36 * time.Hour)}, midnight.Add(37*time.Hour))
+	d := decide(t, l.For("key"), ratelimit.State{Value: 0, TS: midnight.Add(36 * time.Hour)},
+		midnight.Add(37*time.Hour))
 	if got := d.RetryAt.In(berlin).Format("15:04"); got != "01:00" {
 		t.Errorf("after the change windows start at %s", got)
 	}
 }
 
-// These values must never change: a release that moved them would move the windows of every limit in use.
+// These values must never change: a release that moved them would move the windows of every limit
+// in use.
 func TestWindowPhaseOfNameAndKeyIsStable(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -167,7 +172,8 @@ func TestWindowPhaseOfNameAndKeyIsStable(t *testing.T) {
 	}
 }
 
-// A rule given for one call, a reset and a change of rate all keep the phase; a name or key of its own has its own.
+// A rule given for one call, a reset and a change of rate all keep the phase; a name or key of its
+// own has its own.
 func TestWindowPhaseDependsOnNameAndKeyAlone(t *testing.T) {
 	t.Parallel()
 	window := func(rate float64) ratelimit.Rule { return ratelimit.FixedWindow{Rate: rate, Period: time.Hour} }

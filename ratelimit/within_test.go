@@ -64,11 +64,13 @@ func TestWithinGrantsWhatMayRunInTime(t *testing.T) {
 // anyWithin draws a time that may matter under the rule.
 func anyWithin(r terms) *rapid.Generator[time.Duration] {
 	p := r.period.Microseconds()
-	return rapid.Map(rapid.OneOf(rapid.Just(int64(0)), rapid.Just(p), rapid.Just(3*p), rapid.Int64Range(0, p), rapid.Int64Range(0, 60*p)),
+	return rapid.Map(rapid.OneOf(rapid.Just(int64(0)), rapid.Just(p), rapid.Just(3*p),
+		rapid.Int64Range(0, p), rapid.Int64Range(0, 60*p)),
 		func(n int64) time.Duration { return time.Duration(n) * us })
 }
 
-// Granted, it may run in time; denied, it is granted at RetryAt and not a microsecond before, and could not have run in time.
+// Granted, it may run in time; denied, it is granted at RetryAt and not a microsecond before, and
+// could not have run in time.
 func TestWithinIsExact(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
@@ -116,12 +118,14 @@ func maxTime(a, b time.Time) time.Time {
 	return b
 }
 
-// Who would be granted now would be granted later too, if nobody else came: else no RetryAt could be right. The numbers are such
-// that no rounding decides between two windows.
+// Who would be granted now would be granted later too, if nobody else came: else no RetryAt could
+// be right. The numbers are such that no rounding decides between two windows.
 func TestGrantingWithinIsMonotoneInTime(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		r := anyTerms().Draw(t, "rule")
-		eighths := func(name string, low, high int) float64 { return float64(rapid.IntRange(low, high).Draw(t, name)) / 8 }
+		eighths := func(name string, low, high int) float64 {
+			return float64(rapid.IntRange(low, high).Draw(t, name)) / 8
+		}
 		r.rate, r.capacity, r.debt = eighths("rate", 1, 800), eighths("capacity", 0, 800), eighths("debt", 0, 800)
 		l, err := ratelimit.Define("limit", r.rule())
 		if err != nil {
@@ -161,15 +165,19 @@ func TestBadTimesAreRefused(t *testing.T) {
 		never bool
 		want  string
 	}{
-		"negative":                     {bucket.For("key").Within(-1), "Within", false, "0 or more"},
-		"more than now":                {bucket.For("key").Count(11).Within(0), "count", true, "at most the capacity of 10"},
-		"more than comes":              {bucket.For("key").Count(13).Within(2 * sec), "count", true, "at most 12: the capacity of 10 plus what flows in within any 2s"},
-		"more than comes in windows":   {window.For("key").Count(31).Within(15 * sec), "count", true, "at most 20: the capacity of 10 plus what flows in within any 15s"},
-		"more than is sure of windows": {window.For("key").Count(21).Within(15 * sec), "count", false, "at most 20: the capacity of 10 plus what flows in within any 15s"},
+		"negative":      {bucket.For("key").Within(-1), "Within", false, "0 or more"},
+		"more than now": {bucket.For("key").Count(11).Within(0), "count", true, "at most the capacity of 10"},
+		"more than comes": {bucket.For("key").Count(13).Within(2 * sec), "count", true,
+			"at most 12: the capacity of 10 plus what flows in within any 2s"},
+		"more than comes in windows": {window.For("key").Count(31).Within(15 * sec), "count",
+			true, "at most 20: the capacity of 10 plus what flows in within any 15s"},
+		"more than is sure of windows": {window.For("key").Count(21).Within(15 * sec), "count",
+			false, "at most 20: the capacity of 10 plus what flows in within any 15s"},
 	} {
 		_, err := ratelimit.Decide(tc.r, ratelimit.State{}, t0)
 		var invalid *ratelimit.InvalidError
-		if !errors.As(err, &invalid) || invalid.Field != tc.field || errors.Is(err, ratelimit.ErrNeverGranted) != tc.never || !strings.HasPrefix(invalid.Want, tc.want) {
+		if !errors.As(err, &invalid) || invalid.Field != tc.field || errors.Is(err,
+			ratelimit.ErrNeverGranted) != tc.never || !strings.HasPrefix(invalid.Want, tc.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -19,8 +19,8 @@ type Call struct {
 	// Header returns the values of a metadata key. Upper and lower case are the same.
 	Header func(name string) []string
 
-	// Message is the request of a unary call. It is nil for every kind of stream, whose interceptors
-	// run before the first message is read.
+	// Message is the request of a unary call. It is nil for every kind of stream, whose
+	// interceptors run before the first message is read.
 	Message any
 }
 

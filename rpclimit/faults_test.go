@@ -40,7 +40,8 @@ func TestTheDatabaseIsAway(t *testing.T) {
 		for _, got := range []told{
 			closed.call(t.Context(), as("ann"), &testpb.SimpleRequest{}), closed.stream(t.Context(), as("ann"), 1),
 		} {
-			if got.code != code.Code_UNAVAILABLE || got.retry != nil || got.header.Get("Retry-After") != "" || leaks(got, "weir_balance") {
+			if got.code != code.Code_UNAVAILABLE || got.retry != nil ||
+				got.header.Get("Retry-After") != "" || leaks(got, "weir_balance") {
 				t.Errorf("%+v", got)
 			}
 		}
@@ -48,7 +49,8 @@ func TestTheDatabaseIsAway(t *testing.T) {
 			t.Errorf("%d handlers ran", n)
 		}
 		for i, want := range []code.Code{code.Code_OK, code.Code_OK, code.Code_OK, code.Code_UNAVAILABLE} {
-			if got := opened.call(t.Context(), as("ann"), &testpb.SimpleRequest{}); got.code != want || got.header.Get("RateLimit") != "" {
+			if got := opened.call(t.Context(), as("ann"),
+				&testpb.SimpleRequest{}); got.code != want || got.header.Get("RateLimit") != "" {
 				t.Errorf("call %d: %+v, want %v", i, got, want)
 			}
 		}
@@ -84,7 +86,8 @@ func TestADecisionThatHangs(t *testing.T) {
 		limit := ratelimit.MustDefine("hangs", ratelimit.FixedWindow{Rate: 10, Period: never})
 		s := &service{}
 		ask := rpclimit.By(limit, user)
-		short := start(t, s, &rpclimit.Guard{Limiter: l.Autocommit(pool), Timeout: 50 * time.Millisecond, Logger: quiet()}, ask)
+		short := start(t, s, &rpclimit.Guard{Limiter: l.Autocommit(pool),
+			Timeout: 50 * time.Millisecond, Logger: quiet()}, ask)
 		long := start(t, s, &rpclimit.Guard{Limiter: l.Autocommit(pool), Logger: quiet()}, ask)
 		defer hold(t, pool, l, limit.For("ann"))()
 		if got := short.call(t.Context(), as("ann"), &testpb.SimpleRequest{}); got.code != code.Code_UNAVAILABLE {
@@ -174,7 +177,8 @@ func TestAHandlerThatPanics(t *testing.T) {
 		}{
 			{true, code.Code_INTERNAL}, {true, code.Code_INTERNAL}, {false, code.Code_OK}, {true, code.Code_RESOURCE_EXHAUSTED},
 		} {
-			if got := c.call(t.Context(), as("ann"), &testpb.SimpleRequest{FillUsername: step.panics}); got.code != step.want {
+			if got := c.call(t.Context(), as("ann"),
+				&testpb.SimpleRequest{FillUsername: step.panics}); got.code != step.want {
 				t.Errorf("call %d: %+v, want %v", i, got, step.want)
 			}
 		}
@@ -193,7 +197,9 @@ func TestAHandlerGivesBack(t *testing.T) {
 			res, _ := rpclimit.FromContext(ctx)
 			return limits.GiveBack(ctx, res)
 		}
-		s := &service{unary: func(ctx context.Context, _ *testpb.SimpleRequest) error { return back(ctx) }, stream: back}
+		s := &service{unary: func(ctx context.Context, _ *testpb.SimpleRequest) error {
+			return back(ctx)
+		}, stream: back}
 		c := start(t, s, &rpclimit.Guard{Limiter: limits}, rpclimit.By(limit, user))
 		for range 3 {
 			if got := c.call(t.Context(), as("ann"), &testpb.SimpleRequest{}); got.code != code.Code_OK {

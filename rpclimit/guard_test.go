@@ -86,21 +86,29 @@ func TestEveryEndHasItsStatus(t *testing.T) {
 		"Denied":       {limits: limits{res: denied}, want: code.Code_RESOURCE_EXHAUSTED},
 		"DeniedError":  {limits: limits{err: denied.Err()}, want: code.Code_RESOURCE_EXHAUSTED},
 		"DatabaseGone": {limits: limits{err: secret}, want: code.Code_UNAVAILABLE, logged: "ERROR"},
-		"Unknown":      {limits: limits{err: fmt.Errorf("%w: %w", ratelimit.ErrOutcomeUnknown, secret)}, want: code.Code_UNAVAILABLE, logged: "ERROR"},
-		"Overloaded":   {limits: limits{err: ratelimit.ErrOverloaded}, want: code.Code_UNAVAILABLE, logged: "ERROR"},
-		"Canceled":     {ctx: gone, limits: limits{err: secret}, want: code.Code_CANCELLED},
-		"Deadline":     {ctx: late, limits: limits{err: secret}, want: code.Code_DEADLINE_EXCEEDED, logged: "WARN"},
-		"DeniedGone":   {ctx: gone, limits: limits{res: denied}, want: code.Code_RESOURCE_EXHAUSTED},
-		"NoResult":     {limits: limits{}, want: code.Code_INTERNAL, logged: "ERROR"},
-		"Ahead":        {limits: limits{res: ratelimit.Result{OK: true, At: at, RunAt: at.Add(1)}}, want: code.Code_INTERNAL, logged: "ERROR"},
-		"BadCount":     {limits: limits{err: &ratelimit.InvalidError{Field: "count", Value: -1.0, Want: "secret"}}, want: code.Code_INTERNAL, logged: "ERROR"},
-		"BadKey":       {limits: limits{err: &ratelimit.InvalidError{Field: "key", Value: "secret"}}, want: code.Code_PERMISSION_DENIED},
+		"Unknown": {limits: limits{
+			err: fmt.Errorf("%w: %w", ratelimit.ErrOutcomeUnknown, secret),
+		}, want: code.Code_UNAVAILABLE, logged: "ERROR"},
+		"Overloaded": {limits: limits{err: ratelimit.ErrOverloaded}, want: code.Code_UNAVAILABLE, logged: "ERROR"},
+		"Canceled":   {ctx: gone, limits: limits{err: secret}, want: code.Code_CANCELLED},
+		"Deadline":   {ctx: late, limits: limits{err: secret}, want: code.Code_DEADLINE_EXCEEDED, logged: "WARN"},
+		"DeniedGone": {ctx: gone, limits: limits{res: denied}, want: code.Code_RESOURCE_EXHAUSTED},
+		"NoResult":   {limits: limits{}, want: code.Code_INTERNAL, logged: "ERROR"},
+		"Ahead": {limits: limits{res: ratelimit.Result{OK: true, At: at, RunAt: at.Add(1)}},
+			want: code.Code_INTERNAL, logged: "ERROR"},
+		"BadCount": {limits: limits{
+			err: &ratelimit.InvalidError{Field: "count", Value: -1.0, Want: "secret"},
+		}, want: code.Code_INTERNAL, logged: "ERROR"},
+		"BadKey": {limits: limits{err: &ratelimit.InvalidError{Field: "key", Value: "secret"}}, want: code.Code_PERMISSION_DENIED},
 		"NoKey": {asks: []rpclimit.Ask{rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string { return "" }))},
 			want: code.Code_PERMISSION_DENIED},
-		"NoKeyWrapped": {asks: []rpclimit.Ask{rpclimit.By(perUser, func(context.Context, *rpclimit.Call) (string, error) {
-			return "", fmt.Errorf("secret: %w", rpclimit.ErrNoKey)
-		})}, want: code.Code_PERMISSION_DENIED},
-		"KeyFails": {asks: []rpclimit.Ask{rpclimit.By(perUser, func(context.Context, *rpclimit.Call) (string, error) { return "x", secret })},
+		"NoKeyWrapped": {asks: []rpclimit.Ask{rpclimit.By(perUser,
+			func(context.Context, *rpclimit.Call) (string, error) {
+				return "", fmt.Errorf("secret: %w", rpclimit.ErrNoKey)
+			})}, want: code.Code_PERMISSION_DENIED},
+		"KeyFails": {asks: []rpclimit.Ask{rpclimit.By(perUser, func(context.Context, *rpclimit.Call) (string, error) {
+			return "x", secret
+		})},
 			want: code.Code_UNAVAILABLE, logged: "ERROR"},
 		"NilKey":       {asks: []rpclimit.Ask{rpclimit.By(perUser, nil)}, want: code.Code_INTERNAL, logged: "ERROR"},
 		"NoAsks":       {asks: []rpclimit.Ask{}, want: code.Code_INTERNAL, logged: "ERROR"},
@@ -118,7 +126,9 @@ func TestEveryEndHasItsStatus(t *testing.T) {
 				c.ctx = t.Context()
 			}
 			if c.asks == nil {
-				c.asks = []rpclimit.Ask{rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string { return "u" }))}
+				c.asks = []rpclimit.Ask{rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string {
+					return "u"
+				}))}
 			}
 			ctx, res, err := g.Take(c.ctx, &rpclimit.Call{Procedure: "/a.B/C"}, c.asks)
 			h, status := g.Answer(ctx, "/a.B/C", res, err)
@@ -131,10 +141,13 @@ func TestEveryEndHasItsStatus(t *testing.T) {
 			if strings.Contains(status.String()+fmt.Sprint(h), "secret") {
 				t.Errorf("it leaks: %v %v", h, status)
 			}
-			if (log.Len() > 0) != (c.logged != "") || !strings.Contains(log.String(), "level="+c.logged) && c.logged != "" {
+			if (log.Len() > 0) != (c.logged != "") ||
+				!strings.Contains(log.String(), "level="+c.logged) && c.logged != "" {
 				t.Errorf("logged: %s", &log)
 			}
-			if denied := c.want == code.Code_RESOURCE_EXHAUSTED; len(status.GetDetails()) != map[bool]int{true: 2}[denied] || (h.Get("Retry-After") != "") != denied {
+			if denied := c.want == code.Code_RESOURCE_EXHAUSTED; len(status.GetDetails()) != map[bool]int{
+				true: 2,
+			}[denied] || (h.Get("Retry-After") != "") != denied {
 				t.Errorf("%v %v", h, status)
 			}
 		})
@@ -163,7 +176,8 @@ func TestACallThatAsksNothing(t *testing.T) {
 		rpclimit.By(perUser, nobody).Unless(all), rpclimit.By(perUser, nobody).Only("/a.B/D", "/a.BC/").Cost(nil),
 	})
 	h, status := g.Answer(ctx, "/a.B/C", res, err)
-	if _, limited := rpclimit.FromContext(ctx); err != nil || status != nil || len(h) != 0 || limited || len(l.asked) != 0 {
+	if _, limited := rpclimit.FromContext(ctx); err != nil || status != nil || len(h) != 0 ||
+		limited || len(l.asked) != 0 {
 		t.Errorf("%v, %v %v, limited %v, asked %v", err, h, status, limited, l.asked)
 	}
 }
@@ -186,7 +200,8 @@ func TestAsksByThePlanOfTheUser(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if want := [][]ratelimit.Request{{perUser.For("ann").Rule(pro)}, {perUser.For("ann")}}; !reflect.DeepEqual(l.asked, want) {
+	if want := [][]ratelimit.Request{{perUser.For("ann").Rule(pro)},
+		{perUser.For("ann")}}; !reflect.DeepEqual(l.asked, want) {
 		t.Errorf("asked %+v, want %+v", l.asked, want)
 	}
 	nobody := rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string { return "" })).Rule(nil)
@@ -210,16 +225,21 @@ func TestKeys(t *testing.T) {
 		"NobodyIsBelieved": {rpclimit.ByAddress(), "203.0.113.9:4711", forwarded("6.6.6.6"), "203.0.113.9"},
 		"NotTheProxy":      {rpclimit.ByAddress(proxies), "203.0.113.9:4711", forwarded("6.6.6.6"), "203.0.113.9"},
 		"Proxy":            {rpclimit.ByAddress(proxies), "10.1.2.3:4711", forwarded("6.6.6.6, 203.0.113.9, 10.9.9.9"), "203.0.113.9"},
-		"OtherField": {rpclimit.ByProxies(httplimit.Proxies{Trusted: []netip.Prefix{proxies}, Header: "cf-connecting-ip"}), "10.1.2.3:4711",
+		"OtherField": {rpclimit.ByProxies(httplimit.Proxies{Trusted: []netip.Prefix{proxies},
+			Header: "cf-connecting-ip"}), "10.1.2.3:4711",
 			map[string]string{"cf-connecting-ip": "203.0.113.9", "x-forwarded-for": "6.6.6.6"}, "203.0.113.9"},
-		"Forwarded": {rpclimit.ByProxies(httplimit.Proxies{Trusted: []netip.Prefix{proxies}, Header: "Forwarded"}), "10.1.2.3:4711",
+		"Forwarded": {rpclimit.ByProxies(httplimit.Proxies{Trusted: []netip.Prefix{proxies},
+			Header: "Forwarded"}), "10.1.2.3:4711",
 			map[string]string{"forwarded": "for=6.6.6.6, for=203.0.113.9"}, "203.0.113.9"},
-		"Unix":         {rpclimit.ByProxies(httplimit.Proxies{Unix: true}), "@", forwarded("203.0.113.9"), "203.0.113.9"},
-		"UnixUntold":   {rpclimit.ByAddress(), "@", forwarded("203.0.113.9"), ""},
-		"NoAddress":    {rpclimit.ByProxies(httplimit.Proxies{Unix: true}), "unknown", forwarded("203.0.113.9"), ""},
-		"Header":       {rpclimit.ByHeader("X-API-Key"), "", map[string]string{"x-api-key": "k"}, "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a"},
-		"NoHeader":     {rpclimit.ByHeader("X-API-Key"), "", nil, ""},
-		"LongUser":     {rpclimit.ByUser(func(context.Context) string { return strings.Repeat("x", 200) }), "", nil, rpclimit.Good(strings.Repeat("x", 200))},
+		"Unix":       {rpclimit.ByProxies(httplimit.Proxies{Unix: true}), "@", forwarded("203.0.113.9"), "203.0.113.9"},
+		"UnixUntold": {rpclimit.ByAddress(), "@", forwarded("203.0.113.9"), ""},
+		"NoAddress":  {rpclimit.ByProxies(httplimit.Proxies{Unix: true}), "unknown", forwarded("203.0.113.9"), ""},
+		"Header": {rpclimit.ByHeader("X-API-Key"), "", map[string]string{"x-api-key": "k"},
+			"8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a"},
+		"NoHeader": {rpclimit.ByHeader("X-API-Key"), "", nil, ""},
+		"LongUser": {rpclimit.ByUser(func(context.Context) string {
+			return strings.Repeat("x", 200)
+		}), "", nil, rpclimit.Good(strings.Repeat("x", 200))},
 		"NoHeaderFunc": {rpclimit.ByHeader("X-API-Key"), "", map[string]string{"": ""}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -75,12 +75,14 @@ func TestAHandlersOwnTransaction(t *testing.T) {
 			{0, code.Code_RESOURCE_EXHAUSTED}, {1, code.Code_RESOURCE_EXHAUSTED},
 		} {
 			got := c.call(t.Context(), as("ann"), &testpb.SimpleRequest{ResponseSize: step.size})
-			if got.code != step.want || leaks(got, "secret") || (got.retry != nil) != (step.want == code.Code_RESOURCE_EXHAUSTED) {
+			if got.code != step.want || leaks(got, "secret") ||
+				(got.retry != nil) != (step.want == code.Code_RESOURCE_EXHAUSTED) {
 				t.Errorf("call %d: %+v, want %v", i, got, step.want)
 			}
 			policies := strings.Join(got.header.Values("RateLimit-Policy"), ", ")
 			told := strings.Contains(policies, `"own"`)
-			if want := step.want == code.Code_OK || step.want == code.Code_RESOURCE_EXHAUSTED; told != want || !strings.Contains(policies, `"outer"`) {
+			if want := step.want == code.Code_OK || step.want == code.Code_RESOURCE_EXHAUSTED; told != want ||
+				!strings.Contains(policies, `"outer"`) {
 				t.Errorf("call %d: policies %s", i, policies)
 			}
 		}
@@ -94,9 +96,10 @@ func TestAnAskHasAStatusOfItsOwn(t *testing.T) {
 			true:  status.Error(codes.Unauthenticated, "who is it?"),
 			false: connect.NewError(connect.CodeUnauthenticated, errors.New("who is it?")),
 		}[strings.HasSuffix(t.Name(), "/GRPC")]
-		c := start(t, &service{}, &rpclimit.Guard{}, func(context.Context, *rpclimit.Call) ([]ratelimit.Request, error) {
-			return nil, unauthenticated
-		})
+		c := start(t, &service{}, &rpclimit.Guard{},
+			func(context.Context, *rpclimit.Call) ([]ratelimit.Request, error) {
+				return nil, unauthenticated
+			})
 		for _, got := range []told{c.call(t.Context(), nil, &testpb.SimpleRequest{}), c.stream(t.Context(), nil, 1)} {
 			if got.code != code.Code_UNAUTHENTICATED || !strings.HasSuffix(got.text, "who is it?") {
 				t.Errorf("%+v", got)
@@ -165,7 +168,8 @@ func TestTheFieldsAreAChoice(t *testing.T) {
 		c := start(t, &service{}, &rpclimit.Guard{Limiter: limits, Fields: httplimit.None}, rpclimit.Global(limit))
 		for i, want := range []code.Code{code.Code_OK, code.Code_RESOURCE_EXHAUSTED} {
 			got := c.call(t.Context(), nil, &testpb.SimpleRequest{})
-			if got.code != want || got.header.Get("RateLimit") != "" || (got.header.Get("Retry-After") != "") != (i == 1) {
+			if got.code != want || got.header.Get("RateLimit") != "" ||
+				(got.header.Get("Retry-After") != "") != (i == 1) {
 				t.Errorf("call %d: %+v", i, got)
 			}
 		}

@@ -122,7 +122,8 @@ var kinds = map[string]func(t testing.TB, s *service, g *rpclimit.Guard, asks ..
 }
 
 // each runs a test for each kind.
-func each(t *testing.T, test func(t *testing.T, start func(testing.TB, *service, *rpclimit.Guard, ...rpclimit.Ask) client)) {
+func each(t *testing.T, test func(t *testing.T,
+	start func(testing.TB, *service, *rpclimit.Guard, ...rpclimit.Ask) client)) {
 	t.Parallel()
 	for name, start := range kinds {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +160,8 @@ func (s grpcService) FullDuplexCall(stream testpb.TestService_FullDuplexCallServ
 
 func startGRPC(t testing.TB, s *service, g *rpclimit.Guard, asks ...rpclimit.Ask) client {
 	t.Helper()
-	recovered := func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (out any, err error) {
+	recovered := func(ctx context.Context, in any, _ *grpc.UnaryServerInfo,
+		next grpc.UnaryHandler) (out any, err error) {
 		defer func() {
 			if p := recover(); p != nil {
 				err = status.Error(codes.Internal, "recovered")
@@ -245,7 +247,9 @@ func ofGRPC(err error, md metadata.MD) told {
 	return all
 }
 
-func startConnect(t testing.TB, s *service, g *rpclimit.Guard, asks []rpclimit.Ask, options ...connect.ClientOption) client {
+func startConnect(
+	t testing.TB, s *service, g *rpclimit.Guard, asks []rpclimit.Ask, options ...connect.ClientOption,
+) client {
 	t.Helper()
 	server := serveConnect(t, s, g, asks...)
 	one := connect.NewClient[testpb.SimpleRequest, testpb.SimpleResponse](server.Client(), server.URL+unary, options...)
@@ -302,7 +306,8 @@ func serveConnect(t testing.TB, s *service, g *rpclimit.Guard, asks ...rpclimit.
 	)
 	mux := http.NewServeMux()
 	mux.Handle(unary, connect.NewUnaryHandler(unary,
-		func(ctx context.Context, in *connect.Request[testpb.SimpleRequest]) (*connect.Response[testpb.SimpleResponse], error) {
+		func(ctx context.Context, in *connect.Request[testpb.SimpleRequest]) (*connect.Response[testpb.SimpleResponse],
+			error) {
 			out, err := s.call(ctx, in.Msg)
 			if err != nil {
 				return nil, err
@@ -310,7 +315,8 @@ func serveConnect(t testing.TB, s *service, g *rpclimit.Guard, asks ...rpclimit.
 			return connect.NewResponse(out), nil
 		}, options))
 	mux.Handle(duplex, connect.NewBidiStreamHandler(duplex,
-		func(ctx context.Context, stream *connect.BidiStream[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
+		func(ctx context.Context, stream *connect.BidiStream[testpb.StreamingOutputCallRequest,
+			testpb.StreamingOutputCallResponse]) error {
 			if err := s.open(ctx); err != nil {
 				return err
 			}

@@ -44,7 +44,8 @@ func TestExactlyTheCapacityIsGranted(t *testing.T) {
 					} else {
 						got = c.stream(ctx, as("ann"), 3)
 					}
-					if denied := got.code == code.Code_RESOURCE_EXHAUSTED; denied != (got.retry != nil) || denied != (got.quota != nil) {
+					if denied := got.code == code.Code_RESOURCE_EXHAUSTED; denied != (got.retry != nil) ||
+						denied != (got.quota != nil) {
 						t.Errorf("%+v", got)
 					}
 					mu.Lock()
@@ -73,7 +74,8 @@ func TestADenialSaysWhenToRetry(t *testing.T) {
 		clock := weirtest.NewClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 		limits := limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pgtest.Pool(t))
 		wide := ratelimit.MustDefine("wide", ratelimit.TokenBucket{Rate: 100, Period: time.Minute})
-		burst := ratelimit.MustDefine("burst", ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(2)})
+		burst := ratelimit.MustDefine("burst",
+			ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(2)})
 		tried := ratelimit.MustDefine("tried", ratelimit.FixedWindow{Rate: 1, Period: never}, ratelimit.Shadow())
 		s := &service{}
 		c := start(t, s, &rpclimit.Guard{Limiter: limits},
@@ -98,7 +100,8 @@ func TestADenialSaysWhenToRetry(t *testing.T) {
 			if v := got.quota.Violations; len(v) != 1 || v[0].Subject != "limit:burst" {
 				t.Errorf("round %d: violations %v", i, v)
 			}
-			if policies := got.header.Get("RateLimit-Policy"); policies != `"wide";q=100;w=60, "burst";q=2;w=1` || got.header.Get("Retry-After") == "" {
+			if policies := got.header.Get("RateLimit-Policy"); policies != `"wide";q=100;w=60, "burst";q=2;w=1` ||
+				got.header.Get("Retry-After") == "" {
 				t.Errorf("round %d: %v", i, got.header)
 			}
 			if leaks(got, "secret") {
@@ -127,17 +130,19 @@ func TestAStreamTakesOnce(t *testing.T) {
 		once := ratelimit.MustDefine("once", ratelimit.FixedWindow{Rate: 3, Period: never})
 		s := &service{}
 		s.stream = func(ctx context.Context) error {
-			if res, ok := rpclimit.FromContext(ctx); !ok || res.Outcomes[0].Key != "ann" || res.Outcomes[0].Value != float64(3-s.ran.Load()) {
+			if res, ok := rpclimit.FromContext(ctx); !ok || res.Outcomes[0].Key != "ann" ||
+				res.Outcomes[0].Value != float64(3-s.ran.Load()) {
 				t.Errorf("%+v, %v", res, ok)
 			}
 			return nil
 		}
-		c := start(t, s, &rpclimit.Guard{Limiter: limits}, func(ctx context.Context, call *rpclimit.Call) ([]ratelimit.Request, error) {
-			if call.Message != nil || call.Procedure != duplex {
-				t.Errorf("%+v", call)
-			}
-			return rpclimit.By(once, user)(ctx, call)
-		})
+		c := start(t, s, &rpclimit.Guard{Limiter: limits},
+			func(ctx context.Context, call *rpclimit.Call) ([]ratelimit.Request, error) {
+				if call.Message != nil || call.Procedure != duplex {
+					t.Errorf("%+v", call)
+				}
+				return rpclimit.By(once, user)(ctx, call)
+			})
 		for i, want := range []code.Code{code.Code_OK, code.Code_OK, code.Code_OK, code.Code_RESOURCE_EXHAUSTED} {
 			if got := c.stream(t.Context(), as("ann"), 10); got.code != want {
 				t.Errorf("stream %d: %+v", i, got)

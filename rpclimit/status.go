@@ -27,7 +27,8 @@ func statusOf(ctx context.Context, refusal httplimit.Refusal) *status.Status {
 	case http.StatusForbidden:
 		return plain(code.Code_PERMISSION_DENIED, "the call has no key for its rate limit")
 	case http.StatusBadRequest:
-		return plain(code.Code_INVALID_ARGUMENT, "the call costs more than its rate limit could ever grant")
+		return plain(code.Code_INVALID_ARGUMENT,
+			"the call costs more than its rate limit could ever grant")
 	case http.StatusInternalServerError:
 		return plain(code.Code_INTERNAL, "the rate limit is asked in a wrong way")
 	}
@@ -48,19 +49,22 @@ func denial(refusal httplimit.Refusal) *status.Status {
 	delay := jitter(refusal.Result.RetryAfter())
 	quota := &errdetails.QuotaFailure{}
 	for _, name := range refusal.Policies {
-		quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{Subject: "limit:" + name})
+		quota.Violations = append(quota.Violations,
+			&errdetails.QuotaFailure_Violation{Subject: "limit:" + name})
 	}
 	return &status.Status{
 		Code: int32(code.Code_RESOURCE_EXHAUSTED),
 		Message: fmt.Sprintf("rate limit exceeded (%s): retry after %v",
-			strings.Join(refusal.Policies, ", "), (delay + time.Millisecond - 1).Truncate(time.Millisecond)),
+			strings.Join(refusal.Policies, ", "),
+			(delay + time.Millisecond - 1).Truncate(time.Millisecond)),
 		Details: details(&errdetails.RetryInfo{RetryDelay: durationpb.New(delay)}, quota),
 	}
 }
 
 func details(messages ...proto.Message) (all []*anypb.Any) {
 	for _, m := range messages {
-		if a, err := anypb.New(m); err == nil { // it fails for text that is not UTF-8, and names are ASCII
+		// it fails for text that is not UTF-8, and names are ASCII
+		if a, err := anypb.New(m); err == nil {
 			all = append(all, a)
 		}
 	}

@@ -50,7 +50,8 @@ func TestBalanceRefusesWhatWouldBeGrantedForEverOrCannotBeIndexed(t *testing.T) 
 			const sql = `
 				INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period, origin, paused_until)
 				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
-			_, err := pool.Exec(t.Context(), sql, r.name, r.key, r.value, r.ts, r.capacity, r.rate, r.period, r.origin, r.pausedUntil)
+			_, err := pool.Exec(t.Context(), sql, r.name, r.key, r.value, r.ts, r.capacity, r.rate,
+				r.period, r.origin, r.pausedUntil)
 			if err != nil {
 				t.Error(err)
 			}
@@ -58,8 +59,8 @@ func TestBalanceRefusesWhatWouldBeGrantedForEverOrCannotBeIndexed(t *testing.T) 
 	}
 }
 
-// Ten versions on a full page, in one transaction so that none of them can be pruned: each must find room beside the
-// last, and no index may care.
+// Ten versions on a full page, in one transaction so that none of them can be pruned: each must
+// find room beside the last, and no index may care.
 func TestUpdatesOfABalanceAreHOT(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)

@@ -43,16 +43,19 @@ func (p place) check(s state) error {
 	return p.compatible(s, Newest)
 }
 
-// compatible is the promise between releases: each migration says which version a release must know to work after it.
+// compatible is the promise between releases: each migration says which version a release must know
+// to work after it.
 func (p place) compatible(s state, newest int) error {
 	if s.compatible <= newest {
 		return nil
 	}
 	return fmt.Errorf("schema %q is %w: it is at version %d, which needs a release of Weir that knows version %d, "+
-		"and this one knows versions up to %d: upgrade Weir", p.schema, ErrIncompatible, s.version, s.compatible, newest)
+		"and this one knows versions up to %d: upgrade Weir", p.schema, ErrIncompatible, s.version,
+		s.compatible, newest)
 }
 
-// read is READ COMMITTED because a standby refuses SERIALIZABLE, which may be the connection's default.
+// read is READ COMMITTED because a standby refuses SERIALIZABLE, which may be the connection's
+// default.
 func read(ctx context.Context, db DB, opts []Option) (place, state, error) {
 	var p place
 	var s state

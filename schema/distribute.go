@@ -11,9 +11,9 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// distribute hands the tables to Citus, which spreads their rows over its nodes by their key. What is
-// in them moves along. Tables that are distributed already are left alone, if they stand with the
-// table that was asked for.
+// distribute hands the tables to Citus, which spreads their rows over its nodes by their key. What
+// is in them moves along. Tables that are distributed already are left alone, if they stand with
+// the table that was asked for.
 func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	var citus bool
 	const has = `SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')`
@@ -48,7 +48,8 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 		return p.spread(ctx, tx, t)
 	case with != "" && *group != t.group:
 		return fmt.Errorf("distribute the tables with %s: they are distributed already, and not with it; "+
-			"SELECT undistribute_table('weir_balance'), likewise weir_settled and weir_slot, then migrate again", with)
+			"SELECT undistribute_table('weir_balance'), likewise weir_settled and weir_slot, then migrate again",
+			with)
 	}
 	return nil
 }
@@ -79,13 +80,16 @@ func (p place) tenants(ctx context.Context, tx pgx.Tx, table string) (tenants, e
 	err := tx.QueryRow(ctx, find, oneShot, table).Scan(&t.name, &t.group, &column, &of, &collation)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return tenants{}, fmt.Errorf("distribute the tables with %s: there is no distributed table of that name; "+
-			"name it with its schema, and run create_distributed_table on it first", table)
+		return tenants{},
+			fmt.Errorf("distribute the tables with %s: there is no distributed table of that name; "+
+				"name it with its schema, and run create_distributed_table on it first", table)
 	case err != nil:
 		return tenants{}, fmt.Errorf("look for table %s: %w", table, err)
 	case of != "text":
-		return tenants{}, fmt.Errorf("distribute the tables with %s: its column %s is of type %s, and Weir's keys are text: "+
-			"Citus keeps tables together only if both are of one type; see docs/distributed.md", table, column, of)
+		return tenants{},
+			fmt.Errorf("distribute the tables with %s: its column %s is of type %s, and Weir's keys are text: "+
+				"Citus keeps tables together only if both are of one type; see docs/distributed.md",
+				table, column, of)
 	}
 	t.collation = *collation
 	return t, nil
@@ -96,17 +100,22 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 	var statements []string
 	if t.collation != "" {
 		for _, table := range []string{"weir_balance", "weir_settled", "weir_slot"} {
-			statements = append(statements, "ALTER TABLE "+table+" ALTER COLUMN key TYPE text COLLATE "+t.collation)
+			statements = append(statements,
+				"ALTER TABLE "+table+" ALTER COLUMN key TYPE text COLLATE "+t.collation)
 		}
 	}
 	balances := quote(p.schema, "weir_balance")
-	for _, d := range [][2]string{{"weir_balance", t.name}, {"weir_settled", balances}, {"weir_slot", balances}} {
+	for _, d := range [][2]string{{"weir_balance", t.name}, {"weir_settled", balances},
+		{"weir_slot", balances}} {
 		statements = append(statements,
-			"SELECT create_distributed_table('"+d[0]+"', 'key', colocate_with => "+literal(d[1])+")")
+			"SELECT create_distributed_table('"+d[0]+"', 'key', colocate_with => "+literal(
+				d[1],
+			)+")")
 	}
 	statements = append(statements,
 		"SELECT create_reference_table('weir_schema'::regclass)",
-		// Who writes it, or would, has its transaction committed in two phases: see ratelimit.Config.
+		// Who writes it, or would, has its transaction committed in two phases: see
+		// ratelimit.Config.
 		"CREATE TABLE IF NOT EXISTS weir_two_phase ()",
 		"SELECT citus_add_local_table_to_metadata('weir_two_phase'::regclass)")
 	for _, sql := range statements {
@@ -129,7 +138,8 @@ func (p place) house(ctx context.Context, tx pgx.Tx) error {
 			SELECT id, until, ($1::text[])[1 + get_byte(uuid_send(id), 15) % cardinality($1::text[])]
 			FROM weir_settled WHERE key = ''`
 	)
-	if _, err := tx.Exec(ctx, `LOCK TABLE weir_balance, weir_settled IN EXCLUSIVE MODE`); err != nil {
+	if _, err := tx.Exec(ctx,
+		`LOCK TABLE weir_balance, weir_settled IN EXCLUSIVE MODE`); err != nil {
 		return err
 	}
 	type row struct {
@@ -154,7 +164,8 @@ func (p place) house(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, moveSettled, oneShot, homes); err != nil {
 		return err
 	}
-	for _, done := range []string{`DELETE FROM weir_balance WHERE key = '' AND shard > 0`, `DELETE FROM weir_settled WHERE key = ''`} {
+	for _, done := range []string{`DELETE FROM weir_balance WHERE key = '' AND shard > 0`,
+		`DELETE FROM weir_settled WHERE key = ''`} {
 		if _, err := tx.Exec(ctx, done); err != nil {
 			return err
 		}

@@ -19,7 +19,8 @@ var (
 	ErrIncompatible = errors.New("incompatible")
 )
 
-// grant adds to a refusal by Postgres the privileges that would mend it, each as "USAGE ON SCHEMA app".
+// grant adds to a refusal by Postgres the privileges that would mend it, each as "USAGE ON SCHEMA
+// app".
 func (p place) grant(err error, privileges ...string) error {
 	const insufficientPrivilege = "42501"
 	var pgErr *pgconn.PgError

@@ -69,7 +69,8 @@ func TestFilesThatAreNotNumberedFromOneWithoutGapsAreRefused(t *testing.T) {
 	}
 }
 
-// Other tools run the files one after the other, in the search_path that the connection happens to have.
+// Other tools run the files one after the other, in the search_path that the connection happens to
+// have.
 func TestFilesAppliedByHandGiveTheSameSchemaAsMigrate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Bare(t)

@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The planner reads a table of few pages by a sequential scan, and that locks the whole table against SERIALIZABLE writers. Here
-// there are ten rows, and the planner knows it, before and after a vacuum that would cut empty pages off.
+// The planner reads a table of few pages by a sequential scan, and that locks the whole table
+// against SERIALIZABLE writers. Here there are ten rows, and the planner knows it, before and after
+// a vacuum that would cut empty pages off.
 func TestATableOfFewRowsIsReadByItsIndex(t *testing.T) {
 	t.Parallel()
 	const relationLocks = `
@@ -29,7 +30,11 @@ func TestATableOfFewRowsIsReadByItsIndex(t *testing.T) {
 			for table, want := range map[string]int{"weir_balance": 0, "small": 1} {
 				tx := begin(t, pool, pgx.Serializable)
 				for i := 1; i <= 10; i++ {
-					exec(t, tx, fmt.Sprintf("SELECT value FROM %s WHERE name = 'login' AND key = 'user %d' AND shard = 0", table, i))
+					exec(
+						t, tx,
+						fmt.Sprintf("SELECT value FROM %s WHERE name = 'login' AND key = 'user %d' AND shard = 0",
+							table, i),
+					)
 				}
 				if n := scan[int](t, tx, fmt.Sprintf(relationLocks, table)); n != want {
 					t.Errorf("%s: %d relation locks; want %d", table, n, want)

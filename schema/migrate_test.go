@@ -114,7 +114,8 @@ func TestMigrateWorksWhateverTheConnectionsDefaults(t *testing.T) {
 	}
 }
 
-// A pooler in transaction mode hands a session to the next client with whatever the last one left behind.
+// A pooler in transaction mode hands a session to the next client with whatever the last one left
+// behind.
 func TestMigrateLeavesNothingBehindInTheSession(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Bare(t)
@@ -140,7 +141,8 @@ func TestMigrateLeavesNothingBehindInTheSession(t *testing.T) {
 func TestMigrateTakesSchemaNamesLiterally(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{
-		"plain_", "Upper Case ", `quo"ted `, "it's ", "semi;colon -- ", "dot.ted ", "comma, public ", `back\slash `, "$$", "é🙂 ", "select ", "%s ",
+		"plain_", "Upper Case ", `quo"ted `, "it's ", "semi;colon -- ", "dot.ted ",
+		"comma, public ", `back\slash `, "$$", "é🙂 ", "select ", "%s ",
 	} {
 		t.Run(prefix, func(t *testing.T) {
 			t.Parallel()
@@ -172,7 +174,8 @@ func TestMigrateRefusesSchemaNamesThatPostgresWouldTakeForOthers(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			wantError(t, schema.Migrate(t.Context(), pool, schema.In(test.name)), test.want)
-			if n := scan[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = left($1, 63)", test.name); n != 0 {
+			if n := scan[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = left($1, 63)",
+				test.name); n != 0 {
 				t.Error("the schema was created")
 			}
 		})

@@ -21,8 +21,9 @@ func collect(opts []Option) options {
 	return o
 }
 
-// In names the schema that holds Weir's tables. Any name that Postgres accepts will do, and is taken literally: upper
-// case, spaces and quotes included. [Migrate] creates the schema if it does not exist.
+// In names the schema that holds Weir's tables. Any name that Postgres accepts will do, and is
+// taken literally: upper case, spaces and quotes included. [Migrate] creates the schema if it does
+// not exist.
 //
 // Default: the connection's current schema, the first one of its search_path that exists.
 func In(schema string) Option {

@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// oneShot keeps every statement with parameters an unnamed one: behind a pooler in transaction mode a name that the
-// connection remembers may be another server session's. Statements without parameters go by the simple protocol anyway.
+// oneShot keeps every statement with parameters an unnamed one: behind a pooler in transaction mode
+// a name that the connection remembers may be another server session's. Statements without
+// parameters go by the simple protocol anyway.
 const oneShot = pgx.QueryExecModeExec
 
 // A place is the schema that a call is about, and who asks.
@@ -29,21 +30,28 @@ func locate(ctx context.Context, tx pgx.Tx, o options) (place, error) {
 	}
 	switch {
 	case o.hasSchema && o.schema == "":
-		return place{}, errors.New(`In(""): a schema name must not be empty; leave In out for the current schema`)
+		return place{}, errors.New(
+			`In(""): a schema name must not be empty; leave In out for the current schema`,
+		)
 	case o.schema == "$user":
-		return place{}, errors.New(`In("$user"): search_path reads this as the role's name; name the schema itself`)
+		return place{}, errors.New(
+			`In("$user"): search_path reads this as the role's name; name the schema itself`,
+		)
 	case o.hasSchema:
 		p.schema = o.schema
 	case p.schema == "":
-		return place{}, fmt.Errorf("the connection has no current schema, since its search_path is empty, or names only schemas "+
-			"that do not exist or that role %s may not use; name one with schema.In", quote(p.role))
+		return place{},
+			fmt.Errorf("the connection has no current schema, since its search_path is empty, or names only schemas "+
+				"that do not exist or that role %s may not use; name one with schema.In",
+				quote(p.role))
 	}
 	return p, nil
 }
 
 // create makes the schema if there is none yet.
 func (p place) create(ctx context.Context, tx pgx.Tx) error {
-	// CREATE SCHEMA IF NOT EXISTS alone would ask for CREATE on the database even where the schema exists.
+	// CREATE SCHEMA IF NOT EXISTS alone would ask for CREATE on the database even where the schema
+	// exists.
 	const sql = `SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1::text)`
 	var exists bool
 	if err := tx.QueryRow(ctx, sql, oneShot, p.schema).Scan(&exists); err != nil {
@@ -53,20 +61,23 @@ func (p place) create(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+quote(p.schema)); err != nil {
-		return fmt.Errorf("create schema %q: %w", p.schema, p.grant(err, "CREATE ON DATABASE "+quote(p.database)))
+		return fmt.Errorf("create schema %q: %w", p.schema,
+			p.grant(err, "CREATE ON DATABASE "+quote(p.database)))
 	}
 	return nil
 }
 
-// enter makes the schema the only one that unqualified names are looked up in, until the transaction ends.
+// enter makes the schema the only one that unqualified names are looked up in, until the
+// transaction ends.
 func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, "SET LOCAL search_path TO "+quote(p.schema)); err != nil {
 		return fmt.Errorf("enter schema %q: %w", p.schema, err)
 	}
-	// Postgres accepts any path, but cuts names at 63 bytes and passes over schemas that the role may not use: then the
-	// tables would stand elsewhere, or nowhere.
+	// Postgres accepts any path, but cuts names at 63 bytes and passes over schemas that the role
+	// may not use: then the tables would stand elsewhere, or nowhere.
 	var current string
-	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.current_schema()::text, '')`).Scan(&current); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.current_schema()::text, '')`).
+		Scan(&current); err != nil {
 		return fmt.Errorf("enter schema %q: %w", p.schema, err)
 	}
 	switch current {
@@ -76,7 +87,8 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("enter schema %q: role %s may not use it: it needs GRANT USAGE, CREATE ON SCHEMA %s TO %s",
 			p.schema, quote(p.role), quote(p.schema), quote(p.role))
 	default:
-		return fmt.Errorf("enter schema %q: Postgres takes it for %q: choose a name of at most 63 bytes", p.schema, current)
+		return fmt.Errorf("enter schema %q: Postgres takes it for %q: choose a name of at most 63 bytes",
+			p.schema, current)
 	}
 }
 
@@ -87,7 +99,8 @@ type state struct {
 }
 
 func (p place) state(ctx context.Context, tx pgx.Tx) (state, error) {
-	// to_regclass would be shorter, but it may answer from a cache that is older than the wait for Migrate's lock.
+	// to_regclass would be shorter, but it may answer from a cache that is older than the wait for
+	// Migrate's lock.
 	const find = `
 		SELECT EXISTS (
 			SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -100,13 +113,15 @@ func (p place) state(ctx context.Context, tx pgx.Tx) (state, error) {
 		return state{}, nil
 	}
 	var s state
-	sql := `SELECT version, compatible FROM ` + quote(p.schema, "weir_schema") + ` ORDER BY version DESC LIMIT 1`
+	sql := `SELECT version, compatible FROM ` + quote(p.schema, "weir_schema") +
+		` ORDER BY version DESC LIMIT 1`
 	err := tx.QueryRow(ctx, sql).Scan(&s.version, &s.compatible)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return state{}, nil
 	}
 	if err != nil {
-		err = p.grant(err, "USAGE ON SCHEMA "+quote(p.schema), "SELECT ON "+quote(p.schema, "weir_schema"))
+		err = p.grant(err, "USAGE ON SCHEMA "+quote(p.schema),
+			"SELECT ON "+quote(p.schema, "weir_schema"))
 		return state{}, fmt.Errorf("read weir_schema in schema %q: %w", p.schema, err)
 	}
 	return s, nil

@@ -59,11 +59,14 @@ func TestMigrateSaysWhichPrivilegeIsMissing(t *testing.T) {
 	quoted := quote(role)
 
 	wantError(t, schema.Migrate(t.Context(), conn), "no current schema", role)
-	wantError(t, schema.Migrate(t.Context(), conn, schema.In(name)), "GRANT USAGE, CREATE ON SCHEMA "+quote(name)+" TO "+quoted)
-	wantError(t, schema.Migrate(t.Context(), conn, schema.In(absent)), "GRANT CREATE ON DATABASE "+quote(database)+" TO "+quoted)
+	wantError(t, schema.Migrate(t.Context(), conn, schema.In(name)),
+		"GRANT USAGE, CREATE ON SCHEMA "+quote(name)+" TO "+quoted)
+	wantError(t, schema.Migrate(t.Context(), conn, schema.In(absent)),
+		"GRANT CREATE ON DATABASE "+quote(database)+" TO "+quoted)
 
 	exec(t, pool, fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", quote(name), role))
-	wantError(t, schema.Migrate(t.Context(), conn), "0001_balance.up.sql", "GRANT USAGE, CREATE ON SCHEMA "+quote(name)+" TO "+quoted)
+	wantError(t, schema.Migrate(t.Context(), conn), "0001_balance.up.sql",
+		"GRANT USAGE, CREATE ON SCHEMA "+quote(name)+" TO "+quoted)
 
 	exec(t, pool, fmt.Sprintf("GRANT CREATE ON SCHEMA %s TO %s", quote(name), role))
 	if err := schema.Migrate(t.Context(), conn); err != nil {

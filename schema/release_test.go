@@ -10,13 +10,14 @@ import (
 	"github.com/weir-go/weir/schema"
 )
 
-// release is the files of a release whose newest version declares the lowest one that releases must know. Its first file
-// is Weir's own.
+// release is the files of a release whose newest version declares the lowest one that releases must
+// know. Its first file is Weir's own.
 func release(newest, compatible int) fstest.MapFS {
 	files := fstest.MapFS{"0001_balance.up.sql": {Data: firstFile()}}
 	for version := 2; version <= newest; version++ {
-		sql := fmt.Sprintf("CREATE TABLE weir_future_%d ();\nINSERT INTO weir_schema (version, compatible) VALUES (%d, %d);\n",
-			version, version, min(version, compatible))
+		sql :=
+			fmt.Sprintf("CREATE TABLE weir_future_%d ();\nINSERT INTO weir_schema (version, compatible) VALUES (%d, %d);\n",
+				version, version, min(version, compatible))
 		files[fmt.Sprintf("%04d_future.up.sql", version)] = &fstest.MapFile{Data: []byte(sql)}
 	}
 	return files

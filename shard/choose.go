@@ -5,7 +5,8 @@ type View struct {
 	// Tokens that it has by now, as far as is known: negative if it owes tokens.
 	Tokens float64
 
-	// Busy says that another connection of this process has lately taken from it, and may still hold it.
+	// Busy says that another connection of this process has lately taken from it, and may still
+	// hold it.
 	Busy bool
 }
 
@@ -28,9 +29,9 @@ const draws = 3
 // in it. The best come first: take from the first that no other transaction has locked. It returns
 // none if none is known to have enough. enough is how many have.
 //
-// Each is the best of three that are drawn with random, which must return a number from 0 to below its argument.
-// See M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. With three, the longest wait
-// is a tenth shorter than with two (BenchmarkHotReserve, late-p99).
+// Each is the best of three that are drawn with random, which must return a number from 0 to below
+// its argument. See M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001.
+// With three, the longest wait is a tenth shorter than with two (BenchmarkHotReserve, late-p99).
 //
 // own is the shard from which the same connection took last, or -1. Choose returns only this shard
 // if it has enough, no other connection has used it since, and neither of two others is free and
@@ -61,7 +62,9 @@ func Choose(
 	for len(able) > 0 && len(chosen) < most {
 		at := random(len(able))
 		for range min(draws, len(able)) - 1 {
-			if other := (at + 1 + random(len(able)-1)) % len(able); views[able[other]].better(views[able[at]]) {
+			if other := (at + 1 + random(len(able)-1)) % len(able); views[able[other]].better(
+				views[able[at]],
+			) {
 				at = other
 			}
 		}

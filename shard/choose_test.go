@@ -85,7 +85,8 @@ func TestTheBestOfThreeGoesFirst(t *testing.T) {
 	}
 }
 
-// Only shards that are known to have enough are chosen, each once, and as many as there are up to eight.
+// Only shards that are known to have enough are chosen, each once, and as many as there are up to
+// eight.
 func TestCandidatesHaveEnough(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -93,7 +94,8 @@ func TestCandidatesHaveEnough(t *testing.T) {
 		views := make([]shard.View, n)
 		enough := 0
 		for i := range views {
-			views[i] = shard.View{Tokens: float64(rapid.IntRange(-3, 5).Draw(t, "tokens")), Busy: rapid.Bool().Draw(t, "busy")}
+			views[i] = shard.View{Tokens: float64(rapid.IntRange(-3, 5).Draw(t, "tokens")),
+				Busy: rapid.Bool().Draw(t, "busy")}
 			if views[i].Tokens >= 2 {
 				enough++
 			}

@@ -8,7 +8,8 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Consecutive shards have different homes, as many as there are, and a row that is no shard has none.
+// Consecutive shards have different homes, as many as there are, and a row that is no shard has
+// none.
 func TestShardsHaveDifferentHomes(t *testing.T) {
 	t.Parallel()
 	for generation, name := range []string{"hot", "name", "api"} {

@@ -1,8 +1,9 @@
 // Package shard says in which row of a limit a shard is stored, and how a limit is divided among
 // its shards. It is pure arithmetic: no database, no clock, no randomness.
 //
-// A [Layout] is a number of shards and a generation. Each change of layout begins a generation of its own, so the rows of two
-// layouts never meet, and a row that a layout has left is never used again.
+// A [Layout] is a number of shards and a generation. Each change of layout begins a generation of
+// its own, so the rows of two layouts never meet, and a row that a layout has left is never used
+// again.
 //
 // Package ratelimit uses it. Programs need only that package's option Shards.
 package shard
@@ -32,10 +33,11 @@ type Layout struct {
 // Single is the layout of a limit that was never divided: its row is 0.
 var Single = Layout{Shards: 1}
 
-// Row returns the number, in the column shard, of shard i. Rows of different layouts never share a number. It panics on a
-// shard or a layout that cannot be.
+// Row returns the number, in the column shard, of shard i. Rows of different layouts never share a
+// number. It panics on a shard or a layout that cannot be.
 func (l Layout) Row(i int) int32 {
-	if i < 0 || i >= l.Shards || l.Shards > Max || l.Generation < 0 || l.Generation > MaxGeneration {
+	if i < 0 || i >= l.Shards || l.Shards > Max || l.Generation < 0 ||
+		l.Generation > MaxGeneration {
 		panic(fmt.Sprintf("shard: no shard %d of %d in generation %d", i, l.Shards, l.Generation))
 	}
 	return int32(l.Generation<<rowBits + l.Shards*(l.Shards-1)/2 + i) //nolint:gosec // fits, by the bounds above
@@ -74,15 +76,16 @@ func Numbered(x float64) (l Layout, ok bool) {
 	return l, l.Shards >= 1 && l.Shards <= Max
 }
 
-// Overlap is a part of one shard that becomes a part of another when a limit gets another number of shards.
+// Overlap is a part of one shard that becomes a part of another when a limit gets another number of
+// shards.
 type Overlap struct {
 	Shard int     // the other one
 	Share float64 // how much of the shard goes there: above 0, and 1 at most
 }
 
-// Overlaps tells where shard i of from goes when there are to shards. Both divide the same line evenly, so each shard keeps
-// its place: twice as many shards are two halves of each, and half as many are two whole ones together. The shares add up
-// to 1.
+// Overlaps tells where shard i of from goes when there are to shards. Both divide the same line
+// evenly, so each shard keeps its place: twice as many shards are two halves of each, and half as
+// many are two whole ones together. The shares add up to 1.
 func Overlaps(from, i, to int) []Overlap {
 	// Shard i is the interval from i/from to (i+1)/from. In units of 1/(from*to) all its borders
 	// are whole numbers.

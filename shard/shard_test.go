@@ -110,7 +110,8 @@ func FuzzAddress(f *testing.F) {
 	})
 }
 
-// What goes from each shard to others adds up to all of it, and each of them gets as much as it holds.
+// What goes from each shard to others adds up to all of it, and each of them gets as much as it
+// holds.
 func TestShardsGoWhollyToOthers(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

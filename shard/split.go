@@ -2,8 +2,9 @@ package shard
 
 import "math"
 
-// Split divides x among n shards: the first gets first, each other one each. The parts differ by less than n units in the
-// last place of x, and their sum, made in any order, is x exactly. n is at least 1.
+// Split divides x among n shards: the first gets first, each other one each. The parts differ by
+// less than n units in the last place of x, and their sum, made in any order, is x exactly. n is at
+// least 1.
 func Split(x float64, n int) (first, each float64) {
 	if n == 1 || x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
 		return x, x

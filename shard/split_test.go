@@ -15,7 +15,8 @@ func TestThePartsOfANumberAddUpToIt(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, shard.Max).Draw(t, "n")
-		x := rapid.OneOf(rapid.Float64Range(-1e15, 1e15), rapid.SampledFrom([]float64{0, 1, 10, 1.0 / 3, 1 << 53, 0.1})).Draw(t, "x")
+		x := rapid.OneOf(rapid.Float64Range(-1e15, 1e15),
+			rapid.SampledFrom([]float64{0, 1, 10, 1.0 / 3, 1 << 53, 0.1})).Draw(t, "x")
 		first, each := shard.Split(x, n)
 		sum := new(big.Float).SetPrec(2000).SetFloat64(first)
 		for range n - 1 {
@@ -41,7 +42,8 @@ func TestThePartsOfANumberAddUpToIt(t *testing.T) {
 func TestWhatCannotBeDividedIsNot(t *testing.T) {
 	t.Parallel()
 	for _, x := range []float64{math.Inf(-1), math.Inf(1), math.NaN()} {
-		if first, each := shard.Split(x, 7); math.Float64bits(first) != math.Float64bits(x) || math.Float64bits(each) != math.Float64bits(x) {
+		if first, each := shard.Split(x, 7); math.Float64bits(first) != math.Float64bits(x) ||
+			math.Float64bits(each) != math.Float64bits(x) {
 			t.Errorf("%v: %v, %v", x, first, each)
 		}
 	}

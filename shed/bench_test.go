@@ -22,7 +22,8 @@ type load struct {
 	handler func() http.Handler
 }
 
-// capacity is how many requests the handler does in a second, measured, as sleeping takes longer on some machines.
+// capacity is how many requests the handler does in a second, measured, as sleeping takes longer on
+// some machines.
 func (l load) capacity() float64 {
 	h, began, n := l.handler(), time.Now(), atomic.Int64{}
 	var all sync.WaitGroup
@@ -39,9 +40,9 @@ func (l load) capacity() float64 {
 }
 
 var loads = []load{
-	// Four processors, twenty milliseconds of work for each request. They are shared in slices of two milliseconds, as by a
-	// scheduler. The work goes on after its client has left, as computing does. They sleep, so that the load is the same on
-	// every machine.
+	// Four processors, twenty milliseconds of work for each request. They are shared in slices of
+	// two milliseconds, as by a scheduler. The work goes on after its client has left, as computing
+	// does. They sleep, so that the load is the same on every machine.
 	{"cpu", 5, func() http.Handler {
 		processors := make(chan struct{}, 4)
 		return http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -52,7 +53,8 @@ var loads = []load{
 			}
 		})
 	}},
-	// Ten connections, each held for fifty milliseconds. A request whose client has left no longer waits for one.
+	// Ten connections, each held for fifty milliseconds. A request whose client has left no longer
+	// waits for one.
 	{"pool", 10, func() http.Handler {
 		pool := make(chan struct{}, 10)
 		return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -69,10 +71,11 @@ var loads = []load{
 // patience is how long a client of the benchmark waits.
 const patience = time.Second
 
-// BenchmarkOverload sends requests at fixed times, whether answers come or not, for six seconds: at a fifth of what the
-// handler can do, and at twice of it with and without a Shedder. A quarter of them are critical, which is half of what the
-// handler can do at twice the load. It reports the share of critical requests with a 200 within a second, their 99th
-// percentile, and all good answers in a second, after a second of warming up.
+// BenchmarkOverload sends requests at fixed times, whether answers come or not, for six seconds: at
+// a fifth of what the handler can do, and at twice of it with and without a Shedder. A quarter of
+// them are critical, which is half of what the handler can do at twice the load. It reports the
+// share of critical requests with a 200 within a second, their 99th percentile, and all good
+// answers in a second, after a second of warming up.
 func BenchmarkOverload(b *testing.B) {
 	for _, l := range loads {
 		capacity := l.capacity()
@@ -145,9 +148,9 @@ func overload(b *testing.B, h http.Handler, rate float64) {
 	b.ReportMetric(float64(good+other)/(lasts-warm).Seconds(), "good/s")
 }
 
-// The same by a clock of its own, so that a busy machine changes nothing, and without a network: at twice what the handler
-// can do, critical requests are served with a Shedder, and without one nearly none of them in time. With -v it prints
-// what it has measured.
+// The same by a clock of its own, so that a busy machine changes nothing, and without a network: at
+// twice what the handler can do, critical requests are served with a Shedder, and without one
+// nearly none of them in time. With -v it prints what it has measured.
 func TestCriticalRequestsAreServedAtTwiceTheCapacity(t *testing.T) {
 	t.Parallel()
 	const capacity = 200 // of both loads, by their own numbers
@@ -218,7 +221,8 @@ func simulate(h http.Handler, rate float64) (good float64, p99 time.Duration, pe
 	return float64(goodOnes) / float64(len(took)), took[len(took)*99/100], float64(inTime) / (lasts - warm).Seconds()
 }
 
-// get is the time from when the request should have been sent to its answer, and whether that is a 200.
+// get is the time from when the request should have been sent to its answer, and whether that is a
+// 200.
 func get(client *http.Client, url string, at time.Time) (time.Duration, bool) {
 	ctx, cancel := context.WithDeadline(context.Background(), at.Add(patience))
 	defer cancel()

@@ -44,8 +44,8 @@ func Example() {
 	// /report 200
 }
 
-// In one middleware around everything, the class is a function of the request: by its path, its user, or what else the
-// server knows.
+// In one middleware around everything, the class is a function of the request: by its path, its
+// user, or what else the server knows.
 func ExampleShedder_Handler() {
 	s, err := shed.New(shed.Config{
 		Limit: 64,

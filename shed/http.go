@@ -22,11 +22,13 @@ func (s *Shedder) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// Route makes a middleware for routes of one class. A request that already holds a permit of this Shedder passes, so inside
-// of Handler, or of another Route, it does nothing.
+// Route makes a middleware for routes of one class. A request that already holds a permit of this
+// Shedder passes, so inside of Handler, or of another Route, it does nothing.
 func (s *Shedder) Route(class Class) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, class, next) })
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.serve(w, r, class, next)
+		})
 	}
 }
 

@@ -33,7 +33,8 @@ func TestPanicFreesThePermit(t *testing.T) {
 	}
 }
 
-// A Route inside of Handler takes no second permit of the same Shedder, which could wait for the first for ever.
+// A Route inside of Handler takes no second permit of the same Shedder, which could wait for the
+// first for ever.
 func TestRequestTakesOnePermitOfAShedder(t *testing.T) {
 	t.Parallel()
 	s, other := mustNew(t, Config{Limit: 1, Queue: -1}), mustNew(t, Config{Limit: 1, Queue: -1})
@@ -67,7 +68,8 @@ func TestHijackFreesThePermit(t *testing.T) {
 			if s.Stats() != (Stats{}) {
 				t.Errorf("after: %+v", s.Stats())
 			}
-			_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n")
+			_, _ = io.WriteString(conn,
+				"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n")
 			return
 		}
 		w.(http.Flusher).Flush()
@@ -95,8 +97,8 @@ func TestHijackFreesThePermit(t *testing.T) {
 	}
 }
 
-// Whatever requests do, no more than Limit work, no more than Queue wait, each one is decided once, and in the end all permits
-// are back.
+// Whatever requests do, no more than Limit work, no more than Queue wait, each one is decided once,
+// and in the end all permits are back.
 func TestPermitsAreConserved(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(30) {
@@ -114,7 +116,8 @@ func conserve(t *testing.T, seed uint64) {
 		queue = -1
 	}
 	l := &log{}
-	s := mustNew(t, Config{Limit: limit, Queue: queue, MaxWait: 20 * time.Millisecond, Shadow: seed%5 == 4, Observer: l.observe})
+	s := mustNew(t, Config{Limit: limit, Queue: queue, MaxWait: 20 * time.Millisecond,
+		Shadow: seed%5 == 4, Observer: l.observe})
 	var mu sync.Mutex
 	working, ran, refused := 0, 0, 0
 	type job struct {

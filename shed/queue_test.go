@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Waiting requests run by class, and within a class in the order of arrival. The newest of the lowest class makes room.
+// Waiting requests run by class, and within a class in the order of arrival. The newest of the
+// lowest class makes room.
 func TestQueueIsInOrderOfClassAndArrival(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -64,7 +65,8 @@ func TestQueueKeepsToTheShareOfTheClass(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &log{}
-		s := mustNew(t, Config{Limit: 4, MaxWait: time.Minute, Normal: Ramp{1, 1}, Background: Ramp{0.5, 0.5}, Observer: l.observe})
+		s := mustNew(t, Config{Limit: 4, MaxWait: time.Minute, Normal: Ramp{1, 1},
+			Background: Ramp{0.5, 0.5}, Observer: l.observe})
 		free1, free2 := hold(s, 2), hold(s, 2)
 		go ask(context.Background(), s.Handler(nothing), Background)
 		synctest.Wait()
@@ -107,7 +109,9 @@ func TestLeaverFreesItsPlace(t *testing.T) {
 		s := mustNew(t, Config{Limit: 1, Queue: 1, MaxWait: time.Hour, Observer: l.observe})
 		free := hold(s, 1)
 		ctx, cancel := context.WithCancel(t.Context())
-		h := s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler of a leaver runs") }))
+		h := s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			t.Error("the handler of a leaver runs")
+		}))
 		go ask(ctx, h, Critical)
 		synctest.Wait()
 		check(t, s, Stats{InUse: 1, Queued: 1})

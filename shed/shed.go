@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Class is how important a request is. The zero Class is Normal. A value beyond these three counts as the nearest one.
+// Class is how important a request is. The zero Class is Normal. A value beyond these three counts
+// as the nearest one.
 type Class int
 
 // The classes, from the one that is refused first.
@@ -37,14 +38,16 @@ type Ramp struct {
 
 // Config is how a Shedder decides. Only Limit has to be set.
 type Config struct {
-	// Limit is how many requests may be worked on at once. For handlers that wait for a pool of connections, it is about the
-	// size of the pool. For handlers that compute, it is the number of processors or a little more.
+	// Limit is how many requests may be worked on at once. For handlers that wait for a pool of
+	// connections, it is about the size of the pool. For handlers that compute, it is the number of
+	// processors or a little more.
 	Limit int
 
 	// Class is the class of a request in [Shedder.Handler]. Without it all requests are Normal.
 	Class func(*http.Request) Class
 
-	// Exclude names requests that are neither counted nor refused, such as event streams and health checks.
+	// Exclude names requests that are neither counted nor refused, such as event streams and health
+	// checks.
 	Exclude func(*http.Request) bool
 
 	// Normal and Background say at which use these classes are refused. Default: 0.7 to 0.95, and
@@ -61,12 +64,12 @@ type Config struct {
 	// Times are rounded up to seconds.
 	RetryAfter time.Duration
 
-	// Refused answers a refused request, after the Retry-After field has been set. It should answer with 503, as it does by
-	// default.
+	// Refused answers a refused request, after the Retry-After field has been set. It should answer
+	// with 503, as it does by default.
 	Refused http.Handler
 
-	// Observer gets an Event for each request that is not excluded, once it is decided. It is called by several goroutines at
-	// once, and the request waits for it. It must not panic.
+	// Observer gets an Event for each request that is not excluded, once it is decided. It is
+	// called by several goroutines at once, and the request waits for it. It must not panic.
 	Observer func(Event)
 
 	// With Shadow the Shedder decides and calls Observer, but runs every request at once. A request
@@ -104,7 +107,8 @@ func (o Outcome) String() string {
 
 // Event tells how a request was decided.
 type Event struct {
-	Request *http.Request // not to be changed. In shadow mode it may be a copy of a request that has ended
+	// not to be changed. In shadow mode it may be a copy of a request that has ended
+	Request *http.Request
 	Class   Class
 	Outcome Outcome
 	Waited  time.Duration // in the queue
@@ -133,9 +137,9 @@ type Shedder struct {
 // ticket is a request's claim to a permit.
 type ticket struct {
 	class Class
-	// below is the number of permits in use below which the request may run. It is drawn once for each request, evenly
-	// from its class's ramp. So the share that is refused follows the ramp, and a waiting request is not drawn again and
-	// again until it is lucky.
+	// below is the number of permits in use below which the request may run. It is drawn once for
+	// each request, evenly from its class's ramp. So the share that is refused follows the ramp,
+	// and a waiting request is not drawn again and again until it is lucky.
 	below float64
 	state state
 	done  bool // in shadow mode: its handler has ended
@@ -155,7 +159,9 @@ const (
 // New makes a Shedder. It fails if the Config makes no sense.
 func New(cfg Config) (*Shedder, error) {
 	if cfg.Limit < 1 {
-		return nil, fmt.Errorf("shed: Config.Limit is %d: set it to how many requests may be worked on at once", cfg.Limit)
+		return nil,
+			fmt.Errorf("shed: Config.Limit is %d: set it to how many requests may be worked on at once",
+				cfg.Limit)
 	}
 	if cfg.Normal == (Ramp{}) {
 		cfg.Normal = Ramp{0.7, 0.95}
@@ -165,11 +171,14 @@ func New(cfg Config) (*Shedder, error) {
 	}
 	for _, r := range []Ramp{cfg.Normal, cfg.Background} {
 		if !(0 <= r.From && r.From <= r.To && 0 < r.To && r.To <= 1) {
-			return nil, fmt.Errorf("shed: the ramp from %v to %v is not within 0 to 1", r.From, r.To)
+			return nil, fmt.Errorf("shed: the ramp from %v to %v is not within 0 to 1", r.From,
+				r.To)
 		}
 	}
 	if cfg.Background.From > cfg.Normal.From || cfg.Background.To > cfg.Normal.To {
-		return nil, errors.New("shed: Config.Background begins or ends after Config.Normal: the less important class must be refused first")
+		return nil, errors.New(
+			"shed: Config.Background begins or ends after Config.Normal: the less important class must be refused first",
+		)
 	}
 	if cfg.MaxWait < 0 || cfg.RetryAfter < 0 {
 		return nil, errors.New("shed: Config.MaxWait or Config.RetryAfter is negative")
@@ -188,7 +197,8 @@ func New(cfg Config) (*Shedder, error) {
 			http.Error(w, "The server is busy. Try again later.", http.StatusServiceUnavailable)
 		})
 	}
-	return &Shedder{cfg: cfg, ramps: [classes]Ramp{cfg.Background, cfg.Normal, {1, 1}}, rand: rand.Float64}, nil
+	return &Shedder{cfg: cfg, ramps: [classes]Ramp{cfg.Background, cfg.Normal, {1, 1}},
+		rand: rand.Float64}, nil
 }
 
 // Stats is how busy the Shedder is now.
@@ -211,7 +221,8 @@ func (s *Shedder) claim(c Class) *ticket {
 // mayRun is called with mu locked.
 func (s *Shedder) mayRun(t *ticket) bool { return float64(s.inUse) < t.below }
 
-// arrive gives the ticket a permit or a place in the queue, or makes it gone. It is called with mu locked.
+// arrive gives the ticket a permit or a place in the queue, or makes it gone. It is called with mu
+// locked.
 func (s *Shedder) arrive(t *ticket) {
 	if s.mayRun(t) {
 		s.inUse++
@@ -227,7 +238,8 @@ func (s *Shedder) arrive(t *ticket) {
 	s.queued++
 }
 
-// evict refuses the newest request of the lowest class that waits, if that is lower than c. It is called with mu locked.
+// evict refuses the newest request of the lowest class that waits, if that is lower than c. It is
+// called with mu locked.
 func (s *Shedder) evict(c Class) bool {
 	for i := range c.index() {
 		if n := len(s.queue[i]); n > 0 {

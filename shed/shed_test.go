@@ -71,7 +71,9 @@ func ask(ctx context.Context, h http.Handler, c Class) *httptest.ResponseRecorde
 func hold(s *Shedder, n int) (free func()) {
 	end := make(chan struct{})
 	for range n {
-		go ask(context.Background(), s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end })), Critical)
+		go ask(context.Background(), s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			<-end
+		})), Critical)
 	}
 	synctest.Wait()
 	return func() { close(end); synctest.Wait() }
@@ -104,7 +106,8 @@ func TestConfigThatMakesNoSenseIsRefused(t *testing.T) {
 	}
 }
 
-// The share of a class that is admitted falls from all to none along its ramp, whether the use rises or falls.
+// The share of a class that is admitted falls from all to none along its ramp, whether the use
+// rises or falls.
 func TestClassesAreRefusedGraduallyAndInOrder(t *testing.T) {
 	t.Parallel()
 	const limit, tries = 100, 400
@@ -168,10 +171,11 @@ func TestRefusalIs503WithRetryAfterThatIsSpread(t *testing.T) {
 func TestRefusedAnswersInItsOwnWay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := mustNew(t, Config{Limit: 1, Queue: -1, Refused: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(503)
-			_, _ = io.WriteString(w, `{"error":"busy"}`)
-		})})
+		s := mustNew(t, Config{Limit: 1, Queue: -1,
+			Refused: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(503)
+				_, _ = io.WriteString(w, `{"error":"busy"}`)
+			})})
 		defer hold(s, 1)()
 		w := ask(t.Context(), s.Handler(nothing), Critical)
 		if w.Code != 503 || w.Body.String() != `{"error":"busy"}` || w.Header().Get("Retry-After") == "" {
@@ -224,7 +228,8 @@ func TestShadowRefusesAndDelaysNothing(t *testing.T) {
 		waits := hold(s, 1) // would wait, and is admitted when a permit is free
 		check(t, s, Stats{InUse: 2, Queued: 1})
 		began := time.Now()
-		if w := ask(t.Context(), s.Handler(nothing), Critical); w.Code != 200 || time.Since(began) != 0 { // would wait, and ends before it
+		// would wait, and ends before it
+		if w := ask(t.Context(), s.Handler(nothing), Critical); w.Code != 200 || time.Since(began) != 0 {
 			t.Errorf("%d after %v", w.Code, time.Since(began))
 		}
 		if w := ask(t.Context(), s.Handler(nothing), Critical); w.Code != 200 { // would find no place

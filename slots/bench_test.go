@@ -36,7 +36,8 @@ func TestASlotCostsARoundTripToTakeAndOneToGiveBack(t *testing.T) {
 	}
 }
 
-// Not parallel: snapshots of other tests on this server would keep dead versions alive, which then fill the pages.
+// Not parallel: snapshots of other tests on this server would keep dead versions alive, which then
+// fill the pages.
 func TestRenewalsAreHOTUpdates(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t)
@@ -64,8 +65,8 @@ func TestRenewalsAreHOTUpdates(t *testing.T) {
 	}
 }
 
-// BenchmarkSlots takes a slot and gives it back. Between a server and its clients in a data centre each round trip is half a
-// millisecond or so on top.
+// BenchmarkSlots takes a slot and gives it back. Between a server and its clients in a data centre
+// each round trip is half a millisecond or so on top.
 func BenchmarkSlots(b *testing.B) {
 	work := func(context.Context) error { return nil }
 	one, ten, most := slots.MustDefine("one", 1), slots.MustDefine("ten", 10), slots.MustDefine("most", slots.Max)
@@ -142,7 +143,10 @@ func BenchmarkSlots(b *testing.B) {
 			s := <-all
 			defer func() { all <- s }()
 			for pb.Next() {
-				if err := s.Do(b.Context(), func(context.Context) error { time.Sleep(time.Millisecond); return nil }, ten.For("k")); err != nil {
+				if err := s.Do(b.Context(), func(context.Context) error {
+					time.Sleep(time.Millisecond)
+					return nil
+				}, ten.For("k")); err != nil {
 					b.Error(err)
 				}
 			}

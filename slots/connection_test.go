@@ -19,7 +19,8 @@ import (
 func everything(t *testing.T, pool *pgxpool.Pool, cfg slots.Config) {
 	t.Helper()
 	s := open(t, pool, cfg)
-	left := []*slots.Hold{try(t, s, three.For("k").Of(5)), try(t, s, three.For("k").Of(5)), try(t, s, three.For("k").Of(5)), try(t, s, three.For("k").Of(5))}
+	left := []*slots.Hold{try(t, s, three.For("k").Of(5)), try(t, s, three.For("k").Of(5)),
+		try(t, s, three.For("k").Of(5)), try(t, s, three.For("k").Of(5))}
 	if err := slots.Renew(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,8 @@ func everything(t *testing.T, pool *pgxpool.Pool, cfg slots.Config) {
 func TestEveryQueryModeOfPgx(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
 			t.Parallel()
@@ -61,11 +63,14 @@ func TestEveryQueryModeOfPgx(t *testing.T) {
 func TestDefaultsOfTheServerDoNotMatter(t *testing.T) {
 	t.Parallel()
 	for setting, value := range map[string]string{
-		"default_transaction_isolation": "serializable", "default_transaction_deferrable": "on", "standard_conforming_strings": "off", "timezone": "Asia/Kolkata",
+		"default_transaction_isolation": "serializable", "default_transaction_deferrable": "on",
+		"standard_conforming_strings": "off", "timezone": "Asia/Kolkata",
 	} {
 		t.Run(setting, func(t *testing.T) {
 			t.Parallel()
-			everything(t, pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = value }), slots.Config{})
+			everything(t, pgtest.Pool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams[setting] = value
+			}), slots.Config{})
 		})
 	}
 }
@@ -79,7 +84,8 @@ func TestASchemaOutsideTheSearchPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := pool.Exec(context.Background(), `DROP SCHEMA `+pgx.Identifier{name}.Sanitize()+` CASCADE`); err != nil {
+		if _, err := pool.Exec(context.Background(),
+			`DROP SCHEMA `+pgx.Identifier{name}.Sanitize()+` CASCADE`); err != nil {
 			t.Error(err)
 		}
 	})
@@ -116,7 +122,8 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	execSQL(t, pool, `GRANT USAGE ON SCHEMA `+name+` TO `+role)
 	_, err = open(t, app, slots.Config{}).TryAcquire(t.Context(), three.For("k"))
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != "42501" || !strings.Contains(err.Error(), "the documentation of package schema") {
+	if !errors.As(err, &pgErr) || pgErr.Code != "42501" ||
+		!strings.Contains(err.Error(), "the documentation of package schema") {
 		t.Errorf("%v, want what is missing", err)
 	}
 	execSQL(t, pool, `GRANT SELECT, INSERT, UPDATE ON weir_slot TO `+role)

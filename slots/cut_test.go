@@ -17,7 +17,8 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// cutConn is a connection that is cut now and then: before what was written is sent, or before its answer is read.
+// cutConn is a connection that is cut now and then: before what was written is sent, or before its
+// answer is read.
 type cutConn struct {
 	net.Conn
 	armed *atomic.Bool
@@ -69,7 +70,8 @@ func TestConnectionsThatAreCutLeaveNoSlotBehind(t *testing.T) {
 		s := open(t, pool, slots.Config{TTL: 10 * time.Second, Logger: silent})
 		for range 4 {
 			wg.Go(func() {
-				// a cut may harm no call, but only a beat in the background: go on until one has failed
+				// a cut may harm no call, but only a beat in the background: go on until one has
+				// failed
 				for i := 0; i < 40 || failed.Load() == 0 && i < 4000; i++ {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					err := s.Do(ctx, func(context.Context) error {
@@ -164,7 +166,9 @@ func TestWhoGivesUpLeavesNoSlotBehindThatIsTakenLater(t *testing.T) {
 	if _, err := s.TryAcquire(ctx, three.For("k")); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	until(t, "it was taken", func() bool { return scan[bool](t, bare, `SELECT count(*) > 0 FROM weir_slot WHERE key = 'k'`) })
+	until(t, "it was taken", func() bool {
+		return scan[bool](t, bare, `SELECT count(*) > 0 FROM weir_slot WHERE key = 'k'`)
+	})
 	until(t, "it is given back", func() bool { return rows(t, bare) == 0 })
 	wg.Wait()
 }

@@ -16,7 +16,8 @@ var (
 	// could not be renewed in time. The database grants it to others, or soon will.
 	ErrLost = errors.New("slots: slot lost: it was not renewed in time, and others may hold it")
 
-	// ErrReleased is the cause of a [Hold.Context] that ends because of [Hold.Release], and what [Hold.Err] returns after it.
+	// ErrReleased is the cause of a [Hold.Context] that ends because of [Hold.Release], and what
+	// [Hold.Err] returns after it.
 	ErrReleased = errors.New("slots: slot released")
 
 	// ErrClosed is matched by the error of a call to Slots that were closed.
@@ -32,7 +33,8 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	return fmt.Sprintf("slots: limit %q%s is full: of %d", e.Limit, place{e.Limit, e.Key}.forKey(), e.N)
+	return fmt.Sprintf("slots: limit %q%s is full: of %d", e.Limit, place{e.Limit, e.Key}.forKey(),
+		e.N)
 }
 
 // Is reports whether target is [ErrFull].

@@ -39,7 +39,8 @@ func Example() {
 	// Output: exported acme
 }
 
-// Without waiting: what comes while all slots are held is refused. Of several limits all are held, or none.
+// Without waiting: what comes while all slots are held is refused. Of several limits all are held,
+// or none.
 func ExampleSlots_TryAcquire() {
 	ctx := context.Background()
 	pool := examplePool("weir_example_tryacquire")
@@ -98,7 +99,8 @@ func ExampleRequest_Of() {
 	// globex is let in
 }
 
-// vault stands for a resource that fences: it remembers the largest token that it has seen for a slot.
+// vault stands for a resource that fences: it remembers the largest token that it has seen for a
+// slot.
 type vault struct {
 	mu     sync.Mutex
 	newest int64
@@ -114,7 +116,8 @@ func (v *vault) write(token int64) error {
 	return nil
 }
 
-// A process that was suspended for longer than TTL goes on as if nothing had happened. The token tells.
+// A process that was suspended for longer than TTL goes on as if nothing had happened. The token
+// tells.
 func ExampleSlot_token() {
 	ctx := context.Background()
 	pool := examplePool("weir_example_token")

@@ -62,16 +62,18 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 	ctx, cancel := context.WithDeadline(ctx, until) // what comes later is of no use
 	defer cancel()
 	err := h.s.trip(ctx, h.s.pool, func(b *pgx.Batch) {
-		b.Queue(h.s.sql.claim, h.s.clock(), w.Name, w.Key, holder, given, h.s.ttl.Microseconds()).Query(func(rows pgx.Rows) error {
-			for rows.Next() {
-				got := &slot{Slot: Slot{Limit: w.Name, Key: w.Key}, holder: holder, n: w.N, since: before, until: until}
-				if err := rows.Scan(&got.Number, &got.Token); err != nil {
-					return err
+		b.Queue(h.s.sql.claim, h.s.clock(), w.Name, w.Key, holder, given, h.s.ttl.Microseconds()).
+			Query(func(rows pgx.Rows) error {
+				for rows.Next() {
+					got := &slot{Slot: Slot{Limit: w.Name, Key: w.Key}, holder: holder, n: w.N,
+						since: before, until: until}
+					if err := rows.Scan(&got.Number, &got.Token); err != nil {
+						return err
+					}
+					sl = got
 				}
-				sl = got
-			}
-			return rows.Err()
-		})
+				return rows.Err()
+			})
 	})
 	p := place{w.Name, w.Key}
 	switch {
@@ -88,10 +90,13 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 }
 
 func (h hander) Free(b *pgx.Batch, s hand.Slot) {
-	b.Queue(h.s.sql.release, []string{s.Name}, []string{s.Key}, []int32{int32(s.Number)}, []string{s.Holder}) //nolint:gosec // it was an int32
+	b.Queue(h.s.sql.release, []string{s.Name}, []string{s.Key}, []int32{int32(s.Number)},
+		[]string{s.Holder}) //nolint:gosec // it was an int32
 }
 
-func (h hander) Give(ctx context.Context, q hand.Querier, w hand.Want, holder string, d time.Duration) (bool, error) {
+func (h hander) Give(
+	ctx context.Context, q hand.Querier, w hand.Want, holder string, d time.Duration,
+) (bool, error) {
 	for locked := false; ; {
 		if locked {
 			if _, err := q.Exec(ctx, h.s.sql.left, w.Name, w.Key, w.N); err != nil {
@@ -99,7 +104,8 @@ func (h hander) Give(ctx context.Context, q hand.Querier, w hand.Want, holder st
 			}
 		}
 		var a answer
-		err := q.QueryRow(ctx, h.s.sql.acquire, h.s.clock(), w.Name, w.Key, w.N, locked, rand.IntN(w.N), holder, d.Microseconds()).
+		err := q.QueryRow(ctx, h.s.sql.acquire, h.s.clock(), w.Name, w.Key, w.N, locked,
+			rand.IntN(w.N), holder, d.Microseconds()).
 			Scan(&a.slot, &a.token, &a.live, &a.left)
 		if err != nil || a.slot != nil || a.live >= int64(w.N) {
 			return a.slot != nil, err
@@ -108,7 +114,9 @@ func (h hander) Give(ctx context.Context, q hand.Querier, w hand.Want, holder st
 	}
 }
 
-func (h hander) Held(ctx context.Context, q hand.Querier, places []hand.Place) (map[hand.Place]int, error) {
+func (h hander) Held(
+	ctx context.Context, q hand.Querier, places []hand.Place,
+) (map[hand.Place]int, error) {
 	names, keys := make([]string, len(places)), make([]string, len(places))
 	for i, p := range places {
 		names[i], keys[i] = p.Name, p.Key
@@ -117,7 +125,10 @@ func (h hander) Held(ctx context.Context, q hand.Querier, places []hand.Place) (
 	var p hand.Place
 	var n int
 	rows, _ := q.Query(ctx, h.s.sql.count, h.s.clock(), names, keys) // they tell the error, too
-	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error { held[p] = n; return nil })
+	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error {
+		held[p] = n
+		return nil
+	})
 	return held, err
 }
 
@@ -138,5 +149,6 @@ func (h handed) Drop() (hand.Slot, bool) {
 	if mine == nil {
 		return hand.Slot{}, false
 	}
-	return hand.Slot{Place: hand.Place{Name: mine.Limit, Key: mine.Key}, Number: mine.Number, Holder: mine.holder}, true
+	return hand.Slot{Place: hand.Place{Name: mine.Limit, Key: mine.Key}, Number: mine.Number,
+		Holder: mine.holder}, true
 }

@@ -32,7 +32,8 @@ type Hold struct {
 	end   context.CancelCauseFunc
 }
 
-// slot is one slot that this process has, while it is held and while it is passed on. What follows Slot is guarded by Slots.mu.
+// slot is one slot that this process has, while it is held and while it is passed on. What follows
+// Slot is guarded by Slots.mu.
 type slot struct {
 	Slot
 
@@ -64,8 +65,8 @@ func (s *Slots) hold(slots []*slot) *Hold {
 // Slots returns the slots that are, or were, held, sorted by limit and key.
 func (h *Hold) Slots() []Slot { return h.all }
 
-// Context returns a child of parent that ends when a slot is lost, with [ErrLost] as its [context.Cause], or the hold is
-// released, with [ErrReleased].
+// Context returns a child of parent that ends when a slot is lost, with [ErrLost] as its
+// [context.Cause], or the hold is released, with [ErrReleased].
 //
 // A slot is lost when it was not renewed for nine tenths of TTL, counted on this process's own
 // clock from before the last renewal was sent. So the context ends before the database grants the

@@ -11,8 +11,8 @@ import (
 // patience is how long giving back may take.
 const patience = 5 * time.Second
 
-// lostAt is when a slot is lost, that was taken or renewed by what was sent at that time. By the database's clock it runs out
-// no earlier than TTL after that.
+// lostAt is when a slot is lost, that was taken or renewed by what was sent at that time. By the
+// database's clock it runs out no earlier than TTL after that.
 func (s *Slots) lostAt(sent time.Time) time.Time { return sent.Add(s.ttl - s.ttl/10) }
 
 func (s *Slots) every() time.Duration { return s.ttl / 3 }

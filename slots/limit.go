@@ -17,8 +17,8 @@ const Max = 10_000
 // define the same name share its slots. It has nothing to do with a limit of package ratelimit of
 // the same name.
 //
-// A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from it are refused with an
-// error that matches [ratelimit.ErrInvalid].
+// A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from
+// it are refused with an error that matches [ratelimit.ErrInvalid].
 type Limit struct {
 	def ratelimit.Limit // its name, and what checks keys
 	n   int
@@ -28,7 +28,8 @@ type Limit struct {
 // rows for ever: 1 to 255 bytes of UTF-8 without NUL. n is 1 to [Max]. A bad name or n is refused
 // with a [*ratelimit.InvalidError] that says what would be right.
 func Define(name string, n int) (Limit, error) {
-	def, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour}) // names and keys have one rule
+	// names and keys have one rule
+	def, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	if err != nil {
 		return Limit{}, err
 	}
@@ -50,8 +51,8 @@ func MustDefine(name string, n int) Limit {
 // Name returns the name that the limit was defined with.
 func (l Limit) Name() string { return l.def.Name() }
 
-// For returns a request for one of the key's slots: those of a tenant, an account, a host. The key is 1 to 1024 bytes of UTF-8
-// without NUL; anything else is refused when the request is used.
+// For returns a request for one of the key's slots: those of a tenant, an account, a host. The key
+// is 1 to 1024 bytes of UTF-8 without NUL; anything else is refused when the request is used.
 func (l Limit) For(key string) Request {
 	return Request{limit: l, check: l.def.For(key), key: key, n: l.n}
 }
@@ -92,7 +93,8 @@ func (r Request) resolve() (want, error) {
 
 func checkN(name string, n int) error {
 	if n < 1 || n > Max {
-		return &ratelimit.InvalidError{Limit: name, Field: "n", Value: n, Want: fmt.Sprintf("a number of slots from 1 to %d", Max)}
+		return &ratelimit.InvalidError{Limit: name, Field: "n", Value: n,
+			Want: fmt.Sprintf("a number of slots from 1 to %d", Max)}
 	}
 	return nil
 }
@@ -108,12 +110,16 @@ func resolveAll(requests []Request) ([]want, error) {
 		wants = append(wants, w)
 	}
 	if len(wants) == 0 {
-		return nil, &ratelimit.InvalidError{Field: "requests", Value: len(requests), Want: "at least one"}
+		return nil, &ratelimit.InvalidError{Field: "requests", Value: len(requests),
+			Want: "at least one"}
 	}
-	slices.SortFunc(wants, func(a, b want) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key)) })
+	slices.SortFunc(wants, func(a, b want) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key))
+	})
 	for i := range wants[1:] {
 		if w := wants[i+1]; w.place == wants[i].place {
-			return nil, &ratelimit.InvalidError{Limit: w.name, Field: "requests", Value: w.key, Want: "each key once in a call"}
+			return nil, &ratelimit.InvalidError{Limit: w.name, Field: "requests", Value: w.key,
+				Want: "each key once in a call"}
 		}
 	}
 	return wants, nil

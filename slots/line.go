@@ -19,7 +19,8 @@ const (
 	passes = 5 * time.Second
 )
 
-// line is those of this process who wait for a slot of one limit and key, in the order of their turns.
+// line is those of this process who wait for a slot of one limit and key, in the order of their
+// turns.
 type line struct{ waiters []*waiter }
 
 type waiter struct {
@@ -53,8 +54,9 @@ func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*s
 	return s.wait(ctx, w, turn)
 }
 
-// wait stands in line. Who becomes the first asks at once, but after a while if nothing can have changed since somebody was told
-// that there is none: as it was the first from the beginning, or as the one before has a slot that was passed on.
+// wait stands in line. Who becomes the first asks at once, but after a while if nothing can have
+// changed since somebody was told that there is none: as it was the first from the beginning, or as
+// the one before has a slot that was passed on.
 func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 	me := &waiter{n: w.n, turn: turn, first: make(chan bool, 1), got: make(chan *slot, 1)}
 	s.join(w.place, me)
@@ -95,7 +97,8 @@ func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 // jitter keeps the processes that wait from asking at the same time.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }
 
-// join puts a waiter into line, ahead of those who came later. If another was the first until now it goes on asking, too.
+// join puts a waiter into line, ahead of those who came later. If another was the first until now
+// it goes on asking, too.
 func (s *Slots) join(p place, me *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +107,9 @@ func (s *Slots) join(p place, me *waiter) {
 		l = &line{}
 		s.lines[p] = l
 	}
-	i, _ := slices.BinarySearchFunc(l.waiters, me.turn, func(w *waiter, t uint64) int { return cmp.Compare(w.turn, t) })
+	i, _ := slices.BinarySearchFunc(l.waiters, me.turn, func(w *waiter, t uint64) int {
+		return cmp.Compare(w.turn, t)
+	})
 	l.waiters = slices.Insert(l.waiters, i, me)
 	if i == 0 {
 		me.first <- false
@@ -138,12 +143,14 @@ func (s *Slots) remove(p place, l *line, i int, news bool) {
 	}
 }
 
-// pass gives a slot to the first who waits for it here, and tells whether there was one. It goes to nobody who asks for fewer
-// slots than there were when it was granted: of those there may be too many.
+// pass gives a slot to the first who waits for it here, and tells whether there was one. It goes to
+// nobody who asks for fewer slots than there were when it was granted: of those there may be too
+// many.
 func (s *Slots) pass(sl *slot) bool {
 	p := place{sl.Limit, sl.Key}
 	l := s.lines[p]
-	if l == nil || s.closed || sl.gone || time.Since(sl.since) >= s.passes || time.Until(sl.until) <= 0 {
+	if l == nil || s.closed || sl.gone || time.Since(sl.since) >= s.passes ||
+		time.Until(sl.until) <= 0 {
 		return false
 	}
 	first := l.waiters[0]
@@ -156,9 +163,9 @@ func (s *Slots) pass(sl *slot) bool {
 	return true
 }
 
-// ask asks the database for a slot. Without an error and a slot the limit is full. Who leaves before there is an answer leaves
-// nothing behind: a statement that is cancelled may be run all the same, after whatever would undo it, so it is not cancelled,
-// and what it takes is given back.
+// ask asks the database for a slot. Without an error and a slot the limit is full. Who leaves
+// before there is an answer leaves nothing behind: a statement that is cancelled may be run all the
+// same, after whatever would undo it, so it is not cancelled, and what it takes is given back.
 func (s *Slots) ask(ctx context.Context, w *want) (*slot, error) {
 	type answer struct {
 		sl  *slot

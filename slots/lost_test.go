@@ -49,7 +49,8 @@ func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if trips := proxy.Trips() - before; trips < 6 || trips > 20 { // of 20 slots three times each in a TTL it would be 120
+	// of 20 slots three times each in a TTL it would be 120
+	if trips := proxy.Trips() - before; trips < 6 || trips > 20 {
 		t.Errorf("%d trips", trips)
 	}
 	for _, h := range holds {
@@ -77,7 +78,8 @@ func TestAContextEndsBeforeItsSlotIsGivenAway(t *testing.T) {
 	}
 	ended(t, ctx)
 	var left bool
-	if err := tx.QueryRow(t.Context(), `SELECT until > clock_timestamp() FROM weir_slot`).Scan(&left); err != nil || !left {
+	if err := tx.QueryRow(t.Context(), `SELECT until > clock_timestamp() FROM weir_slot`).
+		Scan(&left); err != nil || !left {
 		t.Errorf("the slot was free before its holder knew: %v", err)
 	}
 	if !errors.Is(context.Cause(ctx), slots.ErrLost) || !errors.Is(h.Err(), slots.ErrLost) || parent.Err() != nil {
@@ -163,7 +165,10 @@ func TestDoTellsThatItsSlotWasLost(t *testing.T) {
 		_ = s.Do(t.Context(), func(context.Context) error { panic("panic") }, three.For("k"))
 	}()
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := s.Do(ctx, func(ctx context.Context) error { cancel(); return ctx.Err() }, three.For("k")); !errors.Is(err, context.Canceled) {
+	if err := s.Do(ctx, func(ctx context.Context) error {
+		cancel()
+		return ctx.Err()
+	}, three.For("k")); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if n := rows(t, pool); n != 0 {

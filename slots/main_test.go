@@ -10,7 +10,8 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// open makes Slots that stand for a process, closed at the end of the test. What is still held then is lost.
+// open makes Slots that stand for a process, closed at the end of the test. What is still held then
+// is lost.
 func open(t testing.TB, pool *pgxpool.Pool, cfg slots.Config) *slots.Slots {
 	t.Helper()
 	s, err := slots.New(pool, cfg)

@@ -24,8 +24,8 @@ type modelHold struct {
 	lost     bool
 }
 
-// Whatever several processes do, in any order, and however time passes by the database's clock: what they are told is what a
-// list of the slots that are held says.
+// Whatever several processes do, in any order, and however time passes by the database's clock:
+// what they are told is what a list of the slots that are held says.
 func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -59,7 +59,8 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 		keys := rapid.SampledFrom([]string{"a", "b"})
 		rt.Repeat(map[string]func(*rapid.T){
 			"acquire": func(rt *rapid.T) {
-				by, key, n := rapid.IntRange(0, len(all)-1).Draw(rt, "process"), keys.Draw(rt, "key"), rapid.IntRange(1, 5).Draw(rt, "n")
+				by, key, n := rapid.IntRange(0, len(all)-1).Draw(rt, "process"),
+					keys.Draw(rt, "key"), rapid.IntRange(1, 5).Draw(rt, "n")
 				held := live(key)
 				h, err := all[by].TryAcquire(t.Context(), limit.For(key).Of(n))
 				if len(held) >= n {
@@ -106,7 +107,8 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 				}
 			},
 			"time": func(rt *rapid.T) {
-				d := rapid.SampledFrom([]time.Duration{time.Microsecond, ttl / 3, ttl - time.Microsecond, ttl, 2 * ttl}).Draw(rt, "d")
+				d := rapid.SampledFrom([]time.Duration{time.Microsecond, ttl / 3,
+					ttl - time.Microsecond, ttl, 2 * ttl}).Draw(rt, "d")
 				mu.Lock()
 				now = now.Add(d)
 				mu.Unlock()
@@ -119,7 +121,8 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 				}
 				for _, m := range holds {
 					err := m.h.Err()
-					if m.lost != errors.Is(err, slots.ErrLost) || !m.lost && m.released != errors.Is(err, slots.ErrReleased) {
+					if m.lost != errors.Is(err, slots.ErrLost) ||
+						!m.lost && m.released != errors.Is(err, slots.ErrReleased) {
 						rt.Fatalf("%+v: %v", m, err)
 					}
 				}

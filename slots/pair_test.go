@@ -10,8 +10,8 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// Callers of two limits at once, both of which always have others in line, have their turn after a bounded number of the others',
-// in whatever order they name the limits.
+// Callers of two limits at once, both of which always have others in line, have their turn after a
+// bounded number of the others', in whatever order they name the limits.
 func TestACallerOfTwoLimitsHasItsTurn(t *testing.T) {
 	t.Parallel()
 	const singles, pairs = 3, 3 // in each line
@@ -97,8 +97,8 @@ func TestACallerOfTwoLimitsHasItsTurn(t *testing.T) {
 	}
 }
 
-// One who keeps a slot while waiting for another goes on when the process that holds it dies, and gives back what it has when it
-// leaves.
+// One who keeps a slot while waiting for another goes on when the process that holds it dies, and
+// gives back what it has when it leaves.
 func TestWhoKeepsASlotIsNotLeftBehind(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

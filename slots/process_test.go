@@ -49,9 +49,10 @@ func child(url string) error {
 	began := time.Now()
 	for range 3 {
 		h, err := s.TryAcquire(ctx, three.For("k"))
-		// On a busy machine, or as the first on its connection to a cluster, it may take longer than TTL allows. What it then may
-		// have got comes back.
-		for err != nil && time.Since(began) < time.Minute && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, slots.ErrFull)) {
+		// On a busy machine, or as the first on its connection to a cluster, it may take longer
+		// than TTL allows. What it then may have got comes back.
+		for err != nil && time.Since(began) < time.Minute &&
+			(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, slots.ErrFull)) {
 			time.Sleep(10 * time.Millisecond)
 			h, err = s.TryAcquire(ctx, three.For("k"))
 		}
@@ -118,8 +119,8 @@ func TestTheSlotsOfAProcessThatIsKilledComeBack(t *testing.T) {
 	}
 }
 
-// A process that is frozen for longer than TTL cannot know; it notices when it goes on, and what it gives back then is not the
-// others'. Whoever compares tokens knows who came later.
+// A process that is frozen for longer than TTL cannot know; it notices when it goes on, and what it
+// gives back then is not the others'. Whoever compares tokens knows who came later.
 func TestAProcessThatWasFrozenFindsItsSlotsLost(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

@@ -25,8 +25,8 @@ type Config struct {
 	// least a second, at most a day.
 	TTL time.Duration
 
-	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the connection's search_path
-	// finds.
+	// Schema is the Postgres schema with Weir's tables, quoted as needed. Default: whatever the
+	// connection's search_path finds.
 	Schema string
 
 	// Logger gets failed renewals and lost slots. Default: [slog.Default].
@@ -74,12 +74,16 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 	case pool == nil:
 		return nil, &ratelimit.InvalidError{Field: "pool", Value: nil, Want: "an open pool"}
 	case cfg.TTL != 0 && (cfg.TTL < time.Second || cfg.TTL > 24*time.Hour):
-		return nil, &ratelimit.InvalidError{Field: "slots.Config.TTL", Value: cfg.TTL, Want: "a second to a day, or 0 for the default"}
-	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 || !utf8.ValidString(cfg.Schema):
-		return nil, &ratelimit.InvalidError{Field: "slots.Config.Schema", Value: cfg.Schema, Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
+		return nil, &ratelimit.InvalidError{Field: "slots.Config.TTL", Value: cfg.TTL,
+			Want: "a second to a day, or 0 for the default"}
+	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 ||
+		!utf8.ValidString(cfg.Schema):
+		return nil, &ratelimit.InvalidError{Field: "slots.Config.Schema", Value: cfg.Schema,
+			Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
 	}
 	s := &Slots{
-		pool: pool, sql: newStatements(cfg.Schema), ttl: cmp.Or(cfg.TTL, 30*time.Second), now: cfg.Clock,
+		pool: pool, sql: newStatements(cfg.Schema), ttl: cmp.Or(cfg.TTL, 30*time.Second),
+		now:    cfg.Clock,
 		logger: cmp.Or(cfg.Logger, slog.Default()), closing: make(chan struct{}), passes: passes,
 		held: make(map[*slot]bool), lines: make(map[place]*line),
 	}
@@ -109,7 +113,8 @@ func (s *Slots) TryAcquire(ctx context.Context, requests ...Request) (*Hold, err
 // other, in the order of their names and keys, and keeps the slots that it gets. In each queue its
 // place depends on when it came, so it only waits for callers that came before it.
 //
-// If ctx ends first the error matches that of ctx. What is acquired outlives ctx: see [Hold.Context].
+// If ctx ends first the error matches that of ctx. What is acquired outlives ctx: see
+// [Hold.Context].
 func (s *Slots) Acquire(ctx context.Context, requests ...Request) (*Hold, error) {
 	return s.take(ctx, requests, true)
 }
@@ -118,7 +123,8 @@ func (s *Slots) Acquire(ctx context.Context, requests ...Request) (*Hold, error)
 // ctx: it ends when a slot is lost, and fn should then end too. Do returns fn's error. If a slot
 // was lost while fn ran, the error also matches [ErrLost], even if fn returned nil. If a slot
 // cannot be released, that is logged, as it expires by itself.
-func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error, requests ...Request) (err error) {
+func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error,
+	requests ...Request) (err error) {
 	h, err := s.Acquire(ctx, requests...)
 	if err != nil {
 		return err
@@ -126,7 +132,9 @@ func (s *Slots) Do(ctx context.Context, fn func(ctx context.Context) error, requ
 	defer func() {
 		lost := h.Err()
 		if failed := h.Release(ctx); failed != nil {
-			s.logger.WarnContext(ctx, "slots: a slot could not be released, and will be free after its TTL", "error", failed)
+			s.logger.WarnContext(ctx,
+				"slots: a slot could not be released, and will be free after its TTL",
+				"error", failed)
 		}
 		switch {
 		case lost == nil:
@@ -146,7 +154,9 @@ func (s *Slots) Held(ctx context.Context, request Request) (n int, err error) {
 		return 0, err
 	}
 	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
-		b.Queue(s.sql.held, s.clock(), w.name, w.key).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+		b.Queue(s.sql.held, s.clock(), w.name, w.key).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&n)
+		})
 	})
 	if err != nil {
 		return 0, explain(ctx, err, "count the slots held of", w.place)
@@ -201,10 +211,11 @@ func (s *Slots) Close(ctx context.Context) error {
 	return err
 }
 
-// take acquires all of the requests, or none. At first it waits for the one that was full last, while nothing else is held,
-// and only tries the others. If others wait for those, it may never find them free. So once it has waited as often as there are
-// requests it waits for each in turn, and keeps those that it has. All callers do that in the order of wants, so no two wait for
-// each other. In each line it has its place by when it came to the first, so it is soon its turn.
+// take acquires all of the requests, or none. At first it waits for the one that was full last,
+// while nothing else is held, and only tries the others. If others wait for those, it may never
+// find them free. So once it has waited as often as there are requests it waits for each in turn,
+// and keeps those that it has. All callers do that in the order of wants, so no two wait for each
+// other. In each line it has its place by when it came to the first, so it is soon its turn.
 func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Hold, error) {
 	wants, err := resolveAll(requests)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 
 var three = slots.MustDefine("three", 3)
 
-// A clock that is set back, as after a failover to a server whose clock is behind, does not let a token come again.
+// A clock that is set back, as after a failover to a server whose clock is behind, does not let a
+// token come again.
 func TestATokenGrowsThoughTheClockIsSetBack(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -51,7 +52,8 @@ func TestNoMoreThanNAreGrantedAndWhatIsReleasedIsGrantedAgain(t *testing.T) {
 	for _, s := range []*slots.Slots{here, there} {
 		_, err := s.TryAcquire(t.Context(), three.For("k"))
 		var full *slots.FullError
-		if !errors.As(err, &full) || !errors.Is(err, slots.ErrFull) || *full != (slots.FullError{Limit: "three", Key: "k", N: 3}) {
+		if !errors.As(err, &full) || !errors.Is(err, slots.ErrFull) ||
+			*full != (slots.FullError{Limit: "three", Key: "k", N: 3}) {
 			t.Fatalf("%v, want a FullError", err)
 		}
 		if n, err := s.Held(t.Context(), three.For("k")); err != nil || n != 3 {
@@ -104,8 +106,8 @@ func TestSeveralLimitsAreHeldAllOrNone(t *testing.T) {
 	release(t, h)
 }
 
-// What was granted by a larger number counts, and nothing is granted before it has gone; with a larger one more is granted at
-// once.
+// What was granted by a larger number counts, and nothing is granted before it has gone; with a
+// larger one more is granted at once.
 func TestTheNumberOfSlotsChangesWhileTheyAreHeld(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -171,7 +173,9 @@ func TestBadCallsAreRefusedWithWhatWouldBeRight(t *testing.T) {
 		`key is "a\x00"`:                     s.Do(t.Context(), nil, three.For("a\x00")),
 		`limit is the zero Limit`:            of(s.Held(t.Context(), slots.Limit{}.For("k"))),
 		`requests is 0`:                      of(s.TryAcquire(t.Context())),
-		`want each key once in a call`:       of(s.TryAcquire(t.Context(), three.For("k"), three.For("l"), three.For("k"))),
+		`want each key once in a call`: of(
+			s.TryAcquire(t.Context(), three.For("k"), three.For("l"), three.For("k")),
+		),
 		`pool is <nil>`:                      of(slots.New(nil, slots.Config{})),
 		`TTL is 1ms: want a second to a day`: of(slots.New(pool, slots.Config{TTL: time.Millisecond})),
 		`Schema is "\x00"`:                   of(slots.New(pool, slots.Config{Schema: "\x00"})),

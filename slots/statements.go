@@ -11,16 +11,19 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Each of these is a transaction of its own, READ COMMITTED whatever the server's default: each sees what was committed before
-// it, and who meets another's row waits for that one's commit and looks again.
+// Each of these is a transaction of its own, READ COMMITTED whatever the server's default: each
+// sees what was committed before it, and who meets another's row waits for that one's commit and
+// looks again.
 const (
-	// acquireSQL takes a slot, if fewer than n are held. It writes a number that it has seen free; whoever is faster has the
-	// row, by the primary key, and then this takes none. Nothing is written where all are held. Slots with numbers from n on
-	// are held by those who were granted them by a larger n: to count them with the others is right only under the lock of
-	// leftSQL, so without it nothing is granted as long as there are any.
+	// acquireSQL takes a slot, if fewer than n are held. It writes a number that it has seen free;
+	// whoever is faster has the row, by the primary key, and then this takes none. Nothing is
+	// written where all are held. Slots with numbers from n on are held by those who were granted
+	// them by a larger n: to count them with the others is right only under the lock of leftSQL, so
+	// without it nothing is granted as long as there are any.
 	//
-	// The token is the microseconds of the clock, or one more than the last of the slot if that is more. So it grows
-	// wherever the clock is read, and without a number that all have to draw from.
+	// The token is the microseconds of the clock, or one more than the last of the slot if that is
+	// more. So it grows wherever the clock is read, and without a number that all have to draw
+	// from.
 	acquireSQL = `
 WITH live AS MATERIALIZED (
 	SELECT s.slot FROM {schema}weir_slot AS s
@@ -43,12 +46,14 @@ WITH live AS MATERIALIZED (
 SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
 FROM (SELECT 1) AS always LEFT JOIN got ON true`
 
-	// leftSQL locks the lowest row with a number from n on. It goes before acquireSQL in one transaction: those who count
-	// what a larger n has left come one after the other, as long as there is any.
+	// leftSQL locks the lowest row with a number from n on. It goes before acquireSQL in one
+	// transaction: those who count what a larger n has left come one after the other, as long as
+	// there is any.
 	leftSQL = `
 SELECT 1 FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND slot >= $3::integer ORDER BY slot LIMIT 1 FOR UPDATE`
 
-	// mine are the rows of a list of holdings, by the primary key. What was given to others meanwhile has another holder.
+	// mine are the rows of a list of holdings, by the primary key. What was given to others
+	// meanwhile has another holder.
 	mine = `unnest({lists}) AS mine (name, key, slot, holder)
 WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid`
 
@@ -105,8 +110,8 @@ type batchSender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// trip runs statements as one transaction, in one round trip. They are committed if there is no error. A connection that fails
-// within is one that the pool closes.
+// trip runs statements as one transaction, in one round trip. They are committed if there is no
+// error. A connection that fails within is one that the pool closes.
 func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)) error {
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -124,7 +129,9 @@ type answer struct {
 }
 
 // acquire runs acquireSQL once, if it comes to send it.
-func (s *Slots) acquire(ctx context.Context, w *want, holder string, locked bool) (a answer, sent bool, err error) {
+func (s *Slots) acquire(
+	ctx context.Context, w *want, holder string, locked bool,
+) (a answer, sent bool, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return a, false, err
@@ -133,14 +140,18 @@ func (s *Slots) acquire(ctx context.Context, w *want, holder string, locked bool
 	if err := ctx.Err(); err != nil {
 		return a, false, err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ttl) // what comes later is of no use
+	// what comes later is of no use
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ttl)
 	defer cancel()
 	err = s.trip(ctx, conn, func(b *pgx.Batch) {
 		if locked {
 			b.Queue(s.sql.left, w.name, w.key, w.n)
 		}
-		b.Queue(s.sql.acquire, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder, s.ttl.Microseconds()).
-			QueryRow(func(row pgx.Row) error { return row.Scan(&a.slot, &a.token, &a.live, &a.left) })
+		b.Queue(s.sql.acquire, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder,
+			s.ttl.Microseconds()).
+			QueryRow(func(row pgx.Row) error {
+				return row.Scan(&a.slot, &a.token, &a.live, &a.left)
+			})
 	})
 	return a, true, err
 }
@@ -148,14 +159,15 @@ func (s *Slots) acquire(ctx context.Context, w *want, holder string, locked bool
 // renew renews slots, and returns the holders of those that are.
 func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bool, err error) {
 	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
-		b.Queue(s.sql.renew, append([]any{s.clock(), s.ttl.Microseconds()}, lists(slots)...)...).Query(func(rows pgx.Rows) error {
-			holders, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			renewed = make(map[string]bool, len(holders))
-			for _, h := range holders {
-				renewed[h] = true
-			}
-			return err
-		})
+		b.Queue(s.sql.renew, append([]any{s.clock(), s.ttl.Microseconds()}, lists(slots)...)...).
+			Query(func(rows pgx.Rows) error {
+				holders, err := pgx.CollectRows(rows, pgx.RowTo[string])
+				renewed = make(map[string]bool, len(holders))
+				for _, h := range holders {
+					renewed[h] = true
+				}
+				return err
+			})
 	})
 	return renewed, err
 }
@@ -167,7 +179,8 @@ func (s *Slots) giveBack(ctx context.Context, slots []*slot) error {
 
 func lists(slots []*slot) []any {
 	n := len(slots)
-	names, keys, numbers, holders := make([]string, n), make([]string, n), make([]int32, n), make([]string, n)
+	names, keys, numbers, holders := make([]string, n), make([]string, n), make([]int32, n),
+		make([]string, n)
 	for i, sl := range slots {
 		names[i], keys[i], numbers[i], holders[i] = sl.Limit, sl.Key, int32(sl.Number), sl.holder //nolint:gosec // it was an int32
 	}
@@ -188,9 +201,10 @@ func isLostRace(err error) bool {
 	return state == "40001" || state == "40P01" // serialization_failure, deadlock_detected
 }
 
-// isRolledBack reports whether an answer says that nothing was committed. A backend that ended with COMMIT under way (FATAL,
-// PANIC) may have committed before it did.
+// isRolledBack reports whether an answer says that nothing was committed. A backend that ended with
+// COMMIT under way (FATAL, PANIC) may have committed before it did.
 func isRolledBack(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && e.SeverityUnlocalized == "ERROR" && e.Code != "40003" // statement_completion_unknown
+	// statement_completion_unknown
+	return errors.As(err, &e) && e.SeverityUnlocalized == "ERROR" && e.Code != "40003"
 }

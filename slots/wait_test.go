@@ -46,7 +46,8 @@ func TestNeverMoreThanNWorkAtOnceOverManyProcesses(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
 	const processes, workers, rounds = 4, 8, 25
-	limits := map[string]slots.Limit{"a": slots.MustDefine("a", 1), "b": slots.MustDefine("b", 3), "c": slots.MustDefine("c", 7)}
+	limits := map[string]slots.Limit{"a": slots.MustDefine("a", 1), "b": slots.MustDefine("b", 3),
+		"c": slots.MustDefine("c", 7)}
 	var busy sync.Map // of *atomic.Int64
 	var most [3]atomic.Int64
 	var wg sync.WaitGroup
@@ -90,7 +91,8 @@ func TestNeverMoreThanNWorkAtOnceOverManyProcesses(t *testing.T) {
 	}
 }
 
-// While what a larger number has left is still held, those who ask by the smaller one race each other, and who gives back.
+// While what a larger number has left is still held, those who ask by the smaller one race each
+// other, and who gives back.
 func TestAShrunkLimitGrantsNothingAboveItsNumberWhoeverRaces(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
@@ -198,7 +200,8 @@ func TestASlotIsPassedOnForAWhileAndThenGivenBack(t *testing.T) {
 			until(t, "it waits", func() bool { return slots.Waiting(s, "one", test.name) == 1 })
 			release(t, h)
 			next := <-got
-			if was, is := h.Slots()[0], next.Slots()[0]; (was.Token == is.Token) != test.passed || is.Token < was.Token {
+			if was, is := h.Slots()[0], next.Slots()[0]; (was.Token == is.Token) != test.passed ||
+				is.Token < was.Token {
 				t.Errorf("%+v and then %+v", was, is)
 			}
 			if !errors.Is(h.Err(), slots.ErrReleased) || next.Err() != nil {
@@ -227,7 +230,11 @@ func TestWaitersWhoGiveUpLoseNoSlot(t *testing.T) {
 					patience = time.Minute
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				err := s.Do(ctx, func(context.Context) error { worked.Add(1); time.Sleep(rand.N(2 * time.Millisecond)); return nil }, two.For("k"))
+				err := s.Do(ctx, func(context.Context) error {
+					worked.Add(1)
+					time.Sleep(rand.N(2 * time.Millisecond))
+					return nil
+				}, two.For("k"))
 				cancel()
 				if errors.Is(err, context.DeadlineExceeded) {
 					gaveUp.Add(1)
@@ -257,7 +264,8 @@ func TestCallersOfSeveralLimitsNeverWaitForEachOther(t *testing.T) {
 	var working [2]atomic.Int64
 	for range 3 {
 		s := open(t, pool, slots.Config{})
-		for _, requests := range [][]slots.Request{{a.For("k"), b.For("k")}, {b.For("k"), a.For("k")}, {a.For("k")}, {b.For("k")}} {
+		for _, requests := range [][]slots.Request{{a.For("k"), b.For("k")},
+			{b.For("k"), a.For("k")}, {a.For("k")}, {b.For("k")}} {
 			wg.Go(func() {
 				for range 5 {
 					h, err := s.Acquire(t.Context(), requests...)

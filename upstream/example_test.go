@@ -20,7 +20,8 @@ var PartnerAPI = ratelimit.MustDefine("partnerAPI", ratelimit.TokenBucket{Rate: 
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// newClient is a client of the partner's API that keeps to its limit, by tenant, whichever process it is in.
+// newClient is a client of the partner's API that keeps to its limit, by tenant, whichever process
+// it is in.
 func newClient(limiter *ratelimit.Limiter, pool *pgxpool.Pool, tenant string) *http.Client {
 	return &http.Client{
 		Timeout: 10 * time.Second,
@@ -31,7 +32,8 @@ func newClient(limiter *ratelimit.Limiter, pool *pgxpool.Pool, tenant string) *h
 	}
 }
 
-// The API refuses a call. Until the time is over that it asks for, no call is sent: one that cannot wait for as long is denied here.
+// The API refuses a call. Until the time is over that it asks for, no call is sent: one that cannot
+// wait for as long is denied here.
 func ExampleTransport() {
 	pool, done := pgtest.Example()
 	defer done()

@@ -88,7 +88,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 5*time.Second)
 		defer cancel()
 		if err := t.Limiter.Pause(ctx, d, requests...); err != nil {
-			t.logger().ErrorContext(ctx, "upstream: the limits are not paused, though the API asks for it", "host", r.URL.Host, "for", d, "error", err)
+			t.logger().ErrorContext(ctx,
+				"upstream: the limits are not paused, though the API asks for it",
+				"host", r.URL.Host, "for", d, "error", err)
 		}
 	}
 	return resp, nil
@@ -104,7 +106,8 @@ func (t *Transport) wait(ctx context.Context, requests []ratelimit.Request) erro
 
 // pause is for how long the API asks to be left alone, or 0.
 func (t *Transport) pause(resp *http.Response) time.Duration {
-	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusServiceUnavailable {
+	if resp.StatusCode != http.StatusTooManyRequests &&
+		resp.StatusCode != http.StatusServiceUnavailable {
 		return 0
 	}
 	d, ok := RetryAfter(resp.Header)

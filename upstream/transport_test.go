@@ -103,7 +103,9 @@ func TestTheLimitsArePausedForAsLongAsTheAPIAsks(t *testing.T) {
 		"503 without sense":         {503, map[string]string{"Retry-After": "soon"}, time.Second, 0, 0},
 		"429 without sense, either": {429, map[string]string{"Retry-After": "soon"}, 0, 0, time.Minute},
 		"429 for now":               {429, map[string]string{"Retry-After": "0"}, 0, 0, 0},
-		"429 until a past date":     {429, map[string]string{"Date": "Sun, 06 Nov 1994 08:49:37 GMT", "Retry-After": "Sun, 06 Nov 1994 08:49:07 GMT"}, 0, 0, 0},
+		"429 until a past date": {429, map[string]string{
+			"Date": "Sun, 06 Nov 1994 08:49:37 GMT", "Retry-After": "Sun, 06 Nov 1994 08:49:07 GMT",
+		}, 0, 0, 0},
 		"503 for now":               {503, map[string]string{"Retry-After": "0"}, time.Second, 0, 0},
 		"429 for a year":            {429, map[string]string{"Retry-After": "31622400"}, 0, 0, time.Hour},
 		"429 for an hour":           {429, map[string]string{"Retry-After": "3600"}, 0, 0, time.Hour},
@@ -118,7 +120,8 @@ func TestTheLimitsArePausedForAsLongAsTheAPIAsks(t *testing.T) {
 			t.Parallel()
 			url, came := serve(t, tc.status, tc.header)
 			var l line
-			transport := &upstream.Transport{Limiter: &l, Requests: byHost, Unsaid: tc.unsaid, MaxPause: tc.most, Base: &http.Transport{}}
+			transport := &upstream.Transport{Limiter: &l, Requests: byHost, Unsaid: tc.unsaid,
+				MaxPause: tc.most, Base: &http.Transport{}}
 			defer transport.CloseIdleConnections()
 			client := http.Client{Transport: transport}
 			resp, err := client.Do(post(t, t.Context(), url, "acme"))
@@ -127,14 +130,16 @@ func TestTheLimitsArePausedForAsLongAsTheAPIAsks(t *testing.T) {
 			}
 			b, err := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
-			if err != nil || resp.StatusCode != tc.status || string(b) != "the answer" || len(*came) != 1 || (*came)[0] != "POST hello" {
+			if err != nil || resp.StatusCode != tc.status || string(b) != "the answer" ||
+				len(*came) != 1 || (*came)[0] != "POST hello" {
 				t.Errorf("%v %q, %v; the API met %q", resp.StatusCode, b, err, *came)
 			}
 			want := []ratelimit.Request{partner.For("acme")}
 			if !reflect.DeepEqual(l.waited, want) {
 				t.Errorf("waited for %+v", l.waited)
 			}
-			if tc.want == 0 && l.paused != nil || tc.want > 0 && (!reflect.DeepEqual(l.paused, want) || l.lengths[0] != tc.want) {
+			if tc.want == 0 && l.paused != nil ||
+				tc.want > 0 && (!reflect.DeepEqual(l.paused, want) || l.lengths[0] != tc.want) {
 				t.Errorf("paused %+v for %v, want %v", l.paused, l.lengths, tc.want)
 			}
 		})
@@ -206,8 +211,8 @@ func (e ending) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// The API's demand concerns everybody: it is passed on though the one who met it has gone, and an answer is not lost because it
-// could not be.
+// The API's demand concerns everybody: it is passed on though the one who met it has gone, and an
+// answer is not lost because it could not be.
 func TestAPauseOutlivesItsCallerAndAFailedOneCostsNoAnswer(t *testing.T) {
 	t.Parallel()
 	url, _ := serve(t, 429, map[string]string{"Retry-After": "30"})
@@ -217,7 +222,8 @@ func TestAPauseOutlivesItsCallerAndAFailedOneCostsNoAnswer(t *testing.T) {
 	defer cancel()
 	base := &http.Transport{}
 	defer base.CloseIdleConnections()
-	transport := &upstream.Transport{Base: ending{base, cancel}, Limiter: &l, Requests: byHost, Logger: slog.New(slog.NewTextHandler(&logged, nil))}
+	transport := &upstream.Transport{Base: ending{base, cancel}, Limiter: &l, Requests: byHost,
+		Logger: slog.New(slog.NewTextHandler(&logged, nil))}
 	resp, err := transport.RoundTrip(post(t, ctx, url, "acme"))
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +232,8 @@ func TestAPauseOutlivesItsCallerAndAFailedOneCostsNoAnswer(t *testing.T) {
 	if resp.StatusCode != 429 || l.ended || len(l.lengths) != 1 {
 		t.Errorf("%v, paused %v, with a context that had ended: %v", resp.Status, l.lengths, l.ended)
 	}
-	if text := logged.String(); !strings.Contains(text, "no database") || !strings.Contains(text, "for=30s") || !strings.Contains(text, "level=ERROR") {
+	if text := logged.String(); !strings.Contains(text, "no database") ||
+		!strings.Contains(text, "for=30s") || !strings.Contains(text, "level=ERROR") {
 		t.Errorf("logged %q", text)
 	}
 }
@@ -243,7 +250,8 @@ func TestTheRequestIsNotChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = resp.Body.Close()
-	if !reflect.DeepEqual(r.Header, before.Header) || r.URL.String() != before.URL.String() || r.Context() != t.Context() {
+	if !reflect.DeepEqual(r.Header, before.Header) || r.URL.String() != before.URL.String() ||
+		r.Context() != t.Context() {
 		t.Errorf("%+v, before %+v", r, before)
 	}
 }

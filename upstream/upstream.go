@@ -44,8 +44,8 @@ const most = 366 * 24 * time.Hour
 //     own Date, since the clocks of the API and of this program may differ;
 //   - Retry-After-Ms, in milliseconds, as some APIs of language models send it, in place of
 //     Retry-After;
-//   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with nothing
-//     remaining, r=0, the longest time until they have more, t in seconds.
+//   - RateLimit, in the form of draft-ietf-httpapi-ratelimit-headers-10: of the policies with
+//     nothing remaining, r=0, the longest time until they have more, t in seconds.
 //
 // Values that cannot be read are ignored. A number below 0 and a date in the past count as 0. More
 // than 366 days counts as 366 days, which is more than most callers should believe. A [Transport]

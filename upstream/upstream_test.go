@@ -16,18 +16,20 @@ func TestRetryAfter(t *testing.T) {
 		header http.Header
 		want   time.Duration // -1: it does not say
 	}{
-		"Nothing":           {http.Header{}, -1},
-		"Seconds":           {http.Header{"Retry-After": {"30"}}, 30 * time.Second},
-		"Spaces":            {http.Header{"Retry-After": {" 30 "}}, 30 * time.Second},
-		"Fraction":          {http.Header{"Retry-After": {"0.0000015"}}, 2 * time.Microsecond},
-		"Zero":              {http.Header{"Retry-After": {"0"}}, 0},
-		"Negative":          {http.Header{"Retry-After": {"-5"}}, 0},
-		"NaN":               {http.Header{"Retry-After": {"NaN"}}, -1},
-		"Infinite":          {http.Header{"Retry-After": {"Inf"}}, year},
-		"Huge":              {http.Header{"Retry-After": {"99999999999999999999"}}, year},
-		"Date":              {http.Header{"Date": {"Sun, 06 Nov 1994 08:49:37 GMT"}, "Retry-After": {"Sun, 06 Nov 1994 08:50:07 GMT"}}, 30 * time.Second},
-		"DatePast":          {http.Header{"Date": {"Sun, 06 Nov 1994 08:49:37 GMT"}, "Retry-After": {"Sun, 06 Nov 1994 08:49:07 GMT"}}, 0},
-		"DateFar":           {http.Header{"Date": {"Sun, 06 Nov 1994 08:49:37 GMT"}, "Retry-After": {"Sun, 06 Nov 9994 08:49:07 GMT"}}, year},
+		"Nothing":  {http.Header{}, -1},
+		"Seconds":  {http.Header{"Retry-After": {"30"}}, 30 * time.Second},
+		"Spaces":   {http.Header{"Retry-After": {" 30 "}}, 30 * time.Second},
+		"Fraction": {http.Header{"Retry-After": {"0.0000015"}}, 2 * time.Microsecond},
+		"Zero":     {http.Header{"Retry-After": {"0"}}, 0},
+		"Negative": {http.Header{"Retry-After": {"-5"}}, 0},
+		"NaN":      {http.Header{"Retry-After": {"NaN"}}, -1},
+		"Infinite": {http.Header{"Retry-After": {"Inf"}}, year},
+		"Huge":     {http.Header{"Retry-After": {"99999999999999999999"}}, year},
+		"Date": {http.Header{"Date": {"Sun, 06 Nov 1994 08:49:37 GMT"},
+			"Retry-After": {"Sun, 06 Nov 1994 08:50:07 GMT"}}, 30 * time.Second},
+		"DatePast": {http.Header{"Date": {"Sun, 06 Nov 1994 08:49:37 GMT"}, "Retry-After": {"Sun, 06 Nov 1994 08:49:07 GMT"}}, 0},
+		"DateFar": {http.Header{"Date": {"Sun, 06 Nov 1994 08:49:37 GMT"},
+			"Retry-After": {"Sun, 06 Nov 9994 08:49:07 GMT"}}, year},
 		"Nonsense":          {http.Header{"Retry-After": {"soon"}}, -1},
 		"Milliseconds":      {http.Header{"Retry-After-Ms": {"1500"}, "Retry-After": {"2"}}, 1500 * time.Millisecond},
 		"RateLimit":         {http.Header{"Ratelimit": {`"default";r=0;t=45`}}, 45 * time.Second},
@@ -68,7 +70,8 @@ func FuzzRetryAfter(f *testing.F) {
 	f.Add("Sun, 06 Nov 1994 08:50:07 GMT", "1", "Sun, 06 Nov 1994 08:49:37 GMT", `"a";r=0;t=45, "b";r=1`)
 	f.Add("1e400", "-0", "x", `("a");r=0;t=99999999999999999`)
 	f.Fuzz(func(t *testing.T, after, ms, date, limit string) {
-		d, ok := upstream.RetryAfter(http.Header{"Retry-After": {after}, "Retry-After-Ms": {ms}, "Date": {date}, "Ratelimit": {limit}})
+		d, ok := upstream.RetryAfter(http.Header{"Retry-After": {after}, "Retry-After-Ms": {ms},
+			"Date": {date}, "Ratelimit": {limit}})
 		if !ok && d != 0 || d < 0 || d > 366*24*time.Hour {
 			t.Fatalf("got %v and %v", d, ok)
 		}

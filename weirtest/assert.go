@@ -69,11 +69,13 @@ func Describe(res ratelimit.Result, err error) string {
 	case res.OK && res.RunAt.IsZero():
 		fmt.Fprintf(&b, "granted at %s", stamp(res.At))
 	case res.OK:
-		fmt.Fprintf(&b, "granted at %s, to run in %v, at %s, because of %s", stamp(res.At), res.RunAt.Sub(res.At), stamp(res.RunAt), name(res.Limit, res.Key))
+		fmt.Fprintf(&b, "granted at %s, to run in %v, at %s, because of %s", stamp(res.At),
+			res.RunAt.Sub(res.At), stamp(res.RunAt), name(res.Limit, res.Key))
 	case res.RetryAt.IsZero():
 		return "no decision: the zero Result"
 	default:
-		fmt.Fprintf(&b, "denied at %s by %s, until in %v, at %s", stamp(res.At), name(res.Limit, res.Key), res.RetryAfter(), stamp(res.RetryAt))
+		fmt.Fprintf(&b, "denied at %s by %s, until in %v, at %s", stamp(res.At),
+			name(res.Limit, res.Key), res.RetryAfter(), stamp(res.RetryAt))
 	}
 	for _, o := range res.Outcomes {
 		fmt.Fprintf(&b, "; %s has %v of %v", name(o.Limit, o.Key), o.Value, o.Capacity)
@@ -98,7 +100,8 @@ func Drain(t testing.TB, v Verbs, request ratelimit.Request) {
 	for range 100 {
 		s := state(t, v, request)
 		if !s.PausedUntil.IsZero() {
-			t.Fatalf("%s is paused until %s, so nothing can be taken", request.Count(0), stamp(s.PausedUntil))
+			t.Fatalf("%s is paused until %s, so nothing can be taken", request.Count(0),
+				stamp(s.PausedUntil))
 		}
 		if s.Value <= 0 {
 			return
@@ -140,7 +143,8 @@ func Value(t testing.TB, v Verbs, request ratelimit.Request, want float64) {
 		paused = ", paused until " + stamp(s.PausedUntil)
 	}
 	limit := cmp.Or(request.Limit().Name(), "the zero Limit")
-	t.Errorf("%s has %v tokens at %s%s; want %v", name(limit, request.Key()), s.Value, stamp(s.TS), paused, want)
+	t.Errorf("%s has %v tokens at %s%s; want %v", name(limit, request.Key()), s.Value, stamp(s.TS),
+		paused, want)
 }
 
 func state(t testing.TB, v Verbs, request ratelimit.Request) ratelimit.State {

@@ -71,14 +71,19 @@ func TestAssertionsFailWhereTheyShouldAndSayWhatWasMet(t *testing.T) {
 		good string
 		say  string
 	}{
-		"Granted":        {weirtest.Granted, "granted open", "; want it granted now"},
-		"Reserved":       {weirtest.Reserved, "ahead", "; want it granted ahead"},
-		"Denied":         {func(t testing.TB, res ratelimit.Result, err error) { weirtest.Denied(t, res, err, bucket) }, "denied error", `; want it denied by "bucket"`},
-		"DeniedByOthers": {func(t testing.TB, res ratelimit.Result, err error) { weirtest.Denied(t, res, err, other) }, "", `; want it denied by "other"`},
+		"Granted":  {weirtest.Granted, "granted open", "; want it granted now"},
+		"Reserved": {weirtest.Reserved, "ahead", "; want it granted ahead"},
+		"Denied": {func(t testing.TB, res ratelimit.Result, err error) {
+			weirtest.Denied(t, res, err, bucket)
+		}, "denied error", `; want it denied by "bucket"`},
+		"DeniedByOthers": {func(t testing.TB, res ratelimit.Result, err error) {
+			weirtest.Denied(t, res, err, other)
+		}, "", `; want it denied by "other"`},
 	} {
 		for name, r := range results {
 			said := fails(t, func(t testing.TB) { want.do(t, r.res, r.err) })
-			if good := strings.Contains(" "+want.good+" ", " "+name+" "); good != (said == "") || !good && said != r.say+want.say {
+			if good := strings.Contains(" "+want.good+" ", " "+name+" "); good != (said == "") ||
+				!good && said != r.say+want.say {
 				t.Errorf("%s of %s said %q, want %q", helper, name, said, r.say+want.say)
 			}
 		}
@@ -87,9 +92,11 @@ func TestAssertionsFailWhereTheyShouldAndSayWhatWasMet(t *testing.T) {
 	for want, do := range map[string]func(testing.TB){
 		"":                               func(t testing.TB) { weirtest.Value(t, l, other.For("k"), 3) },
 		`other for "k" has 3 tokens at `: func(t testing.TB) { weirtest.Value(t, l, other.For("k"), 2) },
-		`bucket for "k" has -5 tokens at 2026-01-01T12:00:00Z; want 5`: func(t testing.TB) { weirtest.Value(t, l, bucket.For("k"), 5) },
-		`look at 0 of bucket for "": `:                                 func(t testing.TB) { weirtest.Value(t, l, bucket.For(""), 5) },
-		`fill 0 of bucket for "": `:                                    func(t testing.TB) { weirtest.Fill(t, l, bucket.For("")) },
+		`bucket for "k" has -5 tokens at 2026-01-01T12:00:00Z; want 5`: func(t testing.TB) {
+			weirtest.Value(t, l, bucket.For("k"), 5)
+		},
+		`look at 0 of bucket for "": `: func(t testing.TB) { weirtest.Value(t, l, bucket.For(""), 5) },
+		`fill 0 of bucket for "": `:    func(t testing.TB) { weirtest.Fill(t, l, bucket.For("")) },
 		`0 of bucket for "paused" is paused until 2026-01-01T12:00:01Z`: func(t testing.TB) {
 			if err := l.Pause(t.Context(), time.Second, bucket.For("paused")); err != nil {
 				panic(err)
@@ -117,7 +124,8 @@ func TestDrainLeavesNothingAndFillAll(t *testing.T) {
 	for _, r := range []ratelimit.Request{
 		bucket.For("k"), other.For("k"), other.For("plan").Rule(plan), bucket.For("ahead").OrReserve(),
 		ratelimit.MustDefine("thirds", ratelimit.TokenBucket{Rate: 1. / 3, Period: 7 * time.Second}).Global(),
-		ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}, ratelimit.Shards(4)).For("k"),
+		ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour},
+			ratelimit.Shards(4)).For("k"),
 	} {
 		capacity, err := v.Value(t.Context(), r)
 		if err != nil {

@@ -30,7 +30,8 @@ func (t taken) counts() map[account]float64 {
 // receipt is that of outcome i, which has taken n tokens.
 func (t taken) receipt(i int, n float64) algebra.Receipt {
 	left := t.left[i]
-	return algebra.Receipt{Count: n, Since: left.Since(), Owed: -t.outcomes[i].Value, Delay: left.Delay, Moved: left.Moved}
+	return algebra.Receipt{Count: n, Since: left.Since(), Owed: -t.outcomes[i].Value,
+		Delay: left.Delay, Moved: left.Moved}
 }
 
 // ruleOf is the rule that has decided.
@@ -46,7 +47,8 @@ func ruleOf(o ratelimit.Outcome) *algebra.Rule {
 // rowOf is a balance as a row keeps it: written at ts, by a rule.
 func rowOf(s ratelimit.State, ts int64, by *algebra.Rule) algebra.Row {
 	b := algebra.Balance{
-		Exists: true, Value: s.Value, TS: ts, PausedUntil: algebra.Open, Delay: s.Delay.Microseconds(), Moved: s.Moved,
+		Exists: true, Value: s.Value, TS: ts, PausedUntil: algebra.Open,
+		Delay: s.Delay.Microseconds(), Moved: s.Moved,
 	}
 	if !s.PausedUntil.IsZero() {
 		b.PausedUntil = s.PausedUntil.UnixMicro()
@@ -60,7 +62,8 @@ func stateOf(r algebra.Row) ratelimit.State {
 		return ratelimit.State{}
 	}
 	s := ratelimit.State{
-		Value: r.Value, TS: time.UnixMicro(r.TS).UTC(), Delay: time.Duration(r.Delay) * time.Microsecond, Moved: r.Moved,
+		Value: r.Value, TS: time.UnixMicro(r.TS).UTC(),
+		Delay: time.Duration(r.Delay) * time.Microsecond, Moved: r.Moved,
 	}
 	if r.PausedUntil != algebra.Open {
 		s.PausedUntil = time.UnixMicro(r.PausedUntil).UTC()

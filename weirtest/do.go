@@ -13,7 +13,8 @@ import (
 // Do is [ratelimit.Autocommit.Do]. Calls has its Wait, and then a Settle, with what was used as its
 // Requests, if fn has called used.
 func (l *Limiter) Do(
-	ctx context.Context, fn func(ctx context.Context, used func(...ratelimit.Request)) error, requests ...ratelimit.Request,
+	ctx context.Context, fn func(ctx context.Context, used func(...ratelimit.Request)) error,
+	requests ...ratelimit.Request,
 ) (err error) {
 	if fn == nil {
 		return &ratelimit.InvalidError{Field: "fn", Value: nil, Want: "a function"}
@@ -48,8 +49,8 @@ func (l *Limiter) Do(
 	})
 }
 
-// settle replaces what a call has taken with what was used. Only a mistake in that is an error: if the
-// Limiter is to fail, what was taken stays taken.
+// settle replaces what a call has taken with what was used. Only a mistake in that is an error: if
+// the Limiter is to fail, what was taken stays taken.
 func (l *Limiter) settle(res ratelimit.Result, used map[account][]ratelimit.Request) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,14 +94,16 @@ func sums(t taken, used map[account][]ratelimit.Request) (map[account]float64, e
 	for a, requests := range used {
 		shadow, ok := shadows[a]
 		if !ok {
-			return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "key", Value: a.key, Want: "a limit and a key that were taken from"}
+			return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "key", Value: a.key,
+				Want: "a limit and a key that were taken from"}
 		}
 		if shadow {
 			continue
 		}
 		for _, r := range requests {
 			if !(r.N() >= 0 && truth[a]+r.N() <= algebra.Full) {
-				return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "count", Value: r.N(), Want: "0 to 2^53 tokens"}
+				return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "count", Value: r.N(),
+					Want: "0 to 2^53 tokens"}
 			}
 			truth[a] += r.N()
 		}

@@ -33,21 +33,6 @@ type Limiter struct {
 	calls  []Call
 }
 
-// Call is a call of a [Limiter].
-type Call struct {
-	Verb     string // "RateLimit", "CheckRateLimit", ...
-	Requests []ratelimit.Request
-	Result   ratelimit.Result // of RateLimit, CheckRateLimit and Wait; for GiveBack what was given back
-	Err      error
-}
-
-// Calls returns the calls that were made so far, in order.
-func (l *Limiter) Calls() []Call {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.calls)
-}
-
 // Deny denies all keys of the limit for d from now on. Their RetryAt is the end of that time, by
 // the Clock, or later if they would be denied anyway. A d of 0 ends it. It takes and refills
 // nothing.
@@ -86,7 +71,9 @@ func (l *Limiter) Set(request ratelimit.Request, value float64) {
 }
 
 // RateLimit is [ratelimit.Autocommit.RateLimit].
-func (l *Limiter) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+func (l *Limiter) RateLimit(
+	ctx context.Context, requests ...ratelimit.Request,
+) (ratelimit.Result, error) {
 	return l.decide(ctx, "RateLimit", true, requests)
 }
 
@@ -104,14 +91,18 @@ func (l *Limiter) Consume(ctx context.Context, requests ...ratelimit.Request) er
 }
 
 // CheckRateLimit is [ratelimit.Autocommit.CheckRateLimit].
-func (l *Limiter) CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+func (l *Limiter) CheckRateLimit(
+	ctx context.Context, requests ...ratelimit.Request,
+) (ratelimit.Result, error) {
 	return l.decide(ctx, "CheckRateLimit", false, requests)
 }
 
 // Wait is [ratelimit.Autocommit.Wait]. With a Clock it returns when the Clock reaches the time at
 // which the work may run, and it does not compare that with the deadline of ctx in advance. A pause
 // that begins meanwhile does not delay it.
-func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+func (l *Limiter) Wait(
+	ctx context.Context, requests ...ratelimit.Request,
+) (ratelimit.Result, error) {
 	patient := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
 		patient[i] = r.OrReserve()
@@ -119,7 +110,8 @@ func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (rate
 	late := l.late(ctx, patient)
 	res, err := l.decide(ctx, "Wait", true, patient)
 	if errors.Is(err, ratelimit.ErrNeverGranted) && late {
-		err = fmt.Errorf("ratelimit: wait: the tokens do not come in time: %w", context.DeadlineExceeded)
+		err = fmt.Errorf("ratelimit: wait: the tokens do not come in time: %w",
+			context.DeadlineExceeded)
 	}
 	if err == nil {
 		err = res.Err()
@@ -134,7 +126,8 @@ func (l *Limiter) Wait(ctx context.Context, requests ...ratelimit.Request) (rate
 	return res, nil
 }
 
-// late tells whether requests would have to wait for longer than ctx lasts, and has them ask for that time then.
+// late tells whether requests would have to wait for longer than ctx lasts, and has them ask for
+// that time then.
 func (l *Limiter) late(ctx context.Context, requests []ratelimit.Request) bool {
 	end, ends := ctx.Deadline()
 	if !ends || l.Clock != nil {
@@ -173,12 +166,16 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, requests ...ratelimit.Requ
 // Pause is [ratelimit.Autocommit.Pause].
 func (l *Limiter) Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error {
 	if d <= 0 || d > 366*24*time.Hour {
-		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d, Want: "one above 0 and at most 366 days"}
+		err := &ratelimit.InvalidError{Field: "duration of the pause", Value: d,
+			Want: "one above 0 and at most 366 days"}
 		l.note(Call{Verb: "Pause", Requests: requests, Err: err})
 		return err
 	}
 	us := (d + time.Microsecond - 1).Microseconds()
-	return l.change(ctx, "Pause", requests, func(a *algebra.Rule, row algebra.Row, now int64) algebra.Row { return a.Pause(row, us, now) })
+	return l.change(ctx, "Pause", requests,
+		func(a *algebra.Rule, row algebra.Row, now int64) algebra.Row {
+			return a.Pause(row, us, now)
+		})
 }
 
 // Resume is [ratelimit.Autocommit.Resume].
@@ -197,7 +194,9 @@ func (l *Limiter) GiveBack(ctx context.Context, res ratelimit.Result) error {
 }
 
 // Value is [ratelimit.Autocommit.Value].
-func (l *Limiter) Value(ctx context.Context, request ratelimit.Request) (s ratelimit.State, err error) {
+func (l *Limiter) Value(
+	ctx context.Context, request ratelimit.Request,
+) (s ratelimit.State, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, states, err := l.foretell(ctx, []ratelimit.Request{request.Count(0)})
@@ -208,7 +207,9 @@ func (l *Limiter) Value(ctx context.Context, request ratelimit.Request) (s ratel
 	return s, err
 }
 
-func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (l *Limiter) decide(
+	ctx context.Context, verb string, take bool, requests []ratelimit.Request,
+) (ratelimit.Result, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	res, states, err := l.foretell(ctx, requests)
@@ -239,7 +240,9 @@ func (l *Limiter) decide(ctx context.Context, verb string, take bool, requests [
 		}
 		l.taken[&res.Outcomes[0]] = taken{slices.Clone(requests), slices.Clone(res.Outcomes), left}
 	}
-	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err})
+	l.calls = append(
+		l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err},
+	)
 	return res, err
 }
 
@@ -281,7 +284,9 @@ func countless(requests []ratelimit.Request) []ratelimit.Request {
 	return bare
 }
 
-func (l *Limiter) foretell(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, []ratelimit.State, error) {
+func (l *Limiter) foretell(
+	ctx context.Context, requests []ratelimit.Request,
+) (ratelimit.Result, []ratelimit.State, error) {
 	res, states, err := l.tell(requests)
 	if err != nil {
 		return ratelimit.Result{}, nil, err
@@ -299,7 +304,8 @@ func (l *Limiter) tell(requests []ratelimit.Request) (ratelimit.Result, []rateli
 
 // change changes the rows of requests.
 func (l *Limiter) change(
-	ctx context.Context, verb string, requests []ratelimit.Request, to func(*algebra.Rule, algebra.Row, int64) algebra.Row,
+	ctx context.Context, verb string, requests []ratelimit.Request,
+	to func(*algebra.Rule, algebra.Row, int64) algebra.Row,
 ) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -307,8 +313,10 @@ func (l *Limiter) change(
 	_, _, err := l.foretell(ctx, bare)
 	for i := 0; i < len(bare) && err == nil; i++ {
 		var res ratelimit.Result
-		if res, _, err = l.tell(bare[i : i+1]); err == nil { // alone, as others may deny what is asked of shadows
-			l.put(of(bare[i]), to(ruleOf(res.Outcomes[0]), l.rows[of(bare[i])], l.now().UnixMicro()))
+		// alone, as others may deny what is asked of shadows
+		if res, _, err = l.tell(bare[i : i+1]); err == nil {
+			l.put(of(bare[i]),
+				to(ruleOf(res.Outcomes[0]), l.rows[of(bare[i])], l.now().UnixMicro()))
 		}
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Err: err})
@@ -326,7 +334,8 @@ func (l *Limiter) giveBack(res ratelimit.Result) error {
 	defer l.mu.Unlock()
 	taken, ok := l.taken[&res.Outcomes[0]]
 	if !ok {
-		return &ratelimit.InvalidError{Field: "Result", Value: "another", Want: "one that RateLimit of this Limiter returned"}
+		return &ratelimit.InvalidError{Field: "Result", Value: "another",
+			Want: "one that RateLimit of this Limiter returned"}
 	}
 	counts := taken.counts()
 	for i, o := range taken.outcomes {
@@ -363,12 +372,6 @@ func (l *Limiter) fails(ctx context.Context) error {
 		return fmt.Errorf("ratelimit: %w", err)
 	}
 	return nil
-}
-
-func (l *Limiter) note(c Call) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.calls = append(l.calls, c)
 }
 
 func (l *Limiter) now() time.Time {

@@ -14,8 +14,9 @@ import (
 )
 
 var (
-	bucket = ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.Tokens(10)})
-	other  = ratelimit.MustDefine("other", ratelimit.FixedWindow{Rate: 3, Period: time.Hour})
+	bucket = ratelimit.MustDefine("bucket",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.Tokens(10)})
+	other = ratelimit.MustDefine("other", ratelimit.FixedWindow{Rate: 3, Period: time.Hour})
 )
 
 func TestTheClockStandsUntilItIsSet(t *testing.T) {
@@ -48,7 +49,8 @@ func TestDenyAndFailOnDemand(t *testing.T) {
 	l.Deny(bucket, time.Minute)
 	res, err := l.RateLimit(ctx, both...)
 	weirtest.Denied(t, res, err, bucket)
-	if res.RetryAfter() != time.Minute || res.Key != "k" || !res.Outcomes[0].OK || res.Outcomes[1].OK || res.Outcomes[0].Value != 3 || res.Outcomes[1].Value != 10 {
+	if res.RetryAfter() != time.Minute || res.Key != "k" || !res.Outcomes[0].OK ||
+		res.Outcomes[1].OK || res.Outcomes[0].Value != 3 || res.Outcomes[1].Value != 10 {
 		t.Errorf("%+v, want nothing taken, for a minute", res)
 	}
 	if err := l.GiveBack(ctx, res); err != nil {
@@ -78,7 +80,8 @@ func TestDenyAndFailOnDemand(t *testing.T) {
 	away := errors.New("away")
 	l.Fail(away)
 	for _, err := range []error{
-		second(l.RateLimit(ctx, bucket.For("k"))), second(l.CheckRateLimit(ctx, bucket.For("k"))), second(l.Wait(ctx, bucket.For("k"))),
+		second(l.RateLimit(ctx, bucket.For("k"))), second(l.CheckRateLimit(ctx, bucket.For("k"))),
+		second(l.Wait(ctx, bucket.For("k"))),
 		second(l.Value(ctx, bucket.For("k"))), l.ResetRateLimit(ctx, bucket.For("k")), l.GiveBack(ctx, res),
 		l.Pause(ctx, time.Second, bucket.For("k")), l.Resume(ctx, bucket.For("k")),
 	} {
@@ -101,14 +104,16 @@ func TestDenyAndFailOnDemand(t *testing.T) {
 		verbs = append(verbs, c.Verb)
 	}
 	calls := l.Calls()
-	if verbs[0] != "RateLimit" || verbs[1] != "GiveBack" || verbs[3] != "Wait" || calls[0].Requests[1] != both[1] || calls[0].Result.OK || calls[0].Err != nil {
+	if verbs[0] != "RateLimit" || verbs[1] != "GiveBack" || verbs[3] != "Wait" ||
+		calls[0].Requests[1] != both[1] || calls[0].Result.OK || calls[0].Err != nil {
 		t.Errorf("%q, %+v", verbs, calls[0])
 	}
 }
 
 func second[T any](_ T, err error) error { return err }
 
-// A shadow denies nobody, also on demand, and takes nothing then; nor is it asked where a limit denies.
+// A shadow denies nobody, also on demand, and takes nothing then; nor is it asked where a limit
+// denies.
 func TestAShadowThatIsDeniedOnDemandDeniesNobody(t *testing.T) {
 	t.Parallel()
 	shadow := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 5, Period: time.Second}, ratelimit.Shadow())
@@ -171,7 +176,8 @@ func TestTheZeroLimiterRunsOutInRealTimeForAllWhoShareIt(t *testing.T) {
 	if granted.Load() != 3 {
 		t.Errorf("%d were granted of 3", granted.Load())
 	}
-	if res, err := l.CheckRateLimit(t.Context(), bucket.For("k")); err != nil || !res.OK || l.GiveBack(t.Context(), res) == nil {
+	if res, err := l.CheckRateLimit(t.Context(), bucket.For("k")); err != nil || !res.OK ||
+		l.GiveBack(t.Context(), res) == nil {
 		t.Error("a check was given back", err)
 	}
 	if err := l.GiveBack(t.Context(), ratelimit.Result{}); !errors.Is(err, ratelimit.ErrNoDecision) {
@@ -202,7 +208,8 @@ func TestWhatIsGivenBackOfAnEarlierWindowIsNoGift(t *testing.T) {
 	}
 }
 
-// What Do charges beyond the estimate is taken of what is there then, and is not forgotten once the limit would have been full.
+// What Do charges beyond the estimate is taken of what is there then, and is not forgotten once the
+// limit would have been full.
 func TestDoChargesAtTheTimeOfTheClock(t *testing.T) {
 	t.Parallel()
 	l := &weirtest.Limiter{Clock: new(weirtest.Clock)}
@@ -216,11 +223,12 @@ func TestDoChargesAtTheTimeOfTheClock(t *testing.T) {
 	weirtest.Value(t, l, bucket.For("k"), 3)
 }
 
-// Of a call that was granted ahead of two windows, the first had repaid 10: of the 5 of the second, those that were used are not
-// given back.
+// Of a call that was granted ahead of two windows, the first had repaid 10: of the 5 of the second,
+// those that were used are not given back.
 func TestDoGivesBackOfAWindowWhatWasNotUsed(t *testing.T) {
 	t.Parallel()
-	windows := ratelimit.MustDefine("doInWindows", ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: time.Unix(0, 0)})
+	windows := ratelimit.MustDefine("doInWindows",
+		ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: time.Unix(0, 0)})
 	l := &weirtest.Limiter{Clock: new(weirtest.Clock)}
 	weirtest.Drain(t, l, windows.For("k"))
 	ready, done := make(chan struct{}), make(chan error)

@@ -22,7 +22,8 @@ type verbs interface {
 	weirtest.Verbs
 	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Do(ctx context.Context, fn func(context.Context, func(...ratelimit.Request)) error, requests ...ratelimit.Request) error
+	Do(ctx context.Context, fn func(context.Context, func(...ratelimit.Request)) error,
+		requests ...ratelimit.Request) error
 	GiveBack(ctx context.Context, res ratelimit.Result) error
 	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
 	Resume(ctx context.Context, requests ...ratelimit.Request) error
@@ -30,12 +31,13 @@ type verbs interface {
 
 var _ = []verbs{(*ratelimit.Autocommit)(nil), (*ratelimit.Coalesced)(nil), (*weirtest.Limiter)(nil)}
 
-// told is what a Result says, but for Delay: it matters only by its differences, and depends on whether a key has a row, which a
-// call that another limit has denied may leave or not.
+// told is what a Result says, but for Delay: it matters only by its differences, and depends on
+// whether a key has a row, which a call that another limit has denied may leave or not.
 func told(res ratelimit.Result, err error) string {
 	s := fmt.Sprintf("%v %v %v %v %s %q %v", res.OK, res.RunAt, res.RetryAt, res.At, res.Limit, res.Key, class(err))
 	for _, o := range res.Outcomes {
-		s += fmt.Sprintf("; %s %q %v %.6f %v %v %v %v %v %v %v", o.Limit, o.Key, o.OK, o.Value, o.Capacity, o.Rate, o.Period, o.WindowEnds, o.RunAt, o.RetryAt, o.PacedAt)
+		s += fmt.Sprintf("; %s %q %v %.6f %v %v %v %v %v %v %v", o.Limit, o.Key, o.OK, o.Value,
+			o.Capacity, o.Rate, o.Period, o.WindowEnds, o.RunAt, o.RetryAt, o.PacedAt)
 	}
 	return s
 }
@@ -64,14 +66,19 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 		both := []verbs{l.Autocommit(pool), &weirtest.Limiter{Clock: clock}}
 		ctx := t.Context()
 		limits := []ratelimit.Limit{
-			// Of a period of 2^20 microseconds no fraction is rounded: the fake brings balances up to now where a row stays as it is.
-			ratelimit.MustDefine(fmt.Sprint("bucket", run), ratelimit.TokenBucket{Rate: 4, Period: 1 << 20 * time.Microsecond, MaxReserved: ratelimit.Tokens(8)}),
-			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4, Period: time.Second, MaxReserved: ratelimit.Tokens(8)}),
-			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4, Period: time.Second, MaxReserved: ratelimit.Tokens(8)}, ratelimit.Shadow()),
+			// Of a period of 2^20 microseconds no fraction is rounded: the fake brings balances up
+			// to now where a row stays as it is.
+			ratelimit.MustDefine(fmt.Sprint("bucket", run), ratelimit.TokenBucket{Rate: 4,
+				Period: 1 << 20 * time.Microsecond, MaxReserved: ratelimit.Tokens(8)}),
+			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4,
+				Period: time.Second, MaxReserved: ratelimit.Tokens(8)}),
+			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4,
+				Period: time.Second, MaxReserved: ratelimit.Tokens(8)}, ratelimit.Shadow()),
 		}
 		request := rapid.Custom(func(rt *rapid.T) ratelimit.Request {
 			l := rapid.SampledFrom(limits).Draw(rt, "limit")
-			r := l.For(rapid.SampledFrom([]string{"a", "a", "a", "b"}).Draw(rt, "key")).Count(rapid.SampledFrom([]float64{1, 1, 1, 0, 0.5, 2, 4, 5, -1}).Draw(rt, "count"))
+			r := l.For(rapid.SampledFrom([]string{"a", "a", "a", "b"}).Draw(rt, "key")).
+				Count(rapid.SampledFrom([]float64{1, 1, 1, 0, 0.5, 2, 4, 5, -1}).Draw(rt, "count"))
 			switch rapid.IntRange(0, 9).Draw(rt, "ahead") {
 			case 6:
 				r = r.Leave(1)
@@ -85,7 +92,8 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 			return r
 		})
 		some := rapid.OneOf(rapid.SliceOfN(request, 1, 1), rapid.SliceOfN(request, 2, 3))
-		compare := func(rt *rapid.T, what string, do func(verbs) (ratelimit.Result, error)) (results []ratelimit.Result) {
+		compare := func(rt *rapid.T, what string,
+			do func(verbs) (ratelimit.Result, error)) (results []ratelimit.Result) {
 			var all []string
 			for _, v := range both {
 				res, err := do(v)
@@ -100,27 +108,38 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"take": func(rt *rapid.T) {
 				requests := some.Draw(rt, "requests")
-				results := compare(rt, fmt.Sprint("RateLimit ", requests), func(v verbs) (ratelimit.Result, error) { return v.RateLimit(ctx, requests...) })
+				results := compare(rt, fmt.Sprint("RateLimit ", requests), func(v verbs) (ratelimit.Result, error) {
+					return v.RateLimit(ctx, requests...)
+				})
 				if results[0].OK {
 					takes = append(takes, results)
 				}
 			},
 			"check": func(rt *rapid.T) {
 				requests := some.Draw(rt, "requests")
-				compare(rt, fmt.Sprint("CheckRateLimit ", requests), func(v verbs) (ratelimit.Result, error) { return v.CheckRateLimit(ctx, requests...) })
+				compare(rt, fmt.Sprint("CheckRateLimit ", requests), func(v verbs) (ratelimit.Result, error) {
+					return v.CheckRateLimit(ctx, requests...)
+				})
 			},
 			"reset": func(rt *rapid.T) {
 				r := request.Draw(rt, "request").Count(1)
-				compare(rt, fmt.Sprint("ResetRateLimit ", r), func(v verbs) (ratelimit.Result, error) { return ratelimit.Result{}, v.ResetRateLimit(ctx, r) })
+				compare(rt, fmt.Sprint("ResetRateLimit ", r), func(v verbs) (ratelimit.Result, error) {
+					return ratelimit.Result{}, v.ResetRateLimit(ctx, r)
+				})
 				takes = nil
 			},
 			"pause": func(rt *rapid.T) {
-				r, d := request.Draw(rt, "request").Count(1), time.Duration(rapid.IntRange(0, 2500).Draw(rt, "d"))*time.Millisecond
-				compare(rt, fmt.Sprint("Pause ", d, r), func(v verbs) (ratelimit.Result, error) { return ratelimit.Result{}, v.Pause(ctx, d, r) })
+				r, d := request.Draw(rt, "request").Count(1),
+					time.Duration(rapid.IntRange(0, 2500).Draw(rt, "d"))*time.Millisecond
+				compare(rt, fmt.Sprint("Pause ", d, r), func(v verbs) (ratelimit.Result, error) {
+					return ratelimit.Result{}, v.Pause(ctx, d, r)
+				})
 			},
 			"resume": func(rt *rapid.T) {
 				r := request.Draw(rt, "request").Count(1)
-				compare(rt, fmt.Sprint("Resume ", r), func(v verbs) (ratelimit.Result, error) { return ratelimit.Result{}, v.Resume(ctx, r) })
+				compare(rt, fmt.Sprint("Resume ", r), func(v verbs) (ratelimit.Result, error) {
+					return ratelimit.Result{}, v.Resume(ctx, r)
+				})
 			},
 			"give back": func(rt *rapid.T) {
 				if len(takes) == 0 {
@@ -146,10 +165,11 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 					requests[i] = requests[i].Count(1).Within(0)
 				}
 				compare(rt, fmt.Sprint("Do ", requests, " used ", used), func(v verbs) (ratelimit.Result, error) {
-					return ratelimit.Result{}, v.Do(ctx, func(_ context.Context, report func(...ratelimit.Request)) error {
-						report(used...)
-						return nil
-					}, requests...)
+					return ratelimit.Result{}, v.Do(ctx,
+						func(_ context.Context, report func(...ratelimit.Request)) error {
+							report(used...)
+							return nil
+						}, requests...)
 				})
 			},
 			"time": func(rt *rapid.T) {
@@ -161,7 +181,8 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 						var all []string
 						for _, v := range both {
 							s, err := v.Value(ctx, limit.For(key))
-							all = append(all, fmt.Sprintf("%.6f %v %v %.6f %v", s.Value, s.TS, s.PausedUntil, s.Moved, err))
+							all = append(all, fmt.Sprintf("%.6f %v %v %.6f %v", s.Value, s.TS,
+								s.PausedUntil, s.Moved, err))
 						}
 						if all[0] != all[1] {
 							rt.Fatalf("%s %s\nreal %s\nfake %s", limit.Name(), key, all[0], all[1])
@@ -173,7 +194,8 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 	})
 }
 
-// What a row keeps that its State does not tell, it keeps in the fake: by which rule it was written, and whether there was one.
+// What a row keeps that its State does not tell, it keeps in the fake: by which rule it was
+// written, and whether there was one.
 func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	t.Parallel()
 	pool, ctx := pgtest.Pool(t), t.Context()
@@ -206,7 +228,8 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	})
 	add(func(s script) (ratelimit.Request, []error) { // which changes no balance
 		take(s, s.k.Rule(large))
-		return s.k.Rule(large), []error{s.Resume(ctx, s.k), s.Pause(ctx, time.Second, s.k.Rule(large)), s.Resume(ctx, s.k)}
+		return s.k.Rule(large), []error{s.Resume(ctx, s.k),
+			s.Pause(ctx, time.Second, s.k.Rule(large)), s.Resume(ctx, s.k)}
 	})
 	add(func(s script) (ratelimit.Request, []error) { // nor does a pause, by whomever
 		take(s, s.k.Rule(large))
@@ -242,7 +265,8 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	})
 	add(func(s script) (ratelimit.Request, []error) {
 		take(s, s.shadow.Count(3))
-		return s.shadow, []error{s.GiveBack(ctx, take(s, s.shadow.Count(3))), s.GiveBack(ctx, take(s, s.shadow.Count(9)))}
+		return s.shadow, []error{s.GiveBack(ctx, take(s, s.shadow.Count(3))),
+			s.GiveBack(ctx, take(s, s.shadow.Count(9)))}
 	})
 	add(func(s script) (ratelimit.Request, []error) { // though the other is paused already
 		take(s, s.shadow)
@@ -258,7 +282,8 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 		for _, v := range []verbs{l.Autocommit(pool), &weirtest.Limiter{Clock: clock}} {
 			name := fmt.Sprint("row", i)
 			clock.Set(start)
-			r, errs := do(script{v, clock, ratelimit.MustDefine(name, small).For("k"), ratelimit.MustDefine(name, small, ratelimit.Shadow()).For("k")})
+			r, errs := do(script{v, clock, ratelimit.MustDefine(name, small).For("k"),
+				ratelimit.MustDefine(name, small, ratelimit.Shadow()).For("k")})
 			state, err := v.Value(ctx, r)
 			if err := errors.Join(append(errs, err)...); err != nil {
 				t.Fatal(i, err)
@@ -274,7 +299,8 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 // By the clock of the process whoever would have to wait for too long does not begin to.
 func TestTheFakeDeniesAWaitForLongerThanItMayLast(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(9)})
+	limit := ratelimit.MustDefine("limit",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(9)})
 	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +312,8 @@ func TestTheFakeDeniesAWaitForLongerThanItMayLast(t *testing.T) {
 		weirtest.Drain(t, v, limit.For("k"))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if res, err := v.Wait(ctx, limit.For("k")); !errors.Is(err, ratelimit.ErrDenied) || res.RetryAfter() < 58*time.Minute || res.RetryAfter() > 59*time.Minute {
+		if res, err := v.Wait(ctx, limit.For("k")); !errors.Is(err, ratelimit.ErrDenied) ||
+			res.RetryAfter() < 58*time.Minute || res.RetryAfter() > 59*time.Minute {
 			t.Errorf("%s: %s", name, weirtest.Describe(res, err))
 		}
 		if res, err := v.Wait(ctx, limit.For("k").Count(2)); !errors.Is(err, context.DeadlineExceeded) {

@@ -12,7 +12,8 @@ import (
 
 // Allow asks redis_rate.
 func Allow(ctx context.Context, limiter *redis_rate.Limiter, user string) error {
-	res, err := limiter.Allow(ctx, "chats:"+user, redis_rate.Limit{Rate: 10, Period: time.Minute, Burst: 20})
+	res, err := limiter.Allow(ctx, "chats:"+user,
+		redis_rate.Limit{Rate: 10, Period: time.Minute, Burst: 20})
 	if err != nil {
 		return err
 	}

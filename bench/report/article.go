@@ -26,7 +26,8 @@ func newArticle(at place, b bucket, level pgx.TxIsoLevel) *article {
 	return &article{at.pool, "BEGIN ISOLATION LEVEL " + string(level), b.tokens / seconds, seconds}
 }
 
-// take runs again what could not be serialized, and what met the first call of the same key, which both insert.
+// take runs again what could not be serialized, and what met the first call of the same key, which
+// both insert.
 func (a *article) take(ctx context.Context, key string) (ok bool, err error) {
 	for {
 		ok, err = a.once(ctx, key)

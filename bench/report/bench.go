@@ -15,9 +15,9 @@ type config struct {
 	durableOnly         bool
 }
 
-// bench measures all contenders in slices of time, over and over, as only what was measured at the same time can be compared
-// on a machine that does other things as well: in each round all contenders follow each other in each setting, and each
-// round begins with another.
+// bench measures all contenders in slices of time, over and over, as only what was measured at the
+// same time can be compared on a machine that does other things as well: in each round all
+// contenders follow each other in each setting, and each round begins with another.
 type bench struct {
 	config
 	rig  *rig
@@ -53,7 +53,8 @@ func (b *bench) measure(ctx context.Context, all []contender) (f *figures, err e
 			for _, n := range callers {
 				log.Printf("round %d of %d: %s, %s", round+1, b.rounds, w, callersText(n))
 				for i := range all {
-					if err := b.slice(ctx, f, all[(i+round*len(all)/b.rounds)%len(all)], setting{w, n}); err != nil {
+					if err := b.slice(ctx, f, all[(i+round*len(all)/b.rounds)%len(all)],
+						setting{w, n}); err != nil {
 						return nil, err
 					}
 				}
@@ -61,7 +62,8 @@ func (b *bench) measure(ctx context.Context, all []contender) (f *figures, err e
 		}
 		log.Printf("round %d of %d: most are denied", round+1, b.rounds)
 		for i := range all {
-			if err := b.auditOf(ctx, f, all[(i+round*len(all)/b.rounds)%len(all)], round); err != nil {
+			if err := b.auditOf(ctx, f, all[(i+round*len(all)/b.rounds)%len(all)],
+				round); err != nil {
 				return nil, err
 			}
 		}
@@ -106,7 +108,8 @@ func (b *bench) slice(ctx context.Context, f *figures, c contender, s setting) e
 		return fmt.Errorf("%s, %s, %s: %w", c.name, s.workload, callersText(s.callers), err)
 	}
 	if did.granted < did.all { // the figures would be those of something else
-		return fmt.Errorf("%s, %s, %s: an ample limit has denied %d of %d calls", c.name, s.workload, callersText(s.callers),
+		return fmt.Errorf("%s, %s, %s: an ample limit has denied %d of %d calls", c.name,
+			s.workload, callersText(s.callers),
 			did.all-did.granted, did.all)
 	}
 	cell.add(did)
@@ -118,7 +121,8 @@ func (b *bench) auditOf(ctx context.Context, f *figures, c contender, round int)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
 	}
-	did, err := load{auditors, []string{fmt.Sprintf("%s, audit %d", c.name, round)}, 0, b.audit}.run(ctx, l)
+	did, err := load{auditors, []string{fmt.Sprintf("%s, audit %d", c.name, round)}, 0,
+		b.audit}.run(ctx, l)
 	if err = errors.Join(err, l.close()); err != nil {
 		return fmt.Errorf("%s, most are denied: %w", c.name, err)
 	}

@@ -14,9 +14,10 @@ import (
 	"github.com/weir-go/weir/internal/pgtest"
 )
 
-// BenchmarkCoalesced lets callers take from an ample limit, by coalesced calls against redis_rate, in slices of 200 ms: of a hundred
-// thousand keys, and of one. Both have 32 connections. x-redis is the throughput of ours by that of redis_rate. See package pair
-// for the rest of the line, and for the runs that are void.
+// BenchmarkCoalesced lets callers take from an ample limit, by coalesced calls against redis_rate,
+// in slices of 200 ms: of a hundred thousand keys, and of one. Both have 32 connections. x-redis is
+// the throughput of ours by that of redis_rate. See package pair for the rest of the line, and for
+// the runs that are void.
 func BenchmarkCoalesced(b *testing.B) {
 	for _, keys := range []struct {
 		name    string
@@ -73,5 +74,6 @@ func againstRedis(b *testing.B, way contender, keys []string, callers int) {
 			return granted(l.take(ctx, keys[rand.IntN(len(keys))]))
 		}
 	}
-	pair.Slices(b, pair.Crowd{Metric: "x-redis", Base: take(base), Ours: take(ours), Workers: callers, Slice: 200 * time.Millisecond, Rounds: 24})
+	pair.Slices(b, pair.Crowd{Metric: "x-redis", Base: take(base), Ours: take(ours),
+		Workers: callers, Slice: 200 * time.Millisecond, Rounds: 24})
 }

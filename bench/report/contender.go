@@ -8,15 +8,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// limiter takes one token of a key at a time. It is safe for concurrent use, but for close, which comes last. An error is no
-// denial, and ends the run.
+// limiter takes one token of a key at a time. It is safe for concurrent use, but for close, which
+// comes last. An error is no denial, and ends the run.
 type limiter interface {
 	take(ctx context.Context, key string) (ok bool, err error)
 	close() error
 }
 
-// bucket is a limit: so many tokens in each period, and as many at once. The period is of whole seconds, and the tokens
-// divide by them, as one of the contenders knows no other limits.
+// bucket is a limit: so many tokens in each period, and as many at once. The period is of whole
+// seconds, and the tokens divide by them, as one of the contenders knows no other limits.
 type bucket struct {
 	tokens int
 	period time.Duration
@@ -53,7 +53,8 @@ type contender struct {
 	shared bool   // its limit holds over all processes
 	joins  bool   // its tokens roll back with the caller's own writes
 
-	// table is what it keeps its keys in, if they are to be there before it is measured. Contenders of one table share its rows.
+	// table is what it keeps its keys in, if they are to be there before it is measured. Contenders
+	// of one table share its rows.
 	table string
 	// oneKey says that there is one limiter for each key, so that many keys are no work for it.
 	oneKey bool

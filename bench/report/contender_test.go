@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Of twenty calls for one key each contender grants five, if that is the limit: to one caller as to several at once.
+// Of twenty calls for one key each contender grants five, if that is the limit: to one caller as to
+// several at once.
 func TestEachContenderGrantsWhatTheLimitAllows(t *testing.T) {
 	t.Parallel()
 	r := testRig(t)
@@ -24,8 +25,8 @@ func TestEachContenderGrantsWhatTheLimitAllows(t *testing.T) {
 	}
 }
 
-// ofTwenty tells how many of twenty calls are granted before a token comes in, which is after a second, or half of one where
-// they are rounded. What took too long is done again, on another key.
+// ofTwenty tells how many of twenty calls are granted before a token comes in, which is after a
+// second, or half of one where they are rounded. What took too long is done again, on another key.
 func ofTwenty(t *testing.T, c contender, at place, callers int) int64 {
 	t.Helper()
 	const calls, tries = 20, 30

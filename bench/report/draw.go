@@ -26,7 +26,8 @@ var colors = map[family]color.Color{
 
 // Within a family they are told apart by these.
 var (
-	glyphs = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.RingGlyph{}}
+	glyphs = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{},
+		draw.CrossGlyph{}, draw.RingGlyph{}}
 	dashes = [][]vg.Length{nil, {6, 2}, {2, 2}, {8, 2, 2, 2}, {1, 3}}
 )
 
@@ -62,7 +63,8 @@ func (f *figures) drawSpeed(w workload, file string) error {
 		var points plotter.XYs
 		for _, n := range callers {
 			if cell := f.cells[c.name][setting{w, n}]; cell != nil {
-				points = append(points, plotter.XY{X: float64(n), Y: max(1, cell.rate())}) // the scale has no 0
+				// the scale has no 0
+				points = append(points, plotter.XY{X: float64(n), Y: max(1, cell.rate())})
 			}
 		}
 		i := seen[c.family]
@@ -74,7 +76,8 @@ func (f *figures) drawSpeed(w workload, file string) error {
 		if err != nil {
 			return err
 		}
-		line.Width, line.Color, line.Dashes = vg.Points(1.5), colors[c.family], dashes[i%len(dashes)]
+		line.Width, line.Color, line.Dashes = vg.Points(1.5), colors[c.family],
+			dashes[i%len(dashes)]
 		dots.Color, dots.Shape, dots.Radius = colors[c.family], glyphs[i%len(glyphs)], vg.Points(3)
 		p.Add(line, dots)
 		legend.Add(c.name, line, dots)
@@ -90,7 +93,8 @@ func (f *figures) drawSpeed(w workload, file string) error {
 // drawAudit draws what each contender granted of what was allowed.
 func (f *figures) drawAudit(file string) error {
 	p := newPlot()
-	p.Title.Text = fmt.Sprintf("Granted by a limit of 1,000 a second to %d callers who never pause", auditors)
+	p.Title.Text = fmt.Sprintf("Granted by a limit of 1,000 a second to %d callers who never pause",
+		auditors)
 	p.X.Label.Text = "percent of what was allowed"
 	p.X.Min = 0
 	var names []string
@@ -108,7 +112,9 @@ func (f *figures) drawAudit(file string) error {
 		p.Add(bar)
 		names = append(names, c.name)
 	}
-	limit, err := plotter.NewLine(plotter.XYs{{X: 100, Y: -0.5}, {X: 100, Y: float64(len(names)) - 0.5}})
+	limit, err := plotter.NewLine(
+		plotter.XYs{{X: 100, Y: -0.5}, {X: 100, Y: float64(len(names)) - 0.5}},
+	)
 	if err != nil {
 		return err
 	}

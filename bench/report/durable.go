@@ -12,15 +12,16 @@ import (
 // durableSettings are measured with synchronous_commit off and on.
 var durableSettings = []setting{{manyKeys, 1}, {manyKeys, 64}, {oneKey, 64}}
 
-// durables have what was measured on Postgres with synchronous_commit off and on, by the contender's name.
+// durables have what was measured on Postgres with synchronous_commit off and on, by the
+// contender's name.
 type durables struct {
 	contenders []contender
 	cells      map[string]map[setting]*[2]cell
 	began      time.Time
 }
 
-// durable measures the contenders on Postgres. For each setting it measures the two ways right after each other, and each
-// round begins with the other one.
+// durable measures the contenders on Postgres. For each setting it measures the two ways right
+// after each other, and each round begins with the other one.
 func (b *bench) durable(ctx context.Context, all []contender) (*durables, error) {
 	d := &durables{cells: map[string]map[setting]*[2]cell{}, began: time.Now()}
 	keys, done := numbered(min(b.keys, 10_000)), map[string]bool{"": true}
@@ -39,14 +40,17 @@ func (b *bench) durable(ctx context.Context, all []contender) (*durables, error)
 			continue
 		}
 		done[c.table] = true
-		err := b.with(ctx, c, b.rig.at(64), manyKeys, func(l limiter) error { return touch(ctx, l, keys, 64) })
+		err := b.with(ctx, c, b.rig.at(64), manyKeys, func(l limiter) error {
+			return touch(ctx, l, keys, 64)
+		})
 		if err != nil {
 			return nil, err
 		}
 	}
 	for round := range b.rounds {
 		for _, s := range durableSettings {
-			log.Printf("round %d of %d: %s, %s, synchronous_commit off and on", round+1, b.rounds, s.workload, callersText(s.callers))
+			log.Printf("round %d of %d: %s, %s, synchronous_commit off and on", round+1, b.rounds,
+				s.workload, callersText(s.callers))
 			for _, c := range d.contenders {
 				for i := range 2 {
 					if err := b.durableSlice(ctx, d, c, s, (i+round)%2, keys); err != nil {
@@ -60,7 +64,9 @@ func (b *bench) durable(ctx context.Context, all []contender) (*durables, error)
 }
 
 // durableSlice measures one way, where on is 1 for synchronous_commit = on.
-func (b *bench) durableSlice(ctx context.Context, d *durables, c contender, s setting, on int, keys []string) error {
+func (b *bench) durableSlice(
+	ctx context.Context, d *durables, c contender, s setting, on int, keys []string,
+) error {
 	cells, ok := d.cells[c.name][s]
 	if !ok {
 		return nil
@@ -75,7 +81,8 @@ func (b *bench) durableSlice(ctx context.Context, d *durables, c contender, s se
 	return b.with(ctx, c, at, s.workload, func(l limiter) error {
 		did, err := load{s.callers, keys, b.warm, b.length}.run(ctx, l)
 		if err == nil && did.granted < did.all {
-			err = fmt.Errorf("an ample limit has denied %d of %d calls", did.all-did.granted, did.all)
+			err = fmt.Errorf("an ample limit has denied %d of %d calls", did.all-did.granted,
+				did.all)
 		}
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", s.workload, callersText(s.callers), err)
@@ -86,7 +93,8 @@ func (b *bench) durableSlice(ctx context.Context, d *durables, c contender, s se
 }
 
 // with opens a contender for as long as fn runs.
-func (b *bench) with(ctx context.Context, c contender, at place, w workload, fn func(limiter) error) error {
+func (b *bench) with(ctx context.Context, c contender, at place, w workload,
+	fn func(limiter) error) error {
 	l, err := c.open(ctx, at, limitOf[w])
 	if err == nil {
 		err = errors.Join(fn(l), l.close())
@@ -117,7 +125,8 @@ func (d *durables) part(c config) string {
 			}
 			for i := range cells {
 				cell := &cells[i]
-				fmt.Fprintf(&b, " %s (%s, %s) |", thousands(cell.rate()), duration(median(cell.p50)), duration(median(cell.p99)))
+				fmt.Fprintf(&b, " %s (%s, %s) |", thousands(cell.rate()),
+					duration(median(cell.p50)), duration(median(cell.p99)))
 			}
 		}
 		b.WriteString("\n")
@@ -126,6 +135,8 @@ func (d *durables) part(c config) string {
 	if c.rounds > 1 {
 		rounds = fmt.Sprintf("the median of %d rounds", c.rounds)
 	}
-	return b.String() + "\n" + wrap(fmt.Sprintf("Measured on %s: %s of %v. The machine was shared with other programs, so compare "+
-		"only the two figures beside each other.", d.began.UTC().Format(time.DateOnly), rounds, c.length), "") + "\n"
+	return b.String() + "\n" +
+		wrap(fmt.Sprintf("Measured on %s: %s of %v. The machine was shared with other programs, so compare "+
+			"only the two figures beside each other.", d.began.UTC().Format(time.DateOnly), rounds,
+			c.length), "") + "\n"
 }

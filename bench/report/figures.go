@@ -18,8 +18,8 @@ var (
 	callers   = []int{1, 16, 64, 256}
 )
 
-// The limits. That of one key is not used up by any number of calls that a run can make; nor are those of many, but by a
-// caller in memory.
+// The limits. That of one key is not used up by any number of calls that a run can make; nor are
+// those of many, but by a caller in memory.
 var (
 	limitOf = map[workload]bucket{
 		manyKeys: {60_000, time.Minute},
@@ -80,8 +80,8 @@ func (a *audit) most() (granted int, allowed float64) {
 // denied reports whether any call was, in any round.
 func (a *audit) denied() bool { return !slices.Equal(a.calls, a.granted) }
 
-// over is what was granted beyond what was allowed, in parts of that, in thousandths. Less than half a one is none: the
-// server's clock and ours need not agree that well.
+// over is what was granted beyond what was allowed, in parts of that, in thousandths. Less than
+// half a one is none: the server's clock and ours need not agree that well.
 func (a *audit) over() int {
 	granted, allowed := a.most()
 	return max(0, int(1000*(float64(granted)/allowed-1)+0.5))
@@ -102,7 +102,8 @@ type figures struct {
 }
 
 func newFigures(all []contender) *figures {
-	f := &figures{contenders: all, cells: map[string]map[setting]*cell{}, audits: map[string]*audit{}}
+	f := &figures{contenders: all, cells: map[string]map[setting]*cell{},
+		audits: map[string]*audit{}}
 	for _, c := range all {
 		f.cells[c.name], f.audits[c.name] = map[setting]*cell{}, &audit{}
 		for _, w := range workloads {

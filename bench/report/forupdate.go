@@ -18,10 +18,11 @@ type forUpdate struct {
 }
 
 func (f *forUpdate) take(ctx context.Context, key string) (ok bool, err error) {
-	err = pgx.BeginTxFunc(ctx, f.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		ok, err = f.takeInTx(ctx, tx, key)
-		return err
-	})
+	err = pgx.BeginTxFunc(ctx, f.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+		func(tx pgx.Tx) error {
+			ok, err = f.takeInTx(ctx, tx, key)
+			return err
+		})
 	return ok && err == nil, err
 }
 
@@ -48,7 +49,8 @@ func (f *forUpdate) takeInTx(ctx context.Context, tx pgx.Tx, key string) (bool, 
 	if tokens < 1 {
 		return false, nil
 	}
-	_, err = tx.Exec(ctx, `UPDATE for_update_bucket SET tokens = $2, at = $3 WHERE key = $1`, key, tokens-1, now)
+	_, err = tx.Exec(ctx, `UPDATE for_update_bucket SET tokens = $2, at = $3 WHERE key = $1`, key,
+		tokens-1, now)
 	return true, err
 }
 

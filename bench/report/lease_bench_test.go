@@ -14,9 +14,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// BenchmarkLease takes one token at a time from a lease of an ample limit, against AllowN(time.Now(), 1) of x/time/rate: by one
-// goroutine, and by as many as there are cores. An operation is a thousand takes, as one is too short for a clock. x-timerate
-// is the time of x/time/rate by ours.
+// BenchmarkLease takes one token at a time from a lease of an ample limit, against
+// AllowN(time.Now(), 1) of x/time/rate: by one goroutine, and by as many as there are cores. An
+// operation is a thousand takes, as one is too short for a clock. x-timerate is the time of
+// x/time/rate by ours.
 func BenchmarkLease(b *testing.B) {
 	b.Run("one", func(b *testing.B) {
 		base, ours := leaseSides(b)
@@ -27,8 +28,9 @@ func BenchmarkLease(b *testing.B) {
 		worker := func(do func(context.Context) error) func(context.Context, int) error {
 			return func(ctx context.Context, _ int) error { return do(ctx) }
 		}
-		pair.Slices(b, pair.Crowd{Metric: "x-timerate", Base: worker(base), Ours: worker(ours), Workers: runtime.GOMAXPROCS(0),
-			Slice: 200 * time.Millisecond, Rounds: 24})
+		pair.Slices(b, pair.Crowd{Metric: "x-timerate", Base: worker(base), Ours: worker(ours),
+			Workers: runtime.GOMAXPROCS(0),
+			Slice:   200 * time.Millisecond, Rounds: 24})
 	})
 }
 

@@ -8,8 +8,9 @@ import (
 
 // Whatever these texts say is computed: a sentence that the figures do not bear is not written.
 
-// faster reports whether a was faster than b in each round, and by what in the median. The rounds of two contenders are next
-// to each other, so what holds in each of them is no accident of the machine.
+// faster reports whether a was faster than b in each round, and by what in the median. The rounds
+// of two contenders are next to each other, so what holds in each of them is no accident of the
+// machine.
 func faster(a, b *cell) (by float64, always bool) {
 	ratios := make([]float64, min(len(a.rates), len(b.rates)))
 	always = len(ratios) > 0
@@ -34,7 +35,8 @@ func (f *figures) of(holds func(contender) bool) (all []contender) {
 func (f *figures) fastest(among []contender, s setting) *contender {
 	var best *contender
 	for i, c := range among {
-		if cell := f.cells[c.name][s]; cell != nil && (best == nil || cell.rate() > f.cells[best.name][s].rate()) {
+		if cell := f.cells[c.name][s]; cell != nil &&
+			(best == nil || cell.rate() > f.cells[best.name][s].rate()) {
 			best = &among[i]
 		}
 	}
@@ -57,9 +59,13 @@ func (f *figures) loses() string {
 	joined := f.of(func(c contender) bool { return c.family == weir && c.joins })
 	others := f.of(func(c contender) bool { return c.family != weir })
 	var b strings.Builder
-	b.WriteString("Limiters with a higher throughput than Weir's fastest way. Their factor is the median of the rounds:\n\n")
+	b.WriteString(
+		"Limiters with a higher throughput than Weir's fastest way. Their factor is the median of the rounds:\n\n",
+	)
 	b.WriteString(f.fasterTable(ways, others))
-	b.WriteString("\nFaster than the fastest of Weir's ways that roll back with the caller's writes:\n\n")
+	b.WriteString(
+		"\nFaster than the fastest of Weir's ways that roll back with the caller's writes:\n\n",
+	)
 	b.WriteString(f.fasterTable(joined, others))
 	b.WriteString("\n")
 	for _, o := range others {
@@ -101,7 +107,8 @@ func (f *figures) fasterTable(ways, others []contender) string {
 		if len(leads) == 0 {
 			text = []string{"none"}
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s (%s/s) | %s |\n", s.workload, callersText(s.callers), best.name,
+		fmt.Fprintf(&b, "| %s | %s | %s (%s/s) | %s |\n", s.workload, callersText(s.callers),
+			best.name,
 			thousands(f.cells[best.name][s].rate()), strings.Join(text, ", "))
 	}
 	return b.String()
@@ -135,7 +142,8 @@ func (f *figures) tally(o contender, ways []contender) string {
 			below++
 		}
 	}
-	return fmt.Sprintf("- **%s** was faster than every way of Weir in %s, and slower than every way in %s.\n", o.name,
+	return fmt.Sprintf("- **%s** was faster than every way of Weir in %s, and slower than every way in %s.\n",
+		o.name,
 		ofSettings(above, all), ofSettings(below, all))
 }
 
@@ -157,8 +165,8 @@ func times(x float64) string {
 	return thousands(x) + " times"
 }
 
-// short is the share of what was allowed, in percent, below which a limiter has withheld tokens that were there: 64 callers
-// who never pause leave none behind.
+// short is the share of what was allowed, in percent, below which a limiter has withheld tokens
+// that were there: 64 callers who never pause leave none behind.
 const short = 95
 
 // auditText says who granted too much, and who too little.
@@ -184,7 +192,8 @@ func (f *figures) auditText() string {
 			short, strings.Join(under, ", "))
 	}
 	if len(slow) > 0 {
-		text += fmt.Sprintf(" Some were too slow to reach the limit, so they denied no call: %s.", strings.Join(slow, ", "))
+		text += fmt.Sprintf(" Some were too slow to reach the limit, so they denied no call: %s.",
+			strings.Join(slow, ", "))
 	}
 	return wrap(text, "") + "\n"
 }

@@ -50,14 +50,16 @@ func TestWhereWeirLosesIsWhatTheFiguresSay(t *testing.T) {
 		{
 			"it wins everywhere",
 			map[string][]float64{"ours": {20, 20, 20}, "ours for one key": {30, 30, 30}, "theirs": {10, 10, 10}},
-			[]string{"| many keys | 1 caller | ours (20/s) | none |", "| one key | 64 callers | ours for one key (30/s) | none |",
+			[]string{"| many keys | 1 caller | ours (20/s) | none |",
+				"| one key | 64 callers | ours for one key (30/s) | none |",
 				"**theirs** was faster than every way of Weir in none of 8 settings, and slower than every way in all 8 settings."},
 			[]string{"times"},
 		},
 		{
 			"it loses everywhere",
 			map[string][]float64{"ours": {20, 20, 20}, "ours for one key": {30, 30, 30}, "theirs": {1000, 1001, 999}},
-			[]string{"| many keys | 1 caller | ours (20/s) | theirs 50 times |", "| one key | 256 callers | ours for one key (30/s) | theirs 33 times |",
+			[]string{"| many keys | 1 caller | ours (20/s) | theirs 50 times |",
+				"| one key | 256 callers | ours for one key (30/s) | theirs 33 times |",
 				"| one key | 256 callers | ours (20/s) | theirs 50 times |",
 				"**theirs** was faster than every way of Weir in all 8 settings, and slower than every way in none of 8 settings."},
 			[]string{"| none |"},
@@ -65,7 +67,8 @@ func TestWhereWeirLosesIsWhatTheFiguresSay(t *testing.T) {
 		{
 			"one way wins, of one key only",
 			map[string][]float64{"ours": {20, 20, 20}, "ours for one key": {300, 300, 300}, "theirs": {50, 50, 50}},
-			[]string{"| many keys | 16 callers | ours (20/s) | theirs 2.5 times |", "| one key | 16 callers | ours for one key (300/s) | none |",
+			[]string{"| many keys | 16 callers | ours (20/s) | theirs 2.5 times |",
+				"| one key | 16 callers | ours for one key (300/s) | none |",
 				"**theirs** was faster than every way of Weir in 4 of 8 settings, and slower than every way in none of 8 settings."},
 			nil,
 		},
@@ -110,8 +113,9 @@ func TestWhatIsGrantedIsJudgedByWhatIsAllowed(t *testing.T) {
 	audited("ours", 9000, 4000)
 	audited("ours for one key", 2000, 2000) // as many as it could
 	audited("theirs", 9000, 2000, 3000)
-	want := "No limiter granted more than the limit allows. Some denied calls although they had granted less than 95 % of what was allowed: " +
-		"theirs (75 %). Some were too slow to reach the limit, so they denied no call: ours for one key (50 %)."
+	want :=
+		"No limiter granted more than the limit allows. Some denied calls although they had granted less than 95 % of what was allowed: " +
+			"theirs (75 %). Some were too slow to reach the limit, so they denied no call: ours for one key (50 %)."
 	if got := strings.Join(strings.Fields(f.auditText()), " "); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

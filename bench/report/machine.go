@@ -89,7 +89,8 @@ func (m machine) String() string {
 	var b strings.Builder
 	b.WriteString("| | |\n|---|---|\n")
 	row := func(what, is string) { fmt.Fprintf(&b, "| %s | %s |\n", what, is) }
-	row("cores", fmt.Sprintf("%d, for the callers and both servers, and other programs", runtime.NumCPU()))
+	row("cores", fmt.Sprintf("%d, for the callers and both servers, and other programs",
+		runtime.NumCPU()))
 	row("CPU", fileField("/proc/cpuinfo", "model name"))
 	row("memory", memorySize())
 	row("kernel", fmt.Sprintf("%s (%s)", kernel(), runtime.GOARCH))

@@ -1,9 +1,10 @@
-// The program report compares Weir with other rate limiters, on a Postgres and a Redis of its own, and writes what
-// docs/benchmarks.md shows:
+// The program report compares Weir with other rate limiters, on a Postgres and a Redis of its own,
+// and writes what docs/benchmarks.md shows:
 //
 //	go run ./report -docs ../docs
 //
-// It takes about twenty minutes. Everything on the page is of one run, except what -durable measures by itself.
+// It takes about twenty minutes. Everything on the page is of one run, except what -durable
+// measures by itself.
 package main
 
 import (
@@ -21,19 +22,26 @@ import (
 )
 
 // quick is a run that shows only that everything works.
-var quick = config{warm: 10 * time.Millisecond, length: 30 * time.Millisecond, audit: 100 * time.Millisecond, rounds: 1, keys: 200}
+var quick = config{warm: 10 * time.Millisecond, length: 30 * time.Millisecond,
+	audit: 100 * time.Millisecond, rounds: 1, keys: 200}
 
 func main() {
 	log.SetFlags(log.Ltime)
 	c := config{}
-	docs := flag.String("docs", "", "the folder of benchmarks.md and its pictures; none: print the tables")
-	flag.DurationVar(&c.length, "for", 2*time.Second, "how long each contender is measured in each setting, in each round")
+	docs := flag.String(
+		"docs", "", "the folder of benchmarks.md and its pictures; none: print the tables",
+	)
+	flag.DurationVar(&c.length, "for", 2*time.Second,
+		"how long each contender is measured in each setting, in each round")
 	flag.DurationVar(&c.warm, "warm", 500*time.Millisecond, "how long it is called before")
-	flag.DurationVar(&c.audit, "audit", 3*time.Second, "how long its grants are counted, in each round")
+	flag.DurationVar(&c.audit, "audit", 3*time.Second,
+		"how long its grants are counted, in each round")
 	flag.IntVar(&c.rounds, "rounds", 3, "of which the median counts")
 	flag.IntVar(&c.keys, "keys", 100_000, "that are many")
-	smoke := flag.Bool("quick", false, "measure for so short a time that the figures mean nothing, whatever the other flags say")
-	flag.BoolVar(&c.durableOnly, "durable", false, "measure only what synchronous_commit = on costs")
+	smoke := flag.Bool("quick", false,
+		"measure for so short a time that the figures mean nothing, whatever the other flags say")
+	flag.BoolVar(&c.durableOnly, "durable", false,
+		"measure only what synchronous_commit = on costs")
 	flag.Parse()
 	if *smoke {
 		only := c.durableOnly
@@ -97,7 +105,8 @@ func show(docs string, parts map[string]string) error {
 	if docs != "" {
 		return page.Fill(filepath.Join(docs, "benchmarks.md"), parts)
 	}
-	for _, name := range []string{"machine", "run", "short", "contenders", "many", "one", "durable", "audit", "loses"} {
+	for _, name := range []string{"machine", "run", "short", "contenders", "many", "one", "durable",
+		"audit", "loses"} {
 		if part, ok := parts[name]; ok {
 			fmt.Printf("%s\n", part)
 		}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// patience is what calls that are under way at the end of a slice may still take. It is also the deadline by which a
-// transaction that conflicts runs again as often as it must.
+// patience is what calls that are under way at the end of a slice may still take. It is also the
+// deadline by which a transaction that conflicts runs again as often as it must.
 const patience = time.Minute
 
 // slice is what callers have done in a time.

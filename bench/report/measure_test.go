@@ -73,7 +73,8 @@ func TestADenialByAnAmpleLimitEndsTheRun(t *testing.T) {
 	f := newFigures([]contender{c})
 	s := setting{manyKeys, 16}
 	b := &bench{config: quick, many: numbered(3), open: map[string]map[setting]limiter{"half": {s: &half{}}}}
-	if err := b.slice(t.Context(), f, c, s); err == nil || !strings.Contains(err.Error(), "half, many keys, 16 callers: an ample limit has denied") {
+	if err := b.slice(t.Context(), f, c, s); err == nil ||
+		!strings.Contains(err.Error(), "half, many keys, 16 callers: an ample limit has denied") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -81,7 +82,8 @@ func TestADenialByAnAmpleLimitEndsTheRun(t *testing.T) {
 func TestTexts(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		0: "0 ns", 999: "999 ns", 1500: "1.5 µs", 81 * time.Microsecond: "81 µs", 999_600: "1.0 ms", 2100 * time.Millisecond: "2.1 s", time.Hour: "3600 s",
+		0: "0 ns", 999: "999 ns", 1500: "1.5 µs", 81 * time.Microsecond: "81 µs", 999_600: "1.0 ms",
+		2100 * time.Millisecond: "2.1 s", time.Hour: "3600 s",
 	} {
 		if got := duration(d); got != want {
 			t.Errorf("%d ns: got %q, want %q", d, got, want)
@@ -100,7 +102,8 @@ func TestTexts(t *testing.T) {
 	if got := strings.Fields(strings.Join(lines, " ")); len(got) != 61 {
 		t.Errorf("%d words are left of 61", len(got))
 	}
-	for _, c := range []config{{length: 1, audit: 1, rounds: 1}, {length: 1, audit: 1, keys: 1}, {audit: 1, rounds: 1, keys: 1}, {}, {length: 1, rounds: 1, keys: 1}} {
+	for _, c := range []config{{length: 1, audit: 1, rounds: 1}, {length: 1, audit: 1, keys: 1},
+		{audit: 1, rounds: 1, keys: 1}, {}, {length: 1, rounds: 1, keys: 1}} {
 		if c.check() == nil {
 			t.Errorf("%+v is taken", c)
 		}

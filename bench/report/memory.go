@@ -14,7 +14,9 @@ func memoryWays() []contender {
 		{
 			name: "x/time/rate", family: memory,
 			about: "golang.org/x/time/rate in a sync.Map with a limiter per key. In memory: its limit is that of one process.",
-			open:  func(_ context.Context, _ place, b bucket) (limiter, error) { return &timeRate{bucket: b}, nil },
+			open: func(_ context.Context, _ place, b bucket) (limiter, error) {
+				return &timeRate{bucket: b}, nil
+			},
 		},
 		{
 			name: "go-limiter", family: memory,
@@ -22,7 +24,9 @@ func memoryWays() []contender {
 				"period come at its beginning and are gone at its end: in n periods it grants the tokens of n periods. A bucket grants those " +
 				"of one period more, because it starts full.",
 			open: func(_ context.Context, _ place, b bucket) (limiter, error) {
-				store, err := memorystore.New(&memorystore.Config{Tokens: uint64(b.tokens), Interval: b.period})
+				store, err := memorystore.New(
+					&memorystore.Config{Tokens: uint64(b.tokens), Interval: b.period},
+				)
 				if err != nil {
 					return nil, err
 				}
@@ -40,7 +44,8 @@ type timeRate struct {
 func (t *timeRate) take(_ context.Context, key string) (bool, error) {
 	l, ok := t.byKey.Load(key)
 	if !ok {
-		l, _ = t.byKey.LoadOrStore(key, rate.NewLimiter(rate.Limit(t.bucket.perSecond()), t.bucket.tokens))
+		l, _ = t.byKey.LoadOrStore(key,
+			rate.NewLimiter(rate.Limit(t.bucket.perSecond()), t.bucket.tokens))
 	}
 	return l.(*rate.Limiter).Allow(), nil
 }

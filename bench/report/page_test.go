@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The whole run, for a moment each: every contender is in every table of the real page, and every mark is filled.
+// The whole run, for a moment each: every contender is in every table of the real page, and every
+// mark is filled.
 func TestARunWritesThePage(t *testing.T) {
 	t.Parallel()
 	docs := t.TempDir()
@@ -45,7 +46,8 @@ func TestARunWritesThePage(t *testing.T) {
 		}
 	}
 	for _, c := range contenders() {
-		if c.family != weir && !strings.Contains(between(page, "loses"), "**"+c.name+"** was faster than every way of Weir in") {
+		if c.family != weir && !strings.Contains(between(page, "loses"),
+			"**"+c.name+"** was faster than every way of Weir in") {
 			t.Errorf("the page does not say where %s is faster", c.name)
 		}
 	}
@@ -55,7 +57,8 @@ func TestARunWritesThePage(t *testing.T) {
 		}
 	}
 	for _, picture := range []string{"benchmarks-many-keys.svg", "benchmarks-one-key.svg", "benchmarks-granted.svg"} {
-		if svg, err := os.ReadFile(filepath.Join(docs, picture)); err != nil || !strings.HasSuffix(strings.TrimSpace(string(svg)), "</svg>") {
+		if svg, err := os.ReadFile(filepath.Join(docs, picture)); err != nil ||
+			!strings.HasSuffix(strings.TrimSpace(string(svg)), "</svg>") {
 			t.Errorf("%s is no picture: %v", picture, err)
 		}
 		if !strings.Contains(page, "]("+picture+")") {

@@ -8,7 +8,9 @@ import (
 
 func postgresWays() []contender {
 	articleAt := func(level pgx.TxIsoLevel) func(context.Context, place, bucket) (limiter, error) {
-		return func(_ context.Context, at place, b bucket) (limiter, error) { return newArticle(at, b, level), nil }
+		return func(_ context.Context, at place, b bucket) (limiter, error) {
+			return newArticle(at, b, level), nil
+		}
 	}
 	const table = "rate_limiting_token_bucket"
 	return []contender{
@@ -26,10 +28,13 @@ func postgresWays() []contender {
 			open:  articleAt(pgx.ReadCommitted),
 		},
 		{
-			name: "SELECT FOR UPDATE", family: postgres, shared: true, joins: true, table: "for_update_bucket",
+			name: "SELECT FOR UPDATE", family: postgres, shared: true, joins: true,
+			table: "for_update_bucket",
 			about: "What you would write by hand: a READ COMMITTED transaction of `SELECT ... FOR UPDATE`, a decision in Go with the program's " +
 				"clock, and an `UPDATE` if it grants. The first call of a key inserts its row. Four round trips.",
-			open: func(_ context.Context, at place, b bucket) (limiter, error) { return &forUpdate{at.pool, b}, nil },
+			open: func(_ context.Context, at place, b bucket) (limiter, error) {
+				return &forUpdate{at.pool, b}, nil
+			},
 		},
 	}
 }

@@ -16,21 +16,25 @@ func redisWays() []contender {
 			name: "redis_rate", family: inRedis, shared: true,
 			about: "github.com/go-redis/redis_rate: GCRA in a Lua script, one round trip. Its burst is the capacity.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) {
-				return &redisRate{redis_rate.NewLimiter(at.redis), redis_rate.Limit{Rate: b.tokens, Burst: b.tokens, Period: b.period}}, nil
+				return &redisRate{redis_rate.NewLimiter(at.redis),
+					redis_rate.Limit{Rate: b.tokens, Burst: b.tokens, Period: b.period}}, nil
 			},
 		},
 		{
 			name: "throttled", family: inRedis, shared: true,
 			about: "github.com/throttled/throttled with its store for go-redis: GCRA in Go, with a read and a compare-and-swap: two round " +
 				"trips. By default a call fails after losing ten swaps to other callers. Here it may try a million times, so that no call fails.",
-			open: func(_ context.Context, at place, b bucket) (limiter, error) { return newThrottledLimiter(at, b) },
+			open: func(_ context.Context, at place, b bucket) (limiter, error) {
+				return newThrottledLimiter(at, b)
+			},
 		},
 		{
 			name: "Lua token bucket", family: inRedis, shared: true,
 			about: "A token bucket like Guava's RateLimiter in a [script of sixteen lines](../bench/report/bucket.lua), called " +
 				"with EVALSHA, one round trip.",
 			open: func(_ context.Context, at place, b bucket) (limiter, error) {
-				return &luaBucket{at.redis, redis.NewScript(luaScript), b.tokens, b.perSecond() / 1e6}, nil
+				return &luaBucket{at.redis, redis.NewScript(luaScript), b.tokens,
+					b.perSecond() / 1e6}, nil
 			},
 		},
 	}
@@ -58,7 +62,9 @@ func newThrottledLimiter(at place, b bucket) (limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(b.tokens, b.period), MaxBurst: b.tokens - 1})
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+		MaxRate: throttled.PerDuration(b.tokens, b.period), MaxBurst: b.tokens - 1,
+	})
 	if err != nil {
 		return nil, err
 	}

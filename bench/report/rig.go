@@ -87,7 +87,8 @@ func newRig(ctx context.Context) (_ *rig, err error) {
 	return r, nil
 }
 
-// schema makes one of our own, that is dropped at the end, as a server named by DATABASE_URL is somebody else's.
+// schema makes one of our own, that is dropped at the end, as a server named by DATABASE_URL is
+// somebody else's.
 func (r *rig) schema(ctx context.Context, cfg *pgxpool.Config, name string) error {
 	server := cfg.ConnConfig.Copy() // before it has our search_path
 	admin := func(ctx context.Context, sql string) error {

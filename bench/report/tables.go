@@ -27,12 +27,14 @@ func (c config) String() string {
 		rounds = fmt.Sprintf("the median of %d rounds", c.rounds)
 	}
 	return wrap(fmt.Sprintf("Each figure is %s of %v, after %v of warming up; for the table of grants, calls were counted for %v in "+
-		"each round. Many keys are %s.", rounds, c.length, c.warm, c.audit, thousands(float64(c.keys))), "") + "\n"
+		"each round. Many keys are %s.", rounds, c.length, c.warm, c.audit,
+		thousands(float64(c.keys))), "") + "\n"
 }
 
 // emptyText tells what the measuring costs, which is in all figures.
 func (f *figures) emptyText() string {
-	return fmt.Sprintf("Calling and measuring a limiter that does nothing took %s.\n", duration(time.Duration(1e9/f.empty.rate())))
+	return fmt.Sprintf("Calling and measuring a limiter that does nothing took %s.\n",
+		duration(time.Duration(1e9/f.empty.rate())))
 }
 
 // short tells the spans of what a call takes, by where the balances are.
@@ -42,7 +44,8 @@ func (f *figures) short() string {
 	for _, where := range []struct {
 		family family
 		name   string
-	}{{memory, "in memory"}, {inRedis, "over Redis"}, {weir, "with Weir"}, {postgres, "with the others on Postgres"}} {
+	}{{memory, "in memory"}, {inRedis, "over Redis"}, {weir, "with Weir"},
+		{postgres, "with the others on Postgres"}} {
 		var all []time.Duration
 		for _, c := range f.contenders {
 			if cell := f.cells[c.name][s]; cell != nil && c.family == where.family {
@@ -58,13 +61,16 @@ func (f *figures) short() string {
 		}
 		spans = append(spans, span+" "+where.name)
 	}
-	return wrap(fmt.Sprintf("With one caller and %s, a call took at the median: %s.", s.workload, strings.Join(spans, ", ")), "") + "\n"
+	return wrap(fmt.Sprintf("With one caller and %s, a call took at the median: %s.", s.workload,
+		strings.Join(spans, ", ")), "") + "\n"
 }
 
 func (f *figures) contendersTable() string {
 	var b strings.Builder
 	yes := map[bool]string{true: "yes", false: "no"}
-	b.WriteString("| | balances in | one limit for all processes | rolls back with the caller's writes |\n|---|---|---|---|\n")
+	b.WriteString(
+		"| | balances in | one limit for all processes | rolls back with the caller's writes |\n|---|---|---|---|\n",
+	)
 	for _, c := range f.contenders {
 		where := string(c.family)
 		if c.family == weir {
@@ -93,7 +99,8 @@ func (f *figures) speedTable(w workload) string {
 				b.WriteString(" - |")
 				continue
 			}
-			fmt.Fprintf(&b, " %s (%s, %s) |", thousands(cell.rate()), duration(median(cell.p50)), duration(median(cell.p99)))
+			fmt.Fprintf(&b, " %s (%s, %s) |", thousands(cell.rate()), duration(median(cell.p50)),
+				duration(median(cell.p99)))
 		}
 		b.WriteString("\n")
 	}
@@ -102,11 +109,14 @@ func (f *figures) speedTable(w workload) string {
 
 func (f *figures) auditTable() string {
 	var b strings.Builder
-	b.WriteString("| | calls a second | granted | allowed | granted of what was allowed | granted beyond |\n|---|---|---|---|---|---|\n")
+	b.WriteString(
+		"| | calls a second | granted | allowed | granted of what was allowed | granted beyond |\n|---|---|---|---|---|---|\n",
+	)
 	for _, c := range f.contenders {
 		a := f.audits[c.name]
 		granted, allowed := a.most()
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.1f %% | %s |\n", c.name, thousands(median(a.rates)),
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.1f %% | %s |\n", c.name,
+			thousands(median(a.rates)),
 			thousands(float64(granted)), thousands(allowed), a.share(), beyond(a.over()))
 	}
 	return b.String()

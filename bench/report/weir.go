@@ -18,12 +18,17 @@ func weirWays() []contender {
 			name: "Weir, InTx", family: weir, shared: true, joins: true, table: weirTable,
 			about: "`limiter.InTx`, a transaction at SERIALIZABLE, its default, with only `limiter.RateLimit` in it. A denied call returns " +
 				"`res.Err()`, which rolls back. A transaction that conflicts runs again, and counts once.",
-			open: func(_ context.Context, at place, b bucket) (limiter, error) { return newInTx(at, b, pgx.Serializable) },
+			open: func(_ context.Context, at place, b bucket) (limiter, error) {
+				return newInTx(at, b, pgx.Serializable)
+			},
 		},
 		{
-			name: "Weir, InTx at READ COMMITTED", family: weir, shared: true, joins: true, table: weirTable,
+			name: "Weir, InTx at READ COMMITTED", family: weir, shared: true, joins: true,
+			table: weirTable,
 			about: "The same with `limiter.InTxOptions` at READ COMMITTED.",
-			open:  func(_ context.Context, at place, b bucket) (limiter, error) { return newInTx(at, b, pgx.ReadCommitted) },
+			open: func(_ context.Context, at place, b bucket) (limiter, error) {
+				return newInTx(at, b, pgx.ReadCommitted)
+			},
 		},
 		{
 			name: "Weir, autocommit", family: weir, shared: true, table: weirTable,
@@ -51,7 +56,8 @@ func newWeirLimit(b bucket) (w weirLimit, err error) {
 	if w.limiter, err = ratelimit.New(ratelimit.Config{}); err != nil {
 		return w, err
 	}
-	w.limit, err = ratelimit.Define("calls", ratelimit.TokenBucket{Rate: float64(b.tokens), Period: b.period})
+	w.limit, err = ratelimit.Define("calls",
+		ratelimit.TokenBucket{Rate: float64(b.tokens), Period: b.period})
 	return w, err
 }
 
@@ -70,13 +76,14 @@ func newInTx(at place, b bucket, level pgx.TxIsoLevel) (limiter, error) {
 }
 
 func (w *inTx) take(ctx context.Context, key string) (bool, error) {
-	err := w.limiter.InTxOptions(ctx, w.pool, pgx.TxOptions{IsoLevel: w.level}, func(ctx context.Context, tx pgx.Tx) error {
-		res, err := w.limiter.RateLimit(ctx, tx, w.limit.For(key))
-		if err != nil {
-			return err
-		}
-		return res.Err()
-	})
+	err := w.limiter.InTxOptions(ctx, w.pool, pgx.TxOptions{IsoLevel: w.level},
+		func(ctx context.Context, tx pgx.Tx) error {
+			res, err := w.limiter.RateLimit(ctx, tx, w.limit.For(key))
+			if err != nil {
+				return err
+			}
+			return res.Err()
+		})
 	if errors.Is(err, ratelimit.ErrDenied) {
 		return false, nil
 	}

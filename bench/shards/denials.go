@@ -22,12 +22,15 @@ type denied struct {
 	oneRow    float64
 }
 
-func measureDenials(ctx context.Context, conns []*pgxpool.Conn, looks *shardload.Looks) (denials, error) {
+func measureDenials(
+	ctx context.Context, conns []*pgxpool.Conn, looks *shardload.Looks,
+) (denials, error) {
 	all := denials{}
 	for _, callers := range callerNumbers {
 		for _, shards := range shardNumbers {
 			for _, level := range levels {
-				l := shardload.Load{Shards: shards, Capacity: capacity, Conns: conns[:callers], Looks: looks, Level: level, Work: 2 * time.Millisecond}
+				l := shardload.Load{Shards: shards, Capacity: capacity, Conns: conns[:callers],
+					Looks: looks, Level: level, Work: 2 * time.Millisecond}
 				s, d := setting{callers, shards, level}, &denied{}
 				if err := l.Open(ctx, fmt.Sprint(s)); err != nil {
 					return nil, err
@@ -38,7 +41,8 @@ func measureDenials(ctx context.Context, conns []*pgxpool.Conn, looks *shardload
 				}
 				d.even.Add(even)
 				d.all.Add(even)
-				if level == pgx.Serializable { // what it denies at READ COMMITTED cannot be told right from false
+				// what it denies at READ COMMITTED cannot be told right from false
+				if level == pgx.Serializable {
 					surge, err := l.Surge(ctx)
 					if err != nil {
 						return nil, fmt.Errorf("%+v: %w", s, err)
@@ -55,12 +59,16 @@ func measureDenials(ctx context.Context, conns []*pgxpool.Conn, looks *shardload
 
 func (d denials) table() string {
 	var b strings.Builder
-	b.WriteString("| callers | shards | false denials | denials | of one row | looks per take | aborts per commit | READ COMMITTED: looks per take |\n")
+	b.WriteString(
+		"| callers | shards | false denials | denials | of one row | looks per take | aborts per commit | READ COMMITTED: looks per take |\n",
+	)
 	b.WriteString("|---|---|---|---|---|---|---|---|\n")
 	for _, callers := range callerNumbers {
 		for _, shards := range shardNumbers {
-			s, r := d[setting{callers, shards, pgx.Serializable}], d[setting{callers, shards, pgx.ReadCommitted}]
-			fmt.Fprintf(&b, "| %d | %d | %.0f of %.0f | %.3f | %.3f | %.3f | %.3f | %.3f |\n", callers, shards,
+			s, r := d[setting{callers, shards, pgx.Serializable}],
+				d[setting{callers, shards, pgx.ReadCommitted}]
+			fmt.Fprintf(&b, "| %d | %d | %.0f of %.0f | %.3f | %.3f | %.3f | %.3f | %.3f |\n",
+				callers, shards,
 				s.all.Falsely, s.all.Calls, s.all.Denied/s.all.Calls, s.oneRow/s.all.Calls,
 				s.even.Looks/s.even.Calls, s.even.Aborts/s.even.Calls, r.even.Looks/r.even.Calls)
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/weir-go/weir/bench/internal/page"
 )
 
-// drawThroughput draws the throughput over the number of shards: a line for each number of callers, whole at SERIALIZABLE and broken at
-// READ COMMITTED.
+// drawThroughput draws the throughput over the number of shards: a line for each number of callers,
+// whole at SERIALIZABLE and broken at READ COMMITTED.
 func drawThroughput(file string, t *throughput) error {
 	p := plot.New()
 	p.BackgroundColor = color.White // or it is transparent, and cannot be read on a dark page
@@ -28,12 +28,14 @@ func drawThroughput(file string, t *throughput) error {
 	p.Legend.Left, p.Legend.Top = false, false
 	p.Legend.YOffs = vg.Points(12)
 	p.Add(plotter.NewGrid())
-	colors := []color.Color{color.RGBA{0, 114, 178, 255}, color.RGBA{0, 158, 115, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{213, 94, 0, 255}}
+	colors := []color.Color{color.RGBA{0, 114, 178, 255}, color.RGBA{0, 158, 115, 255},
+		color.RGBA{230, 159, 0, 255}, color.RGBA{213, 94, 0, 255}}
 	for i, callers := range callerNumbers {
 		for _, level := range levels {
 			var points plotter.XYs
 			for _, shards := range shardNumbers {
-				points = append(points, plotter.XY{X: float64(shards), Y: t.relative(setting{callers, shards, level})})
+				points = append(points,
+					plotter.XY{X: float64(shards), Y: t.relative(setting{callers, shards, level})})
 			}
 			line, dots, err := plotter.NewLinePoints(points)
 			if err != nil {

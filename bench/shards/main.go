@@ -1,5 +1,5 @@
-// The program shards measures what docs/shards.md advises, on a Postgres of its own, and writes the page's tables and its
-// picture:
+// The program shards measures what docs/shards.md advises, on a Postgres of its own, and writes the
+// page's tables and its picture:
 //
 //	go run ./shards -docs ../docs
 //
@@ -34,7 +34,9 @@ var (
 
 func main() {
 	log.SetFlags(log.Ltime)
-	docs := flag.String("docs", "", "the folder of shards.md and shards.svg; none: print the tables")
+	docs := flag.String(
+		"docs", "", "the folder of shards.md and shards.svg; none: print the tables",
+	)
 	rounds := flag.Int("rounds", 16, "of slices of throughput")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -64,7 +66,8 @@ func run(ctx context.Context, docs string, rounds int) (err error) {
 	most := callerNumbers[len(callerNumbers)-1]
 	cfg.MaxConns = int32(most) + 1
 	cfg.ConnConfig.Tracer = looks
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "off" // the disk's time would hide all else
+	// the disk's time would hide all else
+	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err
@@ -95,7 +98,8 @@ func run(ctx context.Context, docs string, rounds int) (err error) {
 	if err != nil {
 		return fmt.Errorf("denials: %w", err)
 	}
-	tables := map[string]string{"throughput": t.table(), "denials": d.table(), "machine": m.String()}
+	tables := map[string]string{"throughput": t.table(), "denials": d.table(),
+		"machine": m.String()}
 	log.Printf("done in %v", time.Since(began).Round(time.Second))
 	if docs == "" {
 		for _, name := range []string{"machine", "throughput", "denials"} {
@@ -115,5 +119,6 @@ type machine struct{ postgres string }
 func (m machine) String() string {
 	version, _, _ := strings.Cut(m.postgres, " ") // what follows is the packager's
 	return fmt.Sprintf("Measured on %s, on %d cores that other programs used as well (%s/%s), with Postgres %s and %s, all on one\nmachine, by `make bench/shards`.\n",
-		time.Now().UTC().Format("2006-01-02"), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, version, runtime.Version())
+		time.Now().UTC().Format("2006-01-02"), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH,
+		version, runtime.Version())
 }

@@ -28,7 +28,8 @@ var levels = []pgx.TxIsoLevel{pgx.Serializable, pgx.ReadCommitted}
 // perUser is the ideal: nobody meets anybody.
 var perUser = ratelimit.MustDefine("perUser", ratelimit.TokenBucket{Rate: 1e9, Period: never})
 
-// setting is what is measured: callers who take from a limit of so many shards, or of a key for each user if that is 0.
+// setting is what is measured: callers who take from a limit of so many shards, or of a key for
+// each user if that is 0.
 type setting struct {
 	callers, shards int
 	level           pgx.TxIsoLevel
@@ -47,12 +48,18 @@ type throughput struct {
 	control map[setting][]float64 // of the base, by itself
 }
 
-// measureThroughput measures all settings in slices of time, over and over, as only what was measured at the same time can be
-// compared on a machine that does other things as well. The settings of as many callers at one level follow each other, with
-// that of a key for each user first and last.
-func measureThroughput(ctx context.Context, pool *pgxpool.Pool, conns []*pgxpool.Conn, looks *shardload.Looks, rounds int) (*throughput, error) {
-	if _, err := pool.Exec(ctx, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
-		SELECT 'perUser', 'user-' || i, 1e9, clock_timestamp(), 1, 1, 1e6 FROM generate_series(0, $1::integer - 1) i`, users); err != nil {
+// measureThroughput measures all settings in slices of time, over and over, as only what was
+// measured at the same time can be compared on a machine that does other things as well. The
+// settings of as many callers at one level follow each other, with that of a key for each user
+// first and last.
+func measureThroughput(
+	ctx context.Context, pool *pgxpool.Pool, conns []*pgxpool.Conn, looks *shardload.Looks,
+	rounds int,
+) (*throughput, error) {
+	if _, err := pool.Exec(ctx,
+		`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
+		SELECT 'perUser', 'user-' || i, 1e9, clock_timestamp(), 1, 1, 1e6 FROM generate_series(0, $1::integer - 1) i`,
+		users); err != nil {
 		return nil, err
 	}
 	if _, err := pool.Exec(ctx, `VACUUM ANALYZE weir_balance`); err != nil {
@@ -104,17 +111,23 @@ func measureThroughput(ctx context.Context, pool *pgxpool.Pool, conns []*pgxpool
 }
 
 // slice lets the callers work for one slice, and returns the commits a second.
-func (s setting) slice(ctx context.Context, limiter *ratelimit.Limiter, conns []*pgxpool.Conn, looks *shardload.Looks, d *done) (float64, error) {
+func (s setting) slice(
+	ctx context.Context, limiter *ratelimit.Limiter, conns []*pgxpool.Conn, looks *shardload.Looks,
+	d *done,
+) (float64, error) {
 	limit := perUser
 	if s.shards > 0 {
 		var err error
-		if limit, err = ratelimit.Define(fmt.Sprintf("hot%d", s.shards), ratelimit.TokenBucket{Rate: 1e9, Period: never}, ratelimit.Shards(s.shards)); err != nil {
+		if limit, err = ratelimit.Define(fmt.Sprintf("hot%d", s.shards), ratelimit.TokenBucket{
+			Rate: 1e9, Period: never,
+		}, ratelimit.Shards(s.shards)); err != nil {
 			return 0, err
 		}
 	}
 	looked := looks.Count()
 	var wg sync.WaitGroup
-	var inTime, commits, runs, errs = make([]int, s.callers), make([]int, s.callers), make([]int, s.callers), make([]error, s.callers)
+	var inTime, commits, runs, errs = make([]int, s.callers), make([]int, s.callers),
+		make([]int, s.callers), make([]error, s.callers)
 	end := time.Now().Add(slice)
 	for i := range s.callers {
 		wg.Go(func() {
@@ -123,18 +136,19 @@ func (s setting) slice(ctx context.Context, limiter *ratelimit.Limiter, conns []
 				if s.shards == 0 {
 					key = fmt.Sprintf("user-%d", rand.IntN(users))
 				}
-				errs[i] = limiter.InTxOptions(ctx, conns[i], pgx.TxOptions{IsoLevel: s.level}, func(ctx context.Context, tx pgx.Tx) error {
-					runs[i]++
-					res, err := limiter.RateLimit(ctx, tx, limit.For(key))
-					if err != nil {
+				errs[i] = limiter.InTxOptions(ctx, conns[i], pgx.TxOptions{IsoLevel: s.level},
+					func(ctx context.Context, tx pgx.Tx) error {
+						runs[i]++
+						res, err := limiter.RateLimit(ctx, tx, limit.For(key))
+						if err != nil {
+							return err
+						}
+						if err := res.Err(); err != nil {
+							return err
+						}
+						_, err = tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
 						return err
-					}
-					if err := res.Err(); err != nil {
-						return err
-					}
-					_, err = tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
-					return err
-				})
+					})
 				commits[i]++
 				if time.Now().Before(end) {
 					inTime[i]++
@@ -176,17 +190,21 @@ func median(x []float64) float64 {
 
 func (t *throughput) table() string {
 	var b strings.Builder
-	b.WriteString("| callers | shards | SERIALIZABLE: throughput | aborts per commit | looks per take | READ COMMITTED: throughput | looks per take |\n")
+	b.WriteString(
+		"| callers | shards | SERIALIZABLE: throughput | aborts per commit | looks per take | READ COMMITTED: throughput | looks per take |\n",
+	)
 	b.WriteString("|---|---|---|---|---|---|---|\n")
 	for _, callers := range callerNumbers {
 		ser, rc := setting{callers, 0, pgx.Serializable}, setting{callers, 0, pgx.ReadCommitted}
-		fmt.Fprintf(&b, "| %d | a key for each user | 1 (%.0f/s) | %.3f | | 1 (%.0f/s) | |\n", callers,
+		fmt.Fprintf(&b, "| %d | a key for each user | 1 (%.0f/s) | %.3f | | 1 (%.0f/s) | |\n",
+			callers,
 			median(t.done[ser].rates), t.done[ser].abortsPerCommit(), median(t.done[rc].rates))
 		for _, shards := range shardNumbers {
 			ser.shards, rc.shards = shards, shards
 			s, r := t.done[ser], t.done[rc]
 			fmt.Fprintf(&b, "| %d | %d | %.2f | %.3f | %.3f | %.2f | %.3f |\n", callers, shards,
-				t.relative(ser), s.abortsPerCommit(), s.looked/s.runs, t.relative(rc), r.looked/r.runs)
+				t.relative(ser), s.abortsPerCommit(), s.looked/s.runs, t.relative(rc),
+				r.looked/r.runs)
 		}
 	}
 	least, most, aborts := 2.0, 0.0, 0.0
@@ -198,7 +216,9 @@ func (t *throughput) table() string {
 			aborts += d.runs - d.commits
 		}
 	}
-	fmt.Fprintf(&b, "\nOne key per user, measured against itself, gave %.2f to %.2f. At READ COMMITTED %s.\n", least, most, number(aborts, "transaction was", "transactions were", "run again"))
+	fmt.Fprintf(&b,
+		"\nOne key per user, measured against itself, gave %.2f to %.2f. At READ COMMITTED %s.\n",
+		least, most, number(aborts, "transaction was", "transactions were", "run again"))
 	return b.String()
 }
 

@@ -25,10 +25,13 @@ does not end a pause: "weir resume" does. The key of a limit without keys is "".
   weir reset --key acme`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("key") {
-				return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.resetKey(ctx, everything) })
+				return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+					return s.resetKey(ctx, everything)
+				})
 			}
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
-				return s.change(ctx, "reset", args[0], args[1], (*ratelimit.Autocommit).ResetRateLimit)
+				return s.change(ctx, "reset", args[0], args[1],
+					(*ratelimit.Autocommit).ResetRateLimit)
 			})
 		},
 	}
@@ -61,10 +64,11 @@ longer is not changed. The key of a limit without keys is "".`,
 				return usagef("the duration is %q: want one such as 90s, 10m or 1h30m", args[2])
 			}
 			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
-				return s.change(ctx, "pause", args[0], args[1], func(a *ratelimit.Autocommit, ctx context.Context,
-					requests ...ratelimit.Request) error {
-					return a.Pause(ctx, d, requests...)
-				})
+				return s.change(ctx, "pause", args[0], args[1],
+					func(a *ratelimit.Autocommit, ctx context.Context,
+						requests ...ratelimit.Request) error {
+						return a.Pause(ctx, d, requests...)
+					})
 			})
 		},
 	}
@@ -88,8 +92,9 @@ running. The key of a limit without keys is "".`,
 }
 
 // change does something to one balance, by the rule that stands in its row, and shows it.
-func (s *session) change(ctx context.Context, verb, name, key string, do func(*ratelimit.Autocommit, context.Context,
-	...ratelimit.Request) error) error {
+func (s *session) change(ctx context.Context, verb, name, key string,
+	do func(*ratelimit.Autocommit, context.Context,
+		...ratelimit.Request) error) error {
 	look, err := s.reader()
 	if err != nil {
 		return err
@@ -125,19 +130,24 @@ func (s *session) change(ctx context.Context, verb, name, key string, do func(*r
 	return nil
 }
 
-// unused is the balance of a key that has none, which may be closed before it is used: by the rule of the others.
-func (s *session) unused(ctx context.Context, look *inspect.Reader, name, key string) (inspect.Balance, error) {
+// unused is the balance of a key that has none, which may be closed before it is used: by the rule
+// of the others.
+func (s *session) unused(
+	ctx context.Context, look *inspect.Reader, name, key string,
+) (inspect.Balance, error) {
 	l, err := look.Limit(ctx, name)
-	return inspect.Balance{Limit: name, Key: key, Capacity: l.Capacity, Rate: l.Rate, Period: l.Period, Windowed: l.Windowed, Shards: 1},
+	return inspect.Balance{Limit: name, Key: key, Capacity: l.Capacity, Rate: l.Rate,
+			Period: l.Period, Windowed: l.Windowed, Shards: 1},
 		err
 }
 
 // request is a call for a balance as its row has it.
 func request(b inspect.Balance) (ratelimit.Request, error) {
 	if b.Problem != "" {
-		return ratelimit.Request{}, fmt.Errorf("the rows of limit %q, key %q, make no balance: %s. A program that defines the limit "+
-			"can reset it, by ResetRateLimit",
-			b.Limit, b.Key, b.Problem)
+		return ratelimit.Request{},
+			fmt.Errorf("the rows of limit %q, key %q, make no balance: %s. A program that defines the limit "+
+				"can reset it, by ResetRateLimit",
+				b.Limit, b.Key, b.Problem)
 	}
 	const shadowed = " (shadow)"
 	options := []ratelimit.Option{ratelimit.Shards(b.Shards)}
@@ -194,7 +204,8 @@ func (s *session) resetKey(ctx context.Context, key string) error {
 		return err
 	}
 	if len(all) == 0 && len(names) < 1000 {
-		return fmt.Errorf("no limit has a balance of key %q: nothing was taken, or all are full and were pruned", key)
+		return fmt.Errorf("no limit has a balance of key %q: nothing was taken, or all are full and were pruned",
+			key)
 	}
 	if err := s.confirm(fmt.Sprintf("reset all %d balances of key %q", len(all), key)); err != nil {
 		return err

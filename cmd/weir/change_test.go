@@ -43,17 +43,19 @@ func TestMigrate(t *testing.T) {
 	weir(t, pool, "limits", "--schema", "Weir's").ok(t)
 }
 
-// A balance is changed by the rule that its row has: what a program finds then is what it would have done.
+// A balance is changed by the rule that its row has: what a program finds then is what it would
+// have done.
 func TestChangesOfABalance(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket{Rate: 100, Period: never, Capacity: ratelimit.Tokens(200)}
 	window := ratelimit.FixedWindow{Rate: 10, Period: never}
 	for name, r := range map[string]ratelimit.Request{
-		"a bucket":  ratelimit.MustDefine("l", bucket).For("k"),
-		"a window":  ratelimit.MustDefine("l", window).For("k"),
-		"no key":    ratelimit.MustDefine("l", bucket).Global(),
-		"shards":    ratelimit.MustDefine("l", bucket, ratelimit.Shards(4)).For("k"),
-		"odd parts": ratelimit.MustDefine("l", ratelimit.TokenBucket{Rate: 100.0 / 3, Period: never}, ratelimit.Shards(7)).For("k"),
+		"a bucket": ratelimit.MustDefine("l", bucket).For("k"),
+		"a window": ratelimit.MustDefine("l", window).For("k"),
+		"no key":   ratelimit.MustDefine("l", bucket).Global(),
+		"shards":   ratelimit.MustDefine("l", bucket, ratelimit.Shards(4)).For("k"),
+		"odd parts": ratelimit.MustDefine("l",
+			ratelimit.TokenBucket{Rate: 100.0 / 3, Period: never}, ratelimit.Shards(7)).For("k"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,7 +119,8 @@ func TestAKeyIsResetInAllLimits(t *testing.T) {
 	if len(all) != 2 || all[0]["value"] != 10.0 || all[1]["value"] != 10.0 {
 		t.Error(all)
 	}
-	if left(t, pool, a.For("k")).Value != 10 || left(t, pool, b.For("k")).Value != 10 || left(t, pool, a.For("kk")).Value > 2 {
+	if left(t, pool, a.For("k")).Value != 10 || left(t, pool, b.For("k")).Value != 10 ||
+		left(t, pool, a.For("kk")).Value > 2 {
 		t.Error("not what was to be reset")
 	}
 	weir(t, pool, "reset", "--key", "none").fails(t, exitFailed, `no limit has a balance of key "none"`)
@@ -147,10 +150,12 @@ func TestWhatIsNotThereIsNotChanged(t *testing.T) {
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 5, now() - interval '1 hour', 10, 10, CASE WHEN i > 40 THEN 1000 ELSE 1e15 END
+	exec(t, pool,
+		`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 5, now() - interval '1 hour', 10, 10, CASE WHEN i > 40 THEN 1000 ELSE 1e15 END
 		FROM generate_series(1, 2345) AS i`)
 	exec(t, pool, `INSERT INTO weir_settled VALUES (gen_random_uuid(), now() - interval '1 hour', 'k'), (gen_random_uuid(), now() + interval '1 hour', 'k')`)
-	exec(t, pool, `INSERT INTO weir_slot (until, holder, slot, name, key) SELECT now() + (i - 2) * interval '1 hour', gen_random_uuid(), i, 's', ''
+	exec(t, pool,
+		`INSERT INTO weir_slot (until, holder, slot, name, key) SELECT now() + (i - 2) * interval '1 hour', gen_random_uuid(), i, 's', ''
 		FROM generate_series(0, 3) AS i`)
 	var did struct {
 		Looked, Deleted, Slots, Settled int64
@@ -158,7 +163,8 @@ func TestPrune(t *testing.T) {
 	}
 	r := weirAs(t, pool, terminal, "prune", "--json", "--batch", "100", "--share", "1")
 	r.json(t, &did)
-	if r.code != 0 || did.Looked != 2345 || did.Deleted != 2305 || did.Slots != 3 || did.Settled != 1 || !did.Complete || !strings.Contains(r.err,
+	if r.code != 0 || did.Looked != 2345 || did.Deleted != 2305 || did.Slots != 3 ||
+		did.Settled != 1 || !did.Complete || !strings.Contains(r.err,
 		"looked at 100") {
 		t.Errorf("%+v, %+v", did, r)
 	}
@@ -192,8 +198,9 @@ func TestPruneIsInterrupted(t *testing.T) {
 	if code := run(ctx, e, []string{"prune", "--batch", "100"}); code != exitFailed {
 		t.Error(code)
 	}
-	if !strings.Contains(progress.String(), "interrupted: ") || out.String() != "Looked at 100 balances, deleted 100 of them, 0 slots "+
-		"and 0 settlements.\n" {
+	if !strings.Contains(progress.String(), "interrupted: ") ||
+		out.String() != "Looked at 100 balances, deleted 100 of them, 0 slots "+
+			"and 0 settlements.\n" {
 		t.Errorf("%s\n%s", out, progress)
 	}
 }
@@ -236,7 +243,8 @@ func TestExplain(t *testing.T) {
 	insert()
 	is(t, weir(t, pool, "explain", "1").ok(t).out, "Job 1 (reply) is available, and waits for no tokens and no slot.\n")
 	got := weir(t, pool, "explain", "2").ok(t).out
-	if !strings.Contains(got, "Job 2 (reply) is blocked by chat of acme until 20") || !strings.Contains(got, "of 10\n") {
+	if !strings.Contains(got, "Job 2 (reply) is blocked by chat of acme until 20") ||
+		!strings.Contains(got, "of 10\n") {
 		t.Error(got)
 	}
 	var a struct {
@@ -250,7 +258,8 @@ func TestExplain(t *testing.T) {
 		Balance     map[string]any
 	}
 	weir(t, pool, "explain", "2", "--json").ok(t).json(t, &a)
-	if a.Job != 2 || !a.Waits || a.Limit != "chat" || a.Key != "acme" || time.Until(a.Until) < never-time.Hour || a.Balance["value"].(float64) > -9.9 {
+	if a.Job != 2 || !a.Waits || a.Limit != "chat" || a.Key != "acme" ||
+		time.Until(a.Until) < never-time.Hour || a.Balance["value"].(float64) > -9.9 {
 		t.Errorf("%+v", a)
 	}
 	// A pause that begins now puts it off.
@@ -260,7 +269,8 @@ func TestExplain(t *testing.T) {
 	if by := a.Until.Sub(was); by < time.Hour-time.Second || by > time.Hour+time.Second || !a.Paused {
 		t.Errorf("it is put off by %v: %+v", by, a)
 	}
-	if got := weir(t, pool, "explain", "2").ok(t).out; !strings.Contains(got, "is held up by a pause by chat of acme until 20") {
+	if got := weir(t, pool, "explain", "2").ok(t).out; !strings.Contains(got,
+		"is held up by a pause by chat of acme until 20") {
 		t.Error(got)
 	}
 }

@@ -33,9 +33,11 @@ if there are only notes.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&p.role, "role", "", "role whose privileges are checked (default: the one that connects)")
+	c.Flags().StringVar(&p.role, "role", "",
+		"role whose privileges are checked (default: the one that connects)")
 	c.Flags().DurationVar(&p.long, "long", 5*time.Minute, "how long a transaction may be open")
-	c.Flags().DurationVar(&p.sample, "sample", time.Second, "how long to watch for callers that wait")
+	c.Flags().DurationVar(&p.sample, "sample", time.Second,
+		"how long to watch for callers that wait")
 	return c
 }
 
@@ -73,7 +75,8 @@ func (p *patient) find(l level, fix, format string, args ...any) {
 // table is the name of one of Weir's tables as it is written in SQL.
 func (p *patient) table(name string) string { return pgx.Identifier{p.schema, name}.Sanitize() }
 
-// checks are what is looked at, in this order. Those that need the tables are left out where there are none.
+// checks are what is looked at, in this order. Those that need the tables are left out where there
+// are none.
 var checks = []struct {
 	name   string
 	tables bool
@@ -86,11 +89,15 @@ var checks = []struct {
 	{"tables", true, func(ctx context.Context, p *patient) error { return p.tables(ctx) }},
 	{"storage", true, func(ctx context.Context, p *patient) error { return p.storage(ctx) }},
 	{"privileges", true, func(ctx context.Context, p *patient) error { return p.privileges(ctx) }},
-	{"transactions", true, func(ctx context.Context, p *patient) error { return p.transactions(ctx) }},
+	{"transactions", true, func(ctx context.Context, p *patient) error {
+		return p.transactions(ctx)
+	}},
 	{"dead rows", true, func(ctx context.Context, p *patient) error { return p.deadRows(ctx) }},
 	{"hot keys", true, func(ctx context.Context, p *patient) error { return p.hotKeys(ctx) }},
 	{"balances", true, func(ctx context.Context, p *patient) error { return p.balances(ctx) }},
-	{"settlements", true, func(ctx context.Context, p *patient) error { return p.settlements(ctx) }},
+	{"settlements", true, func(ctx context.Context, p *patient) error {
+		return p.settlements(ctx)
+	}},
 }
 
 func (p *patient) examine(ctx context.Context) error {

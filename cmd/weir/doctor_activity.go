@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// transactions finds what keeps vacuum from removing the old versions of rows, which each take of the same key then walks past.
+// transactions finds what keeps vacuum from removing the old versions of rows, which each take of
+// the same key then walks past.
 func (p *patient) transactions(ctx context.Context) error {
 	const long = `SELECT pg_catalog.format('process %s of role %s (%s), %s for %s s', pid, usename, coalesce(nullif(application_name, ''), 'no application_name'), state,
 			round(date_part('epoch', pg_catalog.clock_timestamp() - xact_start)))
@@ -26,8 +27,9 @@ func (p *patient) transactions(ctx context.Context) error {
 	}
 	const fix = "End them, if necessary with pg_terminate_backend(pid), and set idle_in_transaction_session_timeout; run reports on a standby."
 	if len(found) > 0 {
-		p.find(wrong, fix, "transactions that are open for more than %s hold back vacuum, and the keys that they took from are "+
-			"locked: %s", lasting(p.long), strings.Join(found, "; "))
+		p.find(wrong, fix,
+			"transactions that are open for more than %s hold back vacuum, and the keys that they took from are "+
+				"locked: %s", lasting(p.long), strings.Join(found, "; "))
 	}
 	const prepared = `SELECT quote_literal(gid) FROM pg_catalog.pg_prepared_xacts
 		WHERE database = pg_catalog.current_database() AND prepared < pg_catalog.clock_timestamp() - $1::bigint::float8 * interval '1 microsecond' ORDER BY prepared LIMIT 5`
@@ -35,8 +37,9 @@ func (p *patient) transactions(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "COMMIT PREPARED or ROLLBACK PREPARED them.", "prepared transactions hold back vacuum: %s", strings.Join(found,
-			", "))
+		p.find(wrong, "COMMIT PREPARED or ROLLBACK PREPARED them.",
+			"prepared transactions hold back vacuum: %s", strings.Join(found,
+				", "))
 	}
 	// A slot remembers the snapshot of a standby with hot_standby_feedback also while that is away.
 	const slots = `SELECT pg_catalog.format('%L, %s transactions ago', slot_name, pg_catalog.age(xmin)) FROM pg_catalog.pg_replication_slots
@@ -45,7 +48,8 @@ func (p *patient) transactions(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "Start the standby again; or, if it is gone, SELECT pg_drop_replication_slot(name).",
+		p.find(wrong,
+			"Start the standby again; or, if it is gone, SELECT pg_drop_replication_slot(name).",
 			"replication slots that nobody reads hold back vacuum: %s", strings.Join(found, "; "))
 	}
 	const hidden = `SELECT count(*)::text FROM pg_catalog.pg_stat_activity WHERE query = '<insufficient privilege>'`
@@ -53,7 +57,8 @@ func (p *patient) transactions(ctx context.Context) error {
 		return err
 	}
 	if found[0] != "0" {
-		p.find(note, "GRANT pg_read_all_stats to the role that runs this.", "%s sessions of other roles are not visible", found[0])
+		p.find(note, "GRANT pg_read_all_stats to the role that runs this.",
+			"%s sessions of other roles are not visible", found[0])
 	}
 	return nil
 }
@@ -63,21 +68,27 @@ func (p *patient) deadRows(ctx context.Context) error {
 	var live, dead, pages int64
 	balance := p.table("weir_balance")
 	if err := p.read(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT n_live_tup, n_dead_tup, pg_catalog.pg_relation_size(relid) / current_setting('block_size')::bigint
-			FROM pg_catalog.pg_stat_all_tables WHERE relid = $1::regclass::oid`, balance).Scan(&live, &dead, &pages)
+		return tx.QueryRow(ctx,
+			`SELECT n_live_tup, n_dead_tup, pg_catalog.pg_relation_size(relid) / current_setting('block_size')::bigint
+			FROM pg_catalog.pg_stat_all_tables WHERE relid = $1::regclass::oid`, balance).
+			Scan(&live, &dead, &pages)
 	}); err != nil {
 		return err
 	}
 	if dead > 10_000 && dead > 5*live {
-		p.find(wrong, "Fix what the checks transactions and storage have found; then VACUUM "+balance+".",
-			"weir_balance has %s dead rows beside %s live ones: each look at a key walks past those of that key", number(float64(dead)),
+		p.find(wrong,
+			"Fix what the checks transactions and storage have found; then VACUUM "+balance+".",
+			"weir_balance has %s dead rows beside %s live ones: each look at a key walks past those of that key",
+			number(float64(dead)),
 			number(float64(live)))
 		return nil
 	}
 	const rowsOfAPage = 35 // of 200 bytes, which is a long key
 	if expected := 50 + live/rowsOfAPage; pages > 1000 && pages > 8*expected {
-		p.find(note, "VACUUM FULL "+balance+" while no program takes, or use pg_repack; then see what the check storage finds.",
-			"weir_balance has %s pages, of which its %s rows need about %s: it was larger once", number(float64(pages)),
+		p.find(note,
+			"VACUUM FULL "+balance+" while no program takes, or use pg_repack; then see what the check storage finds.",
+			"weir_balance has %s pages, of which its %s rows need about %s: it was larger once",
+			number(float64(pages)),
 			number(float64(live)), number(float64(expected)))
 	}
 	return nil
@@ -98,7 +109,8 @@ func (p *patient) hotKeys(ctx context.Context) error {
 	const waiting = `SELECT w.transactionid::text FROM pg_catalog.pg_locks w WHERE w.locktype = 'transactionid' AND NOT w.granted AND EXISTS (
 		SELECT FROM pg_catalog.pg_locks h WHERE h.pid = w.pid AND h.granted AND h.relation = $1::regclass::oid
 			AND h.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))`
-	// Above READ COMMITTED they queue for the advisory lock of the row, whose upper 16 bits are 0x5765.
+	// Above READ COMMITTED they queue for the advisory lock of the row, whose upper 16 bits are
+	// 0x5765.
 	const queueing = `SELECT w.pid::text FROM pg_catalog.pg_locks w
 		WHERE w.locktype = 'advisory' AND NOT w.granted AND w.objsubid = 1 AND w.classid::bigint >> 16 = x'5765'::bigint
 			AND w.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
@@ -144,24 +156,28 @@ func (p *patient) hotKeys(ctx context.Context) error {
 		if k.key != "" {
 			of += " of " + printable(k.key)
 		}
-		p.find(note, fmt.Sprintf(want+", twice as many as transactions that take at the same time; or take later in the transaction. "+
-			"See docs/shards.md.", 2*(n/samples+1)),
+		p.find(note,
+			fmt.Sprintf(want+", twice as many as transactions that take at the same time; or take later in the transaction. "+
+				"See docs/shards.md.", 2*(n/samples+1)),
 			"on average %d transactions wait for one that has taken from %s", n/samples, of)
 	}
 	if waited >= 2*samples && !named {
-		p.find(note, "Find the limits that all callers share, and give them shards (docs/shards.md). Take later in long transactions.",
+		p.find(note,
+			"Find the limits that all callers share, and give them shards (docs/shards.md). Take later in long transactions.",
 			"on average %d transactions wait for rows of weir_balance", waited/samples)
 	}
 	if queued >= 2*samples {
-		p.find(note, "Find the limits that all callers share, and give them shards (docs/shards.md); or take at READ COMMITTED, where no caller has to "+
-			"run again.",
-			"on average %d transactions queue for keys on which they failed to serialize", queued/samples)
+		p.find(note,
+			"Find the limits that all callers share, and give them shards (docs/shards.md); or take at READ COMMITTED, where no caller has to "+
+				"run again.",
+			"on average %d transactions queue for keys on which they failed to serialize",
+			queued/samples)
 	}
 	return nil
 }
 
-// heldBy adds to waits the rows that transactions have changed for which others wait. It has to read the table for that, and so leaves out
-// a large one.
+// heldBy adds to waits the rows that transactions have changed for which others wait. It has to
+// read the table for that, and so leaves out a large one.
 func (p *patient) heldBy(ctx context.Context, xids []string, waits map[hotKey]int) error {
 	const mostPages = 20_000
 	of := map[string]int{}
@@ -172,8 +188,10 @@ func (p *patient) heldBy(ctx context.Context, xids []string, waits map[hotKey]in
 	return p.read(ctx, func(tx pgx.Tx) error {
 		var xid string
 		var k hotKey
-		rows, err := tx.Query(ctx, `SELECT xmax::text, name, key, shard > 0 FROM `+balance+` WHERE xmax::text = ANY($1::text[])
-			AND pg_catalog.pg_relation_size($2::regclass) < $3::bigint * current_setting('block_size')::bigint LIMIT 1000`, xids, balance, mostPages)
+		rows, err := tx.Query(ctx,
+			`SELECT xmax::text, name, key, shard > 0 FROM `+balance+` WHERE xmax::text = ANY($1::text[])
+			AND pg_catalog.pg_relation_size($2::regclass) < $3::bigint * current_setting('block_size')::bigint LIMIT 1000`,
+			xids, balance, mostPages)
 		if err != nil {
 			return err
 		}

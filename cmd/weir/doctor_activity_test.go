@@ -15,7 +15,9 @@ import (
 )
 
 func TestTheDoctorFindsLongTransactions(t *testing.T) { // not beside others, whose transactions it would find
-	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "the nightly\treport" })
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "the nightly\treport"
+	})
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +62,8 @@ func one(c *pgxpool.Config) { c.MaxConns = 1 }
 func TestTheDoctorFindsDeadRows(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, one)
-	exec(t, pool, `ALTER TABLE weir_balance SET (autovacuum_vacuum_threshold = 0)`) // by all means, but autovacuum needs a minute to come
+	// by all means, but autovacuum needs a minute to come
+	exec(t, pool, `ALTER TABLE weir_balance SET (autovacuum_vacuum_threshold = 0)`)
 	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 1, now(), 1, 1, 1000000 FROM generate_series(1, 15000) AS i`)
 	exec(t, pool, `DELETE FROM weir_balance WHERE key <> '1'`)
 	flush(t, pool)
@@ -120,7 +123,8 @@ func TestTheDoctorFindsHotKeys(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	finds(t, found, "hot keys", note, "on average 4 transactions wait for one that has taken from all of us", "ratelimit.Shards(10)")
+	finds(t, found, "hot keys", note, "on average 4 transactions wait for one that has taken from all of us",
+		"ratelimit.Shards(10)")
 }
 
 // wait waits until a query counts n.

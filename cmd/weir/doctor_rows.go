@@ -25,7 +25,8 @@ func (p *patient) balances(ctx context.Context) error {
 	var odd, ahead, idle []string
 	looked := 0
 	for _, name := range names {
-		found, next, err := look.Keys(ctx, name, inspect.Page{Most: min(1000, max(50, 20_000/len(names)))})
+		found, next, err := look.Keys(ctx, name,
+			inspect.Page{Most: min(1000, max(50, 20_000/len(names)))})
 		if err != nil {
 			return err
 		}
@@ -38,7 +39,8 @@ func (p *patient) balances(ctx context.Context) error {
 				odd = append(odd, of+": "+b.Problem)
 			case b.WrittenAt.Sub(b.At) > time.Minute:
 				ahead = append(ahead, of+" by "+lasting(b.WrittenAt.Sub(b.At)))
-			case b.FullAt.IsZero() && b.PausedUntil.IsZero() && b.At.Sub(b.WrittenAt) > 24*time.Hour:
+			case b.FullAt.IsZero() && b.PausedUntil.IsZero() &&
+				b.At.Sub(b.WrittenAt) > 24*time.Hour:
 				full++
 			}
 		}
@@ -53,22 +55,29 @@ func (p *patient) balances(ctx context.Context) error {
 			return err
 		}
 		if l.Keys >= 10_000 {
-			idle = append(idle, fmt.Sprintf("%s (about %s keys)", printable(name), number(float64(l.Keys))))
+			idle = append(
+				idle, fmt.Sprintf("%s (about %s keys)", printable(name), number(float64(l.Keys))),
+			)
 		}
 	}
 	if len(odd) > 0 {
-		p.find(wrong, "Somebody has written to the table by hand. Reset them by a program that defines the limits, or delete the rows.",
+		p.find(wrong,
+			"Somebody has written to the table by hand. Reset them by a program that defines the limits, or delete the rows.",
 			"%d keys make no balance: %s", len(odd), few(odd))
 	}
 	if len(ahead) > 0 {
-		p.find(wrong, `The clock was set back. "weir reset LIMIT KEY" brings a key back to the present.`,
-			"%d keys were written in the future, and gain nothing until then: %s", len(ahead), few(ahead))
+		p.find(wrong,
+			`The clock was set back. "weir reset LIMIT KEY" brings a key back to the present.`,
+			"%d keys were written in the future, and gain nothing until then: %s", len(ahead),
+			few(ahead))
 	}
 	if len(idle) > 0 {
-		p.find(note, `Run "weir prune", once a day.`, "most keys have been full for more than a day, of %s", few(idle))
+		p.find(note, `Run "weir prune", once a day.`,
+			"most keys have been full for more than a day, of %s", few(idle))
 	}
 	if len(odd)+len(ahead)+len(idle) == 0 {
-		p.find(fine, "", "%s of %s", several(int64(looked), "key"), several(int64(len(names)), "limit"))
+		p.find(fine, "", "%s of %s", several(int64(looked), "key"),
+			several(int64(len(names)), "limit"))
 	}
 	return nil
 }
@@ -87,13 +96,16 @@ func (p *patient) settlements(ctx context.Context) error {
 	const most = 1000
 	var over int
 	if err := p.read(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT count(*) FROM (SELECT until FROM `+p.table("weir_settled")+` ORDER BY id LIMIT $1::integer) s
+		return tx.QueryRow(ctx,
+			`SELECT count(*) FROM (
+				SELECT until FROM `+p.table("weir_settled")+` ORDER BY id LIMIT $1::integer) s
 			WHERE until <= pg_catalog.clock_timestamp()`, most).Scan(&over)
 	}); err != nil {
 		return err
 	}
 	if over == most {
-		p.find(note, `Run "weir prune", once a day.`, "weir_settled has at least %d rows that are no longer needed", most)
+		p.find(note, `Run "weir prune", once a day.`,
+			"weir_settled has at least %d rows that are no longer needed", most)
 	}
 	return nil
 }

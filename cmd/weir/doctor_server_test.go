@@ -30,7 +30,8 @@ func spoiled(t *testing.T, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.
 
 func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 	t.Parallel()
-	server, _ := spoiled(t, pgserver.Setting("fsync", "off"), pgserver.Setting("autovacuum", "off"), pgserver.Setting("track_counts", "off"))
+	server, _ := spoiled(t, pgserver.Setting("fsync", "off"), pgserver.Setting("autovacuum", "off"),
+		pgserver.Setting("track_counts", "off"))
 	at := func(database string) string {
 		u, err := url.Parse(server.URL())
 		if err != nil {
@@ -48,7 +49,8 @@ func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 		defer pool.Close()
 		do(pool)
 	}
-	// wants holds the findings of the server against the starts of what is to be found, and no other check may find anything.
+	// wants holds the findings of the server against the starts of what is to be found, and no
+	// other check may find anything.
 	wants := func(url string, starts ...string) {
 		t.Helper()
 		r := weirAs(t, nil, same, "doctor", "--json", "--sample", "30ms", "--database", url)
@@ -59,7 +61,9 @@ func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 		}
 		found := slices.DeleteFunc(all.Findings, func(f finding) bool { return f.Level == fine })
 		for _, f := range found {
-			if f.Check != "server" || f.Fix == "" || !slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(f.Found, s) }) {
+			if f.Check != "server" || f.Fix == "" || !slices.ContainsFunc(starts, func(s string) bool {
+				return strings.HasPrefix(f.Found, s)
+			}) {
 				t.Errorf("%+v", f)
 			}
 		}
@@ -107,7 +111,8 @@ func TestTheDoctorFindsWhatIsWrongWithAServer(t *testing.T) {
 	})
 }
 
-// feedback is what a standby with hot_standby_feedback says: that it needs what xid sees. Then it goes away.
+// feedback is what a standby with hot_standby_feedback says: that it needs what xid sees. Then it
+// goes away.
 func feedback(t *testing.T, url, slot string, xid uint32) {
 	t.Helper()
 	cfg, err := pgconn.ParseConfig(url)
@@ -125,7 +130,9 @@ func feedback(t *testing.T, url, slot string, xid uint32) {
 		t.Fatal(err)
 	}
 	front := conn.Frontend()
-	front.SendQuery(&pgproto3.Query{String: `START_REPLICATION SLOT ` + slot + ` PHYSICAL ` + string(system[0].Rows[0][2])})
+	front.SendQuery(&pgproto3.Query{
+		String: `START_REPLICATION SLOT ` + slot + ` PHYSICAL ` + string(system[0].Rows[0][2]),
+	})
 	if err := front.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +173,8 @@ func TestTheDoctorFindsASlotThatNobodyReads(t *testing.T) {
 	feedback(t, server.URL(), "the_old_standby", xid)
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		var held bool
-		if err := pool.QueryRow(t.Context(), `SELECT xmin IS NOT NULL AND NOT active FROM pg_replication_slots`).Scan(&held); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT xmin IS NOT NULL AND NOT active FROM pg_replication_slots`).
+			Scan(&held); err != nil {
 			t.Fatal(err)
 		}
 		if held {

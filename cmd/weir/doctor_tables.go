@@ -12,7 +12,8 @@ import (
 
 // tableNames are all of Weir's tables.
 func tableNames() []string {
-	return []string{"weir_balance", "weir_settled", "weir_slot", "weir_line", "weir_line_tenant", "weir_turn", "weir_schema"}
+	return []string{"weir_balance", "weir_settled", "weir_slot", "weir_line", "weir_line_tenant",
+		"weir_turn", "weir_schema"}
 }
 
 // lines are the rows of a query of one column of text.
@@ -46,10 +47,12 @@ func (p *patient) tables(ctx context.Context) error {
 		}
 	}
 	if len(missing) > 0 {
-		p.find(wrong, "Restore them from package schema's Files.", "there is no %s", strings.Join(missing, ", "))
+		p.find(wrong, "Restore them from package schema's Files.", "there is no %s",
+			strings.Join(missing, ", "))
 	}
 	if len(unlogged) > 0 {
-		p.find(wrong, "ALTER TABLE ... SET LOGGED.", "%s is unlogged: a crash empties it, which makes all limits full",
+		p.find(wrong, "ALTER TABLE ... SET LOGGED.",
+			"%s is unlogged: a crash empties it, which makes all limits full",
 			strings.Join(unlogged, ", "))
 	}
 	if slices.Contains(missing, "weir_balance") {
@@ -72,8 +75,9 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "DROP INDEX "+strings.Join(found, ", ")+".", "weir_balance has more indexes than its primary key: if they cover "+
-			"what takes change, no take is a HOT update, and each makes the index grow")
+		p.find(wrong, "DROP INDEX "+strings.Join(found, ", ")+".",
+			"weir_balance has more indexes than its primary key: if they cover "+
+				"what takes change, no take is a HOT update, and each makes the index grow")
 	}
 	const odd = `SELECT 'trigger ' || quote_ident(tgname::text) FROM pg_catalog.pg_trigger WHERE tgrelid = $1::regclass::oid AND NOT tgisinternal AND tgenabled <> 'D'
 		UNION ALL SELECT 'row level security' FROM pg_catalog.pg_class WHERE oid = $1::regclass::oid AND relrowsecurity
@@ -82,7 +86,8 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(note, "Leave weir_balance out of it, unless that is intended.", "weir_balance has a %s: each take pays for it",
+		p.find(note, "Leave weir_balance out of it, unless that is intended.",
+			"weir_balance has a %s: each take pays for it",
 			strings.Join(found, ", a "))
 	}
 	const others = `SELECT quote_ident(s) FROM pg_catalog.unnest(pg_catalog.current_schemas(false)::text[]) AS s
@@ -91,13 +96,16 @@ func (p *patient) tables(ctx context.Context) error {
 		return err
 	}
 	if len(found) > 0 {
-		p.find(wrong, "Set Config.Schema in each program, and drop the tables that no program uses.",
-			"the search_path has tables of Weir in %s as well: programs with another search_path use other balances", strings.Join(found, ", "))
+		p.find(wrong,
+			"Set Config.Schema in each program, and drop the tables that no program uses.",
+			"the search_path has tables of Weir in %s as well: programs with another search_path use other balances",
+			strings.Join(found, ", "))
 	}
 	return nil
 }
 
-// stored are the storage parameters of weir_balance: the most that each should be. See its migration for why.
+// stored are the storage parameters of weir_balance: the most that each should be. See its
+// migration for why.
 var stored = []struct {
 	name string
 	most float64
@@ -129,7 +137,9 @@ func (p *patient) storage(ctx context.Context) error {
 			bad, fix = append(bad, s.name), append(fix, fmt.Sprintf("%s = %v", s.name, s.most))
 		}
 	}
-	isFalse := func(v string) bool { return slices.Contains([]string{"false", "off", "no", "0"}, strings.ToLower(v)) }
+	isFalse := func(v string) bool {
+		return slices.Contains([]string{"false", "off", "no", "0"}, strings.ToLower(v))
+	}
 	if !isFalse(set["vacuum_truncate"]) {
 		bad, fix = append(bad, "vacuum_truncate"), append(fix, "vacuum_truncate = false")
 	}
@@ -143,15 +153,18 @@ func (p *patient) storage(ctx context.Context) error {
 	var pages int64
 	var hot, updates int64
 	if err := p.read(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT pg_catalog.pg_relation_size($1::regclass) / current_setting('block_size')::bigint, coalesce(s.n_tup_hot_upd, 0), coalesce(s.n_tup_upd, 0)
-			FROM (VALUES (1)) AS one LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = $1::regclass::oid`, balance).Scan(&pages, &hot, &updates)
+		return tx.QueryRow(ctx,
+			`SELECT pg_catalog.pg_relation_size($1::regclass) / current_setting('block_size')::bigint, coalesce(s.n_tup_hot_upd, 0), coalesce(s.n_tup_upd, 0)
+			FROM (VALUES (1)) AS one LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = $1::regclass::oid`,
+			balance).Scan(&pages, &hot, &updates)
 	}); err != nil {
 		return err
 	}
 	if pages < fewestPages {
-		p.find(wrong, fmt.Sprintf("BEGIN; INSERT INTO %s (name, key, value, ts, capacity, rate, period) SELECT '', repeat('-', 1000) "+
-			"|| i::text, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
-			"DELETE FROM %[1]s WHERE name = ''; COMMIT.", balance),
+		p.find(wrong,
+			fmt.Sprintf("BEGIN; INSERT INTO %s (name, key, value, ts, capacity, rate, period) SELECT '', repeat('-', 1000) "+
+				"|| i::text, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
+				"DELETE FROM %[1]s WHERE name = ''; COMMIT.", balance),
 			"weir_balance has %d pages, and not the fifty of its migration: it was restored, truncated or VACUUMed FULL. A table of "+
 				"few pages may be read as a whole, "+
 				"and then SERIALIZABLE transactions of unrelated keys abort each other", pages)
@@ -173,7 +186,8 @@ func (p *patient) privileges(ctx context.Context) error {
 			return err
 		}
 		role = found[0]
-	} else if found, err := p.lines(ctx, `SELECT 1::text FROM pg_catalog.pg_roles WHERE rolname = $1::text`,
+	} else if found,
+		err := p.lines(ctx, `SELECT 1::text FROM pg_catalog.pg_roles WHERE rolname = $1::text`,
 		role); err != nil || len(found) == 0 {
 		if err == nil {
 			err = usagef("--role: there is no role %q", role)
@@ -186,7 +200,8 @@ func (p *patient) privileges(ctx context.Context) error {
 		// What is not there lacks nothing.
 		has := `coalesce(pg_catalog.has_table_privilege($1::text, pg_catalog.to_regclass($2::text)::oid, $3::text), true)`
 		if on == "SCHEMA " {
-			has, tables = `pg_catalog.has_schema_privilege($1::text, $2::text, $3::text)`, []string{p.schema}
+			has, tables = `pg_catalog.has_schema_privilege($1::text, $2::text, $3::text)`,
+				[]string{p.schema}
 		}
 		var lacking []string
 		for _, t := range tables {
@@ -206,7 +221,8 @@ func (p *patient) privileges(ctx context.Context) error {
 			if on == "SCHEMA " {
 				lacking = []string{in}
 			}
-			*into = append(*into, fmt.Sprintf("GRANT %s ON %s%s TO %s", privilege, on, strings.Join(lacking, ", "), to))
+			*into = append(*into, fmt.Sprintf("GRANT %s ON %s%s TO %s", privilege, on,
+				strings.Join(lacking, ", "), to))
 		}
 		return nil
 	}
@@ -232,10 +248,12 @@ func (p *patient) privileges(ctx context.Context) error {
 		}
 	}
 	if len(grants) > 0 {
-		p.find(wrong, strings.Join(grants, "; ")+".", "role %q lacks privileges that a program needs", role)
+		p.find(wrong, strings.Join(grants, "; ")+".",
+			"role %q lacks privileges that a program needs", role)
 	}
 	if len(hold) > 0 {
-		p.find(note, strings.Join(hold, "; ")+".", "role %q may not hold slots, as programs with package slots do", role)
+		p.find(note, strings.Join(hold, "; ")+".",
+			"role %q may not hold slots, as programs with package slots do", role)
 	}
 	if len(prune) > 0 {
 		p.find(note, strings.Join(prune, "; ")+".", "role %q may not prune", role)

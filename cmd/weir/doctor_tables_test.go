@@ -27,7 +27,8 @@ func TestTheDoctorFindsWhatWasDoneToTheTables(t *testing.T) {
 		"a trigger":          {`CREATE TRIGGER odd BEFORE UPDATE ON weir_balance FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "tables", note, []string{"trigger odd"}},
 		"row level security": {`ALTER TABLE weir_balance ENABLE ROW LEVEL SECURITY`, "tables", note, []string{"row level security"}},
 		"fillfactor":         {`ALTER TABLE weir_balance SET (fillfactor = 100)`, "storage", wrong, []string{"SET (fillfactor = 85)"}},
-		"no options": {`ALTER TABLE weir_balance RESET (vacuum_truncate, autovacuum_vacuum_scale_factor)`, "storage", wrong,
+		"no options": {`ALTER TABLE weir_balance RESET (vacuum_truncate, autovacuum_vacuum_scale_factor)`,
+			"storage", wrong,
 			[]string{"autovacuum_vacuum_scale_factor = 0.01, vacuum_truncate = false"}},
 		"no autovacuum": {`ALTER TABLE weir_balance SET (autovacuum_enabled = off)`, "storage", wrong,
 			[]string{"autovacuum_enabled = true"}},
@@ -87,7 +88,8 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 		}
 	})
 	found := doctor(t, pool, same, "--role", role)
-	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note || !strings.Contains(found[1].Fix, "weir_slot") ||
+	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note ||
+		!strings.Contains(found[1].Fix, "weir_slot") ||
 		found[2].Level != note || !strings.Contains(found[2].Fix, "GRANT DELETE") {
 		t.Fatalf("%+v", found)
 	}

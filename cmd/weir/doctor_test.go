@@ -20,7 +20,8 @@ type report struct {
 	Findings []finding
 }
 
-// doctor is what it finds, without what is fine, and without what the servers of the tests lack on purpose.
+// doctor is what it finds, without what is fine, and without what the servers of the tests lack on
+// purpose.
 func doctor(t *testing.T, pool *pgxpool.Pool, change func(*env), args ...string) []finding {
 	t.Helper()
 	r := weirAs(t, pool, change, append([]string{"doctor", "--json", "--sample", "30ms"}, args...)...)
@@ -30,7 +31,9 @@ func doctor(t *testing.T, pool *pgxpool.Pool, change func(*env), args ...string)
 	if r.err != "" || all.Healthy == bad || (r.code == exitFailed) != bad || r.code == exitUsage {
 		t.Errorf("status %d, of %+v\n%s", r.code, all, r.err)
 	}
-	return slices.DeleteFunc(all.Findings, func(f finding) bool { return f.Level == fine || strings.HasPrefix(f.Found, "fsync is off") })
+	return slices.DeleteFunc(all.Findings, func(f finding) bool {
+		return f.Level == fine || strings.HasPrefix(f.Found, "fsync is off")
+	})
 }
 
 // finds wants one finding, and that it says each of the parts.
@@ -58,7 +61,8 @@ func TestTheDoctorFindsNothingWrongWithAHealthyDatabase(t *testing.T) {
 	}
 	t.Cleanup(func() { _, _ = pool.Exec(context.Background(), `DROP SCHEMA weir_doctor CASCADE`) })
 	run := func() ran {
-		return weirAs(t, nil, same, "doctor", "--sample", "30ms", "--long", "1us", "--database", server.URL(), "--schema", in)
+		return weirAs(t, nil, same, "doctor", "--sample", "30ms", "--long", "1us", "--database",
+			server.URL(), "--schema", in)
 	}
 	exec(t, pool, `INSERT INTO weir_doctor.weir_balance (name, key, value, ts, capacity, rate, period) SELECT 'l', i, 5, now(), 10, 10, 1000000 FROM generate_series(1, 50) AS i`)
 	is(t, run().ok(t).out, `
@@ -77,20 +81,23 @@ ok     settlements   nothing wrong
 `[1:])
 
 	// A transaction that is prepared, and forgotten.
-	if _, err := pool.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'`); err != nil {
 		t.Log(err, "(on a server without prepared transactions)")
 		return
 	}
 	defer func() { _, _ = pool.Exec(context.Background(), `ROLLBACK PREPARED 'forgotten'`) }()
-	if r := run(); r.code != exitFailed || !strings.Contains(r.out, "wrong  transactions  prepared transactions hold back vacuum: "+
-		"'forgotten'\n"+strings.Repeat(" ", 21)+"Fix: COMMIT PREPARED") {
+	if r := run(); r.code != exitFailed ||
+		!strings.Contains(r.out, "wrong  transactions  prepared transactions hold back vacuum: "+
+			"'forgotten'\n"+strings.Repeat(" ", 21)+"Fix: COMMIT PREPARED") {
 		t.Errorf("%+v", r)
 	}
 }
 
 func TestTheDoctorJudgesSettings(t *testing.T) {
 	t.Parallel()
-	good := map[string]string{"server_version": "15.3", "server_version_num": "150003", "server_encoding": "UTF8", "fsync": "on",
+	good := map[string]string{"server_version": "15.3", "server_version_num": "150003",
+		"server_encoding": "UTF8", "fsync": "on",
 		"synchronous_commit": "on",
 		"autovacuum":         "on", "track_counts": "on", "default_transaction_isolation": "read committed",
 		"default_transaction_read_only": "off", "recovery": "false"}

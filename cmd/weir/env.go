@@ -41,8 +41,10 @@ func (e *env) sayf(format string, args ...any) {
 func (e *env) askf(format string, args ...any) { _, _ = fmt.Fprintf(e.err, format, args...) }
 
 func osEnv() *env {
-	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now, local: local}
-	e.inTerm, e.outTerm, e.errTerm = term.IsTerminal(int(os.Stdin.Fd())), term.IsTerminal(int(os.Stdout.Fd())),
+	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv, now: time.Now,
+		local: local}
+	e.inTerm, e.outTerm, e.errTerm = term.IsTerminal(int(os.Stdin.Fd())),
+		term.IsTerminal(int(os.Stdout.Fd())),
 		term.IsTerminal(int(os.Stderr.Fd()))
 	if e.outTerm {
 		e.width, _, _ = term.GetSize(int(os.Stdout.Fd()))
@@ -50,7 +52,8 @@ func osEnv() *env {
 	return e
 }
 
-// plain says that nothing may be written but ASCII without colours: for files, pipes and terminals that have asked for it.
+// plain says that nothing may be written but ASCII without colours: for files, pipes and terminals
+// that have asked for it.
 func (e *env) plain() bool {
 	if !e.outTerm || e.getenv("NO_COLOR") != "" || e.getenv("TERM") == "dumb" {
 		return true

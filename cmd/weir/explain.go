@@ -31,9 +31,12 @@ waits for a slot it shows the job's place. JOB is the id of the job.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseInt(args[0], 10, 64)
 			if err != nil || id < 1 {
-				return usagef("the job is %q: want the id of a River job, a number above 0", args[0])
+				return usagef("the job is %q: want the id of a River job, a number above 0",
+					args[0])
 			}
-			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.explain(ctx, id, riverSchema) })
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.explain(ctx, id, riverSchema)
+			})
 		},
 	}
 	riverSchemaFlag(c, &riverSchema)
@@ -42,16 +45,17 @@ waits for a slot it shows the job's place. JOB is the id of the job.`,
 
 // explained is the answer as JSON.
 type explained struct {
-	Job       int64            `json:"job"`
-	Kind      string           `json:"kind"`
-	State     string           `json:"state"`
-	Scheduled time.Time        `json:"scheduled_at"`
-	Waits     bool             `json:"waits"` // for tokens, for its turn, for a slot, or for the end of a pause
-	Limit     string           `json:"limit,omitempty"`
-	Key       string           `json:"key,omitempty"`
-	Until     time.Time        `json:"until,omitzero"`
-	Paused    bool             `json:"paused,omitempty"`
-	Balance   *inspect.Balance `json:"balance,omitempty"` // of the limit and key
+	Job       int64     `json:"job"`
+	Kind      string    `json:"kind"`
+	State     string    `json:"state"`
+	Scheduled time.Time `json:"scheduled_at"`
+	// for tokens, for its turn, for a slot, or for the end of a pause
+	Waits   bool             `json:"waits"`
+	Limit   string           `json:"limit,omitempty"`
+	Key     string           `json:"key,omitempty"`
+	Until   time.Time        `json:"until,omitzero"`
+	Paused  bool             `json:"paused,omitempty"`
+	Balance *inspect.Balance `json:"balance,omitempty"` // of the limit and key
 
 	// Of a job in a fair line:
 	Tenant   string       `json:"tenant,omitempty"`
@@ -82,7 +86,8 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	if err != nil {
 		return err
 	}
-	a := explained{Job: job.ID, Kind: job.Kind, State: string(job.State), Scheduled: job.ScheduledAt.UTC(), Waits: waits}
+	a := explained{Job: job.ID, Kind: job.Kind, State: string(job.State),
+		Scheduled: job.ScheduledAt.UTC(), Waits: waits}
 	if w.Slot {
 		a.Limit, a.Key, a.Slot, a.Turn, a.QueuePaused = w.Limit, w.Key, true, w.Place, w.PassedOver
 	} else if waits {
@@ -114,11 +119,13 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		return s.e.writeJSON(a)
 	}
 	if !waits {
-		s.e.sayf("Job %d (%s) is %s, and waits for no tokens and no slot.\n", a.Job, printable(a.Kind), a.State)
+		s.e.sayf("Job %d (%s) is %s, and waits for no tokens and no slot.\n", a.Job,
+			printable(a.Kind), a.State)
 		return nil
 	}
 	if a.Slot {
-		s.e.sayf("Job %d (%s) waits for a slot of %s.\n", a.Job, printable(a.Kind), nameOf(a.Limit, a.Key))
+		s.e.sayf("Job %d (%s) waits for a slot of %s.\n", a.Job, printable(a.Kind),
+			nameOf(a.Limit, a.Key))
 		s.explainSlot(&a)
 		return nil
 	}
@@ -127,10 +134,12 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 		by = "held up by a pause"
 	}
 	if l != nil {
-		s.e.sayf("Job %d (%s) waits for its turn at %s, for tenant %s.\n", a.Job, printable(a.Kind), of, printable(a.Tenant))
+		s.e.sayf("Job %d (%s) waits for its turn at %s, for tenant %s.\n", a.Job, printable(a.Kind),
+			of, printable(a.Tenant))
 		s.explainTurn(&a, l)
 	} else {
-		s.e.sayf("Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of, instant(a.Until))
+		s.e.sayf("Job %d (%s) is %s by %s until %s.\n", a.Job, printable(a.Kind), by, of,
+			instant(a.Until))
 	}
 	if a.Balance != nil {
 		s.show(*a.Balance)
@@ -153,8 +162,8 @@ func (s *session) waits(
 	return w, waits, err
 }
 
-// since finds out what has become of the job's time since it was enqueued: pauses and settlements move it. It does so for the first
-// thousand of those that wait for the same.
+// since finds out what has become of the job's time since it was enqueued: pauses and settlements
+// move it. It does so for the first thousand of those that wait for the same.
 func (s *session) since(ctx context.Context, client *river.Client[pgx.Tx], a *explained) error {
 	if a.Balance.Problem != "" {
 		return nil

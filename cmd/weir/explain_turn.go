@@ -19,20 +19,24 @@ func (s *session) explainTurn(a *explained, l *inLine) {
 	line := func(name, text string) { s.e.sayf("  %-9s %s\n", name, text) }
 	line("turn", own)
 	if a.Turn > 0 {
-		line("charged", fmt.Sprintf("its tenant will have had %s tokens more than all who wait have had, for a weight of 1", number(a.Charged)))
+		line("charged",
+			fmt.Sprintf("its tenant will have had %s tokens more than all who wait have had, for a weight of 1",
+				number(a.Charged)))
 	}
 	for i, b := range a.Before[:min(len(a.Before), mostBefore)] {
 		name := ""
 		if i == 0 {
 			name = "after"
 		}
-		line(name, fmt.Sprintf("%s of tenant %s", several(int64(b.Jobs), "job"), printable(b.Tenant)))
+		line(name, fmt.Sprintf("%s of tenant %s", several(int64(b.Jobs), "job"),
+			printable(b.Tenant)))
 	}
 	if n := len(a.Before) - mostBefore; n > 0 {
 		line("", "and of "+several(int64(n), "other tenant"))
 	}
 	if a.PassedBy != nil {
-		line("passed", "over, as "+nameOf(a.PassedBy.Limit, a.PassedBy.Key)+" has too few tokens for its tenant's next job")
+		line("passed", "over, as "+nameOf(a.PassedBy.Limit,
+			a.PassedBy.Key)+" has too few tokens for its tenant's next job")
 	}
 	if l.assumes() {
 		s.e.sayf("  %s\n", assumed)

@@ -20,7 +20,9 @@ because work was reserved ahead, and PAUSED of those that are paused. A number
 with a ~ is an estimate.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.limits(ctx) })
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.limits(ctx)
+			})
 		},
 	}
 }
@@ -38,7 +40,8 @@ func (s *session) limits(ctx context.Context) error {
 		return s.e.writeJSON(limits)
 	}
 	if len(limits) == 0 {
-		s.e.sayf("No limit in schema %q has a balance: nothing was taken yet, or all are full and were pruned.\n", s.schema)
+		s.e.sayf("No limit in schema %q has a balance: nothing was taken yet, or all are full and were pruned.\n",
+			s.schema)
 		return nil
 	}
 	var rows [][]cell
@@ -54,13 +57,16 @@ func (s *session) limits(ctx context.Context) error {
 			}
 			return cell{text: number(float64(n)), paint: c, right: true}
 		}
-		rows = append(rows, []cell{{text: printable(l.Name)}, {text: rule(l.Capacity, l.Rate, l.Period, l.Windowed)}, {text: keys,
-			right: true},
-			{text: fmt.Sprint(l.Shards), right: true}, count(l.Short, yellow), count(l.InDebt, red), count(l.Paused, cyan),
+		rows = append(rows, []cell{{text: printable(l.Name)},
+			{text: rule(l.Capacity, l.Rate, l.Period, l.Windowed)}, {text: keys,
+				right: true},
+			{text: fmt.Sprint(l.Shards), right: true}, count(l.Short, yellow), count(l.InDebt, red),
+			count(l.Paused, cyan),
 			{text: lasting(l.At.Sub(l.WrittenAt)) + " ago", right: true}})
 		problems += l.Problems
 	}
-	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"}, []int{1, 0}, rows)
+	s.e.table([]string{"LIMIT", "RULE", "KEYS", "SHARDS", "SHORT", "IN DEBT", "PAUSED", "WRITTEN"},
+		[]int{1, 0}, rows)
 	if problems > 0 {
 		s.e.sayf("\n%d keys have rows that make no balance: \"weir doctor\" says why.\n", problems)
 	}

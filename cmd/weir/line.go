@@ -44,7 +44,8 @@ If jobs wait for slots of the LIMIT and KEY, it shows these, the next one first.
 			})
 		},
 	}
-	c.Flags().IntVar(&most, "most", most, "number of tenants, or of jobs that wait for slots, up to 500")
+	c.Flags().IntVar(&most, "most", most,
+		"number of tenants, or of jobs that wait for slots, up to 500")
 	riverSchemaFlag(c, &riverSchema)
 	return c
 }
@@ -73,15 +74,17 @@ type jobForSlot struct {
 
 // waitingTenant is a tenant with jobs in line.
 type waitingTenant struct {
-	Tenant   string       `json:"tenant"`
-	Jobs     int          `json:"jobs"` // among those that are listed
-	Next     jobInLine    `json:"next"`
-	Charged  float64      `json:"charged"`
-	PassedBy *limitAndKey `json:"passed_over_by,omitempty"` // what its next job has too few tokens of
+	Tenant  string    `json:"tenant"`
+	Jobs    int       `json:"jobs"` // among those that are listed
+	Next    jobInLine `json:"next"`
+	Charged float64   `json:"charged"`
+	// what its next job has too few tokens of
+	PassedBy *limitAndKey `json:"passed_over_by,omitempty"`
 }
 
 type jobInLine struct {
-	Turn     int     `json:"turn,omitempty"` // 1 goes next; 0: jobs that were not read may go before
+	// 1 goes next; 0: jobs that were not read may go before
+	Turn     int     `json:"turn,omitempty"`
 	Job      int64   `json:"job"`
 	Kind     string  `json:"kind"`
 	Priority int     `json:"priority"`
@@ -152,7 +155,9 @@ func nameOf(limit, key string) string {
 }
 
 // lineOf reads a line.
-func (s *session) lineOf(ctx context.Context, client *river.Client[pgx.Tx], limit, key string) (*inLine, error) {
+func (s *session) lineOf(
+	ctx context.Context, client *river.Client[pgx.Tx], limit, key string,
+) (*inLine, error) {
 	if err := s.define(ctx); err != nil {
 		return nil, err
 	}
@@ -163,7 +168,8 @@ func (s *session) lineOf(ctx context.Context, client *river.Client[pgx.Tx], limi
 	l := &inLine{Limit: limit, Key: key, Tenants: []waitingTenant{}, Jobs: []jobInLine{}}
 	at := map[string]int{}
 	err = s.read(ctx, func(tx pgx.Tx) error {
-		next, more, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).InLine(ctx, tx, limit, key, mostInLine)
+		next, more, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).InLine(ctx, tx,
+			limit, key, mostInLine)
 		l.More = more
 		for _, w := range next {
 			j := jobInLine{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.Tenant, w.Charged}
@@ -194,17 +200,20 @@ func (s *session) slotsOf(
 		return nil, err
 	}
 	err = s.read(ctx, func(tx pgx.Tx) error {
-		waiting, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).WaitingForSlot(ctx, tx, limit, key, mostInLine)
+		waiting, err := scheduler.New(limiter, scheduler.Config{}).Jobs(client).WaitingForSlot(ctx,
+			tx, limit, key, mostInLine)
 		for _, w := range waiting {
-			list = append(list, jobForSlot{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.PassedOver})
+			list = append(
+				list, jobForSlot{w.Place, w.Job.ID, w.Job.Kind, w.Job.Priority, w.PassedOver},
+			)
 		}
 		return err
 	})
 	return list, err
 }
 
-// define defines the limits that have rows, each by the rule of one of them, so that it can be told which of them have too few
-// tokens for a job.
+// define defines the limits that have rows, each by the rule of one of them, so that it can be told
+// which of them have too few tokens for a job.
 func (s *session) define(ctx context.Context) error {
 	look, err := s.reader()
 	if err != nil {
@@ -231,19 +240,26 @@ func (s *session) showLine(l *inLine, most int) {
 	for _, t := range l.Tenants[:min(most, len(l.Tenants))] {
 		note := cell{}
 		if t.PassedBy != nil {
-			note = cell{text: "passed over: " + nameOf(t.PassedBy.Limit, t.PassedBy.Key) + " has too few tokens", paint: yellow}
+			note = cell{text: "passed over: " + nameOf(t.PassedBy.Limit, t.PassedBy.Key) +
+				" has too few tokens", paint: yellow}
 		}
-		rows = append(rows, []cell{{text: turnOf(t.Next.Turn), right: true}, {text: printable(t.Tenant)},
+		rows = append(rows, []cell{{text: turnOf(t.Next.Turn), right: true},
+			{text: printable(t.Tenant)},
 			{text: number(float64(t.Jobs)), right: true}, {text: number(t.Charged), right: true},
-			{text: fmt.Sprint(t.Next.Job), right: true}, {text: printable(t.Next.Kind)}, {text: fmt.Sprint(t.Next.Priority), right: true}, note})
+			{text: fmt.Sprint(t.Next.Job), right: true}, {text: printable(t.Next.Kind)},
+			{text: fmt.Sprint(t.Next.Priority), right: true}, note})
 	}
-	s.e.table([]string{"TURN", "TENANT", "JOBS", "CHARGED", "NEXT JOB", "KIND", "PRIORITY", ""}, []int{7, 1, 5}, rows)
+	s.e.table([]string{"TURN", "TENANT", "JOBS", "CHARGED", "NEXT JOB", "KIND", "PRIORITY", ""},
+		[]int{7, 1, 5}, rows)
 	var notes []string
 	if n := len(l.Tenants) - most; n > 0 {
-		notes = append(notes, fmt.Sprintf("Tenants that are not shown: %s. See --most.", number(float64(n))))
+		notes = append(
+			notes, fmt.Sprintf("Tenants that are not shown: %s. See --most.", number(float64(n))),
+		)
 	}
 	if l.More {
-		notes = append(notes, fmt.Sprintf("JOBS counts the %s that were read. There are more.", several(int64(len(l.Jobs)), "job")))
+		notes = append(notes, fmt.Sprintf("JOBS counts the %s that were read. There are more.",
+			several(int64(len(l.Jobs)), "job")))
 	}
 	if l.assumes() {
 		notes = append(notes, assumed)
@@ -265,7 +281,8 @@ func (s *session) showSlots(l *inLine, most int) {
 		} else {
 			turn = number(float64(j.Turn))
 		}
-		rows = append(rows, []cell{{text: turn, right: true}, {text: fmt.Sprint(j.Job), right: true}, {text: printable(j.Kind)},
+		rows = append(rows, []cell{{text: turn, right: true},
+			{text: fmt.Sprint(j.Job), right: true}, {text: printable(j.Kind)},
 			{text: fmt.Sprint(j.Priority), right: true}, note})
 	}
 	s.e.sayf("Jobs that wait for a slot of %s:\n", l.name())
@@ -297,11 +314,14 @@ func (l *inLine) assumes() bool {
 // noRiver says what to do if River's tables were not found.
 func noRiver(err error) error {
 	if stateOf(err) == "42P01" {
-		return errors.New("there are no tables of River in the search_path: say by --river-schema where they are")
+		return errors.New(
+			"there are no tables of River in the search_path: say by --river-schema where they are",
+		)
 	}
 	return err
 }
 
 func riverSchemaFlag(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "river-schema", "", "Postgres schema with River's tables (default: the one that search_path finds)")
+	c.Flags().StringVar(to, "river-schema", "",
+		"Postgres schema with River's tables (default: the one that search_path finds)")
 }

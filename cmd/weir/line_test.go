@@ -16,8 +16,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// queued has jobs of three tenants wait for the key eu: of greedy, which has had 30 tokens more than the others, of out, whose own
-// limit has too few, and of "modest".
+// queued has jobs of three tenants wait for the key eu: of greedy, which has had 30 tokens more
+// than the others, of out, whose own limit has too few, and of "modest".
 func queued(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.Pool(t)
@@ -36,7 +36,8 @@ func queued(t *testing.T) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared := ratelimit.MustDefine("sharedAPI", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(10)})
+	shared := ratelimit.MustDefine("sharedAPI",
+		ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(10)})
 	own := ratelimit.MustDefine("orgTokens", ratelimit.TokenBucket{Rate: 10, Period: never})
 	jobs := scheduler.New(l, scheduler.Config{Lines: []scheduler.Line{{Limit: shared}}}).Jobs(client)
 	queue := func(tenant string, n int, opts *river.InsertOpts, count float64, also ...ratelimit.Request) {
@@ -80,11 +81,14 @@ TURN  TENANT  JOBS  CHARGED  NEXT JOB  KIND   PRIORITY
 
 Tenants that are not shown: 2. See --most.
 `[1:])
-	is(t, weir(t, pool, "line", "sharedAPI").ok(t).out, "No job waits for its turn at sharedAPI, or for a slot of it. If the limit has keys, name one.\n")
-	is(t, weir(t, pool, "line", "sharedAPI", "us").ok(t).out, "No job waits for its turn at sharedAPI of us, or for a slot of it.\n")
+	is(t, weir(t, pool, "line", "sharedAPI").ok(t).out,
+		"No job waits for its turn at sharedAPI, or for a slot of it. If the limit has keys, name one.\n")
+	is(t, weir(t, pool, "line", "sharedAPI", "us").ok(t).out,
+		"No job waits for its turn at sharedAPI of us, or for a slot of it.\n")
 	var l inLine
 	weir(t, pool, "line", "sharedAPI", "eu", "--json").ok(t).json(t, &l)
-	if len(l.Jobs) != 6 || len(l.Tenants) != 3 || l.More || l.Balance != nil || l.Jobs[5].Turn != 6 || l.Jobs[5].Charged != 34.5 ||
+	if len(l.Jobs) != 6 || len(l.Tenants) != 3 || l.More || l.Balance != nil ||
+		l.Jobs[5].Turn != 6 || l.Jobs[5].Charged != 34.5 ||
 		l.Tenants[1].PassedBy == nil || l.Tenants[1].PassedBy.Key != "out" || l.Tenants[2].Next.Job != 1 {
 		t.Errorf("%+v", l)
 	}
@@ -126,13 +130,14 @@ Job 7 (reply) waits for its turn at sharedAPI of eu, for tenant modest.
 `[1:])
 	var a explained
 	weir(t, pool, "explain", "2", "--json").ok(t).json(t, &a)
-	if !a.Waits || a.Tenant != "greedy" || a.Turn != 5 || a.Charged != 32.5 || len(a.Before) != 3 || !a.Until.IsZero() || a.PassedBy != nil {
+	if !a.Waits || a.Tenant != "greedy" || a.Turn != 5 || a.Charged != 32.5 || len(a.Before) != 3 ||
+		!a.Until.IsZero() || a.PassedBy != nil {
 		t.Errorf("%+v", a)
 	}
 }
 
-// waitingForSlots has the first three of those jobs wait for slots of the limit exports and the key eu, as a worker made by
-// scheduler.AtOnce does: the queue of the second is paused.
+// waitingForSlots has the first three of those jobs wait for slots of the limit exports and the key
+// eu, as a worker made by scheduler.AtOnce does: the queue of the second is paused.
 func waitingForSlots(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := queued(t)
@@ -152,7 +157,8 @@ TURN  JOB  KIND   PRIORITY
 none    2  reply         1  its queue is paused
    2    3  reply         1
 `[1:])
-	if got := weir(t, pool, "line", "exports", "eu", "--most", "1").ok(t).out; !strings.HasSuffix(got, "At least 2 jobs are not shown. See --most.\n") {
+	if got := weir(t, pool, "line", "exports", "eu", "--most", "1").ok(t).
+		out; !strings.HasSuffix(got, "At least 2 jobs are not shown. See --most.\n") {
 		t.Error(got)
 	}
 	is(t, weir(t, pool, "explain", "3").ok(t).out, "Job 3 (reply) waits for a slot of exports of eu.\n  turn      2\n")
@@ -160,12 +166,14 @@ none    2  reply         1  its queue is paused
 		"Job 2 (reply) waits for a slot of exports of eu.\n  turn      none while its queue is paused; it keeps its place\n")
 	var l inLine
 	weir(t, pool, "line", "exports", "eu", "--json").ok(t).json(t, &l)
-	if len(l.Jobs) != 0 || len(l.Slots) != 3 || l.Slots[2].Turn != 2 || !l.Slots[1].QueuePaused || l.Slots[1].Turn != 0 {
+	if len(l.Jobs) != 0 || len(l.Slots) != 3 || l.Slots[2].Turn != 2 || !l.Slots[1].QueuePaused ||
+		l.Slots[1].Turn != 0 {
 		t.Errorf("%+v", l)
 	}
 	var a explained
 	weir(t, pool, "explain", "3", "--json").ok(t).json(t, &a)
-	if !a.Waits || !a.Slot || a.Turn != 2 || a.Limit != "exports" || a.Key != "eu" || a.QueuePaused || a.Balance != nil {
+	if !a.Waits || !a.Slot || a.Turn != 2 || a.Limit != "exports" || a.Key != "eu" ||
+		a.QueuePaused || a.Balance != nil {
 		t.Errorf("%+v", a)
 	}
 }
@@ -180,10 +188,12 @@ func TestALongLineIsShownInPart(t *testing.T) {
 		SELECT 1000 + i, args, kind, max_attempts, metadata, scheduled_at, state
 		FROM river_job CROSS JOIN generate_series(1, 300) AS i WHERE id = 3`)
 	got := weir(t, pool, "line", "sharedAPI", "eu").ok(t).out
-	if !strings.Contains(got, "greedy   100") || !strings.Contains(got, "\n\nJOBS counts the 103 jobs that were read. There are more.\n") {
+	if !strings.Contains(got, "greedy   100") ||
+		!strings.Contains(got, "\n\nJOBS counts the 103 jobs that were read. There are more.\n") {
 		t.Error(got)
 	}
-	if got := weir(t, pool, "explain", "1300").ok(t).out; !strings.Contains(got, "\n  turn      later than those of the jobs that were read\n") {
+	if got := weir(t, pool, "explain", "1300").ok(t).out; !strings.Contains(got,
+		"\n  turn      later than those of the jobs that were read\n") {
 		t.Error(got)
 	}
 }

@@ -1,5 +1,6 @@
-// Weir looks after the limits of package ratelimit in a Postgres database: it migrates, shows what is left of each, resets, pauses and
-// prunes, tells what a River job waits for, and finds out what is wrong. See docs/cli.md.
+// Weir looks after the limits of package ratelimit in a Postgres database: it migrates, shows what
+// is left of each, resets, pauses and prunes, tells what a River job waits for, and finds out what
+// is wrong. See docs/cli.md.
 //
 //	go install github.com/weir-go/weir/cmd/weir@latest
 //	weir --database postgres://localhost/app limits

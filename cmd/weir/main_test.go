@@ -27,7 +27,10 @@ type ran struct {
 // newEnv is the surroundings of a command that is called by a script.
 func newEnv(vars map[string]string) (*env, *bytes.Buffer, *bytes.Buffer) {
 	var out, errs bytes.Buffer
-	e := &env{in: strings.NewReader(""), out: &out, err: &errs, now: time.Now, local: local, getenv: func(name string) string { return vars[name] }}
+	e := &env{in: strings.NewReader(""), out: &out, err: &errs, now: time.Now, local: local,
+		getenv: func(name string) string {
+			return vars[name]
+		}}
 	return e, &out, &errs
 }
 
@@ -160,7 +163,8 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 		}
 	}
 	for _, line := range []string{"", "help", "--help", "help doctor", "show --help"} {
-		if r := weir(t, nil, strings.Fields(line)...); r.code != 0 || r.err != "" || !strings.Contains(r.out, "--database") {
+		if r := weir(t, nil, strings.Fields(line)...); r.code != 0 || r.err != "" ||
+			!strings.Contains(r.out, "--database") {
 			t.Errorf("%q: %+v", line, r)
 		}
 	}
@@ -169,12 +173,14 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 func TestErrorsSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	bare, pool := pgtest.Bare(t), pgtest.Pool(t)
-	for _, line := range []string{"limits", "show l", "reset l k", "reset --key k", "pause l k 1s", "resume l k", "prune", "explain 1", "line l"} {
+	for _, line := range []string{"limits", "show l", "reset l k", "reset --key k", "pause l k 1s",
+		"resume l k", "prune", "explain 1", "line l"} {
 		weir(t, bare, strings.Fields(line)...).fails(t, exitFailed, `run "weir migrate"`, "--schema")
 	}
 	weir(t, pool, "limits", "--schema", "no such").fails(t, exitFailed, `"no such"`, `run "weir migrate"`)
-	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").fails(t, exitFailed, "refused",
-		"--database")
+	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").
+		fails(t, exitFailed, "refused",
+			"--database")
 	exec(t, pool, `UPDATE weir_schema SET compatible = 99`)
 	weir(t, pool, "limits").fails(t, exitFailed, "Install a later weir")
 }
@@ -196,9 +202,11 @@ func TestAnAnswerThatIsLostIsAFailure(t *testing.T) {
 func TestPasswordsAreNotWritten(t *testing.T) {
 	t.Parallel()
 	for _, database := range []string{
-		"postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@127.0.0.1:1/d?sslmode=nonsense", "postgres://u:s3cret@127.0.0.1:x/d",
+		"postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@127.0.0.1:1/d?sslmode=nonsense",
+		"postgres://u:s3cret@127.0.0.1:x/d",
 		"postgres://u:s3cret@[::1/d",
-		"host=127.0.0.1 port=1 password=s3cret", "host=127.0.0.1 port=x password='s3cret'", "postgres://127.0.0.1:1/d?password=s3cret",
+		"host=127.0.0.1 port=1 password=s3cret", "host=127.0.0.1 port=x password='s3cret'",
+		"postgres://127.0.0.1:1/d?password=s3cret",
 		"password = s3cret =",
 		"host=127.0.0.1 port=1 password=s3cret sslmode=nonsense",
 	} {
@@ -212,8 +220,10 @@ func TestPasswordsAreNotWritten(t *testing.T) {
 func TestChangesOfAnotherMachineAreConfirmed(t *testing.T) {
 	t.Parallel()
 	for host, want := range map[string]bool{
-		"localhost": true, "127.0.0.1": true, "127.3.2.1": true, "::1": true, "/var/run/postgresql": true, "@abstract": true,
-		"db.example.com": false, "10.0.0.1": false, "localhost.example.com": false, "/tmp,10.0.0.1": false, "127.0.0.1,localhost": true,
+		"localhost": true, "127.0.0.1": true, "127.3.2.1": true, "::1": true,
+		"/var/run/postgresql": true, "@abstract": true,
+		"db.example.com": false, "10.0.0.1": false, "localhost.example.com": false,
+		"/tmp,10.0.0.1": false, "127.0.0.1,localhost": true,
 	} {
 		cfg, err := pgxpool.ParseConfig("host=" + host + " sslmode=disable")
 		if err != nil {
@@ -282,7 +292,8 @@ func TestEachChangeIsConfirmed(t *testing.T) {
 	take(t, pool, limit.For("k").Count(9))
 	exec(t, pool, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period) VALUES ('l', 'idle', 10, now(), 10, 10, 1000)`)
 	rows := func() (text string) {
-		if err := pool.QueryRow(t.Context(), `SELECT string_agg(b::text, E'\n' ORDER BY key) FROM weir_balance b`).Scan(&text); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT string_agg(b::text, E'\n' ORDER BY key) FROM weir_balance b`).
+			Scan(&text); err != nil {
 			t.Fatal(err)
 		}
 		return text
@@ -290,7 +301,8 @@ func TestEachChangeIsConfirmed(t *testing.T) {
 	before := rows()
 	for _, line := range []string{"reset l k", "reset --key k", "pause l k 1h", "resume l k", "prune"} {
 		weirAs(t, pool, far, strings.Fields(line)...).fails(t, exitUsage, "not on this machine", "--yes")
-		weirAs(t, pool, asked("no\n"), strings.Fields(line)...).fails(t, exitFailed, "Go on? [y/N]", "nothing was changed")
+		weirAs(t, pool, asked("no\n"), strings.Fields(line)...).fails(t, exitFailed, "Go on? [y/N]",
+			"nothing was changed")
 		if after := rows(); after != before {
 			t.Errorf("%s: was\n%s\nand is\n%s", line, before, after)
 		}
@@ -298,7 +310,8 @@ func TestEachChangeIsConfirmed(t *testing.T) {
 	for _, line := range []string{"limits", "show l", "show l k"} {
 		weirAs(t, pool, far, strings.Fields(line)...).ok(t)
 	}
-	if r := weirAs(t, pool, asked("y\n"), "reset", "l", "k"); r.code != exitOK || left(t, pool, limit.For("k")).Value != 10 {
+	if r := weirAs(t, pool, asked("y\n"), "reset", "l", "k"); r.code != exitOK ||
+		left(t, pool, limit.For("k")).Value != 10 {
 		t.Errorf("%+v", r)
 	}
 	weirAs(t, pool, far, "reset", "l", "k", "--yes").ok(t)

@@ -27,11 +27,15 @@ key are stored with those of the same key in a table of yours, which must be
 distributed by a column of type text. Programs then need ratelimit.Config.Citus.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return e.open(cmd.Context(), func(ctx context.Context, s *session) error { return s.migrate(ctx, d) })
+			return e.open(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.migrate(ctx, d)
+			})
 		},
 	}
-	cmd.Flags().BoolVar(&d.on, "distributed", false, "distribute the tables over the nodes of a Citus cluster")
-	cmd.Flags().StringVar(&d.with, "distributed-with", "", "like --distributed, and keep the rows of a key together with those of this `table`")
+	cmd.Flags().BoolVar(&d.on, "distributed", false,
+		"distribute the tables over the nodes of a Citus cluster")
+	cmd.Flags().StringVar(&d.with, "distributed-with", "",
+		"like --distributed, and keep the rows of a key together with those of this `table`")
 	return cmd
 }
 
@@ -58,7 +62,8 @@ func (s *session) migrate(ctx context.Context, d distribution) error {
 		where = s.schema // where they are already
 	}
 	if where == "" {
-		if err := s.pool.QueryRow(ctx, `SELECT coalesce(current_schema()::text, '')`).Scan(&where); err != nil {
+		if err := s.pool.QueryRow(ctx, `SELECT coalesce(current_schema()::text, '')`).
+			Scan(&where); err != nil {
 			return err
 		}
 	}

@@ -24,11 +24,14 @@ It works in small transactions, skips locked rows, and pauses between batches.
 Ctrl-C stops it after a batch; what it has deleted stays deleted.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return e.with(cmd.Context(), func(ctx context.Context, s *session) error { return s.prune(ctx, cfg) })
+			return e.with(cmd.Context(), func(ctx context.Context, s *session) error {
+				return s.prune(ctx, cfg)
+			})
 		},
 	}
 	c.Flags().IntVar(&cfg.Batch, "batch", 1000, "rows to read in one transaction")
-	c.Flags().Float64Var(&cfg.Share, "share", 0.25, "share of the time in which it works, up to 1; it pauses for the rest")
+	c.Flags().Float64Var(&cfg.Share, "share", 0.25,
+		"share of the time in which it works, up to 1; it pauses for the rest")
 	return c
 }
 
@@ -46,7 +49,9 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 	if err != nil {
 		return err
 	}
-	if err := s.confirm("delete balances that are full, and slots and settlements that are over,"); err != nil {
+	if err := s.confirm(
+		"delete balances that are full, and slots and settlements that are over,",
+	); err != nil {
 		return err
 	}
 	e := s.e
@@ -69,7 +74,8 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		if about > 0 {
 			share = fmt.Sprintf(" (%d %%)", min(99, p.Looked*100/about))
 		}
-		e.askf("\r\x1b[Klooked at %s%s, deleted %s", number(float64(p.Looked)), share, number(float64(p.Deleted+p.Slots+p.Settled)))
+		e.askf("\r\x1b[Klooked at %s%s, deleted %s", number(float64(p.Looked)), share,
+			number(float64(p.Deleted+p.Slots+p.Settled)))
 		return nil
 	}
 	done, err := l.Prune(ctx, s.pool, cfg)
@@ -80,12 +86,14 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 		return err
 	}
 	if e.json {
-		if err := e.writeJSON(pruned{done.Looked, done.Deleted, done.Slots, done.Settled, err == nil}); err != nil {
+		if err := e.writeJSON(pruned{done.Looked, done.Deleted, done.Slots, done.Settled,
+			err == nil}); err != nil {
 			return err
 		}
 		return err
 	}
-	e.sayf("Looked at %s, deleted %s of them, %s and %s.\n", several(done.Looked, "balance"), number(float64(done.Deleted)),
+	e.sayf("Looked at %s, deleted %s of them, %s and %s.\n", several(done.Looked, "balance"),
+		number(float64(done.Deleted)),
 		several(done.Slots, "slot"), several(done.Settled, "settlement"))
 	return err
 }

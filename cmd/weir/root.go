@@ -28,11 +28,14 @@ were wrong, and otherwise 0.`,
 		PersistentPreRun:  func(*cobra.Command, []string) { e.started = true },
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&e.database, "database", "", "URL or key=value pairs of the database (default: DATABASE_URL, then PGHOST and so on)")
-	flags.StringVar(&e.schema, "schema", "", "Postgres schema with Weir's tables (default: the one that search_path finds)")
+	flags.StringVar(&e.database, "database", "",
+		"URL or key=value pairs of the database (default: DATABASE_URL, then PGHOST and so on)")
+	flags.StringVar(&e.schema, "schema", "",
+		"Postgres schema with Weir's tables (default: the one that search_path finds)")
 	flags.BoolVar(&e.json, "json", false, "write JSON: times in RFC 3339, durations in seconds")
 	flags.BoolVar(&e.yes, "yes", false, "change a database on another machine without being asked")
-	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e), newPrune(e), newExplain(e),
+	root.AddCommand(newMigrate(e), newLimits(e), newShow(e), newReset(e), newPause(e), newResume(e),
+		newPrune(e), newExplain(e),
 		newLine(e), newDoctor(e))
 	return root
 }

@@ -77,10 +77,13 @@ func (s *session) find(ctx context.Context) error {
 	}
 	const sql = `SELECT coalesce((SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.oid = pg_catalog.to_regclass($1::text)::oid), '')`
-	err := s.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, table).Scan(&s.schema) })
+	err := s.read(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, sql, table).Scan(&s.schema)
+	})
 	var refused *pgconn.ConnectError
 	if errors.As(err, &refused) {
-		return fmt.Errorf("%w\nSay which database by --database, DATABASE_URL or PGHOST and so on", err)
+		return fmt.Errorf("%w\nSay which database by --database, DATABASE_URL or PGHOST and so on",
+			err)
 	}
 	if err != nil {
 		return fmt.Errorf("look for Weir's tables: %w", err)
@@ -92,17 +95,20 @@ func (s *session) notMigrated(ctx context.Context) error {
 	where := fmt.Sprintf("schema %q", s.e.schema)
 	if s.e.schema == "" {
 		var path string
-		if err := s.pool.QueryRow(ctx, `SELECT current_setting('search_path')`).Scan(&path); err != nil {
+		if err := s.pool.QueryRow(ctx, `SELECT current_setting('search_path')`).
+			Scan(&path); err != nil {
 			return err
 		}
 		where = "the search_path " + path
 	}
-	return fmt.Errorf("there are no tables of Weir in %s of %s: run \"weir migrate\", or say by --schema where they are", where, s.name())
+	return fmt.Errorf("there are no tables of Weir in %s of %s: run \"weir migrate\", or say by --schema where they are",
+		where, s.name())
 }
 
 // read runs fn in a transaction that can change nothing, whatever the defaults of the connection.
 func (s *session) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted,
+		AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = '10s'`); err != nil {
 			return err
 		}
@@ -132,7 +138,8 @@ func local(c *pgx.ConnConfig) bool {
 	}
 	for _, host := range hosts {
 		ip := net.ParseIP(host)
-		if host != "localhost" && !strings.HasPrefix(host, "/") && !strings.HasPrefix(host, "@") && (ip == nil || !ip.IsLoopback()) {
+		if host != "localhost" && !strings.HasPrefix(host, "/") && !strings.HasPrefix(host, "@") &&
+			(ip == nil || !ip.IsLoopback()) {
 			return false
 		}
 	}
@@ -145,7 +152,8 @@ func (s *session) confirm(what string) error {
 		return nil
 	}
 	if !s.e.inTerm {
-		return usagef("this would %s in %s, which is not on this machine: say --yes to do it", what, s.name())
+		return usagef("this would %s in %s, which is not on this machine: say --yes to do it", what,
+			s.name())
 	}
 	s.e.askf("This will %s in %s.\nGo on? [y/N] ", what, s.name())
 	answer, err := bufio.NewReader(s.e.in).ReadString('\n')

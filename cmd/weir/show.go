@@ -61,7 +61,8 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 		}
 		return s.e.writeJSON(struct {
 			Keys []inspect.Balance `json:"keys"`
-			Next string            `json:"next,omitempty"` // the key from which the next page goes on
+			// the key from which the next page goes on
+			Next string `json:"next,omitempty"`
 		}{balances, next})
 	}
 	const cells = 20
@@ -72,12 +73,15 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 	var rows [][]cell
 	for _, b := range balances {
 		if b.Problem != "" {
-			rows = append(rows, []cell{{text: printable(b.Key)}, {}, {text: "?", right: true}, {right: true}, {right: true},
+			rows = append(rows, []cell{{text: printable(b.Key)}, {}, {text: "?", right: true},
+				{right: true}, {right: true},
 				{text: b.Problem, paint: red}})
 			continue
 		}
-		rows = append(rows, []cell{{text: printable(b.Key)}, {text: s.e.bar(b.Value, b.Capacity, cells), cells: bar},
-			{text: number(b.Value), paint: shade(b.Value, b.Capacity), right: true}, {text: number(b.Capacity), right: true},
+		rows = append(rows, []cell{{text: printable(b.Key)},
+			{text: s.e.bar(b.Value, b.Capacity, cells), cells: bar},
+			{text: number(b.Value), paint: shade(b.Value, b.Capacity), right: true},
+			{text: number(b.Capacity), right: true},
 			{text: fullIn(b), right: true}, {text: state(b), paint: shadeOf(b)}})
 	}
 	if len(rows) > 0 {
@@ -96,7 +100,9 @@ func quoteArg(s string) string {
 	if p := printable(s); p != s {
 		return p
 	}
-	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@") == "" && !strings.HasPrefix(s, "-") {
+	if strings.Trim(s,
+		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@") == "" &&
+		!strings.HasPrefix(s, "-") {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
@@ -135,7 +141,9 @@ func (s *session) showKey(ctx context.Context, name, key string) error {
 	}
 	b, err := s.balance(ctx, look, name, key)
 	if errors.Is(err, inspect.ErrNoBalance) {
-		return fmt.Errorf("%w. If a call for this key was denied, another limit of that call denied it", err)
+		return fmt.Errorf(
+			"%w. If a call for this key was denied, another limit of that call denied it", err,
+		)
 	}
 	if err != nil {
 		return err
@@ -155,7 +163,9 @@ func (s *session) show(b inspect.Balance) {
 	}
 	e.sayf("%s\n", e.paint(bold, title))
 	line := func(name, text string) { e.sayf("  %-9s %s\n", name, text) }
-	moment := func(t time.Time) string { return "in " + lasting(t.Sub(b.At)) + ", at " + instant(t) }
+	moment := func(t time.Time) string {
+		return "in " + lasting(t.Sub(b.At)) + ", at " + instant(t)
+	}
 	if b.Problem != "" {
 		line("problem", e.paint(red, b.Problem))
 		line("written", lasting(b.At.Sub(b.WrittenAt))+" ago")
@@ -166,7 +176,8 @@ func (s *session) show(b inspect.Balance) {
 		percent = fmt.Sprintf(" (%s %%)", number(float64(int(b.Value/b.Capacity*100))))
 	}
 	e.sayf("  %s\n", e.bar(b.Value, b.Capacity, 40))
-	line("left", e.paint(shade(b.Value, b.Capacity), number(b.Value))+" of "+number(b.Capacity)+percent)
+	line("left", e.paint(shade(b.Value, b.Capacity),
+		number(b.Value))+" of "+number(b.Capacity)+percent)
 	kind := "a token bucket: "
 	if b.Windowed {
 		kind = "a fixed window: "
@@ -192,8 +203,8 @@ func (s *session) show(b inspect.Balance) {
 	line("written", lasting(b.At.Sub(b.WrittenAt))+" ago, at "+instant(b.WrittenAt))
 }
 
-// tokenAt is when the balance will be a token, if nobody takes: zero if it is that already, or never will be. Shards
-// differ from each other, so for those it is not told.
+// tokenAt is when the balance will be a token, if nobody takes: zero if it is that already, or
+// never will be. Shards differ from each other, so for those it is not told.
 func tokenAt(b inspect.Balance) time.Time {
 	if b.Value >= 1 || b.Capacity < 1 || b.Rate <= 0 || b.Shards > 1 || !b.PausedUntil.IsZero() {
 		return time.Time{}
@@ -206,12 +217,15 @@ func tokenAt(b inspect.Balance) time.Time {
 }
 
 // balance is Reader.Balance, whose error says what there is if there is no such limit.
-func (s *session) balance(ctx context.Context, look *inspect.Reader, name, key string) (inspect.Balance, error) {
+func (s *session) balance(
+	ctx context.Context, look *inspect.Reader, name, key string,
+) (inspect.Balance, error) {
 	b, err := look.Balance(ctx, name, key)
 	if err == nil {
 		return b, nil
 	}
-	if found, _, more := look.Keys(ctx, name, inspect.Page{Most: 1}); more == nil && len(found) == 0 {
+	if found, _, more := look.Keys(ctx, name, inspect.Page{Most: 1}); more == nil &&
+		len(found) == 0 {
 		return b, s.noLimit(ctx, look, name)
 	}
 	return b, err

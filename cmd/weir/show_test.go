@@ -80,7 +80,8 @@ There are more: --from initech
 KEY                               LEFT     OF  FULL IN
 hooli  [....................]  -500.38  1,000    75y6d  owes 500.38
 `[1:])
-	is(t, weir(t, pool, "show", "chatTokens", "--from", "\U0010FFFF").ok(t).out, "No key of limit \"chatTokens\" is like that.\n")
+	is(t, weir(t, pool, "show", "chatTokens", "--from", "\U0010FFFF").ok(t).out,
+		"No key of limit \"chatTokens\" is like that.\n")
 	is(t, anInstant.ReplaceAllString(weir(t, pool, "show", "chatTokens", "hooli").ok(t).out, "TIME"), `
 chatTokens of hooli
   [........................................]
@@ -178,7 +179,8 @@ func TestKeysAsJSON(t *testing.T) {
 		Next string
 	}
 	weir(t, pool, "show", "chatTokens", "--most", "2", "--json").ok(t).json(t, &page)
-	if len(page.Keys) != 2 || page.Keys[1]["key"] != "evil \x1b[31m" || page.Next != "globex" || page.Keys[0]["period"] != 438000*3600.0 {
+	if len(page.Keys) != 2 || page.Keys[1]["key"] != "evil \x1b[31m" || page.Next != "globex" ||
+		page.Keys[0]["period"] != 438000*3600.0 {
 		t.Errorf("%+v", page)
 	}
 	page.Keys, page.Next = nil, ""
@@ -191,14 +193,17 @@ func TestKeysAsJSON(t *testing.T) {
 	if one["value"] != 70.0 || one["windowed"] != true || one["shards"] != 2.0 {
 		t.Errorf("%+v", one)
 	}
-	weir(t, pool, "show", "chat").fails(t, exitFailed, `no limit "chat" has a balance`, "there are chatTokens, hot, signIn (shadow)")
-	weir(t, pool, "show", "chatTokens", "acm").fails(t, exitFailed, "never used", "another limit of that call denied it")
+	weir(t, pool, "show", "chat").fails(t, exitFailed, `no limit "chat" has a balance`,
+		"there are chatTokens, hot, signIn (shadow)")
+	weir(t, pool, "show", "chatTokens", "acm").fails(t, exitFailed, "never used",
+		"another limit of that call denied it")
 }
 
 func TestNumbersAndDurations(t *testing.T) {
 	t.Parallel()
 	for v, want := range map[float64]string{
-		0: "0", 1: "1", 999: "999", 1000: "1,000", 1234567.891: "1,234,567.89", -1234.5: "-1,234.5", 0.019: "0.01", 99.999: "99.99",
+		0: "0", 1: "1", 999: "999", 1000: "1,000", 1234567.891: "1,234,567.89", -1234.5: "-1,234.5",
+		0.019: "0.01", 99.999: "99.99",
 		-0.001: "-0.01", 1 << 53: "9,007,199,254,740,992",
 	} {
 		if got := number(v); got != want {
@@ -206,10 +211,12 @@ func TestNumbersAndDurations(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{
-		0: "0s", 999: "0s", time.Microsecond: "1µs", 1500 * time.Microsecond: "1.5ms", 345678 * time.Microsecond: "346ms",
-		time.Second: "1s", 1999 * time.Millisecond: "1.9s", time.Minute: "1m",
-		61 * time.Second: "1m1s", time.Hour + time.Second: "1h", 25*time.Hour + time.Minute: "1d1h", 366 * 24 * time.Hour: "1y1d",
-		-time.Minute: "-1m",
+		0: "0s", 999: "0s", time.Microsecond: "1µs", 1500 * time.Microsecond: "1.5ms",
+		345678 * time.Microsecond: "346ms",
+		time.Second:               "1s", 1999 * time.Millisecond: "1.9s", time.Minute: "1m",
+		61 * time.Second: "1m1s", time.Hour + time.Second: "1h", 25*time.Hour + time.Minute: "1d1h",
+		366 * 24 * time.Hour: "1y1d",
+		-time.Minute:         "-1m",
 	} {
 		if got := lasting(d); got != want {
 			t.Errorf("%v: %s, want %s", int64(d), got, want)
@@ -217,15 +224,18 @@ func TestNumbersAndDurations(t *testing.T) {
 	}
 }
 
-// A bar is as wide as it is said to be, whatever it shows, and what is left is seen however little it is.
+// A bar is as wide as it is said to be, whatever it shows, and what is left is seen however little
+// it is.
 func TestBarsAreOfOneWidth(t *testing.T) {
 	t.Parallel()
 	e, _, _ := newEnv(nil)
 	fancy, _, _ := newEnv(nil)
 	terminal(fancy)
 	for _, capacity := range []float64{0, 1, 3, 1e15} {
-		for _, value := range []float64{math.Inf(-1), -5, 0, 1e-300, 0.001, 0.5, 1, 2.9, 3, 1e15, math.Inf(1), math.NaN()} {
-			if got := e.bar(value, capacity, 20); len(got) != len("[]")+20 || strings.Contains(got, "#") != (value > 0 && capacity > 0) {
+		for _, value := range []float64{math.Inf(-1), -5, 0, 1e-300, 0.001, 0.5, 1, 2.9, 3, 1e15,
+			math.Inf(1), math.NaN()} {
+			if got := e.bar(value, capacity, 20); len(got) != len("[]")+20 ||
+				strings.Contains(got, "#") != (value > 0 && capacity > 0) {
 				t.Errorf("%v of %v: %q", value, capacity, got)
 			}
 			got := regexp.MustCompile(`\x1b\[\d+m`).ReplaceAllString(fancy.bar(value, capacity, 20), "")

@@ -39,7 +39,8 @@ func (e *env) paint(c colour, text string) string {
 	return "\x1b[" + string(c) + "m" + text + "\x1b[0m"
 }
 
-// printable is a name or a key for a terminal, in which others may have put anything: what does not print is escaped.
+// printable is a name or a key for a terminal, in which others may have put anything: what does not
+// print is escaped.
 func printable(s string) string {
 	for _, r := range s {
 		if !unicode.IsPrint(r) {
@@ -183,7 +184,8 @@ func (c cell) width() int {
 	return runewidth.StringWidth(c.text)
 }
 
-// table writes rows under a head, aligned. Where the terminal is too narrow, the columns that give are cut, in their order.
+// table writes rows under a head, aligned. Where the terminal is too narrow, the columns that give
+// are cut, in their order.
 func (e *env) table(head []string, gives []int, rows [][]cell) {
 	const gap = 2
 	widths := make([]int, len(head))

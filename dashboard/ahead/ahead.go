@@ -1,6 +1,6 @@
-// Package ahead shows the jobs that package scheduler has reserved on the dashboard's time line, and
-// the tenants that wait in a fair line. It is a separate package so that a dashboard alone does not
-// link River.
+// Package ahead shows the jobs that package scheduler has reserved on the dashboard's time line,
+// and the tenants that wait in a fair line. It is a separate package so that a dashboard alone does
+// not link River.
 //
 //	page, err := dashboard.New(pool, dashboard.Config{
 //		Ahead: ahead.Of(pool, jobs), InLine: ahead.InLine(pool, jobs)})
@@ -19,12 +19,15 @@ import (
 // Of reads the jobs that wait with [scheduler.Jobs.WaitingFor], in a read-only transaction of its
 // own. The River client of jobs need not work any. The role needs SELECT on weir_balance and on
 // river_job.
-func Of(db inspect.DB, jobs *scheduler.Jobs) func(ctx context.Context, limit, key string, n int) ([]dashboard.Job, error) {
+func Of(
+	db inspect.DB, jobs *scheduler.Jobs,
+) func(ctx context.Context, limit, key string, n int) ([]dashboard.Job, error) {
 	return func(ctx context.Context, limit, key string, n int) (list []dashboard.Job, err error) {
 		err = pgx.BeginTxFunc(ctx, db, reading, func(tx pgx.Tx) error {
 			waiting, err := jobs.WaitingFor(ctx, tx, limit, key, n)
 			for _, w := range waiting {
-				list = append(list, dashboard.Job{ID: w.Job.ID, Kind: w.Job.Kind, Until: w.Until, Paused: w.Paused})
+				list = append(list,
+					dashboard.Job{ID: w.Job.ID, Kind: w.Job.Kind, Until: w.Until, Paused: w.Paused})
 			}
 			return err
 		})
@@ -38,8 +41,11 @@ var reading = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnl
 // transaction of its own. The River client of jobs need not work any, but their Scheduler should
 // have the line in its Config. The role needs SELECT on weir_balance, weir_line, weir_line_tenant,
 // weir_turn and river_job.
-func InLine(db inspect.DB, jobs *scheduler.Jobs) func(ctx context.Context, limit, key string) ([]dashboard.Tenant, bool, error) {
-	return func(ctx context.Context, limit, key string) (tenants []dashboard.Tenant, more bool, err error) {
+func InLine(
+	db inspect.DB, jobs *scheduler.Jobs,
+) func(ctx context.Context, limit, key string) ([]dashboard.Tenant, bool, error) {
+	return func(ctx context.Context, limit, key string) (tenants []dashboard.Tenant, more bool,
+		err error) {
 		err = pgx.BeginTxFunc(ctx, db, reading, func(tx pgx.Tx) error {
 			next, others, err := jobs.InLine(ctx, tx, limit, key, most)
 			tenants, more = byTenant(next), others
@@ -59,7 +65,8 @@ func byTenant(jobs []scheduler.Waiting) (tenants []dashboard.Tenant) {
 		if !known {
 			i = len(tenants)
 			at[w.Tenant] = i
-			t := dashboard.Tenant{Key: w.Tenant, Next: dashboard.Job{ID: w.Job.ID, Kind: w.Job.Kind}, Turn: w.Place, Charged: w.Charged}
+			t := dashboard.Tenant{Key: w.Tenant, Next: dashboard.Job{ID: w.Job.ID,
+				Kind: w.Job.Kind}, Turn: w.Place, Charged: w.Charged}
 			if w.PassedOver {
 				t.PassedOver = w.Limit
 			}

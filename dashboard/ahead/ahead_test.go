@@ -26,7 +26,8 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-var ChatTokens = ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 600, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
+var ChatTokens = ratelimit.MustDefine("chatTokens",
+	ratelimit.TokenBucket{Rate: 600, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
 
 type GenerateReply struct{}
 
@@ -36,7 +37,8 @@ func (GenerateReply) Kind() string { return "generate_reply" }
 func enqueue(ctx context.Context, limiter *ratelimit.Limiter, jobs *scheduler.Jobs, pool *pgxpool.Pool, n int) error {
 	return limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		for range n {
-			if _, err := jobs.InsertTx(ctx, tx, GenerateReply{}, nil, ChatTokens.For("acme").Count(10).OrReserve()); err != nil {
+			if _, err := jobs.InsertTx(ctx, tx, GenerateReply{}, nil,
+				ChatTokens.For("acme").Count(10).OrReserve()); err != nil {
 				return err
 			}
 		}
@@ -52,7 +54,8 @@ func newJobs(ctx context.Context, pool *pgxpool.Pool) (*ratelimit.Limiter, *sche
 	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
 		return nil, nil, err
 	}
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: slog.New(slog.DiscardHandler)}) // inserts only
+	// inserts only
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -91,7 +94,8 @@ func ExampleOf() {
 	// <nil>
 }
 
-// What the page is told of jobs: those that wait for the key, in the order of their start, by a role that can only read.
+// What the page is told of jobs: those that wait for the key, in the order of their start, by a
+// role that can only read.
 func TestThePageIsToldOfJobs(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -125,7 +129,9 @@ func TestThePageIsToldOfJobs(t *testing.T) {
 		JobsError string
 	}) {
 		t.Helper()
-		d, err := dashboard.New(looks, dashboard.Config{Ahead: ahead.Of(looks, scheduler.New(limiter, scheduler.Config{}).Jobs(client))})
+		d, err := dashboard.New(looks, dashboard.Config{
+			Ahead: ahead.Of(looks, scheduler.New(limiter, scheduler.Config{}).Jobs(client)),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,9 +163,11 @@ func TestThePageIsToldOfJobs(t *testing.T) {
 	}
 }
 
-var SharedAPI = ratelimit.MustDefine("sharedAPI", ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.Tokens(10)})
+var SharedAPI = ratelimit.MustDefine("sharedAPI",
+	ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.Tokens(10)})
 
-// The page lists the tenants of a fair line in the order of their next turns, with a role that can only read.
+// The page lists the tenants of a fair line in the order of their next turns, with a role that can
+// only read.
 func TestThePageIsToldOfALine(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -172,10 +180,12 @@ func TestThePageIsToldOfALine(t *testing.T) {
 		t.Fatal(err)
 	}
 	jobs := scheduler.New(limiter, scheduler.Config{Lines: []scheduler.Line{{Limit: SharedAPI}}}).Jobs(client)
-	own := ratelimit.MustDefine("orgTokens", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(5)})
+	own := ratelimit.MustDefine("orgTokens",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(5)})
 	if err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		for _, tenant := range []string{"greedy", "greedy", "greedy", "modest"} {
-			_, err := jobs.QueueTx(ctx, tx, GenerateReply{}, nil, scheduler.Tenant{Key: tenant}, SharedAPI.For("eu"), own.For(tenant))
+			_, err := jobs.QueueTx(ctx, tx, GenerateReply{}, nil, scheduler.Tenant{Key: tenant},
+				SharedAPI.For("eu"), own.For(tenant))
 			if err != nil {
 				return err
 			}
@@ -195,12 +205,15 @@ func TestThePageIsToldOfALine(t *testing.T) {
 	if err != nil || more || len(tenants) != 2 {
 		t.Fatalf("%+v (more: %v): %v", tenants, more, err)
 	}
-	greedy := dashboard.Tenant{Key: "greedy", Jobs: 3, Next: dashboard.Job{ID: tenants[0].Next.ID, Kind: "generate_reply"}, Turn: 1}
-	modest := dashboard.Tenant{Key: "modest", Jobs: 1, Next: dashboard.Job{ID: tenants[1].Next.ID, Kind: "generate_reply"}, Turn: 2, PassedOver: "orgTokens"}
+	greedy := dashboard.Tenant{Key: "greedy", Jobs: 3,
+		Next: dashboard.Job{ID: tenants[0].Next.ID, Kind: "generate_reply"}, Turn: 1}
+	modest := dashboard.Tenant{Key: "modest", Jobs: 1, Next: dashboard.Job{ID: tenants[1].Next.ID,
+		Kind: "generate_reply"}, Turn: 2, PassedOver: "orgTokens"}
 	if tenants[0] != greedy || tenants[1] != modest || tenants[0].Next.ID == 0 {
 		t.Errorf("%+v, want %+v and %+v", tenants, greedy, modest)
 	}
-	if _, _, err := ahead.InLine(looks, scheduler.New(nil, scheduler.Config{}).Jobs(client))(t.Context(), "sharedAPI", "eu"); err == nil {
+	if _, _, err := ahead.InLine(looks, scheduler.New(nil,
+		scheduler.Config{}).Jobs(client))(t.Context(), "sharedAPI", "eu"); err == nil {
 		t.Error("a line was listed without a limiter")
 	}
 }

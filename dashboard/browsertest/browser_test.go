@@ -49,7 +49,8 @@ func TestTheNumbersMove(t *testing.T) {
 	p.until(`document.getElementById("said").textContent.includes("owes")`)
 }
 
-// The tenants in a fair line are listed with what each has had. Where nobody waits in line, there is no list.
+// The tenants in a fair line are listed with what each has had. Where nobody waits in line, there
+// is no list.
 func TestTenantsInLine(t *testing.T) {
 	t.Parallel()
 	s, p := newSite(t, dashboard.Config{InLine: inLine}), browser(t)
@@ -58,7 +59,8 @@ func TestTenantsInLine(t *testing.T) {
 	p.do(chromedp.Navigate(s.url + "#/limit/modelTokens/key/globex"))
 	const rows = `[...document.querySelectorAll("#tenant-list li")].map((li) => [...li.children].map((e) => e.textContent).join(" | "))`
 	p.until(rows + `.length === 24`)
-	for i, want := range []string{"modest: 1 job, next call 41 | has had least, turn 1", "out: 2 jobs, next call 7 | passed over: too few orgTokens"} {
+	for i, want := range []string{"modest: 1 job, next call 41 | has had least, turn 1",
+		"out: 2 jobs, next call 7 | passed over: too few orgTokens"} {
 		if got := eval[string](p, fmt.Sprintf(rows+"[%d]", i)); got != want {
 			t.Errorf("tenant %d is shown as %q, want %q", i+1, got, want)
 		}
@@ -66,7 +68,8 @@ func TestTenantsInLine(t *testing.T) {
 	if got := eval[string](p, rows+"[2]"); !strings.HasSuffix(got, ": 100 jobs, next call 0 | has had 1,200 more") {
 		t.Errorf("a tenant that has had more is shown as %q", got)
 	}
-	if got := eval[string](p, `document.getElementById("turns-none").textContent`); got != "The first 24 of 32 tenants. Only the next few hundred jobs are counted." {
+	if got := eval[string](p,
+		`document.getElementById("turns-none").textContent`); got != "The first 24 of 32 tenants. Only the next few hundred jobs are counted." {
 		t.Errorf("the page says %q", got)
 	}
 	p.shoot("line")
@@ -158,7 +161,8 @@ func TestNothingIsWiderThanTheScreen(t *testing.T) {
 	s, p := newSite(t, dashboard.Config{Ahead: ahead, InLine: inLine}), browser(t)
 	s.populate(t)
 	s.traffic(t)
-	views := map[string]string{"limits": "#/", "keys": "#/limit/search", "key": "#/limit/search/key/ann", "debt": "#/limit/modelTokens/key/acme", "paused": "#/limit/reports/key/cem"}
+	views := map[string]string{"limits": "#/", "keys": "#/limit/search", "key": "#/limit/search/key/ann",
+		"debt": "#/limit/modelTokens/key/acme", "paused": "#/limit/reports/key/cem"}
 	p.screen(1280, 800, "light")
 	p.do(chromedp.Navigate(s.url + views["key"]))
 	time.Sleep(10 * time.Second) // so that there is a line
@@ -220,9 +224,11 @@ func TestThePageReckonsAsTheLimiterDoes(t *testing.T) {
 	var samples []sample
 	var want []float64
 	for range 400 {
-		rate, capacity, period := float64(1+r.IntN(100)), float64(1+r.IntN(200)), time.Duration(1+r.IntN(120))*time.Second
+		rate, capacity, period := float64(1+r.IntN(100)), float64(1+r.IntN(200)),
+			time.Duration(1+r.IntN(120))*time.Second
 		var rule ratelimit.Rule = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: &capacity}
-		x := sample{Capacity: capacity, Rate: rate, Period: period.Microseconds(), At: at.UnixMicro(), Windowed: r.IntN(2) == 0}
+		x := sample{Capacity: capacity, Rate: rate, Period: period.Microseconds(),
+			At: at.UnixMicro(), Windowed: r.IntN(2) == 0}
 		if x.Windowed {
 			start := at.Add(-time.Duration(r.Int64N(int64(period))).Truncate(time.Microsecond))
 			rule = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: &capacity, Start: start}
@@ -250,7 +256,9 @@ func TestThePageReckonsAsTheLimiterDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	eval[int](p, `import(new URL("balance.js", location.href)).then((m) => {
-		window.reckoned = `+string(text)+`.map((s) => m.valueAt(Object.fromEntries(Object.entries(s).map(([k, v]) => [k[0].toLowerCase() + k.slice(1), v])), s.To));
+		window.reckoned = `+string(
+		text,
+	)+`.map((s) => m.valueAt(Object.fromEntries(Object.entries(s).map(([k, v]) => [k[0].toLowerCase() + k.slice(1), v])), s.To));
 	}); 0`)
 	p.until(`window.reckoned !== undefined`)
 	for i, got := range eval[[]float64](p, `window.reckoned`) {
@@ -322,7 +330,8 @@ func TestHiddenKeysAreNowhereInThePage(t *testing.T) {
 	}
 }
 
-// A pause that is ended early is drawn until then, though no row tells when that was; one that is longer, or over, as long as it was.
+// A pause that is ended early is drawn until then, though no row tells when that was; one that is
+// longer, or over, as long as it was.
 func TestPausesAreDrawnAsLongAsTheyWere(t *testing.T) {
 	t.Parallel()
 	s, p := newSite(t, dashboard.Config{}), browser(t)
@@ -333,18 +342,23 @@ func TestPausesAreDrawnAsLongAsTheyWere(t *testing.T) {
 	// Two tokens a second; readings at 0, 1 s and so on.
 	const read = `const at = (t, value, pausedUntil, writtenAt) => ({ at: t * 1e6, value, pausedUntil: pausedUntil * 1e6, writtenAt: writtenAt * 1e6, capacity: 20, rate: 2, period: 1e6 });`
 	for readings, want := range map[string]string{
-		`[at(1, 2, 0, 0), at(2, 3, 11.5, 1.5), at(3, 3, 11.5, 1.5), at(4, 4, 0, 1.5), at(5, 6, 0, 1.5)]`: `[[1.5,3.5]]`,       // resumed
-		`[at(1, 2, 9, 0), at(2, 2, 9, 0), at(3, 1.5, 0, 2.75), at(4, 3.5, 0, 2.75)]`:                     `[[1,2.75]]`,        // and taken from
-		`[at(1, 2, 1.5, 0), at(2, 3, 0, 0), at(3, 5, 0, 0)]`:                                             `[[1,1.5]]`,         // over
-		`[at(1, 2, 9, 0), at(2, 2, 12, 1.5)]`:                                                            `[[1,12]]`,          // longer
-		`[at(1, 2, 1.5, 0), at(2, 3, 0, 0), at(3, 4, 9, 2.5)]`:                                           `[[1,1.5],[2.5,9]]`, // another
-		`[at(1, 2, 0, 0), at(2, 4, 0, 0)]`:                                                               `[]`,
+		// resumed
+		`[at(1, 2, 0, 0), at(2, 3, 11.5, 1.5), at(3, 3, 11.5, 1.5), at(4, 4, 0, 1.5), at(5, 6, 0, 1.5)]`: `[[1.5,3.5]]`,
+		// and taken from
+		`[at(1, 2, 9, 0), at(2, 2, 9, 0), at(3, 1.5, 0, 2.75), at(4, 3.5, 0, 2.75)]`: `[[1,2.75]]`,
+		`[at(1, 2, 1.5, 0), at(2, 3, 0, 0), at(3, 5, 0, 0)]`:                         `[[1,1.5]]`,         // over
+		`[at(1, 2, 9, 0), at(2, 2, 12, 1.5)]`:                                        `[[1,12]]`,          // longer
+		`[at(1, 2, 1.5, 0), at(2, 3, 0, 0), at(3, 4, 9, 2.5)]`:                       `[[1,1.5],[2.5,9]]`, // another
+		`[at(1, 2, 0, 0), at(2, 4, 0, 0)]`:                                           `[]`,
 	} {
-		if got := eval[string](p, `(() => { `+read+` return JSON.stringify(balance.pauses(`+readings+`).map((p) => p.map((t) => t / 1e6))); })()`); got != want {
+		if got := eval[string](p,
+			`(() => { `+read+` return JSON.stringify(balance.pauses(`+readings+`).map((p) => p.map((t) => t / 1e6))); })()`); got != want {
 			t.Errorf("%s: %s, want %s", readings, got, want)
 		}
 	}
-	if got, want := eval[string](p, `(() => { `+read+` return JSON.stringify(balance.joined(at(3, 3, 11.5, 1.5), at(4, 4, 0, 1.5))); })()`), `[[3000000,3],[3500000,3],[4000000,4]]`; got != want {
+	if got, want := eval[string](p,
+		`(() => { `+read+` return JSON.stringify(balance.joined(at(3, 3, 11.5, 1.5), at(4, 4, 0, 1.5))); })()`),
+		`[[3000000,3],[3500000,3],[4000000,4]]`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -371,7 +385,9 @@ func TestManyKeysArePagedAndOddRowsAreTold(t *testing.T) {
 	p.until(`document.getElementById("badges").textContent.startsWith("This key has no row")`)
 	eval[string](p, `location.hash = "#/limit/%E0%A4/key/%"`) // no encoding of anything: the start
 	p.until(`document.getElementById("main").dataset.view === "limits"`)
-	if got := eval[string](p, `document.querySelector("#limit-list li").textContent`); !strings.Contains(got, "about ") || !strings.Contains(got, "1 broken") {
+	if got := eval[string](p,
+		`document.querySelector("#limit-list li").textContent`); !strings.Contains(got, "about ") ||
+		!strings.Contains(got, "1 broken") {
 		t.Errorf("%q", got)
 	}
 }

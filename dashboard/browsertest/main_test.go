@@ -43,7 +43,8 @@ func browser(t *testing.T) *page {
 		fmt.Printf("%s: skipped: Chromium is not installed (Debian: apt-get install chromium)\n", t.Name())
 		t.Skip("skipped: Chromium is not installed (Debian: apt-get install chromium)")
 	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.Flag("disable-gpu", true))
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program),
+		chromedp.Flag("disable-gpu", true))
 	if os.Geteuid() == 0 {
 		options = append(options, chromedp.NoSandbox) // it refuses root otherwise
 	}
@@ -101,7 +102,8 @@ func eval[T any](p *page, expression string) T {
 // until waits for an expression to be true.
 func (p *page) until(expression string) {
 	p.t.Helper()
-	for deadline := time.Now().Add(patience); !eval[bool](p, "Boolean("+expression+")"); time.Sleep(30 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !eval[bool](p,
+		"Boolean("+expression+")"); time.Sleep(30 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			p.t.Fatalf("never: %s\n%s", expression, eval[string](p, `location.hash + "\n" + document.body.innerText`))
 		}
@@ -115,11 +117,15 @@ func (p *page) press(keys ...string) {
 			p.do(chromedp.KeyEvent(k))
 			continue
 		}
-		// As a keyboard does it, where a page that takes a key for itself keeps it from being typed.
+		// As a keyboard does it, where a page that takes a key for itself keeps it from being
+		// typed.
 		p.do(chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-			_, err := cdp.Call(ctx, t, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyDown, Key: k, Text: k})
+			_, err := cdp.Call(ctx, t, input.DispatchKeyEvent, input.DispatchKeyEventParams{
+				Type: input.DispatchKeyEventTypeKeyDown, Key: k, Text: k,
+			})
 			if err == nil {
-				_, err = cdp.Call(ctx, t, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyUp, Key: k})
+				_, err = cdp.Call(ctx, t, input.DispatchKeyEvent,
+					input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyUp, Key: k})
 			}
 			return err
 		}))
@@ -168,12 +174,16 @@ type site struct {
 }
 
 var (
-	search  = ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 20, Period: 10 * time.Second})
-	strict  = ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shadow())
+	search = ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 20, Period: 10 * time.Second})
+	strict = ratelimit.MustDefine("search",
+		ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shadow())
 	reports = ratelimit.MustDefine("reports", ratelimit.FixedWindow{Rate: 12, Period: 20 * time.Second})
-	model   = ratelimit.MustDefine("modelTokens", ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: ratelimit.Tokens(100)})
-	feed    = ratelimit.MustDefine("publicFeed", ratelimit.TokenBucket{Rate: 4000, Period: time.Minute}, ratelimit.Shards(4))
-	odd     = ratelimit.MustDefine(`<img src=x onerror="document.title='oops'">`, ratelimit.TokenBucket{Rate: 3, Period: time.Hour})
+	model   = ratelimit.MustDefine("modelTokens",
+		ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: ratelimit.Tokens(100)})
+	feed = ratelimit.MustDefine("publicFeed",
+		ratelimit.TokenBucket{Rate: 4000, Period: time.Minute}, ratelimit.Shards(4))
+	odd = ratelimit.MustDefine(`<img src=x onerror="document.title='oops'">`,
+		ratelimit.TokenBucket{Rate: 3, Period: time.Hour})
 )
 
 func newSite(t *testing.T, cfg dashboard.Config) *site {
@@ -224,7 +234,8 @@ func (s *site) take(t *testing.T, requests ...ratelimit.Request) {
 // populate takes from limits in all the ways that the page shows.
 func (s *site) populate(t *testing.T) {
 	t.Helper()
-	for _, key := range []string{"ann", "ben", "cem", "dora", "eve", "a-tenant-with-a-name-that-is-much-longer-than-any-phone-is-wide-0123456789"} {
+	for _, key := range []string{"ann", "ben", "cem", "dora", "eve",
+		"a-tenant-with-a-name-that-is-much-longer-than-any-phone-is-wide-0123456789"} {
 		s.take(t, search.For(key).Count(7), strict.For(key))
 		s.take(t, reports.For(key).Count(5))
 	}
@@ -264,7 +275,8 @@ func (s *site) traffic(t *testing.T) {
 func ahead(context.Context, string, string, int) ([]dashboard.Job, error) {
 	var jobs []dashboard.Job
 	for i := range 40 {
-		jobs = append(jobs, dashboard.Job{ID: int64(1000 + i), Kind: "generate_reply", Until: time.Now().Add(time.Duration(i*i) * 15 * time.Millisecond)})
+		jobs = append(jobs, dashboard.Job{ID: int64(1000 + i), Kind: "generate_reply",
+			Until: time.Now().Add(time.Duration(i*i) * 15 * time.Millisecond)})
 	}
 	return jobs, nil
 }
@@ -276,7 +288,10 @@ func inLine(context.Context, string, string) ([]dashboard.Tenant, bool, error) {
 		{Key: "out", Jobs: 2, Next: dashboard.Job{ID: 7, Kind: "call"}, Turn: 2, PassedOver: "orgTokens"},
 	}
 	for i := range 30 {
-		all = append(all, dashboard.Tenant{Key: fmt.Sprintf("a-tenant-with-a-name-that-is-much-longer-than-any-phone-is-wide-%d", i), Jobs: 100,
+		all = append(all, dashboard.Tenant{Key: fmt.Sprintf(
+			"a-tenant-with-a-name-that-is-much-longer-than-any-phone-is-wide-%d", i,
+		),
+			Jobs: 100,
 			Next: dashboard.Job{ID: int64(i), Kind: "call"}, Charged: 1200.5})
 	}
 	return all, true, nil

@@ -56,26 +56,32 @@ func TestTheVisitorOfThePlaygroundSeesWhatHappens(t *testing.T) {
 	choose := func(limit string) {
 		t.Helper()
 		p.until(`[...document.querySelectorAll("#kinds label")].some((l) => l.textContent === "` + limit + `")`)
-		eval[int](p, `[...document.querySelectorAll("#kinds label")].find((l) => l.textContent === "`+limit+`").click() || 1`)
-		p.until(inside + `.getElementById("keys-title").textContent === "` + limit + `" && ` + inside + `.getElementById("line") !== null`)
+		eval[int](p,
+			`[...document.querySelectorAll("#kinds label")].find((l) => l.textContent === "`+limit+`").click() || 1`)
+		p.until(inside + `.getElementById("keys-title").textContent === "` + limit + `" && ` +
+			inside + `.getElementById("line") !== null`)
 	}
 	p.screen(1440, 860, "light")
 	p.do(chromedp.Navigate(url))
 
 	choose("modelTokens")
 	p.click(`button[data-n="10"]`)
-	p.until(number("granted") + ` >= 9`) // of 10: the playground has taken one when it started, which comes back in a second
+	// of 10: the playground has taken one when it started, which comes back in a second
+	p.until(number("granted") + ` >= 9`)
 	p.click(`button[data-n="10"]`)
 	p.until(number("ahead") + ` > 0`)
-	p.until(inside + `.getElementById("left-word").textContent === "Owed" && ` + inside + `.querySelectorAll("#job-list li").length > 0`)
+	p.until(inside + `.getElementById("left-word").textContent === "Owed" && ` + inside +
+		`.querySelectorAll("#job-list li").length > 0`)
 	p.shoot("playground-reserved")
 
 	choose("search")
 	p.click(`button[data-n="100"]`)
 	p.until(number("denied") + ` >= 78 && document.querySelector("#log .denied") !== null`)
-	p.until(`Number(` + inside + `.getElementById("left").textContent) < 15 && ` + inside + `.querySelector("#bars .denied-bar") !== null`)
+	p.until(`Number(` + inside + `.getElementById("left").textContent) < 15 && ` + inside +
+		`.querySelector("#bars .denied-bar") !== null`)
 	p.click(`button[data-verb="pause"]`)
-	p.until(inside + `.querySelector("#badges .paused") !== null && ` + inside + `.querySelector("#picture .halt") !== null`)
+	p.until(inside + `.querySelector("#badges .paused") !== null && ` + inside +
+		`.querySelector("#picture .halt") !== null`)
 	p.click(`button[data-verb="resume"]`)
 	p.until(inside + `.querySelector("#badges .paused") === null`)
 	granted := eval[int](p, number("granted"))

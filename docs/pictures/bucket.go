@@ -2,8 +2,8 @@ package main
 
 import "fmt"
 
-// The story of bucket.svg: a bucket that gains a token a second and holds 40. TestTheBucketDoesWhatIsDrawn
-// lets a limiter do the same.
+// The story of bucket.svg: a bucket that gains a token a second and holds 40.
+// TestTheBucketDoesWhatIsDrawn lets a limiter do the same.
 const (
 	capacity = 40
 	ends     = 140 // seconds
@@ -55,7 +55,8 @@ func drawBucket() (string, error) {
 	x := func(at float64) float64 { return 60 + at*840/ends }
 	y := func(balance float64) float64 { return 50 + (capacity-balance)*300/90 }
 
-	c.text("strong", "start", 20, 26, "Balance of a bucket that gains one token per second and holds 40")
+	c.text("strong", "start", 20, 26,
+		"Balance of a bucket that gains one token per second and holds 40")
 	for b := -50.0; b <= capacity; b += 10 {
 		c.line("grid", x(0), y(b), x(ends), y(b))
 		c.text("small faint", "end", x(0)-8, y(b)+4, fmt.Sprintf("%.0f", b))
@@ -81,14 +82,17 @@ func drawBucket() (string, error) {
 		}
 	}
 	note(takes, 40, "start", 6, 20, fmt.Sprintf("take %d", taken))
-	note(aReserves, 20, "start", 6, 4, fmt.Sprintf("job A reserves %d: it may start at %d s", aReserved, aStarts))
-	note(bReserves, -20, "start", 6, -14, fmt.Sprintf("job B reserves %d:", bReserved), fmt.Sprintf("it may start at %d s", bWouldStart))
+	note(aReserves, 20, "start", 6, 4,
+		fmt.Sprintf("job A reserves %d: it may start at %d s", aReserved, aStarts))
+	note(bReserves, -20, "start", 6, -14, fmt.Sprintf("job B reserves %d:", bReserved),
+		fmt.Sprintf("it may start at %d s", bWouldStart))
 	note(aStarts, -30, "start", 8, 14, "A starts")
 	note(12, -36, "middle", 0, 0, "debt: tokens", "that are owed")
 	note(aSettles, -5, "end", -8, -42, fmt.Sprintf("A has used %d: settle gives", aUsed),
 		fmt.Sprintf("%d back, and B moves up", aReserved-aUsed))
 	note(bStarts, 0, "start", 8, 18, "B starts,", fmt.Sprintf("at %d s", bStarts))
-	note((pauses+resumes)/2, 40, "middle", 0, 20, "paused: nothing is", "granted, and time", "stands still")
+	note((pauses+resumes)/2, 40, "middle", 0, 20, "paused: nothing is", "granted, and time",
+		"stands still")
 	note(130, 20, "middle", 0, 4, "full: what would", "flow in is lost")
 	for _, p := range []vertex{{aStarts, -30}, {bStarts, 0}} {
 		c.rect("answer", x(p.at)-4, y(p.balance)-4, 8, 8)

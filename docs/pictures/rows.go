@@ -2,8 +2,8 @@ package main
 
 import "fmt"
 
-// drawRows draws where the balance of one limit and key is, and who holds which lock, for a plain limit,
-// one with shards, and a lease.
+// drawRows draws where the balance of one limit and key is, and who holds which lock, for a plain
+// limit, one with shards, and a lease.
 func drawRows() (string, error) {
 	c := &canvas{width: 920, height: 400,
 		title: "Rows and locks of a plain limit, of a limit with four shards, and of a lease"}
@@ -21,14 +21,16 @@ func drawRows() (string, error) {
 		}
 	}
 
-	panel(left, "plain: one row", "The first call locks the row until its", "COMMIT. The others wait for it, and", "then decide on what it has left.")
+	panel(left, "plain: one row", "The first call locks the row until its",
+		"COMMIT. The others wait for it, and", "then decide on what it has left.")
 	calls(left, "transaction", "transaction", "transaction")
 	c.box("held", left+60, 236, 150, 56, "small", "row, locked by call 1", "1,000 tokens")
 	c.path("edge", left+42, 104, left+100, 236)
 	c.path("waits", left+134, 104, left+135, 236)
 	c.path("waits", left+226, 104, left+170, 236)
 
-	panel(middle, "Shards(4): four rows", "Each call takes from a row that nobody", "has locked. A count that no row has", "alone is gathered from several.")
+	panel(middle, "Shards(4): four rows", "Each call takes from a row that nobody",
+		"has locked. A count that no row has", "alone is gathered from several.")
 	calls(middle, "transaction", "transaction", "transaction")
 	for i := range 4 {
 		class, state := "held", "locked"
@@ -41,7 +43,8 @@ func drawRows() (string, error) {
 		c.path("edge", middle+42+float64(i)*92, 104, middle+32+float64(i)*69, 236)
 	}
 
-	panel(right, "lease: tokens in memory", "Calls take from memory, with no lock.", "Each block is committed before any of", "it is handed out. A crash loses it.")
+	panel(right, "lease: tokens in memory", "Calls take from memory, with no lock.",
+		"Each block is committed before any of", "it is handed out. A crash loses it.")
 	calls(right, "goroutine", "goroutine", "goroutine")
 	c.box("answer", right+45, 146, 180, 44, "small", "the process holds a block", "100 tokens")
 	for i := range 3 {

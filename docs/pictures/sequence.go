@@ -1,7 +1,7 @@
 package main
 
-// drawSequence draws what happens in which order, from a take to its settlement, and what is committed
-// together.
+// drawSequence draws what happens in which order, from a take to its settlement, and what is
+// committed together.
 func drawSequence() (string, error) {
 	c := &canvas{width: 920, height: 560,
 		title: "Take and insert a job in one transaction; the job starts when its tokens exist; settle in the transaction that saves its result"}
@@ -29,9 +29,11 @@ func drawSequence() (string, error) {
 	c.text("small", "start", postgres+24, 150, "when the job may start.")
 	c.text("small", "start", postgres+24, 196, "A rollback or a crash undoes all of it.")
 
-	c.box("answer", postgres-90, 244, 180, 42, "small", "tokens flow in, until the", "job's own tokens exist")
+	c.box("answer", postgres-90, 244, 180, 42, "small", "tokens flow in, until the",
+		"job's own tokens exist")
 	step(postgres, worker, 310, "the job is due")
-	c.box("box", worker-120, 326, 240, 42, "small", "does its work, in no transaction:", "it calls the model or the API")
+	c.box("box", worker-120, 326, 240, 42, "small", "does its work, in no transaction:",
+		"it calls the model or the API")
 
 	c.rect("held", postgres-12, 386, worker-postgres+24, 150)
 	c.text("small strong", "end", worker-2, 404, "one transaction")

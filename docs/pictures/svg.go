@@ -61,7 +61,8 @@ func (c *canvas) svg() (string, error) {
 <title>%s</title>
 %s<rect class="page" width="100%%" height="100%%" rx="6"/>
 %s</svg>
-`, n(c.width), n(c.height), n(c.width), n(c.height), html.EscapeString(c.title), style, c.b.String()), c.err
+`, n(c.width), n(c.height), n(c.width), n(c.height), html.EscapeString(c.title), style,
+		c.b.String()), c.err
 }
 
 // n is a number with one decimal at the most.
@@ -70,16 +71,19 @@ func n(x float64) string {
 }
 
 func (c *canvas) rect(class string, x, y, w, h float64) {
-	fmt.Fprintf(&c.b, `<rect class="%s" x="%s" y="%s" width="%s" height="%s" rx="4"/>`+"\n", class, n(x), n(y), n(w), n(h))
+	fmt.Fprintf(&c.b, `<rect class="%s" x="%s" y="%s" width="%s" height="%s" rx="4"/>`+"\n", class,
+		n(x), n(y), n(w), n(h))
 }
 
 func (c *canvas) line(class string, x1, y1, x2, y2 float64) {
-	fmt.Fprintf(&c.b, `<line class="%s" x1="%s" y1="%s" x2="%s" y2="%s"/>`+"\n", class, n(x1), n(y1), n(x2), n(y2))
+	fmt.Fprintf(&c.b, `<line class="%s" x1="%s" y1="%s" x2="%s" y2="%s"/>`+"\n", class, n(x1),
+		n(y1), n(x2), n(y2))
 }
 
 // path goes from point to point, and ends in an arrow.
 func (c *canvas) path(class string, points ...float64) {
-	fmt.Fprintf(&c.b, `<polyline class="%s" points="%s" marker-end="url(#head)"/>`+"\n", class, list(points))
+	fmt.Fprintf(&c.b, `<polyline class="%s" points="%s" marker-end="url(#head)"/>`+"\n", class,
+		list(points))
 }
 
 func (c *canvas) curve(class string, points ...float64) {
@@ -100,7 +104,8 @@ func list(points []float64) string {
 
 // text writes at x and the baseline y. The anchor is start, middle or end.
 func (c *canvas) text(class, anchor string, x, y float64, s string) {
-	fmt.Fprintf(&c.b, `<text class="%s" x="%s" y="%s" text-anchor="%s">%s</text>`+"\n", class, n(x), n(y), anchor, html.EscapeString(s))
+	fmt.Fprintf(&c.b, `<text class="%s" x="%s" y="%s" text-anchor="%s">%s</text>`+"\n", class, n(x),
+		n(y), anchor, html.EscapeString(s))
 	left, w := x, width(class, s)
 	switch anchor {
 	case "middle":

@@ -1,7 +1,7 @@
 package main
 
-// choice is a question of the decision tree, and what to use if the answer is yes. If then is set, the yes
-// leads to another question, with an answer each for yes and no.
+// choice is a question of the decision tree, and what to use if the answer is yes. If then is set,
+// the yes leads to another question, with an answer each for yes and no.
 type choice struct {
 	ask                string
 	then, use, yes, no []string
@@ -13,12 +13,15 @@ var choices = []choice{
 	{ask: "Is it a request to your HTTP server?", use: []string{"httplimit"}},
 	{ask: "Do you limit how many run at once?", use: []string{"slots"}},
 	{ask: "Is it the start of a River job?",
-		then: []string{"Must the code that inserts it learn", "when it runs, or that it is denied?"},
-		yes:  []string{"reserve:", "jobs.ReserveTx"}, no: []string{"limit the worker: scheduler.Limit"}},
+		then: []string{"Must the code that inserts it learn",
+			"when it runs, or that it is denied?"},
+		yes: []string{"reserve:", "jobs.ReserveTx"},
+		no:  []string{"limit the worker: scheduler.Limit"}},
 	{ask: "Does it belong to writes in Postgres?",
 		then: []string{"May Weir begin the transaction?"},
 		yes:  []string{"limiter.InTx"}, no: []string{"limiter.Consume(ctx, tx, ...)"}},
-	{ask: "Can the caller wait for its turn?", use: []string{"Autocommit.Wait", "upstream.Transport"}},
+	{ask: "Can the caller wait for its turn?",
+		use: []string{"Autocommit.Wait", "upstream.Transport"}},
 	{ask: "Do many goroutines call at the same time?",
 		then: []string{"Is a round trip too much for each?"},
 		yes:  []string{"limiter.Lease"}, no: []string{"limiter.Coalesce"}},

@@ -31,8 +31,11 @@ func (e *refusedError) Error() string {
 	return fmt.Sprintf("the API answered %s: %s", e.status, e.body)
 }
 
-// complete asks for an answer of at most maxTokens, and returns it with the tokens that the whole call used.
-func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (answer string, used int, err error) {
+// complete asks for an answer of at most maxTokens, and returns it with the tokens that the whole
+// call used.
+func (c *client) complete(
+	ctx context.Context, prompt string, maxTokens int,
+) (answer string, used int, err error) {
 	body, err := json.Marshal(map[string]any{
 		"model":      c.model,
 		"messages":   []any{map[string]string{"role": "user", "content": prompt}},
@@ -41,7 +44,8 @@ func (c *client) complete(ctx context.Context, prompt string, maxTokens int) (an
 	if err != nil {
 		return "", 0, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(c.base, "/")+"/chat/completions", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost,
+		strings.TrimSuffix(c.base, "/")+"/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		return "", 0, err
 	}

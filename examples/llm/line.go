@@ -57,7 +57,8 @@ func (s *submitter) message(tenant string) scheduler.QueueManyParams {
 	tokens := smallest + mathrand.IntN(largest-smallest+1)
 	return scheduler.QueueManyParams{
 		Args: replyArgs{
-			MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens), MaxTokens: tokens - promptTokens,
+			MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens),
+			MaxTokens: tokens - promptTokens,
 		},
 		Tenant: scheduler.Tenant{Key: tenant},
 		Requests: []ratelimit.Request{
@@ -78,7 +79,8 @@ func (s *submitter) queue(ctx context.Context, messages []scheduler.QueueManyPar
 			if !ok {
 				return fmt.Errorf("a message of %T", m.Args)
 			}
-			_, err := tx.Exec(ctx, `INSERT INTO message (id, tenant, reservation, reserved) VALUES ($1, $2, $3, 0)`,
+			_, err := tx.Exec(ctx,
+				`INSERT INTO message (id, tenant, reservation, reserved) VALUES ($1, $2, $3, 0)`,
 				args.MessageID, m.Tenant.Key, uuid.Nil)
 			if err != nil {
 				return err
@@ -89,7 +91,8 @@ func (s *submitter) queue(ctx context.Context, messages []scheduler.QueueManyPar
 }
 
 func (s *store) answered(ctx context.Context, tenant string) (n int, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT pg_catalog.count(answer) FROM message WHERE tenant = $1`, tenant).Scan(&n)
+	err = s.pool.QueryRow(ctx, `SELECT pg_catalog.count(answer) FROM message WHERE tenant = $1`,
+		tenant).Scan(&n)
 	return n, err
 }
 

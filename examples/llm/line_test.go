@@ -12,7 +12,8 @@ import (
 func TestTheModestTenantDoesNotWaitForTheGreedyOne(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
-	o := options{shards: 1, requests: 10, greedy: 60, budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}}
+	o := options{shards: 1, requests: 10, greedy: 60,
+		budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}}
 	api := standIn(t, o.budget)
 	out, err := s.run(t, o, api.BaseURL(), api.Log)
 	if err != nil {
@@ -25,11 +26,14 @@ func TestTheModestTenantDoesNotWaitForTheGreedyOne(t *testing.T) {
 		t.Errorf("%d messages, %d answered, %d settled; want %d", messages, answered, settled, want)
 	}
 	s.scan(t, `SELECT count(*) FILTER (WHERE started_at < first), count(*) FILTER (WHERE started_at > first)
-		FROM message, (SELECT min(started_at) AS first FROM message WHERE tenant = 'modest') m WHERE tenant = 'greedy'`, &before, &behind)
+		FROM message, (SELECT min(started_at) AS first FROM message WHERE tenant = 'modest') m WHERE tenant = 'greedy'`,
+		&before, &behind)
 	if before > behind {
-		t.Errorf("%d of the greedy tenant's messages started before the modest one's first, and %d after it", before, behind)
+		t.Errorf("%d of the greedy tenant's messages started before the modest one's first, and %d after it",
+			before, behind)
 	}
-	for _, want := range []string{"greedy in line    60 messages waited", "modest in line    6 messages waited", "429s received"} {
+	for _, want := range []string{"greedy in line    60 messages waited",
+		"modest in line    6 messages waited", "429s received"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the summary does not say %q", want)
 		}

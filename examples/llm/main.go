@@ -1,14 +1,16 @@
-// Llm shows an application that calls a language model on a budget. Some hundreds of messages of several tenants come in at
-// once; each is saved together with the tokens that its answer may need, taken or reserved ahead, and with the River job
-// that will ask for the answer when they exist. Most answers need less: the worker settles what was used, in the transaction
-// that saves the answer, and those who wait in line come earlier by the rest. So the budget is used up, though more is
-// reserved than used, and never exceeded.
+// Llm shows an application that calls a language model on a budget. Some hundreds of messages of
+// several tenants come in at once; each is saved together with the tokens that its answer may need,
+// taken or reserved ahead, and with the River job that will ask for the answer when they exist.
+// Most answers need less: the worker settles what was used, in the transaction that saves the
+// answer, and those who wait in line come earlier by the rest. So the budget is used up, though
+// more is reserved than used, and never exceeded.
 //
 //	go run ./examples/llm
 //
-// The API is a stand-in within the program, which keeps an exact log of its own and answers 429 beyond its limits. Set
-// OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the flags -tpm, -rpm and -minute to what it allows, to use a real
-// one. Postgres is found or downloaded: see internal/pgserver.
+// The API is a stand-in within the program, which keeps an exact log of its own and answers 429
+// beyond its limits. Set OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the flags -tpm, -rpm
+// and -minute to what it allows, to use a real one. Postgres is found or downloaded: see
+// internal/pgserver.
 package main
 
 import (
@@ -42,8 +44,10 @@ func main() {
 	flag.DurationVar(&o.budget.minute, "minute", 5*time.Second, "how long the API's minute is")
 	flag.DurationVar(&o.within, "within", 90*time.Second, "give up after this time")
 	flag.IntVar(&o.shards, "shards", 1, "how many rows the limit of the tokens is spread over")
-	flag.IntVar(&o.greedy, "greedy", 120, "how many messages a greedy tenant then queues beside a modest one, on a fair line; 0: none")
-	flag.BoolVar(&o.plain, "plain", false, "let River alone start the reserved calls, to see the difference")
+	flag.IntVar(&o.greedy, "greedy", 120,
+		"how many messages a greedy tenant then queues beside a modest one, on a fair line; 0: none")
+	flag.BoolVar(&o.plain, "plain", false,
+		"let River alone start the reserved calls, to see the difference")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -69,10 +73,13 @@ type options struct {
 func (o options) lined() bool { return o.greedy > 0 && o.shards == 1 && !o.plain }
 
 func run(ctx context.Context, p *progress, o options) (err error) {
-	if o.requests < 1 || o.budget.minute < time.Second || o.shards < 1 || o.budget.tokens < 2*largest*o.shards || o.budget.requests < 10 {
-		return fmt.Errorf("want -requests and -shards above 0, -minute of 1s or more, -tpm of %d or more for each shard, -rpm of 10 or more", 2*largest)
+	if o.requests < 1 || o.budget.minute < time.Second || o.shards < 1 ||
+		o.budget.tokens < 2*largest*o.shards || o.budget.requests < 10 {
+		return fmt.Errorf("want -requests and -shards above 0, -minute of 1s or more, -tpm of %d or more for each shard, -rpm of 10 or more",
+			2*largest)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.within, fmt.Errorf("not done within %v (-within)", o.within))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.within,
+		fmt.Errorf("not done within %v (-within)", o.within))
 	defer cancel()
 	_, _ = fmt.Fprintf(p.out, shows+"\n", o.requests)
 
@@ -100,7 +107,8 @@ func run(ctx context.Context, p *progress, o options) (err error) {
 		base = api.BaseURL()
 		load = func() float64 { return log.Load(time.Now()) }
 	}
-	_, _ = fmt.Fprintf(p.out, "%d messages of %d tenants for an API that allows %d tokens and %d requests in %v\n",
+	_, _ = fmt.Fprintf(p.out,
+		"%d messages of %d tenants for an API that allows %d tokens and %d requests in %v\n",
 		o.requests, len(tenants), o.budget.tokens, o.budget.requests, o.budget.minute)
 	if err := serve(ctx, p, o, s, base, load, log); err != nil {
 		return err
@@ -122,8 +130,10 @@ const (
 	tryNextPlain = "Try next: make demo (the same on clients that Weir has configured), docs/llm.md (how it is written)."
 )
 
-// serve is the application: a limiter, a River client that works jobs, and the messages that come in.
-func serve(ctx context.Context, p *progress, o options, s *store, base string, load func() float64, log *standin.Log) error {
+// serve is the application: a limiter, a River client that works jobs, and the messages that come
+// in.
+func serve(ctx context.Context, p *progress, o options, s *store, base string, load func() float64,
+	log *standin.Log) error {
 	limits, err := define(o.budget, o.shards)
 	if err != nil {
 		return err
@@ -134,16 +144,19 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	httpClient := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	httpClient := &http.Client{Timeout: time.Minute,
+		Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	defer httpClient.CloseIdleConnections()
 	cfg := scheduler.Config{Jitter: -1} // tokens that come one by one need none
 	if o.lined() {
 		cfg.Lines = []scheduler.Line{{Limit: limits.chatTokens}}
 	}
 	sched := scheduler.New(limiter, cfg)
-	worker := &replyWorker{store: s, limiter: limiter, sched: sched, limits: limits, broken: cancel, client: &client{
-		base: base, key: os.Getenv("OPENAI_API_KEY"), model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
-	}}
+	worker := &replyWorker{store: s, limiter: limiter, sched: sched, limits: limits, broken: cancel,
+		client: &client{
+			base: base, key: os.Getenv("OPENAI_API_KEY"),
+			model: cmp.Or(os.Getenv("OPENAI_MODEL"), "gpt-4o-mini"), http: httpClient,
+		}}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
 	config := &river.Config{
@@ -164,7 +177,8 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 	}
 	defer stopRiver(riverClient)
 
-	messages := &submitter{store: s, limiter: limiter, jobs: sched.Jobs(riverClient), limits: limits}
+	messages := &submitter{store: s, limiter: limiter, jobs: sched.Jobs(riverClient),
+		limits: limits}
 	answer := func(total int, submit func() error) error { // until all are answered
 		submitted := make(chan error, 1)
 		go func() {
@@ -174,9 +188,10 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 			}
 			submitted <- err
 		}()
-		err := watch(ctx, p, s, total, worker.refused.Load, load, func(ctx context.Context) (string, error) {
-			return next(ctx, limiter, s, messages)
-		})
+		err := watch(ctx, p, s, total, worker.refused.Load, load,
+			func(ctx context.Context) (string, error) {
+				return next(ctx, limiter, s, messages)
+			})
 		if err != nil {
 			cancel(err)
 			<-submitted
@@ -184,7 +199,9 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 		}
 		return <-submitted
 	}
-	if err := answer(o.requests, func() error { return messages.submit(ctx, o.requests) }); err != nil {
+	if err := answer(o.requests, func() error {
+		return messages.submit(ctx, o.requests)
+	}); err != nil {
 		return err
 	}
 	sum, err := summarize(ctx, s, o.budget, limits, messages.denied.Load(), log)
@@ -192,8 +209,12 @@ func serve(ctx context.Context, p *progress, o options, s *store, base string, l
 		return err
 	}
 	if o.lined() {
-		_, _ = fmt.Fprintf(p.out, "now a fair line: a greedy tenant queues %d messages, a modest one comes behind\n", o.greedy)
-		err := answer(o.requests+o.greedy+modestMessages, func() error { return messages.inLine(ctx, o.greedy) })
+		_, _ = fmt.Fprintf(p.out,
+			"now a fair line: a greedy tenant queues %d messages, a modest one comes behind\n",
+			o.greedy)
+		err := answer(o.requests+o.greedy+modestMessages, func() error {
+			return messages.inLine(ctx, o.greedy)
+		})
 		if err != nil {
 			return err
 		}

@@ -38,7 +38,8 @@ func demo(t *testing.T) *store {
 	return s
 }
 
-// run serves until all is answered, and returns what it has said; log is nil if the API is none of standin's.
+// run serves until all is answered, and returns what it has said; log is nil if the API is none of
+// standin's.
 func (s *store) run(t *testing.T, o options, base string, log *standin.Log) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -60,7 +61,8 @@ func standIn(t *testing.T, b budget) *standin.Server {
 	return api
 }
 
-// reserve takes n times the largest request, for nobody: a line to begin with, or one behind all others.
+// reserve takes n times the largest request, for nobody: a line to begin with, or one behind all
+// others.
 func (s *store) reserve(t *testing.T, o options, n int) (last ratelimit.Result) {
 	t.Helper()
 	limits, err := define(o.budget, o.shards)
@@ -72,7 +74,8 @@ func (s *store) reserve(t *testing.T, o options, n int) (last ratelimit.Result) 
 		t.Fatal(err)
 	}
 	for range n {
-		if last, err = limiter.Autocommit(s.pool).RateLimit(t.Context(), limits.chatTokens.Global().Count(largest).OrReserve()); err != nil {
+		if last, err = limiter.Autocommit(s.pool).RateLimit(t.Context(),
+			limits.chatTokens.Global().Count(largest).OrReserve()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,14 +105,15 @@ func (s *store) scan(t *testing.T, sql string, into ...any) {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6 }
 
-// Each message is answered once and settled once, and the books balance: those of the messages, of the API, and of the limit.
+// Each message is answered once and settled once, and the books balance: those of the messages, of
+// the API, and of the limit.
 func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
 	o := options{shards: 1, requests: 100, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	api := standIn(t, o.budget)
-	// There is always somebody in the line, seconds before the messages and behind them. So the bucket is never full: nothing
-	// that flows in is lost.
+	// There is always somebody in the line, seconds before the messages and behind them. So the
+	// bucket is never full: nothing that flows in is lost.
 	before := s.reserve(t, o, 20)
 	const behind = 60
 	var reserving sync.WaitGroup
@@ -135,7 +139,8 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 		FROM river_job j LEFT JOIN message m ON m.id = j.args->>'message_id'`, &jobs, &orphans)
 	calls := api.Log.Calls()
 	if messages != o.requests || answered != messages || settled != messages || jobs != messages || orphans != 0 {
-		t.Errorf("%d messages, %d answered, %d settled; %d jobs completed, %d of them without a message", messages, answered, settled, jobs, orphans)
+		t.Errorf("%d messages, %d answered, %d settled; %d jobs completed, %d of them without a message",
+			messages, answered, settled, jobs, orphans)
 	}
 	s.scan(t, `SELECT count(*) FROM weir_settled`, &settled)
 	if settled != messages || len(calls) != messages {
@@ -150,20 +155,25 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	if b.used != float64(served) {
 		t.Errorf("the database has %v tokens used, the API has counted %d", b.used, served)
 	}
-	if !near(b.reserved, b.used+b.givenBack-b.charged+b.kept) || !near(b.kept, 0) || b.givenBack <= 0 || b.charged <= 0 {
+	if !near(b.reserved, b.used+b.givenBack-b.charged+b.kept) || !near(b.kept, 0) ||
+		b.givenBack <= 0 || b.charged <= 0 {
 		t.Errorf("the books do not balance: %+v", b)
 	}
 	var value, moved, rate, seconds float64
 	// In a pause, after a 429 on a machine that is too slow, nothing flows in.
-	s.scan(t, fmt.Sprintf(`SELECT value, coalesce(moved, 0), rate * 1e6 / period, extract(epoch FROM greatest(ts, paused_until) - '%s'::timestamptz)::float8 - coalesce(delay, 0) / 1e6
-		FROM weir_balance WHERE name = 'chatTokens'`, before.At.Format(time.RFC3339Nano)), &value, &moved, &rate, &seconds)
-	if want := before.Outcomes[0].Value + rate*seconds - b.reserved + b.givenBack - b.charged - behind*largest; !near(value, want) {
+	s.scan(t,
+		fmt.Sprintf(`SELECT value, coalesce(moved, 0), rate * 1e6 / period, extract(epoch FROM greatest(ts, paused_until) - '%s'::timestamptz)::float8 - coalesce(delay, 0) / 1e6
+		FROM weir_balance WHERE name = 'chatTokens'`, before.At.Format(time.RFC3339Nano)), &value,
+		&moved, &rate, &seconds)
+	if want := before.Outcomes[0].Value + rate*seconds - b.reserved +
+		b.givenBack - b.charged - behind*largest; !near(value, want) {
 		t.Errorf("the limit has %v tokens, by the books %v", value, want)
 	}
 	if !near(moved, b.givenBack-b.charged) {
 		t.Errorf("the line has moved up by %v tokens, by the books by %v", moved, b.givenBack-b.charged)
 	}
-	for _, want := range []string{"100, all answered: 100", "reserved ahead", "429s received", "given back", "charged", "budget used", "start after due", "of its limit in the fullest"} {
+	for _, want := range []string{"100, all answered: 100", "reserved ahead", "429s received",
+		"given back", "charged", "budget used", "start after due", "of its limit in the fullest"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the summary does not say %q", want)
 		}
@@ -175,8 +185,9 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	}
 }
 
-// The limit is used up by what calls use in the end, though more than that is reserved, and the API is never asked for more:
-// it has nothing to refuse. With River's own timing what is given back helps nobody who waits.
+// The limit is used up by what calls use in the end, though more than that is reserved, and the API
+// is never asked for more: it has nothing to refuse. With River's own timing what is given back
+// helps nobody who waits.
 func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -185,8 +196,9 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 	}{"OnTime": {false, 1}, "FromShards": {false, 4}, "RiverAlone": {true, 1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// What is given back comes to those who wait within a second or two. A machine with much other work may take
-			// longer, and then they have less of it: not each of three times.
+			// What is given back comes to those who wait within a second or two. A machine with
+			// much other work may take longer, and then they have less of it: not each of three
+			// times.
 			for round := 1; ; round++ {
 				share, ok := used(t, tc.plain, tc.shards)
 				if !ok || share >= 0.55 { // River alone uses about half
@@ -200,12 +212,13 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 	}
 }
 
-// used runs the demo, and returns the share of the budget that was used while jobs waited, and whether
-// that is to be judged.
+// used runs the demo, and returns the share of the budget that was used while jobs waited, and
+// whether that is to be judged.
 func used(t *testing.T, plain bool, shards int) (share float64, ok bool) {
 	t.Helper()
 	s := demo(t)
-	o := options{shards: shards, requests: 150, budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: plain}
+	o := options{shards: shards, requests: 150,
+		budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: plain}
 	api := standIn(t, o.budget)
 	s.reserve(t, o, 15) // two seconds, for the messages to come in: who is not there does not use the budget
 	if _, err := s.run(t, o, api.BaseURL(), api.Log); err != nil {
@@ -279,7 +292,9 @@ func TestACallWithoutAnAnswerKeepsItsEstimate(t *testing.T) {
 func TestARefusedCallGivesItsTokensBack(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
-	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
 	defer api.Close()
 	o := options{shards: 1, requests: 1, budget: budget{minute: time.Hour, tokens: 10_000, requests: 200}}
 	if _, err := s.run(t, o, api.URL, nil); !errors.As(err, new(*refusedError)) {
@@ -305,7 +320,8 @@ func TestTheClientSpeaksOpenAI(t *testing.T) {
 			MaxTokens int `json:"max_tokens"`
 		}
 		if err := json.NewDecoder(r.Body).Decode(&in); err != nil || r.URL.Path != "/v1/chat/completions" ||
-			r.Header.Get("Authorization") != "Bearer sesame" || in.Model != "m" || in.MaxTokens != 7 || in.Messages[0]["content"] != "hi" {
+			r.Header.Get("Authorization") != "Bearer sesame" || in.Model != "m" ||
+			in.MaxTokens != 7 || in.Messages[0]["content"] != "hi" {
 			t.Errorf("got %v %v %+v (%v)", r.URL, r.Header, in, err)
 		}
 		w.Header().Set("Retry-After", "3")

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// progress shows how the demo stands: two lines that are drawn anew on a terminal, else two lines every two seconds.
+// progress shows how the demo stands: two lines that are drawn anew on a terminal, else two lines
+// every two seconds.
 type progress struct {
 	out   io.Writer
 	live  bool
@@ -20,7 +21,8 @@ type progress struct {
 func newProgress(f *os.File) *progress {
 	info, err := f.Stat()
 	live := err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
-	return &progress{out: f, live: live, color: live && os.Getenv("NO_COLOR") == "", start: time.Now()}
+	return &progress{out: f, live: live, color: live && os.Getenv("NO_COLOR") == "",
+		start: time.Now()}
 }
 
 func (p *progress) every() time.Duration {
@@ -33,7 +35,8 @@ func (p *progress) every() time.Duration {
 // show draws the counts. load is how full the API's minute is, or below 0 if nobody knows.
 // It has room on a terminal of 80 columns.
 func (p *progress) show(total int, c counts, refused int64, load float64, next string) {
-	line := fmt.Sprintf("%5.1f s  answered %d/%d  429s %d", time.Since(p.start).Seconds(), c.answered, total, refused)
+	line := fmt.Sprintf("%5.1f s  answered %d/%d  429s %d", time.Since(p.start).Seconds(),
+		c.answered, total, refused)
 	if load >= 0 {
 		line += "  API " + p.bar(load, 20)
 	}
@@ -57,7 +60,8 @@ func (p *progress) end() {
 // bar draws a share of a limit; what is beyond it stands behind the mark.
 func (p *progress) bar(share float64, width int) string {
 	n := int(share*float64(width) + 0.5)
-	text := strings.Repeat("█", min(n, width)) + strings.Repeat("░", max(0, width-n)) + "│" + strings.Repeat("█", max(0, n-width))
+	text := strings.Repeat("█", min(n, width)) + strings.Repeat("░", max(0, width-n)) + "│" +
+		strings.Repeat("█", max(0, n-width))
 	if !p.color {
 		return fmt.Sprintf("%s %3.0f%%", text, share*100)
 	}
@@ -69,7 +73,8 @@ func (p *progress) bar(share float64, width int) string {
 }
 
 // watch shows the progress until all messages are answered.
-func watch(ctx context.Context, p *progress, s *store, total int, refused func() int64, load func() float64,
+func watch(ctx context.Context, p *progress, s *store, total int, refused func() int64,
+	load func() float64,
 	next func(context.Context) (string, error),
 ) error {
 	answered := 0

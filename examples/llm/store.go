@@ -20,7 +20,8 @@ import (
 	"github.com/weir-go/weir/schema"
 )
 
-// store is the application's database: a schema of its own, so that the demo may run on a database in use.
+// store is the application's database: a schema of its own, so that the demo may run on a database
+// in use.
 type store struct {
 	pool   *pgxpool.Pool
 	schema string
@@ -61,7 +62,8 @@ func open(ctx context.Context, url string) (_ *store, err error) {
 	if err := schema.Migrate(ctx, s.pool, schema.In(s.schema)); err != nil {
 		return nil, err
 	}
-	migrator, err := rivermigrate.New(riverpgxv5.New(s.pool), &rivermigrate.Config{Logger: quiet(), Schema: s.schema})
+	migrator, err := rivermigrate.New(riverpgxv5.New(s.pool),
+		&rivermigrate.Config{Logger: quiet(), Schema: s.schema})
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +80,9 @@ func open(ctx context.Context, url string) (_ *store, err error) {
 func (s *store) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, err := s.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{s.schema}.Sanitize()+" CASCADE")
+	_, err := s.pool.Exec(
+		ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{s.schema}.Sanitize()+" CASCADE",
+	)
 	s.pool.Close()
 	if err != nil {
 		return fmt.Errorf("drop schema %s: %w", s.schema, err)
@@ -98,16 +102,23 @@ func (s *store) counts(ctx context.Context) (c counts, err error) {
 	return c, err
 }
 
-// start notes that the call of a reservation of so many tokens begins. Another than the one noted was charged anew, after a
-// call that has failed.
-func (s *store) start(ctx context.Context, id string, reservation uuid.UUID, tokens float64, due time.Time) error {
-	_, err := s.pool.Exec(ctx, `UPDATE message SET due_at = coalesce(due_at, $2), started_at = coalesce(started_at, clock_timestamp()),
-		reserved = reserved + CASE reservation WHEN $3 THEN 0 ELSE $4::float8 END, reservation = $3 WHERE id = $1`, id, due, reservation, tokens)
+// start notes that the call of a reservation of so many tokens begins. Another than the one noted
+// was charged anew, after a call that has failed.
+func (s *store) start(
+	ctx context.Context, id string, reservation uuid.UUID, tokens float64, due time.Time,
+) error {
+	_, err := s.pool.Exec(ctx,
+		`UPDATE message SET due_at = coalesce(due_at, $2), started_at = coalesce(started_at, clock_timestamp()),
+		reserved = reserved + CASE reservation WHEN $3 THEN 0 ELSE $4::float8 END, reservation = $3 WHERE id = $1`,
+		id, due, reservation, tokens)
 	return err
 }
 
-// save notes the answer, and what its call has used and given back. It is for the transaction that settles.
-func (s *store) save(ctx context.Context, tx pgx.Tx, id, answer string, used int, givenBack float64) error {
+// save notes the answer, and what its call has used and given back. It is for the transaction that
+// settles.
+func (s *store) save(
+	ctx context.Context, tx pgx.Tx, id, answer string, used int, givenBack float64,
+) error {
 	_, err := tx.Exec(ctx, `UPDATE message SET answer = $2, used = $3, given_back = $4, settled_at = clock_timestamp() WHERE id = $1`,
 		id, answer, used, givenBack)
 	return err
@@ -115,7 +126,8 @@ func (s *store) save(ctx context.Context, tx pgx.Tx, id, answer string, used int
 
 // lateness returns by how much the reserved messages started after, or before, they were due.
 func (s *store) lateness(ctx context.Context) ([]time.Duration, error) {
-	rows, err := s.pool.Query(ctx, `SELECT (extract(epoch FROM started_at - due_at) * 1e6)::bigint FROM message
+	rows, err := s.pool.Query(ctx,
+		`SELECT (extract(epoch FROM started_at - due_at) * 1e6)::bigint FROM message
 		WHERE planned_at IS NOT NULL AND started_at IS NOT NULL ORDER BY 1`)
 	if err != nil {
 		return nil, err
@@ -136,9 +148,10 @@ type books struct {
 	share   float64       // see booksSQL
 }
 
-// booksSQL has in its last column how much of the budget was used while there was always something that waited, from when
-// the first tokens were there to the start of the last job that had been reserved ahead: the tokens used by the calls that were answered in
-// that time, as a share of those that the limit let flow in and of its capacity, with which it began.
+// booksSQL has in its last column how much of the budget was used while there was always something
+// that waited, from when the first tokens were there to the start of the last job that had been
+// reserved ahead: the tokens used by the calls that were answered in that time, as a share of those
+// that the limit let flow in and of its capacity, with which it began.
 const booksSQL = `WITH span AS (
 	SELECT min(least(started_at, due_at, CASE WHEN planned_at IS NULL THEN saved_at END)) AS first,
 		max(started_at) FILTER (WHERE planned_at IS NOT NULL) AS last FROM message
@@ -158,7 +171,8 @@ FROM sums, span, (SELECT sum(capacity) AS capacity, sum(rate) AS rate, max(perio
 
 func (s *store) books(ctx context.Context, tokens ratelimit.Limit) (b books, err error) {
 	var us int64
-	err = s.pool.QueryRow(ctx, booksSQL, tokens.Name()).Scan(&b.reserved, &b.used, &b.givenBack, &b.charged, &b.kept, &us, &b.share)
+	err = s.pool.QueryRow(ctx, booksSQL, tokens.Name()).Scan(&b.reserved, &b.used, &b.givenBack,
+		&b.charged, &b.kept, &us, &b.share)
 	b.earlier = time.Duration(us) * time.Microsecond
 	return b, err
 }

@@ -57,12 +57,13 @@ func (s *submitter) submit(ctx context.Context, n int) error {
 	return context.Cause(ctx)
 }
 
-// one saves a message, takes or reserves the tokens that its answer may need, and the request, and enqueues the call: all of
-// it in one transaction. How many it will need nobody knows yet: the estimate is a guess at the prompt's, and the longest
-// answer that is asked for; the worker settles it. The take comes first: what a SERIALIZABLE transaction reads before it ages
-// its snapshot.
+// one saves a message, takes or reserves the tokens that its answer may need, and the request, and
+// enqueues the call: all of it in one transaction. How many it will need nobody knows yet: the
+// estimate is a guess at the prompt's, and the longest answer that is asked for; the worker settles
+// it. The take comes first: what a SERIALIZABLE transaction reads before it ages its snapshot.
 func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
-	args := replyArgs{MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens), MaxTokens: tokens - promptTokens}
+	args := replyArgs{MessageID: rand.Text(), Prompt: strings.Repeat("why ", promptTokens),
+		MaxTokens: tokens - promptTokens}
 	return s.limiter.InTx(ctx, s.store.pool, func(ctx context.Context, tx pgx.Tx) error {
 		in, err := s.jobs.ReserveTx(ctx, tx, args, nil,
 			s.limits.chatTokens.Global().Count(float64(tokens)),
@@ -81,14 +82,18 @@ func (s *submitter) one(ctx context.Context, tenant string, tokens int) error {
 	})
 }
 
-// next tells which job starts next, and what it waits for. It asks for some, as the first may have become due meanwhile.
-func next(ctx context.Context, limiter *ratelimit.Limiter, s *store, m *submitter) (text string, err error) {
-	err = limiter.InTxOptions(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
-		waiting, err := m.jobs.Waiting(ctx, tx, m.limits.chatTokens.Global(), 10)
-		if len(waiting) > 0 {
-			text = waiting[0].String()
-		}
-		return err
-	})
+// next tells which job starts next, and what it waits for. It asks for some, as the first may have
+// become due meanwhile.
+func next(
+	ctx context.Context, limiter *ratelimit.Limiter, s *store, m *submitter,
+) (text string, err error) {
+	err = limiter.InTxOptions(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+		func(ctx context.Context, tx pgx.Tx) error {
+			waiting, err := m.jobs.Waiting(ctx, tx, m.limits.chatTokens.Global(), 10)
+			if len(waiting) > 0 {
+				text = waiting[0].String()
+			}
+			return err
+		})
 	return text, err
 }

@@ -22,7 +22,9 @@ type summary struct {
 }
 
 // summarize sums up the calls that were reserved.
-func summarize(ctx context.Context, s *store, b budget, l limits, denied int64, log *standin.Log) (summary, error) {
+func summarize(
+	ctx context.Context, s *store, b budget, l limits, denied int64, log *standin.Log,
+) (summary, error) {
 	sum := summary{budget: b, denied: denied, log: log}
 	var err error
 	if sum.counts, err = s.counts(ctx); err != nil {
@@ -54,7 +56,8 @@ func (s summary) print(p *progress) {
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(p.out, format+"\n", args...) }
 	line("")
 	line("requests          %d, all answered: %d", s.counts.saved, s.counts.answered)
-	line("                  %d granted at once, %d reserved ahead, %d denied", s.counts.saved-s.counts.reserved, s.counts.reserved, s.denied)
+	line("                  %d granted at once, %d reserved ahead, %d denied",
+		s.counts.saved-s.counts.reserved, s.counts.reserved, s.denied)
 	line("429s received     %d", s.refused)
 	line("tokens reserved   %.0f, as the estimates were", s.books.reserved)
 	line("  used            %.0f, as the API said in the end", s.books.used)
@@ -66,26 +69,32 @@ func (s summary) print(p *progress) {
 		line("  kept            %.0f, for calls that failed without an answer", s.books.kept)
 	}
 	if len(s.late) > 0 {
-		line("budget used       %.1f %% of what flowed in for as long as jobs waited", 100*s.books.share)
+		line("budget used       %.1f %% of what flowed in for as long as jobs waited",
+			100*s.books.share)
 		if s.books.earlier > 0 {
-			line("start             %.1f s earlier than planned at first, on average", s.books.earlier.Seconds())
+			line("start             %.1f s earlier than planned at first, on average",
+				s.books.earlier.Seconds())
 		}
-		line("start after due   p50 %v, p99 %v, latest %v, earliest %v", at(s.late, 0.5), at(s.late, 0.99), at(s.late, 1), at(s.late, 0))
+		line("start after due   p50 %v, p99 %v, latest %v, earliest %v", at(s.late, 0.5),
+			at(s.late, 0.99), at(s.late, 1), at(s.late, 0))
 	}
 	for _, t := range []struct {
 		name   string
 		waited []time.Duration
 	}{{greedy, s.greedy}, {modest, s.modest}} {
 		if n := len(t.waited); n > 0 {
-			line("%s in line    %d messages waited p50 %v, longest %v", t.name, n, at(t.waited, 0.5), at(t.waited, 1))
+			line("%s in line    %d messages waited p50 %v, longest %v", t.name, n,
+				at(t.waited, 0.5), at(t.waited, 1))
 		}
 	}
 	if s.log == nil {
 		return
 	}
-	line("API's own log     %.0f %% of its limit in the fullest %v", 100*s.log.Peak(), s.budget.minute)
+	line("API's own log     %.0f %% of its limit in the fullest %v", 100*s.log.Peak(),
+		s.budget.minute)
 	line("")
-	line("tokens that the API counted, by windows of %v against its limit of %d:", s.budget.minute, s.budget.tokens)
+	line("tokens that the API counted, by windows of %v against its limit of %d:", s.budget.minute,
+		s.budget.tokens)
 	calls := s.log.Calls()
 	if len(calls) == 0 {
 		return
@@ -96,6 +105,7 @@ func (s summary) print(p *progress) {
 		windows[c.At.Sub(first)/s.budget.minute] += c.Tokens
 	}
 	for i, n := range windows {
-		line("%6s  %s  %d", time.Duration(i)*s.budget.minute, p.bar(float64(n)/float64(s.budget.tokens), 40), n)
+		line("%6s  %s  %d", time.Duration(i)*s.budget.minute,
+			p.bar(float64(n)/float64(s.budget.tokens), 40), n)
 	}
 }

@@ -29,15 +29,17 @@ func (a *accounts) add(ctx context.Context, name, password string) error {
 	if err != nil {
 		return err
 	}
-	_, err = a.pool.Exec(ctx, `INSERT INTO account (name, salt, hash) VALUES ($1, $2, $3)`, name, salt, hash)
+	_, err = a.pool.Exec(ctx, `INSERT INTO account (name, salt, hash) VALUES ($1, $2, $3)`, name,
+		salt, hash)
 	return err
 }
 
-// check takes its time, which is the point of it, and holds no connection while it does. An account that does not exist
-// takes as long as one that does: how long it takes must not tell.
+// check takes its time, which is the point of it, and holds no connection while it does. An account
+// that does not exist takes as long as one that does: how long it takes must not tell.
 func (a *accounts) check(ctx context.Context, name, password string) (bool, error) {
 	salt, want := []byte("nobody"), make([]byte, sha256.Size)
-	err := a.pool.QueryRow(ctx, `SELECT salt, hash FROM account WHERE name = $1`, name).Scan(&salt, &want)
+	err := a.pool.QueryRow(ctx, `SELECT salt, hash FROM account WHERE name = $1`, name).Scan(&salt,
+		&want)
 	exists := err == nil
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, err

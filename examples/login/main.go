@@ -1,5 +1,6 @@
-// Login is a sign-in that parallel guesses cannot pass: each attempt is charged and committed before the password is
-// checked, a right one gives its charge back, and each lock is longer than the one before it. Run without flags it drives itself by real HTTP requests and tells what
+// Login is a sign-in that parallel guesses cannot pass: each attempt is charged and committed
+// before the password is checked, a right one gives its charge back, and each lock is longer than
+// the one before it. Run without flags it drives itself by real HTTP requests and tells what
 // happens.
 //
 //	go run ./examples/login
@@ -33,7 +34,10 @@ import (
 )
 
 func main() {
-	serve := flag.String("serve", "", "serve on this address until stopped, in place of the demo: alice / correct horse, bob / battery staple")
+	serve := flag.String(
+		"serve", "",
+		"serve on this address until stopped, in place of the demo: alice / correct horse, bob / battery staple",
+	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *serve)
@@ -61,16 +65,18 @@ func run(ctx context.Context, serve string) (err error) {
 		cfg, addr = brief, "127.0.0.1:0"
 	}
 	a := &accounts{pool: pool, iterations: 200_000}
-	for name, password := range map[string]string{"alice": "correct horse", "bob": "battery staple"} {
+	for name, password := range map[string]string{"alice": "correct horse",
+		"bob": "battery staple"} {
 		if err := a.add(ctx, name, password); err != nil {
 			return err
 		}
 	}
 	var hashes atomic.Int64
-	s, err := newSignIn(pool, cfg, func(ctx context.Context, account, password string) (bool, error) {
-		hashes.Add(1)
-		return a.check(ctx, account, password)
-	})
+	s, err := newSignIn(pool, cfg,
+		func(ctx context.Context, account, password string) (bool, error) {
+			hashes.Add(1)
+			return a.check(ctx, account, password)
+		})
 	if err != nil {
 		return err
 	}
@@ -85,7 +91,8 @@ func run(ctx context.Context, serve string) (err error) {
 	url := "http://" + listener.Addr().String()
 	var told error
 	if serve == "" {
-		told = (&story{out: os.Stdout, url: url, http: &http.Client{Timeout: time.Minute}, hashes: hashes.Load}).tell(ctx)
+		told = (&story{out: os.Stdout, url: url, http: &http.Client{Timeout: time.Minute},
+			hashes: hashes.Load}).tell(ctx)
 	} else {
 		fmt.Println("serving on", url)
 		select {

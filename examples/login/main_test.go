@@ -67,7 +67,8 @@ type got struct {
 
 func (s *site) post(t *testing.T, account, password string) got {
 	t.Helper()
-	return s.postBody(t, "application/json", `{"account": `+strconv.Quote(account)+`, "password": `+strconv.Quote(password)+`}`)
+	return s.postBody(t, "application/json",
+		`{"account": `+strconv.Quote(account)+`, "password": `+strconv.Quote(password)+`}`)
 }
 
 func (s *site) postBody(t *testing.T, contentType, body string) got {
@@ -129,7 +130,8 @@ func TestParallelGuessesCannotPassTogether(t *testing.T) {
 	s.want(t, "ALICE", "right", http.StatusTooManyRequests)
 }
 
-// A wrong password's attempt counts even if the program ends before it knows that the password is wrong.
+// A wrong password's attempt counts even if the program ends before it knows that the password is
+// wrong.
 func TestAFailedAttemptOutlivesACrash(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, never)
@@ -141,12 +143,14 @@ func TestAFailedAttemptOutlivesACrash(t *testing.T) {
 		}
 	}
 	var locked *lockout.LockedError
-	if _, err := s.attempt(t.Context(), alice("192.0.2.2"), "right"); !errors.As(err, &locked) || locked.Whose != "account" {
+	if _, err := s.attempt(t.Context(), alice("192.0.2.2"), "right"); !errors.As(err, &locked) ||
+		locked.Whose != "account" {
 		t.Errorf("got %v, want alice locked out", err)
 	}
 }
 
-// While a password is being checked, no row is locked and no connection held: the only one of the pool is free.
+// While a password is being checked, no row is locked and no connection held: the only one of the
+// pool is free.
 func TestASlowHashHoldsNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, never, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -197,12 +201,14 @@ func TestSuccessGivesBackTheAttemptAndForgivesTheAccountOnly(t *testing.T) {
 		}
 	}
 	var name string
-	if err := s.pool.QueryRow(t.Context(), `SELECT account FROM session WHERE token = $1`, session).Scan(&name); err != nil || name != "alice" {
+	if err := s.pool.QueryRow(t.Context(), `SELECT account FROM session WHERE token = $1`, session).
+		Scan(&name); err != nil || name != "alice" {
 		t.Errorf("session %q is of %q (%v)", session, name, err)
 	}
 }
 
-// The browser that she has signed in from keeps a cookie, with which the account's lock is nothing to her.
+// The browser that she has signed in from keeps a cookie, with which the account's lock is nothing
+// to her.
 func TestABrowserThatHasSignedInIsKnownAgain(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, never)
@@ -216,7 +222,8 @@ func TestABrowserThatHasSignedInIsKnownAgain(t *testing.T) {
 		s.want(t, "alice", "guess", http.StatusUnauthorized)
 	}
 	s.want(t, "alice", "right", http.StatusTooManyRequests)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.web.URL+"/signin", strings.NewReader("account=Alice&password=right"))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.web.URL+"/signin",
+		strings.NewReader("account=Alice&password=right"))
 	if err != nil {
 		t.Fatal(err)
 	}

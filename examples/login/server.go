@@ -54,8 +54,10 @@ func respond(w http.ResponseWriter, log *slog.Logger, in signedIn, err error) {
 	var locked *lockout.LockedError
 	switch {
 	case err == nil: // in earnest both are Secure, too: this serves plain HTTP
-		http.SetCookie(w, &http.Cookie{Name: "session", Value: in.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode})
-		http.SetCookie(w, &http.Cookie{Name: "device", Value: in.device, Path: "/signin", MaxAge: 180 * 24 * 3600, HttpOnly: true, SameSite: http.SameSiteStrictMode})
+		http.SetCookie(w, &http.Cookie{Name: "session", Value: in.session, Path: "/",
+			HttpOnly: true, SameSite: http.SameSiteLaxMode})
+		http.SetCookie(w, &http.Cookie{Name: "device", Value: in.device, Path: "/signin",
+			MaxAge: 180 * 24 * 3600, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 		answer(w, http.StatusOK, "welcome")
 	case errors.Is(err, errWrong):
 		answer(w, http.StatusUnauthorized, err.Error())
@@ -63,7 +65,8 @@ func respond(w http.ResponseWriter, log *slog.Logger, in signedIn, err error) {
 		// Rounded up: whoever comes back after that many seconds must not be early.
 		seconds := max(1, int(math.Ceil(locked.RetryAfter().Seconds())))
 		w.Header().Set("Retry-After", fmt.Sprint(seconds))
-		answer(w, http.StatusTooManyRequests, fmt.Sprintf("too many attempts; try again in %d s", seconds))
+		answer(w, http.StatusTooManyRequests,
+			fmt.Sprintf("too many attempts; try again in %d s", seconds))
 	default:
 		// No answer is no denial, and no grant either.
 		log.Error("sign in", "error", err)
@@ -75,11 +78,12 @@ func answer(w http.ResponseWriter, status int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"message": message}) // a client that has gone needs no answer
+	// a client that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
 }
 
-// credentials reads a form or JSON. Account names are told apart without regard to case, or each spelling would have
-// attempts of its own.
+// credentials reads a form or JSON. Account names are told apart without regard to case, or each
+// spelling would have attempts of its own.
 func credentials(body io.Reader, r *http.Request) (account, password string, err error) {
 	var in struct{ Account, Password string }
 	switch mediaType, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); mediaType {
@@ -95,7 +99,8 @@ func credentials(body io.Reader, r *http.Request) (account, password string, err
 		in.Account, in.Password = r.PostFormValue("account"), r.PostFormValue("password")
 	}
 	if !utf8.ValidString(in.Account) || strings.ContainsRune(in.Account, 0) {
-		return "", "", errors.New("no account can have that name") // and ToLower would make one name of many
+		// and ToLower would make one name of many
+		return "", "", errors.New("no account can have that name")
 	}
 	in.Account = strings.ToLower(strings.TrimSpace(in.Account))
 	if in.Account == "" || in.Password == "" {
@@ -111,10 +116,12 @@ type readCloser struct{ io.Reader }
 
 func (readCloser) Close() error { return nil }
 
-// proxies are those in front of this program: none, so that the address is that of the connection, and a
-// client's X-Forwarded-For is ignored. Behind a proxy, name its network in Trusted, and nothing else.
+// proxies are those in front of this program: none, so that the address is that of the connection,
+// and a client's X-Forwarded-For is ignored. Behind a proxy, name its network in Trusted, and
+// nothing else.
 var proxies httplimit.Proxies
 
 func newServer(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	return &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 }

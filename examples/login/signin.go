@@ -21,8 +21,10 @@ type signIn struct {
 	check   func(ctx context.Context, account, password string) (bool, error) // slow
 }
 
-func newSignIn(pool *pgxpool.Pool, cfg lockout.Config, check func(ctx context.Context, account, password string) (bool, error)) (*signIn, error) {
-	secret := []byte(rand.Text() + rand.Text()) // of this run; in earnest the same in all processes, and for years
+func newSignIn(pool *pgxpool.Pool, cfg lockout.Config,
+	check func(ctx context.Context, account, password string) (bool, error)) (*signIn, error) {
+	// of this run; in earnest the same in all processes, and for years
+	secret := []byte(rand.Text() + rand.Text())
 	devices, err := lockout.NewDevices(lockout.DevicesConfig{Keys: [][]byte{secret}})
 	if err != nil {
 		return nil, err
@@ -44,8 +46,8 @@ var errWrong = errors.New("wrong account or password")
 // signedIn is what a client keeps.
 type signedIn struct{ session, device string }
 
-// attempt returns a new session, or errWrong, or a *lockout.LockedError; any other error is a failure of ours, upon which nobody
-// is let in.
+// attempt returns a new session, or errWrong, or a *lockout.LockedError; any other error is a
+// failure of ours, upon which nobody is let in.
 func (s *signIn) attempt(ctx context.Context, who lockout.Who, password string) (signedIn, error) {
 	// 1. Charge, and commit. The attempt counts from here on, whatever becomes of us.
 	attempt, err := s.guard.Begin(ctx, who)
@@ -53,7 +55,8 @@ func (s *signIn) attempt(ctx context.Context, who lockout.Who, password string) 
 		return signedIn{}, err
 	}
 
-	// 2. Check, outside of any transaction: a slow hash holds no row that others wait for, and no connection.
+	// 2. Check, outside of any transaction: a slow hash holds no row that others wait for, and no
+	//    connection.
 	right, err := s.check(ctx, who.Account, password)
 	if err != nil {
 		return signedIn{}, err
@@ -68,7 +71,8 @@ func (s *signIn) attempt(ctx context.Context, who lockout.Who, password string) 
 		if err := attempt.Succeeded(ctx, tx); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO session (token, account) VALUES ($1, $2)`, in.session, who.Account)
+		_, err := tx.Exec(ctx, `INSERT INTO session (token, account) VALUES ($1, $2)`, in.session,
+			who.Account)
 		return err
 	})
 	if err != nil {

@@ -24,7 +24,8 @@ type story struct {
 	hashes func() int64 // how many passwords were checked so far
 }
 
-// brief are the numbers of the story, which has to end while you watch. Production's are the defaults.
+// brief are the numbers of the story, which has to end while you watch. Production's are the
+// defaults.
 var brief = lockout.Config{Failures: 5, AddressFailures: 20, First: 5 * time.Second}
 
 type reply struct {
@@ -35,9 +36,12 @@ type reply struct {
 }
 
 // post is from a browser that has the cookies.
-func (s *story) post(ctx context.Context, account, password string, cookies ...*http.Cookie) (reply, error) {
+func (s *story) post(
+	ctx context.Context, account, password string, cookies ...*http.Cookie,
+) (reply, error) {
 	body := url.Values{"account": {account}, "password": {password}}.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/signin", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/signin",
+		strings.NewReader(body))
 	if err != nil {
 		return reply{}, err
 	}
@@ -67,7 +71,9 @@ func (s *story) post(ctx context.Context, account, password string, cookies ...*
 func (s *story) say(format string, args ...any) { _, _ = fmt.Fprintf(s.out, format+"\n", args...) }
 
 // expect posts and says what came of it.
-func (s *story) expect(ctx context.Context, who, account, password string, status int, cookies ...*http.Cookie) (reply, error) {
+func (s *story) expect(
+	ctx context.Context, who, account, password string, status int, cookies ...*http.Cookie,
+) (reply, error) {
 	r, err := s.post(ctx, account, password, cookies...)
 	if err != nil {
 		return r, err
@@ -115,7 +121,8 @@ func (s *story) tell(ctx context.Context) error {
 		brief.Failures, brief.AddressFailures, brief.First)
 
 	s.say("\nAlice errs, then remembers. Her failure is forgiven.")
-	if _, err := s.expect(ctx, "alice, wrong password", "alice", "guess", http.StatusUnauthorized); err != nil {
+	if _, err := s.expect(ctx, "alice, wrong password", "alice", "guess",
+		http.StatusUnauthorized); err != nil {
 		return err
 	}
 	alice, err := s.expect(ctx, "alice, right password", "Alice", "correct horse", http.StatusOK)
@@ -128,19 +135,26 @@ func (s *story) tell(ctx context.Context) error {
 		return err
 	}
 
-	s.say("\nThe account is locked, for its owner too, but not in the browser that she has signed in from. Other accounts are not.")
-	locked, err := s.expect(ctx, "alice, right password, another browser", "alice", "correct horse", http.StatusTooManyRequests)
+	s.say(
+		"\nThe account is locked, for its owner too, but not in the browser that she has signed in from. Other accounts are not.",
+	)
+	locked, err := s.expect(ctx, "alice, right password, another browser", "alice", "correct horse",
+		http.StatusTooManyRequests)
 	if err != nil {
 		return err
 	}
-	if _, err := s.expect(ctx, "alice, right password, her browser", "alice", "correct horse", http.StatusOK, alice.device); err != nil {
+	if _, err := s.expect(ctx, "alice, right password, her browser", "alice", "correct horse",
+		http.StatusOK, alice.device); err != nil {
 		return err
 	}
-	if _, err := s.expect(ctx, "bob, right password, same address", "bob", "battery staple", http.StatusOK); err != nil {
+	if _, err := s.expect(ctx, "bob, right password, same address", "bob", "battery staple",
+		http.StatusOK); err != nil {
 		return err
 	}
 
-	s.say("\nThe attacker goes through other accounts, until the address is locked. None of them is.")
+	s.say(
+		"\nThe attacker goes through other accounts, until the address is locked. None of them is.",
+	)
 	var address reply
 	for i := range brief.AddressFailures + 1 {
 		if address, err = s.post(ctx, fmt.Sprint("user", i), "123456"); err != nil {
@@ -162,7 +176,8 @@ func (s *story) tell(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if _, err = s.expect(ctx, "alice, right password, another browser", "alice", "correct horse", http.StatusOK); err != nil {
+	if _, err = s.expect(ctx, "alice, right password, another browser", "alice", "correct horse",
+		http.StatusOK); err != nil {
 		return err
 	}
 
@@ -170,13 +185,15 @@ func (s *story) tell(ctx context.Context) error {
 	if err := s.attack(ctx); err != nil {
 		return err
 	}
-	again, err := s.expect(ctx, "alice, right password, another browser", "alice", "correct horse", http.StatusTooManyRequests)
+	again, err := s.expect(ctx, "alice, right password, another browser", "alice", "correct horse",
+		http.StatusTooManyRequests)
 	if err != nil {
 		return err
 	}
 	if again.retryAfter <= brief.First {
 		return fmt.Errorf("the second lock lasts for %v", again.retryAfter)
 	}
-	_, err = s.expect(ctx, "alice, right password, her browser", "alice", "correct horse", http.StatusOK, alice.device)
+	_, err = s.expect(ctx, "alice, right password, her browser", "alice", "correct horse",
+		http.StatusOK, alice.device)
 	return err
 }

@@ -20,18 +20,31 @@ type kind struct {
 
 // The limits are short of breath, so that what happens can be watched.
 var (
-	search = ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 20, Period: 10 * time.Second})
-	strict = ratelimit.MustDefine("search", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shadow())
-	report = ratelimit.MustDefine("reports", ratelimit.FixedWindow{Rate: 12, Period: 20 * time.Second})
-	feed   = ratelimit.MustDefine("publicFeed", ratelimit.TokenBucket{Rate: 400, Period: 10 * time.Second}, ratelimit.Shards(4))
-	model  = ratelimit.MustDefine("modelTokens", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.Tokens(10),
-		MaxReserved: ratelimit.Tokens(90)})
+	search = ratelimit.MustDefine("search",
+		ratelimit.TokenBucket{Rate: 20, Period: 10 * time.Second})
+	strict = ratelimit.MustDefine("search",
+		ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shadow())
+	report = ratelimit.MustDefine("reports",
+		ratelimit.FixedWindow{Rate: 12, Period: 20 * time.Second})
+	feed = ratelimit.MustDefine("publicFeed",
+		ratelimit.TokenBucket{Rate: 400, Period: 10 * time.Second}, ratelimit.Shards(4))
+	model = ratelimit.MustDefine("modelTokens",
+		ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.Tokens(10),
+			MaxReserved: ratelimit.Tokens(90)})
 
 	kinds = []kind{
-		{"search", "A token bucket: two a second, twenty at once. Beside it a stricter one in the shadow, which only watches.", 100, false, true, search, []ratelimit.Limit{strict}},
-		{"reports", "A fixed window: twelve in each twenty seconds, all of them at its start.", 100, false, true, report, nil},
-		{"publicFeed", "Forty a second that all callers share, spread over four rows.", 1000, false, false, feed, nil},
-		{"modelTokens", "One a second. What is not there yet is reserved ahead, and a River job starts when it comes.", 100, true, true, model, nil},
+		{"search",
+			"A token bucket: two a second, twenty at once. Beside it a stricter one in the shadow, which only watches.",
+			100, false, true, search, []ratelimit.Limit{
+				strict,
+			}},
+		{"reports", "A fixed window: twelve in each twenty seconds, all of them at its start.", 100,
+			false, true, report, nil},
+		{"publicFeed", "Forty a second that all callers share, spread over four rows.", 1000, false,
+			false, feed, nil},
+		{"modelTokens",
+			"One a second. What is not there yet is reserved ahead, and a River job starts when it comes.",
+			100, true, true, model, nil},
 	}
 )
 

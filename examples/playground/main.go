@@ -1,6 +1,7 @@
-// Playground is limits to play with in the browser: fire calls, alone or many, and watch what becomes of the balance, of those who are
-// denied, and of the jobs that are reserved ahead. The picture is package dashboard, as a program of yours would mount it; the rest of
-// the page is this example's.
+// Playground is limits to play with in the browser: fire calls, alone or many, and watch what
+// becomes of the balance, of those who are denied, and of the jobs that are reserved ahead. The
+// picture is package dashboard, as a program of yours would mount it; the rest of the page is this
+// example's.
 //
 //	go run ./examples/playground -serve 127.0.0.1:8080
 //
@@ -23,7 +24,8 @@ import (
 )
 
 func main() {
-	serve := flag.String("serve", "127.0.0.1:8080", "serve on this address until stopped; anybody who reaches it may play")
+	serve := flag.String("serve", "127.0.0.1:8080",
+		"serve on this address until stopped; anybody who reaches it may play")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *serve, func(url string) { fmt.Println("play at", url) })
@@ -60,7 +62,8 @@ func run(ctx context.Context, addr string, tell func(url string)) (err error) {
 	if err != nil {
 		return err
 	}
-	web := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	web := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:  10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	served := make(chan error, 1)
 	go func() { served <- web.Serve(listener) }()

@@ -74,19 +74,25 @@ func fire(t *testing.T, web *httptest.Server, body string) (f fired) {
 func TestEachLimitDoesWhatItsWordsSay(t *testing.T) {
 	t.Parallel()
 	web := newPlayground(t)
-	if f := fire(t, web, `{"limit": "search", "key": "ann", "verb": "fire", "n": 100}`); f.Granted < 20 || f.Granted > 22 || f.Granted+f.Denied != 100 || f.RetryIn <= 0 || f.Shadow < 8 || f.Shadow > 12 {
+	if f := fire(t, web, `{"limit": "search", "key": "ann", "verb": "fire", "n": 100}`); f.Granted < 20 ||
+		f.Granted > 22 ||
+		f.Granted+f.Denied != 100 || f.RetryIn <= 0 || f.Shadow < 8 || f.Shadow > 12 {
 		t.Errorf("a bucket of twenty, and its shadow of ten: %+v", f)
 	}
-	if f := fire(t, web, `{"limit": "reports", "key": "ann", "verb": "fire", "n": 30}`); f.Granted < 12 || f.Granted > 24 || f.RetryIn > 20 {
+	if f := fire(t, web, `{"limit": "reports", "key": "ann", "verb": "fire", "n": 30}`); f.Granted < 12 ||
+		f.Granted > 24 || f.RetryIn > 20 {
 		t.Errorf("a window of twelve: %+v", f)
 	}
-	if f := fire(t, web, `{"limit": "publicFeed", "verb": "fire", "n": 900}`); f.Granted < 399 || f.Granted > 700 || f.Denied == 0 {
+	if f := fire(t, web, `{"limit": "publicFeed", "verb": "fire", "n": 900}`); f.Granted < 399 ||
+		f.Granted > 700 || f.Denied == 0 {
 		t.Errorf("a bucket of four hundred: %+v", f)
 	}
-	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 60}`); f.Granted != 10 || f.Ahead != 50 || f.RunsIn < 45 || f.RunsIn > 50 {
+	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 60}`); f.Granted != 10 ||
+		f.Ahead != 50 || f.RunsIn < 45 || f.RunsIn > 50 {
 		t.Errorf("a bucket of ten, and fifty ahead: %+v", f)
 	}
-	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 100}`); f.Ahead < 38 || f.Denied < 40 || f.Ahead+f.Denied != 100 {
+	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 100}`); f.Ahead < 38 ||
+		f.Denied < 40 || f.Ahead+f.Denied != 100 {
 		t.Errorf("ninety may be reserved: %+v", f)
 	}
 	status, jobs := ask(t, web, http.MethodGet, "/weir/api/balance?limit=modelTokens", "", "Weir-Key", "ann")
@@ -101,7 +107,8 @@ func TestTheOtherVerbs(t *testing.T) {
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "fire", "n": 12}`)
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "reset"}`)
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "pause"}`)
-	if f := fire(t, web, `{"limit": "reports", "key": "ben", "verb": "fire", "n": 1}`); f.Denied != 1 || f.RetryIn <= 5 {
+	if f := fire(t, web, `{"limit": "reports", "key": "ben", "verb": "fire", "n": 1}`); f.Denied != 1 ||
+		f.RetryIn <= 5 {
 		t.Errorf("while it is paused: %+v", f)
 	}
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "resume"}`)
@@ -131,7 +138,8 @@ func TestOtherSitesAreRefused(t *testing.T) {
 			t.Errorf("%s: %d %s", name, status, answer)
 		}
 	}
-	if status, _ := ask(t, web, http.MethodGet, "/weir/api/limits", "", "Host", "evil.example"); status != http.StatusForbidden {
+	if status, _ := ask(t, web, http.MethodGet, "/weir/api/limits", "", "Host",
+		"evil.example"); status != http.StatusForbidden {
 		t.Errorf("it reads: %d", status)
 	}
 }
@@ -139,17 +147,23 @@ func TestOtherSitesAreRefused(t *testing.T) {
 func TestWhatIsAskedForWronglyIsRefused(t *testing.T) {
 	t.Parallel()
 	web := newPlayground(t)
-	for _, body := range []string{``, `[]`, `{"limit": "other", "key": "k", "verb": "fire", "n": 1}`, `{"limit": "search", "key": " ", "verb": "fire", "n": 1}`,
-		`{"limit": "search", "key": "k", "verb": "fire", "n": 0}`, `{"limit": "search", "key": "k", "verb": "fire", "n": 101}`, `{"limit": "search", "key": "k", "verb": "drop"}`,
-		`{"limit": "search", "key": "a\u0000b", "verb": "reset"}`, `{"limit": "search", "key": "` + strings.Repeat("k", 5000) + `", "verb": "reset"}`} {
-		if status, answer := ask(t, web, http.MethodPost, "/fire", body); status != http.StatusBadRequest || !strings.Contains(answer, `"error"`) {
+	for _, body := range []string{``, `[]`, `{"limit": "other", "key": "k", "verb": "fire", "n": 1}`,
+		`{"limit": "search", "key": " ", "verb": "fire", "n": 1}`,
+		`{"limit": "search", "key": "k", "verb": "fire", "n": 0}`,
+		`{"limit": "search", "key": "k", "verb": "fire", "n": 101}`,
+		`{"limit": "search", "key": "k", "verb": "drop"}`,
+		`{"limit": "search", "key": "a\u0000b", "verb": "reset"}`,
+		`{"limit": "search", "key": "` + strings.Repeat("k", 5000) + `", "verb": "reset"}`} {
+		if status, answer := ask(t, web, http.MethodPost, "/fire",
+			body); status != http.StatusBadRequest || !strings.Contains(answer, `"error"`) {
 			t.Errorf("%.60s: %d %s", body, status, answer)
 		}
 	}
 	if status, _ := ask(t, web, http.MethodGet, "/fire", ""); status == http.StatusOK {
 		t.Error("a GET fires")
 	}
-	if status, page := ask(t, web, http.MethodGet, "/", ""); status != http.StatusOK || !strings.Contains(page, "Playground") {
+	if status, page := ask(t, web, http.MethodGet, "/", ""); status != http.StatusOK ||
+		!strings.Contains(page, "Playground") {
 		t.Errorf("%d %s", status, page)
 	}
 }
@@ -181,7 +195,10 @@ func TestItServesUntilItIsStopped(t *testing.T) {
 		t.Error(err)
 	}
 	var left int
-	if err := pgtest.Bare(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'weir_demo_play_%'`).Scan(&left); err != nil || left != 0 {
+	if err := pgtest.Bare(t).QueryRow(t.Context(),
+		`SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'weir_demo_play_%'`).
+		Scan(&left); err != nil ||
+		left != 0 {
 		t.Errorf("%d schemas are left, %v", left, err)
 	}
 }

@@ -62,7 +62,8 @@ func start(ctx context.Context, pool *pgxpool.Pool) (_ *playground, err error) {
 		return nil, err
 	}
 	p.jobs = sched.Jobs(p.river)
-	if p.page, err = dashboard.New(pool, dashboard.Config{Decisions: decisions, Ahead: ahead.Of(pool, p.jobs)}); err != nil {
+	if p.page, err = dashboard.New(pool,
+		dashboard.Config{Decisions: decisions, Ahead: ahead.Of(pool, p.jobs)}); err != nil {
 		return nil, err
 	}
 	if err := p.river.Start(context.WithoutCancel(ctx)); err != nil {
@@ -88,12 +89,13 @@ func (p *playground) stop() {
 
 // fired is what became of calls.
 type fired struct {
-	Granted int     `json:"granted"`
-	Ahead   int     `json:"ahead"`
-	Denied  int     `json:"denied"`
-	Shadow  int     `json:"shadow"`  // denials of the limit in the shadow
-	RetryIn float64 `json:"retryIn"` // seconds until the first that was denied would be granted, and
-	RunsIn  float64 `json:"runsIn"`  // until the last that was reserved runs
+	Granted int `json:"granted"`
+	Ahead   int `json:"ahead"`
+	Denied  int `json:"denied"`
+	Shadow  int `json:"shadow"` // denials of the limit in the shadow
+	// seconds until the first that was denied would be granted, and
+	RetryIn float64 `json:"retryIn"`
+	RunsIn  float64 `json:"runsIn"` // until the last that was reserved runs
 }
 
 // fire makes n calls at once.
@@ -169,7 +171,8 @@ func (p *playground) do(ctx context.Context, verb string, k kind, key string) er
 	})
 }
 
-// open makes a schema of the demo's own, so that it may run on a database in use: with Weir's tables and River's.
+// open makes a schema of the demo's own, so that it may run on a database in use: with Weir's
+// tables and River's.
 func open(ctx context.Context, url string) (_ *pgxpool.Pool, err error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -196,7 +199,8 @@ func open(ctx context.Context, url string) (_ *pgxpool.Pool, err error) {
 // tables makes River's.
 func tables(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet, Schema: schema})
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool),
+		&rivermigrate.Config{Logger: quiet, Schema: schema})
 	if err != nil {
 		return err
 	}

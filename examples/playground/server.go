@@ -17,8 +17,9 @@ var static embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self'; img-src data:; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// handler is the page, and the dashboard that it frames. What changes something is POST, and refused to other sites: by what the browser
-// says of the request's origin, and by the host that it was sent to, as another site may give its own name this address.
+// handler is the page, and the dashboard that it frames. What changes something is POST, and
+// refused to other sites: by what the browser says of the request's origin, and by the host that it
+// was sent to, as another site may give its own name this address.
 func (p *playground) handler(addr string) (http.Handler, error) {
 	files, err := fs.Sub(static, "static")
 	if err != nil {
@@ -26,7 +27,9 @@ func (p *playground) handler(addr string) (http.Handler, error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/weir/", http.StripPrefix("/weir", p.page))
-	mux.HandleFunc("GET /kinds", func(w http.ResponseWriter, _ *http.Request) { tell(w, http.StatusOK, kinds) })
+	mux.HandleFunc("GET /kinds", func(w http.ResponseWriter, _ *http.Request) {
+		tell(w, http.StatusOK, kinds)
+	})
 	mux.HandleFunc("POST /fire", p.post)
 	mux.Handle("/", http.FileServerFS(files))
 	guarded := http.NewCrossOriginProtection().Handler(mux)
@@ -35,14 +38,16 @@ func (p *playground) handler(addr string) (http.Handler, error) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Referrer-Policy", "no-referrer")
 		if !ours(r.Host, addr) {
-			tell(w, http.StatusForbidden, map[string]string{"error": "this is not the address that the playground is at"})
+			tell(w, http.StatusForbidden,
+				map[string]string{"error": "this is not the address that the playground is at"})
 			return
 		}
 		guarded.ServeHTTP(w, r)
 	}), nil
 }
 
-// ours tells whether a request was sent to this server by an address: another site's name may lead here as well.
+// ours tells whether a request was sent to this server by an address: another site's name may lead
+// here as well.
 func ours(host, addr string) bool {
 	if host == addr {
 		return true
@@ -74,7 +79,8 @@ func (p *playground) post(w http.ResponseWriter, r *http.Request) {
 		bad("there is no limit of that name")
 		return
 	}
-	if in.Key = strings.TrimSpace(in.Key); k.Key && (in.Key == "" || len(in.Key) > 60 || !utf8.ValidString(in.Key) || strings.ContainsRune(in.Key, 0)) {
+	if in.Key = strings.TrimSpace(in.Key); k.Key && (in.Key == "" || len(in.Key) > 60 ||
+		!utf8.ValidString(in.Key) || strings.ContainsRune(in.Key, 0)) {
 		bad("want a key of 1 to 60 bytes")
 		return
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/httplimit"
 )
 
-// captcha is a key in place of work: the token that a CAPTCHA has given to who solved it, if its provider says that it did. No answer
-// is no session.
+// captcha is a key in place of work: the token that a CAPTCHA has given to who solved it, if its
+// provider says that it did. No answer is no session.
 func captcha(provider *http.Client, siteverify, secret string) httplimit.Key {
 	return func(r *http.Request) (string, error) {
 		token := r.PostFormValue("captcha")
@@ -46,7 +46,8 @@ func TestACaptchaFitsTheSameDoor(t *testing.T) {
 			http.Error(w, "away", http.StatusBadGateway)
 			return
 		}
-		_, _ = fmt.Fprintf(w, `{"success": %v}`, r.PostFormValue("secret") == "s" && r.PostFormValue("response") == "human")
+		_, _ = fmt.Fprintf(w, `{"success": %v}`,
+			r.PostFormValue("secret") == "s" && r.PostFormValue("response") == "human")
 	}))
 	defer provider.Close()
 	p := newPlace(t, func(v *visitors) { v.solved = captcha(provider.Client(), provider.URL, "s") })

@@ -35,7 +35,8 @@ type reply struct {
 }
 
 func (c *client) do(ctx context.Context, method, path string, form url.Values) (reply, error) {
-	req, err := http.NewRequestWithContext(ctx, method, c.url+path, strings.NewReader(form.Encode()))
+	req, err := http.NewRequestWithContext(ctx, method, c.url+path,
+		strings.NewReader(form.Encode()))
 	if err != nil {
 		return reply{}, err
 	}

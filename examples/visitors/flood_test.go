@@ -14,14 +14,15 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// One address sends 20,000 requests, each with another cookie or none, makes sessions as often as it can, and sends what it has
-// solved again and again. The limit of all its requests lets every one through, so that nothing but the price of sessions bounds
-// the rows.
+// One address sends 20,000 requests, each with another cookie or none, makes sessions as often as
+// it can, and sends what it has solved again and again. The limit of all its requests lets every
+// one through, so that nothing but the price of sessions bounds the rows.
 func TestAFloodFromOneAddressMakesFewRows(t *testing.T) {
 	t.Parallel()
 	const flood = 20_000
 	p := newPlace(t, func(v *visitors) {
-		v.limits.perAddress = ratelimit.MustDefine("visitorAddress", ratelimit.TokenBucket{Rate: 1e6, Period: time.Minute})
+		v.limits.perAddress = ratelimit.MustDefine("visitorAddress",
+			ratelimit.TokenBucket{Rate: 1e6, Period: time.Minute})
 	})
 	h := p.handler(http.HandlerFunc(site))
 	solution := p.solvedBy(p.client("203.0.113.1")).Encode()
@@ -78,11 +79,13 @@ func TestAFloodFromOneAddressMakesFewRows(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	want := map[string]int{"/session 204": 2, "/session 429": 1998, "/session/solved 204": 1, "/session/solved 403": 3999, "/ 200": 3, "/ 403": 14_000}
+	want := map[string]int{"/session 204": 2, "/session 429": 1998, "/session/solved 204": 1,
+		"/session/solved 403": 3999, "/ 200": 3, "/ 403": 14_000}
 	if !maps.Equal(count, want) {
 		t.Errorf("%v, want %v", count, want)
 	}
-	for name, want := range map[string]int{"visitorAddress": 1, "visitorFree": 1, "visitorEarned": 1, "visitorChallenge": 1, "visitorSession": 3} {
+	for name, want := range map[string]int{"visitorAddress": 1, "visitorFree": 1,
+		"visitorEarned": 1, "visitorChallenge": 1, "visitorSession": 3} {
 		if n := p.rows(name); n != want {
 			t.Errorf("%s has %d rows, want %d", name, n, want)
 		}
@@ -92,7 +95,8 @@ func TestAFloodFromOneAddressMakesFewRows(t *testing.T) {
 	}
 }
 
-// What is full again is deleted, and neither a session that goes on nor a challenge that is good is touched.
+// What is full again is deleted, and neither a session that goes on nor a challenge that is good is
+// touched.
 func TestTheRowsOfWhatIsOverAreDeleted(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -113,7 +117,8 @@ func TestTheRowsOfWhatIsOverAreDeleted(t *testing.T) {
 	}
 	p.want(429, c.visit)
 	p.advised(usedUp, c.sends(form))
-	for name, want := range map[string]int{"visitorSession": 1, "visitorChallenge": 1, "visitorEarned": 1, "visitorAddress": 1, "visitorFree": 0} {
+	for name, want := range map[string]int{"visitorSession": 1, "visitorChallenge": 1,
+		"visitorEarned": 1, "visitorAddress": 1, "visitorFree": 0} {
 		if n := p.rows(name); n != want {
 			t.Errorf("%s has %d rows left, want %d", name, n, want)
 		}

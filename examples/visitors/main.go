@@ -1,6 +1,8 @@
-// Visitors is a site without accounts that allows each visitor so many requests a minute. An address is shared by many, and a cookie
-// is dropped for nothing, so what is counted is a session, signed by the server, and sessions cost: an address has some for nothing,
-// and each one more takes a solved challenge. Run without flags it drives itself by real HTTP requests and tells what happens.
+// Visitors is a site without accounts that allows each visitor so many requests a minute. An
+// address is shared by many, and a cookie is dropped for nothing, so what is counted is a session,
+// signed by the server, and sessions cost: an address has some for nothing, and each one more takes
+// a solved challenge. Run without flags it drives itself by real HTTP requests and tells what
+// happens.
 //
 //	go run ./examples/visitors
 //	go run ./examples/visitors -serve 127.0.0.1:8080
@@ -64,8 +66,9 @@ func run(ctx context.Context, serve string) (err error) {
 	coalesced := limiter.Coalesce(pool)
 	defer coalesced.Close()
 
-	key := make([]byte, 32) // of your configuration, or no session outlives the process, nor is known to others
-	_, _ = rand.Read(key)   // it never fails
+	// of your configuration, or no session outlives the process, nor is known to others
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // it never fails
 	k, err := newKeys(key)
 	if err != nil {
 		return err
@@ -81,7 +84,8 @@ func run(ctx context.Context, serve string) (err error) {
 	if err != nil {
 		return err
 	}
-	web := &http.Server{Handler: v.handler(http.HandlerFunc(site)), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	web := &http.Server{Handler: v.handler(http.HandlerFunc(site)),
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16_000}
 	served := make(chan error, 1)
 	go func() { served <- web.Serve(listener) }()
@@ -90,7 +94,8 @@ func run(ctx context.Context, serve string) (err error) {
 	if serve == "" {
 		told = (&story{out: os.Stdout, url: url, pool: pool}).tell(ctx)
 	} else {
-		fmt.Printf("serving on %s\n  curl -c jar -X POST %[1]s/session && curl -b jar -i %[1]s\n", url)
+		fmt.Printf("serving on %s\n  curl -c jar -X POST %[1]s/session && curl -b jar -i %[1]s\n",
+			url)
 		if told = pruneHourly(ctx, limiter, pool, served); ctx.Err() == nil {
 			return told
 		}
@@ -100,8 +105,11 @@ func run(ctx context.Context, serve string) (err error) {
 	return errors.Join(told, web.Shutdown(ctx))
 }
 
-// pruneHourly deletes the rows of visitors who have gone. It returns when ctx ends, or the server does.
-func pruneHourly(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, served <-chan error) error {
+// pruneHourly deletes the rows of visitors who have gone. It returns when ctx ends, or the server
+// does.
+func pruneHourly(
+	ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, served <-chan error,
+) error {
 	for {
 		select {
 		case <-time.After(time.Hour):

@@ -33,7 +33,8 @@ type place struct {
 	limiter *ratelimit.Limiter
 }
 
-// newPlace allows three requests a minute for a session, and two sessions an hour for an address. Its challenges are easy.
+// newPlace allows three requests a minute for a session, and two sessions an hour for an address.
+// Its challenges are easy.
 func newPlace(t testing.TB, change ...func(*visitors)) *place {
 	t.Helper()
 	p := &place{t: t, pool: pgtest.Pool(t), clock: weirtest.NewClock(start)}
@@ -44,7 +45,8 @@ func newPlace(t testing.TB, change ...func(*visitors)) *place {
 	p.limiter = limiter
 	coalesced := limiter.Coalesce(p.pool)
 	t.Cleanup(coalesced.Close)
-	p.visitors = newVisitors(coalesced, define(3, 2), keys{newKey, oldKey}, httplimit.ByAddress(netip.MustParsePrefix("127.0.0.0/8")))
+	p.visitors = newVisitors(coalesced, define(3, 2), keys{newKey, oldKey},
+		httplimit.ByAddress(netip.MustParsePrefix("127.0.0.0/8")))
 	p.bits, p.secure, p.visitors.now = 5, false, p.now
 	p.gate.Logger = slog.New(slog.DiscardHandler)
 	p.door.Logger = p.gate.Logger
@@ -76,7 +78,8 @@ func (p *place) want(status int, ask func(context.Context) (reply, error)) reply
 func (p *place) advised(what advice, ask func(context.Context) (reply, error)) {
 	p.t.Helper()
 	r := p.want(http.StatusForbidden, ask)
-	if !strings.Contains(r.body, string(what)) || r.header.Get("Content-Type") != "application/problem+json" || r.header.Get("Retry-After") != "" {
+	if !strings.Contains(r.body, string(what)) || r.header.Get("Content-Type") != "application/problem+json" ||
+		r.header.Get("Retry-After") != "" {
 		p.t.Errorf("%s, %v, want %s", r.body, r.header, what)
 	}
 	if r.header.Get("Set-Cookie") != "" {
@@ -86,7 +89,8 @@ func (p *place) advised(what advice, ask func(context.Context) (reply, error)) {
 
 func (p *place) rows(names ...string) (n int) {
 	p.t.Helper()
-	if err := p.pool.QueryRow(p.t.Context(), `SELECT count(*) FROM weir_balance WHERE cardinality($1::text[]) = 0 OR name = any($1)`,
+	if err := p.pool.QueryRow(p.t.Context(),
+		`SELECT count(*) FROM weir_balance WHERE cardinality($1::text[]) = 0 OR name = any($1)`,
 		append([]string{}, names...)).Scan(&n); err != nil {
 		p.t.Fatal(err)
 	}
@@ -100,7 +104,8 @@ func TestAClientThatKeepsItsCookieGetsItsRequests(t *testing.T) {
 	p.advised(noSession, c.visit)
 	p.want(204, c.begin)
 	for range 3 {
-		if r := p.want(200, c.visit); !strings.Contains(strings.Join(r.header.Values("RateLimit"), ","), `"visitorSession";r=`) || r.body != "hello\n" {
+		if r := p.want(200, c.visit); !strings.Contains(strings.Join(r.header.Values("RateLimit"),
+			","), `"visitorSession";r=`) || r.body != "hello\n" {
 			t.Errorf("%s, %v", r.body, r.header)
 		}
 	}
@@ -219,7 +224,8 @@ func TestManyAtOnceGetNoMore(t *testing.T) {
 	}
 }
 
-// Scripts cannot read it, other sites' pages do not send it along with what they post, and by TLS it is of this very host.
+// Scripts cannot read it, other sites' pages do not send it along with what they post, and by TLS
+// it is of this very host.
 func TestTheCookie(t *testing.T) {
 	t.Parallel()
 	for _, secure := range []bool{false, true} {
@@ -230,7 +236,8 @@ func TestTheCookie(t *testing.T) {
 			t.Fatalf("%v", r.header)
 		}
 		got, name := cookies[0], map[bool]string{false: "visitor", true: "__Host-visitor"}[secure]
-		if got.Name != name || got.Secure != secure || !got.HttpOnly || got.SameSite != http.SameSiteLaxMode || got.Path != "/" ||
+		if got.Name != name || got.Secure != secure || !got.HttpOnly ||
+			got.SameSite != http.SameSiteLaxMode || got.Path != "/" ||
 			got.Domain != "" || got.MaxAge != 3600 {
 			t.Errorf("%+v", got)
 		}
@@ -279,7 +286,8 @@ func TestNoAddressIsNoSession(t *testing.T) {
 			}
 		})
 		r, err := p.client("").begin(t.Context())
-		if want := known >= 3; err != nil || (r.status == 204) != want || (r.header.Get("Set-Cookie") != "") != want || !want && r.status != 403 {
+		if want := known >= 3; err != nil || (r.status == 204) != want ||
+			(r.header.Get("Set-Cookie") != "") != want || !want && r.status != 403 {
 			t.Errorf("an address known %d times: %d %v, %v", known, r.status, r.header, err)
 		}
 	}

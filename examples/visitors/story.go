@@ -33,7 +33,8 @@ func (s *story) expect(who string, want int, r reply, err error) error {
 }
 
 func (s *story) tell(ctx context.Context) error {
-	s.say("A visitor has %d requests a minute, and an address %d sessions an hour for nothing.", requests, sessions)
+	s.say("A visitor has %d requests a minute, and an address %d sessions an hour for nothing.",
+		requests, sessions)
 	for _, part := range []func(context.Context) error{s.keeper, s.dropper, s.neighbour, s.replay, s.flood} {
 		if err := part(ctx); err != nil {
 			return err
@@ -43,7 +44,9 @@ func (s *story) tell(ctx context.Context) error {
 }
 
 func (s *story) keeper(ctx context.Context) error {
-	s.say("\nAlice comes without a session, gets one, and keeps its cookie. She moves to another network, and needs a new one there.")
+	s.say(
+		"\nAlice comes without a session, gets one, and keeps its cookie. She moves to another network, and needs a new one there.",
+	)
 	alice := newClient(s.url, "203.0.113.7", nil)
 	r, err := alice.visit(ctx)
 	if err := s.expect("alice, without a session", http.StatusForbidden, r, err); err != nil {
@@ -55,12 +58,14 @@ func (s *story) keeper(ctx context.Context) error {
 	}
 	for i := range requests {
 		r, err = alice.visit(ctx)
-		if err := s.expect(fmt.Sprintf("alice, request %d", i+1), http.StatusOK, r, err); err != nil {
+		if err := s.expect(fmt.Sprintf("alice, request %d", i+1), http.StatusOK, r,
+			err); err != nil {
 			return err
 		}
 	}
 	r, err = alice.visit(ctx)
-	if err := s.expect(fmt.Sprintf("alice, request %d", requests+1), http.StatusTooManyRequests, r, err); err != nil {
+	if err := s.expect(fmt.Sprintf("alice, request %d", requests+1), http.StatusTooManyRequests, r,
+		err); err != nil {
 		return err
 	}
 	alice.from = "203.0.113.8"
@@ -84,7 +89,8 @@ func (s *story) dropper(ctx context.Context) error {
 	}
 	for _, made := range []string{"x", "v1.session.e30.AAAA"} {
 		r, err := mallory.visitWith(ctx, made)
-		if err := s.expect("mallory, with the cookie "+made, http.StatusForbidden, r, err); err != nil {
+		if err := s.expect("mallory, with the cookie "+made, http.StatusForbidden, r,
+			err); err != nil {
 			return err
 		}
 	}
@@ -92,11 +98,14 @@ func (s *story) dropper(ctx context.Context) error {
 }
 
 func (s *story) neighbour(ctx context.Context) error {
-	s.say("\nBob shares that address. His program solves a challenge, and his session goes with him.")
+	s.say(
+		"\nBob shares that address. His program solves a challenge, and his session goes with him.",
+	)
 	bob := newClient(s.url, "203.0.113.7", nil)
 	began := time.Now()
 	r, err := bob.earn(ctx)
-	if err := s.expect("a session for bob, for some work", http.StatusNoContent, r, err); err != nil {
+	if err := s.expect("a session for bob, for some work", http.StatusNoContent, r,
+		err); err != nil {
 		return err
 	}
 	s.say("  it took him %v", time.Since(began).Round(time.Millisecond))
@@ -121,7 +130,8 @@ func (s *story) replay(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for i := range times {
 		wg.Go(func() {
-			if r, err := newClient(s.url, solver.from, nil).do(ctx, http.MethodPost, "/session/solved", solution); err == nil {
+			if r, err := newClient(s.url, solver.from, nil).do(ctx, http.MethodPost,
+				"/session/solved", solution); err == nil {
 				statuses[i] = r.status
 			}
 		})
@@ -131,7 +141,8 @@ func (s *story) replay(ctx context.Context) error {
 	for _, status := range statuses {
 		count[status]++
 	}
-	s.say("  %d made a session, %d were told that it has made one", count[http.StatusNoContent], count[http.StatusForbidden])
+	s.say("  %d made a session, %d were told that it has made one", count[http.StatusNoContent],
+		count[http.StatusForbidden])
 	if count[http.StatusNoContent] != 1 || count[http.StatusForbidden] != times-1 {
 		return fmt.Errorf("a challenge that was solved once: %v", count)
 	}

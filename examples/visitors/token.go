@@ -12,10 +12,11 @@ import (
 
 // claims are what a token says. Anybody can read them, and nobody without a key can write them.
 type claims struct {
-	ID      string `json:"id"`             // random: the key of its limit
-	Issued  int64  `json:"iat"`            // in seconds since 1970
-	Expires int64  `json:"exp"`            // the first second in which it is none
-	Network string `json:"net,omitempty"`  // where alone it is good, as httplimit.ByAddress says it; everywhere if empty
+	ID      string `json:"id"`  // random: the key of its limit
+	Issued  int64  `json:"iat"` // in seconds since 1970
+	Expires int64  `json:"exp"` // the first second in which it is none
+	// where alone it is good, as httplimit.ByAddress says it; everywhere if empty
+	Network string `json:"net,omitempty"`
 	Bits    int    `json:"bits,omitempty"` // the work that a challenge asks for
 }
 
@@ -30,8 +31,9 @@ const (
 	skew         = time.Minute // by which the clocks of two processes may differ
 )
 
-// keys sign tokens: the first one does, and what any of them has signed is good. A new key goes first once all processes have it
-// as their second; an old one goes when the last session that it signed is over.
+// keys sign tokens: the first one does, and what any of them has signed is good. A new key goes
+// first once all processes have it as their second; an old one goes when the last session that it
+// signed is over.
 type keys [][]byte
 
 func newKeys(some ...[]byte) (keys, error) {
@@ -40,7 +42,8 @@ func newKeys(some ...[]byte) (keys, error) {
 	}
 	for i, key := range some {
 		if len(key) < sha256.Size {
-			return nil, fmt.Errorf("key %d has %d bytes, want %d or more random ones", i+1, len(key), sha256.Size)
+			return nil, fmt.Errorf("key %d has %d bytes, want %d or more random ones", i+1,
+				len(key), sha256.Size)
 		}
 	}
 	return some, nil
@@ -52,8 +55,9 @@ func (k keys) seal(p purpose, c claims) string {
 	return text + "." + sign(k[0], text)
 }
 
-// open returns what a token says if one of the keys has signed it, for that purpose, and its time is not over. One from the future,
-// too, is none: else a clock that is set back would make what is used up good again.
+// open returns what a token says if one of the keys has signed it, for that purpose, and its time
+// is not over. One from the future, too, is none: else a clock that is set back would make what is
+// used up good again.
 func (k keys) open(p purpose, token string, now time.Time) (c claims, ok bool) {
 	end := strings.LastIndexByte(token, '.')
 	if len(token) > longestToken || end < len(p) || !strings.HasPrefix(token, string(p)) {
@@ -61,7 +65,8 @@ func (k keys) open(p purpose, token string, now time.Time) (c claims, ok bool) {
 	}
 	text, mac := token[:end], token[end+1:]
 	for _, key := range k {
-		ok = ok || hmac.Equal([]byte(mac), []byte(sign(key, text))) // takes as long wherever they differ
+		// takes as long wherever they differ
+		ok = ok || hmac.Equal([]byte(mac), []byte(sign(key, text)))
 	}
 	if !ok {
 		return claims{}, false

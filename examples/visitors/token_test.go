@@ -13,7 +13,8 @@ var (
 	oldKey = bytes.Repeat([]byte("old "), 8)
 	newKey = bytes.Repeat([]byte("new "), 8)
 	start  = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	signed = claims{ID: "ABC", Issued: start.Unix(), Expires: start.Add(time.Hour).Unix(), Network: "2001:db8::/64", Bits: 7}
+	signed = claims{ID: "ABC", Issued: start.Unix(), Expires: start.Add(time.Hour).Unix(),
+		Network: "2001:db8::/64", Bits: 7}
 )
 
 func TestATokenIsGoodIfWeHaveSignedItAndItsTimeIsNotOver(t *testing.T) {
@@ -44,16 +45,18 @@ func TestATokenIsGoodIfWeHaveSignedItAndItsTimeIsNotOver(t *testing.T) {
 		"OtherPurpose":     {keys{oldKey}, toSolve, good, 0, false},
 		"PurposeChanged":   {keys{oldKey}, toSolve, strings.Replace(good, "session", "challenge", 1), 0, false},
 		"VersionChanged":   {keys{oldKey}, toVisit, "v2" + good[2:], 0, false},
-		"PayloadChanged":   {keys{oldKey}, toVisit, "v1.session." + base64.RawURLEncoding.EncodeToString(payload) + "." + parts[3], 0, false},
-		"NoMAC":            {keys{oldKey}, toVisit, strings.Join(parts[:3], "."), 0, false},
-		"EmptyMAC":         {keys{oldKey}, toVisit, strings.Join(parts[:3], ".") + ".", 0, false},
-		"HalfAMAC":         {keys{oldKey}, toVisit, good[:len(good)-20], 0, false},
-		"MACOfAnother":     {keys{oldKey}, toVisit, "v1.session.e30." + parts[3], 0, false},
-		"Padded":           {keys{oldKey}, toVisit, good + "=", 0, false},
-		"Spaced":           {keys{oldKey}, toVisit, good + "\n", 0, false},
-		"Empty":            {keys{oldKey}, toVisit, "", 0, false},
-		"PurposeOnly":      {keys{oldKey}, toVisit, string(toVisit), 0, false},
-		"Long":             {keys{oldKey}, toVisit, keys{oldKey}.seal(toVisit, claims{ID: strings.Repeat("x", 600), Expires: signed.Expires}), 0, false},
+		"PayloadChanged": {keys{oldKey}, toVisit, "v1.session." +
+			base64.RawURLEncoding.EncodeToString(payload) + "." + parts[3], 0, false},
+		"NoMAC":        {keys{oldKey}, toVisit, strings.Join(parts[:3], "."), 0, false},
+		"EmptyMAC":     {keys{oldKey}, toVisit, strings.Join(parts[:3], ".") + ".", 0, false},
+		"HalfAMAC":     {keys{oldKey}, toVisit, good[:len(good)-20], 0, false},
+		"MACOfAnother": {keys{oldKey}, toVisit, "v1.session.e30." + parts[3], 0, false},
+		"Padded":       {keys{oldKey}, toVisit, good + "=", 0, false},
+		"Spaced":       {keys{oldKey}, toVisit, good + "\n", 0, false},
+		"Empty":        {keys{oldKey}, toVisit, "", 0, false},
+		"PurposeOnly":  {keys{oldKey}, toVisit, string(toVisit), 0, false},
+		"Long": {keys{oldKey}, toVisit, keys{oldKey}.seal(toVisit,
+			claims{ID: strings.Repeat("x", 600), Expires: signed.Expires}), 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,8 +111,10 @@ func FuzzOpen(f *testing.F) {
 		if c, ok := k.open(toVisit, other, start); ok {
 			t.Fatalf("a challenge is a session: %+v", c)
 		}
-		c := claims{ID: strings.ToValidUTF8(token[:min(len(token), 50)], ""), Issued: start.Unix() - int64(at), Expires: start.Unix() + int64(more), Bits: int(flip)}
-		if got, ok := k.open(toSolve, k.seal(toSolve, c), start); ok != (more > 0) && len(k.seal(toSolve, c)) <= longestToken || ok && got != c {
+		c := claims{ID: strings.ToValidUTF8(token[:min(len(token), 50)], ""),
+			Issued: start.Unix() - int64(at), Expires: start.Unix() + int64(more), Bits: int(flip)}
+		if got, ok := k.open(toSolve, k.seal(toSolve, c), start); ok != (more > 0) &&
+			len(k.seal(toSolve, c)) <= longestToken || ok && got != c {
 			t.Fatalf("%v, %+v, want %+v", ok, got, c)
 		}
 	})

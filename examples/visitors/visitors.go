@@ -13,19 +13,22 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// visitors lets those in who have a session, and makes sessions. They are limited in two ways: an address has some for nothing,
-// which are good from there only; more of them cost a solved challenge each, and go where their visitor goes.
+// visitors lets those in who have a session, and makes sessions. They are limited in two ways: an
+// address has some for nothing, which are good from there only; more of them cost a solved
+// challenge each, and go where their visitor goes.
 type visitors struct {
 	limits  limits
 	keys    keys
 	address httplimit.Key // ByAddress, with the proxies that there are
-	solved  httplimit.Key // the id of the challenge that a request has solved: work, or that of a CAPTCHA
-	bits    int           // of work, while few want sessions
-	secure  bool          // cookies are for TLS only: false is for demos
-	now     func() time.Time
+	// the id of the challenge that a request has solved: work, or that of a CAPTCHA
+	solved httplimit.Key
+	bits   int  // of work, while few want sessions
+	secure bool // cookies are for TLS only: false is for demos
+	now    func() time.Time
 
 	gate *httplimit.Guard // for requests
-	door httplimit.Guard  // for sessions: tells nothing of what is left, as a challenge never has anything
+	// for sessions: tells nothing of what is left, as a challenge never has anything
+	door httplimit.Guard
 }
 
 // limiter is a *ratelimit.Coalesced, say.
@@ -42,26 +45,33 @@ func newVisitors(limiter limiter, l limits, k keys, address httplimit.Key) *visi
 	return v
 }
 
-// handler asks before the site what a request has to be granted. What is without a session, or with a bad one, reaches no limit but
-// that of its address: it costs the others nothing, and the table no row.
+// handler asks before the site what a request has to be granted. What is without a session, or with
+// a bad one, reaches no limit but that of its address: it costs the others nothing, and the table
+// no row.
 func (v *visitors) handler(site http.Handler) http.Handler {
 	perAddress := v.gate.Limit(httplimit.By(v.limits.perAddress, v.address))
-	perSession := v.gate.Limit(httplimit.By(v.limits.perSession, v.session), httplimit.Global(v.limits.overall))
+	perSession := v.gate.Limit(httplimit.By(v.limits.perSession, v.session),
+		httplimit.Global(v.limits.overall))
 
 	free := v.door.Limit(httplimit.By(v.limits.free, v.address))
-	earned := v.door.Limit(httplimit.By(v.limits.earned, v.address), httplimit.By(v.limits.once, v.solved),
+	earned := v.door.Limit(httplimit.By(v.limits.earned, v.address),
+		httplimit.By(v.limits.once, v.solved),
 		httplimit.Global(v.limits.demand))
-	look := v.door.Limit(httplimit.Global(v.limits.demand).Cost(func(*http.Request) float64 { return 0 }))
+	look := v.door.Limit(httplimit.Global(v.limits.demand).Cost(func(*http.Request) float64 {
+		return 0
+	}))
 
 	mux := http.NewServeMux()
 	mux.Handle("POST /session", v.sameOrigin(free(v.welcome(true))))
-	mux.Handle("POST /session/solved", v.sameOrigin(http.MaxBytesHandler(earned(v.welcome(false)), 10_000)))
+	mux.Handle("POST /session/solved",
+		v.sameOrigin(http.MaxBytesHandler(earned(v.welcome(false)), 10_000)))
 	mux.Handle("GET /challenge", look(http.HandlerFunc(v.challenge)))
 	mux.Handle("/", perSession(site))
 	return perAddress(mux)
 }
 
-// session is a key: the id in the visitor's cookie, if we have signed it. What a client has made up is none.
+// session is a key: the id in the visitor's cookie, if we have signed it. What a client has made up
+// is none.
 func (v *visitors) session(r *http.Request) (string, error) {
 	cookie, err := r.Cookie(v.cookie())
 	if err != nil {
@@ -96,7 +106,8 @@ func (v *visitors) welcome(bound bool) http.Handler {
 				return
 			}
 		}
-		http.SetCookie(w, &http.Cookie{Name: v.cookie(), Value: v.keys.seal(toVisit, c), Path: "/", MaxAge: int(sessionLife.Seconds()),
+		http.SetCookie(w, &http.Cookie{Name: v.cookie(), Value: v.keys.seal(toVisit, c), Path: "/",
+			MaxAge: int(sessionLife.Seconds()),
 			Secure: v.secure, HttpOnly: true, SameSite: http.SameSiteLaxMode})
 		w.Header().Set("Cache-Control", "no-store")
 		w.WriteHeader(http.StatusNoContent)
@@ -111,7 +122,8 @@ func (v *visitors) cookie() string {
 	return "visitor"
 }
 
-// sameOrigin refuses what a page of another site has made a visitor's browser send: it would use up the sessions of the address.
+// sameOrigin refuses what a page of another site has made a visitor's browser send: it would use up
+// the sessions of the address.
 func (v *visitors) sameOrigin(next http.Handler) http.Handler {
 	p := http.NewCrossOriginProtection()
 	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -148,5 +160,7 @@ func (v *visitors) refuse(w http.ResponseWriter, _ *http.Request, refusal httpli
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusForbidden)
-	_ = json.NewEncoder(w).Encode(map[string]any{"title": "Forbidden", "status": http.StatusForbidden, "detail": detail})
+	_ = json.NewEncoder(w).Encode(
+		map[string]any{"title": "Forbidden", "status": http.StatusForbidden, "detail": detail},
+	)
 }

@@ -19,19 +19,23 @@ func (v *visitors) challenge(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	now := v.now()
-	c := claims{ID: rand.Text(), Issued: now.Unix(), Expires: now.Add(challengeLife).Unix(), Network: network, Bits: v.bits + v.rise(r)}
+	c := claims{ID: rand.Text(), Issued: now.Unix(), Expires: now.Add(challengeLife).Unix(),
+		Network: network, Bits: v.bits + v.rise(r)}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
-	_ = json.NewEncoder(w).Encode(task{v.keys.seal(toSolve, c), c.Bits}) // a client that has gone needs no answer
+	// a client that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(task{v.keys.seal(toSolve, c), c.Bits})
 }
 
-// task is a challenge as clients get it: to find a nonce so that the SHA-256 of both begins with so many zero bits.
+// task is a challenge as clients get it: to find a nonce so that the SHA-256 of both begins with so
+// many zero bits.
 type task struct {
 	Challenge string `json:"challenge"`
 	Bits      int    `json:"bits"`
 }
 
-// rise is by how many bits demand makes challenges harder. The limit was asked for no token: to see what it has left.
+// rise is by how many bits demand makes challenges harder. The limit was asked for no token: to see
+// what it has left.
 func (v *visitors) rise(r *http.Request) int {
 	res, _ := httplimit.FromContext(r.Context())
 	for _, o := range res.Outcomes {

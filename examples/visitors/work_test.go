@@ -122,7 +122,8 @@ func TestWhatIsNoSolution(t *testing.T) {
 		p.advised(unsolved, c.sends(form))
 	}
 	p.advised(unsolved, p.client("203.0.113.2").sends(good))
-	p.want(204, c.sends(url.Values{"challenge": {p.keys.seal(toSolve, easy)}, "nonce": {"1"}})) // but for their signature these are good
+	// but for their signature these are good
+	p.want(204, c.sends(url.Values{"challenge": {p.keys.seal(toSolve, easy)}, "nonce": {"1"}}))
 	p.want(204, c.sends(good))
 	if n := p.rows("visitorChallenge"); n != 2 {
 		t.Errorf("%d challenges are used up, want 2", n)
@@ -150,14 +151,16 @@ func TestADeniedSolutionIsStillGood(t *testing.T) {
 func TestDemandMakesChallengesHarder(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t, func(v *visitors) {
-		v.limits.demand = ratelimit.MustDefine("visitorDemand", ratelimit.TokenBucket{Rate: 8, Period: time.Hour}, ratelimit.Shadow())
+		v.limits.demand = ratelimit.MustDefine("visitorDemand",
+			ratelimit.TokenBucket{Rate: 8, Period: time.Hour}, ratelimit.Shadow())
 	})
 	c := p.client("203.0.113.1")
 	for earned, want := range []int{5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 9} {
 		var asked task
 		for range 3 {
 			r, err := c.do(t.Context(), http.MethodGet, "/challenge", nil)
-			if err != nil || json.Unmarshal([]byte(r.body), &asked) != nil || r.header.Get("Cache-Control") != "no-store" {
+			if err != nil || json.Unmarshal([]byte(r.body), &asked) != nil ||
+				r.header.Get("Cache-Control") != "no-store" {
 				t.Fatalf("%d %s %v, %v", r.status, r.body, r.header, err)
 			}
 			if asked.Bits != want {

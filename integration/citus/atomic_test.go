@@ -19,28 +19,32 @@ import (
 var jobs = ratelimit.MustDefine("jobs", ratelimit.TokenBucket{Rate: 100, Period: 1000 * time.Hour})
 
 // taker takes a token for a key and writes a job, as one transaction, which fails as it commits.
-type taker func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, key string, spoil func(exec execer) error) error
+type taker func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, key string,
+	spoil func(exec execer) error) error
 
 // execer sends a statement in the transaction.
 type execer func(sql string, args ...any) error
 
 var takers = map[string]taker{
-	"InTx": func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, key string, spoil func(execer) error) error {
+	"InTx": func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, key string,
+		spoil func(execer) error) error {
 		runs := 0
-		return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(ctx context.Context, tx pgx.Tx) error {
-			if runs++; runs > 1 {
-				return errRunAgain
-			}
-			if err := l.Consume(ctx, tx, jobs.For(key)); err != nil {
-				return err
-			}
-			return spoil(func(sql string, args ...any) error {
-				_, err := tx.Exec(ctx, sql, args...)
-				return err
+		return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable},
+			func(ctx context.Context, tx pgx.Tx) error {
+				if runs++; runs > 1 {
+					return errRunAgain
+				}
+				if err := l.Consume(ctx, tx, jobs.For(key)); err != nil {
+					return err
+				}
+				return spoil(func(sql string, args ...any) error {
+					_, err := tx.Exec(ctx, sql, args...)
+					return err
+				})
 			})
-		})
 	},
-	"a transaction of pgx": func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, key string, spoil func(execer) error) error {
+	"a transaction of pgx": func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool,
+		key string, spoil func(execer) error) error {
 		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
 			if err := l.Consume(ctx, tx, jobs.For(key)); err != nil {
 				return err
@@ -51,7 +55,8 @@ var takers = map[string]taker{
 			})
 		})
 	},
-	"a transaction of database/sql": func(ctx context.Context, l *ratelimit.Limiter, pool *pgxpool.Pool, key string, spoil func(execer) error) error {
+	"a transaction of database/sql": func(ctx context.Context, l *ratelimit.Limiter,
+		pool *pgxpool.Pool, key string, spoil func(execer) error) error {
 		db := stdlib.OpenDBFromPool(pool)
 		defer func() { _ = db.Close() }()
 		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
@@ -75,9 +80,9 @@ var takers = map[string]taker{
 
 var errRunAgain = errors.New("it runs again")
 
-// A transaction that reads what another one writes, and the other way round, fails at SERIALIZABLE as it
-// commits: the coordinator finds that out after it has had the workers commit. Without two-phase commit
-// the tokens are gone then, and the job is not there.
+// A transaction that reads what another one writes, and the other way round, fails at SERIALIZABLE
+// as it commits: the coordinator finds that out after it has had the workers commit. Without
+// two-phase commit the tokens are gone then, and the job is not there.
 func TestTokensAndTheCoordinatorsRowsAreOneTransaction(t *testing.T) {
 	cluster(t)
 	t.Parallel()
@@ -95,13 +100,14 @@ func TestTokensAndTheCoordinatorsRowsAreOneTransaction(t *testing.T) {
 					if err := exec(`INSERT INTO job VALUES (1)`); err != nil {
 						return err
 					}
-					return pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-						if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM job`); err != nil {
+					return pgx.BeginTxFunc(t.Context(), pool,
+						pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+							if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM job`); err != nil {
+								return err
+							}
+							_, err := tx.Exec(t.Context(), `INSERT INTO other VALUES (1)`)
 							return err
-						}
-						_, err := tx.Exec(t.Context(), `INSERT INTO other VALUES (1)`)
-						return err
-					})
+						})
 				})
 				var e *pgconn.PgError
 				if !errors.Is(err, errRunAgain) && (!errors.As(err, &e) || e.Code != "40001") {

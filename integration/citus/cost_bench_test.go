@@ -23,13 +23,13 @@ const upsertSQL = `INSERT INTO bare AS b (name, key, shard, value, ts, capacity,
 VALUES ($1, $2, $3, 0, clock_timestamp(), 1, 1, 1)
 ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value - 1, ts = excluded.ts RETURNING value`
 
-// BenchmarkCitus takes a token of one of 10,000 keys, by eight callers, against an upsert of a row of a
-// table of the same shape on the same cluster, with the same commit protocol on both sides: InTx and
-// Autocommit on one node, TwoPhase with a row of the coordinator. x-upsert is the upsert's time divided by
-// ours. Coalesced compares the throughput of 256 callers with that of eight that upsert;
-// autocommit-x-upsert is that of eight that use Autocommit. The CPU that a
-// call takes of the servers is beside it, from a run of each side alone: base-coordinator-us is that of
-// the upsert on the coordinator, workers-us that of ours on all workers.
+// BenchmarkCitus takes a token of one of 10,000 keys, by eight callers, against an upsert of a row
+// of a table of the same shape on the same cluster, with the same commit protocol on both sides:
+// InTx and Autocommit on one node, TwoPhase with a row of the coordinator. x-upsert is the upsert's
+// time divided by ours. Coalesced compares the throughput of 256 callers with that of eight that
+// upsert; autocommit-x-upsert is that of eight that use Autocommit. The CPU that a call takes of
+// the servers is beside it, from a run of each side alone: base-coordinator-us is that of the
+// upsert on the coordinator, workers-us that of ours on all workers.
 func BenchmarkCitus(b *testing.B) {
 	cluster(b)
 	const callers, keys = 8, 10_000
@@ -62,9 +62,13 @@ func BenchmarkCitus(b *testing.B) {
 		base, ours func(ctx context.Context, key string) error
 	}{
 		{"InTx", func(ctx context.Context, key string) error {
-			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return upsert(ctx, tx, key) })
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+				return upsert(ctx, tx, key)
+			})
 		}, func(ctx context.Context, key string) error {
-			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, ample.For(key)) })
+			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				return l.Consume(ctx, tx, ample.For(key))
+			})
 		}},
 		{"TwoPhase", func(ctx context.Context, key string) error {
 			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {

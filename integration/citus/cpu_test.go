@@ -12,7 +12,8 @@ import (
 // tick is the unit of /proc/<pid>/stat, in microseconds: Linux tells processes a hundred a second.
 const tick = 10_000
 
-// servers are the postmasters of the cluster, if they run on this machine: of the coordinator first.
+// servers are the postmasters of the cluster, if they run on this machine: of the coordinator
+// first.
 func servers(b testing.TB, pool *pgxpool.Pool) (pids []string) {
 	b.Helper()
 	const sql = `SELECT array_agg(split_part(result, E'\n', 1) ORDER BY groupid)
@@ -22,7 +23,8 @@ func servers(b testing.TB, pool *pgxpool.Pool) (pids []string) {
 		return nil
 	}
 	for _, pid := range pids {
-		if comm, err := os.ReadFile("/proc/" + pid + "/comm"); err != nil || strings.TrimSpace(string(comm)) != "postgres" {
+		if comm, err := os.ReadFile("/proc/" + pid + "/comm"); err != nil ||
+			strings.TrimSpace(string(comm)) != "postgres" {
 			b.Logf("the servers' CPU is not known: they run elsewhere")
 			return nil
 		}
@@ -57,8 +59,8 @@ func cpu(postmaster string) (sum float64) {
 	return sum
 }
 
-// cost is what n calls that run makes have used of the servers, a call: on the coordinator and on all
-// workers, in microseconds.
+// cost is what n calls that run makes have used of the servers, a call: on the coordinator and on
+// all workers, in microseconds.
 func cost(pids []string, n int, run func() error) (coordinator, workers float64, err error) {
 	before := make([]float64, len(pids))
 	for i, pid := range pids {

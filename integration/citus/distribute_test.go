@@ -41,7 +41,8 @@ func TestTablesWithBalancesAreDistributed(t *testing.T) {
 		if err != nil || !res.OK {
 			t.Errorf("key %d: %+v, %v", i, res, err)
 		}
-		if res, err := spread.CheckRateLimit(t.Context(), kept.For(fmt.Sprint("k", i)).Count(10-float64(i%10))); err != nil || res.OK {
+		if res, err := spread.CheckRateLimit(t.Context(),
+			kept.For(fmt.Sprint("k", i)).Count(10-float64(i%10))); err != nil || res.OK {
 			t.Errorf("key %d: %+v, %v, want a denial", i, res, err)
 		}
 	}
@@ -99,9 +100,12 @@ func TestWhatCannotBeDistributedIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Bare(t)
 	exec(t, pool, `CREATE TABLE plain (tenant text PRIMARY KEY)`,
-		`CREATE TABLE ids (tenant uuid PRIMARY KEY)`, `SELECT create_distributed_table('ids', 'tenant', colocate_with => 'none')`,
-		`CREATE TABLE names (tenant varchar(20) PRIMARY KEY)`, `SELECT create_distributed_table('names', 'tenant', colocate_with => 'none')`,
-		`CREATE TABLE tenants (tenant text PRIMARY KEY)`, `SELECT create_distributed_table('tenants', 'tenant', colocate_with => 'none')`)
+		`CREATE TABLE ids (tenant uuid PRIMARY KEY)`,
+		`SELECT create_distributed_table('ids', 'tenant', colocate_with => 'none')`,
+		`CREATE TABLE names (tenant varchar(20) PRIMARY KEY)`,
+		`SELECT create_distributed_table('names', 'tenant', colocate_with => 'none')`,
+		`CREATE TABLE tenants (tenant text PRIMARY KEY)`,
+		`SELECT create_distributed_table('tenants', 'tenant', colocate_with => 'none')`)
 	for table, want := range map[string]string{
 		"plain":  "no distributed table of that name",
 		"absent": "no distributed table of that name",

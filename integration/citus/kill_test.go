@@ -79,8 +79,8 @@ func (o *told) note(id int64, err error, committing bool) {
 	}
 }
 
-// Whichever node is killed when: tokens are gone if and only if the coordinator's row is there that was
-// written with them, once all nodes are back; and callers were told so, or that nobody knows.
+// Whichever node is killed when: tokens are gone if and only if the coordinator's row is there that
+// was written with them, once all nodes are back; and callers were told so, or that nobody knows.
 func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
 	c, pool := killable(t)
 	exec(t, pool, `CREATE TABLE work (id bigint PRIMARY KEY, key text NOT NULL, tokens float8 NOT NULL)`)
@@ -146,7 +146,8 @@ func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
 	if n := scan[int](t, pool, `SELECT count(*) FROM work WHERE id = ANY ($1::bigint[])`, outcome.not); n != 0 {
 		t.Errorf("%d transactions were committed that their callers were told were not", n)
 	}
-	t.Logf("%d kills, %d transactions: %d committed, %d not, %d unknown", rounds, outcome.transactions.Load(), len(outcome.committed), len(outcome.not), outcome.unknown)
+	t.Logf("%d kills, %d transactions: %d committed, %d not, %d unknown", rounds,
+		outcome.transactions.Load(), len(outcome.committed), len(outcome.not), outcome.unknown)
 	for text, n := range outcome.kinds {
 		t.Logf("%6d %s", n, text)
 	}
@@ -192,7 +193,8 @@ func recovered(t *testing.T, c pgserver.Cluster) {
 	}
 }
 
-// A worker that is down fails its own keys, with an error that says that nothing was taken, and no other.
+// A worker that is down fails its own keys, with an error that says that nothing was taken, and no
+// other.
 func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 	c, pool := killable(t)
 	l := limiter(t, ratelimit.Config{Citus: true})
@@ -207,7 +209,9 @@ func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 		}
 	}
 	calls := map[string]func(context.Context, ratelimit.Request) error{
-		"Autocommit": func(ctx context.Context, r ratelimit.Request) error { return l.Autocommit(pool).Consume(ctx, r) },
+		"Autocommit": func(ctx context.Context, r ratelimit.Request) error {
+			return l.Autocommit(pool).Consume(ctx, r)
+		},
 		"InTx": func(ctx context.Context, r ratelimit.Request) error {
 			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, r) })
 		},
@@ -224,7 +228,8 @@ func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 			switch {
 			case !dead && err != nil:
 				t.Errorf("%s of a key whose worker is up: %v", name, err)
-			case dead && (err == nil || errors.Is(err, ratelimit.ErrOutcomeUnknown) || !strings.Contains(err.Error(), "node")):
+			case dead && (err == nil || errors.Is(err, ratelimit.ErrOutcomeUnknown) ||
+				!strings.Contains(err.Error(), "node")):
 				t.Errorf("%s of a key whose worker is down: %v, want an error that tells so", name, err)
 			}
 		}

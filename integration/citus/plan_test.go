@@ -12,7 +12,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// What a take by Autocommit costs in CPU, in microseconds: BenchmarkCitus, coordinator-us and workers-us.
+// What a take by Autocommit costs in CPU, in microseconds: BenchmarkCitus, coordinator-us and
+// workers-us.
 const (
 	entryCPU = 440 // on the node that the program is connected to
 	rowCPU   = 600 // on the node that has the row
@@ -24,14 +25,14 @@ const (
 	busy  = 0.6 // of its time, at most
 )
 
-// nodes is how many take so many decisions a second, of which each statement carries some, if programs
-// connect to all of them.
+// nodes is how many take so many decisions a second, of which each statement carries some, if
+// programs connect to all of them.
 func nodes(decisions, together float64) int {
 	return int(math.Ceil(decisions / together * (entryCPU + rowCPU) / 1e6 / (cores * busy)))
 }
 
-// shards is how many a limit that all of them share needs. A row is held at least as long as the node that
-// has it works for the take, and no row should be held for more than half of the time.
+// shards is how many a limit that all of them share needs. A row is held at least as long as the
+// node that has it works for the take, and no row should be held for more than half of the time.
 func shards(decisions, together float64) int {
 	return int(math.Ceil(2 * decisions / together * rowCPU / 1e6))
 }
@@ -62,8 +63,8 @@ func TestThePlanOfNodesIsWhatTheFiguresMake(t *testing.T) {
 	}
 }
 
-// The figures are those of a cluster: within a factor of four, as machines differ, and divided between
-// the nodes as they say.
+// The figures are those of a cluster: within a factor of four, as machines differ, and divided
+// between the nodes as they say.
 func TestThePlanRestsOnWhatTakesCost(t *testing.T) {
 	cluster(t)
 	pool := pgtest.Pool(t)
@@ -85,7 +86,9 @@ func TestThePlanRestsOnWhatTakesCost(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("a take costs %.0f us on the coordinator and %.0f us on the workers", entry, row)
-	if sum := entry + row; sum < (entryCPU+rowCPU)/4 || sum > 4*(entryCPU+rowCPU) || entry/sum < 0.2 || entry/sum > 0.7 {
-		t.Errorf("a take costs %.0f us on the coordinator and %.0f us on the workers, want about %d and %d", entry, row, entryCPU, rowCPU)
+	if sum := entry + row; sum < (entryCPU+rowCPU)/4 || sum > 4*(entryCPU+rowCPU) ||
+		entry/sum < 0.2 || entry/sum > 0.7 {
+		t.Errorf("a take costs %.0f us on the coordinator and %.0f us on the workers, want about %d and %d",
+			entry, row, entryCPU, rowCPU)
 	}
 }

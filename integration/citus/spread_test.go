@@ -20,7 +20,9 @@ import (
 
 const share = 500 // tokens of a shard
 
-var hot = ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 8 * share, Period: 1000 * time.Hour}, ratelimit.Shards(8))
+var hot = ratelimit.MustDefine(
+	"hot", ratelimit.TokenBucket{Rate: 8 * share, Period: 1000 * time.Hour}, ratelimit.Shards(8),
+)
 
 // takenByNode is how many tokens were taken from the rows on each node.
 func takenByNode(t *testing.T, pool *pgxpool.Pool, capacity float64) map[int]float64 {
@@ -71,7 +73,8 @@ func evenly(t *testing.T, taken map[int]float64, n float64) {
 	}
 }
 
-// Of the takes of a limit without keys that is divided into shards, each of two workers does about half.
+// Of the takes of a limit without keys that is divided into shards, each of two workers does about
+// half.
 func TestAHotLimitIsSpreadOverNodes(t *testing.T) {
 	cluster(t)
 	t.Parallel()
@@ -128,7 +131,8 @@ func TestASpreadLimitIsOneLimit(t *testing.T) {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	for i := range 2 {
-		if settled, err := a.Settle(t.Context(), res.Reservation(), hot.Global().Count(40)); err != nil || settled != (i == 0) {
+		if settled, err := a.Settle(t.Context(), res.Reservation(),
+			hot.Global().Count(40)); err != nil || settled != (i == 0) {
 			t.Errorf("settled for the %d. time: %v, %v", i+1, settled, err)
 		}
 	}
@@ -143,7 +147,9 @@ func TestASpreadLimitIsOneLimit(t *testing.T) {
 	// More and fewer shards, with a pause that a reservation in a former one learns of.
 	reshard := func(n int) {
 		t.Helper()
-		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return l.Reshard(t.Context(), tx, n, hot.Global()) })
+		err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			return l.Reshard(t.Context(), tx, n, hot.Global())
+		})
 		if err != nil {
 			t.Fatalf("%d shards: %v", n, err)
 		}
@@ -190,14 +196,17 @@ func TestASpreadLimitIsOneLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// All of it is reset, and goes when it is pruned, with the rows of former layouts once nobody waits.
+	// All of it is reset, and goes when it is pruned, with the rows of former layouts once nobody
+	// waits.
 	if err := a.ResetRateLimit(t.Context(), hot.Global()); err != nil {
 		t.Fatal(err)
 	}
 	if got := left(t, l, pool); got != capacity {
 		t.Errorf("%v are left after a reset", got)
 	}
-	later := limiter(t, ratelimit.Config{Citus: true, Clock: func() time.Time { return time.Now().Add(60 * 24 * time.Hour) }})
+	later := limiter(t, ratelimit.Config{Citus: true, Clock: func() time.Time {
+		return time.Now().Add(60 * 24 * time.Hour)
+	}})
 	pruned, err := later.Prune(t.Context(), pool, ratelimit.PruneConfig{Share: 1})
 	if n := scan[int](t, pool, `SELECT count(*) FROM weir_balance`); err != nil || n != 0 || pruned.Deleted == 0 {
 		t.Errorf("%d rows are left by Prune: %+v, %v", n, pruned, err)
@@ -305,7 +314,9 @@ func TestWorkersTakeWithoutTheCoordinator(t *testing.T) {
 		if nr%4 < 2 {
 			return l.Autocommit(worker).Consume(ctx, hot.Global(), budget.For(fmt.Sprint("k", nr%8)))
 		}
-		return l.InTx(ctx, worker, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, hot.Global()) })
+		return l.InTx(ctx, worker, func(ctx context.Context, tx pgx.Tx) error {
+			return l.Consume(ctx, tx, hot.Global())
+		})
 	})
 	for _, worker := range workers {
 		if got := left(t, l, worker); !near(got, 8*share-n-1) {

@@ -22,7 +22,8 @@ import (
 func TestReserveTxOfDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	k := ratelimit.MustDefine("reserved", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)}).For("k")
+	k := ratelimit.MustDefine("reserved",
+		ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)}).For("k")
 	reserve := func(n int, requests ...ratelimit.Request) (in *scheduler.Inserted, err error) {
 		err = f.limiter.InSQLTx(t.Context(), f.db, nil, func(ctx context.Context, tx *sql.Tx) error {
 			in, err = f.jobs.ReserveTx(ctx, tx, sendArgs{n}, nil, requests...)
@@ -30,10 +31,12 @@ func TestReserveTxOfDatabaseSQL(t *testing.T) {
 		})
 		return in, err
 	}
-	if in, err := reserve(1, k.Count(8)); err != nil || !in.RunAt.IsZero() || in.Job.Job.State != rivertype.JobStateAvailable {
+	if in, err := reserve(1, k.Count(8)); err != nil || !in.RunAt.IsZero() ||
+		in.Job.Job.State != rivertype.JobStateAvailable {
 		t.Fatalf("got %+v and %v, want a job that can start", in, err)
 	}
-	if in, err := reserve(2, k.Count(6)); err != nil || in.RunAt.IsZero() || in.Job.Job.State != rivertype.JobStateScheduled {
+	if in, err := reserve(2, k.Count(6)); err != nil || in.RunAt.IsZero() ||
+		in.Job.Job.State != rivertype.JobStateScheduled {
 		t.Fatalf("got %+v and %v, want a job for when its tokens exist", in, err)
 	}
 	in, err := reserve(3, k.Count(6))
@@ -87,7 +90,8 @@ func (f *fixture) wantState(t *testing.T, id int64, want rivertype.JobState) (at
 	t.Helper()
 	var got rivertype.JobState
 	for deadline := time.Now().Add(time.Minute); got != want; time.Sleep(10 * time.Millisecond) {
-		if err := f.pool.QueryRow(t.Context(), `SELECT state, attempt FROM river_job WHERE id = $1`, id).Scan(&got, &attempt); err != nil {
+		if err := f.pool.QueryRow(t.Context(), `SELECT state, attempt FROM river_job WHERE id = $1`,
+			id).Scan(&got, &attempt); err != nil {
 			t.Fatal(err)
 		}
 		if got != want && time.Now().After(deadline) {
@@ -109,8 +113,8 @@ func inTx(ctx context.Context, db *sql.DB, do func(tx *sql.Tx) error) error {
 	return tx.Commit()
 }
 
-// The completion and the settlement commit together: an attempt that rolls back has done neither and stays charged, and the
-// next attempt does both.
+// The completion and the settlement commit together: an attempt that rolls back has done neither
+// and stays charged, and the next attempt does both.
 func TestCompleteSQLTxCompletesAndSettles(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -141,7 +145,8 @@ func TestCompleteSQLTxCompletesAndSettles(t *testing.T) {
 func TestCompleteSQLTxChargesTheTenant(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	limit := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour, MaxReserved: ratelimit.Tokens(100)})
+	limit := ratelimit.MustDefine("line",
+		ratelimit.TokenBucket{Rate: 1000, Period: time.Hour, MaxReserved: ratelimit.Tokens(100)})
 	sched := scheduler.New(f.limiter, scheduler.Config{Lines: []scheduler.Line{{Limit: limit}}})
 	corrections := make(chan float64, 1)
 	f.workSQL(t, sched, f.worker(func(ctx context.Context, job *river.Job[sendArgs]) error {
@@ -164,7 +169,8 @@ func TestCompleteSQLTxChargesTheTenant(t *testing.T) {
 	}
 	var id int64
 	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		job, err := sched.Jobs(queues).QueueTx(t.Context(), tx, sendArgs{1}, nil, scheduler.Tenant{Key: "ann"}, limit.Global().Count(100))
+		job, err := sched.Jobs(queues).QueueTx(t.Context(), tx, sendArgs{1}, nil,
+			scheduler.Tenant{Key: "ann"}, limit.Global().Count(100))
 		if err == nil {
 			id = job.Job.ID
 		}
@@ -179,8 +185,8 @@ func TestCompleteSQLTxChargesTheTenant(t *testing.T) {
 	}
 }
 
-// Outside of a worker nothing is completed or settled, and neither is it in a worker whose River client has the other driver.
-// The error then names the method that fits.
+// Outside of a worker nothing is completed or settled, and neither is it in a worker whose River
+// client has the other driver. The error then names the method that fits.
 func TestCompleteTxNeedsAWorkerOfItsDriver(t *testing.T) {
 	t.Parallel()
 	k := ratelimit.MustDefine("other driver", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
@@ -189,7 +195,9 @@ func TestCompleteTxNeedsAWorkerOfItsDriver(t *testing.T) {
 		return inTx(ctx, f.db, func(tx *sql.Tx) error { return f.sched.CompleteSQLTx(ctx, tx, job, k.Count(30)) })
 	}
 	byPgx := func(ctx context.Context, f *fixture, job *rivertype.JobRow) error {
-		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return f.sched.CompleteTx(ctx, tx, job, k.Count(30)) })
+		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+			return f.sched.CompleteTx(ctx, tx, job, k.Count(30))
+		})
 	}
 	for name, c := range map[string]struct {
 		do   complete

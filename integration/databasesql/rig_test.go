@@ -30,7 +30,8 @@ type sendArgs struct {
 
 func (sendArgs) Kind() string { return "send" }
 
-// fixture is a database with Weir's tables and River's, and a client over database/sql that inserts.
+// fixture is a database with Weir's tables and River's, and a client over database/sql that
+// inserts.
 type fixture struct {
 	pool    *pgxpool.Pool
 	db      *sql.DB
@@ -75,7 +76,9 @@ func (f *fixture) config(workers *river.Workers) *river.Config {
 }
 
 // insert inserts a job in a transaction of its own, which ends with an error if end is one.
-func (f *fixture) insert(t *testing.T, n int, opts *river.InsertOpts, end error, requests ...ratelimit.Request) (*scheduler.Inserted, error) {
+func (f *fixture) insert(
+	t *testing.T, n int, opts *river.InsertOpts, end error, requests ...ratelimit.Request,
+) (*scheduler.Inserted, error) {
 	t.Helper()
 	var in *scheduler.Inserted
 	err := f.limiter.InSQLTx(t.Context(), f.db, nil, func(ctx context.Context, tx *sql.Tx) (err error) {

@@ -21,7 +21,8 @@ import (
 func TestAJobOfDatabaseSQLCommitsWithItsTokens(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	k := ratelimit.MustDefine("together", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)}).For("k")
+	k := ratelimit.MustDefine("together",
+		ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)}).For("k")
 	oops := errors.New("oops")
 	if _, err := f.insert(t, 1, nil, oops, k.Count(4)); !errors.Is(err, oops) {
 		t.Fatal(err)
@@ -38,7 +39,8 @@ func TestAJobOfDatabaseSQLCommitsWithItsTokens(t *testing.T) {
 	f.want(t, k, 6, 1)
 
 	in, err = f.insert(t, 2, nil, nil, k.Count(8).OrReserve())
-	if err != nil || in.Err() != nil || in.Job.Job.State != rivertype.JobStateScheduled || in.Job.Job.ScheduledAt.Before(in.RunAt.Truncate(time.Millisecond)) {
+	if err != nil || in.Err() != nil || in.Job.Job.State != rivertype.JobStateScheduled ||
+		in.Job.Job.ScheduledAt.Before(in.RunAt.Truncate(time.Millisecond)) {
 		t.Fatalf("got %+v and %v, want a job for when its tokens exist", in, err)
 	}
 	f.want(t, k, -2, 2)
@@ -109,7 +111,8 @@ func TestConcurrentJobsOfDatabaseSQLAreInsertedOnce(t *testing.T) {
 	f.want(t, k, 0, 20)
 }
 
-// Jobs that were reserved over database/sql start, and not before their tokens exist, by a client of either driver.
+// Jobs that were reserved over database/sql start, and not before their tokens exist, by a client
+// of either driver.
 func TestAReservedJobOfDatabaseSQLStarts(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T, *fixture, *river.Config){

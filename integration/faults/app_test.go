@@ -24,13 +24,16 @@ import (
 const never = 100_000 * time.Hour
 
 var (
-	bucket   = ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)})
+	bucket = ratelimit.MustDefine("bucket",
+		ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)})
 	window   = ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)})
-	reserved = ratelimit.MustDefine("reserved", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(30)})
-	auto     = ratelimit.MustDefine("auto", ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)})
-	auto2    = ratelimit.MustDefine("auto2", ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)})
+	reserved = ratelimit.MustDefine("reserved", ratelimit.TokenBucket{Rate: 1, Period: never,
+		Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(30)})
+	auto  = ratelimit.MustDefine("auto", ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)})
+	auto2 = ratelimit.MustDefine("auto2", ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)})
 
-	limits = map[string]ratelimit.Limit{"bucket": bucket, "window": window, "reserved": reserved, "auto": auto, "auto2": auto2}
+	limits = map[string]ratelimit.Limit{"bucket": bucket, "window": window, "reserved": reserved,
+		"auto": auto, "auto2": auto2}
 
 	allTerms = map[string]terms{
 		"bucket":   {capacity: 60},
@@ -57,11 +60,12 @@ func requests(takes []take) []ratelimit.Request {
 func spread(shards int) map[string]ratelimit.Limit {
 	s := map[string]ratelimit.Limit{}
 	for name, rule := range map[string]ratelimit.Rule{
-		"bucket":   ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)},
-		"window":   ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)},
-		"reserved": ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(30)},
-		"auto":     ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)},
-		"auto2":    ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)},
+		"bucket": ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)},
+		"window": ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)},
+		"reserved": ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10),
+			MaxReserved: ratelimit.Tokens(30)},
+		"auto":  ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)},
+		"auto2": ratelimit.FixedWindow{Rate: 3, Period: never, Start: time.Unix(0, 0)},
 	} {
 		s[name] = ratelimit.MustDefine(name, rule, ratelimit.Shards(shards))
 	}
@@ -108,7 +112,8 @@ func newApp(pool *pgxpool.Pool, cfg ratelimit.Config) (*app, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &app{limiter, pool, client, scheduler.New(limiter, scheduler.Config{}).Jobs(client), new(atomic.Int64), new(atomic.Int64), new(atomic.Int64)}, nil
+	return &app{limiter, pool, client, scheduler.New(limiter, scheduler.Config{}).Jobs(client),
+		new(atomic.Int64), new(atomic.Int64), new(atomic.Int64)}, nil
 }
 
 // over is the same application, with the same limiter, on another pool.
@@ -134,13 +139,14 @@ func (a *app) do(ctx context.Context, o *op) error {
 	}
 	runs := 0
 	var took []ratelimit.Reservation
-	err := a.limiter.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(o.Level)}, func(ctx context.Context, tx pgx.Tx) (err error) {
-		if runs++; runs > 1 {
-			a.again.Add(1)
-		}
-		took, err = a.work(ctx, tx, o)
-		return err
-	})
+	err := a.limiter.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(o.Level)},
+		func(ctx context.Context, tx pgx.Tx) (err error) {
+			if runs++; runs > 1 {
+				a.again.Add(1)
+			}
+			took, err = a.work(ctx, tx, o)
+			return err
+		})
 	if err == nil && o.Settles && a.settle(ctx, o, took) == nil {
 		a.settled.Add(1)
 	}
@@ -220,14 +226,16 @@ func insertReservation(ctx context.Context, x execer, o *op, runAt time.Time, jo
 		at = &runAt
 	}
 	t := o.Reserve
-	_, err := x.Exec(ctx, `INSERT INTO reservation VALUES ($1, $2, $3, $4, $5, $6)`, o.ID, t.Account.Limit, t.Account.Key, t.Tokens, at, job)
+	_, err := x.Exec(ctx, `INSERT INTO reservation VALUES ($1, $2, $3, $4, $5, $6)`, o.ID,
+		t.Account.Limit, t.Account.Key, t.Tokens, at, job)
 	if err != nil {
 		return fmt.Errorf("insert reservation: %w", err)
 	}
 	return nil
 }
 
-// desk thinks of what to ask for. It moves to a new key when one is used up, and now and then asks an old one again.
+// desk thinks of what to ask for. It moves to a new key when one is used up, and now and then asks
+// an old one again.
 type desk struct {
 	name   string // of the keys, shared by several processes
 	prefix string // of the ids, its own

@@ -44,20 +44,22 @@ func (f *fixture) pelt(t *testing.T, n int, statements ...string) {
 
 func TestBackendsAreTerminated(t *testing.T) {
 	t.Parallel()
-	setUp(t).run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
-		f.pelt(t, 50, terminateOne)
-	}})
+	setUp(t).run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown},
+		inject: func(t *testing.T, f *fixture) {
+			f.pelt(t, 50, terminateOne)
+		}})
 }
 
 func TestStatementsAreCanceled(t *testing.T) {
 	t.Parallel()
-	setUp(t).run(t, fault{rounds: 1, hits: []class{canceled}, allowed: []class{stale}, inject: func(t *testing.T, f *fixture) {
-		f.pelt(t, 80, cancelOne)
-	}})
+	setUp(t).run(t, fault{rounds: 1, hits: []class{canceled}, allowed: []class{stale},
+		inject: func(t *testing.T, f *fixture) {
+			f.pelt(t, 80, cancelOne)
+		}})
 }
 
-// Callers give up at any time, in the middle of COMMIT too. Some wait for long, or none would be granted on a machine on which
-// all takes longer than the others wait.
+// Callers give up at any time, in the middle of COMMIT too. Some wait for long, or none would be
+// granted on a machine on which all takes longer than the others wait.
 func TestCallersGiveUp(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -72,13 +74,15 @@ func TestCallersGiveUp(t *testing.T) {
 	}})
 }
 
-// With one connection for all there must be neither a deadlock in the pool nor one that stays broken.
+// With one connection for all there must be neither a deadlock in the pool nor one that stays
+// broken.
 func TestAPoolOfOneConnectionUnderFaults(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
-	f.run(t, fault{rounds: 1, hits: []class{away, canceled}, allowed: []class{unknown, stale}, inject: func(t *testing.T, f *fixture) {
-		f.pelt(t, 20, terminateOne, cancelOne)
-	}})
+	f.run(t, fault{rounds: 1, hits: []class{away, canceled}, allowed: []class{unknown, stale},
+		inject: func(t *testing.T, f *fixture) {
+			f.pelt(t, 20, terminateOne, cancelOne)
+		}})
 }
 
 // With little time to wait, callers of a row that somebody holds are told so, and no more.
@@ -88,23 +92,25 @@ func TestTimeoutsFire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams[name] = "50ms" })
-			f.run(t, fault{rounds: 1, hits: []class{hit}, allowed: []class{stale}, inject: func(t *testing.T, f *fixture) {
-				f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-					return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-						// rows that are there; new keys may be taken meanwhile
-						if _, err := tx.Exec(ctx, `SELECT 1 FROM weir_balance FOR UPDATE`); err != nil {
-							return err
-						}
-						f.callers.await(t, hit, 20)
-						return nil
+			f.run(t, fault{rounds: 1, hits: []class{hit}, allowed: []class{stale},
+				inject: func(t *testing.T, f *fixture) {
+					f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+						return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+							// rows that are there; new keys may be taken meanwhile
+							if _, err := tx.Exec(ctx, `SELECT 1 FROM weir_balance FOR UPDATE`); err != nil {
+								return err
+							}
+							f.callers.await(t, hit, 20)
+							return nil
+						})
 					})
-				})
-			}})
+				}})
 		})
 	}
 }
 
-// Everybody wants the same few rows and nobody queues, while backends and then the server are killed.
+// Everybody wants the same few rows and nobody queues, while backends and then the server are
+// killed.
 func TestAStormOfConflictsUnderFaults(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -115,16 +121,17 @@ func TestAStormOfConflictsUnderFaults(t *testing.T) {
 	}
 	f.app, f.load.app = portable, portable
 	f.load.desk.hot = true
-	f.run(t, fault{rounds: 2, hits: []class{away, canceled}, allowed: []class{unknown, conflict, stale}, inject: func(t *testing.T, f *fixture) {
-		f.pelt(t, 30, terminateOne, cancelOne)
-		if err := f.server.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.server.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		f.pelt(t, 10, terminateOne, cancelOne)
-	}})
+	f.run(t, fault{rounds: 2, hits: []class{away, canceled},
+		allowed: []class{unknown, conflict, stale}, inject: func(t *testing.T, f *fixture) {
+			f.pelt(t, 30, terminateOne, cancelOne)
+			if err := f.server.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			f.pelt(t, 10, terminateOne, cancelOne)
+		}})
 	if n := f.app.again.Load(); n < 100 {
 		t.Errorf("only %d conflicts: no storm", n)
 	}

@@ -61,7 +61,8 @@ func TestTheAuditFindsBrokenApplications(t *testing.T) {
 			for ; found == 0 && rounds < 20; rounds++ { // whom a fault hits is luck
 				f.callers = newCallers()
 				prefix := fmt.Sprint(c.name, rounds)
-				f.load = &load{app: broken{c.app, c.mistake}, desk: &desk{name: prefix, prefix: prefix}, witness: f.callers}
+				f.load = &load{app: broken{c.app, c.mistake},
+					desk: &desk{name: prefix, prefix: prefix}, witness: f.callers}
 				stop := f.load.start(t.Context())
 				t.Cleanup(stop)
 				f.callers.await(t, granted, 20)
@@ -76,16 +77,20 @@ func TestTheAuditFindsBrokenApplications(t *testing.T) {
 				f.startAfresh(t)
 			}
 			if found == 0 {
-				t.Errorf("in %d rounds no violation says %q; the last had %d: %q", rounds, c.want, len(violations), violations)
+				t.Errorf("in %d rounds no violation says %q; the last had %d: %q", rounds, c.want,
+					len(violations), violations)
 			} else {
-				fmt.Printf("faults: the audit bites: %s: %d violations, %d of them %q, in round %d\n", c.name, len(violations), found, c.want, rounds)
+				fmt.Printf("faults: the audit bites: %s: %d violations, %d of them %q, in round %d\n",
+					c.name, len(violations), found, c.want, rounds)
 			}
 		})
 	}
 
 	f.callers = newCallers()
 	f.load = &load{app: f.app, desk: &desk{name: "sound", prefix: "sound"}, witness: f.callers}
-	f.run(t, fault{rounds: 1, hits: []class{canceled}, allowed: []class{stale}, inject: func(t *testing.T, _ *fixture) { pelt(t) }})
+	f.run(t, fault{rounds: 1, hits: []class{canceled}, allowed: []class{stale}, inject: func(t *testing.T, _ *fixture) {
+		pelt(t)
+	}})
 }
 
 // inTx is the sound frame of a mistake.
@@ -103,17 +108,20 @@ func selectThenUpdate(a *app, ctx context.Context, o *op) error {
 	for _, w := range o.Works {
 		of := w.Account
 		if _, err := a.pool.Exec(ctx, `INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
-			VALUES ($1, $2, $3, now(), $3, 1, 1) ON CONFLICT DO NOTHING`, of.Limit, of.Key, allTerms[of.Limit].capacity); err != nil {
+			VALUES ($1, $2, $3, now(), $3, 1, 1) ON CONFLICT DO NOTHING`, of.Limit, of.Key,
+			allTerms[of.Limit].capacity); err != nil {
 			return err
 		}
 		var value float64
-		if err := a.pool.QueryRow(ctx, `SELECT value FROM weir_balance WHERE name = $1 AND key = $2`, of.Limit, of.Key).Scan(&value); err != nil {
+		if err := a.pool.QueryRow(ctx, `SELECT value FROM weir_balance WHERE name = $1 AND key = $2`,
+			of.Limit, of.Key).Scan(&value); err != nil {
 			return err
 		}
 		if value < w.Tokens {
 			return &ratelimit.DeniedError{Limit: of.Limit, Key: of.Key}
 		}
-		if _, err := a.pool.Exec(ctx, `UPDATE weir_balance SET value = $3 WHERE name = $1 AND key = $2`, of.Limit, of.Key, value-w.Tokens); err != nil {
+		if _, err := a.pool.Exec(ctx, `UPDATE weir_balance SET value = $3 WHERE name = $1 AND key = $2`,
+			of.Limit, of.Key, value-w.Tokens); err != nil {
 			return err
 		}
 	}
@@ -256,25 +264,41 @@ func TestTheAuditFindsBrokenBooks(t *testing.T) {
 		spoil func(b *books, r map[string]*record)
 		want  string
 	}{
-		"TokensGoneForNothing":  {func(b *books, _ map[string]*record) { b.balances[k] -= 1e-5 }, "tokens are gone, and work was admitted for 2"},
-		"TokensMinted":          {func(b *books, _ map[string]*record) { b.balances[k] += 1e-5 }, "tokens are gone, and work was admitted for 2"},
-		"AboveCapacity":         {func(b *books, _ map[string]*record) { b.balances[account{"bucket", "m"}] = 61 }, "a balance of 61"},
-		"BelowTheDebt":          {func(b *books, _ map[string]*record) { b.balances[account{"reserved", "m"}] = -31 }, "a balance of -31"},
-		"BalanceLost":           {func(b *books, _ map[string]*record) { delete(b.balances, k) }, "there is no balance"},
-		"UnknownLimit":          {func(b *books, _ map[string]*record) { b.balances[account{"other", "k"}] = 0 }, "no such limit"},
-		"MoreThanTheCapacity":   {func(b *books, _ map[string]*record) { b.works[0].Tokens = 61 }, "work for 61 tokens was admitted, of 60"},
-		"WorkTwice":             {func(b *books, _ map[string]*record) { b.works = append(b.works, b.works[0]) }, "w: neither whole nor absent"},
-		"HalfTheWork":           {func(b *books, _ map[string]*record) { b.works = b.works[:1] }, "w: neither whole nor absent"},
-		"AllTheWorkLost":        {func(b *books, _ map[string]*record) { b.works = nil }, "w: its caller got nil, and there is nothing of it"},
-		"NobodyAsked":           {func(_ *books, r map[string]*record) { delete(r, "w") }, "w: nobody asked for it"},
-		"ErrorAndCommitted":     {func(_ *books, r map[string]*record) { r["w"].class = away }, "w: its caller got an error"},
-		"DeniedAndCommitted":    {func(_ *books, r map[string]*record) { r["w"].class, r["w"].bound = denied, k }, "w: its caller got an error"},
+		"TokensGoneForNothing": {func(b *books, _ map[string]*record) {
+			b.balances[k] -= 1e-5
+		}, "tokens are gone, and work was admitted for 2"},
+		"TokensMinted": {func(b *books, _ map[string]*record) {
+			b.balances[k] += 1e-5
+		}, "tokens are gone, and work was admitted for 2"},
+		"AboveCapacity": {func(b *books, _ map[string]*record) { b.balances[account{"bucket", "m"}] = 61 }, "a balance of 61"},
+		"BelowTheDebt":  {func(b *books, _ map[string]*record) { b.balances[account{"reserved", "m"}] = -31 }, "a balance of -31"},
+		"BalanceLost":   {func(b *books, _ map[string]*record) { delete(b.balances, k) }, "there is no balance"},
+		"UnknownLimit":  {func(b *books, _ map[string]*record) { b.balances[account{"other", "k"}] = 0 }, "no such limit"},
+		"MoreThanTheCapacity": {func(b *books, _ map[string]*record) {
+			b.works[0].Tokens = 61
+		}, "work for 61 tokens was admitted, of 60"},
+		"WorkTwice": {func(b *books, _ map[string]*record) {
+			b.works = append(b.works, b.works[0])
+		}, "w: neither whole nor absent"},
+		"HalfTheWork": {func(b *books, _ map[string]*record) { b.works = b.works[:1] }, "w: neither whole nor absent"},
+		"AllTheWorkLost": {func(b *books, _ map[string]*record) {
+			b.works = nil
+		}, "w: its caller got nil, and there is nothing of it"},
+		"NobodyAsked":       {func(_ *books, r map[string]*record) { delete(r, "w") }, "w: nobody asked for it"},
+		"ErrorAndCommitted": {func(_ *books, r map[string]*record) { r["w"].class = away }, "w: its caller got an error"},
+		"DeniedAndCommitted": {func(_ *books, r map[string]*record) {
+			r["w"].class, r["w"].bound = denied, k
+		}, "w: its caller got an error"},
 		"ReservationWithoutJob": {func(b *books, _ map[string]*record) { b.jobs = nil }, "r: 0 jobs for 1 reservations"},
 		"JobWithoutReservation": {func(b *books, _ map[string]*record) { b.reservations = nil }, "r: 1 jobs for 0 reservations"},
-		"JobTwice":              {func(b *books, _ map[string]*record) { b.jobs = append(b.jobs, job{8, "r", b.jobs[0].due}) }, "r: 2 jobs for 1 reservations"},
-		"JobOfAnother":          {func(b *books, _ map[string]*record) { b.jobs[0].id = "w" }, "r: its job 7 is that of w"},
-		"JobTooEarly":           {func(b *books, _ map[string]*record) { b.jobs[0].due = time.Unix(999, 0) }, "before its tokens exist"},
-		"DeniedWithTokensThere": {func(_ *books, r map[string]*record) { r["denied"].op.Works[0], r["denied"].bound = take{k, 58}, k }, "denied 58 tokens"},
+		"JobTwice": {func(b *books, _ map[string]*record) {
+			b.jobs = append(b.jobs, job{8, "r", b.jobs[0].due})
+		}, "r: 2 jobs for 1 reservations"},
+		"JobOfAnother": {func(b *books, _ map[string]*record) { b.jobs[0].id = "w" }, "r: its job 7 is that of w"},
+		"JobTooEarly":  {func(b *books, _ map[string]*record) { b.jobs[0].due = time.Unix(999, 0) }, "before its tokens exist"},
+		"DeniedWithTokensThere": {func(_ *books, r map[string]*record) {
+			r["denied"].op.Works[0], r["denied"].bound = take{k, 58}, k
+		}, "denied 58 tokens"},
 		"DeniedForAMoment": {func(_ *books, r map[string]*record) { // by a limit without shards
 			r["denied"].op.Works[0], r["denied"].bound, r["denied"].again = take{k, 58}, k, true
 		}, "denied 58 tokens"},
@@ -282,8 +306,10 @@ func TestTheAuditFindsBrokenBooks(t *testing.T) {
 			r["denied"].op = op{ID: "denied", Reserve: &take{account{"reserved", "k"}, 1.5}, Shards: 5}
 			r["denied"].bound = r["denied"].op.Reserve.Account
 		}, "denied 1.5 tokens"},
-		"DeniedByAnother":        {func(_ *books, r map[string]*record) { r["denied"].bound = k }, "which it did not ask"},
-		"AutocommitOfADifferent": {func(b *books, _ map[string]*record) { b.balances[account{"auto", "a"}] = 1 }, "a: neither whole nor absent"},
+		"DeniedByAnother": {func(_ *books, r map[string]*record) { r["denied"].bound = k }, "which it did not ask"},
+		"AutocommitOfADifferent": {func(b *books, _ map[string]*record) {
+			b.balances[account{"auto", "a"}] = 1
+		}, "a: neither whole nor absent"},
 		"AutocommitLost": {func(b *books, r map[string]*record) {
 			delete(b.balances, account{"auto", "a"})
 			r["a"].class = granted
@@ -300,8 +326,8 @@ func TestTheAuditFindsBrokenBooks(t *testing.T) {
 	}
 }
 
-// A reservation larger than a shard's share is made in parts, and each needs room in its line: also if a change of shards has
-// made the share so small.
+// A reservation larger than a shard's share is made in parts, and each needs room in its line: also
+// if a change of shards has made the share so small.
 func TestTheAuditAllowsThatPartsFindNoRoom(t *testing.T) {
 	t.Parallel()
 	b, r := sound()

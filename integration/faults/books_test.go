@@ -219,8 +219,9 @@ func (a *auditor) told() {
 	}
 }
 
-// denial: nothing flows in, so a call that was denied would be denied now. But a limit with shards may tell a
-// call to come again in a moment, as others were taking the tokens: they may have given them back.
+// denial: nothing flows in, so a call that was denied would be denied now. But a limit with shards
+// may tell a call to come again in a moment, as others were taking the tokens: they may have given
+// them back.
 func (a *auditor) denial(id string, r *record) {
 	if r.again && r.op.Shards > 1 {
 		return
@@ -266,7 +267,8 @@ func (o *op) whole(f *trace) bool {
 		reserve = []take{*o.Reserve}
 	}
 	as := func(works, reserve []take) bool {
-		return sameTakes(f.works, works) && sameTakes(f.reservations, reserve) && f.jobs == len(reserve) && sameTakes(f.auto, o.Auto)
+		return sameTakes(f.works, works) && sameTakes(f.reservations, reserve) &&
+			f.jobs == len(reserve) && sameTakes(f.auto, o.Auto)
 	}
 	return as(o.Works, reserve) || o.Settles && as(halves(o.Works), halves(reserve))
 }

@@ -41,7 +41,8 @@ func classify(err error) class {
 	switch {
 	case err == nil:
 		return granted
-	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrNested), errors.Is(err, ratelimit.ErrNoDecision):
+	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrNested),
+		errors.Is(err, ratelimit.ErrNoDecision):
 		return mistaken
 	case errors.Is(err, ratelimit.ErrOutcomeUnknown):
 		if isDenied || errors.Is(err, ratelimit.ErrConflict) {
@@ -55,9 +56,10 @@ func classify(err error) class {
 		return denied
 	case errors.Is(err, ratelimit.ErrConflict):
 		return conflict
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		// Maybe between two attempts, with the last conflict beside it. The third is what pgx makes of the second if it comes
-		// while it writes.
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, os.ErrDeadlineExceeded):
+		// Maybe between two attempts, with the last conflict beside it. The third is what pgx makes
+		// of the second if it comes while it writes.
 		return gaveUp
 	case errors.As(err, &pg):
 		return classOfState(pg.Code)
@@ -85,7 +87,8 @@ func classOfState(code string) class {
 
 func lost(err error) bool {
 	var network net.Error
-	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE} {
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNREFUSED,
+		syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// finale is a connection on which, once armed, the server's answer to COMMIT is the last one: the backend is terminated
-// between that and its being ready for more.
+// finale is a connection on which, once armed, the server's answer to COMMIT is the last one: the
+// backend is terminated between that and its being ready for more.
 type finale struct {
 	net.Conn
 	armed *atomic.Pointer[string] // the tag of the statement, or nil
@@ -40,7 +40,8 @@ func (c *finale) Read(b []byte) (int, error) {
 	return c.ready.Read(b)
 }
 
-// message reads one message of the server: a byte for its type, and four for its length, which counts themselves.
+// message reads one message of the server: a byte for its type, and four for its length, which
+// counts themselves.
 func (c *finale) message() error {
 	head := make([]byte, 5)
 	if _, err := io.ReadFull(c.Conn, head); err != nil {
@@ -67,7 +68,8 @@ func (c *finale) message() error {
 func TestABackendThatIsTerminatedRightAfterCommit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol} {
 		var armed atomic.Pointer[string]
 		pool := f.connect(t, func(cfg *pgxpool.Config) {
 			dial := cfg.ConnConfig.DialFunc
@@ -89,9 +91,15 @@ func TestABackendThatIsTerminatedRightAfterCommit(t *testing.T) {
 					return err
 				})
 			},
-			"Autocommit, one":     func(r ...ratelimit.Request) error { _, err := ac.RateLimit(t.Context(), r[0]); return err },
-			"Autocommit, several": func(r ...ratelimit.Request) error { _, err := ac.RateLimit(t.Context(), r...); return err },
-			"Autocommit, reset":   func(r ...ratelimit.Request) error { return ac.ResetRateLimit(t.Context(), r[0]) },
+			"Autocommit, one": func(r ...ratelimit.Request) error {
+				_, err := ac.RateLimit(t.Context(), r[0])
+				return err
+			},
+			"Autocommit, several": func(r ...ratelimit.Request) error {
+				_, err := ac.RateLimit(t.Context(), r...)
+				return err
+			},
+			"Autocommit, reset": func(r ...ratelimit.Request) error { return ac.ResetRateLimit(t.Context(), r[0]) },
 		} {
 			key := name + " " + mode.String()
 			if err := call(bucket.For("other "+key), window.For("other "+key)); err != nil {
@@ -108,7 +116,8 @@ func TestABackendThatIsTerminatedRightAfterCommit(t *testing.T) {
 			}
 			var n int
 			f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-				return conn.QueryRow(ctx, `SELECT count(*) FROM weir_balance WHERE name = 'bucket' AND key = $1`, key).Scan(&n)
+				return conn.QueryRow(ctx, `SELECT count(*) FROM weir_balance WHERE name = 'bucket' AND key = $1`,
+					key).Scan(&n)
 			})
 			if n != 1 {
 				t.Fatalf("%s: %d balances", key, n)
@@ -121,8 +130,8 @@ func TestABackendThatIsTerminatedRightAfterCommit(t *testing.T) {
 	}
 }
 
-// Transactions that take in one order never wait for each other in a circle, whatever they lock besides: nobody waits for
-// the server to find out.
+// Transactions that take in one order never wait for each other in a circle, whatever they lock
+// besides: nobody waits for the server to find out.
 func TestALoadWithoutFaultsNeverDeadlocks(t *testing.T) {
 	t.Parallel()
 	ours(t)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,7 +30,8 @@ func ours(t *testing.T) {
 	}
 }
 
-// fixture is a server that waits for the disk, an application on a schema of its own, and its callers.
+// fixture is a server that waits for the disk, an application on a schema of its own, and its
+// callers.
 type fixture struct {
 	server  *pgserver.Server
 	standby *pgserver.Server // of server, or nil: see setUpPair
@@ -62,7 +62,8 @@ func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
 // setUpOn is setUp on a server that runs, which may have a standby.
 func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpool.Config)) *fixture {
 	t.Helper()
-	f := &fixture{server: s, standby: standby, name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
+	f := &fixture{server: s, standby: standby,
+		name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
 	f.exec(t, "CREATE SCHEMA "+f.name)
 	t.Cleanup(func() { f.exec(t, "DROP SCHEMA IF EXISTS "+f.name+" CASCADE") })
 	f.exec(t, tables)
@@ -88,8 +89,8 @@ func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpo
 	return f
 }
 
-// everywhere is how many shards WEIR_TEST_SHARDS gives to the limits of all tests. Without it four of the faults run over limits
-// with shards as well, and the others over limits of one row.
+// everywhere is how many shards WEIR_TEST_SHARDS gives to the limits of all tests. Without it four
+// of the faults run over limits with shards as well, and the others over limits of one row.
 func everywhere(t testing.TB) int {
 	text := os.Getenv("WEIR_TEST_SHARDS")
 	if text == "" {
@@ -195,7 +196,8 @@ func (f *fixture) exec(t testing.TB, statements ...string) {
 	})
 }
 
-// settle waits until nothing that the application has ever sent can still happen: until it has no backend left.
+// settle waits until nothing that the application has ever sent can still happen: until it has no
+// backend left.
 func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
 	t.Helper()
 	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
@@ -204,7 +206,8 @@ func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
 				p.Reset()
 			}
 			var n int
-			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, f.name).Scan(&n)
+			err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`,
+				f.name).Scan(&n)
 			if err != nil || n == 0 {
 				return err
 			}
@@ -220,7 +223,8 @@ func (f *fixture) books(t testing.TB) *books {
 	t.Helper()
 	b := &books{balances: map[account]float64{}, ahead: map[account]float64{}, shards: map[account]int{}}
 	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead,
+			AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var e entry
 			var value, ahead float64
 			var shards int
@@ -245,15 +249,17 @@ func (f *fixture) books(t testing.TB) *books {
 			}
 			var r reservation
 			columns = []any{&r.id, &r.Account.Limit, &r.Account.Key, &r.Tokens, &r.runAt, &r.job}
-			if err := each(ctx, tx, `SELECT id, limit_name, key, tokens, run_at, job FROM reservation`, columns, func() {
-				b.reservations = append(b.reservations, r)
-			}); err != nil {
+			if err := each(ctx, tx, `SELECT id, limit_name, key, tokens, run_at, job FROM reservation`,
+				columns, func() {
+					b.reservations = append(b.reservations, r)
+				}); err != nil {
 				return err
 			}
 			var j job
-			return each(ctx, tx, `SELECT id, args->>'id', scheduled_at FROM river_job`, []any{&j.number, &j.id, &j.due}, func() {
-				b.jobs = append(b.jobs, j)
-			})
+			return each(ctx, tx, `SELECT id, args->>'id', scheduled_at FROM river_job`,
+				[]any{&j.number, &j.id, &j.due}, func() {
+					b.jobs = append(b.jobs, j)
+				})
 		})
 	})
 	return b
@@ -284,13 +290,14 @@ type fault struct {
 	rounds int
 	// inject does it, under load. When it returns everything is as it was.
 	inject func(t *testing.T, f *fixture)
-	// hits are the classes of errors that the fault must have shown to callers; nothing but these, allowed and denials
-	// may be seen.
+	// hits are the classes of errors that the fault must have shown to callers; nothing but these,
+	// allowed and denials may be seen.
 	hits, allowed []class
 	pools         []*pgxpool.Pool // that the application uses in turn; none: that of the fixture
 }
 
-// run loads the application, injects the fault, waits until the same limiter works again, and audits; so many times.
+// run loads the application, injects the fault, waits until the same limiter works again, and
+// audits; so many times.
 func (f *fixture) run(t *testing.T, x fault) {
 	t.Helper()
 	start := time.Now()
@@ -334,47 +341,6 @@ func (f *fixture) startAfresh(t *testing.T) {
 	t.Helper()
 	f.exec(t, `TRUNCATE work, reservation, river_job, weir_balance`)
 	f.callers.forget()
-}
-
-// report says what was done, and holds the errors that were met against those that make sense.
-func (f *fixture) report(t *testing.T, x fault, took time.Duration) {
-	t.Helper()
-	for _, v := range f.callers.senseless(x) {
-		t.Error(v)
-	}
-	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s; %d runs after a conflict; %d settled, %d pauses and changes of shards): tokens, work, reservations, jobs and what each caller was told agree",
-		t.Name(), f.rounds, took.Seconds(), f.callers, f.app.again.Load(), f.app.settled.Load(), f.app.changes.Load())
-	t.Log(summary)
-	fmt.Println(summary)
-}
-
-// spared says that no caller has met what the fault is to show: which one is hit, and where, is luck.
-func (c *callers) spared(x fault) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.ContainsFunc(x.hits, func(k class) bool { return c.classes[k] == 0 })
-}
-
-// senseless returns the errors that do not fit a fault, and those that should have been met and were not.
-func (c *callers) senseless(x fault) []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	examples := map[class]string{}
-	for _, r := range c.records {
-		examples[r.class] = r.text
-	}
-	var violations []string
-	for k, n := range c.classes {
-		if k != granted && k != denied && !slices.Contains(x.hits, k) && !slices.Contains(x.allowed, k) {
-			violations = append(violations, fmt.Sprintf("%d callers met an error of class %q, which does not fit: %s", n, k, examples[k]))
-		}
-	}
-	for _, k := range x.hits {
-		if c.classes[k] == 0 {
-			violations = append(violations, fmt.Sprintf("no caller met an error of class %q", k))
-		}
-	}
-	return violations
 }
 
 // rounds tells when it is enough.

@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// operate changes limits with shards while they are in use, until it is to stop: it gives them more shards or fewer, pauses them
-// and ends pauses. What becomes of an attempt does not matter: nothing of it may make a token or lose one.
+// operate changes limits with shards while they are in use, until it is to stop: it gives them more
+// shards or fewer, pauses them and ends pauses. What becomes of an attempt does not matter: nothing
+// of it may make a token or lose one.
 func operate(ctx context.Context, a *app, d *desk, stopping <-chan struct{}) {
 	for {
 		select {

@@ -23,7 +23,8 @@ import (
 const (
 	childEnv  = "WEIR_FAULTS_CHILD"  // the database's URL, in processes that the tests start of themselves
 	shardsEnv = "WEIR_FAULTS_SHARDS" // of the limits of such a process
-	prefixEnv = "WEIR_FAULTS_PREFIX" // of the ids of such a process; up to the dash, of the keys that it shares with others
+	// of the ids of such a process; up to the dash, of the keys that it shares with others
+	prefixEnv = "WEIR_FAULTS_PREFIX"
 )
 
 // said is a line of a child's output.
@@ -32,8 +33,8 @@ type said struct {
 	End   *result `json:",omitempty"`
 }
 
-// teller is a witness in another process: a line for each event, written before it goes on, so that what was told is known
-// however the process ends.
+// teller is a witness in another process: a line for each event, written before it goes on, so that
+// what was told is known however the process ends.
 type teller struct {
 	mu  sync.Mutex
 	out *json.Encoder
@@ -50,7 +51,8 @@ func (w *teller) tell(s said) {
 	}
 }
 
-// child is an application in a process of its own. It runs until it is killed, or whoever started it has ended.
+// child is an application in a process of its own. It runs until it is killed, or whoever started
+// it has ended.
 func child(url, prefix string) error {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -68,7 +70,8 @@ func child(url, prefix string) error {
 	}
 	round, _, _ := strings.Cut(prefix, "-")
 	shards, _ := strconv.Atoi(os.Getenv(shardsEnv)) // none, if it is not set
-	l := &load{app: a, desk: &desk{name: round, prefix: prefix}, witness: &teller{out: json.NewEncoder(os.Stdout)}, shards: shards}
+	l := &load{app: a, desk: &desk{name: round, prefix: prefix},
+		witness: &teller{out: json.NewEncoder(os.Stdout)}, shards: shards}
 	stop := l.start(context.Background())
 	defer stop()
 	_, err = io.Copy(io.Discard, os.Stdin)
@@ -88,7 +91,8 @@ type spawned struct {
 func (f *fixture) spawn(t *testing.T, prefix string) *spawned {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+f.url(t), prefixEnv+"="+prefix, fmt.Sprintf("%s=%d", shardsEnv, f.load.shards))
+	cmd.Env = append(os.Environ(), childEnv+"="+f.url(t), prefixEnv+"="+prefix,
+		fmt.Sprintf("%s=%d", shardsEnv, f.load.shards))
 	cmd.Stderr = os.Stderr
 	input, err := cmd.StdinPipe()
 	if err != nil {
@@ -140,8 +144,8 @@ func (s *spawned) kill() {
 	_ = s.input.Close()
 }
 
-// hung ends a wait for what must come some time. A machine with a load of 50 takes more than a minute
-// to start a process.
+// hung ends a wait for what must come some time. A machine with a load of 50 takes more than a
+// minute to start a process.
 const hung = 5 * time.Minute
 
 // awaitGrants waits until this very process was granted n times.

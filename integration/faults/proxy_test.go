@@ -14,7 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// proxy stands between the application and the server and forwards bytes; as long as it is armed it cuts connections.
+// proxy stands between the application and the server and forwards bytes; as long as it is armed it
+// cuts connections.
 type proxy struct {
 	listener net.Listener
 	server   string

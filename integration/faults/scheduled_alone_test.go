@@ -40,7 +40,8 @@ func reserveAhead(url, name string) error {
 	if err != nil {
 		return err
 	}
-	s := &shift{fixture: &fixture{name: cfg.ConnConfig.RuntimeParams["search_path"], pool: pool, app: a, callers: newCallers()}, prefix: name}
+	s := &shift{fixture: &fixture{name: cfg.ConnConfig.RuntimeParams["search_path"], pool: pool,
+		app: a, callers: newCallers()}, prefix: name}
 	if err := s.connectRiver(false); err != nil {
 		return err
 	}
@@ -70,13 +71,15 @@ func reserveAhead(url, name string) error {
 	return err
 }
 
-// The process that reserved is killed, which would have woken River, and River's leader is, which would have promoted jobs,
-// and nobody leads after that. Jobs that are due in the next 20 seconds need neither. A job of lower priority comes behind all
-// that are due when it is inserted: when it starts, at River's poll if not before, those have been fetched, or another client
-// is about to. When a second one starts, inserted after that, all have been.
+// The process that reserved is killed, which would have woken River, and River's leader is, which
+// would have promoted jobs, and nobody leads after that. Jobs that are due in the next 20 seconds
+// need neither. A job of lower priority comes behind all that are due when it is inserted: when it
+// starts, at River's poll if not before, those have been fetched, or another client is about to.
+// When a second one starts, inserted after that, all have been.
 func TestScheduledWorkWhenTheLeaderAndTheInserterAreKilled(t *testing.T) {
 	t.Parallel()
-	for name, crew := range map[string][]kind{"Configured": {careful, careful, careful}, "Mixed": {careful, plain, plain}, "Plain": {plain, plain, plain}} {
+	for name, crew := range map[string][]kind{"Configured": {careful, careful, careful},
+		"Mixed": {careful, plain, plain}, "Plain": {plain, plain, plain}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if _, ok := long(t); !ok && name != "Mixed" {
@@ -94,7 +97,8 @@ func withoutLeaderAndInserter(t *testing.T, crew []kind) {
 		jobs, spread = 1000, 20*time.Second
 	}
 	c := newChaos(t, 2*time.Minute, false)
-	c.env = []string{rescueEnv + "=" + c.rescue.String(), fmt.Sprintf("%s=%d", countEnv, jobs), spreadEnv + "=" + spread.String()}
+	c.env = []string{rescueEnv + "=" + c.rescue.String(), fmt.Sprintf("%s=%d", countEnv, jobs),
+		spreadEnv + "=" + spread.String()}
 	c.hire(t, crew...)
 	leader := c.leader(t)
 	c.hire(t, inserting)
@@ -117,7 +121,8 @@ func withoutLeaderAndInserter(t *testing.T, crew []kind) {
 		c.await(t, "a plain job has started", `SELECT count(*) FROM start WHERE job = $1`, sentinel)
 	}
 	behind := c.count(t, `SELECT count(*) FROM river_job j, start s
-		WHERE s.job = $1 AND j.id <> s.job AND (j.attempted_at IS NULL OR j.attempted_at > s.at AND j.attempt = 1)`, sentinel)
+		WHERE s.job = $1 AND j.id <> s.job AND (j.attempted_at IS NULL OR j.attempted_at > s.at AND j.attempt = 1)`,
+		sentinel)
 	leads := c.count(t, `SELECT count(*) FROM river_leader WHERE leader_id <> $1`, leader.name)
 	c.exec(t, `UPDATE river_leader SET expires_at = now() - interval '1 s'`)
 	c.finish(t)

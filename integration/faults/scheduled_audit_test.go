@@ -136,7 +136,8 @@ func (f *finding) starts(p plan, starts []began, k *told, say func(string, ...an
 		if late < 0 {
 			say("job %d started %v before it was due, by %s, attempt %d", p.job, -late, s.worker, s.number)
 		}
-		if numbers[s.number] && (!k.slots || k.lapses[starts[i-1].attempt].Class != gaveUp) { // put back, and not by River's rescue
+		// put back, and not by River's rescue
+		if numbers[s.number] && (!k.slots || k.lapses[starts[i-1].attempt].Class != gaveUp) {
 			say("job %d started twice as attempt %d, the second time by %s", p.job, s.number, s.worker)
 		}
 		numbers[s.number] = true
@@ -178,10 +179,11 @@ func orderly() (*ledger, *told) {
 		dones: []attempt{{1, 1, "alive"}, {2, 3, "alive"}, {3, 1, "dead"}},
 	}
 	k := &told{
-		records: map[string]*record{"a": {class: granted}, "b": {class: unknown}, "c": {class: open}, "d": {class: away}},
-		killed:  map[string]bool{"dead": true},
-		lapses:  map[attempt]lapse{{2, 2, "alive"}: {2, 2, away, "EOF"}},
-		server:  true,
+		records: map[string]*record{"a": {class: granted}, "b": {class: unknown},
+			"c": {class: open}, "d": {class: away}},
+		killed: map[string]bool{"dead": true},
+		lapses: map[attempt]lapse{{2, 2, "alive"}: {2, 2, away, "EOF"}},
+		server: true,
 	}
 	return l, k
 }
@@ -195,13 +197,17 @@ func TestTheAuditOfScheduledWorkFindsWhatIsWrong(t *testing.T) {
 		spoil func(l *ledger, k *told)
 		want  string
 	}{
-		"Early":           {func(l *ledger, _ *told) { l.starts[0].at = l.starts[0].at.Add(-time.Microsecond) }, "job 1 started 1µs before it was due"},
-		"EarlyAgain":      {func(l *ledger, _ *told) { l.plans[1].due = l.plans[1].due.Add(90 * time.Minute) }, "by alive, attempt 3"},
-		"NeverDone":       {func(l *ledger, _ *told) { l.dones = l.dones[1:] }, "job 1 was done 0 times"},
-		"DoneTwice":       {func(l *ledger, _ *told) { l.dones = append(l.dones, l.dones[0]) }, "job 1 was done 2 times"},
-		"NotCompleted":    {func(l *ledger, _ *told) { l.rows[0].state = "running" }, "job 1 is running in the end"},
-		"JobLost":         {func(l *ledger, _ *told) { l.rows = l.rows[1:] }, "a: 0 jobs for 1 reservations"},
-		"JobTwice":        {func(l *ledger, _ *told) { l.rows = append(l.rows, row{4, "a", "completed", ""}) }, "a: 2 jobs for 1 reservations"},
+		"Early": {func(l *ledger, _ *told) {
+			l.starts[0].at = l.starts[0].at.Add(-time.Microsecond)
+		}, "job 1 started 1µs before it was due"},
+		"EarlyAgain":   {func(l *ledger, _ *told) { l.plans[1].due = l.plans[1].due.Add(90 * time.Minute) }, "by alive, attempt 3"},
+		"NeverDone":    {func(l *ledger, _ *told) { l.dones = l.dones[1:] }, "job 1 was done 0 times"},
+		"DoneTwice":    {func(l *ledger, _ *told) { l.dones = append(l.dones, l.dones[0]) }, "job 1 was done 2 times"},
+		"NotCompleted": {func(l *ledger, _ *told) { l.rows[0].state = "running" }, "job 1 is running in the end"},
+		"JobLost":      {func(l *ledger, _ *told) { l.rows = l.rows[1:] }, "a: 0 jobs for 1 reservations"},
+		"JobTwice": {func(l *ledger, _ *told) {
+			l.rows = append(l.rows, row{4, "a", "completed", ""})
+		}, "a: 2 jobs for 1 reservations"},
 		"JobOfAnother":    {func(l *ledger, _ *told) { l.rows[0].id = "b" }, "a: its job 1 does not exist"},
 		"JobForNothing":   {func(l *ledger, _ *told) { l.plans = l.plans[1:] }, "job 1 of a: nothing was reserved"},
 		"StartForNothing": {func(l *ledger, _ *told) { l.starts[0].job = 9 }, "job 9 started, and was not reserved"},

@@ -14,8 +14,9 @@ import (
 
 // findings are counts of jobs, from the database.
 type findings struct {
-	jobs, starts, byPlain   int
-	early, lost, unworked   int // started before the time in their rows; not completed; completed without having been worked
+	jobs, starts, byPlain int
+	// started before the time in their rows; not completed; completed without having been worked
+	early, lost, unworked   int
 	unplanned               int // not reserved
 	rescued, lapsed         int
 	startedAgain, doneAgain int
@@ -27,7 +28,8 @@ type findings struct {
 func (f *findings) String() string {
 	return fmt.Sprintf("%d jobs, %d starts (%d by plain clients): %d early, %d lost, %d completed without having been worked; %d rescued by River, "+
 		"%d started again, %d done again; %d starts repeated after a kill and %d after a freeze, %d unexplained; %d attempts failed; late by p50 %.3f s, p95 %.3f s, at most %.3f s",
-		f.jobs, f.starts, f.byPlain, f.early, f.lost, f.unworked, f.rescued, f.startedAgain, f.doneAgain, f.afterKill, f.afterFreeze, len(f.unexplained),
+		f.jobs, f.starts, f.byPlain, f.early, f.lost, f.unworked, f.rescued, f.startedAgain,
+		f.doneAgain, f.afterKill, f.afterFreeze, len(f.unexplained),
 		f.lapsed, f.p50, f.p95, f.latest)
 }
 
@@ -52,7 +54,8 @@ func (c *chaos) counts(t *testing.T) *findings {
 	f := &findings{}
 	again := map[int64][]began{}
 	c.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		if err := conn.QueryRow(ctx, findingsSQL).Scan(&f.jobs, &f.starts, &f.byPlain, &f.early, &f.lost, &f.unworked, &f.unplanned,
+		if err := conn.QueryRow(ctx, findingsSQL).Scan(&f.jobs, &f.starts, &f.byPlain, &f.early,
+			&f.lost, &f.unworked, &f.unplanned,
 			&f.rescued, &f.startedAgain, &f.doneAgain); err != nil {
 			return err
 		}
@@ -80,17 +83,20 @@ func (c *chaos) counts(t *testing.T) *findings {
 	return f
 }
 
-// explain looks at the starts of one job: after each but the last its worker was killed, or frozen for so long that River
-// rescued the job, or it says that its attempt failed as the database did not answer it in time. A plain client that starts
-// an attempt after the next one has started had fetched it long before, and stood still: the machine was slow, or it was
-// frozen. Nothing in River looks whether the job is still its own. Weir's clients do.
+// explain looks at the starts of one job: after each but the last its worker was killed, or frozen
+// for so long that River rescued the job, or it says that its attempt failed as the database did
+// not answer it in time. A plain client that starts an attempt after the next one has started had
+// fetched it long before, and stood still: the machine was slow, or it was frozen. Nothing in River
+// looks whether the job is still its own. Weir's clients do.
 func (c *chaos) explain(f *findings, starts []began) {
 	slices.SortFunc(starts, func(a, b began) int { return cmp.Or(cmp.Compare(a.number, b.number), a.at.Compare(b.at)) })
 	for i, s := range starts[:len(starts)-1] {
 		death, dead := c.deaths[s.worker]
 		switch {
 		case starts[i+1].number == s.number:
-			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started twice as attempt %d, by %s and by %s", s.job, s.number, s.worker, starts[i+1].worker))
+			f.unexplained = append(f.unexplained,
+				fmt.Sprintf("job %d started twice as attempt %d, by %s and by %s", s.job, s.number,
+					s.worker, starts[i+1].worker))
 		case dead && death.Before(starts[i+1].at): // its server process may have written the start a moment after that
 			f.afterKill++
 		case slices.ContainsFunc(c.freezes[s.worker], func(z span) bool {
@@ -101,8 +107,10 @@ func (c *chaos) explain(f *findings, starts []began) {
 			f.afterFreeze++
 		case c.lapses[s.attempt].Class == gaveUp: // it is among those that are counted as failed
 		default:
-			f.unexplained = append(f.unexplained, fmt.Sprintf("job %d started again %v after %s had started it as attempt %d: killed at %v, frozen %v; %v",
-				s.job, starts[i+1].at.Sub(s.at), s.worker, s.number, death, c.freezes[s.worker], c.lapses[s.attempt]))
+			f.unexplained = append(f.unexplained,
+				fmt.Sprintf("job %d started again %v after %s had started it as attempt %d: killed at %v, frozen %v; %v",
+					s.job, starts[i+1].at.Sub(s.at), s.worker, s.number, death, c.freezes[s.worker],
+					c.lapses[s.attempt]))
 		}
 	}
 }
@@ -111,7 +119,8 @@ func TestChaosExplainsSecondStarts(t *testing.T) {
 	t.Parallel()
 	at := func(s int) time.Time { return time.Unix(1000+int64(s), 0) }
 	c := &chaos{
-		shift:   &shift{lapses: map[attempt]lapse{{3, 1, "slow"}: {3, 1, gaveUp, "i/o timeout"}, {3, 1, "odd"}: {3, 1, away, "EOF"}}},
+		shift: &shift{lapses: map[attempt]lapse{{3, 1, "slow"}: {3, 1, gaveUp, "i/o timeout"},
+			{3, 1, "odd"}: {3, 1, away, "EOF"}}},
 		rescue:  time.Minute,
 		deaths:  map[string]time.Time{"dead": at(5), "late": at(201)},
 		freezes: map[string][]span{"cold": {{at(0), at(50)}, {at(100), at(161)}}},

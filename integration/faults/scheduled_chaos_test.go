@@ -71,9 +71,10 @@ func newChaos(t *testing.T, rescue time.Duration, control bool) *chaos {
 	return c
 }
 
-// Under kills and freezes no job starts early, none is lost, and none is completed without having been worked, on clients with
-// the plugin and without. And none is worked twice, except by River's rescue: because its first worker was killed, or frozen
-// for longer than RescueStuckJobsAfter. The freezes here are shorter.
+// Under kills and freezes no job starts early, none is lost, and none is completed without having
+// been worked, on clients with the plugin and without. And none is worked twice, except by River's
+// rescue: because its first worker was killed, or frozen for longer than RescueStuckJobsAfter. The
+// freezes here are shorter.
 func TestScheduledWorkInChaos(t *testing.T) {
 	t.Parallel()
 	c := newChaos(t, 2*time.Minute, false)
@@ -86,9 +87,10 @@ func TestScheduledWorkInChaos(t *testing.T) {
 	}
 }
 
-// With a rescue that is shorter than a freeze, River gives a job to a second worker while the first one is about to go on, and
-// writes what has become of either attempt by the job's id. So River by itself works jobs twice, and this looks at no more
-// than what it promises all the same. The counts stand next to those of River without any plugin.
+// With a rescue that is shorter than a freeze, River gives a job to a second worker while the first
+// one is about to go on, and writes what has become of either attempt by the job's id. So River by
+// itself works jobs twice, and this looks at no more than what it promises all the same. The counts
+// stand next to those of River without any plugin.
 func TestScheduledWorkInChaosWithAShortRescue(t *testing.T) {
 	t.Parallel()
 	for name, control := range map[string]bool{"Weir": false, "River": true} {
@@ -169,7 +171,8 @@ func (c *chaos) reserveAll(t *testing.T) <-chan struct{} {
 			defer pace.Stop()
 			for n := i; n < c.jobs && ctx.Err() == nil; n += hands {
 				<-pace.C
-				w := wish{after: time.Millisecond + rand.N(min(4*time.Second, c.ahead)), far: rand.N(10) == 0, loose: rand.N(2) == 0}
+				w := wish{after: time.Millisecond + rand.N(min(4*time.Second, c.ahead)),
+					far: rand.N(10) == 0, loose: rand.N(2) == 0}
 				if rand.N(3) == 0 {
 					w.after = time.Millisecond + rand.N(c.ahead)
 				}
@@ -238,8 +241,8 @@ func (c *chaos) bury(h *hand) {
 	c.kills++
 }
 
-// hasten does what River's rescuer would do some time later, with what the dead have left: and, where its time is shorter than
-// a freeze, the frozen.
+// hasten does what River's rescuer would do some time later, with what the dead have left: and,
+// where its time is shorter than a freeze, the frozen.
 func (c *chaos) hasten(t *testing.T) {
 	t.Helper()
 	c.age(t, ageLeader)

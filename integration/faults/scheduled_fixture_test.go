@@ -21,11 +21,12 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// delay has a token each millisecond, and a full bucket of a second's: with each key used once, the tokens that are
-// reserved say when the job is due.
+// delay has a token each millisecond, and a full bucket of a second's: with each key used once, the
+// tokens that are reserved say when the job is due.
 var delay = ratelimit.MustDefine("delay", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
 
-// What is planned is written with the reservation, as a retry changes river_job. No constraints: see tables.
+// What is planned is written with the reservation, as a retry changes river_job. No constraints:
+// see tables.
 const shiftTables = `
 CREATE TABLE plan (id text NOT NULL, job bigint NOT NULL, due timestamptz NOT NULL);
 CREATE TABLE start (job bigint NOT NULL, attempt int NOT NULL, worker text NOT NULL, at timestamptz NOT NULL, due timestamptz NOT NULL);
@@ -44,10 +45,11 @@ type shift struct {
 	control bool     // there is no plugin anywhere
 	env     []string // of the workers
 
-	kinds []kind                                                                     // who works in run
-	put   func(ctx context.Context, tx pgx.Tx, id string) (*rivertype.JobRow, error) // inserts a job in place of reserving one
-	more  func(t *testing.T) (violations []string)                                   // that are not of all jobs
-	slots bool                                                                       // an attempt whose slot is lost is repeated
+	kinds []kind // who works in run
+	// inserts a job in place of reserving one
+	put   func(ctx context.Context, tx pgx.Tx, id string) (*rivertype.JobRow, error)
+	more  func(t *testing.T) (violations []string) // that are not of all jobs
+	slots bool                                     // an attempt whose slot is lost is repeated
 
 	mu     sync.Mutex
 	ids    int
@@ -62,8 +64,9 @@ func newShift(t *testing.T) *shift {
 	t.Helper()
 	f := setUp(t)
 	f.exec(t, shiftTables)
-	s := &shift{fixture: f, prefix: "job", crew: map[string]*hand{}, killed: map[string]bool{}, lapses: map[attempt]lapse{},
-		kinds: []kind{careful, careful, plain}}
+	s := &shift{fixture: f, prefix: "job", crew: map[string]*hand{}, killed: map[string]bool{},
+		lapses: map[attempt]lapse{},
+		kinds:  []kind{careful, careful, plain}}
 	if err := s.connectRiver(false); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +184,8 @@ func (s *shift) busy(t *testing.T, h *hand) {
 	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		for {
 			var n int
-			if err := conn.QueryRow(ctx, `SELECT count(*) FROM start s JOIN river_job j ON j.id = s.job AND j.state = 'running'
+			if err := conn.QueryRow(ctx,
+				`SELECT count(*) FROM start s JOIN river_job j ON j.id = s.job AND j.state = 'running'
 				WHERE s.worker = $1 AND s.at > now() - interval '1 s'`, h.name).Scan(&n); err != nil || n > 0 {
 				return err
 			}
@@ -198,7 +202,9 @@ func (s *shift) leader(t *testing.T) *hand {
 	for deadline := time.Now().Add(hung); ; time.Sleep(5 * time.Millisecond) {
 		var name string
 		s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `SELECT coalesce((SELECT leader_id FROM river_leader WHERE expires_at > now()), '')`).Scan(&name)
+			return conn.QueryRow(ctx,
+				`SELECT coalesce((SELECT leader_id FROM river_leader WHERE expires_at > now()), '')`).
+				Scan(&name)
 		})
 		if h := s.crew[name]; h != nil {
 			return h
@@ -226,7 +232,8 @@ func (s *shift) age(t *testing.T, sql string) {
 	})
 }
 
-// settled waits until all jobs are completed. If that never comes to be, the audit says what is wrong.
+// settled waits until all jobs are completed. If that never comes to be, the audit says what is
+// wrong.
 func (s *shift) settled(t *testing.T) {
 	t.Helper()
 	resign := time.Now().Add(time.Second)
@@ -236,7 +243,8 @@ func (s *shift) settled(t *testing.T) {
 		}
 		s.age(t, ageLeader)
 		s.age(t, ageRows)
-		// A new leader rescues and promotes at once, if it is given the time to start: River's own ticks are 30 and 5 s.
+		// A new leader rescues and promotes at once, if it is given the time to start: River's own
+		// ticks are 30 and 5 s.
 		if time.Now().After(resign) {
 			s.resign(t)
 			resign = time.Now().Add(5 * time.Second)
@@ -258,9 +266,12 @@ func (s *shift) ledger(t *testing.T) *ledger {
 	t.Helper()
 	l := &ledger{}
 	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead,
+			AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var p plan
-			if err := each(ctx, tx, `SELECT id, job, due FROM plan`, []any{&p.id, &p.job, &p.due}, func() { l.plans = append(l.plans, p) }); err != nil {
+			if err := each(ctx, tx, `SELECT id, job, due FROM plan`, []any{&p.id, &p.job, &p.due}, func() {
+				l.plans = append(l.plans, p)
+			}); err != nil {
 				return err
 			}
 			var r row
@@ -269,7 +280,8 @@ func (s *shift) ledger(t *testing.T) *ledger {
 				return err
 			}
 			var b began
-			if err := each(ctx, tx, `SELECT job, attempt, worker, at FROM start`, []any{&b.job, &b.number, &b.worker, &b.at},
+			if err := each(ctx, tx, `SELECT job, attempt, worker, at FROM start`,
+				[]any{&b.job, &b.number, &b.worker, &b.at},
 				func() { l.starts = append(l.starts, b) }); err != nil {
 				return err
 			}
@@ -291,7 +303,8 @@ func (s *shift) examine(t *testing.T) *finding {
 	defer s.mu.Unlock()
 	s.callers.mu.Lock()
 	defer s.callers.mu.Unlock()
-	f := review(l, &told{records: s.callers.records, killed: s.killed, lapses: s.lapses, server: s.server, slots: s.slots})
+	f := review(l, &told{records: s.callers.records, killed: s.killed, lapses: s.lapses,
+		server: s.server, slots: s.slots})
 	s.worked += len(l.plans)
 	s.late = append(s.late, f.late...)
 	s.kills, s.outages, s.overtime = s.kills+f.kills, s.outages+f.outages, s.overtime+f.overtime
@@ -340,10 +353,11 @@ func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testi
 		t.Error("the fault hit nothing")
 	}
 	slices.Sort(s.late)
-	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s: %d jobs (reserving: %s), each done once and none early; %d workers killed, "+
-		"%d starts repeated after that, %d as the server was away, %d over time; p50 %v late, p95 %v, latest %v",
-		t.Name(), s.rounds, time.Since(start).Seconds(), s.worked, s.callers, len(s.killed),
-		s.kills, s.outages, s.overtime, s.lateness(50), s.lateness(95), s.lateness(100))
+	summary :=
+		fmt.Sprintf("faults: %s: %d rounds in %.1f s: %d jobs (reserving: %s), each done once and none early; %d workers killed, "+
+			"%d starts repeated after that, %d as the server was away, %d over time; p50 %v late, p95 %v, latest %v",
+			t.Name(), s.rounds, time.Since(start).Seconds(), s.worked, s.callers, len(s.killed),
+			s.kills, s.outages, s.overtime, s.lateness(50), s.lateness(95), s.lateness(100))
 	t.Log(summary)
 	fmt.Println(summary)
 }

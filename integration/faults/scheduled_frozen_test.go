@@ -8,11 +8,13 @@ import (
 	"time"
 )
 
-// One of two clients is frozen while 300 jobs become due, and goes on when the other has worked them. River rescues nothing
-// meanwhile: each job is worked once, and what the frozen client had fetched is worked when it goes on.
+// One of two clients is frozen while 300 jobs become due, and goes on when the other has worked
+// them. River rescues nothing meanwhile: each job is worked once, and what the frozen client had
+// fetched is worked when it goes on.
 func TestScheduledWorkWhenAClientIsFrozen(t *testing.T) {
 	t.Parallel()
-	for name, kinds := range map[string][2]kind{"Configured": {careful, careful}, "Plain": {plain, careful}, "PlainTakesOver": {careful, plain}} {
+	for name, kinds := range map[string][2]kind{"Configured": {careful, careful},
+		"Plain": {plain, careful}, "PlainTakesOver": {careful, plain}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if _, ok := long(t); !ok && name != "Configured" {
@@ -45,8 +47,8 @@ func frozenWhileDue(t *testing.T, a, b kind) {
 		})
 	}
 	held := 0
-	// It is in the middle of some jobs. On a slow machine others are not even reserved by then, and if
-	// they were waited for there might be none left to work.
+	// It is in the middle of some jobs. On a slow machine others are not even reserved by then, and
+	// if they were waited for there might be none left to work.
 	for held == 0 {
 		c.await(t, "it works", `SELECT count(*) FROM river_job WHERE state = 'running'`)
 		signal(t, frozen, syscall.SIGSTOP)

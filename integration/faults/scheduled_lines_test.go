@@ -17,8 +17,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// Each job of the line takes a token of turns, which come more slowly than jobs do, and one of price,
-// of which next to none comes back: so what is left of price says how many jobs have paid.
+// Each job of the line takes a token of turns, which come more slowly than jobs do, and one of
+// price, of which next to none comes back: so what is left of price says how many jobs have paid.
 const (
 	turnRate, turnBurst = 80, 50
 	toPay               = 1_000_000
@@ -27,7 +27,8 @@ const (
 var (
 	turns = ratelimit.MustDefine("turns", ratelimit.TokenBucket{Rate: turnRate, Period: time.Second,
 		Capacity: ratelimit.Tokens(turnBurst), MaxReserved: ratelimit.Tokens(1000)})
-	price = ratelimit.MustDefine("price", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(toPay)})
+	price = ratelimit.MustDefine("price",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(toPay)})
 	lined = scheduler.Config{Lines: []scheduler.Line{{Limit: turns}}}
 )
 
@@ -92,7 +93,8 @@ func (s *shift) tokens(t *testing.T) (violations []string) {
 	say(s.count(t, `SELECT count(*) FROM (
 		SELECT at, row_number() OVER (ORDER BY at) AS n, (SELECT min(due) FROM plan) AS first
 		FROM (SELECT min(at) AS at FROM start GROUP BY job) s
-	) s WHERE at < first + (n - $1 - 1) / $2::float8 * interval '1 s'`, turnBurst, turnRate), "jobs started before their tokens had come")
+	) s WHERE at < first + (n - $1 - 1) / $2::float8 * interval '1 s'`, turnBurst, turnRate),
+		"jobs started before their tokens had come")
 	s.exec(t, `TRUNCATE unpaid`)
 	return violations
 }
@@ -102,7 +104,8 @@ func (s *shift) holders(t *testing.T, seen map[string]bool) {
 	t.Helper()
 	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		var holder string
-		err := conn.QueryRow(ctx, `SELECT coalesce(max(holder::text), '') FROM weir_line WHERE until > now()`).Scan(&holder)
+		err := conn.QueryRow(ctx, `SELECT coalesce(max(holder::text), '') FROM weir_line WHERE until > now()`).
+			Scan(&holder)
 		if holder != "" {
 			seen[holder] = true
 		}

@@ -142,12 +142,14 @@ func serve(url, name string, k kind) error {
 // pull makes all jobs due that wait.
 func pull(ctx context.Context, pool *pgxpool.Pool) {
 	for ctx.Err() == nil {
-		_, _ = pool.Exec(ctx, `UPDATE river_job SET scheduled_at = now() WHERE state = 'available' AND scheduled_at > now()`) // tries again
+		// tries again
+		_, _ = pool.Exec(ctx, `UPDATE river_job SET scheduled_at = now() WHERE state = 'available' AND scheduled_at > now()`)
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// dueWorker writes down when it starts, and then that it is done together with the job's completion.
+// dueWorker writes down when it starts, and then that it is done together with the job's
+// completion.
 type dueWorker struct {
 	river.WorkerDefaults[dueArgs]
 	pool *pgxpool.Pool

@@ -53,7 +53,8 @@ func (l *slottedWorker) Work(ctx context.Context, job *river.Job[slottedArgs]) e
 	defer conn.Release()
 	alone := false
 	for i := 0; i < slotsEach && !alone && err == nil; i++ {
-		err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtext(current_schema() || $1), $2)`, fmt.Sprint(job.Args.Key), i).
+		err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtext(current_schema() || $1), $2)`,
+			fmt.Sprint(job.Args.Key), i).
 			Scan(&alone)
 	}
 	if err == nil && !alone {
@@ -122,8 +123,8 @@ func TestSlotsOfJobsWhenWorkersAreKilled(t *testing.T) {
 	})
 }
 
-// A client stands still for longer than its slots last, which go to others' jobs, and then goes on. What it was at
-// runs beside these, so nobody counts here how many jobs run at once.
+// A client stands still for longer than its slots last, which go to others' jobs, and then goes on.
+// What it was at runs beside these, so nobody counts here how many jobs run at once.
 func TestSlotsOfJobsWhenClientsAreFrozen(t *testing.T) {
 	t.Parallel()
 	s := newSlotted(t)

@@ -136,7 +136,8 @@ func TestTheAuditFindsBrokenWorkers(t *testing.T) {
 				s.startOver(t)
 			}
 			if found == 0 {
-				t.Errorf("in %d rounds no violation says %q; the last had %d: %q", rounds, c.want, len(f.violations), f.violations)
+				t.Errorf("in %d rounds no violation says %q; the last had %d: %q", rounds, c.want,
+					len(f.violations), f.violations)
 			} else {
 				fmt.Printf("faults: the audit of scheduled work bites: %s: %d violations, %d of them %q, in round %d\n",
 					c.name, len(f.violations), found, c.want, rounds)
@@ -151,7 +152,8 @@ func (s *shift) fireBetween(t *testing.T) {
 	s.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
 		for {
 			var name string
-			if err := conn.QueryRow(ctx, `SELECT coalesce((SELECT d.worker FROM done d JOIN river_job j ON j.id = d.job AND j.state = 'running'
+			if err := conn.QueryRow(ctx,
+				`SELECT coalesce((SELECT d.worker FROM done d JOIN river_job j ON j.id = d.job AND j.state = 'running'
 				LIMIT 1), '')`).Scan(&name); err != nil {
 				return err
 			}

@@ -46,8 +46,8 @@ func end(t *testing.T, f *fixture, how func(*fixture) error) {
 	}})
 }
 
-// mustRefuse checks what is answered when there is no server: an error, and no denial. As nothing could be sent, it is not
-// unknown what became of it either.
+// mustRefuse checks what is answered when there is no server: an error, and no denial. As nothing
+// could be sent, it is not unknown what became of it either.
 func (f *fixture) mustRefuse(t *testing.T) {
 	t.Helper()
 	pool := f.connect(t) // the other may have connections that it takes to be alive
@@ -64,7 +64,9 @@ func (f *fixture) mustRefuse(t *testing.T) {
 		"several": func() (ratelimit.Result, error) {
 			return ac.RateLimit(t.Context(), bucket.For("none"), window.For("none"))
 		},
-		"CheckRateLimit": func() (ratelimit.Result, error) { return ac.CheckRateLimit(t.Context(), bucket.For("none")) },
+		"CheckRateLimit": func() (ratelimit.Result, error) {
+			return ac.CheckRateLimit(t.Context(), bucket.For("none"))
+		},
 	} {
 		res, err := call()
 		if classify(err) != away || res.OK || !errors.Is(res.Err(), ratelimit.ErrNoDecision) {
@@ -76,7 +78,8 @@ func (f *fixture) mustRefuse(t *testing.T) {
 	}
 }
 
-// A backend that dies takes all others with it: the server restarts by itself. So it goes when memory runs out.
+// A backend that dies takes all others with it: the server restarts by itself. So it goes when
+// memory runs out.
 func TestABackendIsKilled(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -110,7 +113,8 @@ func backendIsKilled(t *testing.T, f *fixture) {
 	}})
 }
 
-// While the database takes no writes, callers learn that, and what was denied before is denied still.
+// While the database takes no writes, callers learn that, and what was denied before is denied
+// still.
 func TestTheDatabaseIsReadOnlyForAWhile(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -119,7 +123,8 @@ func TestTheDatabaseIsReadOnlyForAWhile(t *testing.T) {
 		f.callers.await(t, granted, rand.N(50))
 		f.exec(t, `ALTER SYSTEM SET default_transaction_read_only = on`, `SELECT pg_reload_conf()`)
 		f.callers.await(t, readOnly, 50)
-		if res, err := f.app.limiter.Autocommit(f.pool).CheckRateLimit(t.Context(), bucket.For("unused")); err != nil || !res.OK {
+		if res, err := f.app.limiter.Autocommit(f.pool).CheckRateLimit(t.Context(),
+			bucket.For("unused")); err != nil || !res.OK {
 			t.Errorf("a check writes nothing, yet: %+v and %v", res, err)
 		}
 		f.exec(t, `ALTER SYSTEM RESET default_transaction_read_only`, `SELECT pg_reload_conf()`)

@@ -24,16 +24,18 @@ type figures struct {
 	jobs, completed, cancelled        int
 	calls, failed                     int // answered, with an error
 	attempts                          int
-	settled, held, released, uncalled int     // reservations; held, and not called with
-	charged, used, kept, returned     float64 // tokens that do not flow: charged; of settled reservations used; held; released
-	lost                              float64 // calls that were charged to somebody who has never heard of it
-	worst                             float64 // of the differences
+	settled, held, released, uncalled int // reservations; held, and not called with
+	// tokens that do not flow: charged; of settled reservations used; held; released
+	charged, used, kept, returned float64
+	lost                          float64 // calls that were charged to somebody who has never heard of it
+	worst                         float64 // of the differences
 }
 
 func (f *figures) add(g *figures) {
 	f.jobs, f.completed, f.cancelled = f.jobs+g.jobs, f.completed+g.completed, f.cancelled+g.cancelled
 	f.calls, f.failed, f.attempts = f.calls+g.calls, f.failed+g.failed, f.attempts+g.attempts
-	f.settled, f.held, f.released, f.uncalled = f.settled+g.settled, f.held+g.held, f.released+g.released, f.uncalled+g.uncalled
+	f.settled, f.held, f.released, f.uncalled = f.settled+g.settled, f.held+g.held,
+		f.released+g.released, f.uncalled+g.uncalled
 	f.charged, f.used, f.kept, f.returned = f.charged+g.charged, f.used+g.used, f.kept+g.kept, f.returned+g.returned
 	f.lost += g.lost
 	f.worst = max(f.worst, g.worst)
@@ -44,7 +46,8 @@ func (f *figures) String() string {
 	return fmt.Sprintf("%d jobs, %d completed and %d cancelled, in %d attempts; %d calls answered, %d with an error; "+
 		"%d reservations: %d settled, %d held (%d without a call), %d released; "+
 		"of what does not flow %.2f tokens were granted, %.2f of them in reservations that were settled, with %.2f used, %.2f held and %.2f released; %.0f payments were lost with their workers; the books are off by %.1e at the most",
-		f.jobs, f.completed, f.cancelled, f.attempts, f.calls, f.failed, f.settled+f.held+f.released, f.settled, f.held, f.uncalled, f.released,
+		f.jobs, f.completed, f.cancelled, f.attempts, f.calls, f.failed,
+		f.settled+f.held+f.released, f.settled, f.held, f.uncalled, f.released,
 		f.charged, f.charged-f.kept-f.returned, f.used, f.kept, f.returned, f.lost, f.worst)
 }
 
@@ -134,7 +137,8 @@ func (v *verdict) gather(d *daybook, h *heard) map[string]*paid {
 	return all
 }
 
-// whole: each job that was asked for is there, and ends completed with one report, or cancelled with none.
+// whole: each job that was asked for is there, and ends completed with one report, or cancelled
+// with none.
 func (v *verdict) whole(d *daybook, h *heard, reservations map[string]*paid) {
 	jobs, asks, inserted := map[int64]worked{}, map[string]int{}, map[string]int{}
 	for _, j := range d.jobs {
@@ -238,8 +242,8 @@ func (v *verdict) asGiven(job int64, args callArgs, r *paid) {
 	}
 }
 
-// once: a reservation is settled by the transaction that reports what the upstream has said, or released as nobody has
-// called, or held.
+// once: a reservation is settled by the transaction that reports what the upstream has said, or
+// released as nobody has called, or held.
 func (v *verdict) once(id string, r *paid) {
 	if n := len(r.settled); n > 1 {
 		v.say("reservation %s was settled %d times, of job %d", id, n, r.job)
@@ -252,7 +256,8 @@ func (v *verdict) once(id string, r *paid) {
 	case len(r.settled) == 0:
 		v.say("reservation %s: its work is done, and it was not settled, of job %d", id, r.job)
 	case len(r.reports) == 0 && len(r.answers) > 0:
-		v.say("reservation %s was settled, and its work is not done: of job %d, which has called with it in attempt %d", id, r.job, r.answers[0].Attempt)
+		v.say("reservation %s was settled, and its work is not done: of job %d, which has called with it in attempt %d",
+			id, r.job, r.answers[0].Attempt)
 	case len(r.reports) == 0:
 		v.released++
 		r.released = true
@@ -266,14 +271,16 @@ func (v *verdict) once(id string, r *paid) {
 		if !slices.ContainsFunc(r.answers, func(a answer) bool {
 			return a.Job == p.job && a.Attempt == p.attempt && a.Used == p.used && !a.Failed
 		}) {
-			v.say("reservation %s: the upstream has not said that %v was used in attempt %d of job %d", id, p.used, p.attempt, p.job)
+			v.say("reservation %s: the upstream has not said that %v was used in attempt %d of job %d",
+				id, p.used, p.attempt, p.job)
 		}
 	}
 }
 
-// balance: in each transaction, and in all together, tokens gone are those that were charged, less those that were settled
-// and not used. So what was granted is what was used, what is held, and what was released. What jobs have paid later comes
-// from transactions that do nothing else; with it may come what was paid by workers that died before they could tell.
+// balance: in each transaction, and in all together, tokens gone are those that were charged, less
+// those that were settled and not used. So what was granted is what was used, what is held, and
+// what was released. What jobs have paid later comes from transactions that do nothing else; with
+// it may come what was paid by workers that died before they could tell.
 func (v *verdict) balance(d *daybook, h *heard, reservations map[string]*paid) {
 	type place struct {
 		xact int64
@@ -350,8 +357,8 @@ func (v *verdict) balance(d *daybook, h *heard, reservations map[string]*paid) {
 	}
 }
 
-// unheard looks at what was paid later and is in no reservation: as many calls, at the most, as workers were kept from
-// hearing of, and tokens only if there are calls.
+// unheard looks at what was paid later and is in no reservation: as many calls, at the most, as
+// workers were kept from hearing of, and tokens only if there are calls.
 func (v *verdict) unheard(h *heard, anew, gone map[account]float64) {
 	tokens := 0.0
 	for of, n := range anew {
@@ -369,7 +376,8 @@ func (v *verdict) unheard(h *heard, anew, gone map[account]float64) {
 		gone[of] += n
 	}
 	if calls := v.lost; calls > float64(h.unheard) || !same(calls, math.Round(calls)) || calls == 0 && tokens > 0 {
-		v.say("%v calls and %v tokens were charged later, and no reservation says why; %d workers may have been kept from it", calls, tokens, h.unheard)
+		v.say("%v calls and %v tokens were charged later, and no reservation says why; %d workers may have been kept from it",
+			calls, tokens, h.unheard)
 	}
 }
 

@@ -46,7 +46,9 @@ type charge struct {
 	job         int64
 	reservation string
 	take
-	since time.Time // the time of the balance, which tells apart what was charged again under the same id; where nothing flows
+	// the time of the balance, which tells apart what was charged again under the same id; where
+	// nothing flows
+	since time.Time
 }
 
 // logged is a line of the log of tickets.
@@ -107,7 +109,8 @@ func (o *office) daybook(t *testing.T) *daybook {
 	t.Helper()
 	d := &daybook{balances: map[account]float64{}}
 	o.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead,
+			AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var a asked
 			var j worked
 			var in intent
@@ -123,14 +126,21 @@ func (o *office) daybook(t *testing.T) *daybook {
 				add     func()
 			}{
 				{`SELECT id, job FROM ask`, []any{&a.id, &a.job}, func() { d.asks = append(d.asks, a) }},
-				{`SELECT id, args->>'id', state, attempt FROM river_job`, []any{&j.job, &j.id, &j.state, &j.attempts}, func() { d.jobs = append(d.jobs, j) }},
-				{`SELECT job, attempt, reservation FROM intent`, []any{&in.job, &in.attempt, &in.reservation}, func() { d.intents = append(d.intents, in) }},
+				{`SELECT id, args->>'id', state, attempt FROM river_job`,
+					[]any{&j.job, &j.id, &j.state, &j.attempts}, func() {
+						d.jobs = append(d.jobs, j)
+					}},
+				{`SELECT job, attempt, reservation FROM intent`, []any{&in.job, &in.attempt, &in.reservation}, func() {
+					d.intents = append(d.intents, in)
+				}},
 				{`SELECT xact, job, attempt, reservation, used FROM report`, []any{&r.xact, &r.job, &r.attempt, &r.reservation, &r.used},
 					func() { d.reports = append(d.reports, r) }},
 				{`SELECT CASE WHEN inserted THEN xact ELSE 0 END, job, jsonb_build_object('weir', ticket) FROM job_log WHERE ticket IS NOT NULL ORDER BY n`,
 					[]any{&l.xact, &l.job, &l.metadata}, func() { d.log(l) }},
 				{`SELECT 0, job, metadata FROM intent`, []any{&l.xact, &l.job, &l.metadata}, func() { d.log(l) }},
-				{`SELECT xact, reservation FROM settled_log`, []any{&s.xact, &s.reservation}, func() { d.settlements = append(d.settlements, s) }},
+				{`SELECT xact, reservation FROM settled_log`, []any{&s.xact, &s.reservation}, func() {
+					d.settlements = append(d.settlements, s)
+				}},
 				{`SELECT xact, limit_name, key, delta FROM balance_log`, []any{&m.xact, &m.Account.Limit, &m.Account.Key, &m.Tokens},
 					func() { d.movements = append(d.movements, m) }},
 				{`SELECT name, key, value FROM weir_balance`, []any{&of.Limit, &of.Key, &value}, func() { d.balances[of] = value }},

@@ -20,23 +20,29 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Limits into which nothing flows, so that each balance says what it has been charged: the window has an end that no test
-// sees, and into the bucket flows less than a millionth of a token in five minutes.
+// Limits into which nothing flows, so that each balance says what it has been charged: the window
+// has an end that no test sees, and into the bucket flows less than a millionth of a token in five
+// minutes.
 var (
-	budgetCalls  = ratelimit.MustDefine("budgetCalls", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(400)})
-	budgetTokens = ratelimit.MustDefine("budgetTokens", ratelimit.FixedWindow{Rate: 1e6, Period: never, Start: time.Unix(0, 0)})
+	budgetCalls = ratelimit.MustDefine("budgetCalls",
+		ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(400)})
+	budgetTokens = ratelimit.MustDefine("budgetTokens",
+		ratelimit.FixedWindow{Rate: 1e6, Period: never, Start: time.Unix(0, 0)})
 
 	budgets = map[string]float64{"budgetCalls": 400, "budgetTokens": 1e6}
 
 	// What flows lets jobs wait, two seconds at the most.
-	flowCalls  = ratelimit.MustDefine("flowCalls", ratelimit.TokenBucket{Rate: 12, Period: time.Second, Capacity: ratelimit.Tokens(2), MaxReserved: ratelimit.Tokens(24)})
-	flowTokens = ratelimit.MustDefine("flowTokens", ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(200), MaxReserved: ratelimit.Tokens(2000)})
+	flowCalls = ratelimit.MustDefine("flowCalls", ratelimit.TokenBucket{Rate: 12,
+		Period: time.Second, Capacity: ratelimit.Tokens(2), MaxReserved: ratelimit.Tokens(24)})
+	flowTokens = ratelimit.MustDefine("flowTokens", ratelimit.TokenBucket{Rate: 1000,
+		Period: time.Second, Capacity: ratelimit.Tokens(200), MaxReserved: ratelimit.Tokens(2000)})
 )
 
-// The tables of the application, ask, intent and report, and those of the audit. What is charged and what becomes of it is
-// written down by triggers, in the transaction that does it, whoever dies after that: the reservations that a job's metadata
-// has ever had, the settlements, and each change of a balance. What a further attempt has paid is in the job's metadata when
-// River writes what became of the attempt, and before that in the intent of its worker. No constraints: see tables.
+// The tables of the application, ask, intent and report, and those of the audit. What is charged
+// and what becomes of it is written down by triggers, in the transaction that does it, whoever dies
+// after that: the reservations that a job's metadata has ever had, the settlements, and each change
+// of a balance. What a further attempt has paid is in the job's metadata when River writes what
+// became of the attempt, and before that in the intent of its worker. No constraints: see tables.
 const settledTables = `
 CREATE TABLE ask (id text NOT NULL, job bigint NOT NULL);
 CREATE TABLE intent (job bigint NOT NULL, attempt int NOT NULL, reservation text NOT NULL, metadata jsonb NOT NULL);
@@ -90,7 +96,8 @@ func newOffice(t *testing.T, k kind) *office {
 	t.Helper()
 	s := newShift(t)
 	s.exec(t, settledTables)
-	o := &office{shift: s, kind: k, upstream: newUpstream(t), cancels: map[string]bool{}, given: map[string]callArgs{}, blows: map[string]int{}}
+	o := &office{shift: s, kind: k, upstream: newUpstream(t), cancels: map[string]bool{},
+		given: map[string]callArgs{}, blows: map[string]int{}}
 	s.env = []string{upstreamEnv + "=" + o.upstream.URL}
 	return o
 }
@@ -127,7 +134,8 @@ func (o *office) ask(t *testing.T) (stop func()) {
 func (o *office) insert(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	a := callArgs{Key: string(rune('a' + rand.N(20))), Flowing: rand.N(4) == 0, Once: rand.N(4) == 0, Estimate: float64(40+rand.N(480)) / 4}
+	a := callArgs{Key: string(rune('a' + rand.N(20))), Flowing: rand.N(4) == 0,
+		Once: rand.N(4) == 0, Estimate: float64(40+rand.N(480)) / 4}
 	cancelled := rand.N(8) == 0
 	opts := &river.InsertOpts{MaxAttempts: 1000}
 	after := rand.N(300 * time.Millisecond)
@@ -187,8 +195,8 @@ func (o *office) cancel(ctx context.Context, id string) {
 	}
 }
 
-// rescueRows does what River's rescuer does with jobs whose clients are no more, an hour or so later, and its scheduler right
-// after that: the attempt counts, and the next one may begin.
+// rescueRows does what River's rescuer does with jobs whose clients are no more, an hour or so
+// later, and its scheduler right after that: the attempt counts, and the next one may begin.
 const rescueRows = `WITH left_over AS (
 	UPDATE river_job SET
 		state = CASE WHEN metadata ? 'cancel_attempted_at' THEN 'cancelled' ELSE 'available' END::river_job_state,
@@ -242,7 +250,8 @@ func (o *office) finish(t *testing.T) {
 		if n != last {
 			last, since = n, time.Now()
 		}
-		if time.Since(since) > 3*time.Second { // a client has never learned that it was given a job, as the server went away
+		// a client has never learned that it was given a job, as the server went away
+		if time.Since(since) > 3*time.Second {
 			o.unheard += atATime * len(o.crew)
 			o.dismiss(t)
 			o.rescue(t)
@@ -267,7 +276,8 @@ func (o *office) inspect(t *testing.T) *verdict {
 	defer o.upstream.mu.Unlock()
 	o.callers.mu.Lock()
 	defer o.callers.mu.Unlock()
-	return inspect(d, &heard{records: o.callers.records, given: o.given, cancels: o.cancels, answers: o.upstream.answers, told: o.upstream.told, unheard: o.unheard})
+	return inspect(d, &heard{records: o.callers.records, given: o.given, cancels: o.cancels,
+		answers: o.upstream.answers, told: o.upstream.told, unheard: o.unheard})
 }
 
 func (o *office) clear(t *testing.T) {
@@ -288,7 +298,8 @@ func (o *office) history(t *testing.T, job int64) string {
 		rows, err := conn.Query(ctx, `SELECT line FROM (
 			SELECT n, concat_ws(' ', at, line, ticket) AS line FROM job_log WHERE job = $1
 			UNION ALL SELECT NULL, concat_ws(' ', 'intent', i) FROM intent i WHERE job = $1
-			UNION ALL SELECT NULL, concat_ws(' ', 'report', r) FROM report r WHERE job = $1) AS all_lines ORDER BY n NULLS LAST`, job)
+			UNION ALL SELECT NULL, concat_ws(' ', 'report', r) FROM report r WHERE job = $1) AS all_lines ORDER BY n NULLS LAST`,
+			job)
 		if err != nil {
 			return err
 		}

@@ -24,7 +24,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// upstreamEnv makes this test binary a worker of jobs that call an upstream, and says where that is.
+// upstreamEnv makes this test binary a worker of jobs that call an upstream, and says where that
+// is.
 const upstreamEnv = "WEIR_FAULTS_UPSTREAM"
 
 const (
@@ -128,7 +129,8 @@ func settle(url, name string, k kind) error {
 	return client.StopAndCancel(ctx)
 }
 
-// settler calls the upstream, and then writes down what it was told, settles by that, and completes the job: at once.
+// settler calls the upstream, and then writes down what it was told, settles by that, and completes
+// the job: at once.
 type settler struct {
 	river.WorkerDefaults[callArgs]
 	pool     *pgxpool.Pool
@@ -145,8 +147,10 @@ func (w *settler) Work(ctx context.Context, job *river.Job[callArgs]) error {
 	if !ok {
 		return errors.New("nothing was reserved")
 	}
-	c := call{Worker: w.name, Job: job.ID, Attempt: job.Attempt, Reservation: r.ID.String(), Estimate: job.Args.Estimate}
-	if _, err := w.pool.Exec(ctx, `INSERT INTO intent VALUES ($1, $2, $3, $4::text::jsonb)`, c.Job, c.Attempt, c.Reservation, string(job.Metadata)); err != nil {
+	c := call{Worker: w.name, Job: job.ID, Attempt: job.Attempt, Reservation: r.ID.String(),
+		Estimate: job.Args.Estimate}
+	if _, err := w.pool.Exec(ctx, `INSERT INTO intent VALUES ($1, $2, $3, $4::text::jsonb)`, c.Job,
+		c.Attempt, c.Reservation, string(job.Metadata)); err != nil {
 		return fmt.Errorf("insert intent: %w", err)
 	}
 	body, err := w.upstream.post("/call", c)
@@ -220,8 +224,8 @@ func (w *settler) Work(ctx context.Context, job *river.Job[callArgs]) error {
 	return nil
 }
 
-// watchRenewals has the plugin's connections tell of each transaction in which a job has paid again, when its COMMIT is
-// answered: before the plugin sees the answer, or never.
+// watchRenewals has the plugin's connections tell of each transaction in which a job has paid
+// again, when its COMMIT is answered: before the plugin sees the answer, or never.
 func watchRenewals(cfg *pgxpool.Config, v *visitor, name string) {
 	dial := cfg.ConnConfig.DialFunc
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -264,7 +268,8 @@ func (renewalTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQ
 
 func (renewalTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// renewals is a connection that, once armed, tells of the next COMMIT that was answered. Cut then, it ends before the answer.
+// renewals is a connection that, once armed, tells of the next COMMIT that was answered. Cut then,
+// it ends before the answer.
 type renewals struct {
 	net.Conn
 	commit func() string

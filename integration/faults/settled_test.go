@@ -38,8 +38,9 @@ func blows() []blow {
 	return all
 }
 
-// Workers die between the upstream's answer and COMMIT, and the server does; each of these is a round. Then tokens granted
-// are those settled, held and released, nothing was charged twice, and nothing is lost.
+// Workers die between the upstream's answer and COMMIT, and the server does; each of these is a
+// round. Then tokens granted are those settled, held and released, nothing was charged twice, and
+// nothing is lost.
 func TestSettlementsWhenWorkersAndTheServerAreKilled(t *testing.T) {
 	t.Parallel()
 	o := newOffice(t, settling)
@@ -74,7 +75,8 @@ func TestSettlementsWhenWorkersAndTheServerAreKilled(t *testing.T) {
 	for _, k := range slices.Sorted(maps.Keys(o.blows)) {
 		parts = append(parts, fmt.Sprintf("%d %s", o.blows[k], k))
 	}
-	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s), %d workers killed (asking: %s): %s", t.Name(), o.rounds, time.Since(start).Seconds(),
+	summary := fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s), %d workers killed (asking: %s): %s",
+		t.Name(), o.rounds, time.Since(start).Seconds(),
 		strings.Join(parts, ", "), len(o.killed), o.callers, &o.total)
 	t.Log(summary)
 	fmt.Println(summary)
@@ -110,7 +112,8 @@ func TestTheAuditFindsWorkersThatDoNotSettleAsTheyShould(t *testing.T) {
 				found = v.says(c.want)
 			}
 			if found == 0 {
-				t.Errorf("in %d rounds no violation says %q; the last had %d: %q", o.rounds, c.want, len(v.violations), v.violations)
+				t.Errorf("in %d rounds no violation says %q; the last had %d: %q", o.rounds, c.want,
+					len(v.violations), v.violations)
 			} else {
 				fmt.Printf("faults: the audit of settlements bites: %s: %d violations, %d of them %q, in round %d\n",
 					c.name, len(v.violations), found, c.want, o.rounds)

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// call is what a worker asks the upstream for, and how it names itself at each point that it reaches.
+// call is what a worker asks the upstream for, and how it names itself at each point that it
+// reaches.
 type call struct {
 	Worker      string
 	Job         int64
@@ -22,7 +23,8 @@ type call struct {
 	Estimate    float64
 }
 
-// answer is one that the upstream has given: with the tokens that the call has used, or, as an error, with none.
+// answer is one that the upstream has given: with the tokens that the call has used, or, as an
+// error, with none.
 type answer struct {
 	call
 	Used   float64
@@ -39,7 +41,9 @@ const (
 	settled   point = "settled"   // after Settle
 	completed point = "completed" // all is written, and COMMIT comes next
 	committed point = "committed" // COMMIT was answered
-	renewed   point = "renewed"   // so it was in the transaction in which a job has paid again, and nobody in the process knows yet
+	// so it was in the transaction in which a job has paid again, and nobody in the process knows
+	// yet
+	renewed point = "renewed"
 )
 
 // trap stops the next worker that comes by a point, until it is let go or the worker is dead.
@@ -80,7 +84,8 @@ func newUpstream(t *testing.T) *upstream {
 	return u
 }
 
-// call answers with what it has used: less than the estimate, as much, or more. One in twenty ends with an error.
+// call answers with what it has used: less than the estimate, as much, or more. One in twenty ends
+// with an error.
 func (u *upstream) call(w http.ResponseWriter, r *http.Request) {
 	var c call
 	if err := json.NewDecoder(r.Body).Decode(&c); err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// What is held and what is due when the primary ends goes on at its standby: a lease, a slot, a reserved job.
+// What is held and what is due when the primary ends goes on at its standby: a lease, a slot, a
+// reserved job.
 func TestWhatIsHeldWhenAStandbyTakesOver(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -51,13 +52,15 @@ const (
 	leaseBlock  = 50
 )
 
-var leased = ratelimit.MustDefine("leased", ratelimit.FixedWindow{Rate: leaseTokens, Period: never, Start: time.Unix(0, 0)})
+var leased = ratelimit.MustDefine("leased",
+	ratelimit.FixedWindow{Rate: leaseTokens, Period: never, Start: time.Unix(0, 0)})
 
 func (f *fixture) holdLease(t *testing.T) *leaseHeld {
 	t.Helper()
 	h := &leaseHeld{fixture: f}
 	var err error
-	if h.lease, err = f.app.limiter.Lease(f.connect(t), leased.For("k"), ratelimit.LeaseConfig{Block: leaseBlock}); err != nil {
+	if h.lease, err = f.app.limiter.Lease(f.connect(t), leased.For("k"),
+		ratelimit.LeaseConfig{Block: leaseBlock}); err != nil {
 		t.Fatal(err)
 	}
 	stopping := make(chan struct{})
@@ -97,7 +100,8 @@ func (h *leaseHeld) await(t *testing.T, count *atomic.Int64, n int64) {
 	start, end := count.Load(), time.Now().Add(hung)
 	for count.Load() < start+n {
 		if time.Now().After(end) {
-			t.Fatalf("a lease has handed out %d tokens, with %d errors, and nothing more for %v", h.handed.Load(), h.failed.Load(), hung)
+			t.Fatalf("a lease has handed out %d tokens, with %d errors, and nothing more for %v",
+				h.handed.Load(), h.failed.Load(), hung)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -109,8 +113,8 @@ func (h *leaseHeld) mustFail(t *testing.T) {
 	h.await(t, &h.failed, 5)
 }
 
-// examine: it goes on, and what it has handed out is gone from the database. More than that is gone by no more than a fetch and
-// a block that was being given back, whose answers were lost.
+// examine: it goes on, and what it has handed out is gone from the database. More than that is gone
+// by no more than a fetch and a block that was being given back, whose answers were lost.
 func (h *leaseHeld) examine(t *testing.T) {
 	t.Helper()
 	h.await(t, &h.handed, 100)
@@ -126,8 +130,9 @@ func (h *leaseHeld) examine(t *testing.T) {
 	if gone < handed-tolerance || gone > handed+2*leaseBlock+tolerance {
 		t.Errorf("the lease has handed out %v tokens, and %v are gone", handed, gone)
 	}
-	summary := fmt.Sprintf("faults: %s: the lease handed out %v tokens, of which the database has %v as taken; %d takes failed",
-		t.Name(), handed, gone, h.failed.Load())
+	summary :=
+		fmt.Sprintf("faults: %s: the lease handed out %v tokens, of which the database has %v as taken; %d takes failed",
+			t.Name(), handed, gone, h.failed.Load())
 	t.Log(summary)
 	fmt.Println(summary)
 }
@@ -286,7 +291,8 @@ func (f *fixture) reserveJob(t *testing.T) *jobReserved {
 	})
 	r := &jobReserved{fixture: f}
 	if err := f.app.limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		in, err := sched.Jobs(client).InsertTx(ctx, tx, jobArgs{"held"}, nil, delay.For("held").Count(6000).OrReserve()) // due in 5 s
+		// due in 5 s
+		in, err := sched.Jobs(client).InsertTx(ctx, tx, jobArgs{"held"}, nil, delay.For("held").Count(6000).OrReserve())
 		if err == nil {
 			err = in.Err()
 		}
@@ -312,7 +318,8 @@ func (r *jobReserved) examine(t *testing.T) {
 			t.Fatalf("the job that was reserved before the takeover is %s", state)
 		}
 		r.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `SELECT state, (SELECT count(*) FROM worked WHERE job = id), coalesce(attempted_at < $2, false)
+			return conn.QueryRow(ctx,
+				`SELECT state, (SELECT count(*) FROM worked WHERE job = id), coalesce(attempted_at < $2, false)
 				FROM river_job WHERE id = $1`, r.id, r.due).Scan(&state, &worked, &early)
 		})
 	}

@@ -15,8 +15,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// setUpPair is setUp on a primary with a standby. The application's URL has both, with target_session_attrs=read-write.
-// If synchronous, COMMIT waits until the standby has the transaction on its disk.
+// setUpPair is setUp on a primary with a standby. The application's URL has both, with
+// target_session_attrs=read-write. If synchronous, COMMIT waits until the standby has the
+// transaction on its disk.
 func setUpPair(t *testing.T, synchronous bool) *fixture {
 	t.Helper()
 	options := []pgserver.Option{pgserver.Durable()}
@@ -45,7 +46,8 @@ func setUpPair(t *testing.T, synchronous bool) *fixture {
 	return setUpOn(t, primary, standby)
 }
 
-// takeOver promotes the standby, after the primary's end. From then on it is the server of the fixture.
+// takeOver promotes the standby, after the primary's end. From then on it is the server of the
+// fixture.
 func (f *fixture) takeOver(t *testing.T) {
 	t.Helper()
 	if err := f.standby.Promote(t.Context()); err != nil {
@@ -54,7 +56,8 @@ func (f *fixture) takeOver(t *testing.T) {
 	f.server = f.standby
 }
 
-// cutReplication freezes the process that sends to the standby: the standby gets nothing that is committed from now on.
+// cutReplication freezes the process that sends to the standby: the standby gets nothing that is
+// committed from now on.
 func (f *fixture) cutReplication(t *testing.T) (mend func()) {
 	t.Helper()
 	var sender int
@@ -101,12 +104,14 @@ func TestASynchronousStandbyTakesOver(t *testing.T) {
 			stop()
 			f.rounds++
 			f.mustBalance(t)
-			f.report(t, fault{hits: []class{away}, allowed: []class{unknown, gaveUp}}, time.Since(began)) // gaveUp: see waitsForItsStandby
+			// gaveUp: see waitsForItsStandby
+			f.report(t, fault{hits: []class{away}, allowed: []class{unknown, gaveUp}}, time.Since(began))
 		})
 	}
 }
 
-// waitsForItsStandby checks what a caller is told whose COMMIT waits for a standby that does not answer.
+// waitsForItsStandby checks what a caller is told whose COMMIT waits for a standby that does not
+// answer.
 func (f *fixture) waitsForItsStandby(t *testing.T) {
 	t.Helper()
 	mend := f.cutReplication(t)
@@ -123,7 +128,8 @@ func (f *fixture) waitsForItsStandby(t *testing.T) {
 	}
 }
 
-// With asynchronous replication a takeover loses the last transactions, each of them whole: with its tokens and its jobs.
+// With asynchronous replication a takeover loses the last transactions, each of them whole: with
+// its tokens and its jobs.
 func TestAnAsynchronousStandbyTakesOver(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -157,8 +163,9 @@ func TestAnAsynchronousStandbyTakesOver(t *testing.T) {
 					lost++
 				}
 			}
-			summary := fmt.Sprintf("faults: %s: of %d transactions that were acknowledged before the takeover %d are lost, each whole",
-				t.Name(), len(acknowledged), lost)
+			summary :=
+				fmt.Sprintf("faults: %s: of %d transactions that were acknowledged before the takeover %d are lost, each whole",
+					t.Name(), len(acknowledged), lost)
 			t.Log(summary)
 			fmt.Println(summary)
 			if lost == 0 {
@@ -169,8 +176,8 @@ func TestAnAsynchronousStandbyTakesOver(t *testing.T) {
 	}
 }
 
-// doubt takes back what callers were told so far: a transaction that was acknowledged may be lost, and what was denied may be
-// there again. It returns the records of those that were acknowledged.
+// doubt takes back what callers were told so far: a transaction that was acknowledged may be lost,
+// and what was denied may be there again. It returns the records of those that were acknowledged.
 func (c *callers) doubt() (acknowledged []*record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// cutting runs the load over a proxy that goes through the modes in turn, with pgx as it comes and with every text on the
-// wire.
+// cutting runs the load over a proxy that goes through the modes in turn, with pgx as it comes and
+// with every text on the wire.
 func cutting(t *testing.T, f *fixture, x fault, kinds ...mode) *proxy {
 	t.Helper()
 	p := newProxy(t, f)
@@ -39,7 +39,8 @@ func TestConnectionsAreCutAtCommit(t *testing.T) {
 
 func cutAtCommit(t *testing.T, f *fixture) {
 	t.Helper()
-	p := cutting(t, f, fault{rounds: 2, hits: []class{unknown}, allowed: []class{away}}, beforeCommit, afterCommit, withCommit)
+	p := cutting(t, f, fault{rounds: 2, hits: []class{unknown}, allowed: []class{away}},
+		beforeCommit, afterCommit, withCommit)
 	f.bothOutcomes(t)
 	t.Logf("cut before COMMIT %d times, after %d, with it %d",
 		p.cuts[beforeCommit].Load(), p.cuts[afterCommit].Load(), p.cuts[withCommit].Load())
@@ -52,7 +53,8 @@ func TestConnectionsAreCutAnywhere(t *testing.T) {
 	cutting(t, f, fault{rounds: 2, hits: []class{away}, allowed: []class{unknown}}, anywhere)
 }
 
-// A caller whose COMMIT gets no answer in its time does not know what became of it, as it may still arrive.
+// A caller whose COMMIT gets no answer in its time does not know what became of it, as it may still
+// arrive.
 func TestTheNetworkIsSilentAtCommit(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -62,13 +64,14 @@ func TestTheNetworkIsSilentAtCommit(t *testing.T) {
 	f.bothOutcomes(t)
 }
 
-// bothOutcomes checks that of the transactions whose outcome was unknown some were committed, and some were not: that the
-// error was needed.
+// bothOutcomes checks that of the transactions whose outcome was unknown some were committed, and
+// some were not: that the error was needed.
 func (f *fixture) bothOutcomes(t *testing.T) {
 	t.Helper()
 	n := f.callers.tally()
 	fmt.Printf("faults: %s: of the unknown, %d were committed and %d were not\n", t.Name(), n.committed, n.absent)
 	if n.committed == 0 || n.absent == 0 {
-		t.Errorf("of the transactions whose outcome was unknown %d were committed and %d were not: want both", n.committed, n.absent)
+		t.Errorf("of the transactions whose outcome was unknown %d were committed and %d were not: want both",
+			n.committed, n.absent)
 	}
 }

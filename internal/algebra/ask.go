@@ -14,7 +14,8 @@ type Ahead struct {
 	Within  int64 // the most microseconds from the decision until it may run
 	Credit  bool  // it need not wait for its own tokens
 	Leave   float64
-	Before  float64 // of a batch: what all its calls except the last take. See ratelimit.Limiter.RateLimitMany.
+	// of a batch: what all its calls except the last take. See ratelimit.Limiter.RateLimitMany.
+	Before float64
 }
 
 // Pausable reports whether the call may be granted for later, and so also during a pause.
@@ -91,7 +92,10 @@ func (a *Ask) Decide(b Balance, now int64) Verdict {
 	}
 	if a.Within > 0 {
 		guess := float64(max(now, b.Since())) + (a.Demand()-b.Value)*float64(a.Period)/a.Rate
-		at := Search(now, EndOfTime, guess, func(t int64) bool { _, ok := a.Grants(a.At(b, t)); return ok })
+		at := Search(now, EndOfTime, guess, func(t int64) bool {
+			_, ok := a.Grants(a.At(b, t))
+			return ok
+		})
 		return Verdict{After: before, RetryAt: at}
 	}
 	from := now

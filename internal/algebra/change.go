@@ -17,12 +17,12 @@ type Receipt struct {
 	Moved float64
 }
 
-// The changes below are those of give.go and pause.go in internal/statements, each by the rule of the
-// caller. A row that does not exist is full.
+// The changes below are those of give.go and pause.go in internal/statements, each by the rule of
+// the caller. A row that does not exist is full.
 
 // Give gives back what is left of the tokens of a take, of which used were used, as if the take had
-// been smaller. The balance stays that at its TS, and refills later. With move, the line moves up by
-// what this repays of a debt.
+// been smaller. The balance stays that at its TS, and refills later. With move, the line moves up
+// by what this repays of a debt.
 func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 	if !r.Exists {
 		return a.fresh(Full, now)
@@ -39,9 +39,9 @@ func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 	return r
 }
 
-// unused returns how many tokens of a take can be given back if none was used. For a window they are
-// gone once the row is in a later window. Of a take that was granted ahead, what the row's window
-// and later ones were to repay can be given back. See unused in give.go of
+// unused returns how many tokens of a take can be given back if none was used. For a window they
+// are gone once the row is in a later window. Of a take that was granted ahead, what the row's
+// window and later ones were to repay can be given back. See unused in give.go of
 // internal/statements.
 func (a *Rule) unused(b Balance, t Receipt, now int64) float64 {
 	if !a.Windowed {
@@ -51,15 +51,17 @@ func (a *Rule) unused(b Balance, t Receipt, now int64) float64 {
 	if b.Value < 0 {
 		at = max(at, now)
 	}
-	later := float64(a.Window(at)) - float64(a.Window(t.Since)) - math.Floor(float64(b.Delay-t.Delay)/float64(a.Period))
+	later := float64(a.Window(at)) - float64(a.Window(t.Since)) - math.Floor(
+		float64(b.Delay-t.Delay)/float64(a.Period),
+	)
 	if later <= 0 {
 		return t.Count
 	}
 	return min(t.Count, t.Owed-(b.Moved-t.Moved)-float64(a.Rate*(later-1)))
 }
 
-// Charge takes n tokens whatever is there, ahead of all work that waits: the line moves back by what
-// this adds to the debt. It refills by the rule in the row.
+// Charge takes n tokens whatever is there, ahead of all work that waits: the line moves back by
+// what this adds to the debt. It refills by the rule in the row.
 func (a *Rule) Charge(r Row, n float64, now int64) Row {
 	if !r.Exists {
 		return a.fresh(a.Capacity-n, now)
@@ -73,9 +75,9 @@ func (a *Rule) Charge(r Row, n float64, now int64) Row {
 	return r
 }
 
-// Pause stops the time of a row for d microseconds from now on. The balance is refilled up to now by
-// the rule in the row, and stays so until the pause ends. Work that waits is delayed by what this
-// adds to the pause. A pause that ends later stays.
+// Pause stops the time of a row for d microseconds from now on. The balance is refilled up to now
+// by the rule in the row, and stays so until the pause ends. Work that waits is delayed by what
+// this adds to the pause. A pause that ends later stays.
 func (a *Rule) Pause(r Row, d, now int64) Row {
 	end := now + d
 	if !r.Exists {

@@ -7,10 +7,10 @@ import (
 
 // Rule is a rule, ready for arithmetic: whole microseconds and float64 tokens.
 //
-// The statements of internal/statements compute the same in SQL. Each formula here is written in the
-// same order as there, so that both round alike. Otherwise a caller that comes at its RetryAt could
-// be denied again. The conversions to float64 keep the compiler from fusing a multiplication with an
-// addition, which would round differently.
+// The statements of internal/statements compute the same in SQL. Each formula here is written in
+// the same order as there, so that both round alike. Otherwise a caller that comes at its RetryAt
+// could be denied again. The conversions to float64 keep the compiler from fusing a multiplication
+// with an addition, which would round differently.
 type Rule struct {
 	Windowed bool
 	Phased   bool    // windowed, and the origin is still to be derived from the name and the key
@@ -95,7 +95,8 @@ func (a *Rule) Comes(d int64) float64 {
 	return float64(a.Rate*float64(d)) / float64(a.Period)
 }
 
-// Always returns how many tokens come in d microseconds at least. For windows it is less than Comes.
+// Always returns how many tokens come in d microseconds at least. For windows it is less than
+// Comes.
 func (a *Rule) Always(d int64) float64 {
 	if a.Windowed {
 		return a.Rate * float64(d/a.Period)
@@ -111,7 +112,9 @@ func (a *Rule) repaid(b Balance, d int64) bool {
 		return false
 	}
 	if a.Windowed {
-		n := math.Floor((micros(b.TS-a.Origin)+float64(d))/float64(a.Period)) - float64(a.Window(b.Since()))
+		n := math.Floor((micros(b.TS-a.Origin)+float64(d))/float64(a.Period)) - float64(
+			a.Window(b.Since()),
+		)
 		return b.Value+float64(a.Rate*max(0, n)) >= 0
 	}
 	return b.Value+float64(a.Rate*max(0, float64(d)-micros(paused)))/float64(a.Period) >= 0
@@ -130,9 +133,10 @@ func (a *Rule) Earliest(value float64, ts, now int64, n, floor float64) int64 {
 	need := floor + n - value
 	if a.Windowed {
 		base := a.Window(ts)
-		k := Search(a.Window(from)-base, (EndOfTime-a.Origin)/a.Period-base, need/a.Rate, func(k int64) bool {
-			return a.AfterWindows(value, k)-n >= floor
-		})
+		k := Search(a.Window(from)-base, (EndOfTime-a.Origin)/a.Period-base, need/a.Rate,
+			func(k int64) bool {
+				return a.AfterWindows(value, k)-n >= floor
+			})
 		return Search(from, EndOfTime, float64(a.Origin+(base+k)*a.Period), func(t int64) bool {
 			return a.Refilled(value, ts, t)-n >= floor
 		})
@@ -150,7 +154,8 @@ func (a *Rule) Paced(debt, n float64, since, run int64) int64 {
 	if !a.Windowed {
 		return run
 	}
-	earlier := a.Rate * float64(a.Window(run)-a.Window(since)-1) // tokens that the windows before that one bring
+	// tokens that the windows before that one bring
+	earlier := a.Rate * float64(a.Window(run)-a.Window(since)-1)
 	share := max(0, debt-n-earlier) / a.Rate
 	into := int64(min(share, 1) * float64(a.Period))
 	return min(run+min(into, a.Period-1), EndOfTime)
@@ -185,7 +190,8 @@ func Search(low, high int64, guess float64, ok func(int64) bool) int64 {
 
 // Paces reports whether another rule repays a debt at the same instants as a.
 func (a *Rule) Paces(other *Rule) bool {
-	return a.Windowed == other.Windowed && a.Rate == other.Rate && a.Period == other.Period && (!a.Windowed || a.Origin == other.Origin)
+	return a.Windowed == other.Windowed && a.Rate == other.Rate && a.Period == other.Period &&
+		(!a.Windowed || a.Origin == other.Origin)
 }
 
 // Flows returns how many tokens flow in between two instants; below 0 if to is the earlier one.

@@ -23,9 +23,11 @@ func TestSearchFindsTheFirstWhateverTheGuess(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		low := rapid.Int64Range(0, 1e18).Draw(t, "low")
 		high := low + rapid.OneOf(rapid.Int64Range(1, 50), rapid.Int64Range(1, 3e17)).Draw(t, "high-low")
-		first := low + rapid.OneOf(rapid.Just(int64(1)), rapid.Just(high-low), rapid.Int64Range(1, high-low)).Draw(t, "first-low")
+		first := low + rapid.OneOf(rapid.Just(int64(1)), rapid.Just(high-low),
+			rapid.Int64Range(1, high-low)).Draw(t, "first-low")
 		guess := rapid.OneOf(
-			rapid.SampledFrom([]float64{math.NaN(), math.Inf(1), math.Inf(-1), 0, -1e300, 1e300, float64(first), float64(high)}),
+			rapid.SampledFrom([]float64{math.NaN(), math.Inf(1), math.Inf(-1), 0, -1e300, 1e300,
+				float64(first), float64(high)}),
 			rapid.Map(rapid.Float64Range(-1e4, 1e4), func(f float64) float64 { return float64(first) + f }),
 			rapid.Float64(),
 		).Draw(t, "guess")
@@ -69,7 +71,8 @@ func TestSearchNearAGoodGuessAsksLittle(t *testing.T) {
 func TestSetOriginKeepsTheWindows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		a := Rule{Windowed: true, Period: rapid.OneOf(rapid.Int64Range(1, 1e6), rapid.Int64Range(1, 9e15)).Draw(t, "period")}
+		a := Rule{Windowed: true, Period: rapid.OneOf(rapid.Int64Range(1, 1e6),
+			rapid.Int64Range(1, 9e15)).Draw(t, "period")}
 		start := rapid.Int64Range(-62e15, 253e15).Draw(t, "start")
 		a.SetOrigin(start)
 		if a.Origin < Anchor || a.Origin >= Anchor+a.Period || (a.Origin-start)%a.Period != 0 {

@@ -1,5 +1,6 @@
-// Bite breaks the library in one place at a time and runs the tests that guard that place: each must fail. It writes nothing
-// to the tree, as the compiler is given the broken file in place of the real one.
+// Bite breaks the library in one place at a time and runs the tests that guard that place: each
+// must fail. It writes nothing to the tree, as the compiler is given the broken file in place of
+// the real one.
 //
 //	go run ./internal/bite [-run regexp]
 package main
@@ -73,7 +74,8 @@ func run(ctx context.Context, only string) error {
 	return nil
 }
 
-// bite runs the mutant's tests. Whether it compiles is found out first: a mutant that does not is a fault of ours.
+// bite runs the mutant's tests. Whether it compiles is found out first: a mutant that does not is a
+// fault of ours.
 func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byte, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return false, nil, err
@@ -99,13 +101,15 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 		return false, nil, err
 	}
 	if strings.HasSuffix(at, ".go") {
-		build := exec.CommandContext(ctx, "go", "build", "-o", os.DevNull, "-overlay", file, filepath.Dir(real))
+		build := exec.CommandContext(ctx, "go", "build", "-o", os.DevNull, "-overlay", file,
+			filepath.Dir(real))
 		build.Dir = m.module(".")
 		if out, err := build.CombinedOutput(); err != nil {
 			return false, nil, fmt.Errorf("the mutant does not compile: %s", out)
 		}
 	}
-	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=3m", "-overlay", file, "-run", m.tests}, m.packages...)
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=3m", "-overlay",
+		file, "-run", m.tests}, m.packages...)
 	if m.rapid {
 		args = append(args, "-rapid.nofailfile") // or it would write to the tree
 	}
@@ -115,7 +119,8 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 	if ctx.Err() != nil {
 		return false, nil, ctx.Err()
 	}
-	if err != nil && !bytes.Contains(output, []byte("--- FAIL")) && !bytes.Contains(output, []byte("panic:")) {
+	if err != nil && !bytes.Contains(output, []byte("--- FAIL")) &&
+		!bytes.Contains(output, []byte("panic:")) {
 		return false, nil, fmt.Errorf("the tests did not run: %s", output)
 	}
 	if bytes.Contains(output, []byte("no tests to run")) {

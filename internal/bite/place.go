@@ -11,8 +11,8 @@ import (
 )
 
 // place finds what the mutant breaks, in the tree at root: in the file that it names, or, if that
-// has the text no more, in the only file of the module that has it. So moving a line to another file
-// costs nothing. The text must stand there once.
+// has the text no more, in the only file of the module that has it. So moving a line to another
+// file costs nothing. The text must stand there once.
 func (m mutant) place(root string) (file string, source []byte, err error) {
 	switch n := m.times(root, m.file, &source); {
 	case n == 1:
@@ -22,37 +22,41 @@ func (m mutant) place(root string) (file string, source []byte, err error) {
 	}
 	module := m.module(root)
 	var found []string
-	err = filepath.WalkDir(filepath.Join(root, module), func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		at, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			if at != module && (hasModule(path) || strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || at == filepath.Join("internal", "bite")) {
-				return filepath.SkipDir
+	err = filepath.WalkDir(filepath.Join(root, module),
+		func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			at, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			if d.IsDir() {
+				if at != module && (hasModule(path) || strings.HasPrefix(d.Name(), ".") ||
+					d.Name() == "testdata" || at == filepath.Join("internal", "bite")) {
+					return filepath.SkipDir
+				}
+				return nil
+			}
+			if filepath.Ext(at) != filepath.Ext(m.file) || strings.HasSuffix(at, "_test.go") {
+				return nil
+			}
+			var text []byte
+			for range m.times(root, at, &text) {
+				found = append(found, at)
+				source = text
 			}
 			return nil
-		}
-		if filepath.Ext(at) != filepath.Ext(m.file) || strings.HasSuffix(at, "_test.go") {
-			return nil
-		}
-		var text []byte
-		for range m.times(root, at, &text) {
-			found = append(found, at)
-			source = text
-		}
-		return nil
-	})
+		})
 	switch {
 	case err != nil:
 		return "", nil, err
 	case len(found) == 0:
-		return "", nil, fmt.Errorf("nowhere in the module reads %q, which stood in %s", m.from, m.file)
+		return "", nil, fmt.Errorf("nowhere in the module reads %q, which stood in %s", m.from,
+			m.file)
 	case len(found) > 1:
-		return "", nil, fmt.Errorf("%s reads %q no more, and %s do: name the one that is meant", m.file, m.from, strings.Join(found, ", "))
+		return "", nil, fmt.Errorf("%s reads %q no more, and %s do: name the one that is meant",
+			m.file, m.from, strings.Join(found, ", "))
 	}
 	return found[0], source, nil
 }

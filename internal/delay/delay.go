@@ -1,13 +1,14 @@
-// Package delay puts a network between a client and a server that are on one machine, for benchmarks of round trips.
+// Package delay puts a network between a client and a server that are on one machine, for
+// benchmarks of round trips.
 //
 //	p, err := delay.Listen("127.0.0.1:5432", 500*time.Microsecond)
 //	...
 //	defer p.Close()
 //	conn, err := net.Dial("tcp", p.Addr())
 //
-// What either side sends reaches the other half the time of a round trip later, and no less. The delay is of each byte and
-// not of one chunk after the other, so that as much may be on its way as the network would hold. And it counts the round
-// trips. It listens on the loopback interface only.
+// What either side sends reaches the other half the time of a round trip later, and no less. The
+// delay is of each byte and not of one chunk after the other, so that as much may be on its way as
+// the network would hold. And it counts the round trips. It listens on the loopback interface only.
 package delay
 
 import (
@@ -36,13 +37,15 @@ type Proxy struct {
 	closed bool
 }
 
-// Listen makes a Proxy to the TCP address of a server, from which it is a round trip away. With 0 it only counts.
+// Listen makes a Proxy to the TCP address of a server, from which it is a round trip away. With 0
+// it only counts.
 func Listen(server string, roundTrip time.Duration) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{listener: l, server: server, half: roundTrip / 2, ended: make(chan struct{}), open: map[net.Conn]bool{}}
+	p := &Proxy{listener: l, server: server, half: roundTrip / 2, ended: make(chan struct{}),
+		open: map[net.Conn]bool{}}
 	p.wg.Go(p.accept)
 	return p, nil
 }
@@ -50,11 +53,13 @@ func Listen(server string, roundTrip time.Duration) (*Proxy, error) {
 // Addr is what clients connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Trips is how many round trips all connections have begun so far: each time that the client sent something for the first
-// time, or for the first time after it had an answer, be that in one chunk or in many.
+// Trips is how many round trips all connections have begun so far: each time that the client sent
+// something for the first time, or for the first time after it had an answer, be that in one chunk
+// or in many.
 func (p *Proxy) Trips() int64 { return p.trips.Load() }
 
-// Close ends all connections, with what is on its way, and returns when nothing of the Proxy is left.
+// Close ends all connections, with what is on its way, and returns when nothing of the Proxy is
+// left.
 func (p *Proxy) Close() error {
 	p.mu.Lock()
 	if !p.closed {

@@ -6,11 +6,13 @@ import (
 )
 
 const (
-	coarse = 2 * time.Millisecond   // by which a timer may be late, where nothing else is to be done
+	// by which a timer may be late, where nothing else is to be done
+	coarse = 2 * time.Millisecond
 	late   = 100 * time.Microsecond // by which the system may wake a thread too late
 )
 
-// sleepUntil returns at t, or soon after ended is closed. So it comes nearer by finer means, and is awake for the last of it.
+// sleepUntil returns at t, or soon after ended is closed. So it comes nearer by finer means, and is
+// awake for the last of it.
 func sleepUntil(t time.Time, ended <-chan struct{}) {
 	if d := time.Until(t) - coarse; d > 0 {
 		timer := time.NewTimer(d)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// way is one direction of a connection: one goroutine receives, and another releases what is due. A chunk's buffer is used
-// again, so that neither allocates while a benchmark counts.
+// way is one direction of a connection: one goroutine receives, and another releases what is due. A
+// chunk's buffer is used again, so that neither allocates while a benchmark counts.
 type way struct {
 	from, to net.Conn
 	delay    time.Duration
@@ -24,7 +24,8 @@ type chunk struct {
 
 func newWay(from, to net.Conn, p *Proxy) *way {
 	nothing := func() {}
-	return &way{from, to, p.half, p.ended, make(chan chunk, onTheWay), make(chan []byte, onTheWay), nothing, nothing}
+	return &way{from, to, p.half, p.ended, make(chan chunk, onTheWay), make(chan []byte, onTheWay),
+		nothing, nothing}
 }
 
 // receive stamps what comes, until nothing more does.
@@ -52,7 +53,8 @@ func (w *way) buffer() []byte {
 	}
 }
 
-// release passes on what is due, and then that there is no more. If that cannot be, there is nobody to receive for.
+// release passes on what is due, and then that there is no more. If that cannot be, there is nobody
+// to receive for.
 func (w *way) release() {
 	for c := range w.chunks {
 		if w.delay > 0 {

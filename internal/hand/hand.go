@@ -55,8 +55,8 @@ type Slots interface {
 	// Free queues the statement that frees a slot unless it is somebody else's by now.
 	Free(b *pgx.Batch, s Slot)
 
-	// Give gives a free slot to a holder, who has to claim it within d. It reports whether there was
-	// one. q is in a transaction.
+	// Give gives a free slot to a holder, who has to claim it within d. It reports whether there
+	// was one. q is in a transaction.
 	Give(ctx context.Context, q Querier, w Want, holder string, d time.Duration) (bool, error)
 
 	// Held counts the slots held of each place. A place where none is held may be left out.

@@ -17,10 +17,13 @@ func TestWhatIsWrittenReadsBack(t *testing.T) {
 			s = rapid.String().Draw(t, "string")
 		}
 		var got string
-		if err := json.Unmarshal(String(nil, s), &got); err != nil || got != strings.ToValidUTF8(onePerByte(s), "\uFFFD") {
+		if err := json.Unmarshal(String(nil, s), &got); err != nil ||
+			got != strings.ToValidUTF8(onePerByte(s), "\uFFFD") {
 			t.Errorf("%q reads back as %q: %v", s, got, err)
 		}
-		f := rapid.Float64().Filter(func(f float64) bool { return !math.IsInf(f, 0) && !math.IsNaN(f) }).Draw(t, "float")
+		f := rapid.Float64().Filter(func(f float64) bool {
+			return !math.IsInf(f, 0) && !math.IsNaN(f)
+		}).Draw(t, "float")
 		var back float64
 		if err := json.Unmarshal(Float(nil, f), &back); err != nil || back != f {
 			t.Errorf("%v reads back as %v: %v", f, back, err)

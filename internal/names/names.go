@@ -31,7 +31,8 @@ import (
 type Statements struct {
 	Dir   string   // the directory of the Go files that have them, if not empty
 	Texts []string // the texts that the program makes of those with places to fill
-	Fill  []string // pairs of a place to fill, such as {table}, and what stands there in all of them
+	// pairs of a place to fill, such as {table}, and what stands there in all of them
+	Fill  []string
 	Apart []string // files whose statements are of another engine's catalog, which is not here
 	Paths bool     // their tables are found by the search_path, so another role's may come first
 }
@@ -47,7 +48,9 @@ func Check(t testing.TB, pool *pgxpool.Pool, s Statements) {
 			t.Fatal(err)
 		}
 	}
-	found = slices.DeleteFunc(found, func(f source) bool { return slices.Contains(s.Apart, filepath.Base(f.at.Filename)) })
+	found = slices.DeleteFunc(found, func(f source) bool {
+		return slices.Contains(s.Apart, filepath.Base(f.at.Filename))
+	})
 	problems, tables, texts := s.gather(found)
 	more, err := find(t.Context(), pool, !s.Paths, tables, texts)
 	if err != nil {
@@ -229,7 +232,8 @@ func (w walk) try(ctx context.Context, sql string) error {
 func (w walk) typeName(ctx context.Context, oid uint32) (name string, err error) {
 	err = w.QueryRow(ctx, `SELECT CASE nspname WHEN 'pg_catalog' THEN format_type(t.oid, NULL)
 		ELSE quote_ident(nspname) || '.' || quote_ident(typname) END
-		FROM pg_type t JOIN pg_namespace n ON n.oid = typnamespace WHERE t.oid = $1`, oid).Scan(&name)
+		FROM pg_type t JOIN pg_namespace n ON n.oid = typnamespace WHERE t.oid = $1`, oid).
+		Scan(&name)
 	return name, err
 }
 
@@ -266,7 +270,8 @@ func (w walk) calls(ctx context.Context, b body) (all []call, err error) {
 			for i := range left {
 				word, _ := ops[i+1].(string) // after "o"
 				of := &node{fields: map[string]any{"opno": word}}
-				some, err := w.operator(ctx, of.oid("opno"), boolean, false, []*node{left[i], right[i]})
+				some, err := w.operator(ctx, of.oid("opno"), boolean, false,
+					[]*node{left[i], right[i]})
 				made, more = append(made, some...), errors.Join(more, err)
 			}
 		case "FUNCEXPR":
@@ -304,7 +309,8 @@ func (w walk) lists(
 		if a.written().name != "CONST" {
 			continue
 		}
-		for _, as := range append([]uint32{pgtype.TextOID, pgtype.VarcharOID, pgtype.NameOID}, oids...) {
+		for _, as := range append([]uint32{pgtype.TextOID, pgtype.VarcharOID, pgtype.NameOID},
+			oids...) {
 			other := slices.Clone(oids)
 			other[i] = as
 			all = append(all, other)

@@ -93,7 +93,8 @@ func named(files []*ast.File) map[string]ast.Expr {
 				}
 			case *ast.AssignStmt:
 				for i, to := range n.Lhs {
-					if id, ok := to.(*ast.Ident); ok && n.Tok == token.DEFINE && len(n.Rhs) == len(n.Lhs) {
+					if id, ok := to.(*ast.Ident); ok && n.Tok == token.DEFINE &&
+						len(n.Rhs) == len(n.Lhs) {
 						name(id, n.Rhs[i])
 					}
 				}

@@ -125,7 +125,8 @@ func (n *node) typ() uint32 {
 	case "SUBLINK":
 		const exists, expr = "0", "4"
 		query, _ := n.fields["subselect"].(*node)
-		if columns := query.list("targetList"); n.fields["subLinkType"] == expr && len(columns) > 0 {
+		if columns := query.list("targetList"); n.fields["subLinkType"] == expr &&
+			len(columns) > 0 {
 			return columns[0].typ()
 		}
 		return boolean
@@ -136,8 +137,10 @@ func (n *node) typ() uint32 {
 		return boolean
 	}
 	for _, field := range []string{
-		"opresulttype", "funcresulttype", "consttype", "paramtype", "vartype", "aggtype", "coalescetype",
-		"minmaxtype", "casetype", "refrestype", "resulttype", "array_typeid", "row_typeid", "typeId",
+		"opresulttype", "funcresulttype", "consttype", "paramtype", "vartype", "aggtype",
+		"coalescetype",
+		"minmaxtype", "casetype", "refrestype", "resulttype", "array_typeid", "row_typeid",
+		"typeId",
 		"wintype", "type",
 	} {
 		if oid := n.oid(field); oid != 0 {

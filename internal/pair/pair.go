@@ -1,15 +1,17 @@
-// Package pair compares two ways of doing a transaction, in Go's own benchmarks, on a machine that does other things as well.
+// Package pair compares two ways of doing a transaction, in Go's own benchmarks, on a machine that
+// does other things as well.
 //
 //	pair.Run(b, pair.Sides{Metric: "x-inserttx", Base: theirs, Ours: ours})
 //
-// Only what was measured at the same time can be compared there. So the two sides alternate, transaction by transaction, on
-// whatever connection they were given: one round is
+// Only what was measured at the same time can be compared there. So the two sides alternate,
+// transaction by transaction, on whatever connection they were given: one round is
 //
 //	base, ours, base again, ours again
 //
-// and each round starts one further on than the one before, so that neither side always comes after the other. What the
-// base took in its first turns against what it took in the others is the control. It should be 1: a run in which it is not
-// within 0.97 and 1.03 is void, and is done again. If five in a row are void the benchmark fails, and reports no ratio.
+// and each round starts one further on than the one before, so that neither side always comes after
+// the other. What the base took in its first turns against what it took in the others is the
+// control. It should be 1: a run in which it is not within 0.97 and 1.03 is void, and is done
+// again. If five in a row are void the benchmark fails, and reports no ratio.
 //
 // Of each side the fastest 95 % count. The line has
 //
@@ -26,8 +28,9 @@
 //
 // # Throughput
 //
-// Where it matters what callers do to each other, both sides at once would meet each other as well. So [Slices] compares what
-// a crowd of workers gets done in a slice of time by either side, in the same turns.
+// Where it matters what callers do to each other, both sides at once would meet each other as well.
+// So [Slices] compares what a crowd of workers gets done in a slice of time by either side, in the
+// same turns.
 package pair
 
 import (
@@ -40,8 +43,8 @@ import (
 	"time"
 )
 
-// Sides are the two ways, and the name of the metric that compares them. Both are to make the same round trips on the same
-// connection. An error of either fails the benchmark.
+// Sides are the two ways, and the name of the metric that compares them. Both are to make the same
+// round trips on the same connection. An error of either fails the benchmark.
 type Sides struct {
 	Metric     string
 	Base, Ours func(ctx context.Context) error
@@ -59,8 +62,9 @@ func Run(b *testing.B, s Sides) {
 	run(b, clock{}, s.Metric, []Sides{s})
 }
 
-// Together is Run by several goroutines at once, which share nothing but what their sides share: each alternates between
-// the sides that it is given. All transactions of all of them count together, and the names of the metric are the same.
+// Together is Run by several goroutines at once, which share nothing but what their sides share:
+// each alternates between the sides that it is given. All transactions of all of them count
+// together, and the names of the metric are the same.
 func Together(b *testing.B, sides ...Sides) {
 	b.Helper()
 	run(b, clock{}, sides[0].Metric, sides)
@@ -117,7 +121,9 @@ func run(b bench, t timer, metric string, sides []Sides) {
 	}
 
 	least := (rounds + len(sides) - 1) / len(sides)
-	v, void := repeat(b, least, func(loop func() bool) (*samples, error) { return measure(ctx, t, sides, loop) })
+	v, void := repeat(b, least, func(loop func() bool) (*samples, error) {
+		return measure(ctx, t, sides, loop)
+	})
 	v.report(b, metric, void)
 	b.ReportMetric(float64(v.oursP50), "p50-ns")
 	b.ReportMetric(float64(v.baseP50), "base-p50-ns")
@@ -127,9 +133,11 @@ func run(b bench, t timer, metric string, sides []Sides) {
 	b.ReportMetric(baseAllocs, "base-allocs/op")
 }
 
-// repeat measures until a run is not void, and tells how many were. The first run has as many rounds as the benchmark asks
-// for, and never fewer than least; the others have as many as the first.
-func repeat(b bench, least int, measure func(loop func() bool) (*samples, error)) (v verdict, void int) {
+// repeat measures until a run is not void, and tells how many were. The first run has as many
+// rounds as the benchmark asks for, and never fewer than least; the others have as many as the
+// first.
+func repeat(b bench, least int, measure func(loop func() bool) (*samples, error)) (v verdict,
+	void int) {
 	b.Helper()
 	done, asking := 0, true
 	loop := func() bool {
@@ -174,8 +182,8 @@ func limit(n int) func() bool {
 	return func() bool { n--; return n >= 0 }
 }
 
-// measure runs the sides of each goroutine, in turns, as long as loop says. It is the first goroutine that asks, and the
-// others keep it company until it has done.
+// measure runs the sides of each goroutine, in turns, as long as loop says. It is the first
+// goroutine that asks, and the others keep it company until it has done.
 func measure(ctx context.Context, t timer, sides []Sides, loop func() bool) (*samples, error) {
 	runtime.GC()
 	var (
@@ -230,7 +238,8 @@ func (s *samples) round(ctx context.Context, t timer, sides *Sides, n int) error
 }
 
 // allocations counts what one transaction allocates, in the mean of some.
-func allocations(ctx context.Context, do func(context.Context) error) (allocs, bytes float64, err error) {
+func allocations(ctx context.Context, do func(context.Context) error) (allocs, bytes float64,
+	err error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range tally {
@@ -239,5 +248,6 @@ func allocations(ctx context.Context, do func(context.Context) error) (allocs, b
 		}
 	}
 	runtime.ReadMemStats(&after)
-	return float64(after.Mallocs-before.Mallocs) / tally, float64(after.TotalAlloc-before.TotalAlloc) / tally, nil
+	return float64(after.Mallocs-before.Mallocs) / tally,
+		float64(after.TotalAlloc-before.TotalAlloc) / tally, nil
 }

@@ -63,7 +63,8 @@ func TestJudge(t *testing.T) {
 		return append(slices.Repeat(durations(d), 19), time.Hour)
 	}
 	v := judge(&samples{first: of(101), again: of(99), ours1: of(120), ours2: of(130)})
-	want := verdict{ratio: 100.0 / 125, control: 101.0 / 99, ours: 125, base: 100, oursP50: 130, baseP50: 101, measured: 40}
+	want := verdict{ratio: 100.0 / 125, control: 101.0 / 99, ours: 125, base: 100, oursP50: 130,
+		baseP50: 101, measured: 40}
 	if v != want {
 		t.Errorf("got %+v, want %+v", v, want)
 	}
@@ -141,7 +142,8 @@ func TestRun(t *testing.T) {
 		f := &fake{loops: loops}
 		f.runs(Sides{"x-it", f.takes(constant(100)), f.takes(constant(125))})
 		for unit, want := range map[string]float64{
-			"ns/op": 125, "x-it": 0.8, "control": 1, "base-ns/op": 100, "p50-ns": 125, "base-p50-ns": 100, "tx": 2 * float64(want), "void": 0,
+			"ns/op": 125, "x-it": 0.8, "control": 1, "base-ns/op": 100, "p50-ns": 125,
+			"base-p50-ns": 100, "tx": 2 * float64(want), "void": 0,
 		} {
 			if got, ok := f.metrics[unit]; !ok || got != want {
 				t.Errorf("with %d loops %s is %v, want %v", loops, unit, got, want)
@@ -156,8 +158,8 @@ func TestRun(t *testing.T) {
 // calls is how many transactions of a side precede a run's first.
 const calls = 2*warmUp + tally
 
-// twice makes each second turn of the base slower, from the beginning of a run on. The order of its turns in four rounds is
-// first again, again first, again first, first again.
+// twice makes each second turn of the base slower, from the beginning of a run on. The order of its
+// turns in four rounds is first again, again first, again first, first again.
 func twice(d time.Duration) func(n int) time.Duration {
 	return func(n int) time.Duration {
 		if n -= calls; n < 0 || !slices.Contains([]int{1, 2, 4, 7}, n%8) {
@@ -189,13 +191,14 @@ func TestAVoidRunIsRepeated(t *testing.T) {
 		}
 		return slow(n)
 	}), f.takes(constant(100))})
-	if f.failed != "" || f.metrics["void"] != 2 || f.metrics["x-it"] != 1 || f.metrics["tx"] != 2*(rounds+4) || strings.Count(f.log, "void") != 2 {
+	if f.failed != "" || f.metrics["void"] != 2 || f.metrics["x-it"] != 1 ||
+		f.metrics["tx"] != 2*(rounds+4) || strings.Count(f.log, "void") != 2 {
 		t.Errorf("failed %q, reported %v, said %q", f.failed, f.metrics, f.log)
 	}
 }
 
-// Each of the four turns comes first, second, third and last equally often, the sides alternate in a round, and each comes
-// after itself as often as the other does.
+// Each of the four turns comes first, second, third and last equally often, the sides alternate in
+// a round, and each comes after itself as often as the other does.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	var order strings.Builder

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// Crowd are two ways in which a number of workers do a transaction over and over, all of them the same way at the same time.
-// Each call is told which worker makes it: 0, 1 and so on. An error fails the benchmark.
+// Crowd are two ways in which a number of workers do a transaction over and over, all of them the
+// same way at the same time. Each call is told which worker makes it: 0, 1 and so on. An error
+// fails the benchmark.
 type Crowd struct {
 	Metric     string
 	Base, Ours func(ctx context.Context, worker int) error
@@ -24,10 +25,10 @@ type Crowd struct {
 // sliceRounds are the rounds that a run of Slices has at least, by default.
 const sliceRounds = 8
 
-// Slices compares the throughput of two sides. It is [Run] with slices of time in place of transactions: the turns of a
-// round, the control, what makes a run void, and the fastest 95 % are the same. What counts of a slice is its length by the
-// transactions that ended within it; those under way at its end are awaited, and count as slow as they were, but for no
-// slice. The line has
+// Slices compares the throughput of two sides. It is [Run] with slices of time in place of
+// transactions: the turns of a round, the control, what makes a run void, and the fastest 95 % are
+// the same. What counts of a slice is its length by the transactions that ended within it; those
+// under way at its end are awaited, and count as slow as they were, but for no slice. The line has
 //
 //	ns/op          the mean time from the end of a transaction to that of the next, of ours: the crowd's, not a worker's
 //	x-...          that of the base by that of ours, under the name that was asked for: 0.5 is half the throughput
@@ -79,9 +80,10 @@ func (c Crowd) compare(b bench) {
 	b.ReportMetric(float64(ours.allocs)/n, "allocs/op")
 }
 
-// measure lets the crowd work, in turns, as long as loop says. A sample is the time from one transaction to the next, in the
-// mean of a slice.
-func (c Crowd) measure(ctx context.Context, loop func() bool) (s *samples, base, ours work, err error) {
+// measure lets the crowd work, in turns, as long as loop says. A sample is the time from one
+// transaction to the next, in the mean of a slice.
+func (c Crowd) measure(ctx context.Context, loop func() bool) (s *samples, base, ours work,
+	err error) {
 	runtime.GC()
 	s = &samples{}
 	for n := 0; loop(); n++ {
@@ -101,8 +103,10 @@ func (c Crowd) measure(ctx context.Context, loop func() bool) (s *samples, base,
 	return s, base, ours, nil
 }
 
-// slice lets the crowd work for one slice, adds what it did to w, and counts the transactions that ended in time.
-func (c Crowd) slice(ctx context.Context, do func(context.Context, int) error, w *work) (ended int, err error) {
+// slice lets the crowd work for one slice, adds what it did to w, and counts the transactions that
+// ended in time.
+func (c Crowd) slice(ctx context.Context, do func(context.Context, int) error, w *work) (ended int,
+	err error) {
 	var (
 		wg            sync.WaitGroup
 		times         = make([][]time.Duration, c.Workers)

@@ -57,14 +57,16 @@ func TestSlicesOfMoreRounds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{loops: 1}
-		f.slices(Crowd{Metric: "x-it", Base: sleeps(10 * ms), Ours: sleeps(10 * ms), Workers: 1, Slice: 100 * ms, Rounds: 3 * sliceRounds})
+		f.slices(Crowd{Metric: "x-it", Base: sleeps(10 * ms), Ours: sleeps(10 * ms), Workers: 1,
+			Slice: 100 * ms, Rounds: 3 * sliceRounds})
 		if want := float64(2 * 10 * 3 * sliceRounds); f.metrics["tx"] != want {
 			t.Errorf("%v transactions were measured, want %v", f.metrics["tx"], want)
 		}
 	})
 }
 
-// Of workers who queue for one thing, each waits for all others, and as much gets done as by one alone.
+// Of workers who queue for one thing, each waits for all others, and as much gets done as by one
+// alone.
 func TestSlicesOfAQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -125,7 +127,8 @@ func TestVoidSlicesAreNeverReported(t *testing.T) {
 			time.Sleep(d)
 			return nil
 		}})
-		if len(f.metrics) != 0 || !strings.Contains(f.failed, "no result: 5 runs were void") || strings.Count(f.log, "void") != 5 {
+		if len(f.metrics) != 0 || !strings.Contains(f.failed, "no result: 5 runs were void") ||
+			strings.Count(f.log, "void") != 5 {
 			t.Errorf("failed %q, said %q, reported %v", f.failed, f.log, f.metrics)
 		}
 	})

@@ -13,7 +13,8 @@ const (
 	attempts = 5 // at a run whose control holds
 )
 
-// trimmed returns the fastest 95 % of the measurements, rounded down but never to none, in ascending order.
+// trimmed returns the fastest 95 % of the measurements, rounded down but never to none, in
+// ascending order.
 func trimmed(times []time.Duration) []time.Duration {
 	sorted := slices.Sorted(slices.Values(times))
 	return sorted[:max(min(1, len(sorted)), int(fastest*float64(len(sorted))))]
@@ -68,5 +69,6 @@ func judge(s *samples) verdict {
 	return v
 }
 
-// void says that the machine was too noisy: not even the base is as fast as itself. That of nothing, NaN, is void too.
+// void says that the machine was too noisy: not even the base is as fast as itself. That of
+// nothing, NaN, is void too.
 func (v verdict) void() bool { return !(v.control >= lowest && v.control <= highest) }

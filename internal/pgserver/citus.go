@@ -11,10 +11,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Cluster is a Citus cluster of servers of its own. The first is the coordinator, which has no shards.
+// Cluster is a Citus cluster of servers of its own. The first is the coordinator, which has no
+// shards.
 type Cluster []*Server
 
-// StartCluster starts a coordinator and two workers. bin is the folder with a server that has Citus.
+// StartCluster starts a coordinator and two workers. bin is the folder with a server that has
+// Citus.
 func StartCluster(ctx context.Context, bin string, opts ...Option) (_ Cluster, err error) {
 	if bin, err = check(bin); err != nil {
 		return nil, fmt.Errorf("pgserver: cluster: %w", err)
@@ -22,9 +24,11 @@ func StartCluster(ctx context.Context, bin string, opts ...Option) (_ Cluster, e
 	o := options{password: rand.Text()}
 	for _, opt := range append([]Option{
 		Env("PGPASSWORD=" + o.password), // with which the nodes connect to each other
-		Setting("shared_preload_libraries", "citus"), Setting("wal_level", "logical"), Setting("max_prepared_transactions", "300"),
+		Setting("shared_preload_libraries", "citus"), Setting("wal_level", "logical"),
+		Setting("max_prepared_transactions", "300"),
 		Setting("max_connections", "500"), Setting("jit", "off"),
-		Setting("citus.local_hostname", "127.0.0.1"), Setting("citus.node_conninfo", "sslmode=disable"),
+		Setting("citus.local_hostname", "127.0.0.1"),
+		Setting("citus.node_conninfo", "sslmode=disable"),
 		Setting("citus.enable_statistics_collection", "off"),
 	}, opts...) {
 		opt(&o)
@@ -45,10 +49,12 @@ func StartCluster(ctx context.Context, bin string, opts ...Option) (_ Cluster, e
 			return nil, err
 		}
 	}
-	err = c[0].exec(ctx, fmt.Sprintf(`SELECT citus_set_coordinator_host('127.0.0.1', %d)`, c[0].port),
+	err = c[0].exec(ctx, fmt.Sprintf(`SELECT citus_set_coordinator_host('127.0.0.1', %d)`,
+		c[0].port),
 		fmt.Sprintf(`SELECT citus_add_node('127.0.0.1', %d)`, c[1].port),
 		fmt.Sprintf(`SELECT citus_add_node('127.0.0.1', %d)`, c[2].port),
-		fmt.Sprintf(`SELECT citus_set_node_property('127.0.0.1', %d, 'shouldhaveshards', false)`, c[0].port))
+		fmt.Sprintf(`SELECT citus_set_node_property('127.0.0.1', %d, 'shouldhaveshards', false)`,
+			c[0].port))
 	return c, err
 }
 

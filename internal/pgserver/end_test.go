@@ -84,7 +84,8 @@ func TestNothingIsLeftHoweverTheProcessEnds(t *testing.T) {
 			gone(t, pid, root)
 		})
 	}
-	for name, signal := range map[string]syscall.Signal{"Ctrl-C": syscall.SIGINT, "SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL} {
+	for name, signal := range map[string]syscall.Signal{"Ctrl-C": syscall.SIGINT,
+		"SIGTERM": syscall.SIGTERM, "SIGKILL": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cmd := holder(os.Args[0], "wait")

@@ -12,15 +12,17 @@ import (
 	"time"
 )
 
-// For tests of faults: ways to end the server other than Stop, after which Restart brings it back with what it had
-// committed. None of them works on a server named by DATABASE_URL, which is not ours to stop.
+// For tests of faults: ways to end the server other than Stop, after which Restart brings it back
+// with what it had committed. None of them works on a server named by DATABASE_URL, which is not
+// ours to stop.
 
 var (
 	errForeign = errors.New("pgserver: the server of DATABASE_URL is not ours to stop")
 	errDown    = errors.New("pgserver: the server does not run")
 )
 
-// Kill ends the server and all of its processes by SIGKILL, as a crash would. It returns when they have ended.
+// Kill ends the server and all of its processes by SIGKILL, as a crash would. It returns when they
+// have ended.
 func (s *Server) Kill() error {
 	if s.supervisor == nil {
 		return errForeign
@@ -29,7 +31,8 @@ func (s *Server) Kill() error {
 	if pid == 0 {
 		return errDown
 	}
-	// Frozen first: so it has no further children, and the ids of those it has stay theirs, as only it can reap them.
+	// Frozen first: so it has no further children, and the ids of those it has stay theirs, as only
+	// it can reap them.
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("pgserver: freeze process %d: %w", pid, err)
 	}
@@ -60,8 +63,9 @@ func killChildren(parent int) error {
 	}
 }
 
-// Shutdown ends the server in the given mode: "fast", which rolls back what is under way, or "immediate", which is a crash
-// that spares the shared memory. It returns when the server has ended.
+// Shutdown ends the server in the given mode: "fast", which rolls back what is under way, or
+// "immediate", which is a crash that spares the shared memory. It returns when the server has
+// ended.
 func (s *Server) Shutdown(mode string) error {
 	if s.supervisor == nil {
 		return errForeign
@@ -118,7 +122,8 @@ func (s *Server) ended() error {
 	case <-exited:
 		return nil
 	case <-time.After(timeout):
-		return fmt.Errorf("pgserver: the server did not end within %v%s", timeout, s.supervisor.logs())
+		return fmt.Errorf("pgserver: the server did not end within %v%s", timeout,
+			s.supervisor.logs())
 	}
 }
 

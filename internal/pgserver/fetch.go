@@ -22,8 +22,10 @@ const fetched = embeddedpostgres.V17
 
 // fetcher downloads a server.
 type fetcher struct {
-	home       string // where it is unpacked, for good
-	archives   string // where archives are kept; "" is embedded-postgres' own place, which other programs may have filled
+	home string // where it is unpacked, for good
+	// where archives are kept; "" is embedded-postgres' own place, which other programs may have
+	// filled
+	archives   string
 	repository string // "" is Maven Central; a URL, or a folder
 }
 
@@ -63,11 +65,13 @@ func newFetcher() (fetcher, error) {
 	return f, nil
 }
 
-// fetch downloads a server, or finds the one that it downloaded before, and returns its folder of programs.
+// fetch downloads a server, or finds the one that it downloaded before, and returns its folder of
+// programs.
 //
-// embedded-postgres has no call that only downloads. Its Start does, and then reuses a data folder that names the right
-// version: given one that is otherwise empty it fails right there, with the programs in place. Starting the server is our
-// own affair, so that root, ports and the end of it are the same whatever the source.
+// embedded-postgres has no call that only downloads. Its Start does, and then reuses a data folder
+// that names the right version: given one that is otherwise empty it fails right there, with the
+// programs in place. Starting the server is our own affair, so that root, ports and the end of it
+// are the same whatever the source.
 func (f fetcher) fetch() (string, error) {
 	home := filepath.Join(f.home, "postgres-"+string(fetched))
 	bin := filepath.Join(home, "bin")
@@ -77,7 +81,8 @@ func (f fetcher) fetch() (string, error) {
 	if err := os.MkdirAll(f.home, 0o755); err != nil {
 		return "", err
 	}
-	// In a folder of our own and then by one rename: processes that download at the same time do not see each other's half.
+	// In a folder of our own and then by one rename: processes that download at the same time do
+	// not see each other's half.
 	tmp, err := os.MkdirTemp(f.home, "unpack-")
 	if err != nil {
 		return "", err
@@ -108,7 +113,8 @@ func (f fetcher) download(tmp, unpacked string) error {
 	if err := os.Mkdir(data, 0o700); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte(fetched[:2]), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte(fetched[:2]),
+		0o600); err != nil {
 		return err
 	}
 	port, err := freePort()
@@ -116,7 +122,8 @@ func (f fetcher) download(tmp, unpacked string) error {
 		return err
 	}
 	cfg := embeddedpostgres.DefaultConfig().Version(fetched).Port(uint32(port)).Logger(io.Discard).
-		CachePath(f.archives).RuntimePath(filepath.Join(tmp, "run")).DataPath(data).BinariesPath(unpacked)
+		CachePath(f.archives).RuntimePath(filepath.Join(tmp, "run")).DataPath(data).
+		BinariesPath(unpacked)
 	if repository != "" {
 		cfg = cfg.BinaryRepositoryURL(repository)
 	}
@@ -124,7 +131,8 @@ func (f fetcher) download(tmp, unpacked string) error {
 	failed := e.Start() // as it must
 	removeOpenLogs()
 	runtime.KeepAlive(e) // it has its log open until here
-	// It asks by the default client, whose idle connections would look like leaks to whoever counts goroutines.
+	// It asks by the default client, whose idle connections would look like leaks to whoever counts
+	// goroutines.
 	http.DefaultClient.CloseIdleConnections()
 
 	if _, err := check(filepath.Join(unpacked, "bin")); err != nil {
@@ -179,18 +187,20 @@ func publish(home, unpacked string) error {
 	})
 }
 
-// removeOpenLogs removes the log that embedded-postgres puts into the temporary folder and forgets. Others may have theirs
-// there, so it must be one that this process has open.
+// removeOpenLogs removes the log that embedded-postgres puts into the temporary folder and forgets.
+// Others may have theirs there, so it must be one that this process has open.
 func removeOpenLogs() {
-	logs, _ := filepath.Glob(filepath.Join(os.TempDir(), "embedded_postgres_log*")) // a good pattern
-	open, _ := os.ReadDir("/dev/fd")                                                // without it the log stays, which is all
+	// a good pattern
+	logs, _ := filepath.Glob(filepath.Join(os.TempDir(), "embedded_postgres_log*"))
+	open, _ := os.ReadDir("/dev/fd") // without it the log stays, which is all
 	for _, log := range logs {
 		its, err := os.Lstat(log)
 		if err != nil {
 			continue
 		}
 		for _, fd := range open {
-			if info, err := os.Stat(filepath.Join("/dev/fd", fd.Name())); err == nil && os.SameFile(info, its) {
+			if info, err := os.Stat(filepath.Join("/dev/fd", fd.Name())); err == nil &&
+				os.SameFile(info, its) {
 				_ = os.Remove(log)
 			}
 		}

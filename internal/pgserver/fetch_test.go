@@ -20,8 +20,9 @@ import (
 	"testing"
 )
 
-// The download, from a local stand-in for Maven Central, by three at once. What it unpacks is this machine's server, made
-// anything but reachable; it must run, for root too, whose files the server's user cannot read.
+// The download, from a local stand-in for Maven Central, by three at once. What it unpacks is this
+// machine's server, made anything but reachable; it must run, for root too, whose files the
+// server's user cannot read.
 func TestAServerIsDownloadedWhereThereIsNone(t *testing.T) {
 	t.Parallel()
 	ours(t)
@@ -77,7 +78,9 @@ func TestAServerIsDownloadedWhereThereIsNone(t *testing.T) {
 		t.Errorf("there were %d logs of embedded-postgres in the temporary folder, now there are %d", logs, now)
 	}
 
-	until(t, "no connection is kept, which pgtest would take for a leak", func() bool { return connections.Load() == 0 })
+	until(t, "no connection is kept, which pgtest would take for a leak", func() bool {
+		return connections.Load() == 0
+	})
 
 	s, err := create(t.Context(), bins[0], nil, &options{})
 	if err != nil {
@@ -143,7 +146,8 @@ func embeddedLogs(t *testing.T) int {
 	return len(logs)
 }
 
-// jar packs this machine's server as the repository does: a zip with a compressed tar in it, which only its owner can read.
+// jar packs this machine's server as the repository does: a zip with a compressed tar in it, which
+// only its owner can read.
 func jar(t *testing.T) []byte {
 	t.Helper()
 	for _, tool := range []string{"tar", "xz"} {
@@ -203,7 +207,8 @@ func TestTheErrorWithoutAServerSaysThreeWaysToMendIt(t *testing.T) {
 	_, notFound := finder{globs: []string{"/usual/place"}, pgConfig: noPgConfig}.find()
 	_, notFetched := fetcher{home: t.TempDir(), archives: t.TempDir(), repository: "http://127.0.0.1:1"}.fetch()
 	err := fmt.Errorf("pgserver: %w", helpless(notFound, notFetched))
-	for _, want := range []string{"looked in", "/usual/place", "http://127.0.0.1:1", "apt-get install postgresql", "set PGBIN", "WEIR_POSTGRES_REPOSITORY", "DATABASE_URL"} {
+	for _, want := range []string{"looked in", "/usual/place", "http://127.0.0.1:1",
+		"apt-get install postgresql", "set PGBIN", "WEIR_POSTGRES_REPOSITORY", "DATABASE_URL"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}

@@ -17,7 +17,8 @@ import (
 // Supported versions of the server.
 const oldest, newest = 14, 18
 
-// errNotFound says that there is no server on this machine; its text lists where one was looked for.
+// errNotFound says that there is no server on this machine; its text lists where one was looked
+// for.
 var errNotFound = errors.New("no Postgres server found")
 
 // finder looks for server binaries; tests replace what it looks at.
@@ -78,8 +79,9 @@ func (f finder) find() (string, error) {
 			problems = append(problems, fmt.Sprintf("%s: %v", dir, err))
 		}
 	}
-	text := fmt.Sprintf("looked in PGBIN (unset), on PATH, at pg_config --bindir, and in %s for versions %d to %d",
-		strings.Join(f.globs, ", "), oldest, newest)
+	text :=
+		fmt.Sprintf("looked in PGBIN (unset), on PATH, at pg_config --bindir, and in %s for versions %d to %d",
+			strings.Join(f.globs, ", "), oldest, newest)
 	if len(problems) > 0 {
 		text += "; not used: " + strings.Join(problems, "; ")
 	}

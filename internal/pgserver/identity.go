@@ -35,8 +35,9 @@ func unprivileged() (*identity, error) {
 		}
 		return &identity{name, uint32(uid), uint32(gid)}, nil
 	}
-	return nil, errors.New("the server refuses to run as root, and there is neither a user postgres nor nobody: " +
-		"add one, or run as another user")
+	return nil,
+		errors.New("the server refuses to run as root, and there is neither a user postgres nor nobody: " +
+			"add one, or run as another user")
 }
 
 func (i *identity) credential() *syscall.Credential {
@@ -90,7 +91,8 @@ func (i *identity) write(path, text string) error {
 	return os.Chown(path, int(i.uid), int(i.gid))
 }
 
-// parent is where the folder goes: into TMPDIR if the server's user can work there, or else into /tmp.
+// parent is where the folder goes: into TMPDIR if the server's user can work there, or else into
+// /tmp.
 func (i *identity) parent() (string, error) {
 	if i == nil {
 		return filepath.Abs(os.TempDir())
@@ -107,8 +109,9 @@ func (i *identity) parent() (string, error) {
 		}
 		errs = append(errs, err)
 	}
-	return "", fmt.Errorf("the server runs as %s, who needs a temporary folder: %w: set TMPDIR to one that everybody can write to",
-		i.name, errors.Join(errs...))
+	return "",
+		fmt.Errorf("the server runs as %s, who needs a temporary folder: %w: set TMPDIR to one that everybody can write to",
+			i.name, errors.Join(errs...))
 }
 
 // usable checks that everybody can enter dir, and make and remove folders there.

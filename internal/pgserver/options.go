@@ -10,8 +10,9 @@ type options struct {
 	password string // empty: one of its own
 }
 
-// Durable makes the server wait for the disk when a transaction commits, as in production. By default it does not; then what
-// was committed outlives a crash of the server, but not one of the machine.
+// Durable makes the server wait for the disk when a transaction commits, as in production. By
+// default it does not; then what was committed outlives a crash of the server, but not one of the
+// machine.
 func Durable() Option { return func(o *options) { o.durable = true } }
 
 // Setting sets a parameter of the server, over what it would be otherwise.

@@ -18,7 +18,9 @@ func Start(context.Context, ...Option) (*Server, error) {
 	if u := os.Getenv("DATABASE_URL"); u != "" {
 		return &Server{u}, nil
 	}
-	return nil, errors.New("pgserver: a server of our own needs a Unix; here, name one that runs in DATABASE_URL")
+	return nil, errors.New(
+		"pgserver: a server of our own needs a Unix; here, name one that runs in DATABASE_URL",
+	)
 }
 
 // URL is what to connect to.

@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Server is a running Postgres server. URL, Bin and Stop may be called at any time, from any goroutine; Kill, Shutdown and
-// Restart are for one goroutine at a time.
+// Server is a running Postgres server. URL, Bin and Stop may be called at any time, from any
+// goroutine; Kill, Shutdown and Restart are for one goroutine at a time.
 type Server struct {
 	url string
 	bin string
@@ -33,8 +33,9 @@ type Server struct {
 // timeout is generous: ten clusters may be started at once on a small machine.
 const timeout = 2 * time.Minute
 
-// Start finds or starts a server. What it starts runs until Stop, or until this process ends, whichever is first.
-// Cancelling ctx ends a start that is under way, but for a download, and does nothing to a server that has started.
+// Start finds or starts a server. What it starts runs until Stop, or until this process ends,
+// whichever is first. Cancelling ctx ends a start that is under way, but for a download, and does
+// nothing to a server that has started.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	s, err := begin(ctx, opts)
 	if err != nil {
@@ -142,17 +143,19 @@ func (s *Server) launch(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the server did not answer: %w (%w)%s", ctx.Err(), err, s.supervisor.logs())
+			return fmt.Errorf("the server did not answer: %w (%w)%s", ctx.Err(), err,
+				s.supervisor.logs())
 		case <-exited:
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// answers checks that a server takes connections, and that it is ours: where another process has the port, it answers
-// before ours has given up, and it may let everybody in.
+// answers checks that a server takes connections, and that it is ours: where another process has
+// the port, it answers before ours has given up, and it may let everybody in.
 func (s *Server) answers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // another process may accept the connection and say nothing
+	// another process may accept the connection and say nothing
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, s.url)
 	if err != nil {
@@ -164,7 +167,8 @@ func (s *Server) answers(ctx context.Context) error {
 		return err
 	}
 	if want := filepath.Join(s.root, "data"); data != want {
-		return fmt.Errorf("the server at port %d keeps its data in %s, ours in %s", s.port, data, want)
+		return fmt.Errorf("the server at port %d keeps its data in %s, ours in %s", s.port, data,
+			want)
 	}
 	return nil
 }
@@ -172,8 +176,9 @@ func (s *Server) answers(ctx context.Context) error {
 // URL is what to connect to.
 func (s *Server) URL() string { return s.url }
 
-// Bin is the path of one of Postgres' programs, pgbench say. It need not be there: a download has only the server's own.
-// Of a server named by DATABASE_URL it is the bare name, which exec looks up on PATH.
+// Bin is the path of one of Postgres' programs, pgbench say. It need not be there: a download has
+// only the server's own. Of a server named by DATABASE_URL it is the bare name, which exec looks up
+// on PATH.
 func (s *Server) Bin(program string) string {
 	if s.bin == "" {
 		return program
@@ -181,8 +186,9 @@ func (s *Server) Bin(program string) string {
 	return filepath.Join(s.bin, program)
 }
 
-// Stop ends the server and removes its folder; it returns when both are gone. It is for cleaning up: data does not outlive
-// it. Of a server named by DATABASE_URL it does nothing. It may be called more than once.
+// Stop ends the server and removes its folder; it returns when both are gone. It is for cleaning
+// up: data does not outlive it. Of a server named by DATABASE_URL it does nothing. It may be called
+// more than once.
 func (s *Server) Stop() error {
 	if s.supervisor == nil {
 		return nil

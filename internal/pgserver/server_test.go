@@ -106,7 +106,8 @@ func TestTenAtOnceDoNotCollide(t *testing.T) {
 				return
 			}
 			pid, _ := s.supervisor.server()
-			if dir, err := ask(t.Context(), s, "SHOW data_directory"); err != nil || dir != filepath.Join(s.root, "data") {
+			if dir, err := ask(t.Context(), s, "SHOW data_directory"); err != nil ||
+				dir != filepath.Join(s.root, "data") {
 				t.Errorf("the server at %s keeps its data in %s, not in %s (%v)", s.URL(), dir, s.root, err)
 			}
 			port, err := ask(t.Context(), s, "SHOW port")

@@ -9,10 +9,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Standby starts a hot standby of this server, by pg_basebackup and streaming replication. It is a server of its own, with its
-// own Stop. It takes the options of the primary only if they are given again.
+// Standby starts a hot standby of this server, by pg_basebackup and streaming replication. It is a
+// server of its own, with its own Stop. It takes the options of the primary only if they are given
+// again.
 //
-// With Setting("synchronous_standby_names", "*") the primary waits for its standby at every COMMIT, and so before there is one.
+// With Setting("synchronous_standby_names", "*") the primary waits for its standby at every COMMIT,
+// and so before there is one.
 func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
 	if s.supervisor == nil {
 		return nil, errForeign
@@ -41,11 +43,13 @@ func (s *Server) Promote(ctx context.Context) error {
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	var promoted bool
-	if err := conn.QueryRow(ctx, "SELECT pg_promote(true, $1)", int(timeout.Seconds())).Scan(&promoted); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT pg_promote(true, $1)", int(timeout.Seconds())).
+		Scan(&promoted); err != nil {
 		return fmt.Errorf("pgserver: promote: %w", err)
 	}
 	if !promoted {
-		return fmt.Errorf("pgserver: promote: the standby did not become a primary within %v%s", timeout, s.supervisor.logs())
+		return fmt.Errorf("pgserver: promote: the standby did not become a primary within %v%s",
+			timeout, s.supervisor.logs())
 	}
 	return nil
 }

@@ -34,12 +34,19 @@ type supervisor struct {
 	exited chan struct{} // closed when the server that was started last has ended
 }
 
-// supervise starts the script in a session of its own, so that Ctrl-C on our terminal reaches only us.
-func supervise(user *identity, root, bin string, args []string, env ...string) (*supervisor, error) {
-	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "weir-supervisor", root, bin}, args...)...)
+// supervise starts the script in a session of its own, so that Ctrl-C on our terminal reaches only
+// us.
+func supervise(
+	user *identity, root, bin string, args []string, env ...string,
+) (*supervisor, error) {
+	cmd := exec.Command(
+		"/bin/sh", append([]string{"-c", script, "weir-supervisor", root, bin}, args...)...,
+	)
 	cmd.Dir = root
 	// PG... would speak to the server, too; and what it says must be understood (see portTaken)
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PG") }), "LC_ALL=C")
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PG")
+	}), "LC_ALL=C")
 	cmd.Env = append(cmd.Env, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: user.credential()}
 	input, err := cmd.StdinPipe()
@@ -54,11 +61,13 @@ func supervise(user *identity, root, bin string, args []string, env ...string) (
 		return nil, fmt.Errorf("start a supervisor%s: %w", user.as(), err)
 	}
 	// room for one answer nobody waits for any more
-	s := &supervisor{root: root, input: input, answers: make(chan error, 1), done: make(chan struct{})}
+	s := &supervisor{root: root, input: input, answers: make(chan error, 1),
+		done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
 		s.listen(output)
-		_ = cmd.Wait() // the script's own success says nothing: what matters is that the folder is gone
+		// the script's own success says nothing: what matters is that the folder is gone
+		_ = cmd.Wait()
 	}()
 	return s, nil
 }
@@ -96,7 +105,8 @@ func (s *supervisor) answer(err error) {
 	s.answers <- err
 }
 
-// server returns the process id of the server, 0 if it does not run, and a channel that is closed when it has ended.
+// server returns the process id of the server, 0 if it does not run, and a channel that is closed
+// when it has ended.
 func (s *supervisor) server() (int, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,14 +157,17 @@ func (s *supervisor) end() error {
 }
 
 // portTaken reports whether the server ended because another process has its port.
-func (s *supervisor) portTaken() bool { return strings.Contains(s.logs(), "Address already in use") }
+func (s *supervisor) portTaken() bool {
+	return strings.Contains(s.logs(), "Address already in use")
+}
 
 // logs are the last lines that initdb and the server wrote, for an error's text.
 func (s *supervisor) logs() string {
 	var text string
 	for _, file := range []string{"initdb.log", "server.log"} {
 		b, err := os.ReadFile(filepath.Join(s.root, file))
-		if _, made := os.Stat(filepath.Join(s.root, "initialized")); file == "initdb.log" && made == nil {
+		if _, made := os.Stat(filepath.Join(s.root, "initialized")); file == "initdb.log" &&
+			made == nil {
 			continue // it did its part
 		}
 		if err != nil || len(b) == 0 {

@@ -14,7 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Bouncer starts a PgBouncer in transaction mode with two server connections, and returns a URL through it.
+// Bouncer starts a PgBouncer in transaction mode with two server connections, and returns a URL
+// through it.
 func Bouncer(t testing.TB, pool *pgxpool.Pool) string {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
@@ -22,7 +23,8 @@ func Bouncer(t testing.TB, pool *pgxpool.Pool) string {
 		program, err = exec.LookPath("/usr/sbin/pgbouncer")
 	}
 	if err != nil {
-		fmt.Printf("%s: skipped: pgbouncer is not installed (Debian: apt-get install pgbouncer)\n", t.Name())
+		fmt.Printf("%s: skipped: pgbouncer is not installed (Debian: apt-get install pgbouncer)\n",
+			t.Name())
 		t.Skip("skipped: pgbouncer is not installed (Debian: apt-get install pgbouncer)")
 	}
 	dir, err := os.MkdirTemp("", "weir-pgbouncer-")

@@ -13,8 +13,9 @@ import (
 	"github.com/weir-go/weir/schema"
 )
 
-// Example is Pool for a testable example, which has no testing.TB: what goes wrong ends the process. Each of the statements is run in
-// the schema, to make the tables of the example. The pool and its schema are gone after done.
+// Example is Pool for a testable example, which has no testing.TB: what goes wrong ends the
+// process. Each of the statements is run in the schema, to make the tables of the example. The pool
+// and its schema are gone after done.
 func Example(statements ...string) (pool *pgxpool.Pool, done func()) {
 	ctx := context.Background()
 	must := func(err error) {

@@ -1,5 +1,5 @@
-// Package pgtest gives each test a schema of its own, on one Postgres server for the whole test process, and leaves neither
-// behind.
+// Package pgtest gives each test a schema of its own, on one Postgres server for the whole test
+// process, and leaves neither behind.
 //
 //	func TestMain(m *testing.M) { pgtest.Main(m) }
 //
@@ -7,8 +7,8 @@
 //		t.Parallel()
 //		pool := pgtest.Pool(t)
 //
-// The server is the one that [pgserver.Start] finds: the one named by DATABASE_URL, say, where no more is needed than the
-// privilege to create schemas.
+// The server is the one that [pgserver.Start] finds: the one named by DATABASE_URL, say, where no
+// more is needed than the privilege to create schemas.
 package pgtest
 
 import (
@@ -59,13 +59,14 @@ var (
 	cluster pgserver.Cluster // none of WEIR_CITUS_URL
 )
 
-// Main is the body of a TestMain. The server is started by the first test that needs it, and stopped at the end; then no
-// goroutine may be left, except those that known names.
+// Main is the body of a TestMain. The server is started by the first test that needs it, and
+// stopped at the end; then no goroutine may be left, except those that known names.
 //
 // Properties draw the same cases in each run, so that a run that fails where the one before did not
 // tells of a change. Where WEIR_TEST_DURATION is a minute or more, they draw others each time.
 func Main(m *testing.M, known ...goleak.Option) {
-	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err != nil || d < time.Minute {
+	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err != nil ||
+		d < time.Minute {
 		if flag.Lookup("rapid.seed") != nil {
 			if err := flag.Set("rapid.seed", "1"); err != nil { // -rapid.seed overrides it
 				panic(err)
@@ -100,8 +101,8 @@ func Main(m *testing.M, known ...goleak.Option) {
 }
 
 // Citus reports whether the tests run on a Citus cluster: the one whose coordinator WEIR_CITUS_URL
-// names, or one of their own, of the servers in the folder WEIR_CITUS_BIN. Then Pool distributes the
-// tables, and limiters need ratelimit.Config.Citus.
+// names, or one of their own, of the servers in the folder WEIR_CITUS_BIN. Then Pool distributes
+// the tables, and limiters need ratelimit.Config.Citus.
 func Citus() bool { return os.Getenv("WEIR_CITUS_URL")+os.Getenv("WEIR_CITUS_BIN") != "" }
 
 // OneServer skips the test on a cluster, and says why.
@@ -113,9 +114,9 @@ func OneServer(t testing.TB, why string) {
 	}
 }
 
-// left is what is dropped when all tests have ended. On a cluster that has to wait: a DROP waits there
-// for all transactions of other schemas that have written a table of the coordinator, and others wait
-// for the DROP.
+// left is what is dropped when all tests have ended. On a cluster that has to wait: a DROP waits
+// there for all transactions of other schemas that have written a table of the coordinator, and
+// others wait for the DROP.
 var left struct {
 	sync.Mutex
 	drops []func() error
@@ -140,7 +141,8 @@ func Server(t testing.TB) *pgserver.Server {
 // Shared is that server for an example, which has no test to fail.
 func Shared() (*pgserver.Server, error) { return server() }
 
-// Own starts a server for this test alone, for settings or faults that other tests would notice, and a pool on it.
+// Own starts a server for this test alone, for settings or faults that other tests would notice,
+// and a pool on it.
 func Own(t testing.TB, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.Pool) {
 	t.Helper()
 	s, err := pgserver.Start(t.Context(), opts...)
@@ -160,8 +162,9 @@ func Own(t testing.TB, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.Pool
 	return s, pool
 }
 
-// Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. Each configure may change the
-// pool's configuration before it is made; by default it has at most 10 connections.
+// Pool returns a pool on a fresh schema, with Weir's tables. Both are gone when the test ends. Each
+// configure may change the pool's configuration before it is made; by default it has at most 10
+// connections.
 func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	pool := Bare(t, configure...)
@@ -181,9 +184,9 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, opts ...schema.Option) err
 	})
 }
 
-// alone runs fn, which makes or drops tables, again after a deadlock, which somebody may be in who is
-// at its last statements. On a cluster it waits for others that do so: Citus locks what is common to
-// all of them, each in an order of its own.
+// alone runs fn, which makes or drops tables, again after a deadlock, which somebody may be in who
+// is at its last statements. On a cluster it waits for others that do so: Citus locks what is
+// common to all of them, each in an order of its own.
 func alone(ctx context.Context, cfg *pgx.ConnConfig, fn func() error) error {
 	if Citus() {
 		conn, err := pgx.ConnectConfig(ctx, cfg.Copy())
@@ -238,7 +241,8 @@ func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	return pool
 }
 
-// shut closes the pool. That waits for connections that the test has not given back: then it is better told than to hang.
+// shut closes the pool. That waits for connections that the test has not given back: then it is
+// better told than to hang.
 func shut(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	done := make(chan struct{})
@@ -268,7 +272,8 @@ func URL(t testing.TB, pool *pgxpool.Pool) string {
 	return u.String()
 }
 
-// schemaName is legible, for whoever looks into a server on which a test hangs, and free of anything that needs quoting.
+// schemaName is legible, for whoever looks into a server on which a test hangs, and free of
+// anything that needs quoting.
 func schemaName(t testing.TB) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -279,7 +284,8 @@ func schemaName(t testing.TB) string {
 	return "weir_" + name[:min(len(name), 24)] + "_" + strings.ToLower(rand.Text()[:10])
 }
 
-// admins is a pool for what makes and drops schemas: a connection for each would cost more than that.
+// admins is a pool for what makes and drops schemas: a connection for each would cost more than
+// that.
 var admins = sync.OnceValues(func() (*pgxpool.Pool, error) {
 	s, err := server()
 	if err != nil {
@@ -302,7 +308,8 @@ func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
 }
 
 func run(cfg *pgxpool.Config, sql string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience) // t.Context has ended when the test cleans up
+	// t.Context has ended when the test cleans up
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pool, err := admins()
 	if err != nil {

@@ -31,7 +31,8 @@ func current(t *testing.T, pool *pgxpool.Pool) string {
 func exists(t *testing.T, pool *pgxpool.Pool, schema string) bool {
 	t.Helper()
 	var found bool
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pg_namespace WHERE nspname = $1", schema).Scan(&found); err != nil {
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pg_namespace WHERE nspname = $1",
+		schema).Scan(&found); err != nil {
 		t.Fatal(err)
 	}
 	return found
@@ -41,24 +42,25 @@ func TestEachPoolHasASchemaUntilItsTestEnds(t *testing.T) {
 	t.Parallel()
 	watcher := pgtest.Bare(t)
 	var names []string
-	t.Run("Name: with Ümlaut, 'quotes\" and more than what fits into a name of Postgres, which is 63 bytes", func(t *testing.T) {
-		first, second := pgtest.Pool(t), pgtest.Bare(t)
-		names = append(names, current(t, first), current(t, second))
-		if err := schema.Check(t.Context(), first); err != nil {
-			t.Error(err)
-		}
-		if err := schema.Check(t.Context(), second); err == nil {
-			t.Error("Bare has tables")
-		}
-		if got := first.Config().MaxConns; got != 10 {
-			t.Errorf("it has up to %d connections, want 10", got)
-		}
-		for _, name := range names {
-			if !exists(t, watcher, name) {
-				t.Errorf("there is no schema %s", name)
+	t.Run("Name: with Ümlaut, 'quotes\" and more than what fits into a name of Postgres, which is 63 bytes",
+		func(t *testing.T) {
+			first, second := pgtest.Pool(t), pgtest.Bare(t)
+			names = append(names, current(t, first), current(t, second))
+			if err := schema.Check(t.Context(), first); err != nil {
+				t.Error(err)
 			}
-		}
-	})
+			if err := schema.Check(t.Context(), second); err == nil {
+				t.Error("Bare has tables")
+			}
+			if got := first.Config().MaxConns; got != 10 {
+				t.Errorf("it has up to %d connections, want 10", got)
+			}
+			for _, name := range names {
+				if !exists(t, watcher, name) {
+					t.Errorf("there is no schema %s", name)
+				}
+			}
+		})
 	if len(names) != 2 || names[0] == names[1] {
 		t.Errorf("got the schemas %v, want two", names)
 	}

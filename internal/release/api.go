@@ -16,7 +16,8 @@ import (
 
 // lastTag is the last release before HEAD, empty before the first.
 func lastTag(root string) (string, error) {
-	tags, err := git(root, "tag", "--list", "v[0-9]*", "--merged", "HEAD", "--sort=-version:refname")
+	tags, err := git(root, "tag", "--list", "v[0-9]*", "--merged", "HEAD",
+		"--sort=-version:refname")
 	if err != nil {
 		return "", err
 	}
@@ -24,9 +25,12 @@ func lastTag(root string) (string, error) {
 	return last, nil
 }
 
-// compareAPI prints what has changed in the exported names since the last release, and returns whether code that used it may
-// no longer compile. Each such change must be named by the changelog, above the section of that release.
-func compareAPI(root string, all []module, changelog string, out *log.Logger) (breaks bool, err error) {
+// compareAPI prints what has changed in the exported names since the last release, and returns
+// whether code that used it may no longer compile. Each such change must be named by the changelog,
+// above the section of that release.
+func compareAPI(
+	root string, all []module, changelog string, out *log.Logger,
+) (breaks bool, err error) {
 	last, err := lastTag(root)
 	if err != nil {
 		return false, err
@@ -62,14 +66,17 @@ func compareAPI(root string, all []module, changelog string, out *log.Logger) (b
 			breaks = true
 			out.Printf("%s: INCOMPATIBLE: %s", m.path, c.Message)
 			if name := changedName(c.Message); !isNamed(since(changelog, last), name) {
-				unsaid = append(unsaid, fmt.Errorf("CHANGELOG.md does not say what became of %s since %s (%s: %s)", name, last, m.path, c.Message))
+				unsaid = append(unsaid,
+					fmt.Errorf("CHANGELOG.md does not say what became of %s since %s (%s: %s)",
+						name, last, m.path, c.Message))
 			}
 		}
 	}
 	return breaks, errors.Join(unsaid...)
 }
 
-// changedName is the last name of what a change is about: Resume in "./ratelimit.(*Limiter).Resume: removed".
+// changedName is the last name of what a change is about: Resume in "./ratelimit.(*Limiter).Resume:
+// removed".
 func changedName(message string) string {
 	about, _, _ := strings.Cut(message, ": ")
 	about, _, _ = strings.Cut(about, ",")

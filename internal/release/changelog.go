@@ -19,17 +19,21 @@ func readChangelog(root string) (string, error) {
 	return string(text), err
 }
 
-// checkChangelog sees that the newest section of the changelog is that of the version, with a date and something to read.
+// checkChangelog sees that the newest section of the changelog is that of the version, with a date
+// and something to read.
 func checkChangelog(text, version string) error {
 	if m := unwritten.FindStringSubmatch(text); m != nil && strings.TrimSpace(m[1]) != "" {
-		return fmt.Errorf("CHANGELOG.md has entries under Unreleased: move them to a section of %s", version)
+		return fmt.Errorf("CHANGELOG.md has entries under Unreleased: move them to a section of %s",
+			version)
 	}
 	at := released.FindStringSubmatchIndex(text)
 	if at == nil || "v"+text[at[2]:at[3]] != version {
-		return fmt.Errorf("CHANGELOG.md: the newest section is not that of %s: it begins with ## [%s] - <date>", version, version[1:])
+		return fmt.Errorf("CHANGELOG.md: the newest section is not that of %s: it begins with ## [%s] - <date>",
+			version, version[1:])
 	}
 	if !dated.MatchString(text[at[4]:at[5]]) {
-		return fmt.Errorf("CHANGELOG.md: the section of %s needs a date: ## [%s] - 2006-01-02", version, version[1:])
+		return fmt.Errorf("CHANGELOG.md: the section of %s needs a date: ## [%s] - 2006-01-02",
+			version, version[1:])
 	}
 	body, _, _ := strings.Cut(text[at[1]:], "\n## ")
 	if strings.TrimSpace(body) == "" {

@@ -11,11 +11,14 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// check returns the version at which the modules require each other, and what would keep users from requiring them at it.
+// check returns the version at which the modules require each other, and what would keep users from
+// requiring them at it.
 func check(all []module) (version string, err error) {
 	var wrong []error
 	fail := func(m module, format string, args ...any) {
-		wrong = append(wrong, fmt.Errorf("%s: %s", path.Join(m.dir, "go.mod"), fmt.Sprintf(format, args...)))
+		wrong = append(
+			wrong, fmt.Errorf("%s: %s", path.Join(m.dir, "go.mod"), fmt.Sprintf(format, args...)),
+		)
 	}
 	if len(all) == 0 || all[0].dir != "." {
 		return "", errors.New("the repository has no module in its root that can be released first")
@@ -26,7 +29,9 @@ func check(all []module) (version string, err error) {
 			fail(m, "the module is named %s, and by its folder %s", m.path, want)
 		}
 		for _, r := range m.mod.Replace {
-			fail(m, "replaces %s: a released module must not, as go install refuses it and others ignore it", r.Old.Path)
+			fail(m,
+				"replaces %s: a released module must not, as go install refuses it and others ignore it",
+				r.Old.Path)
 		}
 		for _, x := range m.mod.Exclude {
 			fail(m, "excludes %s: go install refuses that", x.Mod)
@@ -42,7 +47,8 @@ func check(all []module) (version string, err error) {
 			case version == "":
 				version = r.Mod.Version
 			case version != r.Mod.Version:
-				fail(m, "requires %s %s, and others are required at %s", r.Mod.Path, r.Mod.Version, version)
+				fail(m, "requires %s %s, and others are required at %s", r.Mod.Path, r.Mod.Version,
+					version)
 			}
 		}
 		if err := checkWork(m, all); err != nil {
@@ -56,8 +62,9 @@ func isBelow(module, root string) bool {
 	return len(module) > len(root) && module[:len(root)+1] == root+"/"
 }
 
-// checkWork sees that a go.work replaces what m requires by what is in the tree. Without it m would be built with what was last
-// released, and before that not at all: naming it by use is not enough for a version that the module proxy does not have.
+// checkWork sees that a go.work replaces what m requires by what is in the tree. Without it m would
+// be built with what was last released, and before that not at all: naming it by use is not enough
+// for a version that the module proxy does not have.
 func checkWork(m module, all []module) error {
 	name := path.Join(m.dir, "go.work")
 	required := m.required(all)
@@ -72,7 +79,8 @@ func checkWork(m module, all []module) error {
 	}
 	for _, r := range required {
 		if !slices.ContainsFunc(m.work.Replace, func(w *modfile.Replace) bool {
-			return w.Old.Path == r.path && w.Old.Version == "" && path.Join(m.dir, w.New.Path) == r.dir
+			return w.Old.Path == r.path && w.Old.Version == "" &&
+				path.Join(m.dir, w.New.Path) == r.dir
 		}) {
 			return fmt.Errorf("%s does not replace %s by %s", name, r.path, relative(m, r))
 		}

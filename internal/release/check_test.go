@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What keeps users from installing a module is found: by its go.mod, or as it cannot be built from its archive.
+// What keeps users from installing a module is found: by its go.mod, or as it cannot be built from
+// its archive.
 func TestWhatCannotBeInstalledIsFound(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -34,7 +35,8 @@ func TestWhatCannotBeInstalledIsFound(t *testing.T) {
 			install: "example.com/m@v0.3.0",
 		},
 		"a file that git ignores": {
-			changed: map[string]string{"m.go": strings.Replace(files()["m.go"], "embed text", "embed text.ignored", 1), "text": "", "text.ignored": "hello\n"},
+			changed: map[string]string{"m.go": strings.Replace(files()["m.go"], "embed text",
+				"embed text.ignored", 1), "text": "", "text.ignored": "hello\n"},
 			install: "text.ignored",
 		},
 		"no license": {

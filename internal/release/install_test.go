@@ -14,7 +14,8 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-// outside are the folders of somebody who has nothing of this repository except what its modules' archives hold.
+// outside are the folders of somebody who has nothing of this repository except what its modules'
+// archives hold.
 type outside struct {
 	proxy string // the modules, as a module proxy serves them
 	work  string
@@ -32,17 +33,20 @@ func newOutside(t *testing.T, root, version string) *outside {
 	if err := pack(root, all, version, o.proxy); err != nil {
 		t.Fatal(err)
 	}
-	// Modules of others come from what this machine has downloaded, and from the network if it has not.
+	// Modules of others come from what this machine has downloaded, and from the network if it has
+	// not.
 	o.env = outsideEnv(t, o, "file://"+o.proxy, "file://"+goEnv(t, "GOMODCACHE")+"/cache/download", goEnv(t, "GOPROXY"))
 	return o
 }
 
-// outsideEnv is the environment there. Modules are unpacked in a folder of their own: a version of ours that is really released
-// has other files.
+// outsideEnv is the environment there. Modules are unpacked in a folder of their own: a version of
+// ours that is really released has other files.
 func outsideEnv(t *testing.T, o *outside, proxies ...string) []string {
 	t.Helper()
-	return append(os.Environ(), "GOPROXY="+strings.Join(proxies, ","), "GOMODCACHE="+filepath.Join(t.TempDir(), "mod"), "GOBIN="+o.work,
-		"GOFLAGS=-mod=mod -modcacherw -trimpath", "GOSUMDB=off", "GOPRIVATE=", "GONOPROXY=", "GOWORK=", "GOTOOLCHAIN=local")
+	return append(os.Environ(), "GOPROXY="+strings.Join(proxies, ","),
+		"GOMODCACHE="+filepath.Join(t.TempDir(), "mod"), "GOBIN="+o.work,
+		"GOFLAGS=-mod=mod -modcacherw -trimpath", "GOSUMDB=off", "GOPRIVATE=", "GONOPROXY=",
+		"GOWORK=", "GOTOOLCHAIN=local")
 }
 
 func goEnv(t *testing.T, name string) string {
@@ -94,7 +98,8 @@ func (o *outside) unpack(t *testing.T, m module, version string) (string, error)
 	return dir, zip.Unzip(dir, modpath.Version{Path: m.path, Version: version}, archive)
 }
 
-// packagesIn lists the packages in an unpacked module: those that others can import, and whether its own is a command.
+// packagesIn lists the packages in an unpacked module: those that others can import, and whether
+// its own is a command.
 func packagesIn(dir, path string) (importable []string, command bool, err error) {
 	err = filepath.WalkDir(dir, func(file string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() && (d.Name() == "internal" || d.Name() == "testdata") {
@@ -126,8 +131,9 @@ func packagesIn(dir, path string) (importable []string, command bool, err error)
 	return importable, command, err
 }
 
-// install does with a module what its users do: imports each of its packages, and installs it if it is a command. Its go.mod
-// must name all that it needs: in the repository, go.work may have supplied it.
+// install does with a module what its users do: imports each of its packages, and installs it if it
+// is a command. Its go.mod must name all that it needs: in the repository, go.work may have
+// supplied it.
 func (o *outside) install(t *testing.T, m module, version string) error {
 	t.Helper()
 	dir, err := o.unpack(t, m, version)

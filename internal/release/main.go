@@ -1,5 +1,5 @@
-// Release tags the modules of this repository, and finds out before that users will be able to install them. CONTRIBUTING.md
-// says how a release is made.
+// Release tags the modules of this repository, and finds out before that users will be able to
+// install them. CONTRIBUTING.md says how a release is made.
 //
 //	scripts/release [-n] v1.2.3    tags the version; with -n says only what it would do
 //	scripts/release modules        lists the modules that are released, in their order
@@ -55,14 +55,17 @@ func run(what string, dry bool, out *log.Logger) error {
 	case "tidy":
 		newest := released.FindStringSubmatch(changes)
 		if newest == nil {
-			return fmt.Errorf("CHANGELOG.md has no version yet: the modules have none to require each other at")
+			return fmt.Errorf(
+				"CHANGELOG.md has no version yet: the modules have none to require each other at",
+			)
 		}
 		return tidy(root, "v"+newest[1], all, out.Writer())
 	case "api":
 		_, err := compareAPI(root, all, changes, out)
 		return err
 	}
-	return release{root: root, version: what, modules: all, changelog: changes, dry: dry, out: out}.run()
+	return release{root: root, version: what, modules: all, changelog: changes, dry: dry,
+		out: out}.run()
 }
 
 // git runs git in a folder, and returns what it printed.
@@ -73,7 +76,8 @@ func git(dir string, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("git %s: %w\n%s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return "", fmt.Errorf("git %s: %w\n%s", strings.Join(args, " "), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return string(out), nil
 }

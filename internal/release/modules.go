@@ -11,9 +11,10 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// unreleased are the folders of the modules that no release tags: nobody requires them. They find the others by a replace
-// directive. All other modules of the repository are released.
-var unreleased = []string{"bench", "dashboard/browsertest", "docs/frameworks", "docs/orms", "integration/databasesql", "internal/release"}
+// unreleased are the folders of the modules that no release tags: nobody requires them. They find
+// the others by a replace directive. All other modules of the repository are released.
+var unreleased = []string{"bench", "dashboard/browsertest", "docs/frameworks", "docs/orms",
+	"integration/databasesql", "internal/release"}
 
 // A module is one that is released.
 type module struct {
@@ -23,7 +24,8 @@ type module struct {
 	work *modfile.WorkFile // its go.work, nil if it has none
 }
 
-// tag is the module's tag for a version: the go command looks for a module below the root by the name of its folder.
+// tag is the module's tag for a version: the go command looks for a module below the root by the
+// name of its folder.
 func (m module) tag(version string) string {
 	if m.dir == "." {
 		return version
@@ -40,7 +42,8 @@ func modules(root string) ([]module, error) {
 	var found []module
 	for file := range strings.SplitSeq(strings.Trim(listed, "\x00"), "\x00") {
 		dir := path.Dir(file)
-		if file == "" || slices.Contains(unreleased, dir) || slices.Contains(strings.Split(dir, "/"), "testdata") {
+		if file == "" || slices.Contains(unreleased, dir) ||
+			slices.Contains(strings.Split(dir, "/"), "testdata") {
 			continue
 		}
 		m, err := readModule(root, dir)
@@ -85,7 +88,9 @@ func (m module) required(all []module) []module {
 	add = func(m module) {
 		for _, r := range m.mod.Require {
 			i := slices.IndexFunc(all, func(o module) bool { return o.path == r.Mod.Path })
-			if i >= 0 && !slices.ContainsFunc(found, func(o module) bool { return o.path == r.Mod.Path }) {
+			if i >= 0 && !slices.ContainsFunc(found, func(o module) bool {
+				return o.path == r.Mod.Path
+			}) {
 				found = append(found, all[i])
 				add(all[i])
 			}

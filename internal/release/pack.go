@@ -14,8 +14,9 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-// pack writes the modules into a folder as a module proxy serves them, all at one version: GOPROXY=file://<dir> finds them.
-// Packed are the files that git knows, as they are in the working tree: what was never added is missing for users, too.
+// pack writes the modules into a folder as a module proxy serves them, all at one version:
+// GOPROXY=file://<dir> finds them. Packed are the files that git knows, as they are in the working
+// tree: what was never added is missing for users, too.
 func pack(root string, all []module, version, dir string) error {
 	for _, m := range all {
 		if err := packOne(root, m, version, dir); err != nil {
@@ -52,7 +53,8 @@ func packOne(root string, m module, version, dir string) error {
 		return err
 	}
 	for name, content := range map[string][]byte{
-		"list": []byte(version + "\n"), version + ".info": info, version + ".mod": mod, version + ".zip": archive.Bytes(),
+		"list": []byte(version + "\n"), version + ".info": info, version + ".mod": mod,
+		version + ".zip": archive.Bytes(),
 	} {
 		if err := os.WriteFile(filepath.Join(at, name), content, 0o644); err != nil {
 			return err
@@ -61,8 +63,8 @@ func packOne(root string, m module, version, dir string) error {
 	return nil
 }
 
-// packedFiles are the files of a module's folder. Package zip leaves out those of modules below it. A module without a license
-// gets that of the root, as the go command does it.
+// packedFiles are the files of a module's folder. Package zip leaves out those of modules below it.
+// A module without a license gets that of the root, as the go command does it.
 func packedFiles(root string, m module) ([]zip.File, error) {
 	listed, err := git(root, "ls-files", "-z", "--", m.dir)
 	if err != nil {
@@ -71,7 +73,8 @@ func packedFiles(root string, m module) ([]zip.File, error) {
 	var files []zip.File
 	licensed := false
 	for name := range strings.SplitSeq(strings.Trim(listed, "\x00"), "\x00") {
-		file := packed{name: strings.TrimPrefix(name, m.dir+"/"), at: filepath.Join(root, filepath.FromSlash(name))}
+		file := packed{name: strings.TrimPrefix(name, m.dir+"/"),
+			at: filepath.Join(root, filepath.FromSlash(name))}
 		licensed = licensed || file.name == "LICENSE"
 		files = append(files, file)
 	}

@@ -22,7 +22,8 @@ type release struct {
 	out       *log.Logger
 }
 
-// run checks everything before it changes anything. It pushes nothing: tags that the module proxy has seen are there for good.
+// run checks everything before it changes anything. It pushes nothing: tags that the module proxy
+// has seen are there for good.
 func (r release) run() error {
 	if err := r.ready(); err != nil {
 		return err
@@ -35,7 +36,8 @@ func (r release) run() error {
 		if r.dry {
 			continue
 		}
-		if _, err := git(r.root, "tag", "-a", "-m", m.path+" "+r.version, m.tag(r.version)); err != nil {
+		if _, err := git(r.root, "tag", "-a", "-m", m.path+" "+r.version,
+			m.tag(r.version)); err != nil {
 			return err
 		}
 	}
@@ -43,7 +45,8 @@ func (r release) run() error {
 	if err != nil {
 		return err
 	}
-	r.out.Printf("\nNothing is pushed. When it is right, push in this order:\n\n\tgit push origin %s", strings.TrimSpace(branch))
+	r.out.Printf("\nNothing is pushed. When it is right, push in this order:\n\n\tgit push origin %s",
+		strings.TrimSpace(branch))
 	for _, m := range r.modules {
 		r.out.Printf("\tgit push origin %s", m.tag(r.version))
 	}
@@ -86,7 +89,8 @@ func (r release) ready() error {
 	return r.packs()
 }
 
-// fits sees that the version comes after the last one, and says by its number whether code that used the last one still builds.
+// fits sees that the version comes after the last one, and says by its number whether code that
+// used the last one still builds.
 func (r release) fits() error {
 	breaks, err := compareAPI(r.root, r.modules, r.changelog, r.out)
 	if err != nil {
@@ -117,7 +121,8 @@ func (r release) packs() error {
 	return errors.Join(pack(r.root, r.modules, r.version, dir), os.RemoveAll(dir))
 }
 
-// require has the modules require each other at the version, in a commit of its own if one of them did not.
+// require has the modules require each other at the version, in a commit of its own if one of them
+// did not.
 func (r release) require() error {
 	var changed []string
 	for _, m := range r.modules {
@@ -141,6 +146,7 @@ func (r release) require() error {
 	if r.dry || len(changed) == 0 {
 		return nil
 	}
-	_, err := git(r.root, append([]string{"commit", "-q", "-m", "all modules: require each other at " + r.version, "--"}, changed...)...)
+	_, err := git(r.root, append([]string{"commit", "-q", "-m",
+		"all modules: require each other at " + r.version, "--"}, changed...)...)
 	return err
 }

@@ -18,11 +18,13 @@ func releaseOf(t *testing.T, root, version string, dry bool) (string, error) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	err = release{root: root, version: version, modules: all, changelog: changes, dry: dry, out: log.New(&out, "", 0)}.run()
+	err = release{root: root, version: version, modules: all, changelog: changes, dry: dry,
+		out: log.New(&out, "", 0)}.run()
 	return out.String(), err
 }
 
-// A release is one commit at which the modules require each other, with the root's tag first, and says what to push.
+// A release is one commit at which the modules require each other, with the root's tag first, and
+// says what to push.
 func TestAReleaseTagsTheModulesInOrder(t *testing.T) {
 	t.Parallel()
 	root := repository(t, map[string]string{
@@ -36,7 +38,8 @@ func TestAReleaseTagsTheModulesInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if mustGit(t, root, "rev-parse", "HEAD") != before || mustGit(t, root, "status", "--porcelain") != "" || mustGit(t, root, "tag") != "" {
+	if mustGit(t, root, "rev-parse", "HEAD") != before ||
+		mustGit(t, root, "status", "--porcelain") != "" || mustGit(t, root, "tag") != "" {
 		t.Error("a dry run has changed something")
 	}
 	out, err := releaseOf(t, root, "v0.2.0", false)
@@ -64,7 +67,8 @@ Nothing is pushed. When it is right, push in this order:
 	if out != want {
 		t.Errorf("it printed\n%s\nwant\n%s", out, want)
 	}
-	if mustGit(t, root, "rev-list", "--count", before+"..HEAD") != "1" || mustGit(t, root, "status", "--porcelain") != "" {
+	if mustGit(t, root, "rev-list", "--count", before+"..HEAD") != "1" ||
+		mustGit(t, root, "status", "--porcelain") != "" {
 		t.Error("the requirements are not one commit")
 	}
 	for _, tag := range []string{"v0.2.0", "sub/v0.2.0", "another/v0.2.0"} {
@@ -85,17 +89,27 @@ func TestAReleaseThatIsNotReadyIsRefused(t *testing.T) {
 		version string
 		want    string
 	}{
-		"no version":               {version: "0.2.0", want: "is no version"},
-		"a version with a part":    {version: "v0.2", want: "is no version"},
-		"another major version":    {version: "v2.0.0", want: "have to end in /v2"},
-		"not in the changelog":     {version: "v0.3.0", want: "the newest section is not that of v0.3.0"},
-		"an entry left unreleased": {changed: map[string]string{"CHANGELOG.md": "## [Unreleased]\n\n- More.\n\n## [0.2.0] - 2026-01-02\n\n- x\n"}, want: "under Unreleased"},
-		"no date":                  {changed: map[string]string{"CHANGELOG.md": "## [0.2.0]\n\n- x\n"}, want: "needs a date"},
-		"nothing said":             {changed: map[string]string{"CHANGELOG.md": "## [0.2.0] - 2026-01-02\n\n## [0.1.0] - 2026-01-01\n\n- x\n"}, want: "is empty"},
-		"a replace directive":      {changed: map[string]string{"sub/go.mod": files()["sub/go.mod"] + "\nreplace example.com/m => ../\n"}, want: "replaces example.com/m"},
+		"no version":            {version: "0.2.0", want: "is no version"},
+		"a version with a part": {version: "v0.2", want: "is no version"},
+		"another major version": {version: "v2.0.0", want: "have to end in /v2"},
+		"not in the changelog":  {version: "v0.3.0", want: "the newest section is not that of v0.3.0"},
+		"an entry left unreleased": {changed: map[string]string{
+			"CHANGELOG.md": "## [Unreleased]\n\n- More.\n\n## [0.2.0] - 2026-01-02\n\n- x\n",
+		}, want: "under Unreleased"},
+		"no date": {changed: map[string]string{"CHANGELOG.md": "## [0.2.0]\n\n- x\n"}, want: "needs a date"},
+		"nothing said": {changed: map[string]string{
+			"CHANGELOG.md": "## [0.2.0] - 2026-01-02\n\n## [0.1.0] - 2026-01-01\n\n- x\n",
+		}, want: "is empty"},
+		"a replace directive": {changed: map[string]string{
+			"sub/go.mod": files()["sub/go.mod"] + "\nreplace example.com/m => ../\n",
+		}, want: "replaces example.com/m"},
 		"a tree that is not clean": {before: func(t *testing.T, root string) { write(t, root, "new", "x") }, want: "not clean"},
-		"a tag that there is":      {before: func(t *testing.T, root string) { mustGit(t, root, "tag", "sub/v0.2.0") }, want: "there is a tag sub/v0.2.0"},
-		"after a later one":        {before: func(t *testing.T, root string) { mustGit(t, root, "tag", "v0.2.1") }, want: "v0.2.0 is not after v0.2.1"},
+		"a tag that there is": {before: func(t *testing.T, root string) {
+			mustGit(t, root, "tag", "sub/v0.2.0")
+		}, want: "there is a tag sub/v0.2.0"},
+		"after a later one": {before: func(t *testing.T, root string) {
+			mustGit(t, root, "tag", "v0.2.1")
+		}, want: "v0.2.0 is not after v0.2.1"},
 		"names that Windows lacks": {changed: map[string]string{"aux": "x"}, want: "aux"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// tidy brings the released modules into the form that check wants, and does go mod tidy in each. The go command cannot by
-// itself: a module requires what of the others is released, and is built with what is in the tree. A module that is new may
-// have a replace directive and no go.work.
+// tidy brings the released modules into the form that check wants, and does go mod tidy in each.
+// The go command cannot by itself: a module requires what of the others is released, and is built
+// with what is in the tree. A module that is new may have a replace directive and no go.work.
 func tidy(root, version string, all []module, out io.Writer) error {
 	for _, m := range all {
 		required := m.required(all)
@@ -41,7 +41,9 @@ func tidy(root, version string, all []module, out io.Writer) error {
 // require sets the version at which m requires the others.
 func require(m module, required []module, version string) error {
 	for _, r := range m.mod.Require {
-		if r.Mod.Version != version && slices.ContainsFunc(required, func(o module) bool { return o.path == r.Mod.Path }) {
+		if r.Mod.Version != version && slices.ContainsFunc(required, func(o module) bool {
+			return o.path == r.Mod.Path
+		}) {
 			if err := m.mod.AddRequire(r.Mod.Path, version); err != nil {
 				return err
 			}
@@ -68,7 +70,8 @@ func writeWork(root string, m module, required []module) error {
 			return err
 		}
 	}
-	return os.WriteFile(filepath.Join(root, filepath.FromSlash(m.dir), "go.work"), modfile.Format(work.Syntax), 0o644)
+	return os.WriteFile(filepath.Join(root, filepath.FromSlash(m.dir), "go.work"),
+		modfile.Format(work.Syntax), 0o644)
 }
 
 // tidyOne does go mod tidy with the modules that m requires as they are in the tree.

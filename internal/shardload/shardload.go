@@ -1,14 +1,15 @@
-// Package shardload offers a limit with shards a load that is a given share of its rate, on Postgres, and tells which of its
-// denials were false.
+// Package shardload offers a limit with shards a load that is a given share of its rate, on
+// Postgres, and tells which of its denials were false.
 //
-// The load is exact on any machine, as the clock is its own: each call moves it on by an exponential time. So what a transaction
-// takes is as long as many calls, and many more are under way at a time than a limit of this rate would have. With Paced the
-// calls come in real time. A denial is false
-// if the shards together had as many tokens. What they had is summed up by SQL of this package's own, in the same
-// transaction right after the denial, at Result.At. Above READ COMMITTED that is the snapshot that the denial was decided on, or an
-// earlier one. A take that it does not show makes the sum too large and never too small, as nobody gives, resets or
-// resumes anything here: so each false denial counts, and some that were right may. At READ COMMITTED the sum would be of a later
-// snapshot, which tells nothing: there none are counted.
+// The load is exact on any machine, as the clock is its own: each call moves it on by an
+// exponential time. So what a transaction takes is as long as many calls, and many more are under
+// way at a time than a limit of this rate would have. With Paced the calls come in real time. A
+// denial is false if the shards together had as many tokens. What they had is summed up by SQL of
+// this package's own, in the same transaction right after the denial, at Result.At. Above READ
+// COMMITTED that is the snapshot that the denial was decided on, or an earlier one. A take that it
+// does not show makes the sum too large and never too small, as nobody gives, resets or resumes
+// anything here: so each false denial counts, and some that were right may. At READ COMMITTED the
+// sum would be of a later snapshot, which tells nothing: there none are counted.
 package shardload
 
 import (
@@ -83,7 +84,8 @@ type offer struct {
 
 // Open gives a key of its own its shards.
 func (l *Load) Open(ctx context.Context, key string) (err error) {
-	l.limit, err = ratelimit.Define(spreadName, ratelimit.TokenBucket{Rate: l.Capacity, Period: period}, ratelimit.Shards(l.Shards))
+	l.limit, err = ratelimit.Define(spreadName,
+		ratelimit.TokenBucket{Rate: l.Capacity, Period: period}, ratelimit.Shards(l.Shards))
 	if err != nil {
 		return err
 	}
@@ -113,7 +115,8 @@ func (l *Load) Even(ctx context.Context) (Played, error) {
 	return l.offer(ctx, int64(5*share*l.Capacity/MeanCount), share)
 }
 
-// Surge offers twice as much for two periods, in which the limit runs empty, and then nothing for as long.
+// Surge offers twice as much for two periods, in which the limit runs empty, and then nothing for
+// as long.
 func (l *Load) Surge(ctx context.Context) (Played, error) {
 	p, err := l.offer(ctx, int64(2*2*share*l.Capacity/MeanCount), 2*share)
 	if l.Paced {
@@ -142,7 +145,9 @@ func (l *Load) offer(ctx context.Context, calls int64, load float64) (p Played, 
 			for left.Add(-1) >= 0 && errs[i] == nil {
 				l.mu.Lock()
 				n := 1 + l.random.IntN(MaxCount)
-				l.now = l.now.Add(time.Duration(l.random.ExpFloat64() * float64(period) * MeanCount / l.Capacity / load))
+				l.now = l.now.Add(time.Duration(
+					l.random.ExpFloat64() * float64(period) * MeanCount / l.Capacity / load,
+				))
 				at := l.now
 				l.mu.Unlock()
 				if l.Paced {
@@ -168,22 +173,24 @@ func (l *Load) offer(ctx context.Context, calls int64, load float64) (p Played, 
 func (l *Load) call(ctx context.Context, caller int, n float64) error {
 	var res ratelimit.Result
 	sum := -1.0
-	err := l.limiter.InTxOptions(ctx, l.Conns[caller], pgx.TxOptions{IsoLevel: l.Level}, func(ctx context.Context, tx pgx.Tx) (err error) {
-		l.runs.Add(1)
-		if res, err = l.limiter.RateLimit(ctx, tx, l.limit.For(l.key).Count(n)); err != nil {
-			return err
-		}
-		if !res.OK && l.Level != pgx.ReadCommitted {
-			if err := tx.QueryRow(ctx, sumSQL, l.key, l.Shards, l.Capacity/float64(l.Shards), res.At).Scan(&sum); err != nil {
+	err := l.limiter.InTxOptions(ctx, l.Conns[caller], pgx.TxOptions{IsoLevel: l.Level},
+		func(ctx context.Context, tx pgx.Tx) (err error) {
+			l.runs.Add(1)
+			if res, err = l.limiter.RateLimit(ctx, tx, l.limit.For(l.key).Count(n)); err != nil {
 				return err
 			}
-		}
-		if res.OK && l.Work > 0 {
-			_, err := tx.Exec(ctx, fmt.Sprintf(`SELECT pg_sleep(%v)`, l.Work.Seconds()))
-			return err
-		}
-		return res.Err()
-	})
+			if !res.OK && l.Level != pgx.ReadCommitted {
+				if err := tx.QueryRow(ctx, sumSQL, l.key, l.Shards, l.Capacity/float64(l.Shards),
+					res.At).Scan(&sum); err != nil {
+					return err
+				}
+			}
+			if res.OK && l.Work > 0 {
+				_, err := tx.Exec(ctx, fmt.Sprintf(`SELECT pg_sleep(%v)`, l.Work.Seconds()))
+				return err
+			}
+			return res.Err()
+		})
 	if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 		return err
 	}
@@ -203,7 +210,8 @@ const sumSQL = `SELECT sum(coalesce(least($3, value + $3 * greatest(0, extract(e
 FROM generate_series(1, $2::integer) AS s (number)
 FULL JOIN (
 	SELECT row_number() OVER (), value, ts FROM weir_balance
-	WHERE name = '` + spreadName + `' AND key = $1 AND shard >= 0 AND value > '-Infinity') b ON b.row_number = s.number`
+	WHERE name = '` + spreadName +
+	`' AND key = $1 AND shard >= 0 AND value > '-Infinity') b ON b.row_number = s.number`
 
 // OneRow counts, of all calls so far, those that one row in place of the shards would have denied.
 func (l *Load) OneRow() (denied float64) {
@@ -234,7 +242,9 @@ func (l *Looks) note(sql string) {
 }
 
 // TraceQueryStart is called by pgx, as the others are.
-func (l *Looks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+func (l *Looks) TraceQueryStart(
+	ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData,
+) context.Context {
 	l.note(d.SQL)
 	return ctx
 }
@@ -243,7 +253,9 @@ func (l *Looks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQue
 func (*Looks) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // TraceBatchStart does nothing.
-func (*Looks) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+func (*Looks) TraceBatchStart(
+	ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData,
+) context.Context {
 	return ctx
 }
 

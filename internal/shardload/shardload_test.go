@@ -12,7 +12,8 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// The audit bites: what it sums up is what the limit has, and the load makes denials to judge by it.
+// The audit bites: what it sums up is what the limit has, and the load makes denials to judge by
+// it.
 func TestTheAuditSeesWhatTheLimitHas(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3, 16} {
@@ -54,7 +55,8 @@ func TestTheAuditSeesWhatTheLimitHas(t *testing.T) {
 			t.Fatal(err)
 		}
 		var sum float64
-		if err := tx.QueryRow(t.Context(), sumSQL, l.key, l.Shards, l.Capacity/float64(l.Shards), l.now).Scan(&sum); err != nil {
+		if err := tx.QueryRow(t.Context(), sumSQL, l.key, l.Shards, l.Capacity/float64(l.Shards),
+			l.now).Scan(&sum); err != nil {
 			t.Fatal(err)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {

@@ -1,5 +1,5 @@
-// Package statements has the texts of the statements of package ratelimit, built from one refill and
-// one upsert. The file testdata/statements.sql has each as it is sent.
+// Package statements has the texts of the statements of package ratelimit, built from one refill
+// and one upsert. The file testdata/statements.sql has each as it is sent.
 //
 //	statements.go      all texts for one schema
 //	rule.go            how a balance refills, and by how much a pause delays work

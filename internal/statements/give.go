@@ -2,14 +2,14 @@ package statements
 
 // give gives back what is left of the $7 tokens of a take, as if the take had been smaller. The
 // balance stays that at ts, and refills later. The statement may have read the clock before it
-// waited for the row. That is harmless: the clock is only used to give back less. With $12, the line
-// moves up by what this repays of a debt. If there is no row, the limit is full.
+// waited for the row. That is harmless: the clock is only used to give back less. With $12, the
+// line moves up by what this repays of a debt. If there is no row, the limit is full.
 //
 // A closed row holds no tokens, but its line still moves up. The tokens are then given back to the
 // rows of the present layout.
 //
-// $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the take
-// left it: $13 its time $14 what it owed $15 its delay $16 its moved
+// $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the
+// take left it: $13 its time $14 what it owed $15 its delay $16 its moved
 func (n names) give(k kind) string {
 	unused := unused(asked(k))
 	// Not above the capacity, and not lower if a larger rule has filled it higher.
@@ -23,15 +23,19 @@ func (n names) give(k kind) string {
 
 // unused is what can be given back of the $7 tokens of a take, of which $11 were used.
 //
-// For a bucket that is the rest. For a window the tokens are gone once the row is in a later window.
-// A take that was granted ahead owed the tokens of several windows: the first window repays the
-// oldest part of the debt, and so on. Of such a take, what the row's window and later windows were
-// to repay can be given back. If work waits in the row, the later one of the row's window and the
-// clock's window counts: otherwise that work would get those tokens in the clock's window, on top of
-// its own. Pauses delay windows, too. A pause by the windows of another rule may not be a whole
-// number of this take's windows: the incomplete one is not given back.
+// For a bucket that is the rest. For a window the tokens are gone once the row is in a later
+// window. A take that was granted ahead owed the tokens of several windows: the first window repays
+// the oldest part of the debt, and so on. Of such a take, what the row's window and later windows
+// were to repay can be given back. If work waits in the row, the later one of the row's window and
+// the clock's window counts: otherwise that work would get those tokens in the clock's window, on
+// top of its own. Pauses delay windows, too. A pause by the windows of another rule may not be a
+// whole number of this take's windows: the incomplete one is not given back.
 func unused(r rule) string {
-	later := `(` + r.window(`greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END)`) + ` -
+	later := `(` +
+		r.window(
+			`greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END)`,
+		) +
+		` -
 		` + r.window(`$13::timestamptz`) + ` -
 		` + r.windowOf(`(coalesce(b.delay, 0) - $15::bigint)::float8`) + `)`
 	return r.choose(`($7::float8 - $11::float8)`,
@@ -53,8 +57,8 @@ func (n names) charge() string {
 // settle answers with a row if it is the first to settle a reservation, and the time is before
 // until. Otherwise it answers with none.
 //
-// Locks: the row; it waits for a concurrent transaction that settles the same reservation. Predicate
-// reads: none.
+// Locks: the row; it waits for a concurrent transaction that settles the same reservation.
+// Predicate reads: none.
 //
 // $1 id $2 until $3 clock $4 key
 func (n names) settle() string {

@@ -10,12 +10,13 @@ package statements
 // $1 name $2 key $3 shard $4 clock
 func (n names) look() string {
 	return `SELECT ` + columns + `, coalesce($4::timestamptz, clock_timestamp())
-FROM (VALUES (1)) AS one LEFT JOIN ` + n.balance + ` b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
+FROM (VALUES (1)) AS one LEFT JOIN ` + n.balance +
+		` b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer`
 }
 
 // lookShards reads all shards of a limit in its present layout. It always answers with one row: the
-// number of the layout, from the head or else 1, and arrays with the shards that exist. Times are in
-// microseconds; the end of the pause of a shard that is not paused is the least bigint.
+// number of the layout, from the head or else 1, and arrays with the shards that exist. Times are
+// in microseconds; the end of the pause of a shard that is not paused is the least bigint.
 //
 // Locks: none. Predicate reads: as look, of all shards.
 //
@@ -26,8 +27,8 @@ func (n names) lookShards() string {
 		n.balance+` WHERE name = $1::text AND key = $2::text AND`)
 }
 
-// lookSpread is lookShards for a limit whose rows are on several nodes. It also reads rows of former
-// layouts, and ignores them.
+// lookSpread is lookShards for a limit whose rows are on several nodes. It also reads rows of
+// former layouts, and ignores them.
 //
 // $4 the keys
 func (n names) lookSpread() string {
@@ -48,13 +49,14 @@ FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 20
 	FROM ` + layout + ` l) h
 LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
 		pg_catalog.array_agg(` + us(`ts`) + `::bigint) AS times,
-		pg_catalog.array_agg(coalesce(` + us(`paused_until`) + `::bigint, -9223372036854775808)) AS pauses,
+		pg_catalog.array_agg(coalesce(` + us(`paused_until`) +
+		`::bigint, -9223372036854775808)) AS pauses,
 		pg_catalog.array_agg(coalesce(delay, 0)) AS delays, pg_catalog.array_agg(coalesce(moved, 0)) AS moves
 	FROM ` + rows + ` shard BETWEEN h.first AND h.first + h.n - 1) b ON true`
 }
 
-// lines reads the states of rows: the clock, and one row for each range of shards in which there are
-// any.
+// lines reads the states of rows: the clock, and one row for each range of shards in which there
+// are any.
 //
 // Locks: none. Predicate reads: the rows.
 //
@@ -63,7 +65,8 @@ func (n names) lines() string {
 	return `SELECT 0::bigint, clock_timestamp(), NULL::timestamptz, NULL::bigint, NULL::float8
 UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved)
 	FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
-	JOIN ` + n.balance + ` b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
+	JOIN ` + n.balance +
+		` b ON b.name = p.name AND b.key = p.key AND b.shard BETWEEN p.first AND p.last
 	WHERE b.key = ANY ($2::text[])
 	GROUP BY p.nr)`
 }
@@ -81,7 +84,8 @@ func (n names) head() string {
 func (n names) put() string {
 	return n.upsertMore(`, paused_until, delay, moved`,
 		`VALUES ($1::text, $2::text, $3::integer, $7::float8, `+clock+`,
-	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, nullif($11::bigint, 0), nullif($12::float8, 0::float8))`, "",
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, nullif($11::bigint, 0), nullif($12::float8, 0::float8))`,
+		"",
 		`value = excluded.value, ts = excluded.ts`,
 		newRule,
 		`paused_until = excluded.paused_until, delay = excluded.delay, moved = excluded.moved`)

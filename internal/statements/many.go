@@ -1,8 +1,8 @@
 package statements
 
-// Many are statements over many rows at once, for calls that are decided together. All rows are those of
-// limits without shards. None waits for a row that another transaction has locked, except Wait,
-// and New if another transaction has inserted the row and not yet committed.
+// Many are statements over many rows at once, for calls that are decided together. All rows are
+// those of limits without shards. None waits for a row that another transaction has locked, except
+// Wait, and New if another transaction has inserted the row and not yet committed.
 //
 // Each answers with the number of the row in its arguments, counted from 1.
 type Many struct{ Take, Make, Look, Lock, Wait, Put, New string }
@@ -30,11 +30,13 @@ func (n names) many(portable bool) Many {
 //
 // Locks: the rows that nobody else has locked, granted or not.
 //
-// $1 names $2 keys $3 capacities $4 rates $5 periods $6 origins, null for buckets $7 tokens $8 clock
+// $1 names $2 keys $3 capacities $4 rates $5 periods $6 origins, null for buckets $7 tokens $8
+// clock
 func (n names) takeMany() string {
 	return `UPDATE ` + n.balance + ` b SET ` + takeLeft + `
 FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, b.ctid AS at, ` + leftOfMany + `
-	FROM (` + asksOfMany + `) u JOIN ` + n.balance + ` b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+	FROM (` + asksOfMany + `) u JOIN ` + n.balance +
+		` b ON b.name = u.name AND b.key = u.key AND b.shard = 0
 	FOR NO KEY UPDATE OF b SKIP LOCKED) s
 WHERE b.ctid = s.at AND s.left >= 0::float8
 RETURNING s.nr, ` + columns
@@ -60,8 +62,10 @@ const asksOfMany = `SELECT u.*, coalesce($8::timestamptz, clock_timestamp()) AS 
 func (n names) makeMany() string {
 	return `WITH s AS MATERIALIZED (
 	SELECT u.*, b.at, ` + leftOfMany + `, CASE WHEN b.at IS NULL THEN NOT EXISTS (
-		SELECT FROM ` + n.balance + ` b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0) END AS new
-	FROM (` + asksOfMany + `) u LEFT JOIN LATERAL (SELECT b.ctid AS at, b.value, b.ts, b.paused_until
+		SELECT FROM ` + n.balance +
+		` b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0) END AS new
+	FROM (` + asksOfMany +
+		`) u LEFT JOIN LATERAL (SELECT b.ctid AS at, b.value, b.ts, b.paused_until
 		FROM ` + n.balance + ` b WHERE b.name = u.name AND b.key = u.key AND b.shard = 0
 		FOR NO KEY UPDATE SKIP LOCKED) b ON true
 ), made AS (

@@ -1,16 +1,17 @@
 package statements
 
 // pause stops the time of a row for $10 microseconds from now on. The balance is refilled up to now
-// by the rule in the row, and stays so until the pause ends. Work that waits is delayed by what this
-// adds to the pause. A pause that ends later stays.
+// by the rule in the row, and stays so until the pause ends. Work that waits is delayed by what
+// this adds to the pause. A pause that ends later stays.
 //
-// If there is no row, no work waits. The new row still gets the delay: a window take from a row that
-// was deleted since needs it, to tell how many windows have gone by since (see unused).
+// If there is no row, no work waits. The new row still gets the delay: a window take from a row
+// that was deleted since needs it, to tell how many windows have gone by since (see unused).
 //
 // ts is set to the clock and not to the end of the pause. So a reservation during the pause is
 // decided as of now, and ts need not move back if the pause ends early.
 func (n names) pause(k kind) string {
-	const now = `coalesce($8::timestamptz, statement_timestamp())` // the same in all places of a statement
+	// the same in all places of a statement
+	const now = `coalesce($8::timestamptz, statement_timestamp())`
 	const until = now + ` + $10::bigint::float8 * interval '1 microsecond'`
 	r := asked(k)
 	return n.upsertMore(`, paused_until, delay`,
@@ -20,7 +21,8 @@ func (n names) pause(k kind) string {
 		`value = greatest(b.value, `+stored.refilled(`excluded.ts`)+`)`,
 		tsForward,
 		`paused_until = greatest(b.paused_until, excluded.paused_until)`,
-		`delay = coalesce(b.delay, 0) + `+r.delay(`greatest(b.ts, b.paused_until, excluded.ts)`, `excluded.paused_until`))
+		`delay = coalesce(b.delay, 0) + `+r.delay(`greatest(b.ts, b.paused_until, excluded.ts)`,
+			`excluded.paused_until`))
 }
 
 // resume ends a pause, and takes back the rest of its delay. Without a pause it changes nothing. If
@@ -29,7 +31,8 @@ func (n names) resume(k kind) string {
 	return n.upsert(row(absent(`$7::float8`)), `b.paused_until > excluded.ts OR `+isClosed,
 		tsForward,
 		`paused_until = NULL`,
-		`delay = coalesce(b.delay, 0) - `+asked(k).delay(`greatest(b.ts, excluded.ts)`, `b.paused_until`))
+		`delay = coalesce(b.delay, 0) - `+asked(k).delay(`greatest(b.ts, excluded.ts)`,
+			`b.paused_until`))
 }
 
 // pauseClosed pauses the closed rows of a limit, for work that still waits in them, by the rule in
@@ -50,7 +53,8 @@ func (n names) pauseClosed() string {
 UPDATE ` + n.balance + ` b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = greatest(b.paused_until, c.until),
-	delay = coalesce(b.delay, 0) + ` + stored.delay(`greatest(b.ts, b.paused_until, c.now)`, `c.until`) + `
+	delay = coalesce(b.delay, 0) + ` + stored.delay(`greatest(b.ts, b.paused_until, c.now)`,
+		`c.until`) + `
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
 RETURNING true`
 }

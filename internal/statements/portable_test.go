@@ -9,16 +9,20 @@ import (
 	"testing"
 )
 
-// excluded is what engines that speak Postgres' protocol do not have, or have otherwise, by their documents, and
-// what Citus was found to refuse: see docs/distributed.md.
+// excluded is what engines that speak Postgres' protocol do not have, or have otherwise, by their
+// documents, and what Citus was found to refuse: see docs/distributed.md.
 var excluded = map[string]*regexp.Regexp{
 	"advisory locks: CockroachDB's have done nothing and said that they did": regexp.MustCompile(`advisory`),
-	"system columns: YugabyteDB has none":                                    regexp.MustCompile(`\b(ctid|xmin|xmax)\b`),
-	"recursive queries: Citus wants a filter by key in them":                 regexp.MustCompile(`RECURSIVE`),
-	"the clock where a row is updated: Citus wants what is immutable there":  regexp.MustCompile(`(?s)DO UPDATE.*(_timestamp\(|now\(|random\()`),
-	"settings of a server: each node has its own":                            regexp.MustCompile(`set_config|lock_timeout`),
-	"notifications: CockroachDB has none, YugabyteDB seldom":                 regexp.MustCompile(`pg_notify`),
-	"ids of catalogs: each node has its own":                                 regexp.MustCompile(`::regclass`),
+	"system columns: YugabyteDB has none": regexp.MustCompile(
+		`\b(ctid|xmin|xmax)\b`,
+	),
+	"recursive queries: Citus wants a filter by key in them": regexp.MustCompile(`RECURSIVE`),
+	"the clock where a row is updated: Citus wants what is immutable there": regexp.MustCompile(
+		`(?s)DO UPDATE.*(_timestamp\(|now\(|random\()`,
+	),
+	"settings of a server: each node has its own":            regexp.MustCompile(`set_config|lock_timeout`),
+	"notifications: CockroachDB has none, YugabyteDB seldom": regexp.MustCompile(`pg_notify`),
+	"ids of catalogs: each node has its own":                 regexp.MustCompile(`::regclass`),
 }
 
 // locksOne matches what locks rows of one key, and skips some.

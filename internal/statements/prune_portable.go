@@ -31,7 +31,8 @@ func (n names) countKey() string {
 
 // $1 name $2 key $3 shards
 func (n names) deleteRows() string {
-	return `DELETE FROM ` + n.balance + ` WHERE name = $1::text AND key = $2::text AND shard = ANY ($3::integer[])`
+	return `DELETE FROM ` + n.balance +
+		` WHERE name = $1::text AND key = $2::text AND shard = ANY ($3::integer[])`
 }
 
 // $1 name $2 key $3 slot $4 batch $5 clock

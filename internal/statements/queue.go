@@ -25,9 +25,11 @@ func (s *Statements) Queue(locks int) (lock, next, keep string) {
 	for i := range locks {
 		id := s.names.queueID(`$` + strconv.Itoa(i+1) + `::bigint`)
 		locking = append(locking, `pg_catalog.pg_advisory_lock(`+id+`)`)
-		keeping = append(keeping, `pg_catalog.pg_advisory_xact_lock(`+id+`), pg_catalog.pg_advisory_unlock(`+id+`)`)
+		keeping = append(keeping,
+			`pg_catalog.pg_advisory_xact_lock(`+id+`), pg_catalog.pg_advisory_unlock(`+id+`)`)
 	}
-	return `SELECT ` + strings.Join(locking, ", "), `COMMIT AND CHAIN`, `SELECT ` + strings.Join(keeping, ", ")
+	return `SELECT ` + strings.Join(locking, ", "), `COMMIT AND CHAIN`, `SELECT ` +
+		strings.Join(keeping, ", ")
 }
 
 // Unqueue returns a text that rolls back, and releases the locks that the session may still hold.
@@ -35,7 +37,8 @@ func (s *Statements) Queue(locks int) (lock, next, keep string) {
 func (s *Statements) Unqueue(locks []int64) string {
 	sql := `ROLLBACK`
 	for _, number := range locks {
-		sql += `; SELECT pg_catalog.pg_advisory_unlock(` + s.names.queueID(strconv.FormatInt(number, 10)) + `)`
+		sql += `; SELECT pg_catalog.pg_advisory_unlock(` +
+			s.names.queueID(strconv.FormatInt(number, 10)) + `)`
 	}
 	return sql
 }

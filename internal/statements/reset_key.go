@@ -1,7 +1,7 @@
 package statements
 
-// resetKey is reset for all balances of a key. There are few names of limits, and it finds each with
-// one descent of the index. It locks rows in the order in which all calls lock theirs.
+// resetKey is reset for all balances of a key. There are few names of limits, and it finds each
+// with one descent of the index. It locks rows in the order in which all calls lock theirs.
 //
 // Locks: the rows. Predicate reads: those, and the index pages at which the names begin.
 //
@@ -10,9 +10,11 @@ func (n names) resetKey() string {
 	return `WITH RECURSIVE names (name) AS (
 	(SELECT name FROM ` + n.balance + ` ORDER BY name LIMIT 1)
 	UNION ALL
-	SELECT (SELECT b.name FROM ` + n.balance + ` b WHERE b.name > n.name ORDER BY b.name LIMIT 1) FROM names n WHERE n.name IS NOT NULL
+	SELECT (SELECT b.name FROM ` + n.balance +
+		` b WHERE b.name > n.name ORDER BY b.name LIMIT 1) FROM names n WHERE n.name IS NOT NULL
 ), held AS MATERIALIZED (
-	SELECT b.name, b.shard FROM names n JOIN ` + n.balance + ` b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
+	SELECT b.name, b.shard FROM names n JOIN ` + n.balance +
+		` b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
 	ORDER BY b.name, b.shard FOR NO KEY UPDATE OF b
 )
 UPDATE ` + n.balance + ` b SET value = $2::float8, ts = coalesce($3::timestamptz, clock_timestamp())
@@ -29,7 +31,8 @@ func (n names) resetKeyHere() string {
 	return `WITH c AS MATERIALIZED (
 	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
 ), held AS MATERIALIZED (
-	SELECT name, shard FROM ` + n.balance + ` WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
+	SELECT name, shard FROM ` + n.balance +
+		` WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
 	ORDER BY name, shard FOR NO KEY UPDATE
 )
 UPDATE ` + n.balance + ` b SET value = $2::float8, ts = c.now

@@ -41,7 +41,11 @@ const since = `greatest(b.ts, b.paused_until)`
 
 // us is an interval in whole microseconds: date_part returns seconds as float8, and rounding makes
 // them exact again.
-func us(interval string) string { return `round(date_part('epoch', ` + interval + `) * 1e6::float8)` }
+func us(
+	interval string,
+) string {
+	return `round(date_part('epoch', ` + interval + `) * 1e6::float8)`
+}
 
 // window is the number of the window at a time.
 func (r rule) window(at string) string { return r.windowOf(us(at + ` - ` + r.origin)) }
@@ -81,6 +85,7 @@ func (r rule) choose(ofBucket, ofWindow string) string {
 	case window:
 		return ofWindow
 	default:
-		return `CASE WHEN ` + r.origin + " IS NULL\n\t\tTHEN " + ofBucket + "\n\t\tELSE " + ofWindow + ` END`
+		return `CASE WHEN ` + r.origin + " IS NULL\n\t\tTHEN " + ofBucket + "\n\t\tELSE " +
+			ofWindow + ` END`
 	}
 }

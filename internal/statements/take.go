@@ -53,7 +53,8 @@ func inTime(credit string) condition {
 	return func(r rule) string {
 		comes := r.choose( // within $11, without the rest of a pause
 			r.rate+` * greatest(0, $11::float8 - `+rest+`) / `+r.period,
-			r.rate+` * `+r.windows(r.window(resumed), r.windowOf(`(`+us(now+` - `+r.origin)+` + $11::float8)`)))
+			r.rate+` * `+r.windows(r.window(resumed),
+				r.windowOf(`(`+us(now+` - `+r.origin)+` + $11::float8)`)))
 		return left(r) + ` >= $10::float8
 	AND ` + rest + ` <= $11::float8
 	AND (` + left(r) + `) + ` + credit + ` + ` + comes + ` >= 0::float8`
@@ -61,8 +62,8 @@ func inTime(credit string) condition {
 }
 
 // orFail is for takes that fail their transaction if they do not grant. The message of the failure
-// contains a column: Postgres would evaluate a constant expression while planning, and the statement
-// would always fail.
+// contains a column: Postgres would evaluate a constant expression while planning, and the
+// statement would always fail.
 func orFail(may condition) condition {
 	return func(r rule) string {
 		return `CASE WHEN ` + may(r) + `
@@ -82,9 +83,9 @@ WHERE ($13::integer IS NULL OR `+n.tryLock(`$13`)+`)
 }
 
 // takeShard is take for one of several shards. It takes from the first of the candidates $3, with
-// capacities $4 and rates $5, whose advisory lock in $12 no other transaction holds. If all are held
-// it answers with no row, or with $13 it waits for the first. The locks are only hints: without them
-// callers would wait for each other or fail at COMMIT, and nothing worse.
+// capacities $4 and rates $5, whose advisory lock in $12 no other transaction holds. If all are
+// held it answers with no row, or with $13 it waits for the first. The locks are only hints:
+// without them callers would wait for each other or fail at COMMIT, and nothing worse.
 //
 // The statement must try the locks one by one, and keep none except the one of the shard that it
 // takes from. So they are in a subquery over the candidates, without a join or a sort around it.

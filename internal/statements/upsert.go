@@ -47,7 +47,8 @@ func (n names) upsertMore(more, from, where string, set ...string) string {
 	if where != "" {
 		where = "\nWHERE " + where
 	}
-	return `INSERT INTO ` + n.balance + ` AS b (name, key, shard, value, ts, capacity, rate, period, origin` + more + `)
+	return `INSERT INTO ` + n.balance +
+		` AS b (name, key, shard, value, ts, capacity, rate, period, origin` + more + `)
 ` + from + `
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	` + strings.Join(set, ",\n\t") + where + `

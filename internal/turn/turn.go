@@ -50,10 +50,11 @@ func (l *Line) Grant(tenants []*Tenant, next *Tenant, cost, weight float64) {
 	l.charge(next, cost, weight)
 }
 
-// before says that it is the turn of t before that of the other. Those whose times have passed start at the same time,
-// in the order of these times.
+// before says that it is the turn of t before that of the other. Those whose times have passed
+// start at the same time, in the order of these times.
 func (t *Tenant) before(other *Tenant) bool {
-	return cmp.Or(cmp.Compare(t.Level, other.Level), cmp.Compare(t.At, other.At), cmp.Compare(t.Name, other.Name)) < 0
+	return cmp.Or(cmp.Compare(t.Level, other.Level), cmp.Compare(t.At, other.At),
+		cmp.Compare(t.Name, other.Name)) < 0
 }
 
 func (l *Line) start(t *Tenant) float64 { return max(t.At, l.Virtual) }

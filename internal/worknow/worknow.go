@@ -1,5 +1,5 @@
-// Package worknow has tests work River jobs when they say so: weirtest asks for it in a context, and
-// scheduler obeys. Neither imports the other.
+// Package worknow has tests work River jobs when they say so: weirtest asks for it in a context,
+// and scheduler obeys. Neither imports the other.
 package worknow
 
 import "context"

@@ -48,12 +48,16 @@ func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 }
 
 // WrapStreamingClient implements [connect.Interceptor], and does nothing.
-func (*interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+func (*interceptor) WrapStreamingClient(
+	next connect.StreamingClientFunc,
+) connect.StreamingClientFunc {
 	return next
 }
 
 // WrapStreamingHandler implements [connect.Interceptor].
-func (i *interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+func (i *interceptor) WrapStreamingHandler(
+	next connect.StreamingHandlerFunc,
+) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		ctx, err := i.take(ctx, callOf(conn, conn.RequestHeader(), nil), conn.ResponseHeader())
 		if err != nil {
@@ -71,7 +75,8 @@ type described interface {
 
 func callOf(d described, header http.Header, message any) *rpclimit.Call {
 	return &rpclimit.Call{
-		Procedure: d.Spec().Procedure, Address: d.Peer().Addr, Header: header.Values, Message: message,
+		Procedure: d.Spec().Procedure, Address: d.Peer().Addr, Header: header.Values,
+		Message: message,
 	}
 }
 

@@ -63,8 +63,10 @@ func take(
 	call := &rpclimit.Call{
 		Procedure: procedure,
 		Address:   address(ctx),
-		Header:    func(name string) []string { return metadata.ValueFromIncomingContext(ctx, name) },
-		Message:   message,
+		Header: func(name string) []string {
+			return metadata.ValueFromIncomingContext(ctx, name)
+		},
+		Message: message,
 	}
 	ctx, res, err := guard.Take(ctx, call, asks)
 	return ctx, pass(ctx, guard, procedure, res, err)
@@ -98,7 +100,8 @@ func pass(
 		}
 	}
 	header, refused := guard.Answer(ctx, procedure, res, err)
-	_ = grpc.SetHeader(ctx, lower(header)) // it fails if the header has been sent: then nobody is told
+	// it fails if the header has been sent: then nobody is told
+	_ = grpc.SetHeader(ctx, lower(header))
 	if refused != nil {
 		return status.ErrorProto(refused)
 	}

@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Fill writes each part between its two marks, <!-- name --> and <!-- end -->, and leaves the rest of the page as it is. A part
-// whose first mark is missing is an error, and nothing is written then.
+// Fill writes each part between its two marks, <!-- name --> and <!-- end -->, and leaves the rest
+// of the page as it is. A part whose first mark is missing is an error, and nothing is written
+// then.
 func Fill(file string, parts map[string]string) error {
 	old, err := os.ReadFile(file)
 	if err != nil {

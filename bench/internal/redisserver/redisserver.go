@@ -1,5 +1,5 @@
-// Package redisserver starts a Redis server for a benchmark: on loopback, with a password, without persistence, and for no longer than
-// this process.
+// Package redisserver starts a Redis server for a benchmark: on loopback, with a password, without
+// persistence, and for no longer than this process.
 package redisserver
 
 import (
@@ -31,9 +31,10 @@ type Server struct {
 	done    chan struct{} // closed when the supervisor has ended
 }
 
-// supervise runs the server for as long as standard input is open, which is also until the process that holds the other end
-// has ended, and then removes its folder, $1. The file running is there until the server is known to have ended, so that no
-// signal goes to a process that merely has the same id.
+// supervise runs the server for as long as standard input is open, which is also until the process
+// that holds the other end has ended, and then removes its folder, $1. The file running is there
+// until the server is known to have ended, so that no signal goes to a process that merely has the
+// same id.
 const supervise = `
 trap '' INT TERM HUP PIPE
 : >"$1/running"
@@ -71,10 +72,13 @@ func Start(ctx context.Context) (_ *Server, err error) {
 	_ = l.Close()
 	s := &Server{dir: dir, done: make(chan struct{})}
 	s.options = redis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", port), Password: rand.Text()}
-	config := fmt.Sprintf("bind 127.0.0.1\nport %d\nrequirepass %s\ndir %s\nsave \"\"\nappendonly no\n", port, s.options.Password, dir)
+	config :=
+		fmt.Sprintf("bind 127.0.0.1\nport %d\nrequirepass %s\ndir %s\nsave \"\"\nappendonly no\n",
+			port, s.options.Password, dir)
 	if err := errors.Join(
 		os.WriteFile(filepath.Join(dir, "redis.conf"), []byte(config), 0o600),
-		os.Symlink(program, filepath.Join(dir, "redis-server")), // the name by which it is called says what it is to do
+		// the name by which it is called says what it is to do
+		os.Symlink(program, filepath.Join(dir, "redis-server")),
 	); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -99,7 +103,8 @@ func Start(ctx context.Context) (_ *Server, err error) {
 	return s, nil
 }
 
-// find is the server's program. Debian's redis-tools has it under the name of another of its jobs, and starts no service.
+// find is the server's program. Debian's redis-tools has it under the name of another of its jobs,
+// and starts no service.
 func find() (string, error) {
 	for _, name := range []string{"redis-server", "redis-check-rdb"} {
 		if program, err := exec.LookPath(name); err == nil {
@@ -109,7 +114,8 @@ func find() (string, error) {
 	return "", ErrNotFound
 }
 
-// answers waits until the server does. The password tells it from another process that has taken the port.
+// answers waits until the server does. The password tells it from another process that has taken
+// the port.
 func (s *Server) answers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

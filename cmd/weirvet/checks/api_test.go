@@ -88,8 +88,8 @@ func TestTheGuideListsEveryCheck(t *testing.T) {
 	}
 }
 
-// Every field and method of a Result is known: what does it say of whether the call was granted, and
-// of when its work may run?
+// Every field and method of a Result is known: what does it say of whether the call was granted,
+// and of when its work may run?
 func TestEveryPartOfAResultIsKnown(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{ // to lookAt

@@ -54,7 +54,8 @@ func runInTx(pass *analysis.Pass) (any, error) {
 			}
 			seen[lit] = true
 			t := &callback{
-				pass: pass, lit: lit, db: begunOn(pass, call), grows: map[*types.Var]*ast.CallExpr{},
+				pass: pass, lit: lit, db: begunOn(pass, call),
+				grows: map[*types.Var]*ast.CallExpr{},
 			}
 			if at, ok := c.Inspector().Root().FindNode(lit); ok && t.begins(fn) {
 				t.check(at)

@@ -113,7 +113,8 @@ func imported(pass *analysis.Pass) []site {
 			}
 			seen[d] = true
 			for _, other := range all {
-				if other.Kind == d.Kind && other.Name == d.Name && !together(facts, other.definition, d) &&
+				if other.Kind == d.Kind && other.Name == d.Name &&
+					!together(facts, other.definition, d) &&
 					!slices.Contains(fact.Defined, other.definition) {
 					reportImport(pass, p, other.definition, d)
 					break

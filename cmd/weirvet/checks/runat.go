@@ -115,7 +115,8 @@ func onlyValue(pass *analysis.Pass, id *ast.Ident) ast.Expr {
 					}
 				}
 			case *ast.UnaryExpr:
-				if x, ok := n.X.(*ast.Ident); ok && n.Op == token.AND && pass.TypesInfo.Uses[x] == v {
+				if x, ok := n.X.(*ast.Ident); ok && n.Op == token.AND &&
+					pass.TypesInfo.Uses[x] == v {
 					times = 2
 				}
 			}

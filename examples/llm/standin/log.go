@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// Log is an exact sliding log: it admits a call only if, with it, no interval of the window's length holds more tokens or
-// more requests than the limits. A call counts with its estimate while it is under way, and with what it has used from when
-// it is done. The log remembers every call that it admitted.
+// Log is an exact sliding log: it admits a call only if, with it, no interval of the window's
+// length holds more tokens or more requests than the limits. A call counts with its estimate while
+// it is under way, and with what it has used from when it is done. The log remembers every call
+// that it admitted.
 type Log struct {
 	window           time.Duration
 	tokens, requests int
@@ -30,9 +31,9 @@ func NewLog(window time.Duration, tokens, requests int) *Log {
 	return &Log{window: window, tokens: tokens, requests: requests}
 }
 
-// Admit admits a call of an estimated number of tokens at now and returns its number, or says how long it takes until one
-// would be admitted at the latest: sooner, if a call that is under way uses less than its estimate. Calls must come in the
-// order of their times.
+// Admit admits a call of an estimated number of tokens at now and returns its number, or says how
+// long it takes until one would be admitted at the latest: sooner, if a call that is under way uses
+// less than its estimate. Calls must come in the order of their times.
 func (l *Log) Admit(now time.Time, estimate int) (call int, retryAfter time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,8 +41,8 @@ func (l *Log) Admit(now time.Time, estimate int) (call int, retryAfter time.Dura
 		l.refused++
 		return 0, l.window, false
 	}
-	// Walk back through the window, from the youngest call to the oldest. The first that leaves no room for this call has
-	// to leave the window before there is any.
+	// Walk back through the window, from the youngest call to the oldest. The first that leaves no
+	// room for this call has to leave the window before there is any.
 	tokens, requests := estimate, 1
 	for i := len(l.calls) - 1; i >= 0; i-- {
 		c := l.calls[i]
@@ -59,7 +60,8 @@ func (l *Log) Admit(now time.Time, estimate int) (call int, retryAfter time.Dura
 	return len(l.calls) - 1, 0, true
 }
 
-// Done puts what a call has used in the place of its estimate. A call for which nobody says it keeps that.
+// Done puts what a call has used in the place of its estimate. A call for which nobody says it
+// keeps that.
 func (l *Log) Done(now time.Time, call, used int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

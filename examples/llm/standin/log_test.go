@@ -44,8 +44,8 @@ func TestTheLogAdmitsNoMoreThanFitsIntoAnyInterval(t *testing.T) {
 	}
 }
 
-// A call takes its estimate while it is under way. What it does not use is there for others once it is done, and for them
-// only then; what it uses beyond counts too.
+// A call takes its estimate while it is under way. What it does not use is there for others once it
+// is done, and for them only then; what it uses beyond counts too.
 func TestTheLogCountsWhatWasUsedInThePlaceOfTheEstimate(t *testing.T) {
 	t.Parallel()
 	l := NewLog(10*second, 100, 10)

@@ -1,6 +1,7 @@
-// Package standin is an API in the place of the real one: chat completions in OpenAI's form, with a limit of tokens and of
-// requests that it keeps by an exact log and answers 429 beyond. As real ones do, it admits a call by what that may use at
-// the most, the prompt and max_tokens, and counts what it has used once it is done.
+// Package standin is an API in the place of the real one: chat completions in OpenAI's form, with a
+// limit of tokens and of requests that it keeps by an exact log and answers 429 beyond. As real
+// ones do, it admits a call by what that may use at the most, the prompt and max_tokens, and counts
+// what it has used once it is done.
 package standin
 
 import (
@@ -25,7 +26,8 @@ type Server struct {
 	random *rand.Rand
 }
 
-// Start starts a server that keeps to the log. The seed decides how long its answers are, in the order of the calls.
+// Start starts a server that keeps to the log. The seed decides how long its answers are, in the
+// order of the calls.
 func Start(log *Log, seed uint64) (*Server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -58,8 +60,10 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
 		} `json:"messages"`
 		MaxTokens int `json:"max_tokens"`
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&in); err != nil || in.MaxTokens <= 0 || len(in.Messages) == 0 {
-		fail(w, http.StatusBadRequest, "invalid_request_error", "want model, messages and max_tokens")
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&in); err != nil ||
+		in.MaxTokens <= 0 || len(in.Messages) == 0 {
+		fail(w, http.StatusBadRequest, "invalid_request_error",
+			"want model, messages and max_tokens")
 		return
 	}
 	prompt := 0
@@ -71,7 +75,8 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
 		seconds := after.Seconds()
 		w.Header().Set("Retry-After", fmt.Sprint(int(seconds)+1))
 		w.Header().Set("Retry-After-Ms", fmt.Sprint(after.Milliseconds()+1))
-		fail(w, http.StatusTooManyRequests, "rate_limit_exceeded", fmt.Sprintf("rate limit reached: try again in %.3f s", seconds))
+		fail(w, http.StatusTooManyRequests, "rate_limit_exceeded",
+			fmt.Sprintf("rate limit reached: try again in %.3f s", seconds))
 		return
 	}
 	completion, thinking, reason := s.answer(in.MaxTokens)
@@ -88,12 +93,13 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
 			"index": 0, "finish_reason": reason,
 			"message": map[string]any{"role": "assistant", "content": "It depends."},
 		}},
-		"usage": map[string]any{"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+		"usage": map[string]any{"prompt_tokens": prompt, "completion_tokens": completion,
+			"total_tokens": prompt + completion},
 	})
 }
 
-// answer is how long one is and how long it takes: most have a fifth to seven tenths of what they may, and one of twenty is
-// cut off.
+// answer is how long one is and how long it takes: most have a fifth to seven tenths of what they
+// may, and one of twenty is cut off.
 func (s *Server) answer(most int) (tokens int, thinking time.Duration, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

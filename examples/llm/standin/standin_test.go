@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// ask makes calls one after another, each of 3 + 100 tokens at the most, and returns what they used.
+// ask makes calls one after another, each of 3 + 100 tokens at the most, and returns what they
+// used.
 func ask(t *testing.T, s *Server, n int) (used []int) {
 	t.Helper()
 	for range n {
