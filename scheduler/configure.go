@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -21,6 +22,7 @@ type plugin struct {
 
 	pool   *pgxpool.Pool
 	logger *slog.Logger
+	holder string // of its turns and lines: a UUID
 
 	waker                    waker
 	looks, renewals, charges *batch
@@ -54,8 +56,9 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 		panic(s.misused)
 	}
 	c := *cfg
-	p := &plugin{store: s.on(c.Schema), pool: pool}
+	p := &plugin{store: s.on(c.Schema), pool: pool, holder: uuid.NewString()}
 	p.logger = cmp.Or(c.Logger, slog.Default())
+	p.round.lines = map[row]placing{}
 	p.waker.send = p.wake
 	p.hands.follow = p.following()
 	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)

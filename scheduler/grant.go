@@ -111,7 +111,7 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	args := []any{g.of[0], g.of[1], g.turns.holder.String(), lineLasts}
+	args := []any{g.of[0], g.of[1], g.holder, lineLasts}
 	err := g.query(ctx, tx, holdSQL, args, func() { g.mine = true },
 		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
 	if known {

@@ -291,5 +291,5 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 
 // rest forgets a line in which nobody waits any more.
 func (p *plugin) rest(ctx context.Context, of row) error {
-	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.turns.holder.String()}, nil)
+	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.holder}, nil)
 }

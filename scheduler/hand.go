@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,10 +39,8 @@ const (
 type hands struct {
 	cleared sync.Map // when the due jobs of a queue and kind were looked at
 
-	under  sync.Mutex // way is a round; what follows is its own
-	began  time.Time
-	holder uuid.UUID
-	after  string // the last place of the round before
+	pace
+	after string // the last place of the round before; for the round under way only
 
 	mu     sync.Mutex
 	put    map[int64]putting // jobs whose put-off may not be written
@@ -146,33 +143,19 @@ func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
 
 // handOut begins a round, if the last one was long enough ago.
 func (p *plugin) handOut() {
-	h := &p.hands
-	if p.scheduler.slots == nil || !h.under.TryLock() {
+	if p.scheduler.slots == nil {
 		return
 	}
-	if time.Since(h.began) < roundEvery {
-		h.under.Unlock()
-		return
-	}
-	h.began = time.Now()
-	go func() {
-		defer h.under.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	p.hands.begin(roundEvery, func(ctx context.Context) {
 		p.warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
-	}()
+	})
 }
 
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
 // of jobs that have left.
 func (p *plugin) handOutFree(ctx context.Context) error {
 	h := &p.hands
-	if h.holder == uuid.Nil {
-		h.holder = uuid.New()
-	}
-	var until time.Time
-	args := []any{p.schema, h.holder.String(), turnLasts, turnOfHands}
-	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
+	until, err := p.takeTurn(ctx, turnOfHands)
 	if err != nil || until.IsZero() {
 		return err
 	}

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 // The round. Once a second one of the clients looks at the jobs that wait, of all queues, from the
@@ -37,26 +35,14 @@ const (
 	turnOfHands  = 1 // to give free slots: see hand.go
 )
 
-// round is what a client remembers from one round to the next. Only the round under way uses it,
-// except for mine.
-type round struct {
-	under  sync.Mutex // way
-	began  time.Time
-	holder uuid.UUID
-	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
-
-	walked time.Time       // when the jobs behind the next ones were last looked at,
-	after  *waiter         // and behind which one that goes on; nil for the last of the next
-	lines  map[row]placing // of the lines in which jobs have moved up lately
-	watch  watch
+// pace has rounds of one kind follow each other: a client does one at a time.
+type pace struct {
+	under sync.Mutex // way
+	began time.Time
 }
 
-// placing is where the last job of a line that was near was put, and where it belonged.
-type placing struct{ put, due time.Time }
-
-// beat begins a round, if the last one was long enough ago.
-func (p *plugin) beat(gap time.Duration) {
-	r := &p.round
+// begin begins a round, unless one is under way or the last one began less than gap ago.
+func (r *pace) begin(gap time.Duration, do func(ctx context.Context)) {
 	if !r.under.TryLock() {
 		return
 	}
@@ -69,8 +55,30 @@ func (p *plugin) beat(gap time.Duration) {
 		defer r.under.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
+		do(ctx)
 	}()
+}
+
+// round is what a client remembers from one round to the next. Only the round under way uses it,
+// except for mine.
+type round struct {
+	pace
+	mine atomic.Int64 // until when the turn is this client's, in nanoseconds
+
+	walked time.Time       // when the jobs behind the next ones were last looked at,
+	after  *waiter         // and behind which one that goes on; nil for the last of the next
+	lines  map[row]placing // of the lines in which jobs have moved up lately
+	watch  watch
+}
+
+// placing is where the last job of a line that was near was put, and where it belonged.
+type placing struct{ put, due time.Time }
+
+// beat begins a round, if the last one was long enough ago.
+func (p *plugin) beat(gap time.Duration) {
+	p.round.begin(gap, func(ctx context.Context) {
+		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
+	})
 }
 
 // hint says that a line may have moved: if it is this client's turn, the next round comes sooner.
@@ -112,16 +120,18 @@ FROM {river}river_queue q
 ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 )
 
+// takeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another client's.
+func (p *plugin) takeTurn(ctx context.Context, turn int) (until time.Time, err error) {
+	args := []any{p.schema, p.holder, turnLasts, turn}
+	err = p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
+	return until, err
+}
+
 // lookAfter is one round.
 func (p *plugin) lookAfter(ctx context.Context) error {
 	r, began := &p.round, time.Now()
-	var until time.Time
-	if r.holder == uuid.Nil {
-		r.holder, r.lines = uuid.New(), map[row]placing{}
-	}
-	args := []any{p.schema, r.holder.String(), turnLasts, turnOfRounds}
-	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
-	if err != nil || until.IsZero() { // another client's turn
+	until, err := p.takeTurn(ctx, turnOfRounds)
+	if err != nil || until.IsZero() {
 		return err
 	}
 	answered := time.Now()
