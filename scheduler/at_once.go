@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -211,24 +212,22 @@ func (p *plugin) haveWait(ctx context.Context, want hand.Want, jobs []*rivertype
 	if len(jobs) == 0 {
 		return nil
 	}
-	byID := map[int64]*rivertype.JobRow{}
 	var ids []int64
 	for _, j := range jobs {
-		byID[j.ID], ids = j, append(ids, j.ID)
+		ids = append(ids, j.ID)
 	}
 	err := pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		var id int64
-		var due []*rivertype.JobRow
-		var moved []*waiter
-		err := p.query(ctx, tx, lockSQL, []any{ids}, func() {
-			due = append(due, byID[id])
-			moved = append(moved, &waiter{ID: id, At: byID[id].ScheduledAt, Due: farOff})
-		}, &id)
+		locked, err := p.which(ctx, tx, lockSQL, ids)
+		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })
 		if err == nil {
-			err = p.getInLine(ctx, tx, want, due)
+			err = p.getInLine(ctx, tx, want, jobs)
 		}
 		if err != nil {
 			return err
+		}
+		var moved []*waiter
+		for _, j := range jobs {
+			moved = append(moved, &waiter{ID: j.ID, At: j.ScheduledAt, Due: farOff})
 		}
 		return p.move(ctx, tx, moved, time.Now())
 	})

@@ -134,9 +134,7 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 		for _, j := range jobs {
 			ids = append(ids, j.job.ID)
 		}
-		var id int64
-		locked := map[int64]bool{}
-		err := p.query(ctx, tx, lockSQL, []any{ids}, func() { locked[id] = true }, &id)
+		locked, err := p.which(ctx, tx, lockSQL, ids)
 		jobs = slices.DeleteFunc(jobs, func(j backlogged) bool { return !locked[j.job.ID] })
 		if err != nil || len(jobs) == 0 {
 			return err

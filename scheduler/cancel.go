@@ -152,12 +152,10 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 	if w.seen = next; len(missing) == 0 {
 		return nil
 	}
-	var id int64
-	ids := slices.Collect(maps.Keys(missing))
 	const sql = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[])`
-	err = p.query(ctx, p.pool, sql, []any{ids}, func() { delete(missing, id) }, &id)
-	for _, m := range missing {
-		if err == nil && c.until(m.Due) > 0 { // it cannot have started
+	there, err := p.which(ctx, p.pool, sql, slices.Collect(maps.Keys(missing)))
+	for id, m := range missing {
+		if err == nil && !there[id] && c.until(m.Due) > 0 { // it cannot have started
 			err = p.freed(ctx, m)
 		}
 	}

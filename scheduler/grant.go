@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -338,21 +339,16 @@ func (s *seat) requests() ([]ratelimit.Request, []string, error) {
 
 // unfetched finds out how much work was granted that waits for a worker.
 func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
-	if len(g.held.waiting) == 0 {
+	waiting := g.held.waiting
+	if len(waiting) == 0 {
 		return nil
 	}
-	var ids []int64
-	for id := range g.held.waiting {
-		ids = append(ids, id)
-	}
-	var id int64
-	still := map[int64]granted{}
-	err := g.query(ctx, tx, unfetchedSQL, []any{ids}, func() { still[id] = g.held.waiting[id] }, &id)
+	still, err := g.which(ctx, tx, unfetchedSQL, slices.Collect(maps.Keys(waiting)))
 	if err != nil {
 		return err
 	}
-	g.held.waiting = still
-	for _, w := range still {
+	maps.DeleteFunc(waiting, func(id int64, _ granted) bool { return !still[id] })
+	for _, w := range waiting {
 		b := g.busy[w.queue]
 		b.n, b.all = b.n+1, b.all+w.cost
 		if !w.due.After(g.now) {

@@ -169,10 +169,11 @@ func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (boo
 			ids = append(ids, c.Job)
 		}
 	}
-	var id int64
-	if err := g.query(ctx, tx, chosenSQL, []any{ids}, func() { locked[id] = true }, &id); err != nil {
+	more, err := g.which(ctx, tx, chosenSQL, ids)
+	if err != nil {
 		return false, err
 	}
+	maps.Copy(locked, more)
 	fine := true
 	for _, id := range ids {
 		if !locked[id] {

@@ -223,9 +223,7 @@ func (p *plugin) followUp() {
 	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	running := map[int64]bool{}
-	var id int64
-	err := p.query(ctx, p.pool, runningSQL, []any{ids}, func() { running[id] = true }, &id)
+	running, err := p.which(ctx, p.pool, runningSQL, ids)
 
 	h.mu.Lock()
 	wants := map[hand.Want]bool{}

@@ -37,6 +37,14 @@ func (s store) query(
 	return err
 }
 
+// which are those of the jobs that a statement selects, by their ids.
+func (s store) which(ctx context.Context, q querier, sql string, ids []int64) (map[int64]bool, error) {
+	var id int64
+	found := map[int64]bool{}
+	err := s.query(ctx, q, sql, []any{ids}, func() { found[id] = true }, &id)
+	return found, err
+}
+
 // waiter is a job that waits in its queue, or at this client.
 type waiter struct {
 	ID     int64     `json:"id"`
