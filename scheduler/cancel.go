@@ -74,7 +74,7 @@ func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket) (bool, 
 	if err != nil || !released {
 		return false, err
 	}
-	if err := s.correct(ctx, tx, id, t.Seat, -t.Seat.cost()); err != nil {
+	if err := correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.cost()); err != nil {
 		return false, err
 	}
 	t.Attempt, t.Gone = givenBack, now.UnixMicro()

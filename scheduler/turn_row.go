@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"math"
 	"time"
@@ -66,32 +65,19 @@ func (s *seat) cost() float64 {
 }
 
 // correctSQL notes what a job has used beyond what its tenant was charged.
+//
+// $1 name $2 key $3 tenant $4 job $5 beyond $6 weight
 const correctSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
 VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
 
-func (s store) correct(ctx context.Context, q querier, job int64, seat *seat, beyond float64) error {
-	args := seat.correction(job, beyond)
-	if args == nil {
-		return nil
-	}
-	return s.query(ctx, q, correctSQL, args, nil)
-}
-
-func (s store) correctInSQL(
-	ctx context.Context, tx *sql.Tx, job int64, seat *seat, beyond float64,
+func correct[T any](
+	ctx context.Context, s store, exec func(context.Context, string, ...any) (T, error),
+	job int64, seat *seat, beyond float64,
 ) error {
-	args := seat.correction(job, beyond)
-	if args == nil {
+	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
 		return nil
 	}
-	_, err := tx.ExecContext(ctx, s.tables.Replace(correctSQL), args...)
+	_, err := exec(ctx, s.tables.Replace(correctSQL),
+		seat.Limit, seat.Key, seat.Tenant, job, beyond, seat.Weight)
 	return err
-}
-
-// correction are the arguments of correctSQL, or nil if nothing is to be corrected.
-func (s *seat) correction(job int64, beyond float64) []any {
-	if s == nil || s.Waits || beyond == 0 || math.IsNaN(beyond) {
-		return nil
-	}
-	return []any{s.Limit, s.Key, s.Tenant, job, beyond, s.Weight}
 }

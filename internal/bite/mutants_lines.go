@@ -75,7 +75,7 @@ var ofTheLines = []mutant{
 
 	// what tenants are charged
 	{"charge: the estimate, for ever", "scheduler/settle.go",
-		"return true, s.correct(", "return true, nil\n	return true, s.correct(", "AreChargedWhatTheyUse", jobs, false},
+		"return true, correct(", "return true, nil\n	return true, correct(", "AreChargedWhatTheyUse", jobs, false},
 	{"charge: a cancelled job", "scheduler/cancel.go",
 		"-t.Seat.cost()", "0*t.Seat.cost()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "scheduler/late.go",

@@ -22,7 +22,7 @@ var ofTheScheduler = []mutant{
 		"		params.State = rivertype.JobStateAvailable\n", "		at := time.Now()\n		params.State, params.ScheduledAt = rivertype.JobStateAvailable, &at\n", "AtOnceIsNot", jobs, false},
 
 	{"complete: the job is completed, and what it has used forgotten", "scheduler/complete.go",
-		"	_, err := s.on(\"\").settle(ctx, tx, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
+		"	_, err := settle(ctx, s.on(\"\"), s.limiter.In(tx), tx.Exec, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
 	{"reserve: a denial is no error", "scheduler/reserve.go",
 		"return in, in.Err()", "return in, nil", "TestReserveTx", jobs, false},
 
