@@ -31,9 +31,9 @@ type canceller interface {
 // few seconds; it looks back for a day. It finds a job that was deleted only if the job was among
 // the next 1,000 to start and had waited for a second. Otherwise the job's tokens stay taken.
 func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
-	client, ok := j.client.(canceller)
-	if !ok {
-		return nil, errors.New("scheduler: the River client has no JobCancelTx")
+	client, err := clientOf[canceller](j, "JobCancelTx")
+	if err != nil {
+		return nil, err
 	}
 	job, err := client.JobCancelTx(ctx, tx, id)
 	if err != nil {

@@ -48,16 +48,11 @@ type manyInserter interface {
 
 // many returns the River client, for so many jobs.
 func (j *Jobs) many(n int) (manyInserter, error) {
-	client, ok := j.client.(manyInserter)
-	switch err := j.check(); {
-	case err != nil:
-		return nil, err
-	case !ok:
-		return nil, errors.New("scheduler: the River client has no InsertManyTx")
-	case n == 0:
-		return nil, errors.New("scheduler: no jobs to insert: params is empty")
+	client, err := clientOf[manyInserter](j, "InsertManyTx")
+	if err == nil && n == 0 {
+		err = errors.New("scheduler: no jobs to insert: params is empty")
 	}
-	return client, nil
+	return client, err
 }
 
 // InsertManyTx inserts many jobs with their tokens in the caller's transaction: all of them, or

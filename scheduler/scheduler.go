@@ -240,6 +240,18 @@ func (j *Jobs) check() error {
 	return nil
 }
 
+// clientOf returns the River client of j, which has to have a method.
+func clientOf[T any](j *Jobs, method string) (client T, err error) {
+	if err := j.check(); err != nil {
+		return client, err
+	}
+	client, ok := j.client.(T)
+	if !ok {
+		err = errors.New("scheduler: the River client has no " + method)
+	}
+	return client, err
+}
+
 func errNotMade(by string) error {
 	return errors.New("scheduler: made without a limiter or without a River client: " +
 		"see New and Scheduler." + by)
