@@ -187,11 +187,7 @@ func (p *plugin) clearFor(
 	}
 	p.beside(what, func(ctx context.Context) error {
 		p.hands.cleared.Store(what, time.Now())
-		for last := (&rivertype.JobRow{}); ; {
-			jobs, err := p.due(ctx, queue, kind, last)
-			if err != nil {
-				return err
-			}
+		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {
 				_, found, _ := ticketOf(j)
@@ -199,11 +195,8 @@ func (p *plugin) clearFor(
 					waiting = append(waiting, j)
 				}
 			}
-			if err := p.haveWait(ctx, want, waiting); err != nil || len(jobs) < mostMoved {
-				return err
-			}
-			last = jobs[len(jobs)-1]
-		}
+			return p.haveWait(ctx, want, waiting)
+		})
 	})
 }
 

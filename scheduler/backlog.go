@@ -78,8 +78,7 @@ func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) [
 	queue, kind := job.Queue, job.Kind
 	p.beside(queue+" "+kind, func(ctx context.Context) error {
 		turns := map[string]time.Time{} // where the jobs without tokens end
-		for last := (&rivertype.JobRow{}); ; {
-			jobs, err := p.due(ctx, queue, kind, last)
+		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
 				if t, ok, _ := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
@@ -95,27 +94,33 @@ func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) [
 					turns[of], err = p.place(ctx, group, turns[of])
 				}
 			}
-			if err != nil || len(jobs) < mostMoved {
-				return err
-			}
-			last = jobs[len(jobs)-1]
-		}
+			return err
+		})
 	})
 }
 
-// due are the next due jobs of a kind behind another one.
-func (p *plugin) due(
-	ctx context.Context, queue, kind string, last *rivertype.JobRow,
-) (all []*rivertype.JobRow, err error) {
-	var j rivertype.JobRow
-	args := []any{queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved}
-	err = p.query(ctx, p.pool, kindSQL, args, func() {
-		job := j
-		job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
-		all, j = append(all, &job), rivertype.JobRow{} // whose slices are the job's
-	}, &j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt,
-		&j.EncodedArgs, &j.Metadata, &j.Tags)
-	return all, err
+// eachDue calls do with the due jobs of a kind in a queue, in River's order, some at a time.
+func (p *plugin) eachDue(
+	ctx context.Context, queue, kind string, do func(jobs []*rivertype.JobRow) error,
+) error {
+	for last := (&rivertype.JobRow{}); ; {
+		var jobs []*rivertype.JobRow
+		var j rivertype.JobRow
+		args := []any{queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved}
+		err := p.query(ctx, p.pool, kindSQL, args, func() {
+			job := j
+			job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
+			jobs, j = append(jobs, &job), rivertype.JobRow{} // whose slices are the job's
+		}, &j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt,
+			&j.EncodedArgs, &j.Metadata, &j.Tags)
+		if err == nil {
+			err = do(jobs)
+		}
+		if err != nil || len(jobs) < mostMoved {
+			return err
+		}
+		last = jobs[len(jobs)-1]
+	}
 }
 
 // place gives jobs of the same limits and keys their places, in their order, and moves them there.
