@@ -124,9 +124,9 @@ func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
 		}
 	}
 	waits := false
-	err := p.connected(ctx, func(c *pgxpool.Conn) (err error) {
-		waits, err = p.othersWait(ctx, c, want)
-		return err
+	err := p.connected(ctx, func(c *pgxpool.Conn) error {
+		args := []any{p.schema, tenantOf(want.Place)}
+		return p.query(ctx, c, othersSQL, args, func() {}, &waits)
 	})
 	if err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
 		return p.getInLine(ctx, c, want, []*rivertype.JobRow{v.job})
 	})
 	if err == nil {
-		p.hands.follow(v.ID, want)
+		p.follow(v.ID, want)
 	}
 	return nil, err
 }

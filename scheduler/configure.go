@@ -60,7 +60,6 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	p.logger = cmp.Or(c.Logger, slog.Default())
 	p.round.lines = map[row]placing{}
 	p.waker.send = p.wake
-	p.hands.follow = p.following()
 	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)
 	p.renewals = newBatch(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)

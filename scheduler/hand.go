@@ -42,11 +42,8 @@ type hands struct {
 	pace
 	after string // the last place of the round before; for the round under way only
 
-	mu     sync.Mutex
-	put    map[int64]putting // jobs whose put-off may not be written
-	timer  *time.Timer
-	armed  bool
-	follow func(id int64, want hand.Want)
+	mu  sync.Mutex
+	put map[int64]putting // jobs whose put-off may not be written; if there are any, followUp comes
 }
 
 // putting is a job that is being put off.
@@ -73,9 +70,9 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 // for each other.
 func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
-		var h head
+		var job int64
 		err = p.connected(ctx, func(c *pgxpool.Conn) (err error) {
-			given, h, err = p.handBy(ctx, c, of, free)
+			given, job, err = p.handBy(ctx, c, of, free)
 			return err
 		})
 		var e *pgconn.PgError
@@ -83,7 +80,7 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 			continue
 		}
 		if given = given && err == nil; given {
-			p.waker.add(h.job, time.Now(), false)
+			p.waker.add(job, time.Now(), false)
 		}
 		return given, err
 	}
@@ -93,28 +90,34 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 // pool closes the connection.
 func (p *plugin) handBy(
 	ctx context.Context, c *pgxpool.Conn, of hand.Place, free *hand.Slot,
-) (given bool, h head, err error) {
+) (given bool, job int64, err error) {
 	s, b, found := p.scheduler.slots, &pgx.Batch{}, false
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if free != nil {
 		s.Free(b, *free)
 	}
-	p.head(b, of, func(first head) { h, found = first, true })
+	var first turnRow
+	want := hand.Want{Place: of}
+	b.Queue(p.tables.Replace(headSQL), p.schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
+		columns := []any{&first.Priority, &first.Due, &first.Job, &want.N}
+		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
+		return err
+	})
 	if err := c.SendBatch(ctx, b).Close(); err != nil {
-		return false, h, err
+		return false, 0, err
 	}
 	if found {
-		given, err = s.Give(ctx, c, hand.Want{Place: of, N: h.n}, holderOf(h.job), claimIn)
+		given, err = s.Give(ctx, c, want, holderOf(first.Job), claimIn)
 		if err != nil {
-			return false, h, err
+			return false, 0, err
 		}
 	}
 	b = &pgx.Batch{}
 	if given {
-		p.given(b, of, h)
+		b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of), first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
-	return given, h, c.SendBatch(ctx, b).Close()
+	return given, first.Job, c.SendBatch(ctx, b).Close()
 }
 
 // serve gives the free slots of places to the jobs that wait for them.
@@ -199,20 +202,16 @@ func (p *plugin) sweep(ctx context.Context, of hand.Place) error {
 	})
 }
 
-// following looks after jobs that get in line until their put-off is written.
-func (p *plugin) following() func(id int64, want hand.Want) {
+// follow looks after a job that gets in line until its put-off is written.
+func (p *plugin) follow(id int64, want hand.Want) {
 	h := &p.hands
-	return func(id int64, want hand.Want) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.put == nil {
-			h.put, h.timer = map[int64]putting{}, time.AfterFunc(time.Hour, p.followUp)
-		}
-		if h.put[id] = (putting{want, time.Now()}); !h.armed {
-			h.armed = true
-			h.timer.Reset(followFirst)
-		}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.put) == 0 {
+		h.put = map[int64]putting{}
+		time.AfterFunc(followFirst, p.followUp)
 	}
+	h.put[id] = putting{want, time.Now()}
 }
 
 // followUp serves the places of those whose put-off is written by now.
@@ -235,8 +234,8 @@ func (p *plugin) followUp() {
 			delete(h.put, id) // the round finds it
 		}
 	}
-	if h.armed = len(h.put) > 0; h.armed {
-		h.timer.Reset(followEvery)
+	if len(h.put) > 0 {
+		time.AfterFunc(followEvery, p.followUp)
 	}
 	h.mu.Unlock()
 	if err == nil {

@@ -114,7 +114,7 @@ func (j *Jobs) queue(
 			turns = append(turns, seats[i].turn(job.Job))
 		}
 	}
-	return jobs, j.enter(ctx, tx, turns)
+	return jobs, sendRows(ctx, j.store, tx, enterSQL, turns)
 }
 
 // farOff is when a job is due whose turn has not come: later than any ScheduledAt, and within what a

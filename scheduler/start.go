@@ -95,7 +95,7 @@ func (v *visit) begin(ctx context.Context) error {
 // cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
 	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
-		return v.plugin.enter(ctx, c, []turnRow{v.ticket.Seat.turn(v.job)})
+		return sendRows(ctx, v.plugin.store, c, enterSQL, []turnRow{v.ticket.Seat.turn(v.job)})
 	})
 	if err != nil {
 		v.plugin.warn(err, "a job could not be put back in line", "job", v.ID)

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
 	"math"
 	"time"
 
@@ -38,17 +37,6 @@ SELECT name, key, tenant, priority, due, job, cost, weight
 FROM jsonb_to_recordset($1::text::jsonb) AS t (name text, key text, tenant text, priority smallint,
 	due timestamptz, job bigint, cost double precision, weight double precision)
 ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
-
-func (s store) enter(ctx context.Context, q querier, turns []turnRow) error {
-	if len(turns) == 0 {
-		return nil
-	}
-	b, err := json.Marshal(turns)
-	if err != nil {
-		return err
-	}
-	return s.query(ctx, q, enterSQL, []any{string(b)}, nil)
-}
 
 // leave has a job leave the line.
 func (s store) leave(ctx context.Context, q querier, turn turnRow) error {

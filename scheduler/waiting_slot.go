@@ -14,10 +14,7 @@ const (
 	// paused.
 	//
 	// $1 River's schema $2 place $3 most
-	forSlotSQL = `SELECT t.job, EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
-FROM {ours}weir_turn t JOIN {river}river_job j ON j.id = t.job
-WHERE t.name = '' AND t.key = coalesce(nullif($1::text, ''), current_schema()::text) AND t.tenant = $2::text
-	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'
+	forSlotSQL = `SELECT t.job, EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)` + inLine + `
 ORDER BY t.priority, t.due, t.job LIMIT $3::integer`
 
 	// placeOfJobSQL finds the place that a job waits for.
