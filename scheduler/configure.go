@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/batch"
 )
 
 // plugin is the part of a Scheduler in one River client.
@@ -25,7 +27,7 @@ type plugin struct {
 	holder string // of its turns and lines: a UUID
 
 	waker                    waker
-	looks, renewals, charges *batch
+	looks, renewals, charges *visits
 	going                    sync.Map // what is done beside
 	round                    round
 	turns                    turns
@@ -60,8 +62,8 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	p.logger = cmp.Or(c.Logger, slog.Default())
 	p.round.lines = map[row]placing{}
 	p.waker.send = p.wake
-	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)
-	p.renewals = newBatch(p.renew, 10*gather) // their looks may have been several
+	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
+	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	c.Queues = maps.Clone(c.Queues)
 	for name, q := range c.Queues {
