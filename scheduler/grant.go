@@ -86,7 +86,7 @@ func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, e
 	for i, w := range g.moved {
 		c := g.chosen[i]
 		h.waiting[w.ID] = granted{c.queue, c.Cost, w.Due}
-		p.waker.add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
+		p.waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
 	}
 	h.tenants = len(g.tenants)
 	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil

@@ -80,7 +80,7 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 			continue
 		}
 		if given = given && err == nil; given {
-			p.waker.add(job, time.Now(), false)
+			p.waker.Add(job, time.Now(), false)
 		}
 		return given, err
 	}

@@ -215,7 +215,7 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 	}
 	for _, w := range jobs {
 		if wait := w.Due.Sub(now); wait < roundEvery+hinted {
-			p.waker.add(w.ID, answered.Add(wait), false)
+			p.waker.Add(w.ID, answered.Add(wait), false)
 		}
 	}
 	return nil

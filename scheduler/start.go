@@ -171,7 +171,7 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 		}
 	}
 	if wait := v.clock.until(due); wait < roundEvery {
-		v.plugin.waker.add(v.ID, time.Now().Add(wait), true) // sooner than the next round
+		v.plugin.waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
 	}
 	return putOff(max(0, time.Until(due)))
 }

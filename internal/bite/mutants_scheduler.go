@@ -29,8 +29,8 @@ var ofTheScheduler = []mutant{
 	// the wake
 	{"wake: River is not notified", "scheduler/wake.go",
 		"'.river_insert'", "'.river_nothing'", "CommittedLate", jobs, false},
-	{"wake: who is not committed yet is given up", "scheduler/wake.go",
-		"case !found, k.back &&", "case k.back &&", "CommittedLate", jobs, false},
+	{"wake: who is not committed yet is given up", "internal/wake/wake.go",
+		"case !found, k.back &&", "case k.back &&", "HowOftenAJob", []string{"./internal/wake"}, false},
 
 	// the look before the start
 	{"look: a job starts that must wait after all", "scheduler/start.go",
