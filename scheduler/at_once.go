@@ -190,7 +190,7 @@ func (p *plugin) clearFor(
 		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {
-				_, found, _ := ticketOf(j)
+				_, found := ticketOf(j)
 				if w, ok := of(j); ok && w.Place == want.Place && !found && !wasGiven(j) {
 					waiting = append(waiting, j)
 				}

@@ -81,7 +81,7 @@ func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) [
 		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
-				if t, ok, _ := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
+				if t, ok := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
 					continue // it has its place
 				}
 				if rs := requests(job); len(rs) > 0 {

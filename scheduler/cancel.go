@@ -39,9 +39,9 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 	if err != nil {
 		return nil, err
 	}
-	t, _, _ := ticketOf(job)
+	t, _ := ticketOf(job)
 	if s := t.Seat; s != nil && s.Waits && job.FinalizedAt != nil {
-		return job, j.leave(ctx, tx, s.turn(job))
+		return job, j.query(ctx, tx, leaveSQL, s.turn(job).key(), nil)
 	}
 	if job.State == rivertype.JobStateCancelled && t.isFor(job.Attempt) {
 		if _, err := j.free(ctx, tx, id, &t); err != nil {

@@ -89,7 +89,7 @@ func Explain(job *rivertype.JobRow) (Waiting, bool) {
 
 // queued returns the place in line of a job that waits for its turn.
 func queued(job *rivertype.JobRow) *seat {
-	t, ok, _ := ticketOf(job)
+	t, ok := ticketOf(job)
 	if !ok || !t.known() || t.Seat == nil || !t.Seat.Waits ||
 		job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
 		return nil
@@ -99,7 +99,7 @@ func queued(job *rivertype.JobRow) *seat {
 
 // waits returns the ticket of a job that waits for its time.
 func waits(job *rivertype.JobRow) (ticket, bool) {
-	t, ok, _ := ticketOf(job)
+	t, ok := ticketOf(job)
 	ok = ok && t.known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.rows()) &&
 		(job.State == rivertype.JobStateAvailable || job.State == rivertype.JobStateScheduled)
 	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved

@@ -231,7 +231,7 @@ func (g *grant) ask(
 	ask, known := first, map[row]bool{}
 	for _, c := range jobs {
 		for _, r := range c.requests {
-			if of := (row{r.Limit().Name(), r.Key()}); of != g.of && !known[of] {
+			if of := rowOf(r); of != g.of && !known[of] {
 				known[of] = true
 				ask = append(ask, r.Count(0).Leave(0))
 			}
@@ -247,7 +247,7 @@ func (g *grant) ask(
 	for i, o := range res.Outcomes[len(first):] {
 		of := row{o.Limit, o.Key}
 		if r := ask[len(first)+i]; o.Shadow {
-			of, g.has[row{r.Limit().Name(), r.Key()}] = row{}, math.Inf(1)
+			of, g.has[rowOf(r)] = row{}, math.Inf(1)
 		}
 		if g.has[of] = o.Value; !o.OK {
 			g.out[of] = true

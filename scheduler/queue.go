@@ -108,7 +108,7 @@ func (j *Jobs) queue(
 	if err != nil {
 		return nil, err
 	}
-	var turns []turnRow
+	var turns []*turnRow
 	for i, job := range jobs {
 		if !job.UniqueSkippedAsDuplicate {
 			turns = append(turns, seats[i].turn(job.Job))

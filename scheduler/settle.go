@@ -35,7 +35,7 @@ func settle[T any](
 	exec func(context.Context, string, ...any) (T, error),
 	job *rivertype.JobRow, used []ratelimit.Request,
 ) (bool, error) {
-	t, _, _ := ticketOf(job)
+	t, _ := ticketOf(job)
 	if len(t.Taken.Takes) == 0 {
 		return false, nil
 	}

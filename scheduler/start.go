@@ -42,7 +42,8 @@ func (p *plugin) Work(
 ) error {
 	v := &visit{plugin: p, job: job, waiter: waiter{ID: job.ID, attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
-	v.ticket, v.found, v.valid = ticketOf(job)
+	v.ticket, v.found = ticketOf(job)
+	v.valid = v.found && v.ticket.Attempt == v.attempt
 	if v.found && v.ticket.known() && !worknow.Asked(ctx) {
 		if err := v.begin(ctx); err != nil {
 			return err
@@ -97,7 +98,7 @@ func (v *visit) begin(ctx context.Context) error {
 // cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
 	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
-		return sendRows(ctx, v.plugin.store, c, enterSQL, []turnRow{v.ticket.Seat.turn(v.job)})
+		return sendRows(ctx, v.plugin.store, c, enterSQL, []*turnRow{v.ticket.Seat.turn(v.job)})
 	})
 	if err != nil {
 		v.plugin.warn(err, "a job could not be put back in line", "job", v.ID)

@@ -21,12 +21,12 @@ type turnRow struct {
 }
 
 // turn is the row of a job that waits. It is always the same for the same job.
-func (s *seat) turn(job *rivertype.JobRow) turnRow {
+func (s *seat) turn(job *rivertype.JobRow) *turnRow {
 	due := job.CreatedAt
 	if s.From != 0 {
 		due = time.UnixMicro(s.From)
 	}
-	return turnRow{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
+	return &turnRow{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
 }
 
 // enterSQL puts jobs into line that are not there yet.
@@ -38,11 +38,8 @@ FROM jsonb_to_recordset($1::text::jsonb) AS t (name text, key text, tenant text,
 	due timestamptz, job bigint, cost double precision, weight double precision)
 ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
 
-// leave has a job leave the line.
-func (s store) leave(ctx context.Context, q querier, turn turnRow) error {
-	args := []any{turn.Name, turn.Key, turn.Tenant, turn.Priority, turn.Due, turn.Job}
-	return s.query(ctx, q, leaveSQL, args, nil)
-}
+// key is the row's primary key.
+func (t *turnRow) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority, t.Due, t.Job} }
 
 // cost is what the tenant was charged; nothing for a job that was not queued.
 func (s *seat) cost() float64 {

@@ -61,7 +61,7 @@ var ofTheLines = []mutant{
 	{"grant: priorities of others do not count", "scheduler/line.go",
 		"	if !l.OverAll {\n", "	if true {\n", "PrioritiesCountOverAll", jobs, false},
 	{"grant: a tenant is not passed over", "scheduler/grant_take.go",
-		"if g.out[of] || has[of] < r.N() {", "if false {", "OwnLimitIsOut", jobs, false},
+		"(g.out[of] || has[of] < r.N())", "false", "OwnLimitIsOut", jobs, false},
 	{"grant: a job that has gone keeps its place", "scheduler/grant.go",
 		`		case "available", "scheduled", "running", "retryable", "pending":`, `		case "available", "scheduled", "running", "retryable", "pending", "cancelled", "":`, "WhoLeavesTheLine", jobs, false},
 	{"grant: a job that runs loses its place", "scheduler/grant.go",
