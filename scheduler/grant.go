@@ -49,9 +49,8 @@ type grant struct {
 type queue struct {
 	turn.Tenant
 	jobs    []*contender
-	read    map[int]int // jobs of each priority
-	partly  bool        // there may be more
-	until   time.Time   // the place from which on some may be missing; zero: none
+	partly  bool      // there may be more
+	until   time.Time // the place from which on some may be missing; zero: none
 	changed bool
 }
 
@@ -131,11 +130,9 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	err := g.query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
 		q := queues[t.Name]
 		if q == nil {
-			q = &queue{Tenant: t, read: map[int]int{}}
+			q = &queue{Tenant: t}
 			queues[t.Name], g.tenants = q, append(g.tenants, q)
 		}
-		q.read[c.Priority]++
-		q.partly = q.partly || q.read[c.Priority] == most
 		read := c
 		read.Name, read.Key, read.Tenant = g.of[0], g.of[1], t.Name
 		if json.Unmarshal(raw, &read.ticket) != nil {
@@ -149,26 +146,29 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	}
 	slices.SortFunc(g.tenants, func(a, b *queue) int { return cmp.Compare(a.Name, b.Name) })
 	for _, q := range g.tenants {
-		q.until = g.complete(q, most)
+		g.complete(q, most)
 		g.settle(q)
 	}
 	return nil
 }
 
-// complete is the place up to which all jobs of a tenant were read, or zero if it has no others.
-func (g *grant) complete(q *queue, most int) (until time.Time) {
-	last := map[int]time.Time{} // of the priorities of which there may be more
-	for _, c := range q.jobs {
-		if c.Priority != 0 && q.read[c.Priority] == most {
-			last[c.Priority] = latest(last[c.Priority], g.line.place(c.Priority, c.Due))
+// complete notes whether a tenant may have more rows than the most that were read of each priority,
+// and up to which place all of its jobs were read.
+func (g *grant) complete(q *queue, most int) {
+	for priority := range 5 {
+		n, last := 0, time.Time{}
+		for _, c := range q.jobs {
+			if c.Priority == priority {
+				n, last = n+1, latest(last, g.line.place(priority, c.Due))
+			}
+		}
+		if n < most {
+			continue
+		}
+		if q.partly = true; priority != 0 && (q.until.IsZero() || last.Before(q.until)) {
+			q.until = last
 		}
 	}
-	for _, at := range last {
-		if until.IsZero() || at.Before(until) {
-			until = at
-		}
-	}
-	return until
 }
 
 // settle applies a tenant's corrections, has the jobs leave that are gone, and sorts the others.
