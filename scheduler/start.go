@@ -234,12 +234,7 @@ func (p *plugin) onItsOwn(ctx context.Context, fn func(c *pgxpool.Conn) error) e
 		return err
 	}
 	defer own.Close()
-	c, err := own.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Release()
-	return fn(c)
+	return own.AcquireFunc(ctx, fn)
 }
 
 const patience = 10 * time.Second // with the database
