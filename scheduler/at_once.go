@@ -181,12 +181,7 @@ func (p *plugin) clearFor(
 	job *rivertype.JobRow, want hand.Want, of func(*rivertype.JobRow) (hand.Want, bool),
 ) {
 	queue, kind := job.Queue, job.Kind
-	what := queue + " " + kind + " slots"
-	if last, ok := p.hands.cleared.Load(what); ok && time.Since(last.(time.Time)) < roundEvery {
-		return
-	}
-	p.beside(what, func(ctx context.Context) error {
-		p.hands.cleared.Store(what, time.Now())
+	p.beside(queue+" "+kind+" slots", roundEvery, func(ctx context.Context) error {
 		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {

@@ -18,25 +18,20 @@ import (
 // keys. So they are moved along, a thousand in a statement. Those of a limited worker take their
 // places first.
 
-// beside runs do in the background, unless it is under way for the same already: the next job that
-// is put off asks again.
-func (p *plugin) beside(what string, do func(ctx context.Context) error) {
-	if _, going := p.going.LoadOrStore(what, true); going {
-		return
-	}
-	go func() {
-		defer p.going.Delete(what)
-		ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
-		defer cancel()
+// beside runs do in the background, unless it is under way for the same already, or began less than
+// gap ago: the next job that is put off asks again.
+func (p *plugin) beside(what string, gap time.Duration, do func(ctx context.Context) error) {
+	own, _ := p.paces.LoadOrStore(what, &pace{})
+	own.(*pace).begin(gap, 3*patience, func(ctx context.Context) {
 		p.warn(do(ctx), "jobs that have to wait could not be moved", "queue", what)
-	}()
+	})
 }
 
 const mostDue = 20_000 // jobs that are read in one go
 
 // along moves the due jobs of a job's queue that wait for the same as it does.
 func (p *plugin) along(job *rivertype.JobRow, of row) {
-	p.beside(job.Queue, func(ctx context.Context) error {
+	p.beside(job.Queue, 0, func(ctx context.Context) error {
 		all, err := p.waiters(ctx, p.pool, dueSQL, []string{job.Queue}, time.Duration(0), mostDue)
 		if err != nil {
 			return err
@@ -76,7 +71,7 @@ type backlogged struct {
 // are out take their places in one go.
 func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
-	p.beside(queue+" "+kind, func(ctx context.Context) error {
+	p.beside(queue+" "+kind, 0, func(ctx context.Context) error {
 		turns := map[string]time.Time{} // where the jobs without tokens end
 		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from

@@ -29,7 +29,7 @@ type plugin struct {
 
 	waker                    *wake.Waker
 	looks, renewals, charges *visits
-	going                    sync.Map // what is done beside
+	paces                    sync.Map // of a *pace for each thing that is done beside
 	round                    round
 	turns                    turns
 	hands                    hands

@@ -58,7 +58,7 @@ func (p *plugin) grantTurns(gap time.Duration) {
 		return
 	}
 	r := &p.turns
-	r.begin(gap, func(ctx context.Context) {
+	r.begin(gap, patience, func(ctx context.Context) {
 		held, err := p.grantLines(ctx)
 		p.warn(err, "turns could not be granted")
 		gap := grantEvery

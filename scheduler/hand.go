@@ -37,8 +37,6 @@ const (
 
 // hands is what a client remembers of the slots that it gives.
 type hands struct {
-	cleared sync.Map // when the due jobs of a queue and kind were looked at
-
 	pace
 	after string // the last place of the round before; for the round under way only
 
@@ -149,7 +147,7 @@ func (p *plugin) handOut() {
 	if p.scheduler.slots == nil {
 		return
 	}
-	p.hands.begin(roundEvery, func(ctx context.Context) {
+	p.hands.begin(roundEvery, patience, func(ctx context.Context) {
 		p.warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
 	})
 }

@@ -35,14 +35,15 @@ const (
 	turnOfHands  = 1 // to give free slots: see hand.go
 )
 
-// pace has rounds of one kind follow each other: a client does one at a time.
+// pace has what is done in the background follow each other: one at a time.
 type pace struct {
 	under sync.Mutex // way
 	began time.Time
 }
 
-// begin begins a round, unless one is under way or the last one began less than gap ago.
-func (r *pace) begin(gap time.Duration, do func(ctx context.Context)) {
+// begin runs do in the background, with a context that ends after the limit, unless it is under way
+// or began less than gap ago.
+func (r *pace) begin(gap, limit time.Duration, do func(ctx context.Context)) {
 	if !r.under.TryLock() {
 		return
 	}
@@ -53,7 +54,7 @@ func (r *pace) begin(gap time.Duration, do func(ctx context.Context)) {
 	r.began = time.Now()
 	go func() {
 		defer r.under.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		do(ctx)
 	}()
@@ -76,7 +77,7 @@ type placing struct{ put, due time.Time }
 
 // beat begins a round, if the last one was long enough ago.
 func (p *plugin) beat(gap time.Duration) {
-	p.round.begin(gap, func(ctx context.Context) {
+	p.round.begin(gap, patience, func(ctx context.Context) {
 		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
 	})
 }
