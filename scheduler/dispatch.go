@@ -107,14 +107,10 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}}
 		}
 		delete(idle, of)
-		mine := false
-		for range mostGrants {
-			more := false
+		mine, more := false, true
+		for n := 0; more && n < mostGrants; n++ {
 			mine, more, err = p.grant(ctx, of, h)
 			failed = append(failed, err)
-			if !more || err != nil {
-				break
-			}
 		}
 		if mine || err != nil {
 			r.lines[of], h.active, holds = h, time.Now(), true

@@ -95,16 +95,12 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 	if err := g.hold(ctx, tx); err != nil || !g.mine {
 		return err
 	}
-	if err := g.read(ctx, tx); err != nil {
-		return err
+	for _, step := range []func(context.Context, pgx.Tx) error{g.read, g.look, g.take, g.write} {
+		if err := step(ctx, tx); err != nil {
+			return err
+		}
 	}
-	if err := g.look(ctx, tx); err != nil {
-		return err
-	}
-	if err := g.take(ctx, tx); err != nil {
-		return err
-	}
-	return g.write(ctx, tx)
+	return nil
 }
 
 // hold locks the line.
