@@ -186,7 +186,8 @@ type lister interface {
 	) (*river.JobListResult, error)
 }
 
-// withJobs reads the jobs of a list, by their ids. It leaves out those that have been deleted meanwhile.
+// withJobs reads the jobs of a list, by their ids. It leaves out those that have been deleted
+// meanwhile.
 func (j *Jobs) withJobs(ctx context.Context, tx pgx.Tx, list []Waiting) ([]Waiting, error) {
 	client, err := clientOf[lister](j, "JobListTx")
 	if err != nil || len(list) == 0 {

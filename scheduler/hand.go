@@ -112,7 +112,8 @@ func (p *plugin) handBy(
 	}
 	b = &pgx.Batch{}
 	if given {
-		b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of), first.Priority, first.Due, first.Job)
+		b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of),
+			first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
 	return given, first.Job, c.SendBatch(ctx, b).Close()

@@ -37,8 +37,8 @@ SELECT '', coalesce(nullif($1::text, ''), current_schema()::text), $2::text, pri
 FROM jsonb_to_recordset($4::text::jsonb) AS t (priority smallint, due timestamptz, job bigint)
 ON CONFLICT (name, key, tenant, priority, due, job) DO UPDATE SET cost = excluded.cost`
 
-	// inLine are the jobs that wait for a place: not those that have gone or have started, nor those
-	// whose put-off is not written yet.
+	// inLine are the jobs that wait for a place: not those that have gone or have started, nor
+	// those whose put-off is not written yet.
 	//
 	// $1 River's schema $2 place
 	inLine = ` FROM {ours}weir_turn t JOIN {river}river_job j ON j.id = t.job

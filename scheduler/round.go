@@ -121,7 +121,8 @@ FROM {river}river_queue q
 ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 )
 
-// takeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another client's.
+// takeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
+// client's.
 func (p *plugin) takeTurn(ctx context.Context, turn int) (until time.Time, err error) {
 	args := []any{p.schema, p.holder, turnLasts, turn}
 	err = p.query(ctx, p.pool, turnSQL, args, func() {}, &until)

@@ -37,7 +37,8 @@ func (s store) query(
 	return err
 }
 
-// sendRows runs a statement whose last parameter is an array of rows, as JSON. Without rows it does nothing.
+// sendRows runs a statement whose last parameter is an array of rows, as JSON. Without rows it does
+// nothing.
 func sendRows[T any](
 	ctx context.Context, s store, q querier, sql string, rows []T, args ...any,
 ) error {
@@ -52,7 +53,9 @@ func sendRows[T any](
 }
 
 // which are those of the jobs that a statement selects, by their ids.
-func (s store) which(ctx context.Context, q querier, sql string, ids []int64) (map[int64]bool, error) {
+func (s store) which(
+	ctx context.Context, q querier, sql string, ids []int64,
+) (map[int64]bool, error) {
 	var id int64
 	found := map[int64]bool{}
 	err := s.query(ctx, q, sql, []any{ids}, func() { found[id] = true }, &id)

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Batch does things of one kind. It has no goroutine of its own: one of the callers does each round.
+// Batch does things of one kind. It has no goroutine of its own: one of the callers does each
+// round.
 type Batch[T any] struct {
 	do     func(items []T)
 	settle time.Duration

@@ -32,7 +32,7 @@ func TestWhatComesDuringARoundIsTheNextOne(t *testing.T) {
 		close(end)
 		synctest.Wait()
 		if slices.Min(done) != 1 || slices.Max(done) != 1 || !slices.Equal(sizes, []int{1, 19}) {
-			t.Errorf("done %v times, in rounds of %v; want each once, in rounds of 1 and 19", done, sizes)
+			t.Errorf("done %v times, in rounds of %v; want once, in rounds of 1 and 19", done, sizes)
 		}
 	})
 }

@@ -1,5 +1,5 @@
-// Package wake remembers when jobs are due, and looks at their rows at that moment. Package scheduler
-// tells it when, and does the looking, which wakes River.
+// Package wake remembers when jobs are due, and looks at their rows at that moment. Package
+// scheduler tells it when, and does the looking, which wakes River.
 package wake
 
 import (
@@ -14,7 +14,7 @@ const (
 	For = 2 * time.Second
 
 	after     = 500 * time.Microsecond // the due time: a little late beats a look for nothing
-	retry     = 5 * time.Millisecond   // to look again for a job that cannot be seen yet; then twice that
+	retry     = 5 * time.Millisecond   // before the second look for a job; then twice that
 	gap       = 2 * time.Millisecond   // between two looks
 	perSecond = 100                    // looks a second, and at once
 	mostIDs   = 1000                   // jobs in one look
@@ -46,8 +46,8 @@ type wake struct {
 	back  bool // it is being put off: its row may still say that it runs
 }
 
-// New returns a Waker that remembers so many jobs at most. look is called by one goroutine at a time.
-// It returns how the rows of the jobs stand that it has found.
+// New returns a Waker that remembers so many jobs at most. look is called by one goroutine at a
+// time. It returns how the rows of the jobs stand that it has found.
 func New(look func(ids []int64) (map[int64]Seen, error), most int) *Waker {
 	return &Waker{look: look, most: most}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/weir-go/weir/internal/wake"
 )
 
-// answers returns a Waker whose looks the given one answers, by their numbers, and the times of these.
+// answers returns a Waker whose looks the given one answers, by their numbers, and the times of
+// these.
 func answers(
 	most int, look func(n int) (map[int64]wake.Seen, error),
 ) (w *wake.Waker, times func() []time.Duration) {
@@ -36,31 +37,29 @@ func TestHowOftenAJobIsLookedFor(t *testing.T) {
 	started := map[int64]wake.Seen{1: {State: "running"}}
 	moved := map[int64]wake.Seen{1: {State: "available", Wait: time.Second}}
 	const s, ms = time.Second, time.Millisecond
+	scheduled := map[int64]wake.Seen{1: {State: "scheduled"}}
 	for _, c := range []struct {
 		name string
 		back bool
-		look func(n int) (map[int64]wake.Seen, error)
+		seen []map[int64]wake.Seen // by look after look; the last one again and again
+		err  error
 		want []time.Duration
 	}{
-		{"it starts", false, func(int) (map[int64]wake.Seen, error) { return started, nil }, []time.Duration{s}},
-		{"the database is away", false, func(int) (map[int64]wake.Seen, error) { return nil, errors.New("away") }, []time.Duration{s}},
-		{"it was moved", false, func(n int) (map[int64]wake.Seen, error) {
-			if n == 1 {
-				return moved, nil
-			}
-			return started, nil
-		}, []time.Duration{s, 2*s + 1*ms}},
-		{"it is never committed", false, func(int) (map[int64]wake.Seen, error) { return nil, nil },
-			[]time.Duration{s, s + 5*ms, s + 15*ms, s + 35*ms, s + 75*ms, s + 155*ms, s + 315*ms, s + 635*ms, s + 1275*ms}},
-		{"its put-off is written late", true, func(n int) (map[int64]wake.Seen, error) {
-			if n < 3 {
-				return started, nil
-			}
-			return map[int64]wake.Seen{1: {State: "scheduled"}}, nil
-		}, []time.Duration{s, s + 5*ms, s + 15*ms}},
+		{"it starts", false, []map[int64]wake.Seen{started}, nil, []time.Duration{s}},
+		{"the database is away", false, []map[int64]wake.Seen{nil}, errors.New("away"),
+			[]time.Duration{s}},
+		{"it was moved", false, []map[int64]wake.Seen{moved, started}, nil,
+			[]time.Duration{s, 2*s + ms}},
+		{"it is never committed", false, []map[int64]wake.Seen{nil}, nil,
+			[]time.Duration{s, s + 5*ms, s + 15*ms, s + 35*ms, s + 75*ms, s + 155*ms, s + 315*ms,
+				s + 635*ms, s + 1275*ms}},
+		{"its put-off is written late", true, []map[int64]wake.Seen{started, started, scheduled}, nil,
+			[]time.Duration{s, s + 5*ms, s + 15*ms}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w, times := answers(10, c.look)
+			w, times := answers(10, func(n int) (map[int64]wake.Seen, error) {
+				return c.seen[min(n, len(c.seen))-1], c.err
+			})
 			w.Add(1, time.Now().Add(s), c.back)
 			time.Sleep(time.Minute)
 			synctest.Wait()
@@ -71,8 +70,8 @@ func TestHowOftenAJobIsLookedFor(t *testing.T) {
 	}
 }
 
-// However many jobs come due one after another, there are a hundred looks a second, and a hundred at
-// once. No more jobs are remembered than may be.
+// However many jobs come due one after another, there are a hundred looks a second, and a hundred
+// at once. No more jobs are remembered than may be.
 func TestAWakerIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -88,7 +87,7 @@ func TestAWakerIsBounded(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := len(times()); n < 190 || n > 210 || w.Len() != 0 {
-			t.Errorf("%d looks in a second, and %d jobs are left; want about 200, and none", n, w.Len())
+			t.Errorf("%d looks and %d jobs are left; want about 200, and none", n, w.Len())
 		}
 	})
 }
