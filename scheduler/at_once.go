@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -123,9 +124,9 @@ func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
 		}
 	}
 	waits := false
-	err := p.connected(ctx, func(c *pgxpool.Conn) (err error) {
-		waits, err = p.othersWait(ctx, c, want)
-		return err
+	err := p.connected(ctx, func(c *pgxpool.Conn) error {
+		args := []any{p.schema, tenantOf(want.Place)}
+		return p.query(ctx, c, othersSQL, args, func() {}, &waits)
 	})
 	if err != nil {
 		return nil, err
@@ -140,7 +141,7 @@ func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
 		return p.getInLine(ctx, c, want, []*rivertype.JobRow{v.job})
 	})
 	if err == nil {
-		p.hands.follow(v.ID, want)
+		p.follow(v.ID, want)
 	}
 	return nil, err
 }
@@ -180,29 +181,17 @@ func (p *plugin) clearFor(
 	job *rivertype.JobRow, want hand.Want, of func(*rivertype.JobRow) (hand.Want, bool),
 ) {
 	queue, kind := job.Queue, job.Kind
-	what := queue + " " + kind + " slots"
-	if last, ok := p.hands.cleared.Load(what); ok && time.Since(last.(time.Time)) < roundEvery {
-		return
-	}
-	p.beside(what, func(ctx context.Context) error {
-		p.hands.cleared.Store(what, time.Now())
-		for last := (&rivertype.JobRow{}); ; {
-			jobs, err := p.due(ctx, queue, kind, last)
-			if err != nil {
-				return err
-			}
+	p.beside(queue+" "+kind+" slots", roundEvery, func(ctx context.Context) error {
+		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {
-				_, found, _ := ticketOf(j)
+				_, found := ticketOf(j)
 				if w, ok := of(j); ok && w.Place == want.Place && !found && !wasGiven(j) {
 					waiting = append(waiting, j)
 				}
 			}
-			if err := p.haveWait(ctx, want, waiting); err != nil || len(jobs) < mostMoved {
-				return err
-			}
-			last = jobs[len(jobs)-1]
-		}
+			return p.haveWait(ctx, want, waiting)
+		})
 	})
 }
 
@@ -211,24 +200,22 @@ func (p *plugin) haveWait(ctx context.Context, want hand.Want, jobs []*rivertype
 	if len(jobs) == 0 {
 		return nil
 	}
-	byID := map[int64]*rivertype.JobRow{}
 	var ids []int64
 	for _, j := range jobs {
-		byID[j.ID], ids = j, append(ids, j.ID)
+		ids = append(ids, j.ID)
 	}
 	err := pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		var id int64
-		var due []*rivertype.JobRow
-		var moved []*waiter
-		err := p.query(ctx, tx, lockSQL, []any{ids}, func() {
-			due = append(due, byID[id])
-			moved = append(moved, &waiter{ID: id, At: byID[id].ScheduledAt, Due: farOff})
-		}, &id)
+		locked, err := p.which(ctx, tx, lockSQL, ids)
+		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })
 		if err == nil {
-			err = p.getInLine(ctx, tx, want, due)
+			err = p.getInLine(ctx, tx, want, jobs)
 		}
 		if err != nil {
 			return err
+		}
+		var moved []*waiter
+		for _, j := range jobs {
+			moved = append(moved, &waiter{ID: j.ID, At: j.ScheduledAt, Due: farOff})
 		}
 		return p.move(ctx, tx, moved, time.Now())
 	})

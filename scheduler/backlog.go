@@ -18,25 +18,20 @@ import (
 // keys. So they are moved along, a thousand in a statement. Those of a limited worker take their
 // places first.
 
-// beside runs do in the background, unless it is under way for the same already: the next job that
-// is put off asks again.
-func (p *plugin) beside(what string, do func(ctx context.Context) error) {
-	if _, going := p.going.LoadOrStore(what, true); going {
-		return
-	}
-	go func() {
-		defer p.going.Delete(what)
-		ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
-		defer cancel()
+// beside runs do in the background, unless it is under way for the same already, or began less than
+// gap ago: the next job that is put off asks again.
+func (p *plugin) beside(what string, gap time.Duration, do func(ctx context.Context) error) {
+	own, _ := p.paces.LoadOrStore(what, &pace{})
+	own.(*pace).begin(gap, 3*patience, func(ctx context.Context) {
 		p.warn(do(ctx), "jobs that have to wait could not be moved", "queue", what)
-	}()
+	})
 }
 
 const mostDue = 20_000 // jobs that are read in one go
 
 // along moves the due jobs of a job's queue that wait for the same as it does.
 func (p *plugin) along(job *rivertype.JobRow, of row) {
-	p.beside(job.Queue, func(ctx context.Context) error {
+	p.beside(job.Queue, 0, func(ctx context.Context) error {
 		all, err := p.waiters(ctx, p.pool, dueSQL, []string{job.Queue}, time.Duration(0), mostDue)
 		if err != nil {
 			return err
@@ -76,13 +71,12 @@ type backlogged struct {
 // are out take their places in one go.
 func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
-	p.beside(queue+" "+kind, func(ctx context.Context) error {
+	p.beside(queue+" "+kind, 0, func(ctx context.Context) error {
 		turns := map[string]time.Time{} // where the jobs without tokens end
-		for last := (&rivertype.JobRow{}); ; {
-			jobs, err := p.due(ctx, queue, kind, last)
+		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
-				if t, ok, _ := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
+				if t, ok := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
 					continue // it has its place
 				}
 				if rs := requests(job); len(rs) > 0 {
@@ -95,27 +89,33 @@ func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) [
 					turns[of], err = p.place(ctx, group, turns[of])
 				}
 			}
-			if err != nil || len(jobs) < mostMoved {
-				return err
-			}
-			last = jobs[len(jobs)-1]
-		}
+			return err
+		})
 	})
 }
 
-// due are the next due jobs of a kind behind another one.
-func (p *plugin) due(
-	ctx context.Context, queue, kind string, last *rivertype.JobRow,
-) (all []*rivertype.JobRow, err error) {
-	var j rivertype.JobRow
-	args := []any{queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved}
-	err = p.query(ctx, p.pool, kindSQL, args, func() {
-		job := j
-		job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
-		all, j = append(all, &job), rivertype.JobRow{} // whose slices are the job's
-	}, &j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt,
-		&j.EncodedArgs, &j.Metadata, &j.Tags)
-	return all, err
+// eachDue calls do with the due jobs of a kind in a queue, in River's order, some at a time.
+func (p *plugin) eachDue(
+	ctx context.Context, queue, kind string, do func(jobs []*rivertype.JobRow) error,
+) error {
+	for last := (&rivertype.JobRow{}); ; {
+		var jobs []*rivertype.JobRow
+		var j rivertype.JobRow
+		args := []any{queue, kind, last.Priority, last.ScheduledAt, last.ID, mostMoved}
+		err := p.query(ctx, p.pool, kindSQL, args, func() {
+			job := j
+			job.Queue, job.Kind, job.State = queue, kind, rivertype.JobStateAvailable
+			jobs, j = append(jobs, &job), rivertype.JobRow{} // whose slices are the job's
+		}, &j.ID, &j.Priority, &j.ScheduledAt, &j.Attempt, &j.MaxAttempts, &j.CreatedAt,
+			&j.EncodedArgs, &j.Metadata, &j.Tags)
+		if err == nil {
+			err = do(jobs)
+		}
+		if err != nil || len(jobs) < mostMoved {
+			return err
+		}
+		last = jobs[len(jobs)-1]
+	}
 }
 
 // place gives jobs of the same limits and keys their places, in their order, and moves them there.
@@ -134,9 +134,7 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 		for _, j := range jobs {
 			ids = append(ids, j.job.ID)
 		}
-		var id int64
-		locked := map[int64]bool{}
-		err := p.query(ctx, tx, lockSQL, []any{ids}, func() { locked[id] = true }, &id)
+		locked, err := p.which(ctx, tx, lockSQL, ids)
 		jobs = slices.DeleteFunc(jobs, func(j backlogged) bool { return !locked[j.job.ID] })
 		if err != nil || len(jobs) == 0 {
 			return err

@@ -31,17 +31,17 @@ type canceller interface {
 // few seconds; it looks back for a day. It finds a job that was deleted only if the job was among
 // the next 1,000 to start and had waited for a second. Otherwise the job's tokens stay taken.
 func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
-	client, ok := j.client.(canceller)
-	if !ok {
-		return nil, errors.New("scheduler: the River client has no JobCancelTx")
+	client, err := clientOf[canceller](j, "JobCancelTx")
+	if err != nil {
+		return nil, err
 	}
 	job, err := client.JobCancelTx(ctx, tx, id)
 	if err != nil {
 		return nil, err
 	}
-	t, _, _ := ticketOf(job)
+	t, _ := ticketOf(job)
 	if s := t.Seat; s != nil && s.Waits && job.FinalizedAt != nil {
-		return job, j.leave(ctx, tx, s.turn(job))
+		return job, j.query(ctx, tx, leaveSQL, s.turn(job).key(), nil)
 	}
 	if job.State == rivertype.JobStateCancelled && t.isFor(job.Attempt) {
 		if _, err := j.free(ctx, tx, id, &t); err != nil {
@@ -74,7 +74,7 @@ func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket) (bool, 
 	if err != nil || !released {
 		return false, err
 	}
-	if err := s.correct(ctx, tx, id, t.Seat, -t.Seat.cost()); err != nil {
+	if err := correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.cost()); err != nil {
 		return false, err
 	}
 	t.Attempt, t.Gone = givenBack, now.UnixMicro()
@@ -152,12 +152,10 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 	if w.seen = next; len(missing) == 0 {
 		return nil
 	}
-	var id int64
-	ids := slices.Collect(maps.Keys(missing))
 	const sql = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[])`
-	err = p.query(ctx, p.pool, sql, []any{ids}, func() { delete(missing, id) }, &id)
-	for _, m := range missing {
-		if err == nil && c.until(m.Due) > 0 { // it cannot have started
+	there, err := p.which(ctx, p.pool, sql, slices.Collect(maps.Keys(missing)))
+	for id, m := range missing {
+		if err == nil && !there[id] && c.until(m.Due) > 0 { // it cannot have started
 			err = p.freed(ctx, m)
 		}
 	}

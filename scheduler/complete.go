@@ -39,7 +39,7 @@ func (s *Scheduler) CompleteTx(
 	if err := complete(ctx, s, tx, job, "riverpgxv5, or call Scheduler.CompleteSQLTx"); err != nil {
 		return err
 	}
-	_, err := s.on("").settle(ctx, tx, job, used)
+	_, err := settle(ctx, s.on(""), s.limiter.In(tx), tx.Exec, job, used)
 	return err
 }
 
@@ -51,7 +51,7 @@ func (s *Scheduler) CompleteSQLTx(
 	if err := complete(ctx, s, tx, job, "riverdatabasesql, or call Scheduler.CompleteTx"); err != nil {
 		return err
 	}
-	_, err := s.on("").settleInSQL(ctx, tx, job, used)
+	_, err := settle(ctx, s.on(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
 	return err
 }
 

@@ -9,9 +9,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/wake"
 )
 
 // plugin is the part of a Scheduler in one River client.
@@ -21,10 +25,11 @@ type plugin struct {
 
 	pool   *pgxpool.Pool
 	logger *slog.Logger
+	holder string // of its turns and lines: a UUID
 
-	waker                    waker
-	looks, renewals, charges *batch
-	going                    sync.Map // what is done beside
+	waker                    *wake.Waker
+	looks, renewals, charges *visits
+	paces                    sync.Map // of a *pace for each thing that is done beside
 	round                    round
 	turns                    turns
 	hands                    hands
@@ -54,12 +59,12 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 		panic(s.misused)
 	}
 	c := *cfg
-	p := &plugin{store: s.on(c.Schema), pool: pool}
+	p := &plugin{store: s.on(c.Schema), pool: pool, holder: uuid.NewString()}
 	p.logger = cmp.Or(c.Logger, slog.Default())
-	p.waker.send = p.wake
-	p.hands.follow = p.following()
-	p.looks, p.charges = newBatch(p.look, 0), newBatch(p.charge, gather)
-	p.renewals = newBatch(p.renew, 10*gather) // their looks may have been several
+	p.round.lines = map[row]placing{}
+	p.waker = wake.New(p.wake, mostWakes)
+	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
+	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	c.Queues = maps.Clone(c.Queues)
 	for name, q := range c.Queues {
@@ -105,7 +110,7 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 	}
 	in.plugin = p
 	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
-		in.clock.until(*params.ScheduledAt) < horizon && p.waker.len()+in.available < mostAvailable {
+		in.clock.until(*params.ScheduledAt) < horizon && p.waker.Len()+in.available < mostAvailable {
 		params.State = rivertype.JobStateAvailable
 		in.available++
 	}
@@ -116,7 +121,7 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 func (in *insertion) inserted(job *rivertype.JobRow) {
 	d := in.clock.until(job.ScheduledAt)
 	if d > 0 && in.plugin != nil && job.State == rivertype.JobStateAvailable {
-		in.plugin.waker.add(job.ID, time.Now().Add(d), false)
+		in.plugin.waker.Add(job.ID, time.Now().Add(d), false)
 	} // else the round finds it when its time is near
 }
 

@@ -3,11 +3,10 @@ package scheduler
 import (
 	"context"
 	"errors"
-	"sync"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 // The lines. One client grants the turns of a line at a time: the one that holds the line's row in
@@ -31,12 +30,10 @@ const (
 
 // turns is what a client remembers from one round of grants to the next.
 type turns struct {
-	holder uuid.UUID
-	heard  atomic.Int64 // when the client fetched last, in nanoseconds
-	under  sync.Mutex   // way; what follows is for the round under way only
-	began  time.Time
-	lines  map[row]*held
-	scarce bool // are workers: more could have been granted in the last round
+	pace
+	heard  atomic.Int64  // when the client fetched last, in nanoseconds
+	lines  map[row]*held // this and what follows are for the round under way only
+	scarce bool          // are workers: more could have been granted in the last round
 }
 
 // held is a line that this client holds.
@@ -57,19 +54,11 @@ type granted struct {
 
 // grantTurns begins a round of grants, if the last one was long enough ago.
 func (p *plugin) grantTurns(gap time.Duration) {
+	if len(p.scheduler.lines) == 0 {
+		return
+	}
 	r := &p.turns
-	if len(p.scheduler.lines) == 0 || !r.under.TryLock() {
-		return
-	}
-	if time.Since(r.began) < gap {
-		r.under.Unlock()
-		return
-	}
-	r.began = time.Now()
-	go func() {
-		defer r.under.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	r.begin(gap, patience, func(ctx context.Context) {
 		held, err := p.grantLines(ctx)
 		p.warn(err, "turns could not be granted")
 		gap := grantEvery
@@ -79,7 +68,7 @@ func (p *plugin) grantTurns(gap time.Duration) {
 		if held && time.Since(time.Unix(0, r.heard.Load())) < heardFor {
 			time.AfterFunc(gap, func() { p.grantTurns(gap / 2) })
 		}
-	}()
+	})
 }
 
 // linesSQL finds the lines in which jobs wait, except those that another client holds.
@@ -99,16 +88,10 @@ LIMIT $3::integer`
 // grantLines is one round. It reports whether this client holds a line in which jobs wait.
 func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 	r := &p.turns
-	if r.holder == uuid.Nil {
-		r.holder, r.lines = uuid.New(), map[row]*held{}
-	}
-	var names []string
-	for name := range p.scheduler.lines {
-		names = append(names, name)
-	}
+	names := slices.Collect(maps.Keys(p.scheduler.lines))
 	var found []row
 	var of row
-	err = p.query(ctx, p.pool, linesSQL, []any{names, r.holder.String(), mostLines}, func() {
+	err = p.query(ctx, p.pool, linesSQL, []any{names, p.holder, mostLines}, func() {
 		found = append(found, of)
 	}, &of[0], &of[1])
 	if err != nil {
@@ -124,14 +107,10 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}}
 		}
 		delete(idle, of)
-		mine := false
-		for range mostGrants {
-			more := false
+		mine, more := false, true
+		for n := 0; more && n < mostGrants; n++ {
 			mine, more, err = p.grant(ctx, of, h)
 			failed = append(failed, err)
-			if !more || err != nil {
-				break
-			}
 		}
 		if mine || err != nil {
 			r.lines[of], h.active, holds = h, time.Now(), true

@@ -3,8 +3,8 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -89,7 +89,7 @@ func Explain(job *rivertype.JobRow) (Waiting, bool) {
 
 // queued returns the place in line of a job that waits for its turn.
 func queued(job *rivertype.JobRow) *seat {
-	t, ok, _ := ticketOf(job)
+	t, ok := ticketOf(job)
 	if !ok || !t.known() || t.Seat == nil || !t.Seat.Waits ||
 		job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
 		return nil
@@ -99,7 +99,7 @@ func queued(job *rivertype.JobRow) *seat {
 
 // waits returns the ticket of a job that waits for its time.
 func waits(job *rivertype.JobRow) (ticket, bool) {
-	t, ok, _ := ticketOf(job)
+	t, ok := ticketOf(job)
 	ok = ok && t.known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.rows()) &&
 		(job.State == rivertype.JobStateAvailable || job.State == rivertype.JobStateScheduled)
 	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved
@@ -132,9 +132,9 @@ func (j *Jobs) Waiting(
 func (j *Jobs) WaitingFor(
 	ctx context.Context, tx pgx.Tx, limit, key string, n int,
 ) ([]Waiting, error) {
-	client, ok := j.client.(lister)
-	if !ok {
-		return nil, errors.New("scheduler: the River client has no JobListTx")
+	client, err := clientOf[lister](j, "JobListTx")
+	if err != nil {
+		return nil, err
 	}
 	n = min(max(n, 0), mostListed-spare)
 	of := row{limit, key}
@@ -184,4 +184,29 @@ type lister interface {
 	JobListTx(
 		ctx context.Context, tx pgx.Tx, params *river.JobListParams,
 	) (*river.JobListResult, error)
+}
+
+// withJobs reads the jobs of a list, by their ids. It leaves out those that have been deleted
+// meanwhile.
+func (j *Jobs) withJobs(ctx context.Context, tx pgx.Tx, list []Waiting) ([]Waiting, error) {
+	client, err := clientOf[lister](j, "JobListTx")
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	jobs := map[int64]*rivertype.JobRow{}
+	for _, w := range list {
+		jobs[w.Job.ID] = nil
+	}
+	params := river.NewJobListParams().IDs(slices.Collect(maps.Keys(jobs))...).First(len(jobs))
+	found, err := client.JobListTx(ctx, tx, params)
+	if err != nil {
+		return nil, err
+	}
+	for _, job := range found.Jobs {
+		jobs[job.ID] = job
+	}
+	for i, w := range list {
+		list[i].Job = jobs[w.Job.ID]
+	}
+	return slices.DeleteFunc(list, func(w Waiting) bool { return w.Job == nil }), nil
 }

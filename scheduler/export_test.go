@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 )
@@ -24,7 +23,6 @@ func GrantTurns(ctx context.Context, cfg *river.Config) (bool, error) {
 func HoldLine(ctx context.Context, cfg *river.Config, limit, key string) <-chan error {
 	told := make(chan error)
 	p := cfg.Plugins[0].(*plugin)
-	p.turns.holder = uuid.New()
 	go func() {
 		g := &grant{plugin: p, of: row{limit, key}}
 		told <- pgx.BeginTxFunc(context.WithoutCancel(ctx), p.pool, readCommitted, func(tx pgx.Tx) error {

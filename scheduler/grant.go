@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -48,9 +49,8 @@ type grant struct {
 type queue struct {
 	turn.Tenant
 	jobs    []*contender
-	read    map[int]int // jobs of each priority
-	partly  bool        // there may be more
-	until   time.Time   // the place from which on some may be missing; zero: none
+	partly  bool      // there may be more
+	until   time.Time // the place from which on some may be missing; zero: none
 	changed bool
 }
 
@@ -85,7 +85,7 @@ func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, e
 	for i, w := range g.moved {
 		c := g.chosen[i]
 		h.waiting[w.ID] = granted{c.queue, c.Cost, w.Due}
-		p.waker.add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
+		p.waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
 	}
 	h.tenants = len(g.tenants)
 	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil
@@ -95,23 +95,19 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 	if err := g.hold(ctx, tx); err != nil || !g.mine {
 		return err
 	}
-	if err := g.read(ctx, tx); err != nil {
-		return err
+	for _, step := range []func(context.Context, pgx.Tx) error{g.read, g.look, g.take, g.write} {
+		if err := step(ctx, tx); err != nil {
+			return err
+		}
 	}
-	if err := g.look(ctx, tx); err != nil {
-		return err
-	}
-	if err := g.take(ctx, tx); err != nil {
-		return err
-	}
-	return g.write(ctx, tx)
+	return nil
 }
 
 // hold locks the line.
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	args := []any{g.of[0], g.of[1], g.turns.holder.String(), lineLasts}
+	args := []any{g.of[0], g.of[1], g.holder, lineLasts}
 	err := g.query(ctx, tx, holdSQL, args, func() { g.mine = true },
 		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
 	if known {
@@ -130,11 +126,9 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	err := g.query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
 		q := queues[t.Name]
 		if q == nil {
-			q = &queue{Tenant: t, read: map[int]int{}}
+			q = &queue{Tenant: t}
 			queues[t.Name], g.tenants = q, append(g.tenants, q)
 		}
-		q.read[c.Priority]++
-		q.partly = q.partly || q.read[c.Priority] == most
 		read := c
 		read.Name, read.Key, read.Tenant = g.of[0], g.of[1], t.Name
 		if json.Unmarshal(raw, &read.ticket) != nil {
@@ -148,26 +142,29 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	}
 	slices.SortFunc(g.tenants, func(a, b *queue) int { return cmp.Compare(a.Name, b.Name) })
 	for _, q := range g.tenants {
-		q.until = g.complete(q, most)
+		g.complete(q, most)
 		g.settle(q)
 	}
 	return nil
 }
 
-// complete is the place up to which all jobs of a tenant were read, or zero if it has no others.
-func (g *grant) complete(q *queue, most int) (until time.Time) {
-	last := map[int]time.Time{} // of the priorities of which there may be more
-	for _, c := range q.jobs {
-		if c.Priority != 0 && q.read[c.Priority] == most {
-			last[c.Priority] = latest(last[c.Priority], g.line.place(c.Priority, c.Due))
+// complete notes whether a tenant may have more rows than the most that were read of each priority,
+// and up to which place all of its jobs were read.
+func (g *grant) complete(q *queue, most int) {
+	for priority := range 5 {
+		n, last := 0, time.Time{}
+		for _, c := range q.jobs {
+			if c.Priority == priority {
+				n, last = n+1, latest(last, g.line.place(priority, c.Due))
+			}
+		}
+		if n < most {
+			continue
+		}
+		if q.partly = true; priority != 0 && (q.until.IsZero() || last.Before(q.until)) {
+			q.until = last
 		}
 	}
-	for _, at := range last {
-		if until.IsZero() || at.Before(until) {
-			until = at
-		}
-	}
-	return until
 }
 
 // settle applies a tenant's corrections, has the jobs leave that are gone, and sorts the others.
@@ -230,7 +227,7 @@ func (g *grant) ask(
 	ask, known := first, map[row]bool{}
 	for _, c := range jobs {
 		for _, r := range c.requests {
-			if of := (row{r.Limit().Name(), r.Key()}); of != g.of && !known[of] {
+			if of := rowOf(r); of != g.of && !known[of] {
 				known[of] = true
 				ask = append(ask, r.Count(0).Leave(0))
 			}
@@ -246,7 +243,7 @@ func (g *grant) ask(
 	for i, o := range res.Outcomes[len(first):] {
 		of := row{o.Limit, o.Key}
 		if r := ask[len(first)+i]; o.Shadow {
-			of, g.has[row{r.Limit().Name(), r.Key()}] = row{}, math.Inf(1)
+			of, g.has[rowOf(r)] = row{}, math.Inf(1)
 		}
 		if g.has[of] = o.Value; !o.OK {
 			g.out[of] = true
@@ -338,21 +335,16 @@ func (s *seat) requests() ([]ratelimit.Request, []string, error) {
 
 // unfetched finds out how much work was granted that waits for a worker.
 func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
-	if len(g.held.waiting) == 0 {
+	waiting := g.held.waiting
+	if len(waiting) == 0 {
 		return nil
 	}
-	var ids []int64
-	for id := range g.held.waiting {
-		ids = append(ids, id)
-	}
-	var id int64
-	still := map[int64]granted{}
-	err := g.query(ctx, tx, unfetchedSQL, []any{ids}, func() { still[id] = g.held.waiting[id] }, &id)
+	still, err := g.which(ctx, tx, unfetchedSQL, slices.Collect(maps.Keys(waiting)))
 	if err != nil {
 		return err
 	}
-	g.held.waiting = still
-	for _, w := range still {
+	maps.DeleteFunc(waiting, func(id int64, _ granted) bool { return !still[id] })
+	for _, w := range waiting {
 		b := g.busy[w.queue]
 		b.n, b.all = b.n+1, b.all+w.cost
 		if !w.due.After(g.now) {

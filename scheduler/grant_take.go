@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -83,7 +84,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 			return
 		}
 		for i, r := range c.requests {
-			of := row{r.Limit().Name(), r.Key()}
+			of := rowOf(r)
 			kinds[of] = c.kinds[i]
 			has[of] -= r.N()
 		}
@@ -128,11 +129,8 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 	for i, q := range g.tenants {
 		all[i] = &q.Tenant
 	}
-	next := g.turn.Next(all)
-	for _, q := range g.tenants {
-		if &q.Tenant == next {
-			return q, all
-		}
+	if i := slices.Index(all, g.turn.Next(all)); i >= 0 {
+		return g.tenants[i], all
 	}
 	return nil, all
 }
@@ -140,11 +138,7 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 // lacks is another limit of a job that has too few tokens for it, if there is one.
 func (g *grant) lacks(c *contender, has map[row]float64) row {
 	for _, r := range c.requests {
-		of := row{r.Limit().Name(), r.Key()}
-		if of == g.of {
-			continue
-		}
-		if g.out[of] || has[of] < r.N() {
+		if of := rowOf(r); of != g.of && (g.out[of] || has[of] < r.N()) {
 			return of
 		}
 	}
@@ -154,7 +148,7 @@ func (g *grant) lacks(c *contender, has map[row]float64) row {
 // agrees says that what a job asks for can be asked for together with what others do.
 func (c *contender) agrees(kinds map[row]string) bool {
 	for i, r := range c.requests {
-		if kind, ok := kinds[row{r.Limit().Name(), r.Key()}]; ok && kind != c.kinds[i] {
+		if kind, ok := kinds[rowOf(r)]; ok && kind != c.kinds[i] {
 			return false
 		}
 	}
@@ -169,10 +163,11 @@ func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (boo
 			ids = append(ids, c.Job)
 		}
 	}
-	var id int64
-	if err := g.query(ctx, tx, chosenSQL, []any{ids}, func() { locked[id] = true }, &id); err != nil {
+	more, err := g.which(ctx, tx, chosenSQL, ids)
+	if err != nil {
 		return false, err
 	}
+	maps.Copy(locked, more)
 	fine := true
 	for _, id := range ids {
 		if !locked[id] {
@@ -269,7 +264,7 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 		b.Queue(g.tables.Replace(grantSQL), string(jobs))
 	}
 	for _, r := range g.left {
-		send(leaveSQL, r.Tenant, r.Priority, r.Due, r.Job)
+		b.Queue(g.tables.Replace(leaveSQL), r.key()...)
 	}
 	var names []string
 	var times, credits []float64
@@ -291,5 +286,5 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 
 // rest forgets a line in which nobody waits any more.
 func (p *plugin) rest(ctx context.Context, of row) error {
-	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.turns.holder.String()}, nil)
+	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.holder}, nil)
 }

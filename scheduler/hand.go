@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -38,18 +37,11 @@ const (
 
 // hands is what a client remembers of the slots that it gives.
 type hands struct {
-	cleared sync.Map // when the due jobs of a queue and kind were looked at
+	pace
+	after string // the last place of the round before; for the round under way only
 
-	under  sync.Mutex // way is a round; what follows is its own
-	began  time.Time
-	holder uuid.UUID
-	after  string // the last place of the round before
-
-	mu     sync.Mutex
-	put    map[int64]putting // jobs whose put-off may not be written
-	timer  *time.Timer
-	armed  bool
-	follow func(id int64, want hand.Want)
+	mu  sync.Mutex
+	put map[int64]putting // jobs whose put-off may not be written; if there are any, followUp comes
 }
 
 // putting is a job that is being put off.
@@ -76,9 +68,9 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 // for each other.
 func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
-		var h head
+		var job int64
 		err = p.connected(ctx, func(c *pgxpool.Conn) (err error) {
-			given, h, err = p.handBy(ctx, c, of, free)
+			given, job, err = p.handBy(ctx, c, of, free)
 			return err
 		})
 		var e *pgconn.PgError
@@ -86,7 +78,7 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 			continue
 		}
 		if given = given && err == nil; given {
-			p.waker.add(h.job, time.Now(), false)
+			p.waker.Add(job, time.Now(), false)
 		}
 		return given, err
 	}
@@ -96,28 +88,35 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 // pool closes the connection.
 func (p *plugin) handBy(
 	ctx context.Context, c *pgxpool.Conn, of hand.Place, free *hand.Slot,
-) (given bool, h head, err error) {
+) (given bool, job int64, err error) {
 	s, b, found := p.scheduler.slots, &pgx.Batch{}, false
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if free != nil {
 		s.Free(b, *free)
 	}
-	p.head(b, of, func(first head) { h, found = first, true })
+	var first turnRow
+	want := hand.Want{Place: of}
+	b.Queue(p.tables.Replace(headSQL), p.schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
+		columns := []any{&first.Priority, &first.Due, &first.Job, &want.N}
+		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
+		return err
+	})
 	if err := c.SendBatch(ctx, b).Close(); err != nil {
-		return false, h, err
+		return false, 0, err
 	}
 	if found {
-		given, err = s.Give(ctx, c, hand.Want{Place: of, N: h.n}, holderOf(h.job), claimIn)
+		given, err = s.Give(ctx, c, want, holderOf(first.Job), claimIn)
 		if err != nil {
-			return false, h, err
+			return false, 0, err
 		}
 	}
 	b = &pgx.Batch{}
 	if given {
-		p.given(b, of, h)
+		b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of),
+			first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
-	return given, h, c.SendBatch(ctx, b).Close()
+	return given, first.Job, c.SendBatch(ctx, b).Close()
 }
 
 // serve gives the free slots of places to the jobs that wait for them.
@@ -146,33 +145,19 @@ func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
 
 // handOut begins a round, if the last one was long enough ago.
 func (p *plugin) handOut() {
-	h := &p.hands
-	if p.scheduler.slots == nil || !h.under.TryLock() {
+	if p.scheduler.slots == nil {
 		return
 	}
-	if time.Since(h.began) < roundEvery {
-		h.under.Unlock()
-		return
-	}
-	h.began = time.Now()
-	go func() {
-		defer h.under.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	p.hands.begin(roundEvery, patience, func(ctx context.Context) {
 		p.warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
-	}()
+	})
 }
 
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
 // of jobs that have left.
 func (p *plugin) handOutFree(ctx context.Context) error {
 	h := &p.hands
-	if h.holder == uuid.Nil {
-		h.holder = uuid.New()
-	}
-	var until time.Time
-	args := []any{p.schema, h.holder.String(), turnLasts, turnOfHands}
-	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
+	until, err := p.takeTurn(ctx, turnOfHands)
 	if err != nil || until.IsZero() {
 		return err
 	}
@@ -216,20 +201,16 @@ func (p *plugin) sweep(ctx context.Context, of hand.Place) error {
 	})
 }
 
-// following looks after jobs that get in line until their put-off is written.
-func (p *plugin) following() func(id int64, want hand.Want) {
+// follow looks after a job that gets in line until its put-off is written.
+func (p *plugin) follow(id int64, want hand.Want) {
 	h := &p.hands
-	return func(id int64, want hand.Want) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.put == nil {
-			h.put, h.timer = map[int64]putting{}, time.AfterFunc(time.Hour, p.followUp)
-		}
-		if h.put[id] = (putting{want, time.Now()}); !h.armed {
-			h.armed = true
-			h.timer.Reset(followFirst)
-		}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.put) == 0 {
+		h.put = map[int64]putting{}
+		time.AfterFunc(followFirst, p.followUp)
 	}
+	h.put[id] = putting{want, time.Now()}
 }
 
 // followUp serves the places of those whose put-off is written by now.
@@ -240,9 +221,7 @@ func (p *plugin) followUp() {
 	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	running := map[int64]bool{}
-	var id int64
-	err := p.query(ctx, p.pool, runningSQL, []any{ids}, func() { running[id] = true }, &id)
+	running, err := p.which(ctx, p.pool, runningSQL, ids)
 
 	h.mu.Lock()
 	wants := map[hand.Want]bool{}
@@ -254,8 +233,8 @@ func (p *plugin) followUp() {
 			delete(h.put, id) // the round finds it
 		}
 	}
-	if h.armed = len(h.put) > 0; h.armed {
-		h.timer.Reset(followEvery)
+	if len(h.put) > 0 {
+		time.AfterFunc(followEvery, p.followUp)
 	}
 	h.mu.Unlock()
 	if err == nil {

@@ -2,14 +2,11 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
@@ -40,15 +37,19 @@ SELECT '', coalesce(nullif($1::text, ''), current_schema()::text), $2::text, pri
 FROM jsonb_to_recordset($4::text::jsonb) AS t (priority smallint, due timestamptz, job bigint)
 ON CONFLICT (name, key, tenant, priority, due, job) DO UPDATE SET cost = excluded.cost`
 
-	// headSQL locks the first job that waits for a place: its row, and that in line. It passes over
-	// jobs that somebody else has locked, jobs of paused queues, jobs that have gone or have started,
-	// and jobs whose put-off is not written yet.
+	// inLine are the jobs that wait for a place: not those that have gone or have started, nor
+	// those whose put-off is not written yet.
 	//
 	// $1 River's schema $2 place
-	headSQL = `SELECT t.priority, t.due, t.job, t.cost::integer
-FROM {ours}weir_turn t JOIN {river}river_job j ON j.id = t.job
+	inLine = ` FROM {ours}weir_turn t JOIN {river}river_job j ON j.id = t.job
 WHERE t.name = '' AND t.key = coalesce(nullif($1::text, ''), current_schema()::text) AND t.tenant = $2::text
-	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'
+	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'`
+
+	// headSQL locks the first job that waits for a place: its row, and that in line. It passes over
+	// jobs that somebody else has locked, and jobs of paused queues.
+	//
+	// $1 River's schema $2 place
+	headSQL = `SELECT t.priority, t.due, t.job, t.cost::integer` + inLine + `
 	AND NOT EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
 ORDER BY t.priority, t.due, t.job LIMIT 1 FOR UPDATE OF t, j SKIP LOCKED`
 
@@ -125,51 +126,13 @@ func placeOf(tenant string) (hand.Place, bool) {
 	return hand.Place{Name: rest[:n], Key: rest[n+1:]}, true
 }
 
-func (p *plugin) othersWait(ctx context.Context, q querier, want hand.Want) (others bool, err error) {
-	err = p.query(ctx, q, othersSQL, []any{p.schema, tenantOf(want.Place)}, func() {}, &others)
-	return others, err
-}
-
 // getInLine puts jobs in line, each where its scheduled_at has it.
 func (p *plugin) getInLine(
 	ctx context.Context, q querier, want hand.Want, jobs []*rivertype.JobRow,
 ) error {
-	type entry struct {
-		Priority int       `json:"priority"`
-		Due      time.Time `json:"due"`
-		Job      int64     `json:"job"`
-	}
-	var all []entry
+	var turns []turnRow
 	for _, j := range jobs {
-		all = append(all, entry{j.Priority, j.ScheduledAt, j.ID})
+		turns = append(turns, turnRow{Priority: j.Priority, Due: j.ScheduledAt, Job: j.ID})
 	}
-	if len(all) == 0 {
-		return nil
-	}
-	b, err := json.Marshal(all)
-	if err != nil {
-		return err
-	}
-	return p.query(ctx, q, lineUpSQL, []any{p.schema, tenantOf(want.Place), want.N, string(b)}, nil)
-}
-
-// head is the first job that waits for a place.
-type head struct {
-	priority int
-	due      time.Time
-	job      int64
-	n        int
-}
-
-// head asks for the first job that waits. If there is one, found is called.
-func (p *plugin) head(b *pgx.Batch, of hand.Place, found func(head)) {
-	b.Queue(p.tables.Replace(headSQL), p.schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
-		var h head
-		_, err := pgx.ForEachRow(rows, []any{&h.priority, &h.due, &h.job, &h.n}, func() error { found(h); return nil })
-		return err
-	})
-}
-
-func (p *plugin) given(b *pgx.Batch, of hand.Place, h head) {
-	b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of), h.priority, h.due, h.job)
+	return sendRows(ctx, p.store, q, lineUpSQL, turns, p.schema, tenantOf(want.Place), want.N)
 }

@@ -3,12 +3,10 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/turn"
@@ -35,10 +33,6 @@ func (j *Jobs) InLine(
 	if err := j.check(); err != nil {
 		return nil, false, err
 	}
-	client, ok := j.client.(lister)
-	if !ok {
-		return nil, false, errors.New("scheduler: the River client has no JobListTx")
-	}
 	g, more, err := j.foresee(ctx, tx, row{limit, key})
 	if err != nil {
 		return nil, false, err
@@ -46,34 +40,20 @@ func (j *Jobs) InLine(
 	if n = max(n, 0); len(g.chosen) > n {
 		g.chosen, more = g.chosen[:n], true
 	}
-	if len(g.chosen) == 0 {
-		return nil, more, nil
-	}
 	if err := g.askOthers(ctx, tx); err != nil {
 		return nil, false, err
 	}
-	ids, jobs := make([]int64, len(g.chosen)), map[int64]*rivertype.JobRow{}
-	for i, c := range g.chosen {
-		ids[i] = c.Job
-	}
-	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().IDs(ids...).First(len(ids)))
-	if err != nil {
-		return nil, false, err
-	}
-	for _, job := range found.Jobs {
-		jobs[job.ID] = job
-	}
 	for _, c := range g.chosen {
-		if job := jobs[c.Job]; job != nil { // else it has been deleted meanwhile
-			next = append(next, g.waiting(c, job))
-		}
+		next = append(next, g.waiting(c))
 	}
-	return next, more, nil
+	next, err = j.withJobs(ctx, tx, next)
+	return next, more, err
 }
 
 // waiting says why a job that was chosen has its place.
-func (g *grant) waiting(c *contender, job *rivertype.JobRow) Waiting {
-	w := Waiting{Job: job, Limit: g.of[0], Key: g.of[1], Tenant: c.Tenant, Place: c.nr, Charged: c.from}
+func (g *grant) waiting(c *contender) Waiting {
+	w := Waiting{Job: &rivertype.JobRow{ID: c.Job}, Limit: g.of[0], Key: g.of[1],
+		Tenant: c.Tenant, Place: c.nr, Charged: c.from}
 	if of := g.lacks(c, g.has); of != (row{}) {
 		w.Limit, w.Key, w.PassedOver = of[0], of[1], true
 	}

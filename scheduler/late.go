@@ -112,7 +112,8 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*waiter) (time.Time, 
 	for _, w := range all {
 		w.ticket.Jitter, w.ticket.From, w.ticket.On = 0, 0, nil // it comes in its order
 		if w.again {
-			if err := p.correct(ctx, tx, w.ID, w.ticket.Seat, w.ticket.Seat.cost()); err != nil {
+			err := correct(ctx, p.store, tx.Exec, w.ID, w.ticket.Seat, w.ticket.Seat.cost())
+			if err != nil {
 				return time.Time{}, err
 			}
 		}

@@ -88,7 +88,7 @@ func (v *visit) take(
 	of func(*rivertype.JobRow) []ratelimit.Request,
 ) error {
 	v.ctx, v.requests = ctx, reserving(requests)
-	if v.plugin.charges.ask(v); v.err != nil {
+	if v.plugin.charges.Do(v); v.err != nil {
 		return v.err
 	}
 	if !v.res.OK || !v.res.RunAt.IsZero() {

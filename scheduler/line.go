@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -69,14 +70,15 @@ type line struct {
 func linesOf(all []Line) (map[string]*line, error) {
 	lines := map[string]*line{}
 	for _, l := range all {
+		name := l.Limit.Name()
 		checked, err := l.checked()
+		if err == nil && lines[name] != nil {
+			err = errors.New("two lines of one limit")
+		}
 		if err != nil {
-			return nil, fmt.Errorf("scheduler: Config.Lines: limit %q: %w", l.Limit.Name(), err)
+			return nil, fmt.Errorf("scheduler: Config.Lines: limit %q: %w", name, err)
 		}
-		if lines[l.Limit.Name()] != nil {
-			return nil, fmt.Errorf("scheduler: Config.Lines: limit %q: two lines of one limit", l.Limit.Name())
-		}
-		lines[l.Limit.Name()] = checked
+		lines[name] = checked
 	}
 	return lines, nil
 }

@@ -46,6 +46,15 @@ type manyInserter interface {
 	) ([]*rivertype.JobInsertResult, error)
 }
 
+// many returns the River client, for so many jobs.
+func (j *Jobs) many(n int) (manyInserter, error) {
+	client, err := clientOf[manyInserter](j, "InsertManyTx")
+	if err == nil && n == 0 {
+		err = errors.New("scheduler: no jobs to insert: params is empty")
+	}
+	return client, err
+}
+
 // InsertManyTx inserts many jobs with their tokens in the caller's transaction: all of them, or
 // none. It makes as many round trips for a thousand jobs as for one, whatever their keys, limits
 // and kinds.
@@ -70,15 +79,9 @@ type manyInserter interface {
 func (j *Jobs) InsertManyTx(
 	ctx context.Context, tx pgx.Tx, params []InsertManyParams,
 ) (*InsertedMany, error) {
-	if err := j.check(); err != nil {
+	client, err := j.many(len(params))
+	if err != nil {
 		return nil, err
-	}
-	client, ok := j.client.(manyInserter)
-	if !ok {
-		return nil, errors.New("scheduler: the River client has no InsertManyTx")
-	}
-	if len(params) == 0 {
-		return nil, errors.New("scheduler: no jobs to insert: params is empty")
 	}
 	calls := make([][]ratelimit.Request, len(params))
 	for i, p := range params {
@@ -91,9 +94,7 @@ func (j *Jobs) InsertManyTx(
 	if err != nil || !all.OK {
 		return &InsertedMany{Result: all}, err
 	}
-
-	to := transaction{j.scheduler.limiter, tx, client}
-	jobs, err := j.scheduler.insert(ctx, to, params, each)
+	jobs, err := j.scheduler.insert(ctx, j.scheduler.in(tx, client), params, each)
 	if err != nil {
 		return &InsertedMany{}, err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -83,15 +84,9 @@ type QueueManyParams struct {
 func (j *Jobs) QueueManyTx(
 	ctx context.Context, tx pgx.Tx, params []QueueManyParams,
 ) ([]*rivertype.JobInsertResult, error) {
-	if err := j.check(); err != nil {
+	client, err := j.many(len(params))
+	if err != nil {
 		return nil, err
-	}
-	client, ok := j.client.(manyInserter)
-	switch {
-	case !ok:
-		return nil, errors.New("scheduler: the River client has no InsertManyTx")
-	case len(params) == 0:
-		return nil, errors.New("scheduler: no jobs to queue: params is empty")
 	}
 	return j.queue(ctx, tx, client, params)
 }
@@ -109,20 +104,17 @@ func (j *Jobs) queue(
 			return nil, err
 		}
 	}
-	jobs, err := client.InsertManyTx(ctx, tx, inserts)
+	jobs, err := j.scheduler.in(tx, client).insert(ctx, inserts)
 	if err != nil {
 		return nil, err
 	}
-	if len(jobs) != len(params) {
-		return nil, fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
-	}
-	var turns []turnRow
+	var turns []*turnRow
 	for i, job := range jobs {
 		if !job.UniqueSkippedAsDuplicate {
 			turns = append(turns, seats[i].turn(job.Job))
 		}
 	}
-	return jobs, j.enter(ctx, tx, turns)
+	return jobs, sendRows(ctx, j.store, tx, enterSQL, turns)
 }
 
 // farOff is when a job is due whose turn has not come: later than any ScheduledAt, and within what a
@@ -145,27 +137,15 @@ type seat struct {
 func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *seat, error) {
 	none := river.InsertManyParams{}
 	if p.Args == nil {
-		return none, nil, errors.New("scheduler: no job arguments")
+		return none, nil, errNoArgs
 	}
 	seat, err := s.seat(p.Tenant, p.Requests)
 	if err != nil {
 		return none, nil, err
 	}
-	var o river.InsertOpts
-	if p.InsertOpts != nil {
-		o = *p.InsertOpts
-	}
-	wanted := o.ScheduledAt
-	if a, ok := p.Args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
-		wanted = a.InsertOpts().ScheduledAt
-	}
-	if !wanted.IsZero() {
-		seat.From = wanted.UnixMicro()
-	}
 	t := ticket{Version: ticketVersion, Seat: seat}
-	if a, ok := p.Args.(JobArgsWithPays); ok {
-		t.Pays = a.Pays()
-	}
+	var o river.InsertOpts
+	o, seat.From = t.fill(p.Args, p.InsertOpts)
 	o.ScheduledAt = farOff
 	o.Metadata, err = t.into(o.Metadata)
 	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
@@ -180,7 +160,7 @@ func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, er
 		tenant.Weight = 1
 	}
 	switch k := tenant.Key; {
-	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) || containsNUL(k):
+	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) || strings.ContainsRune(k, 0):
 		return nil, fmt.Errorf("scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k)
 	case !(tenant.Weight >= 1.0/(1<<20) && tenant.Weight <= 1<<20):
 		return nil, fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1", tenant.Weight)
@@ -226,13 +206,4 @@ func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, er
 		return nil, err
 	}
 	return seat, nil
-}
-
-func containsNUL(s string) bool {
-	for i := range len(s) {
-		if s[i] == 0 {
-			return true
-		}
-	}
-	return false
 }

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 // The round. Once a second one of the clients looks at the jobs that wait, of all queues, from the
@@ -37,13 +35,36 @@ const (
 	turnOfHands  = 1 // to give free slots: see hand.go
 )
 
+// pace has what is done in the background follow each other: one at a time.
+type pace struct {
+	under sync.Mutex // way
+	began time.Time
+}
+
+// begin runs do in the background, with a context that ends after the limit, unless it is under way
+// or began less than gap ago.
+func (r *pace) begin(gap, limit time.Duration, do func(ctx context.Context)) {
+	if !r.under.TryLock() {
+		return
+	}
+	if time.Since(r.began) < gap {
+		r.under.Unlock()
+		return
+	}
+	r.began = time.Now()
+	go func() {
+		defer r.under.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		do(ctx)
+	}()
+}
+
 // round is what a client remembers from one round to the next. Only the round under way uses it,
 // except for mine.
 type round struct {
-	under  sync.Mutex // way
-	began  time.Time
-	holder uuid.UUID
-	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
+	pace
+	mine atomic.Int64 // until when the turn is this client's, in nanoseconds
 
 	walked time.Time       // when the jobs behind the next ones were last looked at,
 	after  *waiter         // and behind which one that goes on; nil for the last of the next
@@ -56,21 +77,9 @@ type placing struct{ put, due time.Time }
 
 // beat begins a round, if the last one was long enough ago.
 func (p *plugin) beat(gap time.Duration) {
-	r := &p.round
-	if !r.under.TryLock() {
-		return
-	}
-	if time.Since(r.began) < gap {
-		r.under.Unlock()
-		return
-	}
-	r.began = time.Now()
-	go func() {
-		defer r.under.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	p.round.begin(gap, patience, func(ctx context.Context) {
 		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
-	}()
+	})
 }
 
 // hint says that a line may have moved: if it is this client's turn, the next round comes sooner.
@@ -112,16 +121,19 @@ FROM {river}river_queue q
 ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 )
 
+// takeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
+// client's.
+func (p *plugin) takeTurn(ctx context.Context, turn int) (until time.Time, err error) {
+	args := []any{p.schema, p.holder, turnLasts, turn}
+	err = p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
+	return until, err
+}
+
 // lookAfter is one round.
 func (p *plugin) lookAfter(ctx context.Context) error {
 	r, began := &p.round, time.Now()
-	var until time.Time
-	if r.holder == uuid.Nil {
-		r.holder, r.lines = uuid.New(), map[row]placing{}
-	}
-	args := []any{p.schema, r.holder.String(), turnLasts, turnOfRounds}
-	err := p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
-	if err != nil || until.IsZero() { // another client's turn
+	until, err := p.takeTurn(ctx, turnOfRounds)
+	if err != nil || until.IsZero() {
 		return err
 	}
 	answered := time.Now()
@@ -205,7 +217,7 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 	}
 	for _, w := range jobs {
 		if wait := w.Due.Sub(now); wait < roundEvery+hinted {
-			p.waker.add(w.ID, answered.Add(wait), false)
+			p.waker.Add(w.ID, answered.Add(wait), false)
 		}
 	}
 	return nil

@@ -134,21 +134,30 @@ func (j *Jobs) InsertTx(
 	if err := j.check(); err != nil {
 		return nil, err
 	}
+	return j.scheduler.insertOne(ctx, j.scheduler.in(tx, single{j.client}), args, opts, requests)
+}
+
+// insertOne is [Jobs.InsertTx], for any kind of transaction.
+func (s *Scheduler) insertOne(
+	ctx context.Context, to target, args river.JobArgs, opts *river.InsertOpts,
+	requests []ratelimit.Request,
+) (*Inserted, error) {
 	if args == nil {
-		return nil, errors.New("scheduler: no job arguments")
+		return nil, errNoArgs
 	}
-	res, err := j.scheduler.limiter.RateLimit(ctx, tx, requests...)
+	res, err := to.verbs.RateLimit(ctx, requests...)
 	if err != nil || !res.OK {
 		return &Inserted{Result: res}, err
 	}
 	params := []InsertManyParams{{Args: args, InsertOpts: opts}}
-	to := transaction{j.scheduler.limiter, tx, single{j.client}}
-	jobs, err := j.scheduler.insert(ctx, to, params, []ratelimit.Result{res})
+	jobs, err := s.insert(ctx, to, params, []ratelimit.Result{res})
 	if err != nil {
 		return &Inserted{}, err
 	}
 	return jobs[0], nil
 }
+
+var errNoArgs = errors.New("scheduler: no job arguments")
 
 // single inserts a single job as if it was of many.
 type single struct{ Client }
@@ -160,32 +169,31 @@ func (s single) InsertManyTx(
 	return []*rivertype.JobInsertResult{job}, err
 }
 
-// inserter is the transaction in which jobs are inserted, and the River client that does it.
-type inserter interface {
-	insert(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult, error)
-	giveBack(ctx context.Context, results []ratelimit.Result) error
+// target is a transaction in which jobs are inserted by a River client.
+type target struct {
+	verbs    ratelimit.Verbs
+	insert   func(context.Context, []river.InsertManyParams) ([]*rivertype.JobInsertResult, error)
+	giveBack func(context.Context, []ratelimit.Result) error
 }
 
-// transaction is an inserter in a transaction of pgx.
-type transaction struct {
-	limiter *ratelimit.Limiter
-	tx      pgx.Tx
-	client  manyInserter
-}
-
-func (t transaction) insert(
-	ctx context.Context, params []river.InsertManyParams,
-) ([]*rivertype.JobInsertResult, error) {
-	return t.client.InsertManyTx(ctx, t.tx, params)
-}
-
-func (t transaction) giveBack(ctx context.Context, results []ratelimit.Result) error {
-	return t.limiter.GiveBackMany(ctx, t.tx, results)
+// in is a target in a transaction of pgx.
+func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
+	return target{s.limiter.In(tx),
+		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+			jobs, err := client.InsertManyTx(ctx, tx, params)
+			if err == nil && len(jobs) != len(params) {
+				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
+			}
+			return jobs, err
+		},
+		func(ctx context.Context, results []ratelimit.Result) error {
+			return s.limiter.GiveBackMany(ctx, tx, results)
+		}}
 }
 
 // insert inserts jobs whose tokens are taken.
 func (s *Scheduler) insert(
-	ctx context.Context, to inserter, params []InsertManyParams, each []ratelimit.Result,
+	ctx context.Context, to target, params []InsertManyParams, each []ratelimit.Result,
 ) (inserted []*Inserted, err error) {
 	defer func() {
 		if inserted == nil {
@@ -212,9 +220,6 @@ func (s *Scheduler) insert(
 	if err != nil {
 		return nil, err
 	}
-	if len(jobs) != len(params) {
-		return nil, fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
-	}
 	inserted = make([]*Inserted, len(jobs))
 	var unused []ratelimit.Result
 	for i, job := range jobs {
@@ -235,6 +240,18 @@ func (j *Jobs) check() error {
 	return nil
 }
 
+// clientOf returns the River client of j, which has to have a method.
+func clientOf[T any](j *Jobs, method string) (client T, err error) {
+	if err := j.check(); err != nil {
+		return client, err
+	}
+	client, ok := j.client.(T)
+	if !ok {
+		err = errors.New("scheduler: the River client has no " + method)
+	}
+	return client, err
+}
+
 func errNotMade(by string) error {
 	return errors.New("scheduler: made without a limiter or without a River client: " +
 		"see New and Scheduler." + by)
@@ -245,27 +262,37 @@ func errNotMade(by string) error {
 func (s *Scheduler) schedule(
 	args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result,
 ) (_ *river.InsertOpts, err error) {
-	var o river.InsertOpts
-	if opts != nil {
-		o = *opts
-	}
 	t := s.newTicket(res, 0, false)
-	if a, ok := args.(JobArgsWithPays); ok {
-		t.Pays = a.Pays()
-	}
+	o, from := t.fill(args, opts)
 	if t.Due != 0 {
-		wanted := o.ScheduledAt
-		if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
-			wanted = a.InsertOpts().ScheduledAt
-		}
-		if !wanted.IsZero() {
-			t.From = wanted.UnixMicro()
+		if t.From = from; from != 0 {
 			t.Due = max(t.Due, t.From)
 		}
 		o.ScheduledAt = t.due()
 	}
 	o.Metadata, err = t.into(o.Metadata)
 	return &o, err
+}
+
+// fill notes in a ticket when the job pays. It returns a copy of opts, and from when on the caller
+// wants the job to run: a ticket's From.
+func (t *ticket) fill(
+	args river.JobArgs, opts *river.InsertOpts,
+) (o river.InsertOpts, from int64) {
+	if opts != nil {
+		o = *opts
+	}
+	if a, ok := args.(JobArgsWithPays); ok {
+		t.Pays = a.Pays()
+	}
+	wanted := o.ScheduledAt
+	if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
+		wanted = a.InsertOpts().ScheduledAt
+	}
+	if !wanted.IsZero() {
+		from = wanted.UnixMicro()
+	}
+	return o, from
 }
 
 // newTicket is for a job whose tokens are taken, for a limited worker if it has paid. What was

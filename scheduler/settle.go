@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"database/sql"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
@@ -26,41 +25,23 @@ func (j *Jobs) SettleTx(
 	if err := j.check(); err != nil {
 		return false, err
 	}
-	return j.settle(ctx, tx, job, used)
+	return settle(ctx, j.store, j.scheduler.limiter.In(tx), tx.Exec, job, used)
 }
 
-func (s store) settle(
-	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used []ratelimit.Request,
+// settle settles what a job has taken, and corrects what its tenant was charged. exec is the
+// transaction's Exec, or its ExecContext if it is one of database/sql.
+func settle[T any](
+	ctx context.Context, s store, verbs ratelimit.Verbs,
+	exec func(context.Context, string, ...any) (T, error),
+	job *rivertype.JobRow, used []ratelimit.Request,
 ) (bool, error) {
-	settled, seat, beyond, err := settle(ctx, s.scheduler.limiter.In(tx), job, used)
-	if err != nil || !settled {
-		return settled, err
-	}
-	return true, s.correct(ctx, tx, job.ID, seat, beyond)
-}
-
-func (s store) settleInSQL(
-	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used []ratelimit.Request,
-) (bool, error) {
-	settled, seat, beyond, err := settle(ctx, s.scheduler.limiter.InSQL(tx), job, used)
-	if err != nil || !settled {
-		return settled, err
-	}
-	return true, s.correctInSQL(ctx, tx, job.ID, seat, beyond)
-}
-
-// settle settles what a job has taken. It returns the seat of a job that was queued, and what the
-// job has used beyond what its tenant was charged.
-func settle(
-	ctx context.Context, verbs ratelimit.Verbs, job *rivertype.JobRow, used []ratelimit.Request,
-) (settled bool, _ *seat, beyond float64, err error) {
-	t, _, _ := ticketOf(job)
+	t, _ := ticketOf(job)
 	if len(t.Taken.Takes) == 0 {
-		return false, nil, 0, nil
+		return false, nil
 	}
-	settled, err = verbs.Settle(ctx, t.Taken, used...)
+	settled, err := verbs.Settle(ctx, t.Taken, used...)
 	if err != nil || !settled || t.Seat == nil {
-		return settled, nil, 0, err
+		return settled, err
 	}
 	beyond, named := -t.Seat.Cost, false
 	for _, r := range used {
@@ -69,7 +50,7 @@ func settle(
 		}
 	}
 	if !named { // it was used as reserved
-		return true, nil, 0, nil
+		return true, nil
 	}
-	return true, t.Seat, beyond, nil
+	return true, correct(ctx, s, exec, job.ID, t.Seat, beyond)
 }

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"database/sql"
-	"errors"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -47,20 +46,23 @@ func (j *SQLJobs) InsertTx(
 	if j.scheduler.limiter == nil || j.client == nil {
 		return nil, errNotMade("SQLJobs")
 	}
-	if args == nil {
-		return nil, errors.New("scheduler: no job arguments")
-	}
-	res, err := j.scheduler.limiter.InSQL(tx).RateLimit(ctx, requests...)
-	if err != nil || !res.OK {
-		return &Inserted{Result: res}, err
-	}
-	params := []InsertManyParams{{Args: args, InsertOpts: opts}}
-	to := sqlTransaction{j.scheduler.limiter.InSQL(tx), tx, j.client}
-	jobs, err := j.scheduler.insert(ctx, to, params, []ratelimit.Result{res})
-	if err != nil {
-		return &Inserted{}, err
-	}
-	return jobs[0], nil
+	return j.scheduler.insertOne(ctx, j.in(tx), args, opts, requests)
+}
+
+// in is a target for one job.
+func (j *SQLJobs) in(tx *sql.Tx) target {
+	verbs := j.scheduler.limiter.InSQL(tx)
+	return target{verbs,
+		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+			job, err := j.client.InsertTx(ctx, tx, params[0].Args, params[0].InsertOpts)
+			return []*rivertype.JobInsertResult{job}, err
+		},
+		func(ctx context.Context, results []ratelimit.Result) error {
+			if len(results) == 0 {
+				return nil
+			}
+			return verbs.GiveBack(ctx, results[0])
+		}}
 }
 
 // ReserveTx is [Jobs.ReserveTx] in a transaction of database/sql: each of the requests may be granted
@@ -70,33 +72,4 @@ func (j *SQLJobs) ReserveTx(
 	requests ...ratelimit.Request,
 ) (*Inserted, error) {
 	return orDenied(j.InsertTx(ctx, tx, args, opts, reserving(requests)...))
-}
-
-// sqlTransaction is an inserter in a transaction of database/sql.
-type sqlTransaction struct {
-	verbs  ratelimit.Verbs
-	tx     *sql.Tx
-	client SQLClient
-}
-
-func (t sqlTransaction) insert(
-	ctx context.Context, params []river.InsertManyParams,
-) (jobs []*rivertype.JobInsertResult, err error) {
-	for _, p := range params {
-		job, err := t.client.InsertTx(ctx, t.tx, p.Args, p.InsertOpts)
-		if err != nil {
-			return nil, err
-		}
-		jobs = append(jobs, job)
-	}
-	return jobs, nil
-}
-
-func (t sqlTransaction) giveBack(ctx context.Context, results []ratelimit.Result) error {
-	for _, res := range results {
-		if err := t.verbs.GiveBack(ctx, res); err != nil {
-			return err
-		}
-	}
-	return nil
 }

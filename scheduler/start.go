@@ -3,13 +3,13 @@ package scheduler
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/batch"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -28,10 +28,12 @@ type visit struct {
 	requests []ratelimit.Request
 	res      ratelimit.Result
 	err      error
-	done     chan struct{} // closed when a batch has answered
 }
 
 type visitKey struct{}
+
+// visits answers many visits together.
+type visits = batch.Batch[*visit]
 
 // Work looks at a job's limits once more before it starts, and puts it off if it must wait after
 // all: in a pause, behind others, or because it is late. It never waits itself.
@@ -40,7 +42,8 @@ func (p *plugin) Work(
 ) error {
 	v := &visit{plugin: p, job: job, waiter: waiter{ID: job.ID, attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
-	v.ticket, v.found, v.valid = ticketOf(job)
+	v.ticket, v.found = ticketOf(job)
+	v.valid = v.found && v.ticket.Attempt == v.attempt
 	if v.found && v.ticket.known() && !worknow.Asked(ctx) {
 		if err := v.begin(ctx); err != nil {
 			return err
@@ -95,7 +98,7 @@ func (v *visit) begin(ctx context.Context) error {
 // cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
 	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
-		return v.plugin.enter(ctx, c, []turnRow{v.ticket.Seat.turn(v.job)})
+		return sendRows(ctx, v.plugin.store, c, enterSQL, []*turnRow{v.ticket.Seat.turn(v.job)})
 	})
 	if err != nil {
 		v.plugin.warn(err, "a job could not be put back in line", "job", v.ID)
@@ -169,7 +172,7 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 		}
 	}
 	if wait := v.clock.until(due); wait < roundEvery {
-		v.plugin.waker.add(v.ID, time.Now().Add(wait), true) // sooner than the next round
+		v.plugin.waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
 	}
 	return putOff(max(0, time.Until(due)))
 }
@@ -231,70 +234,19 @@ func (p *plugin) onItsOwn(ctx context.Context, fn func(c *pgxpool.Conn) error) e
 		return err
 	}
 	defer own.Close()
-	c, err := own.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Release()
-	return fn(c)
+	return own.AcquireFunc(ctx, fn)
 }
 
 const patience = 10 * time.Second // with the database
 
 // ask has a batch answer, and again until the database does.
-func (v *visit) ask(ctx context.Context, b *batch) error {
+func (v *visit) ask(ctx context.Context, b *visits) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		if b.ask(v); v.err == nil {
+		if b.Do(v); v.err == nil {
 			return nil
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			return putOff(time.Second)
 		}
-	}
-}
-
-// batch does together what many visits ask for at the same time: what comes in while one round is
-// under way is the next one.
-type batch struct {
-	do     func(items []*visit) // writes the answers into them
-	settle time.Duration        // that a round waits for others
-	turn   chan struct{}        // of one: who does a round, for all
-
-	mu   sync.Mutex
-	next []*visit
-}
-
-// newBatch makes one.
-func newBatch(do func(items []*visit), settle time.Duration) *batch {
-	return &batch{do: do, settle: settle, turn: make(chan struct{}, 1)}
-}
-
-// ask returns when the visit has its answer.
-func (b *batch) ask(v *visit) {
-	v.done = make(chan struct{})
-	b.mu.Lock()
-	b.next = append(b.next, v)
-	b.mu.Unlock()
-	select {
-	case <-v.done:
-		return
-	case b.turn <- struct{}{}:
-	}
-	defer func() { <-b.turn }()
-	b.mu.Lock()
-	for n, tries := 0, 0; b.settle > 0 && n < len(b.next) && tries < 10; tries++ {
-		n = len(b.next) // for as long as more come
-		b.mu.Unlock()
-		time.Sleep(b.settle)
-		b.mu.Lock()
-	}
-	items := b.next
-	b.next = nil
-	b.mu.Unlock()
-	if len(items) > 0 {
-		b.do(items)
-	}
-	for _, v := range items {
-		close(v.done)
 	}
 }

@@ -37,6 +37,31 @@ func (s store) query(
 	return err
 }
 
+// sendRows runs a statement whose last parameter is an array of rows, as JSON. Without rows it does
+// nothing.
+func sendRows[T any](
+	ctx context.Context, s store, q querier, sql string, rows []T, args ...any,
+) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	b, err := json.Marshal(rows)
+	if err != nil {
+		return err
+	}
+	return s.query(ctx, q, sql, append(args, string(b)), nil)
+}
+
+// which are those of the jobs that a statement selects, by their ids.
+func (s store) which(
+	ctx context.Context, q querier, sql string, ids []int64,
+) (map[int64]bool, error) {
+	var id int64
+	found := map[int64]bool{}
+	err := s.query(ctx, q, sql, []any{ids}, func() { found[id] = true }, &id)
+	return found, err
+}
+
 // waiter is a job that waits in its queue, or at this client.
 type waiter struct {
 	ID     int64     `json:"id"`
@@ -143,11 +168,7 @@ func (s store) move(ctx context.Context, q querier, jobs []*waiter, now time.Tim
 		}
 	}
 	for part := range slices.Chunk(jobs, mostMoved) {
-		b, err := json.Marshal(part)
-		if err == nil {
-			err = s.query(ctx, q, moveSQL, []any{string(b)}, nil)
-		}
-		if err != nil {
+		if err := sendRows(ctx, s, q, moveSQL, part); err != nil {
 			return err
 		}
 	}

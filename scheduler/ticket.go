@@ -39,7 +39,7 @@ type JobArgsWithPays interface{ Pays() Pays }
 // pays. The worker settles it by [Jobs.SettleTx] or [ratelimit.Limiter.Settle], in the transaction
 // that completes the job. It is false for a job that has taken nothing.
 func ReservationOf(job *rivertype.JobRow) (ratelimit.Reservation, bool) {
-	t, _, _ := ticketOf(job)
+	t, _ := ticketOf(job)
 	return t.Taken, len(t.Taken.Takes) > 0
 }
 
@@ -71,9 +71,11 @@ type ticket struct {
 // row names a balance: a limit and a key.
 type row [2]string
 
+func rowOf(r ratelimit.Request) row { return row{r.Limit().Name(), r.Key()} }
+
 func rowsOf(requests []ratelimit.Request) (rows []row) {
 	for _, r := range requests {
-		rows = append(rows, row{r.Limit().Name(), r.Key()})
+		rows = append(rows, rowOf(r))
 	}
 	return rows
 }
@@ -187,16 +189,16 @@ func (t *ticket) reckon(
 	return due, paused, redefined
 }
 
-// ticketOf reads the ticket that a job carries, and whether it is for the attempt that has begun.
-func ticketOf(job *rivertype.JobRow) (t ticket, found, valid bool) {
+// ticketOf reads the ticket that a job carries.
+func ticketOf(job *rivertype.JobRow) (t ticket, found bool) {
 	var m struct {
 		Weir *ticket `json:"weir"`
 	}
 	if !bytes.Contains(job.Metadata, []byte(`"`+metadataKey+`"`)) ||
 		json.Unmarshal(job.Metadata, &m) != nil || m.Weir == nil {
-		return ticket{}, false, false
+		return ticket{}, false
 	}
-	return *m.Weir, true, m.Weir.Attempt == job.Attempt-1
+	return *m.Weir, true
 }
 
 // into adds the ticket to the metadata that a caller gives its job.

@@ -2,8 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"database/sql"
-	"encoding/json"
 	"math"
 	"time"
 
@@ -23,12 +21,12 @@ type turnRow struct {
 }
 
 // turn is the row of a job that waits. It is always the same for the same job.
-func (s *seat) turn(job *rivertype.JobRow) turnRow {
+func (s *seat) turn(job *rivertype.JobRow) *turnRow {
 	due := job.CreatedAt
 	if s.From != 0 {
 		due = time.UnixMicro(s.From)
 	}
-	return turnRow{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
+	return &turnRow{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
 }
 
 // enterSQL puts jobs into line that are not there yet.
@@ -40,22 +38,8 @@ FROM jsonb_to_recordset($1::text::jsonb) AS t (name text, key text, tenant text,
 	due timestamptz, job bigint, cost double precision, weight double precision)
 ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
 
-func (s store) enter(ctx context.Context, q querier, turns []turnRow) error {
-	if len(turns) == 0 {
-		return nil
-	}
-	b, err := json.Marshal(turns)
-	if err != nil {
-		return err
-	}
-	return s.query(ctx, q, enterSQL, []any{string(b)}, nil)
-}
-
-// leave has a job leave the line.
-func (s store) leave(ctx context.Context, q querier, turn turnRow) error {
-	args := []any{turn.Name, turn.Key, turn.Tenant, turn.Priority, turn.Due, turn.Job}
-	return s.query(ctx, q, leaveSQL, args, nil)
-}
+// key is the row's primary key.
+func (t *turnRow) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority, t.Due, t.Job} }
 
 // cost is what the tenant was charged; nothing for a job that was not queued.
 func (s *seat) cost() float64 {
@@ -66,32 +50,19 @@ func (s *seat) cost() float64 {
 }
 
 // correctSQL notes what a job has used beyond what its tenant was charged.
+//
+// $1 name $2 key $3 tenant $4 job $5 beyond $6 weight
 const correctSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
 VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
 
-func (s store) correct(ctx context.Context, q querier, job int64, seat *seat, beyond float64) error {
-	args := seat.correction(job, beyond)
-	if args == nil {
-		return nil
-	}
-	return s.query(ctx, q, correctSQL, args, nil)
-}
-
-func (s store) correctInSQL(
-	ctx context.Context, tx *sql.Tx, job int64, seat *seat, beyond float64,
+func correct[T any](
+	ctx context.Context, s store, exec func(context.Context, string, ...any) (T, error),
+	job int64, seat *seat, beyond float64,
 ) error {
-	args := seat.correction(job, beyond)
-	if args == nil {
+	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
 		return nil
 	}
-	_, err := tx.ExecContext(ctx, s.tables.Replace(correctSQL), args...)
+	_, err := exec(ctx, s.tables.Replace(correctSQL),
+		seat.Limit, seat.Key, seat.Tenant, job, beyond, seat.Weight)
 	return err
-}
-
-// correction are the arguments of correctSQL, or nil if nothing is to be corrected.
-func (s *seat) correction(job int64, beyond float64) []any {
-	if s == nil || s.Waits || beyond == 0 || math.IsNaN(beyond) {
-		return nil
-	}
-	return []any{s.Limit, s.Key, s.Tenant, job, beyond, s.Weight}
 }

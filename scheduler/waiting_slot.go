@@ -2,11 +2,8 @@ package scheduler
 
 import (
 	"context"
-	"errors"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
@@ -17,10 +14,7 @@ const (
 	// paused.
 	//
 	// $1 River's schema $2 place $3 most
-	forSlotSQL = `SELECT t.job, EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
-FROM {ours}weir_turn t JOIN {river}river_job j ON j.id = t.job
-WHERE t.name = '' AND t.key = coalesce(nullif($1::text, ''), current_schema()::text) AND t.tenant = $2::text
-	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'
+	forSlotSQL = `SELECT t.job, EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)` + inLine + `
 ORDER BY t.priority, t.due, t.job LIMIT $3::integer`
 
 	// placeOfJobSQL finds the place that a job waits for.
@@ -41,42 +35,26 @@ func (j *Jobs) WaitingForSlot(
 	if err := j.check(); err != nil {
 		return nil, err
 	}
-	client, ok := j.client.(lister)
-	if !ok {
-		return nil, errors.New("scheduler: the River client has no JobListTx")
-	}
 	if n = min(n, mostListed); n <= 0 {
 		return nil, nil
 	}
 	var list []Waiting
-	var ids []int64
 	var id int64
 	var paused bool
 	place := 0
 	args := []any{j.schema, tenantOf(hand.Place{Name: limit, Key: key}), n}
 	err := j.query(ctx, tx, forSlotSQL, args, func() {
-		w := Waiting{Limit: limit, Key: key, Slot: true, PassedOver: paused}
+		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true, PassedOver: paused}
 		if !paused {
 			place++
 			w.Place = place
 		}
-		ids, list = append(ids, id), append(list, w)
+		list = append(list, w)
 	}, &id, &paused)
-	if err != nil || len(ids) == 0 {
-		return nil, err
-	}
-	found, err := client.JobListTx(ctx, tx, river.NewJobListParams().IDs(ids...).First(len(ids)))
 	if err != nil {
 		return nil, err
 	}
-	jobs := map[int64]*rivertype.JobRow{}
-	for _, job := range found.Jobs {
-		jobs[job.ID] = job
-	}
-	for i, id := range ids {
-		list[i].Job = jobs[id]
-	}
-	return slices.DeleteFunc(list, func(w Waiting) bool { return w.Job == nil }), nil // deleted meanwhile
+	return j.withJobs(ctx, tx, list)
 }
 
 // Explain is [Explain], which asks the database as well whether the job waits for a slot, and with

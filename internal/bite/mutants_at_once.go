@@ -14,7 +14,7 @@ var ofAtOnce = []mutant{
 	{"at once: jobs of paused queues are given slots", "scheduler/hand_sql.go",
 		"q.paused_at IS NOT NULL", "false", "JobsThatHaveLeft", jobs, false},
 	{"at once: jobs that have left are given slots", "scheduler/hand_sql.go",
-		"	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'\n	AND NOT EXISTS", "	AND NOT EXISTS", "ACancelledJobIsPassedOver", jobs, false},
+		"\n	AND j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31'`", "`", "ACancelledJobIsPassedOver", jobs, false},
 	{"at once: rows of jobs that have left stay", "scheduler/hand.go",
 		"gone && len(left) < mostLeft", "false", "JobsThatHaveLeft", jobs, false},
 	{"at once: priority does not count", "scheduler/hand_sql.go",

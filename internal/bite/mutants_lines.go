@@ -61,7 +61,7 @@ var ofTheLines = []mutant{
 	{"grant: priorities of others do not count", "scheduler/line.go",
 		"	if !l.OverAll {\n", "	if true {\n", "PrioritiesCountOverAll", jobs, false},
 	{"grant: a tenant is not passed over", "scheduler/grant_take.go",
-		"if g.out[of] || has[of] < r.N() {", "if false {", "OwnLimitIsOut", jobs, false},
+		"(g.out[of] || has[of] < r.N())", "false", "OwnLimitIsOut", jobs, false},
 	{"grant: a job that has gone keeps its place", "scheduler/grant.go",
 		`		case "available", "scheduled", "running", "retryable", "pending":`, `		case "available", "scheduled", "running", "retryable", "pending", "cancelled", "":`, "WhoLeavesTheLine", jobs, false},
 	{"grant: a job that runs loses its place", "scheduler/grant.go",
@@ -75,7 +75,7 @@ var ofTheLines = []mutant{
 
 	// what tenants are charged
 	{"charge: the estimate, for ever", "scheduler/settle.go",
-		"return true, s.correct(", "return true, nil\n	return true, s.correct(", "AreChargedWhatTheyUse", jobs, false},
+		"return true, correct(", "return true, nil\n	return true, correct(", "AreChargedWhatTheyUse", jobs, false},
 	{"charge: a cancelled job", "scheduler/cancel.go",
 		"-t.Seat.cost()", "0*t.Seat.cost()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "scheduler/late.go",

@@ -22,15 +22,15 @@ var ofTheScheduler = []mutant{
 		"		params.State = rivertype.JobStateAvailable\n", "		at := time.Now()\n		params.State, params.ScheduledAt = rivertype.JobStateAvailable, &at\n", "AtOnceIsNot", jobs, false},
 
 	{"complete: the job is completed, and what it has used forgotten", "scheduler/complete.go",
-		"	_, err := s.on(\"\").settle(ctx, tx, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
+		"	_, err := settle(ctx, s.on(\"\"), s.limiter.In(tx), tx.Exec, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
 	{"reserve: a denial is no error", "scheduler/reserve.go",
 		"return in, in.Err()", "return in, nil", "TestReserveTx", jobs, false},
 
 	// the wake
 	{"wake: River is not notified", "scheduler/wake.go",
 		"'.river_insert'", "'.river_nothing'", "CommittedLate", jobs, false},
-	{"wake: who is not committed yet is given up", "scheduler/wake.go",
-		"case !found, k.back &&", "case k.back &&", "CommittedLate", jobs, false},
+	{"wake: who is not committed yet is given up", "internal/wake/wake.go",
+		"case !found, k.back &&", "case k.back &&", "HowOftenAJob", []string{"./internal/wake"}, false},
 
 	// the look before the start
 	{"look: a job starts that must wait after all", "scheduler/start.go",
