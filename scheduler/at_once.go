@@ -71,7 +71,9 @@ func (w *atOnce[T]) Work(ctx context.Context, job *river.Job[T]) error {
 		return errors.New("scheduler: a worker made by AtOnce, on a River client whose " +
 			"configuration was not made by Scheduler.Configure")
 	case v.plugin.scheduler.slots == nil:
-		return errors.New("scheduler: a worker made by AtOnce, and a Scheduler without Config.Slots")
+		return errors.New(
+			"scheduler: a worker made by AtOnce, and a Scheduler without Config.Slots",
+		)
 	}
 	want, limited, err := one(w.requests(job))
 	switch {
@@ -83,13 +85,16 @@ func (w *atOnce[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	hold, err := v.slot(ctx, want)
 	switch {
 	case err != nil:
-		v.plugin.warn(err, "a job could not take a slot, and will try again in a second", "job", v.ID)
+		v.plugin.warn(err, "a job could not take a slot, and will try again in a second", "job",
+			v.ID)
 		return v.unstarted(ctx, time.Second)
 	case hold == nil:
 		v.plugin.clearFor(v.job, want, w.of)
 		return v.unstarted(ctx, time.Until(farOff))
 	}
-	return v.holding(ctx, want, hold, func(ctx context.Context) error { return w.Worker.Work(ctx, job) })
+	return v.holding(ctx, want, hold, func(ctx context.Context) error {
+		return w.Worker.Work(ctx, job)
+	})
 }
 
 // of is what another job of the kind asks for; false if that is nothing, or nothing valid.
@@ -111,7 +116,9 @@ func one(requests []slots.Request) (want hand.Want, limited bool, err error) {
 		want, err = requests[0].Hand()
 		return want, true, err
 	}
-	return want, false, fmt.Errorf("scheduler: a worker made by AtOnce asks for %d slots: want one at most", len(requests))
+	return want, false, fmt.Errorf(
+		"scheduler: a worker made by AtOnce asks for %d slots: want one at most", len(requests),
+	)
 }
 
 // slot takes a slot for the job, or has it wait in line and returns nil.
@@ -154,7 +161,8 @@ func (v *visit) holding(
 	err = work(hold.Context(ctx))
 	var snooze *rivertype.JobSnoozeError
 	var cancel *rivertype.JobCancelError
-	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) || errors.As(err, &snooze) || errors.As(err, &cancel) {
+	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) || errors.As(err, &snooze) ||
+		errors.As(err, &cancel) {
 		return err
 	}
 	v.plugin.warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)
@@ -174,9 +182,9 @@ func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
 	return putOff(d)
 }
 
-// clearFor has the other due jobs of a job's kind and queue wait that ask for slots of the same key,
-// so that none of them is fetched in front of the jobs of other keys, to wait after all. Jobs with
-// tokens are left alone. It reads them once a second at most.
+// clearFor has the other due jobs of a job's kind and queue wait that ask for slots of the same
+// key, so that none of them is fetched in front of the jobs of other keys, to wait after all. Jobs
+// with tokens are left alone. It reads them once a second at most.
 func (p *plugin) clearFor(
 	job *rivertype.JobRow, want hand.Want, of func(*rivertype.JobRow) (hand.Want, bool),
 ) {

@@ -35,8 +35,8 @@ func (c *crew) counted(clients, workers int) *counting {
 	return n
 }
 
-// Many jobs of one key are moved out of the way of others, and are not each fetched for that. While they wait, and
-// others for two hundred more keys, they cost a few statements a second.
+// Many jobs of one key are moved out of the way of others, and are not each fetched for that. While
+// they wait, and others for two hundred more keys, they cost a few statements a second.
 func TestManyJobsThatWaitForSlotsLeaveOthersAlone(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
@@ -91,5 +91,6 @@ func TestManyJobsThatWaitForSlotsLeaveOthersAlone(t *testing.T) {
 	before = statements.n.Load()
 	open()
 	started := c.j.await(t, 2+some)
-	t.Logf("%.1f statements a job that was handed its slot", float64(statements.n.Load()-before)/float64(len(started)-2))
+	t.Logf("%.1f statements a job that was handed its slot",
+		float64(statements.n.Load()-before)/float64(len(started)-2))
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// crew is a fixture whose jobs run a few at once: those of numbers with the same hundreds have one key.
+// crew is a fixture whose jobs run a few at once: those of numbers with the same hundreds have one
+// key.
 type crew struct {
 	*fixture
 	t     testing.TB
@@ -136,7 +137,8 @@ func (c *crew) awaitWaiting(n int) {
 	eventually(c.t, fmt.Sprint(n, " jobs wait"), func() bool { return c.waiting() == n })
 }
 
-// worked checks that each of n jobs was started once, with its first attempt, and has left nothing behind.
+// worked checks that each of n jobs was started once, with its first attempt, and has left nothing
+// behind.
 func (c *crew) worked(n int) []start {
 	c.t.Helper()
 	starts := c.j.await(c.t, n)

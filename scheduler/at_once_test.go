@@ -105,7 +105,8 @@ func TestASlotThatOthersFreeIsGivenToAWaitingJob(t *testing.T) {
 	for name, free := range map[string]func(c *crew, h *slots.Hold) error{
 		"Released": func(c *crew, h *slots.Hold) error { return h.Release(c.t.Context()) },
 		"Expired": func(c *crew, _ *slots.Hold) error { // as after a kill: nobody renews it
-			_, err := c.pool.Exec(c.t.Context(), `UPDATE weir_slot SET until = now() + interval '1 s', holder = '00000000-0000-0000-0000-000000000000'
+			_, err := c.pool.Exec(c.t.Context(),
+				`UPDATE weir_slot SET until = now() + interval '1 s', holder = '00000000-0000-0000-0000-000000000000'
 				WHERE name = 'crew'`)
 			return err
 		},
@@ -174,10 +175,13 @@ func TestJobsThatHaveLeftAreNotGivenASlot(t *testing.T) {
 		t.Errorf("started: %v", got)
 	}
 	c.awaitWaiting(1) // the job of the paused queue, in its place
-	if _, err := c.pool.Exec(t.Context(), `UPDATE river_queue SET paused_at = NULL WHERE name = 'stopped'`); err != nil {
+	if _, err := c.pool.Exec(t.Context(),
+		`UPDATE river_queue SET paused_at = NULL WHERE name = 'stopped'`); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the paused job is given the slot", func() bool { return c.job(t, paused.ID).State == rivertype.JobStateAvailable })
+	eventually(t, "the paused job is given the slot", func() bool {
+		return c.job(t, paused.ID).State == rivertype.JobStateAvailable
+	})
 }
 
 func TestAJobGivesItsSlotBackHoweverItEnds(t *testing.T) {
@@ -319,7 +323,8 @@ func TestAtOnceSaysWhatIsMissing(t *testing.T) {
 		stop(t, client)
 	}
 	worker := c.atOnce(&logWorker{j: c.j})
-	if err := worker.Work(weirtest.WorkNow(t.Context()), &river.Job[sendArgs]{JobRow: &rivertype.JobRow{}}); err != nil {
+	if err := worker.Work(weirtest.WorkNow(t.Context()),
+		&river.Job[sendArgs]{JobRow: &rivertype.JobRow{}}); err != nil {
 		t.Errorf("WorkNow: %v", err)
 	}
 	if n, err := c.slots.Held(t.Context(), c.limit.For("0")); n != 0 || err != nil {

@@ -12,7 +12,8 @@ import (
 )
 
 // tenTokens do not come back while a test runs.
-var tenTokens = ratelimit.MustDefine("tenTokens", ratelimit.TokenBucket{Rate: 1, Period: 24 * time.Hour, Capacity: ratelimit.Tokens(10)})
+var tenTokens = ratelimit.MustDefine("tenTokens",
+	ratelimit.TokenBucket{Rate: 1, Period: 24 * time.Hour, Capacity: ratelimit.Tokens(10)})
 
 func (c *crew) tokens() int {
 	c.t.Helper()

@@ -43,7 +43,9 @@ func (p *plugin) along(job *rivertype.JobRow, of row) {
 		if err != nil {
 			return err
 		}
-		due = slices.DeleteFunc(due, func(w *waiter) bool { return w.Due.Sub(now) < time.Millisecond })
+		due = slices.DeleteFunc(due, func(w *waiter) bool {
+			return w.Due.Sub(now) < time.Millisecond
+		})
 		for i, w := range due {
 			// If the pause is extended, not all of them meet it. Rounds move up the others.
 			w.Due = w.Due.Add(time.Duration(i/mostMoved) * roundEvery)
@@ -69,7 +71,8 @@ type backlogged struct {
 
 // clear clears the backlog of a limited worker: all due jobs of its kind in the queue whose limits
 // are out take their places in one go.
-func (p *plugin) clear(job *rivertype.JobRow, requests func(*rivertype.JobRow) []ratelimit.Request) {
+func (p *plugin) clear(job *rivertype.JobRow,
+	requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
 	p.beside(queue+" "+kind, 0, func(ctx context.Context) error {
 		turns := map[string]time.Time{} // where the jobs without tokens end
@@ -144,7 +147,8 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 			calls = append(calls, reserving(j.requests))
 		}
 		all, each, err := limiter.RateLimitMany(ctx, tx, calls)
-		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) { // together more than can ever be owed
+		// together more than can ever be owed
+		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
 			return err
 		}
 		var moved []*waiter

@@ -26,8 +26,8 @@ func (f *fixture) updated(t testing.TB) (n int) {
 	return n
 }
 
-// One customer's backlog does not stand in front of another's jobs, and costs little while it waits: with reservations and, by
-// MaxReserved, without.
+// One customer's backlog does not stand in front of another's jobs, and costs little while it
+// waits: with reservations and, by MaxReserved, without.
 func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 	t.Parallel()
 	for name, rule := range map[string]ratelimit.TokenBucket{
@@ -50,7 +50,9 @@ func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 			for i := range modest {
 				f.enqueue(t, -1-i)
 			}
-			j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}} })
+			j.client(t, sched, func(c *river.Config) {
+				c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
+			})
 			mine := func() (n int) {
 				for _, s := range j.await(t, 0) {
 					if s.n < 0 {
@@ -72,7 +74,8 @@ func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 					t.Errorf("job %d started at attempt %d", s.n, s.attempt)
 				}
 			}
-			// Each job of the backlog was moved once; those that a worker had in hand meanwhile were fetched and put off.
+			// Each job of the backlog was moved once; those that a worker had in hand meanwhile
+			// were fetched and put off.
 			if n := f.updated(t); n > backlog*3/2 {
 				t.Errorf("%d row versions for a backlog of %d", n, backlog)
 			}
@@ -102,7 +105,9 @@ func TestABacklogStartsAtItsRate(t *testing.T) {
 			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 			f.enqueue(t, upTo(n)...)
 			before := time.Now()
-			j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}} })
+			j.client(t, sched, func(c *river.Config) {
+				c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
+			})
 			starts := j.await(t, n)
 			slices.SortFunc(starts, func(a, b start) int { return a.at.Compare(b.at) })
 			for i, s := range starts { // counted from the beginning: a machine that stalls may start late jobs together
@@ -111,10 +116,13 @@ func TestABacklogStartsAtItsRate(t *testing.T) {
 				}
 			}
 			for _, s := range starts {
-				eventually(t, "it is completed", func() bool { return f.job(t, s.id).State == rivertype.JobStateCompleted })
+				eventually(t, "it is completed", func() bool {
+					return f.job(t, s.id).State == rivertype.JobStateCompleted
+				})
 			}
-			// Moved, promoted, fetched, completed; and two more for each time that it was put off, as a worker had it in hand, or,
-			// without a reservation, as this machine was late and its tokens overflowed.
+			// Moved, promoted, fetched, completed; and two more for each time that it was put off,
+			// as a worker had it in hand, or, without a reservation, as this machine was late and
+			// its tokens overflowed.
 			if u := f.updated(t); u > 10*n {
 				t.Errorf("%v row versions a job", float64(u)/n)
 			} else {
@@ -129,7 +137,8 @@ func TestABacklogOfJobsWithSeveralLimits(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	const n = 60
-	each := ratelimit.MustDefine("each", ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	each := ratelimit.MustDefine("each",
+		ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	all := ratelimit.MustDefine("all", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(1000)})
 	j.limited(func(n int) []ratelimit.Request {
 		return []ratelimit.Request{each.For(strconv.Itoa(n % 2)), all.Global().Count(2)}
@@ -140,7 +149,9 @@ func TestABacklogOfJobsWithSeveralLimits(t *testing.T) {
 		eventually(t, "it is completed", func() bool { return f.job(t, s.id).State == rivertype.JobStateCompleted })
 	}
 	var again int // jobs that were so late on a slow machine that they have paid twice
-	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE metadata->'weir'->>'more' LIKE '%"late":true%'`).Scan(&again); err != nil {
+	if err := f.pool.QueryRow(t.Context(),
+		`SELECT count(*) FROM river_job WHERE metadata->'weir'->>'more' LIKE '%"late":true%'`).
+		Scan(&again); err != nil {
 		t.Fatal(err)
 	}
 	f.wantLeft(t, all.Global(), float64(1000-2*(n+again)))
@@ -150,13 +161,16 @@ func TestABacklogOfJobsWithSeveralLimits(t *testing.T) {
 func TestABacklogWithBadArguments(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("bad", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("bad",
+		ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 	f.enqueue(t, upTo(20)...)
 	if _, err := f.pool.Exec(context.Background(), `UPDATE river_job SET args = '"text"' WHERE id = 15`); err != nil {
 		t.Fatal(err)
 	}
-	j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 3}} })
+	j.client(t, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 3}}
+	})
 	j.await(t, 19)
 	eventually(t, "its attempt has failed", func() bool { return len(f.job(t, 15).Errors) > 0 })
 }

@@ -12,9 +12,10 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// BenchmarkStartLateness is how late reserved jobs start, after the later of when they are due and when their insert was
-// committed: River's default configuration, jobs due within 0.5 s, and, except in quiet and sparse, other jobs in the same queue at 50 a
-// second. "early" is how many started before they were due, by the database's clock. Plain is River alone, by the same
+// BenchmarkStartLateness is how late reserved jobs start, after the later of when they are due and
+// when their insert was committed: River's default configuration, jobs due within 0.5 s, and,
+// except in quiet and sparse, other jobs in the same queue at 50 a second. "early" is how many
+// started before they were due, by the database's clock. Plain is River alone, by the same
 // ScheduledAt.
 func BenchmarkStartLateness(b *testing.B) {
 	for _, c := range []trial{
@@ -54,7 +55,9 @@ func (c trial) lateness(b *testing.B) {
 	for range c.clients - 1 {
 		j.client(b, sched)
 	}
-	client := j.client(b, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}} })
+	client := j.client(b, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}}
+	})
 	jobs := inserts.Jobs(client)
 
 	ctx, cancel := context.WithCancel(b.Context())

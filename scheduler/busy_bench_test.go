@@ -17,12 +17,13 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// BenchmarkBusyWorkers is how late jobs start when workers are three quarters busy: four clients of five workers, 225 jobs of
-// 0 to 6 s, five a second. Beside it, at the same time and on the same server, River alone works jobs with the same due times
-// and durations. Three runs are pooled. x-plain is the ratio of a quantile to River's.
+// BenchmarkBusyWorkers is how late jobs start when workers are three quarters busy: four clients of
+// five workers, 225 jobs of 0 to 6 s, five a second. Beside it, at the same time and on the same
+// server, River alone works jobs with the same due times and durations. Three runs are pooled.
+// x-plain is the ratio of a quantile to River's.
 //
-// Saturated is the throughput of two clients of 50 workers with more immediate jobs of 50 ms than they can work, with the
-// scheduler's configuration by that without, in alternating slices.
+// Saturated is the throughput of two clients of 50 workers with more immediate jobs of 50 ms than
+// they can work, with the scheduler's configuration by that without, in alternating slices.
 func BenchmarkBusyWorkers(b *testing.B) {
 	b.Run("lateness", func(b *testing.B) {
 		var with, plain []time.Duration
@@ -54,7 +55,8 @@ func busy(b *testing.B) (with, plain []time.Duration) {
 	const clients, workers, jobs = 4, 5, 225
 	const longest = 6 * time.Second
 	rate := 0.75 * clients * workers / (longest.Seconds() / 2)
-	limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("busy",
+		ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	var takes [jobs]time.Duration
 	for i := range takes {
 		takes[i] = rand.N(longest)
@@ -153,7 +155,8 @@ func saturated(b *testing.B) {
 					s.done.Add(1)
 					return nil
 				}))
-				cfg := &river.Config{Logger: quiet(), Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}}}
+				cfg := &river.Config{Logger: quiet(), Workers: workers,
+					Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}}}
 				if configured {
 					cfg = scheduler.New(f.limiter, scheduler.Config{}).Configure(f.pool, cfg)
 				}

@@ -15,8 +15,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// startsAt checks that a job starts at an instant that can be reckoned: not before it, and well before its place if it had not
-// moved up, which is three seconds later.
+// startsAt checks that a job starts at an instant that can be reckoned: not before it, and well
+// before its place if it had not moved up, which is three seconds later.
 func (j *journal) startsAt(t *testing.T, id int64, want time.Time) {
 	t.Helper()
 	var s start
@@ -52,7 +52,8 @@ func (f *fixture) cancel(t *testing.T, jobs *scheduler.Jobs, id int64) {
 func TestACancelledJobGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("cancel", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(3)})
+	limit := ratelimit.MustDefine("cancel",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(3)})
 	jobs := sched.Jobs(f.client)
 	var ids []int64
 	var dues []time.Time
@@ -94,7 +95,8 @@ func TestThoseBehindSeveralCancelledJobsMoveUpByAllOfThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
-			limit := ratelimit.MustDefine("several", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+			limit := ratelimit.MustDefine("several",
+				ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 			jobs := sched.Jobs(f.client)
 			var ids []int64
 			var dues []time.Time
@@ -120,14 +122,16 @@ func TestThoseBehindSeveralCancelledJobsMoveUpByAllOfThem(t *testing.T) {
 	}
 }
 
-// A job that waits in a pause, or longer for another limit, has no more jobs before it than there are.
+// A job that waits in a pause, or longer for another limit, has no more jobs before it than there
+// are.
 func TestACancelledJobMovesUpWhatWaitsForSomethingElse(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	jobs := sched.Jobs(f.client)
 	var limits [3]ratelimit.Limit
 	for i, name := range []string{"paused", "one", "other"} {
-		limits[i] = ratelimit.MustDefine(name, ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+		limits[i] = ratelimit.MustDefine(name,
+			ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	}
 	paused, one, other := limits[0].For("k"), limits[1].For("k"), limits[2].For("k")
 	insert := func(requests ...ratelimit.Request) *rivertype.JobRow {
@@ -179,7 +183,8 @@ func TestACancellationThatRollsBackChangesNothing(t *testing.T) {
 func TestAJobOfALimitedWorkerThatIsCancelledAsItWaitsGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("moment", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	limit := ratelimit.MustDefine("moment",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.For("k").Count(600)} })
 	client := j.client(t, sched)
 	f.enqueue(t, 1)
@@ -219,7 +224,8 @@ func TestACancelledRunningJobKeepsWhatItTook(t *testing.T) {
 	f.wantLeft(t, budget.For("k"), 900)
 }
 
-// A job that is paid once has used what it took with its first attempt, whenever it is cancelled then.
+// A job that is paid once has used what it took with its first attempt, whenever it is cancelled
+// then.
 func TestAJobCancelledBeforeItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
@@ -292,14 +298,21 @@ func TestAJobCancelledInAPauseOfItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T) {
 	t.Parallel()
 	for name, remove := range map[string]func(f *fixture, id int64) error{
-		"Cancelled": func(f *fixture, id int64) error { _, err := f.client.JobCancel(context.Background(), id); return err },
-		"Deleted":   func(f *fixture, id int64) error { _, err := f.client.JobDelete(context.Background(), id); return err },
+		"Cancelled": func(f *fixture, id int64) error {
+			_, err := f.client.JobCancel(context.Background(), id)
+			return err
+		},
+		"Deleted": func(f *fixture, id int64) error {
+			_, err := f.client.JobDelete(context.Background(), id)
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
 			jobs := sched.Jobs(j.client(t, sched))
-			limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
+			limit := ratelimit.MustDefine("behind",
+				ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
 			var ids []int64
 			var dues []time.Time
 			for i, n := range []float64{10, 30, 10, 10} { // at 0, 30, 40, 50 s
@@ -316,7 +329,8 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 			if f.now(t).Before(moved.Add(-2 * time.Second)) { // else it cannot start then any more
 				j.startsAt(t, ids[3], moved)
 			}
-			if started := j.await(t, 3); started[2].id != ids[3] || started[2].due.Before(moved.Add(-50*time.Millisecond)) ||
+			if started := j.await(t, 3); started[2].id != ids[3] ||
+				started[2].due.Before(moved.Add(-50*time.Millisecond)) ||
 				!started[2].due.Before(dues[1]) {
 				t.Errorf("the last job was due at %v, and started as %+v: want it about %v", dues[3], started[2], moved)
 			}
@@ -327,19 +341,22 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 	}
 }
 
-// Metadata is anybody's: a due time that is no time is no ticket, and keeps nobody from looking after the others.
+// Metadata is anybody's: a due time that is no time is no ticket, and keeps nobody from looking
+// after the others.
 func TestOddMetadataHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	for name, odd := range map[string]string{"Number": `1e300`, "Past": `-9e18`, "Text": `"soon"`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
-			opts := &river.InsertOpts{Metadata: []byte(`{"weir":{"due":` + odd + `}}`), ScheduledAt: time.Now().Add(time.Hour)}
+			opts := &river.InsertOpts{Metadata: []byte(`{"weir":{"due":` + odd + `}}`),
+				ScheduledAt: time.Now().Add(time.Hour)}
 			if _, err := f.client.Insert(t.Context(), sendArgs{1}, opts); err != nil {
 				t.Fatal(err)
 			}
 			jobs := sched.Jobs(j.client(t, sched))
-			limit := ratelimit.MustDefine("odd", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+			limit := ratelimit.MustDefine("odd",
+				ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
 			id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
 			f.seen(t)
 			if _, err := f.client.JobDelete(t.Context(), id); err != nil {

@@ -43,20 +43,21 @@ func (s *Scheduler) CompleteTx(
 	return err
 }
 
-// CompleteSQLTx is [Scheduler.CompleteTx] in a transaction of database/sql. The worker's River client
-// must have the driver riverdatabasesql: see [Scheduler.SQLJobs].
+// CompleteSQLTx is [Scheduler.CompleteTx] in a transaction of database/sql. The worker's River
+// client must have the driver riverdatabasesql: see [Scheduler.SQLJobs].
 func (s *Scheduler) CompleteSQLTx(
 	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, job, "riverdatabasesql, or call Scheduler.CompleteTx"); err != nil {
+	if err := complete(ctx, s, tx, job,
+		"riverdatabasesql, or call Scheduler.CompleteTx"); err != nil {
 		return err
 	}
 	_, err := settle(ctx, s.on(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
 	return err
 }
 
-// complete completes the job that is being worked. The driver of the worker's client must be that of
-// the transaction; the error says what to do instead.
+// complete completes the job that is being worked. The driver of the worker's client must be that
+// of the transaction; the error says what to do instead.
 func complete[TTx any](
 	ctx context.Context, s *Scheduler, tx TTx, job *rivertype.JobRow, use string,
 ) error {

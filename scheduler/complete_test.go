@@ -14,8 +14,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// The completion and the settlement commit together: an attempt whose transaction is rolled back has done neither, and pays for
-// itself, and the next does both.
+// The completion and the settlement commit together: an attempt whose transaction is rolled back
+// has done neither, and pays for itself, and the next does both.
 func TestCompleteTxCompletesAndSettles(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
@@ -35,14 +35,15 @@ func TestCompleteTxCompletesAndSettles(t *testing.T) {
 	j.client(t, sched)
 	id := f.insertBy(t, jobs, sendArgs{1}, budget.For("k").Count(100)).Job.Job.ID
 	eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
-	if job := f.job(t, id); job.Attempt != 2 || len(job.Errors) != 1 || !strings.Contains(job.Errors[0].Error, undo.Error()) {
+	if job := f.job(t, id); job.Attempt != 2 || len(job.Errors) != 1 ||
+		!strings.Contains(job.Errors[0].Error, undo.Error()) {
 		t.Errorf("attempt %d, errors %+v", job.Attempt, job.Errors)
 	}
 	f.wantLeft(t, budget.For("k"), 1000-100-30)
 }
 
-// The balances, for which others wait, are locked last: a settlement that is refused finds the job completed already. Rolled back,
-// nothing has happened.
+// The balances, for which others wait, are locked last: a settlement that is refused finds the job
+// completed already. Rolled back, nothing has happened.
 func TestCompleteTxSettlesLast(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
@@ -58,7 +59,8 @@ func TestCompleteTxSettlesLast(t *testing.T) {
 		var state string
 		if !errors.Is(err, ratelimit.ErrInvalid) {
 			err = errors.Join(errors.New("a limit that it has not taken from is not refused"), err)
-		} else if err = tx.QueryRow(ctx, `SELECT state FROM river_job WHERE id = $1`, job.ID).Scan(&state); err == nil && state != "completed" {
+		} else if err = tx.QueryRow(ctx, `SELECT state FROM river_job WHERE id = $1`, job.ID).
+			Scan(&state); err == nil && state != "completed" {
 			err = errors.New("when it was settled the job was " + state)
 		}
 		done <- err
@@ -69,7 +71,9 @@ func TestCompleteTxSettlesLast(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	eventually(t, "River has the job as its worker left it", func() bool { return f.job(t, id).State == rivertype.JobStateCancelled })
+	eventually(t, "River has the job as its worker left it", func() bool {
+		return f.job(t, id).State == rivertype.JobStateCancelled
+	})
 	f.wantLeft(t, budget.For("k"), 900)
 }
 
@@ -78,22 +82,26 @@ type listArgs []int
 
 func (listArgs) Kind() string { return "list" }
 
-// A job of any arguments that has taken nothing is only completed, though its worker says what was used.
+// A job of any arguments that has taken nothing is only completed, though its worker says what was
+// used.
 func TestCompleteTxOfAJobThatHasTakenNothing(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	client := j.client(t, sched, func(cfg *river.Config) {
 		river.AddWorker(cfg.Workers, river.WorkFunc(func(ctx context.Context, job *river.Job[listArgs]) error {
-			return errors.Join(river.JobCancel(errors.New("changes nothing")), pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-				return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("k").Count(30))
-			}))
+			return errors.Join(river.JobCancel(errors.New("changes nothing")),
+				pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+					return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("k").Count(30))
+				}))
 		}))
 	})
 	in, err := client.Insert(t.Context(), listArgs{1, 2}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the job is completed", func() bool { return f.job(t, in.Job.ID).State == rivertype.JobStateCompleted })
+	eventually(t, "the job is completed", func() bool {
+		return f.job(t, in.Job.ID).State == rivertype.JobStateCompleted
+	})
 	f.wantLeft(t, budget.For("k"), 1000)
 }
 
@@ -104,7 +112,8 @@ func TestCompleteTxOutsideOfAWorker(t *testing.T) {
 	job := f.insert(t, sendArgs{1}, nil, budget.For("k").Count(100)).Job.Job
 	job.State = rivertype.JobStateRunning
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
-		if err := scheduler.New(f.limiter, scheduler.Config{}).CompleteTx(ctx, tx, job, budget.For("k").Count(30)); err == nil {
+		if err := scheduler.New(f.limiter, scheduler.Config{}).CompleteTx(ctx, tx, job,
+			budget.For("k").Count(30)); err == nil {
 			t.Error("it was completed")
 		}
 		return nil
@@ -112,12 +121,15 @@ func TestCompleteTxOutsideOfAWorker(t *testing.T) {
 	f.wantLeft(t, budget.For("k"), 900)
 }
 
-// Every request may wait, one with Within no longer than it says. What is denied is an error, inserts nothing and takes nothing.
+// Every request may wait, one with Within no longer than it says. What is denied is an error,
+// inserts nothing and takes nothing.
 func TestReserveTx(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	tokens := ratelimit.MustDefine("reserveTokens", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(100), MaxReserved: ratelimit.Tokens(50)})
-	calls := ratelimit.MustDefine("reserveCalls", ratelimit.TokenBucket{Rate: 1, Period: never, MaxReserved: ratelimit.Tokens(5)})
+	tokens := ratelimit.MustDefine("reserveTokens", ratelimit.TokenBucket{Rate: 1, Period: never,
+		Capacity: ratelimit.Tokens(100), MaxReserved: ratelimit.Tokens(50)})
+	calls := ratelimit.MustDefine("reserveCalls",
+		ratelimit.TokenBucket{Rate: 1, Period: never, MaxReserved: ratelimit.Tokens(5)})
 	ctx := t.Context()
 	reserve := func(requests ...ratelimit.Request) (in *scheduler.Inserted, err error) {
 		err = f.limiter.InTx(ctx, f.pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -126,7 +138,8 @@ func TestReserveTx(t *testing.T) {
 		})
 		return in, err
 	}
-	if in, err := reserve(tokens.For("k").Count(60), calls.For("k")); err != nil || !in.OK || !in.RunAt.IsZero() || in.Job == nil {
+	if in, err := reserve(tokens.For("k").Count(60), calls.For("k")); err != nil || !in.OK ||
+		!in.RunAt.IsZero() || in.Job == nil {
 		t.Fatalf("%+v, %v", in, err)
 	}
 	in, err := reserve(tokens.For("k").Count(60), calls.For("k")) // neither is there yet

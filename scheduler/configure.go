@@ -110,7 +110,8 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 	}
 	in.plugin = p
 	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
-		in.clock.until(*params.ScheduledAt) < horizon && p.waker.Len()+in.available < mostAvailable {
+		in.clock.until(*params.ScheduledAt) < horizon &&
+		p.waker.Len()+in.available < mostAvailable {
 		params.State = rivertype.JobStateAvailable
 		in.available++
 	}

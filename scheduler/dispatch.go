@@ -10,13 +10,13 @@ import (
 )
 
 // The lines. One client grants the turns of a line at a time: the one that holds the line's row in
-// weir_line, for three seconds at a time. It locks the row in the transaction of each grant, so that
-// two that both believe to hold it do not grant at once. In that transaction the jobs get their
-// tokens and their times.
+// weir_line, for three seconds at a time. It locks the row in the transaction of each grant, so
+// that two that both believe to hold it do not grant at once. In that transaction the jobs get
+// their tokens and their times.
 //
-// Whose turn it is, is decided by internal/turn. What each tenant has had is read and written in the
-// same transaction. The holder remembers only what need not be exact: which of the jobs that it has
-// granted still wait for a worker.
+// Whose turn it is, is decided by internal/turn. What each tenant has had is read and written in
+// the same transaction. The holder remembers only what need not be exact: which of the jobs that it
+// has granted still wait for a worker.
 
 const (
 	grantEvery = 500 * time.Millisecond // by the holder, while jobs wait

@@ -41,8 +41,8 @@
 // start together cost one query. While jobs become due, each process sends at most 100
 // notifications a second on average. A reserved job has as many row versions as a scheduled job of
 // River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.4 to
-// 1.5 times River's throughput, because clients fetch when they are notified. How late jobs start, in
-// three runs of the benchmarks of this package on two cores:
+// 1.5 times River's throughput, because clients fetch when they are notified. How late jobs start,
+// in three runs of the benchmarks of this package on two cores:
 //
 //	                                              p50         p90         p99
 //	idle workers (BenchmarkStartLateness)         3-6 ms                  8-28 ms, none early
@@ -104,8 +104,8 @@
 //   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
 //     it is, at most 500 in a statement.
 //
-//   - givenSQL changes scheduled_at, state and the key "weir_slot" of metadata of a job that is given
-//     a slot.
+//   - givenSQL changes scheduled_at, state and the key "weir_slot" of metadata of a job that is
+//     given a slot.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that
@@ -114,12 +114,13 @@
 //
 // # Settle, pay, cancel
 //
-// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's transaction.
-// [Scheduler.CompleteSQLTx] does so in one of database/sql. [ReservationOf] returns what a job has
-// taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the jobs behind it move
-// up when their new time comes near. The same happens when a job is cancelled before its attempt has
-// begun: see [Jobs.CancelTx]. An attempt that has begun has paid, even if its client stops and
-// interrupts it. Further attempts pay again unless [JobArgsWithPays] says otherwise.
+// [Scheduler.CompleteTx] completes a job, and settles what it has taken, in the worker's
+// transaction. [Scheduler.CompleteSQLTx] does so in one of database/sql. [ReservationOf] returns
+// what a job has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the
+// jobs behind it move up when their new time comes near. The same happens when a job is cancelled
+// before its attempt has begun: see [Jobs.CancelTx]. An attempt that has begun has paid, even if
+// its client stops and interrupts it. Further attempts pay again unless [JobArgsWithPays] says
+// otherwise.
 //
 // # Late jobs, changed rates
 //
@@ -144,8 +145,8 @@
 //
 // Where many tenants share a limit, [Jobs.QueueTx] inserts jobs that wait for their turn. It takes
 // nothing. When tokens come, the tenant that has had the least goes next, by start-time fair
-// queueing: see [Line], [Tenant] and docs/fair-lines.md of the repository. [Jobs.SettleTx] charges a
-// tenant for what its job has used.
+// queueing: see [Line], [Tenant] and docs/fair-lines.md of the repository. [Jobs.SettleTx] charges
+// a tenant for what its job has used.
 //
 // While such a job waits, it is scheduled for the year 2200, and has a row in weir_turn. The client
 // that holds the line's row in weir_line, for three seconds at a time, grants the turns: one
@@ -161,8 +162,8 @@
 // year 2200, and has a row in weir_turn whose name is empty. The job that frees a slot gives it to
 // the first of them in the same transaction: the row goes, the job is available at its old
 // scheduled_at (givenSQL), and the slot's row names it for five seconds. One of the clients with
-// Config.Slots gives away other free slots once a second. Its turn is slot 1 of the row that says who
-// does the rounds. The role needs SELECT, INSERT, UPDATE and DELETE on weir_turn, and SELECT on
+// Config.Slots gives away other free slots once a second. Its turn is slot 1 of the row that says
+// who does the rounds. The role needs SELECT, INSERT, UPDATE and DELETE on weir_turn, and SELECT on
 // river_queue. Jobs that are due and ask for the same key are put in line together, by moveSQL.
 // [Jobs.WaitingForSlot] lists the jobs that wait, in their order.
 //

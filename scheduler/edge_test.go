@@ -16,7 +16,9 @@ import (
 
 type clientFunc func(ctx context.Context) error
 
-func (f clientFunc) InsertTx(ctx context.Context, _ pgx.Tx, _ river.JobArgs, _ *river.InsertOpts) (*rivertype.JobInsertResult, error) {
+func (f clientFunc) InsertTx(
+	ctx context.Context, _ pgx.Tx, _ river.JobArgs, _ *river.InsertOpts,
+) (*rivertype.JobInsertResult, error) {
 	return nil, f(ctx)
 }
 
@@ -26,7 +28,10 @@ func TestAContextThatEndsInRiverTakesNothing(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("ctx", ratelimit.TokenBucket{Rate: 10, Period: never})
 	ctx, cancel := context.WithCancel(t.Context())
-	jobs := scheduler.New(f.limiter, scheduler.Config{}).Jobs(clientFunc(func(ctx context.Context) error { cancel(); return ctx.Err() }))
+	jobs := scheduler.New(f.limiter, scheduler.Config{}).Jobs(clientFunc(func(ctx context.Context) error {
+		cancel()
+		return ctx.Err()
+	}))
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -57,8 +62,9 @@ func TestADuplicateCannotBeGivenBack(t *testing.T) {
 	f.want(t, k, 6, 1)
 }
 
-// A duplicate takes nothing, though it would have been for another time. River counts its periods from the insert, and since
-// v0.48 from the time that the reservation has set: here both are of one period.
+// A duplicate takes nothing, though it would have been for another time. River counts its periods
+// from the insert, and since v0.48 from the time that the reservation has set: here both are of one
+// period.
 func TestADuplicateOfAReservedJobTakesNothing(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})

@@ -36,7 +36,8 @@ func ExampleJobs_InLine() {
 
 	err = limiter.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		for id, tenant := range []string{"greedy", "greedy", "greedy", "modest"} {
-			_, err := jobs.QueueTx(ctx, tx, GenerateReply{int64(id)}, nil, scheduler.Tenant{Key: tenant}, sharedAPI.Global().Count(5))
+			_, err := jobs.QueueTx(ctx, tx, GenerateReply{int64(id)}, nil,
+				scheduler.Tenant{Key: tenant}, sharedAPI.Global().Count(5))
 			if err != nil {
 				return err
 			}

@@ -28,7 +28,8 @@ func ExampleJobs_InsertMany() {
 		log.Fatal(err)
 	}
 	jobs := scheduler.New(limiter, scheduler.Config{}).Jobs(riverClient)
-	replies := ratelimit.MustDefine("replies", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, MaxReserved: ratelimit.Tokens(1000)})
+	replies := ratelimit.MustDefine("replies",
+		ratelimit.TokenBucket{Rate: 100, Period: time.Hour, MaxReserved: ratelimit.Tokens(1000)})
 
 	for range 2 {
 		params := make([]scheduler.InsertManyParams, 1000)

@@ -42,14 +42,17 @@ func (w *SummarizeWorker) Work(_ context.Context, job *river.Job[Summarize]) err
 
 var (
 	// Summaries are for each customer.
-	Summaries = ratelimit.MustDefine("summaries", ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(2)})
+	Summaries = ratelimit.MustDefine("summaries",
+		ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(2)})
 
 	// Model is for all of them together.
 	Model = ratelimit.MustDefine("model", ratelimit.TokenBucket{Rate: 100, Period: time.Second})
 )
 
 // startClient starts a River client that a Scheduler has configured.
-func startClient(ctx context.Context, pool *pgxpool.Pool, worker river.Worker[Summarize]) (*scheduler.Scheduler, *river.Client[pgx.Tx]) {
+func startClient(
+	ctx context.Context, pool *pgxpool.Pool, worker river.Worker[Summarize],
+) (*scheduler.Scheduler, *river.Client[pgx.Tx]) {
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		log.Fatal(err)
@@ -109,7 +112,8 @@ func ExampleScheduler_Configure() {
 	// document 3
 }
 
-// A queue of jobs, limited for each customer and for all together: whoever inserts them need not know.
+// A queue of jobs, limited for each customer and for all together: whoever inserts them need not
+// know.
 func ExampleLimit() {
 	ctx := context.Background()
 	pool, stop := examplePool(ctx)
@@ -186,8 +190,11 @@ func ExampleJobs_Waiting() {
 			}
 		}
 		waiting, err := jobs.Waiting(ctx, tx, ChatTokens.For("acme"), 10)
-		for _, w := range waiting { // or w.String(): job 2 (generate_reply) is blocked by chatTokens of acme until 14:32:10.000 UTC
-			fmt.Println(w.Job.Kind, "is blocked by", w.Limit, "of", w.Key, "for", time.Until(w.Until).Round(time.Minute))
+		// or w.String(): job 2 (generate_reply) is blocked by chatTokens of acme until 14:32:10.000
+		// UTC
+		for _, w := range waiting {
+			fmt.Println(w.Job.Kind, "is blocked by", w.Limit, "of", w.Key, "for",
+				time.Until(w.Until).Round(time.Minute))
 		}
 		return err
 	})

@@ -15,21 +15,23 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Waiting is a job that waits for its tokens, for its turn in a fair line, for a slot, or for a pause
-// to end.
+// Waiting is a job that waits for its tokens, for its turn in a fair line, for a slot, or for a
+// pause to end.
 type Waiting struct {
-	Job        *rivertype.JobRow
-	Limit, Key string    // that it waits for; if there are several, the one that it waits for longest
+	Job *rivertype.JobRow
+	// that it waits for; if there are several, the one that it waits for longest
+	Limit, Key string
 	Until      time.Time // when it starts, by the database's clock; in a fair line: not before that
 	Paused     bool      // it starts then because of a pause
-	Slot       bool      // it waits for a slot of Limit, of package slots, and nobody knows until when
+	// it waits for a slot of Limit, of package slots, and nobody knows until when
+	Slot bool
 
-	// Tenant is whose job it is, if it waits in a fair [Line]. Then nobody knows when it starts, and
-	// Until is the ScheduledAt that the caller wanted, or zero.
+	// Tenant is whose job it is, if it waits in a fair [Line]. Then nobody knows when it starts,
+	// and Until is the ScheduledAt that the caller wanted, or zero.
 	Tenant string
 
-	// Place is the job's place in [Jobs.InLine] or [Jobs.WaitingForSlot]: 1 has the next turn. It is 0
-	// where jobs that were not read may go before the job.
+	// Place is the job's place in [Jobs.InLine] or [Jobs.WaitingForSlot]: 1 has the next turn. It
+	// is 0 where jobs that were not read may go before the job.
 	Place int
 
 	// Charged says in [Jobs.InLine] why the job has its place: how much its tenant will have had

@@ -21,7 +21,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// The tests wait for clocks more than they compute: more of them than there are processors run at once.
+// The tests wait for clocks more than they compute: more of them than there are processors run at
+// once.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
@@ -124,7 +125,9 @@ func (f *fixture) start(t *testing.T) {
 }
 
 // insert enqueues in a transaction of its own.
-func (f *fixture) insert(t *testing.T, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) *scheduler.Inserted {
+func (f *fixture) insert(
+	t *testing.T, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request,
+) *scheduler.Inserted {
 	t.Helper()
 	var in *scheduler.Inserted
 	err := f.limiter.InTx(t.Context(), f.pool, func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -144,7 +147,8 @@ func (f *fixture) want(t *testing.T, r ratelimit.Request, tokens float64, jobs i
 		t.Errorf("%v tokens left (%v), want %v", s.Value, err, tokens)
 	}
 	var n int
-	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job`).Scan(&n); err != nil || n != jobs && jobs >= 0 {
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job`).Scan(&n); err != nil ||
+		n != jobs && jobs >= 0 {
 		t.Errorf("%d jobs (%v), want %d", n, err, jobs)
 	}
 }

@@ -77,7 +77,9 @@ type load struct {
 // there may be more to grant at once.
 func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, err error) {
 	g := &grant{plugin: p, of: of, line: p.scheduler.lines[of[0]], held: h}
-	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error { return g.run(ctx, tx) })
+	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+		return g.run(ctx, tx)
+	})
 	if err != nil {
 		return false, false, fmt.Errorf("line %q of limit %q: %w", of[1], of[0], err)
 	}
@@ -190,13 +192,15 @@ func (g *grant) settle(q *queue) {
 	}
 	slices.SortFunc(q.jobs, func(a, b *contender) int {
 		first, second := g.line.place(a.Priority, a.Due), g.line.place(b.Priority, b.Due)
-		return cmp.Or(first.Compare(second), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Job, b.Job))
+		return cmp.Or(first.Compare(second), cmp.Compare(a.Priority, b.Priority),
+			cmp.Compare(a.Job, b.Job))
 	})
 }
 
 // look finds out what the limits have, and which of the jobs granted before wait for a worker.
 func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
-	g.has, g.out, g.skip, g.busy = map[row]float64{}, map[row]bool{}, map[int64]bool{}, map[string]load{}
+	g.has, g.out, g.skip, g.busy = map[row]float64{}, map[row]bool{}, map[int64]bool{},
+		map[string]load{}
 	own := g.line.Limit.Global()
 	if g.of[1] != "" {
 		own = g.line.Limit.For(g.of[1])

@@ -1,6 +1,7 @@
 package scheduler
 
-// The statements of a grant, in the order in which they are sent. Each finds its rows by their keys.
+// The statements of a grant, in the order in which they are sent. Each finds its rows by their
+// keys.
 
 const (
 	// holdSQL locks a line and keeps it for its holder: no row if it is another client's. A client
@@ -43,8 +44,8 @@ FROM tenant t
 	) j ON true
 WHERE t.tenant IS NOT NULL`
 
-	// unfetchedSQL tells which of the jobs that were granted wait for a worker. The state is text: see
-	// lockSQL.
+	// unfetchedSQL tells which of the jobs that were granted wait for a worker. The state is text:
+	// see lockSQL.
 	//
 	// $1 ids
 	unfetchedSQL = `SELECT id FROM {river}river_job

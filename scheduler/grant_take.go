@@ -103,8 +103,9 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 	}
 }
 
-// head finds a tenant's next job that can have its turn. Without one the tenant is out. If there may
-// be jobs that were not read, it is not: then nobody else can have the next turn before they are.
+// head finds a tenant's next job that can have its turn. Without one the tenant is out. If there
+// may be jobs that were not read, it is not: then nobody else can have the next turn before they
+// are.
 func (g *grant) head(q *queue) {
 	for len(q.jobs) > 0 && g.skip[q.jobs[0].Job] {
 		q.jobs = q.jobs[1:]
@@ -201,8 +202,9 @@ func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
 	return true, nil
 }
 
-// inShards divides the chosen jobs, in their order, into as many parts as the limit has shards, of about
-// the same cost: each part is taken from the shard that has most, and not all of them from one.
+// inShards divides the chosen jobs, in their order, into as many parts as the limit has shards, of
+// about the same cost: each part is taken from the shard that has most, and not all of them from
+// one.
 func (g *grant) inShards() (parts [][]*contender) {
 	total, used := 0.0, 0.0
 	for _, c := range g.chosen {
@@ -270,7 +272,8 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	var times, credits []float64
 	for _, q := range g.tenants {
 		if q.changed {
-			names, times, credits = append(names, q.Name), append(times, max(q.At, g.turn.Virtual)), append(credits, q.Credit)
+			names, times, credits = append(names, q.Name), append(times, max(q.At, g.turn.Virtual)),
+				append(credits, q.Credit)
 		}
 	}
 	if len(names) > 0 {

@@ -27,10 +27,12 @@ func TestAPutOffGoesByTheDatabasesClock(t *testing.T) {
 	pgtest.OneServer(t, "the test cannot set the clocks of its nodes")
 	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if len(libraries) == 0 {
-		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n", t.Name())
+		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n",
+			t.Name())
 		t.Skip("skipped: libfaketime is not installed (Debian: apt-get install faketime)")
 	}
-	_, pool := pgtest.Own(t, pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME=+10m", "FAKETIME_DONT_FAKE_MONOTONIC=1"))
+	_, pool := pgtest.Own(t,
+		pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME=+10m", "FAKETIME_DONT_FAKE_MONOTONIC=1"))
 	if err := schema.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +65,8 @@ func TestACancelledJobWhoseClientWasKilledKeepsWhatItTook(t *testing.T) {
 	}
 	ours, others := insert(0), insert(1)
 	// As River's rescuer leaves them.
-	f.exec(t, `UPDATE river_job SET state = 'retryable', attempt = 1, attempted_by = '{killed}', attempted_at = now() - interval '1 hour',
+	f.exec(t,
+		`UPDATE river_job SET state = 'retryable', attempt = 1, attempted_by = '{killed}', attempted_at = now() - interval '1 hour',
 		scheduled_at = now() + interval '1 hour'`)
 	f.cancel(t, f.jobs, ours)
 	f.wantLeft(t, budget.For("k"), 800)
@@ -74,7 +77,9 @@ func TestACancelledJobWhoseClientWasKilledKeepsWhatItTook(t *testing.T) {
 		}
 	}
 	j.client(t, sched)
-	eventually(t, "the last one gives back what it took", func() bool { return f.settlements(t) > 0 && f.left(t, budget.For("k")) > 799 })
+	eventually(t, "the last one gives back what it took", func() bool {
+		return f.settlements(t) > 0 && f.left(t, budget.For("k")) > 799
+	})
 	f.wantLeft(t, budget.For("k"), 800)
 	if n := f.settlements(t); n != 1 {
 		t.Errorf("%d gave back what they took", n)
@@ -96,7 +101,9 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 			f.enqueue(t, upTo(200)...)
 			j.client(t, sched, workers(2))
-			eventually(t, "the backlog is out of the way", func() bool { return f.count(t, `state IN ('available', 'running') AND scheduled_at <= now()`) == 0 })
+			eventually(t, "the backlog is out of the way", func() bool {
+				return f.count(t, `state IN ('available', 'running') AND scheduled_at <= now()`) == 0
+			})
 			rows, err := f.pool.Query(t.Context(), `SELECT id, scheduled_at FROM river_job
 				WHERE state IN ('available', 'scheduled') AND attempted_by IS NULL ORDER BY id`)
 			if err != nil {
@@ -115,7 +122,8 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 			}
 			for i := 1; i < len(places); i++ {
 				if places[i].At.Before(places[i-1].At) {
-					t.Fatalf("job %d is due %v before job %d", places[i].ID, places[i-1].At.Sub(places[i].At), places[i-1].ID)
+					t.Fatalf("job %d is due %v before job %d", places[i].ID,
+						places[i-1].At.Sub(places[i].At), places[i-1].ID)
 				}
 			}
 		})
@@ -126,7 +134,8 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	slow := ratelimit.MustDefine("placed", ratelimit.TokenBucket{Rate: 1, Period: 6 * time.Second, Capacity: ratelimit.Tokens(1)})
+	slow := ratelimit.MustDefine("placed",
+		ratelimit.TokenBucket{Rate: 1, Period: 6 * time.Second, Capacity: ratelimit.Tokens(1)})
 	const busy = 100 // from this number on jobs are not limited, and wait to be let go
 	j.limited(func(n int) []ratelimit.Request {
 		if n >= busy {
@@ -154,7 +163,9 @@ func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	}
 	putOff := func(id int64) {
 		t.Helper()
-		eventually(t, "it is put off", func() bool { return f.count(t, `id = $1 AND state <> 'running' AND attempted_by IS NOT NULL`, id) == 1 })
+		eventually(t, "it is put off", func() bool {
+			return f.count(t, `id = $1 AND state <> 'running' AND attempted_by IS NOT NULL`, id) == 1
+		})
 	}
 	j.client(t, sched, workers(1))
 	insert(0, 1) // takes the token
@@ -220,7 +231,8 @@ func TestRiverIsNotifiedOfWhatIsCommittedLate(t *testing.T) {
 	}
 	for n := range 5 { // the waker gives up after two seconds: on a slow machine it may have
 		err := pgx.BeginFunc(t.Context(), inserts, func(tx pgx.Tx) error {
-			in, err := sched.Jobs(client).InsertTx(t.Context(), tx, sendArgs{n}, nil, wait.For(fmt.Sprint("late", n)).Count(1050).OrReserve())
+			in, err := sched.Jobs(client).InsertTx(t.Context(), tx, sendArgs{n}, nil,
+				wait.For(fmt.Sprint("late", n)).Count(1050).OrReserve())
 			if err == nil {
 				f.until(t, in.Job.Job.ScheduledAt.Add(200*time.Millisecond))
 			}
@@ -236,11 +248,13 @@ func TestRiverIsNotifiedOfWhatIsCommittedLate(t *testing.T) {
 	t.Error("River was not notified once of five jobs")
 }
 
-// What comes back to a limit with shards moves its line by all of it, though each shard gets a part.
+// What comes back to a limit with shards moves its line by all of it, though each shard gets a
+// part.
 func TestALineOfShardsMovesByWhatComesBackToAllOfThem(t *testing.T) {
 	t.Parallel()
 	f, sched, _ := exact(t)
-	limit := ratelimit.MustDefine("partly", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("partly", ratelimit.TokenBucket{Rate: 8, Period: time.Hour,
+		Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
 	a, k := f.limiter.Autocommit(f.pool), limit.For("k").Count(8)
 	taken, err := a.RateLimit(t.Context(), k)
 	if err != nil || !taken.OK {
@@ -285,7 +299,8 @@ func TestThoseThatMetAPauseStartApart(t *testing.T) {
 			}
 			var together []scheduler.InsertManyParams // whose tokens are there at the same instant
 			for i := range n {
-				together = append(together, scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{budget.For("k")}})
+				together = append(together, scheduler.InsertManyParams{Args: sendArgs{i},
+					Requests: []ratelimit.Request{budget.For("k")}})
 			}
 			if in, err := f.jobs.InsertMany(t.Context(), f.pool, together); err != nil || !in.OK {
 				t.Fatal(in, err)
@@ -310,11 +325,13 @@ func TestThoseThatMetAPauseStartApart(t *testing.T) {
 }
 
 // A gap stands where its job stood when it left, with the gaps closed that were there by then: a
-// small job behind two gaps, of which the first is larger than what is between them, moves up by both.
+// small job behind two gaps, of which the first is larger than what is between them, moves up by
+// both.
 func TestASmallJobMovesUpByTwoGaps(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	k := ratelimit.MustDefine("gaps", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	k := ratelimit.MustDefine("gaps",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
 	large := f.reserveOn(t, 0, nil, k.Count(12))
 	stays := f.reserveOn(t, 1, nil, k.Count(6))
 	small := f.reserveOn(t, 2, nil, k.Count(3))

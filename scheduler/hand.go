@@ -16,13 +16,13 @@ import (
 )
 
 // Slots go from hand to hand. A job that ends frees its slot and gives it to the first job that
-// waits for the key, in one transaction: the slot's row names the job as its holder for claimIn, the
-// job becomes available, and its row in line goes. When the job starts, it claims the slot.
+// waits for the key, in one transaction: the slot's row names the job as its holder for claimIn,
+// the job becomes available, and its row in line goes. When the job starts, it claims the slot.
 //
 // Three things are left to others: a job that gets in line just after the last slot was freed, or
 // whose put-off is not written when a slot is freed, is looked after by its process until the
-// put-off is written. Whatever else is free is found by the round of one client, once a second: what
-// callers of slots.Do have released, what has expired, and what was not claimed.
+// put-off is written. Whatever else is free is found by the round of one client, once a second:
+// what callers of slots.Do have released, what has expired, and what was not claimed.
 
 const (
 	claimIn     = 5 * time.Second
@@ -60,12 +60,13 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	_, err := p.hand(ctx, want.Place, &slot)
-	p.warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name, "key", want.Key)
+	p.warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name,
+		"key", want.Key)
 }
 
 // hand gives a slot to the first job that waits, after it has freed one if that is not nil. It
-// reports whether there were both. It gives one slot in a transaction, so that two of them never wait
-// for each other.
+// reports whether there were both. It gives one slot in a transaction, so that two of them never
+// wait for each other.
 func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
 		var job int64
@@ -84,8 +85,8 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 	}
 }
 
-// handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails, the
-// pool closes the connection.
+// handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails,
+// the pool closes the connection.
 func (p *plugin) handBy(
 	ctx context.Context, c *pgxpool.Conn, of hand.Place, free *hand.Slot,
 ) (given bool, job int64, err error) {
@@ -193,7 +194,9 @@ func (p *plugin) sweep(ctx context.Context, of hand.Place) error {
 	return pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
 		var id int64
 		var ids []int64
-		err := p.query(ctx, tx, firstSQL, []any{p.schema, tenantOf(of), mostSwept}, func() { ids = append(ids, id) }, &id)
+		err := p.query(ctx, tx, firstSQL, []any{p.schema, tenantOf(of), mostSwept}, func() {
+			ids = append(ids, id)
+		}, &id)
 		if err != nil || len(ids) == 0 {
 			return err
 		}

@@ -26,10 +26,11 @@ const (
 	// othersSQL asks whether jobs wait for a place.
 	//
 	// $1 River's schema $2 place
-	othersSQL = `SELECT EXISTS (SELECT FROM {ours}weir_turn WHERE` + ofSchema + ` AND tenant = $2::text)`
+	othersSQL = `SELECT EXISTS (SELECT FROM {ours}weir_turn WHERE` + ofSchema +
+		` AND tenant = $2::text)`
 
-	// lineUpSQL puts jobs in line. A row that is there is locked: so it is there again if somebody is
-	// about to delete it.
+	// lineUpSQL puts jobs in line. A row that is there is locked: so it is there again if somebody
+	// is about to delete it.
 	//
 	// $1 River's schema $2 place $3 how many slots there are $4 an array of jobs
 	lineUpSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
@@ -65,8 +66,8 @@ UPDATE {river}river_job SET state = 'available', scheduled_at = $4::timestamptz,
 	metadata = jsonb_set(metadata, '{` + givenKey + `}'::text[], 'true'::jsonb)
 WHERE id = $5::bigint`
 
-	// placesSQL finds the places for which jobs wait, from one on: how many slots there are of each by
-	// what its first job asks for, and whether that job has left.
+	// placesSQL finds the places for which jobs wait, from one on: how many slots there are of each
+	// by what its first job asks for, and whether that job has left.
 	//
 	// $1 River's schema $2 after this place $3 most
 	placesSQL = `WITH RECURSIVE place AS (
@@ -78,22 +79,25 @@ WHERE id = $5::bigint`
 		ORDER BY tenant, priority, due, job LIMIT 1
 	) n
 )
-SELECT p.tenant, p.cost::integer, NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = p.job AND ` + stays + `)
+SELECT p.tenant, p.cost::integer, NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = p.job AND ` +
+		stays + `)
 FROM (SELECT tenant, cost, job FROM place LIMIT $3::integer) p`
 
-	// stays is the condition for a job that keeps its row: it waits, or its put-off may not be written.
+	// stays is the condition for a job that keeps its row: it waits, or its put-off may not be
+	// written.
 	stays = `(j.state OPERATOR(pg_catalog.=) 'running'
 	OR j.state OPERATOR(pg_catalog.=) 'scheduled' AND j.scheduled_at > '2199-12-31')`
 
-	// firstSQL locks the first rows of a line, and goneSQL, in a snapshot of later, deletes those of
-	// jobs that have left. A job that is put in line again waits for that: see lineUpSQL.
+	// firstSQL locks the first rows of a line, and goneSQL, in a snapshot of later, deletes those
+	// of jobs that have left. A job that is put in line again waits for that: see lineUpSQL.
 	//
 	// $1 River's schema $2 place $3 most
 	firstSQL = `SELECT job FROM {ours}weir_turn WHERE` + ofSchema + ` AND tenant = $2::text
 ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
 
 	// $1 River's schema $2 place $3 jobs
-	goneSQL = `DELETE FROM {ours}weir_turn t WHERE` + ofSchema + ` AND tenant = $2::text AND job = ANY ($3::bigint[])
+	goneSQL = `DELETE FROM {ours}weir_turn t WHERE` + ofSchema +
+		` AND tenant = $2::text AND job = ANY ($3::bigint[])
 	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
 
 	// runningSQL tells which jobs run. The state is text: see lockSQL.

@@ -13,10 +13,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// InLine lists the jobs that wait in a fair [Line], in the order in which they will have their turns
-// if nobody else comes, and there are tokens and workers for all of them. Jobs are left out before
-// their ScheduledAt, and while they run or wait for a retry. It takes the limit's name and the key,
-// which is "" for [ratelimit.Limit.Global].
+// InLine lists the jobs that wait in a fair [Line], in the order in which they will have their
+// turns if nobody else comes, and there are tokens and workers for all of them. Jobs are left out
+// before their ScheduledAt, and while they run or wait for a retry. It takes the limit's name and
+// the key, which is "" for [ratelimit.Limit.Global].
 //
 // It lists at most n jobs, and at most 500. However many wait, it reads a few hundred, and at least
 // four of each tenant. If more is true, others wait: behind the last that is listed, or behind the
@@ -24,9 +24,9 @@ import (
 // [Waiting.PassedOver] say why a job goes before or after others.
 //
 // It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
-// SELECT on weir_balance, weir_line, weir_line_tenant, weir_turn and river_job. A Scheduler that does
-// not have the Line in its Config assumes a Patience of an hour, and no OverAll. PassedOver is only
-// known of limits that this process has defined.
+// SELECT on weir_balance, weir_line, weir_line_tenant, weir_turn and river_job. A Scheduler that
+// does not have the Line in its Config assumes a Patience of an hour, and no OverAll. PassedOver is
+// only known of limits that this process has defined.
 func (j *Jobs) InLine(
 	ctx context.Context, tx pgx.Tx, limit, key string, n int,
 ) (next []Waiting, more bool, err error) {
@@ -66,8 +66,8 @@ func (g *grant) waiting(c *contender) Waiting {
 const standsSQL = `SELECT now(), coalesce((SELECT virtual FROM {ours}weir_line
 	WHERE name = $1::text AND key = $2::text), '0')`
 
-// foresee chooses jobs of a line as a grant does, but as if there were tokens and workers for all of
-// them. It reports whether there are jobs that it has not read, or not chosen.
+// foresee chooses jobs of a line as a grant does, but as if there were tokens and workers for all
+// of them. It reports whether there are jobs that it has not read, or not chosen.
 func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of row) (g *grant, more bool, err error) {
 	all := math.Inf(1)
 	l := &line{Line: Line{Patience: defaultPatience}, rate: all}
@@ -80,11 +80,13 @@ func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of row) (g *grant, more b
 	if err != nil {
 		return nil, false, err
 	}
-	waiting := leastRead // tenants, as if there were many: the fewest jobs of each tell how many there are
+	// tenants, as if there were many: the fewest jobs of each tell how many there are
+	waiting := leastRead
 	for range 2 {
 		g = &grant{plugin: &plugin{store: j.store}, of: of, line: l, held: &held{tenants: waiting},
 			turn: stands, now: now, reach: all, limit: ratelimit.Outcome{Value: all},
-			has: map[row]float64{}, out: map[row]bool{}, skip: map[int64]bool{}, busy: map[string]load{}}
+			has: map[row]float64{}, out: map[row]bool{}, skip: map[int64]bool{},
+			busy: map[string]load{}}
 		if err := g.read(ctx, tx); err != nil {
 			return nil, false, err
 		}

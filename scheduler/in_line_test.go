@@ -57,8 +57,10 @@ func TestJobsAreGrantedInTheOrderInWhichTheyAreListed(t *testing.T) {
 				for range n {
 					// No job changes its level within the half hour after this.
 					due := time.Now().Add(-time.Duration(random.IntN(4))*time.Hour - 30*time.Minute)
-					opts := &river.InsertOpts{Priority: 1 + random.IntN(4), ScheduledAt: due.Add(time.Duration(random.IntN(600)) * time.Second)}
-					s.wait(scheduler.Tenant{Key: tenant, Weight: weight}, 1, opts, line.Limit.Global().Count(float64(1+random.IntN(30))))
+					opts := &river.InsertOpts{Priority: 1 + random.IntN(4),
+						ScheduledAt: due.Add(time.Duration(random.IntN(600)) * time.Second)}
+					s.wait(scheduler.Tenant{Key: tenant, Weight: weight}, 1, opts,
+						line.Limit.Global().Count(float64(1+random.IntN(30))))
 				}
 			}
 			for i := range 4 {
@@ -78,9 +80,11 @@ func TestJobsAreGrantedInTheOrderInWhichTheyAreListed(t *testing.T) {
 			}
 			for i, w := range list {
 				if i > 0 && !line.OverAll && w.Charged < list[i-1].Charged {
-					t.Errorf("job %d, before which its tenant will have had %v, follows one with %v", i+1, w.Charged, list[i-1].Charged)
+					t.Errorf("job %d, before which its tenant will have had %v, follows one with %v",
+						i+1, w.Charged, list[i-1].Charged)
 				}
-				if w.Tenant == "" || w.Place != i+1 || w.Limit != line.Limit.Name() || w.PassedOver || !w.Until.IsZero() {
+				if w.Tenant == "" || w.Place != i+1 || w.Limit != line.Limit.Name() ||
+					w.PassedOver || !w.Until.IsZero() {
 					t.Errorf("listed: %+v", w)
 				}
 			}
@@ -109,7 +113,8 @@ func TestAListOfALineIsBounded(t *testing.T) {
 		t.Fatalf("%d jobs are listed (more: %v), want 103: a hundred of greedy, and all of modest", len(list), more)
 	}
 	if ids := idsOf(list); slices.Index(ids, modest[0]) != 1 || slices.Index(ids, modest[1]) < 101 {
-		t.Errorf("of modest, job %d and then %d are listed, want the second and one of the last", slices.Index(ids, modest[0])+1, slices.Index(ids, modest[1])+1)
+		t.Errorf("of modest, job %d and then %d are listed, want the second and one of the last",
+			slices.Index(ids, modest[0])+1, slices.Index(ids, modest[1])+1)
 	}
 	for i, w := range list {
 		if want := i + 1; w.Place != want && (i < 101 || w.Place != 0) {
@@ -145,7 +150,8 @@ func TestAListOfALineIsBounded(t *testing.T) {
 func TestAListOfALineSaysWhoIsPassedOver(t *testing.T) {
 	t.Parallel()
 	limit := store(t, 1000)
-	own := ratelimit.MustDefine(t.Name()+" own", ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: ratelimit.Tokens(6)})
+	own := ratelimit.MustDefine(t.Name()+" own",
+		ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: ratelimit.Tokens(6)})
 	s := steppedLines(t, scheduler.Line{Limit: limit})
 	out := s.wait(scheduler.Tenant{Key: "out"}, 2, nil, limit.Global(), own.For("out").Count(4))
 	fine := s.wait(scheduler.Tenant{Key: "fine"}, 2, nil, limit.Global(), own.For("fine").Count(4))
@@ -160,7 +166,8 @@ func TestAListOfALineSaysWhoIsPassedOver(t *testing.T) {
 		switch {
 		case w.PassedOver != (w.Tenant == "out"), w.PassedOver && (w.Limit != own.Name() || w.Key != "out"):
 			t.Errorf("listed: %+v", w)
-		case w.PassedOver && !strings.HasSuffix(w.String(), " is passed over because of "+own.Name()+" of out, for tenant out"):
+		case w.PassedOver && !strings.HasSuffix(w.String(),
+			" is passed over because of "+own.Name()+" of out, for tenant out"):
 			t.Errorf("said of a job that is passed over: %v", w)
 		}
 	}
@@ -178,7 +185,8 @@ func TestOnlyJobsThatCanHaveTheirTurnsAreListed(t *testing.T) {
 	ids := s.wait(a, 5, nil, limit.Global())
 	later := time.Now().Add(time.Hour)
 	s.wait(a, 1, &river.InsertOpts{ScheduledAt: later}, limit.Global())
-	s.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'running', attempt = 1, attempted_at = now() WHERE id = %d`, ids[0]))
+	s.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'running', attempt = 1, attempted_at = now() WHERE id = %d`,
+		ids[0]))
 	if _, err := s.client.JobCancel(t.Context(), ids[1]); err != nil {
 		t.Fatal(err)
 	}
@@ -202,13 +210,16 @@ func TestExplainTellsOfALine(t *testing.T) {
 	at := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	later.InsertOpts = &river.InsertOpts{ScheduledAt: at}
 	jobs := f.queue(t, queueing(1, limit.For("k")), later)
-	for i, ends := range []string{", for tenant a", ", for tenant a, not before " + at.Format("2006-01-02 15:04:05 MST")} {
+	for i, ends := range []string{", for tenant a",
+		", for tenant a, not before " + at.Format("2006-01-02 15:04:05 MST")} {
 		job := f.job(t, jobs[i].Job.ID)
 		w, ok := scheduler.Explain(job)
-		if !ok || w.Limit != limit.Name() || w.Key != "k" || w.Tenant != "a" || w.Paused || w.Until.IsZero() == (i == 1) {
+		if !ok || w.Limit != limit.Name() || w.Key != "k" || w.Tenant != "a" || w.Paused ||
+			w.Until.IsZero() == (i == 1) {
 			t.Fatalf("%+v, %v", w, ok)
 		}
-		if want := fmt.Sprintf("job %d (%s) waits for its turn at %s of k%s", job.ID, job.Kind, limit.Name(), ends); w.String() != want {
+		if want := fmt.Sprintf("job %d (%s) waits for its turn at %s of k%s", job.ID, job.Kind,
+			limit.Name(), ends); w.String() != want {
 			t.Errorf("%q, want %q", w, want)
 		}
 	}

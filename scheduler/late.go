@@ -123,7 +123,8 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*waiter) (time.Time, 
 		t := &w.ticket
 		t.Due, t.Late, t.At = latest(w.Due, now).UnixMicro(), !w.again, now.UnixMicro()
 		if w.differs = true; !w.Due.After(now) {
-			w.Due = w.At // where it need not wait, it keeps its place before those that are less late
+			// where it need not wait, it keeps its place before those that are less late
+			w.Due = w.At
 		}
 	}
 	return now, err

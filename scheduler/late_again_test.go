@@ -14,7 +14,9 @@ import (
 )
 
 // reserveOn inserts a job that waits for its tokens, by a client without the plugin.
-func (f *fixture) reserveOn(t testing.TB, n int, opts *river.InsertOpts, request ratelimit.Request) (job *rivertype.JobRow) {
+func (f *fixture) reserveOn(
+	t testing.TB, n int, opts *river.InsertOpts, request ratelimit.Request,
+) (job *rivertype.JobRow) {
 	t.Helper()
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
 		in, err := f.jobs.InsertTx(ctx, tx, sendArgs{n}, opts, request.OrReserve())
@@ -39,7 +41,8 @@ func (f *fixture) until(t testing.TB, at time.Time) {
 func TestAJobThatIsLateTwicePaysAnewOnce(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	limit := ratelimit.MustDefine("twice",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	const tooLate = 3200 * time.Millisecond
 	job := f.reserveOn(t, 0, &river.InsertOpts{Priority: 4}, limit.For("a").Count(6))
 	f.until(t, job.ScheduledAt.Add(tooLate))
@@ -79,7 +82,8 @@ func TestTheRoundLeavesWhatIsLateWhereItIs(t *testing.T) {
 	j.client(t, sched)
 	var jobs []*rivertype.JobRow
 	for i := range 6 { // some of them before River's leader makes it available, which it does every 5 s
-		jobs = append(jobs, f.reserveOn(t, i, &river.InsertOpts{Queue: "unworked"}, wait.For(time.Now().String()).Count(1020)))
+		jobs = append(jobs, f.reserveOn(t, i, &river.InsertOpts{Queue: "unworked"},
+			wait.For(time.Now().String()).Count(1020)))
 		time.Sleep(1100 * time.Millisecond)
 	}
 	f.roundHasPassed(t)
@@ -94,7 +98,9 @@ func TestTheRoundLeavesWhatIsLateWhereItIs(t *testing.T) {
 func (f *fixture) roundHasPassed(t testing.TB) {
 	t.Helper()
 	job := f.reserveOn(t, 1000, nil, wait.For(time.Now().String()).Count(1000+20_000))
-	eventually(t, "a round makes the job available", func() bool { return f.job(t, job.ID).State == rivertype.JobStateAvailable })
+	eventually(t, "a round makes the job available", func() bool {
+		return f.job(t, job.ID).State == rivertype.JobStateAvailable
+	})
 }
 
 // A worker that puts its job back for an hour has tokens for it; no round brings it forward.
@@ -118,7 +124,8 @@ func TestASnoozeOutlivesTheRounds(t *testing.T) {
 func TestThoseThatComeForwardComeForwardApart(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("apart", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	limit := ratelimit.MustDefine("apart",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	const n = 10
 	first := f.reserveOn(t, 0, nil, limit.For("k").Count(3000))
 	var last time.Time

@@ -14,8 +14,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// After an outage, what is late starts at the rate of its limit, not at once; it pays for its new time and
-// for nothing else, and callers that come then stand behind.
+// After an outage, what is late starts at the rate of its limit, not at once; it pays for its new
+// time and for nothing else, and callers that come then stand behind.
 func TestWhatIsLateIsPacedAnew(t *testing.T) {
 	t.Parallel()
 	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
@@ -23,7 +23,8 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
 			const n, rate, capacity = 30, 10.0, 5.0
-			limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(capacity)})
+			limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate,
+				Period: time.Second, Capacity: ratelimit.Tokens(capacity)})
 			jobs := sched.Jobs(f.client) // which works none
 			var reserved [n]bool         // the first were granted at once, and more if the machine is slow
 			var last time.Time
@@ -52,7 +53,8 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 			slices.SortFunc(late, func(a, b start) int { return a.at.Compare(b.at) })
 			for i, from := range late {
 				for k, to := range late[i:] {
-					if most := capacity + rate*to.at.Sub(from.at).Seconds() + 1; float64(k+1) > most+slack.Seconds()*rate {
+					if most := capacity + rate*to.at.Sub(from.at).Seconds() +
+						1; float64(k+1) > most+slack.Seconds()*rate {
 						t.Errorf("%d started within %v", k+1, to.at.Sub(from.at))
 					}
 				}
@@ -64,9 +66,13 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					passed++
 				}
 			}
-			t.Logf("%d were due before the one before them: those at a worker and those in the queue may pass each other", passed)
+			t.Logf("%d were due before the one before them: those at a worker and those in the "+
+				"queue may pass each other",
+				passed)
 			for _, s := range late {
-				eventually(t, "it is completed", func() bool { return f.job(t, s.id).State == rivertype.JobStateCompleted })
+				eventually(t, "it is completed", func() bool {
+					return f.job(t, s.id).State == rivertype.JobStateCompleted
+				})
 				if !strings.Contains(string(f.job(t, s.id).Metadata), `\"late\":true`) {
 					t.Errorf("job %d has not paid for its new time: %s", s.n, f.job(t, s.id).Metadata)
 				}
@@ -82,7 +88,8 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 func TestALateJobPaysOnceForWhatWasThere(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("sec", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(2)})
+	limit := ratelimit.MustDefine("sec",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(2)})
 	j.work = j.settles(func(int) ratelimit.Request { return budget.For("k").Count(20) })
 	jobs := sched.Jobs(f.client) // which works none
 	const n = 6
@@ -101,7 +108,8 @@ func TestALateJobPaysOnceForWhatWasThere(t *testing.T) {
 func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("backedUp", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("backedUp",
+		ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
 		if job.Args.N == 0 {
 			select {
@@ -151,7 +159,8 @@ func TestAChargePutsAJobOffByAsMuch(t *testing.T) {
 			}
 			due = due.Add(time.Duration(charge) * time.Millisecond)
 			if s := j.await(t, 1)[0]; s.at.Before(due.Add(-time.Microsecond)) {
-				t.Errorf("charged %v: started %v after it was due, by its row %v", charge, s.at.Sub(due), s.due.Sub(due))
+				t.Errorf("charged %v: started %v after it was due, by its row %v", charge,
+					s.at.Sub(due), s.due.Sub(due))
 			}
 		})
 	}

@@ -42,8 +42,8 @@ func upTo(n int) []int {
 	return all
 }
 
-// Never more than the capacity and what has flowed in, whichever clients start the jobs; each job starts once, is woken once
-// at the most, and has used no attempt before.
+// Never more than the capacity and what has flowed in, whichever clients start the jobs; each job
+// starts once, is woken once at the most, and has used no attempt before.
 func TestALimitedWorkerKeepsItsLimit(t *testing.T) {
 	t.Parallel()
 	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
@@ -51,7 +51,8 @@ func TestALimitedWorkerKeepsItsLimit(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, scheduler.Config{})
 			sched := scheduler.New(f.limiter, scheduler.Config{})
-			limit := ratelimit.MustDefine("limited", ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(5)})
+			limit := ratelimit.MustDefine("limited",
+				ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(5)})
 			j := newJournal(f)
 			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 			const n = 60
@@ -81,13 +82,15 @@ func TestALimitedWorkerKeepsItsLimit(t *testing.T) {
 	}
 }
 
-// Each key's jobs have places of their own, and start in the order of these; no key waits for another. What is fetched together
-// keeps its order unless the machine is so busy that one job comes to its worker long after the others.
+// Each key's jobs have places of their own, and start in the order of these; no key waits for
+// another. What is fetched together keeps its order unless the machine is so busy that one job
+// comes to its worker long after the others.
 func TestALimitedWorkerKeepsOrderForEachKey(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{})
-	limit := ratelimit.MustDefine("order", ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("order",
+		ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	j := newJournal(f)
 	j.limited(func(n int) []ratelimit.Request {
 		return []ratelimit.Request{limit.For("customer " + strconv.Itoa(n%2))}
@@ -124,7 +127,8 @@ func TestALimitedWorkerTakesAllOrNone(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{})
-	slow := ratelimit.MustDefine("slow", ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	slow := ratelimit.MustDefine("slow",
+		ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	much := ratelimit.MustDefine("much", ratelimit.TokenBucket{Rate: 100, Period: never})
 	j := newJournal(f)
 	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{slow.Global(), much.For("k").Count(2)} })
@@ -167,7 +171,8 @@ func TestALimitedWorkerWhoseLineIsFull(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{})
-	limit := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(2)})
+	limit := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 5, Period: time.Second,
+		Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(2)})
 	j := newJournal(f)
 	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 	f.enqueue(t, upTo(10)...)

@@ -49,8 +49,8 @@ type Line struct {
 }
 
 const (
-	// grantAhead is how far ahead of its tokens the work of a line is granted. workAhead is how much
-	// of what is due may wait for a worker, in tokens that come in that time.
+	// grantAhead is how far ahead of its tokens the work of a line is granted. workAhead is how
+	// much of what is due may wait for a worker, in tokens that come in that time.
 	grantAhead      = time.Second
 	workAhead       = 500 * time.Millisecond
 	defaultPatience = time.Hour
@@ -89,9 +89,11 @@ func (l Line) checked() (*line, error) {
 	var period time.Duration
 	switch rule := l.Limit.Rule().(type) {
 	case ratelimit.TokenBucket:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period, rule.MaxReserved
+		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
+			rule.MaxReserved
 	case ratelimit.FixedWindow:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period, rule.MaxReserved
+		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
+			rule.MaxReserved
 		c.windowed = true
 	default:
 		return nil, fmt.Errorf("it is the zero Limit: want one made by ratelimit.Define")
@@ -108,18 +110,24 @@ func (l Line) checked() (*line, error) {
 	case strings.HasSuffix(l.Limit.Name(), " (shadow)"):
 		return nil, fmt.Errorf("it is a Shadow, which denies nobody: nobody would wait")
 	case reserved == nil:
-		return nil, fmt.Errorf("its rule has no MaxReserved: reservations could keep the line waiting for ever")
+		return nil, fmt.Errorf(
+			"its rule has no MaxReserved: reservations could keep the line waiting for ever",
+		)
 	case c.Patience < 0:
 		return nil, fmt.Errorf("a Patience of %v: want 0 for an hour, or more", c.Patience)
 	case !(c.Others >= 0) || math.IsInf(c.Others, 1):
 		return nil, fmt.Errorf("a weight of %v for Others: want 0 or more", c.Others)
 	case c.Others > 0 && c.windowed:
-		return nil, fmt.Errorf("a weight for Others needs a TokenBucket: the tokens of a window come all at once")
+		return nil, fmt.Errorf(
+			"a weight for Others needs a TokenBucket: the tokens of a window come all at once",
+		)
 	case !(c.Leave >= 0) || c.Leave > 0 && c.Others == 0:
-		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none", c.Leave)
+		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none",
+			c.Leave)
 	case c.Others > 0 && c.Leave+2*grantAhead.Seconds()*c.rate > c.capacity:
-		return nil, fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
-			c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
+		return nil,
+			fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
+				c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
 	}
 	c.reserved = *reserved
 	return c, nil

@@ -11,9 +11,9 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// Jobs wait in the line of the shard that their tokens were reserved in. They start at its times, move up when
-// one before them in it is settled, keep their times when the limit gets other shards, and are put
-// off by a pause that comes after that.
+// Jobs wait in the line of the shard that their tokens were reserved in. They start at its times,
+// move up when one before them in it is settled, keep their times when the limit gets other shards,
+// and are put off by a pause that comes after that.
 func TestJobsWaitInTheLineOfTheirShard(t *testing.T) {
 	t.Parallel()
 	f, sched, _ := exact(t)
@@ -105,8 +105,8 @@ func TestJobsWaitInTheLineOfTheirShard(t *testing.T) {
 	want("after it", lines[1][1:], -time.Hour)
 }
 
-// A job that is cancelled moves up those behind it in the line of its shard, and nobody in another's, also after
-// the limit has got other shards.
+// A job that is cancelled moves up those behind it in the line of its shard, and nobody in
+// another's, also after the limit has got other shards.
 func TestACancelledJobMovesUpTheLineOfItsShard(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)

@@ -38,7 +38,8 @@ func BenchmarkReserveMany(b *testing.B) {
 				turn++
 				all := make([]scheduler.InsertManyParams, jobs)
 				for i := range all {
-					all[i] = scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{k.limit.For(c.key(turn, i)).OrReserve()}}
+					all[i] = scheduler.InsertManyParams{Args: sendArgs{i},
+						Requests: []ratelimit.Request{k.limit.For(c.key(turn, i)).OrReserve()}}
 				}
 				return all
 			}

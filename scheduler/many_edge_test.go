@@ -21,15 +21,18 @@ func TestIfOneOfManyJobsIsDeniedNoneIsInserted(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 10, Period: never})
-	bounded := ratelimit.MustDefine("bounded", ratelimit.TokenBucket{Rate: 3, Period: never, MaxReserved: ratelimit.Tokens(2)})
+	bounded := ratelimit.MustDefine("bounded",
+		ratelimit.TokenBucket{Rate: 3, Period: never, MaxReserved: ratelimit.Tokens(2)})
 	f.insert(t, sendArgs{0}, nil, bounded.For("k").Count(2))
 	var params []scheduler.InsertManyParams
 	for i := range 4 {
-		params = append(params, job(i, bounded.For("k").OrReserve(), plenty.For("k"), bounded.For(fmt.Sprint(i)).OrReserve()))
+		params = append(params, job(i, bounded.For("k").OrReserve(), plenty.For("k"),
+			bounded.For(fmt.Sprint(i)).OrReserve()))
 	}
 	in := f.insertMany(t, params...)
 	var denied *ratelimit.DeniedError
-	if in.OK || in.Jobs != nil || in.Limit != "bounded" || in.Key != "k" || !errors.As(in.Err(), &denied) || in.RetryAt.IsZero() {
+	if in.OK || in.Jobs != nil || in.Limit != "bounded" || in.Key != "k" ||
+		!errors.As(in.Err(), &denied) || in.RetryAt.IsZero() {
 		t.Errorf("got %+v, want a denial by what is bounded", in)
 	}
 	f.want(t, bounded.For("k"), 1, 1)
@@ -56,7 +59,8 @@ func TestIfOneOfManyJobsIsDeniedNoneIsInserted(t *testing.T) {
 func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 3, Period: never, MaxReserved: ratelimit.Tokens(2)})
+	limit := ratelimit.MustDefine("refused",
+		ratelimit.TokenBucket{Rate: 3, Period: never, MaxReserved: ratelimit.Tokens(2)})
 	plan := ratelimit.TokenBucket{Rate: 4, Period: never}
 	ask := limit.For("k")
 	for name, c := range map[string]struct {
@@ -64,16 +68,25 @@ func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 		is     error
 		says   string
 	}{
-		"none":          {nil, nil, "params is empty"},
-		"no arguments":  {[]scheduler.InsertManyParams{job(0, ask), {Requests: []ratelimit.Request{ask}}}, nil, "params[1]"},
-		"no requests":   {[]scheduler.InsertManyParams{job(0, ask), job(1)}, ratelimit.ErrInvalid, "calls[1]"},
-		"never":         {[]scheduler.InsertManyParams{job(0, ask.Count(3).OrReserve()), job(1, ask.Count(3).OrReserve())}, ratelimit.ErrNeverGranted, `"refused"`},
-		"OrReserve":     {[]scheduler.InsertManyParams{job(0, ask), job(1, ask.OrReserve())}, ratelimit.ErrInvalid, "OrReserve in both or in none"},
-		"its own rule":  {[]scheduler.InsertManyParams{job(0, ask), job(1, ask.Rule(plan))}, ratelimit.ErrInvalid, "the same rule in both"},
-		"a bad key":     {[]scheduler.InsertManyParams{job(0, ask), job(1, limit.For(""))}, ratelimit.ErrInvalid, "it is empty"},
-		"River's no":    {[]scheduler.InsertManyParams{job(0, ask), {Args: unknownArgs{}, Requests: []ratelimit.Request{ask}}}, nil, "unknown"},
-		"bad metadata":  {[]scheduler.InsertManyParams{{Args: sendArgs{}, InsertOpts: &river.InsertOpts{Metadata: []byte("[")}, Requests: []ratelimit.Request{ask}}}, nil, "params[0]"},
-		"bad options":   {[]scheduler.InsertManyParams{{Args: sendArgs{}, InsertOpts: &river.InsertOpts{Priority: 9}, Requests: []ratelimit.Request{ask}}}, nil, "riority"},
+		"none":         {nil, nil, "params is empty"},
+		"no arguments": {[]scheduler.InsertManyParams{job(0, ask), {Requests: []ratelimit.Request{ask}}}, nil, "params[1]"},
+		"no requests":  {[]scheduler.InsertManyParams{job(0, ask), job(1)}, ratelimit.ErrInvalid, "calls[1]"},
+		"never": {[]scheduler.InsertManyParams{job(0, ask.Count(3).OrReserve()),
+			job(1, ask.Count(3).OrReserve())}, ratelimit.ErrNeverGranted, `"refused"`},
+		"OrReserve": {[]scheduler.InsertManyParams{job(0, ask), job(1, ask.OrReserve())},
+			ratelimit.ErrInvalid, "OrReserve in both or in none"},
+		"its own rule": {[]scheduler.InsertManyParams{job(0, ask), job(1, ask.Rule(plan))}, ratelimit.ErrInvalid, "the same rule in both"},
+		"a bad key":    {[]scheduler.InsertManyParams{job(0, ask), job(1, limit.For(""))}, ratelimit.ErrInvalid, "it is empty"},
+		"River's no": {[]scheduler.InsertManyParams{job(0, ask),
+			{Args: unknownArgs{}, Requests: []ratelimit.Request{ask}}}, nil, "unknown"},
+		"bad metadata": {[]scheduler.InsertManyParams{{Args: sendArgs{},
+			InsertOpts: &river.InsertOpts{Metadata: []byte("[")}, Requests: []ratelimit.Request{
+				ask,
+			}}},
+			nil, "params[0]"},
+		"bad options": {[]scheduler.InsertManyParams{{Args: sendArgs{},
+			InsertOpts: &river.InsertOpts{Priority: 9}, Requests: []ratelimit.Request{ask}}},
+			nil, "riority"},
 		"zero requests": {[]scheduler.InsertManyParams{job(0, ratelimit.Request{})}, ratelimit.ErrInvalid, "zero Limit"},
 	} {
 		f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
@@ -86,11 +99,13 @@ func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 	}
 	f.want(t, ask, 3, 0)
 
-	if _, err := scheduler.New(f.limiter, scheduler.Config{}).Jobs(onlyOne{f.client}).InsertMany(t.Context(), f.pool, []scheduler.InsertManyParams{job(0, ask)}); err == nil ||
+	if _, err := scheduler.New(f.limiter, scheduler.Config{}).Jobs(onlyOne{f.client}).
+		InsertMany(t.Context(), f.pool, []scheduler.InsertManyParams{job(0, ask)}); err == nil ||
 		!strings.Contains(err.Error(), "InsertManyTx") {
 		t.Errorf("a client without InsertManyTx: %v", err)
 	}
-	if _, err := scheduler.New(nil, scheduler.Config{}).Jobs(f.client).InsertMany(t.Context(), f.pool, []scheduler.InsertManyParams{job(0, ask)}); err == nil {
+	if _, err := scheduler.New(nil, scheduler.Config{}).Jobs(f.client).InsertMany(t.Context(),
+		f.pool, []scheduler.InsertManyParams{job(0, ask)}); err == nil {
 		t.Error("a scheduler without a limiter inserted")
 	}
 }
@@ -105,9 +120,11 @@ func TestManyJobsMayAskDifferentlyOfDifferentKeys(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("differ", ratelimit.TokenBucket{Rate: 2, Period: time.Hour})
 	plan := ratelimit.TokenBucket{Rate: 20, Period: time.Hour}
-	in := f.insertMany(t, job(0, limit.For("a").Count(2)), job(1, limit.For("b").Count(3).OrReserve()), job(2, limit.For("c").Count(15).Rule(plan)),
+	in := f.insertMany(t, job(0, limit.For("a").Count(2)),
+		job(1, limit.For("b").Count(3).OrReserve()), job(2, limit.For("c").Count(15).Rule(plan)),
 		job(3, limit.For("c").Count(5).Rule(plan)), job(4, limit.For("d").Count(0)))
-	if !in.OK || !in.Jobs[0].RunAt.IsZero() || !about(in.Jobs[1].RunAt.Sub(in.At), 30*time.Minute) || !in.Jobs[3].RunAt.IsZero() {
+	if !in.OK || !in.Jobs[0].RunAt.IsZero() ||
+		!about(in.Jobs[1].RunAt.Sub(in.At), 30*time.Minute) || !in.Jobs[3].RunAt.IsZero() {
 		t.Errorf("got %+v", in.Result)
 	}
 	f.want(t, limit.For("a"), 0, 5)
@@ -124,7 +141,8 @@ func TestManyJobsMayAskDifferentlyOfDifferentKeys(t *testing.T) {
 func TestManyJobsOnCreditWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("credit", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(4), MaxReserved: ratelimit.Tokens(6)})
+	limit := ratelimit.MustDefine("credit", ratelimit.TokenBucket{Rate: 1, Period: time.Hour,
+		Capacity: ratelimit.Tokens(4), MaxReserved: ratelimit.Tokens(6)})
 	f.insert(t, sendArgs{0}, nil, limit.For("k").Count(3))
 	var params []scheduler.InsertManyParams
 	for i := range 4 {
@@ -193,11 +211,13 @@ func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 				in := f.insertMany(t, unique(0), unique(1), unique(2), unique(3), unique(4))
 				for i, one := range in.Jobs {
 					duplicate := i == 0 || i == 3
-					if one.Job.UniqueSkippedAsDuplicate != duplicate || !one.OK || duplicate != (len(one.Reservation().Takes) == 0) {
+					if one.Job.UniqueSkippedAsDuplicate != duplicate || !one.OK ||
+						duplicate != (len(one.Reservation().Takes) == 0) {
 						t.Errorf("job %d: %+v, %+v", i, one.Job, one.Result)
 					}
 				}
-				if !in.Jobs[0].RunAt.IsZero() || !in.Jobs[1].RunAt.IsZero() || in.Jobs[2].RunAt.IsZero() || in.Jobs[4].RunAt.Before(in.Jobs[2].RunAt) {
+				if !in.Jobs[0].RunAt.IsZero() || !in.Jobs[1].RunAt.IsZero() ||
+					in.Jobs[2].RunAt.IsZero() || in.Jobs[4].RunAt.Before(in.Jobs[2].RunAt) {
 					t.Errorf("places: %v, %v, %v", in.Jobs[1].RunAt, in.Jobs[2].RunAt, in.Jobs[4].RunAt)
 				}
 				f.want(t, limit.For("k"), 4-3*2, 5)
@@ -234,7 +254,8 @@ func TestShadowsOfManyJobs(t *testing.T) {
 	shadow := ratelimit.MustDefine("shaded", rule, ratelimit.Shadow())
 	sharded := ratelimit.MustDefine("spread", rule, ratelimit.Shadow(), ratelimit.Shards(2))
 	in := f.insertMany(t, job(0, limit.For("k"), shadow.For("few")), job(1, shadow.For("few").Count(2), limit.For("k")),
-		job(2, shadow.For("many").Count(2)), job(3, shadow.For("many").Count(2)), job(4, sharded.For("k"), shadow.For("most").Count(2)))
+		job(2, shadow.For("many").Count(2)), job(3, shadow.For("many").Count(2)),
+		job(4, sharded.For("k"), shadow.For("most").Count(2)))
 	if !in.OK || len(in.Jobs) != 5 {
 		t.Fatalf("got %+v", in.Result)
 	}
@@ -260,7 +281,8 @@ func TestShadowsOfManyJobs(t *testing.T) {
 func TestManyJobsOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 4, Period: never, Capacity: ratelimit.Tokens(64)}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 4, Period: never,
+		Capacity: ratelimit.Tokens(64)}, ratelimit.Shards(4))
 	for _, tc := range []struct {
 		key      string
 		jobs     int
@@ -314,9 +336,11 @@ func TestManyJobsAreInsertedBesideOthers(t *testing.T) {
 			for range each {
 				var params []scheduler.InsertManyParams
 				for i := range keys {
-					params = append(params, job(i, limit.For(fmt.Sprint((i+c)%keys)).OrReserve(), limit.For("all").OrReserve()))
+					params = append(params, job(i, limit.For(fmt.Sprint((i+c)%keys)).OrReserve(),
+						limit.For("all").OrReserve()))
 				}
-				if in, err := f.jobs.InsertMany(context.WithoutCancel(t.Context()), f.pool, params); err != nil || !in.OK {
+				if in, err := f.jobs.InsertMany(context.WithoutCancel(t.Context()), f.pool,
+					params); err != nil || !in.OK {
 					t.Error(in, err)
 				}
 			}

@@ -36,7 +36,8 @@ func (f *fixture) insertMany(t testing.TB, params ...scheduler.InsertManyParams)
 
 // balances are all rows of the table, without what differs by rounding.
 func balances(ctx context.Context, tx pgx.Tx) (rows []string, values []float64, err error) {
-	found, err := tx.Query(ctx, `SELECT name, key, shard, value, coalesce(moved, 0), ts, paused_until, delay, capacity, rate, period, origin
+	found, err := tx.Query(ctx,
+		`SELECT name, key, shard, value, coalesce(moved, 0), ts, paused_until, delay, capacity, rate, period, origin
 		FROM weir_balance ORDER BY name, key, shard`)
 	if err != nil {
 		return nil, nil, err
@@ -60,20 +61,24 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	var now time.Time
 	var err error
-	if f.limiter, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time { return now }}); err != nil {
+	if f.limiter, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: func() time.Time {
+		return now
+	}}); err != nil {
 		t.Fatal(err)
 	}
 	f.jobs = scheduler.New(f.limiter, scheduler.Config{Jitter: -1}).Jobs(f.client)
 	const second = 1 << 20 * time.Microsecond // in which float64 counts tokens without rounding
 	bucket := ratelimit.TokenBucket{Rate: 3, Period: second, Capacity: ratelimit.Tokens(5)}
-	bounded := ratelimit.TokenBucket{Rate: 1, Period: second, Capacity: ratelimit.Tokens(4), MaxReserved: ratelimit.Tokens(6)}
+	bounded := ratelimit.TokenBucket{Rate: 1, Period: second, Capacity: ratelimit.Tokens(4),
+		MaxReserved: ratelimit.Tokens(6)}
 	asks := []func(key string) ratelimit.Request{
 		func(key string) ratelimit.Request { return ratelimit.MustDefine("bucket", bucket).For(key).OrReserve() },
 		func(key string) ratelimit.Request {
 			return ratelimit.MustDefine("bounded", bounded).For(key).OrReserve()
 		},
 		func(key string) ratelimit.Request {
-			return ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 4, Period: 10 * time.Second}).For(key).OrReserve()
+			return ratelimit.MustDefine("window",
+				ratelimit.FixedWindow{Rate: 4, Period: 10 * time.Second}).For(key).OrReserve()
 		},
 		func(key string) ratelimit.Request {
 			return ratelimit.MustDefine("now", ratelimit.TokenBucket{Rate: 30, Period: second}).For(key)
@@ -116,7 +121,9 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 			key := rapid.SampledFrom([]string{"x", "y"}).Draw(t, "key")
 			return ask(key).Count(rapid.SampledFrom([]float64{1, 0, 0.25, 0.5, 2, 2.75, 4}).Draw(t, "count"))
 		}
-		before := rapid.SliceOfN(rapid.Custom(func(*rapid.T) ratelimit.Request { return request("before") }), 0, 4).Draw(t, "earlier")
+		before := rapid.SliceOfN(rapid.Custom(func(*rapid.T) ratelimit.Request {
+			return request("before")
+		}), 0, 4).Draw(t, "earlier")
 		elapsed := time.Duration(rapid.IntRange(0, 2_000_000).Draw(t, "elapsed")) * time.Microsecond
 		pause := time.Duration(rapid.SampledFrom([]int{0, 0, 0, 1_500_000}).Draw(t, "pause")) * time.Microsecond
 		params := make([]scheduler.InsertManyParams, rapid.SampledFrom([]int{1, 2, 4, 7}).Draw(t, "jobs"))
@@ -173,7 +180,8 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 				if last.OK {
 					t.Fatalf("denied together: %+v %v", many, err)
 				}
-				if now := values(t, ctx, tx); err == nil && (many.Jobs != nil || many.Err() == nil) || !near(earlier, now) {
+				if now := values(t, ctx, tx); err == nil &&
+					(many.Jobs != nil || many.Err() == nil) || !near(earlier, now) {
 					t.Fatalf("denied, and left %+v, where it was %+v; %+v", now, earlier, many)
 				}
 				denied++
@@ -191,7 +199,8 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 					t.Fatalf("job %d: %s: one by one\n%+v, together\n%+v", i, why, one.Result, many.Jobs[i].Result)
 				}
 			}
-			if rows, values, err := balances(ctx, tx); err != nil || !slices.Equal(onesRows, rows) || !near(onesValues, values) {
+			if rows, values, err := balances(ctx, tx); err != nil ||
+				!slices.Equal(onesRows, rows) || !near(onesValues, values) {
 				t.Fatalf("one by one the rows are %v %v, together %v %v; %v", onesRows, onesValues, rows, values, err)
 			}
 			for _, i := range rapid.Permutation(indexes(len(params))).Draw(t, "order") {
@@ -253,11 +262,13 @@ func unlike(a, b *scheduler.Inserted) string {
 	case len(a.Outcomes) != len(b.Outcomes):
 		return "another number of outcomes"
 	case a.Job.Job.State != b.Job.Job.State || !a.RunAt.IsZero() && !a.Job.Job.ScheduledAt.Equal(b.Job.Job.ScheduledAt):
-		return fmt.Sprintf("%v at %v and %v at %v", a.Job.Job.State, a.Job.Job.ScheduledAt, b.Job.Job.State, b.Job.Job.ScheduledAt)
+		return fmt.Sprintf("%v at %v and %v at %v", a.Job.Job.State, a.Job.Job.ScheduledAt,
+			b.Job.Job.State, b.Job.Job.ScheduledAt)
 	}
 	for i := range a.Outcomes {
 		x, y := a.Outcomes[i], b.Outcomes[i]
-		if x.Limit != y.Limit || x.Key != y.Key || !x.RunAt.Equal(y.RunAt) || !x.PacedAt.Equal(y.PacedAt) || math.Abs(x.Value-y.Value) > 1e-9 {
+		if x.Limit != y.Limit || x.Key != y.Key || !x.RunAt.Equal(y.RunAt) ||
+			!x.PacedAt.Equal(y.PacedAt) || math.Abs(x.Value-y.Value) > 1e-9 {
 			return fmt.Sprintf("outcome %d", i)
 		}
 	}
@@ -269,7 +280,8 @@ func unlike(a, b *scheduler.Inserted) string {
 		x, y := r.Takes[i], s.Takes[i]
 		xRun, xPaced := x.RunAt(ratelimit.State{})
 		yRun, yPaced := y.RunAt(ratelimit.State{})
-		if x.Limit != y.Limit || x.Key != y.Key || math.Abs(x.Count-y.Count) > 1e-12 || !xRun.Equal(yRun) || !xPaced.Equal(yPaced) || x.Ahead() != y.Ahead() {
+		if x.Limit != y.Limit || x.Key != y.Key || math.Abs(x.Count-y.Count) > 1e-12 ||
+			!xRun.Equal(yRun) || !xPaced.Equal(yPaced) || x.Ahead() != y.Ahead() {
 			return fmt.Sprintf("take %d", i)
 		}
 	}
@@ -281,18 +293,24 @@ func unlike(a, b *scheduler.Inserted) string {
 func TestEachOfManyJobsHasAReservationOfItsOwn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("mixed", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(3)})
+	limit := ratelimit.MustDefine("mixed",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(3)})
 	other := ratelimit.MustDefine("other", ratelimit.FixedWindow{Rate: 10, Period: never})
 	later := scheduler.InsertManyParams{Args: laterArgs{}, Requests: []ratelimit.Request{other.For("k")}}
-	in := f.insertMany(t, job(0, limit.For("k").Count(2).OrReserve()), job(1, limit.For("k").OrReserve(), other.For("k")), later,
-		job(3, limit.For("k").OrReserve()), job(4, limit.For("k").OrReserve(), limit.For("k").OrReserve()), job(5, limit.For("k").OrReserve()))
+	in := f.insertMany(t, job(0, limit.For("k").Count(2).OrReserve()),
+		job(1, limit.For("k").OrReserve(), other.For("k")), later,
+		job(3, limit.For("k").OrReserve()), job(4, limit.For("k").OrReserve(),
+			limit.For("k").OrReserve()), job(5, limit.For("k").OrReserve()))
 	for i, want := range []time.Duration{0, 0, 0, time.Hour, 3 * time.Hour, 4 * time.Hour} {
 		one := in.Jobs[i]
-		if one.RunAt.IsZero() != (want == 0) || want > 0 && !about(one.RunAt.Sub(one.At), want) || want > 0 && !one.Job.Job.ScheduledAt.Equal(one.RunAt) {
-			t.Errorf("job %d runs at %v, scheduled for %v, want %v after %v", i, one.RunAt, one.Job.Job.ScheduledAt, want, one.At)
+		if one.RunAt.IsZero() != (want == 0) || want > 0 && !about(one.RunAt.Sub(one.At), want) ||
+			want > 0 && !one.Job.Job.ScheduledAt.Equal(one.RunAt) {
+			t.Errorf("job %d runs at %v, scheduled for %v, want %v after %v", i, one.RunAt,
+				one.Job.Job.ScheduledAt, want, one.At)
 		}
 	}
-	if !in.OK || !in.RunAt.Equal(in.Jobs[5].RunAt) || in.Limit != "mixed" || len(in.Outcomes) != 8 || len(in.Jobs[4].Outcomes) != 2 {
+	if !in.OK || !in.RunAt.Equal(in.Jobs[5].RunAt) || in.Limit != "mixed" ||
+		len(in.Outcomes) != 8 || len(in.Jobs[4].Outcomes) != 2 {
 		t.Errorf("over all: %+v", in.Result)
 	}
 	if err := f.limiter.InTx(t.Context(), f.pool, func(ctx context.Context, tx pgx.Tx) error {

@@ -43,16 +43,19 @@ func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 	f := setUpOn(t, pool, scheduler.Config{})
 	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 2, Period: time.Hour})
-	shared := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(64)}, ratelimit.Shards(4))
+	shared := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 1, Period: time.Hour,
+		Capacity: ratelimit.Tokens(64)}, ratelimit.Shards(4))
 	shadow := ratelimit.MustDefine("shadow", ratelimit.TokenBucket{Rate: 2, Period: time.Hour}, ratelimit.Shadow())
 	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
 	params := func(n int, opts *river.InsertOpts, more ...ratelimit.Request) []scheduler.InsertManyParams {
 		all := make([]scheduler.InsertManyParams, n)
 		for i := range all {
 			key := fmt.Sprint(i % 150)
-			all[i] = scheduler.InsertManyParams{Args: sendArgs{i}, InsertOpts: opts, Requests: append([]ratelimit.Request{
-				bucket.For(key).OrReserve(), bucket.For("all").OrReserve(), window.For(key).OrReserve(), shared.For("k").OrReserve(), shadow.For(key),
-			}, more...)}
+			all[i] = scheduler.InsertManyParams{Args: sendArgs{i}, InsertOpts: opts,
+				Requests: append([]ratelimit.Request{
+					bucket.For(key).OrReserve(), bucket.For("all").OrReserve(),
+					window.For(key).OrReserve(), shared.For("k").OrReserve(), shadow.For(key),
+				}, more...)}
 			if i%2 == 1 && opts == nil {
 				all[i].Args = laterArgs{}
 			}
@@ -93,7 +96,8 @@ func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 		few, many := trips(3, c.opts, c.granted, c.fails, c.more...), trips(300, c.opts, c.granted, c.fails, c.more...)
 		t.Logf("%s: %d round trips for 3 jobs, %d for 300", name, few, many)
 		if few > c.most || many > c.most || many > few+2 {
-			t.Errorf("%s: %d round trips for 3 jobs and %d for 300, want about as many, and at most %d", name, few, many, c.most)
+			t.Errorf("%s: %d round trips for 3 jobs and %d for 300, want about as many, and at most %d",
+				name, few, many, c.most)
 		}
 	}
 }

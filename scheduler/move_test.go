@@ -56,7 +56,8 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 	jobs, before := make([]*waiter, len(changes)), make([]string, len(changes))
 	row := func(id int64) (text string, at time.Time) {
 		t.Helper()
-		if err := pool.QueryRow(t.Context(), `SELECT j::text, scheduled_at FROM river_job j WHERE id = $1`, id).Scan(&text, &at); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT j::text, scheduled_at FROM river_job j WHERE id = $1`,
+			id).Scan(&text, &at); err != nil {
 			t.Fatal(err)
 		}
 		return text, at

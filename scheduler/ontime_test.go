@@ -20,7 +20,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// punctual checks that each job started once and not before it was due, and returns how late, in ascending order.
+// punctual checks that each job started once and not before it was due, and returns how late, in
+// ascending order.
 func punctual(t *testing.T, starts []start, due map[int64]time.Time) []time.Duration {
 	t.Helper()
 	var late []time.Duration
@@ -47,8 +48,8 @@ func punctual(t *testing.T, starts []start, due map[int64]time.Time) []time.Dura
 	return late
 }
 
-// Each starts once, in its queue, and not before its time; how late is a benchmark's to say. By counts of River's own polls,
-// none is later than the next one.
+// Each starts once, in its queue, and not before its time; how late is a benchmark's to say. By
+// counts of River's own polls, none is later than the next one.
 func TestReservedJobsStartOnceAndNeverEarly(t *testing.T) {
 	t.Parallel()
 	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
@@ -121,7 +122,9 @@ func TestMaxWorkersHolds(t *testing.T) {
 		now.Add(-1)
 		return nil
 	}
-	client := j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}} })
+	client := j.client(t, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2}}
+	})
 	jobs := sched.Jobs(client)
 	for i := range 20 {
 		f.reserve(t, jobs, i, 500*time.Millisecond)
@@ -142,7 +145,9 @@ func TestMaxWorkersHolds(t *testing.T) {
 func TestWaitingJobsDoNotStarveOtherWork(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	client := j.client(t, sched, func(c *river.Config) { c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}} })
+	client := j.client(t, sched, func(c *river.Config) {
+		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
+	})
 	jobs := sched.Jobs(client)
 	due := map[int64]time.Time{}
 	for i := range 50 {

@@ -18,19 +18,21 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// An upstream that says to come later: nothing starts until then; each job is woken once at the most, none uses an attempt,
-// none pays twice, and all keep their order and their distance.
+// An upstream that says to come later: nothing starts until then; each job is woken once at the
+// most, none uses an attempt, none pays twice, and all keep their order and their distance.
 func TestAPausePutsOffWhatWaits(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("upstream", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("upstream",
+		ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	const pause = 3 * time.Second
 	j := newJournal(f)
 	var paused atomic.Pointer[time.Time] // the pause begins after it
 	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
 		if now := time.Now(); job.Args.N == 2 && paused.CompareAndSwap(nil, &now) {
-			return &scheduler.PauseError{For: pause, Requests: []ratelimit.Request{limit.For("k")}, Err: errors.New("429")}
+			return &scheduler.PauseError{For: pause, Requests: []ratelimit.Request{limit.For("k")},
+				Err: errors.New("429")}
 		}
 		return nil
 	}
@@ -102,7 +104,8 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("resume", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	limit := ratelimit.MustDefine("resume",
+		ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	j := newJournal(f)
 	jobs := sched.Jobs(j.client(t, sched))
 	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 3*time.Second, limit.For("k")); err != nil {
@@ -118,7 +121,8 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 	eventually(t, "the jobs are put off, and nobody moves them any more", func() bool {
 		var n int
 		var rows string
-		if err := f.pool.QueryRow(t.Context(), `SELECT count(*), coalesce(string_agg(scheduled_at::text, ' ' ORDER BY id), '') FROM river_job
+		if err := f.pool.QueryRow(t.Context(),
+			`SELECT count(*), coalesce(string_agg(scheduled_at::text, ' ' ORDER BY id), '') FROM river_job
 			WHERE scheduled_at > now() + interval '50 min'`).Scan(&n, &rows); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +204,9 @@ func TestAPausedAttemptDoesNotPayAgain(t *testing.T) {
 	if d := starts[1].at.Sub(starts[0].at); d < 500*time.Millisecond || starts[1].attempt != 1 {
 		t.Errorf("again after %v, at attempt %d", d, starts[1].attempt)
 	}
-	eventually(t, "the job is completed", func() bool { return f.job(t, starts[0].id).State == rivertype.JobStateCompleted })
+	eventually(t, "the job is completed", func() bool {
+		return f.job(t, starts[0].id).State == rivertype.JobStateCompleted
+	})
 	f.want(t, limit.Global(), 9, -1)
 }
 
@@ -260,7 +266,8 @@ func TestExplainSaysWhyAJobWaits(t *testing.T) {
 	})
 }
 
-// Work for which there are tokens waits for nothing but the end of the pause that it was inserted in.
+// Work for which there are tokens waits for nothing but the end of the pause that it was inserted
+// in.
 func TestExplainTellsOfThePauseOfItsInsert(t *testing.T) {
 	t.Parallel()
 	f, sched, _ := exact(t)
@@ -305,14 +312,16 @@ func TestWaitingListsWhoWaits(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	jobs := sched.Jobs(j.client(t, nil))
-	limit := ratelimit.MustDefine("waited", ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(100)})
+	limit := ratelimit.MustDefine("waited",
+		ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(100)})
 	first, err := f.limiter.Autocommit(f.pool).RateLimit(t.Context(), limit.For("k").Count(100))
 	if err != nil || !first.OK {
 		t.Fatal(first, err)
 	}
 	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve())
 	second := f.insertBy(t, jobs, sendArgs{1}, limit.For("k").Count(100).OrReserve())
-	if _, err := f.limiter.Autocommit(f.pool).Settle(t.Context(), first.Reservation(), limit.For("k").Count(0)); err != nil {
+	if _, err := f.limiter.Autocommit(f.pool).Settle(t.Context(), first.Reservation(),
+		limit.For("k").Count(0)); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []int{-1000, -1, 0, 1, 2, math.MaxInt} {
@@ -326,8 +335,8 @@ func TestWaitingListsWhoWaits(t *testing.T) {
 	}
 }
 
-// JSON's containment knows neither order nor number: the jobs of other keys, and of a limit and a key that are named the other
-// way round, are not meant.
+// JSON's containment knows neither order nor number: the jobs of other keys, and of a limit and a
+// key that are named the other way round, are not meant.
 func TestWaitingListsNoOtherKey(t *testing.T) {
 	t.Parallel()
 	f, sched, _ := exact(t)
@@ -358,7 +367,8 @@ func TestWaitingListsNoOtherKey(t *testing.T) {
 // Nor does any attempt start in a pause, whether it pays again or not.
 func TestAPauseHoldsUpARetry(t *testing.T) {
 	t.Parallel()
-	for name, pays := range map[string]scheduler.Pays{"PerAttempt": scheduler.PerAttempt, "PerJob": scheduler.PerJob, "PerStart": scheduler.PerStart} {
+	for name, pays := range map[string]scheduler.Pays{"PerAttempt": scheduler.PerAttempt,
+		"PerJob": scheduler.PerJob, "PerStart": scheduler.PerStart} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
@@ -366,7 +376,8 @@ func TestAPauseHoldsUpARetry(t *testing.T) {
 			j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
 				if job.Attempt == 1 {
 					closed = f.now(t)
-					if err := f.limiter.Autocommit(f.pool).Pause(context.Background(), 2*time.Second, budget.For("k")); err != nil {
+					if err := f.limiter.Autocommit(f.pool).Pause(context.Background(),
+						2*time.Second, budget.For("k")); err != nil {
 						t.Error(err)
 					}
 					return errors.New("once more")

@@ -79,7 +79,8 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 	}
 	starts := j.await(t, 4)
 	order := [4]int{starts[0].n, starts[1].n, starts[2].n, starts[3].n}
-	if early := failed.Sub(began) < 2700*time.Millisecond; early && order != [4]int{0, 0, 1, 2} && order != [4]int{0, 1, 0, 2} {
+	if early := failed.Sub(began) < 2700*time.Millisecond; early && order != [4]int{0, 0, 1, 2} &&
+		order != [4]int{0, 1, 0, 2} {
 		t.Errorf("started in the order %v", order)
 	}
 	for _, s := range starts[1:] {
@@ -95,7 +96,8 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 	}
 }
 
-// Who wants a cancelled job to be worked after all pays for it again: what it took has been given back.
+// Who wants a cancelled job to be worked after all pays for it again: what it took has been given
+// back.
 func TestACancelledJobThatIsRetriedPaysAgain(t *testing.T) {
 	t.Parallel()
 	for name, pays := range map[string]scheduler.Pays{"PerAttempt": scheduler.PerAttempt, "PerJob": scheduler.PerJob} {
@@ -120,7 +122,8 @@ func TestACancelledJobThatIsRetriedPaysAgain(t *testing.T) {
 	}
 }
 
-// A job that has taken from limits in the shadow only has nothing to settle, to give back or to pay again.
+// A job that has taken from limits in the shadow only has nothing to settle, to give back or to pay
+// again.
 func TestAJobInTheShadowOnlyIsAnyJob(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
@@ -142,5 +145,7 @@ func TestAJobInTheShadowOnlyIsAnyJob(t *testing.T) {
 	}
 	id := f.insertBy(t, jobs, sendArgs{1}, dry.For("k").OrReserve()).Job.Job.ID
 	j.client(t, sched)
-	eventually(t, "its second attempt is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+	eventually(t, "its second attempt is completed", func() bool {
+		return f.job(t, id).State == rivertype.JobStateCompleted
+	})
 }

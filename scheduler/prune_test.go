@@ -25,7 +25,8 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 	auto := f.limiter.Autocommit(f.pool)
 	for round := range 2 {
 		for i := range 5 {
-			if _, err := auto.RateLimit(t.Context(), limit.For(fmt.Sprint(round, i)), idle.For(fmt.Sprint(round, i))); err != nil {
+			if _, err := auto.RateLimit(t.Context(), limit.For(fmt.Sprint(round, i)),
+				idle.For(fmt.Sprint(round, i))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -41,7 +42,8 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 	}
 	var first *rivertype.JobInsertResult
 	eventually(t, "no periodic job is under way", func() (waits bool) {
-		in, err := client.Insert(t.Context(), scheduler.PruneArgs{}, &river.InsertOpts{Queue: "nobodys", ScheduledAt: time.Now().Add(time.Hour)})
+		in, err := client.Insert(t.Context(), scheduler.PruneArgs{},
+			&river.InsertOpts{Queue: "nobodys", ScheduledAt: time.Now().Add(time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,6 +52,7 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 	})
 	second, err := client.Insert(t.Context(), scheduler.PruneArgs{}, nil)
 	if err != nil || !second.UniqueSkippedAsDuplicate {
-		t.Errorf("beside job %d (skipped: %v) there is job %d, %v", first.Job.ID, first.UniqueSkippedAsDuplicate, second.Job.ID, err)
+		t.Errorf("beside job %d (skipped: %v) there is job %d, %v", first.Job.ID,
+			first.UniqueSkippedAsDuplicate, second.Job.ID, err)
 	}
 }

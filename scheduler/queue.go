@@ -117,8 +117,8 @@ func (j *Jobs) queue(
 	return jobs, sendRows(ctx, j.store, tx, enterSQL, turns)
 }
 
-// farOff is when a job is due whose turn has not come: later than any ScheduledAt, and within what a
-// time.Duration holds.
+// farOff is when a job is due whose turn has not come: later than any ScheduledAt, and within what
+// a time.Duration holds.
 var farOff = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // seat is a job's place in a line, as its ticket has it.
@@ -160,17 +160,23 @@ func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, er
 		tenant.Weight = 1
 	}
 	switch k := tenant.Key; {
-	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) || strings.ContainsRune(k, 0):
-		return nil, fmt.Errorf("scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k)
+	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) ||
+		strings.ContainsRune(k, 0):
+		return nil, fmt.Errorf(
+			"scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k,
+		)
 	case !(tenant.Weight >= 1.0/(1<<20) && tenant.Weight <= 1<<20):
-		return nil, fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1", tenant.Weight)
+		return nil,
+			fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1",
+				tenant.Weight)
 	}
 	seat := &seat{Tenant: tenant.Key, Weight: tenant.Weight, Waits: true}
 	var all []ratelimit.Request
 	for _, r := range requests {
 		name := r.Limit().Name()
 		if r.Reserves() {
-			return nil, fmt.Errorf("scheduler: a queued job asks for %v: want it without OrReserve and Within, "+
+			return nil, fmt.Errorf("scheduler: a queued job asks for %v: want it without "+
+				"OrReserve and Within, "+
 				"as it is taken when the job's turn comes", r)
 		}
 		asked := r
@@ -181,12 +187,17 @@ func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, er
 			}
 			switch plain = plain.Count(r.N()); {
 			case seat.Limit != "":
-				return nil, fmt.Errorf("scheduler: a queued job asks for %q and for %q: want one limit of Config.Lines",
-					seat.Limit, name)
+				return nil,
+					fmt.Errorf("scheduler: a queued job asks for %q and for %q: want one limit "+
+						"of Config.Lines",
+						seat.Limit, name)
 			case r.String() != plain.String():
-				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want no option but its count", r)
+				return nil, fmt.Errorf(
+					"scheduler: a queued job asks for %v: want no option but its count", r,
+				)
 			case !(r.N() > 0):
-				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want a count above 0", r)
+				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want a count above 0",
+					r)
 			}
 			seat.Limit, seat.Key, seat.Cost = name, r.Key(), r.N()
 			asked = plain.OrReserve()

@@ -97,15 +97,18 @@ func TestAQueuedJobThatIsADuplicateIsNotQueuedAgain(t *testing.T) {
 		}
 		second := s.queue(t, job)[0]
 		if !second.UniqueSkippedAsDuplicate || second.Job.ID != first.Job.ID || s.inLine(t) > want {
-			t.Errorf("of one that %s: got %+v after %+v, and %d in line; want the job that exists, and %d", what, second, first, s.inLine(t), want)
+			t.Errorf("of one that %s: got %+v after %+v, and %d in line; want the job that exists, and %d",
+				what, second, first, s.inLine(t), want)
 		}
 	}
 }
 
 func TestWhatCannotBeQueuedIsRefused(t *testing.T) {
 	t.Parallel()
-	limit, other := shared(t, 10, 10), ratelimit.MustDefine("refused other", ratelimit.TokenBucket{Rate: 5, Period: time.Second})
-	second := ratelimit.MustDefine("refused second", ratelimit.TokenBucket{Rate: 5, Period: time.Second, MaxReserved: ratelimit.Tokens(0)})
+	limit, other := shared(t, 10, 10),
+		ratelimit.MustDefine("refused other", ratelimit.TokenBucket{Rate: 5, Period: time.Second})
+	second := ratelimit.MustDefine("refused second",
+		ratelimit.TokenBucket{Rate: 5, Period: time.Second, MaxReserved: ratelimit.Tokens(0)})
 	f, _, _ := queuing(t, scheduler.Line{Limit: limit}, scheduler.Line{Limit: second})
 	a := scheduler.Tenant{Key: "a"}
 	for name, c := range map[string]struct {
@@ -124,10 +127,12 @@ func TestWhatCannotBeQueuedIsRefused(t *testing.T) {
 		"Reserve":     {a, []ratelimit.Request{limit.Global().OrReserve()}, "want it without OrReserve"},
 		"OtherWithin": {a, []ratelimit.Request{limit.Global(), other.For("a").Within(time.Second)}, "want it without OrReserve"},
 		"Leave":       {a, []ratelimit.Request{limit.Global().Leave(2)}, "no option but its count"},
-		"Rule":        {a, []ratelimit.Request{limit.Global().Rule(ratelimit.TokenBucket{Rate: 1, Period: time.Hour})}, "no option but its count"},
-		"Zero":        {a, []ratelimit.Request{limit.Global().Count(0)}, "want a count above 0"},
-		"TooMany":     {a, []ratelimit.Request{second.Global().Count(6)}, "at most 5"},
-		"OtherBad":    {a, []ratelimit.Request{limit.Global(), other.For("a").Count(-1)}, "0 or more tokens"},
+		"Rule": {a, []ratelimit.Request{
+			limit.Global().Rule(ratelimit.TokenBucket{Rate: 1, Period: time.Hour}),
+		}, "no option but its count"},
+		"Zero":     {a, []ratelimit.Request{limit.Global().Count(0)}, "want a count above 0"},
+		"TooMany":  {a, []ratelimit.Request{second.Global().Count(6)}, "at most 5"},
+		"OtherBad": {a, []ratelimit.Request{limit.Global(), other.For("a").Count(-1)}, "0 or more tokens"},
 	} {
 		err := f.limiter.InTx(t.Context(), f.pool, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := f.jobs.QueueTx(ctx, tx, sendArgs{1}, nil, c.tenant, c.requests...)
@@ -149,13 +154,15 @@ func TestLinesThatCannotBeFairAreRefused(t *testing.T) {
 		lines []scheduler.Line
 		want  string
 	}{
-		"Zero":        {[]scheduler.Line{{}}, "the zero Limit"},
-		"Twice":       {[]scheduler.Line{{Limit: good}, {Limit: good}}, "two lines of one limit"},
-		"Shadow":      {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line shadow", bucket, ratelimit.Shadow())}}, "a Shadow"},
-		"MaxReserved": {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line", ratelimit.TokenBucket{Rate: 1, Period: time.Second})}}, "no MaxReserved"},
-		"Patience":    {[]scheduler.Line{{Limit: good, Patience: -1}}, "a Patience of"},
-		"Others":      {[]scheduler.Line{{Limit: good, Others: -1}}, "for Others"},
-		"Window": {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line window", ratelimit.FixedWindow{Rate: 1, Period: time.Second, MaxReserved: tokens(1)}),
+		"Zero":   {[]scheduler.Line{{}}, "the zero Limit"},
+		"Twice":  {[]scheduler.Line{{Limit: good}, {Limit: good}}, "two lines of one limit"},
+		"Shadow": {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line shadow", bucket, ratelimit.Shadow())}}, "a Shadow"},
+		"MaxReserved": {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line", ratelimit.TokenBucket{Rate: 1, Period: time.Second})}},
+			"no MaxReserved"},
+		"Patience": {[]scheduler.Line{{Limit: good, Patience: -1}}, "a Patience of"},
+		"Others":   {[]scheduler.Line{{Limit: good, Others: -1}}, "for Others"},
+		"Window": {[]scheduler.Line{{Limit: ratelimit.MustDefine("bad line window",
+			ratelimit.FixedWindow{Rate: 1, Period: time.Second, MaxReserved: tokens(1)}),
 			Others: 1}}, "needs a TokenBucket"},
 		"LeaveAlone": {[]scheduler.Line{{Limit: good, Leave: 1}}, "a Leave of 1"},
 		"LeaveMuch":  {[]scheduler.Line{{Limit: good, Others: 1}}, "more than the capacity of 10"},
@@ -219,8 +226,10 @@ func TestQueuedJobsStart(t *testing.T) {
 		} else if s.at.Before(s.place()) {
 			t.Errorf("job %d started %v before its tokens existed", s.n, s.place().Sub(s.at))
 		}
-		if since := s.place().Sub(starts[0].place()); i >= 5 && since < time.Duration(i-5)*50*time.Millisecond-time.Millisecond {
-			t.Errorf("start %d has its token %v after the first, more than 20 a second and the 5 of the bucket", i, since)
+		if since := s.place().Sub(starts[0].place()); i >= 5 &&
+			since < time.Duration(i-5)*50*time.Millisecond-time.Millisecond {
+			t.Errorf("start %d has its token %v after the first, more than 20 a second and the 5 of the bucket",
+				i, since)
 		}
 	}
 	slices.Sort(order)

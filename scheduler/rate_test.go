@@ -9,8 +9,9 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// A release that lowers a rate counts for the jobs that wait, too: from a second after its definition on no more of them start
-// than the new rule lets flow, and each is spaced anew once. Starts are counted by the times in the rows.
+// A release that lowers a rate counts for the jobs that wait, too: from a second after its
+// definition on no more of them start than the new rule lets flow, and each is spaced anew once.
+// Starts are counted by the times in the rows.
 func TestALoweredRateCountsForWhatWaits(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
@@ -21,7 +22,8 @@ func TestALoweredRateCountsForWhatWaits(t *testing.T) {
 	const n = 300 // fifteen seconds by the old rule
 	params := make([]scheduler.InsertManyParams, n)
 	for i := range params {
-		params[i] = scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{limit.For("k").OrReserve()}}
+		params[i] = scheduler.InsertManyParams{Args: sendArgs{i},
+			Requests: []ratelimit.Request{limit.For("k").OrReserve()}}
 	}
 	if in, err := jobs.InsertMany(t.Context(), f.pool, params); err != nil || !in.OK {
 		t.Fatal(in, err)
@@ -39,7 +41,8 @@ func TestALoweredRateCountsForWhatWaits(t *testing.T) {
 		return len(starts) >= 30
 	})
 	slices.SortFunc(starts, func(a, b start) int { return a.due.Compare(b.due) })
-	for i, s := range starts { // counted from that second on: on a slow machine a put-off job comes later, nearer to the next
+	// counted from that second on: on a slow machine a put-off job comes later, nearer to the next
+	for i, s := range starts {
 		if most := 1 + 4*s.due.Sub(from).Seconds(); float64(i+1) > most+1 {
 			t.Fatalf("%d starts within %v", i+1, s.due.Sub(from))
 		}

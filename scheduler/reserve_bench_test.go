@@ -19,12 +19,13 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// BenchmarkReserveAndEnqueue is a reservation with its job, by InTx and Jobs.InsertTx, against a SERIALIZABLE transaction
-// with nothing but River's InsertTx of the same job: one of 100,000 keys, each of which owes tokens, so that every job is
-// scheduled. x-inserttx is the base's time by ours.
+// BenchmarkReserveAndEnqueue is a reservation with its job, by InTx and Jobs.InsertTx, against a
+// SERIALIZABLE transaction with nothing but River's InsertTx of the same job: one of 100,000 keys,
+// each of which owes tokens, so that every job is scheduled. x-inserttx is the base's time by ours.
 //
-// Sixteen callers keep the machine busy, so that what counts is the work. A lone caller waits most of the time, for trips
-// and for the processes at their ends to wake up, and what the take adds is added to that.
+// Sixteen callers keep the machine busy, so that what counts is the work. A lone caller waits most
+// of the time, for trips and for the processes at their ends to wake up, and what the take adds is
+// added to that.
 func BenchmarkReserveAndEnqueue(b *testing.B) {
 	b.Run("sixteen-callers", func(b *testing.B) {
 		k := newKeys(b, 16)
@@ -72,7 +73,8 @@ const (
 	manyKeys = 100_000
 	manyJobs = 10_000
 
-	// What a key owes at one token a second: neither a benchmark's length nor what it takes makes a difference to it.
+	// What a key owes at one token a second: neither a benchmark's length nor what it takes makes a
+	// difference to it.
 	leastDebt, mostDebt = 1000, 4000
 )
 
@@ -188,7 +190,9 @@ func (k *keys) take(ctx context.Context, conn *pgxpool.Conn, key string, _ int) 
 }
 
 func (k *keys) reserve(ctx context.Context, conn *pgxpool.Conn, key string, debt int) error {
-	return k.limiter.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error { return k.enqueue(ctx, tx, key, debt) })
+	return k.limiter.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
+		return k.enqueue(ctx, tx, key, debt)
+	})
 }
 
 func (k *keys) raw(ctx context.Context, conn *pgxpool.Conn, key string, debt int) error {

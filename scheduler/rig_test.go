@@ -57,7 +57,8 @@ func (w *logWorker) NextRetry(*river.Job[sendArgs]) time.Time {
 }
 
 func (w *logWorker) Work(ctx context.Context, job *river.Job[sendArgs]) error {
-	s := start{id: job.ID, n: job.Args.N, queue: job.Queue, attempt: job.Attempt, due: job.ScheduledAt, woken: job.ScheduledAt.Sub(job.CreatedAt) > 50*time.Millisecond}
+	s := start{id: job.ID, n: job.Args.N, queue: job.Queue, attempt: job.Attempt,
+		due: job.ScheduledAt, woken: job.ScheduledAt.Sub(job.CreatedAt) > 50*time.Millisecond}
 	if r, ok := scheduler.ReservationOf(job.JobRow); ok {
 		s.takes = r.Takes
 	}
@@ -106,7 +107,8 @@ func (l *journal) never(t testing.TB, d time.Duration) {
 }
 
 // client starts a River client; with the scheduler's configuration or, for nil, without.
-func (l *journal) client(t testing.TB, sched *scheduler.Scheduler, configure ...func(*river.Config)) *river.Client[pgx.Tx] {
+func (l *journal) client(t testing.TB, sched *scheduler.Scheduler,
+	configure ...func(*river.Config)) *river.Client[pgx.Tx] {
 	t.Helper()
 	workers := river.NewWorkers()
 	var w river.Worker[sendArgs] = &logWorker{j: l}
@@ -114,7 +116,8 @@ func (l *journal) client(t testing.TB, sched *scheduler.Scheduler, configure ...
 		w = l.wrap(w)
 	}
 	river.AddWorker(workers, w)
-	cfg := &river.Config{Logger: quiet(), Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}}
+	cfg := &river.Config{Logger: quiet(), Workers: workers,
+		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}}
 	for _, c := range configure {
 		c(cfg)
 	}
@@ -164,7 +167,9 @@ func (f *fixture) reserve(t testing.TB, jobs *scheduler.Jobs, n int, d time.Dura
 // wait is a limit of which one token comes each millisecond, with a full bucket of a second's.
 var wait = ratelimit.MustDefine("wait", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
 
-func (f *fixture) tryReserve(ctx context.Context, jobs *scheduler.Jobs, n int, d time.Duration) (in *scheduler.Inserted, err error) {
+func (f *fixture) tryReserve(
+	ctx context.Context, jobs *scheduler.Jobs, n int, d time.Duration,
+) (in *scheduler.Inserted, err error) {
 	tokens := 1000 + d.Seconds()*1000
 	err = f.limiter.InTx(ctx, f.pool, func(ctx context.Context, tx pgx.Tx) error {
 		in, err = jobs.InsertTx(ctx, tx, sendArgs{n}, nil, wait.For(time.Now().String()).Count(tokens).OrReserve())
@@ -192,14 +197,15 @@ func eventually(t testing.TB, what string, so func() bool) {
 	}
 }
 
-// seen waits until the one client that is running has looked at all that waits, and for what has gone, which it does every two
-// seconds. A round ends before the next one takes the turn.
+// seen waits until the one client that is running has looked at all that waits, and for what has
+// gone, which it does every two seconds. A round ends before the next one takes the turn.
 func (f *fixture) seen(t testing.TB) {
 	t.Helper()
 	var first time.Time
 	eventually(t, "rounds for five seconds", func() bool {
 		var until *time.Time
-		err := f.pool.QueryRow(t.Context(), `SELECT max(until) FROM weir_slot WHERE name = 'weir scheduler'`).Scan(&until)
+		err := f.pool.QueryRow(t.Context(),
+			`SELECT max(until) FROM weir_slot WHERE name = 'weir scheduler'`).Scan(&until)
 		switch {
 		case err != nil:
 			t.Fatal(err)
@@ -220,7 +226,9 @@ func (f *fixture) inTx(t testing.TB, fn func(ctx context.Context, tx pgx.Tx) err
 	}
 }
 
-func (f *fixture) insertBy(t testing.TB, jobs *scheduler.Jobs, args river.JobArgs, requests ...ratelimit.Request) (in *scheduler.Inserted) {
+func (f *fixture) insertBy(
+	t testing.TB, jobs *scheduler.Jobs, args river.JobArgs, requests ...ratelimit.Request,
+) (in *scheduler.Inserted) {
 	t.Helper()
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) (err error) {
 		in, err = jobs.InsertTx(ctx, tx, args, nil, requests...)

@@ -17,7 +17,9 @@ import (
 )
 
 // insertFrom inserts a job that is due now and takes a hundred tokens of the budget.
-func (s *setting) insertFrom(t testing.TB, client *river.Client[pgx.Tx], n int, opts *river.InsertOpts) *rivertype.JobInsertResult {
+func (s *setting) insertFrom(
+	t testing.TB, client *river.Client[pgx.Tx], n int, opts *river.InsertOpts,
+) *rivertype.JobInsertResult {
 	t.Helper()
 	if s.plain {
 		job, err := client.Insert(t.Context(), sendArgs{n}, opts)
@@ -42,11 +44,13 @@ func (s *setting) charged(t testing.TB, want float64) {
 	}
 }
 
-// An attempt whose client was killed is rescued: the job is worked again, and its next attempt pays.
+// An attempt whose client was killed is rescued: the job is worked again, and its next attempt
+// pays.
 func TestAKilledAttemptIsRescued(t *testing.T) {
 	beside(t, func(t *testing.T, s *setting) {
 		id := s.insertFrom(t, s.f.client, 1, nil).Job.ID
-		if _, err := s.f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'running', attempt = 1, attempted_by = '{killed}',
+		if _, err := s.f.pool.Exec(t.Context(),
+			`UPDATE river_job SET state = 'running', attempt = 1, attempted_by = '{killed}',
 			attempted_at = now() - interval '1 hour' WHERE id = $1`, id); err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +82,8 @@ func TestJobsAreCancelledAndDeleted(t *testing.T) {
 		running := s.insert(t, client, 0, now, nil).Job.ID
 		var waiting [4]int64 // two in either state that they may have on the configured side
 		for i := range waiting {
-			waiting[i] = s.insert(t, client, 1+i, now.Add([]time.Duration{20 * time.Second, time.Hour}[i%2]), nil).Job.ID
+			waiting[i] = s.insert(t, client, 1+i,
+				now.Add([]time.Duration{20 * time.Second, time.Hour}[i%2]), nil).Job.ID
 		}
 		s.j.await(t, 1)
 		for i, id := range waiting {
@@ -131,7 +136,8 @@ func TestAJobIsUniqueWhileItWaitsAndRuns(t *testing.T) {
 		letGo := s.j.gate(t)
 		client := s.client(t)
 		unfinished := []rivertype.JobState{
-			rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRetryable, rivertype.JobStateRunning, rivertype.JobStateScheduled,
+			rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRetryable,
+			rivertype.JobStateRunning, rivertype.JobStateScheduled,
 		}
 		opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: unfinished}}
 		key := s.key()
@@ -150,7 +156,8 @@ func TestAJobIsUniqueWhileItWaitsAndRuns(t *testing.T) {
 		}
 		letGo()
 		s.f.completed(t, 1)
-		if next := insert(0); first.UniqueSkippedAsDuplicate || next.UniqueSkippedAsDuplicate || next.Job.ID == first.Job.ID {
+		if next := insert(0); first.UniqueSkippedAsDuplicate || next.UniqueSkippedAsDuplicate ||
+			next.Job.ID == first.Job.ID {
 			t.Errorf("%+v, then %+v", first, next)
 		}
 		letGo()
@@ -169,7 +176,8 @@ func TestAWorkerCompletesItsJobInATransaction(t *testing.T) {
 		s.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
 			err := pgx.BeginFunc(ctx, s.f.pool, func(tx pgx.Tx) error {
 				if r, ok := scheduler.ReservationOf(job.JobRow); ok {
-					if settled, err := s.f.limiter.Settle(ctx, tx, r, budget.For("k").Count(30)); err != nil || !settled {
+					if settled, err := s.f.limiter.Settle(ctx, tx, r,
+						budget.For("k").Count(30)); err != nil || !settled {
 						return errors.Join(err, errors.New("was settled before"))
 					}
 				} else if !s.plain {
@@ -192,7 +200,8 @@ func TestAWorkerCompletesItsJobInATransaction(t *testing.T) {
 		id := s.insertFrom(t, s.client(t), 1, nil).Job.ID
 		s.f.completed(t, 1)
 		job := s.f.job(t, id)
-		if n := len(s.j.await(t, 2)); n != 2 || job.Attempt != 2 || len(job.Errors) != 1 || !strings.Contains(job.Errors[0].Error, undo.Error()) {
+		if n := len(s.j.await(t, 2)); n != 2 || job.Attempt != 2 || len(job.Errors) != 1 ||
+			!strings.Contains(job.Errors[0].Error, undo.Error()) {
 			t.Errorf("%d starts; attempt %d, errors %+v", n, job.Attempt, job.Errors)
 		}
 		s.charged(t, 130) // the first attempt is not settled

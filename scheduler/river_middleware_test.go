@@ -35,7 +35,8 @@ func TestAWorkersMiddlewareBeginsWhenItsJobIsDue(t *testing.T) {
 		var mu sync.Mutex
 		began := map[int64][]time.Time{}
 		s.j.wrap = func(w river.Worker[sendArgs]) river.Worker[sendArgs] {
-			return &wrapped{w, func(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+			return &wrapped{w, func(ctx context.Context, job *rivertype.JobRow,
+				doInner func(context.Context) error) error {
 				var now time.Time
 				if err := s.f.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 					return err
@@ -78,13 +79,17 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 				case s.plain:
 					return river.JobSnooze(time.Millisecond)
 				default:
-					return &scheduler.PauseError{For: time.Millisecond, Requests: []ratelimit.Request{budget.For(fmt.Sprint(job.ID))}}
+					return &scheduler.PauseError{For: time.Millisecond,
+						Requests: []ratelimit.Request{budget.For(fmt.Sprint(job.ID))}}
 				}
 			})
 			if !s.plain { // its take needs a connection as well
-				w = scheduler.Limit(w, func(*river.Job[sendArgs]) []ratelimit.Request { return []ratelimit.Request{budget.For("limited")} })
+				w = scheduler.Limit(w, func(*river.Job[sendArgs]) []ratelimit.Request {
+					return []ratelimit.Request{budget.For("limited")}
+				})
 			}
-			return &wrapped{w, func(ctx context.Context, _ *rivertype.JobRow, doInner func(context.Context) error) error {
+			return &wrapped{w, func(ctx context.Context, _ *rivertype.JobRow,
+				doInner func(context.Context) error) error {
 				return pgx.BeginFunc(ctx, s.f.pool, func(pgx.Tx) error {
 					began.Add(1)
 					for deadline := time.Now().Add(5 * time.Second); began.Load() < 4 && time.Now().Before(deadline); {
@@ -103,7 +108,8 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 		if n := worked.Load(); n != 34 {
 			t.Errorf("30 jobs, four of which were snoozed, were worked %d times", n)
 		}
-		if snoozed, failed := s.f.count(t, `metadata ? 'snoozes'`), s.f.count(t, `errors IS NOT NULL`); snoozed != 4 || failed != 0 {
+		if snoozed, failed := s.f.count(t, `metadata ? 'snoozes'`), s.f.count(t,
+			`errors IS NOT NULL`); snoozed != 4 || failed != 0 {
 			t.Errorf("%d jobs were snoozed, and %d failed", snoozed, failed)
 		}
 	})
@@ -114,7 +120,8 @@ func TestAWorkersMiddlewareSeesASnooze(t *testing.T) {
 	beside(t, func(t *testing.T, s *setting) {
 		seen := make(chan error, 1)
 		s.j.wrap = func(w river.Worker[sendArgs]) river.Worker[sendArgs] {
-			return &wrapped{w, func(ctx context.Context, _ *rivertype.JobRow, doInner func(context.Context) error) error {
+			return &wrapped{w, func(ctx context.Context, _ *rivertype.JobRow,
+				doInner func(context.Context) error) error {
 				err := doInner(ctx)
 				select {
 				case seen <- err:
@@ -132,7 +139,8 @@ func TestAWorkersMiddlewareSeesASnooze(t *testing.T) {
 		}
 		s.client(t)
 		var snooze *rivertype.JobSnoozeError
-		if err := within(t, "the job is fetched", seen); !errors.As(err, &snooze) || snooze.Duration > time.Hour || snooze.Duration < 30*time.Minute {
+		if err := within(t, "the job is fetched", seen); !errors.As(err, &snooze) ||
+			snooze.Duration > time.Hour || snooze.Duration < 30*time.Minute {
 			t.Errorf("the middleware has seen %v", err)
 		}
 		eventually(t, "the job is put off", func() bool { return s.f.job(t, id).State == rivertype.JobStateScheduled })

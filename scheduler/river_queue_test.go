@@ -99,7 +99,8 @@ func TestAStoppedClientStartsNothing(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	stops := map[string]func(client *river.Client[pgx.Tx]) error{
-		"Stop":          func(client *river.Client[pgx.Tx]) error { return client.Stop(over) }, // it returns at once, and goes on
+		// it returns at once, and goes on
+		"Stop":          func(client *river.Client[pgx.Tx]) error { return client.Stop(over) },
 		"SoftStop":      func(client *river.Client[pgx.Tx]) error { return client.Stop(over) },
 		"StopAndCancel": func(client *river.Client[pgx.Tx]) error { return client.StopAndCancel(over) },
 	}
@@ -157,7 +158,8 @@ func TestAStoppedClientStartsNothing(t *testing.T) {
 func (f *fixture) waiting(t testing.TB) map[int64]string {
 	t.Helper()
 	rows := map[int64]string{}
-	found, err := f.pool.Query(t.Context(), `SELECT id, j::text FROM river_job j WHERE scheduled_at > now() + interval '5 s'`)
+	found, err := f.pool.Query(t.Context(),
+		`SELECT id, j::text FROM river_job j WHERE scheduled_at > now() + interval '5 s'`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,8 @@ func TestRiverHasASchemaOfItsOwn(t *testing.T) {
 			of := &fixture{pool: pgtest.Bare(t)} // sees River's tables
 			schema := of.pool.Config().ConnConfig.RuntimeParams["search_path"]
 			f := &fixture{pool: pgtest.Pool(t)}
-			migrator, err := rivermigrate.New(riverpgxv5.New(f.pool), &rivermigrate.Config{Logger: quiet(), Schema: schema})
+			migrator, err := rivermigrate.New(riverpgxv5.New(f.pool),
+				&rivermigrate.Config{Logger: quiet(), Schema: schema})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +146,8 @@ func TestRiverHasASchemaOfItsOwn(t *testing.T) {
 // reserved it: no client runs.
 func notified(t *testing.T, s *setting, schema string) {
 	t.Helper()
-	client, err := river.NewClient(riverpgxv5.New(s.f.pool), s.sched.Configure(s.f.pool, &river.Config{Logger: quiet(), Schema: schema}))
+	client, err := river.NewClient(riverpgxv5.New(s.f.pool),
+		s.sched.Configure(s.f.pool, &river.Config{Logger: quiet(), Schema: schema}))
 	if err != nil {
 		t.Fatal(err)
 	}

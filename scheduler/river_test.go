@@ -70,12 +70,16 @@ func (s *setting) key() ratelimit.Request { return wait.For(fmt.Sprint("key ", s
 
 // insert inserts a job that is due at an instant. If it is reserved, its tokens come shortly
 // before: as they would be there at once if it paid anew, no job is put off that is late.
-func (s *setting) insert(t testing.TB, client *river.Client[pgx.Tx], n int, at time.Time, opts *river.InsertOpts) *rivertype.JobInsertResult {
+func (s *setting) insert(
+	t testing.TB, client *river.Client[pgx.Tx], n int, at time.Time, opts *river.InsertOpts,
+) *rivertype.JobInsertResult {
 	t.Helper()
 	return s.insertOn(t, client, n, at, opts, s.key())
 }
 
-func (s *setting) insertOn(t testing.TB, client *river.Client[pgx.Tx], n int, at time.Time, opts *river.InsertOpts, key ratelimit.Request) (job *rivertype.JobInsertResult) {
+func (s *setting) insertOn(
+	t testing.TB, client *river.Client[pgx.Tx], n int, at time.Time, opts *river.InsertOpts, key ratelimit.Request,
+) (job *rivertype.JobInsertResult) {
 	t.Helper()
 	var o river.InsertOpts
 	if opts != nil {
@@ -94,7 +98,8 @@ func (s *setting) insertOn(t testing.TB, client *river.Client[pgx.Tx], n int, at
 		if _, err := s.f.limiter.RateLimit(ctx, tx, key.Count(1000)); err != nil {
 			return err
 		}
-		in, err := s.sched.Jobs(client).InsertTx(ctx, tx, sendArgs{n}, &o, key.Count(max(1, 1000*ahead.Seconds())).OrReserve())
+		in, err := s.sched.Jobs(client).InsertTx(ctx, tx, sendArgs{n}, &o,
+			key.Count(max(1, 1000*ahead.Seconds())).OrReserve())
 		if err == nil {
 			job, err = in.Job, in.Err()
 		}
@@ -104,7 +109,9 @@ func (s *setting) insertOn(t testing.TB, client *river.Client[pgx.Tx], n int, at
 }
 
 // insertDue inserts jobs that are due at one instant.
-func (s *setting) insertDue(t testing.TB, client *river.Client[pgx.Tx], jobs int, in time.Duration, opts *river.InsertOpts) map[int64]time.Time {
+func (s *setting) insertDue(
+	t testing.TB, client *river.Client[pgx.Tx], jobs int, in time.Duration, opts *river.InsertOpts,
+) map[int64]time.Time {
 	t.Helper()
 	at := s.f.now(t).Add(in)
 	due := map[int64]time.Time{}
@@ -118,7 +125,8 @@ func (s *setting) insertDue(t testing.TB, client *river.Client[pgx.Tx], jobs int
 // count is the answer to SELECT count(*) FROM river_job WHERE ...
 func (f *fixture) count(t testing.TB, where string, args ...any) (n int) {
 	t.Helper()
-	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE `+where, args...).Scan(&n); err != nil {
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job WHERE `+where, args...).
+		Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -127,7 +135,9 @@ func (f *fixture) count(t testing.TB, where string, args ...any) (n int) {
 // completed waits until so many jobs are completed, and no others are left.
 func (f *fixture) completed(t testing.TB, n int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d jobs are completed", n), func() bool { return f.count(t, `state = 'completed'`) == n })
+	eventually(t, fmt.Sprintf("%d jobs are completed", n), func() bool {
+		return f.count(t, `state = 'completed'`) == n
+	})
 	if left := f.count(t, `state <> 'completed'`); left != 0 {
 		t.Errorf("%d other jobs are left", left)
 	}
@@ -220,20 +230,24 @@ func TestReservedJobsStartInRiversOrder(t *testing.T) {
 		at := s.f.now(t).Add(500 * time.Millisecond)
 		priorities := map[int64]int{}
 		for n := range 12 {
-			job := s.insert(t, client, n, at.Add(time.Duration(n*5%3)*time.Millisecond), &river.InsertOpts{Priority: 1 + n*7%4}).Job
+			job := s.insert(t, client, n, at.Add(time.Duration(n*5%3)*time.Millisecond),
+				&river.InsertOpts{Priority: 1 + n*7%4}).Job
 			priorities[job.ID] = job.Priority
 		}
 		eventually(t, "they are due", func() bool { return s.f.count(t, fetchable) == 12 })
 		before := 0
 		for n := range 12 {
 			var next int64
-			if err := s.f.pool.QueryRow(t.Context(), `SELECT id FROM river_job WHERE `+fetchable+` ORDER BY priority, scheduled_at, id`).Scan(&next); err != nil {
+			if err := s.f.pool.QueryRow(t.Context(),
+				`SELECT id FROM river_job WHERE `+fetchable+` ORDER BY priority, scheduled_at, id`).
+				Scan(&next); err != nil {
 				t.Fatal(err)
 			}
 			letGo()
 			got := s.j.await(t, n+2)[n+1]
 			if got.id != next || priorities[got.id] < before {
-				t.Errorf("start %d is of job %d, of priority %d after %d; want job %d", n, got.id, priorities[got.id], before, next)
+				t.Errorf("start %d is of job %d, of priority %d after %d; want job %d", n, got.id,
+					priorities[got.id], before, next)
 			}
 			before = priorities[got.id]
 		}
@@ -249,7 +263,8 @@ func TestALeaderChangesWhileJobsWait(t *testing.T) {
 		s.client(t)
 		term := func() (who string, since time.Time) {
 			eventually(t, "there is a leader", func() bool {
-				return s.f.pool.QueryRow(t.Context(), `SELECT leader_id, elected_at FROM river_leader`).Scan(&who, &since) == nil
+				return s.f.pool.QueryRow(t.Context(),
+					`SELECT leader_id, elected_at FROM river_leader`).Scan(&who, &since) == nil
 			})
 			return who, since
 		}
@@ -286,7 +301,8 @@ func TestAQueueIsAddedWhileAClientRuns(t *testing.T) {
 		insert := func(from int) {
 			now := s.f.now(t)
 			for n := range 10 {
-				job := s.insert(t, client, from+n, now.Add(time.Duration(n)*100*time.Millisecond), &river.InsertOpts{Queue: "added"}).Job
+				job := s.insert(t, client, from+n, now.Add(time.Duration(n)*100*time.Millisecond),
+					&river.InsertOpts{Queue: "added"}).Job
 				due[job.ID] = job.ScheduledAt
 			}
 		}

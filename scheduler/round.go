@@ -161,7 +161,9 @@ func (p *plugin) lookAfter(ctx context.Context) error {
 }
 
 // walk returns the jobs with tickets among the next n that wait, and the last of the n.
-func (p *plugin) walk(ctx context.Context, from *waiter, n int) (_ []*waiter, last *waiter, err error) {
+func (p *plugin) walk(
+	ctx context.Context, from *waiter, n int,
+) (_ []*waiter, last *waiter, err error) {
 	all, err := p.waiters(ctx, p.pool, waitingSQL, from.At, from.ID, n)
 	if len(all) == n {
 		last = all[n-1]

@@ -115,8 +115,8 @@ type Inserted struct {
 //
 //   - If the tokens exist, the job is inserted as opts say.
 //   - If a request with OrReserve is granted ahead of time, the job is scheduled for
-//     [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of opts if that is later. Both are
-//     compared with the database's clock.
+//     [ratelimit.Result.RunAt] plus jitter, or for the ScheduledAt of opts if that is later. Both
+//     are compared with the database's clock.
 //   - If it is denied, nothing is taken and no job is inserted. That is not an error: see
 //     [ratelimit.Result.Err].
 //   - If opts make the job unique and it exists already, nothing is taken.
@@ -179,10 +179,12 @@ type target struct {
 // in is a target in a transaction of pgx.
 func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
 	return target{s.limiter.In(tx),
-		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult,
+			error) {
 			jobs, err := client.InsertManyTx(ctx, tx, params)
 			if err == nil && len(jobs) != len(params) {
-				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
+				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs),
+					len(params))
 			}
 			return jobs, err
 		},
@@ -225,7 +227,8 @@ func (s *Scheduler) insert(
 	for i, job := range jobs {
 		inserted[i] = &Inserted{Result: each[i], Job: job}
 		if job.UniqueSkippedAsDuplicate { // nothing is left to give back
-			unused, inserted[i].Result = append(unused, each[i]), ratelimit.Result{OK: true, At: each[i].At}
+			unused, inserted[i].Result = append(unused, each[i]),
+				ratelimit.Result{OK: true, At: each[i].At}
 		}
 		in.inserted(job.Job)
 	}

@@ -51,7 +51,8 @@ func TestAGrantedJobIsWorkedOnceTheTransactionCommits(t *testing.T) {
 	f.want(t, limit.For("k"), 6, 1)
 }
 
-// The job's time comes from the same decision as its reservation, by the database's clock, and the jitter only adds to it.
+// The job's time comes from the same decision as its reservation, by the database's clock, and the
+// jitter only adds to it.
 func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -129,7 +130,8 @@ func TestTheDefaultJitterSpreadsWhatWouldStartTogether(t *testing.T) {
 	}
 }
 
-// Of several limits the one whose tokens come last sets the time; a limit with tokens to spare does not.
+// Of several limits the one whose tokens come last sets the time; a limit with tokens to spare does
+// not.
 func TestSeveralReservationsStartAtTheLatestOfTheirTimes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
@@ -138,7 +140,9 @@ func TestSeveralReservationsStartAtTheLatestOfTheirTimes(t *testing.T) {
 	f.insert(t, sendArgs{0}, nil, requests.For("k"), tokens.For("k").Count(100))
 	in := f.insert(t, sendArgs{1}, nil, tokens.For("k").Count(50).OrReserve(), requests.For("k").OrReserve())
 	if in.Limit != "requests" || !in.RunAt.Equal(in.Outcomes[1].RunAt) || !in.Outcomes[0].RunAt.Before(in.RunAt) {
-		t.Errorf("got %+v, want it to start with its request, an hour from now, not with its tokens, half an hour from now", in.Result)
+		t.Errorf("got %+v, want it to start with its request, an hour from now, not with its "+
+			"tokens, half an hour from now",
+			in.Result)
 	}
 	in = f.insert(t, sendArgs{2}, nil, tokens.For("k").Count(100).OrReserve(), requests.For("other").OrReserve())
 	if in.Limit != "tokens" || in.Outcomes[1].RunAt != (time.Time{}) {
@@ -149,7 +153,8 @@ func TestSeveralReservationsStartAtTheLatestOfTheirTimes(t *testing.T) {
 func TestADeniedJobIsNotInsertedAndTakesNothing(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	limit := ratelimit.MustDefine("denied", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(0)})
+	limit := ratelimit.MustDefine("denied",
+		ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(0)})
 	other := ratelimit.MustDefine("other", ratelimit.TokenBucket{Rate: 10, Period: never})
 	f.insert(t, sendArgs{0}, nil, limit.For("k").Count(8))
 	in := f.insert(t, sendArgs{1}, nil, limit.For("k").Count(8).OrReserve(), other.For("k").OrReserve())
@@ -166,7 +171,8 @@ func TestARolledBackJobIsNeitherInsertedNorPaidFor(t *testing.T) {
 	limit := ratelimit.MustDefine("rolledback", ratelimit.TokenBucket{Rate: 10, Period: never})
 	oops := errors.New("oops")
 	err := f.limiter.InTx(t.Context(), f.pool, func(ctx context.Context, tx pgx.Tx) error {
-		if in, err := f.jobs.InsertTx(ctx, tx, sendArgs{1}, nil, limit.For("k").Count(15).OrReserve(), limit.For("m")); err != nil || !in.OK {
+		if in, err := f.jobs.InsertTx(ctx, tx, sendArgs{1}, nil,
+			limit.For("k").Count(15).OrReserve(), limit.For("m")); err != nil || !in.OK {
 			t.Error(in, err)
 		}
 		return oops
@@ -183,7 +189,8 @@ func TestAReservationIsNoError(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("noerror", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	for range 3 {
-		if in := f.insert(t, sendArgs{}, nil, limit.Global().OrReserve()); in.Err() != nil || !in.OK || !in.RetryAt.IsZero() {
+		if in := f.insert(t, sendArgs{}, nil, limit.Global().OrReserve()); in.Err() != nil ||
+			!in.OK || !in.RetryAt.IsZero() {
 			t.Errorf("got %+v and %v", in.Result, in.Err())
 		}
 	}
@@ -194,7 +201,8 @@ func TestInsertOptsPassThrough(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("opts", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	wanted := time.Now().Add(500 * time.Hour).Truncate(time.Microsecond)
-	opts := &river.InsertOpts{MaxAttempts: 3, Priority: 4, Queue: "other", Tags: []string{"alpha"}, Metadata: []byte(`{"x": 1}`), ScheduledAt: wanted}
+	opts := &river.InsertOpts{MaxAttempts: 3, Priority: 4, Queue: "other", Tags: []string{"alpha"},
+		Metadata: []byte(`{"x": 1}`), ScheduledAt: wanted}
 	for i := range 2 { // granted now, and reserved
 		job := f.insert(t, sendArgs{i}, opts, limit.For("k").OrReserve()).Job.Job
 		if job.MaxAttempts != 3 || job.Priority != 4 || job.Queue != "other" || len(job.Tags) != 1 ||
@@ -202,7 +210,8 @@ func TestInsertOptsPassThrough(t *testing.T) {
 			t.Errorf("job %d was inserted as %+v", i, job)
 		}
 		if !job.ScheduledAt.Equal(wanted) {
-			t.Errorf("job %d is due at %v, want %v: the later of what was asked for and what was reserved", i, job.ScheduledAt, wanted)
+			t.Errorf("job %d is due at %v, want %v: the later of what was asked for and what was reserved",
+				i, job.ScheduledAt, wanted)
 		}
 	}
 	if opts.Queue != "other" || !opts.ScheduledAt.Equal(wanted) {
@@ -248,7 +257,9 @@ func TestADuplicateOfAUniqueJobTakesNothing(t *testing.T) {
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("unique", ratelimit.TokenBucket{Rate: 10, Period: never})
 	for i := range 3 {
-		in := f.insert(t, sendArgs{1}, &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}, limit.For("k").Count(4).OrReserve())
+		in := f.insert(t, sendArgs{1}, &river.InsertOpts{
+			UniqueOpts: river.UniqueOpts{ByArgs: true},
+		}, limit.For("k").Count(4).OrReserve())
 		if in.Job.UniqueSkippedAsDuplicate != (i > 0) {
 			t.Errorf("insert %d: %+v", i, in.Job)
 		}
@@ -256,7 +267,8 @@ func TestADuplicateOfAUniqueJobTakesNothing(t *testing.T) {
 	f.want(t, limit.For("k"), 6, 1)
 }
 
-// Each attempt at a transaction reserves and draws its jitter anew, and only the one that commits leaves a job.
+// Each attempt at a transaction reserves and draws its jitter anew, and only the one that commits
+// leaves a job.
 func TestATransactionThatRunsAgainLeavesOneJob(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
@@ -285,16 +297,18 @@ func TestATransactionThatRunsAgainLeavesOneJob(t *testing.T) {
 	f.want(t, limit.For("k"), -1, 1)
 }
 
-// A row whose time lies ahead, as the clock was set back, puts off nothing for which it has tokens: of several limits the job
-// waits for that which has none.
+// A row whose time lies ahead, as the clock was set back, puts off nothing for which it has tokens:
+// of several limits the job waits for that which has none.
 func TestWhatWasThereAtOnceIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it sets a column as Citus does not")
 	f, sched, j := exact(t)
 	ahead := ratelimit.MustDefine("ahead", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}).For("k")
-	short := ratelimit.MustDefine("short", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	short := ratelimit.MustDefine("short", ratelimit.TokenBucket{Rate: 10, Period: time.Second,
+		Capacity: ratelimit.Tokens(0)}).For("k")
 	f.insert(t, laterArgs{}, nil, ahead)
-	if _, err := f.pool.Exec(t.Context(), `UPDATE weir_balance SET ts = ts + interval '1 hour' WHERE name = 'ahead'`); err != nil {
+	if _, err := f.pool.Exec(t.Context(),
+		`UPDATE weir_balance SET ts = ts + interval '1 hour' WHERE name = 'ahead'`); err != nil {
 		t.Fatal(err)
 	}
 	in := f.insertBy(t, sched.Jobs(j.client(t, sched)), sendArgs{}, ahead.OrReserve(), short.Count(30).OrReserve())

@@ -18,10 +18,12 @@ import (
 )
 
 // budget is a limit into which nothing flows.
-var budget = ratelimit.MustDefine("budget", ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(1000)})
+var budget = ratelimit.MustDefine("budget",
+	ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(1000)})
 
 // settles makes workers settle what they used, in the transaction that completes their job.
-func (j *journal) settles(used func(n int) ratelimit.Request) func(ctx context.Context, job *river.Job[sendArgs]) error {
+func (j *journal) settles(used func(n int) ratelimit.Request) func(ctx context.Context,
+	job *river.Job[sendArgs]) error {
 	return func(ctx context.Context, job *river.Job[sendArgs]) error {
 		r, ok := scheduler.ReservationOf(job.JobRow)
 		if !ok {
@@ -66,13 +68,14 @@ func TestAWorkerSettlesWhatItsJobHasUsed(t *testing.T) {
 	eventually(t, "all are settled", func() bool { return math.Abs(f.left(t, budget.For("k"))-700) < 1e-3 })
 }
 
-// Each job reserves ten tokens and uses four. Those who wait start earlier by what is given back, and never so that more is
-// under way and used than the limit lets flow in.
+// Each job reserves ten tokens and uses four. Those who wait start earlier by what is given back,
+// and never so that more is under way and used than the limit lets flow in.
 func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	const n, reserved, used, rate, capacity = 60, 10.0, 4.0, 40.0, 20.0
-	limit := ratelimit.MustDefine("forward", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(capacity)})
+	limit := ratelimit.MustDefine("forward", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
+		Capacity: ratelimit.Tokens(capacity)})
 	settle := j.settles(func(int) ratelimit.Request { return limit.For("k").Count(used) })
 	var mu sync.Mutex
 	ended := map[int]time.Time{} // at the latest
@@ -121,7 +124,8 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 					now -= reserved - used
 				}
 			}
-			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+2*reserved+rate*late.Seconds()+1e-6 { // what moved up late may meet what is next
+			// what moved up late may meet what is next
+			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+2*reserved+rate*late.Seconds()+1e-6 {
 				t.Errorf("%v tokens within %v", now, to.due.Sub(from.due))
 			}
 		}

@@ -10,12 +10,13 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// The jobs of a limit with shards wait in one line, at the pace of the whole limit: a pause puts all of them off, and what one
-// of them did not use brings forward those behind it.
+// The jobs of a limit with shards wait in one line, at the pace of the whole limit: a pause puts
+// all of them off, and what one of them did not use brings forward those behind it.
 func TestJobsOfALimitWithShardsWaitInOneLine(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("sharedLine", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("sharedLine", ratelimit.TokenBucket{Rate: 10, Period: time.Second,
+		Capacity: ratelimit.Tokens(8)}, ratelimit.Shards(4))
 	j.work = j.settles(func(n int) ratelimit.Request {
 		if n == 1 {
 			return limit.For("k").Count(0) // it has not used its 8
@@ -65,7 +66,8 @@ func TestJobsOfALimitWithShardsWaitInOneLine(t *testing.T) {
 func TestAJobOfALimitWithShardsIsCancelled(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("sharedAndLeft", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(4)}, ratelimit.Shards(3))
+	limit := ratelimit.MustDefine("sharedAndLeft", ratelimit.TokenBucket{Rate: 1,
+		Period: time.Second, Capacity: ratelimit.Tokens(4)}, ratelimit.Shards(3))
 	jobs := sched.Jobs(f.client)
 	f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(4))
 	second := f.insertBy(t, jobs, sendArgs{1}, limit.For("k").Count(4).OrReserve())

@@ -15,20 +15,23 @@ import (
 	"github.com/weir-go/weir/schema"
 )
 
-// A program whose clock is half a minute ahead of the database's, or behind it, starts its jobs as any other: what a pause or
-// a limit puts back, too, though River's own snoozes go by the program's clock.
+// A program whose clock is half a minute ahead of the database's, or behind it, starts its jobs as
+// any other: what a pause or a limit puts back, too, though River's own snoozes go by the program's
+// clock.
 func TestClocksThatDisagreeChangeNothing(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "the test cannot set the clocks of its nodes")
 	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if len(libraries) == 0 {
-		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n", t.Name())
+		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n",
+			t.Name())
 		t.Skip("skipped: libfaketime is not installed (Debian: apt-get install faketime)")
 	}
 	for _, skew := range []string{"+30s", "-30s"} {
 		t.Run(skew, func(t *testing.T) {
 			t.Parallel()
-			_, pool := pgtest.Own(t, pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME="+skew, "FAKETIME_DONT_FAKE_MONOTONIC=1"))
+			_, pool := pgtest.Own(t, pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME="+skew,
+				"FAKETIME_DONT_FAKE_MONOTONIC=1"))
 			if err := schema.Migrate(t.Context(), pool); err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +41,8 @@ func TestClocksThatDisagreeChangeNothing(t *testing.T) {
 			}
 
 			sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-			limit := ratelimit.MustDefine("skew", ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+			limit := ratelimit.MustDefine("skew",
+				ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 			j := newJournal(f)
 			j.limited(func(n int) []ratelimit.Request {
 				if n < 100 {

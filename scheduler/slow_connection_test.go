@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// A pool whose connections take longer to open than a look waits for one is waited for: it costs no attempt, and no connection
-// of its own.
+// A pool whose connections take longer to open than a look waits for one is waited for: it costs no
+// attempt, and no connection of its own.
 func TestASlowConnectionCostsNoAttempt(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})

@@ -53,7 +53,8 @@ func (j *SQLJobs) InsertTx(
 func (j *SQLJobs) in(tx *sql.Tx) target {
 	verbs := j.scheduler.limiter.InSQL(tx)
 	return target{verbs,
-		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult,
+			error) {
 			job, err := j.client.InsertTx(ctx, tx, params[0].Args, params[0].InsertOpts)
 			return []*rivertype.JobInsertResult{job}, err
 		},
@@ -65,8 +66,8 @@ func (j *SQLJobs) in(tx *sql.Tx) target {
 		}}
 }
 
-// ReserveTx is [Jobs.ReserveTx] in a transaction of database/sql: each of the requests may be granted
-// for later, and a denial is an error.
+// ReserveTx is [Jobs.ReserveTx] in a transaction of database/sql: each of the requests may be
+// granted for later, and a denial is an error.
 func (j *SQLJobs) ReserveTx(
 	ctx context.Context, tx *sql.Tx, args river.JobArgs, opts *river.InsertOpts,
 	requests ...ratelimit.Request,

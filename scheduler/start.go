@@ -94,8 +94,8 @@ func (v *visit) begin(ctx context.Context) error {
 	return v.started(ctx)
 }
 
-// backInLine puts a job back that was started before its turn. It has its place still, unless it was
-// cancelled and then retried by hand.
+// backInLine puts a job back that was started before its turn. It has its place still, unless it
+// was cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
 	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
 		return sendRows(ctx, v.plugin.store, c, enterSQL, []*turnRow{v.ticket.Seat.turn(v.job)})

@@ -56,16 +56,17 @@ type ticket struct {
 	Due     int64                 `json:"due,omitempty"`     // when written; 0 if it need not wait
 	At      int64                 `json:"at,omitempty"`      // when it was given its place in line
 	Attempt int                   `json:"attempt,omitempty"` // attempts made: it is for the next
-	By      int                   `json:"by,omitempty"`      // what it waits for: an index into rows
-	Jitter  int64                 `json:"jitter,omitempty"`  // how long after its tokens it starts
-	From    int64                 `json:"from,omitempty"`    // not before, as the caller wanted
-	On      []row                 `json:"on,omitempty"`      // the limits of a pause that it has met
-	Paid    bool                  `json:"paid,omitempty"`    // for a worker made by Limit
-	Pays    Pays                  `json:"pays,omitempty"`
-	Used    bool                  `json:"used,omitempty"` // an attempt has begun with what was taken
-	Late    bool                  `json:"late,omitempty"` // it has paid anew, and does not once more
-	Gone    int64                 `json:"gone,omitempty"` // when what it took was given back
-	Seat    *seat                 `json:"seat,omitempty"` // in a line
+	// what it waits for: an index into rows
+	By     int   `json:"by,omitempty"`
+	Jitter int64 `json:"jitter,omitempty"` // how long after its tokens it starts
+	From   int64 `json:"from,omitempty"`   // not before, as the caller wanted
+	On     []row `json:"on,omitempty"`     // the limits of a pause that it has met
+	Paid   bool  `json:"paid,omitempty"`   // for a worker made by Limit
+	Pays   Pays  `json:"pays,omitempty"`
+	Used   bool  `json:"used,omitempty"` // an attempt has begun with what was taken
+	Late   bool  `json:"late,omitempty"` // it has paid anew, and does not once more
+	Gone   int64 `json:"gone,omitempty"` // when what it took was given back
+	Seat   *seat `json:"seat,omitempty"` // in a line
 }
 
 // row names a balance: a limit and a key.
@@ -101,8 +102,8 @@ func (t *ticket) rows() []row {
 	return append(rows, t.On...)
 }
 
-// lines are the rows by which it is reckoned when the job may start: those that it has taken from, and
-// the limits of its pause.
+// lines are the rows by which it is reckoned when the job may start: those that it has taken from,
+// and the limits of its pause.
 func (t *ticket) lines() []ratelimit.Take {
 	lines := t.Taken.Takes[:len(t.Taken.Takes):len(t.Taken.Takes)]
 	for _, r := range t.On {
@@ -158,9 +159,9 @@ func (t *ticket) of() (r row) {
 	return r
 }
 
-// reckon returns when the job may start, given how its lines stand by now, until when that for which
-// it waits is paused, and notes which of its rows that is. It has the ticket say what its takes are by
-// the rules that this process has defined, and reports whether they differ.
+// reckon returns when the job may start, given how its lines stand by now, until when that for
+// which it waits is paused, and notes which of its rows that is. It has the ticket say what its
+// takes are by the rules that this process has defined, and reports whether they differ.
 func (t *ticket) reckon(
 	lines []ratelimit.State, now time.Time, bunch bool,
 ) (due, paused time.Time, redefined bool) {

@@ -16,11 +16,14 @@ func TestATicketReadsBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := ticket{
-			Version: ticketVersion, Due: rapid.Int64Range(0, 1e17).Draw(t, "due"), At: rapid.Int64Range(0, 1e17).Draw(t, "at"),
-			Attempt: rapid.IntRange(-1, 25).Draw(t, "attempt"), Gone: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "gone"),
-			Late: rapid.Bool().Draw(t, "late"),
-			By:   rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
-			From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"), Paid: rapid.Bool().Draw(t, "paid"), Used: rapid.Bool().Draw(t, "used"),
+			Version: ticketVersion, Due: rapid.Int64Range(0, 1e17).Draw(t, "due"),
+			At:      rapid.Int64Range(0, 1e17).Draw(t, "at"),
+			Attempt: rapid.IntRange(-1, 25).Draw(t, "attempt"),
+			Gone:    rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "gone"),
+			Late:    rapid.Bool().Draw(t, "late"),
+			By:      rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
+			From: rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "from"),
+			Paid: rapid.Bool().Draw(t, "paid"), Used: rapid.Bool().Draw(t, "used"),
 			Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
 		}
 		for range rapid.IntRange(0, 2).Draw(t, "pauses") {
@@ -30,8 +33,10 @@ func TestATicketReadsBack(t *testing.T) {
 			want.Taken = ratelimit.Reservation{ID: [16]byte{6: 0x70, 15: 1}}
 			for range n {
 				var k ratelimit.Take
-				b, err := json.Marshal([]any{"limit" + rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "limit"), rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "key"),
-					rapid.Float64Range(0, 1e9).Draw(t, "count"), 0, 1.7e15, rapid.Float64Range(-1e9, 1e9).Draw(t, "owed"), 0, 0, 1, 1, 1})
+				b, err := json.Marshal([]any{"limit" + rapid.StringMatching(`[^\x00]{0,9}`).Draw(t,
+					"limit"), rapid.StringMatching(`[^\x00]{0,9}`).Draw(t, "key"),
+					rapid.Float64Range(0, 1e9).Draw(t, "count"), 0, 1.7e15,
+					rapid.Float64Range(-1e9, 1e9).Draw(t, "owed"), 0, 0, 1, 1, 1})
 				if err == nil {
 					err = json.Unmarshal(b, &k)
 				}
@@ -49,7 +54,8 @@ func TestATicketReadsBack(t *testing.T) {
 			Own  []any
 			Weir ticket
 		}
-		if err := json.Unmarshal(metadata, &got); err != nil || len(got.Own) != 2 || !reflect.DeepEqual(got.Weir, want) {
+		if err := json.Unmarshal(metadata, &got); err != nil || len(got.Own) != 2 ||
+			!reflect.DeepEqual(got.Weir, want) {
 			t.Fatalf("%s (%v)\nreads back as %+v\nwant %+v", metadata, err, got.Weir, want)
 		}
 		alone, err := want.into(nil)
@@ -80,8 +86,10 @@ func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
 func TestOddTicketsAreRead(t *testing.T) {
 	t.Parallel()
 	for _, odd := range []string{
-		`null`, `[]`, `{}`, `{"due":1e300}`, `{"more":"{\"v\":1,\"due\":1,\"by\":-1,\"on\":[[\"a\",\"b\",0]]}"}`, `{"more":"{\"v\":1,\"due\":1,\"by\":9}"}`,
-		`{"more":"{\"v\":1,\"due\":1,\"on\":[null,[]]}"}`, `{"more":"{\"v\":1,\"due\":1,\"r\":null}"}`, `{"more":"{\"v\":1,\"due\":1,\"r\":{\"takes\":[[]]}}"}`,
+		`null`, `[]`, `{}`, `{"due":1e300}`, `{"more":"{\"v\":1,\"due\":1,\"by\":-1,\"on\":[[\"a\",\"b\",0]]}"}`,
+		`{"more":"{\"v\":1,\"due\":1,\"by\":9}"}`,
+		`{"more":"{\"v\":1,\"due\":1,\"on\":[null,[]]}"}`, `{"more":"{\"v\":1,\"due\":1,\"r\":null}"}`,
+		`{"more":"{\"v\":1,\"due\":1,\"r\":{\"takes\":[[]]}}"}`,
 	} {
 		for _, state := range rivertype.JobStates() {
 			job := &rivertype.JobRow{State: state, Metadata: []byte(`{"weir":` + odd + `}`)}

@@ -82,7 +82,8 @@ func (c *crowd) queue(tenant, n int, cost func() float64) {
 	for range n {
 		number := len(c.costs)
 		c.costs, c.tenants, c.queued = append(c.costs, cost()), append(c.tenants, tenant), append(c.queued, now)
-		params = append(params, scheduler.QueueManyParams{Args: sendArgs{number}, Tenant: scheduler.Tenant{Key: fmt.Sprint(tenant)},
+		params = append(params, scheduler.QueueManyParams{Args: sendArgs{number},
+			Tenant:   scheduler.Tenant{Key: fmt.Sprint(tenant)},
 			Requests: []ratelimit.Request{c.limit.Global().Count(c.costs[number])}})
 	}
 	for part := range slices.Chunk(params, 1000) {
@@ -116,15 +117,19 @@ func (c *crowd) starts(from, to time.Time) (some []start) {
 	return some
 }
 
-// BenchmarkLateTenant is how long a tenant waits that comes late and wants little, behind 20,000 waiting jobs of three greedy ones,
-// with workers that are free and with workers at half of the limit's rate; and beside that behind as many plain reservations.
+// BenchmarkLateTenant is how long a tenant waits that comes late and wants little, behind 20,000
+// waiting jobs of three greedy ones, with workers that are free and with workers at half of the
+// limit's rate; and beside that behind as many plain reservations.
 func BenchmarkLateTenant(b *testing.B) {
 	const rate, cost, greedy, most = 1000, 10, 3, 20_000
 	for name, workers := range map[string]int{"free": 50, "half": 5} {
 		b.Run(name, func(b *testing.B) {
 			c := theCrowd(b, rate)
 			if name == "half" {
-				c.j.work = func(context.Context, *river.Job[sendArgs]) error { time.Sleep(100 * time.Millisecond); return nil }
+				c.j.work = func(context.Context, *river.Job[sendArgs]) error {
+					time.Sleep(100 * time.Millisecond)
+					return nil
+				}
 			}
 			for t := range greedy {
 				c.queue(t, most/greedy, func() float64 { return cost })
@@ -166,7 +171,8 @@ func BenchmarkLateTenant(b *testing.B) {
 		c := theCrowd(b, rate)
 		var params []scheduler.InsertManyParams
 		for i := range most {
-			params = append(params, scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{c.limit.Global().Count(cost).OrReserve()}})
+			params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
+				Requests: []ratelimit.Request{c.limit.Global().Count(cost).OrReserve()}})
 		}
 		for part := range slices.Chunk(params, 1000) {
 			c.inRC(b, func(tx pgx.Tx) error { _, err := c.jobs.InsertManyTx(b.Context(), tx, part); return err })
@@ -179,8 +185,9 @@ func BenchmarkLateTenant(b *testing.B) {
 	})
 }
 
-// BenchmarkFewWorkers is what five workers do in 20 s of jobs of 100 ms that all could start, as a share of the 50 a second that they
-// could do: of a line with twice as many tokens, and beside that of plain jobs, with Configure and by River alone.
+// BenchmarkFewWorkers is what five workers do in 20 s of jobs of 100 ms that all could start, as a
+// share of the 50 a second that they could do: of a line with twice as many tokens, and beside that
+// of plain jobs, with Configure and by River alone.
 func BenchmarkFewWorkers(b *testing.B) {
 	const rate, workers, most, each = 100, 5, 2000, 100 * time.Millisecond
 	for _, way := range []string{"line", "configured", "river"} {
@@ -214,8 +221,9 @@ func BenchmarkFewWorkers(b *testing.B) {
 	}
 }
 
-// BenchmarkTenantsShares is how evenly 100 tenants with costs from 100 to 30,000 share a limit over a minute: Jain's index of what
-// they got, and how far the one that is furthest is from its share, in the largest count.
+// BenchmarkTenantsShares is how evenly 100 tenants with costs from 100 to 30,000 share a limit over
+// a minute: Jain's index of what they got, and how far the one that is furthest is from its share,
+// in the largest count.
 func BenchmarkTenantsShares(b *testing.B) {
 	const tenants, least, largest = 100, 100, 30_000
 	const rate = tenants * (least + largest) / 2 // a job a second for each tenant

@@ -104,7 +104,8 @@ func TestATenantIsNotChargedForAJobThatIsCancelled(t *testing.T) {
 		return err
 	})
 	var cost float64
-	if err := s.pool.QueryRow(t.Context(), `SELECT sum(cost) FROM weir_turn WHERE priority = 0`).Scan(&cost); err != nil || cost != -50 {
+	if err := s.pool.QueryRow(t.Context(), `SELECT sum(cost) FROM weir_turn WHERE priority = 0`).
+		Scan(&cost); err != nil || cost != -50 {
 		t.Errorf("its tenant is charged %v besides (%v), want -50", cost, err)
 	}
 	s.want(t, limit.Global(), 50, -1)
@@ -139,7 +140,8 @@ func TestATenantIsChargedForEachAttempt(t *testing.T) {
 	})
 }
 
-// A job that is started before its turn, by hand say, is put back, keeps its place and uses no attempt.
+// A job that is started before its turn, by hand say, is put back, keeps its place and uses no
+// attempt.
 func TestAJobThatIsStartedBeforeItsTurnKeepsItsPlace(t *testing.T) {
 	t.Parallel()
 	limit := store(t, 10)
@@ -155,9 +157,11 @@ func TestAJobThatIsStartedBeforeItsTurnKeepsItsPlace(t *testing.T) {
 	}
 	eventually(t, "the job is put back", func() bool {
 		job := f.job(t, id)
-		return job.State == rivertype.JobStateScheduled && job.ScheduledAt.Year() >= 2199 && woken(t, job) == 1 && job.Attempt == 0
+		return job.State == rivertype.JobStateScheduled && job.ScheduledAt.Year() >= 2199 &&
+			woken(t, job) == 1 && job.Attempt == 0
 	})
-	// One that has ended without its turn has left the line. It is retried by hand: it has to wait again.
+	// One that has ended without its turn has left the line. It is retried by hand: it has to wait
+	// again.
 	f.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = %d`, id))
 	eventually(t, "the discarded job leaves the line", func() bool { return f.inLine(t) == 1 })
 	if _, err := f.client.JobRetry(t.Context(), id); err != nil {

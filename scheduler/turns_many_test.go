@@ -25,7 +25,8 @@ func TestManyJobsOfATenantAreGrantedInOrder(t *testing.T) {
 	}
 	for i, g := range all {
 		if (g.priority == 1) != (i < 150) {
-			t.Fatalf("job %d of 250 that are granted has priority %d, want the 150 of priority 1 first", i+1, g.priority)
+			t.Fatalf("job %d of 250 that are granted has priority %d, want the 150 of priority 1 first",
+				i+1, g.priority)
 		}
 	}
 }

@@ -32,7 +32,8 @@ func steppedLines(t testing.TB, lines ...scheduler.Line) *stepped {
 // store is a limit that gains nothing during a test, with a bucket of n tokens.
 func store(t testing.TB, n float64, opts ...ratelimit.Option) ratelimit.Limit {
 	t.Helper()
-	return ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: &n, MaxReserved: ratelimit.Tokens(100)}, opts...)
+	return ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour,
+		Capacity: &n, MaxReserved: ratelimit.Tokens(100)}, opts...)
 }
 
 // granted is a job that has been granted.
@@ -99,16 +100,20 @@ func (s *stepped) step() []granted {
 
 func (s *stepped) end(id int64) {
 	s.t.Helper()
-	s.exec(s.t, fmt.Sprintf(`UPDATE river_job SET state = 'completed', finalized_at = now(), attempt = 1 WHERE id = %d`, id))
+	s.exec(s.t, fmt.Sprintf(`UPDATE river_job SET state = 'completed', finalized_at = now(), attempt = 1 WHERE id = %d`,
+		id))
 }
 
 // wait queues n jobs of a tenant.
-func (s *stepped) wait(tenant scheduler.Tenant, n int, opts *river.InsertOpts, requests ...ratelimit.Request) (ids []int64) {
+func (s *stepped) wait(
+	tenant scheduler.Tenant, n int, opts *river.InsertOpts, requests ...ratelimit.Request,
+) (ids []int64) {
 	s.t.Helper()
 	var params []scheduler.QueueManyParams
 	for range n {
 		s.number++
-		params = append(params, scheduler.QueueManyParams{Args: sendArgs{s.number}, InsertOpts: opts, Tenant: tenant, Requests: requests})
+		params = append(params, scheduler.QueueManyParams{Args: sendArgs{s.number},
+			InsertOpts: opts, Tenant: tenant, Requests: requests})
 	}
 	for _, job := range s.queue(s.t, params...) {
 		ids = append(ids, job.Job.ID)

@@ -18,7 +18,8 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// Tenants that wait get the same, by weight, whatever the size of their jobs and however many they have.
+// Tenants that wait get the same, by weight, whatever the size of their jobs and however many they
+// have.
 func TestTenantsThatWaitAreGrantedTheirShares(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 4} {
@@ -34,7 +35,8 @@ func sharesOf(t *testing.T, limit ratelimit.Limit) {
 	s.wait(scheduler.Tenant{Key: "many"}, 300, nil, limit.Global().Count(1))
 	s.wait(scheduler.Tenant{Key: "large"}, 30, nil, limit.Global().Count(7))
 	s.wait(scheduler.Tenant{Key: "heavy", Weight: 3}, 300, nil, limit.Global().Count(2))
-	largest, weights := map[string]float64{"many": 1, "large": 7, "heavy": 2}, map[string]float64{"many": 1, "large": 1, "heavy": 3}
+	largest, weights := map[string]float64{"many": 1, "large": 7, "heavy": 2},
+		map[string]float64{"many": 1, "large": 1, "heavy": 3}
 	got, total := had{}, 0.0
 	for total < 100 {
 		all := s.step()
@@ -56,7 +58,8 @@ func sharesOf(t *testing.T, limit ratelimit.Limit) {
 	s.want(t, limit.Global(), 300-total, -1)
 }
 
-// A grant takes from all shards alike, so that what it grants is not far ahead in the line of one of them.
+// A grant takes from all shards alike, so that what it grants is not far ahead in the line of one
+// of them.
 func TestALineTakesFromAllShards(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 100, Period: time.Second,
@@ -70,12 +73,14 @@ func TestALineTakesFromAllShards(t *testing.T) {
 	err := s.pool.QueryRow(t.Context(), `SELECT min(value) FROM weir_balance WHERE name = $1 AND value > '-infinity'`,
 		limit.Name()).Scan(&least)
 	if err != nil || least < 100-20 {
-		t.Errorf("a shard of 100 has %v left of 40 tokens that were taken (%v): more than half of them are from this one", least, err)
+		t.Errorf("a shard of 100 has %v left of 40 tokens that were taken (%v): more than half "+
+			"of them are from this one",
+			least, err)
 	}
 }
 
-// If others take tokens between a grant's look and its takes, the takes before the one that is denied are
-// given back, and fewer jobs are granted.
+// If others take tokens between a grant's look and its takes, the takes before the one that is
+// denied are given back, and fewer jobs are granted.
 func TestAGrantThatIsDeniedInPartTakesNothing(t *testing.T) {
 	t.Parallel()
 	const shards, full, cost = 4, 80, 3
@@ -111,11 +116,13 @@ func TestAGrantThatIsDeniedInPartTakesNothing(t *testing.T) {
 		takers.Wait()
 		gone := int(taken.Load()) + granted*cost
 		var left float64
-		if err := s.pool.QueryRow(t.Context(), `SELECT sum(value) FROM weir_balance WHERE capacity > 0`).Scan(&left); err != nil {
+		if err := s.pool.QueryRow(t.Context(),
+			`SELECT sum(value) FROM weir_balance WHERE capacity > 0`).Scan(&left); err != nil {
 			t.Fatal(err)
 		}
 		if math.Abs(full-float64(gone)-left) > 0.01 {
-			t.Fatalf("round %d: %d of %d tokens are gone, %d jobs granted, and %v are left", round, gone, full, granted, left)
+			t.Fatalf("round %d: %d of %d tokens are gone, %d jobs granted, and %v are left", round,
+				gone, full, granted, left)
 		}
 	}
 }
@@ -153,7 +160,8 @@ func TestALateTenantGoesNext(t *testing.T) {
 	}
 }
 
-// A tenant's jobs have their turns by priority, scheduled_at and id, and none before its ScheduledAt.
+// A tenant's jobs have their turns by priority, scheduled_at and id, and none before its
+// ScheduledAt.
 func TestJobsOfATenantAreGrantedInOrder(t *testing.T) {
 	t.Parallel()
 	limit := store(t, 100)
@@ -223,14 +231,17 @@ func TestPrioritiesCountOverAll(t *testing.T) {
 	}
 }
 
-// A tenant whose own limit is out is passed over, and when it is back has no claim to what it missed.
+// A tenant whose own limit is out is passed over, and when it is back has no claim to what it
+// missed.
 func TestATenantWhoseOwnLimitIsOutIsPassedOver(t *testing.T) {
 	t.Parallel()
 	limit := store(t, 1000)
-	own := ratelimit.MustDefine(t.Name()+" own", ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: ratelimit.Tokens(6)})
+	own := ratelimit.MustDefine(t.Name()+" own",
+		ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: ratelimit.Tokens(6)})
 	s := steppedLines(t, scheduler.Line{Limit: limit})
 	s.wait(scheduler.Tenant{Key: "out"}, 20, nil, limit.Global(), own.For("out").Count(2))
-	s.wait(scheduler.Tenant{Key: "fine"}, 100, nil, limit.Global(), own.For("fine").Count(2).Rule(ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}))
+	s.wait(scheduler.Tenant{Key: "fine"}, 100, nil, limit.Global(),
+		own.For("fine").Count(2).Rule(ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}))
 	got := had{}
 	for range 20 {
 		got.add(s.step())
@@ -255,7 +266,8 @@ func TestATenantWhoseOwnLimitIsOutIsPassedOver(t *testing.T) {
 	}
 }
 
-// Jobs that are cancelled or deleted leave the line; one that runs, or waits for a retry, keeps its place.
+// Jobs that are cancelled or deleted leave the line; one that runs, or waits for a retry, keeps its
+// place.
 func TestWhoLeavesTheLineAndWhoKeepsTheirPlace(t *testing.T) {
 	t.Parallel()
 	limit := store(t, 100)
@@ -271,7 +283,8 @@ func TestWhoLeavesTheLineAndWhoKeepsTheirPlace(t *testing.T) {
 	if _, err := s.client.JobCancel(t.Context(), ids[2]); err != nil {
 		t.Fatal(err)
 	}
-	s.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'running', attempt = 1, attempted_at = now() WHERE id = %d`, ids[3]))
+	s.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'running', attempt = 1, attempted_at = now() WHERE id = %d`,
+		ids[3]))
 	var order []int
 	for range 4 {
 		order = append(order, numbers(s.step())...)

@@ -15,8 +15,9 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// BenchmarkWaitingJobs is what waiting jobs cost while none is due: with 50,000 of them, statements a second of four clients,
-// River's own among them, and with 100,000 River's fetch, by that beside as many scheduled jobs of River alone.
+// BenchmarkWaitingJobs is what waiting jobs cost while none is due: with 50,000 of them, statements
+// a second of four clients, River's own among them, and with 100,000 River's fetch, by that beside
+// as many scheduled jobs of River alone.
 func BenchmarkWaitingJobs(b *testing.B) {
 	b.Run("statements", func(b *testing.B) {
 		f, sched, j := exact(b)
@@ -36,7 +37,8 @@ func BenchmarkWaitingJobs(b *testing.B) {
 		plain := setUp(b, scheduler.Config{})
 		many := make([]river.InsertManyParams, 0, 2000)
 		for i := range n {
-			many = append(many, river.InsertManyParams{Args: sendArgs{i}, InsertOpts: &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)}})
+			many = append(many, river.InsertManyParams{Args: sendArgs{i},
+				InsertOpts: &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)}})
 			if len(many) == cap(many) {
 				if _, err := plain.client.InsertManyFast(b.Context(), many); err != nil {
 					b.Fatal(err)
@@ -93,16 +95,20 @@ func (f *fixture) commits(b *testing.B) (n int64) {
 	if _, err := f.pool.Exec(b.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
 		b.Fatal(err)
 	}
-	if err := f.pool.QueryRow(b.Context(), `SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()`).Scan(&n); err != nil {
+	if err := f.pool.QueryRow(b.Context(),
+		`SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()`).
+		Scan(&n); err != nil {
 		b.Fatal(err)
 	}
 	return n
 }
 
-// reserveMany inserts jobs that wait: the first are due in two minutes, the others up to hours later.
+// reserveMany inserts jobs that wait: the first are due in two minutes, the others up to hours
+// later.
 func (f *fixture) reserveMany(b *testing.B, sched *scheduler.Scheduler, n int) {
 	b.Helper()
-	limit := ratelimit.MustDefine("waiting", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	limit := ratelimit.MustDefine("waiting",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	jobs := sched.Jobs(f.client)
 	for i := 0; i < n; i += 1000 {
 		params := make([]scheduler.InsertManyParams, 1000)
@@ -111,7 +117,8 @@ func (f *fixture) reserveMany(b *testing.B, sched *scheduler.Scheduler, n int) {
 			if i+k == 0 {
 				count = 1200 // two minutes
 			}
-			params[k] = scheduler.InsertManyParams{Args: sendArgs{i + k}, Requests: []ratelimit.Request{limit.Global().Count(count).OrReserve()}}
+			params[k] = scheduler.InsertManyParams{Args: sendArgs{i + k},
+				Requests: []ratelimit.Request{limit.Global().Count(count).OrReserve()}}
 		}
 		err := pgx.BeginFunc(b.Context(), f.pool, func(tx pgx.Tx) error {
 			in, err := jobs.InsertManyTx(b.Context(), tx, params)
@@ -129,12 +136,14 @@ func (f *fixture) reserveMany(b *testing.B, sched *scheduler.Scheduler, n int) {
 	}
 }
 
-// BenchmarkExtendedPause is what it costs that a pause is extended again and again over 20,000 jobs that are due: row versions
-// a job and second of pause, and how long a job of another key that is inserted meanwhile waits.
+// BenchmarkExtendedPause is what it costs that a pause is extended again and again over 20,000 jobs
+// that are due: row versions a job and second of pause, and how long a job of another key that is
+// inserted meanwhile waits.
 func BenchmarkExtendedPause(b *testing.B) {
 	const n, times, pause = 20_000, 4, 3 * time.Second
 	f, sched, j := exact(b)
-	limit := ratelimit.MustDefine("extended", ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(n)})
+	limit := ratelimit.MustDefine("extended",
+		ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(n)})
 	jobs := sched.Jobs(f.client)
 	for range n / 1000 {
 		params := make([]scheduler.InsertManyParams, 1000)

@@ -24,8 +24,8 @@ ORDER BY t.priority, t.due, t.job LIMIT $3::integer`
 )
 
 // WaitingForSlot lists the jobs that wait for a slot of a limit and key, for a worker made by
-// [AtOnce], in the order in which they will be given slots: at most n jobs, and at most 10,000. Jobs
-// of paused queues are passed over, and have no Place.
+// [AtOnce], in the order in which they will be given slots: at most n jobs, and at most 10,000.
+// Jobs of paused queues are passed over, and have no Place.
 //
 // It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
 // SELECT on weir_turn, river_job and river_queue.
@@ -44,7 +44,8 @@ func (j *Jobs) WaitingForSlot(
 	place := 0
 	args := []any{j.schema, tenantOf(hand.Place{Name: limit, Key: key}), n}
 	err := j.query(ctx, tx, forSlotSQL, args, func() {
-		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true, PassedOver: paused}
+		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true,
+			PassedOver: paused}
 		if !paused {
 			place++
 			w.Place = place
@@ -59,7 +60,9 @@ func (j *Jobs) WaitingForSlot(
 
 // Explain is [Explain], which asks the database as well whether the job waits for a slot, and with
 // which place among the first 10,000: see [Jobs.WaitingForSlot].
-func (j *Jobs) Explain(ctx context.Context, tx pgx.Tx, job *rivertype.JobRow) (Waiting, bool, error) {
+func (j *Jobs) Explain(
+	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow,
+) (Waiting, bool, error) {
 	if w, ok := Explain(job); ok {
 		return w, true, nil
 	}
@@ -71,7 +74,9 @@ func (j *Jobs) Explain(ctx context.Context, tx pgx.Tx, job *rivertype.JobRow) (W
 	}
 	var tenant string
 	found := false
-	err := j.query(ctx, tx, placeOfJobSQL, []any{j.schema, job.ID}, func() { found = true }, &tenant)
+	err := j.query(ctx, tx, placeOfJobSQL, []any{j.schema, job.ID}, func() {
+		found = true
+	}, &tenant)
 	of, ok := placeOf(tenant)
 	if err != nil || !found || !ok {
 		return Waiting{}, false, err

@@ -65,7 +65,8 @@ func TestJobsThatWaitForSlotsAreListedInTheirOrder(t *testing.T) {
 		t.Fatalf("listed: %v; want %v", ids, want)
 	}
 	for i, w := range list {
-		if w.Place != i || w.PassedOver != (i == 0) || !w.Slot || w.Limit != "crew" || w.Key != "0" || !w.Until.IsZero() {
+		if w.Place != i || w.PassedOver != (i == 0) || !w.Slot || w.Limit != "crew" ||
+			w.Key != "0" || !w.Until.IsZero() {
 			t.Errorf("nr %d: %+v", i, w)
 		}
 	}
@@ -76,7 +77,8 @@ func TestJobsThatWaitForSlotsAreListedInTheirOrder(t *testing.T) {
 		t.Errorf("listed: %+v", none)
 	}
 
-	if w, waits := c.explained(jobs, at[0]); !waits || w.Place != 4 || w.Job.ID != at[0].ID || w.Limit != "crew" || w.Key != "0" {
+	if w, waits := c.explained(jobs, at[0]); !waits || w.Place != 4 || w.Job.ID != at[0].ID ||
+		w.Limit != "crew" || w.Key != "0" {
 		t.Errorf("explained (%v): %+v", waits, w)
 	}
 	if w, waits := c.explained(jobs, first); waits {

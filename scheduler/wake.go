@@ -36,6 +36,7 @@ func (p *plugin) wake(ids []int64) (map[int64]wake.Seen, error) {
 	err := p.query(ctx, p.pool, wakeSQL, []any{ids, p.schema}, func() {
 		rows[id] = row
 	}, &id, &row.State, &row.Wait, nil, nil)
-	p.warn(err, "reserved jobs start up to a second late: River could not be woken", "jobs", len(ids))
+	p.warn(err, "reserved jobs start up to a second late: River could not be woken", "jobs",
+		len(ids))
 	return rows, err
 }
