@@ -208,12 +208,8 @@ func (p *plugin) haveWait(ctx context.Context, want hand.Want, jobs []*rivertype
 	if len(jobs) == 0 {
 		return nil
 	}
-	var ids []int64
-	for _, j := range jobs {
-		ids = append(ids, j.ID)
-	}
 	err := pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		locked, err := p.which(ctx, tx, lockSQL, ids)
+		locked, err := p.lock(ctx, tx, jobs)
 		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })
 		if err == nil {
 			err = p.getInLine(ctx, tx, want, jobs)

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -133,11 +134,11 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 	}
 	turn = latest(turn, check.RetryAt, check.RunAt, check.At)
 	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		var ids []int64
+		var rows []*rivertype.JobRow
 		for _, j := range jobs {
-			ids = append(ids, j.job.ID)
+			rows = append(rows, j.job)
 		}
-		locked, err := p.which(ctx, tx, lockSQL, ids)
+		locked, err := p.lock(ctx, tx, rows)
 		jobs = slices.DeleteFunc(jobs, func(j backlogged) bool { return !locked[j.job.ID] })
 		if err != nil || len(jobs) == 0 {
 			return err
@@ -165,14 +166,35 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 	return turn, err
 }
 
-// lockSQL locks those of the jobs that are due still, and that nobody is fetching: who takes for
-// others leaves holes in the line.
+// lock locks those of the due jobs that are as they were read, and that nobody is fetching. Others
+// have been paid for, given a slot or put off since: by another client that clears the same backlog,
+// or by a worker.
+func (p *plugin) lock(
+	ctx context.Context, tx pgx.Tx, jobs []*rivertype.JobRow,
+) (map[int64]bool, error) {
+	var ids []int64
+	read := map[int64]*rivertype.JobRow{}
+	for _, job := range jobs {
+		ids, read[job.ID] = append(ids, job.ID), job
+	}
+	var now rivertype.JobRow
+	locked := map[int64]bool{}
+	err := p.query(ctx, tx, lockSQL, []any{ids}, func() {
+		was := read[now.ID]
+		locked[now.ID] = now.ScheduledAt.Equal(was.ScheduledAt) && now.Attempt == was.Attempt &&
+			bytes.Equal(now.Metadata, was.Metadata)
+	}, &now.ID, &now.ScheduledAt, &now.Attempt, &now.Metadata)
+	return locked, err
+}
+
+// lockSQL locks those of the jobs that are available.
 //
 // The state is compared as text, for which there is no index: by the index of the states, Postgres
 // would look for each due job through the whole list of ids.
 //
 // $1 ids
-const lockSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'available'
+const lockSQL = `SELECT id, scheduled_at, attempt, metadata FROM {river}river_job
+WHERE id = ANY ($1::bigint[]) AND state::text = 'available'
 ORDER BY id FOR UPDATE SKIP LOCKED`
 
 // flowing is how long it takes until the tokens of requests have flowed.
