@@ -34,6 +34,7 @@ type Waker struct {
 	mu    sync.Mutex
 	wakes map[int64]wake
 	timer *time.Timer
+	next  time.Time // the first of the wakes, for which the timer is set; zero if it is not
 	last  time.Time
 	left  float64 // looks that may be done now, as of last
 	going bool
@@ -73,11 +74,14 @@ func (w *Waker) Add(id int64, due time.Time, back bool) {
 		w.wakes, w.timer = map[int64]wake{}, time.AfterFunc(time.Hour, w.run)
 	}
 	w.wakes[id] = wake{at, retry, back}
-	w.set()
+	if w.next.IsZero() || at.Before(w.next) { // else the timer comes in time: jobs come in thousands
+		w.set()
+	}
 }
 
 // set sets the timer to the next wake. The lock is held.
 func (w *Waker) set() {
+	w.next = time.Time{}
 	if w.going || len(w.wakes) == 0 {
 		return
 	}
@@ -85,13 +89,12 @@ func (w *Waker) set() {
 	if w.left < 1 {
 		pause = time.Second / perSecond
 	}
-	next := time.Now().Add(time.Hour)
 	for _, k := range w.wakes {
-		if k.at.Before(next) {
-			next = k.at
+		if w.next.IsZero() || k.at.Before(w.next) {
+			w.next = k.at
 		}
 	}
-	w.timer.Reset(max(time.Until(next), time.Until(w.last.Add(pause))))
+	w.timer.Reset(max(time.Until(w.next), time.Until(w.last.Add(pause))))
 }
 
 // run looks at all whose time has come.
