@@ -45,7 +45,7 @@ func (p *plugin) along(job *rivertype.JobRow, of row) {
 			return err
 		}
 		due = slices.DeleteFunc(due, func(w *waiter) bool {
-			return w.Due.Sub(now) < time.Millisecond
+			return w.late(now) || w.Due.Sub(now) < time.Millisecond
 		})
 		for i, w := range due {
 			// If the pause is extended, not all of them meet it. Rounds move up the others.

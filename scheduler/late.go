@@ -21,6 +21,21 @@ import (
 // makes a burst.
 const tooLate = 3 * time.Second
 
+// late reports whether a job is too late by the time that its ticket and its row say. By how its
+// lines stand now it need not be: others that were late have paid ahead of it. If it then only
+// waited for these, it would start in their time, on top of them. A pause is no reason to pay.
+func (w *waiter) late(now time.Time) bool {
+	t := &w.ticket
+	if t.Due == 0 || t.Late || w.paused.After(now) {
+		return false
+	}
+	due := time.UnixMicro(t.Due)
+	if w.Due.Before(due) {
+		due = w.Due
+	}
+	return now.Sub(latest(due, w.At)) > tooLate
+}
+
 // anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
 // may start now, or the error that puts it off.
 func (v *visit) anew(ctx context.Context, again bool) error {
@@ -83,9 +98,7 @@ func (p *plugin) overdue(ctx context.Context, tx pgx.Tx, items []*visit) ([]*wai
 	}
 	all = valid(all)
 	now, err := p.reckon(ctx, tx, all)
-	return slices.DeleteFunc(all, func(w *waiter) bool {
-		return w.ticket.Due == 0 || w.ticket.Late || now.Sub(latest(w.Due, w.At)) <= tooLate
-	}), err
+	return slices.DeleteFunc(all, func(w *waiter) bool { return !w.late(now) }), err
 }
 
 // pay charges jobs for new times, and writes these into their tickets.

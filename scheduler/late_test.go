@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
 )
 
 // After an outage, what is late starts at the rate of its limit, not at once; it pays for its new
@@ -81,6 +83,55 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// More of them than pay at a time do not start in the time of those that have paid before.
+func TestMoreThanAThousandThatAreLateArePacedAnew(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	const n, rate, capacity = 2500, 250.0, 5.0
+	limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
+		Capacity: ratelimit.Tokens(capacity)})
+	jobs := sched.Jobs(f.client) // which works none
+	var params []scheduler.InsertManyParams
+	for i := range n {
+		params = append(params, scheduler.InsertManyParams{
+			Args: sendArgs{i}, Requests: []ratelimit.Request{limit.For("k").OrReserve()}})
+	}
+	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		_, err := jobs.InsertManyTx(t.Context(), tx, params)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Duration((n/rate + 3.5) * float64(time.Second))) // the outage
+	for range 2 {
+		j.client(t, sched, func(cfg *river.Config) {
+			cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}
+		})
+	}
+	starts := j.await(t, n)
+	const reserved = n - capacity
+	first, last := starts[0].at, starts[0].at
+	for _, s := range starts {
+		if s.at.Before(first) {
+			first = s.at
+		}
+		if s.at.After(last) {
+			last = s.at
+		}
+	}
+	if took := last.Sub(first).Seconds(); took < (reserved-capacity)/rate-0.5 {
+		t.Errorf("%d jobs started within %.1f s, at a rate of %v a second", n, took, rate)
+	}
+	eventually(t, "all are completed", func() bool {
+		return f.count(t, `state = 'completed'`) == n
+	})
+	paid := f.count(t, `metadata::text LIKE '%\\"late\\":true%'`)
+	if paid != reserved {
+		t.Errorf("%d jobs have paid for their new times, want %v", paid, reserved)
 	}
 }
 

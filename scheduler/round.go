@@ -201,8 +201,10 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 		if w.paused.After(now) {
 			gain = min(gain, 0) // when the pause is over
 		}
+		late := w.late(now)
 		w.Due = w.At
 		switch {
+		case late: // it pays anew, when it starts
 		case t.Due == 0 && !due.After(w.At): // its worker wants it later: it has snoozed it
 		case w.redefined,
 			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,

@@ -77,19 +77,20 @@ func (v *visit) begin(ctx context.Context) error {
 	if err := v.ask(ctx, v.plugin.looks); err != nil {
 		return err
 	}
+	v.paid = t.Paid
+	v.At = v.job.ScheduledAt
+	if !v.used && v.late(v.clock.now()) {
+		if err := v.anew(ctx, false); err != nil {
+			return err
+		}
+		return v.started(ctx)
+	}
 	if t.Due != 0 || v.Due.After(v.clock.at) {
 		t.Due = v.Due.UnixMicro()
 	}
 	if v.Due.After(v.clock.now()) {
 		v.plugin.along(v.job, t.of())
 		return v.putOff(ctx, v.Due)
-	}
-	v.paid = t.Paid
-	late := -v.clock.until(latest(v.Due, v.job.ScheduledAt))
-	if t.Due != 0 && !t.Late && !v.used && late > tooLate {
-		if err := v.anew(ctx, false); err != nil {
-			return err
-		}
 	}
 	return v.started(ctx)
 }
