@@ -24,6 +24,7 @@ type plugin struct {
 	store
 
 	pool   *pgxpool.Pool
+	beyond chan struct{} // is full while a connection is open outside of the pool
 	logger *slog.Logger
 	holder string // of its turns and lines: a UUID
 
@@ -60,6 +61,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	}
 	c := *cfg
 	p := &plugin{store: s.on(c.Schema), pool: pool, holder: uuid.NewString()}
+	p.beyond = make(chan struct{}, 1)
 	p.logger = cmp.Or(c.Logger, slog.Default())
 	p.round.lines = map[row]placing{}
 	p.waker = wake.New(p.wake, mostWakes)

@@ -92,6 +92,9 @@ func (p *plugin) overdue(ctx context.Context, tx pgx.Tx, items []*visit) ([]*wai
 			queues = append(queues, v.job.Queue)
 		}
 	}
+	if queues == nil { // they pay for further attempts
+		return nil, nil
+	}
 	all, err := p.waiters(ctx, tx, dueSQL+` FOR UPDATE SKIP LOCKED`, queues, tooLate, mostMoved)
 	if err != nil {
 		return nil, err

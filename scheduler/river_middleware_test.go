@@ -68,7 +68,23 @@ func TestAWorkersMiddlewareBeginsWhenItsJobIsDue(t *testing.T) {
 // A worker's middleware opens a transaction around each job, and there are no more connections than
 // workers: all jobs are worked, also if the first ones meet a pause.
 func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
-	pool := func(t *testing.T) *pgxpool.Pool { return pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 4 }) }
+	var mosts sync.Map // connections at a time, by the name of the test
+	pool := func(t *testing.T) *pgxpool.Pool {
+		var open atomic.Int64
+		most := new(atomic.Int64)
+		mosts.Store(t.Name(), most)
+		return pgtest.Pool(t, func(c *pgxpool.Config) {
+			c.MaxConns = 4
+			c.AfterConnect = func(context.Context, *pgx.Conn) error {
+				for n := open.Add(1); ; {
+					if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+						return nil
+					}
+				}
+			}
+			c.BeforeClose = func(*pgx.Conn) { open.Add(-1) }
+		})
+	}
 	besideOn(t, pool, func(t *testing.T, s *setting) {
 		var began, worked atomic.Int64
 		s.j.wrap = func(river.Worker[sendArgs]) river.Worker[sendArgs] {
@@ -111,6 +127,11 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 		if snoozed, failed := s.f.count(t, `metadata ? 'snoozes'`), s.f.count(t,
 			`errors IS NOT NULL`); snoozed != 4 || failed != 0 {
 			t.Errorf("%d jobs were snoozed, and %d failed", snoozed, failed)
+		}
+		most, _ := mosts.Load(t.Name())
+		// Those of the pool, River's listener, and one for a look while workers hold all others.
+		if n := most.(*atomic.Int64).Load(); n > 4+1+1 {
+			t.Errorf("%d connections were open at a time", n)
 		}
 	})
 }

@@ -61,10 +61,11 @@ func (r *pace) begin(gap, limit time.Duration, do func(ctx context.Context)) {
 }
 
 // round is what a client remembers from one round to the next. Only the round under way uses it,
-// except for mine.
+// except for mine and hinted.
 type round struct {
 	pace
-	mine atomic.Int64 // until when the turn is this client's, in nanoseconds
+	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
+	hinted atomic.Bool  // there is a timer for the next one
 
 	walked time.Time       // when the jobs behind the next ones were last looked at,
 	after  *waiter         // and behind which one that goes on; nil for the last of the next
@@ -83,9 +84,14 @@ func (p *plugin) beat(gap time.Duration) {
 }
 
 // hint says that a line may have moved: if it is this client's turn, the next round comes sooner.
+// One hint at a time has a timer, as jobs end in thousands.
 func (p *plugin) hint() {
-	if time.Now().UnixNano() < p.round.mine.Load() {
-		time.AfterFunc(hinted, func() { p.beat(hinted) })
+	r := &p.round
+	if time.Now().UnixNano() < r.mine.Load() && r.hinted.CompareAndSwap(false, true) {
+		time.AfterFunc(hinted, func() {
+			r.hinted.Store(false)
+			p.beat(hinted)
+		})
 	}
 }
 

@@ -207,7 +207,8 @@ func (p *plugin) look(items []*visit) {
 
 // connected runs fn on a connection of the pool. If workers hold all of them, in a middleware of
 // their own that keeps a transaction open, they wait for this look before they go on: then fn gets
-// a connection of its own. There is one at a time. A connection that is being opened is waited for.
+// a connection of its own. There is one at a time, however many workers there are. A connection that
+// is being opened is waited for.
 func (p *plugin) connected(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
 	for {
 		brief, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
@@ -228,6 +229,12 @@ func (p *plugin) connected(ctx context.Context, fn func(c *pgxpool.Conn) error) 
 
 // onItsOwn runs fn on a connection outside of the pool.
 func (p *plugin) onItsOwn(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
+	select {
+	case p.beyond <- struct{}{}:
+		defer func() { <-p.beyond }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	cfg := p.pool.Config()
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
 	own, err := pgxpool.NewWithConfig(ctx, cfg)
