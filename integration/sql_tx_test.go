@@ -77,13 +77,13 @@ func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 		"OfOurs":       {make: func(err error) error { return err }},
 		"OfTheCallers": {caller: true, make: func(err error) error { return fmt.Errorf("update: %w", err) }},
 		"HiddenByAnError": {make: func(err error) error {
-			return fmt.Errorf("cannot: %s", err)
-		}}, //nolint:errorlint // the point
+			return fmt.Errorf("cannot: %s", err) //nolint:errorlint // the point
+		}},
 		"HiddenByNil":   {make: func(error) error { return nil }},
 		"WrappedDriver": {make: func(err error) error { return err }, wrapped: true},
 		"WrappedAndAnError": {make: func(err error) error {
-			return fmt.Errorf("cannot: %s", err)
-		}, wrapped: true}, //nolint:errorlint // the point
+			return fmt.Errorf("cannot: %s", err) //nolint:errorlint // the point
+		}, wrapped: true},
 		"WrappedAndNil":      {make: func(error) error { return nil }, wrapped: true},
 		"WrappedAndCallers ": {caller: true, make: func(err error) error { return err }, wrapped: true},
 	} {
