@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -69,37 +70,40 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 			return l.Autocommit(pool).Resume(ctx, limit)
 		}, 40},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool, c := pgtest.Pool(t), newClock()
-			knows, other := limiter(t, ratelimit.Config{Clock: c.now}), limiter(t, ratelimit.Config{Clock: c.now})
-			a, b := knows.Autocommit(pool), other.Autocommit(pool)
-			res := takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
-			c.add(time.Hour)
-			pruned(t, other, pool, ratelimit.PruneConfig{Batch: 2})
-			if n := rowsOf(t, pool, "weir_balance"); n != 0 {
-				t.Fatalf("%d rows are left of an idle key", n)
-			}
-			if err := tc.first(t.Context(), knows, pool, res); err != nil {
-				t.Fatal(err)
-			}
-			s, err := b.Value(t.Context(), limit)
-			if err != nil || s.Value != tc.left || s.PausedUntil.IsZero() == (name == "pause") {
-				t.Errorf("%+v, %v, want %v left", s, err, tc.left)
-			}
-			c.add(time.Minute)
-			for i, v := range []*ratelimit.Autocommit{a, b} {
-				if res, err := v.RateLimit(t.Context(), limit.Count(40)); err != nil ||
-					res.OK != (i == 0 && (tc.left == 40)) {
-					t.Errorf("%d: all of it again: %+v, %v", i, res, err)
+		for _, portable := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/portable %v", name, portable), func(t *testing.T) {
+				t.Parallel()
+				pool, c := pgtest.Pool(t), newClock()
+				cfg := ratelimit.Config{Portable: portable, Clock: c.now}
+				knows, other := limiter(t, cfg), limiter(t, cfg)
+				a, b := knows.Autocommit(pool), other.Autocommit(pool)
+				res := takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
+				c.add(time.Hour)
+				pruned(t, other, pool, ratelimit.PruneConfig{Batch: 2})
+				if n := rowsOf(t, pool, "weir_balance"); n != 0 {
+					t.Fatalf("%d rows are left of an idle key", n)
 				}
-			}
-			c.add(24 * 32 * time.Hour)
-			pruned(t, other, pool, ratelimit.PruneConfig{})
-			if n := rowsOf(t, pool, "weir_balance"); n != 0 {
-				t.Errorf("%d rows are left of an idle key", n)
-			}
-		})
+				if err := tc.first(t.Context(), knows, pool, res); err != nil {
+					t.Fatal(err)
+				}
+				s, err := b.Value(t.Context(), limit)
+				if err != nil || s.Value != tc.left || s.PausedUntil.IsZero() == (name == "pause") {
+					t.Errorf("%+v, %v, want %v left", s, err, tc.left)
+				}
+				c.add(time.Minute)
+				for i, v := range []*ratelimit.Autocommit{a, b} {
+					if res, err := v.RateLimit(t.Context(), limit.Count(40)); err != nil ||
+						res.OK != (i == 0 && (tc.left == 40)) {
+						t.Errorf("%d: all of it again: %+v, %v", i, res, err)
+					}
+				}
+				c.add(24 * 32 * time.Hour)
+				pruned(t, other, pool, ratelimit.PruneConfig{})
+				if n := rowsOf(t, pool, "weir_balance"); n != 0 {
+					t.Errorf("%d rows are left of an idle key", n)
+				}
+			})
+		}
 	}
 }
 

@@ -43,6 +43,7 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
 	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: newClock().t})
+	slow := ratelimit.MustDefine("slow", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: newClock().t})
 	sharded := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
 		ratelimit.Shards(2))
 	for name, tc := range map[string]struct {
@@ -72,6 +73,9 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 		"in a pause for longer than that": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			return a.Pause(ctx, 60*24*time.Hour, bucket.For("k"))
 		}, 90 * 24 * time.Hour, 0},
+		"in a pause within one window": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+			return a.Pause(ctx, time.Minute, slow.For("k")) // which delays no window
+		}, time.Minute, 0},
 		"given back": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
 			res, err := a.RateLimit(ctx, bucket.For("k"))
 			if err == nil {
