@@ -77,6 +77,7 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 				cfg := ratelimit.Config{Portable: portable, Clock: c.now}
 				knows, other := limiter(t, cfg), limiter(t, cfg)
 				a, b := knows.Autocommit(pool), other.Autocommit(pool)
+				takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3)))) // makes the shards
 				res := takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
 				c.add(time.Hour)
 				pruned(t, other, pool, ratelimit.PruneConfig{Batch: 2})
@@ -104,6 +105,34 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Who knows shards that were pruned takes nothing from them once the key has others.
+func TestWhoKnewItTakesNothingFromAPrunedLayout(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 40, Period: time.Hour}
+	four := ratelimit.MustDefine("laid out", rule, ratelimit.Shards(4)).Global()
+	eight := ratelimit.MustDefine("laid out", rule, ratelimit.Shards(8)).Global()
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("portable %v", portable), func(t *testing.T) {
+			t.Parallel()
+			pool, c := pgtest.Pool(t), newClock()
+			cfg := ratelimit.Config{Portable: portable, Clock: c.now}
+			knows, other := limiter(t, cfg), limiter(t, cfg)
+			for range 2 { // the first call makes the shards, and the second one gets to know them
+				takeOK(t, first(knows.Autocommit(pool).RateLimit(t.Context(), four.Count(3))))
+			}
+			c.add(time.Hour)
+			pruned(t, other, pool, ratelimit.PruneConfig{})
+			takeOK(t, first(other.Autocommit(pool).RateLimit(t.Context(), eight.Count(40))))
+			for range 5 {
+				res, err := knows.Autocommit(pool).RateLimit(t.Context(), four.Count(1))
+				if err != nil || res.OK {
+					t.Errorf("of a limit that is used up was granted: %+v, %v", res, err)
+				}
+			}
+		})
 	}
 }
 

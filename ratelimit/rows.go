@@ -55,7 +55,9 @@ func (l *Limiter) eachRow(
 				if err != nil {
 					return nil, err
 				}
-				if seen[0].Layout == shard.Single { // closed by hand, and the only row
+				// The only row of the limit was closed by hand. A shard, though, is one that
+				// this process remembers, of a key that was pruned.
+				if seen[0].Layout == shard.Single && s.c.shard == alone {
 					done = append(done, s)
 				} else {
 					again = append(again, *c)
