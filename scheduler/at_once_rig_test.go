@@ -27,9 +27,10 @@ type crew struct {
 	limit slots.Limit
 
 	mu      sync.Mutex
-	running map[int]int           // by key
-	most    int                   // that ran at once
-	gates   map[int]chan struct{} // jobs that run until their gate is closed
+	running map[int]int // by key
+	most    int         // that ran at once
+	gates   map[int]chan struct{}
+	takes   time.Duration // a job without a gate // jobs that run until their gate is closed
 }
 
 func keyOf(n int) string { return fmt.Sprint(n / 100) }
@@ -37,6 +38,7 @@ func keyOf(n int) string { return fmt.Sprint(n / 100) }
 func newCrew(t testing.TB, n int) *crew {
 	t.Helper()
 	c := &crew{fixture: setUp(t, scheduler.Config{}), t: t, running: map[int]int{}, gates: map[int]chan struct{}{}}
+	c.takes = 2 * time.Millisecond
 	c.slots, c.limit = c.newSlots(), slots.MustDefine("crew", n)
 	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: c.slots})
 	c.j = newJournal(c.fixture)
@@ -91,7 +93,7 @@ func (c *crew) work(ctx context.Context, job *river.Job[sendArgs]) error {
 		c.running[key]--
 	}()
 	if gate == nil {
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(c.takes)
 		return nil
 	}
 	select {

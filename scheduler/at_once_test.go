@@ -20,6 +20,7 @@ import (
 func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 2)
+	c.takes = 30 * time.Millisecond // so that two of a key meet, also where each trip takes long
 	var all []int
 	for i := range 20 {
 		all = append(all, i, 100+i, 200+i)
