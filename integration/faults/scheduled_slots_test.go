@@ -155,8 +155,10 @@ func TestTheAuditFindsJobsThatRunWithoutASlot(t *testing.T) {
 	s := newSlotted(t)
 	s.hire(t, slotted)
 	stop := s.reserve(t)
-	for n, end := 0, time.Now().Add(hung); n == 0 && time.Now().Before(end); { // somebody frees slots that are held
-		s.exec(t, `DELETE FROM weir_slot WHERE name = 'pair'`)
+	for n, end := 0, time.Now().Add(hung); n == 0 && time.Now().Before(end); {
+		// Somebody frees slots that are held. It waits for none that clients renew together.
+		s.exec(t, `DELETE FROM weir_slot WHERE (name, key, slot) IN (
+			SELECT name, key, slot FROM weir_slot WHERE name = 'pair' FOR UPDATE SKIP LOCKED)`)
 		n = s.count(t, `SELECT count(*) FROM crowd`)
 	}
 	stop()
