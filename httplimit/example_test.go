@@ -54,8 +54,8 @@ func Example() {
 	// 403   {"title":"Forbidden","status":403}
 }
 
-// routes has the limit by address around that by key: whoever makes up keys is denied before they
-// are looked at.
+// routes puts the limit by address around the limit by key. So a client that makes up keys is denied
+// before its keys are looked at.
 func routes(limits *ratelimit.Coalesced, handler http.Handler) http.Handler {
 	guard := &httplimit.Guard{Limiter: limits, Timeout: 2 * time.Second}
 	proxies := netip.MustParsePrefix("10.0.0.0/8")

@@ -79,8 +79,8 @@ func get(h http.Handler, change ...func(*http.Request)) reply {
 	return reply{w.Code, w.Header(), w.Body.String()}
 }
 
-// What a request meets, and what of it its client is told: never a key, nor what the database has
-// said.
+// Each way in which a request can end has its answer, and no answer has a key in it, or an error of
+// the database.
 func TestEveryEndHasItsAnswer(t *testing.T) {
 	t.Parallel()
 	secret := errors.New("secret: connection refused")

@@ -137,8 +137,8 @@ func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 	}
 }
 
-// A transaction that has ended is closed to whoever has kept it: its connection is somebody else's
-// by then.
+// A transaction that was kept after its end refuses everything: its connection may be in use by
+// somebody else.
 func TestATransactionThatWasKeptIsClosed(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), limiter(t, ratelimit.Config{})

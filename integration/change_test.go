@@ -11,8 +11,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A pause is of the key, not of a plan: whoever pauses it, by whatever rule, the balance is as it
-// was found. What there was none of is full by any rule, with shards as well.
+// A pause is for a key, whatever rule the caller has: it leaves the balance as it was. A balance that
+// did not exist is full by any rule. Limits with shards do the same.
 func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.TokenBucket{Rate: 10, Period: time.Minute}

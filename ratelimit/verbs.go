@@ -18,11 +18,10 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 	}
 	var mend []*statement
 	for _, s := range done {
-		// the only row of the limit, closed by hand: a reset reopens it, as nothing else does
+		// The only row of the limit was closed by hand. Nothing but a reset opens it again.
 		if s.closed() {
-			mend = append(
-				mend, l.put(s.c, algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}),
-			)
+			full := algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}
+			mend = append(mend, l.put(s.c, full))
 		}
 	}
 	if len(mend) > 0 {

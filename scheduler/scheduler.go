@@ -279,9 +279,7 @@ func (s *Scheduler) schedule(
 
 // fill notes in a ticket when the job pays. It returns a copy of opts, and from when on the caller
 // wants the job to run: a ticket's From.
-func (t *ticket) fill(
-	args river.JobArgs, opts *river.InsertOpts,
-) (o river.InsertOpts, from int64) {
+func (t *ticket) fill(args river.JobArgs, opts *river.InsertOpts) (o river.InsertOpts, from int64) {
 	if opts != nil {
 		o = *opts
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// limiter takes one token of a key at a time. It is safe for concurrent use, but for close, which
-// comes last. An error is no denial, and ends the run.
+// limiter takes one token of a key at a time. Its methods may be called concurrently, except close,
+// which is called last. An error is not a denial: it ends the run.
 type limiter interface {
 	take(ctx context.Context, key string) (ok bool, err error)
 	close() error

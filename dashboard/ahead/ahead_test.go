@@ -94,8 +94,8 @@ func ExampleOf() {
 	// <nil>
 }
 
-// What the page is told of jobs: those that wait for the key, in the order of their start, by a
-// role that can only read.
+// The page lists the jobs that wait for a key, in the order in which they will start. A role that can
+// only read is enough for that.
 func TestThePageIsToldOfJobs(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

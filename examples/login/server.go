@@ -82,7 +82,7 @@ func answer(w http.ResponseWriter, status int, message string) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
 }
 
-// credentials reads a form or JSON. Account names are told apart without regard to case, or each
+// credentials reads a form or JSON. Account names are compared without regard to case: otherwise each
 // spelling would have attempts of its own.
 func credentials(body io.Reader, r *http.Request) (account, password string, err error) {
 	var in struct{ Account, Password string }

@@ -122,7 +122,7 @@ func TestWhatIsNoSolution(t *testing.T) {
 		p.advised(unsolved, c.sends(form))
 	}
 	p.advised(unsolved, p.client("203.0.113.2").sends(good))
-	// but for their signature these are good
+	// The same claims as in OwnKey are accepted with our signature.
 	p.want(204, c.sends(url.Values{"challenge": {p.keys.seal(toSolve, easy)}, "nonce": {"1"}}))
 	p.want(204, c.sends(good))
 	if n := p.rows("visitorChallenge"); n != 2 {

@@ -41,9 +41,7 @@ const since = `greatest(b.ts, b.paused_until)`
 
 // us is an interval in whole microseconds: date_part returns seconds as float8, and rounding makes
 // them exact again.
-func us(
-	interval string,
-) string {
+func us(interval string) string {
 	return `round(date_part('epoch', ` + interval + `) * 1e6::float8)`
 }
 

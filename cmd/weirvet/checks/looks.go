@@ -127,9 +127,7 @@ func function(n ast.Node) (*ast.FuncType, *ast.BlockStmt) {
 func within(n ast.Node, at token.Pos) bool { return n.Pos() <= at && at < n.End() }
 
 // follow collects the uses that can be reached from the assignment before the next assignment.
-func follow(
-	pass *analysis.Pass, body *ast.BlockStmt, k kept, uses map[token.Pos]looks,
-) looks {
+func follow(pass *analysis.Pass, body *ast.BlockStmt, k kept, uses map[token.Pos]looks) looks {
 	graph := cfg.New(body, func(*ast.CallExpr) bool { return true })
 	var found looks
 	seen := map[*cfg.Block]bool{}
