@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/pgtest"
 )
 
 // noRounds keeps the rounds from giving free slots, as if another client had the turn and hung.
@@ -80,5 +82,37 @@ func TestACancelledJobIsPassedOverAtOnce(t *testing.T) {
 	}
 	if state := c.job(t, first.ID).State; state != rivertype.JobStateCancelled {
 		t.Errorf("the cancelled job is %s", state)
+	}
+}
+
+// A slot that could not be freed at once, because a connection was lost for example, is freed soon,
+// and not only when it expires.
+func TestASlotIsHandedOnAfterAnError(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "a trigger of a distributed table")
+	c := newCrew(t, 1)
+	open := c.gate()
+	c.client(2)
+	c.insert(0, nil)
+	c.j.await(t, 1)
+	c.insert(1, nil)
+	c.awaitWaiting(1)
+	for _, sql := range []string{
+		`CREATE SEQUENCE freed`, // what it has counted stays counted after a rollback
+		`CREATE FUNCTION fail_first() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('freed') <= 2 THEN RAISE 'the connection is lost' USING ERRCODE = '08006'; END IF;
+			RETURN NEW;
+		END $$`,
+		`CREATE TRIGGER fails BEFORE UPDATE ON weir_slot FOR EACH ROW
+			WHEN (OLD.name = 'crew' AND NEW.until < now()) EXECUTE FUNCTION fail_first()`,
+	} {
+		if _, err := c.pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open()
+	c.j.await(t, 2)
+	if n := c.count(`SELECT last_value FROM freed`); n < 3 {
+		t.Errorf("job 1 started after %d attempts to free the slot of job 0, of which two failed: it has expired", n)
 	}
 }

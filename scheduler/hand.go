@@ -26,6 +26,7 @@ import (
 
 const (
 	claimIn     = 5 * time.Second
+	handAgain   = 50 * time.Millisecond // after an error
 	followFirst = 30 * time.Millisecond // after a put-off, to see whether it is written
 	followEvery = 100 * time.Millisecond
 	followFor   = 10 * time.Second
@@ -51,7 +52,7 @@ type putting struct {
 }
 
 // handOn frees the slot of a job that has ended, and gives it to the next job. If the database
-// cannot be reached, the slot expires.
+// cannot be reached for a while, the slot expires.
 func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 	slot, ok := hold.Drop()
 	if !ok {
@@ -66,7 +67,9 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 
 // hand gives a slot to the first job that waits, after it has freed one if that is not nil. It
 // reports whether there were both. It gives one slot in a transaction, so that two of them never
-// wait for each other.
+// wait for each other. A slot that is to be freed is tried again after any error, since it would
+// stay held until it expires: if the first COMMIT has freed it after all, nothing is freed again,
+// and another job gets a slot only if one is free.
 func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
 		var job int64
@@ -75,7 +78,11 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 			return err
 		})
 		var e *pgconn.PgError
-		if errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01") && ctx.Err() == nil {
+		conflict := errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
+		if err != nil && (conflict || free != nil) && ctx.Err() == nil {
+			if !conflict {
+				time.Sleep(handAgain)
+			}
 			continue
 		}
 		if given = given && err == nil; given {

@@ -5,6 +5,8 @@ var ofAtOnce = []mutant{
 		"	if !waits {\n", "	if waits || true {\n", "ANewJobGoesBehind", jobs, false},
 	{"at once: a freed slot is given to nobody at once", "scheduler/hand.go",
 		"	if found {\n", "	if found && free == nil {\n", "AnEndedJobHands", jobs, false},
+	{"at once: a slot that could not be freed is left until it expires", "scheduler/hand.go",
+		"(conflict || free != nil)", "conflict", "ASlotIsHandedOnAfterAnError", jobs, false},
 	{"at once: a slot that is given is not for the job", "scheduler/at_once.go",
 		"	if wasGiven(v.job) {\n", "	if false {\n", "OccupyNoWorkerAndStartInOrder|RetriedByHandGoesOnWaitingForIts", jobs, false},
 	{"at once: a job that ends keeps its slot", "scheduler/at_once.go",
