@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -78,7 +79,11 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 				if !strings.Contains(string(f.job(t, s.id).Metadata), `\"late\":true`) {
 					t.Errorf("job %d has not paid for its new time: %s", s.n, f.job(t, s.id).Metadata)
 				}
-				if w := woken(t, f.job(t, s.id)); w > 2 {
+				most := 2 // when it pays, and if others that were as late have paid before it since
+				if pgtest.Citus() {
+					most = max(most, clients) // which pay one after the other there
+				}
+				if w := woken(t, f.job(t, s.id)); w > most {
 					t.Errorf("job %d was put back %d times", s.n, w)
 				}
 			}
