@@ -43,10 +43,15 @@ func TestAPausePutsOffWhatWaits(t *testing.T) {
 		reserved = append(reserved, f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve()))
 	}
 	var closed, opened time.Time // from when on everybody sees the pause, and until when it lasts
+	var delay time.Duration      // of those who wait: less by as long as the pause has waited for the row
 	eventually(t, "the pause has begun", func() bool {
-		err := f.pool.QueryRow(t.Context(), `SELECT clock_timestamp(), paused_until FROM weir_balance WHERE name = 'upstream' AND paused_until IS NOT NULL`).Scan(&closed, &opened)
+		err := f.pool.QueryRow(t.Context(), `SELECT clock_timestamp(), paused_until, delay * interval '1 microsecond'
+			FROM weir_balance WHERE name = 'upstream' AND paused_until IS NOT NULL`).Scan(&closed, &opened, &delay)
 		return err == nil
 	})
+	if delay <= 0 || delay > pause {
+		t.Errorf("those who wait are delayed by %v, want at most %v", delay, pause)
+	}
 	starts := j.await(t, n+1)
 	waited, called := 0, false
 	for _, s := range starts {
@@ -64,7 +69,7 @@ func TestAPausePutsOffWhatWaits(t *testing.T) {
 		}
 		if in := reserved[s.n]; s.n != 2 && !s.at.Before(opened) && in.At.Before(*paused.Load()) {
 			waited++
-			if early := in.RunAt.Add(pause).Sub(s.at); early > 0 {
+			if early := in.RunAt.Add(delay).Sub(s.at); early > 0 {
 				t.Errorf("job %d started %v before its place and the pause", s.n, early)
 			}
 		}

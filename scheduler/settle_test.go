@@ -101,9 +101,14 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	}
 	jobs := sched.Jobs(j.client(t, sched))
 	began := f.now(t)
-	for i := range n {
-		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(reserved).OrReserve())
-	}
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { // at once, so that none comes after its turn
+		for i := range n {
+			if _, err := jobs.InsertTx(ctx, tx, sendArgs{i}, nil, limit.For("k").Count(reserved).OrReserve()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	starts := j.await(t, n)
 	last := starts[len(starts)-1].at.Sub(began)
 	late := time.Duration(0) // by which a busy machine started one after its time
