@@ -61,8 +61,7 @@ func standIn(t *testing.T, b budget) *standin.Server {
 	return api
 }
 
-// reserve takes n times the largest request, for nobody: a line to begin with, or one behind all
-// others.
+// reserve takes n times the largest request, for nobody: a line to begin with.
 func (s *store) reserve(t *testing.T, o options, n int) (last ratelimit.Result) {
 	t.Helper()
 	limits, err := define(o.budget, o.shards)
@@ -80,6 +79,39 @@ func (s *store) reserve(t *testing.T, o options, n int) (last ratelimit.Result) 
 		}
 	}
 	return last
+}
+
+// keepLine reserves the largest request whenever the line is shorter than n of them, until done is
+// closed. It returns how often.
+func (s *store) keepLine(t *testing.T, o options, n int, done <-chan struct{}) (times int) {
+	limits, err := define(o.budget, o.shards)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	tokens, one := limiter.Autocommit(s.pool), limits.chatTokens.Global().Count(largest).OrReserve()
+	for {
+		select {
+		case <-done:
+			return times
+		case <-time.After(10 * time.Millisecond):
+		}
+		res, err := tokens.CheckRateLimit(t.Context(), one.Count(0))
+		for err == nil && res.Outcomes[0].Value > float64(-n*largest) {
+			if res, err = tokens.RateLimit(t.Context(), one); err == nil {
+				times++
+			}
+		}
+		if err != nil {
+			t.Error(err)
+			return times
+		}
+	}
 }
 
 // balance sums up what the messages have used.
@@ -112,21 +144,14 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	s := demo(t)
 	o := options{shards: 1, requests: 100, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	api := standIn(t, o.budget)
-	// There is always somebody in the line, seconds before the messages and behind them. So the
+	// There is always somebody in the line, two seconds before the messages and behind them. So the
 	// bucket is never full: nothing that flows in is lost.
 	before := s.reserve(t, o, 20)
-	const behind = 60
+	more, done := 0, make(chan struct{})
 	var reserving sync.WaitGroup
-	reserving.Go(func() {
-		for n := 0; n < o.requests; time.Sleep(10 * time.Millisecond) {
-			if err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM message`).Scan(&n); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-		s.reserve(t, o, behind)
-	})
+	reserving.Go(func() { more = s.keepLine(t, o, 20, done) })
 	out, err := s.run(t, o, api.BaseURL(), api.Log)
+	close(done)
 	reserving.Wait()
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +191,7 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 		FROM weir_balance WHERE name = 'chatTokens'`, before.At.Format(time.RFC3339Nano)), &value,
 		&moved, &rate, &seconds)
 	if want := before.Outcomes[0].Value + rate*seconds - b.reserved +
-		b.givenBack - b.charged - behind*largest; !near(value, want) {
+		b.givenBack - b.charged - float64(more)*largest; !near(value, want) {
 		t.Errorf("the limit has %v tokens, by the books %v", value, want)
 	}
 	if !near(moved, b.givenBack-b.charged) {
