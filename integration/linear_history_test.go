@@ -77,6 +77,12 @@ func (p *part) nearly(a, b time.Time) bool {
 	return a.Sub(b).Abs() <= slack
 }
 
+// allThereWas reports whether a take has left nothing, as far as can be told: then it may have been
+// granted at once, or for a moment later. Callers of several shards ask for all that one of them has.
+func (p *part) allThereWas(d ratelimit.Decision) bool {
+	return near(d.State.Value, 0) && near(p.outcome.Value, 0) && d.RunAt.IsZero() != p.outcome.RunAt.IsZero()
+}
+
 // after returns what the balance may be after the part: nothing, if s does not explain what it saw.
 func (p *part) after(s ratelimit.State) []ratelimit.State {
 	switch p.verb {
@@ -100,7 +106,7 @@ func (p *part) after(s ratelimit.State) []ratelimit.State {
 		}
 		d.RunAt, d.State.Value = time.Time{}, idle.State.Value
 	}
-	if !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) {
+	if !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) && !p.allThereWas(d) {
 		return nil
 	}
 	switch {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -51,5 +52,25 @@ func TestEachShardIsLinearizable(t *testing.T) {
 				t.Errorf("%v: the test should see all of them", seen.n)
 			}
 		})
+	}
+}
+
+// A take of all that a balance has may be granted at once although the model, whose clock has seen a
+// little less come, has it wait for that; one of more than there is may not.
+func TestATakeOfAllThereIsIsExplainedEitherWay(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 5, Period: century, MaxReserved: ratelimit.Tokens(2)}
+	limit := ratelimit.MustDefine("all", rule)
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, tc := range []struct {
+		count     float64
+		explained int
+	}{{2 - 1e-11, 1}, {2, 1}, {2 + 1e-11, 1}, {2 + 1e-3, 0}, {3, 0}} {
+		p := part{verb: taking, numbers: numbersOf(rule), result: ratelimit.Result{OK: true, At: at},
+			request: limit.Global().Count(tc.count).OrReserve(),
+			outcome: ratelimit.Outcome{OK: true, Value: 2 - tc.count}}
+		if got := len(p.after(ratelimit.State{Value: 2, TS: at})); got != tc.explained {
+			t.Errorf("2 tokens explain in %d ways that %v were granted at once, want %d", got, tc.count, tc.explained)
+		}
 	}
 }
