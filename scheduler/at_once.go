@@ -14,6 +14,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/slots"
 )
@@ -172,10 +173,10 @@ func (v *visit) holding(
 // unstarted puts off a job that has not started, and that keeps what it has paid. It waits for no
 // tokens any more, so it is not late.
 func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
-	if v.paid || v.found && v.ticket.known() {
+	if v.paid || v.found && v.ticket.Known() {
 		t := v.ticket
 		v.usedUp(&t, v.used)
-		if err := river.MetadataSet(ctx, metadataKey, &t); err != nil {
+		if err := river.MetadataSet(ctx, ticket.Key, &t); err != nil {
 			return err
 		}
 	}
@@ -193,7 +194,7 @@ func (p *plugin) clearFor(
 		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {
-				_, found := ticketOf(j)
+				_, found := ticket.Of(j)
 				if w, ok := of(j); ok && w.Place == want.Place && !found && !wasGiven(j) {
 					waiting = append(waiting, j)
 				}

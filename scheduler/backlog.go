@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -31,14 +32,14 @@ func (p *plugin) beside(what string, gap time.Duration, do func(ctx context.Cont
 const mostDue = 20_000 // jobs that are read in one go
 
 // along moves the due jobs of a job's queue that wait for the same as it does.
-func (p *plugin) along(job *rivertype.JobRow, of row) {
+func (p *plugin) along(job *rivertype.JobRow, of ticket.Row) {
 	p.beside(job.Queue, 0, func(ctx context.Context) error {
 		all, err := p.waiters(ctx, p.pool, dueSQL, []string{job.Queue}, time.Duration(0), mostDue)
 		if err != nil {
 			return err
 		}
 		due := slices.DeleteFunc(valid(all), func(w *waiter) bool {
-			return !slices.Contains(w.ticket.rows(), of)
+			return !slices.Contains(w.ticket.Rows(), of)
 		})
 		now, err := p.reckon(ctx, p.pool, due)
 		if err != nil {
@@ -80,11 +81,11 @@ func (p *plugin) clear(job *rivertype.JobRow,
 		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
-				if t, ok := ticketOf(job); ok && t.Paid && t.isFor(job.Attempt) {
+				if t, ok := ticket.Of(job); ok && t.Paid && t.IsFor(job.Attempt) {
 					continue // it has its place
 				}
 				if rs := requests(job); len(rs) > 0 {
-					of := fmt.Sprintf("%q", rowsOf(rs))
+					of := fmt.Sprintf("%q", ticket.RowsOf(rs))
 					groups[of] = append(groups[of], backlogged{job, rs})
 				}
 			}
@@ -132,7 +133,7 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 	if err != nil || check.OK && check.RunAt.IsZero() {
 		return turn, err // there are tokens, and workers take them
 	}
-	turn = latest(turn, check.RetryAt, check.RunAt, check.At)
+	turn = ticket.Latest(turn, check.RetryAt, check.RunAt, check.At)
 	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
 		var rows []*rivertype.JobRow
 		for _, j := range jobs {
@@ -156,8 +157,8 @@ func (p *plugin) place(ctx context.Context, jobs []backlogged, turn time.Time) (
 		for i, j := range jobs {
 			w := &waiter{ID: j.job.ID, At: j.job.ScheduledAt, Due: turn, differs: all.OK}
 			if all.OK {
-				w.ticket = p.scheduler.newTicket(&each[i], j.job.Attempt, true)
-				w.Due = latest(w.ticket.due(), check.At)
+				w.ticket = p.scheduler.pacing.Ticket(&each[i], j.job.Attempt, true)
+				w.Due = ticket.Latest(w.ticket.DueAt(), check.At)
 			}
 			moved, turn = append(moved, w), turn.Add(flowing(j.requests, check.Outcomes))
 		}

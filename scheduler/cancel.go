@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -11,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -39,11 +39,11 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 	if err != nil {
 		return nil, err
 	}
-	t, _ := ticketOf(job)
+	t, _ := ticket.Of(job)
 	if s := t.Seat; s != nil && s.Waits && job.FinalizedAt != nil {
-		return job, j.query(ctx, tx, leaveSQL, s.turn(job).key(), nil)
+		return job, j.query(ctx, tx, leaveSQL, turnOf(s, job).key(), nil)
 	}
-	if job.State == rivertype.JobStateCancelled && t.isFor(job.Attempt) {
+	if job.State == rivertype.JobStateCancelled && t.IsFor(job.Attempt) {
 		if _, err := j.free(ctx, tx, id, &t); err != nil {
 			return nil, err
 		}
@@ -51,18 +51,14 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 	return job, nil
 }
 
-// givenBack is the Attempt of a ticket that is for none: what the job took is given back. If it is
-// retried by hand, it pays again.
-const givenBack = -1
-
-// freedSQL writes such a ticket.
+// freedSQL writes a ticket that is for no attempt: see ticket.GivenBack.
 //
 // $1 id $2 ticket
 const freedSQL = `UPDATE {river}river_job SET metadata = jsonb_set(metadata, '{weir}'::text[], $2::text::jsonb)
 WHERE id = $1::bigint AND state OPERATOR(pg_catalog.=) 'cancelled'`
 
 // free gives back what a job took that will not be worked, and reports whether it did.
-func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket) (bool, error) {
+func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket.Ticket) (bool, error) {
 	if len(t.Taken.Takes) == 0 {
 		return false, nil
 	}
@@ -74,10 +70,10 @@ func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket) (bool, 
 	if err != nil || !released {
 		return false, err
 	}
-	if err := correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.cost()); err != nil {
+	if err := correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.Charged()); err != nil {
 		return false, err
 	}
-	t.Attempt, t.Gone = givenBack, now.UnixMicro()
+	t.Attempt, t.Gone = ticket.GivenBack, now.UnixMicro()
 	b, err := t.MarshalJSON()
 	if err != nil {
 		return false, err
@@ -91,13 +87,7 @@ type watch struct {
 	from  time.Time      // jobs that were cancelled before are known,
 	known map[int64]bool // and these
 	seen  []*waiter      // that waited when it was last looked
-	gaps  map[row][]gap  // in the order in which they were left
-}
-
-// gap is the place that a job has left in the line of its limit: those behind it move up.
-type gap struct {
-	at   int64 // when it left
-	take ratelimit.Take
+	gaps  ticket.Gaps    // in the order in which they were left
 }
 
 const (
@@ -124,7 +114,7 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 		*w = watch{from: now.Add(-lookBack)}
 	}
 	if w.last = now; w.known == nil || len(w.known) > mostGone { // then those behind stay
-		w.known, w.gaps = map[int64]bool{}, map[row][]gap{}
+		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
 	}
 	known := slices.AppendSeq([]int64{}, maps.Keys(w.known)) // an array, if an empty one
 	found, err := p.waiters(ctx, p.pool, cancelledSQL, w.from, known)
@@ -132,8 +122,8 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 		return err
 	}
 	for _, f := range found {
-		if t := &f.ticket; t.known() && t.Attempt == givenBack {
-			w.left(t)
+		if t := &f.ticket; t.Known() && t.Attempt == ticket.GivenBack {
+			w.gaps.Left(t)
 		} else if err := p.freed(ctx, f); err != nil {
 			return err
 		}
@@ -173,37 +163,10 @@ func (p *plugin) freed(ctx context.Context, w *waiter) error {
 		return err
 	})
 	if released && err == nil {
-		p.round.watch.left(t)
+		p.round.watch.gaps.Left(t)
 	}
 	if errors.Is(err, ratelimit.ErrInvalid) { // metadata is anybody's
 		return nil
 	}
 	return err
-}
-
-// left remembers the gaps of a job that has been freed.
-func (w *watch) left(t *ticket) {
-	w.closeUp(t, t.Gone)
-	for _, k := range t.Taken.Takes {
-		if k.Ahead() { // else the line has moved for all
-			of := row{k.Limit, k.Key}
-			w.gaps[of] = append(w.gaps[of], gap{t.Gone, k})
-			slices.SortFunc(w.gaps[of], func(a, b gap) int { return cmp.Compare(a.at, b.at) })
-		}
-	}
-}
-
-// closeUp moves a ticket up by the gaps before it that it does not know of yet, of those that were
-// left before some time, and reports whether there were any.
-func (w *watch) closeUp(t *ticket, before int64) (moved bool) {
-	at, takes := t.At, t.Taken.Takes
-	for i, k := range takes {
-		for _, g := range w.gaps[row{k.Limit, k.Key}] {
-			if at < g.at && g.at < before && takes[i].Behind(g.take) {
-				takes[i], moved = takes[i].MoveUp(g.take.Count), true
-				t.At = max(t.At, g.at)
-			}
-		}
-	}
-	return moved
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/wake"
 )
 
@@ -63,7 +64,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	p := &plugin{store: s.on(c.Schema), pool: pool, holder: uuid.NewString()}
 	p.beyond = make(chan struct{}, 1)
 	p.logger = cmp.Or(c.Logger, slog.Default())
-	p.round.lines = map[row]placing{}
+	p.round.lines = map[ticket.Row]placing{}
 	p.waker = wake.New(p.wake, mostWakes)
 	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
 	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
 // The lines. One client grants the turns of a line at a time: the one that holds the line's row in
@@ -31,9 +33,9 @@ const (
 // turns is what a client remembers from one round of grants to the next.
 type turns struct {
 	pace
-	heard  atomic.Int64  // when the client fetched last, in nanoseconds
-	lines  map[row]*held // this and what follows are for the round under way only
-	scarce bool          // are workers: more could have been granted in the last round
+	heard  atomic.Int64         // when the client fetched last, in nanoseconds
+	lines  map[ticket.Row]*held // this and what follows are for the round under way only
+	scarce bool                 // are workers: more could have been granted in the last round
 }
 
 // held is a line that this client holds.
@@ -89,8 +91,8 @@ LIMIT $3::integer`
 func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 	r := &p.turns
 	names := slices.Collect(maps.Keys(p.scheduler.lines))
-	var found []row
-	var of row
+	var found []ticket.Row
+	var of ticket.Row
 	err = p.query(ctx, p.pool, linesSQL, []any{names, p.holder, mostLines}, func() {
 		found = append(found, of)
 	}, &of[0], &of[1])
@@ -99,7 +101,7 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 	}
 	idle := r.lines
 	r.scarce = false
-	r.lines = map[row]*held{}
+	r.lines = map[ticket.Row]*held{}
 	var failed []error
 	for _, of := range found {
 		h := idle[of]

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -86,13 +87,13 @@ func Explain(job *rivertype.JobRow) (Waiting, bool) {
 	if !ok {
 		return Waiting{}, false
 	}
-	return t.explain(job), true
+	return explained(&t, job), true
 }
 
 // queued returns the place in line of a job that waits for its turn.
-func queued(job *rivertype.JobRow) *seat {
-	t, ok := ticketOf(job)
-	if !ok || !t.known() || t.Seat == nil || !t.Seat.Waits ||
+func queued(job *rivertype.JobRow) *ticket.Seat {
+	t, ok := ticket.Of(job)
+	if !ok || !t.Known() || t.Seat == nil || !t.Seat.Waits ||
 		job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
 		return nil
 	}
@@ -100,19 +101,19 @@ func queued(job *rivertype.JobRow) *seat {
 }
 
 // waits returns the ticket of a job that waits for its time.
-func waits(job *rivertype.JobRow) (ticket, bool) {
-	t, ok := ticketOf(job)
-	ok = ok && t.known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.rows()) &&
+func waits(job *rivertype.JobRow) (ticket.Ticket, bool) {
+	t, ok := ticket.Of(job)
+	ok = ok && t.Known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.Rows()) &&
 		(job.State == rivertype.JobStateAvailable || job.State == rivertype.JobStateScheduled)
 	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved
 	return t, ok
 }
 
-func (t *ticket) explain(job *rivertype.JobRow) Waiting {
+func explained(t *ticket.Ticket, job *rivertype.JobRow) Waiting {
 	// What was there at once, and has to wait, was taken in a pause.
-	takes, of := t.Taken.Takes, t.of()
+	takes, of := t.Taken.Takes, t.WaitsFor()
 	paused := t.By >= len(takes) || !takes[t.By].Ahead()
-	return Waiting{Job: job, Limit: of[0], Key: of[1], Until: t.due(), Paused: paused}
+	return Waiting{Job: job, Limit: of[0], Key: of[1], Until: t.DueAt(), Paused: paused}
 }
 
 // Waiting lists the jobs that have reserved tokens of one limit and key, in the order in which they
@@ -139,10 +140,10 @@ func (j *Jobs) WaitingFor(
 		return nil, err
 	}
 	n = min(max(n, 0), mostListed-spare)
-	of := row{limit, key}
+	of := ticket.Row{limit, key}
 	// The part of metadata by which the jobs of a limit are found, and maybe some of others:
 	// containment knows neither order nor number.
-	fragment, err := json.Marshal(map[string]any{metadataKey: map[string]any{"on": []row{of}}})
+	fragment, err := json.Marshal(map[string]any{ticket.Key: map[string]any{"on": []ticket.Row{of}}})
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +156,7 @@ func (j *Jobs) WaitingFor(
 	var jobs []*rivertype.JobRow
 	var waiting []*waiter
 	for _, job := range found.Jobs {
-		if t, ok := waits(job); ok && slices.Contains(t.rows(), of) {
+		if t, ok := waits(job); ok && slices.Contains(t.Rows(), of) {
 			jobs, waiting = append(jobs, job), append(waiting, &waiter{ticket: t})
 		}
 	}
@@ -166,9 +167,9 @@ func (j *Jobs) WaitingFor(
 	var list []Waiting
 	for i, w := range waiting {
 		if t := &w.ticket; w.Due.After(now) {
-			putOff := w.Due.After(t.due()) && w.paused.After(now)
+			putOff := w.Due.After(t.DueAt()) && w.paused.After(now)
 			t.Due = w.Due.UnixMicro()
-			says := t.explain(jobs[i])
+			says := explained(t, jobs[i])
 			says.Paused = says.Paused || putOff
 			list = append(list, says)
 		}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
 // ByID are the statements that pick some of the jobs whose ids they are given.
@@ -24,7 +26,7 @@ func HoldLine(ctx context.Context, cfg *river.Config, limit, key string) <-chan 
 	told := make(chan error)
 	p := cfg.Plugins[0].(*plugin)
 	go func() {
-		g := &grant{plugin: p, of: row{limit, key}}
+		g := &grant{plugin: p, of: ticket.Row{limit, key}}
 		told <- pgx.BeginTxFunc(context.WithoutCancel(ctx), p.pool, readCommitted, func(tx pgx.Tx) error {
 			told <- g.hold(ctx, tx)
 			<-ctx.Done()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -19,7 +20,7 @@ import (
 // grant is one transaction in which jobs of a line have their turns.
 type grant struct {
 	*plugin
-	of   row
+	of   ticket.Row
 	line *line
 	held *held
 
@@ -33,10 +34,10 @@ type grant struct {
 
 	now   time.Time // by the database's clock
 	limit ratelimit.Outcome
-	reach float64         // what may be granted before the last job that is
-	has   map[row]float64 // the other limits of the jobs
-	out   map[row]bool    // those that were out when they were asked
-	skip  map[int64]bool  // jobs that cannot have their turns now
+	reach float64                // what may be granted before the last job that is
+	has   map[ticket.Row]float64 // the other limits of the jobs
+	out   map[ticket.Row]bool    // those that were out when they were asked
+	skip  map[int64]bool         // jobs that cannot have their turns now
 	busy  map[string]load
 
 	chosen []*contender
@@ -59,7 +60,7 @@ type contender struct {
 	turnRow
 	state, queue string
 	attempt      int
-	ticket       ticket
+	ticket       ticket.Ticket
 	from         float64 // the line's virtual time when it has its turn
 	nr           int     // its place in the line, if that is known
 	requests     []ratelimit.Request
@@ -75,7 +76,7 @@ type load struct {
 
 // grant grants what can be granted now. It reports whether the line is this client's, and whether
 // there may be more to grant at once.
-func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, err error) {
+func (p *plugin) grant(ctx context.Context, of ticket.Row, h *held) (mine, more bool, err error) {
 	g := &grant{plugin: p, of: of, line: p.scheduler.lines[of[0]], held: h}
 	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
 		return g.run(ctx, tx)
@@ -134,7 +135,7 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 		read := c
 		read.Name, read.Key, read.Tenant = g.of[0], g.of[1], t.Name
 		if json.Unmarshal(raw, &read.ticket) != nil {
-			read.ticket = ticket{}
+			read.ticket = ticket.Ticket{}
 		}
 		q.jobs = append(q.jobs, &read)
 	}, &t.Name, &t.At, &t.Credit, &c.Priority, &c.Due, &c.Job, &c.Cost, &c.Weight,
@@ -157,7 +158,7 @@ func (g *grant) complete(q *queue, most int) {
 		n, last := 0, time.Time{}
 		for _, c := range q.jobs {
 			if c.Priority == priority {
-				n, last = n+1, latest(last, g.line.place(priority, c.Due))
+				n, last = n+1, ticket.Latest(last, g.line.place(priority, c.Due))
 			}
 		}
 		if n < most {
@@ -199,7 +200,7 @@ func (g *grant) settle(q *queue) {
 
 // look finds out what the limits have, and which of the jobs granted before wait for a worker.
 func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
-	g.has, g.out, g.skip, g.busy = map[row]float64{}, map[row]bool{}, map[int64]bool{},
+	g.has, g.out, g.skip, g.busy = map[ticket.Row]float64{}, map[ticket.Row]bool{}, map[int64]bool{},
 		map[string]load{}
 	own := g.line.Limit.Global()
 	if g.of[1] != "" {
@@ -228,10 +229,10 @@ func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) ask(
 	ctx context.Context, tx pgx.Tx, jobs []*contender, first ...ratelimit.Request,
 ) (ratelimit.Result, error) {
-	ask, known := first, map[row]bool{}
+	ask, known := first, map[ticket.Row]bool{}
 	for _, c := range jobs {
 		for _, r := range c.requests {
-			if of := rowOf(r); of != g.of && !known[of] {
+			if of := ticket.RowOf(r); of != g.of && !known[of] {
 				known[of] = true
 				ask = append(ask, r.Count(0).Leave(0))
 			}
@@ -245,9 +246,9 @@ func (g *grant) ask(
 		return res, err
 	}
 	for i, o := range res.Outcomes[len(first):] {
-		of := row{o.Limit, o.Key}
+		of := ticket.Row{o.Limit, o.Key}
 		if r := ask[len(first)+i]; o.Shadow {
-			of, g.has[rowOf(r)] = row{}, math.Inf(1)
+			of, g.has[ticket.RowOf(r)] = ticket.Row{}, math.Inf(1)
 		}
 		if g.has[of] = o.Value; !o.OK {
 			g.out[of] = true
@@ -304,7 +305,7 @@ func (g *grant) unfit(c *contender) bool {
 	if c.ticket.Seat == nil || !c.ticket.Seat.Waits {
 		err = fmt.Errorf("its metadata does not say that it waits")
 	} else {
-		c.requests, c.kinds, err = c.ticket.Seat.requests()
+		c.requests, c.kinds, err = requestsOf(c.ticket.Seat)
 	}
 	if err == nil {
 		_, _, err = ratelimit.Foretell(time.Now(), fullState, c.requests...)
@@ -321,8 +322,8 @@ func (c *contender) fetchable() bool { return c.state == "available" || c.state 
 
 func fullState(string, string) ratelimit.State { return ratelimit.State{} }
 
-// requests are what a job takes at its turn, and what must be the same in all of a batch.
-func (s *seat) requests() ([]ratelimit.Request, []string, error) {
+// requestsOf are what a job takes at its turn, and what must be the same in all of a batch.
+func requestsOf(s *ticket.Seat) ([]ratelimit.Request, []string, error) {
 	requests, kinds := make([]ratelimit.Request, len(s.Requests)), make([]string, len(s.Requests))
 	for i, raw := range s.Requests {
 		if err := json.Unmarshal(raw, &requests[i]); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -49,7 +50,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		copied := *q
 		g.tenants = append(g.tenants, &copied)
 	}
-	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[row]string{}
+	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[ticket.Row]string{}
 	for _, q := range g.tenants {
 		g.head(q)
 	}
@@ -76,7 +77,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 			g.turns.scarce = true
 			q.Out = true
 			continue
-		case g.lacks(c, has) != (row{}):
+		case g.lacks(c, has) != (ticket.Row{}):
 			q.Out = true
 			continue
 		case !c.agrees(kinds):
@@ -84,7 +85,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 			return
 		}
 		for i, r := range c.requests {
-			of := rowOf(r)
+			of := ticket.RowOf(r)
 			kinds[of] = c.kinds[i]
 			has[of] -= r.N()
 		}
@@ -137,19 +138,19 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 }
 
 // lacks is another limit of a job that has too few tokens for it, if there is one.
-func (g *grant) lacks(c *contender, has map[row]float64) row {
+func (g *grant) lacks(c *contender, has map[ticket.Row]float64) ticket.Row {
 	for _, r := range c.requests {
-		if of := rowOf(r); of != g.of && (g.out[of] || has[of] < r.N()) {
+		if of := ticket.RowOf(r); of != g.of && (g.out[of] || has[of] < r.N()) {
 			return of
 		}
 	}
-	return row{}
+	return ticket.Row{}
 }
 
 // agrees says that what a job asks for can be asked for together with what others do.
-func (c *contender) agrees(kinds map[row]string) bool {
+func (c *contender) agrees(kinds map[ticket.Row]string) bool {
 	for i, r := range c.requests {
-		if kind, ok := kinds[rowOf(r)]; ok && kind != c.kinds[i] {
+		if kind, ok := kinds[ticket.RowOf(r)]; ok && kind != c.kinds[i] {
 			return false
 		}
 	}
@@ -223,7 +224,7 @@ func (g *grant) inShards() (parts [][]*contender) {
 // denied notes why the chosen jobs were not granted.
 func (g *grant) denied(outcomes []ratelimit.Outcome) {
 	for _, o := range outcomes {
-		if of := (row{o.Limit, o.Key}); !o.OK && of == g.of {
+		if of := (ticket.Row{o.Limit, o.Key}); !o.OK && of == g.of {
 			g.reach /= 2 // somebody has taken meanwhile
 			if len(g.chosen) == 1 {
 				g.reach = 0
@@ -239,7 +240,7 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	used := 0.0
 	for i, c := range g.chosen {
 		res := &g.each[i]
-		t := g.scheduler.newTicket(res, c.attempt, false)
+		t := g.scheduler.pacing.Ticket(res, c.attempt, false)
 		s := *c.ticket.Seat
 		s.Waits, s.Requests = false, nil
 		// It is not spaced anew when workers are late: what is granted ahead is bounded.
@@ -248,7 +249,7 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 		ahead := time.Duration(len(g.chosen)-i) * time.Microsecond
 		w := &waiter{ID: c.Job, Due: res.At.Add(-ahead), Ticket: &t}
 		if t.Due != 0 {
-			w.Due = t.due()
+			w.Due = t.DueAt()
 		}
 		w.Near = w.Due.Sub(g.now) < horizon
 		g.moved, g.left = append(g.moved, w), append(g.left, c.turnRow)
@@ -288,6 +289,6 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 }
 
 // rest forgets a line in which nobody waits any more.
-func (p *plugin) rest(ctx context.Context, of row) error {
+func (p *plugin) rest(ctx context.Context, of ticket.Row) error {
 	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.holder}, nil)
 }

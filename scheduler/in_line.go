@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -33,7 +34,7 @@ func (j *Jobs) InLine(
 	if err := j.check(); err != nil {
 		return nil, false, err
 	}
-	g, more, err := j.foresee(ctx, tx, row{limit, key})
+	g, more, err := j.foresee(ctx, tx, ticket.Row{limit, key})
 	if err != nil {
 		return nil, false, err
 	}
@@ -54,7 +55,7 @@ func (j *Jobs) InLine(
 func (g *grant) waiting(c *contender) Waiting {
 	w := Waiting{Job: &rivertype.JobRow{ID: c.Job}, Limit: g.of[0], Key: g.of[1],
 		Tenant: c.Tenant, Place: c.nr, Charged: c.from}
-	if of := g.lacks(c, g.has); of != (row{}) {
+	if of := g.lacks(c, g.has); of != (ticket.Row{}) {
 		w.Limit, w.Key, w.PassedOver = of[0], of[1], true
 	}
 	return w
@@ -68,7 +69,7 @@ const standsSQL = `SELECT now(), coalesce((SELECT virtual FROM {ours}weir_line
 
 // foresee chooses jobs of a line as a grant does, but as if there were tokens and workers for all
 // of them. It reports whether there are jobs that it has not read, or not chosen.
-func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of row) (g *grant, more bool, err error) {
+func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of ticket.Row) (g *grant, more bool, err error) {
 	all := math.Inf(1)
 	l := &line{Line: Line{Patience: defaultPatience}, rate: all}
 	if known := j.scheduler.lines[of[0]]; known != nil {
@@ -85,7 +86,7 @@ func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of row) (g *grant, more b
 	for range 2 {
 		g = &grant{plugin: &plugin{store: j.store}, of: of, line: l, held: &held{tenants: waiting},
 			turn: stands, now: now, reach: all, limit: ratelimit.Outcome{Value: all},
-			has: map[row]float64{}, out: map[row]bool{}, skip: map[int64]bool{},
+			has: map[ticket.Row]float64{}, out: map[ticket.Row]bool{}, skip: map[int64]bool{},
 			busy: map[string]load{}}
 		if err := g.read(ctx, tx); err != nil {
 			return nil, false, err

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -33,7 +34,7 @@ func (w *waiter) late(now time.Time) bool {
 	if w.Due.Before(due) {
 		due = w.Due
 	}
-	return now.Sub(latest(due, w.At)) > tooLate
+	return now.Sub(ticket.Latest(due, w.At)) > tooLate
 }
 
 // anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
@@ -44,8 +45,8 @@ func (v *visit) anew(ctx context.Context, again bool) error {
 		return err
 	}
 	v.used = false
-	if v.clock.until(v.ticket.due()) > 0 {
-		return v.putOff(ctx, v.ticket.due())
+	if v.clock.until(v.ticket.DueAt()) > 0 {
+		return v.putOff(ctx, v.ticket.DueAt())
 	}
 	return nil
 }
@@ -128,7 +129,7 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*waiter) (time.Time, 
 	for _, w := range all {
 		w.ticket.Jitter, w.ticket.From, w.ticket.On = 0, 0, nil // it comes in its order
 		if w.again {
-			err := correct(ctx, p.store, tx.Exec, w.ID, w.ticket.Seat, w.ticket.Seat.cost())
+			err := correct(ctx, p.store, tx.Exec, w.ID, w.ticket.Seat, w.ticket.Seat.Charged())
 			if err != nil {
 				return time.Time{}, err
 			}
@@ -137,7 +138,7 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*waiter) (time.Time, 
 	now, err := p.reckon(ctx, tx, all)
 	for _, w := range all {
 		t := &w.ticket
-		t.Due, t.Late, t.At = latest(w.Due, now).UnixMicro(), !w.again, now.UnixMicro()
+		t.Due, t.Late, t.At = ticket.Latest(w.Due, now).UnixMicro(), !w.again, now.UnixMicro()
 		if w.differs = true; !w.Due.After(now) {
 			// where it need not wait, it keeps its place before those that are less late
 			w.Due = w.At

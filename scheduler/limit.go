@@ -97,12 +97,12 @@ func (v *visit) take(
 	if !v.res.OK { // beyond MaxReserved
 		return v.putOff(ctx, v.res.RetryAt)
 	}
-	v.ticket, v.paid = v.plugin.scheduler.newTicket(&v.res, v.attempt, true), true
+	v.ticket, v.paid = v.plugin.scheduler.pacing.Ticket(&v.res, v.attempt, true), true
 	if v.ticket.Due != 0 {
-		return v.putOff(ctx, v.ticket.due())
+		return v.putOff(ctx, v.ticket.DueAt())
 	}
 	var err error
-	v.job.Metadata, err = v.ticket.into(v.job.Metadata) // for ReservationOf
+	v.job.Metadata, err = v.ticket.Into(v.job.Metadata) // for ReservationOf
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -37,9 +38,9 @@ func (e *PauseError) Unwrap() error { return e.Err }
 // pause pauses the limits and puts the job off until they open.
 func (v *visit) pause(ctx context.Context, e *PauseError) error {
 	p, t := v.plugin, &v.ticket // with what it has taken
-	t.From, t.On, t.Paid = 0, rowsOf(e.Requests), v.paid
-	t.Jitter = random(p.scheduler.jitter).Microseconds()
-	met := &waiter{ticket: ticket{On: t.On, Jitter: t.Jitter}}
+	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
+	t.Jitter = ticket.Random(p.scheduler.pacing.Jitter).Microseconds()
+	met := &waiter{ticket: ticket.Ticket{On: t.On, Jitter: t.Jitter}}
 	err := p.connected(ctx, func(c *pgxpool.Conn) error {
 		err := pgx.BeginTxFunc(ctx, c, readCommitted, func(tx pgx.Tx) error {
 			return p.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...)
@@ -54,7 +55,7 @@ func (v *visit) pause(ctx context.Context, e *PauseError) error {
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
-	t.Due, t.By = latest(met.Due, v.clock.at).UnixMicro(), len(t.Taken.Takes)+met.ticket.By
-	p.along(v.job, t.of())
-	return v.putOff(ctx, t.due())
+	t.Due, t.By = ticket.Latest(met.Due, v.clock.at).UnixMicro(), len(t.Taken.Takes)+met.ticket.By
+	p.along(v.job, t.WaitsFor())
+	return v.putOff(ctx, t.DueAt())
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -94,7 +95,7 @@ func (j *Jobs) QueueManyTx(
 func (j *Jobs) queue(
 	ctx context.Context, tx pgx.Tx, client manyInserter, params []QueueManyParams,
 ) ([]*rivertype.JobInsertResult, error) {
-	inserts, seats := make([]river.InsertManyParams, len(params)), make([]*seat, len(params))
+	inserts, seats := make([]river.InsertManyParams, len(params)), make([]*ticket.Seat, len(params))
 	for i, p := range params {
 		var err error
 		if inserts[i], seats[i], err = j.scheduler.waits(p); err != nil {
@@ -111,7 +112,7 @@ func (j *Jobs) queue(
 	var turns []*turnRow
 	for i, job := range jobs {
 		if !job.UniqueSkippedAsDuplicate {
-			turns = append(turns, seats[i].turn(job.Job))
+			turns = append(turns, turnOf(seats[i], job.Job))
 		}
 	}
 	return jobs, sendRows(ctx, j.store, tx, enterSQL, turns)
@@ -121,20 +122,8 @@ func (j *Jobs) queue(
 // a time.Duration holds.
 var farOff = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// seat is a job's place in a line, as its ticket has it.
-type seat struct {
-	Limit    string            `json:"limit"`
-	Key      string            `json:"key"`
-	Tenant   string            `json:"tenant"`
-	Weight   float64           `json:"w"`
-	Cost     float64           `json:"n"`
-	From     int64             `json:"from,omitempty"` // the ScheduledAt that the caller wanted
-	Waits    bool              `json:"waits,omitempty"`
-	Requests []json.RawMessage `json:"rs,omitempty"` // as long as it waits
-}
-
 // waits returns what is to be inserted for a job that waits for its turn.
-func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *seat, error) {
+func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Seat, error) {
 	none := river.InsertManyParams{}
 	if p.Args == nil {
 		return none, nil, errNoArgs
@@ -143,16 +132,16 @@ func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *seat, err
 	if err != nil {
 		return none, nil, err
 	}
-	t := ticket{Version: ticketVersion, Seat: seat}
+	t := ticket.Ticket{Version: ticket.Version, Seat: seat}
 	var o river.InsertOpts
-	o, seat.From = t.fill(p.Args, p.InsertOpts)
+	o, seat.From = fill(&t, p.Args, p.InsertOpts)
 	o.ScheduledAt = farOff
-	o.Metadata, err = t.into(o.Metadata)
+	o.Metadata, err = t.Into(o.Metadata)
 	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
 }
 
 // seat checks what a job is to take at its turn.
-func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, error) {
+func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*ticket.Seat, error) {
 	if s.misused != nil {
 		return nil, s.misused
 	}
@@ -170,7 +159,7 @@ func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*seat, er
 			fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1",
 				tenant.Weight)
 	}
-	seat := &seat{Tenant: tenant.Key, Weight: tenant.Weight, Waits: true}
+	seat := &ticket.Seat{Tenant: tenant.Key, Weight: tenant.Weight, Waits: true}
 	var all []ratelimit.Request
 	for _, r := range requests {
 		name := r.Limit().Name()

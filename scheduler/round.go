@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
 // The round. Once a second one of the clients looks at the jobs that wait, of all queues, from the
@@ -67,9 +69,9 @@ type round struct {
 	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
 	hinted atomic.Bool  // there is a timer for the next one
 
-	walked time.Time       // when the jobs behind the next ones were last looked at,
-	after  *waiter         // and behind which one that goes on; nil for the last of the next
-	lines  map[row]placing // of the lines in which jobs have moved up lately
+	walked time.Time              // when the jobs behind the next ones were last looked at,
+	after  *waiter                // and behind which one that goes on; nil for the last of the next
+	lines  map[ticket.Row]placing // of the lines in which jobs have moved up lately
 	watch  watch
 }
 
@@ -182,26 +184,26 @@ func (p *plugin) walk(
 func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 	r := &p.round
 	for _, w := range jobs {
-		w.differs = r.watch.closeUp(&w.ticket, math.MaxInt64)
+		w.differs = r.watch.gaps.CloseUp(&w.ticket, math.MaxInt64)
 	}
 	now, err := p.reckon(ctx, p.pool, jobs)
 	if err != nil {
 		return err
 	}
 	answered := time.Now()
-	maps.DeleteFunc(r.lines, func(_ row, l placing) bool { return now.Sub(l.put) > nearby })
+	maps.DeleteFunc(r.lines, func(_ ticket.Row, l placing) bool { return now.Sub(l.put) > nearby })
 	var moved []*waiter
 	for _, w := range jobs {
-		t, due, of := &w.ticket, w.Due, w.ticket.of()
+		t, due, of := &w.ticket, w.Due, w.ticket.WaitsFor()
 		// Of jobs that should have started between two rounds, each comes as far from the one that
 		// was put last as it belongs, or all would come at once. In the next round they keep their
 		// places, unless their line has moved.
-		put := latest(due, now)
+		put := ticket.Latest(due, now)
 		if last, ok := r.lines[of]; ok && !due.After(now) {
-			put = latest(now, last.put.Add(due.Sub(last.due)))
+			put = ticket.Latest(now, last.put.Add(due.Sub(last.due)))
 		}
 		if t.On != nil && !due.After(now) { // nor all that a pause has put off, when it is over
-			put = now.Add(t.jitter())
+			put = now.Add(t.Delay())
 		}
 		gain := w.At.Sub(put)
 		if w.paused.After(now) {
@@ -214,7 +216,7 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 		case t.Due == 0 && !due.After(w.At): // its worker wants it later: it has snoozed it
 		case w.redefined,
 			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,
-			due.Sub(latest(w.At, now)) > later && w.At.Sub(now) < nearby:
+			due.Sub(ticket.Latest(w.At, now)) > later && w.At.Sub(now) < nearby:
 			w.Due = put
 			r.lines[of] = placing{put, due}
 		}

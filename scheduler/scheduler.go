@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/slots"
 )
@@ -46,9 +45,7 @@ const defaultJitter = 250 * time.Millisecond
 // Scheduler turns reservations into River jobs. It is safe for concurrent use.
 type Scheduler struct {
 	limiter *ratelimit.Limiter
-	jitter  time.Duration
-	always  bool // jitter, and not only what would start together
-	bunch   bool
+	pacing  ticket.Pacing
 	lines   map[string]*line
 	misused error // a mistake in Lines
 	slots   hand.Slots
@@ -57,9 +54,10 @@ type Scheduler struct {
 // New makes a Scheduler on top of a limiter. If there is a mistake in [Config.Lines],
 // [Jobs.QueueTx] returns it as an error and [Scheduler.Configure] panics.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
-	jitter := cmp.Or(cfg.Jitter, defaultJitter)
+	pacing := ticket.Pacing{Jitter: cmp.Or(cfg.Jitter, defaultJitter), Always: cfg.Jitter != 0,
+		Bunch: cfg.Bunch}
 	lines, err := linesOf(cfg.Lines)
-	s := &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch, lines, err, nil}
+	s := &Scheduler{limiter, pacing, lines, err, nil}
 	if cfg.Slots != nil {
 		s.slots = cfg.Slots.Hand()
 	}
@@ -265,26 +263,28 @@ func errNotMade(by string) error {
 func (s *Scheduler) schedule(
 	args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result,
 ) (_ *river.InsertOpts, err error) {
-	t := s.newTicket(res, 0, false)
-	o, from := t.fill(args, opts)
+	t := s.pacing.Ticket(res, 0, false)
+	o, from := fill(&t, args, opts)
 	if t.Due != 0 {
 		if t.From = from; from != 0 {
 			t.Due = max(t.Due, t.From)
 		}
-		o.ScheduledAt = t.due()
+		o.ScheduledAt = t.DueAt()
 	}
-	o.Metadata, err = t.into(o.Metadata)
+	o.Metadata, err = t.Into(o.Metadata)
 	return &o, err
 }
 
 // fill notes in a ticket when the job pays. It returns a copy of opts, and from when on the caller
 // wants the job to run: a ticket's From.
-func (t *ticket) fill(args river.JobArgs, opts *river.InsertOpts) (o river.InsertOpts, from int64) {
+func fill(
+	t *ticket.Ticket, args river.JobArgs, opts *river.InsertOpts,
+) (o river.InsertOpts, from int64) {
 	if opts != nil {
 		o = *opts
 	}
 	if a, ok := args.(JobArgsWithPays); ok {
-		t.Pays = a.Pays()
+		t.Pays = ticket.Pays(a.Pays())
 	}
 	wanted := o.ScheduledAt
 	if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
@@ -295,38 +295,3 @@ func (t *ticket) fill(args river.JobArgs, opts *river.InsertOpts) (o river.Inser
 	}
 	return o, from
 }
-
-// newTicket is for a job whose tokens are taken, for a limited worker if it has paid. What was
-// granted ahead of time may start then, with jitter.
-func (s *Scheduler) newTicket(res *ratelimit.Result, attempts int, paid bool) ticket {
-	t := ticket{Version: ticketVersion, Taken: res.Reservation(), Attempt: attempts, Paid: paid}
-	t.At = res.At.UnixMicro()
-	if res.RunAt.IsZero() {
-		return t
-	}
-	var at time.Time
-	var most time.Duration
-	for i, k := range t.Taken.Takes {
-		for _, o := range res.Outcomes {
-			run := o.PacedAt
-			if s.bunch {
-				run = o.RunAt
-			}
-			if o.Limit == k.Limit && o.Key == k.Key && run.After(at) {
-				at, t.By = run, i
-				if most = 0; s.always || !k.Ahead() || s.bunch && !o.WindowEnds.IsZero() {
-					// a window's work stays in its window
-					most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2)
-				}
-			}
-		}
-	}
-	t.Jitter = random(most).Microseconds()
-	t.Due = at.UnixMicro() + t.Jitter
-	return t
-}
-
-// random is the jitter: uniform, drawn anew for each insert.
-func random(most time.Duration) time.Duration { return rand.N(max(most, 0) + 1) } //nolint:gosec // jitter
-
-func latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }

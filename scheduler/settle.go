@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -35,7 +36,7 @@ func settle[T any](
 	exec func(context.Context, string, ...any) (T, error),
 	job *rivertype.JobRow, used []ratelimit.Request,
 ) (bool, error) {
-	t, _ := ticketOf(job)
+	t, _ := ticket.Of(job)
 	if len(t.Taken.Takes) == 0 {
 		return false, nil
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -42,9 +43,9 @@ func (p *plugin) Work(
 ) error {
 	v := &visit{plugin: p, job: job, waiter: waiter{ID: job.ID, attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
-	v.ticket, v.found = ticketOf(job)
+	v.ticket, v.found = ticket.Of(job)
 	v.valid = v.found && v.ticket.Attempt == v.attempt
-	if v.found && v.ticket.known() && !worknow.Asked(ctx) {
+	if v.found && v.ticket.Known() && !worknow.Asked(ctx) {
 		if err := v.begin(ctx); err != nil {
 			return err
 		}
@@ -66,7 +67,8 @@ func (v *visit) begin(ctx context.Context) error {
 	switch {
 	case t.Paid && v.used:
 		return nil // Limit takes anew
-	case len(t.Taken.Takes) > 0 && v.used && (t.Pays != PerJob || t.Attempt == givenBack):
+	case len(t.Taken.Takes) > 0 && v.used &&
+		(t.Pays != ticket.PerJob || t.Attempt == ticket.GivenBack):
 		t.Taken, t.Attempt, t.Used, v.used = t.Taken.Again(), v.attempt, false, false
 		if err := v.anew(ctx, true); err != nil {
 			return err
@@ -89,7 +91,7 @@ func (v *visit) begin(ctx context.Context) error {
 		t.Due = v.Due.UnixMicro()
 	}
 	if v.Due.After(v.clock.now()) {
-		v.plugin.along(v.job, t.of())
+		v.plugin.along(v.job, t.WaitsFor())
 		return v.putOff(ctx, v.Due)
 	}
 	return v.started(ctx)
@@ -99,21 +101,21 @@ func (v *visit) begin(ctx context.Context) error {
 // was cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
 	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
-		return sendRows(ctx, v.plugin.store, c, enterSQL, []*turnRow{v.ticket.Seat.turn(v.job)})
+		return sendRows(ctx, v.plugin.store, c, enterSQL, []*turnRow{turnOf(v.ticket.Seat, v.job)})
 	})
 	if err != nil {
 		v.plugin.warn(err, "a job could not be put back in line", "job", v.ID)
 		return putOff(time.Second)
 	}
 	v.ticket.Attempt, v.ticket.Used = v.attempt, false
-	if err := river.MetadataSet(ctx, metadataKey, &v.ticket); err != nil {
+	if err := river.MetadataSet(ctx, ticket.Key, &v.ticket); err != nil {
 		return err
 	}
 	return putOff(time.Until(farOff))
 }
 
 // usedUp has a ticket wait for nothing but pauses.
-func (v *visit) usedUp(t *ticket, used bool) {
+func (v *visit) usedUp(t *ticket.Ticket, used bool) {
 	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.attempt, used
 }
 
@@ -121,12 +123,12 @@ func (v *visit) usedUp(t *ticket, used bool) {
 // whatever becomes of the attempt, at no row version more.
 func (v *visit) started(ctx context.Context) error {
 	var err error
-	if v.job.Metadata, err = v.ticket.into(v.job.Metadata); err != nil { // for ReservationOf
+	if v.job.Metadata, err = v.ticket.Into(v.job.Metadata); err != nil { // for ReservationOf
 		return err
 	}
 	began := v.ticket
 	began.Used = true
-	return river.MetadataSet(ctx, metadataKey, &began)
+	return river.MetadataSet(ctx, ticket.Key, &began)
 }
 
 // after sees to it that an attempt that has used nothing does not pay again: one that its worker
@@ -138,11 +140,11 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return err
 	case errors.As(err, &pause):
 		return v.pause(ctx, pause)
-	case !v.paid && v.found && v.ticket.known() && v.ticket.Pays != PerStart &&
+	case !v.paid && v.found && v.ticket.Known() && v.ticket.Pays != ticket.PerStart &&
 		errors.As(err, new(*rivertype.JobSnoozeError)):
 		t := v.ticket
 		v.usedUp(&t, v.used)
-		if other := river.MetadataSet(ctx, metadataKey, &t); other != nil {
+		if other := river.MetadataSet(ctx, ticket.Key, &t); other != nil {
 			return errors.Join(err, other)
 		}
 	}
@@ -164,11 +166,11 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 	t := v.ticket
 	t.Attempt, t.Used = v.attempt, v.used
 	var carried any
-	if len(t.rows()) > 0 {
+	if len(t.Rows()) > 0 {
 		carried = &t
 	}
 	if carried != nil || v.found {
-		if err := river.MetadataSet(ctx, metadataKey, carried); err != nil {
+		if err := river.MetadataSet(ctx, ticket.Key, carried); err != nil {
 			return err
 		}
 	}

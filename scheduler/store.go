@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -64,13 +65,13 @@ func (s store) which(
 
 // waiter is a job that waits in its queue, or at this client.
 type waiter struct {
-	ID     int64     `json:"id"`
-	At     time.Time `json:"was"`    // its scheduled_at
-	Due    time.Time `json:"due"`    // when it may start by now, and where it is to be moved
-	Near   bool      `json:"near"`   // it is to be available there
-	Ticket *ticket   `json:"ticket"` // to be written, if not nil
+	ID     int64          `json:"id"`
+	At     time.Time      `json:"was"`    // its scheduled_at
+	Due    time.Time      `json:"due"`    // when it may start by now, and where it is to be moved
+	Near   bool           `json:"near"`   // it is to be available there
+	Ticket *ticket.Ticket `json:"ticket"` // to be written, if not nil
 
-	ticket    ticket
+	ticket    ticket.Ticket
 	attempt   int
 	state     string
 	valid     bool      // there is a ticket for the next attempt
@@ -89,7 +90,7 @@ func (s store) waiters(ctx context.Context, q querier, sql string, args ...any) 
 	err := s.query(ctx, q, sql, args, func() {
 		read := w
 		err := json.Unmarshal(raw, &read.ticket)
-		read.valid = err == nil && read.ticket.isFor(w.attempt)
+		read.valid = err == nil && read.ticket.IsFor(w.attempt)
 		all = append(all, &read)
 	}, &w.ID, &w.attempt, &w.state, &w.At, &raw)
 	return all, err
@@ -115,15 +116,15 @@ func (s store) reckon(ctx context.Context, q querier, jobs []*waiter) (now time.
 	}
 	var lines []ratelimit.Take
 	for _, w := range jobs {
-		lines = append(lines, w.ticket.lines()...)
+		lines = append(lines, w.ticket.Lines()...)
 	}
 	states, now, err := s.scheduler.limiter.Lines(ctx, q, lines...)
 	if err != nil {
 		return now, err
 	}
 	for _, w := range jobs {
-		n := len(w.ticket.lines())
-		w.Due, w.paused, w.redefined = w.ticket.reckon(states[:n], now, s.scheduler.bunch)
+		n := len(w.ticket.Lines())
+		w.Due, w.paused, w.redefined = w.ticket.Reckon(states[:n], now, s.scheduler.pacing.Bunch)
 		w.differs = w.differs || w.redefined
 		states = states[n:]
 	}

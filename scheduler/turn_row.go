@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
 // turnRow is a row of weir_turn.
@@ -20,8 +22,8 @@ type turnRow struct {
 	Weight   float64   `json:"weight"`
 }
 
-// turn is the row of a job that waits. It is always the same for the same job.
-func (s *seat) turn(job *rivertype.JobRow) *turnRow {
+// turnOf is the row of a job that waits. It is always the same for the same job.
+func turnOf(s *ticket.Seat, job *rivertype.JobRow) *turnRow {
 	due := job.CreatedAt
 	if s.From != 0 {
 		due = time.UnixMicro(s.From)
@@ -41,14 +43,6 @@ ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
 // key is the row's primary key.
 func (t *turnRow) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority, t.Due, t.Job} }
 
-// cost is what the tenant was charged; nothing for a job that was not queued.
-func (s *seat) cost() float64 {
-	if s == nil {
-		return 0
-	}
-	return s.Cost
-}
-
 // correctSQL notes what a job has used beyond what its tenant was charged.
 //
 // $1 name $2 key $3 tenant $4 job $5 beyond $6 weight
@@ -57,7 +51,7 @@ VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::doub
 
 func correct[T any](
 	ctx context.Context, s store, exec func(context.Context, string, ...any) (T, error),
-	job int64, seat *seat, beyond float64,
+	job int64, seat *ticket.Seat, beyond float64,
 ) error {
 	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
 		return nil
