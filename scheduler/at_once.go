@@ -14,6 +14,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/slots"
@@ -86,12 +87,12 @@ func (w *atOnce[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	hold, err := v.slot(ctx, want)
 	switch {
 	case err != nil:
-		v.plugin.warn(err, "a job could not take a slot, and will try again in a second", "job",
+		v.plugin.Warn(err, "a job could not take a slot, and will try again in a second", "job",
 			v.ID)
 		return v.unstarted(ctx, time.Second)
 	case hold == nil:
 		v.plugin.clearFor(v.job, want, w.of)
-		return v.unstarted(ctx, time.Until(farOff))
+		return v.unstarted(ctx, time.Until(riverjob.FarOff))
 	}
 	return v.holding(ctx, want, hold, func(ctx context.Context) error {
 		return w.Worker.Work(ctx, job)
@@ -132,9 +133,9 @@ func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
 		}
 	}
 	waits := false
-	err := p.connected(ctx, func(c *pgxpool.Conn) error {
-		args := []any{p.schema, tenantOf(want.Place)}
-		return p.query(ctx, c, othersSQL, args, func() {}, &waits)
+	err := p.Connected(ctx, func(c *pgxpool.Conn) error {
+		args := []any{p.Schema, tenantOf(want.Place)}
+		return p.Query(ctx, c, othersSQL, args, func() {}, &waits)
 	})
 	if err != nil {
 		return nil, err
@@ -145,7 +146,7 @@ func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
 			return hold, err
 		}
 	}
-	err = p.connected(ctx, func(c *pgxpool.Conn) error {
+	err = p.Connected(ctx, func(c *pgxpool.Conn) error {
 		return p.getInLine(ctx, c, want, []*rivertype.JobRow{v.job})
 	})
 	if err == nil {
@@ -166,15 +167,15 @@ func (v *visit) holding(
 		errors.As(err, &cancel) {
 		return err
 	}
-	v.plugin.warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)
+	v.plugin.Warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)
 	return river.JobSnooze(time.Second)
 }
 
 // unstarted puts off a job that has not started, and that keeps what it has paid. It waits for no
 // tokens any more, so it is not late.
 func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
-	if v.paid || v.found && v.ticket.Known() {
-		t := v.ticket
+	if v.paid || v.found && v.Ticket.Known() {
+		t := v.Ticket
 		v.usedUp(&t, v.used)
 		if err := river.MetadataSet(ctx, ticket.Key, &t); err != nil {
 			return err
@@ -190,8 +191,8 @@ func (p *plugin) clearFor(
 	job *rivertype.JobRow, want hand.Want, of func(*rivertype.JobRow) (hand.Want, bool),
 ) {
 	queue, kind := job.Queue, job.Kind
-	p.beside(queue+" "+kind+" slots", roundEvery, func(ctx context.Context) error {
-		return p.eachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
+	p.beside(queue+" "+kind+" slots", riverjob.RoundEvery, func(ctx context.Context) error {
+		return p.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {
 				_, found := ticket.Of(j)
@@ -209,8 +210,8 @@ func (p *plugin) haveWait(ctx context.Context, want hand.Want, jobs []*rivertype
 	if len(jobs) == 0 {
 		return nil
 	}
-	err := pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		locked, err := p.lock(ctx, tx, jobs)
+	err := p.InTx(ctx, func(tx pgx.Tx) error {
+		locked, err := p.Lock(ctx, tx, jobs)
 		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })
 		if err == nil {
 			err = p.getInLine(ctx, tx, want, jobs)
@@ -218,11 +219,11 @@ func (p *plugin) haveWait(ctx context.Context, want hand.Want, jobs []*rivertype
 		if err != nil {
 			return err
 		}
-		var moved []*waiter
+		var moved []*riverjob.Waiter
 		for _, j := range jobs {
-			moved = append(moved, &waiter{ID: j.ID, At: j.ScheduledAt, Due: farOff})
+			moved = append(moved, &riverjob.Waiter{ID: j.ID, At: j.ScheduledAt, Due: riverjob.FarOff})
 		}
-		return p.move(ctx, tx, moved, time.Now())
+		return p.Move(ctx, tx, moved, time.Now())
 	})
 	if err == nil {
 		err = p.serve(ctx, []hand.Want{want})

@@ -15,6 +15,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
+type movedArgs struct{}
+
+func (movedArgs) Kind() string { return "moved" }
+
 // Two clients that have read the same backlog pay for each of its jobs once, whichever is faster. So
 // do a client and a worker that has paid for a job in between.
 func TestABacklogThatTwoClientsClearIsPaidForOnce(t *testing.T) {

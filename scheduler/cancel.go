@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -41,10 +42,10 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 	}
 	t, _ := ticket.Of(job)
 	if s := t.Seat; s != nil && s.Waits && job.FinalizedAt != nil {
-		return job, j.query(ctx, tx, leaveSQL, turnOf(s, job).key(), nil)
+		return job, j.store.Query(ctx, tx, leaveSQL, turnOf(s, job).key(), nil)
 	}
 	if job.State == rivertype.JobStateCancelled && t.IsFor(job.Attempt) {
-		if _, err := j.free(ctx, tx, id, &t); err != nil {
+		if _, err := free(ctx, j.store, tx, id, &t); err != nil {
 			return nil, err
 		}
 	}
@@ -58,15 +59,17 @@ const freedSQL = `UPDATE {river}river_job SET metadata = jsonb_set(metadata, '{w
 WHERE id = $1::bigint AND state OPERATOR(pg_catalog.=) 'cancelled'`
 
 // free gives back what a job took that will not be worked, and reports whether it did.
-func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket.Ticket) (bool, error) {
+func free(
+	ctx context.Context, s riverjob.Store, tx pgx.Tx, id int64, t *ticket.Ticket,
+) (bool, error) {
 	if len(t.Taken.Takes) == 0 {
 		return false, nil
 	}
 	var now time.Time // before the balances are locked: who takes after that stands behind no gap
-	if err := s.query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
+	if err := s.Query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
 		return false, err
 	}
-	released, err := s.scheduler.limiter.Release(ctx, tx, t.Taken)
+	released, err := s.Limiter.Release(ctx, tx, t.Taken)
 	if err != nil || !released {
 		return false, err
 	}
@@ -78,16 +81,16 @@ func (s store) free(ctx context.Context, tx pgx.Tx, id int64, t *ticket.Ticket) 
 	if err != nil {
 		return false, err
 	}
-	return true, s.query(ctx, tx, freedSQL, []any{id, string(b)}, nil)
+	return true, s.Query(ctx, tx, freedSQL, []any{id, string(b)}, nil)
 }
 
 // watch is what is remembered of the jobs that have gone.
 type watch struct {
 	last  time.Time
-	from  time.Time      // jobs that were cancelled before are known,
-	known map[int64]bool // and these
-	seen  []*waiter      // that waited when it was last looked
-	gaps  ticket.Gaps    // in the order in which they were left
+	from  time.Time          // jobs that were cancelled before are known,
+	known map[int64]bool     // and these
+	seen  []*riverjob.Waiter // that waited when it was last looked
+	gaps  ticket.Gaps        // in the order in which they were left
 }
 
 const (
@@ -105,8 +108,8 @@ ORDER BY finalized_at LIMIT 1000`
 
 // findGone gives back what jobs had taken that were cancelled or deleted by others before they
 // started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait.
-func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
-	w, now := &p.round.watch, c.at
+func (p *plugin) findGone(ctx context.Context, next []*riverjob.Waiter, c riverjob.Clock) error {
+	w, now := &p.round.watch, c.At
 	if now.Sub(w.last) < watchEvery {
 		return nil
 	}
@@ -117,12 +120,12 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
 	}
 	known := slices.AppendSeq([]int64{}, maps.Keys(w.known)) // an array, if an empty one
-	found, err := p.waiters(ctx, p.pool, cancelledSQL, w.from, known)
+	found, err := p.Waiters(ctx, p.Pool, cancelledSQL, w.from, known)
 	if err != nil {
 		return err
 	}
 	for _, f := range found {
-		if t := &f.ticket; t.Known() && t.Attempt == ticket.GivenBack {
+		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
 			w.gaps.Left(t)
 		} else if err := p.freed(ctx, f); err != nil {
 			return err
@@ -132,7 +135,7 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 		}
 	}
 
-	missing := map[int64]*waiter{}
+	missing := map[int64]*riverjob.Waiter{}
 	for _, s := range w.seen {
 		missing[s.ID] = s
 	}
@@ -143,9 +146,9 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 		return nil
 	}
 	const sql = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[])`
-	there, err := p.which(ctx, p.pool, sql, slices.Collect(maps.Keys(missing)))
+	there, err := p.Which(ctx, p.Pool, sql, slices.Collect(maps.Keys(missing)))
 	for id, m := range missing {
-		if err == nil && !there[id] && c.until(m.Due) > 0 { // it cannot have started
+		if err == nil && !there[id] && c.Until(m.Due) > 0 { // it cannot have started
 			err = p.freed(ctx, m)
 		}
 	}
@@ -153,13 +156,13 @@ func (p *plugin) findGone(ctx context.Context, next []*waiter, c clock) error {
 }
 
 // freed frees a job that has gone, in a transaction of its own.
-func (p *plugin) freed(ctx context.Context, w *waiter) error {
-	if !w.valid {
+func (p *plugin) freed(ctx context.Context, w *riverjob.Waiter) error {
+	if !w.Valid {
 		return nil
 	}
-	t, released := &w.ticket, false
-	err := pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) (err error) {
-		released, err = p.free(ctx, tx, w.ID, t)
+	t, released := &w.Ticket, false
+	err := p.InTx(ctx, func(tx pgx.Tx) (err error) {
+		released, err = free(ctx, p.Store, tx, w.ID, t)
 		return err
 	})
 	if released && err == nil {

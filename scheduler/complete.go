@@ -39,7 +39,7 @@ func (s *Scheduler) CompleteTx(
 	if err := complete(ctx, s, tx, job, "riverpgxv5, or call Scheduler.CompleteSQLTx"); err != nil {
 		return err
 	}
-	_, err := settle(ctx, s.on(""), s.limiter.In(tx), tx.Exec, job, used)
+	_, err := settle(ctx, s.store(""), s.limiter.In(tx), tx.Exec, job, used)
 	return err
 }
 
@@ -52,7 +52,7 @@ func (s *Scheduler) CompleteSQLTx(
 		"riverdatabasesql, or call Scheduler.CompleteTx"); err != nil {
 		return err
 	}
-	_, err := settle(ctx, s.on(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
+	_, err := settle(ctx, s.store(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
 	return err
 }
 

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weir-go/weir/internal/jobs/pace"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
@@ -32,7 +34,7 @@ const (
 
 // turns is what a client remembers from one round of grants to the next.
 type turns struct {
-	pace
+	pace.Pace
 	heard  atomic.Int64         // when the client fetched last, in nanoseconds
 	lines  map[ticket.Row]*held // this and what follows are for the round under way only
 	scarce bool                 // are workers: more could have been granted in the last round
@@ -60,9 +62,9 @@ func (p *plugin) grantTurns(gap time.Duration) {
 		return
 	}
 	r := &p.turns
-	r.begin(gap, patience, func(ctx context.Context) {
+	r.Begin(gap, riverjob.Patience, func(ctx context.Context) {
 		held, err := p.grantLines(ctx)
-		p.warn(err, "turns could not be granted")
+		p.Warn(err, "turns could not be granted")
 		gap := grantEvery
 		if r.scarce {
 			gap = grantSoon
@@ -93,7 +95,7 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 	names := slices.Collect(maps.Keys(p.scheduler.lines))
 	var found []ticket.Row
 	var of ticket.Row
-	err = p.query(ctx, p.pool, linesSQL, []any{names, p.holder, mostLines}, func() {
+	err = p.Query(ctx, p.Pool, linesSQL, []any{names, p.Holder, mostLines}, func() {
 		found = append(found, of)
 	}, &of[0], &of[1])
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -154,20 +155,20 @@ func (j *Jobs) WaitingFor(
 		return nil, err
 	}
 	var jobs []*rivertype.JobRow
-	var waiting []*waiter
+	var waiting []*riverjob.Waiter
 	for _, job := range found.Jobs {
 		if t, ok := waits(job); ok && slices.Contains(t.Rows(), of) {
-			jobs, waiting = append(jobs, job), append(waiting, &waiter{ticket: t})
+			jobs, waiting = append(jobs, job), append(waiting, &riverjob.Waiter{Ticket: t})
 		}
 	}
-	now, err := j.reckon(ctx, tx, waiting)
+	now, err := j.store.Reckon(ctx, tx, waiting)
 	if err != nil {
 		return nil, err
 	}
 	var list []Waiting
 	for i, w := range waiting {
-		if t := &w.ticket; w.Due.After(now) {
-			putOff := w.Due.After(t.DueAt()) && w.paused.After(now)
+		if t := &w.Ticket; w.Due.After(now) {
+			putOff := w.Due.After(t.DueAt()) && w.Paused.After(now)
 			t.Due = w.Due.UnixMicro()
 			says := explained(t, jobs[i])
 			says.Paused = says.Paused || putOff

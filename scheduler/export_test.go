@@ -6,12 +6,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
 // ByID are the statements that pick some of the jobs whose ids they are given.
 var ByID = map[string]string{
-	"lock": lockSQL, "unfetched": unfetchedSQL, "chosen": chosenSQL, "running": runningSQL,
+	"lock": riverjob.LockSQL, "unfetched": unfetchedSQL, "chosen": chosenSQL, "running": runningSQL,
 }
 
 // GrantTurns does one round of grants, as a client with this configuration does. It reports whether
@@ -27,7 +28,7 @@ func HoldLine(ctx context.Context, cfg *river.Config, limit, key string) <-chan 
 	p := cfg.Plugins[0].(*plugin)
 	go func() {
 		g := &grant{plugin: p, of: ticket.Row{limit, key}}
-		told <- pgx.BeginTxFunc(context.WithoutCancel(ctx), p.pool, readCommitted, func(tx pgx.Tx) error {
+		told <- p.InTx(context.WithoutCancel(ctx), func(tx pgx.Tx) error {
 			told <- g.hold(ctx, tx)
 			<-ctx.Done()
 			return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
@@ -43,7 +44,7 @@ type grant struct {
 	chosen []*contender
 	more   bool // there may be more to grant at once
 	each   []ratelimit.Result
-	moved  []*waiter
+	moved  []*riverjob.Waiter
 }
 
 // queue are the jobs of a tenant.
@@ -78,7 +79,7 @@ type load struct {
 // there may be more to grant at once.
 func (p *plugin) grant(ctx context.Context, of ticket.Row, h *held) (mine, more bool, err error) {
 	g := &grant{plugin: p, of: of, line: p.scheduler.lines[of[0]], held: h}
-	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+	err = p.InTx(ctx, func(tx pgx.Tx) error {
 		return g.run(ctx, tx)
 	})
 	if err != nil {
@@ -88,7 +89,7 @@ func (p *plugin) grant(ctx context.Context, of ticket.Row, h *held) (mine, more 
 	for i, w := range g.moved {
 		c := g.chosen[i]
 		h.waiting[w.ID] = granted{c.queue, c.Cost, w.Due}
-		p.waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
+		p.Waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
 	}
 	h.tenants = len(g.tenants)
 	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil
@@ -110,8 +111,8 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	args := []any{g.of[0], g.of[1], g.holder, lineLasts}
-	err := g.query(ctx, tx, holdSQL, args, func() { g.mine = true },
+	args := []any{g.of[0], g.of[1], g.Holder, lineLasts}
+	err := g.Query(ctx, tx, holdSQL, args, func() { g.mine = true },
 		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
 	if known {
 		g.seen = seen
@@ -126,7 +127,7 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	var t turn.Tenant
 	var raw []byte
 	queues := map[string]*queue{} // the rows come in any order
-	err := g.query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
+	err := g.Query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
 		q := queues[t.Name]
 		if q == nil {
 			q = &queue{Tenant: t}
@@ -241,7 +242,7 @@ func (g *grant) ask(
 	if len(ask) == 0 {
 		return ratelimit.Result{}, nil
 	}
-	res, err := g.scheduler.limiter.CheckRateLimit(ctx, tx, ask...)
+	res, err := g.Limiter.CheckRateLimit(ctx, tx, ask...)
 	if err != nil {
 		return res, err
 	}
@@ -312,7 +313,7 @@ func (g *grant) unfit(c *contender) bool {
 	}
 	if err != nil && !g.held.warned[c.Job] {
 		g.held.warned[c.Job] = true
-		g.warn(err, "a job cannot have its turn", "job", c.Job)
+		g.Warn(err, "a job cannot have its turn", "job", c.Job)
 	}
 	return err != nil
 }
@@ -344,7 +345,7 @@ func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
 	if len(waiting) == 0 {
 		return nil
 	}
-	still, err := g.which(ctx, tx, unfetchedSQL, slices.Collect(maps.Keys(waiting)))
+	still, err := g.Which(ctx, tx, unfetchedSQL, slices.Collect(maps.Keys(waiting)))
 	if err != nil {
 		return err
 	}

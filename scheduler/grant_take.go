@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
@@ -165,7 +166,7 @@ func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (boo
 			ids = append(ids, c.Job)
 		}
 	}
-	more, err := g.which(ctx, tx, chosenSQL, ids)
+	more, err := g.Which(ctx, tx, chosenSQL, ids)
 	if err != nil {
 		return false, err
 	}
@@ -187,14 +188,14 @@ func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
 		for i, c := range some {
 			calls[i] = c.requests
 		}
-		all, each, err := g.scheduler.limiter.RateLimitMany(ctx, tx, calls)
+		all, each, err := g.Limiter.RateLimitMany(ctx, tx, calls)
 		if err != nil {
 			return false, err
 		}
 		if !all.OK {
 			g.denied(all.Outcomes)
 			if len(g.each) > 0 {
-				err = g.scheduler.limiter.GiveBackMany(ctx, tx, g.each)
+				err = g.Limiter.GiveBackMany(ctx, tx, g.each)
 			}
 			return false, err
 		}
@@ -240,34 +241,34 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	used := 0.0
 	for i, c := range g.chosen {
 		res := &g.each[i]
-		t := g.scheduler.pacing.Ticket(res, c.attempt, false)
+		t := g.Pacing.Ticket(res, c.attempt, false)
 		s := *c.ticket.Seat
 		s.Waits, s.Requests = false, nil
 		// It is not spaced anew when workers are late: what is granted ahead is bounded.
 		t.Seat, t.Pays, t.Late = &s, c.ticket.Pays, true
 		// Of jobs that start at once River has the ones go first whose turn it was first.
 		ahead := time.Duration(len(g.chosen)-i) * time.Microsecond
-		w := &waiter{ID: c.Job, Due: res.At.Add(-ahead), Ticket: &t}
+		w := &riverjob.Waiter{ID: c.Job, Due: res.At.Add(-ahead), Write: &t}
 		if t.Due != 0 {
 			w.Due = t.DueAt()
 		}
-		w.Near = w.Due.Sub(g.now) < horizon
+		w.Near = w.Due.Sub(g.now) < riverjob.Horizon
 		g.moved, g.left = append(g.moved, w), append(g.left, c.turnRow)
 		used += c.Cost
 	}
 	b := &pgx.Batch{}
 	send := func(sql string, args ...any) {
-		b.Queue(g.tables.Replace(sql), append([]any{g.of[0], g.of[1]}, args...)...)
+		b.Queue(g.SQL(sql), append([]any{g.of[0], g.of[1]}, args...)...)
 	}
 	if len(g.moved) > 0 {
 		jobs, err := json.Marshal(g.moved)
 		if err != nil {
 			return err
 		}
-		b.Queue(g.tables.Replace(grantSQL), string(jobs))
+		b.Queue(g.SQL(grantSQL), string(jobs))
 	}
 	for _, r := range g.left {
-		b.Queue(g.tables.Replace(leaveSQL), r.key()...)
+		b.Queue(g.SQL(leaveSQL), r.key()...)
 	}
 	var names []string
 	var times, credits []float64
@@ -290,5 +291,5 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 
 // rest forgets a line in which nobody waits any more.
 func (p *plugin) rest(ctx context.Context, of ticket.Row) error {
-	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.holder}, nil)
+	return p.Query(ctx, p.Pool, restSQL, []any{of[0], of[1], p.Holder}, nil)
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/pace"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 )
 
 // Slots go from hand to hand. A job that ends frees its slot and gives it to the first job that
@@ -37,7 +39,7 @@ const (
 
 // hands is what a client remembers of the slots that it gives.
 type hands struct {
-	pace
+	pace.Pace
 	after string // the last place of the round before; for the round under way only
 
 	mu  sync.Mutex
@@ -57,10 +59,10 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), riverjob.Patience)
 	defer cancel()
 	_, err := p.hand(ctx, want.Place, &slot)
-	p.warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name,
+	p.Warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name,
 		"key", want.Key)
 }
 
@@ -70,7 +72,7 @@ func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
 		var job int64
-		err = p.connected(ctx, func(c *pgxpool.Conn) (err error) {
+		err = p.Connected(ctx, func(c *pgxpool.Conn) (err error) {
 			given, job, err = p.handBy(ctx, c, of, free)
 			return err
 		})
@@ -79,7 +81,7 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 			continue
 		}
 		if given = given && err == nil; given {
-			p.waker.Add(job, time.Now(), false)
+			p.Waker.Add(job, time.Now(), false)
 		}
 		return given, err
 	}
@@ -97,7 +99,7 @@ func (p *plugin) handBy(
 	}
 	var first turnRow
 	want := hand.Want{Place: of}
-	b.Queue(p.tables.Replace(headSQL), p.schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
+	b.Queue(p.SQL(headSQL), p.Schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
 		columns := []any{&first.Priority, &first.Due, &first.Job, &want.N}
 		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
 		return err
@@ -113,7 +115,7 @@ func (p *plugin) handBy(
 	}
 	b = &pgx.Batch{}
 	if given {
-		b.Queue(p.tables.Replace(givenSQL), p.schema, tenantOf(of),
+		b.Queue(p.SQL(givenSQL), p.Schema, tenantOf(of),
 			first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
@@ -129,7 +131,7 @@ func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
 	for i, w := range wants {
 		places[i] = w.Place
 	}
-	held, err := p.scheduler.slots.Held(ctx, p.pool, places)
+	held, err := p.scheduler.slots.Held(ctx, p.Pool, places)
 	if err != nil {
 		return err
 	}
@@ -149,8 +151,8 @@ func (p *plugin) handOut() {
 	if p.scheduler.slots == nil {
 		return
 	}
-	p.hands.begin(roundEvery, patience, func(ctx context.Context) {
-		p.warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
+	p.hands.Begin(riverjob.RoundEvery, riverjob.Patience, func(ctx context.Context) {
+		p.Warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
 	})
 }
 
@@ -158,7 +160,7 @@ func (p *plugin) handOut() {
 // of jobs that have left.
 func (p *plugin) handOutFree(ctx context.Context) error {
 	h := &p.hands
-	until, err := p.takeTurn(ctx, turnOfHands)
+	until, err := pace.TakeTurn(ctx, p.Client, pace.Hands)
 	if err != nil || until.IsZero() {
 		return err
 	}
@@ -167,7 +169,7 @@ func (p *plugin) handOutFree(ctx context.Context) error {
 	var tenant string
 	var n int
 	var gone bool
-	err = p.query(ctx, p.pool, placesSQL, []any{p.schema, h.after, mostPlaces}, func() {
+	err = p.Query(ctx, p.Pool, placesSQL, []any{p.Schema, h.after, mostPlaces}, func() {
 		h.after = tenant
 		if of, ok := placeOf(tenant); ok {
 			if wants = append(wants, hand.Want{Place: of, N: n}); gone && len(left) < mostLeft {
@@ -191,16 +193,16 @@ func (p *plugin) handOutFree(ctx context.Context) error {
 
 // sweep deletes rows at the front of a line whose jobs have left.
 func (p *plugin) sweep(ctx context.Context, of hand.Place) error {
-	return pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+	return p.InTx(ctx, func(tx pgx.Tx) error {
 		var id int64
 		var ids []int64
-		err := p.query(ctx, tx, firstSQL, []any{p.schema, tenantOf(of), mostSwept}, func() {
+		err := p.Query(ctx, tx, firstSQL, []any{p.Schema, tenantOf(of), mostSwept}, func() {
 			ids = append(ids, id)
 		}, &id)
 		if err != nil || len(ids) == 0 {
 			return err
 		}
-		return p.query(ctx, tx, goneSQL, []any{p.schema, tenantOf(of), ids}, nil)
+		return p.Query(ctx, tx, goneSQL, []any{p.Schema, tenantOf(of), ids}, nil)
 	})
 }
 
@@ -222,9 +224,9 @@ func (p *plugin) followUp() {
 	h.mu.Lock()
 	ids := slices.Collect(maps.Keys(h.put))
 	h.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
-	running, err := p.which(ctx, p.pool, runningSQL, ids)
+	running, err := p.Which(ctx, p.Pool, runningSQL, ids)
 
 	h.mu.Lock()
 	wants := map[hand.Want]bool{}
@@ -243,5 +245,5 @@ func (p *plugin) followUp() {
 	if err == nil {
 		err = p.serve(ctx, slices.Collect(maps.Keys(wants)))
 	}
-	p.warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
+	p.Warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
 }

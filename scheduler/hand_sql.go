@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 )
 
 // The jobs that wait for a slot have rows in weir_turn, in which no limit's name is empty. Their
@@ -100,7 +101,7 @@ ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
 		` AND tenant = $2::text AND job = ANY ($3::bigint[])
 	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
 
-	// runningSQL tells which jobs run. The state is text: see lockSQL.
+	// runningSQL tells which jobs run. The state is text: see LockSQL of riverjob.
 	//
 	// $1 ids
 	runningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'running'`
@@ -132,11 +133,11 @@ func placeOf(tenant string) (hand.Place, bool) {
 
 // getInLine puts jobs in line, each where its scheduled_at has it.
 func (p *plugin) getInLine(
-	ctx context.Context, q querier, want hand.Want, jobs []*rivertype.JobRow,
+	ctx context.Context, q riverjob.Querier, want hand.Want, jobs []*rivertype.JobRow,
 ) error {
 	var turns []turnRow
 	for _, j := range jobs {
 		turns = append(turns, turnRow{Priority: j.Priority, Due: j.ScheduledAt, Job: j.ID})
 	}
-	return sendRows(ctx, p.store, q, lineUpSQL, turns, p.schema, tenantOf(want.Place), want.N)
+	return riverjob.Send(ctx, p.Store, q, lineUpSQL, turns, p.Schema, tenantOf(want.Place), want.N)
 }

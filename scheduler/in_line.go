@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
@@ -77,14 +78,14 @@ func (j *Jobs) foresee(ctx context.Context, tx pgx.Tx, of ticket.Row) (g *grant,
 	}
 	var now time.Time
 	var stands turn.Line
-	err = j.query(ctx, tx, standsSQL, []any{of[0], of[1]}, func() {}, &now, &stands.Virtual)
+	err = j.store.Query(ctx, tx, standsSQL, []any{of[0], of[1]}, func() {}, &now, &stands.Virtual)
 	if err != nil {
 		return nil, false, err
 	}
 	// tenants, as if there were many: the fewest jobs of each tell how many there are
 	waiting := leastRead
 	for range 2 {
-		g = &grant{plugin: &plugin{store: j.store}, of: of, line: l, held: &held{tenants: waiting},
+		g = &grant{plugin: &plugin{Client: &riverjob.Client{Store: j.store}}, of: of, line: l, held: &held{tenants: waiting},
 			turn: stands, now: now, reach: all, limit: ratelimit.Outcome{Value: all},
 			has: map[ticket.Row]float64{}, out: map[ticket.Row]bool{}, skip: map[int64]bool{},
 			busy: map[string]load{}}

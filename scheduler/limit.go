@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -97,12 +97,12 @@ func (v *visit) take(
 	if !v.res.OK { // beyond MaxReserved
 		return v.putOff(ctx, v.res.RetryAt)
 	}
-	v.ticket, v.paid = v.plugin.scheduler.pacing.Ticket(&v.res, v.attempt, true), true
-	if v.ticket.Due != 0 {
-		return v.putOff(ctx, v.ticket.DueAt())
+	v.Ticket, v.paid = v.plugin.Pacing.Ticket(&v.res, v.Attempt, true), true
+	if v.Ticket.Due != 0 {
+		return v.putOff(ctx, v.Ticket.DueAt())
 	}
 	var err error
-	v.job.Metadata, err = v.ticket.Into(v.job.Metadata) // for ReservationOf
+	v.job.Metadata, err = v.Ticket.Into(v.job.Metadata) // for ReservationOf
 	return err
 }
 
@@ -126,12 +126,10 @@ func (p *plugin) charge(items []*visit) {
 			a.job.ScheduledAt.Compare(b.job.ScheduledAt), cmp.Compare(a.ID, b.ID))
 	})
 	for _, v := range items {
-		v.err = p.connected(v.ctx, func(c *pgxpool.Conn) error {
-			return pgx.BeginTxFunc(v.ctx, c, readCommitted, func(tx pgx.Tx) (err error) {
-				v.res, err = p.scheduler.limiter.RateLimit(v.ctx, tx, v.requests...)
-				return err
-			})
+		v.err = p.ConnectedInTx(v.ctx, func(tx pgx.Tx) (err error) {
+			v.res, err = p.Limiter.RateLimit(v.ctx, tx, v.requests...)
+			return err
 		})
-		v.clock = clock{v.res.At, time.Now()}
+		v.clock = riverjob.Clock{At: v.res.At, Answered: time.Now()}
 	}
 }

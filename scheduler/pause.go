@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -37,25 +37,20 @@ func (e *PauseError) Unwrap() error { return e.Err }
 
 // pause pauses the limits and puts the job off until they open.
 func (v *visit) pause(ctx context.Context, e *PauseError) error {
-	p, t := v.plugin, &v.ticket // with what it has taken
+	p, t := v.plugin, &v.Ticket // with what it has taken
 	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
-	t.Jitter = ticket.Random(p.scheduler.pacing.Jitter).Microseconds()
-	met := &waiter{ticket: ticket.Ticket{On: t.On, Jitter: t.Jitter}}
-	err := p.connected(ctx, func(c *pgxpool.Conn) error {
-		err := pgx.BeginTxFunc(ctx, c, readCommitted, func(tx pgx.Tx) error {
-			return p.scheduler.limiter.Pause(ctx, tx, e.For, e.Requests...)
-		})
-		if err == nil {
-			var now time.Time
-			now, err = p.reckon(ctx, c, []*waiter{met})
-			v.clock = clock{now, time.Now()}
-		}
-		return err
+	t.Jitter = ticket.Random(p.Pacing.Jitter).Microseconds()
+	met := &riverjob.Waiter{Ticket: ticket.Ticket{On: t.On, Jitter: t.Jitter}}
+	err := p.ConnectedInTx(ctx, func(tx pgx.Tx) error {
+		return p.Limiter.Pause(ctx, tx, e.For, e.Requests...)
 	})
+	if err == nil {
+		v.clock, err = p.reckon(ctx, []*riverjob.Waiter{met})
+	}
 	if err != nil {
 		return errors.Join(e, err) // an attempt that has failed
 	}
-	t.Due, t.By = ticket.Latest(met.Due, v.clock.at).UnixMicro(), len(t.Taken.Takes)+met.ticket.By
+	t.Due, t.By = ticket.Latest(met.Due, v.clock.At).UnixMicro(), len(t.Taken.Takes)+met.Ticket.By
 	p.along(v.job, t.WaitsFor())
 	return v.putOff(ctx, t.DueAt())
 }

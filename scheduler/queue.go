@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -115,12 +116,8 @@ func (j *Jobs) queue(
 			turns = append(turns, turnOf(seats[i], job.Job))
 		}
 	}
-	return jobs, sendRows(ctx, j.store, tx, enterSQL, turns)
+	return jobs, riverjob.Send(ctx, j.store, tx, enterSQL, turns)
 }
-
-// farOff is when a job is due whose turn has not come: later than any ScheduledAt, and within what
-// a time.Duration holds.
-var farOff = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // waits returns what is to be inserted for a job that waits for its turn.
 func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Seat, error) {
@@ -135,7 +132,7 @@ func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Se
 	t := ticket.Ticket{Version: ticket.Version, Seat: seat}
 	var o river.InsertOpts
 	o, seat.From = fill(&t, p.Args, p.InsertOpts)
-	o.ScheduledAt = farOff
+	o.ScheduledAt = riverjob.FarOff
 	o.Metadata, err = t.Into(o.Metadata)
 	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
 }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"maps"
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/weir-go/weir/internal/jobs/pace"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
@@ -22,8 +23,6 @@ import (
 // inserter wakes River or when River polls.
 
 const (
-	roundEvery = time.Second
-	turnLasts  = 3 * time.Second
 	hinted     = 250 * time.Millisecond  // between two rounds while jobs end, and may give back
 	nearby     = 2500 * time.Millisecond // more than two rounds
 	mostNext   = 1000                    // jobs that a round looks at, from the next due on,
@@ -32,45 +31,15 @@ const (
 	later      = time.Second             // to put it off: by less, its start puts it off
 )
 
-const (
-	turnOfRounds = 0
-	turnOfHands  = 1 // to give free slots: see hand.go
-)
-
-// pace has what is done in the background follow each other: one at a time.
-type pace struct {
-	under sync.Mutex // way
-	began time.Time
-}
-
-// begin runs do in the background, with a context that ends after the limit, unless it is under way
-// or began less than gap ago.
-func (r *pace) begin(gap, limit time.Duration, do func(ctx context.Context)) {
-	if !r.under.TryLock() {
-		return
-	}
-	if time.Since(r.began) < gap {
-		r.under.Unlock()
-		return
-	}
-	r.began = time.Now()
-	go func() {
-		defer r.under.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		do(ctx)
-	}()
-}
-
 // round is what a client remembers from one round to the next. Only the round under way uses it,
 // except for mine and hinted.
 type round struct {
-	pace
+	pace.Pace
 	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
 	hinted atomic.Bool  // there is a timer for the next one
 
 	walked time.Time              // when the jobs behind the next ones were last looked at,
-	after  *waiter                // and behind which one that goes on; nil for the last of the next
+	after  *riverjob.Waiter       // and behind which one that goes on; nil for the last of the next
 	lines  map[ticket.Row]placing // of the lines in which jobs have moved up lately
 	watch  watch
 }
@@ -80,8 +49,8 @@ type placing struct{ put, due time.Time }
 
 // beat begins a round, if the last one was long enough ago.
 func (p *plugin) beat(gap time.Duration) {
-	p.round.begin(gap, patience, func(ctx context.Context) {
-		p.warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
+	p.round.Begin(gap, riverjob.Patience, func(ctx context.Context) {
+		p.Warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
 	})
 }
 
@@ -98,17 +67,6 @@ func (p *plugin) hint() {
 }
 
 const (
-	// turnSQL takes the turn, or keeps it: no row if it is another client's.
-	//
-	// $1 River's schema $2 holder $3 for how long, from now on until the time that it answers
-	// $4 which turn: turnOfRounds or turnOfHands
-	turnSQL = `INSERT INTO {ours}weir_slot AS s (name, key, slot, holder, until)
-VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), $4::integer, $2::uuid, now() + $3::interval)
-ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
-	WHERE s.holder = excluded.holder
-		OR date_part('epoch', excluded.until - s.until) >= date_part('epoch', $3::interval)
-RETURNING s.until`
-
 	// waitingSQL reads the jobs that wait, with tickets and without, in the order of time. It walks
 	// River's fetching index, queue by queue and priority by priority, and reads at most so many
 	// rows of each. Those that wait for their turn in a line, until 2200, are left out.
@@ -129,34 +87,26 @@ FROM {river}river_queue q
 ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 )
 
-// takeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
-// client's.
-func (p *plugin) takeTurn(ctx context.Context, turn int) (until time.Time, err error) {
-	args := []any{p.schema, p.holder, turnLasts, turn}
-	err = p.query(ctx, p.pool, turnSQL, args, func() {}, &until)
-	return until, err
-}
-
 // lookAfter is one round.
 func (p *plugin) lookAfter(ctx context.Context) error {
 	r, began := &p.round, time.Now()
-	until, err := p.takeTurn(ctx, turnOfRounds)
+	until, err := pace.TakeTurn(ctx, p.Client, pace.Rounds)
 	if err != nil || until.IsZero() {
 		return err
 	}
 	answered := time.Now()
-	r.mine.Store(began.Add(turnLasts).UnixNano())
-	next, last, err := p.walk(ctx, &waiter{}, mostNext)
+	r.mine.Store(began.Add(pace.TurnLasts).UnixNano())
+	next, last, err := p.walk(ctx, &riverjob.Waiter{}, mostNext)
 	if err != nil {
 		return err
 	}
 	jobs := next
-	if last != nil && began.Sub(r.walked) >= roundEvery {
+	if last != nil && began.Sub(r.walked) >= riverjob.RoundEvery {
 		r.walked = began
 		if r.after == nil || r.after.At.Before(last.At) {
 			r.after = last
 		}
-		var behind []*waiter
+		var behind []*riverjob.Waiter
 		if behind, r.after, err = p.walk(ctx, r.after, mostBehind); err != nil {
 			return err
 		}
@@ -165,36 +115,36 @@ func (p *plugin) lookAfter(ctx context.Context) error {
 	if err := p.arrange(ctx, jobs); err != nil {
 		return err
 	}
-	return p.findGone(ctx, next, clock{until.Add(-turnLasts), answered})
+	return p.findGone(ctx, next, riverjob.Clock{At: until.Add(-pace.TurnLasts), Answered: answered})
 }
 
 // walk returns the jobs with tickets among the next n that wait, and the last of the n.
 func (p *plugin) walk(
-	ctx context.Context, from *waiter, n int,
-) (_ []*waiter, last *waiter, err error) {
-	all, err := p.waiters(ctx, p.pool, waitingSQL, from.At, from.ID, n)
+	ctx context.Context, from *riverjob.Waiter, n int,
+) (_ []*riverjob.Waiter, last *riverjob.Waiter, err error) {
+	all, err := p.Waiters(ctx, p.Pool, waitingSQL, from.At, from.ID, n)
 	if len(all) == n {
 		last = all[n-1]
 	}
-	return valid(all), last, err
+	return riverjob.Valid(all), last, err
 }
 
 // arrange moves the jobs whose time has changed and is near, and has those woken that are due
 // before the next round.
-func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
+func (p *plugin) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 	r := &p.round
 	for _, w := range jobs {
-		w.differs = r.watch.gaps.CloseUp(&w.ticket, math.MaxInt64)
+		w.Differs = r.watch.gaps.CloseUp(&w.Ticket, math.MaxInt64)
 	}
-	now, err := p.reckon(ctx, p.pool, jobs)
+	now, err := p.Reckon(ctx, p.Pool, jobs)
 	if err != nil {
 		return err
 	}
 	answered := time.Now()
 	maps.DeleteFunc(r.lines, func(_ ticket.Row, l placing) bool { return now.Sub(l.put) > nearby })
-	var moved []*waiter
+	var moved []*riverjob.Waiter
 	for _, w := range jobs {
-		t, due, of := &w.ticket, w.Due, w.ticket.WaitsFor()
+		t, due, of := &w.Ticket, w.Due, w.Ticket.WaitsFor()
 		// Of jobs that should have started between two rounds, each comes as far from the one that
 		// was put last as it belongs, or all would come at once. In the next round they keep their
 		// places, unless their line has moved.
@@ -206,30 +156,30 @@ func (p *plugin) arrange(ctx context.Context, jobs []*waiter) error {
 			put = now.Add(t.Delay())
 		}
 		gain := w.At.Sub(put)
-		if w.paused.After(now) {
+		if w.Paused.After(now) {
 			gain = min(gain, 0) // when the pause is over
 		}
-		late := w.late(now)
+		late := w.Late(now)
 		w.Due = w.At
 		switch {
 		case late: // it pays anew, when it starts
 		case t.Due == 0 && !due.After(w.At): // its worker wants it later: it has snoozed it
-		case w.redefined,
+		case w.Redefined,
 			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,
 			due.Sub(ticket.Latest(w.At, now)) > later && w.At.Sub(now) < nearby:
 			w.Due = put
 			r.lines[of] = placing{put, due}
 		}
-		if !w.Due.Equal(w.At) || w.state == "scheduled" && w.At.Sub(now) < horizon {
+		if !w.Due.Equal(w.At) || w.State == "scheduled" && w.At.Sub(now) < riverjob.Horizon {
 			moved = append(moved, w)
 		}
 	}
-	if err := p.move(ctx, p.pool, moved, now); err != nil {
+	if err := p.Move(ctx, p.Pool, moved, now); err != nil {
 		return err
 	}
 	for _, w := range jobs {
-		if wait := w.Due.Sub(now); wait < roundEvery+hinted {
-			p.waker.Add(w.ID, answered.Add(wait), false)
+		if wait := w.Due.Sub(now); wait < riverjob.RoundEvery+hinted {
+			p.Waker.Add(w.ID, answered.Add(wait), false)
 		}
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/slots"
@@ -73,8 +73,9 @@ type Client interface {
 
 // Jobs inserts jobs through a River client. It is safe for concurrent use.
 type Jobs struct {
-	store
-	client Client
+	store     riverjob.Store
+	scheduler *Scheduler
+	client    Client
 }
 
 // Jobs returns a Jobs that inserts through the given River client. The client may be one that only
@@ -84,19 +85,12 @@ func (s *Scheduler) Jobs(client Client) *Jobs {
 	if c, ok := client.(interface{ Schema() string }); ok {
 		schema = c.Schema()
 	}
-	return &Jobs{s.on(schema), client}
+	return &Jobs{s.store(schema), s, client}
 }
 
-// on returns the store in one of River's schemas.
-func (s *Scheduler) on(schema string) store {
-	prefix, weir := "", ""
-	if schema != "" {
-		prefix = pgx.Identifier{schema}.Sanitize() + "."
-	}
-	if s.limiter != nil { // else each verb says so
-		weir = strings.TrimSuffix(s.limiter.Table(), "weir_balance")
-	}
-	return store{s, schema, strings.NewReplacer("{river}", prefix, "{ours}", weir)}
+// store is what is read and written in one of River's schemas.
+func (s *Scheduler) store(schema string) riverjob.Store {
+	return riverjob.NewStore(s.limiter, s.pacing, schema)
 }
 
 // Inserted is what [Jobs.InsertTx] returns.
@@ -204,7 +198,7 @@ func (s *Scheduler) insert(
 			_ = to.giveBack(ctx, each)
 		}
 	}()
-	in := &insertion{clock: clock{each[0].At, time.Now()}}
+	in := &insertion{clock: riverjob.Clock{At: each[0].At, Answered: time.Now()}}
 	inserts := make([]river.InsertManyParams, len(params))
 	for i, p := range params {
 		opts, err := s.schedule(p.Args, p.InsertOpts, &each[i])

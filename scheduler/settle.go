@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -32,7 +33,7 @@ func (j *Jobs) SettleTx(
 // settle settles what a job has taken, and corrects what its tenant was charged. exec is the
 // transaction's Exec, or its ExecContext if it is one of database/sql.
 func settle[T any](
-	ctx context.Context, s store, verbs ratelimit.Verbs,
+	ctx context.Context, s riverjob.Store, verbs ratelimit.Verbs,
 	exec func(context.Context, string, ...any) (T, error),
 	job *rivertype.JobRow, used []ratelimit.Request,
 ) (bool, error) {

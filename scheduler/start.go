@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
@@ -17,13 +18,13 @@ import (
 
 // visit is one attempt of a job at a client.
 type visit struct {
-	waiter
+	riverjob.Waiter
 	plugin *plugin
 	job    *rivertype.JobRow
 	found  bool // there is a ticket
 	paid   bool // a worker made by Limit has taken its tokens
 	used   bool // an attempt before has used what was taken
-	clock  clock
+	clock  riverjob.Clock
 
 	ctx      context.Context //nolint:containedctx // of the attempt
 	requests []ratelimit.Request
@@ -41,11 +42,11 @@ type visits = batch.Batch[*visit]
 func (p *plugin) Work(
 	ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error,
 ) error {
-	v := &visit{plugin: p, job: job, waiter: waiter{ID: job.ID, attempt: job.Attempt - 1}}
+	v := &visit{plugin: p, job: job, Waiter: riverjob.Waiter{ID: job.ID, Attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
-	v.ticket, v.found = ticket.Of(job)
-	v.valid = v.found && v.ticket.Attempt == v.attempt
-	if v.found && v.ticket.Known() && !worknow.Asked(ctx) {
+	v.Ticket, v.found = ticket.Of(job)
+	v.Valid = v.found && v.Ticket.Attempt == v.Attempt
+	if v.found && v.Ticket.Known() && !worknow.Asked(ctx) {
 		if err := v.begin(ctx); err != nil {
 			return err
 		}
@@ -59,8 +60,8 @@ func (p *plugin) Work(
 
 // begin returns nil when the job may start, or the error that puts it off.
 func (v *visit) begin(ctx context.Context) error {
-	t := &v.ticket
-	v.used = t.Used || !v.valid
+	t := &v.Ticket
+	v.used = t.Used || !v.Valid
 	if t.Seat != nil && t.Seat.Waits {
 		return v.backInLine(ctx)
 	}
@@ -69,7 +70,7 @@ func (v *visit) begin(ctx context.Context) error {
 		return nil // Limit takes anew
 	case len(t.Taken.Takes) > 0 && v.used &&
 		(t.Pays != ticket.PerJob || t.Attempt == ticket.GivenBack):
-		t.Taken, t.Attempt, t.Used, v.used = t.Taken.Again(), v.attempt, false, false
+		t.Taken, t.Attempt, t.Used, v.used = t.Taken.Again(), v.Attempt, false, false
 		if err := v.anew(ctx, true); err != nil {
 			return err
 		}
@@ -81,16 +82,16 @@ func (v *visit) begin(ctx context.Context) error {
 	}
 	v.paid = t.Paid
 	v.At = v.job.ScheduledAt
-	if !v.used && v.late(v.clock.now()) {
+	if !v.used && v.Late(v.clock.Now()) {
 		if err := v.anew(ctx, false); err != nil {
 			return err
 		}
 		return v.started(ctx)
 	}
-	if t.Due != 0 || v.Due.After(v.clock.at) {
+	if t.Due != 0 || v.Due.After(v.clock.At) {
 		t.Due = v.Due.UnixMicro()
 	}
-	if v.Due.After(v.clock.now()) {
+	if v.Due.After(v.clock.Now()) {
 		v.plugin.along(v.job, t.WaitsFor())
 		return v.putOff(ctx, v.Due)
 	}
@@ -100,33 +101,33 @@ func (v *visit) begin(ctx context.Context) error {
 // backInLine puts a job back that was started before its turn. It has its place still, unless it
 // was cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
-	err := v.plugin.connected(ctx, func(c *pgxpool.Conn) error {
-		return sendRows(ctx, v.plugin.store, c, enterSQL, []*turnRow{turnOf(v.ticket.Seat, v.job)})
+	err := v.plugin.Connected(ctx, func(c *pgxpool.Conn) error {
+		return riverjob.Send(ctx, v.plugin.Store, c, enterSQL, []*turnRow{turnOf(v.Ticket.Seat, v.job)})
 	})
 	if err != nil {
-		v.plugin.warn(err, "a job could not be put back in line", "job", v.ID)
+		v.plugin.Warn(err, "a job could not be put back in line", "job", v.ID)
 		return putOff(time.Second)
 	}
-	v.ticket.Attempt, v.ticket.Used = v.attempt, false
-	if err := river.MetadataSet(ctx, ticket.Key, &v.ticket); err != nil {
+	v.Ticket.Attempt, v.Ticket.Used = v.Attempt, false
+	if err := river.MetadataSet(ctx, ticket.Key, &v.Ticket); err != nil {
 		return err
 	}
-	return putOff(time.Until(farOff))
+	return putOff(time.Until(riverjob.FarOff))
 }
 
 // usedUp has a ticket wait for nothing but pauses.
 func (v *visit) usedUp(t *ticket.Ticket, used bool) {
-	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.attempt, used
+	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.Attempt, used
 }
 
 // started notes that the attempt has begun, and with it used what was taken: River writes that with
 // whatever becomes of the attempt, at no row version more.
 func (v *visit) started(ctx context.Context) error {
 	var err error
-	if v.job.Metadata, err = v.ticket.Into(v.job.Metadata); err != nil { // for ReservationOf
+	if v.job.Metadata, err = v.Ticket.Into(v.job.Metadata); err != nil { // for ReservationOf
 		return err
 	}
-	began := v.ticket
+	began := v.Ticket
 	began.Used = true
 	return river.MetadataSet(ctx, ticket.Key, &began)
 }
@@ -140,9 +141,9 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return err
 	case errors.As(err, &pause):
 		return v.pause(ctx, pause)
-	case !v.paid && v.found && v.ticket.Known() && v.ticket.Pays != ticket.PerStart &&
+	case !v.paid && v.found && v.Ticket.Known() && v.Ticket.Pays != ticket.PerStart &&
 		errors.As(err, new(*rivertype.JobSnoozeError)):
-		t := v.ticket
+		t := v.Ticket
 		v.usedUp(&t, v.used)
 		if other := river.MetadataSet(ctx, ticket.Key, &t); other != nil {
 			return errors.Join(err, other)
@@ -163,8 +164,8 @@ func putOff(d time.Duration) error { return &putOffError{&rivertype.JobSnoozeErr
 // clock, without using up an attempt. River adds the duration to the program's clock, from which it
 // was subtracted here.
 func (v *visit) putOff(ctx context.Context, due time.Time) error {
-	t := v.ticket
-	t.Attempt, t.Used = v.attempt, v.used
+	t := v.Ticket
+	t.Attempt, t.Used = v.Attempt, v.used
 	var carried any
 	if len(t.Rows()) > 0 {
 		carried = &t
@@ -174,84 +175,42 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 			return err
 		}
 	}
-	if wait := v.clock.until(due); wait < roundEvery {
-		v.plugin.waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
+	if wait := v.clock.Until(due); wait < riverjob.RoundEvery {
+		v.plugin.Waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
 	}
 	return putOff(max(0, time.Until(due)))
 }
 
-// clock is a reading of the database's clock, and when it came.
-type clock struct{ at, answered time.Time }
-
-func (c clock) now() time.Time { return c.at.Add(time.Since(c.answered)) }
-
-// until is how long it takes until t.
-func (c clock) until(t time.Time) time.Duration { return t.Sub(c.now()) }
-
 // look tells visits when their jobs are due, given how their limits stand by now.
 func (p *plugin) look(items []*visit) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
-	jobs := make([]*waiter, len(items))
+	jobs := make([]*riverjob.Waiter, len(items))
 	for i, v := range items {
-		jobs[i] = &v.waiter
+		jobs[i] = &v.Waiter
 	}
-	var now time.Time
-	err := p.connected(ctx, func(c *pgxpool.Conn) (err error) {
-		now, err = p.reckon(ctx, c, jobs)
+	clock, err := p.reckon(ctx, jobs)
+	p.Warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
+	for _, v := range items {
+		v.clock, v.err = clock, err
+	}
+}
+
+// reckon tells of jobs when they may start by now, and reads the clock.
+func (p *plugin) reckon(
+	ctx context.Context, jobs []*riverjob.Waiter,
+) (clock riverjob.Clock, err error) {
+	err = p.Connected(ctx, func(c *pgxpool.Conn) error {
+		clock.At, err = p.Reckon(ctx, c, jobs)
+		clock.Answered = time.Now()
 		return err
 	})
-	p.warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
-	for _, v := range items {
-		v.clock, v.err = clock{now, time.Now()}, err
-	}
+	return clock, err
 }
-
-// connected runs fn on a connection of the pool. If workers hold all of them, in a middleware of
-// their own that keeps a transaction open, they wait for this look before they go on: then fn gets
-// a connection of its own. There is one at a time, however many workers there are. A connection that
-// is being opened is waited for.
-func (p *plugin) connected(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
-	for {
-		brief, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
-		c, err := p.pool.Acquire(brief)
-		cancel()
-		stat := p.pool.Stat()
-		switch {
-		case err == nil:
-			defer c.Release()
-			return fn(c)
-		case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
-			return err
-		case stat.AcquiredConns() == stat.MaxConns():
-			return p.onItsOwn(ctx, fn)
-		}
-	}
-}
-
-// onItsOwn runs fn on a connection outside of the pool.
-func (p *plugin) onItsOwn(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
-	select {
-	case p.beyond <- struct{}{}:
-		defer func() { <-p.beyond }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	cfg := p.pool.Config()
-	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
-	own, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer own.Close()
-	return own.AcquireFunc(ctx, fn)
-}
-
-const patience = 10 * time.Second // with the database
 
 // ask has a batch answer, and again until the database does.
 func (v *visit) ask(ctx context.Context, b *visits) error {
-	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(riverjob.Patience); ; time.Sleep(100 * time.Millisecond) {
 		if b.Do(v); v.err == nil {
 			return nil
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
@@ -50,13 +51,13 @@ const correctSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, du
 VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
 
 func correct[T any](
-	ctx context.Context, s store, exec func(context.Context, string, ...any) (T, error),
+	ctx context.Context, s riverjob.Store, exec func(context.Context, string, ...any) (T, error),
 	job int64, seat *ticket.Seat, beyond float64,
 ) error {
 	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
 		return nil
 	}
-	_, err := exec(ctx, s.tables.Replace(correctSQL),
+	_, err := exec(ctx, s.SQL(correctSQL),
 		seat.Limit, seat.Key, seat.Tenant, job, beyond, seat.Weight)
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 )
 
 const (
@@ -42,8 +43,8 @@ func (j *Jobs) WaitingForSlot(
 	var id int64
 	var paused bool
 	place := 0
-	args := []any{j.schema, tenantOf(hand.Place{Name: limit, Key: key}), n}
-	err := j.query(ctx, tx, forSlotSQL, args, func() {
+	args := []any{j.store.Schema, tenantOf(hand.Place{Name: limit, Key: key}), n}
+	err := j.store.Query(ctx, tx, forSlotSQL, args, func() {
 		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true,
 			PassedOver: paused}
 		if !paused {
@@ -69,12 +70,12 @@ func (j *Jobs) Explain(
 	if err := j.check(); err != nil {
 		return Waiting{}, false, err
 	}
-	if job.State != rivertype.JobStateScheduled || job.ScheduledAt.UTC().Year() < farOff.Year()-1 {
+	if job.State != rivertype.JobStateScheduled || job.ScheduledAt.UTC().Year() < riverjob.FarOff.Year()-1 {
 		return Waiting{}, false, nil
 	}
 	var tenant string
 	found := false
-	err := j.query(ctx, tx, placeOfJobSQL, []any{j.schema, job.ID}, func() {
+	err := j.store.Query(ctx, tx, placeOfJobSQL, []any{j.store.Schema, job.ID}, func() {
 		found = true
 	}, &tenant)
 	of, ok := placeOf(tenant)

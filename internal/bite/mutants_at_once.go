@@ -24,7 +24,7 @@ var ofAtOnce = []mutant{
 	{"at once: a worker is not told that its slot is lost", "scheduler/at_once.go",
 		"work(hold.Context(ctx))", "work(ctx)", "AnAttemptWhoseSlotIsLost", jobs, false},
 	{"at once: a job pays again after it has waited", "scheduler/at_once.go",
-		"	if v.paid || v.found && v.ticket.Known() {\n", "	if false {\n", "KeepsItsTokens", jobs, false},
+		"	if v.paid || v.found && v.Ticket.Known() {\n", "	if false {\n", "KeepsItsTokens", jobs, false},
 	{"at once: the jobs of a key are fetched one by one", "scheduler/at_once.go",
 		"		v.plugin.clearFor(v.job, want, w.of)\n", "", "ManyJobsThatWaitForSlots", jobs, false},
 	{"at once: jobs that wait are listed by their ids", "scheduler/waiting_slot.go",

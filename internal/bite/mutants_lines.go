@@ -23,7 +23,7 @@ var ofTheLines = []mutant{
 
 	// the line
 	{"line: a job that waits is due", "scheduler/queue.go",
-		"o.ScheduledAt = farOff", "_ = farOff", "AQueuedJobTakesNothing|IsNotConfigured", jobs, false},
+		"o.ScheduledAt = riverjob.FarOff", "_ = riverjob.FarOff", "AQueuedJobTakesNothing|IsNotConfigured", jobs, false},
 	{"line: a grant takes all from one shard", "scheduler/grant_take.go",
 		"used*g.line.shards >= total", "used >= total", "TakesFromAllShards", jobs, false},
 	{"line: a duplicate is queued", "scheduler/queue.go",
@@ -79,7 +79,7 @@ var ofTheLines = []mutant{
 	{"charge: a cancelled job", "scheduler/cancel.go",
 		"-t.Seat.Charged()", "0*t.Seat.Charged()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "scheduler/late.go",
-		"w.ticket.Seat, w.ticket.Seat.Charged()", "w.ticket.Seat, 0*w.ticket.Seat.Charged()", "ForEachAttempt", jobs, false},
+		"w.Ticket.Seat, w.Ticket.Seat.Charged()", "w.Ticket.Seat, 0*w.Ticket.Seat.Charged()", "ForEachAttempt", jobs, false},
 	{"grant: of one that is denied in part, the takes before stay", "scheduler/grant_take.go",
 		"			if len(g.each) > 0 {\n", "			if false {\n", "DeniedInPart", jobs, false},
 }
