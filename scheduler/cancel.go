@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
@@ -42,7 +43,7 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 	}
 	t, _ := ticket.Of(job)
 	if s := t.Seat; s != nil && s.Waits && job.FinalizedAt != nil {
-		return job, j.store.Query(ctx, tx, leaveSQL, turnOf(s, job).key(), nil)
+		return job, fairline.Leave(ctx, j.store, tx, fairline.RowOf(s, job))
 	}
 	if job.State == rivertype.JobStateCancelled && t.IsFor(job.Attempt) {
 		if _, err := free(ctx, j.store, tx, id, &t); err != nil {
@@ -73,7 +74,7 @@ func free(
 	if err != nil || !released {
 		return false, err
 	}
-	if err := correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.Charged()); err != nil {
+	if err := fairline.Correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.Charged()); err != nil {
 		return false, err
 	}
 	t.Attempt, t.Gone = ticket.GivenBack, now.UnixMicro()

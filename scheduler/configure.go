@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 )
@@ -26,7 +27,7 @@ type plugin struct {
 	looks, renewals, charges *visits
 	paces                    sync.Map // of a *pace.Pace for each thing that is done beside
 	round                    round
-	turns                    turns
+	turns                    *fairline.Granter
 	hands                    hands
 }
 
@@ -55,7 +56,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	}
 	c := *cfg
 	shared := riverjob.NewClient(s.store(c.Schema), pool, cmp.Or(c.Logger, slog.Default()))
-	p := &plugin{Client: shared, scheduler: s}
+	p := &plugin{Client: shared, scheduler: s, turns: fairline.NewGranter(shared, s.lines)}
 	p.round.lines = map[ticket.Row]placing{}
 	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
 	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
@@ -108,8 +109,7 @@ func (in *insertion) inserted(job *rivertype.JobRow) {
 func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitParams) {
 	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
 		p.beat(riverjob.RoundEvery)
-		p.turns.heard.Store(time.Now().UnixNano())
-		p.grantTurns(grantEvery)
+		p.turns.Fetched()
 		p.handOut()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/pace"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 )
@@ -97,7 +98,7 @@ func (p *plugin) handBy(
 	if free != nil {
 		s.Free(b, *free)
 	}
-	var first turnRow
+	var first fairline.Row
 	want := hand.Want{Place: of}
 	b.Queue(p.SQL(headSQL), p.Schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
 		columns := []any{&first.Priority, &first.Due, &first.Job, &want.N}

@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 )
 
@@ -135,9 +136,9 @@ func placeOf(tenant string) (hand.Place, bool) {
 func (p *plugin) getInLine(
 	ctx context.Context, q riverjob.Querier, want hand.Want, jobs []*rivertype.JobRow,
 ) error {
-	var turns []turnRow
+	var turns []fairline.Row
 	for _, j := range jobs {
-		turns = append(turns, turnRow{Priority: j.Priority, Due: j.ScheduledAt, Job: j.ID})
+		turns = append(turns, fairline.Row{Priority: j.Priority, Due: j.ScheduledAt, Job: j.ID})
 	}
 	return riverjob.Send(ctx, p.Store, q, lineUpSQL, turns, p.Schema, tenantOf(want.Place), want.N)
 }

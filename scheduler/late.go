@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
@@ -111,7 +112,7 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (ti
 	for _, w := range all {
 		w.Ticket.Jitter, w.Ticket.From, w.Ticket.On = 0, 0, nil // it comes in its order
 		if w.Again {
-			err := correct(ctx, p.Store, tx.Exec, w.ID, w.Ticket.Seat, w.Ticket.Seat.Charged())
+			err := fairline.Correct(ctx, p.Store, tx.Exec, w.ID, w.Ticket.Seat, w.Ticket.Seat.Charged())
 			if err != nil {
 				return time.Time{}, err
 			}

@@ -1,12 +1,9 @@
 package scheduler
 
 import (
-	"errors"
-	"fmt"
-	"math"
-	"strings"
 	"time"
 
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -48,100 +45,11 @@ type Line struct {
 	Leave float64
 }
 
-const (
-	// grantAhead is how far ahead of its tokens the work of a line is granted. workAhead is how
-	// much of what is due may wait for a worker, in tokens that come in that time.
-	grantAhead      = time.Second
-	workAhead       = 500 * time.Millisecond
-	defaultPatience = time.Hour
-)
-
-// line is a checked Line.
-type line struct {
-	Line
-	rate     float64 // tokens a second
-	capacity float64
-	reserved float64 // MaxReserved
-	windowed bool
-	shards   float64
-}
-
-// linesOf checks lines, and finds them by the names of their limits.
-func linesOf(all []Line) (map[string]*line, error) {
-	lines := map[string]*line{}
-	for _, l := range all {
-		name := l.Limit.Name()
-		checked, err := l.checked()
-		if err == nil && lines[name] != nil {
-			err = errors.New("two lines of one limit")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("scheduler: Config.Lines: limit %q: %w", name, err)
-		}
-		lines[name] = checked
+// linesOf checks lines.
+func linesOf(all []Line) (fairline.Lines, error) {
+	lines := make([]fairline.Line, len(all))
+	for i, l := range all {
+		lines[i] = fairline.Line(l)
 	}
-	return lines, nil
-}
-
-func (l Line) checked() (*line, error) {
-	c := &line{Line: l}
-	var reserved *float64
-	var period time.Duration
-	switch rule := l.Limit.Rule().(type) {
-	case ratelimit.TokenBucket:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
-			rule.MaxReserved
-	case ratelimit.FixedWindow:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
-			rule.MaxReserved
-		c.windowed = true
-	default:
-		return nil, fmt.Errorf("it is the zero Limit: want one made by ratelimit.Define")
-	}
-	c.rate /= period.Seconds()
-	c.shards = float64(max(1, l.Limit.Shards()))
-	if c.Patience == 0 {
-		c.Patience = defaultPatience
-	}
-	if c.Others > 0 && c.Leave == 0 {
-		c.Leave = c.capacity / 2
-	}
-	switch {
-	case strings.HasSuffix(l.Limit.Name(), " (shadow)"):
-		return nil, fmt.Errorf("it is a Shadow, which denies nobody: nobody would wait")
-	case reserved == nil:
-		return nil, fmt.Errorf(
-			"its rule has no MaxReserved: reservations could keep the line waiting for ever",
-		)
-	case c.Patience < 0:
-		return nil, fmt.Errorf("a Patience of %v: want 0 for an hour, or more", c.Patience)
-	case !(c.Others >= 0) || math.IsInf(c.Others, 1):
-		return nil, fmt.Errorf("a weight of %v for Others: want 0 or more", c.Others)
-	case c.Others > 0 && c.windowed:
-		return nil, fmt.Errorf(
-			"a weight for Others needs a TokenBucket: the tokens of a window come all at once",
-		)
-	case !(c.Leave >= 0) || c.Leave > 0 && c.Others == 0:
-		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none",
-			c.Leave)
-	case c.Others > 0 && c.Leave+2*grantAhead.Seconds()*c.rate > c.capacity:
-		return nil,
-			fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
-				c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
-	}
-	c.reserved = *reserved
-	return c, nil
-}
-
-// level is the priority of a job for other tenants, given for how long it has been due.
-func (l *line) level(priority int, waited time.Duration) int {
-	if !l.OverAll {
-		return 0
-	}
-	return max(1, priority-int(waited/l.Patience))
-}
-
-// place is where a job stands among those of its tenant, as an instant.
-func (l *line) place(priority int, due time.Time) time.Time {
-	return due.Add(time.Duration(priority-1) * l.Patience)
+	return fairline.Check(lines)
 }

@@ -2,17 +2,13 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"strings"
-	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
@@ -110,13 +106,13 @@ func (j *Jobs) queue(
 	if err != nil {
 		return nil, err
 	}
-	var turns []*turnRow
+	var turns []*fairline.Row
 	for i, job := range jobs {
 		if !job.UniqueSkippedAsDuplicate {
-			turns = append(turns, turnOf(seats[i], job.Job))
+			turns = append(turns, fairline.RowOf(seats[i], job.Job))
 		}
 	}
-	return jobs, riverjob.Send(ctx, j.store, tx, enterSQL, turns)
+	return jobs, fairline.Enter(ctx, j.store, tx, turns...)
 }
 
 // waits returns what is to be inserted for a job that waits for its turn.
@@ -125,7 +121,10 @@ func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Se
 	if p.Args == nil {
 		return none, nil, errNoArgs
 	}
-	seat, err := s.seat(p.Tenant, p.Requests)
+	if s.misused != nil {
+		return none, nil, s.misused
+	}
+	seat, err := s.lines.Seat(fairline.Tenant(p.Tenant), p.Requests)
 	if err != nil {
 		return none, nil, err
 	}
@@ -135,72 +134,4 @@ func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Se
 	o.ScheduledAt = riverjob.FarOff
 	o.Metadata, err = t.Into(o.Metadata)
 	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
-}
-
-// seat checks what a job is to take at its turn.
-func (s *Scheduler) seat(tenant Tenant, requests []ratelimit.Request) (*ticket.Seat, error) {
-	if s.misused != nil {
-		return nil, s.misused
-	}
-	if tenant.Weight == 0 {
-		tenant.Weight = 1
-	}
-	switch k := tenant.Key; {
-	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) ||
-		strings.ContainsRune(k, 0):
-		return nil, fmt.Errorf(
-			"scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k,
-		)
-	case !(tenant.Weight >= 1.0/(1<<20) && tenant.Weight <= 1<<20):
-		return nil,
-			fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1",
-				tenant.Weight)
-	}
-	seat := &ticket.Seat{Tenant: tenant.Key, Weight: tenant.Weight, Waits: true}
-	var all []ratelimit.Request
-	for _, r := range requests {
-		name := r.Limit().Name()
-		if r.Reserves() {
-			return nil, fmt.Errorf("scheduler: a queued job asks for %v: want it without "+
-				"OrReserve and Within, "+
-				"as it is taken when the job's turn comes", r)
-		}
-		asked := r
-		if l := s.lines[name]; l != nil {
-			plain := l.Limit.Global()
-			if r.Key() != "" {
-				plain = l.Limit.For(r.Key())
-			}
-			switch plain = plain.Count(r.N()); {
-			case seat.Limit != "":
-				return nil,
-					fmt.Errorf("scheduler: a queued job asks for %q and for %q: want one limit "+
-						"of Config.Lines",
-						seat.Limit, name)
-			case r.String() != plain.String():
-				return nil, fmt.Errorf(
-					"scheduler: a queued job asks for %v: want no option but its count", r,
-				)
-			case !(r.N() > 0):
-				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want a count above 0",
-					r)
-			}
-			seat.Limit, seat.Key, seat.Cost = name, r.Key(), r.N()
-			asked = plain.OrReserve()
-		}
-		all = append(all, asked)
-		b, err := json.Marshal(asked)
-		if err != nil {
-			return nil, err
-		}
-		seat.Requests = append(seat.Requests, b)
-	}
-	if seat.Limit == "" {
-		return nil, errors.New("scheduler: a queued job asks for no limit of Config.Lines: " +
-			"use InsertTx, or put the limit there")
-	}
-	if _, _, err := ratelimit.Foretell(time.Now(), fullState, all...); err != nil {
-		return nil, err
-	}
-	return seat, nil
 }

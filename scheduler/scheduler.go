@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
@@ -46,7 +47,7 @@ const defaultJitter = 250 * time.Millisecond
 type Scheduler struct {
 	limiter *ratelimit.Limiter
 	pacing  ticket.Pacing
-	lines   map[string]*line
+	lines   fairline.Lines
 	misused error // a mistake in Lines
 	slots   hand.Slots
 }

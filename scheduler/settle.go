@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
@@ -54,5 +55,5 @@ func settle[T any](
 	if !named { // it was used as reserved
 		return true, nil
 	}
-	return true, correct(ctx, s, exec, job.ID, t.Seat, beyond)
+	return true, fairline.Correct(ctx, s, exec, job.ID, t.Seat, beyond)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
@@ -102,7 +103,7 @@ func (v *visit) begin(ctx context.Context) error {
 // was cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
 	err := v.plugin.Connected(ctx, func(c *pgxpool.Conn) error {
-		return riverjob.Send(ctx, v.plugin.Store, c, enterSQL, []*turnRow{turnOf(v.Ticket.Seat, v.job)})
+		return fairline.Enter(ctx, v.plugin.Store, c, fairline.RowOf(v.Ticket.Seat, v.job))
 	})
 	if err != nil {
 		v.plugin.Warn(err, "a job could not be put back in line", "job", v.ID)

@@ -38,7 +38,7 @@ var ofTheLines = []mutant{
 	// the grant
 	{"grant: a client that hangs keeps the line", "scheduler/grant_sql.go",
 		"'idle_in_transaction_session_timeout', '2000'", "'idle_in_transaction_session_timeout', '0'", "AClientThatHangs", jobs, false},
-	{"grant: tenants are not charged", "scheduler/grant_take.go",
+	{"grant: tenants are not charged", "internal/jobs/fairline/take.go",
 		"		q.changed = true\n", "", "TenantsThatWaitAre|ALateTenant", jobs, false},
 	{"grant: jobs before their ScheduledAt", "scheduler/grant_sql.go",
 		" AND due <= now()\n", "\n", "OfATenantAreGrantedInOrder", jobs, false},
@@ -75,7 +75,7 @@ var ofTheLines = []mutant{
 
 	// what tenants are charged
 	{"charge: the estimate, for ever", "scheduler/settle.go",
-		"return true, correct(", "return true, nil\n	return true, correct(", "AreChargedWhatTheyUse", jobs, false},
+		"return true, fairline.Correct(", "return true, nil\n	return true, fairline.Correct(", "AreChargedWhatTheyUse", jobs, false},
 	{"charge: a cancelled job", "scheduler/cancel.go",
 		"-t.Seat.Charged()", "0*t.Seat.Charged()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "scheduler/late.go",

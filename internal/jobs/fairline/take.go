@@ -1,4 +1,4 @@
-package scheduler
+package fairline
 
 import (
 	"context"
@@ -75,7 +75,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		case used+c.Cost > g.limit.Value+g.line.reserved:
 			return // until there are as many
 		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
-			g.turns.scarce = true
+			g.scarce = true
 			q.Out = true
 			continue
 		case g.lacks(c, has) != (ticket.Row{}):
@@ -166,7 +166,7 @@ func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (boo
 			ids = append(ids, c.Job)
 		}
 	}
-	more, err := g.Which(ctx, tx, chosenSQL, ids)
+	more, err := g.Which(ctx, tx, ChosenSQL, ids)
 	if err != nil {
 		return false, err
 	}
@@ -253,7 +253,7 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 			w.Due = t.DueAt()
 		}
 		w.Near = w.Due.Sub(g.now) < riverjob.Horizon
-		g.moved, g.left = append(g.moved, w), append(g.left, c.turnRow)
+		g.moved, g.left = append(g.moved, w), append(g.left, c.Row)
 		used += c.Cost
 	}
 	b := &pgx.Batch{}
@@ -287,9 +287,4 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	}
 	send(passSQL, g.turn.Virtual, g.others, g.limit.Value-used, g.now)
 	return tx.SendBatch(ctx, b).Close()
-}
-
-// rest forgets a line in which nobody waits any more.
-func (p *plugin) rest(ctx context.Context, of ticket.Row) error {
-	return p.Query(ctx, p.Pool, restSQL, []any{of[0], of[1], p.Holder}, nil)
 }

@@ -1,4 +1,4 @@
-package scheduler
+package fairline
 
 import (
 	"cmp"
@@ -20,10 +20,11 @@ import (
 
 // grant is one transaction in which jobs of a line have their turns.
 type grant struct {
-	*plugin
-	of   ticket.Row
-	line *line
-	held *held
+	riverjob.Store
+	granter *Granter // nil for a list
+	of      ticket.Row
+	line    *line
+	held    *held
 
 	mine    bool
 	turn    turn.Line
@@ -31,7 +32,7 @@ type grant struct {
 	value   float64   // what the limit had
 	seen    time.Time // when the last grant looked, or zero
 	tenants []*queue
-	left    []turnRow // that leave the line
+	left    []Row // that leave the line
 
 	now   time.Time // by the database's clock
 	limit ratelimit.Outcome
@@ -43,6 +44,7 @@ type grant struct {
 
 	chosen []*contender
 	more   bool // there may be more to grant at once
+	scarce bool // are workers
 	each   []ratelimit.Result
 	moved  []*riverjob.Waiter
 }
@@ -58,7 +60,7 @@ type queue struct {
 
 // contender is a job that waits for its turn.
 type contender struct {
-	turnRow
+	Row
 	state, queue string
 	attempt      int
 	ticket       ticket.Ticket
@@ -77,11 +79,12 @@ type load struct {
 
 // grant grants what can be granted now. It reports whether the line is this client's, and whether
 // there may be more to grant at once.
-func (p *plugin) grant(ctx context.Context, of ticket.Row, h *held) (mine, more bool, err error) {
-	g := &grant{plugin: p, of: of, line: p.scheduler.lines[of[0]], held: h}
-	err = p.InTx(ctx, func(tx pgx.Tx) error {
-		return g.run(ctx, tx)
-	})
+func (r *Granter) grant(
+	ctx context.Context, of ticket.Row, h *held,
+) (mine, more bool, err error) {
+	g := &grant{Store: r.Store, granter: r, of: of, line: r.all[of[0]], held: h}
+	err = r.InTx(ctx, func(tx pgx.Tx) error { return g.run(ctx, tx) })
+	r.scarce = r.scarce || g.scarce
 	if err != nil {
 		return false, false, fmt.Errorf("line %q of limit %q: %w", of[1], of[0], err)
 	}
@@ -89,7 +92,7 @@ func (p *plugin) grant(ctx context.Context, of ticket.Row, h *held) (mine, more 
 	for i, w := range g.moved {
 		c := g.chosen[i]
 		h.waiting[w.ID] = granted{c.queue, c.Cost, w.Due}
-		p.Waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
+		r.Waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
 	}
 	h.tenants = len(g.tenants)
 	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil
@@ -111,8 +114,8 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	args := []any{g.of[0], g.of[1], g.Holder, lineLasts}
-	err := g.Query(ctx, tx, holdSQL, args, func() { g.mine = true },
+	args := []any{g.of[0], g.of[1], g.granter.Holder, lineLasts}
+	err := g.Query(ctx, tx, HoldSQL, args, func() { g.mine = true },
 		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
 	if known {
 		g.seen = seen
@@ -184,7 +187,7 @@ func (g *grant) settle(q *queue) {
 		if c.Priority == 0 {
 			corrections = append(corrections, c)
 		}
-		g.left = append(g.left, c.turnRow)
+		g.left = append(g.left, c.Row)
 		return true
 	})
 	for _, c := range corrections {
@@ -313,15 +316,13 @@ func (g *grant) unfit(c *contender) bool {
 	}
 	if err != nil && !g.held.warned[c.Job] {
 		g.held.warned[c.Job] = true
-		g.Warn(err, "a job cannot have its turn", "job", c.Job)
+		g.granter.Warn(err, "a job cannot have its turn", "job", c.Job)
 	}
 	return err != nil
 }
 
 // fetchable says that River would start the job at its time.
 func (c *contender) fetchable() bool { return c.state == "available" || c.state == "scheduled" }
-
-func fullState(string, string) ratelimit.State { return ratelimit.State{} }
 
 // requestsOf are what a job takes at its turn, and what must be the same in all of a batch.
 func requestsOf(s *ticket.Seat) ([]ratelimit.Request, []string, error) {
@@ -345,7 +346,7 @@ func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
 	if len(waiting) == 0 {
 		return nil
 	}
-	still, err := g.Which(ctx, tx, unfetchedSQL, slices.Collect(maps.Keys(waiting)))
+	still, err := g.Which(ctx, tx, UnfetchedSQL, slices.Collect(maps.Keys(waiting)))
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package fairline
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/weir-go/weir/internal/jobs/ticket"
 )
 
-// turnRow is a row of weir_turn.
-type turnRow struct {
+// Row is a row of weir_turn.
+type Row struct {
 	Name     string    `json:"name"`
 	Key      string    `json:"key"`
 	Tenant   string    `json:"tenant"`
@@ -23,26 +23,36 @@ type turnRow struct {
 	Weight   float64   `json:"weight"`
 }
 
-// turnOf is the row of a job that waits. It is always the same for the same job.
-func turnOf(s *ticket.Seat, job *rivertype.JobRow) *turnRow {
+// RowOf is the row of a job that waits. It is always the same for the same job.
+func RowOf(s *ticket.Seat, job *rivertype.JobRow) *Row {
 	due := job.CreatedAt
 	if s.From != 0 {
 		due = time.UnixMicro(s.From)
 	}
-	return &turnRow{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
+	return &Row{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
 }
 
 // enterSQL puts jobs into line that are not there yet.
 //
-// $1 an array of turnRows
+// $1 an array of Rows
 const enterSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
 SELECT name, key, tenant, priority, due, job, cost, weight
 FROM jsonb_to_recordset($1::text::jsonb) AS t (name text, key text, tenant text, priority smallint,
 	due timestamptz, job bigint, cost double precision, weight double precision)
 ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
 
+// Enter puts jobs into line that are not there yet.
+func Enter(ctx context.Context, s riverjob.Store, q riverjob.Querier, rows ...*Row) error {
+	return riverjob.Send(ctx, s, q, enterSQL, rows)
+}
+
+// Leave has a job leave its line.
+func Leave(ctx context.Context, s riverjob.Store, q riverjob.Querier, row *Row) error {
+	return s.Query(ctx, q, leaveSQL, row.key(), nil)
+}
+
 // key is the row's primary key.
-func (t *turnRow) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority, t.Due, t.Job} }
+func (t *Row) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority, t.Due, t.Job} }
 
 // correctSQL notes what a job has used beyond what its tenant was charged.
 //
@@ -50,7 +60,9 @@ func (t *turnRow) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority
 const correctSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
 VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
 
-func correct[T any](
+// Correct notes that, if it is anything. exec is the transaction's Exec, or its ExecContext if it is
+// one of database/sql.
+func Correct[T any](
 	ctx context.Context, s riverjob.Store, exec func(context.Context, string, ...any) (T, error),
 	job int64, seat *ticket.Seat, beyond float64,
 ) error {

@@ -1,4 +1,4 @@
-package scheduler
+package fairline
 
 import (
 	"context"
@@ -32,12 +32,24 @@ const (
 	mostGrants = 50               // transactions of a round and line, one after the other
 )
 
-// turns is what a client remembers from one round of grants to the next.
-type turns struct {
-	pace.Pace
+// Granter grants turns in one client.
+type Granter struct {
+	*riverjob.Client
+	all Lines
+
+	pace   pace.Pace
 	heard  atomic.Int64         // when the client fetched last, in nanoseconds
-	lines  map[ticket.Row]*held // this and what follows are for the round under way only
+	held   map[ticket.Row]*held // this and what follows are for the round under way only
 	scarce bool                 // are workers: more could have been granted in the last round
+}
+
+// NewGranter returns a Granter of these lines.
+func NewGranter(c *riverjob.Client, all Lines) *Granter { return &Granter{Client: c, all: all} }
+
+// Fetched says that the client has fetched jobs: a working client does, several times a second.
+func (r *Granter) Fetched() {
+	r.heard.Store(time.Now().UnixNano())
+	r.begin(grantEvery)
 }
 
 // held is a line that this client holds.
@@ -56,21 +68,20 @@ type granted struct {
 	due   time.Time
 }
 
-// grantTurns begins a round of grants, if the last one was long enough ago.
-func (p *plugin) grantTurns(gap time.Duration) {
-	if len(p.scheduler.lines) == 0 {
+// begin begins a round of grants, if the last one was long enough ago.
+func (r *Granter) begin(gap time.Duration) {
+	if len(r.all) == 0 {
 		return
 	}
-	r := &p.turns
-	r.Begin(gap, riverjob.Patience, func(ctx context.Context) {
-		held, err := p.grantLines(ctx)
-		p.Warn(err, "turns could not be granted")
+	r.pace.Begin(gap, riverjob.Patience, func(ctx context.Context) {
+		held, err := r.Round(ctx)
+		r.Warn(err, "turns could not be granted")
 		gap := grantEvery
 		if r.scarce {
 			gap = grantSoon
 		}
 		if held && time.Since(time.Unix(0, r.heard.Load())) < heardFor {
-			time.AfterFunc(gap, func() { p.grantTurns(gap / 2) })
+			time.AfterFunc(gap, func() { r.begin(gap / 2) })
 		}
 	})
 }
@@ -89,21 +100,20 @@ SELECT l.name, l.key FROM line l LEFT JOIN {ours}weir_line s ON s.name = l.name 
 WHERE l.key IS NOT NULL AND (s.holder IS NULL OR s.holder = $2::uuid OR s.until <= now())
 LIMIT $3::integer`
 
-// grantLines is one round. It reports whether this client holds a line in which jobs wait.
-func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
-	r := &p.turns
-	names := slices.Collect(maps.Keys(p.scheduler.lines))
+// Round is one round. It reports whether this client holds a line in which jobs wait.
+func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
+	names := slices.Collect(maps.Keys(r.all))
 	var found []ticket.Row
 	var of ticket.Row
-	err = p.Query(ctx, p.Pool, linesSQL, []any{names, p.Holder, mostLines}, func() {
+	err = r.Query(ctx, r.Pool, linesSQL, []any{names, r.Holder, mostLines}, func() {
 		found = append(found, of)
 	}, &of[0], &of[1])
 	if err != nil {
 		return false, err
 	}
-	idle := r.lines
+	idle := r.held
 	r.scarce = false
-	r.lines = map[ticket.Row]*held{}
+	r.held = map[ticket.Row]*held{}
 	var failed []error
 	for _, of := range found {
 		h := idle[of]
@@ -113,20 +123,25 @@ func (p *plugin) grantLines(ctx context.Context) (holds bool, err error) {
 		delete(idle, of)
 		mine, more := false, true
 		for n := 0; more && n < mostGrants; n++ {
-			mine, more, err = p.grant(ctx, of, h)
+			mine, more, err = r.grant(ctx, of, h)
 			failed = append(failed, err)
 		}
 		if mine || err != nil {
-			r.lines[of], h.active, holds = h, time.Now(), true
+			r.held[of], h.active, holds = h, time.Now(), true
 		}
 	}
 	for of, h := range idle {
 		switch {
 		case time.Since(h.active) < restAfter:
-			r.lines[of] = h
+			r.held[of] = h
 		case len(found) < mostLines:
-			failed = append(failed, p.rest(ctx, of))
+			failed = append(failed, r.rest(ctx, of))
 		}
 	}
 	return holds, errors.Join(failed...)
+}
+
+// rest forgets a line in which nobody waits any more.
+func (r *Granter) rest(ctx context.Context, of ticket.Row) error {
+	return r.Query(ctx, r.Pool, restSQL, []any{of[0], of[1], r.Holder}, nil)
 }
