@@ -15,7 +15,7 @@ import (
 	"github.com/weir-go/weir/internal/batch"
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
-	"github.com/weir-go/weir/internal/jobs/ticket"
+	"github.com/weir-go/weir/internal/jobs/rounds"
 )
 
 // plugin is the part of a Scheduler in one River client.
@@ -26,7 +26,7 @@ type plugin struct {
 
 	looks, renewals, charges *visits
 	paces                    sync.Map // of a *pace.Pace for each thing that is done beside
-	round                    round
+	rounds                   *rounds.Rounds
 	turns                    *fairline.Granter
 	hands                    hands
 }
@@ -57,7 +57,7 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	c := *cfg
 	shared := riverjob.NewClient(s.store(c.Schema), pool, cmp.Or(c.Logger, slog.Default()))
 	p := &plugin{Client: shared, scheduler: s, turns: fairline.NewGranter(shared, s.lines)}
-	p.round.lines = map[ticket.Row]placing{}
+	p.rounds = rounds.New(shared)
 	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
 	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
@@ -108,7 +108,7 @@ func (in *insertion) inserted(job *rivertype.JobRow) {
 // stopped or whose queues are paused fetches nothing, and looks after nothing.
 func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitParams) {
 	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
-		p.beat(riverjob.RoundEvery)
+		p.rounds.Begin()
 		p.turns.Fetched()
 		p.handOut()
 	}

@@ -54,7 +54,7 @@ func (p *plugin) Work(
 	}
 	err := doInner(ctx)
 	if v.found || v.paid {
-		p.hint() // it may have settled
+		p.rounds.Hint() // it may have settled
 	}
 	return v.after(ctx, err)
 }

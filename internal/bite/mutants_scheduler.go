@@ -94,7 +94,7 @@ var ofTheScheduler = []mutant{
 		"return w.Late(now) || w.Due.Sub(now)", "return w.Due.Sub(now)", "MoreThanAThousand", jobs, false},
 	{"late: a round puts it off for those who pay", "scheduler/round.go",
 		"case late: //", "case late && false: //", "MoreThanAThousand", jobs, false},
-	{"late: the round forgets since when", "scheduler/round.go",
+	{"late: the round forgets since when", "internal/jobs/rounds/rounds.go",
 		"		w.Due = w.At\n", "		w.Due = latest(w.At, now)\n", "TheRoundLeavesWhatIsLate", jobs, false},
 
 	// what waits is moved

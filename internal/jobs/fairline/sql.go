@@ -61,7 +61,7 @@ WHERE id = ANY ($1::bigint[]) AND state::text IN ('available', 'scheduled')`
 	// $1 an array of waiters
 	grantSQL = `UPDATE {river}river_job j SET scheduled_at = m.due,
 	state = CASE WHEN m.near THEN 'available' ELSE 'scheduled' END::{river}river_job_state,
-	metadata = jsonb_set(j.metadata, '{weir}'::text[], m.Ticket)
+	metadata = jsonb_set(j.metadata, '{weir}'::text[], m.ticket)
 FROM jsonb_to_recordset($1::text::jsonb) AS m (id bigint, due timestamptz, near boolean, ticket jsonb)
 WHERE j.id = m.id`
 
@@ -77,7 +77,7 @@ WHERE name = $1::text AND key = $2::text AND tenant = $3::text AND priority = $4
 	//
 	// $1 name $2 key, and arrays of $3 tenants $4 virtual times $5 credits
 	chargeSQL = `INSERT INTO {ours}weir_line_tenant AS t (name, key, tenant, at, credit)
-SELECT $1::text, $2::text, c.tenant, c.At, c.credit
+SELECT $1::text, $2::text, c.tenant, c.at, c.credit
 FROM unnest($3::text[], $4::float8[], $5::float8[]) AS c (tenant, at, credit)
 ON CONFLICT (name, key, tenant) DO UPDATE SET at = excluded.at, credit = excluded.credit`
 

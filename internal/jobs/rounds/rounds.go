@@ -1,4 +1,8 @@
-package scheduler
+// Package rounds looks after the jobs that wait, once a second and in one client: it has them woken,
+// moved up or put off when their time has changed, and gives back what jobs took that have gone. It
+// knows nothing of jobs that run, nor of those in fair lines or that wait for slots. Rounds may be
+// used concurrently: one round of a client is under way at a time.
+package rounds
 
 import (
 	"context"
@@ -31,10 +35,10 @@ const (
 	later      = time.Second             // to put it off: by less, its start puts it off
 )
 
-// round is what a client remembers from one round to the next. Only the round under way uses it,
-// except for mine and hinted.
-type round struct {
-	pace.Pace
+// Rounds are those of one client. Only the round under way uses what follows on hinted.
+type Rounds struct {
+	*riverjob.Client
+	pace   pace.Pace
 	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
 	hinted atomic.Bool  // there is a timer for the next one
 
@@ -44,24 +48,28 @@ type round struct {
 	watch  watch
 }
 
+// New returns the Rounds of a client.
+func New(c *riverjob.Client) *Rounds { return &Rounds{Client: c, lines: map[ticket.Row]placing{}} }
+
 // placing is where the last job of a line that was near was put, and where it belonged.
 type placing struct{ put, due time.Time }
 
-// beat begins a round, if the last one was long enough ago.
-func (p *plugin) beat(gap time.Duration) {
-	p.round.Begin(gap, riverjob.Patience, func(ctx context.Context) {
-		p.Warn(p.lookAfter(ctx), "waiting jobs could not be looked after")
+// Begin begins a round, if the last one began long enough ago.
+func (r *Rounds) Begin() { r.begin(riverjob.RoundEvery) }
+
+func (r *Rounds) begin(gap time.Duration) {
+	r.pace.Begin(gap, riverjob.Patience, func(ctx context.Context) {
+		r.Warn(r.lookAfter(ctx), "waiting jobs could not be looked after")
 	})
 }
 
-// hint says that a line may have moved: if it is this client's turn, the next round comes sooner.
+// Hint says that a line may have moved: if it is this client's turn, the next round comes sooner.
 // One hint at a time has a timer, as jobs end in thousands.
-func (p *plugin) hint() {
-	r := &p.round
+func (r *Rounds) Hint() {
 	if time.Now().UnixNano() < r.mine.Load() && r.hinted.CompareAndSwap(false, true) {
 		time.AfterFunc(hinted, func() {
 			r.hinted.Store(false)
-			p.beat(hinted)
+			r.begin(hinted)
 		})
 	}
 }
@@ -88,15 +96,15 @@ ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 )
 
 // lookAfter is one round.
-func (p *plugin) lookAfter(ctx context.Context) error {
-	r, began := &p.round, time.Now()
-	until, err := pace.TakeTurn(ctx, p.Client, pace.Rounds)
+func (r *Rounds) lookAfter(ctx context.Context) error {
+	began := time.Now()
+	until, err := pace.TakeTurn(ctx, r.Client, pace.Rounds)
 	if err != nil || until.IsZero() {
 		return err
 	}
 	answered := time.Now()
 	r.mine.Store(began.Add(pace.TurnLasts).UnixNano())
-	next, last, err := p.walk(ctx, &riverjob.Waiter{}, mostNext)
+	next, last, err := r.walk(ctx, &riverjob.Waiter{}, mostNext)
 	if err != nil {
 		return err
 	}
@@ -107,22 +115,22 @@ func (p *plugin) lookAfter(ctx context.Context) error {
 			r.after = last
 		}
 		var behind []*riverjob.Waiter
-		if behind, r.after, err = p.walk(ctx, r.after, mostBehind); err != nil {
+		if behind, r.after, err = r.walk(ctx, r.after, mostBehind); err != nil {
 			return err
 		}
 		jobs = append(jobs, behind...)
 	}
-	if err := p.arrange(ctx, jobs); err != nil {
+	if err := r.arrange(ctx, jobs); err != nil {
 		return err
 	}
-	return p.findGone(ctx, next, riverjob.Clock{At: until.Add(-pace.TurnLasts), Answered: answered})
+	return r.findGone(ctx, next, riverjob.Clock{At: until.Add(-pace.TurnLasts), Answered: answered})
 }
 
 // walk returns the jobs with tickets among the next n that wait, and the last of the n.
-func (p *plugin) walk(
+func (r *Rounds) walk(
 	ctx context.Context, from *riverjob.Waiter, n int,
 ) (_ []*riverjob.Waiter, last *riverjob.Waiter, err error) {
-	all, err := p.Waiters(ctx, p.Pool, waitingSQL, from.At, from.ID, n)
+	all, err := r.Waiters(ctx, r.Pool, waitingSQL, from.At, from.ID, n)
 	if len(all) == n {
 		last = all[n-1]
 	}
@@ -131,12 +139,11 @@ func (p *plugin) walk(
 
 // arrange moves the jobs whose time has changed and is near, and has those woken that are due
 // before the next round.
-func (p *plugin) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
-	r := &p.round
+func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 	for _, w := range jobs {
 		w.Differs = r.watch.gaps.CloseUp(&w.Ticket, math.MaxInt64)
 	}
-	now, err := p.Reckon(ctx, p.Pool, jobs)
+	now, err := r.Reckon(ctx, r.Pool, jobs)
 	if err != nil {
 		return err
 	}
@@ -174,12 +181,12 @@ func (p *plugin) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 			moved = append(moved, w)
 		}
 	}
-	if err := p.Move(ctx, p.Pool, moved, now); err != nil {
+	if err := r.Move(ctx, r.Pool, moved, now); err != nil {
 		return err
 	}
 	for _, w := range jobs {
 		if wait := w.Due.Sub(now); wait < riverjob.RoundEvery+hinted {
-			p.Waker.Add(w.ID, answered.Add(wait), false)
+			r.Waker.Add(w.ID, answered.Add(wait), false)
 		}
 	}
 	return nil
