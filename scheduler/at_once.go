@@ -5,16 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/slots"
@@ -72,7 +70,7 @@ func (w *atOnce[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	case v == nil:
 		return errors.New("scheduler: a worker made by AtOnce, on a River client whose " +
 			"configuration was not made by Scheduler.Configure")
-	case v.plugin.scheduler.slots == nil:
+	case v.plugin.slots.None():
 		return errors.New(
 			"scheduler: a worker made by AtOnce, and a Scheduler without Config.Slots",
 		)
@@ -84,7 +82,7 @@ func (w *atOnce[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	case !limited:
 		return w.Worker.Work(ctx, job)
 	}
-	hold, err := v.slot(ctx, want)
+	hold, err := v.plugin.slots.Take(ctx, v.job, want)
 	switch {
 	case err != nil:
 		v.plugin.Warn(err, "a job could not take a slot, and will try again in a second", "job",
@@ -123,43 +121,11 @@ func one(requests []slots.Request) (want hand.Want, limited bool, err error) {
 	)
 }
 
-// slot takes a slot for the job, or has it wait in line and returns nil.
-func (v *visit) slot(ctx context.Context, want hand.Want) (hand.Hold, error) {
-	p := v.plugin
-	if wasGiven(v.job) {
-		hold, err := p.scheduler.slots.Claim(ctx, want, holderOf(v.ID))
-		if hold != nil || err != nil {
-			return hold, err
-		}
-	}
-	waits := false
-	err := p.Connected(ctx, func(c *pgxpool.Conn) error {
-		args := []any{p.Schema, tenantOf(want.Place)}
-		return p.Query(ctx, c, othersSQL, args, func() {}, &waits)
-	})
-	if err != nil {
-		return nil, err
-	}
-	if !waits {
-		hold, err := p.scheduler.slots.Take(ctx, want)
-		if hold != nil || err != nil {
-			return hold, err
-		}
-	}
-	err = p.Connected(ctx, func(c *pgxpool.Conn) error {
-		return p.getInLine(ctx, c, want, []*rivertype.JobRow{v.job})
-	})
-	if err == nil {
-		p.follow(v.ID, want)
-	}
-	return nil, err
-}
-
 // holding works a job that holds a slot, and then hands the slot on.
 func (v *visit) holding(
 	ctx context.Context, want hand.Want, hold hand.Hold, work func(context.Context) error,
 ) (err error) {
-	defer v.plugin.handOn(ctx, want, hold)
+	defer v.plugin.slots.HandOn(ctx, want, hold)
 	err = work(hold.Context(ctx))
 	var snooze *rivertype.JobSnoozeError
 	var cancel *rivertype.JobCancelError
@@ -196,37 +162,11 @@ func (p *plugin) clearFor(
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {
 				_, found := ticket.Of(j)
-				if w, ok := of(j); ok && w.Place == want.Place && !found && !wasGiven(j) {
+				if w, ok := of(j); ok && w.Place == want.Place && !found && !slotline.WasGiven(j) {
 					waiting = append(waiting, j)
 				}
 			}
-			return p.haveWait(ctx, want, waiting)
+			return p.slots.HaveWait(ctx, want, waiting)
 		})
 	})
-}
-
-// haveWait puts due jobs in line.
-func (p *plugin) haveWait(ctx context.Context, want hand.Want, jobs []*rivertype.JobRow) error {
-	if len(jobs) == 0 {
-		return nil
-	}
-	err := p.InTx(ctx, func(tx pgx.Tx) error {
-		locked, err := p.Lock(ctx, tx, jobs)
-		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })
-		if err == nil {
-			err = p.getInLine(ctx, tx, want, jobs)
-		}
-		if err != nil {
-			return err
-		}
-		var moved []*riverjob.Waiter
-		for _, j := range jobs {
-			moved = append(moved, &riverjob.Waiter{ID: j.ID, At: j.ScheduledAt, Due: riverjob.FarOff})
-		}
-		return p.Move(ctx, tx, moved, time.Now())
-	})
-	if err == nil {
-		err = p.serve(ctx, []hand.Want{want})
-	}
-	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/rounds"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 )
 
 // plugin is the part of a Scheduler in one River client.
@@ -28,7 +29,7 @@ type plugin struct {
 	paces                    sync.Map // of a *pace.Pace for each thing that is done beside
 	rounds                   *rounds.Rounds
 	turns                    *fairline.Granter
-	hands                    hands
+	slots                    *slotline.Giver
 }
 
 // Configure returns a copy of a River client's configuration with which the client starts reserved
@@ -56,7 +57,8 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	}
 	c := *cfg
 	shared := riverjob.NewClient(s.store(c.Schema), pool, cmp.Or(c.Logger, slog.Default()))
-	p := &plugin{Client: shared, scheduler: s, turns: fairline.NewGranter(shared, s.lines)}
+	p := &plugin{Client: shared, scheduler: s, turns: fairline.NewGranter(shared, s.lines),
+		slots: slotline.NewGiver(shared, s.slots)}
 	p.rounds = rounds.New(shared)
 	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
 	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
@@ -110,6 +112,6 @@ func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitP
 	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
 		p.rounds.Begin()
 		p.turns.Fetched()
-		p.handOut()
+		p.slots.Fetched()
 	}
 }

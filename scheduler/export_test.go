@@ -9,11 +9,12 @@ import (
 
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 )
 
 // ByID are the statements that pick some of the jobs whose ids they are given.
 var ByID = map[string]string{
-	"lock": riverjob.LockSQL, "unfetched": fairline.UnfetchedSQL, "chosen": fairline.ChosenSQL, "running": runningSQL,
+	"lock": riverjob.LockSQL, "unfetched": fairline.UnfetchedSQL, "chosen": fairline.ChosenSQL, "running": slotline.RunningSQL,
 }
 
 // GrantTurns does one round of grants, as a client with this configuration does. It reports whether

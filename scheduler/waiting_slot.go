@@ -7,21 +7,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
-	"github.com/weir-go/weir/internal/jobs/riverjob"
-)
-
-const (
-	// forSlotSQL reads the jobs that wait for a place, in their order, and whether their queues are
-	// paused.
-	//
-	// $1 River's schema $2 place $3 most
-	forSlotSQL = `SELECT t.job, EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)` + inLine + `
-ORDER BY t.priority, t.due, t.job LIMIT $3::integer`
-
-	// placeOfJobSQL finds the place that a job waits for.
-	//
-	// $1 River's schema $2 job
-	placeOfJobSQL = `SELECT tenant FROM {ours}weir_turn WHERE` + ofSchema + ` AND job = $2::bigint`
+	"github.com/weir-go/weir/internal/jobs/slotline"
 )
 
 // WaitingForSlot lists the jobs that wait for a slot of a limit and key, for a worker made by
@@ -40,11 +26,8 @@ func (j *Jobs) WaitingForSlot(
 		return nil, nil
 	}
 	var list []Waiting
-	var id int64
-	var paused bool
-	place := 0
-	args := []any{j.store.Schema, tenantOf(hand.Place{Name: limit, Key: key}), n}
-	err := j.store.Query(ctx, tx, forSlotSQL, args, func() {
+	place, of := 0, hand.Place{Name: limit, Key: key}
+	err := slotline.List(ctx, j.store, tx, of, n, func(id int64, paused bool) {
 		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true,
 			PassedOver: paused}
 		if !paused {
@@ -52,7 +35,7 @@ func (j *Jobs) WaitingForSlot(
 			w.Place = place
 		}
 		list = append(list, w)
-	}, &id, &paused)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -70,16 +53,8 @@ func (j *Jobs) Explain(
 	if err := j.check(); err != nil {
 		return Waiting{}, false, err
 	}
-	if job.State != rivertype.JobStateScheduled || job.ScheduledAt.UTC().Year() < riverjob.FarOff.Year()-1 {
-		return Waiting{}, false, nil
-	}
-	var tenant string
-	found := false
-	err := j.store.Query(ctx, tx, placeOfJobSQL, []any{j.store.Schema, job.ID}, func() {
-		found = true
-	}, &tenant)
-	of, ok := placeOf(tenant)
-	if err != nil || !found || !ok {
+	of, found, err := slotline.PlaceOf(ctx, j.store, tx, job)
+	if err != nil || !found {
 		return Waiting{}, false, err
 	}
 	list, err := j.WaitingForSlot(ctx, tx, of.Name, of.Key, mostListed)

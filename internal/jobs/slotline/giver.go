@@ -1,4 +1,8 @@
-package scheduler
+// Package slotline has jobs wait in line for slots, and gives these to them, one after the other. It
+// reads and writes its rows of weir_turn, and makes jobs of river_job available that it has given a
+// slot; the slots are those of internal/hand. It knows nothing of tokens, nor of a job's attempt. A
+// Giver may be used concurrently.
+package slotline
 
 import (
 	"context"
@@ -13,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/hand"
-	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/pace"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 )
@@ -38,14 +41,23 @@ const (
 	mostLeft    = 10   // places of which a round deletes them
 )
 
-// hands is what a client remembers of the slots that it gives.
-type hands struct {
-	pace.Pace
+// Giver gives the slots of one client to the jobs that wait for them.
+type Giver struct {
+	*riverjob.Client
+	slots hand.Slots // nil if there are none
+
+	pace  pace.Pace
 	after string // the last place of the round before; for the round under way only
 
 	mu  sync.Mutex
 	put map[int64]putting // jobs whose put-off may not be written; if there are any, followUp comes
 }
+
+// NewGiver returns a Giver of these slots, if there are any.
+func NewGiver(c *riverjob.Client, s hand.Slots) *Giver { return &Giver{Client: c, slots: s} }
+
+// None says that there are no slots.
+func (g *Giver) None() bool { return g.slots == nil }
 
 // putting is a job that is being put off.
 type putting struct {
@@ -53,28 +65,28 @@ type putting struct {
 	since time.Time
 }
 
-// handOn frees the slot of a job that has ended, and gives it to the next job. If the database
+// HandOn frees the slot of a job that has ended, and gives it to the next job. If the database
 // cannot be reached, the slot expires.
-func (p *plugin) handOn(ctx context.Context, want hand.Want, hold hand.Hold) {
+func (g *Giver) HandOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 	slot, ok := hold.Drop()
 	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), riverjob.Patience)
 	defer cancel()
-	_, err := p.hand(ctx, want.Place, &slot)
-	p.Warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name,
+	_, err := g.hand(ctx, want.Place, &slot)
+	g.Warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name,
 		"key", want.Key)
 }
 
 // hand gives a slot to the first job that waits, after it has freed one if that is not nil. It
 // reports whether there were both. It gives one slot in a transaction, so that two of them never
 // wait for each other.
-func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
+func (g *Giver) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
 		var job int64
-		err = p.Connected(ctx, func(c *pgxpool.Conn) (err error) {
-			given, job, err = p.handBy(ctx, c, of, free)
+		err = g.Connected(ctx, func(c *pgxpool.Conn) (err error) {
+			given, job, err = g.handBy(ctx, c, of, free)
 			return err
 		})
 		var e *pgconn.PgError
@@ -82,7 +94,7 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 			continue
 		}
 		if given = given && err == nil; given {
-			p.Waker.Add(job, time.Now(), false)
+			g.Waker.Add(job, time.Now(), false)
 		}
 		return given, err
 	}
@@ -90,17 +102,17 @@ func (p *plugin) hand(ctx context.Context, of hand.Place, free *hand.Slot) (give
 
 // handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails,
 // the pool closes the connection.
-func (p *plugin) handBy(
+func (g *Giver) handBy(
 	ctx context.Context, c *pgxpool.Conn, of hand.Place, free *hand.Slot,
 ) (given bool, job int64, err error) {
-	s, b, found := p.scheduler.slots, &pgx.Batch{}, false
+	s, b, found := g.slots, &pgx.Batch{}, false
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if free != nil {
 		s.Free(b, *free)
 	}
-	var first fairline.Row
+	var first row
 	want := hand.Want{Place: of}
-	b.Queue(p.SQL(headSQL), p.Schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
+	b.Queue(g.SQL(headSQL), g.Schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
 		columns := []any{&first.Priority, &first.Due, &first.Job, &want.N}
 		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
 		return err
@@ -116,7 +128,7 @@ func (p *plugin) handBy(
 	}
 	b = &pgx.Batch{}
 	if given {
-		b.Queue(p.SQL(givenSQL), p.Schema, tenantOf(of),
+		b.Queue(g.SQL(givenSQL), g.Schema, tenantOf(of),
 			first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
@@ -124,7 +136,7 @@ func (p *plugin) handBy(
 }
 
 // serve gives the free slots of places to the jobs that wait for them.
-func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
+func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 	if len(wants) == 0 {
 		return nil
 	}
@@ -132,14 +144,14 @@ func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
 	for i, w := range wants {
 		places[i] = w.Place
 	}
-	held, err := p.scheduler.slots.Held(ctx, p.Pool, places)
+	held, err := g.slots.Held(ctx, g.Pool, places)
 	if err != nil {
 		return err
 	}
 	for _, w := range wants {
 		given := true
 		for n := held[w.Place]; given && n < w.N && n < held[w.Place]+mostGiven; n++ {
-			if given, err = p.hand(ctx, w.Place, nil); err != nil {
+			if given, err = g.hand(ctx, w.Place, nil); err != nil {
 				return err
 			}
 		}
@@ -147,21 +159,21 @@ func (p *plugin) serve(ctx context.Context, wants []hand.Want) error {
 	return nil
 }
 
-// handOut begins a round, if the last one was long enough ago.
-func (p *plugin) handOut() {
-	if p.scheduler.slots == nil {
+// Fetched says that the client has fetched jobs, as a working client does: a round begins, if the
+// last one began long enough ago.
+func (g *Giver) Fetched() {
+	if g.slots == nil {
 		return
 	}
-	p.hands.Begin(riverjob.RoundEvery, riverjob.Patience, func(ctx context.Context) {
-		p.Warn(p.handOutFree(ctx), "free slots could not be given to waiting jobs")
+	g.pace.Begin(riverjob.RoundEvery, riverjob.Patience, func(ctx context.Context) {
+		g.Warn(g.handOutFree(ctx), "free slots could not be given to waiting jobs")
 	})
 }
 
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
 // of jobs that have left.
-func (p *plugin) handOutFree(ctx context.Context) error {
-	h := &p.hands
-	until, err := pace.TakeTurn(ctx, p.Client, pace.Hands)
+func (g *Giver) handOutFree(ctx context.Context) error {
+	until, err := pace.TakeTurn(ctx, g.Client, pace.Hands)
 	if err != nil || until.IsZero() {
 		return err
 	}
@@ -170,8 +182,8 @@ func (p *plugin) handOutFree(ctx context.Context) error {
 	var tenant string
 	var n int
 	var gone bool
-	err = p.Query(ctx, p.Pool, placesSQL, []any{p.Schema, h.after, mostPlaces}, func() {
-		h.after = tenant
+	err = g.Query(ctx, g.Pool, placesSQL, []any{g.Schema, g.after, mostPlaces}, func() {
+		g.after = tenant
 		if of, ok := placeOf(tenant); ok {
 			if wants = append(wants, hand.Want{Place: of, N: n}); gone && len(left) < mostLeft {
 				left = append(left, of)
@@ -179,72 +191,70 @@ func (p *plugin) handOutFree(ctx context.Context) error {
 		}
 	}, &tenant, &n, &gone)
 	if len(wants) < mostPlaces {
-		h.after = ""
+		g.after = ""
 	}
 	for _, of := range left {
 		if err == nil {
-			err = p.sweep(ctx, of)
+			err = g.sweep(ctx, of)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return p.serve(ctx, wants)
+	return g.serve(ctx, wants)
 }
 
 // sweep deletes rows at the front of a line whose jobs have left.
-func (p *plugin) sweep(ctx context.Context, of hand.Place) error {
-	return p.InTx(ctx, func(tx pgx.Tx) error {
+func (g *Giver) sweep(ctx context.Context, of hand.Place) error {
+	return g.InTx(ctx, func(tx pgx.Tx) error {
 		var id int64
 		var ids []int64
-		err := p.Query(ctx, tx, firstSQL, []any{p.Schema, tenantOf(of), mostSwept}, func() {
+		err := g.Query(ctx, tx, firstSQL, []any{g.Schema, tenantOf(of), mostSwept}, func() {
 			ids = append(ids, id)
 		}, &id)
 		if err != nil || len(ids) == 0 {
 			return err
 		}
-		return p.Query(ctx, tx, goneSQL, []any{p.Schema, tenantOf(of), ids}, nil)
+		return g.Query(ctx, tx, goneSQL, []any{g.Schema, tenantOf(of), ids}, nil)
 	})
 }
 
 // follow looks after a job that gets in line until its put-off is written.
-func (p *plugin) follow(id int64, want hand.Want) {
-	h := &p.hands
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.put) == 0 {
-		h.put = map[int64]putting{}
-		time.AfterFunc(followFirst, p.followUp)
+func (g *Giver) follow(id int64, want hand.Want) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.put) == 0 {
+		g.put = map[int64]putting{}
+		time.AfterFunc(followFirst, g.followUp)
 	}
-	h.put[id] = putting{want, time.Now()}
+	g.put[id] = putting{want, time.Now()}
 }
 
 // followUp serves the places of those whose put-off is written by now.
-func (p *plugin) followUp() {
-	h := &p.hands
-	h.mu.Lock()
-	ids := slices.Collect(maps.Keys(h.put))
-	h.mu.Unlock()
+func (g *Giver) followUp() {
+	g.mu.Lock()
+	ids := slices.Collect(maps.Keys(g.put))
+	g.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
-	running, err := p.Which(ctx, p.Pool, runningSQL, ids)
+	running, err := g.Which(ctx, g.Pool, RunningSQL, ids)
 
-	h.mu.Lock()
+	g.mu.Lock()
 	wants := map[hand.Want]bool{}
 	for _, id := range ids {
-		if w := h.put[id]; err == nil && !running[id] {
+		if w := g.put[id]; err == nil && !running[id] {
 			wants[w.want] = true
-			delete(h.put, id)
+			delete(g.put, id)
 		} else if time.Since(w.since) > followFor {
-			delete(h.put, id) // the round finds it
+			delete(g.put, id) // the round finds it
 		}
 	}
-	if len(h.put) > 0 {
-		time.AfterFunc(followEvery, p.followUp)
+	if len(g.put) > 0 {
+		time.AfterFunc(followEvery, g.followUp)
 	}
-	h.mu.Unlock()
+	g.mu.Unlock()
 	if err == nil {
-		err = p.serve(ctx, slices.Collect(maps.Keys(wants)))
+		err = g.serve(ctx, slices.Collect(maps.Keys(wants)))
 	}
-	p.Warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
+	g.Warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
 }
