@@ -5,14 +5,13 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/jobs/attempt"
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/rounds"
@@ -22,14 +21,11 @@ import (
 // plugin is the part of a Scheduler in one River client.
 type plugin struct {
 	river.PluginDefaults
-	*riverjob.Client
-	scheduler *Scheduler
-
-	looks, renewals, charges *visits
-	paces                    sync.Map // of a *pace.Pace for each thing that is done beside
-	rounds                   *rounds.Rounds
-	turns                    *fairline.Granter
-	slots                    *slotline.Giver
+	shared   *riverjob.Client
+	rounds   *rounds.Rounds
+	turns    *fairline.Granter
+	slots    *slotline.Giver
+	attempts *attempt.Attempts
 }
 
 // Configure returns a copy of a River client's configuration with which the client starts reserved
@@ -57,11 +53,9 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	}
 	c := *cfg
 	shared := riverjob.NewClient(s.store(c.Schema), pool, cmp.Or(c.Logger, slog.Default()))
-	p := &plugin{Client: shared, scheduler: s, turns: fairline.NewGranter(shared, s.lines),
-		slots: slotline.NewGiver(shared, s.slots)}
-	p.rounds = rounds.New(shared)
-	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
-	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
+	p := &plugin{shared: shared, rounds: rounds.New(shared),
+		turns: fairline.NewGranter(shared, s.lines), slots: slotline.NewGiver(shared, s.slots)}
+	p.attempts = attempt.New(shared, p.rounds, p.slots, pauseOf)
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	c.Queues = maps.Clone(c.Queues)
 	for name, q := range c.Queues {
@@ -91,7 +85,7 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 	in.plugin = p
 	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
 		in.clock.Until(*params.ScheduledAt) < riverjob.Horizon &&
-		p.Waker.Len()+in.available < riverjob.MostAvailable {
+		p.shared.Waker.Len()+in.available < riverjob.MostAvailable {
 		params.State = rivertype.JobStateAvailable
 		in.available++
 	}
@@ -102,7 +96,7 @@ func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertPar
 func (in *insertion) inserted(job *rivertype.JobRow) {
 	d := in.clock.Until(job.ScheduledAt)
 	if d > 0 && in.plugin != nil && job.State == rivertype.JobStateAvailable {
-		in.plugin.Waker.Add(job.ID, time.Now().Add(d), false)
+		in.plugin.shared.Waker.Add(job.ID, time.Now().Add(d), false)
 	} // else the round finds it when its time is near
 }
 
@@ -114,4 +108,11 @@ func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitP
 		p.turns.Fetched()
 		p.slots.Fetched()
 	}
+}
+
+// Work looks at a job's limits once more before it starts.
+func (p *plugin) Work(
+	ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error,
+) error {
+	return p.attempts.Work(ctx, job, doInner)
 }

@@ -29,9 +29,9 @@ func HoldLine(ctx context.Context, cfg *river.Config, limit, key string) <-chan 
 	told := make(chan error)
 	p := cfg.Plugins[0].(*plugin)
 	go func() {
-		told <- p.InTx(context.WithoutCancel(ctx), func(tx pgx.Tx) error {
-			args := []any{limit, key, p.Holder, 3 * time.Second}
-			rows, _ := tx.Query(ctx, p.SQL(fairline.HoldSQL), args...)
+		told <- p.shared.InTx(context.WithoutCancel(ctx), func(tx pgx.Tx) error {
+			args := []any{limit, key, p.shared.Holder, 3 * time.Second}
+			rows, _ := tx.Query(ctx, p.shared.SQL(fairline.HoldSQL), args...)
 			rows.Close()
 			told <- rows.Err()
 			<-ctx.Done()

@@ -1,19 +1,13 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"slices"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/weir-go/weir/internal/jobs/riverjob"
-	"github.com/weir-go/weir/internal/worknow"
+	"github.com/weir-go/weir/internal/jobs/attempt"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -45,91 +39,32 @@ import (
 func Limit[T river.JobArgs](
 	worker river.Worker[T], requests func(job *river.Job[T]) []ratelimit.Request,
 ) river.Worker[T] {
-	return &limited[T]{worker, requests}
+	return &limited[T]{worker, requests, ofRow(requests)}
 }
 
 type limited[T river.JobArgs] struct {
 	river.Worker[T]
 	requests func(job *river.Job[T]) []ratelimit.Request
+	of       func(*rivertype.JobRow) []ratelimit.Request
 }
 
 func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
-	if worknow.Asked(ctx) {
-		return w.Worker.Work(ctx, job)
-	}
-	v, _ := ctx.Value(visitKey{}).(*visit)
-	if v == nil {
-		return errors.New("scheduler: a worker made by Limit, on a River client whose " +
-			"configuration was not made by Scheduler.Configure")
-	}
-	if !v.paid {
-		if requests := w.requests(job); len(requests) > 0 {
-			if err := v.take(ctx, requests, w.of); err != nil {
-				return err
-			}
-		}
+	requests := func() []ratelimit.Request { return w.requests(job) }
+	if err := attempt.Take(ctx, requests, w.of); err != nil {
+		return err
 	}
 	return w.Worker.Work(ctx, job)
 }
 
-// of are the requests of another job of the kind; none if its arguments cannot be read.
-func (w *limited[T]) of(row *rivertype.JobRow) []ratelimit.Request {
-	job := &river.Job[T]{JobRow: row}
-	if err := json.Unmarshal(row.EncodedArgs, &job.Args); err != nil {
-		return nil
-	}
-	return w.requests(job)
-}
-
-// take takes the tokens. It returns nil when they exist, or the error that puts the job off until
-// they do.
-func (v *visit) take(
-	ctx context.Context, requests []ratelimit.Request,
-	of func(*rivertype.JobRow) []ratelimit.Request,
-) error {
-	v.ctx, v.requests = ctx, reserving(requests)
-	if v.plugin.charges.Do(v); v.err != nil {
-		return v.err
-	}
-	if !v.res.OK || !v.res.RunAt.IsZero() {
-		v.plugin.clear(v.job, of)
-	}
-	if !v.res.OK { // beyond MaxReserved
-		return v.putOff(ctx, v.res.RetryAt)
-	}
-	v.Ticket, v.paid = v.plugin.Pacing.Ticket(&v.res, v.Attempt, true), true
-	if v.Ticket.Due != 0 {
-		return v.putOff(ctx, v.Ticket.DueAt())
-	}
-	var err error
-	v.job.Metadata, err = v.Ticket.Into(v.job.Metadata) // for ReservationOf
-	return err
-}
-
-// reserving returns requests that may be granted for later. A Within of theirs stays.
-func reserving(requests []ratelimit.Request) []ratelimit.Request {
-	all := make([]ratelimit.Request, len(requests))
-	for i, r := range requests {
-		all[i] = r.OrReserve()
-	}
-	return all
-}
-
-// gather is how long jobs that a client has fetched together, and that it starts each in a
-// goroutine of its own, take to come together again.
-const gather = time.Millisecond
-
-// charge takes for jobs in River's order.
-func (p *plugin) charge(items []*visit) {
-	slices.SortFunc(items, func(a, b *visit) int {
-		return cmp.Or(cmp.Compare(a.job.Priority, b.job.Priority),
-			a.job.ScheduledAt.Compare(b.job.ScheduledAt), cmp.Compare(a.ID, b.ID))
-	})
-	for _, v := range items {
-		v.err = p.ConnectedInTx(v.ctx, func(tx pgx.Tx) (err error) {
-			v.res, err = p.Limiter.RateLimit(v.ctx, tx, v.requests...)
-			return err
-		})
-		v.clock = riverjob.Clock{At: v.res.At, Answered: time.Now()}
+// ofRow are the requests of another job of the kind; none if its arguments cannot be read.
+func ofRow[T river.JobArgs, R any](
+	requests func(job *river.Job[T]) []R,
+) func(*rivertype.JobRow) []R {
+	return func(row *rivertype.JobRow) []R {
+		job := &river.Job[T]{JobRow: row}
+		if err := json.Unmarshal(row.EncodedArgs, &job.Args); err != nil {
+			return nil
+		}
+		return requests(job)
 	}
 }

@@ -1,15 +1,11 @@
 package scheduler
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/weir-go/weir/internal/jobs/riverjob"
-	"github.com/weir-go/weir/internal/jobs/ticket"
+	"github.com/weir-go/weir/internal/jobs/attempt"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -35,22 +31,11 @@ func (e *PauseError) Error() string {
 // Unwrap returns Err.
 func (e *PauseError) Unwrap() error { return e.Err }
 
-// pause pauses the limits and puts the job off until they open.
-func (v *visit) pause(ctx context.Context, e *PauseError) error {
-	p, t := v.plugin, &v.Ticket // with what it has taken
-	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
-	t.Jitter = ticket.Random(p.Pacing.Jitter).Microseconds()
-	met := &riverjob.Waiter{Ticket: ticket.Ticket{On: t.On, Jitter: t.Jitter}}
-	err := p.ConnectedInTx(ctx, func(tx pgx.Tx) error {
-		return p.Limiter.Pause(ctx, tx, e.For, e.Requests...)
-	})
-	if err == nil {
-		v.clock, err = p.reckon(ctx, []*riverjob.Waiter{met})
+// pauseOf is what an attempt has returned, if that is a pause.
+func pauseOf(err error) *attempt.Pause {
+	var e *PauseError
+	if !errors.As(err, &e) {
+		return nil
 	}
-	if err != nil {
-		return errors.Join(e, err) // an attempt that has failed
-	}
-	t.Due, t.By = ticket.Latest(met.Due, v.clock.At).UnixMicro(), len(t.Taken.Takes)+met.Ticket.By
-	p.along(v.job, t.WaitsFor())
-	return v.putOff(ctx, t.DueAt())
+	return &attempt.Pause{For: e.For, Requests: e.Requests, Err: e}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -24,7 +25,7 @@ func (j *Jobs) ReserveTx(
 	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
 	requests ...ratelimit.Request,
 ) (*Inserted, error) {
-	return orDenied(j.InsertTx(ctx, tx, args, opts, reserving(requests)...))
+	return orDenied(j.InsertTx(ctx, tx, args, opts, ticket.Reserving(requests)...))
 }
 
 // orDenied returns a denial as an error.

@@ -50,3 +50,12 @@ func Random(most time.Duration) time.Duration { return rand.N(max(most, 0) + 1) 
 
 // Latest is the last of some instants.
 func Latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }
+
+// Reserving returns requests that may be granted for later. A Within of theirs stays.
+func Reserving(requests []ratelimit.Request) []ratelimit.Request {
+	all := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		all[i] = r.OrReserve()
+	}
+	return all
+}

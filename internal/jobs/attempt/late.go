@@ -1,4 +1,4 @@
-package scheduler
+package attempt
 
 import (
 	"cmp"
@@ -23,7 +23,7 @@ import (
 // may start now, or the error that puts it off.
 func (v *visit) anew(ctx context.Context, again bool) error {
 	v.Again = again
-	if err := v.ask(ctx, v.plugin.renewals); err != nil {
+	if err := v.ask(ctx, v.at.renewals); err != nil {
 		return err
 	}
 	v.used = false
@@ -36,13 +36,13 @@ func (v *visit) anew(ctx context.Context, again bool) error {
 // renew has jobs pay anew, in the order in which they were due: those at this client, and those
 // that wait in their queues and are as late, a thousand at a time. Should the answer to a COMMIT be
 // lost, the jobs at this client pay once more.
-func (p *plugin) renew(items []*visit) {
+func (a *Attempts) renew(items []*visit) {
 	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
 	var all []*riverjob.Waiter
 	var now time.Time
-	err := p.ConnectedInTx(ctx, func(tx pgx.Tx) error {
-		late, err := p.overdue(ctx, tx, items)
+	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
+		late, err := a.overdue(ctx, tx, items)
 		if err != nil {
 			return err
 		}
@@ -51,12 +51,12 @@ func (p *plugin) renew(items []*visit) {
 			w.Ticket.Taken.Takes = slices.Clone(w.Ticket.Taken.Takes)
 			all = append(all, &w)
 		}
-		if now, err = p.pay(ctx, tx, slices.Concat(all, late)); err == nil {
-			err = p.Move(ctx, tx, late, now)
+		if now, err = a.pay(ctx, tx, slices.Concat(all, late)); err == nil {
+			err = a.Move(ctx, tx, late, now)
 		}
 		return err
 	})
-	p.Warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
+	a.Warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
 	for i, v := range items {
 		if v.err = err; err == nil {
 			v.Ticket, v.clock = all[i].Ticket, riverjob.Clock{At: now, Answered: time.Now()}
@@ -66,7 +66,7 @@ func (p *plugin) renew(items []*visit) {
 
 // overdue are the jobs in the queues of late ones that are late as well, and have not paid anew.
 // They are locked.
-func (p *plugin) overdue(
+func (a *Attempts) overdue(
 	ctx context.Context, tx pgx.Tx, items []*visit,
 ) ([]*riverjob.Waiter, error) {
 	var queues []string
@@ -78,18 +78,18 @@ func (p *plugin) overdue(
 	if queues == nil { // they pay for further attempts
 		return nil, nil
 	}
-	all, err := p.Waiters(
+	all, err := a.Waiters(
 		ctx, tx, riverjob.DueAndLockSQL, queues, riverjob.TooLate, riverjob.MostMoved)
 	if err != nil {
 		return nil, err
 	}
 	all = riverjob.Valid(all)
-	now, err := p.Reckon(ctx, tx, all)
+	now, err := a.Reckon(ctx, tx, all)
 	return slices.DeleteFunc(all, func(w *riverjob.Waiter) bool { return !w.Late(now) }), err
 }
 
 // pay charges jobs for new times, and writes these into their tickets.
-func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (time.Time, error) {
+func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (time.Time, error) {
 	slices.SortStableFunc(all, func(a, b *riverjob.Waiter) int {
 		return cmp.Or(cmp.Compare(a.Ticket.Due, b.Ticket.Due), cmp.Compare(a.ID, b.ID))
 	})
@@ -105,20 +105,20 @@ func (p *plugin) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (ti
 		}
 	}
 	if len(charged) > 0 {
-		if err := p.Limiter.Renew(ctx, tx, charged...); err != nil {
+		if err := a.Limiter.Renew(ctx, tx, charged...); err != nil {
 			return time.Time{}, err
 		}
 	}
 	for _, w := range all {
 		w.Ticket.Jitter, w.Ticket.From, w.Ticket.On = 0, 0, nil // it comes in its order
 		if w.Again {
-			err := fairline.Correct(ctx, p.Store, tx.Exec, w.ID, w.Ticket.Seat, w.Ticket.Seat.Charged())
+			err := fairline.Correct(ctx, a.Store, tx.Exec, w.ID, w.Ticket.Seat, w.Ticket.Seat.Charged())
 			if err != nil {
 				return time.Time{}, err
 			}
 		}
 	}
-	now, err := p.Reckon(ctx, tx, all)
+	now, err := a.Reckon(ctx, tx, all)
 	for _, w := range all {
 		t := &w.Ticket
 		t.Due, t.Late, t.At = ticket.Latest(w.Due, now).UnixMicro(), !w.Again, now.UnixMicro()

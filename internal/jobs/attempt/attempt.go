@@ -1,10 +1,17 @@
-package scheduler
+// Package attempt starts the attempts of jobs at a client: it looks at a job's limits once more, has
+// it pay anew if it is late or tries again, and puts it off if it must wait after all. It takes the
+// tokens and slots of limited workers, and has the jobs behind one that waits wait as well. It does
+// not know how jobs are inserted. Attempts may be used concurrently: each job is in a goroutine of
+// its own, and those that come together ask the database together.
+package attempt
 
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -12,6 +19,8 @@ import (
 	"github.com/weir-go/weir/internal/batch"
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/rounds"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
@@ -20,12 +29,12 @@ import (
 // visit is one attempt of a job at a client.
 type visit struct {
 	riverjob.Waiter
-	plugin *plugin
-	job    *rivertype.JobRow
-	found  bool // there is a ticket
-	paid   bool // a worker made by Limit has taken its tokens
-	used   bool // an attempt before has used what was taken
-	clock  riverjob.Clock
+	at    *Attempts
+	job   *rivertype.JobRow
+	found bool // there is a ticket
+	paid  bool // a worker made by Limit has taken its tokens
+	used  bool // an attempt before has used what was taken
+	clock riverjob.Clock
 
 	ctx      context.Context //nolint:containedctx // of the attempt
 	requests []ratelimit.Request
@@ -38,12 +47,39 @@ type visitKey struct{}
 // visits answers many visits together.
 type visits = batch.Batch[*visit]
 
+// Pause says that an attempt was told to come back later: see scheduler.PauseError.
+type Pause struct {
+	For      time.Duration
+	Requests []ratelimit.Request
+	Err      error // what the attempt has returned
+}
+
+// Attempts are those at one client.
+type Attempts struct {
+	*riverjob.Client
+	rounds                   *rounds.Rounds
+	slots                    *slotline.Giver
+	paused                   func(error) *Pause // nil if the error is no pause
+	looks, renewals, charges *visits
+	paces                    sync.Map // of a *pace.Pace for each thing that is done beside
+}
+
+// New returns the Attempts at a client.
+func New(
+	c *riverjob.Client, r *rounds.Rounds, s *slotline.Giver, paused func(error) *Pause,
+) *Attempts {
+	a := &Attempts{Client: c, rounds: r, slots: s, paused: paused}
+	a.looks, a.charges = batch.New(a.look, 0), batch.New(a.charge, gather)
+	a.renewals = batch.New(a.renew, 10*gather) // their looks may have been several
+	return a
+}
+
 // Work looks at a job's limits once more before it starts, and puts it off if it must wait after
 // all: in a pause, behind others, or because it is late. It never waits itself.
-func (p *plugin) Work(
+func (a *Attempts) Work(
 	ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error,
 ) error {
-	v := &visit{plugin: p, job: job, Waiter: riverjob.Waiter{ID: job.ID, Attempt: job.Attempt - 1}}
+	v := &visit{at: a, job: job, Waiter: riverjob.Waiter{ID: job.ID, Attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
 	v.Ticket, v.found = ticket.Of(job)
 	v.Valid = v.found && v.Ticket.Attempt == v.Attempt
@@ -54,7 +90,7 @@ func (p *plugin) Work(
 	}
 	err := doInner(ctx)
 	if v.found || v.paid {
-		p.rounds.Hint() // it may have settled
+		a.rounds.Hint() // it may have settled
 	}
 	return v.after(ctx, err)
 }
@@ -78,7 +114,7 @@ func (v *visit) begin(ctx context.Context) error {
 	case v.used: // it waits for no tokens, but for the pauses of their limits
 		v.usedUp(t, true)
 	}
-	if err := v.ask(ctx, v.plugin.looks); err != nil {
+	if err := v.ask(ctx, v.at.looks); err != nil {
 		return err
 	}
 	v.paid = t.Paid
@@ -93,7 +129,7 @@ func (v *visit) begin(ctx context.Context) error {
 		t.Due = v.Due.UnixMicro()
 	}
 	if v.Due.After(v.clock.Now()) {
-		v.plugin.along(v.job, t.WaitsFor())
+		v.at.along(v.job, t.WaitsFor())
 		return v.putOff(ctx, v.Due)
 	}
 	return v.started(ctx)
@@ -102,11 +138,11 @@ func (v *visit) begin(ctx context.Context) error {
 // backInLine puts a job back that was started before its turn. It has its place still, unless it
 // was cancelled and then retried by hand.
 func (v *visit) backInLine(ctx context.Context) error {
-	err := v.plugin.Connected(ctx, func(c *pgxpool.Conn) error {
-		return fairline.Enter(ctx, v.plugin.Store, c, fairline.RowOf(v.Ticket.Seat, v.job))
+	err := v.at.Connected(ctx, func(c *pgxpool.Conn) error {
+		return fairline.Enter(ctx, v.at.Store, c, fairline.RowOf(v.Ticket.Seat, v.job))
 	})
 	if err != nil {
-		v.plugin.Warn(err, "a job could not be put back in line", "job", v.ID)
+		v.at.Warn(err, "a job could not be put back in line", "job", v.ID)
 		return putOff(time.Second)
 	}
 	v.Ticket.Attempt, v.Ticket.Used = v.Attempt, false
@@ -136,11 +172,11 @@ func (v *visit) started(ctx context.Context) error {
 // after sees to it that an attempt that has used nothing does not pay again: one that its worker
 // snoozed, unless each start pays, and one that its API has told to come later.
 func (v *visit) after(ctx context.Context, err error) error {
-	var pause *PauseError
+	pause := v.at.paused(err)
 	switch {
 	case err == nil || errors.As(err, new(*putOffError)):
 		return err
-	case errors.As(err, &pause):
+	case pause != nil:
 		return v.pause(ctx, pause)
 	case !v.paid && v.found && v.Ticket.Known() && v.Ticket.Pays != ticket.PerStart &&
 		errors.As(err, new(*rivertype.JobSnoozeError)):
@@ -177,32 +213,32 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 		}
 	}
 	if wait := v.clock.Until(due); wait < riverjob.RoundEvery {
-		v.plugin.Waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
+		v.at.Waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
 	}
 	return putOff(max(0, time.Until(due)))
 }
 
 // look tells visits when their jobs are due, given how their limits stand by now.
-func (p *plugin) look(items []*visit) {
+func (a *Attempts) look(items []*visit) {
 	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
 	jobs := make([]*riverjob.Waiter, len(items))
 	for i, v := range items {
 		jobs[i] = &v.Waiter
 	}
-	clock, err := p.reckon(ctx, jobs)
-	p.Warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
+	clock, err := a.reckon(ctx, jobs)
+	a.Warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
 	for _, v := range items {
 		v.clock, v.err = clock, err
 	}
 }
 
 // reckon tells of jobs when they may start by now, and reads the clock.
-func (p *plugin) reckon(
+func (a *Attempts) reckon(
 	ctx context.Context, jobs []*riverjob.Waiter,
 ) (clock riverjob.Clock, err error) {
-	err = p.Connected(ctx, func(c *pgxpool.Conn) error {
-		clock.At, err = p.Reckon(ctx, c, jobs)
+	err = a.Connected(ctx, func(c *pgxpool.Conn) error {
+		clock.At, err = a.Reckon(ctx, c, jobs)
 		clock.Answered = time.Now()
 		return err
 	})
@@ -219,4 +255,24 @@ func (v *visit) ask(ctx context.Context, b *visits) error {
 			return putOff(time.Second)
 		}
 	}
+}
+
+// pause pauses the limits and puts the job off until they open.
+func (v *visit) pause(ctx context.Context, e *Pause) error {
+	a, t := v.at, &v.Ticket // with what it has taken
+	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
+	t.Jitter = ticket.Random(a.Pacing.Jitter).Microseconds()
+	met := &riverjob.Waiter{Ticket: ticket.Ticket{On: t.On, Jitter: t.Jitter}}
+	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
+		return a.Limiter.Pause(ctx, tx, e.For, e.Requests...)
+	})
+	if err == nil {
+		v.clock, err = a.reckon(ctx, []*riverjob.Waiter{met})
+	}
+	if err != nil {
+		return errors.Join(e.Err, err) // an attempt that has failed
+	}
+	t.Due, t.By = ticket.Latest(met.Due, v.clock.At).UnixMicro(), len(t.Taken.Takes)+met.Ticket.By
+	a.along(v.job, t.WaitsFor())
+	return v.putOff(ctx, t.DueAt())
 }
