@@ -5,7 +5,6 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
@@ -67,37 +66,10 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	return &c
 }
 
-// insertion travels in the context of an insert, from InsertTx to the hook of the client's plugin.
-type insertion struct {
-	clock     riverjob.Clock
-	plugin    *plugin // the hook's
-	available int     // jobs that it has made available
-}
-
-type insertionKey struct{}
-
 // InsertBegin makes a reserved job that is due soon available at once.
 func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertParams) error {
-	in, ok := ctx.Value(insertionKey{}).(*insertion)
-	if !ok {
-		return nil
-	}
-	in.plugin = p
-	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
-		in.clock.Until(*params.ScheduledAt) < riverjob.Horizon &&
-		p.shared.Waker.Len()+in.available < riverjob.MostAvailable {
-		params.State = rivertype.JobStateAvailable
-		in.available++
-	}
+	p.shared.InsertBegin(ctx, params)
 	return nil
-}
-
-// inserted has a job woken when it is due.
-func (in *insertion) inserted(job *rivertype.JobRow) {
-	d := in.clock.Until(job.ScheduledAt)
-	if d > 0 && in.plugin != nil && job.State == rivertype.JobStateAvailable {
-		in.plugin.shared.Waker.Add(job.ID, time.Now().Add(d), false)
-	} // else the round finds it when its time is near
 }
 
 // MetricEmit hears of each fetch of a working client: the beat of the rounds. A client that is

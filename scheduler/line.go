@@ -1,9 +1,17 @@
 package scheduler
 
 import (
+	"context"
+	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
 	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -52,4 +60,126 @@ func linesOf(all []Line) (fairline.Lines, error) {
 		lines[i] = fairline.Line(l)
 	}
 	return fairline.Check(lines)
+}
+
+// Tenant is one of the users, customers or teams that share a [Line].
+type Tenant struct {
+	// Key names it: 1 to 1024 bytes of UTF-8 without NUL.
+	Key string
+
+	// Weight is the tenant's share relative to others: a tenant of weight 2 gets twice as much as
+	// one of weight 1 while both have jobs that wait. 2^-20 to 2^20. Default: 1.
+	Weight float64
+}
+
+// QueueTx inserts a job that waits for its turn in a [Line], in the caller's transaction. It takes
+// nothing yet. The tokens are taken when the job's turn comes, so until then nobody knows when it
+// will run.
+//
+// Exactly one of the requests must be for a limit of [Config.Lines], which the tenants share. The
+// others, such as one for the tenant's own limit, are taken together with it, all or none. While
+// one of them has too few tokens, the line passes over the tenant. No request may have OrReserve or
+// Within, and the request for the line no option except its count.
+//
+// A tenant's jobs have their turns in the order of priority, scheduled_at and id: see
+// [Line.Patience]. A ScheduledAt in opts counts as the job's scheduled_at, and its turn does not
+// come before that. Everything else in opts is passed on to River. If opts make the job unique and
+// it exists already, it is not queued again.
+//
+// Until its turn comes, the job is scheduled for the year 2200, so that no River client starts it.
+// If somebody makes it available earlier, by hand for example, a configured client puts it back and
+// keeps its place in line; a client without the configuration of [Scheduler.Configure] starts it. A
+// job that is cancelled or deleted leaves the line. While no client with that configuration and the
+// Line is working, all jobs of the line wait.
+//
+// The errors are those of [Jobs.InsertTx]. If the transaction rolls back, nothing is queued.
+// QueueTx neither reads nor locks a balance, so transactions that queue jobs do not wait for each
+// other.
+func (j *Jobs) QueueTx(
+	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, tenant Tenant,
+	requests ...ratelimit.Request,
+) (*rivertype.JobInsertResult, error) {
+	if err := j.check(); err != nil {
+		return nil, err
+	}
+	params := []QueueManyParams{{Args: args, InsertOpts: opts, Tenant: tenant, Requests: requests}}
+	jobs, err := j.queue(ctx, tx, single{j.client}, params)
+	if err != nil {
+		return nil, err
+	}
+	return jobs[0], nil
+}
+
+// QueueManyParams is one job for [Jobs.QueueManyTx]: the arguments of [Jobs.QueueTx].
+type QueueManyParams struct {
+	// Args are the arguments of the job. It has no default.
+	Args river.JobArgs
+
+	// InsertOpts are passed on to River. Default: none.
+	InsertOpts *river.InsertOpts
+
+	// Tenant is whose job it is. Its Key has no default.
+	Tenant Tenant
+
+	// Requests are what the job takes at its turn. One of them is for a [Line].
+	Requests []ratelimit.Request
+}
+
+// QueueManyTx is [Jobs.QueueTx] for many jobs, in as many round trips as for one. It returns the
+// jobs in the order of params.
+func (j *Jobs) QueueManyTx(
+	ctx context.Context, tx pgx.Tx, params []QueueManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	client, err := j.many(len(params))
+	if err != nil {
+		return nil, err
+	}
+	return j.queue(ctx, tx, client, params)
+}
+
+func (j *Jobs) queue(
+	ctx context.Context, tx pgx.Tx, client manyInserter, params []QueueManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	inserts, seats := make([]river.InsertManyParams, len(params)), make([]*ticket.Seat, len(params))
+	for i, p := range params {
+		var err error
+		if inserts[i], seats[i], err = j.scheduler.waits(p); err != nil {
+			if len(params) > 1 {
+				err = fmt.Errorf("params[%d]: %w", i, err)
+			}
+			return nil, err
+		}
+	}
+	jobs, err := j.scheduler.in(tx, client).insert(ctx, inserts)
+	if err != nil {
+		return nil, err
+	}
+	var turns []*fairline.Row
+	for i, job := range jobs {
+		if !job.UniqueSkippedAsDuplicate {
+			turns = append(turns, fairline.RowOf(seats[i], job.Job))
+		}
+	}
+	return jobs, fairline.Enter(ctx, j.store, tx, turns...)
+}
+
+// waits returns what is to be inserted for a job that waits for its turn.
+func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Seat, error) {
+	none := river.InsertManyParams{}
+	if p.Args == nil {
+		return none, nil, errNoArgs
+	}
+	if s.misused != nil {
+		return none, nil, s.misused
+	}
+	seat, err := s.lines.Seat(fairline.Tenant(p.Tenant), p.Requests)
+	if err != nil {
+		return none, nil, err
+	}
+	t := ticket.Ticket{Version: ticket.Version, Seat: seat}
+	var o river.InsertOpts
+	o, seat.From = fill(&t, p.Args, p.InsertOpts)
+	o.ScheduledAt = riverjob.FarOff
+	o.Metadata, err = t.Into(o.Metadata)
+	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
 }

@@ -176,8 +176,7 @@ func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
 			error) {
 			jobs, err := client.InsertManyTx(ctx, tx, params)
 			if err == nil && len(jobs) != len(params) {
-				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs),
-					len(params))
+				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
 			}
 			return jobs, err
 		},
@@ -199,7 +198,7 @@ func (s *Scheduler) insert(
 			_ = to.giveBack(ctx, each)
 		}
 	}()
-	in := &insertion{clock: riverjob.Clock{At: each[0].At, Answered: time.Now()}}
+	ctx, in := riverjob.Inserting(ctx, each[0].At)
 	inserts := make([]river.InsertManyParams, len(params))
 	for i, p := range params {
 		opts, err := s.schedule(p.Args, p.InsertOpts, &each[i])
@@ -211,7 +210,7 @@ func (s *Scheduler) insert(
 		}
 		inserts[i] = river.InsertManyParams{Args: p.Args, InsertOpts: opts}
 	}
-	jobs, err := to.insert(context.WithValue(ctx, insertionKey{}, in), inserts)
+	jobs, err := to.insert(ctx, inserts)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +222,7 @@ func (s *Scheduler) insert(
 			unused, inserted[i].Result = append(unused, each[i]),
 				ratelimit.Result{OK: true, At: each[i].At}
 		}
-		in.inserted(job.Job)
+		in.Inserted(job.Job)
 	}
 	return inserted, to.giveBack(ctx, unused)
 }
@@ -249,8 +248,7 @@ func clientOf[T any](j *Jobs, method string) (client T, err error) {
 }
 
 func errNotMade(by string) error {
-	return errors.New("scheduler: made without a limiter or without a River client: " +
-		"see New and Scheduler." + by)
+	return errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler." + by)
 }
 
 // schedule returns opts with a ticket and, for work that was granted ahead of time, with the time

@@ -8,6 +8,7 @@ package attempt
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/rounds"
@@ -24,6 +26,7 @@ import (
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/slots"
 )
 
 // visit is one attempt of a job at a client.
@@ -43,6 +46,19 @@ type visit struct {
 }
 
 type visitKey struct{}
+
+// visiting returns the visit in a context: nil if the job is to be worked now.
+func visiting(ctx context.Context, by string) (*visit, error) {
+	v, _ := ctx.Value(visitKey{}).(*visit)
+	switch {
+	case worknow.Asked(ctx):
+		return nil, nil
+	case v == nil:
+		return nil, errors.New("scheduler: a worker made by " + by +
+			", on a River client whose configuration was not made by Scheduler.Configure")
+	}
+	return v, nil
+}
 
 // visits answers many visits together.
 type visits = batch.Batch[*visit]
@@ -157,6 +173,13 @@ func (v *visit) usedUp(t *ticket.Ticket, used bool) {
 	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.Attempt, used
 }
 
+// keep notes that what was taken is for the next start.
+func (v *visit) keep(ctx context.Context) error {
+	t := v.Ticket
+	v.usedUp(&t, v.used)
+	return river.MetadataSet(ctx, ticket.Key, &t)
+}
+
 // started notes that the attempt has begun, and with it used what was taken: River writes that with
 // whatever becomes of the attempt, at no row version more.
 func (v *visit) started(ctx context.Context) error {
@@ -180,9 +203,7 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return v.pause(ctx, pause)
 	case !v.paid && v.found && v.Ticket.Known() && v.Ticket.Pays != ticket.PerStart &&
 		errors.As(err, new(*rivertype.JobSnoozeError)):
-		t := v.Ticket
-		v.usedUp(&t, v.used)
-		if other := river.MetadataSet(ctx, ticket.Key, &t); other != nil {
+		if other := v.keep(ctx); other != nil {
 			return errors.Join(err, other)
 		}
 	}
@@ -275,4 +296,98 @@ func (v *visit) pause(ctx context.Context, e *Pause) error {
 	t.Due, t.By = ticket.Latest(met.Due, v.clock.At).UnixMicro(), len(t.Taken.Takes)+met.Ticket.By
 	a.along(v.job, t.WaitsFor())
 	return v.putOff(ctx, t.DueAt())
+}
+
+// WithSlot works the job in ctx while it holds a slot of what requests returns, or has it wait in
+// line for one. of are the requests of another job of the kind.
+func WithSlot(
+	ctx context.Context, requests func() []slots.Request,
+	of func(*rivertype.JobRow) []slots.Request, work func(ctx context.Context) error,
+) error {
+	v, err := visiting(ctx, "AtOnce")
+	switch {
+	case err != nil:
+		return err
+	case v == nil:
+		return work(ctx)
+	case v.at.slots.None():
+		return errors.New("scheduler: a worker made by AtOnce, and a Scheduler without Config.Slots")
+	}
+	want, err := one(requests())
+	switch {
+	case err != nil:
+		return err
+	case want == (hand.Want{}):
+		return work(ctx)
+	}
+	hold, err := v.at.slots.Take(ctx, v.job, want)
+	switch {
+	case err != nil:
+		v.at.Warn(err, "a job could not take a slot, and will try again in a second", "job", v.ID)
+		return v.unstarted(ctx, time.Second)
+	case hold == nil:
+		v.at.clearFor(v.job, want, of)
+		return v.unstarted(ctx, time.Until(riverjob.FarOff))
+	}
+	return v.holding(ctx, want, hold, work)
+}
+
+// one checks what a job asks for: the zero Want for nothing.
+func one(requests []slots.Request) (hand.Want, error) {
+	switch len(requests) {
+	case 0:
+		return hand.Want{}, nil
+	case 1:
+		return requests[0].Hand()
+	}
+	return hand.Want{}, fmt.Errorf("scheduler: a worker made by AtOnce asks for %d slots: want one at most", len(requests))
+}
+
+// holding works a job that holds a slot, and then hands the slot on.
+func (v *visit) holding(
+	ctx context.Context, want hand.Want, hold hand.Hold, work func(context.Context) error,
+) (err error) {
+	defer v.at.slots.HandOn(ctx, want, hold)
+	err = work(hold.Context(ctx))
+	var snooze *rivertype.JobSnoozeError
+	var cancel *rivertype.JobCancelError
+	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) || errors.As(err, &snooze) ||
+		errors.As(err, &cancel) {
+		return err
+	}
+	v.at.Warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)
+	return river.JobSnooze(time.Second)
+}
+
+// unstarted puts off a job that has not started, and that keeps what it has paid. It waits for no
+// tokens any more, so it is not late.
+func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
+	if v.paid || v.found && v.Ticket.Known() {
+		if err := v.keep(ctx); err != nil {
+			return err
+		}
+	}
+	return putOff(d)
+}
+
+// clearFor has the other due jobs of a job's kind and queue wait that ask for slots of the same
+// key, so that none of them is fetched in front of the jobs of other keys, to wait after all. Jobs
+// with tokens are left alone. It reads them once a second at most.
+func (a *Attempts) clearFor(
+	job *rivertype.JobRow, want hand.Want, of func(*rivertype.JobRow) []slots.Request,
+) {
+	queue, kind := job.Queue, job.Kind
+	a.beside(queue+" "+kind+" slots", riverjob.RoundEvery, func(ctx context.Context) error {
+		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
+			var waiting []*rivertype.JobRow
+			for _, j := range jobs {
+				_, found := ticket.Of(j)
+				w, err := one(of(j))
+				if err == nil && w.Place == want.Place && !found && !slotline.WasGiven(j) {
+					waiting = append(waiting, j)
+				}
+			}
+			return a.slots.HaveWait(ctx, want, waiting)
+		})
+	})
 }

@@ -76,12 +76,11 @@ func (l Line) checked() (*line, error) {
 	var period time.Duration
 	switch rule := l.Limit.Rule().(type) {
 	case ratelimit.TokenBucket:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
-			rule.MaxReserved
+		c.rate, c.capacity = rule.Rate, *rule.Capacity
+		period, reserved = rule.Period, rule.MaxReserved
 	case ratelimit.FixedWindow:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
-			rule.MaxReserved
-		c.windowed = true
+		c.rate, c.capacity, c.windowed = rule.Rate, *rule.Capacity, true
+		period, reserved = rule.Period, rule.MaxReserved
 	default:
 		return nil, fmt.Errorf("it is the zero Limit: want one made by ratelimit.Define")
 	}
@@ -97,24 +96,18 @@ func (l Line) checked() (*line, error) {
 	case strings.HasSuffix(l.Limit.Name(), " (shadow)"):
 		return nil, fmt.Errorf("it is a Shadow, which denies nobody: nobody would wait")
 	case reserved == nil:
-		return nil, fmt.Errorf(
-			"its rule has no MaxReserved: reservations could keep the line waiting for ever",
-		)
+		return nil, fmt.Errorf("its rule has no MaxReserved: reservations could keep the line waiting for ever")
 	case c.Patience < 0:
 		return nil, fmt.Errorf("a Patience of %v: want 0 for an hour, or more", c.Patience)
 	case !(c.Others >= 0) || math.IsInf(c.Others, 1):
 		return nil, fmt.Errorf("a weight of %v for Others: want 0 or more", c.Others)
 	case c.Others > 0 && c.windowed:
-		return nil, fmt.Errorf(
-			"a weight for Others needs a TokenBucket: the tokens of a window come all at once",
-		)
+		return nil, fmt.Errorf("a weight for Others needs a TokenBucket: the tokens of a window come all at once")
 	case !(c.Leave >= 0) || c.Leave > 0 && c.Others == 0:
-		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none",
-			c.Leave)
+		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none", c.Leave)
 	case c.Others > 0 && c.Leave+2*grantAhead.Seconds()*c.rate > c.capacity:
-		return nil,
-			fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
-				c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
+		return nil, fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
+			c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
 	}
 	c.reserved = *reserved
 	return c, nil
@@ -141,22 +134,16 @@ func (all Lines) Seat(tenant Tenant, requests []ratelimit.Request) (*ticket.Seat
 	switch k := tenant.Key; {
 	case k == "" || len(k) > ratelimit.MaxKeyBytes || !utf8.ValidString(k) ||
 		strings.ContainsRune(k, 0):
-		return nil, fmt.Errorf(
-			"scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k,
-		)
+		return nil, fmt.Errorf("scheduler: a Tenant with the Key %.64q: want 1 to 1024 bytes of UTF-8 without NUL", k)
 	case !(tenant.Weight >= 1.0/(1<<20) && tenant.Weight <= 1<<20):
-		return nil,
-			fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1",
-				tenant.Weight)
+		return nil, fmt.Errorf("scheduler: a Tenant with a Weight of %v: want 2^-20 to 2^20, or 0 for 1", tenant.Weight)
 	}
 	seat := &ticket.Seat{Tenant: tenant.Key, Weight: tenant.Weight, Waits: true}
 	var asks []ratelimit.Request
 	for _, r := range requests {
 		name := r.Limit().Name()
 		if r.Reserves() {
-			return nil, fmt.Errorf("scheduler: a queued job asks for %v: want it without "+
-				"OrReserve and Within, "+
-				"as it is taken when the job's turn comes", r)
+			return nil, fmt.Errorf("scheduler: a queued job asks for %v: want it without OrReserve and Within, as it is taken when the job's turn comes", r)
 		}
 		asked := r
 		if l := all[name]; l != nil {
@@ -166,17 +153,11 @@ func (all Lines) Seat(tenant Tenant, requests []ratelimit.Request) (*ticket.Seat
 			}
 			switch plain = plain.Count(r.N()); {
 			case seat.Limit != "":
-				return nil,
-					fmt.Errorf("scheduler: a queued job asks for %q and for %q: want one limit "+
-						"of Config.Lines",
-						seat.Limit, name)
+				return nil, fmt.Errorf("scheduler: a queued job asks for %q and for %q: want one limit of Config.Lines", seat.Limit, name)
 			case r.String() != plain.String():
-				return nil, fmt.Errorf(
-					"scheduler: a queued job asks for %v: want no option but its count", r,
-				)
+				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want no option but its count", r)
 			case !(r.N() > 0):
-				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want a count above 0",
-					r)
+				return nil, fmt.Errorf("scheduler: a queued job asks for %v: want a count above 0", r)
 			}
 			seat.Limit, seat.Key, seat.Cost = name, r.Key(), r.N()
 			asked = plain.OrReserve()
@@ -189,8 +170,7 @@ func (all Lines) Seat(tenant Tenant, requests []ratelimit.Request) (*ticket.Seat
 		seat.Requests = append(seat.Requests, b)
 	}
 	if seat.Limit == "" {
-		return nil, errors.New("scheduler: a queued job asks for no limit of Config.Lines: " +
-			"use InsertTx, or put the limit there")
+		return nil, errors.New("scheduler: a queued job asks for no limit of Config.Lines: use InsertTx, or put the limit there")
 	}
 	if _, _, err := ratelimit.Foretell(time.Now(), fullState, asks...); err != nil {
 		return nil, err

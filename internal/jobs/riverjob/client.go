@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/wake"
 )
@@ -119,6 +120,45 @@ func (c Clock) Now() time.Time { return c.At.Add(time.Since(c.Answered)) }
 
 // Until is how long it takes until t.
 func (c Clock) Until(t time.Time) time.Duration { return t.Sub(c.Now()) }
+
+// Insertion travels in the context of an insert of reserved jobs, to the hook of the client.
+type Insertion struct {
+	clock     Clock
+	client    *Client // the hook's
+	available int     // jobs that it has made available
+}
+
+type insertionKey struct{}
+
+// Inserting returns a context in which reserved jobs are inserted. now is a reading of the
+// database's clock.
+func Inserting(ctx context.Context, now time.Time) (context.Context, *Insertion) {
+	in := &Insertion{clock: Clock{now, time.Now()}}
+	return context.WithValue(ctx, insertionKey{}, in), in
+}
+
+// InsertBegin makes a reserved job that is due soon available at once.
+func (c *Client) InsertBegin(ctx context.Context, params *rivertype.JobInsertParams) {
+	in, ok := ctx.Value(insertionKey{}).(*Insertion)
+	if !ok {
+		return
+	}
+	in.client = c
+	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
+		in.clock.Until(*params.ScheduledAt) < Horizon &&
+		c.Waker.Len()+in.available < MostAvailable {
+		params.State = rivertype.JobStateAvailable
+		in.available++
+	}
+}
+
+// Inserted has a job woken when it is due.
+func (in *Insertion) Inserted(job *rivertype.JobRow) {
+	d := in.clock.Until(job.ScheduledAt)
+	if d > 0 && in.client != nil && job.State == rivertype.JobStateAvailable {
+		in.client.Waker.Add(job.ID, time.Now().Add(d), false)
+	} // else the round finds it when its time is near
+}
 
 // On time. River fetches when it is notified, and else once a second. So a process that knows when
 // a job will be due, as it has reserved the job or as it is its turn to look (round.go), sends

@@ -6,8 +6,11 @@ package ticket
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
@@ -233,4 +236,92 @@ func (t *Ticket) Into(metadata []byte) ([]byte, error) {
 	}
 	all[Key] = own
 	return json.Marshal(all)
+}
+
+// Pacing is how jobs that become due together are spread.
+type Pacing struct {
+	Jitter time.Duration // at most
+	Always bool          // and not only for what would start together
+	Bunch  bool          // a window's work at its start
+}
+
+// Ticket is for a job whose tokens are taken, for a limited worker if it has paid. What was
+// granted ahead of time may start then, with jitter.
+func (p Pacing) Ticket(res *ratelimit.Result, attempts int, paid bool) Ticket {
+	t := Ticket{Version: Version, Taken: res.Reservation(), Attempt: attempts, Paid: paid}
+	t.At = res.At.UnixMicro()
+	if res.RunAt.IsZero() {
+		return t
+	}
+	var at time.Time
+	var most time.Duration
+	for i, k := range t.Taken.Takes {
+		for _, o := range res.Outcomes {
+			run := o.PacedAt
+			if p.Bunch {
+				run = o.RunAt
+			}
+			if o.Limit == k.Limit && o.Key == k.Key && run.After(at) {
+				at, t.By = run, i
+				if most = 0; p.Always || !k.Ahead() || p.Bunch && !o.WindowEnds.IsZero() {
+					// a window's work stays in its window
+					most = min(p.Jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2)
+				}
+			}
+		}
+	}
+	t.Jitter = Random(most).Microseconds()
+	t.Due = at.UnixMicro() + t.Jitter
+	return t
+}
+
+// Random is the jitter: uniform, drawn anew for each insert.
+func Random(most time.Duration) time.Duration { return rand.N(max(most, 0) + 1) } //nolint:gosec // jitter
+
+// Latest is the last of some instants.
+func Latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }
+
+// Reserving returns requests that may be granted for later. A Within of theirs stays.
+func Reserving(requests []ratelimit.Request) []ratelimit.Request {
+	all := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		all[i] = r.OrReserve()
+	}
+	return all
+}
+
+// Gaps are the places that jobs have left in the lines of their limits, in the order in which they
+// left: those behind them move up.
+type Gaps map[Row][]gap
+
+type gap struct {
+	at   int64 // when it was left
+	take ratelimit.Take
+}
+
+// Left remembers the gaps of a job that has been freed.
+func (g Gaps) Left(t *Ticket) {
+	g.CloseUp(t, t.Gone)
+	for _, k := range t.Taken.Takes {
+		if k.Ahead() { // else the line has moved for all
+			of := Row{k.Limit, k.Key}
+			g[of] = append(g[of], gap{t.Gone, k})
+			slices.SortFunc(g[of], func(a, b gap) int { return cmp.Compare(a.at, b.at) })
+		}
+	}
+}
+
+// CloseUp moves a ticket up by the gaps before it that it does not know of yet, of those that were
+// left before some time, and reports whether there were any.
+func (g Gaps) CloseUp(t *Ticket, before int64) (moved bool) {
+	at, takes := t.At, t.Taken.Takes
+	for i, k := range takes {
+		for _, left := range g[Row{k.Limit, k.Key}] {
+			if at < left.at && left.at < before && takes[i].Behind(left.take) {
+				takes[i], moved = takes[i].MoveUp(left.take.Count), true
+				t.At = max(t.At, left.at)
+			}
+		}
+	}
+	return moved
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/pace"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
-	"github.com/weir-go/weir/internal/worknow"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -24,32 +24,15 @@ func Take(
 	ctx context.Context, requests func() []ratelimit.Request,
 	of func(*rivertype.JobRow) []ratelimit.Request,
 ) error {
-	if worknow.Asked(ctx) {
+	v, err := visiting(ctx, "Limit")
+	if v == nil || v.paid {
+		return err
+	}
+	rs := requests()
+	if len(rs) == 0 {
 		return nil
 	}
-	v, _ := ctx.Value(visitKey{}).(*visit)
-	if v == nil {
-		return notConfigured("Limit")
-	}
-	if v.paid {
-		return nil
-	}
-	if rs := requests(); len(rs) > 0 {
-		return v.take(ctx, rs, of)
-	}
-	return nil
-}
-
-func notConfigured(by string) error {
-	return errors.New("scheduler: a worker made by " + by + ", on a River client whose " +
-		"configuration was not made by Scheduler.Configure")
-}
-
-func (v *visit) take(
-	ctx context.Context, requests []ratelimit.Request,
-	of func(*rivertype.JobRow) []ratelimit.Request,
-) error {
-	v.ctx, v.requests = ctx, ticket.Reserving(requests)
+	v.ctx, v.requests = ctx, ticket.Reserving(rs)
 	if v.at.charges.Do(v); v.err != nil {
 		return v.err
 	}
@@ -63,7 +46,6 @@ func (v *visit) take(
 	if v.Ticket.Due != 0 {
 		return v.putOff(ctx, v.Ticket.DueAt())
 	}
-	var err error
 	v.job.Metadata, err = v.Ticket.Into(v.job.Metadata) // for ReservationOf
 	return err
 }
@@ -216,4 +198,120 @@ func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Du
 		}
 	}
 	return d
+}
+
+// Late. The tokens of a job that does not start when it is due flow into the bucket, and on to the
+// next caller. After an outage the jobs that are late would all start at once, and those reserved
+// after them on time besides. So a job that is too late pays anew, once: ahead of all who wait, in
+// its own order. A further attempt pays in the same way.
+
+// anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
+// may start now, or the error that puts it off.
+func (v *visit) anew(ctx context.Context, again bool) error {
+	v.Again = again
+	if err := v.ask(ctx, v.at.renewals); err != nil {
+		return err
+	}
+	v.used = false
+	if v.clock.Until(v.Ticket.DueAt()) > 0 {
+		return v.putOff(ctx, v.Ticket.DueAt())
+	}
+	return nil
+}
+
+// renew has jobs pay anew, in the order in which they were due: those at this client, and those
+// that wait in their queues and are as late, a thousand at a time. Should the answer to a COMMIT be
+// lost, the jobs at this client pay once more.
+func (a *Attempts) renew(items []*visit) {
+	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
+	defer cancel()
+	var all []*riverjob.Waiter
+	var now time.Time
+	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
+		late, err := a.overdue(ctx, tx, items)
+		if err != nil {
+			return err
+		}
+		for _, v := range items {
+			w := v.Waiter // if the transaction rolls back, it has not changed
+			w.Ticket.Taken.Takes = slices.Clone(w.Ticket.Taken.Takes)
+			all = append(all, &w)
+		}
+		if now, err = a.pay(ctx, tx, slices.Concat(all, late)); err == nil {
+			err = a.Move(ctx, tx, late, now)
+		}
+		return err
+	})
+	a.Warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
+	for i, v := range items {
+		if v.err = err; err == nil {
+			v.Ticket, v.clock = all[i].Ticket, riverjob.Clock{At: now, Answered: time.Now()}
+		}
+	}
+}
+
+// overdue are the jobs in the queues of late ones that are late as well, and have not paid anew.
+// They are locked.
+func (a *Attempts) overdue(
+	ctx context.Context, tx pgx.Tx, items []*visit,
+) ([]*riverjob.Waiter, error) {
+	var queues []string
+	for _, v := range items {
+		if !v.Again {
+			queues = append(queues, v.job.Queue)
+		}
+	}
+	if queues == nil { // they pay for further attempts
+		return nil, nil
+	}
+	all, err := a.Waiters(
+		ctx, tx, riverjob.DueAndLockSQL, queues, riverjob.TooLate, riverjob.MostMoved)
+	if err != nil {
+		return nil, err
+	}
+	all = riverjob.Valid(all)
+	now, err := a.Reckon(ctx, tx, all)
+	return slices.DeleteFunc(all, func(w *riverjob.Waiter) bool { return !w.Late(now) }), err
+}
+
+// pay charges jobs for new times, and writes these into their tickets.
+func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (time.Time, error) {
+	slices.SortStableFunc(all, func(a, b *riverjob.Waiter) int {
+		return cmp.Or(cmp.Compare(a.Ticket.Due, b.Ticket.Due), cmp.Compare(a.ID, b.ID))
+	})
+	var charged []*ratelimit.Reservation
+	for _, w := range all {
+		r := w.Ticket.Taken
+		for i, k := range r.Takes {
+			// Tokens that were there at once, perhaps of a limit into which little or nothing
+			// flows, were taken for good. Those of others came for the job, and have flown by.
+			if w.Again || k.Ahead() {
+				charged = append(charged, &ratelimit.Reservation{ID: r.ID, Takes: r.Takes[i : i+1]})
+			}
+		}
+	}
+	if len(charged) > 0 {
+		if err := a.Limiter.Renew(ctx, tx, charged...); err != nil {
+			return time.Time{}, err
+		}
+	}
+	for _, w := range all {
+		w.Ticket.Jitter, w.Ticket.From, w.Ticket.On = 0, 0, nil // it comes in its order
+		if w.Again {
+			err := fairline.Correct(ctx, a.Store, tx.Exec, w.ID, w.Ticket.Seat, w.Ticket.Seat.Charged())
+			if err != nil {
+				return time.Time{}, err
+			}
+		}
+	}
+	now, err := a.Reckon(ctx, tx, all)
+	for _, w := range all {
+		t := &w.Ticket
+		t.Due, t.Late, t.At = ticket.Latest(w.Due, now).UnixMicro(), !w.Again, now.UnixMicro()
+		if w.Differs = true; !w.Due.After(now) {
+			// where it need not wait, it keeps its place before those that are less late
+			w.Due = w.At
+		}
+	}
+	return now, err
 }

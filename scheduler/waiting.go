@@ -12,7 +12,9 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -213,4 +215,96 @@ func (j *Jobs) withJobs(ctx context.Context, tx pgx.Tx, list []Waiting) ([]Waiti
 		list[i].Job = jobs[w.Job.ID]
 	}
 	return slices.DeleteFunc(list, func(w Waiting) bool { return w.Job == nil }), nil
+}
+
+// InLine lists the jobs that wait in a fair [Line], in the order in which they will have their
+// turns if nobody else comes, and there are tokens and workers for all of them. Jobs are left out
+// before their ScheduledAt, and while they run or wait for a retry. It takes the limit's name and
+// the key, which is "" for [ratelimit.Limit.Global].
+//
+// It lists at most n jobs, and at most 500. However many wait, it reads a few hundred, and at least
+// four of each tenant. If more is true, others wait: behind the last that is listed, or behind the
+// last of a tenant that has many. [Waiting.Charged], the priority of the job and
+// [Waiting.PassedOver] say why a job goes before or after others.
+//
+// It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
+// SELECT on weir_balance, weir_line, weir_line_tenant, weir_turn and river_job. A Scheduler that
+// does not have the Line in its Config assumes a Patience of an hour, and no OverAll. PassedOver is
+// only known of limits that this process has defined.
+func (j *Jobs) InLine(
+	ctx context.Context, tx pgx.Tx, limit, key string, n int,
+) (next []Waiting, more bool, err error) {
+	if err := j.check(); err != nil {
+		return nil, false, err
+	}
+	found, more, err := j.scheduler.lines.List(ctx, j.store, tx, ticket.Row{limit, key}, n)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, w := range found {
+		next = append(next, Waiting{Job: &rivertype.JobRow{ID: w.ID}, Limit: w.For[0],
+			Key: w.For[1], Tenant: w.Tenant, Place: w.Place, Charged: w.Charged,
+			PassedOver: w.PassedOver})
+	}
+	next, err = j.withJobs(ctx, tx, next)
+	return next, more, err
+}
+
+// WaitingForSlot lists the jobs that wait for a slot of a limit and key, for a worker made by
+// [AtOnce], in the order in which they will be given slots: at most n jobs, and at most 10,000.
+// Jobs of paused queues are passed over, and have no Place.
+//
+// It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
+// SELECT on weir_turn, river_job and river_queue.
+func (j *Jobs) WaitingForSlot(
+	ctx context.Context, tx pgx.Tx, limit, key string, n int,
+) ([]Waiting, error) {
+	if err := j.check(); err != nil {
+		return nil, err
+	}
+	if n = min(n, mostListed); n <= 0 {
+		return nil, nil
+	}
+	var list []Waiting
+	place, of := 0, hand.Place{Name: limit, Key: key}
+	err := slotline.List(ctx, j.store, tx, of, n, func(id int64, paused bool) {
+		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true,
+			PassedOver: paused}
+		if !paused {
+			place++
+			w.Place = place
+		}
+		list = append(list, w)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return j.withJobs(ctx, tx, list)
+}
+
+// Explain is [Explain], which asks the database as well whether the job waits for a slot, and with
+// which place among the first 10,000: see [Jobs.WaitingForSlot].
+func (j *Jobs) Explain(
+	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow,
+) (Waiting, bool, error) {
+	if w, ok := Explain(job); ok {
+		return w, true, nil
+	}
+	if err := j.check(); err != nil {
+		return Waiting{}, false, err
+	}
+	of, found, err := slotline.PlaceOf(ctx, j.store, tx, job)
+	if err != nil || !found {
+		return Waiting{}, false, err
+	}
+	list, err := j.WaitingForSlot(ctx, tx, of.Name, of.Key, mostListed)
+	if err != nil {
+		return Waiting{}, false, err
+	}
+	for _, w := range list {
+		if w.Job.ID == job.ID {
+			return w, true, nil
+		}
+	}
+	return Waiting{Job: job, Limit: of.Name, Key: of.Key, Slot: true}, true, nil
 }
