@@ -164,8 +164,9 @@ func (j *Jobs) queue(
 }
 
 // waits returns what is to be inserted for a job that waits for its turn.
-func (s *Scheduler) waits(p QueueManyParams) (river.InsertManyParams, *ticket.Seat, error) {
-	none := river.InsertManyParams{}
+func (s *Scheduler) waits(
+	p QueueManyParams,
+) (none river.InsertManyParams, _ *ticket.Seat, _ error) {
 	if p.Args == nil {
 		return none, nil, errNoArgs
 	}

@@ -41,8 +41,6 @@ type Config struct {
 	Slots *slots.Slots
 }
 
-const defaultJitter = 250 * time.Millisecond
-
 // Scheduler turns reservations into River jobs. It is safe for concurrent use.
 type Scheduler struct {
 	limiter *ratelimit.Limiter
@@ -55,8 +53,8 @@ type Scheduler struct {
 // New makes a Scheduler on top of a limiter. If there is a mistake in [Config.Lines],
 // [Jobs.QueueTx] returns it as an error and [Scheduler.Configure] panics.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
-	pacing := ticket.Pacing{Jitter: cmp.Or(cfg.Jitter, defaultJitter), Always: cfg.Jitter != 0,
-		Bunch: cfg.Bunch}
+	pacing := ticket.Pacing{Jitter: cmp.Or(cfg.Jitter, 250*time.Millisecond),
+		Always: cfg.Jitter != 0, Bunch: cfg.Bunch}
 	lines, err := linesOf(cfg.Lines)
 	s := &Scheduler{limiter, pacing, lines, err, nil}
 	if cfg.Slots != nil {

@@ -117,7 +117,7 @@ func settle[T any](
 func (s *Scheduler) CompleteTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, job, "riverpgxv5, or call Scheduler.CompleteSQLTx"); err != nil {
+	if err := complete(ctx, s, tx, job, "riverpgxv5", "CompleteSQLTx"); err != nil {
 		return err
 	}
 	_, err := settle(ctx, s.store(""), s.limiter.In(tx), tx.Exec, job, used)
@@ -129,7 +129,7 @@ func (s *Scheduler) CompleteTx(
 func (s *Scheduler) CompleteSQLTx(
 	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, job, "riverdatabasesql, or call Scheduler.CompleteTx"); err != nil {
+	if err := complete(ctx, s, tx, job, "riverdatabasesql", "CompleteTx"); err != nil {
 		return err
 	}
 	_, err := settle(ctx, s.store(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
@@ -138,18 +138,17 @@ func (s *Scheduler) CompleteSQLTx(
 
 // complete completes the job that is being worked. The driver of the worker's client must be that
 // of the transaction; the error says what to do instead.
-func complete[TTx any](
-	ctx context.Context, s *Scheduler, tx TTx, job *rivertype.JobRow, use string,
+func complete[T any](
+	ctx context.Context, s *Scheduler, tx T, job *rivertype.JobRow, driver, other string,
 ) error {
 	if s.limiter == nil {
 		return errNotMade("Jobs")
 	}
-	if _, err := river.ClientFromContextSafely[TTx](ctx); err != nil { // JobCompleteTx panics
-		return fmt.Errorf("scheduler: a job can only be completed with the context of its worker, whose River client must have the driver of the transaction: use %s: %w",
-			use, err)
+	if _, err := river.ClientFromContextSafely[T](ctx); err != nil { // JobCompleteTx panics
+		return fmt.Errorf("scheduler: a job can only be completed with the context of its worker, whose River client must have the driver of the transaction: use %s, or call Scheduler.%s: %w",
+			driver, other, err)
 	}
-	worked := &river.Job[anyArgs]{JobRow: job}
-	_, err := river.JobCompleteTx[riverdriver.Driver[TTx]](ctx, tx, worked)
+	_, err := river.JobCompleteTx[riverdriver.Driver[T]](ctx, tx, &river.Job[anyArgs]{JobRow: job})
 	return err
 }
 

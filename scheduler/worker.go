@@ -146,9 +146,8 @@ func (e *PauseError) Unwrap() error { return e.Err }
 
 // pauseOf is what an attempt has returned, if that is a pause.
 func pauseOf(err error) *attempt.Pause {
-	var e *PauseError
-	if !errors.As(err, &e) {
-		return nil
+	if e := (*PauseError)(nil); errors.As(err, &e) {
+		return &attempt.Pause{For: e.For, Requests: e.Requests, Err: e}
 	}
-	return &attempt.Pause{For: e.For, Requests: e.Requests, Err: e}
+	return nil
 }

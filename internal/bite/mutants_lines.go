@@ -79,7 +79,7 @@ var ofTheLines = []mutant{
 	{"charge: a cancelled job", "internal/jobs/rounds/rounds.go",
 		"-t.Seat.Charged()", "0*t.Seat.Charged()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "internal/jobs/attempt/pay.go",
-		"w.Ticket.Seat, w.Ticket.Seat.Charged()", "w.Ticket.Seat, 0*w.Ticket.Seat.Charged()", "ForEachAttempt", jobs, false},
+		"w.ID, seat, seat.Charged()", "w.ID, seat, 0*seat.Charged()", "ForEachAttempt", jobs, false},
 	{"grant: of one that is denied in part, the takes before stay", "internal/jobs/fairline/take.go",
 		"			if len(g.each) > 0 {\n", "			if false {\n", "DeniedInPart", jobs, false},
 }

@@ -1,8 +1,8 @@
-// Package attempt starts the attempts of jobs at a client: it looks at a job's limits once more, has
-// it pay anew if it is late or tries again, and puts it off if it must wait after all. It takes the
-// tokens and slots of limited workers, and has the jobs behind one that waits wait as well. It does
-// not know how jobs are inserted. Attempts may be used concurrently: each job is in a goroutine of
-// its own, and those that come together ask the database together.
+// Package attempt starts the attempts of jobs at a client: it looks at a job's limits once more,
+// has it pay anew if it is late or tries again, and puts it off if it must wait after all. It takes
+// the tokens and slots of limited workers, and has the jobs behind one that waits wait as well. It
+// does not know how jobs are inserted. Attempts may be used concurrently: each job is in a
+// goroutine of its own, and those that come together ask the database together.
 package attempt
 
 import (
@@ -77,7 +77,7 @@ type Attempts struct {
 	slots                    *slotline.Giver
 	paused                   func(error) *Pause // nil if the error is no pause
 	looks, renewals, charges *visits
-	paces                    sync.Map // of a *pace.Pace for each thing that is done beside
+	paces                    sync.Map // of a *riverjob.Pace for each thing that is done beside
 }
 
 // New returns the Attempts at a client.

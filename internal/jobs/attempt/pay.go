@@ -12,7 +12,6 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/jobs/fairline"
-	"github.com/weir-go/weir/internal/jobs/pace"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
@@ -77,8 +76,8 @@ func (a *Attempts) charge(items []*visit) {
 // beside runs do in the background, unless it is under way for the same already, or began less than
 // gap ago: the next job that is put off asks again.
 func (a *Attempts) beside(what string, gap time.Duration, do func(ctx context.Context) error) {
-	own, _ := a.paces.LoadOrStore(what, &pace.Pace{})
-	own.(*pace.Pace).Begin(gap, 3*riverjob.Patience, func(ctx context.Context) {
+	own, _ := a.paces.LoadOrStore(what, &riverjob.Pace{})
+	own.(*riverjob.Pace).Begin(gap, 3*riverjob.Patience, func(ctx context.Context) {
 		a.Warn(do(ctx), "jobs that have to wait could not be moved", "queue", what)
 	})
 }
@@ -88,7 +87,8 @@ const mostDue = 20_000 // jobs that are read in one go
 // along moves the due jobs of a job's queue that wait for the same as it does.
 func (a *Attempts) along(job *rivertype.JobRow, of ticket.Row) {
 	a.beside(job.Queue, 0, func(ctx context.Context) error {
-		all, err := a.Waiters(ctx, a.Pool, riverjob.DueSQL, []string{job.Queue}, time.Duration(0), mostDue)
+		queue := []string{job.Queue}
+		all, err := a.Waiters(ctx, a.Pool, riverjob.DueSQL, queue, time.Duration(0), mostDue)
 		if err != nil {
 			return err
 		}
@@ -148,7 +148,9 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 // If the rule's MaxReserved leaves no room for all of them, each is moved to when its turn comes if
 // nobody else takes, without tokens: the first not before turn. It returns when the next one's
 // comes.
-func (a *Attempts) place(ctx context.Context, jobs []backlogged, turn time.Time) (time.Time, error) {
+func (a *Attempts) place(
+	ctx context.Context, jobs []backlogged, turn time.Time,
+) (time.Time, error) {
 	limiter := a.Limiter
 	check, err := limiter.Autocommit(a.Pool).CheckRateLimit(ctx, jobs[0].requests...)
 	if err != nil || check.OK && check.RunAt.IsZero() {
@@ -298,7 +300,8 @@ func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (
 	for _, w := range all {
 		w.Ticket.Jitter, w.Ticket.From, w.Ticket.On = 0, 0, nil // it comes in its order
 		if w.Again {
-			err := fairline.Correct(ctx, a.Store, tx.Exec, w.ID, w.Ticket.Seat, w.Ticket.Seat.Charged())
+			seat := w.Ticket.Seat
+			err := fairline.Correct(ctx, a.Store, tx.Exec, w.ID, seat, seat.Charged())
 			if err != nil {
 				return time.Time{}, err
 			}

@@ -79,9 +79,7 @@ type load struct {
 
 // grant grants what can be granted now. It reports whether the line is this client's, and whether
 // there may be more to grant at once.
-func (r *Granter) grant(
-	ctx context.Context, of ticket.Row, h *held,
-) (mine, more bool, err error) {
+func (r *Granter) grant(ctx context.Context, of ticket.Row, h *held) (mine, more bool, err error) {
 	g := &grant{Store: r.Store, granter: r, of: of, line: r.all[of[0]], held: h}
 	err = r.InTx(ctx, func(tx pgx.Tx) error { return g.run(ctx, tx) })
 	r.scarce = r.scarce || g.scarce
@@ -204,8 +202,8 @@ func (g *grant) settle(q *queue) {
 
 // look finds out what the limits have, and which of the jobs granted before wait for a worker.
 func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
-	g.has, g.out, g.skip, g.busy = map[ticket.Row]float64{}, map[ticket.Row]bool{}, map[int64]bool{},
-		map[string]load{}
+	g.has, g.out = map[ticket.Row]float64{}, map[ticket.Row]bool{}
+	g.skip, g.busy = map[int64]bool{}, map[string]load{}
 	own := g.line.Limit.Global()
 	if g.of[1] != "" {
 		own = g.line.Limit.For(g.of[1])

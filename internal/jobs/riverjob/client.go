@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -21,6 +22,8 @@ const (
 
 	// Patience is how long the database may take.
 	Patience = 10 * time.Second
+
+	mostWakes = 5000 // that are remembered; River's poll finds the others
 )
 
 // Horizon is how far ahead a job that waits may be available already. River's fetch compares
@@ -36,8 +39,8 @@ const MostAvailable = 1000
 type Client struct {
 	Store
 	Pool   *pgxpool.Pool
-	Holder string // of its turns and lines: a UUID
-	Waker  *wake.Waker
+	Holder string      // of its turns and lines: a UUID
+	Waker  *wake.Waker // of jobs that this process knows will be due
 	logger *slog.Logger
 	beyond chan struct{} // is full while a connection is open outside of the pool
 }
@@ -74,8 +77,8 @@ var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
 // Connected runs fn on a connection of the pool. If workers hold all of them, in a middleware of
 // their own that keeps a transaction open, they wait for this look before they go on: then fn gets
-// a connection of its own. There is one at a time, however many workers there are. A connection that
-// is being opened is waited for.
+// a connection of its own. There is one at a time, however many workers there are. A connection
+// that is being opened is waited for.
 func (c *Client) Connected(ctx context.Context, fn func(c *pgxpool.Conn) error) error {
 	for {
 		brief, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
@@ -121,6 +124,58 @@ func (c Clock) Now() time.Time { return c.At.Add(time.Since(c.Answered)) }
 // Until is how long it takes until t.
 func (c Clock) Until(t time.Time) time.Duration { return t.Sub(c.Now()) }
 
+// Pace has what is done in the background follow each other: one at a time.
+type Pace struct {
+	under sync.Mutex // way
+	began time.Time
+}
+
+// Begin runs do in the background, with a context that ends after the limit, unless it is under way
+// or began less than gap ago.
+func (r *Pace) Begin(gap, limit time.Duration, do func(ctx context.Context)) {
+	if !r.under.TryLock() {
+		return
+	}
+	if time.Since(r.began) < gap {
+		r.under.Unlock()
+		return
+	}
+	r.began = time.Now()
+	go func() {
+		defer r.under.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		do(ctx)
+	}()
+}
+
+const (
+	TurnOfRounds = 0 // to look at the jobs that wait
+	TurnOfHands  = 1 // to give free slots
+
+	// TurnLasts is for how long one of these turns is taken.
+	TurnLasts = 3 * time.Second
+)
+
+// turnSQL takes the turn, or keeps it: no row if it is another client's.
+//
+// $1 River's schema $2 holder $3 for how long, from now on until the time that it answers
+// $4 which of the turns
+const turnSQL = `INSERT INTO {ours}weir_slot AS s (name, key, slot, holder, until)
+VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), $4::integer, $2::uuid, now() + $3::interval)
+ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
+	WHERE s.holder = excluded.holder
+		OR date_part('epoch', excluded.until - s.until) >= date_part('epoch', $3::interval)
+RETURNING s.until`
+
+// TakeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
+// client's.
+func (c *Client) TakeTurn(ctx context.Context, turn int) (until time.Time, err error) {
+	args := []any{c.Schema, c.Holder, TurnLasts, turn}
+	err = c.Query(ctx, c.Pool, turnSQL, args, func() {}, &until)
+	return until, err
+}
+
 // Insertion travels in the context of an insert of reserved jobs, to the hook of the client.
 type Insertion struct {
 	clock     Clock
@@ -160,14 +215,9 @@ func (in *Insertion) Inserted(job *rivertype.JobRow) {
 	} // else the round finds it when its time is near
 }
 
-// On time. River fetches when it is notified, and else once a second. So a process that knows when
-// a job will be due, as it has reserved the job or as it is its turn to look (round.go), sends
-// River's own insert notification at that moment.
-
-const mostWakes = 5000 // that are remembered; River's poll finds the others
-
-// wakeSQL notifies River of the queues in which jobs are due, and says how the jobs stand. Its
-// commit is not waited for: a notification that is lost in a crash costs a second.
+// wakeSQL notifies River of the queues in which jobs are due, as River's inserts do, and says how
+// the jobs stand: River fetches when it is notified, and else once a second. Its commit is not
+// waited for: a notification that is lost in a crash costs a second.
 //
 // $1 ids $2 River's schema, ” for the current
 const wakeSQL = `WITH job AS (

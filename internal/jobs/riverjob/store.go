@@ -1,7 +1,7 @@
-// Package riverjob reads and moves the jobs of river_job that wait, and locks those that are due.
-// It writes to no row that is running. It has the connections that a client's rooms share, and
-// wakes River when jobs are due, but it does not know why a job is looked at or moved. A Store and a
-// Client may be used concurrently, a Waiter by one goroutine at a time.
+// Package riverjob reads, moves and locks the jobs of river_job that wait, and writes to no row
+// that is running. It has what the parts of a client share: connections, wakes, and the turns to do
+// what one client does at a time. It does not know why a job is looked at or moved. A Store, a
+// Client and a Pace may be used concurrently, a Waiter by one goroutine at a time.
 package riverjob
 
 import (
@@ -64,9 +64,7 @@ func (s Store) Query(
 
 // Send runs a statement whose last parameter is an array of rows, as JSON. Without rows it does
 // nothing.
-func Send[T any](
-	ctx context.Context, s Store, q Querier, sql string, rows []T, args ...any,
-) error {
+func Send[T any](ctx context.Context, s Store, q Querier, sql string, rows []T, args ...any) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -256,8 +254,8 @@ func (c *Client) EachDue(
 }
 
 // Lock locks those of the due jobs that are as they were read, and that nobody is fetching. Others
-// have been paid for, given a slot or put off since: by another client that clears the same backlog,
-// or by a worker.
+// have been paid for, given a slot or put off since: by another client that clears the same
+// backlog, or by a worker.
 func (s Store) Lock(
 	ctx context.Context, tx pgx.Tx, jobs []*rivertype.JobRow,
 ) (map[int64]bool, error) {

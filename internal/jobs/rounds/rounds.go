@@ -1,7 +1,14 @@
-// Package rounds looks after the jobs that wait, once a second and in one client: it has them woken,
-// moved up or put off when their time has changed, and gives back what jobs took that have gone. It
-// knows nothing of jobs that run, nor of those in fair lines or that wait for slots. Rounds may be
-// used concurrently: one round of a client is under way at a time.
+// Package rounds looks after the jobs that wait, of all queues, from the next due on: once a
+// second, in the client whose turn it is. It has those woken whose inserter may have died, makes
+// those available that River's leader has not promoted yet, moves up jobs when tokens were given
+// back before them, and puts off those of a paused limit before they are fetched for nothing. A job
+// far ahead is left alone until its time comes near, so that it is moved once or twice, however
+// often its line moves. It also gives back what jobs took that have gone.
+//
+// It knows nothing of jobs that run, nor of those in fair lines or that wait for slots. Nothing
+// depends on it but such moves: a job that no round has looked at starts at the time in its row,
+// when its inserter wakes River or when River polls. Rounds may be used concurrently: one round of
+// a client is under way at a time.
 package rounds
 
 import (
@@ -16,21 +23,10 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/jobs/fairline"
-	"github.com/weir-go/weir/internal/jobs/pace"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
-
-// The round. Once a second one of the clients looks at the jobs that wait, of all queues, from the
-// next due on. It has those woken whose inserter may have died, makes those available that River's
-// leader has not promoted yet, moves up jobs when tokens were given back before them, and puts off
-// those of a paused limit before they are fetched for nothing. A job far ahead is left alone until
-// its time comes near, so that it is moved once or twice, however often its line moves.
-//
-// Whose turn it is stands in a row of weir_slot, for three seconds at a time. Nothing depends on it
-// but such moves: a job that no round has looked at starts at the time in its row, when its
-// inserter wakes River or when River polls.
 
 const (
 	hinted     = 250 * time.Millisecond  // between two rounds while jobs end, and may give back
@@ -44,7 +40,7 @@ const (
 // Rounds are those of one client. Only the round under way uses what follows on hinted.
 type Rounds struct {
 	*riverjob.Client
-	pace   pace.Pace
+	pace   riverjob.Pace
 	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
 	hinted atomic.Bool  // there is a timer for the next one
 
@@ -104,12 +100,12 @@ ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 // lookAfter is one round.
 func (r *Rounds) lookAfter(ctx context.Context) error {
 	began := time.Now()
-	until, err := pace.TakeTurn(ctx, r.Client, pace.Rounds)
+	until, err := r.TakeTurn(ctx, riverjob.TurnOfRounds)
 	if err != nil || until.IsZero() {
 		return err
 	}
 	answered := time.Now()
-	r.mine.Store(began.Add(pace.TurnLasts).UnixNano())
+	r.mine.Store(began.Add(riverjob.TurnLasts).UnixNano())
 	next, last, err := r.walk(ctx, &riverjob.Waiter{}, mostNext)
 	if err != nil {
 		return err
@@ -129,7 +125,8 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 	if err := r.arrange(ctx, jobs); err != nil {
 		return err
 	}
-	return r.findGone(ctx, next, riverjob.Clock{At: until.Add(-pace.TurnLasts), Answered: answered})
+	now := until.Add(-riverjob.TurnLasts)
+	return r.findGone(ctx, next, riverjob.Clock{At: now, Answered: answered})
 }
 
 // walk returns the jobs with tickets among the next n that wait, and the last of the n.

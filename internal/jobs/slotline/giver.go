@@ -1,34 +1,37 @@
-// Package slotline has jobs wait in line for slots, and gives these to them, one after the other. It
-// reads and writes its rows of weir_turn, and makes jobs of river_job available that it has given a
-// slot; the slots are those of internal/hand. It knows nothing of tokens, nor of a job's attempt. A
-// Giver may be used concurrently.
-package slotline
-
-import (
-	"context"
-	"errors"
-	"maps"
-	"slices"
-	"sync"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/weir-go/weir/internal/hand"
-	"github.com/weir-go/weir/internal/jobs/pace"
-	"github.com/weir-go/weir/internal/jobs/riverjob"
-)
-
-// Slots go from hand to hand. A job that ends frees its slot and gives it to the first job that
-// waits for the key, in one transaction: the slot's row names the job as its holder for claimIn,
-// the job becomes available, and its row in line goes. When the job starts, it claims the slot.
+// Package slotline has jobs wait in line for slots, and gives slots from hand to hand. It keeps its
+// rows of weir_turn, and makes jobs of river_job available. It knows nothing of tokens, nor of a
+// job's attempt; the slots are those of internal/hand. A Giver may be used concurrently.
+//
+// A job that ends frees its slot and gives it to the first job that waits for the key, in one
+// transaction: the slot's row names the job as its holder for claimIn, the job becomes available,
+// and its row in line goes. When the job starts, it claims the slot.
 //
 // Three things are left to others: a job that gets in line just after the last slot was freed, or
 // whose put-off is not written when a slot is freed, is looked after by its process until the
 // put-off is written. Whatever else is free is found by the round of one client, once a second:
 // what callers of slots.Do have released, what has expired, and what was not claimed.
+package slotline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+)
 
 const (
 	claimIn     = 5 * time.Second
@@ -46,7 +49,7 @@ type Giver struct {
 	*riverjob.Client
 	slots hand.Slots // nil if there are none
 
-	pace  pace.Pace
+	pace  riverjob.Pace
 	after string // the last place of the round before; for the round under way only
 
 	mu  sync.Mutex
@@ -128,8 +131,7 @@ func (g *Giver) handBy(
 	}
 	b = &pgx.Batch{}
 	if given {
-		b.Queue(g.SQL(givenSQL), g.Schema, tenantOf(of),
-			first.Priority, first.Due, first.Job)
+		b.Queue(g.SQL(givenSQL), g.Schema, tenantOf(of), first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
 	return given, first.Job, c.SendBatch(ctx, b).Close()
@@ -173,7 +175,7 @@ func (g *Giver) Fetched() {
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
 // of jobs that have left.
 func (g *Giver) handOutFree(ctx context.Context) error {
-	until, err := pace.TakeTurn(ctx, g.Client, pace.Hands)
+	until, err := g.TakeTurn(ctx, riverjob.TurnOfHands)
 	if err != nil || until.IsZero() {
 		return err
 	}
@@ -257,4 +259,133 @@ func (g *Giver) followUp() {
 		err = g.serve(ctx, slices.Collect(maps.Keys(wants)))
 	}
 	g.Warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
+}
+
+// row is one of weir_turn.
+type row struct {
+	Priority int       `json:"priority"`
+	Due      time.Time `json:"due"`
+	Job      int64     `json:"job"`
+}
+
+// Take takes a slot for the job, or has it wait in line and returns nil.
+func (g *Giver) Take(
+	ctx context.Context, job *rivertype.JobRow, want hand.Want,
+) (hand.Hold, error) {
+	if WasGiven(job) {
+		hold, err := g.slots.Claim(ctx, want, holderOf(job.ID))
+		if hold != nil || err != nil {
+			return hold, err
+		}
+	}
+	waits := false
+	err := g.Connected(ctx, func(c *pgxpool.Conn) error {
+		args := []any{g.Schema, tenantOf(want.Place)}
+		return g.Query(ctx, c, othersSQL, args, func() {}, &waits)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !waits {
+		hold, err := g.slots.Take(ctx, want)
+		if hold != nil || err != nil {
+			return hold, err
+		}
+	}
+	err = g.Connected(ctx, func(c *pgxpool.Conn) error {
+		return g.lineUp(ctx, c, want, []*rivertype.JobRow{job})
+	})
+	if err == nil {
+		g.follow(job.ID, want)
+	}
+	return nil, err
+}
+
+// HaveWait puts due jobs in line.
+func (g *Giver) HaveWait(ctx context.Context, want hand.Want, jobs []*rivertype.JobRow) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	err := g.InTx(ctx, func(tx pgx.Tx) error {
+		locked, err := g.Lock(ctx, tx, jobs)
+		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })
+		if err == nil {
+			err = g.lineUp(ctx, tx, want, jobs)
+		}
+		if err != nil {
+			return err
+		}
+		var moved []*riverjob.Waiter
+		for _, j := range jobs {
+			w := riverjob.Waiter{ID: j.ID, At: j.ScheduledAt, Due: riverjob.FarOff}
+			moved = append(moved, &w)
+		}
+		return g.Move(ctx, tx, moved, time.Now())
+	})
+	if err == nil {
+		err = g.serve(ctx, []hand.Want{want})
+	}
+	return err
+}
+
+// givenKey is the key of a job's metadata that says that it was given a slot once.
+const givenKey = "weir_slot"
+
+// WasGiven says that a job was given a slot once.
+func WasGiven(job *rivertype.JobRow) bool {
+	return strings.Contains(string(job.Metadata), `"`+givenKey+`"`)
+}
+
+// holderOf is the holder of a slot that was given to a job, until the job claims it.
+func holderOf(job int64) string {
+	return uuid.NewSHA1(uuid.NameSpaceOID, fmt.Append(nil, "weir job ", job)).String()
+}
+
+// tenantOf is a place as a row has it: the length of the name, name and key.
+func tenantOf(p hand.Place) string { return fmt.Sprintf("%d %s %s", len(p.Name), p.Name, p.Key) }
+
+func placeOf(tenant string) (hand.Place, bool) {
+	length, rest, _ := strings.Cut(tenant, " ")
+	n, err := strconv.Atoi(length)
+	if err != nil || n < 1 || n >= len(rest) || rest[n] != ' ' {
+		return hand.Place{}, false
+	}
+	return hand.Place{Name: rest[:n], Key: rest[n+1:]}, true
+}
+
+// lineUp puts jobs in line, each where its scheduled_at has it.
+func (g *Giver) lineUp(
+	ctx context.Context, q riverjob.Querier, want hand.Want, jobs []*rivertype.JobRow,
+) error {
+	var turns []row
+	for _, j := range jobs {
+		turns = append(turns, row{Priority: j.Priority, Due: j.ScheduledAt, Job: j.ID})
+	}
+	return riverjob.Send(ctx, g.Store, q, lineUpSQL, turns, g.Schema, tenantOf(want.Place), want.N)
+}
+
+// List calls each with the first jobs that wait for a place, in their order, and says whether their
+// queues are paused.
+func List(
+	ctx context.Context, s riverjob.Store, tx pgx.Tx, of hand.Place, most int,
+	each func(id int64, paused bool),
+) error {
+	var id int64
+	var paused bool
+	args := []any{s.Schema, tenantOf(of), most}
+	return s.Query(ctx, tx, forSlotSQL, args, func() { each(id, paused) }, &id, &paused)
+}
+
+// PlaceOf finds the place that a job waits for.
+func PlaceOf(
+	ctx context.Context, s riverjob.Store, tx pgx.Tx, job *rivertype.JobRow,
+) (of hand.Place, found bool, err error) {
+	if job.State != rivertype.JobStateScheduled ||
+		job.ScheduledAt.UTC().Year() < riverjob.FarOff.Year()-1 {
+		return of, false, nil
+	}
+	var tenant string
+	args := []any{s.Schema, job.ID}
+	err = s.Query(ctx, tx, placeOfJobSQL, args, func() { of, found = placeOf(tenant) }, &tenant)
+	return of, found, err
 }
