@@ -95,7 +95,7 @@ var ofTheScheduler = []mutant{
 	{"late: a round puts it off for those who pay", "internal/jobs/rounds/rounds.go",
 		"case late: //", "case late && false: //", "MoreThanAThousand", jobs, false},
 	{"late: the round forgets since when", "internal/jobs/rounds/rounds.go",
-		"		w.Due = w.At\n", "		w.Due = latest(w.At, now)\n", "TheRoundLeavesWhatIsLate", jobs, false},
+		"		w.Due = w.At\n", "		w.Due = ticket.Latest(w.At, now)\n", "TheRoundLeavesWhatIsLate", jobs, false},
 
 	// what waits is moved
 	{"move: a job that was moved since", "internal/jobs/riverjob/store.go",

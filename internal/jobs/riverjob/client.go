@@ -149,6 +149,7 @@ func (r *Pace) Begin(gap, limit time.Duration, do func(ctx context.Context)) {
 	}()
 }
 
+// The turns.
 const (
 	TurnOfRounds = 0 // to look at the jobs that wait
 	TurnOfHands  = 1 // to give free slots
