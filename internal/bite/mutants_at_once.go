@@ -1,11 +1,11 @@
 package main
 
 var ofAtOnce = []mutant{
-	{"at once: whoever comes goes before those that wait", "internal/jobs/slotline/line.go",
+	{"at once: whoever comes goes before those that wait", "internal/jobs/slotline/giver.go",
 		"	if !waits {\n", "	if waits || true {\n", "ANewJobGoesBehind", jobs, false},
 	{"at once: a freed slot is given to nobody at once", "internal/jobs/slotline/giver.go",
 		"	if found {\n", "	if found && free == nil {\n", "AnEndedJobHands", jobs, false},
-	{"at once: a slot that is given is not for the job", "internal/jobs/slotline/line.go",
+	{"at once: a slot that is given is not for the job", "internal/jobs/slotline/giver.go",
 		"	if WasGiven(job) {\n", "	if false {\n", "OccupyNoWorkerAndStartInOrder|RetriedByHandGoesOnWaitingForIts", jobs, false},
 	{"at once: a job that ends keeps its slot", "internal/jobs/attempt/attempt.go",
 		"	defer v.at.slots.HandOn(ctx, want, hold)\n", "", "AJobGivesItsSlotBack", jobs, false},
