@@ -5,35 +5,26 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"strings"
-	"sync"
-	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/weir-go/weir/internal/batch"
-	"github.com/weir-go/weir/internal/wake"
+	"github.com/weir-go/weir/internal/jobs/attempt"
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/rounds"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 )
 
 // plugin is the part of a Scheduler in one River client.
 type plugin struct {
 	river.PluginDefaults
-	store
-
-	pool   *pgxpool.Pool
-	beyond chan struct{} // is full while a connection is open outside of the pool
-	logger *slog.Logger
-	holder string // of its turns and lines: a UUID
-
-	waker                    *wake.Waker
-	looks, renewals, charges *visits
-	paces                    sync.Map // of a *pace for each thing that is done beside
-	round                    round
-	turns                    turns
-	hands                    hands
+	shared   *riverjob.Client
+	rounds   *rounds.Rounds
+	turns    *fairline.Granter
+	slots    *slotline.Giver
+	attempts *attempt.Attempts
 }
 
 // Configure returns a copy of a River client's configuration with which the client starts reserved
@@ -60,13 +51,10 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 		panic(s.misused)
 	}
 	c := *cfg
-	p := &plugin{store: s.on(c.Schema), pool: pool, holder: uuid.NewString()}
-	p.beyond = make(chan struct{}, 1)
-	p.logger = cmp.Or(c.Logger, slog.Default())
-	p.round.lines = map[row]placing{}
-	p.waker = wake.New(p.wake, mostWakes)
-	p.looks, p.charges = batch.New(p.look, 0), batch.New(p.charge, gather)
-	p.renewals = batch.New(p.renew, 10*gather) // their looks may have been several
+	shared := riverjob.NewClient(s.store(c.Schema), pool, cmp.Or(c.Logger, slog.Default()))
+	p := &plugin{shared: shared, rounds: rounds.New(shared),
+		turns: fairline.NewGranter(shared, s.lines), slots: slotline.NewGiver(shared, s.slots)}
+	p.attempts = attempt.New(shared, p.rounds, p.slots, pauseOf)
 	c.Plugins = append([]rivertype.Plugin{p}, c.Plugins...)
 	c.Queues = maps.Clone(c.Queues)
 	for name, q := range c.Queues {
@@ -78,63 +66,25 @@ func (s *Scheduler) Configure(pool *pgxpool.Pool, cfg *river.Config) *river.Conf
 	return &c
 }
 
-// warn logs what went wrong in the background. After the pool was closed nothing is left to do
-// there.
-func (p *plugin) warn(err error, what string, args ...any) {
-	if err != nil && !strings.Contains(err.Error(), "closed pool") {
-		p.logger.Warn("scheduler: "+what, append(args, "error", err)...)
-	}
-}
-
-// insertion travels in the context of an insert, from InsertTx to the hook of the client's plugin.
-type insertion struct {
-	clock     clock
-	plugin    *plugin // the hook's
-	available int     // jobs that it has made available
-}
-
-type insertionKey struct{}
-
-// horizon is how far ahead a job that waits may be available already. River's fetch compares
-// scheduled_at with the database's clock, so no client starts it early; and no leader has to
-// promote it, which after the loss of a leader takes 14 s. Each fetch walks all rows that are
-// available and not due, so their number is bounded, too.
-const (
-	horizon       = 25 * time.Second
-	mostAvailable = 1000 // of this process's reservations
-)
-
 // InsertBegin makes a reserved job that is due soon available at once.
 func (p *plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertParams) error {
-	in, ok := ctx.Value(insertionKey{}).(*insertion)
-	if !ok {
-		return nil
-	}
-	in.plugin = p
-	if params.State == rivertype.JobStateScheduled && params.ScheduledAt != nil &&
-		in.clock.until(*params.ScheduledAt) < horizon &&
-		p.waker.Len()+in.available < mostAvailable {
-		params.State = rivertype.JobStateAvailable
-		in.available++
-	}
+	p.shared.InsertBegin(ctx, params)
 	return nil
-}
-
-// inserted has a job woken when it is due.
-func (in *insertion) inserted(job *rivertype.JobRow) {
-	d := in.clock.until(job.ScheduledAt)
-	if d > 0 && in.plugin != nil && job.State == rivertype.JobStateAvailable {
-		in.plugin.waker.Add(job.ID, time.Now().Add(d), false)
-	} // else the round finds it when its time is near
 }
 
 // MetricEmit hears of each fetch of a working client: the beat of the rounds. A client that is
 // stopped or whose queues are paused fetches nothing, and looks after nothing.
 func (p *plugin) MetricEmit(_ context.Context, params *rivertype.HookMetricEmitParams) {
 	if _, ok := params.Metric.(*rivertype.JobGetAvailableDurationMetric); ok {
-		p.beat(roundEvery)
-		p.turns.heard.Store(time.Now().UnixNano())
-		p.grantTurns(grantEvery)
-		p.handOut()
+		p.rounds.Begin()
+		p.turns.Fetched()
+		p.slots.Fetched()
 	}
+}
+
+// Work looks at a job's limits once more before it starts.
+func (p *plugin) Work(
+	ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error,
+) error {
+	return p.attempts.Work(ctx, job, doInner)
 }

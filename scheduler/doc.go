@@ -90,8 +90,8 @@
 // # What it writes
 //
 // River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
-// mark that an attempt has begun (MetadataSet), and each put-off. Besides, four statements of this
-// package write to river_job, none of them to a row that is running:
+// mark that an attempt has begun (MetadataSet), and each put-off. Besides, four statements of
+// internal/jobs write to river_job, none of them to a row that is running:
 //
 //   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
 //     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. Rounds

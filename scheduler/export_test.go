@@ -2,20 +2,25 @@ package scheduler
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/slotline"
 )
 
 // ByID are the statements that pick some of the jobs whose ids they are given.
 var ByID = map[string]string{
-	"lock": lockSQL, "unfetched": unfetchedSQL, "chosen": chosenSQL, "running": runningSQL,
+	"lock": riverjob.LockSQL, "unfetched": fairline.UnfetchedSQL, "chosen": fairline.ChosenSQL, "running": slotline.RunningSQL,
 }
 
 // GrantTurns does one round of grants, as a client with this configuration does. It reports whether
 // the client holds a line.
 func GrantTurns(ctx context.Context, cfg *river.Config) (bool, error) {
-	return cfg.Plugins[0].(*plugin).grantLines(ctx)
+	return cfg.Plugins[0].(*plugin).turns.Round(ctx)
 }
 
 // HoldLine begins a grant and hangs until ctx ends. It tells when it holds the line, and how its
@@ -24,9 +29,11 @@ func HoldLine(ctx context.Context, cfg *river.Config, limit, key string) <-chan 
 	told := make(chan error)
 	p := cfg.Plugins[0].(*plugin)
 	go func() {
-		g := &grant{plugin: p, of: row{limit, key}}
-		told <- pgx.BeginTxFunc(context.WithoutCancel(ctx), p.pool, readCommitted, func(tx pgx.Tx) error {
-			told <- g.hold(ctx, tx)
+		told <- p.shared.InTx(context.WithoutCancel(ctx), func(tx pgx.Tx) error {
+			args := []any{limit, key, p.shared.Holder, 3 * time.Second}
+			rows, _ := tx.Query(ctx, p.shared.SQL(fairline.HoldSQL), args...)
+			rows.Close()
+			told <- rows.Err()
 			<-ctx.Done()
 			return nil
 		})

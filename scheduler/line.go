@@ -1,12 +1,17 @@
 package scheduler
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"math"
-	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -48,100 +53,134 @@ type Line struct {
 	Leave float64
 }
 
-const (
-	// grantAhead is how far ahead of its tokens the work of a line is granted. workAhead is how
-	// much of what is due may wait for a worker, in tokens that come in that time.
-	grantAhead      = time.Second
-	workAhead       = 500 * time.Millisecond
-	defaultPatience = time.Hour
-)
-
-// line is a checked Line.
-type line struct {
-	Line
-	rate     float64 // tokens a second
-	capacity float64
-	reserved float64 // MaxReserved
-	windowed bool
-	shards   float64
+// linesOf checks lines.
+func linesOf(all []Line) (fairline.Lines, error) {
+	lines := make([]fairline.Line, len(all))
+	for i, l := range all {
+		lines[i] = fairline.Line(l)
+	}
+	return fairline.Check(lines)
 }
 
-// linesOf checks lines, and finds them by the names of their limits.
-func linesOf(all []Line) (map[string]*line, error) {
-	lines := map[string]*line{}
-	for _, l := range all {
-		name := l.Limit.Name()
-		checked, err := l.checked()
-		if err == nil && lines[name] != nil {
-			err = errors.New("two lines of one limit")
+// Tenant is one of the users, customers or teams that share a [Line].
+type Tenant struct {
+	// Key names it: 1 to 1024 bytes of UTF-8 without NUL.
+	Key string
+
+	// Weight is the tenant's share relative to others: a tenant of weight 2 gets twice as much as
+	// one of weight 1 while both have jobs that wait. 2^-20 to 2^20. Default: 1.
+	Weight float64
+}
+
+// QueueTx inserts a job that waits for its turn in a [Line], in the caller's transaction. It takes
+// nothing yet. The tokens are taken when the job's turn comes, so until then nobody knows when it
+// will run.
+//
+// Exactly one of the requests must be for a limit of [Config.Lines], which the tenants share. The
+// others, such as one for the tenant's own limit, are taken together with it, all or none. While
+// one of them has too few tokens, the line passes over the tenant. No request may have OrReserve or
+// Within, and the request for the line no option except its count.
+//
+// A tenant's jobs have their turns in the order of priority, scheduled_at and id: see
+// [Line.Patience]. A ScheduledAt in opts counts as the job's scheduled_at, and its turn does not
+// come before that. Everything else in opts is passed on to River. If opts make the job unique and
+// it exists already, it is not queued again.
+//
+// Until its turn comes, the job is scheduled for the year 2200, so that no River client starts it.
+// If somebody makes it available earlier, by hand for example, a configured client puts it back and
+// keeps its place in line; a client without the configuration of [Scheduler.Configure] starts it. A
+// job that is cancelled or deleted leaves the line. While no client with that configuration and the
+// Line is working, all jobs of the line wait.
+//
+// The errors are those of [Jobs.InsertTx]. If the transaction rolls back, nothing is queued.
+// QueueTx neither reads nor locks a balance, so transactions that queue jobs do not wait for each
+// other.
+func (j *Jobs) QueueTx(
+	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, tenant Tenant,
+	requests ...ratelimit.Request,
+) (*rivertype.JobInsertResult, error) {
+	if err := j.check(); err != nil {
+		return nil, err
+	}
+	params := []QueueManyParams{{Args: args, InsertOpts: opts, Tenant: tenant, Requests: requests}}
+	jobs, err := j.queue(ctx, tx, single{j.client}, params)
+	if err != nil {
+		return nil, err
+	}
+	return jobs[0], nil
+}
+
+// QueueManyParams is one job for [Jobs.QueueManyTx]: the arguments of [Jobs.QueueTx].
+type QueueManyParams struct {
+	// Args are the arguments of the job. It has no default.
+	Args river.JobArgs
+
+	// InsertOpts are passed on to River. Default: none.
+	InsertOpts *river.InsertOpts
+
+	// Tenant is whose job it is. Its Key has no default.
+	Tenant Tenant
+
+	// Requests are what the job takes at its turn. One of them is for a [Line].
+	Requests []ratelimit.Request
+}
+
+// QueueManyTx is [Jobs.QueueTx] for many jobs, in as many round trips as for one. It returns the
+// jobs in the order of params.
+func (j *Jobs) QueueManyTx(
+	ctx context.Context, tx pgx.Tx, params []QueueManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	client, err := j.many(len(params))
+	if err != nil {
+		return nil, err
+	}
+	return j.queue(ctx, tx, client, params)
+}
+
+func (j *Jobs) queue(
+	ctx context.Context, tx pgx.Tx, client manyInserter, params []QueueManyParams,
+) ([]*rivertype.JobInsertResult, error) {
+	inserts, seats := make([]river.InsertManyParams, len(params)), make([]*ticket.Seat, len(params))
+	for i, p := range params {
+		var err error
+		if inserts[i], seats[i], err = j.scheduler.waits(p); err != nil {
+			if len(params) > 1 {
+				err = fmt.Errorf("params[%d]: %w", i, err)
+			}
+			return nil, err
 		}
-		if err != nil {
-			return nil, fmt.Errorf("scheduler: Config.Lines: limit %q: %w", name, err)
+	}
+	jobs, err := j.scheduler.in(tx, client).insert(ctx, inserts)
+	if err != nil {
+		return nil, err
+	}
+	var turns []*fairline.Row
+	for i, job := range jobs {
+		if !job.UniqueSkippedAsDuplicate {
+			turns = append(turns, fairline.RowOf(seats[i], job.Job))
 		}
-		lines[name] = checked
 	}
-	return lines, nil
+	return jobs, fairline.Enter(ctx, j.store, tx, turns...)
 }
 
-func (l Line) checked() (*line, error) {
-	c := &line{Line: l}
-	var reserved *float64
-	var period time.Duration
-	switch rule := l.Limit.Rule().(type) {
-	case ratelimit.TokenBucket:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
-			rule.MaxReserved
-	case ratelimit.FixedWindow:
-		c.rate, c.capacity, period, reserved = rule.Rate, *rule.Capacity, rule.Period,
-			rule.MaxReserved
-		c.windowed = true
-	default:
-		return nil, fmt.Errorf("it is the zero Limit: want one made by ratelimit.Define")
+// waits returns what is to be inserted for a job that waits for its turn.
+func (s *Scheduler) waits(
+	p QueueManyParams,
+) (none river.InsertManyParams, _ *ticket.Seat, _ error) {
+	if p.Args == nil {
+		return none, nil, errNoArgs
 	}
-	c.rate /= period.Seconds()
-	c.shards = float64(max(1, l.Limit.Shards()))
-	if c.Patience == 0 {
-		c.Patience = defaultPatience
+	if s.misused != nil {
+		return none, nil, s.misused
 	}
-	if c.Others > 0 && c.Leave == 0 {
-		c.Leave = c.capacity / 2
+	seat, err := s.lines.Seat(fairline.Tenant(p.Tenant), p.Requests)
+	if err != nil {
+		return none, nil, err
 	}
-	switch {
-	case strings.HasSuffix(l.Limit.Name(), " (shadow)"):
-		return nil, fmt.Errorf("it is a Shadow, which denies nobody: nobody would wait")
-	case reserved == nil:
-		return nil, fmt.Errorf(
-			"its rule has no MaxReserved: reservations could keep the line waiting for ever",
-		)
-	case c.Patience < 0:
-		return nil, fmt.Errorf("a Patience of %v: want 0 for an hour, or more", c.Patience)
-	case !(c.Others >= 0) || math.IsInf(c.Others, 1):
-		return nil, fmt.Errorf("a weight of %v for Others: want 0 or more", c.Others)
-	case c.Others > 0 && c.windowed:
-		return nil, fmt.Errorf(
-			"a weight for Others needs a TokenBucket: the tokens of a window come all at once",
-		)
-	case !(c.Leave >= 0) || c.Leave > 0 && c.Others == 0:
-		return nil, fmt.Errorf("a Leave of %v: want one above 0 together with Others, or none",
-			c.Leave)
-	case c.Others > 0 && c.Leave+2*grantAhead.Seconds()*c.rate > c.capacity:
-		return nil,
-			fmt.Errorf("a Leave of %v, and %v come within 2 s: more than the capacity of %v",
-				c.Leave, 2*grantAhead.Seconds()*c.rate, c.capacity)
-	}
-	c.reserved = *reserved
-	return c, nil
-}
-
-// level is the priority of a job for other tenants, given for how long it has been due.
-func (l *line) level(priority int, waited time.Duration) int {
-	if !l.OverAll {
-		return 0
-	}
-	return max(1, priority-int(waited/l.Patience))
-}
-
-// place is where a job stands among those of its tenant, as an instant.
-func (l *line) place(priority int, due time.Time) time.Time {
-	return due.Add(time.Duration(priority-1) * l.Patience)
+	t := ticket.Ticket{Version: ticket.Version, Seat: seat}
+	var o river.InsertOpts
+	o, seat.From = fill(&t, p.Args, p.InsertOpts)
+	o.ScheduledAt = riverjob.FarOff
+	o.Metadata, err = t.Into(o.Metadata)
+	return river.InsertManyParams{Args: p.Args, InsertOpts: &o}, seat, err
 }

@@ -5,9 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +12,9 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/slots"
 )
@@ -41,15 +41,11 @@ type Config struct {
 	Slots *slots.Slots
 }
 
-const defaultJitter = 250 * time.Millisecond
-
 // Scheduler turns reservations into River jobs. It is safe for concurrent use.
 type Scheduler struct {
 	limiter *ratelimit.Limiter
-	jitter  time.Duration
-	always  bool // jitter, and not only what would start together
-	bunch   bool
-	lines   map[string]*line
+	pacing  ticket.Pacing
+	lines   fairline.Lines
 	misused error // a mistake in Lines
 	slots   hand.Slots
 }
@@ -57,9 +53,10 @@ type Scheduler struct {
 // New makes a Scheduler on top of a limiter. If there is a mistake in [Config.Lines],
 // [Jobs.QueueTx] returns it as an error and [Scheduler.Configure] panics.
 func New(limiter *ratelimit.Limiter, cfg Config) *Scheduler {
-	jitter := cmp.Or(cfg.Jitter, defaultJitter)
+	pacing := ticket.Pacing{Jitter: cmp.Or(cfg.Jitter, 250*time.Millisecond),
+		Always: cfg.Jitter != 0, Bunch: cfg.Bunch}
 	lines, err := linesOf(cfg.Lines)
-	s := &Scheduler{limiter, jitter, cfg.Jitter != 0, cfg.Bunch, lines, err, nil}
+	s := &Scheduler{limiter, pacing, lines, err, nil}
 	if cfg.Slots != nil {
 		s.slots = cfg.Slots.Hand()
 	}
@@ -75,8 +72,9 @@ type Client interface {
 
 // Jobs inserts jobs through a River client. It is safe for concurrent use.
 type Jobs struct {
-	store
-	client Client
+	store     riverjob.Store
+	scheduler *Scheduler
+	client    Client
 }
 
 // Jobs returns a Jobs that inserts through the given River client. The client may be one that only
@@ -86,19 +84,12 @@ func (s *Scheduler) Jobs(client Client) *Jobs {
 	if c, ok := client.(interface{ Schema() string }); ok {
 		schema = c.Schema()
 	}
-	return &Jobs{s.on(schema), client}
+	return &Jobs{s.store(schema), s, client}
 }
 
-// on returns the store in one of River's schemas.
-func (s *Scheduler) on(schema string) store {
-	prefix, weir := "", ""
-	if schema != "" {
-		prefix = pgx.Identifier{schema}.Sanitize() + "."
-	}
-	if s.limiter != nil { // else each verb says so
-		weir = strings.TrimSuffix(s.limiter.Table(), "weir_balance")
-	}
-	return store{s, schema, strings.NewReplacer("{river}", prefix, "{ours}", weir)}
+// store is what is read and written in one of River's schemas.
+func (s *Scheduler) store(schema string) riverjob.Store {
+	return riverjob.NewStore(s.limiter, s.pacing, schema)
 }
 
 // Inserted is what [Jobs.InsertTx] returns.
@@ -183,8 +174,7 @@ func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
 			error) {
 			jobs, err := client.InsertManyTx(ctx, tx, params)
 			if err == nil && len(jobs) != len(params) {
-				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs),
-					len(params))
+				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
 			}
 			return jobs, err
 		},
@@ -206,7 +196,7 @@ func (s *Scheduler) insert(
 			_ = to.giveBack(ctx, each)
 		}
 	}()
-	in := &insertion{clock: clock{each[0].At, time.Now()}}
+	ctx, in := riverjob.Inserting(ctx, each[0].At)
 	inserts := make([]river.InsertManyParams, len(params))
 	for i, p := range params {
 		opts, err := s.schedule(p.Args, p.InsertOpts, &each[i])
@@ -218,7 +208,7 @@ func (s *Scheduler) insert(
 		}
 		inserts[i] = river.InsertManyParams{Args: p.Args, InsertOpts: opts}
 	}
-	jobs, err := to.insert(context.WithValue(ctx, insertionKey{}, in), inserts)
+	jobs, err := to.insert(ctx, inserts)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +220,7 @@ func (s *Scheduler) insert(
 			unused, inserted[i].Result = append(unused, each[i]),
 				ratelimit.Result{OK: true, At: each[i].At}
 		}
-		in.inserted(job.Job)
+		in.Inserted(job.Job)
 	}
 	return inserted, to.giveBack(ctx, unused)
 }
@@ -256,8 +246,7 @@ func clientOf[T any](j *Jobs, method string) (client T, err error) {
 }
 
 func errNotMade(by string) error {
-	return errors.New("scheduler: made without a limiter or without a River client: " +
-		"see New and Scheduler." + by)
+	return errors.New("scheduler: made without a limiter or without a River client: see New and Scheduler." + by)
 }
 
 // schedule returns opts with a ticket and, for work that was granted ahead of time, with the time
@@ -265,26 +254,28 @@ func errNotMade(by string) error {
 func (s *Scheduler) schedule(
 	args river.JobArgs, opts *river.InsertOpts, res *ratelimit.Result,
 ) (_ *river.InsertOpts, err error) {
-	t := s.newTicket(res, 0, false)
-	o, from := t.fill(args, opts)
+	t := s.pacing.Ticket(res, 0, false)
+	o, from := fill(&t, args, opts)
 	if t.Due != 0 {
 		if t.From = from; from != 0 {
 			t.Due = max(t.Due, t.From)
 		}
-		o.ScheduledAt = t.due()
+		o.ScheduledAt = t.DueAt()
 	}
-	o.Metadata, err = t.into(o.Metadata)
+	o.Metadata, err = t.Into(o.Metadata)
 	return &o, err
 }
 
 // fill notes in a ticket when the job pays. It returns a copy of opts, and from when on the caller
 // wants the job to run: a ticket's From.
-func (t *ticket) fill(args river.JobArgs, opts *river.InsertOpts) (o river.InsertOpts, from int64) {
+func fill(
+	t *ticket.Ticket, args river.JobArgs, opts *river.InsertOpts,
+) (o river.InsertOpts, from int64) {
 	if opts != nil {
 		o = *opts
 	}
 	if a, ok := args.(JobArgsWithPays); ok {
-		t.Pays = a.Pays()
+		t.Pays = ticket.Pays(a.Pays())
 	}
 	wanted := o.ScheduledAt
 	if a, ok := args.(river.JobArgsWithInsertOpts); ok && wanted.IsZero() {
@@ -295,38 +286,3 @@ func (t *ticket) fill(args river.JobArgs, opts *river.InsertOpts) (o river.Inser
 	}
 	return o, from
 }
-
-// newTicket is for a job whose tokens are taken, for a limited worker if it has paid. What was
-// granted ahead of time may start then, with jitter.
-func (s *Scheduler) newTicket(res *ratelimit.Result, attempts int, paid bool) ticket {
-	t := ticket{Version: ticketVersion, Taken: res.Reservation(), Attempt: attempts, Paid: paid}
-	t.At = res.At.UnixMicro()
-	if res.RunAt.IsZero() {
-		return t
-	}
-	var at time.Time
-	var most time.Duration
-	for i, k := range t.Taken.Takes {
-		for _, o := range res.Outcomes {
-			run := o.PacedAt
-			if s.bunch {
-				run = o.RunAt
-			}
-			if o.Limit == k.Limit && o.Key == k.Key && run.After(at) {
-				at, t.By = run, i
-				if most = 0; s.always || !k.Ahead() || s.bunch && !o.WindowEnds.IsZero() {
-					// a window's work stays in its window
-					most = min(s.jitter, o.Period/10, o.RunAt.Add(o.Period).Sub(at)/2)
-				}
-			}
-		}
-	}
-	t.Jitter = random(most).Microseconds()
-	t.Due = at.UnixMicro() + t.Jitter
-	return t
-}
-
-// random is the jitter: uniform, drawn anew for each insert.
-func random(most time.Duration) time.Duration { return rand.N(max(most, 0) + 1) } //nolint:gosec // jitter
-
-func latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }

@@ -7,6 +7,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -72,5 +73,5 @@ func (j *SQLJobs) ReserveTx(
 	ctx context.Context, tx *sql.Tx, args river.JobArgs, opts *river.InsertOpts,
 	requests ...ratelimit.Request,
 ) (*Inserted, error) {
-	return orDenied(j.InsertTx(ctx, tx, args, opts, reserving(requests)...))
+	return orDenied(j.InsertTx(ctx, tx, args, opts, ticket.Reserving(requests)...))
 }

@@ -16,6 +16,7 @@ var (
 	core  = []string{"./ratelimit"}
 	whole = []string{"./integration"}
 	jobs  = []string{"./scheduler"}
+	rows  = []string{"./internal/jobs/riverjob"}
 )
 
 // mutants are all of them.
@@ -94,13 +95,13 @@ var ofTheCore = []mutant{
 		"explain(ctx, errLeftEarly(late), \"take\", calls)", "explain(ctx, late, \"take\", calls)", "WhoLeavesTheDatabase", whole, true},
 	{"together: who has left keeps its tokens", "ratelimit/gives.go",
 		"c.gives.add(res)", "_ = res", "KeepsNothing|OfLeavers", whole, true},
-	{"held: a batch waits for a row", "ratelimit/many.go",
+	{"held: a batch waits for a row", "internal/statements/many.go",
 		"	FOR NO KEY UPDATE OF b SKIP LOCKED) s\nWHERE b.ctid", "	FOR NO KEY UPDATE OF b) s\nWHERE b.ctid", "ABatchWaitsForNoHeldRow", whole, true},
-	{"held: a portable take waits for a row", "ratelimit/many.go",
+	{"held: a portable take waits for a row", "internal/statements/many.go",
 		"	FOR NO KEY UPDATE OF b SKIP LOCKED) s\nWHERE b.name", "	FOR NO KEY UPDATE OF b) s\nWHERE b.name", "OutwaitsWhoHolds|HeldRowsLeave", whole, true},
 	{"held: no connection waits for a row", "ratelimit/held.go",
 		"if !h.waits {", "if h.waits {", "BeingMade|DecisionUnderWay", whole, true},
-	{"held: suspects are inserted with all others", "ratelimit/together.go",
+	{"held: suspects are inserted with all others", "ratelimit/together_put.go",
 		"max(1, len(missing)/2)", "max(2, len(missing))", "FirstUsesDoNotWait", whole, true},
 	{"held: an expected denial waits", "ratelimit/held.go",
 		"r.most == 0 && h.c.l.denials.expected(w.calls)", "r.most == 0 && false", "ExpectedDenial", core, true},
@@ -123,7 +124,7 @@ var ofTheCore = []mutant{
 	{"shards: a shard is granted from beyond what it has", "internal/statements/statements.go",
 		"TakeShard: n.takeShard(k, atOnce),",
 		"TakeShard: n.takeShard(k, func(rule) string { return `$10::float8 IS NOT NULL AND $11::boolean IS NOT NULL` }),", "Shards", whole, true},
-	{"shards: what is missing in one is not looked for in others", "ratelimit/whole.go",
+	{"shards: what is missing in one is not looked for in others", "ratelimit/parts.go",
 		"gather(loose, c.Count); ok {", "gather(loose[:1], c.Count); ok {", "Shards", whole, true},
 	{"shards: a part larger than a share", "ratelimit/parts.go",
 		"most: shares.Each.Capacity}); free", "most: math.Inf(1)}); free", "NoPartIsLargerThanAShare", core, true},
@@ -286,7 +287,7 @@ var ofTheCore = []mutant{
 		"\tsortCalls(calls)\n\tmerged", "\tmerged", "Order|Merge|Sort", core, true},
 
 	// the algebra
-	{"retry: the closed formula, unsearched", "ratelimit/algebra.go",
+	{"retry: the closed formula, unsearched", "internal/algebra/rule.go",
 		"for step := int64(1); x-step > low; step *= 2 {", "for step := int64(1); false; step *= 2 {", ".", core, true},
 	{"retry: from the refilled balance", "internal/algebra/ask.go",
 		"a.Earliest(b.Value, b.Since(), from, a.Count, a.Least())}", "a.Earliest(before.Value, now, from, a.Count, a.Least())}", ".", core, true},
@@ -318,7 +319,7 @@ var ofTheCore = []mutant{
 		"if len(t.queue) == 0 {\n", "if true {\n", "NoTripOfItsOwn", whole, true},
 	{"runner: a take that cannot be prepared leaves no transaction", "ratelimit/begin.go",
 		"TxStatus() == 'I'", "TxStatus() == '?'", "CannotBePrepared", whole, true},
-	{"runner: a failed BEGIN can be hidden", "ratelimit/begin.go",
+	{"runner: a failed BEGIN can be hidden", "ratelimit/pass_on.go",
 		"\t\t\terr = t.failed\n", "\t\t\t_ = err\n", "ErrorsOfBegin", whole, true},
 	{"runner: a transaction that has ended goes on", "ratelimit/begin.go",
 		"if t.failed == nil && t.closed {", "if t.failed == nil && false {", "WasKept", whole, true},

@@ -1,4 +1,4 @@
-package scheduler
+package fairline
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -49,7 +51,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		copied := *q
 		g.tenants = append(g.tenants, &copied)
 	}
-	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[row]string{}
+	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[ticket.Row]string{}
 	for _, q := range g.tenants {
 		g.head(q)
 	}
@@ -73,10 +75,10 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		case used+c.Cost > g.limit.Value+g.line.reserved:
 			return // until there are as many
 		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
-			g.turns.scarce = true
+			g.scarce = true
 			q.Out = true
 			continue
-		case g.lacks(c, has) != (row{}):
+		case g.lacks(c, has) != (ticket.Row{}):
 			q.Out = true
 			continue
 		case !c.agrees(kinds):
@@ -84,7 +86,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 			return
 		}
 		for i, r := range c.requests {
-			of := rowOf(r)
+			of := ticket.RowOf(r)
 			kinds[of] = c.kinds[i]
 			has[of] -= r.N()
 		}
@@ -137,19 +139,19 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 }
 
 // lacks is another limit of a job that has too few tokens for it, if there is one.
-func (g *grant) lacks(c *contender, has map[row]float64) row {
+func (g *grant) lacks(c *contender, has map[ticket.Row]float64) ticket.Row {
 	for _, r := range c.requests {
-		if of := rowOf(r); of != g.of && (g.out[of] || has[of] < r.N()) {
+		if of := ticket.RowOf(r); of != g.of && (g.out[of] || has[of] < r.N()) {
 			return of
 		}
 	}
-	return row{}
+	return ticket.Row{}
 }
 
 // agrees says that what a job asks for can be asked for together with what others do.
-func (c *contender) agrees(kinds map[row]string) bool {
+func (c *contender) agrees(kinds map[ticket.Row]string) bool {
 	for i, r := range c.requests {
-		if kind, ok := kinds[rowOf(r)]; ok && kind != c.kinds[i] {
+		if kind, ok := kinds[ticket.RowOf(r)]; ok && kind != c.kinds[i] {
 			return false
 		}
 	}
@@ -164,7 +166,7 @@ func (g *grant) lock(ctx context.Context, tx pgx.Tx, locked map[int64]bool) (boo
 			ids = append(ids, c.Job)
 		}
 	}
-	more, err := g.which(ctx, tx, chosenSQL, ids)
+	more, err := g.Which(ctx, tx, ChosenSQL, ids)
 	if err != nil {
 		return false, err
 	}
@@ -186,14 +188,14 @@ func (g *grant) pay(ctx context.Context, tx pgx.Tx) (bool, error) {
 		for i, c := range some {
 			calls[i] = c.requests
 		}
-		all, each, err := g.scheduler.limiter.RateLimitMany(ctx, tx, calls)
+		all, each, err := g.Limiter.RateLimitMany(ctx, tx, calls)
 		if err != nil {
 			return false, err
 		}
 		if !all.OK {
 			g.denied(all.Outcomes)
 			if len(g.each) > 0 {
-				err = g.scheduler.limiter.GiveBackMany(ctx, tx, g.each)
+				err = g.Limiter.GiveBackMany(ctx, tx, g.each)
 			}
 			return false, err
 		}
@@ -223,7 +225,7 @@ func (g *grant) inShards() (parts [][]*contender) {
 // denied notes why the chosen jobs were not granted.
 func (g *grant) denied(outcomes []ratelimit.Outcome) {
 	for _, o := range outcomes {
-		if of := (row{o.Limit, o.Key}); !o.OK && of == g.of {
+		if of := (ticket.Row{o.Limit, o.Key}); !o.OK && of == g.of {
 			g.reach /= 2 // somebody has taken meanwhile
 			if len(g.chosen) == 1 {
 				g.reach = 0
@@ -239,34 +241,34 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	used := 0.0
 	for i, c := range g.chosen {
 		res := &g.each[i]
-		t := g.scheduler.newTicket(res, c.attempt, false)
+		t := g.Pacing.Ticket(res, c.attempt, false)
 		s := *c.ticket.Seat
 		s.Waits, s.Requests = false, nil
 		// It is not spaced anew when workers are late: what is granted ahead is bounded.
 		t.Seat, t.Pays, t.Late = &s, c.ticket.Pays, true
 		// Of jobs that start at once River has the ones go first whose turn it was first.
 		ahead := time.Duration(len(g.chosen)-i) * time.Microsecond
-		w := &waiter{ID: c.Job, Due: res.At.Add(-ahead), Ticket: &t}
+		w := &riverjob.Waiter{ID: c.Job, Due: res.At.Add(-ahead), Write: &t}
 		if t.Due != 0 {
-			w.Due = t.due()
+			w.Due = t.DueAt()
 		}
-		w.Near = w.Due.Sub(g.now) < horizon
-		g.moved, g.left = append(g.moved, w), append(g.left, c.turnRow)
+		w.Near = w.Due.Sub(g.now) < riverjob.Horizon
+		g.moved, g.left = append(g.moved, w), append(g.left, c.Row)
 		used += c.Cost
 	}
 	b := &pgx.Batch{}
 	send := func(sql string, args ...any) {
-		b.Queue(g.tables.Replace(sql), append([]any{g.of[0], g.of[1]}, args...)...)
+		b.Queue(g.SQL(sql), append([]any{g.of[0], g.of[1]}, args...)...)
 	}
 	if len(g.moved) > 0 {
 		jobs, err := json.Marshal(g.moved)
 		if err != nil {
 			return err
 		}
-		b.Queue(g.tables.Replace(grantSQL), string(jobs))
+		b.Queue(g.SQL(grantSQL), string(jobs))
 	}
 	for _, r := range g.left {
-		b.Queue(g.tables.Replace(leaveSQL), r.key()...)
+		b.Queue(g.SQL(leaveSQL), r.key()...)
 	}
 	var names []string
 	var times, credits []float64
@@ -285,9 +287,4 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	}
 	send(passSQL, g.turn.Virtual, g.others, g.limit.Value-used, g.now)
 	return tx.SendBatch(ctx, b).Close()
-}
-
-// rest forgets a line in which nobody waits any more.
-func (p *plugin) rest(ctx context.Context, of row) error {
-	return p.query(ctx, p.pool, restSQL, []any{of[0], of[1], p.holder}, nil)
 }

@@ -1,4 +1,4 @@
-package scheduler
+package fairline
 
 import (
 	"cmp"
@@ -12,16 +12,19 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // grant is one transaction in which jobs of a line have their turns.
 type grant struct {
-	*plugin
-	of   row
-	line *line
-	held *held
+	riverjob.Store
+	granter *Granter // nil for a list
+	of      ticket.Row
+	line    *line
+	held    *held
 
 	mine    bool
 	turn    turn.Line
@@ -29,20 +32,21 @@ type grant struct {
 	value   float64   // what the limit had
 	seen    time.Time // when the last grant looked, or zero
 	tenants []*queue
-	left    []turnRow // that leave the line
+	left    []Row // that leave the line
 
 	now   time.Time // by the database's clock
 	limit ratelimit.Outcome
-	reach float64         // what may be granted before the last job that is
-	has   map[row]float64 // the other limits of the jobs
-	out   map[row]bool    // those that were out when they were asked
-	skip  map[int64]bool  // jobs that cannot have their turns now
+	reach float64                // what may be granted before the last job that is
+	has   map[ticket.Row]float64 // the other limits of the jobs
+	out   map[ticket.Row]bool    // those that were out when they were asked
+	skip  map[int64]bool         // jobs that cannot have their turns now
 	busy  map[string]load
 
 	chosen []*contender
 	more   bool // there may be more to grant at once
+	scarce bool // are workers
 	each   []ratelimit.Result
-	moved  []*waiter
+	moved  []*riverjob.Waiter
 }
 
 // queue are the jobs of a tenant.
@@ -56,10 +60,10 @@ type queue struct {
 
 // contender is a job that waits for its turn.
 type contender struct {
-	turnRow
+	Row
 	state, queue string
 	attempt      int
-	ticket       ticket
+	ticket       ticket.Ticket
 	from         float64 // the line's virtual time when it has its turn
 	nr           int     // its place in the line, if that is known
 	requests     []ratelimit.Request
@@ -75,11 +79,10 @@ type load struct {
 
 // grant grants what can be granted now. It reports whether the line is this client's, and whether
 // there may be more to grant at once.
-func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, err error) {
-	g := &grant{plugin: p, of: of, line: p.scheduler.lines[of[0]], held: h}
-	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		return g.run(ctx, tx)
-	})
+func (r *Granter) grant(ctx context.Context, of ticket.Row, h *held) (mine, more bool, err error) {
+	g := &grant{Store: r.Store, granter: r, of: of, line: r.all[of[0]], held: h}
+	err = r.InTx(ctx, func(tx pgx.Tx) error { return g.run(ctx, tx) })
+	r.scarce = r.scarce || g.scarce
 	if err != nil {
 		return false, false, fmt.Errorf("line %q of limit %q: %w", of[1], of[0], err)
 	}
@@ -87,7 +90,7 @@ func (p *plugin) grant(ctx context.Context, of row, h *held) (mine, more bool, e
 	for i, w := range g.moved {
 		c := g.chosen[i]
 		h.waiting[w.ID] = granted{c.queue, c.Cost, w.Due}
-		p.waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
+		r.Waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
 	}
 	h.tenants = len(g.tenants)
 	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil
@@ -109,8 +112,8 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	args := []any{g.of[0], g.of[1], g.holder, lineLasts}
-	err := g.query(ctx, tx, holdSQL, args, func() { g.mine = true },
+	args := []any{g.of[0], g.of[1], g.granter.Holder, lineLasts}
+	err := g.Query(ctx, tx, HoldSQL, args, func() { g.mine = true },
 		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
 	if known {
 		g.seen = seen
@@ -125,7 +128,7 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	var t turn.Tenant
 	var raw []byte
 	queues := map[string]*queue{} // the rows come in any order
-	err := g.query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
+	err := g.Query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
 		q := queues[t.Name]
 		if q == nil {
 			q = &queue{Tenant: t}
@@ -134,7 +137,7 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 		read := c
 		read.Name, read.Key, read.Tenant = g.of[0], g.of[1], t.Name
 		if json.Unmarshal(raw, &read.ticket) != nil {
-			read.ticket = ticket{}
+			read.ticket = ticket.Ticket{}
 		}
 		q.jobs = append(q.jobs, &read)
 	}, &t.Name, &t.At, &t.Credit, &c.Priority, &c.Due, &c.Job, &c.Cost, &c.Weight,
@@ -157,7 +160,7 @@ func (g *grant) complete(q *queue, most int) {
 		n, last := 0, time.Time{}
 		for _, c := range q.jobs {
 			if c.Priority == priority {
-				n, last = n+1, latest(last, g.line.place(priority, c.Due))
+				n, last = n+1, ticket.Latest(last, g.line.place(priority, c.Due))
 			}
 		}
 		if n < most {
@@ -182,7 +185,7 @@ func (g *grant) settle(q *queue) {
 		if c.Priority == 0 {
 			corrections = append(corrections, c)
 		}
-		g.left = append(g.left, c.turnRow)
+		g.left = append(g.left, c.Row)
 		return true
 	})
 	for _, c := range corrections {
@@ -199,8 +202,8 @@ func (g *grant) settle(q *queue) {
 
 // look finds out what the limits have, and which of the jobs granted before wait for a worker.
 func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
-	g.has, g.out, g.skip, g.busy = map[row]float64{}, map[row]bool{}, map[int64]bool{},
-		map[string]load{}
+	g.has, g.out = map[ticket.Row]float64{}, map[ticket.Row]bool{}
+	g.skip, g.busy = map[int64]bool{}, map[string]load{}
 	own := g.line.Limit.Global()
 	if g.of[1] != "" {
 		own = g.line.Limit.For(g.of[1])
@@ -228,10 +231,10 @@ func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) ask(
 	ctx context.Context, tx pgx.Tx, jobs []*contender, first ...ratelimit.Request,
 ) (ratelimit.Result, error) {
-	ask, known := first, map[row]bool{}
+	ask, known := first, map[ticket.Row]bool{}
 	for _, c := range jobs {
 		for _, r := range c.requests {
-			if of := rowOf(r); of != g.of && !known[of] {
+			if of := ticket.RowOf(r); of != g.of && !known[of] {
 				known[of] = true
 				ask = append(ask, r.Count(0).Leave(0))
 			}
@@ -240,14 +243,14 @@ func (g *grant) ask(
 	if len(ask) == 0 {
 		return ratelimit.Result{}, nil
 	}
-	res, err := g.scheduler.limiter.CheckRateLimit(ctx, tx, ask...)
+	res, err := g.Limiter.CheckRateLimit(ctx, tx, ask...)
 	if err != nil {
 		return res, err
 	}
 	for i, o := range res.Outcomes[len(first):] {
-		of := row{o.Limit, o.Key}
+		of := ticket.Row{o.Limit, o.Key}
 		if r := ask[len(first)+i]; o.Shadow {
-			of, g.has[rowOf(r)] = row{}, math.Inf(1)
+			of, g.has[ticket.RowOf(r)] = ticket.Row{}, math.Inf(1)
 		}
 		if g.has[of] = o.Value; !o.OK {
 			g.out[of] = true
@@ -304,14 +307,14 @@ func (g *grant) unfit(c *contender) bool {
 	if c.ticket.Seat == nil || !c.ticket.Seat.Waits {
 		err = fmt.Errorf("its metadata does not say that it waits")
 	} else {
-		c.requests, c.kinds, err = c.ticket.Seat.requests()
+		c.requests, c.kinds, err = requestsOf(c.ticket.Seat)
 	}
 	if err == nil {
 		_, _, err = ratelimit.Foretell(time.Now(), fullState, c.requests...)
 	}
 	if err != nil && !g.held.warned[c.Job] {
 		g.held.warned[c.Job] = true
-		g.warn(err, "a job cannot have its turn", "job", c.Job)
+		g.granter.Warn(err, "a job cannot have its turn", "job", c.Job)
 	}
 	return err != nil
 }
@@ -319,10 +322,8 @@ func (g *grant) unfit(c *contender) bool {
 // fetchable says that River would start the job at its time.
 func (c *contender) fetchable() bool { return c.state == "available" || c.state == "scheduled" }
 
-func fullState(string, string) ratelimit.State { return ratelimit.State{} }
-
-// requests are what a job takes at its turn, and what must be the same in all of a batch.
-func (s *seat) requests() ([]ratelimit.Request, []string, error) {
+// requestsOf are what a job takes at its turn, and what must be the same in all of a batch.
+func requestsOf(s *ticket.Seat) ([]ratelimit.Request, []string, error) {
 	requests, kinds := make([]ratelimit.Request, len(s.Requests)), make([]string, len(s.Requests))
 	for i, raw := range s.Requests {
 		if err := json.Unmarshal(raw, &requests[i]); err != nil {
@@ -343,7 +344,7 @@ func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
 	if len(waiting) == 0 {
 		return nil
 	}
-	still, err := g.which(ctx, tx, unfetchedSQL, slices.Collect(maps.Keys(waiting)))
+	still, err := g.Which(ctx, tx, UnfetchedSQL, slices.Collect(maps.Keys(waiting)))
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package attempt
 
 import (
 	"log/slog"
@@ -11,9 +11,17 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+type movedArgs struct{}
+
+func (movedArgs) Kind() string { return "moved" }
 
 // Two clients that have read the same backlog pay for each of its jobs once, whichever is faster. So
 // do a client and a worker that has paid for a job in between.
@@ -59,10 +67,10 @@ func TestABacklogThatTwoClientsClearIsPaidForOnce(t *testing.T) {
 WHERE id = $1`, jobs[9].job.ID); err != nil {
 		t.Fatal(err)
 	}
-	sched := New(limiter, Config{})
+	store := riverjob.NewStore(limiter, ticket.Pacing{}, "")
 	for range 2 {
-		p := sched.Configure(pool, &river.Config{Logger: quiet}).Plugins[0].(*plugin)
-		if _, err := p.place(t.Context(), slices.Clone(jobs), time.Time{}); err != nil {
+		a := New(riverjob.NewClient(store, pool, quiet), nil, nil, nil)
+		if _, err := a.place(t.Context(), slices.Clone(jobs), time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 	}

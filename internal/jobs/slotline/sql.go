@@ -1,16 +1,4 @@
-package scheduler
-
-import (
-	"context"
-	"fmt"
-	"strconv"
-	"strings"
-
-	"github.com/google/uuid"
-	"github.com/riverqueue/river/rivertype"
-
-	"github.com/weir-go/weir/internal/hand"
-)
+package slotline
 
 // The jobs that wait for a slot have rows in weir_turn, in which no limit's name is empty. Their
 // name is empty, key is River's schema, tenant says which limit and key, cost how many slots there
@@ -100,43 +88,20 @@ ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
 		` AND tenant = $2::text AND job = ANY ($3::bigint[])
 	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
 
-	// runningSQL tells which jobs run. The state is text: see lockSQL.
+	// RunningSQL tells which jobs run. The state is text: see LockSQL of riverjob.
 	//
 	// $1 ids
-	runningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'running'`
+	RunningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'running'`
+
+	// forSlotSQL reads the jobs that wait for a place, in their order, and whether their queues are
+	// paused.
+	//
+	// $1 River's schema $2 place $3 most
+	forSlotSQL = `SELECT t.job, EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)` + inLine + `
+ORDER BY t.priority, t.due, t.job LIMIT $3::integer`
+
+	// placeOfJobSQL finds the place that a job waits for.
+	//
+	// $1 River's schema $2 job
+	placeOfJobSQL = `SELECT tenant FROM {ours}weir_turn WHERE` + ofSchema + ` AND job = $2::bigint`
 )
-
-// givenKey is the key of a job's metadata that says that it was given a slot once.
-const givenKey = "weir_slot"
-
-func wasGiven(job *rivertype.JobRow) bool {
-	return strings.Contains(string(job.Metadata), `"`+givenKey+`"`)
-}
-
-// holderOf is the holder of a slot that was given to a job, until the job claims it.
-func holderOf(job int64) string {
-	return uuid.NewSHA1(uuid.NameSpaceOID, fmt.Append(nil, "weir job ", job)).String()
-}
-
-// tenantOf is a place as a row has it: the length of the name, name and key.
-func tenantOf(p hand.Place) string { return fmt.Sprintf("%d %s %s", len(p.Name), p.Name, p.Key) }
-
-func placeOf(tenant string) (hand.Place, bool) {
-	length, rest, _ := strings.Cut(tenant, " ")
-	n, err := strconv.Atoi(length)
-	if err != nil || n < 1 || n >= len(rest) || rest[n] != ' ' {
-		return hand.Place{}, false
-	}
-	return hand.Place{Name: rest[:n], Key: rest[n+1:]}, true
-}
-
-// getInLine puts jobs in line, each where its scheduled_at has it.
-func (p *plugin) getInLine(
-	ctx context.Context, q querier, want hand.Want, jobs []*rivertype.JobRow,
-) error {
-	var turns []turnRow
-	for _, j := range jobs {
-		turns = append(turns, turnRow{Priority: j.Priority, Due: j.ScheduledAt, Job: j.ID})
-	}
-	return sendRows(ctx, p.store, q, lineUpSQL, turns, p.schema, tenantOf(want.Place), want.N)
-}

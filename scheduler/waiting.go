@@ -12,6 +12,10 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/slotline"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -86,13 +90,13 @@ func Explain(job *rivertype.JobRow) (Waiting, bool) {
 	if !ok {
 		return Waiting{}, false
 	}
-	return t.explain(job), true
+	return explained(&t, job), true
 }
 
 // queued returns the place in line of a job that waits for its turn.
-func queued(job *rivertype.JobRow) *seat {
-	t, ok := ticketOf(job)
-	if !ok || !t.known() || t.Seat == nil || !t.Seat.Waits ||
+func queued(job *rivertype.JobRow) *ticket.Seat {
+	t, ok := ticket.Of(job)
+	if !ok || !t.Known() || t.Seat == nil || !t.Seat.Waits ||
 		job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
 		return nil
 	}
@@ -100,19 +104,19 @@ func queued(job *rivertype.JobRow) *seat {
 }
 
 // waits returns the ticket of a job that waits for its time.
-func waits(job *rivertype.JobRow) (ticket, bool) {
-	t, ok := ticketOf(job)
-	ok = ok && t.known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.rows()) &&
+func waits(job *rivertype.JobRow) (ticket.Ticket, bool) {
+	t, ok := ticket.Of(job)
+	ok = ok && t.Known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.Rows()) &&
 		(job.State == rivertype.JobStateAvailable || job.State == rivertype.JobStateScheduled)
 	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved
 	return t, ok
 }
 
-func (t *ticket) explain(job *rivertype.JobRow) Waiting {
+func explained(t *ticket.Ticket, job *rivertype.JobRow) Waiting {
 	// What was there at once, and has to wait, was taken in a pause.
-	takes, of := t.Taken.Takes, t.of()
+	takes, of := t.Taken.Takes, t.WaitsFor()
 	paused := t.By >= len(takes) || !takes[t.By].Ahead()
-	return Waiting{Job: job, Limit: of[0], Key: of[1], Until: t.due(), Paused: paused}
+	return Waiting{Job: job, Limit: of[0], Key: of[1], Until: t.DueAt(), Paused: paused}
 }
 
 // Waiting lists the jobs that have reserved tokens of one limit and key, in the order in which they
@@ -139,10 +143,10 @@ func (j *Jobs) WaitingFor(
 		return nil, err
 	}
 	n = min(max(n, 0), mostListed-spare)
-	of := row{limit, key}
+	of := ticket.Row{limit, key}
 	// The part of metadata by which the jobs of a limit are found, and maybe some of others:
 	// containment knows neither order nor number.
-	fragment, err := json.Marshal(map[string]any{metadataKey: map[string]any{"on": []row{of}}})
+	fragment, err := json.Marshal(map[string]any{ticket.Key: map[string]any{"on": []ticket.Row{of}}})
 	if err != nil {
 		return nil, err
 	}
@@ -153,22 +157,22 @@ func (j *Jobs) WaitingFor(
 		return nil, err
 	}
 	var jobs []*rivertype.JobRow
-	var waiting []*waiter
+	var waiting []*riverjob.Waiter
 	for _, job := range found.Jobs {
-		if t, ok := waits(job); ok && slices.Contains(t.rows(), of) {
-			jobs, waiting = append(jobs, job), append(waiting, &waiter{ticket: t})
+		if t, ok := waits(job); ok && slices.Contains(t.Rows(), of) {
+			jobs, waiting = append(jobs, job), append(waiting, &riverjob.Waiter{Ticket: t})
 		}
 	}
-	now, err := j.reckon(ctx, tx, waiting)
+	now, err := j.store.Reckon(ctx, tx, waiting)
 	if err != nil {
 		return nil, err
 	}
 	var list []Waiting
 	for i, w := range waiting {
-		if t := &w.ticket; w.Due.After(now) {
-			putOff := w.Due.After(t.due()) && w.paused.After(now)
+		if t := &w.Ticket; w.Due.After(now) {
+			putOff := w.Due.After(t.DueAt()) && w.Paused.After(now)
 			t.Due = w.Due.UnixMicro()
-			says := t.explain(jobs[i])
+			says := explained(t, jobs[i])
 			says.Paused = says.Paused || putOff
 			list = append(list, says)
 		}
@@ -211,4 +215,96 @@ func (j *Jobs) withJobs(ctx context.Context, tx pgx.Tx, list []Waiting) ([]Waiti
 		list[i].Job = jobs[w.Job.ID]
 	}
 	return slices.DeleteFunc(list, func(w Waiting) bool { return w.Job == nil }), nil
+}
+
+// InLine lists the jobs that wait in a fair [Line], in the order in which they will have their
+// turns if nobody else comes, and there are tokens and workers for all of them. Jobs are left out
+// before their ScheduledAt, and while they run or wait for a retry. It takes the limit's name and
+// the key, which is "" for [ratelimit.Limit.Global].
+//
+// It lists at most n jobs, and at most 500. However many wait, it reads a few hundred, and at least
+// four of each tenant. If more is true, others wait: behind the last that is listed, or behind the
+// last of a tenant that has many. [Waiting.Charged], the priority of the job and
+// [Waiting.PassedOver] say why a job goes before or after others.
+//
+// It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
+// SELECT on weir_balance, weir_line, weir_line_tenant, weir_turn and river_job. A Scheduler that
+// does not have the Line in its Config assumes a Patience of an hour, and no OverAll. PassedOver is
+// only known of limits that this process has defined.
+func (j *Jobs) InLine(
+	ctx context.Context, tx pgx.Tx, limit, key string, n int,
+) (next []Waiting, more bool, err error) {
+	if err := j.check(); err != nil {
+		return nil, false, err
+	}
+	found, more, err := j.scheduler.lines.List(ctx, j.store, tx, ticket.Row{limit, key}, n)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, w := range found {
+		next = append(next, Waiting{Job: &rivertype.JobRow{ID: w.ID}, Limit: w.For[0],
+			Key: w.For[1], Tenant: w.Tenant, Place: w.Place, Charged: w.Charged,
+			PassedOver: w.PassedOver})
+	}
+	next, err = j.withJobs(ctx, tx, next)
+	return next, more, err
+}
+
+// WaitingForSlot lists the jobs that wait for a slot of a limit and key, for a worker made by
+// [AtOnce], in the order in which they will be given slots: at most n jobs, and at most 10,000.
+// Jobs of paused queues are passed over, and have no Place.
+//
+// It takes nothing, writes nothing, and may be called in a read-only transaction. The role needs
+// SELECT on weir_turn, river_job and river_queue.
+func (j *Jobs) WaitingForSlot(
+	ctx context.Context, tx pgx.Tx, limit, key string, n int,
+) ([]Waiting, error) {
+	if err := j.check(); err != nil {
+		return nil, err
+	}
+	if n = min(n, mostListed); n <= 0 {
+		return nil, nil
+	}
+	var list []Waiting
+	place, of := 0, hand.Place{Name: limit, Key: key}
+	err := slotline.List(ctx, j.store, tx, of, n, func(id int64, paused bool) {
+		w := Waiting{Job: &rivertype.JobRow{ID: id}, Limit: limit, Key: key, Slot: true,
+			PassedOver: paused}
+		if !paused {
+			place++
+			w.Place = place
+		}
+		list = append(list, w)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return j.withJobs(ctx, tx, list)
+}
+
+// Explain is [Explain], which asks the database as well whether the job waits for a slot, and with
+// which place among the first 10,000: see [Jobs.WaitingForSlot].
+func (j *Jobs) Explain(
+	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow,
+) (Waiting, bool, error) {
+	if w, ok := Explain(job); ok {
+		return w, true, nil
+	}
+	if err := j.check(); err != nil {
+		return Waiting{}, false, err
+	}
+	of, found, err := slotline.PlaceOf(ctx, j.store, tx, job)
+	if err != nil || !found {
+		return Waiting{}, false, err
+	}
+	list, err := j.WaitingForSlot(ctx, tx, of.Name, of.Key, mostListed)
+	if err != nil {
+		return Waiting{}, false, err
+	}
+	for _, w := range list {
+		if w.Job.ID == job.ID {
+			return w, true, nil
+		}
+	}
+	return Waiting{Job: job, Limit: of.Name, Key: of.Key, Slot: true}, true, nil
 }

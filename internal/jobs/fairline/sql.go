@@ -1,14 +1,14 @@
-package scheduler
+package fairline
 
 // The statements of a grant, in the order in which they are sent. Each finds its rows by their
 // keys.
 
 const (
-	// holdSQL locks a line and keeps it for its holder: no row if it is another client's. A client
+	// HoldSQL locks a line and keeps it for its holder: no row if it is another client's. A client
 	// that hangs in the middle of a grant keeps nobody waiting: Postgres ends its transaction.
 	//
 	// $1 name $2 key $3 holder $4 for how long
-	holdSQL = `INSERT INTO {ours}weir_line AS l (name, key, virtual, others, value, seen, until, holder)
+	HoldSQL = `INSERT INTO {ours}weir_line AS l (name, key, virtual, others, value, seen, until, holder)
 VALUES ($1::text, $2::text, 0, 0, 0, '-infinity', now() + $4::interval, $3::uuid)
 ON CONFLICT (name, key) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE l.holder = excluded.holder OR l.until <= now()
@@ -44,17 +44,17 @@ FROM tenant t
 	) j ON true
 WHERE t.tenant IS NOT NULL`
 
-	// unfetchedSQL tells which of the jobs that were granted wait for a worker. The state is text:
-	// see lockSQL.
+	// UnfetchedSQL tells which of the jobs that were granted wait for a worker. The state is text:
+	// see LockSQL of riverjob.
 	//
 	// $1 ids
-	unfetchedSQL = `SELECT id FROM {river}river_job
+	UnfetchedSQL = `SELECT id FROM {river}river_job
 WHERE id = ANY ($1::bigint[]) AND state::text IN ('available', 'scheduled')`
 
-	// chosenSQL locks the jobs whose turn it is, except those that somebody else is changing.
+	// ChosenSQL locks the jobs whose turn it is, except those that somebody else is changing.
 	//
 	// $1 ids
-	chosenSQL = unfetchedSQL + ` ORDER BY id FOR UPDATE SKIP LOCKED`
+	ChosenSQL = UnfetchedSQL + ` ORDER BY id FOR UPDATE SKIP LOCKED`
 
 	// grantSQL gives jobs that are locked their times.
 	//

@@ -1,4 +1,4 @@
-package scheduler
+package riverjob_test
 
 import (
 	"context"
@@ -11,9 +11,13 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 type movedArgs struct{}
 
@@ -53,7 +57,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		{"cancelled", `state = 'cancelled', finalized_at = now()`, false},
 		{"failed", `state = 'retryable', attempt = 1`, false},
 	}
-	jobs, before := make([]*waiter, len(changes)), make([]string, len(changes))
+	jobs, before := make([]*riverjob.Waiter, len(changes)), make([]string, len(changes))
 	row := func(id int64) (text string, at time.Time) {
 		t.Helper()
 		if err := pool.QueryRow(t.Context(), `SELECT j::text, scheduled_at FROM river_job j WHERE id = $1`,
@@ -67,7 +71,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		jobs[i] = &waiter{ID: job.Job.ID, At: job.Job.ScheduledAt, Due: due}
+		jobs[i] = &riverjob.Waiter{ID: job.Job.ID, At: job.Job.ScheduledAt, Due: due}
 		if _, err := pool.Exec(t.Context(), `UPDATE river_job SET `+c.set+` WHERE id = $1`, job.Job.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +83,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := New(limiter, Config{}).on("").move(ctx, pool, jobs, now); err != nil {
+	if err := riverjob.NewStore(limiter, ticket.Pacing{}, "").Move(ctx, pool, jobs, now); err != nil {
 		t.Fatal(err)
 	}
 	for i, c := range changes {

@@ -1,0 +1,393 @@
+// Package attempt starts the attempts of jobs at a client: it looks at a job's limits once more,
+// has it pay anew if it is late or tries again, and puts it off if it must wait after all. It takes
+// the tokens and slots of limited workers, and has the jobs behind one that waits wait as well. It
+// does not know how jobs are inserted. Attempts may be used concurrently: each job is in a
+// goroutine of its own, and those that come together ask the database together.
+package attempt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/batch"
+	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/rounds"
+	"github.com/weir-go/weir/internal/jobs/slotline"
+	"github.com/weir-go/weir/internal/jobs/ticket"
+	"github.com/weir-go/weir/internal/worknow"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/slots"
+)
+
+// visit is one attempt of a job at a client.
+type visit struct {
+	riverjob.Waiter
+	at    *Attempts
+	job   *rivertype.JobRow
+	found bool // there is a ticket
+	paid  bool // a worker made by Limit has taken its tokens
+	used  bool // an attempt before has used what was taken
+	clock riverjob.Clock
+
+	ctx      context.Context //nolint:containedctx // of the attempt
+	requests []ratelimit.Request
+	res      ratelimit.Result
+	err      error
+}
+
+type visitKey struct{}
+
+// visiting returns the visit in a context: nil if the job is to be worked now.
+func visiting(ctx context.Context, by string) (*visit, error) {
+	v, _ := ctx.Value(visitKey{}).(*visit)
+	switch {
+	case worknow.Asked(ctx):
+		return nil, nil
+	case v == nil:
+		return nil, errors.New("scheduler: a worker made by " + by +
+			", on a River client whose configuration was not made by Scheduler.Configure")
+	}
+	return v, nil
+}
+
+// visits answers many visits together.
+type visits = batch.Batch[*visit]
+
+// Pause says that an attempt was told to come back later: see scheduler.PauseError.
+type Pause struct {
+	For      time.Duration
+	Requests []ratelimit.Request
+	Err      error // what the attempt has returned
+}
+
+// Attempts are those at one client.
+type Attempts struct {
+	*riverjob.Client
+	rounds                   *rounds.Rounds
+	slots                    *slotline.Giver
+	paused                   func(error) *Pause // nil if the error is no pause
+	looks, renewals, charges *visits
+	paces                    sync.Map // of a *riverjob.Pace for each thing that is done beside
+}
+
+// New returns the Attempts at a client.
+func New(
+	c *riverjob.Client, r *rounds.Rounds, s *slotline.Giver, paused func(error) *Pause,
+) *Attempts {
+	a := &Attempts{Client: c, rounds: r, slots: s, paused: paused}
+	a.looks, a.charges = batch.New(a.look, 0), batch.New(a.charge, gather)
+	a.renewals = batch.New(a.renew, 10*gather) // their looks may have been several
+	return a
+}
+
+// Work looks at a job's limits once more before it starts, and puts it off if it must wait after
+// all: in a pause, behind others, or because it is late. It never waits itself.
+func (a *Attempts) Work(
+	ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error,
+) error {
+	v := &visit{at: a, job: job, Waiter: riverjob.Waiter{ID: job.ID, Attempt: job.Attempt - 1}}
+	ctx = context.WithValue(ctx, visitKey{}, v)
+	v.Ticket, v.found = ticket.Of(job)
+	v.Valid = v.found && v.Ticket.Attempt == v.Attempt
+	if v.found && v.Ticket.Known() && !worknow.Asked(ctx) {
+		if err := v.begin(ctx); err != nil {
+			return err
+		}
+	}
+	err := doInner(ctx)
+	if v.found || v.paid {
+		a.rounds.Hint() // it may have settled
+	}
+	return v.after(ctx, err)
+}
+
+// begin returns nil when the job may start, or the error that puts it off.
+func (v *visit) begin(ctx context.Context) error {
+	t := &v.Ticket
+	v.used = t.Used || !v.Valid
+	if t.Seat != nil && t.Seat.Waits {
+		return v.backInLine(ctx)
+	}
+	switch {
+	case t.Paid && v.used:
+		return nil // Limit takes anew
+	case len(t.Taken.Takes) > 0 && v.used &&
+		(t.Pays != ticket.PerJob || t.Attempt == ticket.GivenBack):
+		t.Taken, t.Attempt, t.Used, v.used = t.Taken.Again(), v.Attempt, false, false
+		if err := v.anew(ctx, true); err != nil {
+			return err
+		}
+	case v.used: // it waits for no tokens, but for the pauses of their limits
+		v.usedUp(t, true)
+	}
+	if err := v.ask(ctx, v.at.looks); err != nil {
+		return err
+	}
+	v.paid = t.Paid
+	v.At = v.job.ScheduledAt
+	if !v.used && v.Late(v.clock.Now()) {
+		if err := v.anew(ctx, false); err != nil {
+			return err
+		}
+		return v.started(ctx)
+	}
+	if t.Due != 0 || v.Due.After(v.clock.At) {
+		t.Due = v.Due.UnixMicro()
+	}
+	if v.Due.After(v.clock.Now()) {
+		v.at.along(v.job, t.WaitsFor())
+		return v.putOff(ctx, v.Due)
+	}
+	return v.started(ctx)
+}
+
+// backInLine puts a job back that was started before its turn. It has its place still, unless it
+// was cancelled and then retried by hand.
+func (v *visit) backInLine(ctx context.Context) error {
+	err := v.at.Connected(ctx, func(c *pgxpool.Conn) error {
+		return fairline.Enter(ctx, v.at.Store, c, fairline.RowOf(v.Ticket.Seat, v.job))
+	})
+	if err != nil {
+		v.at.Warn(err, "a job could not be put back in line", "job", v.ID)
+		return putOff(time.Second)
+	}
+	v.Ticket.Attempt, v.Ticket.Used = v.Attempt, false
+	if err := river.MetadataSet(ctx, ticket.Key, &v.Ticket); err != nil {
+		return err
+	}
+	return putOff(time.Until(riverjob.FarOff))
+}
+
+// usedUp has a ticket wait for nothing but pauses.
+func (v *visit) usedUp(t *ticket.Ticket, used bool) {
+	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.Attempt, used
+}
+
+// keep notes that what was taken is for the next start.
+func (v *visit) keep(ctx context.Context) error {
+	t := v.Ticket
+	v.usedUp(&t, v.used)
+	return river.MetadataSet(ctx, ticket.Key, &t)
+}
+
+// started notes that the attempt has begun, and with it used what was taken: River writes that with
+// whatever becomes of the attempt, at no row version more.
+func (v *visit) started(ctx context.Context) error {
+	var err error
+	if v.job.Metadata, err = v.Ticket.Into(v.job.Metadata); err != nil { // for ReservationOf
+		return err
+	}
+	began := v.Ticket
+	began.Used = true
+	return river.MetadataSet(ctx, ticket.Key, &began)
+}
+
+// after sees to it that an attempt that has used nothing does not pay again: one that its worker
+// snoozed, unless each start pays, and one that its API has told to come later.
+func (v *visit) after(ctx context.Context, err error) error {
+	pause := v.at.paused(err)
+	switch {
+	case err == nil || errors.As(err, new(*putOffError)):
+		return err
+	case pause != nil:
+		return v.pause(ctx, pause)
+	case !v.paid && v.found && v.Ticket.Known() && v.Ticket.Pays != ticket.PerStart &&
+		errors.As(err, new(*rivertype.JobSnoozeError)):
+		if other := v.keep(ctx); other != nil {
+			return errors.Join(err, other)
+		}
+	}
+	return err // as it is: River tells some errors by their type
+}
+
+// putOffError is a snooze that has a ticket. A worker's own middleware sees a snooze.
+type putOffError struct{ snooze error }
+
+func (e *putOffError) Error() string { return "scheduler: put off until its tokens exist" }
+func (e *putOffError) Unwrap() error { return e.snooze }
+
+func putOff(d time.Duration) error { return &putOffError{&rivertype.JobSnoozeError{Duration: d}} }
+
+// putOff returns the error with which River puts the job off until an instant of the database's
+// clock, without using up an attempt. River adds the duration to the program's clock, from which it
+// was subtracted here.
+func (v *visit) putOff(ctx context.Context, due time.Time) error {
+	t := v.Ticket
+	t.Attempt, t.Used = v.Attempt, v.used
+	var carried any
+	if len(t.Rows()) > 0 {
+		carried = &t
+	}
+	if carried != nil || v.found {
+		if err := river.MetadataSet(ctx, ticket.Key, carried); err != nil {
+			return err
+		}
+	}
+	if wait := v.clock.Until(due); wait < riverjob.RoundEvery {
+		v.at.Waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
+	}
+	return putOff(max(0, time.Until(due)))
+}
+
+// look tells visits when their jobs are due, given how their limits stand by now.
+func (a *Attempts) look(items []*visit) {
+	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
+	defer cancel()
+	jobs := make([]*riverjob.Waiter, len(items))
+	for i, v := range items {
+		jobs[i] = &v.Waiter
+	}
+	clock, err := a.reckon(ctx, jobs)
+	a.Warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
+	for _, v := range items {
+		v.clock, v.err = clock, err
+	}
+}
+
+// reckon tells of jobs when they may start by now, and reads the clock.
+func (a *Attempts) reckon(
+	ctx context.Context, jobs []*riverjob.Waiter,
+) (clock riverjob.Clock, err error) {
+	err = a.Connected(ctx, func(c *pgxpool.Conn) error {
+		clock.At, err = a.Reckon(ctx, c, jobs)
+		clock.Answered = time.Now()
+		return err
+	})
+	return clock, err
+}
+
+// ask has a batch answer, and again until the database does.
+func (v *visit) ask(ctx context.Context, b *visits) error {
+	for deadline := time.Now().Add(riverjob.Patience); ; time.Sleep(100 * time.Millisecond) {
+		if b.Do(v); v.err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return putOff(time.Second)
+		}
+	}
+}
+
+// pause pauses the limits and puts the job off until they open.
+func (v *visit) pause(ctx context.Context, e *Pause) error {
+	a, t := v.at, &v.Ticket // with what it has taken
+	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
+	t.Jitter = ticket.Random(a.Pacing.Jitter).Microseconds()
+	met := &riverjob.Waiter{Ticket: ticket.Ticket{On: t.On, Jitter: t.Jitter}}
+	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
+		return a.Limiter.Pause(ctx, tx, e.For, e.Requests...)
+	})
+	if err == nil {
+		v.clock, err = a.reckon(ctx, []*riverjob.Waiter{met})
+	}
+	if err != nil {
+		return errors.Join(e.Err, err) // an attempt that has failed
+	}
+	t.Due, t.By = ticket.Latest(met.Due, v.clock.At).UnixMicro(), len(t.Taken.Takes)+met.Ticket.By
+	a.along(v.job, t.WaitsFor())
+	return v.putOff(ctx, t.DueAt())
+}
+
+// WithSlot works the job in ctx while it holds a slot of what requests returns, or has it wait in
+// line for one. of are the requests of another job of the kind.
+func WithSlot(
+	ctx context.Context, requests func() []slots.Request,
+	of func(*rivertype.JobRow) []slots.Request, work func(ctx context.Context) error,
+) error {
+	v, err := visiting(ctx, "AtOnce")
+	switch {
+	case err != nil:
+		return err
+	case v == nil:
+		return work(ctx)
+	case v.at.slots.None():
+		return errors.New("scheduler: a worker made by AtOnce, and a Scheduler without Config.Slots")
+	}
+	want, err := one(requests())
+	switch {
+	case err != nil:
+		return err
+	case want == (hand.Want{}):
+		return work(ctx)
+	}
+	hold, err := v.at.slots.Take(ctx, v.job, want)
+	switch {
+	case err != nil:
+		v.at.Warn(err, "a job could not take a slot, and will try again in a second", "job", v.ID)
+		return v.unstarted(ctx, time.Second)
+	case hold == nil:
+		v.at.clearFor(v.job, want, of)
+		return v.unstarted(ctx, time.Until(riverjob.FarOff))
+	}
+	return v.holding(ctx, want, hold, work)
+}
+
+// one checks what a job asks for: the zero Want for nothing.
+func one(requests []slots.Request) (hand.Want, error) {
+	switch len(requests) {
+	case 0:
+		return hand.Want{}, nil
+	case 1:
+		return requests[0].Hand()
+	}
+	return hand.Want{}, fmt.Errorf("scheduler: a worker made by AtOnce asks for %d slots: want one at most", len(requests))
+}
+
+// holding works a job that holds a slot, and then hands the slot on.
+func (v *visit) holding(
+	ctx context.Context, want hand.Want, hold hand.Hold, work func(context.Context) error,
+) (err error) {
+	defer v.at.slots.HandOn(ctx, want, hold)
+	err = work(hold.Context(ctx))
+	var snooze *rivertype.JobSnoozeError
+	var cancel *rivertype.JobCancelError
+	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) || errors.As(err, &snooze) ||
+		errors.As(err, &cancel) {
+		return err
+	}
+	v.at.Warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)
+	return river.JobSnooze(time.Second)
+}
+
+// unstarted puts off a job that has not started, and that keeps what it has paid. It waits for no
+// tokens any more, so it is not late.
+func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
+	if v.paid || v.found && v.Ticket.Known() {
+		if err := v.keep(ctx); err != nil {
+			return err
+		}
+	}
+	return putOff(d)
+}
+
+// clearFor has the other due jobs of a job's kind and queue wait that ask for slots of the same
+// key, so that none of them is fetched in front of the jobs of other keys, to wait after all. Jobs
+// with tokens are left alone. It reads them once a second at most.
+func (a *Attempts) clearFor(
+	job *rivertype.JobRow, want hand.Want, of func(*rivertype.JobRow) []slots.Request,
+) {
+	queue, kind := job.Queue, job.Kind
+	a.beside(queue+" "+kind+" slots", riverjob.RoundEvery, func(ctx context.Context) error {
+		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
+			var waiting []*rivertype.JobRow
+			for _, j := range jobs {
+				_, found := ticket.Of(j)
+				w, err := one(of(j))
+				if err == nil && w.Place == want.Place && !found && !slotline.WasGiven(j) {
+					waiting = append(waiting, j)
+				}
+			}
+			return a.slots.HaveWait(ctx, want, waiting)
+		})
+	})
+}

@@ -1,0 +1,320 @@
+package attempt
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Take takes what requests returns for the attempt in ctx. It returns nil when the tokens exist, or
+// the error that puts the job off until they do. of are the requests of another job of the kind.
+func Take(
+	ctx context.Context, requests func() []ratelimit.Request,
+	of func(*rivertype.JobRow) []ratelimit.Request,
+) error {
+	v, err := visiting(ctx, "Limit")
+	if v == nil || v.paid {
+		return err
+	}
+	rs := requests()
+	if len(rs) == 0 {
+		return nil
+	}
+	v.ctx, v.requests = ctx, ticket.Reserving(rs)
+	if v.at.charges.Do(v); v.err != nil {
+		return v.err
+	}
+	if !v.res.OK || !v.res.RunAt.IsZero() {
+		v.at.clear(v.job, of)
+	}
+	if !v.res.OK { // beyond MaxReserved
+		return v.putOff(ctx, v.res.RetryAt)
+	}
+	v.Ticket, v.paid = v.at.Pacing.Ticket(&v.res, v.Attempt, true), true
+	if v.Ticket.Due != 0 {
+		return v.putOff(ctx, v.Ticket.DueAt())
+	}
+	v.job.Metadata, err = v.Ticket.Into(v.job.Metadata) // for ReservationOf
+	return err
+}
+
+// gather is how long jobs that a client has fetched together, and that it starts each in a
+// goroutine of its own, take to come together again.
+const gather = time.Millisecond
+
+// charge takes for jobs in River's order.
+func (a *Attempts) charge(items []*visit) {
+	slices.SortFunc(items, func(a, b *visit) int {
+		return cmp.Or(cmp.Compare(a.job.Priority, b.job.Priority),
+			a.job.ScheduledAt.Compare(b.job.ScheduledAt), cmp.Compare(a.ID, b.ID))
+	})
+	for _, v := range items {
+		v.err = a.ConnectedInTx(v.ctx, func(tx pgx.Tx) (err error) {
+			v.res, err = a.Limiter.RateLimit(v.ctx, tx, v.requests...)
+			return err
+		})
+		v.clock = riverjob.Clock{At: v.res.At, Answered: time.Now()}
+	}
+}
+
+// When the first job of a key is put off, the key's other jobs that are due have to wait as well.
+// Each of them would be fetched by a worker and put off in its turn, in front of the jobs of other
+// keys. So they are moved along, a thousand in a statement. Those of a limited worker take their
+// places first.
+
+// beside runs do in the background, unless it is under way for the same already, or began less than
+// gap ago: the next job that is put off asks again.
+func (a *Attempts) beside(what string, gap time.Duration, do func(ctx context.Context) error) {
+	own, _ := a.paces.LoadOrStore(what, &riverjob.Pace{})
+	own.(*riverjob.Pace).Begin(gap, 3*riverjob.Patience, func(ctx context.Context) {
+		a.Warn(do(ctx), "jobs that have to wait could not be moved", "queue", what)
+	})
+}
+
+const mostDue = 20_000 // jobs that are read in one go
+
+// along moves the due jobs of a job's queue that wait for the same as it does.
+func (a *Attempts) along(job *rivertype.JobRow, of ticket.Row) {
+	a.beside(job.Queue, 0, func(ctx context.Context) error {
+		queue := []string{job.Queue}
+		all, err := a.Waiters(ctx, a.Pool, riverjob.DueSQL, queue, time.Duration(0), mostDue)
+		if err != nil {
+			return err
+		}
+		due := slices.DeleteFunc(riverjob.Valid(all), func(w *riverjob.Waiter) bool {
+			return !slices.Contains(w.Ticket.Rows(), of)
+		})
+		now, err := a.Reckon(ctx, a.Pool, due)
+		if err != nil {
+			return err
+		}
+		due = slices.DeleteFunc(due, func(w *riverjob.Waiter) bool {
+			return w.Late(now) || w.Due.Sub(now) < time.Millisecond
+		})
+		for i, w := range due {
+			// If the pause is extended, not all of them meet it. Rounds move up the others.
+			w.Due = w.Due.Add(time.Duration(i/riverjob.MostMoved) * riverjob.RoundEvery)
+		}
+		return a.Move(ctx, a.Pool, due, now)
+	})
+}
+
+// backlogged is a job of the backlog, and what it asks for.
+type backlogged struct {
+	job      *rivertype.JobRow
+	requests []ratelimit.Request
+}
+
+// clear clears the backlog of a limited worker: all due jobs of its kind in the queue whose limits
+// are out take their places in one go.
+func (a *Attempts) clear(job *rivertype.JobRow,
+	requests func(*rivertype.JobRow) []ratelimit.Request) {
+	queue, kind := job.Queue, job.Kind
+	a.beside(queue+" "+kind, 0, func(ctx context.Context) error {
+		turns := map[string]time.Time{} // where the jobs without tokens end
+		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
+			groups := map[string][]backlogged{} // by what they take from
+			for _, job := range jobs {
+				if t, ok := ticket.Of(job); ok && t.Paid && t.IsFor(job.Attempt) {
+					continue // it has its place
+				}
+				if rs := requests(job); len(rs) > 0 {
+					of := fmt.Sprintf("%q", ticket.RowsOf(rs))
+					groups[of] = append(groups[of], backlogged{job, rs})
+				}
+			}
+			for of, group := range groups {
+				if err == nil {
+					turns[of], err = a.place(ctx, group, turns[of])
+				}
+			}
+			return err
+		})
+	})
+}
+
+// place gives jobs of the same limits and keys their places, in their order, and moves them there.
+// If the rule's MaxReserved leaves no room for all of them, each is moved to when its turn comes if
+// nobody else takes, without tokens: the first not before turn. It returns when the next one's
+// comes.
+func (a *Attempts) place(
+	ctx context.Context, jobs []backlogged, turn time.Time,
+) (time.Time, error) {
+	limiter := a.Limiter
+	check, err := limiter.Autocommit(a.Pool).CheckRateLimit(ctx, jobs[0].requests...)
+	if err != nil || check.OK && check.RunAt.IsZero() {
+		return turn, err // there are tokens, and workers take them
+	}
+	turn = ticket.Latest(turn, check.RetryAt, check.RunAt, check.At)
+	err = a.InTx(ctx, func(tx pgx.Tx) error {
+		var rows []*rivertype.JobRow
+		for _, j := range jobs {
+			rows = append(rows, j.job)
+		}
+		locked, err := a.Lock(ctx, tx, rows)
+		jobs = slices.DeleteFunc(jobs, func(j backlogged) bool { return !locked[j.job.ID] })
+		if err != nil || len(jobs) == 0 {
+			return err
+		}
+		var calls [][]ratelimit.Request
+		for _, j := range jobs {
+			calls = append(calls, ticket.Reserving(j.requests))
+		}
+		all, each, err := limiter.RateLimitMany(ctx, tx, calls)
+		// together more than can ever be owed
+		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
+			return err
+		}
+		var moved []*riverjob.Waiter
+		for i, j := range jobs {
+			w := &riverjob.Waiter{ID: j.job.ID, At: j.job.ScheduledAt, Due: turn, Differs: all.OK}
+			if all.OK {
+				w.Ticket = a.Pacing.Ticket(&each[i], j.job.Attempt, true)
+				w.Due = ticket.Latest(w.Ticket.DueAt(), check.At)
+			}
+			moved, turn = append(moved, w), turn.Add(flowing(j.requests, check.Outcomes))
+		}
+		return a.Move(ctx, tx, moved, check.At)
+	})
+	return turn, err
+}
+
+// flowing is how long it takes until the tokens of requests have flowed.
+func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Duration) {
+	for _, r := range requests {
+		for _, o := range rules {
+			if o.Limit == r.Limit().Name() && o.Key == r.Key() {
+				d = max(d, time.Duration(r.N()*float64(o.Period)/o.Rate))
+			}
+		}
+	}
+	return d
+}
+
+// Late. The tokens of a job that does not start when it is due flow into the bucket, and on to the
+// next caller. After an outage the jobs that are late would all start at once, and those reserved
+// after them on time besides. So a job that is too late pays anew, once: ahead of all who wait, in
+// its own order. A further attempt pays in the same way.
+
+// anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
+// may start now, or the error that puts it off.
+func (v *visit) anew(ctx context.Context, again bool) error {
+	v.Again = again
+	if err := v.ask(ctx, v.at.renewals); err != nil {
+		return err
+	}
+	v.used = false
+	if v.clock.Until(v.Ticket.DueAt()) > 0 {
+		return v.putOff(ctx, v.Ticket.DueAt())
+	}
+	return nil
+}
+
+// renew has jobs pay anew, in the order in which they were due: those at this client, and those
+// that wait in their queues and are as late, a thousand at a time. Should the answer to a COMMIT be
+// lost, the jobs at this client pay once more.
+func (a *Attempts) renew(items []*visit) {
+	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
+	defer cancel()
+	var all []*riverjob.Waiter
+	var now time.Time
+	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
+		late, err := a.overdue(ctx, tx, items)
+		if err != nil {
+			return err
+		}
+		for _, v := range items {
+			w := v.Waiter // if the transaction rolls back, it has not changed
+			w.Ticket.Taken.Takes = slices.Clone(w.Ticket.Taken.Takes)
+			all = append(all, &w)
+		}
+		if now, err = a.pay(ctx, tx, slices.Concat(all, late)); err == nil {
+			err = a.Move(ctx, tx, late, now)
+		}
+		return err
+	})
+	a.Warn(err, "jobs start late: they could not pay anew", "jobs", len(items))
+	for i, v := range items {
+		if v.err = err; err == nil {
+			v.Ticket, v.clock = all[i].Ticket, riverjob.Clock{At: now, Answered: time.Now()}
+		}
+	}
+}
+
+// overdue are the jobs in the queues of late ones that are late as well, and have not paid anew.
+// They are locked.
+func (a *Attempts) overdue(
+	ctx context.Context, tx pgx.Tx, items []*visit,
+) ([]*riverjob.Waiter, error) {
+	var queues []string
+	for _, v := range items {
+		if !v.Again {
+			queues = append(queues, v.job.Queue)
+		}
+	}
+	if queues == nil { // they pay for further attempts
+		return nil, nil
+	}
+	all, err := a.Waiters(
+		ctx, tx, riverjob.DueAndLockSQL, queues, riverjob.TooLate, riverjob.MostMoved)
+	if err != nil {
+		return nil, err
+	}
+	all = riverjob.Valid(all)
+	now, err := a.Reckon(ctx, tx, all)
+	return slices.DeleteFunc(all, func(w *riverjob.Waiter) bool { return !w.Late(now) }), err
+}
+
+// pay charges jobs for new times, and writes these into their tickets.
+func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (time.Time, error) {
+	slices.SortStableFunc(all, func(a, b *riverjob.Waiter) int {
+		return cmp.Or(cmp.Compare(a.Ticket.Due, b.Ticket.Due), cmp.Compare(a.ID, b.ID))
+	})
+	var charged []*ratelimit.Reservation
+	for _, w := range all {
+		r := w.Ticket.Taken
+		for i, k := range r.Takes {
+			// Tokens that were there at once, perhaps of a limit into which little or nothing
+			// flows, were taken for good. Those of others came for the job, and have flown by.
+			if w.Again || k.Ahead() {
+				charged = append(charged, &ratelimit.Reservation{ID: r.ID, Takes: r.Takes[i : i+1]})
+			}
+		}
+	}
+	if len(charged) > 0 {
+		if err := a.Limiter.Renew(ctx, tx, charged...); err != nil {
+			return time.Time{}, err
+		}
+	}
+	for _, w := range all {
+		w.Ticket.Jitter, w.Ticket.From, w.Ticket.On = 0, 0, nil // it comes in its order
+		if w.Again {
+			seat := w.Ticket.Seat
+			err := fairline.Correct(ctx, a.Store, tx.Exec, w.ID, seat, seat.Charged())
+			if err != nil {
+				return time.Time{}, err
+			}
+		}
+	}
+	now, err := a.Reckon(ctx, tx, all)
+	for _, w := range all {
+		t := &w.Ticket
+		t.Due, t.Late, t.At = ticket.Latest(w.Due, now).UnixMicro(), !w.Again, now.UnixMicro()
+		if w.Differs = true; !w.Due.After(now) {
+			// where it need not wait, it keeps its place before those that are less late
+			w.Due = w.At
+		}
+	}
+	return now, err
+}

@@ -1,0 +1,203 @@
+package fairline
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
+)
+
+const (
+	grantEvery = 500 * time.Millisecond // by the holder, while jobs wait
+	grantSoon  = 200 * time.Millisecond // while workers are what is scarce, so that they never wait
+	lineLasts  = 3 * time.Second
+	heardFor   = 5 * time.Second  // a client that fetches no jobs for so long grants none
+	restAfter  = 10 * time.Second // a line in which nobody waits is forgotten
+	mostLines  = 200              // in one round
+	mostGrants = 50               // transactions of a round and line, one after the other
+)
+
+// Granter grants turns in one client.
+type Granter struct {
+	*riverjob.Client
+	all Lines
+
+	pace   riverjob.Pace
+	heard  atomic.Int64         // when the client fetched last, in nanoseconds
+	held   map[ticket.Row]*held // this and what follows are for the round under way only
+	scarce bool                 // are workers: more could have been granted in the last round
+}
+
+// NewGranter returns a Granter of these lines.
+func NewGranter(c *riverjob.Client, all Lines) *Granter { return &Granter{Client: c, all: all} }
+
+// Fetched says that the client has fetched jobs: a working client does, several times a second.
+func (r *Granter) Fetched() {
+	r.heard.Store(time.Now().UnixNano())
+	r.begin(grantEvery)
+}
+
+// held is a line that this client holds.
+type held struct {
+	tenants int               // that waited in the last grant
+	waiting map[int64]granted // jobs that may still wait for a worker
+	pruned  time.Time
+	active  time.Time      // when jobs waited in it last
+	warned  map[int64]bool // jobs that cannot be granted
+}
+
+// granted is a job that was granted.
+type granted struct {
+	queue string
+	cost  float64
+	due   time.Time
+}
+
+// begin begins a round of grants, if the last one was long enough ago.
+func (r *Granter) begin(gap time.Duration) {
+	if len(r.all) == 0 {
+		return
+	}
+	r.pace.Begin(gap, riverjob.Patience, func(ctx context.Context) {
+		held, err := r.Round(ctx)
+		r.Warn(err, "turns could not be granted")
+		gap := grantEvery
+		if r.scarce {
+			gap = grantSoon
+		}
+		if held && time.Since(time.Unix(0, r.heard.Load())) < heardFor {
+			time.AfterFunc(gap, func() { r.begin(gap / 2) })
+		}
+	})
+}
+
+// linesSQL finds the lines in which jobs wait, except those that another client holds.
+//
+// $1 names $2 holder $3 most
+const linesSQL = `WITH RECURSIVE line AS (
+	SELECT n.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = n.name ORDER BY w.key LIMIT 1) AS key
+	FROM pg_catalog.unnest($1::text[]) AS n (name)
+	UNION ALL
+	SELECT l.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = l.name AND w.key > l.key ORDER BY w.key LIMIT 1)
+	FROM line l WHERE l.key IS NOT NULL
+)
+SELECT l.name, l.key FROM line l LEFT JOIN {ours}weir_line s ON s.name = l.name AND s.key = l.key
+WHERE l.key IS NOT NULL AND (s.holder IS NULL OR s.holder = $2::uuid OR s.until <= now())
+LIMIT $3::integer`
+
+// Round is one round. It reports whether this client holds a line in which jobs wait.
+func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
+	names := slices.Collect(maps.Keys(r.all))
+	var found []ticket.Row
+	var of ticket.Row
+	err = r.Query(ctx, r.Pool, linesSQL, []any{names, r.Holder, mostLines}, func() {
+		found = append(found, of)
+	}, &of[0], &of[1])
+	if err != nil {
+		return false, err
+	}
+	idle := r.held
+	r.scarce = false
+	r.held = map[ticket.Row]*held{}
+	var failed []error
+	for _, of := range found {
+		h := idle[of]
+		if h == nil {
+			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}}
+		}
+		delete(idle, of)
+		mine, more := false, true
+		for n := 0; more && n < mostGrants; n++ {
+			mine, more, err = r.grant(ctx, of, h)
+			failed = append(failed, err)
+		}
+		if mine || err != nil {
+			r.held[of], h.active, holds = h, time.Now(), true
+		}
+	}
+	for of, h := range idle {
+		switch {
+		case time.Since(h.active) < restAfter:
+			r.held[of] = h
+		case len(found) < mostLines:
+			failed = append(failed, r.rest(ctx, of))
+		}
+	}
+	return holds, errors.Join(failed...)
+}
+
+// rest forgets a line in which nobody waits any more.
+func (r *Granter) rest(ctx context.Context, of ticket.Row) error {
+	return r.Query(ctx, r.Pool, restSQL, []any{of[0], of[1], r.Holder}, nil)
+}
+
+// Row is a row of weir_turn.
+type Row struct {
+	Name     string    `json:"name"`
+	Key      string    `json:"key"`
+	Tenant   string    `json:"tenant"`
+	Priority int       `json:"priority"` // 0: a correction
+	Due      time.Time `json:"due"`
+	Job      int64     `json:"job"`
+	Cost     float64   `json:"cost"`
+	Weight   float64   `json:"weight"`
+}
+
+// RowOf is the row of a job that waits. It is always the same for the same job.
+func RowOf(s *ticket.Seat, job *rivertype.JobRow) *Row {
+	due := job.CreatedAt
+	if s.From != 0 {
+		due = time.UnixMicro(s.From)
+	}
+	return &Row{s.Limit, s.Key, s.Tenant, job.Priority, due, job.ID, s.Cost, s.Weight}
+}
+
+// enterSQL puts jobs into line that are not there yet.
+//
+// $1 an array of Rows
+const enterSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
+SELECT name, key, tenant, priority, due, job, cost, weight
+FROM jsonb_to_recordset($1::text::jsonb) AS t (name text, key text, tenant text, priority smallint,
+	due timestamptz, job bigint, cost double precision, weight double precision)
+ON CONFLICT (name, key, tenant, priority, due, job) DO NOTHING`
+
+// Enter puts jobs into line that are not there yet.
+func Enter(ctx context.Context, s riverjob.Store, q riverjob.Querier, rows ...*Row) error {
+	return riverjob.Send(ctx, s, q, enterSQL, rows)
+}
+
+// Leave has a job leave its line.
+func Leave(ctx context.Context, s riverjob.Store, q riverjob.Querier, row *Row) error {
+	return s.Query(ctx, q, leaveSQL, row.key(), nil)
+}
+
+// key is the row's primary key.
+func (t *Row) key() []any { return []any{t.Name, t.Key, t.Tenant, t.Priority, t.Due, t.Job} }
+
+// correctSQL notes what a job has used beyond what its tenant was charged.
+//
+// $1 name $2 key $3 tenant $4 job $5 beyond $6 weight
+const correctSQL = `INSERT INTO {ours}weir_turn (name, key, tenant, priority, due, job, cost, weight)
+VALUES ($1::text, $2::text, $3::text, 0, clock_timestamp(), $4::bigint, $5::double precision, $6::double precision)`
+
+// Correct notes that, if it is anything. exec is the transaction's Exec, or its ExecContext if it
+// is one of database/sql.
+func Correct[T any](
+	ctx context.Context, s riverjob.Store, exec func(context.Context, string, ...any) (T, error),
+	job int64, seat *ticket.Seat, beyond float64,
+) error {
+	if seat == nil || seat.Waits || beyond == 0 || math.IsNaN(beyond) {
+		return nil
+	}
+	_, err := exec(ctx, s.SQL(correctSQL),
+		seat.Limit, seat.Key, seat.Tenant, job, beyond, seat.Weight)
+	return err
+}

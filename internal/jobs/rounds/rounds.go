@@ -1,0 +1,318 @@
+// Package rounds looks after the jobs that wait, of all queues, from the next due on: once a
+// second, in the client whose turn it is. It has those woken whose inserter may have died, makes
+// those available that River's leader has not promoted yet, moves up jobs when tokens were given
+// back before them, and puts off those of a paused limit before they are fetched for nothing. A job
+// far ahead is left alone until its time comes near, so that it is moved once or twice, however
+// often its line moves. It also gives back what jobs took that have gone.
+//
+// It knows nothing of jobs that run, nor of those in fair lines or that wait for slots. Nothing
+// depends on it but such moves: a job that no round has looked at starts at the time in its row,
+// when its inserter wakes River or when River polls. Rounds may be used concurrently: one round of
+// a client is under way at a time.
+package rounds
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/jobs/fairline"
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+const (
+	hinted     = 250 * time.Millisecond  // between two rounds while jobs end, and may give back
+	nearby     = 2500 * time.Millisecond // more than two rounds
+	mostNext   = 1000                    // jobs that a round looks at, from the next due on,
+	mostBehind = 2000                    // and of those behind them: all within some rounds
+	enough     = 10 * time.Millisecond   // to move a job up
+	later      = time.Second             // to put it off: by less, its start puts it off
+)
+
+// Rounds are those of one client. Only the round under way uses what follows on hinted.
+type Rounds struct {
+	*riverjob.Client
+	pace   riverjob.Pace
+	mine   atomic.Int64 // until when the turn is this client's, in nanoseconds
+	hinted atomic.Bool  // there is a timer for the next one
+
+	walked time.Time              // when the jobs behind the next ones were last looked at,
+	after  *riverjob.Waiter       // and behind which one that goes on; nil for the last of the next
+	lines  map[ticket.Row]placing // of the lines in which jobs have moved up lately
+	watch  watch
+}
+
+// New returns the Rounds of a client.
+func New(c *riverjob.Client) *Rounds { return &Rounds{Client: c, lines: map[ticket.Row]placing{}} }
+
+// placing is where the last job of a line that was near was put, and where it belonged.
+type placing struct{ put, due time.Time }
+
+// Begin begins a round, if the last one began long enough ago.
+func (r *Rounds) Begin() { r.begin(riverjob.RoundEvery) }
+
+func (r *Rounds) begin(gap time.Duration) {
+	r.pace.Begin(gap, riverjob.Patience, func(ctx context.Context) {
+		r.Warn(r.lookAfter(ctx), "waiting jobs could not be looked after")
+	})
+}
+
+// Hint says that a line may have moved: if it is this client's turn, the next round comes sooner.
+// One hint at a time has a timer, as jobs end in thousands.
+func (r *Rounds) Hint() {
+	if time.Now().UnixNano() < r.mine.Load() && r.hinted.CompareAndSwap(false, true) {
+		time.AfterFunc(hinted, func() {
+			r.hinted.Store(false)
+			r.begin(hinted)
+		})
+	}
+}
+
+const (
+	// waitingSQL reads the jobs that wait, with tickets and without, in the order of time. It walks
+	// River's fetching index, queue by queue and priority by priority, and reads at most so many
+	// rows of each. Those that wait for their turn in a line, until 2200, are left out.
+	//
+	// $1 after this time $2 and id $3 most
+	waitingSQL = `SELECT j.id, j.attempt, s.state::text, j.scheduled_at, j.ticket
+FROM {river}river_queue q
+	CROSS JOIN pg_catalog.unnest('{available,scheduled}'::{river}river_job_state[]) AS s (state)
+	CROSS JOIN generate_series(1, 4) AS p (priority)
+	CROSS JOIN LATERAL (
+		SELECT id, attempt, scheduled_at, metadata->'weir'::text AS ticket FROM {river}river_job
+		WHERE state OPERATOR(pg_catalog.=) s.state AND queue = q.name AND priority = p.priority
+			AND (scheduled_at, id) > ($1::timestamptz, $2::bigint)
+			AND scheduled_at < '2199-12-31'
+			AND scheduled_at > CASE WHEN s.state OPERATOR(pg_catalog.=) 'available' THEN now() ELSE '-infinity' END
+		ORDER BY scheduled_at, id LIMIT $3::integer
+	) j
+ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
+)
+
+// lookAfter is one round.
+func (r *Rounds) lookAfter(ctx context.Context) error {
+	began := time.Now()
+	until, err := r.TakeTurn(ctx, riverjob.TurnOfRounds)
+	if err != nil || until.IsZero() {
+		return err
+	}
+	answered := time.Now()
+	r.mine.Store(began.Add(riverjob.TurnLasts).UnixNano())
+	next, last, err := r.walk(ctx, &riverjob.Waiter{}, mostNext)
+	if err != nil {
+		return err
+	}
+	jobs := next
+	if last != nil && began.Sub(r.walked) >= riverjob.RoundEvery {
+		r.walked = began
+		if r.after == nil || r.after.At.Before(last.At) {
+			r.after = last
+		}
+		var behind []*riverjob.Waiter
+		if behind, r.after, err = r.walk(ctx, r.after, mostBehind); err != nil {
+			return err
+		}
+		jobs = append(jobs, behind...)
+	}
+	if err := r.arrange(ctx, jobs); err != nil {
+		return err
+	}
+	now := until.Add(-riverjob.TurnLasts)
+	return r.findGone(ctx, next, riverjob.Clock{At: now, Answered: answered})
+}
+
+// walk returns the jobs with tickets among the next n that wait, and the last of the n.
+func (r *Rounds) walk(
+	ctx context.Context, from *riverjob.Waiter, n int,
+) (_ []*riverjob.Waiter, last *riverjob.Waiter, err error) {
+	all, err := r.Waiters(ctx, r.Pool, waitingSQL, from.At, from.ID, n)
+	if len(all) == n {
+		last = all[n-1]
+	}
+	return riverjob.Valid(all), last, err
+}
+
+// arrange moves the jobs whose time has changed and is near, and has those woken that are due
+// before the next round.
+func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
+	for _, w := range jobs {
+		w.Differs = r.watch.gaps.CloseUp(&w.Ticket, math.MaxInt64)
+	}
+	now, err := r.Reckon(ctx, r.Pool, jobs)
+	if err != nil {
+		return err
+	}
+	answered := time.Now()
+	maps.DeleteFunc(r.lines, func(_ ticket.Row, l placing) bool { return now.Sub(l.put) > nearby })
+	var moved []*riverjob.Waiter
+	for _, w := range jobs {
+		t, due, of := &w.Ticket, w.Due, w.Ticket.WaitsFor()
+		// Of jobs that should have started between two rounds, each comes as far from the one that
+		// was put last as it belongs, or all would come at once. In the next round they keep their
+		// places, unless their line has moved.
+		put := ticket.Latest(due, now)
+		if last, ok := r.lines[of]; ok && !due.After(now) {
+			put = ticket.Latest(now, last.put.Add(due.Sub(last.due)))
+		}
+		if t.On != nil && !due.After(now) { // nor all that a pause has put off, when it is over
+			put = now.Add(t.Delay())
+		}
+		gain := w.At.Sub(put)
+		if w.Paused.After(now) {
+			gain = min(gain, 0) // when the pause is over
+		}
+		late := w.Late(now)
+		w.Due = w.At
+		switch {
+		case late: // it pays anew, when it starts
+		case t.Due == 0 && !due.After(w.At): // its worker wants it later: it has snoozed it
+		case w.Redefined,
+			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,
+			due.Sub(ticket.Latest(w.At, now)) > later && w.At.Sub(now) < nearby:
+			w.Due = put
+			r.lines[of] = placing{put, due}
+		}
+		if !w.Due.Equal(w.At) || w.State == "scheduled" && w.At.Sub(now) < riverjob.Horizon {
+			moved = append(moved, w)
+		}
+	}
+	if err := r.Move(ctx, r.Pool, moved, now); err != nil {
+		return err
+	}
+	for _, w := range jobs {
+		if wait := w.Due.Sub(now); wait < riverjob.RoundEvery+hinted {
+			r.Waker.Add(w.ID, answered.Add(wait), false)
+		}
+	}
+	return nil
+}
+
+// freedSQL writes a ticket that is for no attempt: see ticket.GivenBack.
+//
+// $1 id $2 ticket
+const freedSQL = `UPDATE {river}river_job SET metadata = jsonb_set(metadata, '{weir}'::text[], $2::text::jsonb)
+WHERE id = $1::bigint AND state OPERATOR(pg_catalog.=) 'cancelled'`
+
+// Free gives back what a job took that will not be worked, and reports whether it did.
+func Free(
+	ctx context.Context, s riverjob.Store, tx pgx.Tx, id int64, t *ticket.Ticket,
+) (bool, error) {
+	if len(t.Taken.Takes) == 0 {
+		return false, nil
+	}
+	var now time.Time // before the balances are locked: who takes after that stands behind no gap
+	if err := s.Query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
+		return false, err
+	}
+	released, err := s.Limiter.Release(ctx, tx, t.Taken)
+	if err != nil || !released {
+		return false, err
+	}
+	if err := fairline.Correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.Charged()); err != nil {
+		return false, err
+	}
+	t.Attempt, t.Gone = ticket.GivenBack, now.UnixMicro()
+	b, err := t.MarshalJSON()
+	if err != nil {
+		return false, err
+	}
+	return true, s.Query(ctx, tx, freedSQL, []any{id, string(b)}, nil)
+}
+
+// watch is what is remembered of the jobs that have gone.
+type watch struct {
+	last  time.Time
+	from  time.Time          // jobs that were cancelled before are known,
+	known map[int64]bool     // and these
+	seen  []*riverjob.Waiter // that waited when it was last looked
+	gaps  ticket.Gaps        // in the order in which they were left
+}
+
+const (
+	watchEvery = 2 * time.Second
+	overlap    = 10 * time.Minute // a transaction that cancels may take that long
+	lookBack   = 24 * time.Hour
+	mostGone   = 10_000
+)
+
+// cancelledSQL finds jobs with tickets that were cancelled from $1 on, except $2.
+const cancelledSQL = `SELECT id, attempt, 'cancelled', finalized_at, metadata->'weir'::text
+FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND finalized_at > $1::timestamptz AND metadata->'weir'::text IS NOT NULL
+	AND id <> ALL ($2::bigint[])
+ORDER BY finalized_at LIMIT 1000`
+
+// findGone gives back what jobs had taken that were cancelled or deleted by others before they
+// started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait.
+func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverjob.Clock) error {
+	w, now := &r.watch, c.At
+	if now.Sub(w.last) < watchEvery {
+		return nil
+	}
+	if now.Sub(w.last) > time.Minute { // it was another client's turn
+		*w = watch{from: now.Add(-lookBack)}
+	}
+	if w.last = now; w.known == nil || len(w.known) > mostGone { // then those behind stay
+		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
+	}
+	known := slices.AppendSeq([]int64{}, maps.Keys(w.known)) // an array, if an empty one
+	found, err := r.Waiters(ctx, r.Pool, cancelledSQL, w.from, known)
+	if err != nil {
+		return err
+	}
+	for _, f := range found {
+		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
+			w.gaps.Left(t)
+		} else if err := r.freed(ctx, f); err != nil {
+			return err
+		}
+		if w.known[f.ID] = true; f.At.Before(now.Add(-overlap)) {
+			w.from = f.At
+		}
+	}
+
+	missing := map[int64]*riverjob.Waiter{}
+	for _, s := range w.seen {
+		missing[s.ID] = s
+	}
+	for _, n := range next {
+		delete(missing, n.ID)
+	}
+	if w.seen = next; len(missing) == 0 {
+		return nil
+	}
+	const sql = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[])`
+	there, err := r.Which(ctx, r.Pool, sql, slices.Collect(maps.Keys(missing)))
+	for id, m := range missing {
+		if err == nil && !there[id] && c.Until(m.Due) > 0 { // it cannot have started
+			err = r.freed(ctx, m)
+		}
+	}
+	return err
+}
+
+// freed frees a job that has gone, in a transaction of its own.
+func (r *Rounds) freed(ctx context.Context, w *riverjob.Waiter) error {
+	if !w.Valid {
+		return nil
+	}
+	t, released := &w.Ticket, false
+	err := r.InTx(ctx, func(tx pgx.Tx) (err error) {
+		released, err = Free(ctx, r.Store, tx, w.ID, t)
+		return err
+	})
+	if released && err == nil {
+		r.watch.gaps.Left(t)
+	}
+	if errors.Is(err, ratelimit.ErrInvalid) { // metadata is anybody's
+		return nil
+	}
+	return err
+}
