@@ -1,10 +1,10 @@
 package ratelimit
 
 import (
-	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -30,7 +30,7 @@ func locked(aims []aim, seen []*whole) (last int32) {
 			}
 			rows := s.shards
 			if rows == nil {
-				rows = []int32{s.c.shard}
+				rows = []int32{s.c.Shard}
 			}
 			for _, row := range rows {
 				_, k := shard.Address(row)
@@ -175,8 +175,8 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	}
 	if k == 1 && !a.wait && c.Within == 0 {
 		s := l.write(&row, l.sql.For(c.Windowed).TakeOwn, row.Count, least, c.Pausable(),
-			c.lock(row.shard), nil)
-		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
+			c.Busy(row.Shard), nil)
+		s.whole, s.row, s.lone, s.writes = c, row.Shard, true, false
 		return s
 	}
 	shares := c.Shares(a.layout.Shards)
@@ -185,11 +185,11 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	for j, i := range a.from {
 		s := shares.Of(i)
 		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.Capacity, s.Rate
-		locks[j] = c.lock(rows[j])
+		locks[j] = c.Busy(rows[j])
 	}
 	s := &statement{
 		c: &row, whole: c, sql: l.sql.For(c.Windowed).TakeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.Period, row.Count, l.now(),
+		args: []any{c.Name, c.Key, rows, capacities, rates, c.Period, row.Count, l.now(),
 			c.originTime(), least, c.Pausable(), locks, a.wait},
 	}
 	if c.Within > 0 {
@@ -222,8 +222,8 @@ func (l *Limiter) takePart(a *aim, p part) *statement {
 		return s
 	}
 	s := l.write(&row, l.sql.For(row.Windowed).TakeOwn, row.Count, row.Leave, false,
-		a.c.lock(row.shard), a.c.lock(gathering))
-	s.whole, s.row, s.writes = a.c, row.shard, false
+		a.c.Busy(row.Shard), a.c.Busy(where.Gathering))
+	s.whole, s.row, s.writes = a.c, row.Shard, false
 	return s
 }
 
@@ -233,19 +233,6 @@ func (l *Limiter) takeRow(c, row *call, least float64) *statement {
 	one := *row
 	s := l.takeOf(&one)
 	s.args[9] = max(s.args[9].(float64), least) //nolint:forcetypeassert // the least balance to leave
-	s.whole, s.row, s.writes = c, row.shard, false
+	s.whole, s.row, s.writes = c, row.Shard, false
 	return s
-}
-
-// gathering takes the place of a row in the number of the lock for gathering.
-const gathering = -1
-
-// lock returns the number of a shard's advisory lock. A caller that does not get it tries another
-// shard instead of waiting. The lock is only a hint, so two rows may have the same number.
-func (c *call) lock(row int32) int32 {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(c.name))
-	_, _ = h.Write([]byte{0})
-	_, _ = h.Write([]byte(c.key))
-	return int32(h.Sum32()) + row //nolint:gosec // wraps
 }

@@ -7,15 +7,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // decideAlone decides calls that cannot be decided in the batch, in goroutines of their own, a few
 // at a time. It does not wait for them, so the lane goes on.
 func (p *scheme) decideAlone() {
 	c := p.c
-	of := map[place][]*waiter{}
+	of := map[where.Place][]*waiter{}
 	for _, w := range p.alone {
-		k := w.calls[0].place()
+		k := w.calls[0].Place
 		of[k] = append(of[k], w)
 	}
 	for _, group := range of {
@@ -116,8 +118,8 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		for _, w := range group {
 			one := &w.calls[0]
 			rest -= one.Count
-			one.taken, one.delay, one.moved, one.owed = took.taken, took.delay, took.moved,
-				took.owed-rest
+			one.Left = took.Left
+			one.Owed -= rest
 			if took.parts != nil {
 				one.parts, parts = allot(parts, one.Count)
 			}
@@ -153,7 +155,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 // and the rest.
 func allot(parts []call, n float64) (of, rest []call) {
 	one, sum := -1, 0.0
-	had := func(k int) float64 { return parts[k].Count - parts[k].owed }
+	had := func(k int) float64 { return parts[k].Count - parts[k].Owed }
 	there := make([]part, len(parts))
 	for k := range parts {
 		p := &parts[k]
@@ -181,7 +183,7 @@ func allot(parts []call, n float64) (of, rest []call) {
 		own := *r
 		own.Count, r.Count = t.count, max(0, r.Count-t.count)
 		own.after.Value += r.Count
-		own.owed -= r.Count
+		own.Owed -= r.Count
 		of = append(of, own)
 	}
 	rest = slices.DeleteFunc(rest, func(c call) bool { return c.Count == 0 })

@@ -156,7 +156,7 @@ func (l *Limiter) shadowsTogether(
 	var together []call
 	for i := range shadows {
 		c := &shadows[i]
-		note(c, Outcome{Limit: c.name, Key: c.key, OK: !c.never, Shadow: true})
+		note(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
 		switch {
 		case !asked || c.never:
 		case l.books.sharded(shadows[i : i+1]):
@@ -268,13 +268,13 @@ func (r Result) split(requests []Request, of []int) []Result {
 	var rows []*Outcome
 	for i := range r.Outcomes {
 		o := &r.Outcomes[i]
-		if o.call == nil || o.call.taken == 0 { // a shadow that took nothing
+		if o.call == nil || o.call.Since == 0 { // a shadow that took nothing
 			each[of[i]].Outcomes[i-first[of[i]]] = *o
 		} else if o.call.indexes[0] == i {
 			rows = append(rows, o)
 		}
 	}
-	slices.SortFunc(rows, func(a, b *Outcome) int { return compareRows(a.call, b.call) })
+	slices.SortFunc(rows, func(a, b *Outcome) int { return a.call.Compare(&b.call.Row) })
 	for _, o := range rows {
 		o.share(requests, of, func(own *call, met Outcome) {
 			res := &each[of[own.indexes[0]]]
@@ -312,12 +312,12 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	rest := slices.Clone(all.parts)
 	for k := range shares {
 		own := &shares[k]
-		own.owed -= after[k]
+		own.Owed -= after[k]
 		if all.parts != nil {
 			own.parts, rest = allot(rest, own.Count)
 		}
-		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.taken,
-			PausedUntil: algebra.Open, Delay: own.delay, Moved: own.moved}
+		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.Since,
+			PausedUntil: algebra.Open, Delay: own.Delay, Moved: own.Moved}
 		if !o.paused.IsZero() {
 			b.PausedUntil = o.paused.UnixMicro()
 		}
@@ -336,7 +336,7 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 // order does not matter.
 func joined(calls []call) []call {
 	slices.SortStableFunc(calls, func(a, b call) int {
-		return cmp.Or(compareRows(&a, &b), cmp.Compare(a.owed, b.owed))
+		return cmp.Or(a.Compare(&b.Row), cmp.Compare(a.Owed, b.Owed))
 	})
 	join := calls[:1]
 	for i := range calls[1:] {
@@ -347,7 +347,7 @@ func joined(calls []call) []call {
 			continue
 		}
 		last.Count += c.Count
-		last.owed = c.owed
+		last.Owed = c.Owed
 	}
 	return join
 }
@@ -355,13 +355,13 @@ func joined(calls []call) []call {
 // precedes reports whether c and next, a later take from the same row, can be given back as one.
 func (c *call) precedes(next *call) bool {
 	switch {
-	case compareRows(c, next) != 0 || c.Rule != next.Rule,
+	case c.Compare(&next.Row) != 0 || c.Rule != next.Rule,
 		c.Credit != next.Credit || c.atOnce() != next.atOnce(),
-		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved:
+		c.Since != next.Since || c.Delay != next.Delay || c.Moved != next.Moved:
 		return false
 	case !c.Windowed && !c.Credit:
 		return true
 	}
-	gap := next.owed - next.Count - c.owed
-	return math.Abs(gap) <= (math.Abs(next.owed)+next.Count)*algebra.Smallest
+	gap := next.Owed - next.Count - c.Owed
+	return math.Abs(gap) <= (math.Abs(next.Owed)+next.Count)*algebra.Smallest
 }

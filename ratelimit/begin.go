@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/statements"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // lazyTx is the transaction of an attempt, which begins as late as possible. If the first
@@ -32,7 +33,7 @@ type lazyTx struct {
 	opts pgx.TxOptions
 
 	sql    *statements.Statements
-	queue  []row         // to queue for before the snapshot is taken
+	queue  []where.Row   // to queue for before the snapshot is taken
 	waited time.Duration // in the round trip that queued
 	// the session may still hold locks of the queue: an error came before it released them
 	locked bool
@@ -154,7 +155,7 @@ func (t *lazyTx) beginWith(
 	}
 	var queue []*statement
 	if len(t.queue) > 0 {
-		queue = queueFor(t.sql, locksOf(t.queue))
+		queue = queueFor(t.sql, where.Queue(t.queue))
 		trip = append(trip, queue...)
 		began := time.Now()
 		defer func() { t.waited = time.Since(began) }()
@@ -311,7 +312,7 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	var err error
 	// in one round trip, so that a pooler does not send it to another server connection
 	if t.locked {
-		_, err = t.conn.Exec(ctx, t.sql.Unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
+		_, err = t.conn.Exec(ctx, t.sql.Unqueue(where.Queue(t.queue)), pgx.QueryExecModeSimpleProtocol)
 	} else {
 		_, err = t.conn.Exec(ctx, "rollback")
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -16,18 +17,15 @@ import (
 // on what is in the database. A limit without a book is looked at first, which costs a round trip.
 type books struct {
 	mu    sync.Mutex
-	of    map[place]*book
+	of    map[where.Place]*book
 	pages int // of all books
 	made  made
 	ahead time.Duration // by how much the database's clock is ahead of this process's
 }
 
-// place names a limit and key.
-type place struct{ name, key string }
-
 // maker is a transaction that has changed the layout of a limit.
 type maker struct {
-	place
+	where.Place
 	transaction any
 }
 
@@ -95,8 +93,6 @@ const (
 	lately = time.Second
 )
 
-func (c *call) place() place { return place{c.name, c.key} }
-
 // sharded reports whether one of the calls is for a limit that should have shards, or is known to
 // have some.
 func (b *books) sharded(calls []call) bool {
@@ -111,7 +107,7 @@ func (b *books) sharded(calls []call) bool {
 		return false
 	}
 	for i := range calls {
-		if b.of[calls[i].place()] != nil {
+		if b.of[calls[i].Place] != nil {
 			return true
 		}
 	}
@@ -122,7 +118,7 @@ func (b *books) sharded(calls []call) bool {
 func (b *books) layout(c *call) (layout shard.Layout, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if k := b.of[c.place()]; k != nil {
+	if k := b.of[c.Place]; k != nil {
 		return k.layout, true
 	}
 	return shard.Layout{}, false
@@ -133,15 +129,15 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch a, ok := transaction.(*attempt); {
-	case ok && a.made[c.place()]:
+	case ok && a.made[c.Place]:
 		return
-	case !ok && transaction != nil && b.made.has(maker{c.place(), transaction}):
+	case !ok && transaction != nil && b.made.has(maker{c.Place, transaction}):
 		return
 	}
 	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
-	k := b.of[c.place()]
+	k := b.of[c.Place]
 	if k == nil || k.layout != w.Layout {
-		k = b.open(c.place(), w.Layout)
+		k = b.open(c.Place, w.Layout)
 	}
 	now := time.Now()
 	for i := range w.rows {
@@ -155,9 +151,9 @@ func (b *books) look(c *call, w *whole, transaction any) {
 
 // open starts a new book for a limit. It closes others, in no particular order, if there are too
 // many pages.
-func (b *books) open(p place, layout shard.Layout) *book {
+func (b *books) open(p where.Place, layout shard.Layout) *book {
 	if b.of == nil {
-		b.of = make(map[place]*book)
+		b.of = make(map[where.Place]*book)
 	}
 	b.close(p)
 	for other := range b.of { // whichever comes
@@ -172,7 +168,7 @@ func (b *books) open(p place, layout shard.Layout) *book {
 	return k
 }
 
-func (b *books) close(p place) {
+func (b *books) close(p where.Place) {
 	if k := b.of[p]; k != nil {
 		b.pages -= len(k.shards)
 		delete(b.of, p)
@@ -187,27 +183,27 @@ func (b *books) making(c *call, transaction any) {
 	defer b.mu.Unlock()
 	if a, ok := transaction.(*attempt); ok {
 		if a.made == nil {
-			a.made = make(map[place]bool)
+			a.made = make(map[where.Place]bool)
 		}
-		a.made[c.place()] = true
+		a.made[c.Place] = true
 	} else {
-		b.made.note(maker{c.place(), transaction})
+		b.made.note(maker{c.Place, transaction})
 	}
-	b.close(c.place())
+	b.close(c.Place)
 }
 
 // forget closes the book of a limit.
 func (b *books) forget(c *call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.close(c.place())
+	b.close(c.Place)
 }
 
 // took records the balance that a take has left in its shard.
 func (b *books) took(row *call, left algebra.Balance, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.page(row, row.shard)
+	p := b.page(row, row.Shard)
 	if p == nil {
 		return
 	}
@@ -244,7 +240,7 @@ func (b *books) ended(rows []call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range rows {
-		if p := b.page(&rows[i], rows[i].shard); p != nil {
+		if p := b.page(&rows[i], rows[i].Shard); p != nil {
 			p.held = false
 		}
 	}
@@ -263,7 +259,7 @@ func (b *books) lost(c *call, row int32) {
 // page returns the page of a row, or nil.
 func (b *books) page(c *call, row int32) *page {
 	layout, i := shard.Address(row)
-	if k := b.of[c.place()]; k != nil && k.layout == layout {
+	if k := b.of[c.Place]; k != nil && k.layout == layout {
 		return &k.shards[i]
 	}
 	return nil
@@ -278,7 +274,7 @@ func (b *books) choose(
 ) (layout shard.Layout, candidates []int, enough int, level float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[c.Place]
 	if k == nil {
 		return shard.Layout{}, nil, 0, 0
 	}
@@ -327,7 +323,7 @@ func (b *books) now(clock func() time.Time) int64 {
 func (b *books) asked(c *call) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[c.Place]
 	if k == nil || c.Count == 0 {
 		return 0
 	}
@@ -342,7 +338,7 @@ func (b *books) asked(c *call) float64 {
 func (b *books) known(c *call, clock func() time.Time) *whole {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[c.Place]
 	if k == nil {
 		return nil
 	}
@@ -372,7 +368,7 @@ func (b *books) free(c *call, layout shard.Layout, session uint32) func(i int) b
 func (b *books) total(c *call, at int64) (total float64, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[c.Place]
 	if k == nil {
 		return 0, false
 	}

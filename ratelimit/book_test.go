@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -57,7 +58,7 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		aims := make([]aim, 1)
 		l.aim(sqlExecutor{}, c, aims, []*whole{w}, false)
 		l.send(&aims[0], 0)
-		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != four.Row(3) {
+		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.Shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
 		}
 	}
@@ -73,7 +74,7 @@ func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
 		t.Errorf("chose %v, which has 2 left", from)
 	}
-	k := l.books.of[c[0].place()]
+	k := l.books.of[c[0].Place]
 	k.shards[3].taken = k.shards[3].taken.Add(-lately) // it was rolled back, or has never been seen to be committed
 	l.books.look(&c[0], w, nil)
 	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
@@ -94,11 +95,11 @@ func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
 	transactions := []any{new(int), new(int)}
-	first := call{name: c[0].name, key: "first"}
+	first := call{Row: where.Of(c[0].Name, "first", 0)}
 	l.books.making(&first, transactions[0])
 	own := &attempt{l: l}
 	for i := range 60_000 {
-		flood := call{name: c[0].name, key: fmt.Sprint(i)}
+		flood := call{Row: where.Of(c[0].Name, fmt.Sprint(i), 0)}
 		l.books.making(&flood, transactions[i%2])
 		if i%100 == 0 {
 			l.books.making(&flood, own)
@@ -108,13 +109,13 @@ func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
 		}
 	}
 	for _, by := range []any{transactions[0], own} {
-		made := call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: "0"}
+		made := call{Ask: algebra.Ask{Rule: c[0].Rule}, Row: where.Of(c[0].Name, "0", 0)}
 		if l.books.look(&made, w, by); known(l, &made) != (shard.Layout{}) {
 			t.Errorf("what %T made may roll back, and others know of it", by)
 		}
 	}
 	for i, by := range []any{nil, &attempt{l: l}} {
-		seen := call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: fmt.Sprint("seen ", i)}
+		seen := call{Ask: algebra.Ask{Rule: c[0].Rule}, Row: where.Of(c[0].Name, fmt.Sprint("seen ", i), 0)}
 		if l.books.look(&seen, w, by); known(l, &seen) != w.Layout {
 			t.Errorf("what %T has seen is not known", by)
 		}
@@ -126,7 +127,7 @@ func TestPagesAreOfBoundedNumber(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
 	for i := range mostPages/w.Shards + 1000 {
-		l.books.look(&call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: fmt.Sprint(i)}, w, nil)
+		l.books.look(&call{Ask: algebra.Ask{Rule: c[0].Rule}, Row: where.Of(c[0].Name, fmt.Sprint(i), 0)}, w, nil)
 	}
 	n := 0
 	for _, k := range l.books.of {

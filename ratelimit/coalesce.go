@@ -230,5 +230,5 @@ func (c *Coalesced) lane(w *waiter) *lane {
 	if len(w.calls) > 1 {
 		return &c.lanes[0]
 	}
-	return &c.lanes[maphash.String(c.seed, w.calls[0].key)%uint64(len(c.lanes))]
+	return &c.lanes[maphash.String(c.seed, w.calls[0].Key)%uint64(len(c.lanes))]
 }

@@ -1,16 +1,14 @@
 package ratelimit
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -34,9 +32,9 @@ const (
 
 type contention struct {
 	mu   sync.Mutex
-	rows map[row]time.Time // until when each is contended
+	rows map[where.Row]time.Time // until when each is contended
 	// how many transactions of InSQLTx have lost it starvesAfter times, and still want it
-	starved map[row]int
+	starved map[where.Row]int
 }
 
 // starves makes first attempts of InSQLTx queue for rows until done is called.
@@ -44,12 +42,12 @@ type contention struct {
 // Such an attempt learns which rows it takes only after its transaction has begun, which is too
 // late to queue. So it takes a row ahead of transactions that queue for it. That keeps the row
 // busy, but a queued transaction may lose the row again and again.
-func (c *contention) starves(rows []row) (done func()) {
+func (c *contention) starves(rows []where.Row) (done func()) {
 	add := func(n int) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.starved == nil {
-			c.starved = make(map[row]int)
+			c.starved = make(map[where.Row]int)
 		}
 		for _, r := range rows {
 			if c.starved[r] += n; c.starved[r] == 0 {
@@ -62,7 +60,7 @@ func (c *contention) starves(rows []row) (done func()) {
 }
 
 // starving returns the rows of statements for which another transaction starves.
-func (c *contention) starving(statements []*statement) (rows []row) {
+func (c *contention) starving(statements []*statement) (rows []where.Row) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.starved) == 0 {
@@ -72,18 +70,18 @@ func (c *contention) starving(statements []*statement) (rows []row) {
 		if !s.writes || len(rows) == mostQueued {
 			continue
 		}
-		if r := s.c.row(); c.starved[r] > 0 {
+		if r := s.c.Row; c.starved[r] > 0 {
 			rows = append(rows, r)
 		}
 	}
 	return rows
 }
 
-func (c *contention) note(r row) {
+func (c *contention) note(r where.Row) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.rows == nil {
-		c.rows = make(map[row]time.Time)
+		c.rows = make(map[where.Row]time.Time)
 	}
 	now := time.Now()
 	if len(c.rows) >= mostContended {
@@ -99,40 +97,22 @@ func (c *contention) note(r row) {
 }
 
 // contended returns the rows of statements that are worth queueing for.
-func (c *contention) contended(statements []*statement) []row {
+func (c *contention) contended(statements []*statement) []where.Row {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.rows) == 0 {
 		return nil
 	}
-	var rows []row
+	var rows []where.Row
 	for _, s := range statements {
 		if !s.writes || len(rows) == mostQueued {
 			continue
 		}
-		if until, ok := c.rows[s.c.row()]; ok && time.Now().Before(until) {
-			rows = append(rows, s.c.row())
+		if until, ok := c.rows[s.c.Row]; ok && time.Now().Before(until) {
+			rows = append(rows, s.c.Row)
 		}
 	}
 	return rows
-}
-
-// The advisory lock of a row is a bigint: queueTag in its upper 16 bits, by which `weir doctor`
-// finds it, and a hash of the row in the others. The database adds to the hash which table the row
-// is in, as there may be one in each schema.
-const queueTag = 0x5765
-
-// locksOf returns the numbers of the rows' locks, ascending: the order in which every transaction
-// takes them.
-func locksOf(rows []row) []int64 {
-	ids := make([]int64, len(rows))
-	for i, r := range rows {
-		// no name has a NUL
-		h := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%s", r.name, r.shard, r.key))
-		ids[i] = queueTag<<48 | int64(binary.BigEndian.Uint64(h[:])>>16) //nolint:gosec // 48 bits
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
 }
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
@@ -148,9 +128,9 @@ type attempt struct {
 	used    bool
 	foreign bool // the callback has sent something of its own
 	// rows that this transaction has lost, in this attempt and earlier ones
-	conflicts []row
-	made      map[place]bool // limits whose layout it has changed, which may roll back
-	conflict  error          // the serialization failure of a statement of Weir in this attempt
+	conflicts []where.Row
+	made      map[where.Place]bool // limits whose layout it has changed, which may roll back
+	conflict  error                // the serialization failure of a statement of Weir in this attempt
 	// conflict is errYielded: the transaction must not commit, whatever fn does with the error
 	yielded bool
 	undo    []func()      // what to do if it rolls back
@@ -166,7 +146,7 @@ func (a *attempt) keepsSnapshot() bool {
 
 // queueFor returns the rows to queue for before statements: those that are contended, if the
 // attempt has sent nothing yet.
-func (a *attempt) queueFor(l *Limiter, statements []*statement) []row {
+func (a *attempt) queueFor(l *Limiter, statements []*statement) []where.Row {
 	// the tables of another limiter may be in another schema
 	if a == nil || !a.queues || a.used || l != a.l {
 		return nil
@@ -204,16 +184,16 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 	if !isLostRow(err) {
 		return
 	}
-	layout, _ := shard.Address(max(0, s.c.shard)) // a head has -1
-	l.hot.conflict(s.c.name, layout.Shards, time.Now())
+	layout, _ := shard.Address(max(0, s.c.Shard)) // a head has -1
+	l.hot.conflict(s.c.Name, layout.Shards, time.Now())
 	if !a.queues {
 		return
 	}
 	if s.whole != nil && !s.writes { // one of several shards: the next attempt takes from another
 		return
 	}
-	a.l.contention.note(s.c.row())
-	if len(a.conflicts) < mostQueued && !slices.Contains(a.conflicts, s.c.row()) {
-		a.conflicts = append(a.conflicts, s.c.row())
+	a.l.contention.note(s.c.Row)
+	if len(a.conflicts) < mostQueued && !slices.Contains(a.conflicts, s.c.Row) {
+		a.conflicts = append(a.conflicts, s.c.Row)
 	}
 }

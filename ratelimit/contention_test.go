@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 func limiterFor(t *testing.T, cfg Config) *Limiter {
@@ -22,66 +23,12 @@ func limiterFor(t *testing.T, cfg Config) *Limiter {
 	return l
 }
 
-// Processes of different releases queue for the same locks: that of a row must never change.
-func TestTheLockOfARowIsStable(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		row  row
-		want int64
-	}{
-		{row{"partnerAPI", "tenant-1", 0}, 0x57652ca1cdcf8a99},
-		{row{"partnerAPI", "tenant-2", 0}, 0x57652315d3737e6d},
-		{row{"signUp", "", 0}, 0x576515eca5e12b79},
-		{row{"größe", "日本", 0}, 0x5765cb3688d42b42},
-		{row{"hot", "", 1023}, 0x57658c7ca8cde466},
-		{row{"hot", "", 524799}, 0x576520f0a8886e96},
-	} {
-		if got := locksOf([]row{tc.row}); !slices.Equal(got, []int64{tc.want}) {
-			t.Errorf("%+v: %#x, want %#x", tc.row, got, tc.want)
-		}
-	}
-}
-
-// Everybody takes the locks in one order, each once, and all have the tag that the doctor looks
-// for.
-func TestLocksAreAscendingAndUnique(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		rows := rapid.SliceOf(rapid.Custom(func(t *rapid.T) row {
-			return row{rapid.String().Draw(t, "name"), rapid.String().Draw(t, "key"),
-				rapid.Int32Range(0, 5e5).Draw(t, "shard")}
-		})).Draw(t, "rows")
-		ids := locksOf(rows)
-		for i, id := range ids {
-			if id>>48 != queueTag || i > 0 && ids[i-1] >= id {
-				t.Fatalf("%x", ids)
-			}
-		}
-		for _, r := range rows {
-			if !slices.Contains(ids, locksOf([]row{r})[0]) {
-				t.Fatalf("%+v is not in %x", r, ids)
-			}
-		}
-	})
-}
-
-func TestRowsHaveLocksOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	var rows []row
-	for i := range 50_000 {
-		rows = append(rows, row{"limit", fmt.Sprintf("user:%d", i), 0}, row{"limit", "", int32(i)})
-	}
-	if got := len(locksOf(rows)); got != len(rows) {
-		t.Errorf("%d rows have %d locks", len(rows), got)
-	}
-}
-
 func TestContentionIsOfBoundedNumber(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var c contention
 		for i := range 3 * mostContended {
-			c.note(row{"limit", fmt.Sprint(i), 0})
+			c.note(where.Of("limit", fmt.Sprint(i), 0))
 			if len(c.rows) > mostContended {
 				t.Fatalf("%d rows", len(c.rows))
 			}
@@ -89,8 +36,8 @@ func TestContentionIsOfBoundedNumber(t *testing.T) {
 		for r := range c.rows {
 			c.rows[r] = time.Now().Add(-time.Second)
 		}
-		c.note(row{"limit", "new", 0})
-		if _, ok := c.rows[row{"limit", "new", 0}]; !ok || len(c.rows) != 1 {
+		c.note(where.Of("limit", "new", 0))
+		if _, ok := c.rows[where.Of("limit", "new", 0)]; !ok || len(c.rows) != 1 {
 			t.Errorf("%d rows after the others have expired", len(c.rows))
 		}
 	})
@@ -101,10 +48,10 @@ func TestFullContentionStillProlongsARow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var c contention
-		hot := row{"limit", "hot", 0}
+		hot := where.Of("limit", "hot", 0)
 		c.note(hot)
 		for i := range mostContended {
-			c.note(row{"limit", fmt.Sprint(i), 0})
+			c.note(where.Of("limit", fmt.Sprint(i), 0))
 		}
 		soon := time.Now().Add(contendedFor / 2)
 		c.rows[hot] = soon
@@ -125,12 +72,12 @@ func TestOnlyRowsThatAreWrittenAndLatelyFailedQueueUp(t *testing.T) {
 		if got := c.contended(take); got != nil {
 			t.Errorf("before any conflict: %v", got)
 		}
-		c.note(calls[0].row())
-		c.note(calls[2].row())
-		if got := c.contended(take); !slices.Equal(got, []row{calls[0].row()}) {
+		c.note(calls[0].Row)
+		c.note(calls[2].Row)
+		if got := c.contended(take); !slices.Equal(got, []where.Row{calls[0].Row}) {
 			t.Errorf("%v", got)
 		}
-		c.rows[calls[0].row()] = time.Now().Add(-time.Nanosecond)
+		c.rows[calls[0].Row] = time.Now().Add(-time.Nanosecond)
 		if got := c.contended(take); got != nil {
 			t.Errorf("after a while: %v", got)
 		}
@@ -143,8 +90,8 @@ func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	calls := resolved(t, apples.For("x"))
 	l, other := limiterFor(t, Config{}), limiterFor(t, Config{})
-	l.contention.note(calls[0].row())
-	other.contention.note(calls[0].row())
+	l.contention.note(calls[0].Row)
+	other.contention.note(calls[0].Row)
 	for _, tc := range []struct {
 		name string
 		a    *attempt
@@ -212,7 +159,7 @@ func TestContentionIsSafeForConcurrentUse(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for j := range 300 {
-				l.contention.note(row{"limit", fmt.Sprint((i + j) % 20), 0})
+				l.contention.note(where.Of("limit", fmt.Sprint((i+j)%20), 0))
 				l.contention.contended([]*statement{l.takeOf(&calls[0])})
 			}
 		})
@@ -226,7 +173,7 @@ func TestContentionEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiterFor(t, Config{})
 		calls := resolved(t, apples.For("x"))
-		l.contention.note(calls[0].row())
+		l.contention.note(calls[0].Row)
 		queued := 0
 		for began := time.Now(); time.Since(began) < 10*contendedFor; time.Sleep(contendedFor / 10) {
 			a := &attempt{l: l, queues: true}
@@ -245,7 +192,7 @@ func TestACallQueuesForABoundedNumberOfRows(t *testing.T) {
 	var take []*statement
 	for i := range 2 * mostQueued {
 		calls := resolved(t, apples.For(fmt.Sprint(i)))
-		l.contention.note(calls[0].row())
+		l.contention.note(calls[0].Row)
 		take = append(take, l.takeOf(&calls[0]))
 	}
 	if got := len(l.contention.contended(take)); got != mostQueued {

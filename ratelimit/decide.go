@@ -72,17 +72,17 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 // stored checks a State, and returns it as the row to decide on at now.
 func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	if y := now.UTC().Year(); y < 1 || y > 9999 {
-		return algebra.Balance{}, &InvalidError{Limit: c.name, Field: "now", Value: now,
+		return algebra.Balance{}, &InvalidError{Limit: c.Name, Field: "now", Value: now,
 			Want: "a year from 1 to 9999"}
 	}
 	b := algebra.Balance{}
 	if s.TS.IsZero() && (s.Value != 0 || !s.PausedUntil.IsZero()) {
-		return b, &InvalidError{Limit: c.name, Field: "State", Value: s,
+		return b, &InvalidError{Limit: c.Name, Field: "State", Value: s,
 			Want: "the TS that the Value belongs to, or the zero State"}
 	}
 	if !s.TS.IsZero() {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
-			return b, &InvalidError{Limit: c.name, Field: "State", Value: s,
+			return b, &InvalidError{Limit: c.Name, Field: "State", Value: s,
 				Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
 		b = algebra.Balance{Exists: true, Value: s.Value, TS: s.TS.UnixMicro(),
@@ -90,7 +90,7 @@ func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	}
 	if !s.PausedUntil.IsZero() {
 		if y := s.PausedUntil.UTC().Year(); y < 1 || y > 9999 {
-			return b, &InvalidError{Limit: c.name, Field: "State", Value: s,
+			return b, &InvalidError{Limit: c.Name, Field: "State", Value: s,
 				Want: "a PausedUntil with a year from 1 to 9999"}
 		}
 		b.PausedUntil = min(s.PausedUntil.UnixMicro(), algebra.EndOfTime)

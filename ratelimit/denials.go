@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // denials remembers which rows denied calls lately, to know when LOOK should go before TAKE.
@@ -12,16 +13,11 @@ import (
 // rows, so a reset by another process is noticed at once.
 type denials struct {
 	mu   sync.Mutex
-	rows map[row]denial
+	rows map[where.Row]denial
 
 	// changes counts changes by this process that make tokens available sooner: resets, settlements
 	// and so on.
 	changes uint64
-}
-
-type row struct {
-	name, key string
-	shard     int32
 }
 
 type denial struct {
@@ -46,9 +42,6 @@ const trip = 10 * time.Millisecond
 // mostDenials bounds the memory, to some megabytes with long keys.
 const mostDenials = 10_000
 
-// row returns the row of c, for which its callers queue.
-func (c *call) row() row { return row{c.name, c.key, c.shard} }
-
 // expected reports whether one of the calls is likely to be denied.
 func (d *denials) expected(calls []call) bool {
 	d.mu.Lock()
@@ -57,7 +50,7 @@ func (d *denials) expected(calls []call) bool {
 		return false
 	}
 	for i := range calls {
-		if e, ok := d.rows[calls[i].row()]; ok && calls[i].Demand() >= e.demand &&
+		if e, ok := d.rows[calls[i].Row]; ok && calls[i].Demand() >= e.demand &&
 			time.Now().Before(e.until) {
 			return true
 		}
@@ -84,13 +77,13 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	defer d.mu.Unlock()
 	if decision.OK {
 		// a grant of less says nothing about more
-		if e, ok := d.rows[c.row()]; ok && c.Demand() >= e.demand {
-			delete(d.rows, c.row())
+		if e, ok := d.rows[c.Row]; ok && c.Demand() >= e.demand {
+			delete(d.rows, c.Row)
 		}
 		return
 	}
 	if d.rows == nil {
-		d.rows = make(map[row]denial)
+		d.rows = make(map[where.Row]denial)
 	}
 	if len(d.rows) >= mostDenials {
 		d.drop()
@@ -103,7 +96,7 @@ func (d *denials) note(c *call, decision *Decision, at int64) {
 	wait := time.Duration(min(until.UnixMicro()-at,
 		int64(24*time.Hour/time.Microsecond))) * time.Microsecond
 	now := time.Now()
-	d.rows[c.row()] = denial{now.Add(wait), demand, *decision, now, at, c.Rule, c.Count, c.Ahead,
+	d.rows[c.Row] = denial{now.Add(wait), demand, *decision, now, at, c.Rule, c.Count, c.Ahead,
 		c.watched == d.changes+1}
 }
 
@@ -115,7 +108,7 @@ func (d *denials) answer(calls []call, requests int, clock func() time.Time) (Re
 	}
 	c := &calls[0]
 	d.mu.Lock()
-	e, ok := d.rows[c.row()]
+	e, ok := d.rows[c.Row]
 	d.mu.Unlock()
 	if !ok || !e.answers || e.count != c.Count || e.ahead != c.Ahead || e.rule != c.Rule {
 		return Result{}, false
@@ -157,7 +150,7 @@ func (d *denials) forget(calls []call) {
 	defer d.mu.Unlock()
 	d.changes++
 	for i := range calls {
-		delete(d.rows, row{calls[i].name, calls[i].key, alone})
+		delete(d.rows, where.Of(calls[i].Name, calls[i].Key, alone))
 	}
 }
 
@@ -167,7 +160,7 @@ func (d *denials) forgetKey(key string) {
 	defer d.mu.Unlock()
 	d.changes++
 	for r := range d.rows {
-		if r.key == key {
+		if r.Key == key {
 			delete(d.rows, r)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 func deniedFor(d time.Duration) *Decision {
@@ -109,7 +110,7 @@ func TestFarRetryAtDoesNotOverflow(t *testing.T) {
 	if !d.expected(calls) {
 		t.Error("not expected")
 	}
-	if until := d.rows[calls[0].row()].until; until.After(time.Now().Add(25 * time.Hour)) {
+	if until := d.rows[calls[0].Row].until; until.After(time.Now().Add(25 * time.Hour)) {
 		t.Errorf("remembered until %v", until)
 	}
 }
@@ -120,7 +121,7 @@ func TestDenialsAreOfBoundedNumber(t *testing.T) {
 	var d denials
 	most := 0
 	for i := range 3*mostDenials + 1 {
-		c := call{Ask: algebra.Ask{Count: 1}, name: "limit", key: fmt.Sprint(i)}
+		c := call{Ask: algebra.Ask{Count: 1}, Row: where.Of("limit", fmt.Sprint(i), 0)}
 		d.note(&c, deniedFor(time.Hour), noon)
 		most = max(most, len(d.rows))
 		if !d.expected([]call{c}) {
@@ -135,10 +136,10 @@ func TestDenialsAreOfBoundedNumber(t *testing.T) {
 func TestExpiredDenialsAreDroppedFirst(t *testing.T) {
 	t.Parallel()
 	var d denials
-	live := call{Ask: algebra.Ask{Count: 1}, name: "limit", key: "live"}
+	live := call{Ask: algebra.Ask{Count: 1}, Row: where.Of("limit", "live", 0)}
 	d.note(&live, deniedFor(time.Hour), noon)
 	for i := range mostDenials {
-		d.note(&call{Ask: algebra.Ask{Count: 1}, name: "limit", key: fmt.Sprint(i)}, deniedFor(0), noon)
+		d.note(&call{Ask: algebra.Ask{Count: 1}, Row: where.Of("limit", fmt.Sprint(i), 0)}, deniedFor(0), noon)
 	}
 	if !d.expected([]call{live}) || len(d.rows) > mostDenials/2 {
 		t.Errorf("the live one of %d was dropped", len(d.rows))
@@ -152,7 +153,7 @@ func TestDenialsAreSafeForConcurrentUse(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for j := range 500 {
-				c := call{Ask: algebra.Ask{Count: 1}, name: "limit", key: fmt.Sprint((i + j) % 20)}
+				c := call{Ask: algebra.Ask{Count: 1}, Row: where.Of("limit", fmt.Sprint((i+j)%20), 0)}
 				d.note(&c, &Decision{OK: j%3 == 0, RetryAt: time.UnixMicro(noon + 1e9)}, noon)
 				d.expected([]call{c})
 				if j%7 == 0 {
@@ -171,7 +172,7 @@ func TestADenialFromBeforeAChangeAnswersNobody(t *testing.T) {
 	for what, change := range map[string]func(*denials, []call){
 		"nothing":       func(*denials, []call) {},
 		"a reset":       func(d *denials, c []call) { d.forget(c) },
-		"that of a key": func(d *denials, c []call) { d.forgetKey(c[0].key) },
+		"that of a key": func(d *denials, c []call) { d.forgetKey(c[0].Key) },
 	} {
 		var d denials
 		calls := resolved(t, apples.For("x").Count(5))

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // Beginner begins transactions: *pgxpool.Pool and *pgx.Conn do.
@@ -91,7 +93,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		ctx = context.WithValue(ctx, outerKey{db}, true)
 	}
 
-	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		a := &attempt{l: l, level: opts.IsoLevel, again: n > 1, conflicts: conflicts}
 		return a, a.run(ctx, db, opts, fn)
 	})
@@ -101,12 +103,12 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
 // not nil, rerun counts attempts and waits in it.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
-	attempt func(n int, conflicts []row) (*attempt, error)) error {
+	attempt func(n int, conflicts []where.Row) (*attempt, error)) error {
 	most := l.maxAttempts
 	if _, ends := ctx.Deadline(); most == 0 && !ends {
 		most = maxAttempts
 	}
-	var conflicts []row
+	var conflicts []where.Row
 	for n := 1; ; n++ {
 		a, err := attempt(n, conflicts)
 		if e != nil {

@@ -227,9 +227,9 @@ func ofOneKey(queue []*waiter) (some, others []*waiter) {
 
 // key returns the key that all limits of the call have, if they have the same.
 func (w *waiter) key() (key string, ok bool) {
-	key = w.calls[0].key
+	key = w.calls[0].Key
 	for i := range w.calls {
-		if w.calls[i].key != key {
+		if w.calls[i].Key != key {
 			return "", false
 		}
 	}

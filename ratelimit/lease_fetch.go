@@ -369,7 +369,7 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 func (s *Lease) blocks(res Result, sent int64) []*block {
 	c := *res.Outcomes[0].call
 	if c.parts == nil {
-		return []*block{newBlock(c, -c.owed, res.At.UnixMicro(), sent)}
+		return []*block{newBlock(c, -c.Owed, res.At.UnixMicro(), sent)}
 	}
 	blocks := make([]*block, len(c.parts))
 	for k, p := range c.parts {

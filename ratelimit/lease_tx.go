@@ -24,7 +24,7 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	}
 	t, ok := tx.(*txn)
 	if !ok {
-		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx",
+		return o.told(Result{}, &InvalidError{Limit: s.calls[0].Name, Field: "tx",
 			Value: plain("a transaction that InTx has not begun"),
 			Want:  "a transaction of InTx; in any other use Limiter.RateLimit"})
 	}

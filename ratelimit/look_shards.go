@@ -118,10 +118,10 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 	looks := make([]*statement, len(calls))
 	for i := range calls {
 		c := &calls[i]
-		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.name, c.key, l.now()},
+		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.Name, c.Key, l.now()},
 			look: new(look)}
-		if l.spread && c.key == "" {
-			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.key))
+		if l.spread && c.Key == "" {
+			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.Key))
 		}
 	}
 	return looks

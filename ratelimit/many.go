@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // many is a statement over many rows, and the rows that it is about.
@@ -64,7 +65,7 @@ func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many 
 func placesOf(rows []*standing) (names, keys []string) {
 	names, keys = make([]string, len(rows)), make([]string, len(rows))
 	for i, r := range rows {
-		names[i], keys[i] = r.c.name, r.c.key
+		names[i], keys[i] = r.c.Name, r.c.Key
 	}
 	return names, keys
 }
@@ -114,8 +115,8 @@ func (l *Limiter) lockMany(rows []*standing) []*many {
 
 // waitFor waits for one row and locks it. The statements after it lock it again, which costs no
 // wait.
-func (l *Limiter) waitFor(at place) *many {
-	return &many{sql: l.sql.Many.Wait, args: []any{at.name, at.key}, locks: true}
+func (l *Limiter) waitFor(at where.Place) *many {
+	return &many{sql: l.sql.Many.Wait, args: []any{at.Name, at.Key}, locks: true}
 }
 
 // putMany writes the rows that have changed. Those that do not exist are inserted, and returned as

@@ -32,7 +32,7 @@ func TestResultIsOfTheLimitWhoseTokensComeLast(t *testing.T) {
 		}
 		var limit, key string
 		if tc.of != nil {
-			limit, key = tc.of.name, tc.of.key
+			limit, key = tc.of.Name, tc.of.Key
 		}
 		if r.Limit != limit || r.Key != key {
 			t.Errorf("%s: of %q %q, want %q %q", tc.name, r.Limit, r.Key, limit, key)
@@ -49,7 +49,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	calls := resolved(t, requests...)
 	decisions, clock := make([]Decision, len(calls)), make([]int64, len(calls))
 	for i := range calls {
-		calls[i].taken = 1
+		calls[i].Since = 1
 		decisions[i] = Decision{OK: true, State: State{Value: float64(i)}}
 	}
 	r := summarize(calls, decisions, clock, len(requests))
@@ -66,7 +66,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	// What is to be given back is each row once, in the order in which it was locked.
 	taken, err := r.taken()
 	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool {
-		return a.row() == b.row() && a.Count == b.Count
+		return a.Row == b.Row && a.Count == b.Count
 	}) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // The protocol.
@@ -146,7 +148,7 @@ func stamp(takes []*statement) {
 
 // forget records that nothing is taken.
 func (c *call) forget() {
-	c.taken, c.owed, c.delay, c.moved, c.parts = 0, 0, 0, 0, nil
+	c.Left, c.parts = algebra.Left{}, nil
 }
 
 // undo gives back what was taken for a call whose context ended between two statements, because the

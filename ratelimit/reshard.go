@@ -46,7 +46,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 	}
 	for i := range calls {
 		if most := calls[i].MostShards(n); most < n {
-			return &InvalidError{Limit: calls[i].name, Field: "number of shards", Value: n,
+			return &InvalidError{Limit: calls[i].Name, Field: "number of shards", Value: n,
 				Want: fmt.Sprintf("at most %d: each must have a token, "+
 					"and of a window as many whole ones as the others", most)}
 		}
@@ -126,7 +126,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		puts = append(puts, l.put(&row, b))
 	}
 	top := *c
-	top.shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
+	top.Shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
 	puts = append(puts,
 		l.put(&top, algebra.Balance{Value: to.Number(), TS: was[0].TS, PausedUntil: algebra.Open}))
 	return x.run(ctx, puts)
@@ -217,7 +217,7 @@ func errHead(number float64) error {
 }
 
 func (l *Limiter) headOf(c *call) *statement {
-	return &statement{c: c, writes: true, sql: l.sql.Head, args: []any{c.name, c.key, l.now()}}
+	return &statement{c: c, writes: true, sql: l.sql.Head, args: []any{c.Name, c.Key, l.now()}}
 }
 
 // mend opens shards as full that should exist according to the head, but do not.

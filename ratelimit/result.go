@@ -128,7 +128,7 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 			ends = fromMicro(min(c.WindowStart(at[i])+c.Period, algebra.EndOfTime))
 		}
 		for _, j := range c.indexes {
-			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow,
+			res.Outcomes[j] = Outcome{Limit: c.Name, Key: c.Key, OK: d.OK, Shadow: c.shadow,
 				Value:    d.State.Value,
 				Capacity: c.Capacity, Rate: c.Rate,
 				Period: time.Duration(c.Period) * time.Microsecond, WindowEnds: ends,
@@ -145,9 +145,9 @@ func summarize(calls []call, decisions []Decision, at []int64, requests int) Res
 		d := &decisions[i]
 		switch {
 		case !res.OK && d.RetryAt.After(res.RetryAt):
-			res.RetryAt, res.Limit, res.Key = d.RetryAt, calls[i].name, calls[i].key
+			res.RetryAt, res.Limit, res.Key = d.RetryAt, calls[i].Name, calls[i].Key
 		case res.OK && d.RunAt.After(res.RunAt):
-			res.RunAt, res.Limit, res.Key = d.RunAt, calls[i].name, calls[i].key
+			res.RunAt, res.Limit, res.Key = d.RunAt, calls[i].Name, calls[i].Key
 		}
 	}
 	return res

@@ -27,7 +27,7 @@ func (l *Limiter) eachRow(
 			if err != nil {
 				return nil, err
 			}
-			if layout, _ := shard.Address(rows[0].shard); layout.Generation > 0 && closed != nil {
+			if layout, _ := shard.Address(rows[0].Shard); layout.Generation > 0 && closed != nil {
 				for _, s := range closed(&calls[i]) {
 					trip, from = append(trip, s), append(from, i)
 				}
@@ -49,7 +49,7 @@ func (l *Limiter) eachRow(
 			case s.once != nil:
 			case !s.closed():
 				done = append(done, s)
-			case slices.ContainsFunc(again, func(a call) bool { return a.place() == c.place() }):
+			case slices.ContainsFunc(again, func(a call) bool { return a.Place == c.Place }):
 			default:
 				seen, err := l.see(ctx, x, []call{*c})
 				if err != nil {
@@ -57,7 +57,7 @@ func (l *Limiter) eachRow(
 				}
 				// The only row of the limit was closed by hand. A shard, though, is one that
 				// this process remembers, of a key that was pruned.
-				if seen[0].Layout == shard.Single && s.c.shard == alone {
+				if seen[0].Layout == shard.Single && s.c.Shard == alone {
 					done = append(done, s)
 				} else {
 					again = append(again, *c)
@@ -141,7 +141,7 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 	}
 	var rows []call
 	for i, w := range seen {
-		if from, _ := shard.Address(left[i].shard); w.Layout != from {
+		if from, _ := shard.Address(left[i].Shard); w.Layout != from {
 			rows = append(rows, left[i].back(w)...)
 		}
 	}
@@ -155,10 +155,10 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 // the overlapping shards, because the debt of each decides how much comes back.
 func (c *call) back(w *whole) []call {
 	n := c.Count - c.used
-	if n <= 0 || c.Windowed && c.owed > 0 {
+	if n <= 0 || c.Windowed && c.Owed > 0 {
 		return c.follow(w.Layout)
 	}
-	from, _ := shard.Address(c.shard)
+	from, _ := shard.Address(c.Shard)
 	size := float64(from.Shards) / float64(w.Shards)
 	of := *c
 	of.Capacity, of.Rate, of.Debt, of.args = c.Capacity*size, c.Rate*size, c.Debt*size, nil
@@ -169,8 +169,8 @@ func (c *call) back(w *whole) []call {
 	var all []call
 	for _, p := range level(there, n) {
 		r, share := of, p.count/n
-		r.shard = w.Row(p.shard)
-		r.Count, r.used, r.owed, r.moved = r.Count*share, r.used*share, r.owed*share, r.moved*share
+		r.Shard = w.Row(p.shard)
+		r.Count, r.used, r.Owed, r.Moved = r.Count*share, r.used*share, r.Owed*share, r.Moved*share
 		all = append(all, r)
 	}
 	return all

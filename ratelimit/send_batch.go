@@ -251,7 +251,7 @@ func (s *sending) failed(
 	switch {
 	case isConflict(err):
 		if take != nil && isLostRow(err) {
-			s.l.contention.note(take.c.row())
+			s.l.contention.note(take.c.Row)
 		}
 		// Ending the failed transaction costs a round trip, but otherwise the pool would close the
 		// connection, and its next user would have to connect.

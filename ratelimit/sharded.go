@@ -53,7 +53,7 @@ func (l *Limiter) rateLimitShards(
 			l.send(&aims[i], held)
 			// so that calls made before the answer avoid this shard
 			for _, s := range aims[i].sent {
-				l.books.claim(s.c, s.c.shard, x.session())
+				l.books.claim(s.c, s.c.Shard, x.session())
 			}
 			takes = append(takes, aims[i].sent...)
 		}
@@ -111,8 +111,8 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 		}
 		switch {
 		case s.found:
-			if layout, i := shard.Address(s.row); s.row != s.c.shard {
-				l.books.disclaim(s.c, s.c.shard, x.session())
+			if layout, i := shard.Address(s.row); s.row != s.c.Shard {
+				l.books.disclaim(s.c, s.c.Shard, x.session())
 				*s.c = s.whole.take(layout, i, s.c.Count)
 			}
 			s.c.stamp(s.balance())
@@ -121,13 +121,13 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 				a.shards = append(a.shards, *s.c)
 			}
 		case err != nil && isConflict(err):
-			l.books.lost(s.c, s.c.shard)
+			l.books.lost(s.c, s.c.Shard)
 		case s.lone && err == nil:
 			// another transaction holds it or has taken from it, so the session no longer prefers
 			// it
 			l.books.lost(s.c, s.row)
 		default:
-			l.books.disclaim(s.c, s.c.shard, x.session())
+			l.books.disclaim(s.c, s.c.Shard, x.session())
 		}
 	}
 }

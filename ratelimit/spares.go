@@ -59,7 +59,7 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 		if !(c.Capacity-c.Count >= c.Leave) {
 			return Result{}, errShare
 		}
-		ids[i] = maphash.Comparable(s.seed, c.place())
+		ids[i] = maphash.Comparable(s.seed, c.Place)
 		b, known := s.of[ids[i]]
 		if !known {
 			unknown++

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // InSQLTx is [Limiter.InTx] for a *sql.DB over pgx's stdlib driver: it runs fn in a transaction,
@@ -66,7 +68,7 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 		o.Isolation = sqlLevels[l.level]
 	}
 	ctx = context.WithValue(ctx, outerSQLKey{db}, true)
-	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		if n > starvesAfter {
 			defer l.contention.starves(conflicts)()
 		}
@@ -177,7 +179,7 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	_, err := sendBatch(ctx, a.conn, queueFor(&a.l.sql, locksOf(a.conflicts)))
+	_, err := sendBatch(ctx, a.conn, queueFor(&a.l.sql, where.Queue(a.conflicts)))
 	a.queued = time.Since(began)
 	if err != nil {
 		// the session may hold the locks, and closing the connection frees them

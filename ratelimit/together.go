@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // How calls are decided together.
@@ -34,9 +35,9 @@ type scheme struct {
 	alone       []*waiter // to be decided one by one
 	trips       int       // round trips so far
 
-	lane   *lane  // the lane whose goroutine decides; nil for calls from held, which all go
-	runner int    // to the second transaction
-	wait   *place // if not nil, the second transaction waits for this row
+	lane   *lane        // the lane whose goroutine decides; nil for calls from held, which all go
+	runner int          // to the second transaction
+	wait   *where.Place // if not nil, the second transaction waits for this row
 }
 
 // decide answers the calls of p.late.
@@ -77,7 +78,7 @@ func (c *Coalesced) decide(p *scheme) {
 func (p *scheme) plan(some []*waiter) {
 	c := p.c
 	plain := make([]*waiter, 0, len(some))
-	var late map[place]bool // rows of calls that are not plain
+	var late map[where.Place]bool // rows of calls that are not plain
 	for _, w := range some {
 		switch {
 		case c.l.books.sharded(w.calls):
@@ -87,23 +88,23 @@ func (p *scheme) plan(some []*waiter) {
 		default:
 			p.late = append(p.late, w)
 			if late == nil {
-				late = map[place]bool{}
+				late = map[where.Place]bool{}
 			}
 			for i := range w.calls {
-				late[w.calls[i].place()] = true
+				late[w.calls[i].Place] = true
 			}
 		}
 	}
 	slices.SortStableFunc(plain, func(a, b *waiter) int {
-		return compareRows(&a.calls[0], &b.calls[0])
+		return a.calls[0].Compare(&b.calls[0].Row)
 	})
 	rows := make([]standing, len(plain))
 	for i, k := 0, 0; i < len(plain); k++ {
 		r, first, same := &rows[k], &plain[i].calls[0], true
 		r.c = first
 		from := i
-		for ; i < len(plain) && plain[i].calls[0].name == first.name &&
-			plain[i].calls[0].key == first.key; i++ {
+		for ; i < len(plain) && plain[i].calls[0].Name == first.Name &&
+			plain[i].calls[0].Key == first.Key; i++ {
 			w := plain[i]
 			w.rows[0] = r
 			r.count += w.calls[0].Count
@@ -111,7 +112,7 @@ func (p *scheme) plan(some []*waiter) {
 		}
 		r.waiters = plain[from:i:i]
 		switch {
-		case !same || late[first.place()]:
+		case !same || late[first.Place]:
 			p.late = append(p.late, r.waiters...)
 		case c.l.denials.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
@@ -223,7 +224,7 @@ func (p *scheme) looked(r *standing, tried bool) {
 		case !r.found:
 			p.fresh = append(p.fresh, w)
 		case tried && r.c.At(r.left, r.at).Value >= r.count:
-			p.hold(w, w.calls[0].place(), 0)
+			p.hold(w, w.calls[0].Place, 0)
 		default:
 			p.late = append(p.late, w)
 		}
@@ -242,7 +243,7 @@ func (p *scheme) heldUp(w *waiter) {
 	default:
 		for _, r := range w.rows {
 			if r.held() {
-				p.hold(w, r.c.place(), 0)
+				p.hold(w, r.c.Place, 0)
 				return
 			}
 		}
@@ -257,7 +258,7 @@ func (p *scheme) noted(w *waiter) {
 	p.answer(w)
 }
 
-func (p *scheme) hold(w *waiter, at place, most int) {
+func (p *scheme) hold(w *waiter, at where.Place, most int) {
 	w.trips += p.trips
 	p.c.held.hold(w, at, most)
 }
@@ -269,7 +270,7 @@ func (r *standing) held() bool { return r.found && !r.locked }
 func (w *waiter) grant(i int, b algebra.Balance) {
 	call := &w.calls[i]
 	w.decisions[i], w.at[i] = call.granted(b), b.TS
-	call.taken, call.owed, call.delay, call.moved = b.Since(), -b.Value, b.Delay, b.Moved
+	call.Left = b.Left()
 }
 
 // judge decides on rows as they were read, and takes nothing. It cannot decide if one of them is

@@ -97,7 +97,7 @@ func (r Result) taken() ([]call, error) {
 	}
 	var calls []call
 	for i := range r.Outcomes {
-		if c := r.Outcomes[i].call; c != nil && c.taken != 0 && c.indexes[0] == i {
+		if c := r.Outcomes[i].call; c != nil && c.Since != 0 && c.indexes[0] == i {
 			calls = append(calls, c.took()...)
 		}
 	}

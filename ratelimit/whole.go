@@ -33,7 +33,7 @@ func (c *call) of(layout shard.Layout, i int) call {
 		r.Rule, r.args = *s.Of(i), nil
 		r.Leave = c.leaves(layout.Shards, i)
 	}
-	r.shard, r.parts, r.shards = layout.Row(i), nil, 0
+	r.Shard, r.parts, r.shards = layout.Row(i), nil, 0
 	return r
 }
 
@@ -58,16 +58,16 @@ func (c *call) take(layout shard.Layout, i int, count float64) call {
 
 // follow returns what c, a take from a shard of a former layout, is in the layout to.
 func (c *call) follow(to shard.Layout) []call {
-	from, i := shard.Address(c.shard)
+	from, i := shard.Address(c.Shard)
 	var all []call
 	for _, o := range shard.Overlaps(from.Shards, i, to.Shards) {
 		r := *c
 		// the size of a new shard relative to an old one
 		size := float64(from.Shards) / float64(to.Shards)
-		r.shard, r.args = to.Row(o.Shard), nil
+		r.Shard, r.args = to.Row(o.Shard), nil
 		r.Capacity, r.Rate, r.Debt = r.Capacity*size, r.Rate*size, r.Debt*size
 		r.Count, r.used = r.Count*o.Share, r.used*o.Share
-		r.owed, r.moved = r.owed*o.Share, r.moved*o.Share
+		r.Owed, r.Moved = r.Owed*o.Share, r.Moved*o.Share
 		all = append(all, r)
 	}
 	return all
@@ -127,7 +127,7 @@ func (l *look) whole() (w *whole, valid bool) {
 func (w *whole) after(takes []*statement) *whole {
 	left := &whole{w.Layout, slices.Clone(w.rows), w.at}
 	for _, s := range takes {
-		if layout, i := shard.Address(s.c.shard); layout == w.Layout {
+		if layout, i := shard.Address(s.c.Shard); layout == w.Layout {
 			left.rows[i] = s.balance()
 		}
 	}

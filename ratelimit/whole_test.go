@@ -20,7 +20,7 @@ func TestNoPartIsLargerThanAShare(t *testing.T) {
 		capacity := float64(rapid.IntRange(n, 100*n).Draw(t, "capacity"))
 		c := &call{Ask: algebra.Ask{
 			Rule: algebra.Rule{Capacity: capacity, Rate: capacity, Period: 1e9, Debt: maxTokens},
-		}, name: "l"}
+		}}
 		c.Reserve = true
 		c.Count = rapid.Float64Range(0.01, capacity).Draw(t, "count") // less drowns in what may be reserved
 		shares := c.Shares(n)
@@ -66,7 +66,7 @@ func TestAPartGoesToNoShardThatIsTooLate(t *testing.T) {
 	t.Parallel()
 	c := &call{Ask: algebra.Ask{
 		Rule: algebra.Rule{Capacity: 5, Rate: 5, Period: 5000, Debt: maxTokens}, Count: 3,
-	}, name: "l"}
+	}}
 	c.Reserve, c.Bounded, c.Within, c.Credit = true, true, 200, true
 	w := &whole{shard.Layout{Shards: 5, Generation: 1}, make([]algebra.Balance, 5), 1}
 	for i, value := range []float64{0, 0, -0.25, 0, 0.5} { // the third repays for 1,250 microseconds
