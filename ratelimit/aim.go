@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
@@ -13,7 +15,7 @@ type aim struct {
 	c      *call
 	layout shard.Layout
 	from   []int // candidates, one of which is enough. If there are none:
-	plan   plan
+	plan   spread.Plan
 	wait   bool    // wait for the first candidate if others hold all of them
 	level  float64 // the least that a take from a candidate is expected to leave
 	sent   []*statement
@@ -21,7 +23,7 @@ type aim struct {
 
 // locked returns the last row that takes have locked without taking from it, as far as that can be
 // told; 0 for none. A shard that has enough did not deny: another transaction held it.
-func locked(aims []aim, seen []*whole) (last int32) {
+func locked(aims []aim, seen []*spread.Whole) (last int32) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
 		for _, s := range a.sent {
@@ -35,7 +37,7 @@ func locked(aims []aim, seen []*whole) (last int32) {
 			for _, row := range rows {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
-				if s.found || r.At(w.rows[k], w.at).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
+				if s.found || r.At(w.Rows[k], w.At).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
 					last = max(last, row)
 				}
 			}
@@ -80,14 +82,14 @@ func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 	if w == nil || !c.Pausable() {
 		return false
 	}
-	p, ok := c.plan(w, w.at, false, l.books.free(c, w.Layout, session))
+	p, ok := w.Plan(&c.Ask, w.At, false, l.books.free(c, w.Layout, session))
 	*a = aim{c: c, layout: w.Layout, plan: p}
-	return ok && len(p.parts) > 0
+	return ok && len(p.Parts) > 0
 }
 
 // aim aims by what was just seen, which grants each call. The last time, the takes ignore how
 // others have changed the shards since.
-func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last bool) {
+func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*spread.Whole, last bool) {
 	for i := range calls {
 		c, w := &calls[i], seen[i]
 		aims[i] = aim{c: c, layout: w.Layout}
@@ -95,14 +97,14 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 			continue
 		}
 		free := l.books.free(c, w.Layout, x.session())
-		p, ok := c.plan(w, w.at, last && c.Pausable(), free)
+		p, ok := w.Plan(&c.Ask, w.At, last && c.Pausable(), free)
 		if !ok {
-			p, _ = c.plan(w, w.at, last && c.Pausable(), nil)
+			p, _ = w.Plan(&c.Ask, w.At, last && c.Pausable(), nil)
 		}
-		if len(p.able) == 0 {
+		if len(p.Able) == 0 {
 			aims[i].plan, aims[i].wait = p, last
 		} else {
-			aims[i].among(p.able, w, free)
+			aims[i].among(p.Able, w, free)
 		}
 		if last {
 			aims[i].anyLevel()
@@ -112,13 +114,13 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 }
 
 // among aims at one of the shards that were seen to grant the call alone.
-func (a *aim) among(able []int, w *whole, free func(int) bool) {
+func (a *aim) among(able []int, w *spread.Whole, free func(int) bool) {
 	shares := a.c.Shares(w.Shards)
 	view := func(k int) shard.View {
 		i := able[k]
-		return shard.View{Tokens: shares.Of(i).At(w.rows[i], w.at).Value, Busy: !free(i)}
+		return shard.View{Tokens: shares.Of(i).At(w.Rows[i], w.At).Value, Busy: !free(i)}
 	}
-	chosen, _ := shard.Choose(len(able), -1, a.c.Count, closed, view, rand.IntN)
+	chosen, _ := shard.Choose(len(able), -1, a.c.Count, algebra.Closed, view, rand.IntN)
 	for _, k := range chosen {
 		a.from = append(a.from, able[k])
 		a.level = min(a.level, view(k).Tokens-a.c.Count)
@@ -129,11 +131,11 @@ func (a *aim) among(able []int, w *whole, free func(int) bool) {
 
 // anyLevel makes the takes ignore how others have changed the shards since.
 func (a *aim) anyLevel() {
-	a.level = closed
-	for k := range a.plan.parts {
-		p := &a.plan.parts[k]
-		row := a.c.take(a.layout, p.shard, p.count)
-		p.least = row.Least()
+	a.level = algebra.Closed
+	for k := range a.plan.Parts {
+		p := &a.plan.Parts[k]
+		row := a.c.take(a.layout, p.Shard, p.Count)
+		p.Least = row.Least()
 	}
 }
 
@@ -142,9 +144,9 @@ func (a *aim) anyLevel() {
 func (l *Limiter) send(a *aim, held int32) {
 	ahead := func(i int) bool { return a.layout.Row(i) <= held }
 	if held > 0 && a.layout != shard.Single {
-		parts := len(a.plan.parts)
+		parts := len(a.plan.Parts)
 		a.from = slices.DeleteFunc(a.from, ahead)
-		if slices.ContainsFunc(a.plan.parts, func(p part) bool { return ahead(p.shard) }) ||
+		if slices.ContainsFunc(a.plan.Parts, func(p spread.Part) bool { return ahead(p.Shard) }) ||
 			parts == 0 && len(a.from) == 0 {
 			a.sent = nil
 			return
@@ -159,7 +161,7 @@ func (l *Limiter) send(a *aim, held int32) {
 		a.sent = []*statement{l.takeShard(a)}
 	default:
 		a.sent = nil
-		for _, p := range a.plan.parts {
+		for _, p := range a.plan.Parts {
 			a.sent = append(a.sent, l.takePart(a, p))
 		}
 	}
@@ -202,21 +204,21 @@ func (l *Limiter) takeShard(a *aim) *statement {
 
 // takePart takes one part of a call's count. If it gathers tokens that are there, it takes no shard
 // that others hold, and one caller gathers at a time.
-func (l *Limiter) takePart(a *aim, p part) *statement {
-	row := a.c.take(a.layout, p.shard, p.count)
-	if !a.plan.ahead {
-		row.Leave = p.least
+func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
+	row := a.c.take(a.layout, p.Shard, p.Count)
+	if !a.plan.Ahead {
+		row.Leave = p.Least
 	}
 	switch {
-	case l.portable && a.plan.ahead:
-		return l.takeRow(a.c, &row, p.least)
+	case l.portable && a.plan.Ahead:
+		return l.takeRow(a.c, &row, p.Least)
 	case l.portable:
 		return l.takeRow(a.c, &row, 0)
-	case a.plan.ahead:
+	case a.plan.Ahead:
 		one := *a.c
 		one.Count, one.Before = row.Count, row.Before
 		s := l.takeShard(
-			&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least},
+			&aim{c: &one, layout: a.layout, from: []int{p.Shard}, wait: a.wait, level: p.Least},
 		)
 		s.whole = a.c
 		return s

@@ -200,18 +200,16 @@ func (l *Limiter) takeOrLook(
 	stamp(takes)
 	var looks []*statement
 	var decided []call
-	var decisions []Decision
-	var at []int64
-	note := func(c *call, d Decision, now int64) {
-		decided, decisions, at = append(decided, *c), append(decisions, d), append(at, now)
+	var verdicts []algebra.Verdict
+	note := func(c *call, v algebra.Verdict) {
+		decided, verdicts = append(decided, *c), append(verdicts, v)
 	}
 	for i, s := range takes {
 		if !s.found {
 			looks = append(looks, l.lookOf(&calls[i]))
 			continue
 		}
-		b := s.balance()
-		note(&calls[i], calls[i].granted(b), b.TS)
+		note(&calls[i], calls[i].Granted(s.balance()))
 	}
 	if len(looks) > 0 {
 		if err := x.run(ctx, looks); err != nil {
@@ -219,15 +217,14 @@ func (l *Limiter) takeOrLook(
 		}
 	}
 	for _, s := range looks {
-		now := s.answer.at.UnixMicro()
-		d := s.c.decide(s.balance(), now)
-		if s.closed() || d.OK {
+		v := s.c.Decide(s.balance(), s.answer.at.UnixMicro())
+		if s.closed() || v.OK {
 			again = append(again, s.c)
 			continue
 		}
-		note(s.c, d, now)
+		note(s.c, v)
 	}
-	sum := summarize(decided, decisions, at, requests)
+	sum := summarize(decided, verdicts, requests)
 	for i := range decided {
 		for _, j := range decided[i].indexes {
 			res.Outcomes[j] = sum.Outcomes[j]
@@ -317,16 +314,14 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 			own.parts, rest = allot(rest, own.Count)
 		}
 		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.Since,
-			PausedUntil: algebra.Open, Delay: own.Delay, Moved: own.Moved}
-		if !o.paused.IsZero() {
-			b.PausedUntil = o.paused.UnixMicro()
-		}
-		d := own.granted(b)
+			PausedUntil: o.paused, Delay: own.Delay, Moved: own.Moved}
+		v := own.Granted(b)
 		if own.parts != nil {
-			d = own.grantedParts(own.parts, b)
+			v = own.grantedParts(b)
 		}
 		met := *o
-		met.Value, met.RunAt, met.PacedAt, met.call = b.Value, d.RunAt, d.PacedAt, own
+		met.Value, met.call = b.Value, own
+		met.RunAt, met.PacedAt, _ = times(&v)
 		yield(own, met)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
@@ -125,7 +126,7 @@ func (b *books) layout(c *call) (layout shard.Layout, known bool) {
 }
 
 // look remembers how a limit was seen, unless the transaction itself has changed its layout.
-func (b *books) look(c *call, w *whole, transaction any) {
+func (b *books) look(c *call, w *spread.Whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch a, ok := transaction.(*attempt); {
@@ -134,17 +135,17 @@ func (b *books) look(c *call, w *whole, transaction any) {
 	case !ok && transaction != nil && b.made.has(maker{c.Place, transaction}):
 		return
 	}
-	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
+	b.ahead = time.Duration(w.At-time.Now().UnixMicro()) * time.Microsecond
 	k := b.of[c.Place]
 	if k == nil || k.layout != w.Layout {
 		k = b.open(c.Place, w.Layout)
 	}
 	now := time.Now()
-	for i := range w.rows {
+	for i := range w.Rows {
 		// A take of this process that has not committed is not visible in what was read, and is
 		// known better.
-		if p := &k.shards[i]; p.TS <= w.rows[i].TS || !p.held || now.Sub(p.taken) >= lately {
-			p.Balance = w.rows[i]
+		if p := &k.shards[i]; p.TS <= w.Rows[i].TS || !p.held || now.Sub(p.taken) >= lately {
+			p.Balance = w.Rows[i]
 		}
 	}
 }
@@ -293,13 +294,13 @@ func (b *books) choose(
 		p := &k.shards[i]
 		left := shares.Of(i).At(p.Balance, at)
 		if left.PausedUntil != algebra.Open && (!c.Reserve || c.Bounded) {
-			left.Value = closed
+			left.Value = algebra.Closed
 		}
 		return shard.View{Tokens: left.Value, Busy: i != own && p.held && now.Sub(p.taken) < lately}
 	}
 	row := c.of(layout, 0)
 	least := row.Demand() - c.Count
-	if most, _ := c.largest(&shares); c.Pausable() && c.Count > most {
+	if most, _ := spread.Largest(&c.Ask, &shares); c.Pausable() && c.Count > most {
 		least = 0 // otherwise it is taken in parts
 	}
 	candidates, enough = shard.Choose(layout.Shards, own, c.Count, least, view, rand.IntN)
@@ -335,16 +336,17 @@ func (b *books) asked(c *call) float64 {
 }
 
 // known returns the limit as it is remembered, or nil.
-func (b *books) known(c *call, clock func() time.Time) *whole {
+func (b *books) known(c *call, clock func() time.Time) *spread.Whole {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.of[c.Place]
 	if k == nil {
 		return nil
 	}
-	w := &whole{k.layout, make([]algebra.Balance, len(k.shards)), b.now(clock)}
+	w := &spread.Whole{Layout: k.layout, Rows: make([]algebra.Balance, len(k.shards)),
+		At: b.now(clock)}
 	for i := range k.shards {
-		w.rows[i] = k.shards[i].Balance
+		w.Rows[i] = k.shards[i].Balance
 	}
 	return w
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
@@ -15,7 +16,7 @@ var four = shard.Layout{Shards: 4}
 var plums = MustDefine("plums", TokenBucket{Rate: 40, Period: time.Hour}, Shards(4))
 
 // looked is a limiter that has looked at a limit of 4 shards, of which only the last has anything.
-func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
+func looked(t *testing.T) (l *Limiter, c []call, w *spread.Whole) {
 	t.Helper()
 	l, err := New(Config{Clock: func() time.Time { return time.UnixMicro(noon) }})
 	if err != nil {
@@ -23,7 +24,7 @@ func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
 	}
 	c = resolved(t, plums.Global().Count(5))
 	empty, full := algebra.Balance{Exists: true, TS: noon}, algebra.Balance{Exists: true, TS: noon, Value: 10}
-	w = &whole{four, []algebra.Balance{empty, empty, empty, full}, noon}
+	w = &spread.Whole{Layout: four, Rows: []algebra.Balance{empty, empty, empty, full}, At: noon}
 	l.books.look(&c[0], w, nil)
 	return l, c, w
 }
@@ -50,13 +51,13 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		"taken":     func(l *Limiter, c *call) { l.books.took(row3(c), algebra.Balance{Exists: true, TS: noon}, 1) },
 		"forgotten": func(l *Limiter, c *call) { l.books.forget(c) },
 		"more shards": func(l *Limiter, c *call) {
-			l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]algebra.Balance, 8), noon}, nil)
+			l.books.look(c, &spread.Whole{Layout: shard.Layout{Shards: 8}, Rows: make([]algebra.Balance, 8), At: noon}, nil)
 		},
 	} {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
-		l.aim(sqlExecutor{}, c, aims, []*whole{w}, false)
+		l.aim(sqlExecutor{}, c, aims, []*spread.Whole{w}, false)
 		l.send(&aims[0], 0)
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.Shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
@@ -81,7 +82,7 @@ func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 		t.Errorf("chose %v, where one has 10", from)
 	}
 	l.books.took(row3(&c[0]), algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
-	w.rows[3] = algebra.Balance{Exists: true, TS: noon + 2, Value: 9}
+	w.Rows[3] = algebra.Balance{Exists: true, TS: noon + 2, Value: 9}
 	l.books.look(&c[0], w, nil)
 	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
 		t.Errorf("chose %v, where one has been filled since", from)

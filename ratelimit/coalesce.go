@@ -137,11 +137,8 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 func (c *Coalesced) rateLimit(
 	ctx context.Context, o *observation, calls []call, requests int,
 ) (Result, error) {
-	if c.l.remember {
-		if res, ok := c.l.denials.answer(calls, requests, c.l.clock); ok {
-			return res, nil
-		}
-		c.l.denials.watch(calls)
+	if res, ok := c.l.recall(calls, requests); ok {
+		return res, nil
 	}
 	w := waiters.Get().(*waiter)
 	w.calls, w.requests = calls, requests

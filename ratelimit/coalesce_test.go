@@ -87,7 +87,7 @@ func expectedDenialDoesNotJoin(t *testing.T) {
 	c.held.hold(held, held.calls[0].Place, 0)
 	c.held.timer.Stop()
 	denied := call("held", 5)
-	l.denials.note(&denied.calls[0], &Decision{RetryAt: fromMicro(1e6)}, 0)
+	l.noted(&denied.calls[0], &algebra.Verdict{RetryAt: 1e6, After: algebra.Balance{PausedUntil: algebra.Open}})
 	for _, tc := range []struct {
 		name string
 		w    *waiter

@@ -66,7 +66,10 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	return c.decide(b, now.UnixMicro()), nil
+	v := c.Decide(b, now.UnixMicro())
+	d := Decision{OK: v.OK, State: c.state(v.After)}
+	d.RunAt, d.PacedAt, d.RetryAt = times(&v)
+	return d, nil
 }
 
 // stored checks a State, and returns it as the row to decide on at now.
@@ -98,26 +101,15 @@ func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	return b, nil
 }
 
-func (c *call) decide(b algebra.Balance, now int64) Decision {
-	v := c.Decide(b, now)
-	return c.decision(&v)
-}
-
-// granted returns the Decision for a take that has left b.
-func (c *call) granted(b algebra.Balance) Decision {
-	v := c.Granted(b)
-	return c.decision(&v)
-}
-
-func (c *call) decision(v *algebra.Verdict) Decision {
-	d := Decision{OK: v.OK, State: c.state(v.After)}
+// times returns RunAt, PacedAt and RetryAt: each zero where it has no meaning.
+func times(v *algebra.Verdict) (runAt, pacedAt, retryAt time.Time) {
 	switch {
 	case !v.OK:
-		d.RetryAt = fromMicro(v.RetryAt)
+		retryAt = fromMicro(v.RetryAt)
 	case v.Ahead:
-		d.RunAt, d.PacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
+		runAt, pacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
 	}
-	return d
+	return runAt, pacedAt, retryAt
 }
 
 func (c *call) state(b algebra.Balance) State {

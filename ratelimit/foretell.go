@@ -36,24 +36,18 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 		leave(c, c.state(c.At(b, at)))
 	}
 	res, err := beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		decisions, readings := make([]Decision, len(calls)), make([]int64, len(calls))
-		ok := true
+		verdicts := make([]algebra.Verdict, len(calls))
 		for i := range calls {
-			decisions[i], readings[i] = calls[i].decide(balances[calls[i].Place], at), at
-			ok = ok && decisions[i].OK
+			verdicts[i] = calls[i].Decide(balances[calls[i].Place], at)
 		}
+		ok := algebra.AllOrNone(verdicts)
 		for i := range calls {
-			c, d := &calls[i], &decisions[i]
-			before := c.At(balances[c.Place], at)
-			if ok {
-				after, _ := c.Grants(before)
-				c.Left = after.Left()
-				leave(c, d.State)
-			} else { // a denial takes from none, so each keeps its balance
-				d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}
+			if c := &calls[i]; ok {
+				c.Left = verdicts[i].After.Left()
+				leave(c, c.state(verdicts[i].After))
 			}
 		}
-		res := summarize(calls, decisions, readings, len(requests))
+		res := summarize(calls, verdicts, len(requests))
 		if ok {
 			res.id = newID(res.At.UnixMicro())
 		}

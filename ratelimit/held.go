@@ -63,7 +63,7 @@ func (h *held) join(w *waiter) bool {
 	defer h.mu.Unlock()
 	for i := range w.calls {
 		r := h.rows[w.calls[i].Place]
-		if r == nil || r.most == 0 && h.c.l.denials.expected(w.calls) {
+		if r == nil || r.most == 0 && h.c.l.expected(w.calls) {
 			continue
 		}
 		w.since = time.Now()

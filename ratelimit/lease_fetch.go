@@ -290,7 +290,7 @@ func (s *Lease) round(f *flight) {
 	default:
 		o := &res.Outcomes[0]
 		s.denied = refusal{n: o.call.Count, retryAt: res.RetryAt.UnixMicro(), value: o.Value,
-			at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
+			at: res.At.UnixMicro(), paused: o.paused, told: now}
 		s.calm = now + int64(blockLasts)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/denials"
 	"github.com/weir-go/weir/internal/statements"
 )
 
@@ -93,7 +94,7 @@ type Limiter struct {
 	spread      bool // on Citus: see homes.go
 	remember    bool
 	clock       func() time.Time
-	denials     denials
+	denials     denials.Denials
 	contention  contention
 	books       books
 	hot         hot

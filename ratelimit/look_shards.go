@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/shard"
 )
 
 // look reads limits with all their shards, before the transaction begins if it can. It adds shards
 // to limits that should have more.
-func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
 	looks := l.looksAtShards(calls)
 	if did, err := x.aside(ctx, looks, false); err != nil {
 		return nil, explain(ctx, err, "look at", calls)
@@ -26,7 +27,7 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 // the caller's code need not run again.
 func (l *Limiter) lookAgain(
 	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
-) (seen []*whole, restarted bool, err error) {
+) (seen []*spread.Whole, restarted bool, err error) {
 	looks := l.looksAtShards(calls)
 	if first {
 		restarted, err = x.restart(ctx, looks)
@@ -57,7 +58,7 @@ func (l *Limiter) lookAgain(
 // grown returns what looks have read, after adding the shards that limits lack.
 func (l *Limiter) grown(
 	ctx context.Context, x executor, looks []*statement, calls []call,
-) ([]*whole, error) {
+) ([]*spread.Whole, error) {
 	for range rounds {
 		seen, err := l.seen(x, looks, calls)
 		if err != nil {
@@ -65,7 +66,7 @@ func (l *Limiter) grown(
 		}
 		again := false
 		for i := range calls {
-			lacks := seen[i].lacks()
+			lacks := seen[i].Lacks()
 			if seen[i].Shards >= calls[i].shards && !lacks {
 				continue
 			}
@@ -96,8 +97,8 @@ func (l *Limiter) grown(
 var errMoving = errors.New("its shards keep changing")
 
 // seen returns what looks have read, and remembers it in the books.
-func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, error) {
-	seen := make([]*whole, len(calls))
+func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*spread.Whole, error) {
+	seen := make([]*spread.Whole, len(calls))
 	for i, s := range looks {
 		c := &calls[i]
 		w, valid := s.look.whole()
@@ -128,10 +129,10 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 }
 
 // see reads limits with all their shards, and changes nothing.
-func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
 	looks := l.looksAtShards(calls)
 	err := x.run(ctx, looks)
-	var seen []*whole
+	var seen []*spread.Whole
 	if err == nil {
 		seen, err = l.seen(x, looks, calls)
 	}

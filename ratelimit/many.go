@@ -253,4 +253,4 @@ func (s *many) read(rows pgx.Rows) error {
 }
 
 // closed reports whether the row is closed, because the limit has shards.
-func (r *standing) closed() bool { return r.found && isClosed(r.left.Value) }
+func (r *standing) closed() bool { return r.found && r.left.IsClosed() }

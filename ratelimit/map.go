@@ -36,7 +36,7 @@ package ratelimit
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       runs statements in a pgx transaction
 //	postgres.go      what the database's errors mean
-//	denials.go       remembers recent denials, so that a flood of denied calls only reads
+//	denials.go       expects denials, so that a flood of denied calls only reads
 //
 // Changes of rows without a decision:
 //
@@ -85,8 +85,7 @@ package ratelimit
 //	sharded.go       the protocol where a limit has shards
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads all shards of a limit, and adds shards that are missing
-//	whole.go         the shards of a limit and key, seen as one balance
-//	parts.go         how a count is divided over shards
+//	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
 //	hot.go           warns that a limit needs more shards
 //

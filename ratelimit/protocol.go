@@ -78,16 +78,15 @@ type executor interface {
 func (l *Limiter) rateLimit(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
-	if l.remember && x.alone() {
-		if res, ok := l.denials.answer(calls, requests, l.clock); ok {
+	if x.alone() {
+		if res, ok := l.recall(calls, requests); ok {
 			return res, nil
 		}
-		l.denials.watch(calls)
 	}
 	if l.books.sharded(calls) {
 		return l.rateLimitShards(ctx, x, calls, requests)
 	}
-	looked := x.fresh() && l.denials.expected(calls)
+	looked := x.fresh() && l.expected(calls)
 	for round := 1; ; round++ {
 		if looked {
 			res, err := l.foresee(ctx, x, calls, requests)
@@ -182,21 +181,18 @@ const few = 2
 
 // granted returns the Result if all takes answered with a row.
 func granted(takes []*statement, calls []call, requests int) (Result, bool) {
-	var fewDecisions [few]Decision // room on the stack, enough for most calls
-	var fewTimes [few]int64
-	decisions, at := fewDecisions[:0], fewTimes[:0]
+	var fewVerdicts [few]algebra.Verdict // room on the stack, enough for most calls
+	verdicts := fewVerdicts[:0]
 	if len(takes) > few {
-		decisions, at = make([]Decision, 0, len(takes)), make([]int64, 0, len(takes))
+		verdicts = make([]algebra.Verdict, 0, len(takes))
 	}
-	decisions, at = decisions[:len(takes)], at[:len(takes)]
 	for i := range takes {
 		if !takes[i].found {
 			return Result{}, false
 		}
-		b := takes[i].balance()
-		decisions[i], at[i] = calls[i].granted(b), b.TS
+		verdicts = append(verdicts, calls[i].Granted(takes[i].balance()))
 	}
-	res := summarize(calls, decisions, at, requests)
+	res := summarize(calls, verdicts, requests)
 	res.id = newID(res.At.UnixMicro())
 	return res, true
 }
@@ -288,7 +284,7 @@ func (l *Limiter) checkRateLimit(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
 	if l.remember && x.alone() {
-		l.denials.watch(calls)
+		l.watch(calls)
 	}
 	if l.books.sharded(calls) {
 		return l.checkShards(ctx, x, calls, requests)
@@ -304,17 +300,18 @@ func (l *Limiter) checkRateLimit(
 }
 
 func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
-	decisions, at := make([]Decision, len(looks)), make([]int64, len(looks))
-	for i := range looks {
-		at[i] = looks[i].answer.at.UnixMicro()
-		decisions[i] = calls[i].decide(looks[i].balance(), at[i])
-		l.denials.note(&calls[i], &decisions[i], at[i])
+	verdicts := make([]algebra.Verdict, len(looks))
+	for i, s := range looks {
+		verdicts[i] = calls[i].Decide(s.balance(), s.answer.at.UnixMicro())
 	}
-	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
-		for i := range decisions { // a denial takes from none, so each keeps its balance
-			decisions[i].State = calls[i].state(calls[i].At(looks[i].balance(), at[i]))
-			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
-		}
+	return l.judged(calls, verdicts, requests)
+}
+
+// judged returns the Result of calls whose balances were read, and remembers denials.
+func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict, requests int) Result {
+	algebra.AllOrNone(verdicts)
+	for i := range calls {
+		l.noted(&calls[i], &verdicts[i])
 	}
-	return summarize(calls, decisions, at, requests)
+	return summarize(calls, verdicts, requests)
 }

@@ -146,8 +146,6 @@ type call struct {
 	parts  []call          // once granted by shards: what was taken from each
 	after  algebra.Balance // the row as the take left it; set only in parts
 	used   float64         // how much of the count was used, when it is settled
-	// how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
-	most float64
 }
 
 // stamp records what the take left in the row: what giving back and settling need later.

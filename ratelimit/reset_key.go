@@ -53,6 +53,6 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if err := x.run(ctx, []*statement{reset}); err != nil {
 		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
 	}
-	freed(x, func() { l.denials.forgetKey(key) })
+	freed(x, func() { l.denials.ForgetKey(key) })
 	return nil
 }

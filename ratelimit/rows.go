@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -153,24 +154,21 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 // present one. The shards that overlap with the old one may be full by now, with tokens of others.
 // So back gives to the shards with the fewest tokens. A take that was reserved in a window goes to
 // the overlapping shards, because the debt of each decides how much comes back.
-func (c *call) back(w *whole) []call {
+func (c *call) back(w *spread.Whole) []call {
 	n := c.Count - c.used
 	if n <= 0 || c.Windowed && c.Owed > 0 {
 		return c.follow(w.Layout)
 	}
 	from, _ := shard.Address(c.Shard)
-	size := float64(from.Shards) / float64(w.Shards)
-	of := *c
-	of.Capacity, of.Rate, of.Debt, of.args = c.Capacity*size, c.Rate*size, c.Debt*size, nil
-	there := make([]part, w.Shards)
+	of := c.resized(from, w.Layout)
+	there := make([]spread.Part, w.Shards)
 	for i := range there {
-		there[i] = part{shard: i, count: -of.At(w.rows[i], w.at).Value, most: math.Inf(1)}
+		there[i] = spread.Part{Shard: i, Count: -of.At(w.Rows[i], w.At).Value, Most: math.Inf(1)}
 	}
 	var all []call
-	for _, p := range level(there, n) {
-		r, share := of, p.count/n
-		r.Shard = w.Row(p.shard)
-		r.Count, r.used, r.Owed, r.Moved = r.Count*share, r.used*share, r.Owed*share, r.Moved*share
+	for _, p := range spread.Level(there, n) {
+		r := of.partly(p.Count / n)
+		r.Shard = w.Row(p.Shard)
 		all = append(all, r)
 	}
 	return all

@@ -89,11 +89,8 @@ var errAgain = errors.New("ratelimit: to be run by InTx")
 // send takes tokens for calls and runs the batch.
 func (s *sending) send(ctx context.Context, calls []call) (res Result, err error) {
 	l := s.l
-	if l.remember && len(calls) > 0 {
-		if res, ok := l.denials.answer(calls, s.requests, l.clock); ok {
-			return res, nil
-		}
-		l.denials.watch(calls)
+	if res, ok := l.recall(calls, s.requests); ok {
+		return res, nil
 	}
 	conn, release, err := connect(ctx, s.db)
 	if err != nil {
@@ -105,7 +102,7 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 	}
 	err = errAgain
 	if conn.PgConn().TxStatus() == 'I' && !l.books.sharded(calls) {
-		if l.denials.expected(calls) {
+		if l.expected(calls) {
 			s.trip()
 			res, err := s.look(ctx, conn, calls)
 			if err != nil && !errors.Is(err, errAgain) || err == nil && !res.OK {

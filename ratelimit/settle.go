@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
@@ -123,20 +124,19 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 	for i, w := range seen {
 		c := &limits[i]
 		from, _ := shard.Address(c.Shard)
-		size := float64(from.Shards) / float64(w.Shards)
-		c.Capacity, c.Rate, c.args = c.Capacity*size, c.Rate*size, nil
-		there := make([]part, w.Shards)
+		of := c.resized(from, w.Layout)
+		there := make([]spread.Part, w.Shards)
 		for k := range there {
-			there[k] = part{shard: k, most: math.Inf(1)}
-			if b := w.rows[k]; b.Exists {
-				there[k].count = c.At(b, w.at).Value
+			there[k] = spread.Part{Shard: k, Most: math.Inf(1)}
+			if b := w.Rows[k]; b.Exists {
+				there[k].Count = of.At(b, w.At).Value
 			} else if k == 0 && w.Layout == shard.Single {
-				there[k].count = algebra.Full // it was pruned, so it is full
+				there[k].Count = algebra.Full // it was pruned, so it is full
 			}
 		}
-		for _, p := range level(there, beyond[c.Place]) {
-			r := *c
-			r.Shard, r.Count, r.used = w.Row(p.shard), 0, p.count
+		for _, p := range spread.Level(there, beyond[c.Place]) {
+			r := of
+			r.Shard, r.Count, r.used = w.Row(p.Shard), 0, p.Count
 			all = append(all, r)
 		}
 	}

@@ -3,8 +3,9 @@ package ratelimit
 import (
 	"context"
 	"slices"
-	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -28,14 +29,14 @@ func (l *Limiter) rateLimitShards(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
 	for i := range calls {
-		calls[i].most = l.books.asked(&calls[i])
+		calls[i].Most = l.books.asked(&calls[i])
 	}
 	first := x.alone()
 	held := int32(0) // the last row that the transaction has locked without taking from it
 	aims := make([]aim, len(calls))
-	var seen []*whole
+	var seen []*spread.Whole
 	var err error
-	if x.fresh() && l.denials.expected(calls) || !l.guess(x, calls, aims) {
+	if x.fresh() && l.expected(calls) || !l.guess(x, calls, aims) {
 		if seen, err = l.look(ctx, x, calls); err != nil {
 			return Result{}, err
 		}
@@ -134,9 +135,9 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 
 // grantedShards is granted for limits with shards.
 func (l *Limiter) grantedShards(
-	aims []aim, seen []*whole, calls []call, requests int,
+	aims []aim, seen []*spread.Whole, calls []call, requests int,
 ) (Result, bool) {
-	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
+	verdicts := make([]algebra.Verdict, len(aims))
 	for i := range aims {
 		a := &aims[i]
 		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool {
@@ -147,7 +148,7 @@ func (l *Limiter) grantedShards(
 		c, b := a.c, a.sent[0].balance()
 		if c.parts = nil; a.layout == shard.Single {
 			c.stamp(b)
-			decisions[i], at[i] = c.granted(b), b.TS
+			verdicts[i] = c.Granted(b)
 			continue
 		}
 		for k, s := range a.sent {
@@ -161,29 +162,29 @@ func (l *Limiter) grantedShards(
 			b.Value = total
 		} else if seen != nil && seen[i].Layout == a.layout {
 			// the books get a new layout only after COMMIT
-			b.Value = c.sum(seen[i].after(a.sent), b.TS).Value
+			left := after(seen[i], a.sent)
+			b.Value = left.Sum(&c.Rule, b.TS).Value
 		}
-		decisions[i], at[i] = c.grantedParts(c.parts, b), b.TS
+		verdicts[i] = c.grantedParts(b)
 	}
-	res := summarize(calls, decisions, at, requests)
+	res := summarize(calls, verdicts, requests)
 	res.id = l.idOf(calls, res.At.UnixMicro())
 	return res, true
 }
 
 // takenAgain denies calls for which each look found enough tokens, and each take then lost them to
 // other callers.
-func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests int) Result {
-	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
+func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call, requests int) Result {
+	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
-		at[i] = seen[i].at
-		if decisions[i] = calls[i].decideWhole(seen[i]); aims[i].layout != shard.Single ||
-			len(aims) == 1 {
-			decisions[i] = calls[i].takenAgain(seen[i])
+		c := &calls[i]
+		if verdicts[i] = seen[i].Decide(&c.Ask); aims[i].layout != shard.Single || len(aims) == 1 {
+			verdicts[i] = seen[i].Lost(&c.Ask)
 		}
-		l.denials.note(&calls[i], &decisions[i], at[i])
-		calls[i].forget()
+		l.noted(c, &verdicts[i])
+		c.forget()
 	}
-	return summarize(calls, decisions, at, requests)
+	return summarize(calls, verdicts, requests)
 }
 
 // checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
@@ -199,22 +200,12 @@ func (l *Limiter) checkShards(
 }
 
 // judgeWholes is judge for limits with shards.
-func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
-	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
-	denied := false
+func (l *Limiter) judgeWholes(seen []*spread.Whole, calls []call, requests int) Result {
+	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
-		at[i] = seen[i].at
-		decisions[i] = calls[i].decideWhole(seen[i])
-		l.denials.note(&calls[i], &decisions[i], at[i])
-		denied = denied || !decisions[i].OK
+		verdicts[i] = seen[i].Decide(&calls[i].Ask)
 	}
-	if denied {
-		for i := range calls {
-			decisions[i].State = calls[i].state(calls[i].sum(seen[i], at[i]))
-			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
-		}
-	}
-	return summarize(calls, decisions, at, requests)
+	return l.judged(calls, verdicts, requests)
 }
 
 // stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.
@@ -227,7 +218,7 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 				if !valid {
 					return true // the next look reports it
 				}
-				if _, ok := calls[i].plan(w, w.at, false, nil); !ok {
+				if _, ok := w.Plan(&calls[i].Ask, w.At, false, nil); !ok {
 					return true
 				}
 			}
@@ -238,5 +229,5 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 
 // closed reports whether the row belongs to a former layout of its limit.
 func (s *statement) closed() bool {
-	return s.found && s.answer.value.Valid && isClosed(s.answer.value.Float64)
+	return s.found && s.answer.value.Valid && s.answer.value.Float64 == algebra.Closed
 }

@@ -114,7 +114,7 @@ func (p *scheme) plan(some []*waiter) {
 		switch {
 		case !same || late[first.Place]:
 			p.late = append(p.late, r.waiters...)
-		case c.l.denials.expected(r.waiters[0].calls):
+		case c.l.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
 		case r.count > first.Capacity || first.Capacity-(first.Capacity-r.count) != r.count:
 			p.late = append(p.late, r.waiters...)
@@ -214,7 +214,7 @@ func (p *scheme) looked(r *standing, tried bool) {
 			p.alone = append(p.alone, r.waiters...)
 			return
 		}
-		p.c.l.denials.note(&w.calls[0], &w.decisions[0], r.at)
+		p.c.l.noted(&w.calls[0], &w.verdicts[0])
 		denied = denied && !granted
 	}
 	for _, w := range r.waiters {
@@ -253,7 +253,7 @@ func (p *scheme) heldUp(w *waiter) {
 // noted answers a call, and remembers its denial.
 func (p *scheme) noted(w *waiter) {
 	for i := range w.calls {
-		p.c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
+		p.c.l.noted(&w.calls[i], &w.verdicts[i])
 	}
 	p.answer(w)
 }
@@ -268,30 +268,23 @@ func (r *standing) held() bool { return r.found && !r.locked }
 
 // grant records that the i-th of the calls was granted, and left its row with b.
 func (w *waiter) grant(i int, b algebra.Balance) {
-	call := &w.calls[i]
-	w.decisions[i], w.at[i] = call.granted(b), b.TS
-	call.Left = b.Left()
+	w.verdicts[i], w.calls[i].Left = w.calls[i].Granted(b), b.Left()
 }
 
 // judge decides on rows as they were read, and takes nothing. It cannot decide if one of them is
 // closed.
 func (w *waiter) judge() (granted, closed bool) {
-	granted = true
 	for i, r := range w.rows {
 		if r.closed() {
 			return false, true
 		}
-		w.at[i], w.decisions[i] = r.at, w.calls[i].decide(r.left, r.at)
-		granted = granted && w.decisions[i].OK
+		w.verdicts[i] = w.calls[i].Decide(r.left, r.at)
 	}
-	if granted {
+	if algebra.AllOrNone(w.verdicts) {
 		return true, false
 	}
-	for i, r := range w.rows {
-		c := &w.calls[i]
-		c.forget()
-		w.decisions[i].State = c.state(c.At(r.left, r.at))
-		w.decisions[i].RunAt, w.decisions[i].PacedAt = time.Time{}, time.Time{}
+	for i := range w.calls {
+		w.calls[i].forget()
 	}
 	return false, false
 }

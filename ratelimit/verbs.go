@@ -84,7 +84,7 @@ func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 			l.books.took(s.c, s.balance(), 0)
 		}
 	}
-	freed(x, func() { l.denials.forget(calls) })
+	freed(x, func() { l.forget(calls) })
 }
 
 // taken returns the rows that a Result says were taken from, in order; none for a denial.
@@ -148,8 +148,8 @@ func (l *Limiter) states(
 			return nil, time.Time{}, err
 		}
 		for i, w := range seen {
-			at[i] = w.at
-			balances[i] = calls[i].sum(w, w.at)
+			at[i] = w.At
+			balances[i] = w.Sum(&calls[i].Rule, w.At)
 		}
 	}
 	states := make([]State, len(calls))
