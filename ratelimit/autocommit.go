@@ -36,40 +36,26 @@ func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (Result
 
 func (a *Autocommit) rateLimit(
 	ctx context.Context, o *observation, requests ...Request,
-) (res Result, err error) {
-	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
-		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
+) (Result, error) {
+	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
+		return beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.rateLimit(ctx, o.counting(x), calls, len(requests))
 		})
-		return err
 	})
-	if err != nil {
-		return Result{}, err
-	}
-	return res, nil
 }
 
 // CheckRateLimit is [Limiter.CheckRateLimit].
-func (a *Autocommit) CheckRateLimit(
-	ctx context.Context, requests ...Request,
-) (res Result, err error) {
-	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
-		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
+func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
+		return beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.checkRateLimit(ctx, x, calls, len(requests))
 		})
-		return err
 	})
-	if err != nil {
-		return Result{}, err
-	}
-	return res, nil
 }
 
 // ResetRateLimit is [Limiter.ResetRateLimit], committed when it returns.
 func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
-		return a.l.resetRateLimit(ctx, x, calls)
-	})
+	return a.do(ctx, bare(requests), a.l.resetRateLimit)
 }
 
 // Pause is [Limiter.Pause], committed when it returns.
@@ -84,9 +70,7 @@ func (a *Autocommit) Pause(ctx context.Context, d time.Duration, requests ...Req
 
 // Resume is [Limiter.Resume], committed when it returns.
 func (a *Autocommit) Resume(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
-		return a.l.resume(ctx, x, calls)
-	})
+	return a.do(ctx, bare(requests), a.l.resume)
 }
 
 // GiveBack is [Limiter.GiveBack], committed when it returns.
@@ -120,16 +104,24 @@ func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool,
 }
 
 // Value is [Limiter.Value].
-func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
-	err = a.do(ctx, bare([]Request{request}),
-		func(ctx context.Context, x executor, calls []call) error {
-			s, err = a.l.value(ctx, x, calls)
-			return err
-		})
+func (a *Autocommit) Value(ctx context.Context, request Request) (State, error) {
+	return ask(ctx, a, bare([]Request{request}), a.l.value)
+}
+
+// ask runs a verb that has an answer.
+func ask[T any](
+	ctx context.Context, a *Autocommit, requests []Request,
+	verb func(context.Context, executor, []call) (T, error),
+) (answer T, err error) {
+	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
+		answer, err = verb(ctx, x, calls)
+		return err
+	})
 	if err != nil {
-		return State{}, err
+		var none T
+		return none, err
 	}
-	return s, nil
+	return answer, nil
 }
 
 // do runs a verb. If it is for one row, each of its round trips is a transaction of its own. If it

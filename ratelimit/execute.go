@@ -18,15 +18,6 @@ type pgxExecutor struct {
 	attempt *attempt // of InTx; nil in a transaction that the caller began
 }
 
-func (l *Limiter) prepare(tx pgx.Tx, requests []Request) (executor, []call, error) {
-	calls, err := resolveAll(requests)
-	if err != nil {
-		return nil, nil, err
-	}
-	x, err := l.transaction(tx)
-	return x, calls, err
-}
-
 func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 	if !l.made() {
 		return nil, errNotMade()

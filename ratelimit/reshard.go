@@ -40,7 +40,8 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 		return &InvalidError{Field: "number of shards", Value: n,
 			Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
 	}
-	x, calls, err := l.prepare(tx, bare(requests))
+	w := l.in(tx)
+	calls, err := w.resolve(bare(requests))
 	if err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 		}
 	}
 	for i := range calls {
-		if err := l.reshard(ctx, x, &calls[i], n, true); err != nil {
+		if err := l.reshard(ctx, w.x, &calls[i], n, true); err != nil {
 			return explain(ctx, err, "change the shards of", calls[i:])
 		}
 	}

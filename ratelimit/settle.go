@@ -41,11 +41,7 @@ import (
 func (l *Limiter) Settle(
 	ctx context.Context, tx pgx.Tx, r Reservation, used ...Request,
 ) (bool, error) {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return false, err
-	}
-	return l.settle(ctx, x, r, used)
+	return l.in(tx).Settle(ctx, r, used...)
 }
 
 // Release gives back all that a reservation took, because its work will not be done. If the
@@ -53,11 +49,7 @@ func (l *Limiter) Settle(
 // are granted earlier. A settlement with nothing used would move that work up. For work that has
 // begun use [Limiter.Settle] with counts of 0.
 func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, error) {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return false, err
-	}
-	return l.release(ctx, x, r)
+	return l.in(tx).Release(ctx, r)
 }
 
 // Renew charges reservations again, under their ids, because their time has passed without their

@@ -303,7 +303,7 @@ var ofTheCore = []mutant{
 	{"runner: a deadlock is final", "ratelimit/postgres.go",
 		`return s == "40001" || s == "40P01"`, `return s == "40001"`, "Deadlock", whole, true},
 	{"runner: an error commits", "ratelimit/intx.go",
-		"return a.verdict(ctx, tx, err)\n\t}\n\tdone = true", "_ = a.commit(ctx, tx)\n\t\treturn a.verdict(ctx, tx, err)\n\t}\n\tdone = true", "RollBack|Tokens", whole, true},
+		"return a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "_ = a.commit(ctx, tx)\n\t\treturn a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "RollBack|Tokens", whole, true},
 	{"runner: a panic leaves the transaction open", "ratelimit/intx.go",
 		"if !done { // an error or a panic", "if !done && err != nil {", "Panic", whole, true},
 	{"runner: a connection lost at COMMIT is an error like others", "ratelimit/intx.go",
