@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/book"
 	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
@@ -50,7 +51,7 @@ func locked(aims []aim, seen []*spread.Whole) (last int32) {
 func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 	for i := range calls {
 		c := &calls[i]
-		layout, known := l.books.layout(c)
+		layout, known := l.books.Layout(c.Place)
 		switch {
 		case !known && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, layout: shard.Single}
@@ -67,7 +68,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 // choose aims at one of several shards by what is remembered. It reports whether it knows one with
 // enough tokens.
 func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
-	layout, from, enough, level := l.books.choose(c, session, l.clock)
+	layout, from, enough, level := l.books.Choose(c.Place, &c.Ask, session, l.clock)
 	if len(from) == 0 {
 		return false
 	}
@@ -78,11 +79,11 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 
 // divide aims at several shards by what is remembered, if the call may wait.
 func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
-	w := l.books.known(c, l.clock)
+	w := l.books.Known(c.Place, l.clock)
 	if w == nil || !c.Pausable() {
 		return false
 	}
-	p, ok := w.Plan(&c.Ask, w.At, false, l.books.free(c, w.Layout, session))
+	p, ok := w.Plan(&c.Ask, w.At, false, l.books.Free(c.Place, w.Layout, session))
 	*a = aim{c: c, layout: w.Layout, plan: p}
 	return ok && len(p.Parts) > 0
 }
@@ -96,7 +97,7 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*spread.Whole
 		if w.Layout == shard.Single {
 			continue
 		}
-		free := l.books.free(c, w.Layout, x.session())
+		free := l.books.Free(c.Place, w.Layout, x.session())
 		p, ok := w.Plan(&c.Ask, w.At, last && c.Pausable(), free)
 		if !ok {
 			p, _ = w.Plan(&c.Ask, w.At, last && c.Pausable(), nil)
@@ -125,7 +126,7 @@ func (a *aim) among(able []int, w *spread.Whole, free func(int) bool) {
 		a.from = append(a.from, able[k])
 		a.level = min(a.level, view(k).Tokens-a.c.Count)
 	}
-	a.level -= muchWorse * a.c.Count
+	a.level -= book.MuchWorse * a.c.Count
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 

@@ -159,7 +159,7 @@ func (l *Limiter) shadowsTogether(
 		note(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
 		switch {
 		case !asked || c.never:
-		case l.books.sharded(shadows[i : i+1]):
+		case l.sharded(shadows[i : i+1]):
 			if err := alone(c); err != nil {
 				return Result{}, err
 			}

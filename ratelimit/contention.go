@@ -135,7 +135,7 @@ type attempt struct {
 	yielded bool
 	undo    []func()      // what to do if it rolls back
 	freed   []func()      // what to do after COMMIT
-	shards  []call        // the shards that it has taken from
+	shards  []where.Row   // the shards that it has taken from
 	queued  time.Duration // how long it has queued; only in InSQLTx, where no lazyTx measures it
 }
 

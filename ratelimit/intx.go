@@ -183,7 +183,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
 	a.handed = txn{tx, a}
-	defer func() { a.l.books.ended(a.shards) }()
+	defer func() { a.l.books.Ended(a.shards) }()
 	done := false
 	defer func() {
 		if !done { // an error or a panic

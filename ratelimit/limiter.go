@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/book"
 	"github.com/weir-go/weir/internal/denials"
 	"github.com/weir-go/weir/internal/statements"
 )
@@ -96,7 +97,7 @@ type Limiter struct {
 	clock       func() time.Time
 	denials     denials.Denials
 	contention  contention
-	books       books
+	books       book.Books
 	hot         hot
 	observer    Observer
 }

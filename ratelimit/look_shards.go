@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -103,16 +104,40 @@ func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*spread.
 		c := &calls[i]
 		w, valid := s.look.whole()
 		if !valid {
-			l.books.forget(c)
+			l.books.Forget(c.Place)
 			return nil, errHead(s.look.number)
 		}
 		if seen[i] = w; w.Layout == shard.Single {
-			l.books.forget(c)
+			l.books.Forget(c.Place)
 		} else {
-			l.books.look(c, w, x.transaction())
+			l.remembered(c, w, x.transaction())
 		}
 	}
 	return seen, nil
+}
+
+// remembered remembers how a limit was seen, unless the transaction has changed its layout itself.
+func (l *Limiter) remembered(c *call, w *spread.Whole, transaction any) {
+	if a, ok := transaction.(*attempt); ok {
+		if a.made[c.Place] {
+			return
+		}
+		transaction = nil
+	}
+	l.books.Look(c.Place, w, transaction)
+}
+
+// making records that a transaction changes the layout of a limit, which may roll back. An attempt
+// remembers it by itself.
+func (l *Limiter) making(c *call, transaction any) {
+	if a, ok := transaction.(*attempt); ok {
+		if a.made == nil {
+			a.made = make(map[where.Place]bool)
+		}
+		a.made[c.Place] = true
+		transaction = nil
+	}
+	l.books.Making(c.Place, transaction)
 }
 
 func (l *Limiter) looksAtShards(calls []call) []*statement {

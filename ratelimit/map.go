@@ -63,8 +63,6 @@ package ratelimit
 //	contention.go    rows that transactions fail on, and the queue for them
 //	txn.go           the pgx.Tx that the callback gets
 //	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together
-//	failed.go        the answers of a transaction whose BEGIN failed
-//	answers.go       keeps a batch's answers until COMMIT
 //
 // Several calls decided as one:
 //
@@ -81,8 +79,7 @@ package ratelimit
 //
 // A limit of several shards:
 //
-//	book.go          what this process knows of the shards of each key
-//	sharded.go       the protocol where a limit has shards
+//	sharded.go       the protocol where a limit has shards; internal/book remembers these
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads all shards of a limit, and adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards

@@ -83,7 +83,7 @@ func (l *Limiter) rateLimit(
 			return res, nil
 		}
 	}
-	if l.books.sharded(calls) {
+	if l.sharded(calls) {
 		return l.rateLimitShards(ctx, x, calls, requests)
 	}
 	looked := x.fresh() && l.expected(calls)
@@ -93,7 +93,7 @@ func (l *Limiter) rateLimit(
 			if err != nil || !res.OK {
 				return res, err
 			}
-			if l.books.sharded(calls) {
+			if l.sharded(calls) {
 				return l.rateLimitShards(ctx, x, calls, requests)
 			}
 		}
@@ -286,7 +286,7 @@ func (l *Limiter) checkRateLimit(
 	if l.remember && x.alone() {
 		l.watch(calls)
 	}
-	if l.books.sharded(calls) {
+	if l.sharded(calls) {
 		return l.checkShards(ctx, x, calls, requests)
 	}
 	looks := l.looksOf(calls)

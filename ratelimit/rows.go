@@ -76,7 +76,7 @@ func (l *Limiter) eachRow(
 // rowsOf returns the rows of the limit of c in its layout, as far as known. If it should have more
 // shards, it first gets them.
 func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, error) {
-	layout, known := l.books.layout(c)
+	layout, known := l.books.Layout(c.Place)
 	if !known {
 		layout = shard.Single
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/answers"
 )
 
 // SendBatch takes what the requests ask for and runs a batch of statements, in one transaction, at
@@ -79,7 +81,7 @@ type sending struct {
 	o        *observation
 	requests int
 	begun    bool // the last round trip got an answer to BEGIN
-	answers  answers
+	answers  answers.Answers
 	called   error // the error of a callback
 }
 
@@ -101,7 +103,7 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 		return Result{}, errNoBeginner()
 	}
 	err = errAgain
-	if conn.PgConn().TxStatus() == 'I' && !l.books.sharded(calls) {
+	if conn.PgConn().TxStatus() == 'I' && !l.sharded(calls) {
 		if l.expected(calls) {
 			s.trip()
 			res, err := s.look(ctx, conn, calls)
@@ -115,7 +117,7 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 		res, err = s.sendInTx(ctx, conn, calls)
 	}
 	if err == nil && res.OK {
-		s.called = s.answers.call(conn)
+		s.called = s.answers.Call(conn)
 	}
 	return res, err
 }
@@ -194,12 +196,12 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 }
 
 // fill calls queue for a new batch, and sets its callbacks aside until COMMIT.
-func (s *sending) fill() (*pgx.Batch, []callback, error) {
+func (s *sending) fill() (*pgx.Batch, []answers.Callback, error) {
 	batch := &pgx.Batch{}
 	if err := s.queue(batch); err != nil {
 		return nil, nil, err
 	}
-	fns := make([]callback, batch.Len())
+	fns := make([]answers.Callback, batch.Len())
 	for i, q := range batch.QueuedQueries {
 		fns[i], q.Fn = q.Fn, nil
 	}
@@ -209,7 +211,7 @@ func (s *sending) fill() (*pgx.Batch, []callback, error) {
 // readAll reads the answers to the whole transaction. If a take failed, it returns that take with
 // the error.
 func (s *sending) readAll(
-	results pgx.BatchResults, takes []*statement, fns []callback,
+	results pgx.BatchResults, takes []*statement, fns []answers.Callback,
 ) (failed *statement, err error) {
 	defer func() {
 		if closing := results.Close(); err == nil {
@@ -229,7 +231,7 @@ func (s *sending) readAll(
 			return t, err
 		}
 	}
-	if s.answers, err = readAnswers(results, fns); err != nil {
+	if s.answers, err = answers.Read(results, fns); err != nil {
 		return nil, err
 	}
 	_, err = results.Exec()
@@ -310,7 +312,7 @@ func (s *sending) sendInTx(
 			return err
 		}
 		results := tx.SendBatch(ctx, batch)
-		s.answers, err = readAnswers(results, fns)
+		s.answers, err = answers.Read(results, fns)
 		if closing := results.Close(); err == nil {
 			err = closing
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -25,11 +26,22 @@ import (
 // alone is the number of the row of a limit without shards.
 const alone = 0
 
+// sharded reports whether one of the calls is for a limit that should have shards, or is known to
+// have some.
+func (l *Limiter) sharded(calls []call) bool {
+	for i := range calls {
+		if calls[i].shards > 1 || l.books.Has(calls[i].Place) {
+			return true
+		}
+	}
+	return false
+}
+
 func (l *Limiter) rateLimitShards(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
 	for i := range calls {
-		calls[i].Most = l.books.asked(&calls[i])
+		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
 	}
 	first := x.alone()
 	held := int32(0) // the last row that the transaction has locked without taking from it
@@ -54,7 +66,7 @@ func (l *Limiter) rateLimitShards(
 			l.send(&aims[i], held)
 			// so that calls made before the answer avoid this shard
 			for _, s := range aims[i].sent {
-				l.books.claim(s.c, s.c.Shard, x.session())
+				l.books.Claim(s.c.Row, x.session())
 			}
 			takes = append(takes, aims[i].sent...)
 		}
@@ -113,22 +125,22 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 		switch {
 		case s.found:
 			if layout, i := shard.Address(s.row); s.row != s.c.Shard {
-				l.books.disclaim(s.c, s.c.Shard, x.session())
+				l.books.Disclaim(s.c.Row, x.session())
 				*s.c = s.whole.take(layout, i, s.c.Count)
 			}
 			s.c.stamp(s.balance())
-			l.books.took(s.c, s.balance(), x.session())
+			l.books.Took(s.c.Row, s.balance(), x.session())
 			if a, ok := x.transaction().(*attempt); ok {
-				a.shards = append(a.shards, *s.c)
+				a.shards = append(a.shards, s.c.Row)
 			}
 		case err != nil && isConflict(err):
-			l.books.lost(s.c, s.c.Shard)
+			l.books.Lost(s.c.Row)
 		case s.lone && err == nil:
 			// another transaction holds it or has taken from it, so the session no longer prefers
 			// it
-			l.books.lost(s.c, s.row)
+			l.books.Lost(where.Row{Place: s.c.Place, Shard: s.row})
 		default:
-			l.books.disclaim(s.c, s.c.Shard, x.session())
+			l.books.Disclaim(s.c.Row, x.session())
 		}
 	}
 }
@@ -158,7 +170,7 @@ func (l *Limiter) grantedShards(
 			}
 		}
 		c.stamp(b)
-		if total, known := l.books.total(c, b.TS); known {
+		if total, known := l.books.Total(c.Place, &c.Rule, b.TS); known {
 			b.Value = total
 		} else if seen != nil && seen[i].Layout == a.layout {
 			// the books get a new layout only after COMMIT

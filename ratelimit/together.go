@@ -81,7 +81,7 @@ func (p *scheme) plan(some []*waiter) {
 	var late map[where.Place]bool // rows of calls that are not plain
 	for _, w := range some {
 		switch {
-		case c.l.books.sharded(w.calls):
+		case c.l.sharded(w.calls):
 			p.alone = append(p.alone, w)
 		case p.lane != nil && len(w.calls) == 1 && w.calls[0].plain():
 			plain = append(plain, w)

@@ -81,7 +81,7 @@ func (l *Limiter) each(
 func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	for _, s := range done {
 		if s.found {
-			l.books.took(s.c, s.balance(), 0)
+			l.books.Took(s.c.Row, s.balance(), 0)
 		}
 	}
 	freed(x, func() { l.forget(calls) })
@@ -130,7 +130,7 @@ func (l *Limiter) states(
 	ctx context.Context, x executor, calls []call,
 ) ([]State, time.Time, error) {
 	balances, at := make([]algebra.Balance, len(calls)), make([]int64, len(calls))
-	sharded := l.books.sharded(calls)
+	sharded := l.sharded(calls)
 	if !sharded {
 		looks := l.looksOf(calls)
 		if err := x.run(ctx, looks); err != nil {

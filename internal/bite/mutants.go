@@ -158,7 +158,7 @@ var ofTheCore = []mutant{
 	{"shards: the old ones stay open", "ratelimit/reshard.go",
 		"\tb.Value = algebra.Closed\n\treturn l.put(&row, b)", "\treturn l.put(&row, b)", "Reshard|Stale", whole, true},
 	{"shards: they are known before they are committed", "ratelimit/reshard.go",
-		"\tl.books.making(c, x.transaction())\n\thead := l.headOf(c)\n\t// The row", "\tl.books.forget(c)\n\thead := l.headOf(c)\n\t// The row", "RolledBack", whole, true},
+		"\tl.making(c, x.transaction())\n\thead := l.headOf(c)\n\t// The row", "\tl.books.Forget(c.Place)\n\thead := l.headOf(c)\n\t// The row", "RolledBack", whole, true},
 	{"shards: a wrong one is held while others are waited for", "ratelimit/sharded.go",
 		"held = max(held, locked(aims, seen))", "held = 0 * locked(aims, seen)", "Deadlock|GrantedOnce", whole, true},
 	{"shards: all candidates are locked", "internal/statements/take.go",
@@ -167,7 +167,7 @@ var ofTheCore = []mutant{
 	{"shards: the first that is drawn", "shard/choose.go",
 		"const draws = 3", "const draws = 1", ".", []string{"./shard"}, true},
 	{"shards: calls under way are not kept clear of", "ratelimit/sharded.go",
-		"l.books.claim(s.c, s.c.Shard, x.session())", "l.books.disclaim(s.c, s.c.Shard, x.session())", "KeepOutOfTheWay", whole, true},
+		"l.books.Claim(s.c.Row, x.session())", "l.books.Disclaim(s.c.Row, x.session())", "KeepOutOfTheWay", whole, true},
 	{"shards: not the fuller of two", "shard/choose.go",
 		"return v.Tokens > w.Tokens", "return v.Tokens < w.Tokens", ".", []string{"./shard"}, true},
 

@@ -90,7 +90,7 @@ var ofTheRest = []mutant{
 	{"many: what River refuses is paid for", "scheduler/scheduler.go",
 		"_ = to.giveBack(ctx, each)\n", "_ = ctx\n", "ManyJobsThatAreWrong", jobs, true},
 	{"many: a trip for each of the shadows", "ratelimit/batch.go",
-		"case l.books.sharded(shadows[i : i+1]):", "case true:", "RoundTrips", jobs, true},
+		"case l.sharded(shadows[i : i+1]):", "case true:", "RoundTrips", jobs, true},
 
 	// what an API asks for
 	{"upstream: an answer pauses for as long as it likes", "upstream/transport.go",
@@ -125,10 +125,10 @@ var ofTheRest = []mutant{
 		"return ok && !t.begun\n", "return ok || !ok && t == nil\n", "OldSnapshot", whole, true},
 	{"remember: a denial from before a reset", "internal/denials/denials.go",
 		"watched == d.changes+1}", "watched != 0}", "BeforeAChange", []string{"./internal/denials"}, false},
-	{"books: the maker of a layout tells others of it", "ratelimit/book.go",
-		"case ok && a.made[c.Place]:", "case ok && a.made == nil && !ok:", "MayRollBack", core, true},
-	{"books: a flood forgets who has made a layout", "ratelimit/book.go",
-		"return at > 0 && ", "return at < 0 && ", "MayRollBack", core, true},
+	{"books: the maker of a layout tells others of it", "ratelimit/look_shards.go",
+		"if a.made[c.Place] {", "if a.made[c.Place] && false {", "MayRollBack", core, true},
+	{"books: a flood forgets who has made a layout", "internal/book/book.go",
+		"return at > 0 && ", "return at < 0 && ", "MayRollBack", []string{"./internal/book"}, false},
 	{"remember: a denial of before COMMIT", "ratelimit/intx.go",
 		"range a.freed {", "range a.freed[:0] {", "NotRememberedBeyond", whole, true},
 	{"remember: what has come since is not told", "internal/denials/denials.go",
