@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/book"
+	"github.com/weir-go/weir/internal/contended"
 	"github.com/weir-go/weir/internal/denials"
 	"github.com/weir-go/weir/internal/statements"
 )
@@ -96,9 +97,9 @@ type Limiter struct {
 	remember    bool
 	clock       func() time.Time
 	denials     denials.Denials
-	contention  contention
+	contended   contended.Rows
 	books       book.Books
-	hot         hot
+	hot         contended.Hot
 	observer    Observer
 }
 
@@ -141,7 +142,7 @@ func New(cfg Config) (*Limiter, error) {
 		spread:      cfg.Citus,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
-		hot:         hot{logger: cmp.Or(cfg.Logger, slog.Default())},
+		hot:         contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},
 		observer:    cfg.Observer,
 	}, nil
 }

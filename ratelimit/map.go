@@ -60,7 +60,7 @@ package ratelimit
 //
 //	begin.go         sends BEGIN together with the first take
 //	pass_on.go       passes on what the callback sends to the transaction
-//	contention.go    rows that transactions fail on, and the queue for them
+//	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
 //	txn.go           the pgx.Tx that the callback gets
 //	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together
 //
@@ -84,7 +84,6 @@ package ratelimit
 //	look_shards.go   reads all shards of a limit, and adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
-//	hot.go           warns that a limit needs more shards
 //
 // Tokens in memory:
 //

@@ -164,7 +164,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	for i := range calls {
 		takes[i] = s.l.takeOrFailOf(&calls[i])
 	}
-	if len(s.l.contention.contended(takes)) > 0 {
+	if len(queueable(takes, s.l.contended.Has)) > 0 {
 		return Result{}, errAgain // InTx queues for the rows
 	}
 	batch, fns, err := s.fill()
@@ -250,7 +250,7 @@ func (s *sending) failed(
 	switch {
 	case isConflict(err):
 		if take != nil && isLostRow(err) {
-			s.l.contention.note(take.c.Row)
+			s.l.contended.Note(take.c.Row)
 		}
 		// Ending the failed transaction costs a round trip, but otherwise the pool would close the
 		// connection, and its next user would have to connect.

@@ -64,7 +64,7 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 	ctx = context.WithValue(ctx, outerSQLKey{db}, true)
 	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		if n > starvesAfter {
-			defer l.contention.starves(conflicts)()
+			defer l.contended.Starve(conflicts)()
 		}
 		a := &sqlAttempt{attempt: attempt{l: l, again: n > 1, conflicts: conflicts}, db: db,
 			opts: o}
