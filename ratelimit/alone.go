@@ -54,7 +54,7 @@ func (c *Coalesced) single(verb func(context.Context, executor) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	patience := c.l.patienceSQL(2 * inLine)
-	err := verb(ctx, impatient{poolExecutor{c.pool, c.l, time.Now()}, patience})
+	err := verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err
 	}

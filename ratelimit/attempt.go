@@ -19,9 +19,9 @@ const (
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
 type attempt struct {
-	handed txn // what the callback is given
-	l      *Limiter
-	level  pgx.TxIsoLevel
+	tx    *lazyTx // nil in InSQLTx
+	l     *Limiter
+	level pgx.TxIsoLevel
 	// it can queue: above READ COMMITTED, on a connection on which InTx sends BEGIN, and not
 	// Portable
 	queues bool

@@ -144,7 +144,7 @@ func (a *Autocommit) do(
 	}
 	began := time.Now()
 	if len(calls) == 1 {
-		if err := verb(ctx, poolExecutor{a.pool, a.l, began}, calls); !errors.Is(err,
+		if err := verb(ctx, poolExecutor{pool: a.pool, l: a.l, began: began}, calls); !errors.Is(err,
 			errUndecided) {
 			return err
 		}
@@ -204,28 +204,17 @@ func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "
 
 // poolExecutor runs each trip as a transaction of its own, in one round trip.
 type poolExecutor struct {
+	ordinary
 	pool  *pgxpool.Pool
 	l     *Limiter
 	began time.Time // when the call was made: see inTime
 }
 
-func (x poolExecutor) fresh() bool { return true }
-
 func (poolExecutor) alone() bool { return true }
-
-func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
-func (poolExecutor) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
-
-func (poolExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
-
-func (poolExecutor) doubt(func() *confirmation) {}
-
 func (poolExecutor) transaction() any { return nil }
-
-func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 	return x.l.inTime(ctx, x.began, func(ctx context.Context) error {

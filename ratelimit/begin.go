@@ -32,6 +32,8 @@ type lazyTx struct {
 	conn *pgx.Conn
 	opts pgx.TxOptions
 
+	attempt *attempt // is told when the callback sends statements of its own
+
 	sql    *statements.Statements
 	queue  []where.Row   // to queue for before the snapshot is taken
 	waited time.Duration // in the round trip that queued
@@ -221,16 +223,30 @@ func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) 
 
 // need sends BEGIN, if that has not happened, before a statement of the callback.
 func (t *lazyTx) need() error {
+	t.attempt.used, t.attempt.foreign = true, true
 	if !t.begun {
 		if len(t.queue) == 0 {
 			return t.begin()
 		}
 		_, _ = t.beginWith(t.ctx, nil)
 	}
+	return t.usable()
+}
+
+// usable returns why nothing can be sent in the transaction, which has begun.
+func (t *lazyTx) usable() error {
 	if t.failed == nil && t.closed {
 		return pgx.ErrTxClosed
 	}
 	return t.failed
+}
+
+// send sends statements of Weir's in the transaction, which has begun.
+func (t *lazyTx) send(ctx context.Context, statements []*statement) (failed *statement, err error) {
+	if err := t.usable(); err != nil {
+		return statements[0], err
+	}
+	return send(ctx, t.to, statements)
 }
 
 // real returns pgx's own transaction, for savepoints and large objects. If BEGIN was sent in a
@@ -253,10 +269,27 @@ func (t *lazyTx) real() (pgx.Tx, error) {
 
 func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := t.real()
+	if err == nil {
+		tx, err = tx.Begin(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return tx.Begin(ctx)
+	return &savepoint{tx, t.attempt}, nil
+}
+
+// savepoint is a savepoint that the callback has begun, or one in it.
+type savepoint struct {
+	pgx.Tx
+	attempt *attempt
+}
+
+func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := s.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &savepoint{tx, s.attempt}, nil
 }
 
 // Commit and Rollback do what pgx's do, also to a connection on which they fail.
@@ -327,4 +360,15 @@ func (t *lazyTx) lose(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	_ = t.conn.Close(ctx)
+}
+
+// attemptIn returns the attempt of InTx that tx belongs to, or nil if InTx has not begun tx.
+func attemptIn(tx pgx.Tx) *attempt {
+	switch t := tx.(type) {
+	case *lazyTx:
+		return t.attempt
+	case *savepoint:
+		return t.attempt
+	}
+	return nil
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// pgxExecutor runs statements in a pgx transaction.
+// pgxExecutor runs statements in a pgx transaction. A batch takes effect as a whole, or not at all.
 type pgxExecutor struct {
+	ordinary
 	l       *Limiter
 	tx      pgx.Tx
 	attempt *attempt // of InTx; nil in a transaction that the caller began
@@ -22,13 +23,14 @@ func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 	if !l.made() {
 		return nil, errNotMade()
 	}
-	switch t := tx.(type) {
-	case nil:
+	if tx == nil {
 		return nil, errNoTx()
-	case *txn:
-		return pgxExecutor{l, t.Tx, t.attempt}, nil
 	}
-	return pgxExecutor{l, tx, nil}, nil
+	x := pgxExecutor{l: l, tx: tx, attempt: attemptIn(tx)}
+	if s, ok := tx.(*savepoint); ok {
+		x.tx = s.Tx
+	}
+	return x, nil
 }
 
 // made reports whether New has made l.
@@ -55,11 +57,6 @@ func (x pgxExecutor) alone() bool {
 	t, ok := x.tx.(*lazyTx)
 	return ok && !t.begun
 }
-
-// a batch takes effect as a whole, or not at all
-func (x pgxExecutor) stepwise() bool { return false }
-
-func (pgxExecutor) single() bool { return false }
 
 func (x pgxExecutor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
@@ -111,8 +108,8 @@ func (x pgxExecutor) session() uint32 {
 }
 
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
-	tx, begins := x.tx.(*lazyTx)
-	begins = begins && !tx.begun
+	tx, lazy := x.tx.(*lazyTx)
+	begins := lazy && !tx.begun
 	if rows := x.attempt.queueFor(x.l, statements); begins && len(rows) > 0 {
 		tx.queue = rows
 	}
@@ -121,12 +118,14 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	}
 	var failed *statement
 	var err error
-	if begins {
+	switch {
+	case begins:
 		failed, err = tx.beginWith(ctx, statements)
-	} else {
-		if x.attempt == nil {
-			statements = x.l.marked(statements)
-		}
+	case lazy:
+		failed, err = tx.send(ctx, statements)
+	case x.attempt == nil:
+		failed, err = send(ctx, x.tx, x.l.marked(statements))
+	default:
 		failed, err = send(ctx, x.tx, statements)
 	}
 	x.attempt.observe(x.l, failed, err)
@@ -134,7 +133,7 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 }
 
 // send runs statements in one round trip. If one fails, it returns that statement with the error.
-func send(ctx context.Context, tx pgx.Tx, statements []*statement) (failed *statement, err error) {
+func send(ctx context.Context, tx querier, statements []*statement) (failed *statement, err error) {
 	if len(statements) == 1 {
 		s := statements[0]
 		rows, err := tx.Query(ctx, s.sql, s.args...)

@@ -182,7 +182,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 	if a.queues && len(a.conflicts) > 0 {
 		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
-	a.handed = txn{tx, a}
+	tx.attempt, a.tx = a, tx
 	defer func() { a.l.books.Ended(a.shards) }()
 	done := false
 	defer func() {
@@ -196,7 +196,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		}
 	}()
 
-	if err := tx.call(func() error { return fn(ctx, &a.handed) }); err != nil {
+	if err := tx.call(func() error { return fn(ctx, tx) }); err != nil {
 		return a.verdict(ctx, tx.connection(), err)
 	}
 	done = true
@@ -214,8 +214,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // waited returns how long the attempt has queued for rows: the time of the round trip with the
 // queue in it.
 func (a *attempt) waited() time.Duration {
-	if tx, ok := a.handed.Tx.(*lazyTx); ok {
-		return tx.waited
+	if a.tx != nil {
+		return a.tx.waited
 	}
 	return a.queued
 }
@@ -294,7 +294,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 		_ = tx.Rollback(ctx)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	_ = tx.Rollback(ctx)
 }

@@ -209,7 +209,7 @@ func (s *Lease) Close(ctx context.Context) error {
 		s.timer.Stop()
 	}
 	for len(s.waiting) > 0 {
-		s.refuse(s.waiting[0], s.errClosed())
+		s.answer(s.waiting[0], Result{}, s.errClosed())
 	}
 	s.graceful(s.flight)
 	s.sweep(s.now())

@@ -61,7 +61,6 @@ package ratelimit
 //	begin.go         sends BEGIN together with the first take
 //	pass_on.go       passes on what the callback sends to the transaction
 //	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
-//	txn.go           the pgx.Tx that the callback gets
 //	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together
 //
 // Several calls decided as one:

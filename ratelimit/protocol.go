@@ -74,6 +74,18 @@ type executor interface {
 	transaction() any
 }
 
+// ordinary answers for an executor of which nothing special is known.
+type ordinary struct{}
+
+func (ordinary) fresh() bool                                             { return true }
+func (ordinary) alone() bool                                             { return false }
+func (ordinary) stepwise() bool                                          { return false }
+func (ordinary) single() bool                                            { return false }
+func (ordinary) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
+func (ordinary) restart(context.Context, []*statement) (bool, error)     { return false, nil }
+func (ordinary) doubt(func() *confirmation)                              {}
+func (ordinary) session() uint32                                         { return 0 }
+
 // rateLimit takes from all calls, or from none.
 func (l *Limiter) rateLimit(
 	ctx context.Context, x executor, calls []call, requests int,

@@ -12,7 +12,7 @@ import (
 // those of [Limiter] do, with one round trip for each statement. [Limiter.InSQLTx] begins a
 // transaction that runs again after a conflict.
 func (l *Limiter) InSQL(tx *sql.Tx) Verbs {
-	w := within{l: l, x: sqlExecutor{tx, l}}
+	w := within{l: l, x: sqlExecutor{tx: tx, l: l}}
 	switch {
 	case !l.made():
 		w.err = errNotMade()
@@ -23,27 +23,14 @@ func (l *Limiter) InSQL(tx *sql.Tx) Verbs {
 }
 
 type sqlExecutor struct {
+	ordinary
 	tx *sql.Tx
 	l  *Limiter
 }
 
-func (x sqlExecutor) fresh() bool { return true }
-
-func (sqlExecutor) alone() bool { return false }
-
-func (x sqlExecutor) stepwise() bool { return true }
-
-func (sqlExecutor) single() bool { return false }
-
-func (sqlExecutor) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
-
-func (sqlExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
-
-func (sqlExecutor) doubt(func() *confirmation) {}
+func (sqlExecutor) stepwise() bool { return true }
 
 func (x sqlExecutor) transaction() any { return x.tx }
-
-func (sqlExecutor) session() uint32 { return 0 }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 	if err := attemptOf(ctx, x.tx).yields(x.l, statements); err != nil {

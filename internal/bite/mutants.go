@@ -313,7 +313,7 @@ var ofTheCore = []mutant{
 	{"runner: nested transactions wait for themselves", "ratelimit/intx.go",
 		"return isComparable(db) && ctx", "return false && isComparable(db) && ctx", "SecondConnection", whole, true},
 	{"runner: BEGIN takes a round trip of its own", "ratelimit/execute.go",
-		"begins = begins && !tx.begun\n", "begins = begins && !tx.begun && tx.queue != nil\n", "NoTripOfItsOwn", whole, true},
+		"begins := lazy && !tx.begun\n", "begins := lazy && !tx.begun && tx.queue != nil\n", "NoTripOfItsOwn", whole, true},
 	{"runner: so does the lock of a retry", "ratelimit/begin.go",
 		"if len(t.queue) == 0 {\n", "if true {\n", "NoTripOfItsOwn", whole, true},
 	{"runner: a take that cannot be prepared leaves no transaction", "ratelimit/begin.go",
