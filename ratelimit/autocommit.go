@@ -232,20 +232,7 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	session := conn.Conn().PgConn().CustomData()
-	if len(statements) == 1 && session[strictSession] == nil {
-		err := sendAlone(ctx, conn.Conn(), statements[0])
-		if !isConflict(err) {
-			return committed(err)
-		}
-		session[strictSession] = true
-	}
-	trip := make([]*statement, 0, len(statements)+2)
-	trip = append(trip, &statement{sql: "BEGIN ISOLATION LEVEL READ COMMITTED"})
-	trip = append(trip, statements...)
-	trip = append(trip, &statement{sql: "COMMIT"})
-	_, err = sendBatch(ctx, conn, trip)
-	return committed(err)
+	return roundTrip(ctx, conn, beginTogether, true, statements...)
 }
 
 // strictSession marks a connection on which a lone statement failed to serialize: its default
@@ -253,14 +240,36 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 // lone statement is sent without BEGIN and COMMIT.
 const strictSession = "weir: above READ COMMITTED by default"
 
-// sendAlone sends one statement, which is a transaction of its own.
-func sendAlone(ctx context.Context, conn *pgx.Conn, s *statement) error {
-	rows, err := conn.Query(ctx, s.sql, s.args...)
-	if err != nil {
+// roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT: it
+// is a transaction of its own.
+func roundTrip(
+	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*statement,
+) error {
+	session := conn.Conn().PgConn().CustomData()
+	if commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
+		_, err := send(ctx, conn.Conn(), statements)
+		if !isConflict(err) {
+			return committed(err)
+		}
+		session[strictSession] = true
+	}
+	trip := make([]*statement, 0, len(begin)+len(statements)+1)
+	for _, sql := range begin {
+		trip = append(trip, &statement{sql: sql})
+	}
+	trip = append(trip, statements...)
+	if commit {
+		trip = append(trip, &statement{sql: "COMMIT"})
+	}
+	_, err := sendBatch(ctx, conn, trip)
+	if !commit {
 		return err
 	}
-	return s.read(rows)
+	return committed(err)
 }
+
+// isPlain reports whether a transaction begins with BEGIN and nothing else.
+func isPlain(begin []string) bool { return len(begin) == 1 && begin[0] == beginTogetherSQL }
 
 // committed handles the error of a transaction that was sent together with its COMMIT. Unless
 // Postgres answered that it was rolled back, it may have been committed.

@@ -159,7 +159,7 @@ func sendBatch(
 	}
 	results := to.SendBatch(ctx, batch)
 	for _, s := range statements {
-		if s.c == nil {
+		if s.c == nil && s.many == nil {
 			_, err = results.Exec()
 		} else {
 			var rows pgx.Rows
@@ -178,9 +178,12 @@ func sendBatch(
 	return failed, err
 }
 
-// read reads the answer: one row or none.
+// read reads the answer: one row or none, unless it is about many.
 func (s *statement) read(rows pgx.Rows) error {
 	defer rows.Close()
+	if s.many != nil {
+		return s.many.read(rows, s.looks)
+	}
 	if rows.Next() {
 		if !s.decode(rows) {
 			if err := rows.Scan(s.dest()...); err != nil {

@@ -20,6 +20,7 @@ type statement struct {
 	answer columnsOf
 	found  bool
 	looks  bool  // it also answers with the clock
+	many   *many // it is about many rows
 	once   *bool // the only column, of Settle
 
 	whole  *call   // for a shard c: the call for the whole limit

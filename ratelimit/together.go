@@ -134,7 +134,7 @@ func (p *scheme) foreseen() {
 		return
 	}
 	send := func(begin []string, take string) error {
-		var statements []*many
+		var statements []*statement
 		if len(p.takes) > 0 {
 			statements = c.l.takeMany(take, p.takes)
 		}
@@ -155,7 +155,7 @@ func (p *scheme) foreseen() {
 		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.sql.Many.Make)
 	}
 	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
-		err = send([]string{beginTogetherSQL}, c.l.sql.Many.Take)
+		err = send(beginTogether, c.l.sql.Many.Take)
 	}
 	if err != nil {
 		var some []*waiter
@@ -189,7 +189,7 @@ func (p *scheme) foreseen() {
 			p.answer(w)
 		}
 	}
-	if len(unseen) > 0 && p.trip([]string{beginTogetherSQL}, true, c.l.lookMany(unseen)...) != nil {
+	if len(unseen) > 0 && p.trip(beginTogether, true, c.l.lookMany(unseen)...) != nil {
 		for _, r := range unseen {
 			p.late = append(p.late, r.waiters...)
 		}

@@ -347,8 +347,8 @@ var ofTheCore = []mutant{
 		"EndsByItself", core, true},
 	{"queue: any serialization failure is a conflict on the row", "ratelimit/postgres.go",
 		`e.File != "predicate.c"`, "true", "AnotherKindOfConflict", whole, true},
-	{"autocommit: at the server's default level", "ratelimit/autocommit.go",
-		`"BEGIN ISOLATION LEVEL READ COMMITTED"`, `"BEGIN"`, "StatesItsIsolation", whole, true},
+	{"autocommit: at the server's default level", "ratelimit/trip.go",
+		"beginTogetherSQL = `BEGIN ISOLATION LEVEL READ COMMITTED`", "beginTogetherSQL = `BEGIN`", "StatesItsIsolation", whole, true},
 
 	// what is settled
 	{"settle: by the scheduler's own hand, twice", "ratelimit/settle.go",
