@@ -240,8 +240,8 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 // lone statement is sent without BEGIN and COMMIT.
 const strictSession = "weir: above READ COMMITTED by default"
 
-// roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT: it
-// is a transaction of its own.
+// roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT:
+// it is a transaction of its own.
 func roundTrip(
 	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*statement,
 ) error {

@@ -6,8 +6,8 @@ import (
 )
 
 // What is remembered of denials, to know when LOOK should go before TAKE. Without
-// Config.RememberDenials it affects only that order: LOOK still decides on the database's rows, so a
-// reset by another process is noticed at once.
+// Config.RememberDenials it affects only that order: LOOK still decides on the database's rows, so
+// a reset by another process is noticed at once.
 
 // expected reports whether one of the calls is likely to be denied.
 func (l *Limiter) expected(calls []call) bool {

@@ -236,8 +236,8 @@ func (t *Take) appendJSON(b []byte) []byte {
 // [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
-	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.left.Since, &u.left.Owed, &u.left.Moved, &u.left.Delay,
-		&u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
+	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.left.Since, &u.left.Owed, &u.left.Moved,
+		&u.left.Delay, &u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
 	bucket := len(a)
 	a = append(a, &u.rule.Origin)
 	var raw []json.RawMessage

@@ -247,10 +247,10 @@ func (b *Books) page(row where.Row) *page {
 	return nil
 }
 
-// Choose returns the shards from which a session should try to take what a asks for, the best first;
-// none if no shard is known to have it. enough is how many are known to have it. A take should not
-// leave less than level: then the shard is much emptier than was known, and another look is worth
-// its cost.
+// Choose returns the shards from which a session should try to take what a asks for, the best
+// first; none if no shard is known to have it. enough is how many are known to have it. A take
+// should not leave less than level: then the shard is much emptier than was known, and another look
+// is worth its cost.
 func (b *Books) Choose(
 	at where.Place, a *algebra.Ask, session uint32, clock func() time.Time,
 ) (layout shard.Layout, candidates []int, enough int, level float64) {
@@ -277,7 +277,8 @@ func (b *Books) Choose(
 		if left.PausedUntil != algebra.Open && (!a.Reserve || a.Bounded) {
 			left.Value = algebra.Closed
 		}
-		return shard.View{Tokens: left.Value, Busy: i != own && p.held && read.Sub(p.taken) < lately}
+		return shard.View{Tokens: left.Value,
+			Busy: i != own && p.held && read.Sub(p.taken) < lately}
 	}
 	row := spread.OfShard(a, layout.Shards, 0)
 	least := row.Demand() - a.Count

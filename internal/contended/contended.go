@@ -62,8 +62,8 @@ func (c *Rows) Has(r where.Row) bool {
 	return ok && time.Now().Before(until)
 }
 
-// Starve notes that a transaction has lost rows again and again, and still wants them, until done is
-// called.
+// Starve notes that a transaction has lost rows again and again, and still wants them, until done
+// is called.
 func (c *Rows) Starve(rows []where.Row) (done func()) {
 	add := func(n int) {
 		c.mu.Lock()

@@ -50,8 +50,8 @@ func (d *Denials) Expected(row *where.Row, a *algebra.Ask) bool {
 }
 
 // Watch allows Note to remember denials of a call as answers: give it what Watch returns. It is for
-// calls that are a transaction of their own, or the first in one. Others may read an old snapshot, or
-// what their own transaction has written and may roll back.
+// calls that are a transaction of their own, or the first in one. Others may read an old snapshot,
+// or what their own transaction has written and may roll back.
 func (d *Denials) Watch() (watched uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,8 +88,8 @@ func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watch
 	d.rows[*row] = denial{now.Add(wait), demand, *v, now, ask, watched == d.changes+1}
 }
 
-// Answer returns the remembered denial for a call, if it is the same call and its RetryAt is not near
-// yet.
+// Answer returns the remembered denial for a call, if it is the same call and its RetryAt is not
+// near yet.
 func (d *Denials) Answer(
 	row *where.Row, a *algebra.Ask, clock func() time.Time,
 ) (algebra.Verdict, bool) {

@@ -1,6 +1,6 @@
 // Package spread is the arithmetic of limits with several shards: what they grant as one whole, how
-// a count is divided over them, and what becomes of them when their number changes. It is pure, like
-// package algebra: it knows neither rows nor statements, and reads no clock.
+// a count is divided over them, and what becomes of them when their number changes. It is pure,
+// like package algebra: it knows neither rows nor statements, and reads no clock.
 //
 // A limit of n shards is n balances, each with an n-th of its capacity, of its rate and of
 // MaxReserved. Each is a limit by itself, with its own debt and line. So no more than capacity +

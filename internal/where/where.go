@@ -1,5 +1,5 @@
-// Package where says which row is meant: its address, the order in which everything locks rows, and the
-// numbers of their advisory locks. It knows no rule, no balance and no statement.
+// Package where says which row is meant: its address, the order in which everything locks rows, and
+// the numbers of their advisory locks. It knows no rule, no balance and no statement.
 package where
 
 import (
@@ -34,9 +34,10 @@ func (r *Row) Compare(other *Row) int {
 // that `weir doctor` finds them.
 const QueueTag = 0x5765
 
-// Queue returns the numbers of the advisory locks with which transactions queue for rows, ascending:
-// the order in which every transaction takes them. Each is a hash of the row below the QueueTag. The
-// database adds to the hash which table the row is in, as there may be one in each schema.
+// Queue returns the numbers of the advisory locks with which transactions queue for rows,
+// ascending: the order in which every transaction takes them. Each is a hash of the row below the
+// QueueTag. The database adds to the hash which table the row is in, as there may be one in each
+// schema.
 func Queue(rows []Row) []int64 {
 	ids := make([]int64, len(rows))
 	for i, r := range rows {
