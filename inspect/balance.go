@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
 )
@@ -99,12 +100,8 @@ func (r rule) whole() ratelimit.Rule {
 
 // share is the rule of one shard of n.
 func (r rule) share(n, i int) rule {
-	firstCapacity, capacity := shard.Split(r.capacity, n)
-	firstRate, rate := shard.Split(r.rate, n)
-	if i == 0 {
-		capacity, rate = firstCapacity, firstRate
-	}
-	r.capacity, r.rate = capacity, rate
+	shares := (&algebra.Rule{Capacity: r.capacity, Rate: r.rate}).Shares(n)
+	r.capacity, r.rate = shares.Of(i).Capacity, shares.Of(i).Rate
 	return r
 }
 

@@ -76,10 +76,7 @@ func FuzzChanges(f *testing.F) {
 				j := random.IntN(len(takes))
 				taken := takes[j]
 				takes = append(takes[:j:j], takes[j+1:]...)
-				receipt := algebra.Receipt{
-					Count: taken.count, Since: taken.left.Since(), Owed: -taken.left.Value,
-					Delay: taken.left.Delay, Moved: taken.left.Moved,
-				}
+				receipt := algebra.Receipt{Count: taken.count, Left: taken.left.Left()}
 				if verb == 4 {
 					what = fmt.Sprintf("give back %+v", receipt)
 					row = taken.rule.Give(row, receipt, 0, taken.left.Value >= 0, now)

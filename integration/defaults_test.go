@@ -21,7 +21,7 @@ func TestTheDefaultsAreThoseOfTheTable(t *testing.T) {
 	t.Parallel()
 	_, rest, _ := strings.Cut(read(t, "../docs/operations.md"), "## What the defaults bound")
 	table, _, ok := strings.Cut(rest, "\n## ")
-	row := regexp.MustCompile("(?m)^\\|.*\\| ([0-9][^|]*) \\| `([a-z]+)\\.([A-Za-z]+)` \\|$")
+	row := regexp.MustCompile("(?m)^\\|.*\\| ([0-9][^|]*) \\| `([a-z/]+)\\.([A-Za-z]+)` \\|$")
 	rows := row.FindAllStringSubmatch(table, -1)
 	if !ok || len(rows) < 15 {
 		t.Fatalf("the table has %d rows", len(rows))

@@ -1,10 +1,13 @@
 package ratelimit
 
 import (
-	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 
+	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/book"
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -13,7 +16,7 @@ type aim struct {
 	c      *call
 	layout shard.Layout
 	from   []int // candidates, one of which is enough. If there are none:
-	plan   plan
+	plan   spread.Plan
 	wait   bool    // wait for the first candidate if others hold all of them
 	level  float64 // the least that a take from a candidate is expected to leave
 	sent   []*statement
@@ -21,7 +24,7 @@ type aim struct {
 
 // locked returns the last row that takes have locked without taking from it, as far as that can be
 // told; 0 for none. A shard that has enough did not deny: another transaction held it.
-func locked(aims []aim, seen []*whole) (last int32) {
+func locked(aims []aim, seen []*spread.Whole) (last int32) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
 		for _, s := range a.sent {
@@ -30,12 +33,12 @@ func locked(aims []aim, seen []*whole) (last int32) {
 			}
 			rows := s.shards
 			if rows == nil {
-				rows = []int32{s.c.shard}
+				rows = []int32{s.c.Shard}
 			}
 			for _, row := range rows {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
-				if s.found || r.At(w.rows[k], w.at).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
+				if s.found || r.At(w.Rows[k], w.At).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
 					last = max(last, row)
 				}
 			}
@@ -48,7 +51,7 @@ func locked(aims []aim, seen []*whole) (last int32) {
 func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 	for i := range calls {
 		c := &calls[i]
-		layout, known := l.books.layout(c)
+		layout, known := l.books.Layout(c.Place)
 		switch {
 		case !known && c.shards <= 1: // one row, as far as is known
 			aims[i] = aim{c: c, layout: shard.Single}
@@ -65,7 +68,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 // choose aims at one of several shards by what is remembered. It reports whether it knows one with
 // enough tokens.
 func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
-	layout, from, enough, level := l.books.choose(c, session, l.clock)
+	layout, from, enough, level := l.books.Choose(c.Place, &c.Ask, session, l.clock)
 	if len(from) == 0 {
 		return false
 	}
@@ -76,33 +79,33 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 
 // divide aims at several shards by what is remembered, if the call may wait.
 func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
-	w := l.books.known(c, l.clock)
+	w := l.books.Known(c.Place, l.clock)
 	if w == nil || !c.Pausable() {
 		return false
 	}
-	p, ok := c.plan(w, w.at, false, l.books.free(c, w.Layout, session))
+	p, ok := w.Plan(&c.Ask, w.At, false, l.books.Free(c.Place, w.Layout, session))
 	*a = aim{c: c, layout: w.Layout, plan: p}
-	return ok && len(p.parts) > 0
+	return ok && len(p.Parts) > 0
 }
 
 // aim aims by what was just seen, which grants each call. The last time, the takes ignore how
 // others have changed the shards since.
-func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last bool) {
+func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*spread.Whole, last bool) {
 	for i := range calls {
 		c, w := &calls[i], seen[i]
 		aims[i] = aim{c: c, layout: w.Layout}
 		if w.Layout == shard.Single {
 			continue
 		}
-		free := l.books.free(c, w.Layout, x.session())
-		p, ok := c.plan(w, w.at, last && c.Pausable(), free)
+		free := l.books.Free(c.Place, w.Layout, x.session())
+		p, ok := w.Plan(&c.Ask, w.At, last && c.Pausable(), free)
 		if !ok {
-			p, _ = c.plan(w, w.at, last && c.Pausable(), nil)
+			p, _ = w.Plan(&c.Ask, w.At, last && c.Pausable(), nil)
 		}
-		if len(p.able) == 0 {
+		if len(p.Able) == 0 {
 			aims[i].plan, aims[i].wait = p, last
 		} else {
-			aims[i].among(p.able, w, free)
+			aims[i].among(p.Able, w, free)
 		}
 		if last {
 			aims[i].anyLevel()
@@ -112,28 +115,28 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*whole, last 
 }
 
 // among aims at one of the shards that were seen to grant the call alone.
-func (a *aim) among(able []int, w *whole, free func(int) bool) {
+func (a *aim) among(able []int, w *spread.Whole, free func(int) bool) {
 	shares := a.c.Shares(w.Shards)
 	view := func(k int) shard.View {
 		i := able[k]
-		return shard.View{Tokens: shares.Of(i).At(w.rows[i], w.at).Value, Busy: !free(i)}
+		return shard.View{Tokens: shares.Of(i).At(w.Rows[i], w.At).Value, Busy: !free(i)}
 	}
-	chosen, _ := shard.Choose(len(able), -1, a.c.Count, closed, view, rand.IntN)
+	chosen, _ := shard.Choose(len(able), -1, a.c.Count, algebra.Closed, view, rand.IntN)
 	for _, k := range chosen {
 		a.from = append(a.from, able[k])
 		a.level = min(a.level, view(k).Tokens-a.c.Count)
 	}
-	a.level -= muchWorse * a.c.Count
+	a.level -= book.MuchWorse * a.c.Count
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 
 // anyLevel makes the takes ignore how others have changed the shards since.
 func (a *aim) anyLevel() {
-	a.level = closed
-	for k := range a.plan.parts {
-		p := &a.plan.parts[k]
-		row := a.c.take(a.layout, p.shard, p.count)
-		p.least = row.Least()
+	a.level = algebra.Closed
+	for k := range a.plan.Parts {
+		p := &a.plan.Parts[k]
+		row := a.c.take(a.layout, p.Shard, p.Count)
+		p.Least = row.Least()
 	}
 }
 
@@ -142,9 +145,9 @@ func (a *aim) anyLevel() {
 func (l *Limiter) send(a *aim, held int32) {
 	ahead := func(i int) bool { return a.layout.Row(i) <= held }
 	if held > 0 && a.layout != shard.Single {
-		parts := len(a.plan.parts)
+		parts := len(a.plan.Parts)
 		a.from = slices.DeleteFunc(a.from, ahead)
-		if slices.ContainsFunc(a.plan.parts, func(p part) bool { return ahead(p.shard) }) ||
+		if slices.ContainsFunc(a.plan.Parts, func(p spread.Part) bool { return ahead(p.Shard) }) ||
 			parts == 0 && len(a.from) == 0 {
 			a.sent = nil
 			return
@@ -159,7 +162,7 @@ func (l *Limiter) send(a *aim, held int32) {
 		a.sent = []*statement{l.takeShard(a)}
 	default:
 		a.sent = nil
-		for _, p := range a.plan.parts {
+		for _, p := range a.plan.Parts {
 			a.sent = append(a.sent, l.takePart(a, p))
 		}
 	}
@@ -175,8 +178,8 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	}
 	if k == 1 && !a.wait && c.Within == 0 {
 		s := l.write(&row, l.sql.For(c.Windowed).TakeOwn, row.Count, least, c.Pausable(),
-			c.lock(row.shard), nil)
-		s.whole, s.row, s.lone, s.writes = c, row.shard, true, false
+			c.Busy(row.Shard), nil)
+		s.whole, s.row, s.lone, s.writes = c, row.Shard, true, false
 		return s
 	}
 	shares := c.Shares(a.layout.Shards)
@@ -185,11 +188,11 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	for j, i := range a.from {
 		s := shares.Of(i)
 		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.Capacity, s.Rate
-		locks[j] = c.lock(rows[j])
+		locks[j] = c.Busy(rows[j])
 	}
 	s := &statement{
 		c: &row, whole: c, sql: l.sql.For(c.Windowed).TakeShard, shards: rows,
-		args: []any{c.name, c.key, rows, capacities, rates, c.Period, row.Count, l.now(),
+		args: []any{c.Name, c.Key, rows, capacities, rates, c.Period, row.Count, l.now(),
 			c.originTime(), least, c.Pausable(), locks, a.wait},
 	}
 	if c.Within > 0 {
@@ -202,28 +205,28 @@ func (l *Limiter) takeShard(a *aim) *statement {
 
 // takePart takes one part of a call's count. If it gathers tokens that are there, it takes no shard
 // that others hold, and one caller gathers at a time.
-func (l *Limiter) takePart(a *aim, p part) *statement {
-	row := a.c.take(a.layout, p.shard, p.count)
-	if !a.plan.ahead {
-		row.Leave = p.least
+func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
+	row := a.c.take(a.layout, p.Shard, p.Count)
+	if !a.plan.Ahead {
+		row.Leave = p.Least
 	}
 	switch {
-	case l.portable && a.plan.ahead:
-		return l.takeRow(a.c, &row, p.least)
+	case l.portable && a.plan.Ahead:
+		return l.takeRow(a.c, &row, p.Least)
 	case l.portable:
 		return l.takeRow(a.c, &row, 0)
-	case a.plan.ahead:
+	case a.plan.Ahead:
 		one := *a.c
 		one.Count, one.Before = row.Count, row.Before
 		s := l.takeShard(
-			&aim{c: &one, layout: a.layout, from: []int{p.shard}, wait: a.wait, level: p.least},
+			&aim{c: &one, layout: a.layout, from: []int{p.Shard}, wait: a.wait, level: p.Least},
 		)
 		s.whole = a.c
 		return s
 	}
 	s := l.write(&row, l.sql.For(row.Windowed).TakeOwn, row.Count, row.Leave, false,
-		a.c.lock(row.shard), a.c.lock(gathering))
-	s.whole, s.row, s.writes = a.c, row.shard, false
+		a.c.Busy(row.Shard), a.c.Busy(where.Gathering))
+	s.whole, s.row, s.writes = a.c, row.Shard, false
 	return s
 }
 
@@ -233,19 +236,6 @@ func (l *Limiter) takeRow(c, row *call, least float64) *statement {
 	one := *row
 	s := l.takeOf(&one)
 	s.args[9] = max(s.args[9].(float64), least) //nolint:forcetypeassert // the least balance to leave
-	s.whole, s.row, s.writes = c, row.shard, false
+	s.whole, s.row, s.writes = c, row.Shard, false
 	return s
-}
-
-// gathering takes the place of a row in the number of the lock for gathering.
-const gathering = -1
-
-// lock returns the number of a shard's advisory lock. A caller that does not get it tries another
-// shard instead of waiting. The lock is only a hint, so two rows may have the same number.
-func (c *call) lock(row int32) int32 {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(c.name))
-	_, _ = h.Write([]byte{0})
-	_, _ = h.Write([]byte(c.key))
-	return int32(h.Sum32()) + row //nolint:gosec // wraps
 }

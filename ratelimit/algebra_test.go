@@ -97,16 +97,16 @@ func TestRetryAtIsExactForTheStoredRow(t *testing.T) {
 				c.Debt = c.Capacity / 2
 			}
 			now := noon + random.Int64N(3*c.Period)
-			d := c.decide(b, now)
+			d := c.Decide(b, now)
 			if d.OK {
 				continue
 			}
 			denied++
-			at := d.RetryAt.UnixMicro()
-			if !c.decide(b, at).OK {
+			at := d.RetryAt
+			if !c.Decide(b, at).OK {
 				late++
 			}
-			if at <= now || c.decide(b, at-1).OK {
+			if at <= now || c.Decide(b, at-1).OK {
 				early++
 			}
 		}

@@ -7,15 +7,19 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // decideAlone decides calls that cannot be decided in the batch, in goroutines of their own, a few
 // at a time. It does not wait for them, so the lane goes on.
 func (p *scheme) decideAlone() {
 	c := p.c
-	of := map[place][]*waiter{}
+	of := map[where.Place][]*waiter{}
 	for _, w := range p.alone {
-		k := w.calls[0].place()
+		k := w.calls[0].Place
 		of[k] = append(of[k], w)
 	}
 	for _, group := range of {
@@ -50,7 +54,7 @@ func (c *Coalesced) single(verb func(context.Context, executor) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	patience := c.l.patienceSQL(2 * inLine)
-	err := verb(ctx, impatient{poolExecutor{c.pool, c.l, time.Now()}, patience})
+	err := verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err
 	}
@@ -116,19 +120,19 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		for _, w := range group {
 			one := &w.calls[0]
 			rest -= one.Count
-			one.taken, one.delay, one.moved, one.owed = took.taken, took.delay, took.moved,
-				took.owed-rest
+			one.Left = took.Left
+			one.Owed -= rest
 			if took.parts != nil {
 				one.parts, parts = allot(parts, one.Count)
 			}
-			w.at[0] = res.At.UnixMicro()
-			w.decisions[0] = Decision{OK: true, State: State{Value: res.Outcomes[0].Value + rest,
-				TS: res.At, Delay: res.Outcomes[0].Delay}}
+			w.verdicts[0] = algebra.Verdict{OK: true, At: res.At.UnixMicro(), After: algebra.Balance{
+				Value: res.Outcomes[0].Value + rest, Delay: res.Outcomes[0].Delay.Microseconds(),
+				PausedUntil: algebra.Open}}
 			answer(w)
 		}
 		return nil
 	}
-	var seen []*whole
+	var seen []*spread.Whole
 	err = c.single(func(ctx context.Context, x executor) (err error) {
 		seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
 		return err
@@ -138,8 +142,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	}
 	var others []*waiter
 	for _, w := range group {
-		if w.at[0], w.decisions[0] = seen[0].at,
-			w.calls[0].decideWhole(seen[0]); w.decisions[0].OK {
+		if w.verdicts[0] = seen[0].Decide(&w.calls[0].Ask); w.verdicts[0].OK {
 			others = append(others, w)
 		} else {
 			answer(w)
@@ -153,35 +156,35 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 // and the rest.
 func allot(parts []call, n float64) (of, rest []call) {
 	one, sum := -1, 0.0
-	had := func(k int) float64 { return parts[k].Count - parts[k].owed }
-	there := make([]part, len(parts))
+	had := func(k int) float64 { return parts[k].Count - parts[k].Owed }
+	there := make([]spread.Part, len(parts))
 	for k := range parts {
 		p := &parts[k]
-		there[k] = part{shard: k, count: had(k), most: p.Count}
+		there[k] = spread.Part{Shard: k, Count: had(k), Most: p.Count}
 		sum += max(0, min(p.Count, had(k)))
 		if p.Count >= n && n <= p.Capacity && (one < 0 || had(k) > had(one)) {
 			one = k
 		}
 	}
-	var takes []part
+	var takes []spread.Part
 	switch {
 	case one >= 0 || len(parts) == 1:
-		takes = []part{{shard: max(one, 0), count: n}}
+		takes = []spread.Part{{Shard: max(one, 0), Count: n}}
 	case sum >= n:
 		for k := range there {
-			there[k].count = max(0, min(there[k].count, there[k].most))
+			there[k].Count = max(0, min(there[k].Count, there[k].Most))
 		}
-		takes, _ = gather(there, n)
+		takes, _ = spread.Gather(there, n)
 	default:
-		takes = level(there, n)
+		takes = spread.Level(there, n)
 	}
 	rest = slices.Clone(parts)
 	for _, t := range takes {
-		r := &rest[t.shard]
+		r := &rest[t.Shard]
 		own := *r
-		own.Count, r.Count = t.count, max(0, r.Count-t.count)
+		own.Count, r.Count = t.Count, max(0, r.Count-t.Count)
 		own.after.Value += r.Count
-		own.owed -= r.Count
+		own.Owed -= r.Count
 		of = append(of, own)
 	}
 	rest = slices.DeleteFunc(rest, func(c call) bool { return c.Count == 0 })

@@ -36,40 +36,26 @@ func (a *Autocommit) RateLimit(ctx context.Context, requests ...Request) (Result
 
 func (a *Autocommit) rateLimit(
 	ctx context.Context, o *observation, requests ...Request,
-) (res Result, err error) {
-	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
-		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
+) (Result, error) {
+	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
+		return beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.rateLimit(ctx, o.counting(x), calls, len(requests))
 		})
-		return err
 	})
-	if err != nil {
-		return Result{}, err
-	}
-	return res, nil
 }
 
 // CheckRateLimit is [Limiter.CheckRateLimit].
-func (a *Autocommit) CheckRateLimit(
-	ctx context.Context, requests ...Request,
-) (res Result, err error) {
-	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
-		res, err = beside(calls, len(requests), false, func(calls []call) (Result, error) {
+func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
+		return beside(calls, len(requests), false, func(calls []call) (Result, error) {
 			return a.l.checkRateLimit(ctx, x, calls, len(requests))
 		})
-		return err
 	})
-	if err != nil {
-		return Result{}, err
-	}
-	return res, nil
 }
 
 // ResetRateLimit is [Limiter.ResetRateLimit], committed when it returns.
 func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
-		return a.l.resetRateLimit(ctx, x, calls)
-	})
+	return a.do(ctx, bare(requests), a.l.resetRateLimit)
 }
 
 // Pause is [Limiter.Pause], committed when it returns.
@@ -84,9 +70,7 @@ func (a *Autocommit) Pause(ctx context.Context, d time.Duration, requests ...Req
 
 // Resume is [Limiter.Resume], committed when it returns.
 func (a *Autocommit) Resume(ctx context.Context, requests ...Request) error {
-	return a.do(ctx, bare(requests), func(ctx context.Context, x executor, calls []call) error {
-		return a.l.resume(ctx, x, calls)
-	})
+	return a.do(ctx, bare(requests), a.l.resume)
 }
 
 // GiveBack is [Limiter.GiveBack], committed when it returns.
@@ -120,16 +104,24 @@ func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool,
 }
 
 // Value is [Limiter.Value].
-func (a *Autocommit) Value(ctx context.Context, request Request) (s State, err error) {
-	err = a.do(ctx, bare([]Request{request}),
-		func(ctx context.Context, x executor, calls []call) error {
-			s, err = a.l.value(ctx, x, calls)
-			return err
-		})
+func (a *Autocommit) Value(ctx context.Context, request Request) (State, error) {
+	return ask(ctx, a, bare([]Request{request}), a.l.value)
+}
+
+// ask runs a verb that has an answer.
+func ask[T any](
+	ctx context.Context, a *Autocommit, requests []Request,
+	verb func(context.Context, executor, []call) (T, error),
+) (answer T, err error) {
+	err = a.do(ctx, requests, func(ctx context.Context, x executor, calls []call) error {
+		answer, err = verb(ctx, x, calls)
+		return err
+	})
 	if err != nil {
-		return State{}, err
+		var none T
+		return none, err
 	}
-	return s, nil
+	return answer, nil
 }
 
 // do runs a verb. If it is for one row, each of its round trips is a transaction of its own. If it
@@ -152,7 +144,7 @@ func (a *Autocommit) do(
 	}
 	began := time.Now()
 	if len(calls) == 1 {
-		if err := verb(ctx, poolExecutor{a.pool, a.l, began}, calls); !errors.Is(err,
+		if err := verb(ctx, poolExecutor{pool: a.pool, l: a.l, began: began}, calls); !errors.Is(err,
 			errUndecided) {
 			return err
 		}
@@ -212,28 +204,17 @@ func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "
 
 // poolExecutor runs each trip as a transaction of its own, in one round trip.
 type poolExecutor struct {
+	ordinary
 	pool  *pgxpool.Pool
 	l     *Limiter
 	began time.Time // when the call was made: see inTime
 }
 
-func (x poolExecutor) fresh() bool { return true }
-
 func (poolExecutor) alone() bool { return true }
-
-func (x poolExecutor) stepwise() bool { return false }
 
 func (poolExecutor) single() bool { return true }
 
-func (poolExecutor) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
-
-func (poolExecutor) restart(context.Context, []*statement) (bool, error) { return false, nil }
-
-func (poolExecutor) doubt(func() *confirmation) {}
-
 func (poolExecutor) transaction() any { return nil }
-
-func (poolExecutor) session() uint32 { return 0 }
 
 func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
 	return x.l.inTime(ctx, x.began, func(ctx context.Context) error {
@@ -251,20 +232,7 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	session := conn.Conn().PgConn().CustomData()
-	if len(statements) == 1 && session[strictSession] == nil {
-		err := sendAlone(ctx, conn.Conn(), statements[0])
-		if !isConflict(err) {
-			return committed(err)
-		}
-		session[strictSession] = true
-	}
-	trip := make([]*statement, 0, len(statements)+2)
-	trip = append(trip, &statement{sql: "BEGIN ISOLATION LEVEL READ COMMITTED"})
-	trip = append(trip, statements...)
-	trip = append(trip, &statement{sql: "COMMIT"})
-	_, err = sendBatch(ctx, conn, trip)
-	return committed(err)
+	return roundTrip(ctx, conn, beginTogether, true, statements...)
 }
 
 // strictSession marks a connection on which a lone statement failed to serialize: its default
@@ -272,14 +240,36 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 // lone statement is sent without BEGIN and COMMIT.
 const strictSession = "weir: above READ COMMITTED by default"
 
-// sendAlone sends one statement, which is a transaction of its own.
-func sendAlone(ctx context.Context, conn *pgx.Conn, s *statement) error {
-	rows, err := conn.Query(ctx, s.sql, s.args...)
-	if err != nil {
+// roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT:
+// it is a transaction of its own.
+func roundTrip(
+	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*statement,
+) error {
+	session := conn.Conn().PgConn().CustomData()
+	if commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
+		_, err := send(ctx, conn.Conn(), statements)
+		if !isConflict(err) {
+			return committed(err)
+		}
+		session[strictSession] = true
+	}
+	trip := make([]*statement, 0, len(begin)+len(statements)+1)
+	for _, sql := range begin {
+		trip = append(trip, &statement{sql: sql})
+	}
+	trip = append(trip, statements...)
+	if commit {
+		trip = append(trip, &statement{sql: "COMMIT"})
+	}
+	_, err := sendBatch(ctx, conn, trip)
+	if !commit {
 		return err
 	}
-	return s.read(rows)
+	return committed(err)
 }
+
+// isPlain reports whether a transaction begins with BEGIN and nothing else.
+func isPlain(begin []string) bool { return len(begin) == 1 && begin[0] == beginTogetherSQL }
 
 // committed handles the error of a transaction that was sent together with its COMMIT. Unless
 // Postgres answered that it was rolled back, it may have been committed.

@@ -156,10 +156,10 @@ func (l *Limiter) shadowsTogether(
 	var together []call
 	for i := range shadows {
 		c := &shadows[i]
-		note(c, Outcome{Limit: c.name, Key: c.key, OK: !c.never, Shadow: true})
+		note(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
 		switch {
 		case !asked || c.never:
-		case l.books.sharded(shadows[i : i+1]):
+		case l.sharded(shadows[i : i+1]):
 			if err := alone(c); err != nil {
 				return Result{}, err
 			}
@@ -200,18 +200,16 @@ func (l *Limiter) takeOrLook(
 	stamp(takes)
 	var looks []*statement
 	var decided []call
-	var decisions []Decision
-	var at []int64
-	note := func(c *call, d Decision, now int64) {
-		decided, decisions, at = append(decided, *c), append(decisions, d), append(at, now)
+	var verdicts []algebra.Verdict
+	note := func(c *call, v algebra.Verdict) {
+		decided, verdicts = append(decided, *c), append(verdicts, v)
 	}
 	for i, s := range takes {
 		if !s.found {
 			looks = append(looks, l.lookOf(&calls[i]))
 			continue
 		}
-		b := s.balance()
-		note(&calls[i], calls[i].granted(b), b.TS)
+		note(&calls[i], calls[i].Granted(s.balance()))
 	}
 	if len(looks) > 0 {
 		if err := x.run(ctx, looks); err != nil {
@@ -219,15 +217,14 @@ func (l *Limiter) takeOrLook(
 		}
 	}
 	for _, s := range looks {
-		now := s.answer.at.UnixMicro()
-		d := s.c.decide(s.balance(), now)
-		if s.closed() || d.OK {
+		v := s.c.Decide(s.balance(), s.answer.at.UnixMicro())
+		if s.closed() || v.OK {
 			again = append(again, s.c)
 			continue
 		}
-		note(s.c, d, now)
+		note(s.c, v)
 	}
-	sum := summarize(decided, decisions, at, requests)
+	sum := summarize(decided, verdicts, requests)
 	for i := range decided {
 		for _, j := range decided[i].indexes {
 			res.Outcomes[j] = sum.Outcomes[j]
@@ -268,13 +265,13 @@ func (r Result) split(requests []Request, of []int) []Result {
 	var rows []*Outcome
 	for i := range r.Outcomes {
 		o := &r.Outcomes[i]
-		if o.call == nil || o.call.taken == 0 { // a shadow that took nothing
+		if o.call == nil || o.call.Since == 0 { // a shadow that took nothing
 			each[of[i]].Outcomes[i-first[of[i]]] = *o
 		} else if o.call.indexes[0] == i {
 			rows = append(rows, o)
 		}
 	}
-	slices.SortFunc(rows, func(a, b *Outcome) int { return compareRows(a.call, b.call) })
+	slices.SortFunc(rows, func(a, b *Outcome) int { return a.call.Compare(&b.call.Row) })
 	for _, o := range rows {
 		o.share(requests, of, func(own *call, met Outcome) {
 			res := &each[of[own.indexes[0]]]
@@ -312,21 +309,19 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	rest := slices.Clone(all.parts)
 	for k := range shares {
 		own := &shares[k]
-		own.owed -= after[k]
+		own.Owed -= after[k]
 		if all.parts != nil {
 			own.parts, rest = allot(rest, own.Count)
 		}
-		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.taken,
-			PausedUntil: algebra.Open, Delay: own.delay, Moved: own.moved}
-		if !o.paused.IsZero() {
-			b.PausedUntil = o.paused.UnixMicro()
-		}
-		d := own.granted(b)
+		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.Since,
+			PausedUntil: o.paused, Delay: own.Delay, Moved: own.Moved}
+		v := own.Granted(b)
 		if own.parts != nil {
-			d = own.grantedParts(own.parts, b)
+			v = own.grantedParts(b)
 		}
 		met := *o
-		met.Value, met.RunAt, met.PacedAt, met.call = b.Value, d.RunAt, d.PacedAt, own
+		met.Value, met.call = b.Value, own
+		met.RunAt, met.PacedAt, _ = times(&v)
 		yield(own, met)
 	}
 }
@@ -336,7 +331,7 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 // order does not matter.
 func joined(calls []call) []call {
 	slices.SortStableFunc(calls, func(a, b call) int {
-		return cmp.Or(compareRows(&a, &b), cmp.Compare(a.owed, b.owed))
+		return cmp.Or(a.Compare(&b.Row), cmp.Compare(a.Owed, b.Owed))
 	})
 	join := calls[:1]
 	for i := range calls[1:] {
@@ -347,7 +342,7 @@ func joined(calls []call) []call {
 			continue
 		}
 		last.Count += c.Count
-		last.owed = c.owed
+		last.Owed = c.Owed
 	}
 	return join
 }
@@ -355,13 +350,13 @@ func joined(calls []call) []call {
 // precedes reports whether c and next, a later take from the same row, can be given back as one.
 func (c *call) precedes(next *call) bool {
 	switch {
-	case compareRows(c, next) != 0 || c.Rule != next.Rule,
+	case c.Compare(&next.Row) != 0 || c.Rule != next.Rule,
 		c.Credit != next.Credit || c.atOnce() != next.atOnce(),
-		c.taken != next.taken || c.delay != next.delay || c.moved != next.moved:
+		c.Since != next.Since || c.Delay != next.Delay || c.Moved != next.Moved:
 		return false
 	case !c.Windowed && !c.Credit:
 		return true
 	}
-	gap := next.owed - next.Count - c.owed
-	return math.Abs(gap) <= (math.Abs(next.owed)+next.Count)*algebra.Smallest
+	gap := next.Owed - next.Count - c.Owed
+	return math.Abs(gap) <= (math.Abs(next.Owed)+next.Count)*algebra.Smallest
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/statements"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // lazyTx is the transaction of an attempt, which begins as late as possible. If the first
@@ -31,8 +32,10 @@ type lazyTx struct {
 	conn *pgx.Conn
 	opts pgx.TxOptions
 
+	attempt *attempt // is told when the callback sends statements of its own
+
 	sql    *statements.Statements
-	queue  []row         // to queue for before the snapshot is taken
+	queue  []where.Row   // to queue for before the snapshot is taken
 	waited time.Duration // in the round trip that queued
 	// the session may still hold locks of the queue: an error came before it released them
 	locked bool
@@ -154,7 +157,7 @@ func (t *lazyTx) beginWith(
 	}
 	var queue []*statement
 	if len(t.queue) > 0 {
-		queue = queueFor(t.sql, locksOf(t.queue))
+		queue = queueFor(t.sql, where.Queue(t.queue))
 		trip = append(trip, queue...)
 		began := time.Now()
 		defer func() { t.waited = time.Since(began) }()
@@ -220,16 +223,30 @@ func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) 
 
 // need sends BEGIN, if that has not happened, before a statement of the callback.
 func (t *lazyTx) need() error {
+	t.attempt.used, t.attempt.foreign = true, true
 	if !t.begun {
 		if len(t.queue) == 0 {
 			return t.begin()
 		}
 		_, _ = t.beginWith(t.ctx, nil)
 	}
+	return t.usable()
+}
+
+// usable returns why nothing can be sent in the transaction, which has begun.
+func (t *lazyTx) usable() error {
 	if t.failed == nil && t.closed {
 		return pgx.ErrTxClosed
 	}
 	return t.failed
+}
+
+// send sends statements of Weir's in the transaction, which has begun.
+func (t *lazyTx) send(ctx context.Context, statements []*statement) (failed *statement, err error) {
+	if err := t.usable(); err != nil {
+		return statements[0], err
+	}
+	return send(ctx, t.to, statements)
 }
 
 // real returns pgx's own transaction, for savepoints and large objects. If BEGIN was sent in a
@@ -252,10 +269,27 @@ func (t *lazyTx) real() (pgx.Tx, error) {
 
 func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := t.real()
+	if err == nil {
+		tx, err = tx.Begin(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return tx.Begin(ctx)
+	return &savepoint{tx, t.attempt}, nil
+}
+
+// savepoint is a savepoint that the callback has begun, or one in it.
+type savepoint struct {
+	pgx.Tx
+	attempt *attempt
+}
+
+func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := s.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &savepoint{tx, s.attempt}, nil
 }
 
 // Commit and Rollback do what pgx's do, also to a connection on which they fail.
@@ -311,7 +345,7 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	var err error
 	// in one round trip, so that a pooler does not send it to another server connection
 	if t.locked {
-		_, err = t.conn.Exec(ctx, t.sql.Unqueue(locksOf(t.queue)), pgx.QueryExecModeSimpleProtocol)
+		_, err = t.conn.Exec(ctx, t.sql.Unqueue(where.Queue(t.queue)), pgx.QueryExecModeSimpleProtocol)
 	} else {
 		_, err = t.conn.Exec(ctx, "rollback")
 	}
@@ -326,4 +360,15 @@ func (t *lazyTx) lose(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	_ = t.conn.Close(ctx)
+}
+
+// attemptIn returns the attempt of InTx that tx belongs to, or nil if InTx has not begun tx.
+func attemptIn(tx pgx.Tx) *attempt {
+	switch t := tx.(type) {
+	case *lazyTx:
+		return t.attempt
+	case *savepoint:
+		return t.attempt
+	}
+	return nil
 }

@@ -1,11 +1,12 @@
 package ratelimit
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -14,7 +15,7 @@ var four = shard.Layout{Shards: 4}
 var plums = MustDefine("plums", TokenBucket{Rate: 40, Period: time.Hour}, Shards(4))
 
 // looked is a limiter that has looked at a limit of 4 shards, of which only the last has anything.
-func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
+func looked(t *testing.T) (l *Limiter, c []call, w *spread.Whole) {
 	t.Helper()
 	l, err := New(Config{Clock: func() time.Time { return time.UnixMicro(noon) }})
 	if err != nil {
@@ -22,21 +23,9 @@ func looked(t *testing.T) (l *Limiter, c []call, w *whole) {
 	}
 	c = resolved(t, plums.Global().Count(5))
 	empty, full := algebra.Balance{Exists: true, TS: noon}, algebra.Balance{Exists: true, TS: noon, Value: 10}
-	w = &whole{four, []algebra.Balance{empty, empty, empty, full}, noon}
-	l.books.look(&c[0], w, nil)
+	w = &spread.Whole{Layout: four, Rows: []algebra.Balance{empty, empty, empty, full}, At: noon}
+	l.books.Look(c[0].Place, w, nil)
 	return l, c, w
-}
-
-// row3 is the last of four shards.
-func row3(c *call) *call {
-	row := c.of(four, 3)
-	return &row
-}
-
-// known is the layout that a limit is known to have.
-func known(l *Limiter, c *call) shard.Layout {
-	layout, _ := l.books.layout(c)
-	return layout
 }
 
 // Between a look and the choice that follows another caller of the process may have emptied the
@@ -45,94 +34,36 @@ func known(l *Limiter, c *call) shard.Layout {
 func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Limiter, *call){
-		"nothing":   func(*Limiter, *call) {},
-		"taken":     func(l *Limiter, c *call) { l.books.took(row3(c), algebra.Balance{Exists: true, TS: noon}, 1) },
-		"forgotten": func(l *Limiter, c *call) { l.books.forget(c) },
+		"nothing": func(*Limiter, *call) {},
+		"taken": func(l *Limiter, c *call) {
+			l.books.Took(where.Row{Place: c.Place, Shard: four.Row(3)}, algebra.Balance{Exists: true, TS: noon}, 1)
+		},
+		"forgotten": func(l *Limiter, c *call) { l.books.Forget(c.Place) },
 		"more shards": func(l *Limiter, c *call) {
-			l.books.look(c, &whole{shard.Layout{Shards: 8}, make([]algebra.Balance, 8), noon}, nil)
+			l.books.Look(c.Place, &spread.Whole{Layout: shard.Layout{Shards: 8}, Rows: make([]algebra.Balance, 8), At: noon}, nil)
 		},
 	} {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
-		l.aim(sqlExecutor{}, c, aims, []*whole{w}, false)
+		l.aim(sqlExecutor{}, c, aims, []*spread.Whole{w}, false)
 		l.send(&aims[0], 0)
-		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.shard != four.Row(3) {
+		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.Shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
 		}
 	}
 }
 
-// A look does not see what has been taken and is not committed yet. Who took it knows better, for a
-// while.
-func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
+// What an attempt has made may roll back, so what it sees of that is not noted; what others see is.
+func TestWhatMayRollBackIsNotKnownToOthers(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
-	l.books.took(row3(&c[0]), algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
-	l.books.look(&c[0], w, nil)
-	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 0 {
-		t.Errorf("chose %v, which has 2 left", from)
-	}
-	k := l.books.of[c[0].place()]
-	k.shards[3].taken = k.shards[3].taken.Add(-lately) // it was rolled back, or has never been seen to be committed
-	l.books.look(&c[0], w, nil)
-	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
-		t.Errorf("chose %v, where one has 10", from)
-	}
-	l.books.took(row3(&c[0]), algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
-	w.rows[3] = algebra.Balance{Exists: true, TS: noon + 2, Value: 9}
-	l.books.look(&c[0], w, nil)
-	if _, from, _, _ := l.books.choose(&c[0], 7, l.clock); len(from) != 1 {
-		t.Errorf("chose %v, where one has been filled since", from)
-	}
-}
-
-// What is kept of layouts that may roll back is of one size whatever keys come, and however many.
-// No maker is ever forgotten for it: what its transaction sees of the layout is not noted. Nor does
-// a flood keep others from noting what they see.
-func TestLayoutsThatMayRollBackAreOfBoundedSize(t *testing.T) {
-	t.Parallel()
-	l, c, w := looked(t)
-	transactions := []any{new(int), new(int)}
-	first := call{name: c[0].name, key: "first"}
-	l.books.making(&first, transactions[0])
 	own := &attempt{l: l}
-	for i := range 60_000 {
-		flood := call{name: c[0].name, key: fmt.Sprint(i)}
-		l.books.making(&flood, transactions[i%2])
-		if i%100 == 0 {
-			l.books.making(&flood, own)
-		}
-		if n := len(l.books.made.at); n > mostMade {
-			t.Fatalf("%d entries after %d first uses, want %d at the most", n, i+1, mostMade)
-		}
+	l.making(&c[0], own)
+	if l.remembered(&c[0], w, own); l.books.Has(c[0].Place) {
+		t.Error("what an attempt made may roll back, and others know of it")
 	}
-	for _, by := range []any{transactions[0], own} {
-		made := call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: "0"}
-		if l.books.look(&made, w, by); known(l, &made) != (shard.Layout{}) {
-			t.Errorf("what %T made may roll back, and others know of it", by)
-		}
-	}
-	for i, by := range []any{nil, &attempt{l: l}} {
-		seen := call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: fmt.Sprint("seen ", i)}
-		if l.books.look(&seen, w, by); known(l, &seen) != w.Layout {
-			t.Errorf("what %T has seen is not known", by)
-		}
-	}
-}
-
-// Layouts that are known take a bounded number of pages.
-func TestPagesAreOfBoundedNumber(t *testing.T) {
-	t.Parallel()
-	l, c, w := looked(t)
-	for i := range mostPages/w.Shards + 1000 {
-		l.books.look(&call{Ask: algebra.Ask{Rule: c[0].Rule}, name: c[0].name, key: fmt.Sprint(i)}, w, nil)
-	}
-	n := 0
-	for _, k := range l.books.of {
-		n += len(k.shards)
-	}
-	if n != l.books.pages || n > mostPages || n < mostPages-w.Shards {
-		t.Errorf("%d pages, %d by the count, want %d at the most", n, l.books.pages, mostPages)
+	if l.remembered(&c[0], w, &attempt{l: l}); !l.books.Has(c[0].Place) {
+		t.Error("what another attempt has seen is not known")
 	}
 }

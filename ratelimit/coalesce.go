@@ -137,11 +137,8 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 func (c *Coalesced) rateLimit(
 	ctx context.Context, o *observation, calls []call, requests int,
 ) (Result, error) {
-	if c.l.remember {
-		if res, ok := c.l.denials.answer(calls, requests, c.l.clock); ok {
-			return res, nil
-		}
-		c.l.denials.watch(calls)
+	if res, ok := c.l.recall(calls, requests); ok {
+		return res, nil
 	}
 	w := waiters.Get().(*waiter)
 	w.calls, w.requests = calls, requests
@@ -230,5 +227,5 @@ func (c *Coalesced) lane(w *waiter) *lane {
 	if len(w.calls) > 1 {
 		return &c.lanes[0]
 	}
-	return &c.lanes[maphash.String(c.seed, w.calls[0].key)%uint64(len(c.lanes))]
+	return &c.lanes[maphash.String(c.seed, w.calls[0].Key)%uint64(len(c.lanes))]
 }

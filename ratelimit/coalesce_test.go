@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weir-go/weir/internal/where"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
@@ -82,10 +84,10 @@ func expectedDenialDoesNotJoin(t *testing.T) {
 	c := l.Coalesce(nil)
 	held := call("held", 1)
 	held.state.Store(taken)
-	c.held.hold(held, held.calls[0].place(), 0)
+	c.held.hold(held, held.calls[0].Place, 0)
 	c.held.timer.Stop()
 	denied := call("held", 5)
-	l.denials.note(&denied.calls[0], &Decision{RetryAt: fromMicro(1e6)}, 0)
+	l.noted(&denied.calls[0], &algebra.Verdict{RetryAt: 1e6, After: algebra.Balance{PausedUntil: algebra.Open}})
 	for _, tc := range []struct {
 		name string
 		w    *waiter
@@ -106,7 +108,7 @@ func expectedDenialDoesNotJoin(t *testing.T) {
 func TestAllot(t *testing.T) {
 	t.Parallel()
 	of := func(capacity float64, row int32, count, owed float64) call {
-		return call{Ask: algebra.Ask{Rule: algebra.Rule{Capacity: capacity}, Count: count}, shard: row, owed: owed}
+		return call{Ask: algebra.Ask{Rule: algebra.Rule{Capacity: capacity}, Count: count}, Row: where.Row{Shard: row}, Left: algebra.Left{Owed: owed}}
 	}
 	type piece struct {
 		shard       int32
@@ -137,7 +139,7 @@ func TestAllot(t *testing.T) {
 			own, parts = allot(parts, n)
 			var pieces []piece
 			for _, p := range own {
-				pieces = append(pieces, piece{p.shard, p.Count, p.owed})
+				pieces = append(pieces, piece{p.Shard, p.Count, p.Owed})
 			}
 			got = append(got, pieces)
 		}

@@ -18,11 +18,7 @@ import (
 // with an error that matches [ErrInvalid], before anything is sent: nil could not say when the work
 // may start. A request of a [Shadow] is never denied.
 func (l *Limiter) Consume(ctx context.Context, tx pgx.Tx, requests ...Request) error {
-	return consume(requests, func() (Result, error) { return l.RateLimit(ctx, tx, requests...) })
-}
-
-func (s inSQL) Consume(ctx context.Context, requests ...Request) error {
-	return consume(requests, func() (Result, error) { return s.RateLimit(ctx, requests...) })
+	return l.in(tx).Consume(ctx, requests...)
 }
 
 // Consume is [Limiter.Consume], committed when it returns.

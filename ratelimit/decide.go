@@ -66,23 +66,26 @@ func Decide(r Request, s State, now time.Time) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	return c.decide(b, now.UnixMicro()), nil
+	v := c.Decide(b, now.UnixMicro())
+	d := Decision{OK: v.OK, State: c.state(v.After)}
+	d.RunAt, d.PacedAt, d.RetryAt = times(&v)
+	return d, nil
 }
 
 // stored checks a State, and returns it as the row to decide on at now.
 func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	if y := now.UTC().Year(); y < 1 || y > 9999 {
-		return algebra.Balance{}, &InvalidError{Limit: c.name, Field: "now", Value: now,
+		return algebra.Balance{}, &InvalidError{Limit: c.Name, Field: "now", Value: now,
 			Want: "a year from 1 to 9999"}
 	}
 	b := algebra.Balance{}
 	if s.TS.IsZero() && (s.Value != 0 || !s.PausedUntil.IsZero()) {
-		return b, &InvalidError{Limit: c.name, Field: "State", Value: s,
+		return b, &InvalidError{Limit: c.Name, Field: "State", Value: s,
 			Want: "the TS that the Value belongs to, or the zero State"}
 	}
 	if !s.TS.IsZero() {
 		if y := s.TS.UTC().Year(); y < 1 || y > 9999 || !(s.Value < math.Inf(1)) {
-			return b, &InvalidError{Limit: c.name, Field: "State", Value: s,
+			return b, &InvalidError{Limit: c.Name, Field: "State", Value: s,
 				Want: "a Value below infinity, and a year from 1 to 9999"}
 		}
 		b = algebra.Balance{Exists: true, Value: s.Value, TS: s.TS.UnixMicro(),
@@ -90,7 +93,7 @@ func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	}
 	if !s.PausedUntil.IsZero() {
 		if y := s.PausedUntil.UTC().Year(); y < 1 || y > 9999 {
-			return b, &InvalidError{Limit: c.name, Field: "State", Value: s,
+			return b, &InvalidError{Limit: c.Name, Field: "State", Value: s,
 				Want: "a PausedUntil with a year from 1 to 9999"}
 		}
 		b.PausedUntil = min(s.PausedUntil.UnixMicro(), algebra.EndOfTime)
@@ -98,26 +101,15 @@ func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	return b, nil
 }
 
-func (c *call) decide(b algebra.Balance, now int64) Decision {
-	v := c.Decide(b, now)
-	return c.decision(&v)
-}
-
-// granted returns the Decision for a take that has left b.
-func (c *call) granted(b algebra.Balance) Decision {
-	v := c.Granted(b)
-	return c.decision(&v)
-}
-
-func (c *call) decision(v *algebra.Verdict) Decision {
-	d := Decision{OK: v.OK, State: c.state(v.After)}
+// times returns RunAt, PacedAt and RetryAt: each zero where it has no meaning.
+func times(v *algebra.Verdict) (runAt, pacedAt, retryAt time.Time) {
 	switch {
 	case !v.OK:
-		d.RetryAt = fromMicro(v.RetryAt)
+		retryAt = fromMicro(v.RetryAt)
 	case v.Ahead:
-		d.RunAt, d.PacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
+		runAt, pacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
 	}
-	return d
+	return runAt, pacedAt, retryAt
 }
 
 func (c *call) state(b algebra.Balance) State {

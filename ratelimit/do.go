@@ -39,7 +39,7 @@ func (a *Autocommit) Do(
 	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error,
 	requests ...Request,
 ) error {
-	return do(ctx, a, a.l.hot.logger, fn, requests)
+	return do(ctx, a, a.l.hot.Logger, fn, requests)
 }
 
 // Do is [Autocommit.Do], decided together with other calls.
@@ -47,7 +47,7 @@ func (c *Coalesced) Do(
 	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error,
 	requests ...Request,
 ) error {
-	return do(ctx, c, c.l.hot.logger, fn, requests)
+	return do(ctx, c, c.l.hot.Logger, fn, requests)
 }
 
 // worker is what Do needs: Autocommit and Coalesced have it.

@@ -11,33 +11,26 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// pgxExecutor runs statements in a pgx transaction.
+// pgxExecutor runs statements in a pgx transaction. A batch takes effect as a whole, or not at all.
 type pgxExecutor struct {
+	ordinary
 	l       *Limiter
 	tx      pgx.Tx
 	attempt *attempt // of InTx; nil in a transaction that the caller began
-}
-
-func (l *Limiter) prepare(tx pgx.Tx, requests []Request) (executor, []call, error) {
-	calls, err := resolveAll(requests)
-	if err != nil {
-		return nil, nil, err
-	}
-	x, err := l.transaction(tx)
-	return x, calls, err
 }
 
 func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 	if !l.made() {
 		return nil, errNotMade()
 	}
-	switch t := tx.(type) {
-	case nil:
+	if tx == nil {
 		return nil, errNoTx()
-	case *txn:
-		return pgxExecutor{l, t.Tx, t.attempt}, nil
 	}
-	return pgxExecutor{l, tx, nil}, nil
+	x := pgxExecutor{l: l, tx: tx, attempt: attemptIn(tx)}
+	if s, ok := tx.(*savepoint); ok {
+		x.tx = s.Tx
+	}
+	return x, nil
 }
 
 // made reports whether New has made l.
@@ -64,11 +57,6 @@ func (x pgxExecutor) alone() bool {
 	t, ok := x.tx.(*lazyTx)
 	return ok && !t.begun
 }
-
-// a batch takes effect as a whole, or not at all
-func (x pgxExecutor) stepwise() bool { return false }
-
-func (pgxExecutor) single() bool { return false }
 
 func (x pgxExecutor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
 	t, ok := x.tx.(*lazyTx)
@@ -120,8 +108,8 @@ func (x pgxExecutor) session() uint32 {
 }
 
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
-	tx, begins := x.tx.(*lazyTx)
-	begins = begins && !tx.begun
+	tx, lazy := x.tx.(*lazyTx)
+	begins := lazy && !tx.begun
 	if rows := x.attempt.queueFor(x.l, statements); begins && len(rows) > 0 {
 		tx.queue = rows
 	}
@@ -130,12 +118,14 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	}
 	var failed *statement
 	var err error
-	if begins {
+	switch {
+	case begins:
 		failed, err = tx.beginWith(ctx, statements)
-	} else {
-		if x.attempt == nil {
-			statements = x.l.marked(statements)
-		}
+	case lazy:
+		failed, err = tx.send(ctx, statements)
+	case x.attempt == nil:
+		failed, err = send(ctx, x.tx, x.l.marked(statements))
+	default:
 		failed, err = send(ctx, x.tx, statements)
 	}
 	x.attempt.observe(x.l, failed, err)
@@ -143,7 +133,7 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 }
 
 // send runs statements in one round trip. If one fails, it returns that statement with the error.
-func send(ctx context.Context, tx pgx.Tx, statements []*statement) (failed *statement, err error) {
+func send(ctx context.Context, tx querier, statements []*statement) (failed *statement, err error) {
 	if len(statements) == 1 {
 		s := statements[0]
 		rows, err := tx.Query(ctx, s.sql, s.args...)
@@ -169,7 +159,7 @@ func sendBatch(
 	}
 	results := to.SendBatch(ctx, batch)
 	for _, s := range statements {
-		if s.c == nil {
+		if s.c == nil && s.many == nil {
 			_, err = results.Exec()
 		} else {
 			var rows pgx.Rows
@@ -188,9 +178,12 @@ func sendBatch(
 	return failed, err
 }
 
-// read reads the answer: one row or none.
+// read reads the answer: one row or none, unless it is about many.
 func (s *statement) read(rows pgx.Rows) error {
 	defer rows.Close()
+	if s.many != nil {
+		return s.many.read(rows, s.looks)
+	}
 	if rows.Next() {
 		if !s.decode(rows) {
 			if err := rows.Scan(s.dest()...); err != nil {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // Foretell is [Decide] for a whole call: the Result that [Limiter.RateLimit] would return at now if
@@ -24,36 +25,29 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 			states[j] = s
 		}
 	}
-	balances := make(map[place]algebra.Balance, len(calls))
+	balances := make(map[where.Place]algebra.Balance, len(calls))
 	for i := range calls {
 		c := &calls[i]
-		b, err := c.stored(state(c.name, c.key), now)
+		b, err := c.stored(state(c.Name, c.Key), now)
 		if err != nil {
 			return Result{}, nil, err
 		}
-		balances[c.place()] = b
+		balances[c.Place] = b
 		leave(c, c.state(c.At(b, at)))
 	}
 	res, err := beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		decisions, readings := make([]Decision, len(calls)), make([]int64, len(calls))
-		ok := true
+		verdicts := make([]algebra.Verdict, len(calls))
 		for i := range calls {
-			decisions[i], readings[i] = calls[i].decide(balances[calls[i].place()], at), at
-			ok = ok && decisions[i].OK
+			verdicts[i] = calls[i].Decide(balances[calls[i].Place], at)
 		}
+		ok := algebra.AllOrNone(verdicts)
 		for i := range calls {
-			c, d := &calls[i], &decisions[i]
-			before := c.At(balances[c.place()], at)
-			if ok {
-				after, _ := c.Grants(before)
-				c.taken, c.owed, c.delay, c.moved = after.Since(), -after.Value, after.Delay,
-					after.Moved
-				leave(c, d.State)
-			} else { // a denial takes from none, so each keeps its balance
-				d.State, d.RunAt, d.PacedAt = c.state(before), time.Time{}, time.Time{}
+			if c := &calls[i]; ok {
+				c.Left = verdicts[i].After.Left()
+				leave(c, c.state(verdicts[i].After))
 			}
 		}
-		res := summarize(calls, decisions, readings, len(requests))
+		res := summarize(calls, verdicts, len(requests))
 		if ok {
 			res.id = newID(res.At.UnixMicro())
 		}

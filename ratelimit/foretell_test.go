@@ -33,7 +33,7 @@ func TestForetellTellsWhatAWholeCallMeets(t *testing.T) {
 
 	res, after, err = ratelimit.Foretell(now, state, window.For("k"), bucket.For("k").Count(7))
 	if err != nil || res.OK || res.Limit != "bucket" || res.RetryAfter() != 200*ms ||
-		after[0].Value != 3 || after[1].Value != 5 {
+		after[0].Value != 3 || after[1].Value != 5 || res.Outcomes[0].Value != 3 {
 		t.Errorf("%+v, %+v, %v; want it denied for 200 ms, and nothing taken", res, after, err)
 	}
 	res, after, err = ratelimit.Foretell(now, state, bucket.For("k").Count(7).OrReserve())

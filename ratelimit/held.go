@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // held keeps calls whose rows other transactions hold. The calls wait here without a connection.
@@ -23,14 +25,14 @@ type held struct {
 	c     *Coalesced
 	n     atomic.Int32 // rows
 	mu    sync.Mutex
-	rows  map[place]*heldRow
+	rows  map[where.Place]*heldRow
 	waits bool // the goroutine that waits for rows is running
 	timer *time.Timer
 	next  time.Time // when it fires
 }
 
 type heldRow struct {
-	at    place
+	at    where.Place
 	queue []*waiter // in the order of their arrival
 	due   time.Time // of the next try
 	pause time.Duration
@@ -60,8 +62,8 @@ func (h *held) join(w *waiter) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range w.calls {
-		r := h.rows[w.calls[i].place()]
-		if r == nil || r.most == 0 && h.c.l.denials.expected(w.calls) {
+		r := h.rows[w.calls[i].Place]
+		if r == nil || r.most == 0 && h.c.l.expected(w.calls) {
 			continue
 		}
 		w.since = time.Now()
@@ -79,7 +81,7 @@ func (r *heldRow) add(w *waiter) {
 }
 
 // hold makes a call wait that could not be decided.
-func (h *held) hold(w *waiter, at place, most int) {
+func (h *held) hold(w *waiter, at where.Place, most int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.c.ended.Load() {
@@ -98,7 +100,7 @@ func (h *held) hold(w *waiter, at place, most int) {
 	r := h.rows[at]
 	if r == nil {
 		if h.rows == nil {
-			h.rows = make(map[place]*heldRow)
+			h.rows = make(map[where.Place]*heldRow)
 		}
 		r = &heldRow{at: at}
 		h.rows[at] = r
@@ -240,7 +242,7 @@ func (h *held) wait(rows []*heldRow) {
 	for rows != nil {
 		began := time.Now()
 		var some []*waiter
-		var at *place
+		var at *where.Place
 		h.mu.Lock()
 		if rows[0].most == 0 {
 			at = &rows[0].at

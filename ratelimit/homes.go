@@ -15,12 +15,12 @@ import (
 
 // home returns the key under which the row of c is stored.
 func (l *Limiter) home(c *call) string {
-	if l.spread && c.key == "" {
-		if nr, ok := shard.HomeOf(c.name, c.shard); ok {
+	if l.spread && c.Key == "" {
+		if nr, ok := shard.HomeOf(c.Name, c.Shard); ok {
 			return shard.Home(nr)
 		}
 	}
-	return c.key
+	return c.Key
 }
 
 // homes returns all keys under which rows of a limit and key may be stored.
@@ -48,9 +48,9 @@ func (l *Limiter) settledAt(r *Reservation) string {
 // first shard.
 func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
 	id := newID(at)
-	i := slices.IndexFunc(calls, func(c call) bool { return c.key == "" && len(c.parts) > 0 })
+	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
 	if l.spread && i >= 0 {
-		if nr, ok := shard.HomeOf(calls[i].name, calls[i].parts[0].shard); ok {
+		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
 			last := &id[len(id)-1]
 			*last = *last&^(shard.Homes-1) | byte(nr) //nolint:gosec // below Homes, which is a power of two
 		}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // Beginner begins transactions: *pgxpool.Pool and *pgx.Conn do.
@@ -64,11 +66,18 @@ func (l *Limiter) InTx(ctx context.Context, db Beginner,
 // at each. No level means that of [Config].
 func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptions,
 	fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return l.transacted(ctx, func(e *TransactedEvent) error {
+		return l.inTx(ctx, db, opts, fn, e)
+	})
+}
+
+// transacted runs a transaction, and tells the Observer, if there is one, what run notes in e.
+func (l *Limiter) transacted(ctx context.Context, run func(e *TransactedEvent) error) error {
 	if l.observer == nil {
-		return l.inTx(ctx, db, opts, fn, nil)
+		return run(nil)
 	}
 	e := TransactedEvent{Began: time.Now()}
-	e.Err = l.inTx(ctx, db, opts, fn, &e)
+	e.Err = run(&e)
 	e.Took = time.Since(e.Began)
 	l.observer.Transacted(ctx, e)
 	return e.Err
@@ -91,7 +100,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		ctx = context.WithValue(ctx, outerKey{db}, true)
 	}
 
-	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		a := &attempt{l: l, level: opts.IsoLevel, again: n > 1, conflicts: conflicts}
 		return a, a.run(ctx, db, opts, fn)
 	})
@@ -101,12 +110,12 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
 // not nil, rerun counts attempts and waits in it.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
-	attempt func(n int, conflicts []row) (*attempt, error)) error {
+	attempt func(n int, conflicts []where.Row) (*attempt, error)) error {
 	most := l.maxAttempts
 	if _, ends := ctx.Deadline(); most == 0 && !ends {
 		most = maxAttempts
 	}
-	var conflicts []row
+	var conflicts []where.Row
 	for n := 1; ; n++ {
 		a, err := attempt(n, conflicts)
 		if e != nil {
@@ -173,8 +182,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 	if a.queues && len(a.conflicts) > 0 {
 		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
-	a.handed = txn{tx, a}
-	defer func() { a.l.books.ended(a.shards) }()
+	tx.attempt, a.tx = a, tx
+	defer func() { a.l.books.Ended(a.shards) }()
 	done := false
 	defer func() {
 		if !done { // an error or a panic
@@ -187,8 +196,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		}
 	}()
 
-	if err := tx.call(func() error { return fn(ctx, &a.handed) }); err != nil {
-		return a.verdict(ctx, tx, err)
+	if err := tx.call(func() error { return fn(ctx, tx) }); err != nil {
+		return a.verdict(ctx, tx.connection(), err)
 	}
 	done = true
 	err = a.commit(ctx, tx)
@@ -205,8 +214,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // waited returns how long the attempt has queued for rows: the time of the round trip with the
 // queue in it.
 func (a *attempt) waited() time.Duration {
-	if tx, ok := a.handed.Tx.(*lazyTx); ok {
-		return tx.waited
+	if a.tx != nil {
+		return a.tx.waited
 	}
 	return a.queued
 }
@@ -221,14 +230,13 @@ func (a *attempt) undone() {
 // verdict wraps err in an againError if the transaction should run again. A conflict in one of
 // Weir's statements counts even if fn returned another error in its place: the transaction has
 // failed, whatever fn made of it.
-func (a *attempt) verdict(ctx context.Context, tx *lazyTx, err error) error {
-	if isConflict(err) {
+func (a *attempt) verdict(ctx context.Context, conn *pgx.Conn, err error) error {
+	switch {
+	case isConflict(err):
 		return &againError{err}
-	}
-	if a.conflict != nil && tx.connection().PgConn().TxStatus() == 'E' {
+	case a.conflict != nil && (conn == nil || conn.PgConn().TxStatus() == 'E'):
 		return &againError{a.conflict}
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		// pgx ends a write with a deadline of the connection: its error does not mention ctx
 		return ended(ctx, err)
 	}
@@ -236,28 +244,41 @@ func (a *attempt) verdict(ctx context.Context, tx *lazyTx, err error) error {
 }
 
 func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
-	if err := ctx.Err(); err != nil {
+	if err := mayCommit(ctx, tx.connection()); err != nil {
 		rollback(ctx, tx)
-		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", err)
-	}
-	if conn := tx.connection(); conn != nil && conn.IsClosed() {
-		rollback(ctx, tx)
-		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
+		return err
 	}
 	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
 	// was lost after COMMIT was sent.
 	err := tx.commit(ctx, a.l.twoPhase && a.foreign)
+	if errors.Is(err, pgx.ErrTxClosed) {
+		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
+			err)
+	}
+	return a.committed("InTx", err)
+}
+
+// mayCommit returns why COMMIT must not be sent.
+func mayCommit(ctx context.Context, conn *pgx.Conn) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", err)
+	}
+	if conn != nil && conn.IsClosed() {
+		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
+	}
+	return nil
+}
+
+// committed says what the error of COMMIT means.
+func (a *attempt) committed(in string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, pgx.ErrTxClosed):
-		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
-			err)
 	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
 		return &againError{a.conflict}
 	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InTx did not return its error: %w",
-			err)
+		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of %s did not return its error: %w",
+			in, err)
 	case isConflict(err):
 		return &againError{err}
 	case isRolledBack(err):
@@ -273,7 +294,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 		_ = tx.Rollback(ctx)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	_ = tx.Rollback(ctx)
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // waiter is one call whose caller waits for the answer.
@@ -24,16 +26,14 @@ type waiter struct {
 	waits int       // how often a connection has waited for the row since
 
 	// The answer.
-	err       error
-	res       *Result // the answer of a call that was decided alone
-	decisions []Decision
-	at        []int64
+	err      error
+	res      *Result // the answer of a call that was decided alone
+	verdicts []algebra.Verdict
 
 	trips, together int // how many trips it took, and how many calls were decided together
 
-	oneRow      [1]*standing
-	oneDecision [1]Decision
-	oneTime     [1]int64
+	oneRow     [1]*standing
+	oneVerdict [1]algebra.Verdict
 }
 
 const (
@@ -95,14 +95,14 @@ func (w *waiter) leave() int32 {
 	}
 }
 
-// room makes room for the decisions.
+// room makes room for the verdicts.
 func (w *waiter) room() {
 	if len(w.calls) == 1 {
-		w.rows, w.decisions, w.at = w.oneRow[:], w.oneDecision[:], w.oneTime[:]
+		w.rows, w.verdicts = w.oneRow[:], w.oneVerdict[:]
 		return
 	}
 	n := len(w.calls)
-	w.rows, w.decisions, w.at = make([]*standing, n), make([]Decision, n), make([]int64, n)
+	w.rows, w.verdicts = make([]*standing, n), make([]algebra.Verdict, n)
 }
 
 func (w *waiter) result(ctx context.Context) (Result, error) {
@@ -112,7 +112,7 @@ func (w *waiter) result(ctx context.Context) (Result, error) {
 	case w.res != nil:
 		return *w.res, nil
 	}
-	res := summarize(w.calls, w.decisions, w.at, w.requests)
+	res := summarize(w.calls, w.verdicts, w.requests)
 	if res.OK {
 		res.id = newID(res.At.UnixMicro())
 	}
@@ -227,9 +227,9 @@ func ofOneKey(queue []*waiter) (some, others []*waiter) {
 
 // key returns the key that all limits of the call have, if they have the same.
 func (w *waiter) key() (key string, ok bool) {
-	key = w.calls[0].key
+	key = w.calls[0].Key
 	for i := range w.calls {
-		if w.calls[i].key != key {
+		if w.calls[i].Key != key {
 			return "", false
 		}
 	}

@@ -145,7 +145,7 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 	case s.most == 0:
 		s.most = min(c.Capacity, max(1, c.Capacity/10))
 	case !(s.most > 0) || s.most > c.Capacity:
-		return nil, &InvalidError{Limit: c.name, Field: "LeaseConfig.Block", Value: s.most,
+		return nil, &InvalidError{Limit: c.Name, Field: "LeaseConfig.Block", Value: s.most,
 			Want: fmt.Sprintf("a number of tokens above 0 and at most the capacity of %v, or 0 for the default",
 				c.Capacity)}
 	}
@@ -209,7 +209,7 @@ func (s *Lease) Close(ctx context.Context) error {
 		s.timer.Stop()
 	}
 	for len(s.waiting) > 0 {
-		s.refuse(s.waiting[0], s.errClosed())
+		s.answer(s.waiting[0], Result{}, s.errClosed())
 	}
 	s.graceful(s.flight)
 	s.sweep(s.now())
@@ -248,14 +248,14 @@ func (s *Lease) Close(ctx context.Context) error {
 }
 
 func (s *Lease) errClosed() error {
-	return fmt.Errorf("%w: the lease of limit %q", ErrClosed, s.calls[0].name)
+	return fmt.Errorf("%w: the lease of limit %q", ErrClosed, s.calls[0].Name)
 }
 
 // check refuses a count that cannot be taken.
 func (s *Lease) check(n float64) error {
 	c := s.calls[0]
 	if c.Count = n; !(n > 0) {
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, Want: "more than 0 tokens"}
+		return &InvalidError{Limit: c.Name, Field: "count", Value: n, Want: "more than 0 tokens"}
 	}
 	return c.checkCount()
 }
@@ -307,5 +307,5 @@ func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	if at >= retryAt {
 		return Result{}, false
 	}
-	return Result{RetryAt: fromMicro(retryAt), At: fromMicro(at), Limit: c.name, Key: c.key}, true
+	return Result{RetryAt: fromMicro(retryAt), At: fromMicro(at), Limit: c.Name, Key: c.Key}, true
 }

@@ -69,7 +69,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	if err != nil {
 		return explain(ctx, err, "give back what a lease has left of", s.calls)
 	}
-	s.l.denials.forget(s.calls)
+	s.l.forget(s.calls)
 	return nil
 }
 

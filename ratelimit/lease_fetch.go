@@ -56,7 +56,7 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 		return w.res, w.err
 	default:
 	}
-	s.refuse(w, nil)
+	s.answer(w, Result{}, nil) // the caller has gone
 	s.graceful(s.flight)
 	return Result{}, explain(ctx, ctx.Err(), "take", s.calls)
 }
@@ -105,16 +105,14 @@ func (s *Lease) try(n float64) (res Result, ok bool, err error) {
 	return res, ok, nil
 }
 
-// refuse ends the wait of a take with err; or without an answer if err is nil, because its caller
-// has gone.
-func (s *Lease) refuse(w *taker, err error) {
+// answer ends the wait of a take. Without a grant, what it has got goes back into the hand.
+func (s *Lease) answer(w *taker, res Result, err error) {
 	s.leave(w)
-	s.putBack(w.got, s.now())
-	w.got = nil
-	if err != nil {
-		w.err = err
-		close(w.done)
+	if !res.OK {
+		s.putBack(w.got, s.now())
 	}
+	w.got, w.res, w.err = nil, res, err
+	close(w.done)
 }
 
 func (s *Lease) leave(w *taker) {
@@ -180,7 +178,7 @@ func (s *Lease) plan() *flight {
 		chunks, missing := s.gather(w.missing, now)
 		w.got, w.missing = append(w.got, chunks...), missing
 		if missing <= 0 {
-			s.grant(w, Result{OK: true, At: w.got[len(w.got)-1].b.granted(now).At})
+			s.answer(w, Result{OK: true, At: w.got[len(w.got)-1].b.granted(now).At}, nil)
 			continue
 		}
 		w.missing = max(missing, s.least) // of fractions there may be left what cannot be taken
@@ -188,7 +186,7 @@ func (s *Lease) plan() *flight {
 		if !ok {
 			break
 		}
-		s.deny(w, res)
+		s.answer(w, res, nil)
 	}
 	if s.closed {
 		return nil
@@ -246,19 +244,6 @@ func (f *flight) whole(n float64) float64 {
 	return math.Floor(n/f.unit) * f.unit
 }
 
-func (s *Lease) grant(w *taker, res Result) {
-	s.leave(w)
-	w.res = res
-	close(w.done)
-}
-
-func (s *Lease) deny(w *taker, res Result) {
-	s.leave(w)
-	s.putBack(w.got, s.now())
-	w.res = res
-	close(w.done)
-}
-
 // round makes one fetch. It holds the lock, except during the round trip.
 func (s *Lease) round(f *flight) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -281,7 +266,7 @@ func (s *Lease) round(f *flight) {
 		s.calm = now + int64(blockLasts)
 		for _, w := range f.batch {
 			if s.waits(w) {
-				s.refuse(w, err)
+				s.answer(w, Result{}, err)
 			}
 		}
 	case res.OK:
@@ -290,7 +275,7 @@ func (s *Lease) round(f *flight) {
 	default:
 		o := &res.Outcomes[0]
 		s.denied = refusal{n: o.call.Count, retryAt: res.RetryAt.UnixMicro(), value: o.Value,
-			at: res.At.UnixMicro(), paused: o.paused.UnixMicro(), told: now}
+			at: res.At.UnixMicro(), paused: o.paused, told: now}
 		s.calm = now + int64(blockLasts)
 	}
 }
@@ -354,7 +339,7 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 			b.left -= x
 			n -= x
 		}
-		s.grant(w, Result{OK: true, At: res.At})
+		s.answer(w, Result{OK: true, At: res.At}, nil)
 	}
 	s.hand = append(s.hand, blocks...)
 	s.sweep(now)
@@ -369,7 +354,7 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 func (s *Lease) blocks(res Result, sent int64) []*block {
 	c := *res.Outcomes[0].call
 	if c.parts == nil {
-		return []*block{newBlock(c, -c.owed, res.At.UnixMicro(), sent)}
+		return []*block{newBlock(c, -c.Owed, res.At.UnixMicro(), sent)}
 	}
 	blocks := make([]*block, len(c.parts))
 	for k, p := range c.parts {

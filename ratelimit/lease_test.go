@@ -38,7 +38,7 @@ func aLease(t testing.TB, cfg Config, request Request) *Lease {
 // fill puts n tokens into the hand that have left the row at value.
 func (s *Lease) fill(n, value float64) {
 	c := s.calls[0]
-	c.Count, c.owed = n, -value
+	c.Count, c.Owed = n, -value
 	b := newBlock(c, value, time.Now().UnixMicro(), s.before())
 	s.hand = append(s.hand, b)
 	s.sweep(s.now())
@@ -104,7 +104,7 @@ func TestBadLeasesAreRefused(t *testing.T) {
 // arrives is an answer to the fetch that is under way, of count tokens: they left the row at value.
 func (s *Lease) arrives(f *flight, count, value float64) {
 	c := s.calls[0]
-	c.Count, c.owed = count, -value
+	c.Count, c.Owed = count, -value
 	s.arrive(f, Result{OK: true, At: time.Now(), Outcomes: []Outcome{{call: &c}}}, s.before(), s.now())
 }
 

@@ -22,16 +22,16 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	if tx == nil {
 		return o.told(Result{}, errNoTx())
 	}
-	t, ok := tx.(*txn)
-	if !ok {
-		return o.told(Result{}, &InvalidError{Limit: s.calls[0].name, Field: "tx",
+	a := attemptIn(tx)
+	if a == nil {
+		return o.told(Result{}, &InvalidError{Limit: s.calls[0].Name, Field: "tx",
 			Value: plain("a transaction that InTx has not begun"),
 			Want:  "a transaction of InTx; in any other use Limiter.RateLimit"})
 	}
 	if err := s.check(n); err != nil {
 		return o.told(Result{}, err)
 	}
-	res, ok, err := s.borrow(t.attempt, n)
+	res, ok, err := s.borrow(a, n)
 	if ok || err != nil {
 		return o.told(res, err)
 	}

@@ -8,6 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/book"
+	"github.com/weir-go/weir/internal/contended"
+	"github.com/weir-go/weir/internal/denials"
 	"github.com/weir-go/weir/internal/statements"
 )
 
@@ -93,10 +96,10 @@ type Limiter struct {
 	spread      bool // on Citus: see homes.go
 	remember    bool
 	clock       func() time.Time
-	denials     denials
-	contention  contention
-	books       books
-	hot         hot
+	denials     denials.Denials
+	contended   contended.Rows
+	books       book.Books
+	hot         contended.Hot
 	observer    Observer
 }
 
@@ -139,7 +142,7 @@ func New(cfg Config) (*Limiter, error) {
 		spread:      cfg.Citus,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
-		hot:         hot{logger: cmp.Or(cfg.Logger, slog.Default())},
+		hot:         contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},
 		observer:    cfg.Observer,
 	}, nil
 }
@@ -167,15 +170,7 @@ func New(cfg Config) (*Limiter, error) {
 // A denial in a SERIALIZABLE transaction leaves a predicate lock until that transaction and all
 // concurrent ones end. Roll back after a denial: that frees it at once.
 func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) (Result, error) {
-	o := l.observe(ctx, requests)
-	x, calls, err := l.prepare(tx, requests)
-	if err != nil {
-		return o.told(Result{}, err)
-	}
-	x = o.counting(x)
-	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return l.rateLimit(ctx, x, calls, len(requests))
-	}))
+	return l.in(tx).RateLimit(ctx, requests...)
 }
 
 // CheckRateLimit returns what [Limiter.RateLimit] would answer, and takes nothing, writes nothing
@@ -186,13 +181,7 @@ func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request)
 func (l *Limiter) CheckRateLimit(
 	ctx context.Context, tx pgx.Tx, requests ...Request,
 ) (Result, error) {
-	x, calls, err := l.prepare(tx, requests)
-	if err != nil {
-		return Result{}, err
-	}
-	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return l.checkRateLimit(ctx, x, calls, len(requests))
-	})
+	return l.in(tx).CheckRateLimit(ctx, requests...)
 }
 
 // ResetRateLimit makes the balances of the requests full again; their counts do not matter. Debts
@@ -200,11 +189,7 @@ func (l *Limiter) CheckRateLimit(
 // reset is forgotten; one that commits after it counts. Windows keep their start. A pause
 // continues: see [Limiter.Resume].
 func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
-	x, calls, err := l.prepare(tx, bare(requests))
-	if err != nil {
-		return err
-	}
-	return l.resetRateLimit(ctx, x, calls)
+	return l.in(tx).ResetRateLimit(ctx, requests...)
 }
 
 // GiveBack returns the tokens that a granted call took, for example for a request that was never
@@ -215,20 +200,12 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 // A Result that was denied, or let through undecided, took nothing, and giving it back does
 // nothing. The Result of a check, or the zero Result, is refused.
 func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return err
-	}
-	return l.giveBack(ctx, x, res)
+	return l.in(tx).GiveBack(ctx, res)
 }
 
 // Value reads one balance, refilled up to now. Its Value is negative if tokens are owed, and
 // PausedUntil is set in a pause. It takes nothing, writes nothing and locks nothing. The count of
 // the request does not matter.
 func (l *Limiter) Value(ctx context.Context, tx pgx.Tx, request Request) (State, error) {
-	x, calls, err := l.prepare(tx, bare([]Request{request}))
-	if err != nil {
-		return State{}, err
-	}
-	return l.value(ctx, x, calls)
+	return l.in(tx).Value(ctx, request)
 }

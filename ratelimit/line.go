@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -19,8 +20,8 @@ func (t Take) Behind(other Take) bool {
 	}
 	// Each place in the line is the number of tokens that come before it since the line began. Only
 	// differences matter, and float64 is exact enough for them.
-	flowed := t.rule.Flows(other.since+t.delay-other.delay, t.since)
-	return t.owed-other.owed+t.moved-other.moved+flowed > 0
+	flowed := t.rule.Flows(other.left.Since+t.left.Delay-other.left.Delay, t.left.Since)
+	return t.left.Owed-other.left.Owed+t.left.Moved-other.left.Moved+flowed > 0
 }
 
 // definitionDelay is how long after its definition a rule begins to count for work that already
@@ -51,13 +52,14 @@ func (t Take) Redefined(s State, now time.Time) (Take, bool) {
 	if age < 0 || rule.Paces(&t.rule) {
 		return t, false
 	}
-	put := s.Delay.Microseconds() - t.delay
-	owed := t.owed - (s.Moved - t.moved)
-	since := t.since + put // from then on it was repaid, with all pauses added
+	put := s.Delay.Microseconds() - t.left.Delay
+	owed := t.left.Owed - (s.Moved - t.left.Moved)
+	since := t.left.Since + put // from then on it was repaid, with all pauses added
 	from := max(since, now.Add(-age).UnixMicro())
 	if owed -= max(0, t.rule.Flows(since, from)); owed <= 0 {
 		return t, false // it was due before
 	}
-	t.rule, t.owed, t.since, t.moved, t.delay = rule, owed, from, s.Moved, s.Delay.Microseconds()
+	t.rule, t.left = rule, algebra.Left{Since: from, Owed: owed, Delay: s.Delay.Microseconds(),
+		Moved: s.Moved}
 	return t, true
 }

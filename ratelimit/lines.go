@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // Querier is a pool, a connection or a transaction of pgx.
@@ -27,7 +28,7 @@ func (l *Limiter) Lines(
 	ctx context.Context, db Querier, takes ...Take,
 ) ([]State, time.Time, error) {
 	type line struct {
-		place
+		where.Place
 		first, last int32
 	}
 	of := make([]int, len(takes)) // the line of each
@@ -36,15 +37,15 @@ func (l *Limiter) Lines(
 	var first, last []int32
 	var at []int // the line of each of these
 	for i, t := range takes {
-		n := line{place{t.Limit, t.Key}, t.row, t.row}
-		if t.since == 0 {
+		n := line{where.Place{Name: t.Limit, Key: t.Key}, t.row, t.row}
+		if t.left.Since == 0 {
 			n.first, n.last = 0, math.MaxInt32
 		}
 		nr, ok := known[n]
 		if !ok {
 			nr, known[n] = len(known), len(known)
-			homes := []string{l.home(&call{name: t.Limit, key: t.Key, shard: t.row})}
-			if t.since == 0 {
+			homes := []string{l.home(&call{Row: where.Of(t.Limit, t.Key, t.row)})}
+			if t.left.Since == 0 {
 				homes = l.homes(t.Key)
 			}
 			for _, key := range homes {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
 // look reads limits with all their shards, before the transaction begins if it can. It adds shards
 // to limits that should have more.
-func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
 	looks := l.looksAtShards(calls)
 	if did, err := x.aside(ctx, looks, false); err != nil {
 		return nil, explain(ctx, err, "look at", calls)
@@ -26,7 +28,7 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*whole,
 // the caller's code need not run again.
 func (l *Limiter) lookAgain(
 	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
-) (seen []*whole, restarted bool, err error) {
+) (seen []*spread.Whole, restarted bool, err error) {
 	looks := l.looksAtShards(calls)
 	if first {
 		restarted, err = x.restart(ctx, looks)
@@ -57,7 +59,7 @@ func (l *Limiter) lookAgain(
 // grown returns what looks have read, after adding the shards that limits lack.
 func (l *Limiter) grown(
 	ctx context.Context, x executor, looks []*statement, calls []call,
-) ([]*whole, error) {
+) ([]*spread.Whole, error) {
 	for range rounds {
 		seen, err := l.seen(x, looks, calls)
 		if err != nil {
@@ -65,7 +67,7 @@ func (l *Limiter) grown(
 		}
 		again := false
 		for i := range calls {
-			lacks := seen[i].lacks()
+			lacks := seen[i].Lacks()
 			if seen[i].Shards >= calls[i].shards && !lacks {
 				continue
 			}
@@ -96,42 +98,66 @@ func (l *Limiter) grown(
 var errMoving = errors.New("its shards keep changing")
 
 // seen returns what looks have read, and remembers it in the books.
-func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*whole, error) {
-	seen := make([]*whole, len(calls))
+func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*spread.Whole, error) {
+	seen := make([]*spread.Whole, len(calls))
 	for i, s := range looks {
 		c := &calls[i]
 		w, valid := s.look.whole()
 		if !valid {
-			l.books.forget(c)
+			l.books.Forget(c.Place)
 			return nil, errHead(s.look.number)
 		}
 		if seen[i] = w; w.Layout == shard.Single {
-			l.books.forget(c)
+			l.books.Forget(c.Place)
 		} else {
-			l.books.look(c, w, x.transaction())
+			l.remembered(c, w, x.transaction())
 		}
 	}
 	return seen, nil
+}
+
+// remembered remembers how a limit was seen, unless the transaction has changed its layout itself.
+func (l *Limiter) remembered(c *call, w *spread.Whole, transaction any) {
+	if a, ok := transaction.(*attempt); ok {
+		if a.made[c.Place] {
+			return
+		}
+		transaction = nil
+	}
+	l.books.Look(c.Place, w, transaction)
+}
+
+// making records that a transaction changes the layout of a limit, which may roll back. An attempt
+// remembers it by itself.
+func (l *Limiter) making(c *call, transaction any) {
+	if a, ok := transaction.(*attempt); ok {
+		if a.made == nil {
+			a.made = make(map[where.Place]bool)
+		}
+		a.made[c.Place] = true
+		transaction = nil
+	}
+	l.books.Making(c.Place, transaction)
 }
 
 func (l *Limiter) looksAtShards(calls []call) []*statement {
 	looks := make([]*statement, len(calls))
 	for i := range calls {
 		c := &calls[i]
-		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.name, c.key, l.now()},
+		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.Name, c.Key, l.now()},
 			look: new(look)}
-		if l.spread && c.key == "" {
-			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.key))
+		if l.spread && c.Key == "" {
+			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.Key))
 		}
 	}
 	return looks
 }
 
 // see reads limits with all their shards, and changes nothing.
-func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*whole, error) {
+func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
 	looks := l.looksAtShards(calls)
 	err := x.run(ctx, looks)
-	var seen []*whole
+	var seen []*spread.Whole
 	if err == nil {
 		seen, err = l.seen(x, looks, calls)
 	}

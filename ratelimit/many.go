@@ -1,21 +1,16 @@
 package ratelimit
 
 import (
-	"context"
-
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
-// many is a statement over many rows, and the rows that it is about.
+// many is what a statement over many rows is about.
 type many struct {
-	sql   string
-	args  []any
 	rows  []*standing
-	looks bool // it answers with the clock as well
 	locks bool // it answers with numbers alone: those of the rows that it has locked
 }
 
@@ -34,11 +29,11 @@ type standing struct {
 }
 
 // forEach returns the statements for rows: one for all, or in the portable form one for each.
-func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many {
+func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*statement {
 	if !l.portable {
-		return []*many{{sql: sql, args: columns, rows: rows}}
+		return []*statement{{sql: sql, args: columns, many: &many{rows: rows}}}
 	}
-	statements := make([]*many, len(rows))
+	statements := make([]*statement, len(rows))
 	for i := range rows {
 		args := make([]any, len(columns))
 		for k, column := range columns {
@@ -55,7 +50,7 @@ func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many 
 				args[k] = column
 			}
 		}
-		statements[i] = &many{sql: sql, args: args, rows: rows[i : i+1]}
+		statements[i] = &statement{sql: sql, args: args, many: &many{rows: rows[i : i+1]}}
 	}
 	return statements
 }
@@ -64,7 +59,7 @@ func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*many 
 func placesOf(rows []*standing) (names, keys []string) {
 	names, keys = make([]string, len(rows)), make([]string, len(rows))
 	for i, r := range rows {
-		names[i], keys[i] = r.c.name, r.c.key
+		names[i], keys[i] = r.c.Name, r.c.Key
 	}
 	return names, keys
 }
@@ -84,7 +79,7 @@ func rulesOf(
 	return capacities, rates, periods, origins
 }
 
-func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
+func (l *Limiter) takeMany(sql string, rows []*standing) []*statement {
 	counts := make([]float64, len(rows))
 	for i, r := range rows {
 		counts[i] = r.count
@@ -94,7 +89,7 @@ func (l *Limiter) takeMany(sql string, rows []*standing) []*many {
 	return l.forEach(sql, rows, names, keys, capacities, rates, periods, origins, counts, l.now())
 }
 
-func (l *Limiter) lookMany(rows []*standing) []*many {
+func (l *Limiter) lookMany(rows []*standing) []*statement {
 	names, keys := placesOf(rows)
 	statements := l.forEach(l.sql.Many.Look, rows, names, keys, l.now())
 	for _, s := range statements {
@@ -103,24 +98,24 @@ func (l *Limiter) lookMany(rows []*standing) []*many {
 	return statements
 }
 
-func (l *Limiter) lockMany(rows []*standing) []*many {
+func (l *Limiter) lockMany(rows []*standing) []*statement {
 	names, keys := placesOf(rows)
 	statements := l.forEach(l.sql.Many.Lock, rows, names, keys)
 	for _, s := range statements {
-		s.locks = true
+		s.many.locks = true
 	}
 	return statements
 }
 
 // waitFor waits for one row and locks it. The statements after it lock it again, which costs no
 // wait.
-func (l *Limiter) waitFor(at place) *many {
-	return &many{sql: l.sql.Many.Wait, args: []any{at.name, at.key}, locks: true}
+func (l *Limiter) waitFor(at where.Place) *statement {
+	return &statement{sql: l.sql.Many.Wait, args: []any{at.Name, at.Key}, many: &many{locks: true}}
 }
 
 // putMany writes the rows that have changed. Those that do not exist are inserted, and returned as
 // missing.
-func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*standing) {
+func (l *Limiter) putMany(rows []*standing) (statements []*statement, missing []*standing) {
 	var there []*standing
 	for _, r := range rows {
 		switch {
@@ -155,81 +150,19 @@ func (l *Limiter) putMany(rows []*standing) (statements []*many, missing []*stan
 	return statements, missing
 }
 
-// roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT,
-// as by [Autocommit].
-func roundTrip(
-	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*many,
-) error {
-	session := conn.Conn().PgConn().CustomData()
-	if commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
-		err := statements[0].send(ctx, conn.Conn())
-		if !isConflict(err) {
-			return committed(err)
-		}
-		session[strictSession] = true
-	}
-	batch := &pgx.Batch{}
-	for _, sql := range begin {
-		batch.Queue(sql)
-	}
-	for _, s := range statements {
-		batch.Queue(s.sql, s.args...)
-	}
-	if commit {
-		batch.Queue("COMMIT")
-	}
-	results := conn.SendBatch(ctx, batch)
-	err := func() error {
-		for range begin {
-			if _, err := results.Exec(); err != nil {
-				return err
-			}
-		}
-		for _, s := range statements {
-			rows, err := results.Query()
-			if err != nil {
-				return err
-			}
-			if err := s.read(rows); err != nil {
-				return err
-			}
-		}
-		return nil
-	}()
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil && commit && !isRolledBack(err) {
-		return unknown(err)
-	}
-	return err
-}
-
-// isPlain reports whether a transaction begins with BEGIN and nothing else.
-func isPlain(begin []string) bool { return len(begin) == 1 && begin[0] == beginTogetherSQL }
-
-// send sends it in a transaction of its own.
-func (s *many) send(ctx context.Context, conn *pgx.Conn) error {
-	rows, err := conn.Query(ctx, s.sql, s.args...)
-	if err != nil {
-		return err
-	}
-	return s.read(rows)
-}
-
-// read reads the answer.
-func (s *many) read(rows pgx.Rows) error {
+// read reads the answer. With looks, each row of it has the clock.
+func (m *many) read(rows pgx.Rows, looks bool) error {
 	defer rows.Close()
-	one := statement{looks: s.looks, found: true}
+	one := statement{looks: looks, found: true}
 	for rows.Next() {
 		raw, fields := rows.RawValues(), rows.FieldDescriptions()
 		nr := int64(0)
 		if fields[0].Format == pgx.BinaryFormatCode {
 			nr = int64(bits(raw[0])) //nolint:gosec // the same bits
 		}
-		if nr == 0 || !s.locks && !one.decodeFrom(fields[1:], raw[1:]) {
+		if nr == 0 || !m.locks && !one.decodeFrom(fields[1:], raw[1:]) {
 			dest := []any{&nr}
-			if !s.locks {
+			if !m.locks {
 				dest = append(dest, one.dest()...)
 			}
 			if err := rows.Scan(dest...); err != nil {
@@ -237,14 +170,14 @@ func (s *many) read(rows pgx.Rows) error {
 			}
 		}
 		switch {
-		case s.rows == nil: // Many.Wait
-		case s.locks:
-			s.rows[nr-1].locked = true
-		case s.looks:
-			r := s.rows[nr-1]
+		case m.rows == nil: // Many.Wait
+		case m.locks:
+			m.rows[nr-1].locked = true
+		case looks:
+			r := m.rows[nr-1]
 			r.found, r.left, r.at = one.answer.value.Valid, one.balance(), one.answer.at.UnixMicro()
 		default:
-			r := s.rows[max(nr, -nr)-1]
+			r := m.rows[max(nr, -nr)-1]
 			r.taken, r.made, r.left = true, nr < 0, one.balance()
 		}
 	}
@@ -252,4 +185,4 @@ func (s *many) read(rows pgx.Rows) error {
 }
 
 // closed reports whether the row is closed, because the limit has shards.
-func (r *standing) closed() bool { return r.found && isClosed(r.left.Value) }
+func (r *standing) closed() bool { return r.found && r.left.IsClosed() }

@@ -36,7 +36,7 @@ package ratelimit
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       runs statements in a pgx transaction
 //	postgres.go      what the database's errors mean
-//	denials.go       remembers recent denials, so that a flood of denied calls only reads
+//	denials.go       expects denials, so that a flood of denied calls only reads
 //
 // Changes of rows without a decision:
 //
@@ -60,11 +60,8 @@ package ratelimit
 //
 //	begin.go         sends BEGIN together with the first take
 //	pass_on.go       passes on what the callback sends to the transaction
-//	contention.go    rows that transactions fail on, and the queue for them
-//	txn.go           the pgx.Tx that the callback gets
+//	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
 //	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together
-//	failed.go        the answers of a transaction whose BEGIN failed
-//	answers.go       keeps a batch's answers until COMMIT
 //
 // Several calls decided as one:
 //
@@ -81,14 +78,11 @@ package ratelimit
 //
 // A limit of several shards:
 //
-//	book.go          what this process knows of the shards of each key
-//	sharded.go       the protocol where a limit has shards
+//	sharded.go       the protocol where a limit has shards; internal/book remembers these
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads all shards of a limit, and adds shards that are missing
-//	whole.go         the shards of a limit and key, seen as one balance
-//	parts.go         how a count is divided over shards
+//	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
-//	hot.go           warns that a limit needs more shards
 //
 // Tokens in memory:
 //

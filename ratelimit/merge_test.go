@@ -34,7 +34,7 @@ func TestRequestsForOneBalanceAreAddedUp(t *testing.T) {
 	var got []short
 	var indexes [][]int
 	for _, c := range calls {
-		got = append(got, short{c.name, c.key, c.Count})
+		got = append(got, short{c.Name, c.Key, c.Count})
 		indexes = append(indexes, c.indexes)
 	}
 	if want := []short{{"apples", "x", 3}, {"pears", "x", 7}, {"pears", "y", 1}}; !slices.Equal(got, want) {
@@ -124,7 +124,7 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.IsSortedFunc(calls, func(a, b call) int {
-			if a.name < b.name || a.name == b.name && a.key < b.key {
+			if a.Name < b.Name || a.Name == b.Name && a.Key < b.Key {
 				return -1
 			}
 			return 1 // no two are alike
@@ -135,7 +135,7 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 		for _, c := range calls {
 			sum := 0.0
 			for _, i := range c.indexes {
-				if seen[i] || requests[i].def.name != c.name || requests[i].key != c.key {
+				if seen[i] || requests[i].def.name != c.Name || requests[i].key != c.Key {
 					t.Fatalf("request %d is in %+v", i, c)
 				}
 				seen[i], sum = true, sum+requests[i].count
@@ -155,7 +155,7 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 		}
 		again, err := resolveAll(shuffled)
 		if err != nil || !slices.EqualFunc(calls, again, func(a, b call) bool {
-			return a.row() == b.row() && a.Count == b.Count
+			return a.Row == b.Row && a.Count == b.Count
 		}) {
 			t.Fatalf("%+v, shuffled %+v, %v", calls, again, err)
 		}
@@ -166,7 +166,7 @@ func TestOrderOfRowsDoesNotDependOnTheOrderOfRequests(t *testing.T) {
 func TestRowDoesNotDependOnTheRule(t *testing.T) {
 	t.Parallel()
 	r := apples.For("x")
-	want := resolved(t, r)[0].row()
+	want := resolved(t, r)[0].Row
 	for _, rule := range []Rule{
 		TokenBucket{Rate: 100, Period: time.Hour, Capacity: Tokens(7), MaxReserved: Tokens(3)},
 		FixedWindow{Rate: 1, Period: time.Second},
@@ -174,7 +174,7 @@ func TestRowDoesNotDependOnTheRule(t *testing.T) {
 	} {
 		for _, r := range []Request{r.Rule(rule), r.Rule(rule).OrReserve(),
 			MustDefine("apples", rule).For("x").Count(0.5)} {
-			if got := resolved(t, r)[0].row(); got != want {
+			if got := resolved(t, r)[0].Row; got != want {
 				t.Errorf("%+v: %+v, want %+v", rule, got, want)
 			}
 		}
@@ -214,7 +214,7 @@ func FuzzRequests(f *testing.F) {
 		if sum != n1+n2 || indexes != 2 || (len(calls) == 1) != (key1 == key2) {
 			t.Fatalf("%v %v: %+v", n1, n2, calls)
 		}
-		if len(calls) == 2 && calls[0].key >= calls[1].key {
+		if len(calls) == 2 && calls[0].Key >= calls[1].Key {
 			t.Fatalf("not sorted: %+v", calls)
 		}
 	})

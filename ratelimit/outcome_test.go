@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 func at(d time.Duration) time.Time { return fromMicro(noon).Add(d) }
@@ -11,28 +13,32 @@ func at(d time.Duration) time.Time { return fromMicro(noon).Add(d) }
 func TestResultIsOfTheLimitWhoseTokensComeLast(t *testing.T) {
 	t.Parallel()
 	calls := resolved(t, pears.For("x"), apples.For("x"), apples.For("y"))
+	in := func(d time.Duration) int64 { return at(d * time.Microsecond).UnixMicro() }
 	clock := []int64{noon, noon + 5, noon + 3}
 	for _, tc := range []struct {
-		name      string
-		decisions []Decision // of apples x, apples y, pears x
-		ok        bool
-		runAt     time.Time
-		retryAt   time.Time
-		of        *call
+		name     string
+		verdicts []algebra.Verdict // of apples x, apples y, pears x
+		ok       bool
+		runAt    time.Time
+		retryAt  time.Time
+		of       *call
 	}{
-		{"granted now", []Decision{{OK: true}, {OK: true}, {OK: true}}, true, time.Time{}, time.Time{}, nil},
-		{"granted ahead", []Decision{{OK: true, RunAt: at(3)}, {OK: true, RunAt: at(9)}, {OK: true}}, true, at(9), time.Time{}, &calls[1]},
-		{"denied by one", []Decision{{OK: true}, {OK: true, RunAt: at(9)}, {RetryAt: at(7)}}, false, time.Time{}, at(7), &calls[2]},
-		{"denied by two", []Decision{{RetryAt: at(8)}, {OK: true}, {RetryAt: at(7)}}, false, time.Time{}, at(8), &calls[0]},
+		{"granted now", []algebra.Verdict{{OK: true}, {OK: true}, {OK: true}}, true, time.Time{}, time.Time{}, nil},
+		{"granted ahead", []algebra.Verdict{{OK: true, Ahead: true, RunAt: in(3)}, {OK: true, Ahead: true, RunAt: in(9)}, {OK: true}}, true, at(9 * time.Microsecond), time.Time{}, &calls[1]},
+		{"denied by one", []algebra.Verdict{{OK: true}, {OK: true, Ahead: true, RunAt: in(9)}, {RetryAt: in(7)}}, false, time.Time{}, at(7 * time.Microsecond), &calls[2]},
+		{"denied by two", []algebra.Verdict{{RetryAt: in(8)}, {OK: true}, {RetryAt: in(7)}}, false, time.Time{}, at(8 * time.Microsecond), &calls[0]},
 	} {
-		r := summarize(calls, tc.decisions, clock, 3)
+		for i := range tc.verdicts {
+			tc.verdicts[i].At = clock[i]
+		}
+		r := summarize(calls, tc.verdicts, 3)
 		if r.OK != tc.ok || !r.RunAt.Equal(tc.runAt) || !r.RetryAt.Equal(tc.retryAt) ||
 			!r.At.Equal(at(5*time.Microsecond)) {
 			t.Errorf("%s: %+v", tc.name, r)
 		}
 		var limit, key string
 		if tc.of != nil {
-			limit, key = tc.of.name, tc.of.key
+			limit, key = tc.of.Name, tc.of.Key
 		}
 		if r.Limit != limit || r.Key != key {
 			t.Errorf("%s: of %q %q, want %q %q", tc.name, r.Limit, r.Key, limit, key)
@@ -47,12 +53,12 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	t.Parallel()
 	requests := []Request{pears.For("x"), apples.For("x"), pears.For("x"), apples.Global()}
 	calls := resolved(t, requests...)
-	decisions, clock := make([]Decision, len(calls)), make([]int64, len(calls))
+	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
-		calls[i].taken = 1
-		decisions[i] = Decision{OK: true, State: State{Value: float64(i)}}
+		calls[i].Since = 1
+		verdicts[i] = algebra.Verdict{OK: true, After: algebra.Balance{Value: float64(i)}}
 	}
-	r := summarize(calls, decisions, clock, len(requests))
+	r := summarize(calls, verdicts, len(requests))
 	var values []float64
 	for i, o := range r.Outcomes {
 		if o.Limit != requests[i].def.name || o.Key != requests[i].key || o.Period != time.Minute || !o.OK {
@@ -66,7 +72,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	// What is to be given back is each row once, in the order in which it was locked.
 	taken, err := r.taken()
 	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool {
-		return a.row() == b.row() && a.Count == b.Count
+		return a.Row == b.Row && a.Count == b.Count
 	}) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)
 	}
@@ -80,7 +86,7 @@ func TestOutcomesTellTheRuleThatDecided(t *testing.T) {
 	window := MustDefine("window", FixedWindow{Rate: 3, Period: time.Minute, Capacity: Tokens(5), Start: start})
 	plan := TokenBucket{Rate: 7, Period: time.Second, Capacity: Tokens(9)}
 	calls := resolved(t, window.For("x"), apples.For("x").Rule(plan))
-	r := summarize(calls, []Decision{{OK: true}, {OK: true}}, []int64{noon, noon}, 2)
+	r := summarize(calls, []algebra.Verdict{{OK: true, At: noon}, {OK: true, At: noon}}, 2)
 	for _, o := range r.Outcomes {
 		want := Outcome{Capacity: 9, Rate: 7, Period: time.Second}
 		if o.Limit == "window" {

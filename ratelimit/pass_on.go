@@ -5,6 +5,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/weir-go/weir/internal/answers"
 )
 
 func (t *lazyTx) CopyFrom(
@@ -18,7 +20,7 @@ func (t *lazyTx) CopyFrom(
 
 func (t *lazyTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err := t.need(); err != nil {
-		return failedBatch{err: err}
+		return answers.Batch(err)
 	}
 	return t.to.SendBatch(ctx, b)
 }
@@ -70,14 +72,14 @@ func (t *lazyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 
 func (t *lazyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := t.need(); err != nil {
-		return failedRows{err: err}, err
+		return answers.Rows(err), err
 	}
 	return t.to.Query(ctx, sql, args...)
 }
 
 func (t *lazyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := t.need(); err != nil {
-		return failedRows{err: err}
+		return answers.Rows(err)
 	}
 	return t.to.QueryRow(ctx, sql, args...)
 }

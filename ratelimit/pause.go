@@ -40,23 +40,12 @@ func checkPause(d time.Duration) error {
 func (l *Limiter) Pause(
 	ctx context.Context, tx pgx.Tx, d time.Duration, requests ...Request,
 ) error {
-	if err := checkPause(d); err != nil {
-		return err
-	}
-	x, calls, err := l.prepare(tx, bare(requests))
-	if err != nil {
-		return err
-	}
-	return l.pause(ctx, x, d, calls)
+	return l.in(tx).Pause(ctx, d, requests...)
 }
 
 // Resume ends the pauses of the requests' limits and keys now. If there is none it does nothing.
 // Balances refill from where they were when the pause began. Waiting work moves up by what was left
 // of the pause.
 func (l *Limiter) Resume(ctx context.Context, tx pgx.Tx, requests ...Request) error {
-	x, calls, err := l.prepare(tx, bare(requests))
-	if err != nil {
-		return err
-	}
-	return l.resume(ctx, x, calls)
+	return l.in(tx).Resume(ctx, requests...)
 }

@@ -106,7 +106,7 @@ func ended(ctx context.Context, err error) error {
 // explain adds to err what was being done, for which limits, and a hint.
 func explain(ctx context.Context, err error, verb string, calls []call) error {
 	err = ended(ctx, err)
-	of := fmt.Sprintf("limit %q", calls[0].name)
+	of := fmt.Sprintf("limit %q", calls[0].Name)
 	if n := len(calls) - 1; n > 0 {
 		of += fmt.Sprintf(" and %d more", n)
 	}

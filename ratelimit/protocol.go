@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/weir-go/weir/internal/algebra"
 )
 
 // The protocol.
@@ -72,27 +74,38 @@ type executor interface {
 	transaction() any
 }
 
+// ordinary answers for an executor of which nothing special is known.
+type ordinary struct{}
+
+func (ordinary) fresh() bool                                             { return true }
+func (ordinary) alone() bool                                             { return false }
+func (ordinary) stepwise() bool                                          { return false }
+func (ordinary) single() bool                                            { return false }
+func (ordinary) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
+func (ordinary) restart(context.Context, []*statement) (bool, error)     { return false, nil }
+func (ordinary) doubt(func() *confirmation)                              {}
+func (ordinary) session() uint32                                         { return 0 }
+
 // rateLimit takes from all calls, or from none.
 func (l *Limiter) rateLimit(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
-	if l.remember && x.alone() {
-		if res, ok := l.denials.answer(calls, requests, l.clock); ok {
+	if x.alone() {
+		if res, ok := l.recall(calls, requests); ok {
 			return res, nil
 		}
-		l.denials.watch(calls)
 	}
-	if l.books.sharded(calls) {
+	if l.sharded(calls) {
 		return l.rateLimitShards(ctx, x, calls, requests)
 	}
-	looked := x.fresh() && l.denials.expected(calls)
+	looked := x.fresh() && l.expected(calls)
 	for round := 1; ; round++ {
 		if looked {
 			res, err := l.foresee(ctx, x, calls, requests)
 			if err != nil || !res.OK {
 				return res, err
 			}
-			if l.books.sharded(calls) {
+			if l.sharded(calls) {
 				return l.rateLimitShards(ctx, x, calls, requests)
 			}
 		}
@@ -146,7 +159,7 @@ func stamp(takes []*statement) {
 
 // forget records that nothing is taken.
 func (c *call) forget() {
-	c.taken, c.owed, c.delay, c.moved, c.parts = 0, 0, 0, 0, nil
+	c.Left, c.parts = algebra.Left{}, nil
 }
 
 // undo gives back what was taken for a call whose context ended between two statements, because the
@@ -180,21 +193,18 @@ const few = 2
 
 // granted returns the Result if all takes answered with a row.
 func granted(takes []*statement, calls []call, requests int) (Result, bool) {
-	var fewDecisions [few]Decision // room on the stack, enough for most calls
-	var fewTimes [few]int64
-	decisions, at := fewDecisions[:0], fewTimes[:0]
+	var fewVerdicts [few]algebra.Verdict // room on the stack, enough for most calls
+	verdicts := fewVerdicts[:0]
 	if len(takes) > few {
-		decisions, at = make([]Decision, 0, len(takes)), make([]int64, 0, len(takes))
+		verdicts = make([]algebra.Verdict, 0, len(takes))
 	}
-	decisions, at = decisions[:len(takes)], at[:len(takes)]
 	for i := range takes {
 		if !takes[i].found {
 			return Result{}, false
 		}
-		b := takes[i].balance()
-		decisions[i], at[i] = calls[i].granted(b), b.TS
+		verdicts = append(verdicts, calls[i].Granted(takes[i].balance()))
 	}
-	res := summarize(calls, decisions, at, requests)
+	res := summarize(calls, verdicts, requests)
 	res.id = newID(res.At.UnixMicro())
 	return res, true
 }
@@ -286,9 +296,9 @@ func (l *Limiter) checkRateLimit(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
 	if l.remember && x.alone() {
-		l.denials.watch(calls)
+		l.watch(calls)
 	}
-	if l.books.sharded(calls) {
+	if l.sharded(calls) {
 		return l.checkShards(ctx, x, calls, requests)
 	}
 	looks := l.looksOf(calls)
@@ -302,17 +312,18 @@ func (l *Limiter) checkRateLimit(
 }
 
 func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
-	decisions, at := make([]Decision, len(looks)), make([]int64, len(looks))
-	for i := range looks {
-		at[i] = looks[i].answer.at.UnixMicro()
-		decisions[i] = calls[i].decide(looks[i].balance(), at[i])
-		l.denials.note(&calls[i], &decisions[i], at[i])
+	verdicts := make([]algebra.Verdict, len(looks))
+	for i, s := range looks {
+		verdicts[i] = calls[i].Decide(s.balance(), s.answer.at.UnixMicro())
 	}
-	if slices.ContainsFunc(decisions, func(d Decision) bool { return !d.OK }) {
-		for i := range decisions { // a denial takes from none, so each keeps its balance
-			decisions[i].State = calls[i].state(calls[i].At(looks[i].balance(), at[i]))
-			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
-		}
+	return l.judged(calls, verdicts, requests)
+}
+
+// judged returns the Result of calls whose balances were read, and remembers denials.
+func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict, requests int) Result {
+	algebra.AllOrNone(verdicts)
+	for i := range calls {
+		l.noted(&calls[i], &verdicts[i])
 	}
-	return summarize(calls, decisions, at, requests)
+	return summarize(calls, verdicts, requests)
 }

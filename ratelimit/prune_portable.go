@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -19,13 +20,13 @@ func (l *Limiter) prunePortable(
 	at := first
 	err := pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
 		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, l.now(), within)
-		var keys []place // in order
+		var keys []where.Place // in order
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
-			p := place{at.name, at.key}
+			p := where.Place{Name: at.name, Key: at.key}
 			// homes of a limit without keys: see homes.go
 			if strings.HasPrefix(at.key, shard.Reserved) {
-				p.key = ""
+				p.Key = ""
 			}
 			if idle && !slices.Contains(keys[max(0, len(keys)-1):], p) {
 				keys = append(keys, p)
@@ -101,13 +102,13 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 // pruneKeys deletes idle rows of keys, by the rules of Statements.Prune: a key with a head is
 // deleted as a whole if all of its rows are locked and idle; otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(
-	ctx context.Context, tx pgx.Tx, keys []place, within int64,
+	ctx context.Context, tx pgx.Tx, keys []where.Place, within int64,
 ) (gone int64, err error) {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
 	all := make([]pruning, len(keys))
 	for i, p := range keys {
-		for _, key := range l.homes(p.key) {
-			all[i].queue(l, lock, p.name, key, within)
+		for _, key := range l.homes(p.Key) {
+			all[i].queue(l, lock, p.Name, key, within)
 		}
 	}
 	if err := sendAll(ctx, tx, lock); err != nil {
@@ -115,7 +116,7 @@ func (l *Limiter) pruneKeys(
 	}
 	for i, p := range keys {
 		for key, shards := range all[i].idle() {
-			remove.Queue(l.sql.DeleteRows, p.name, key, shards).
+			remove.Queue(l.sql.DeleteRows, p.Name, key, shards).
 				Exec(func(tag pgconn.CommandTag) error {
 					gone += tag.RowsAffected()
 					return nil

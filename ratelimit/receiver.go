@@ -35,53 +35,114 @@ var (
 // In returns the verbs in a transaction of pgx, for code that need not know how it is called:
 //
 //	res, err := Model.RateLimit(ctx, limiter.In(tx), fair.Tenant{Key: org}, 1200)
-func (l *Limiter) In(tx pgx.Tx) Verbs { return inTx{l, tx} }
+func (l *Limiter) In(tx pgx.Tx) Verbs { return l.in(tx) }
 
-type inTx struct {
-	l  *Limiter
-	tx pgx.Tx
+func (l *Limiter) in(tx pgx.Tx) within {
+	x, err := l.transaction(tx)
+	return within{l, x, err}
 }
 
-func (x inTx) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
-	return x.l.RateLimit(ctx, x.tx, requests...)
+// within has the verbs in a transaction.
+type within struct {
+	l   *Limiter
+	x   executor
+	err error // why there is no transaction
 }
 
-func (x inTx) Consume(ctx context.Context, requests ...Request) error {
-	return x.l.Consume(ctx, x.tx, requests...)
+// resolve checks the requests of a verb.
+func (w within) resolve(requests []Request) ([]call, error) {
+	calls, err := resolveAll(requests)
+	if err != nil {
+		return nil, err
+	}
+	return calls, w.err
 }
 
-func (x inTx) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
-	return x.l.CheckRateLimit(ctx, x.tx, requests...)
+func (w within) RateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	o := w.l.observe(ctx, requests)
+	calls, err := w.resolve(requests)
+	if err != nil {
+		return o.told(Result{}, err)
+	}
+	x := o.counting(w.x)
+	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		return w.l.rateLimit(ctx, x, calls, len(requests))
+	}))
 }
 
-func (x inTx) ResetRateLimit(ctx context.Context, requests ...Request) error {
-	return x.l.ResetRateLimit(ctx, x.tx, requests...)
+func (w within) Consume(ctx context.Context, requests ...Request) error {
+	return consume(requests, func() (Result, error) { return w.RateLimit(ctx, requests...) })
 }
 
-func (x inTx) ResetKey(ctx context.Context, key string) error {
-	return x.l.ResetKey(ctx, x.tx, key)
+func (w within) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
+	calls, err := w.resolve(requests)
+	if err != nil {
+		return Result{}, err
+	}
+	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
+		return w.l.checkRateLimit(ctx, w.x, calls, len(requests))
+	})
 }
 
-func (x inTx) GiveBack(ctx context.Context, res Result) error {
-	return x.l.GiveBack(ctx, x.tx, res)
+func (w within) ResetRateLimit(ctx context.Context, requests ...Request) error {
+	calls, err := w.resolve(bare(requests))
+	if err != nil {
+		return err
+	}
+	return w.l.resetRateLimit(ctx, w.x, calls)
 }
 
-func (x inTx) Settle(ctx context.Context, r Reservation, used ...Request) (bool, error) {
-	return x.l.Settle(ctx, x.tx, r, used...)
+func (w within) ResetKey(ctx context.Context, key string) error {
+	if w.err != nil {
+		return w.err
+	}
+	return w.l.resetKey(ctx, w.x, key)
 }
 
-func (x inTx) Release(ctx context.Context, r Reservation) (bool, error) {
-	return x.l.Release(ctx, x.tx, r)
+func (w within) GiveBack(ctx context.Context, res Result) error {
+	if w.err != nil {
+		return w.err
+	}
+	return w.l.giveBack(ctx, w.x, res)
 }
 
-func (x inTx) Value(ctx context.Context, request Request) (State, error) {
-	return x.l.Value(ctx, x.tx, request)
+func (w within) Settle(ctx context.Context, r Reservation, used ...Request) (bool, error) {
+	if w.err != nil {
+		return false, w.err
+	}
+	return w.l.settle(ctx, w.x, r, used)
 }
 
-func (x inTx) Pause(ctx context.Context, d time.Duration, requests ...Request) error {
-	return x.l.Pause(ctx, x.tx, d, requests...)
+func (w within) Release(ctx context.Context, r Reservation) (bool, error) {
+	if w.err != nil {
+		return false, w.err
+	}
+	return w.l.release(ctx, w.x, r)
 }
 
-func (x inTx) Resume(ctx context.Context, requests ...Request) error {
-	return x.l.Resume(ctx, x.tx, requests...)
+func (w within) Value(ctx context.Context, request Request) (State, error) {
+	calls, err := w.resolve(bare([]Request{request}))
+	if err != nil {
+		return State{}, err
+	}
+	return w.l.value(ctx, w.x, calls)
+}
+
+func (w within) Pause(ctx context.Context, d time.Duration, requests ...Request) error {
+	if err := checkPause(d); err != nil {
+		return err
+	}
+	calls, err := w.resolve(bare(requests))
+	if err != nil {
+		return err
+	}
+	return w.l.pause(ctx, w.x, d, calls)
+}
+
+func (w within) Resume(ctx context.Context, requests ...Request) error {
+	calls, err := w.resolve(bare(requests))
+	if err != nil {
+		return err
+	}
+	return w.l.resume(ctx, w.x, calls)
 }

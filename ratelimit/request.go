@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -128,13 +129,9 @@ func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 // call is a request that was checked, and the row that it is for.
 type call struct {
 	algebra.Ask
-	name, key string
-	shard     int32
-	indexes   []int // the positions of the requests that were merged into it
-	taken     int64 // once granted: the row's time after the take; 0 if nothing was taken
-	delay     int64 // the row's delay then
-	moved     float64
-	owed      float64 // what the row owed after the take; below 0, what it had left
+	where.Row
+	algebra.Left       // once granted
+	indexes      []int // the positions of the requests that were merged into it
 
 	args *ruleArgs // the algebra as arguments; nil if they were not made yet
 
@@ -149,13 +146,11 @@ type call struct {
 	parts  []call          // once granted by shards: what was taken from each
 	after  algebra.Balance // the row as the take left it; set only in parts
 	used   float64         // how much of the count was used, when it is settled
-	// how many tokens it should wait for in one shard at most; 0: no bound. See books.asked
-	most float64
 }
 
 // stamp records what the take left in the row: what giving back and settling need later.
 func (c *call) stamp(b algebra.Balance) {
-	c.taken, c.owed, c.delay, c.moved, c.after = b.Since(), -b.Value, b.Delay, b.Moved, b
+	c.Left, c.after = b.Left(), b
 }
 
 // took returns one call for each row that was taken from.
@@ -167,7 +162,7 @@ func (c *call) took() []call {
 }
 
 // atOnce reports whether the work could run at once, without waiting for debts of earlier callers.
-func (c *call) atOnce() bool { return c.owed-c.Credited() <= 0 }
+func (c *call) atOnce() bool { return c.Owed-c.Credited() <= 0 }
 
 func errNoLimit() error {
 	return &InvalidError{Field: "limit", Value: plain("the zero Limit"),
@@ -181,7 +176,7 @@ func (r Request) resolve() (call, error) {
 	name := r.def.name
 	c := call{Ask: algebra.Ask{Rule: r.def.rule, Count: r.count, Ahead: algebra.Ahead{
 		Reserve: r.reserve, Credit: r.credit, Leave: r.leave,
-	}}, name: name, key: r.key, shard: alone, shards: r.def.shards, args: r.def.args,
+	}}, Row: where.Of(name, r.key, alone), shards: r.def.shards, args: r.def.args,
 		shadow: r.def.shadow, settle: r.def.settle.Microseconds()}
 
 	if r.rule != nil {
@@ -238,26 +233,26 @@ func (c *call) checkCount() error {
 	}
 	switch {
 	case !(n >= 0 && c.Count >= 0):
-		return &InvalidError{Limit: c.name, Field: "count", Value: c.Count,
+		return &InvalidError{Limit: c.Name, Field: "count", Value: c.Count,
 			Want: "0 or more tokens"}
 	case c.Pausable() && !(c.Capacity-n >= -c.Debt):
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
+		return &InvalidError{Limit: c.Name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most %v: the capacity of %v plus the MaxReserved of %v",
 				c.Capacity+c.Debt, c.Capacity, c.Debt)}
 	case !c.Pausable() && n > c.Capacity:
-		return &InvalidError{Limit: c.name, Field: "count", Value: n, never: true,
+		return &InvalidError{Limit: c.Name, Field: "count", Value: n, never: true,
 			Want: fmt.Sprintf("at most the capacity of %v, or OrReserve", c.Capacity)}
 	case c.Leave != 0 && !(c.Leave > 0 && c.Capacity-n >= c.Leave):
-		return &InvalidError{Limit: c.name, Field: "Leave", Value: c.Leave, never: true,
+		return &InvalidError{Limit: c.Name, Field: "Leave", Value: c.Leave, never: true,
 			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.Capacity-n, n)}
 	case c.Within > 0 && !(c.Capacity-waits >= -c.Always(c.Within)):
-		return &InvalidError{Limit: c.name, Field: "count", Value: waits,
+		return &InvalidError{Limit: c.Name, Field: "count", Value: waits,
 			never: !(c.Capacity-waits >= -c.Comes(c.Within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v plus what flows in within any %v, or a longer Within",
 				c.Capacity+c.Always(c.Within), c.Capacity,
 				time.Duration(c.Within)*time.Microsecond)}
 	case n > 0 && n < c.Capacity*algebra.Smallest:
-		return &InvalidError{Limit: c.name, Field: "count", Value: n,
+		return &InvalidError{Limit: c.Name, Field: "count", Value: n,
 			Want: fmt.Sprintf("0, or at least a 2^40th of the capacity of %v: less would be lost in rounding",
 				c.Capacity)}
 	}
@@ -301,7 +296,7 @@ func merge(requests []Request, of []int) ([]call, error) {
 	merged := calls[:1]
 	for _, c := range calls[1:] {
 		last := &merged[len(merged)-1]
-		if c.name != last.name || c.key != last.key || c.shard != last.shard {
+		if c.Row != last.Row {
 			merged = append(merged, c)
 			continue
 		}
@@ -333,8 +328,8 @@ func merge(requests []Request, of []int) ([]call, error) {
 }
 
 func errUnlike(c *call, want string) error {
-	return &InvalidError{Limit: c.name, Field: "requests",
-		Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.key))), Want: want}
+	return &InvalidError{Limit: c.Name, Field: "requests",
+		Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.Key))), Want: want}
 }
 
 // bare returns the requests without counts and options, for verbs that ignore them.
@@ -347,12 +342,5 @@ func bare(requests []Request) []Request {
 }
 
 func sortCalls(calls []call) {
-	slices.SortStableFunc(calls, func(a, b call) int { return compareRows(&a, &b) })
-}
-
-// compareRows orders calls by row. Everything that locks rows does so in this order; another order
-// could deadlock.
-func compareRows(a, b *call) int {
-	return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.key, b.key),
-		cmp.Compare(a.shard, b.shard))
+	slices.SortStableFunc(calls, func(a, b call) int { return a.Compare(&b.Row) })
 }

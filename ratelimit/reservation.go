@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/jsontext"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -36,10 +37,7 @@ type Take struct {
 
 	rule   algebra.Rule // the rule of the take; for a shard, its share
 	row    int32        // the shard
-	since  int64        // the row's time
-	owed   float64      // what the row owed after the take; below 0, what it had left
-	delay  int64        // the row's, then
-	moved  float64      // likewise
+	left   algebra.Left // the row after the take
 	credit bool         // taken on credit: later callers wait for the debt, not this take
 	// with a rule of the request's own, so that redefining the limit changes nothing
 	ruled  bool
@@ -65,7 +63,7 @@ func (r Result) Reservation() Reservation {
 func (c *call) receipt() Take {
 	rule := c.Rule
 	rule.Phased, rule.Debt = false, 0 // settling needs neither, and JSON keeps neither
-	return Take{c.name, c.key, c.Count, rule, c.shard, c.taken, c.owed, c.delay, c.moved, c.Credit,
+	return Take{c.Name, c.Key, c.Count, rule, c.Shard, c.Left, c.Credit,
 		c.ruled, c.settle}
 }
 
@@ -74,7 +72,7 @@ func (c *call) receipt() Take {
 func (r Reservation) Again() Reservation {
 	again := Reservation{Takes: slices.Clone(r.Takes)}
 	for _, t := range r.Takes {
-		again.ID = newID(t.since)
+		again.ID = newID(t.left.Since)
 	}
 	return again
 }
@@ -90,9 +88,8 @@ func newID(at int64) (id uuid.UUID) {
 // call returns the call that the take was made with.
 func (t *Take) call() call {
 	return call{
-		Ask:  algebra.Ask{Rule: t.rule, Count: t.Count, Ahead: algebra.Ahead{Credit: t.credit}},
-		name: t.Limit, key: t.Key, shard: t.row, ruled: t.ruled, settle: t.settle, taken: t.since,
-		owed: t.owed, delay: t.delay, moved: t.moved,
+		Ask: algebra.Ask{Rule: t.rule, Count: t.Count, Ahead: algebra.Ahead{Credit: t.credit}},
+		Row: where.Of(t.Limit, t.Key, t.row), ruled: t.ruled, settle: t.settle, Left: t.left,
 	}
 }
 
@@ -103,23 +100,23 @@ func (t *Take) call() call {
 // that nothing has happened.
 func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	owed, put := t.line(), int64(0)
-	run, paced := t.since, t.since
+	run, paced := t.left.Since, t.left.Since
 	switch {
 	case s.TS.IsZero():
 	case !t.Ahead(): // it waits in no line, nor for a pause that was ended early
 		run = min(run, s.TS.UnixMicro())
 		paced = run
 	default:
-		owed -= s.Moved - t.moved
-		put = s.Delay.Microseconds() - t.delay
+		owed -= s.Moved - t.left.Moved
+		put = s.Delay.Microseconds() - t.left.Delay
 	}
 	if owed > 0 {
-		run = t.rule.Earliest(-owed, t.since, t.since, 0, 0)
+		run = t.rule.Earliest(-owed, t.left.Since, t.left.Since, 0, 0)
 		own := t.Count
 		if t.credit {
 			own = 0
 		}
-		paced = t.rule.Paced(owed, own, t.since, run)
+		paced = t.rule.Paced(owed, own, t.left.Since, run)
 	}
 	runAt, pacedAt = fromMicro(min(run+put, algebra.EndOfTime)),
 		fromMicro(min(paced+put, algebra.EndOfTime))
@@ -137,15 +134,15 @@ func (t Take) Ahead() bool { return t.line() > 0 }
 // line returns how many tokens had to be repaid before the work could run.
 func (t *Take) line() float64 {
 	if t.credit {
-		return t.owed - t.Count
+		return t.left.Owed - t.Count
 	}
-	return t.owed
+	return t.left.Owed
 }
 
 // MoveUp returns the take after n tokens that were owed before it are released, because earlier
 // work will not be done. See [Limiter.Release].
 func (t Take) MoveUp(n float64) Take {
-	t.owed -= n
+	t.left.Owed -= n
 	return t
 }
 
@@ -213,10 +210,10 @@ func (t *Take) appendJSON(b []byte) []byte {
 	b = jsontext.String(append(b, ','), t.Key)
 	float(t.Count)
 	integer(int64(t.row))
-	integer(t.since)
-	float(t.owed)
-	float(t.moved)
-	integer(t.delay)
+	integer(t.left.Since)
+	float(t.left.Owed)
+	float(t.left.Moved)
+	integer(t.left.Delay)
 	float(t.rule.Rate)
 	integer(t.rule.Period)
 	float(t.rule.Capacity)
@@ -239,8 +236,8 @@ func (t *Take) appendJSON(b []byte) []byte {
 // [ErrInvalid].
 func (t *Take) UnmarshalJSON(b []byte) error {
 	var u Take
-	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.since, &u.owed, &u.moved, &u.delay,
-		&u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
+	a := []any{&u.Limit, &u.Key, &u.Count, &u.row, &u.left.Since, &u.left.Owed, &u.left.Moved,
+		&u.left.Delay, &u.rule.Rate, &u.rule.Period, &u.rule.Capacity}
 	bucket := len(a)
 	a = append(a, &u.rule.Origin)
 	var raw []json.RawMessage
@@ -284,13 +281,13 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		u.rule.Capacity <= maxTokens && u.rule.Period > 0 && u.rule.Period <= math.MaxInt64/1000):
 		return badTake(fmt.Sprintf("by a rule of %v in %d µs up to %v", u.rule.Rate, u.rule.Period,
 			u.rule.Capacity), "one that can have been defined")
-	case !(math.Abs(u.owed) <= math.MaxFloat64/4 && math.Abs(u.moved) <= math.MaxFloat64/4):
-		return badTake(fmt.Sprintf("owing %v, after %v", u.owed, u.moved), "numbers of tokens")
-	case u.delay < -algebra.EndOfTime || u.delay > algebra.EndOfTime:
-		return badTake(fmt.Sprintf("put off by %d µs", u.delay), "less than ten thousand years")
+	case !(math.Abs(u.left.Owed) <= math.MaxFloat64/4 && math.Abs(u.left.Moved) <= math.MaxFloat64/4):
+		return badTake(fmt.Sprintf("owing %v, after %v", u.left.Owed, u.left.Moved), "numbers of tokens")
+	case u.left.Delay < -algebra.EndOfTime || u.left.Delay > algebra.EndOfTime:
+		return badTake(fmt.Sprintf("put off by %d µs", u.left.Delay), "less than ten thousand years")
 	case !shard.IsRow(u.row):
 		return badTake(fmt.Sprintf("from row %d", u.row), "a shard that there can be")
-	case u.since < -algebra.EndOfTime || u.since > algebra.EndOfTime ||
+	case u.left.Since < -algebra.EndOfTime || u.left.Since > algebra.EndOfTime ||
 		u.rule.Origin < -algebra.EndOfTime || u.rule.Origin > algebra.EndOfTime:
 		return badTake("at another time", "microseconds since the Unix epoch")
 	}

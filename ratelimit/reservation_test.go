@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
 
+	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -30,10 +31,12 @@ func anyTake(t *rapid.T) Take {
 		Limit: text("limit", 1, MaxNameBytes/4), Key: text("key", 0, MaxKeyBytes/4),
 		Count: rapid.Float64Range(0, 1e15).Draw(t, "count"),
 		rule:  rule,
-		since: noon + rapid.Int64Range(-1e15, 1e15).Draw(t, "since"),
-		owed:  number.Draw(t, "owed"),
-		delay: rapid.Int64Range(0, 1e15).Draw(t, "delay"),
-		moved: number.Draw(t, "moved"),
+		left: algebra.Left{
+			Since: noon + rapid.Int64Range(-1e15, 1e15).Draw(t, "since"),
+			Owed:  number.Draw(t, "owed"),
+			Delay: rapid.Int64Range(0, 1e15).Draw(t, "delay"),
+			Moved: number.Draw(t, "moved"),
+		},
 
 		credit: rapid.Bool().Draw(t, "credit"),
 		settle: rapid.SampledFrom([]int64{0, 1e6, 3600e6}).Draw(t, "settle"),
@@ -81,16 +84,16 @@ func TestOnlyAGrantHasAReservation(t *testing.T) {
 	}
 	calls := resolved(t, apples.For("x").Count(2), pears.For("x"))
 	for i := range calls {
-		calls[i].taken = noon
+		calls[i].Since = noon
 	}
-	r := summarize(calls, make([]Decision, 2), make([]int64, 2), 2)
+	r := summarize(calls, make([]algebra.Verdict, 2), 2)
 	r.OK, r.id = true, newID(noon)
 	res := r.Reservation()
 	if res.check() != nil || len(res.Takes) != 2 || !reflect.DeepEqual(res, r.Reservation()) {
 		t.Errorf("%+v", res)
 	}
 	for i, take := range res.Takes {
-		if take.Limit != calls[i].name || take.Key != "x" || take.Count != calls[i].Count {
+		if take.Limit != calls[i].Name || take.Key != "x" || take.Count != calls[i].Count {
 			t.Errorf("%+v of %+v", take, calls[i])
 		}
 	}
@@ -215,7 +218,7 @@ func FuzzReservation(f *testing.F) {
 			c := take.call()
 			_, _, _ = l.undoOf(&c), l.giveOf(&c, n, true), l.chargeOf(&c, n)
 			early, _ := take.RunAt(State{})
-			if early.Before(fromMicro(take.since)) {
+			if early.Before(fromMicro(take.left.Since)) {
 				t.Fatalf("%s: take %d runs at %v, before it was granted", first, i, early)
 			}
 			if math.IsNaN(moved) || math.IsInf(moved, 0) || delay < 0 || delay > 1e15 {

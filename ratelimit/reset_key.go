@@ -20,11 +20,7 @@ import (
 // [Autocommit.ResetKey] is READ COMMITTED. With [Config.Portable] it reads the whole
 // table, and on Citus the part of it in which the key is.
 func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return err
-	}
-	return l.resetKey(ctx, x, key)
+	return l.in(tx).ResetKey(ctx, key)
 }
 
 // ResetKey is [Limiter.ResetKey], committed when it returns.
@@ -32,13 +28,6 @@ func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
 	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
 		return a.l.ResetKey(ctx, tx, key)
 	})
-}
-
-func (s inSQL) ResetKey(ctx context.Context, key string) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return s.l.resetKey(ctx, sqlExecutor{s.tx, s.l}, key)
 }
 
 func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
@@ -53,6 +42,6 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if err := x.run(ctx, []*statement{reset}); err != nil {
 		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
 	}
-	freed(x, func() { l.denials.forgetKey(key) })
+	freed(x, func() { l.denials.ForgetKey(key) })
 	return nil
 }

@@ -3,11 +3,11 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -40,19 +40,20 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 		return &InvalidError{Field: "number of shards", Value: n,
 			Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
 	}
-	x, calls, err := l.prepare(tx, bare(requests))
+	w := l.in(tx)
+	calls, err := w.resolve(bare(requests))
 	if err != nil {
 		return err
 	}
 	for i := range calls {
 		if most := calls[i].MostShards(n); most < n {
-			return &InvalidError{Limit: calls[i].name, Field: "number of shards", Value: n,
+			return &InvalidError{Limit: calls[i].Name, Field: "number of shards", Value: n,
 				Want: fmt.Sprintf("at most %d: each must have a token, "+
 					"and of a window as many whole ones as the others", most)}
 		}
 	}
 	for i := range calls {
-		if err := l.reshard(ctx, x, &calls[i], n, true); err != nil {
+		if err := l.reshard(ctx, w.x, &calls[i], n, true); err != nil {
 			return explain(ctx, err, "change the shards of", calls[i:])
 		}
 	}
@@ -61,7 +62,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 
 // reshard gives the limit of c n shards; unless forced, it does nothing if there are more.
 func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force bool) error {
-	l.books.making(c, x.transaction())
+	l.making(c, x.transaction())
 	head := l.headOf(c)
 	// The row of a limit without shards is locked before all others: a caller that knows of no
 	// shards may have locked it, and goes on to the head and the shards.
@@ -107,7 +108,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	was := make([]algebra.Balance, len(rows))
 	for i, s := range locks {
 		b := s.balance()
-		if isClosed(b.Value) {
+		if b.IsClosed() {
 			b.Value = algebra.Full // it did not exist
 		}
 		used = used || old != shard.Single && b.Value < algebra.Full
@@ -118,7 +119,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	for i, b := range was {
 		puts = append(puts, l.close(rows[i], b))
 	}
-	for i, b := range merged(rows, was, n, c.Capacity) {
+	for i, b := range spread.Merged(&c.Rule, was, n) {
 		if !used {
 			b.Value = algebra.Full
 		}
@@ -126,7 +127,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 		puts = append(puts, l.put(&row, b))
 	}
 	top := *c
-	top.shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
+	top.Shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
 	puts = append(puts,
 		l.put(&top, algebra.Balance{Value: to.Number(), TS: was[0].TS, PausedUntil: algebra.Open}))
 	return x.run(ctx, puts)
@@ -136,93 +137,21 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 // and moved. The capacity becomes the debt, so that Prune can tell how long work may wait in it.
 func (l *Limiter) close(row call, b algebra.Balance) *statement {
 	row.Capacity, row.args = max(0, -b.Value), nil
-	b.Value = closed
+	b.Value = algebra.Closed
 	return l.put(&row, b)
 }
-
-// merged returns the balances of n shards, made of those of rows, all at the same time.
-//
-// The parts of a balance have few digits. So they add up to it exactly, as long as what was taken
-// has few digits, too. In a window no last token is then denied because the shards have changed.
-//
-// A new shard that comes from one old shard, or from several whose debts end together, continues
-// with what they hold. Otherwise their lines end at different times, and work granted before the
-// last one ends would come on top of it. So the new shard is paused until then, and its balance
-// already includes what flows in meanwhile.
-func merged(rows []call, was []algebra.Balance, n int, capacity float64) []algebra.Balance {
-	_, exp := math.Frexp(capacity)
-	unit := math.Ldexp(1, exp-44)
-	all := make([]algebra.Balance, n)
-	type piece struct {
-		of, k  int // the k-th of the shards that the old one becomes
-		shares []shard.Overlap
-	}
-	pieces := make([][]piece, n)
-	now := int64(math.MinInt64)
-	for i := range rows {
-		now = max(now, was[i].TS)
-		shares := shard.Overlaps(len(rows), i, n)
-		for k, o := range shares {
-			pieces[o.Shard] = append(pieces[o.Shard], piece{i, k, shares})
-		}
-	}
-	for j, of := range pieces {
-		ends, first := int64(algebra.Open), int64(math.MaxInt64)
-		for _, p := range of {
-			b, a := was[p.of], &rows[p.of].Rule
-			end := int64(algebra.Open)
-			if b.Value < 0 {
-				end = a.Earliest(b.Value, b.Since(), b.Since(), 0, 0)
-			}
-			ends, first = max(ends, end), min(first, end)
-		}
-		at, until := now, int64(algebra.Open)
-		if first < ends {
-			at, until = ends, ends
-		}
-		all[j] = algebra.Balance{Exists: true, TS: now, PausedUntil: until}
-		for _, p := range of {
-			a := &rows[p.of].Rule
-			b := a.At(was[p.of], at)
-			b.TS, b.PausedUntil = now, was[p.of].PausedUntil
-			b.Value = portion(b.Value, p.shares, p.k, unit)
-			b.Moved *= p.shares[p.k].Share
-			all[j] = all[j].And(b)
-		}
-	}
-	return all
-}
-
-// portion returns the part of x that the k-th of some shards gets, in whole units. The last one
-// gets the rest.
-func portion(x float64, shares []shard.Overlap, k int, unit float64) float64 {
-	before, sum := 0.0, 0.0
-	for _, s := range shares[:k] {
-		sum += s.Share
-		before = math.Round(x*sum/unit) * unit
-	}
-	if k == len(shares)-1 {
-		return x - before
-	}
-	return math.Round(x*(sum+shares[k].Share)/unit)*unit - before
-}
-
-// closed is the value of a closed row. It never refills.
-var closed = math.Inf(-1)
-
-func isClosed(value float64) bool { return math.IsInf(value, -1) }
 
 func errHead(number float64) error {
 	return fmt.Errorf("the head row of the limit has the value %v, which no layout has", number)
 }
 
 func (l *Limiter) headOf(c *call) *statement {
-	return &statement{c: c, writes: true, sql: l.sql.Head, args: []any{c.name, c.key, l.now()}}
+	return &statement{c: c, writes: true, sql: l.sql.Head, args: []any{c.Name, c.Key, l.now()}}
 }
 
 // mend opens shards as full that should exist according to the head, but do not.
 func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.Layout) error {
-	l.books.making(c, x.transaction())
+	l.making(c, x.transaction())
 	head := l.headOf(c)
 	if err := x.run(ctx, []*statement{head}); err != nil ||
 		head.answer.value.Float64 != layout.Number() {

@@ -79,8 +79,8 @@ type Outcome struct {
 	// Delay is the total time by which pauses have delayed waiting work: see [State].
 	Delay time.Duration
 
-	paused time.Time // the end of the pause, or zero; a Lease needs it
-	call   *call     // for GiveBack and Reservation
+	paused int64 // the end of the pause, or algebra.Open; a Lease needs it
+	call   *call // for GiveBack and Reservation
 }
 
 // Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision]
@@ -115,40 +115,39 @@ func (r Result) RetryAfter() time.Duration {
 	return max(0, r.RetryAt.Sub(r.At))
 }
 
-// summarize makes the Result of a call over several rows: decisions[i] is for calls[i], made when
-// the clock showed at[i].
-func summarize(calls []call, decisions []Decision, at []int64, requests int) Result {
+// summarize makes the Result of a call over several rows: verdicts[i] is for calls[i].
+func summarize(calls []call, verdicts []algebra.Verdict, requests int) Result {
 	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
 	var latest int64
 	for i := range calls {
-		c, d := &calls[i], &decisions[i]
-		latest = max(latest, at[i])
-		var ends time.Time
-		if c.Windowed {
-			ends = fromMicro(min(c.WindowStart(at[i])+c.Period, algebra.EndOfTime))
-		}
-		for _, j := range c.indexes {
-			res.Outcomes[j] = Outcome{Limit: c.name, Key: c.key, OK: d.OK, Shadow: c.shadow,
-				Value:    d.State.Value,
-				Capacity: c.Capacity, Rate: c.Rate,
-				Period: time.Duration(c.Period) * time.Microsecond, WindowEnds: ends,
-				RunAt: d.RunAt, RetryAt: d.RetryAt, PacedAt: d.PacedAt, Delay: d.State.Delay,
-				paused: d.State.PausedUntil, call: c}
-		}
-		if !d.OK {
-			res.OK = false
+		v := &verdicts[i]
+		latest, res.OK = max(latest, v.At), res.OK && v.OK
+		o := calls[i].outcome(v)
+		for _, j := range calls[i].indexes {
+			res.Outcomes[j] = o
 		}
 	}
 	res.At = fromMicro(latest)
-
 	for i := range calls {
-		d := &decisions[i]
+		o := &res.Outcomes[calls[i].indexes[0]]
 		switch {
-		case !res.OK && d.RetryAt.After(res.RetryAt):
-			res.RetryAt, res.Limit, res.Key = d.RetryAt, calls[i].name, calls[i].key
-		case res.OK && d.RunAt.After(res.RunAt):
-			res.RunAt, res.Limit, res.Key = d.RunAt, calls[i].name, calls[i].key
+		case !res.OK && o.RetryAt.After(res.RetryAt):
+			res.RetryAt, res.Limit, res.Key = o.RetryAt, o.Limit, o.Key
+		case res.OK && o.RunAt.After(res.RunAt):
+			res.RunAt, res.Limit, res.Key = o.RunAt, o.Limit, o.Key
 		}
 	}
 	return res
+}
+
+func (c *call) outcome(v *algebra.Verdict) Outcome {
+	o := Outcome{Limit: c.Name, Key: c.Key, OK: v.OK, Shadow: c.shadow, Value: v.After.Value,
+		Capacity: c.Capacity, Rate: c.Rate, Period: time.Duration(c.Period) * time.Microsecond,
+		Delay:  time.Duration(v.After.Delay) * time.Microsecond,
+		paused: v.After.PausedUntil, call: c}
+	if c.Windowed {
+		o.WindowEnds = fromMicro(min(c.WindowStart(v.At)+c.Period, algebra.EndOfTime))
+	}
+	o.RunAt, o.PacedAt, o.RetryAt = times(v)
+	return o
 }

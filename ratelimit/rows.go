@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -27,7 +28,7 @@ func (l *Limiter) eachRow(
 			if err != nil {
 				return nil, err
 			}
-			if layout, _ := shard.Address(rows[0].shard); layout.Generation > 0 && closed != nil {
+			if layout, _ := shard.Address(rows[0].Shard); layout.Generation > 0 && closed != nil {
 				for _, s := range closed(&calls[i]) {
 					trip, from = append(trip, s), append(from, i)
 				}
@@ -49,7 +50,7 @@ func (l *Limiter) eachRow(
 			case s.once != nil:
 			case !s.closed():
 				done = append(done, s)
-			case slices.ContainsFunc(again, func(a call) bool { return a.place() == c.place() }):
+			case slices.ContainsFunc(again, func(a call) bool { return a.Place == c.Place }):
 			default:
 				seen, err := l.see(ctx, x, []call{*c})
 				if err != nil {
@@ -57,7 +58,7 @@ func (l *Limiter) eachRow(
 				}
 				// The only row of the limit was closed by hand. A shard, though, is one that
 				// this process remembers, of a key that was pruned.
-				if seen[0].Layout == shard.Single && s.c.shard == alone {
+				if seen[0].Layout == shard.Single && s.c.Shard == alone {
 					done = append(done, s)
 				} else {
 					again = append(again, *c)
@@ -75,7 +76,7 @@ func (l *Limiter) eachRow(
 // rowsOf returns the rows of the limit of c in its layout, as far as known. If it should have more
 // shards, it first gets them.
 func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, error) {
-	layout, known := l.books.layout(c)
+	layout, known := l.books.Layout(c.Place)
 	if !known {
 		layout = shard.Single
 	}
@@ -141,7 +142,7 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 	}
 	var rows []call
 	for i, w := range seen {
-		if from, _ := shard.Address(left[i].shard); w.Layout != from {
+		if from, _ := shard.Address(left[i].Shard); w.Layout != from {
 			rows = append(rows, left[i].back(w)...)
 		}
 	}
@@ -153,24 +154,21 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 // present one. The shards that overlap with the old one may be full by now, with tokens of others.
 // So back gives to the shards with the fewest tokens. A take that was reserved in a window goes to
 // the overlapping shards, because the debt of each decides how much comes back.
-func (c *call) back(w *whole) []call {
+func (c *call) back(w *spread.Whole) []call {
 	n := c.Count - c.used
-	if n <= 0 || c.Windowed && c.owed > 0 {
+	if n <= 0 || c.Windowed && c.Owed > 0 {
 		return c.follow(w.Layout)
 	}
-	from, _ := shard.Address(c.shard)
-	size := float64(from.Shards) / float64(w.Shards)
-	of := *c
-	of.Capacity, of.Rate, of.Debt, of.args = c.Capacity*size, c.Rate*size, c.Debt*size, nil
-	there := make([]part, w.Shards)
+	from, _ := shard.Address(c.Shard)
+	of := c.resized(from, w.Layout)
+	there := make([]spread.Part, w.Shards)
 	for i := range there {
-		there[i] = part{shard: i, count: -of.At(w.rows[i], w.at).Value, most: math.Inf(1)}
+		there[i] = spread.Part{Shard: i, Count: -of.At(w.Rows[i], w.At).Value, Most: math.Inf(1)}
 	}
 	var all []call
-	for _, p := range level(there, n) {
-		r, share := of, p.count/n
-		r.shard = w.Row(p.shard)
-		r.Count, r.used, r.owed, r.moved = r.Count*share, r.used*share, r.owed*share, r.moved*share
+	for _, p := range spread.Level(there, n) {
+		r := of.partly(p.Count / n)
+		r.Shard = w.Row(p.Shard)
 		all = append(all, r)
 	}
 	return all

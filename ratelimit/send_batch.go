@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/answers"
 )
 
 // SendBatch takes what the requests ask for and runs a batch of statements, in one transaction, at
@@ -79,7 +80,7 @@ type sending struct {
 	o        *observation
 	requests int
 	begun    bool // the last round trip got an answer to BEGIN
-	answers  answers
+	answers  answers.Answers
 	called   error // the error of a callback
 }
 
@@ -89,11 +90,8 @@ var errAgain = errors.New("ratelimit: to be run by InTx")
 // send takes tokens for calls and runs the batch.
 func (s *sending) send(ctx context.Context, calls []call) (res Result, err error) {
 	l := s.l
-	if l.remember && len(calls) > 0 {
-		if res, ok := l.denials.answer(calls, s.requests, l.clock); ok {
-			return res, nil
-		}
-		l.denials.watch(calls)
+	if res, ok := l.recall(calls, s.requests); ok {
+		return res, nil
 	}
 	conn, release, err := connect(ctx, s.db)
 	if err != nil {
@@ -104,8 +102,8 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 		return Result{}, errNoBeginner()
 	}
 	err = errAgain
-	if conn.PgConn().TxStatus() == 'I' && !l.books.sharded(calls) {
-		if l.denials.expected(calls) {
+	if conn.PgConn().TxStatus() == 'I' && !l.sharded(calls) {
+		if l.expected(calls) {
 			s.trip()
 			res, err := s.look(ctx, conn, calls)
 			if err != nil && !errors.Is(err, errAgain) || err == nil && !res.OK {
@@ -118,7 +116,7 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 		res, err = s.sendInTx(ctx, conn, calls)
 	}
 	if err == nil && res.OK {
-		s.called = s.answers.call(conn)
+		s.called = s.answers.Call(conn)
 	}
 	return res, err
 }
@@ -165,7 +163,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	for i := range calls {
 		takes[i] = s.l.takeOrFailOf(&calls[i])
 	}
-	if len(s.l.contention.contended(takes)) > 0 {
+	if len(queueable(takes, s.l.contended.Has)) > 0 {
 		return Result{}, errAgain // InTx queues for the rows
 	}
 	batch, fns, err := s.fill()
@@ -197,12 +195,12 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 }
 
 // fill calls queue for a new batch, and sets its callbacks aside until COMMIT.
-func (s *sending) fill() (*pgx.Batch, []callback, error) {
+func (s *sending) fill() (*pgx.Batch, []answers.Callback, error) {
 	batch := &pgx.Batch{}
 	if err := s.queue(batch); err != nil {
 		return nil, nil, err
 	}
-	fns := make([]callback, batch.Len())
+	fns := make([]answers.Callback, batch.Len())
 	for i, q := range batch.QueuedQueries {
 		fns[i], q.Fn = q.Fn, nil
 	}
@@ -212,7 +210,7 @@ func (s *sending) fill() (*pgx.Batch, []callback, error) {
 // readAll reads the answers to the whole transaction. If a take failed, it returns that take with
 // the error.
 func (s *sending) readAll(
-	results pgx.BatchResults, takes []*statement, fns []callback,
+	results pgx.BatchResults, takes []*statement, fns []answers.Callback,
 ) (failed *statement, err error) {
 	defer func() {
 		if closing := results.Close(); err == nil {
@@ -232,7 +230,7 @@ func (s *sending) readAll(
 			return t, err
 		}
 	}
-	if s.answers, err = readAnswers(results, fns); err != nil {
+	if s.answers, err = answers.Read(results, fns); err != nil {
 		return nil, err
 	}
 	_, err = results.Exec()
@@ -251,7 +249,7 @@ func (s *sending) failed(
 	switch {
 	case isConflict(err):
 		if take != nil && isLostRow(err) {
-			s.l.contention.note(take.c.row())
+			s.l.contended.Note(take.c.Row)
 		}
 		// Ending the failed transaction costs a round trip, but otherwise the pool would close the
 		// connection, and its next user would have to connect.
@@ -284,7 +282,7 @@ func rollBack(ctx context.Context, conn *pgx.Conn) {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := detached(ctx)
 	defer cancel()
 	if _, err := conn.Exec(ctx, `ROLLBACK`); err != nil {
 		_ = conn.Close(ctx)
@@ -313,7 +311,7 @@ func (s *sending) sendInTx(
 			return err
 		}
 		results := tx.SendBatch(ctx, batch)
-		s.answers, err = readAnswers(results, fns)
+		s.answers, err = answers.Read(results, fns)
 		if closing := results.Close(); err == nil {
 			err = closing
 		}

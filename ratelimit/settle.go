@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -39,11 +41,7 @@ import (
 func (l *Limiter) Settle(
 	ctx context.Context, tx pgx.Tx, r Reservation, used ...Request,
 ) (bool, error) {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return false, err
-	}
-	return l.settle(ctx, x, r, used)
+	return l.in(tx).Settle(ctx, r, used...)
 }
 
 // Release gives back all that a reservation took, because its work will not be done. If the
@@ -51,11 +49,7 @@ func (l *Limiter) Settle(
 // are granted earlier. A settlement with nothing used would move that work up. For work that has
 // begun use [Limiter.Settle] with counts of 0.
 func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, error) {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return false, err
-	}
-	return l.release(ctx, x, r)
+	return l.in(tx).Release(ctx, r)
 }
 
 // Renew charges reservations again, under their ids, because their time has passed without their
@@ -99,18 +93,18 @@ func (l *Limiter) settle(
 // excess is charged to the shards that have tokens. Otherwise one shard would go into debt while
 // others still have tokens, which would be granted on top.
 func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
-	over := func(c call) bool { return c.shard != alone && c.used > c.Count }
+	over := func(c call) bool { return c.Shard != alone && c.used > c.Count }
 	if !slices.ContainsFunc(rows, over) {
 		return rows, nil
 	}
 	var limits, all []call
-	beyond := map[place]float64{}
+	beyond := map[where.Place]float64{}
 	for _, c := range rows {
 		if over(c) {
-			if beyond[c.place()] == 0 {
+			if beyond[c.Place] == 0 {
 				limits = append(limits, c)
 			}
-			beyond[c.place()] += c.used - c.Count
+			beyond[c.Place] += c.used - c.Count
 			c.used = c.Count
 		}
 		all = append(all, c)
@@ -121,21 +115,20 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 	}
 	for i, w := range seen {
 		c := &limits[i]
-		from, _ := shard.Address(c.shard)
-		size := float64(from.Shards) / float64(w.Shards)
-		c.Capacity, c.Rate, c.args = c.Capacity*size, c.Rate*size, nil
-		there := make([]part, w.Shards)
+		from, _ := shard.Address(c.Shard)
+		of := c.resized(from, w.Layout)
+		there := make([]spread.Part, w.Shards)
 		for k := range there {
-			there[k] = part{shard: k, most: math.Inf(1)}
-			if b := w.rows[k]; b.Exists {
-				there[k].count = c.At(b, w.at).Value
+			there[k] = spread.Part{Shard: k, Most: math.Inf(1)}
+			if b := w.Rows[k]; b.Exists {
+				there[k].Count = of.At(b, w.At).Value
 			} else if k == 0 && w.Layout == shard.Single {
-				there[k].count = algebra.Full // it was pruned, so it is full
+				there[k].Count = algebra.Full // it was pruned, so it is full
 			}
 		}
-		for _, p := range level(there, beyond[c.place()]) {
-			r := *c
-			r.shard, r.Count, r.used = w.Row(p.shard), 0, p.count
+		for _, p := range spread.Level(there, beyond[c.Place]) {
+			r := of
+			r.Shard, r.Count, r.used = w.Row(p.Shard), 0, p.Count
 			all = append(all, r)
 		}
 	}
@@ -153,9 +146,9 @@ func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool,
 // used returns how many tokens were used of each take. Takes of the same limit and key share the
 // count in proportion.
 func (r *Reservation) used(requests []Request) ([]float64, error) {
-	reserved, used := map[place]float64{}, map[place]float64{}
+	reserved, used := map[where.Place]float64{}, map[where.Place]float64{}
 	for _, t := range r.Takes {
-		reserved[place{t.Limit, t.Key}] += t.Count
+		reserved[where.Place{Name: t.Limit, Key: t.Key}] += t.Count
 	}
 	for _, q := range requests {
 		if q.def == nil {
@@ -164,7 +157,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		if q.def.shadow {
 			continue
 		}
-		of := place{q.def.name, q.key}
+		of := where.Place{Name: q.def.name, Key: q.key}
 		if _, ok := reserved[of]; !ok {
 			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key),
 				Want: "a limit and a key that the reservation has taken from: " + r.places()}
@@ -177,7 +170,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 	}
 	counts := make([]float64, len(r.Takes))
 	for i, t := range r.Takes {
-		of := place{t.Limit, t.Key}
+		of := where.Place{Name: t.Limit, Key: t.Key}
 		n, named := used[of]
 		switch counts[i] = t.Count; {
 		case named && t.Count == reserved[of]:
@@ -237,7 +230,7 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 }
 
 func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reservation) error {
-	rows := map[row]call{} // with the sum of what was taken from each
+	rows := map[where.Row]call{} // with the sum of what was taken from each
 	for _, r := range reservations {
 		if err := r.check(); err != nil {
 			return err
@@ -250,7 +243,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		return nil
 	}
 	calls := slices.Collect(maps.Values(rows))
-	after, charged := map[row]algebra.Balance{}, map[row]float64{}
+	after, charged := map[where.Row]algebra.Balance{}, map[where.Row]float64{}
 	for round := 1; len(calls) > 0; round++ {
 		sortCalls(calls)
 		trip := make([]*statement, len(calls))
@@ -268,8 +261,8 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 				continue
 			}
 			done = append(done, s)
-			after[s.c.row()] = s.balance()
-			charged[s.c.row()] += s.c.Count
+			after[s.c.Row] = s.balance()
+			charged[s.c.Row] += s.c.Count
 		}
 		l.learn(x, done, calls)
 		if len(left) > 0 && round > 10*rounds {
@@ -281,29 +274,30 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		}
 	}
 	// what is owed before the next reservation, minus the tokens that were there
-	ahead := map[row]float64{}
+	ahead := map[where.Row]float64{}
 	for at, b := range after {
 		ahead[at] = -max(0, b.Value+charged[at])
 	}
 	for _, r := range reservations {
 		for i := range r.Takes {
 			t := &r.Takes[i]
-			at := row{t.Limit, t.Key, t.row}
+			at := where.Of(t.Limit, t.Key, t.row)
 			b := after[at]
 			ahead[at] += t.Count
-			t.since, t.owed, t.delay, t.moved = b.Since(), ahead[at], b.Delay, b.Moved
+			t.left = b.Left()
+			t.left.Owed = ahead[at]
 		}
 	}
 	return nil
 }
 
 // add adds what c took from its row to what others took from it. The rule is that of the first.
-func add(rows map[row]call, c call) {
-	if first, ok := rows[c.row()]; ok {
+func add(rows map[where.Row]call, c call) {
+	if first, ok := rows[c.Row]; ok {
 		first.Count += c.Count
 		c = first
 	}
-	rows[c.row()] = c
+	rows[c.Row] = c
 }
 
 // moved replaces takes from closed rows with takes from the rows that have their tokens now, and
@@ -318,16 +312,16 @@ func (l *Limiter) moved(
 	if err != nil {
 		return nil, err
 	}
-	layouts := map[row]shard.Layout{}
+	layouts := map[where.Row]shard.Layout{}
 	for i, w := range seen {
-		layouts[left[i].row()] = w.Layout
+		layouts[left[i].Row] = w.Layout
 	}
-	rows := map[row]call{}
+	rows := map[where.Row]call{}
 	for _, r := range reservations {
 		var takes []Take
 		for _, t := range r.Takes {
 			c := t.call()
-			to, ok := layouts[c.row()]
+			to, ok := layouts[c.Row]
 			if !ok {
 				takes = append(takes, t)
 				continue

@@ -16,8 +16,8 @@ import (
 func reservationOf(calls ...call) Reservation {
 	r := Reservation{ID: newID(noon)}
 	for _, c := range calls {
-		c.taken, c.owed = noon, -1
-		r.Takes = append(r.Takes, Take{Limit: c.name, Key: c.key, Count: c.Count, rule: c.Rule, since: noon, owed: -1})
+		c.Since, c.Owed = noon, -1
+		r.Takes = append(r.Takes, Take{Limit: c.Name, Key: c.Key, Count: c.Count, rule: c.Rule, left: algebra.Left{Since: noon, Owed: -1}})
 	}
 	return r
 }
@@ -121,8 +121,8 @@ func TestATakeRunsByHowItsLimitStands(t *testing.T) {
 		{window, 14, State{Moved: 5, Delay: 2*time.Minute + time.Second}, 3 * time.Minute, 3*time.Minute + 36*time.Second},
 		{window, 14, State{Moved: 14, Delay: time.Second}, 0, 0},
 	} {
-		take := Take{Limit: "apples", Key: "x", Count: 3, rule: tc.rule, since: noon, owed: tc.owed,
-			delay: 1e6, moved: 0}
+		take := Take{Limit: "apples", Key: "x", Count: 3, rule: tc.rule, left: algebra.Left{
+			Since: noon, Owed: tc.owed, Delay: 1e6}}
 		if tc.state != (State{}) {
 			tc.state.TS = at(0)
 		}

@@ -57,7 +57,7 @@ func beside(calls []call, requests int, harmless bool, decide func([]call) (Resu
 	}
 	for i := range shadows {
 		c := &shadows[i]
-		o := Outcome{Limit: c.name, Key: c.key, OK: !c.never, Shadow: true}
+		o := Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true}
 		if res.OK && !c.never {
 			r, err := decide(shadows[i : i+1])
 			if err != nil && !harmless {

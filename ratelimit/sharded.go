@@ -3,8 +3,10 @@ package ratelimit
 import (
 	"context"
 	"slices"
-	"time"
 
+	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -24,18 +26,29 @@ import (
 // alone is the number of the row of a limit without shards.
 const alone = 0
 
+// sharded reports whether one of the calls is for a limit that should have shards, or is known to
+// have some.
+func (l *Limiter) sharded(calls []call) bool {
+	for i := range calls {
+		if calls[i].shards > 1 || l.books.Has(calls[i].Place) {
+			return true
+		}
+	}
+	return false
+}
+
 func (l *Limiter) rateLimitShards(
 	ctx context.Context, x executor, calls []call, requests int,
 ) (Result, error) {
 	for i := range calls {
-		calls[i].most = l.books.asked(&calls[i])
+		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
 	}
 	first := x.alone()
 	held := int32(0) // the last row that the transaction has locked without taking from it
 	aims := make([]aim, len(calls))
-	var seen []*whole
+	var seen []*spread.Whole
 	var err error
-	if x.fresh() && l.denials.expected(calls) || !l.guess(x, calls, aims) {
+	if x.fresh() && l.expected(calls) || !l.guess(x, calls, aims) {
 		if seen, err = l.look(ctx, x, calls); err != nil {
 			return Result{}, err
 		}
@@ -53,7 +66,7 @@ func (l *Limiter) rateLimitShards(
 			l.send(&aims[i], held)
 			// so that calls made before the answer avoid this shard
 			for _, s := range aims[i].sent {
-				l.books.claim(s.c, s.c.shard, x.session())
+				l.books.Claim(s.c.Row, x.session())
 			}
 			takes = append(takes, aims[i].sent...)
 		}
@@ -111,32 +124,32 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 		}
 		switch {
 		case s.found:
-			if layout, i := shard.Address(s.row); s.row != s.c.shard {
-				l.books.disclaim(s.c, s.c.shard, x.session())
+			if layout, i := shard.Address(s.row); s.row != s.c.Shard {
+				l.books.Disclaim(s.c.Row, x.session())
 				*s.c = s.whole.take(layout, i, s.c.Count)
 			}
 			s.c.stamp(s.balance())
-			l.books.took(s.c, s.balance(), x.session())
+			l.books.Took(s.c.Row, s.balance(), x.session())
 			if a, ok := x.transaction().(*attempt); ok {
-				a.shards = append(a.shards, *s.c)
+				a.shards = append(a.shards, s.c.Row)
 			}
 		case err != nil && isConflict(err):
-			l.books.lost(s.c, s.c.shard)
+			l.books.Lost(s.c.Row)
 		case s.lone && err == nil:
 			// another transaction holds it or has taken from it, so the session no longer prefers
 			// it
-			l.books.lost(s.c, s.row)
+			l.books.Lost(where.Row{Place: s.c.Place, Shard: s.row})
 		default:
-			l.books.disclaim(s.c, s.c.shard, x.session())
+			l.books.Disclaim(s.c.Row, x.session())
 		}
 	}
 }
 
 // grantedShards is granted for limits with shards.
 func (l *Limiter) grantedShards(
-	aims []aim, seen []*whole, calls []call, requests int,
+	aims []aim, seen []*spread.Whole, calls []call, requests int,
 ) (Result, bool) {
-	decisions, at := make([]Decision, len(aims)), make([]int64, len(aims))
+	verdicts := make([]algebra.Verdict, len(aims))
 	for i := range aims {
 		a := &aims[i]
 		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool {
@@ -147,7 +160,7 @@ func (l *Limiter) grantedShards(
 		c, b := a.c, a.sent[0].balance()
 		if c.parts = nil; a.layout == shard.Single {
 			c.stamp(b)
-			decisions[i], at[i] = c.granted(b), b.TS
+			verdicts[i] = c.Granted(b)
 			continue
 		}
 		for k, s := range a.sent {
@@ -157,33 +170,33 @@ func (l *Limiter) grantedShards(
 			}
 		}
 		c.stamp(b)
-		if total, known := l.books.total(c, b.TS); known {
+		if total, known := l.books.Total(c.Place, &c.Rule, b.TS); known {
 			b.Value = total
 		} else if seen != nil && seen[i].Layout == a.layout {
 			// the books get a new layout only after COMMIT
-			b.Value = c.sum(seen[i].after(a.sent), b.TS).Value
+			left := after(seen[i], a.sent)
+			b.Value = left.Sum(&c.Rule, b.TS).Value
 		}
-		decisions[i], at[i] = c.grantedParts(c.parts, b), b.TS
+		verdicts[i] = c.grantedParts(b)
 	}
-	res := summarize(calls, decisions, at, requests)
+	res := summarize(calls, verdicts, requests)
 	res.id = l.idOf(calls, res.At.UnixMicro())
 	return res, true
 }
 
 // takenAgain denies calls for which each look found enough tokens, and each take then lost them to
 // other callers.
-func (l *Limiter) takenAgain(aims []aim, seen []*whole, calls []call, requests int) Result {
-	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
+func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call, requests int) Result {
+	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
-		at[i] = seen[i].at
-		if decisions[i] = calls[i].decideWhole(seen[i]); aims[i].layout != shard.Single ||
-			len(aims) == 1 {
-			decisions[i] = calls[i].takenAgain(seen[i])
+		c := &calls[i]
+		if verdicts[i] = seen[i].Decide(&c.Ask); aims[i].layout != shard.Single || len(aims) == 1 {
+			verdicts[i] = seen[i].Lost(&c.Ask)
 		}
-		l.denials.note(&calls[i], &decisions[i], at[i])
-		calls[i].forget()
+		l.noted(c, &verdicts[i])
+		c.forget()
 	}
-	return summarize(calls, decisions, at, requests)
+	return summarize(calls, verdicts, requests)
 }
 
 // checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
@@ -199,22 +212,12 @@ func (l *Limiter) checkShards(
 }
 
 // judgeWholes is judge for limits with shards.
-func (l *Limiter) judgeWholes(seen []*whole, calls []call, requests int) Result {
-	decisions, at := make([]Decision, len(calls)), make([]int64, len(calls))
-	denied := false
+func (l *Limiter) judgeWholes(seen []*spread.Whole, calls []call, requests int) Result {
+	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
-		at[i] = seen[i].at
-		decisions[i] = calls[i].decideWhole(seen[i])
-		l.denials.note(&calls[i], &decisions[i], at[i])
-		denied = denied || !decisions[i].OK
+		verdicts[i] = seen[i].Decide(&calls[i].Ask)
 	}
-	if denied {
-		for i := range calls {
-			decisions[i].State = calls[i].state(calls[i].sum(seen[i], at[i]))
-			decisions[i].RunAt, decisions[i].PacedAt = time.Time{}, time.Time{}
-		}
-	}
-	return summarize(calls, decisions, at, requests)
+	return l.judged(calls, verdicts, requests)
 }
 
 // stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.
@@ -227,7 +230,7 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 				if !valid {
 					return true // the next look reports it
 				}
-				if _, ok := calls[i].plan(w, w.at, false, nil); !ok {
+				if _, ok := w.Plan(&calls[i].Ask, w.At, false, nil); !ok {
 					return true
 				}
 			}
@@ -238,5 +241,5 @@ func (l *Limiter) stillDenied(calls []call) func() *confirmation {
 
 // closed reports whether the row belongs to a former layout of its limit.
 func (s *statement) closed() bool {
-	return s.found && s.answer.value.Valid && isClosed(s.answer.value.Float64)
+	return s.found && s.answer.value.Valid && s.answer.value.Float64 == algebra.Closed
 }

@@ -50,8 +50,7 @@ func (s *spares) take(requests []Request, share float64, now time.Time) (Result,
 }
 
 func (s *spares) decide(calls []call, requests int, share float64, at int64) (Result, error) {
-	decisions, times := make([]Decision, len(calls)), make([]int64, len(calls))
-	ids := make([]uint64, len(calls))
+	verdicts, ids := make([]algebra.Verdict, len(calls)), make([]uint64, len(calls))
 	unknown := 0
 	for i := range calls {
 		c := &calls[i]
@@ -59,14 +58,14 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 		if !(c.Capacity-c.Count >= c.Leave) {
 			return Result{}, errShare
 		}
-		ids[i] = maphash.Comparable(s.seed, c.place())
+		ids[i] = maphash.Comparable(s.seed, c.Place)
 		b, known := s.of[ids[i]]
 		if !known {
 			unknown++
 		}
-		decisions[i], times[i] = c.decide(b.Balance, at), at
+		verdicts[i] = c.Decide(b.Balance, at)
 	}
-	res := summarize(calls, decisions, times, requests)
+	res := summarize(calls, verdicts, requests)
 	if !res.OK {
 		return res, nil
 	}

@@ -5,10 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // InSQLTx is [Limiter.InTx] for a *sql.DB over pgx's stdlib driver: it runs fn in a transaction,
@@ -36,14 +37,9 @@ import (
 // with [ErrNested].
 func (l *Limiter) InSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 	fn func(ctx context.Context, tx *sql.Tx) error) error {
-	if l.observer == nil {
-		return l.inSQLTx(ctx, db, opts, fn, nil)
-	}
-	e := TransactedEvent{Began: time.Now()}
-	e.Err = l.inSQLTx(ctx, db, opts, fn, &e)
-	e.Took = time.Since(e.Began)
-	l.observer.Transacted(ctx, e)
-	return e.Err
+	return l.transacted(ctx, func(e *TransactedEvent) error {
+		return l.inSQLTx(ctx, db, opts, fn, e)
+	})
 }
 
 func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
@@ -66,9 +62,9 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 		o.Isolation = sqlLevels[l.level]
 	}
 	ctx = context.WithValue(ctx, outerSQLKey{db}, true)
-	return l.rerun(ctx, e, func(n int, conflicts []row) (*attempt, error) {
+	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		if n > starvesAfter {
-			defer l.contention.starves(conflicts)()
+			defer l.contended.Starve(conflicts)()
 		}
 		a := &sqlAttempt{attempt: attempt{l: l, again: n > 1, conflicts: conflicts}, db: db,
 			opts: o}
@@ -139,13 +135,10 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 	case a.yielded:
 		return &againError{a.conflict}
 	case err != nil:
-		return a.verdict(ctx, err)
+		return a.verdict(ctx, a.conn, err)
 	}
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", err)
-	}
-	if a.conn != nil && a.conn.IsClosed() {
-		return errors.New("ratelimit: rolled back, because the connection was lost before COMMIT")
+	if err := mayCommit(ctx, a.conn); err != nil {
+		return err
 	}
 	done = true
 	return a.commit(ctx)
@@ -177,7 +170,7 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	_, err := sendBatch(ctx, a.conn, queueFor(&a.l.sql, locksOf(a.conflicts)))
+	_, err := sendBatch(ctx, a.conn, queueFor(&a.l.sql, where.Queue(a.conflicts)))
 	a.queued = time.Since(began)
 	if err != nil {
 		// the session may hold the locks, and closing the connection frees them
@@ -187,43 +180,18 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 	return nil
 }
 
-// verdict is attempt.verdict for database/sql.
-func (a *sqlAttempt) verdict(ctx context.Context, err error) error {
-	if isConflict(err) {
-		return &againError{err}
-	}
-	if a.conflict != nil && (a.conn == nil || a.conn.PgConn().TxStatus() == 'E') {
-		return &againError{a.conflict}
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return ended(ctx, err)
-	}
-	return err
-}
-
 func (a *sqlAttempt) commit(ctx context.Context) error {
 	var err error
 	a.until(ctx, func() { err = a.tx.Commit() })
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, sql.ErrTxDone):
 		return fmt.Errorf("ratelimit: the callback of InSQLTx ended the transaction itself; it must leave that to InSQLTx: %w",
 			err)
 	case err == context.Canceled: //nolint:errorlint // bare, it is of database/sql, which has not sent COMMIT; pgx wraps it
 		a.rollback()
 		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", ended(ctx, err))
-	case errors.Is(err, pgx.ErrTxCommitRollback) && a.conflict != nil:
-		return &againError{a.conflict}
-	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return fmt.Errorf("ratelimit: rolled back, because a statement failed and the callback of InSQLTx did not return its error: %w",
-			err)
-	case isConflict(err):
-		return &againError{err}
-	case isRolledBack(err):
-		return fmt.Errorf("ratelimit: rolled back at COMMIT: %w", err)
 	}
-	return unknown(err)
+	return a.committed("InSQLTx", err)
 }
 
 // rollback takes five seconds at most. An error is ignored: the connection is then closed, which

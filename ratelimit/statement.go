@@ -20,6 +20,7 @@ type statement struct {
 	answer columnsOf
 	found  bool
 	looks  bool  // it also answers with the clock
+	many   *many // it is about many rows
 	once   *bool // the only column, of Settle
 
 	whole  *call   // for a shard c: the call for the whole limit
@@ -89,10 +90,10 @@ func (c *call) originTime() any {
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
 	a := c.args
 	if a == nil {
-		a = argsOf(c.name, &c.Rule)
+		a = argsOf(c.Name, &c.Rule)
 	}
 	args := make([]any, 0, 16)
-	args = append(args, a.name, l.home(c), c.shard, a.capacity, a.rate, a.period, tokens, l.now(),
+	args = append(args, a.name, l.home(c), c.Shard, a.capacity, a.rate, a.period, tokens, l.now(),
 		c.originTime())
 	return &statement{c: c, writes: true, sql: sql, args: append(args, more...)}
 }
@@ -133,8 +134,8 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	if !c.Windowed {
 		return l.write(c, sql, c.Count, float64(algebra.Full), used, move)
 	}
-	return l.write(c, sql, c.Count, float64(algebra.Full), used, move, fromMicro(c.taken), c.owed,
-		c.delay, c.moved)
+	return l.write(c, sql, c.Count, float64(algebra.Full), used, move, fromMicro(c.Since), c.Owed,
+		c.Delay, c.Moved)
 }
 
 // undoOf gives back all that c took. It moves the line only if c did not wait in it: the tokens of
@@ -158,9 +159,9 @@ func (l *Limiter) pauseOf(c *call, d int64) *statement {
 
 // closedOf is pauseOf or resumeOf for the closed rows of former layouts.
 func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
-	for _, key := range l.homes(c.key) {
+	for _, key := range l.homes(c.Key) {
 		all = append(all, &statement{c: c, sql: sql,
-			args: append([]any{c.name, key, l.now()}, more...), once: new(bool)})
+			args: append([]any{c.Name, key, l.now()}, more...), once: new(bool)})
 	}
 	return all
 }
@@ -170,7 +171,7 @@ func (l *Limiter) resumeOf(c *call) *statement {
 }
 
 func (l *Limiter) lookOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.Look, args: []any{c.name, c.key, c.shard, l.now()},
+	return &statement{c: c, sql: l.sql.Look, args: []any{c.Name, c.Key, c.Shard, l.now()},
 		looks: true}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // How calls are decided together.
@@ -34,9 +35,9 @@ type scheme struct {
 	alone       []*waiter // to be decided one by one
 	trips       int       // round trips so far
 
-	lane   *lane  // the lane whose goroutine decides; nil for calls from held, which all go
-	runner int    // to the second transaction
-	wait   *place // if not nil, the second transaction waits for this row
+	lane   *lane        // the lane whose goroutine decides; nil for calls from held, which all go
+	runner int          // to the second transaction
+	wait   *where.Place // if not nil, the second transaction waits for this row
 }
 
 // decide answers the calls of p.late.
@@ -77,33 +78,33 @@ func (c *Coalesced) decide(p *scheme) {
 func (p *scheme) plan(some []*waiter) {
 	c := p.c
 	plain := make([]*waiter, 0, len(some))
-	var late map[place]bool // rows of calls that are not plain
+	var late map[where.Place]bool // rows of calls that are not plain
 	for _, w := range some {
 		switch {
-		case c.l.books.sharded(w.calls):
+		case c.l.sharded(w.calls):
 			p.alone = append(p.alone, w)
 		case p.lane != nil && len(w.calls) == 1 && w.calls[0].plain():
 			plain = append(plain, w)
 		default:
 			p.late = append(p.late, w)
 			if late == nil {
-				late = map[place]bool{}
+				late = map[where.Place]bool{}
 			}
 			for i := range w.calls {
-				late[w.calls[i].place()] = true
+				late[w.calls[i].Place] = true
 			}
 		}
 	}
 	slices.SortStableFunc(plain, func(a, b *waiter) int {
-		return compareRows(&a.calls[0], &b.calls[0])
+		return a.calls[0].Compare(&b.calls[0].Row)
 	})
 	rows := make([]standing, len(plain))
 	for i, k := 0, 0; i < len(plain); k++ {
 		r, first, same := &rows[k], &plain[i].calls[0], true
 		r.c = first
 		from := i
-		for ; i < len(plain) && plain[i].calls[0].name == first.name &&
-			plain[i].calls[0].key == first.key; i++ {
+		for ; i < len(plain) && plain[i].calls[0].Name == first.Name &&
+			plain[i].calls[0].Key == first.Key; i++ {
 			w := plain[i]
 			w.rows[0] = r
 			r.count += w.calls[0].Count
@@ -111,9 +112,9 @@ func (p *scheme) plan(some []*waiter) {
 		}
 		r.waiters = plain[from:i:i]
 		switch {
-		case !same || late[first.place()]:
+		case !same || late[first.Place]:
 			p.late = append(p.late, r.waiters...)
-		case c.l.denials.expected(r.waiters[0].calls):
+		case c.l.expected(r.waiters[0].calls):
 			p.looks = append(p.looks, r)
 		case r.count > first.Capacity || first.Capacity-(first.Capacity-r.count) != r.count:
 			p.late = append(p.late, r.waiters...)
@@ -133,7 +134,7 @@ func (p *scheme) foreseen() {
 		return
 	}
 	send := func(begin []string, take string) error {
-		var statements []*many
+		var statements []*statement
 		if len(p.takes) > 0 {
 			statements = c.l.takeMany(take, p.takes)
 		}
@@ -154,7 +155,7 @@ func (p *scheme) foreseen() {
 		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.sql.Many.Make)
 	}
 	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
-		err = send([]string{beginTogetherSQL}, c.l.sql.Many.Take)
+		err = send(beginTogether, c.l.sql.Many.Take)
 	}
 	if err != nil {
 		var some []*waiter
@@ -188,7 +189,7 @@ func (p *scheme) foreseen() {
 			p.answer(w)
 		}
 	}
-	if len(unseen) > 0 && p.trip([]string{beginTogetherSQL}, true, c.l.lookMany(unseen)...) != nil {
+	if len(unseen) > 0 && p.trip(beginTogether, true, c.l.lookMany(unseen)...) != nil {
 		for _, r := range unseen {
 			p.late = append(p.late, r.waiters...)
 		}
@@ -213,7 +214,7 @@ func (p *scheme) looked(r *standing, tried bool) {
 			p.alone = append(p.alone, r.waiters...)
 			return
 		}
-		p.c.l.denials.note(&w.calls[0], &w.decisions[0], r.at)
+		p.c.l.noted(&w.calls[0], &w.verdicts[0])
 		denied = denied && !granted
 	}
 	for _, w := range r.waiters {
@@ -223,7 +224,7 @@ func (p *scheme) looked(r *standing, tried bool) {
 		case !r.found:
 			p.fresh = append(p.fresh, w)
 		case tried && r.c.At(r.left, r.at).Value >= r.count:
-			p.hold(w, w.calls[0].place(), 0)
+			p.hold(w, w.calls[0].Place, 0)
 		default:
 			p.late = append(p.late, w)
 		}
@@ -242,7 +243,7 @@ func (p *scheme) heldUp(w *waiter) {
 	default:
 		for _, r := range w.rows {
 			if r.held() {
-				p.hold(w, r.c.place(), 0)
+				p.hold(w, r.c.Place, 0)
 				return
 			}
 		}
@@ -252,12 +253,12 @@ func (p *scheme) heldUp(w *waiter) {
 // noted answers a call, and remembers its denial.
 func (p *scheme) noted(w *waiter) {
 	for i := range w.calls {
-		p.c.l.denials.note(&w.calls[i], &w.decisions[i], w.at[i])
+		p.c.l.noted(&w.calls[i], &w.verdicts[i])
 	}
 	p.answer(w)
 }
 
-func (p *scheme) hold(w *waiter, at place, most int) {
+func (p *scheme) hold(w *waiter, at where.Place, most int) {
 	w.trips += p.trips
 	p.c.held.hold(w, at, most)
 }
@@ -267,30 +268,23 @@ func (r *standing) held() bool { return r.found && !r.locked }
 
 // grant records that the i-th of the calls was granted, and left its row with b.
 func (w *waiter) grant(i int, b algebra.Balance) {
-	call := &w.calls[i]
-	w.decisions[i], w.at[i] = call.granted(b), b.TS
-	call.taken, call.owed, call.delay, call.moved = b.Since(), -b.Value, b.Delay, b.Moved
+	w.verdicts[i], w.calls[i].Left = w.calls[i].Granted(b), b.Left()
 }
 
 // judge decides on rows as they were read, and takes nothing. It cannot decide if one of them is
 // closed.
 func (w *waiter) judge() (granted, closed bool) {
-	granted = true
 	for i, r := range w.rows {
 		if r.closed() {
 			return false, true
 		}
-		w.at[i], w.decisions[i] = r.at, w.calls[i].decide(r.left, r.at)
-		granted = granted && w.decisions[i].OK
+		w.verdicts[i] = w.calls[i].Decide(r.left, r.at)
 	}
-	if granted {
+	if algebra.AllOrNone(w.verdicts) {
 		return true, false
 	}
-	for i, r := range w.rows {
-		c := &w.calls[i]
-		c.forget()
-		w.decisions[i].State = c.state(c.At(r.left, r.at))
-		w.decisions[i].RunAt, w.decisions[i].PacedAt = time.Time{}, time.Time{}
+	for i := range w.calls {
+		w.calls[i].forget()
 	}
 	return false, false
 }

@@ -3,25 +3,27 @@ package ratelimit
 import (
 	"cmp"
 	"slices"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // rowsOf returns the rows of calls, in the order in which everything locks them. It sorts the calls
 // by arrival.
 func rowsOf(some []*waiter) (rows []*standing) {
 	slices.SortFunc(some, func(a, b *waiter) int { return cmp.Compare(a.order, b.order) })
-	of := make(map[place]*standing, len(some))
+	of := make(map[where.Place]*standing, len(some))
 	for _, w := range some {
 		for i := range w.calls {
 			c := &w.calls[i]
-			r := of[c.place()]
+			r := of[c.Place]
 			if r == nil {
 				r = &standing{c: c}
-				of[c.place()], rows = r, append(rows, r)
+				of[c.Place], rows = r, append(rows, r)
 			}
 			w.rows[i] = r
 		}
 	}
-	slices.SortFunc(rows, func(a, b *standing) int { return compareRows(a.c, b.c) })
+	slices.SortFunc(rows, func(a, b *standing) int { return a.c.Compare(&b.c.Row) })
 	return rows
 }
 
@@ -60,7 +62,7 @@ func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again [
 			if i := slices.IndexFunc(w.rows, func(r *standing) bool {
 				return slices.Contains(missing, r)
 			}); i >= 0 {
-				p.hold(w, w.calls[i].place(), max(1, len(missing)/2))
+				p.hold(w, w.calls[i].Place, max(1, len(missing)/2))
 			} else {
 				again = append(again, w)
 			}

@@ -15,6 +15,9 @@ const (
 	idleSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
 )
 
+// beginTogether begins transactions that need nothing else.
+var beginTogether = []string{beginTogetherSQL}
+
 // patienceSQL limits how long a statement of the transaction waits for a lock. Some distributed
 // engines have no lock_timeout, so the portable form limits the whole statement.
 func (l *Limiter) patienceSQL(d time.Duration) string {
@@ -43,7 +46,7 @@ func (p *scheme) connect() error {
 }
 
 // trip makes a round trip.
-func (p *scheme) trip(begin []string, commit bool, statements ...*many) error {
+func (p *scheme) trip(begin []string, commit bool, statements ...*statement) error {
 	if p.conn == nil {
 		if err := p.connect(); err != nil {
 			return err

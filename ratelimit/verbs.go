@@ -35,13 +35,16 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
 	us := int64((d + time.Microsecond - 1) / time.Microsecond)
-	return l.each(ctx, x, "pause", calls, func(c *call) *statement { return l.pauseOf(c, us) },
+	done, err := l.eachRow(ctx, x, calls,
+		func(c *call) *statement { return l.pauseOf(c, us) },
 		func(c *call) []*statement { return l.closedOf(c, l.sql.PauseClosed, us) })
+	return l.changed(ctx, x, "pause", calls, done, err)
 }
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
-	return l.each(ctx, x, "resume", calls, l.resumeOf,
+	done, err := l.eachRow(ctx, x, calls, l.resumeOf,
 		func(c *call) []*statement { return l.closedOf(c, l.sql.ResumeClosed) })
+	return l.changed(ctx, x, "resume", calls, done, err)
 }
 
 func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
@@ -56,20 +59,13 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call,
 	of func(*call) *statement) error {
 	done, err := l.onRows(ctx, x, rows, of)
-	if err != nil {
-		return explain(ctx, err, verb, rows)
-	}
-	l.learn(x, done, rows)
-	return nil
+	return l.changed(ctx, x, verb, rows, done, err)
 }
 
-// each runs one statement for each row of the calls, and those of closed for their closed rows. It
-// forgets the denials of the calls.
-func (l *Limiter) each(
-	ctx context.Context, x executor, verb string, calls []call,
-	of func(*call) *statement, closed func(*call) []*statement,
+// changed ends a verb that has changed rows of the calls.
+func (l *Limiter) changed(
+	ctx context.Context, x executor, verb string, calls []call, done []*statement, err error,
 ) error {
-	done, err := l.eachRow(ctx, x, calls, of, closed)
 	if err != nil {
 		return explain(ctx, err, verb, calls)
 	}
@@ -81,10 +77,10 @@ func (l *Limiter) each(
 func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	for _, s := range done {
 		if s.found {
-			l.books.took(s.c, s.balance(), 0)
+			l.books.Took(s.c.Row, s.balance(), 0)
 		}
 	}
-	freed(x, func() { l.denials.forget(calls) })
+	freed(x, func() { l.forget(calls) })
 }
 
 // taken returns the rows that a Result says were taken from, in order; none for a denial.
@@ -97,7 +93,7 @@ func (r Result) taken() ([]call, error) {
 	}
 	var calls []call
 	for i := range r.Outcomes {
-		if c := r.Outcomes[i].call; c != nil && c.taken != 0 && c.indexes[0] == i {
+		if c := r.Outcomes[i].call; c != nil && c.Since != 0 && c.indexes[0] == i {
 			calls = append(calls, c.took()...)
 		}
 	}
@@ -130,7 +126,7 @@ func (l *Limiter) states(
 	ctx context.Context, x executor, calls []call,
 ) ([]State, time.Time, error) {
 	balances, at := make([]algebra.Balance, len(calls)), make([]int64, len(calls))
-	sharded := l.books.sharded(calls)
+	sharded := l.sharded(calls)
 	if !sharded {
 		looks := l.looksOf(calls)
 		if err := x.run(ctx, looks); err != nil {
@@ -148,8 +144,8 @@ func (l *Limiter) states(
 			return nil, time.Time{}, err
 		}
 		for i, w := range seen {
-			at[i] = w.at
-			balances[i] = calls[i].sum(w, w.at)
+			at[i] = w.At
+			balances[i] = w.Sum(&calls[i].Rule, w.At)
 		}
 	}
 	states := make([]State, len(calls))

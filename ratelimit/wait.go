@@ -141,7 +141,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 		return 0, err
 	}
 	calls = enforced(calls)
-	states, at, err := a.l.states(ctx, poolExecutor{a.pool, a.l, time.Now()}, calls)
+	states, at, err := a.l.states(ctx, poolExecutor{pool: a.pool, l: a.l, began: time.Now()}, calls)
 	if err != nil {
 		return 0, err
 	}

@@ -31,8 +31,8 @@ func (p *spot) RateLimit(_ context.Context, requests ...Request) (Result, error)
 	b := algebra.Balance{Exists: true, Value: 0, TS: at(0).UnixMicro(), PausedUntil: algebra.Open}
 	b.Value = -p.runs.Seconds() * calls[0].Rate / (float64(calls[0].Period) / 1e6)
 	b.Value += calls[0].Count
-	d := calls[0].decide(b, b.TS)
-	return summarize(calls, []Decision{d}, []int64{b.TS}, len(requests)), nil
+	v := calls[0].Decide(b, b.TS)
+	return summarize(calls, []algebra.Verdict{v}, len(requests)), nil
 }
 
 func (p *spot) GiveBack(ctx context.Context, _ Result) error {

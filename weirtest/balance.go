@@ -29,9 +29,9 @@ func (t taken) counts() map[account]float64 {
 
 // receipt is that of outcome i, which has taken n tokens.
 func (t taken) receipt(i int, n float64) algebra.Receipt {
-	left := t.left[i]
-	return algebra.Receipt{Count: n, Since: left.Since(), Owed: -t.outcomes[i].Value,
-		Delay: left.Delay, Moved: left.Moved}
+	left := t.left[i].Left()
+	left.Owed = -t.outcomes[i].Value
+	return algebra.Receipt{Count: n, Left: left}
 }
 
 // ruleOf is the rule that has decided.

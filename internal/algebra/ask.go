@@ -5,6 +5,9 @@ type Ask struct {
 	Rule
 	Count float64
 	Ahead
+
+	// how much it should wait for in one of several shards at most; 0: no bound
+	Most float64
 }
 
 // Ahead is how far ahead of its tokens a call may be granted.
@@ -75,7 +78,10 @@ func (a *Ask) Grants(b Balance) (after Balance, ok bool) {
 type Verdict struct {
 	OK    bool    // granted, at once or ahead
 	Ahead bool    // granted ahead of time: RunAt and PacedAt are set
+	At    int64   // the clock when it was decided
 	After Balance // the balance refilled up to now, and after the take if it is granted
+
+	Before Balance // the balance refilled up to now; not set by Granted
 
 	RunAt   int64 // when the debt is repaid, and a pause over
 	PacedAt int64 // RunAt, moved on within its window
@@ -88,7 +94,9 @@ type Verdict struct {
 func (a *Ask) Decide(b Balance, now int64) Verdict {
 	before := a.At(b, now)
 	if after, ok := a.Grants(before); ok {
-		return a.Granted(after)
+		v := a.Granted(after)
+		v.At, v.Before = now, before
+		return v
 	}
 	if a.Within > 0 {
 		guess := float64(max(now, b.Since())) + (a.Demand()-b.Value)*float64(a.Period)/a.Rate
@@ -96,18 +104,19 @@ func (a *Ask) Decide(b Balance, now int64) Verdict {
 			_, ok := a.Grants(a.At(b, t))
 			return ok
 		})
-		return Verdict{After: before, RetryAt: at}
+		return Verdict{At: now, Before: before, After: before, RetryAt: at}
 	}
 	from := now
 	if !a.Pausable() {
 		from = max(now, b.PausedUntil)
 	}
-	return Verdict{After: before, RetryAt: a.Earliest(b.Value, b.Since(), from, a.Count, a.Least())}
+	return Verdict{At: now, Before: before, After: before,
+		RetryAt: a.Earliest(b.Value, b.Since(), from, a.Count, a.Least())}
 }
 
 // Granted returns the Verdict for a take that has left b.
 func (a *Ask) Granted(b Balance) Verdict {
-	v := Verdict{OK: true, After: b}
+	v := Verdict{OK: true, At: b.TS, After: b}
 	line := a.Line(b).Value
 	switch since := b.Since(); {
 	case line < 0:
@@ -117,4 +126,31 @@ func (a *Ask) Granted(b Balance) Verdict {
 		v.Ahead, v.RunAt, v.PacedAt = true, b.PausedUntil, b.PausedUntil
 	}
 	return v
+}
+
+// WaitFor makes a grant wait for what another shard has granted as well.
+func (v *Verdict) WaitFor(part Verdict) {
+	switch {
+	case !part.Ahead:
+	case !v.Ahead:
+		v.Ahead, v.RunAt, v.PacedAt = true, part.RunAt, part.PacedAt
+	default:
+		v.RunAt, v.PacedAt = max(v.RunAt, part.RunAt), max(v.PacedAt, part.PacedAt)
+	}
+}
+
+// AllOrNone reports whether all are granted. If not, none takes anything, and each keeps its
+// balance.
+func AllOrNone(verdicts []Verdict) bool {
+	for i := range verdicts {
+		if verdicts[i].OK {
+			continue
+		}
+		for i := range verdicts {
+			v := &verdicts[i]
+			v.After, v.Ahead = v.Before, false
+		}
+		return false
+	}
+	return true
 }

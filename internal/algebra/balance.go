@@ -15,6 +15,12 @@ type Balance struct {
 // Open is the PausedUntil of a balance that is not paused.
 const Open = math.MinInt64
 
+// Closed is the Value of a row of a former layout. It never refills.
+var Closed = math.Inf(-1)
+
+// IsClosed reports whether the row belongs to a former layout of its limit.
+func (b *Balance) IsClosed() bool { return math.IsInf(b.Value, -1) }
+
 // Since is the instant from which tokens flow in again: TS, or the end of the pause.
 func (b Balance) Since() int64 { return max(b.TS, b.PausedUntil) }
 

@@ -8,14 +8,22 @@ type Row struct {
 	By Rule
 }
 
-// Receipt is what giving back needs to know of a take: its count, and the row as it left it.
+// Receipt is what giving back needs to know of a take: its count, and what it left.
 type Receipt struct {
 	Count float64
-	Since int64   // the time from which tokens flowed in again
+	Left
+}
+
+// Left is the row as a take left it.
+type Left struct {
+	Since int64   // the time from which tokens flowed in again; 0 if nothing was taken
 	Owed  float64 // below 0: what was left
 	Delay int64
 	Moved float64
 }
+
+// Left returns what a take that left b has left.
+func (b Balance) Left() Left { return Left{b.Since(), -b.Value, b.Delay, b.Moved} }
 
 // The changes below are those of give.go and pause.go in internal/statements, each by the rule of
 // the caller. A row that does not exist is full.

@@ -1,4 +1,9 @@
-package ratelimit
+// Package book is what a process remembers of limits with shards: how many shards each has, and the
+// balances that it last saw. That is only used to choose where to try first; every decision is made
+// on what is in the database. A limit that is not in the books is looked at first, which costs a
+// round trip. It knows neither statements nor transactions: whoever runs them tells it. It holds a
+// bounded number of shards, and is safe for concurrent use.
+package book
 
 import (
 	"hash/maphash"
@@ -8,26 +13,23 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
-// books are what this process remembers of limits with shards: how many shards each has, and the
-// balances that it last saw. That is only used to choose where to try first; every decision is made
-// on what is in the database. A limit without a book is looked at first, which costs a round trip.
-type books struct {
+// Books have a book for each limit and key. The zero Books are empty.
+type Books struct {
 	mu    sync.Mutex
-	of    map[place]*book
+	of    map[where.Place]*book
 	pages int // of all books
 	made  made
 	ahead time.Duration // by how much the database's clock is ahead of this process's
 }
 
-// place names a limit and key.
-type place struct{ name, key string }
-
 // maker is a transaction that has changed the layout of a limit.
 type maker struct {
-	place
+	where.Place
 	transaction any
 }
 
@@ -83,81 +85,62 @@ const (
 	mostMade  = 1 << 14   // hashes: 64 kB
 	longest   = time.Hour // how long a transaction may run after it has changed a layout
 
-	// muchWorse is by how many counts a shard must stand worse than was known for a take to look
+	// MuchWorse is by how many counts a shard must stand worse than was known for a take to look
 	// again. A look costs a trip or two. Several processes know a shard as it stood some ten takes
 	// of others ago: with 2 counts one call in nine of sixteen processes looked again and made 12 %
 	// fewer reservations, with no bound the last of a hundred was later than 5 units
 	// (BenchmarkHotReserve).
-	muchWorse = 8
+	MuchWorse = 8
 
 	// lately is how long a shard is left alone after a take by a transaction that may not have
 	// ended yet. Most transactions are shorter.
 	lately = time.Second
 )
 
-func (c *call) place() place { return place{c.name, c.key} }
-
-// sharded reports whether one of the calls is for a limit that should have shards, or is known to
-// have some.
-func (b *books) sharded(calls []call) bool {
-	for i := range calls {
-		if calls[i].shards > 1 {
-			return true
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.of) == 0 {
-		return false
-	}
-	for i := range calls {
-		if b.of[calls[i].place()] != nil {
-			return true
-		}
-	}
-	return false
+// Has reports whether a limit is known to have shards.
+func (b *Books) Has(p where.Place) bool {
+	_, known := b.Layout(p)
+	return known
 }
 
-// layout returns the remembered layout of the limit of c.
-func (b *books) layout(c *call) (layout shard.Layout, known bool) {
+// Layout returns the remembered layout of a limit.
+func (b *Books) Layout(p where.Place) (layout shard.Layout, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if k := b.of[c.place()]; k != nil {
+	if k := b.of[p]; k != nil {
 		return k.layout, true
 	}
 	return shard.Layout{}, false
 }
 
-// look remembers how a limit was seen, unless the transaction itself has changed its layout.
-func (b *books) look(c *call, w *whole, transaction any) {
+// Look remembers how a limit was seen, unless the transaction that has seen it has changed its
+// layout itself: see Making.
+func (b *Books) Look(at where.Place, w *spread.Whole, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch a, ok := transaction.(*attempt); {
-	case ok && a.made[c.place()]:
-		return
-	case !ok && transaction != nil && b.made.has(maker{c.place(), transaction}):
+	if transaction != nil && b.made.has(maker{at, transaction}) {
 		return
 	}
-	b.ahead = time.Duration(w.at-time.Now().UnixMicro()) * time.Microsecond
-	k := b.of[c.place()]
+	b.ahead = time.Duration(w.At-time.Now().UnixMicro()) * time.Microsecond
+	k := b.of[at]
 	if k == nil || k.layout != w.Layout {
-		k = b.open(c.place(), w.Layout)
+		k = b.open(at, w.Layout)
 	}
 	now := time.Now()
-	for i := range w.rows {
+	for i := range w.Rows {
 		// A take of this process that has not committed is not visible in what was read, and is
 		// known better.
-		if p := &k.shards[i]; p.TS <= w.rows[i].TS || !p.held || now.Sub(p.taken) >= lately {
-			p.Balance = w.rows[i]
+		if p := &k.shards[i]; p.TS <= w.Rows[i].TS || !p.held || now.Sub(p.taken) >= lately {
+			p.Balance = w.Rows[i]
 		}
 	}
 }
 
 // open starts a new book for a limit. It closes others, in no particular order, if there are too
 // many pages.
-func (b *books) open(p place, layout shard.Layout) *book {
+func (b *Books) open(p where.Place, layout shard.Layout) *book {
 	if b.of == nil {
-		b.of = make(map[place]*book)
+		b.of = make(map[where.Place]*book)
 	}
 	b.close(p)
 	for other := range b.of { // whichever comes
@@ -172,42 +155,37 @@ func (b *books) open(p place, layout shard.Layout) *book {
 	return k
 }
 
-func (b *books) close(p place) {
+func (b *Books) close(p where.Place) {
 	if k := b.of[p]; k != nil {
 		b.pages -= len(k.shards)
 		delete(b.of, p)
 	}
 }
 
-// making records that a transaction changes the layout of a limit, and forgets the limit. The new
+// Making records that a transaction changes the layout of a limit, and forgets the limit. The new
 // layout must not be remembered before COMMIT: if it rolls back, those shards do not exist, and a
-// shard that does not exist would count as full.
-func (b *books) making(c *call, transaction any) {
+// shard that does not exist would count as full. It takes no note of a transaction that is nil.
+func (b *Books) Making(p where.Place, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if a, ok := transaction.(*attempt); ok {
-		if a.made == nil {
-			a.made = make(map[place]bool)
-		}
-		a.made[c.place()] = true
-	} else {
-		b.made.note(maker{c.place(), transaction})
+	if transaction != nil {
+		b.made.note(maker{p, transaction})
 	}
-	b.close(c.place())
+	b.close(p)
 }
 
-// forget closes the book of a limit.
-func (b *books) forget(c *call) {
+// Forget closes the book of a limit.
+func (b *Books) Forget(p where.Place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.close(c.place())
+	b.close(p)
 }
 
-// took records the balance that a take has left in its shard.
-func (b *books) took(row *call, left algebra.Balance, session uint32) {
+// Took records the balance that a take has left in its shard.
+func (b *Books) Took(row where.Row, left algebra.Balance, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.page(row, row.shard)
+	p := b.page(row)
 	if p == nil {
 		return
 	}
@@ -217,75 +195,75 @@ func (b *books) took(row *call, left algebra.Balance, session uint32) {
 	}
 }
 
-// claim records that a session is about to take from a shard, so that other calls try other shards.
+// Claim records that a session is about to take from a shard, so that other calls try other shards.
 // It has no effect if another session holds it.
-func (b *books) claim(c *call, row int32, session uint32) {
+func (b *Books) Claim(row where.Row, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p := b.page(c, row); p != nil && session != 0 && (!p.held || time.Since(p.taken) >= lately) {
+	if p := b.page(row); p != nil && session != 0 && (!p.held || time.Since(p.taken) >= lately) {
 		p.session, p.taken, p.held = session, time.Now(), true
 	}
 }
 
-// disclaim records that the session did not take after its claim.
-func (b *books) disclaim(c *call, row int32, session uint32) {
+// Disclaim records that the session did not take after its Claim.
+func (b *Books) Disclaim(row where.Row, session uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p := b.page(c, row); p != nil && session != 0 && p.session == session {
+	if p := b.page(row); p != nil && session != 0 && p.session == session {
 		p.held = false
 	}
 }
 
-// ended records that the transaction that took from rows has ended.
-func (b *books) ended(rows []call) {
+// Ended records that the transaction that took from rows has ended.
+func (b *Books) Ended(rows []where.Row) {
 	if len(rows) == 0 {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range rows {
-		if p := b.page(&rows[i], rows[i].shard); p != nil {
+		if p := b.page(rows[i]); p != nil {
 			p.held = false
 		}
 	}
 }
 
-// lost records that a take from a shard conflicted with another transaction, so that the next one
+// Lost records that a take from a shard conflicted with another transaction, so that the next one
 // tries others.
-func (b *books) lost(c *call, row int32) {
+func (b *Books) Lost(row where.Row) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p := b.page(c, row); p != nil {
+	if p := b.page(row); p != nil {
 		p.session, p.taken, p.held = 0, time.Now(), true
 	}
 }
 
 // page returns the page of a row, or nil.
-func (b *books) page(c *call, row int32) *page {
-	layout, i := shard.Address(row)
-	if k := b.of[c.place()]; k != nil && k.layout == layout {
+func (b *Books) page(row where.Row) *page {
+	layout, i := shard.Address(row.Shard)
+	if k := b.of[row.Place]; k != nil && k.layout == layout {
 		return &k.shards[i]
 	}
 	return nil
 }
 
-// choose returns the shards from which a session should try to take the count of c, the best first;
-// none if no shard is known to have it. enough is how many are known to have it. A take should not
-// leave less than level: then the shard is much emptier than was known, and another look is worth
-// its cost.
-func (b *books) choose(
-	c *call, session uint32, clock func() time.Time,
+// Choose returns the shards from which a session should try to take what a asks for, the best
+// first; none if no shard is known to have it. enough is how many are known to have it. A take
+// should not leave less than level: then the shard is much emptier than was known, and another look
+// is worth its cost.
+func (b *Books) Choose(
+	at where.Place, a *algebra.Ask, session uint32, clock func() time.Time,
 ) (layout shard.Layout, candidates []int, enough int, level float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[at]
 	if k == nil {
 		return shard.Layout{}, nil, 0, 0
 	}
 	layout = k.layout
-	shares := c.Shares(layout.Shards)
-	now := time.Now()
-	at := b.now(clock)
+	shares := a.Shares(layout.Shards)
+	read := time.Now()
+	now := b.now(clock)
 	own := -1
 	for i := range k.shards {
 		if session != 0 && k.shards[i].session == session &&
@@ -295,88 +273,90 @@ func (b *books) choose(
 	}
 	view := func(i int) shard.View {
 		p := &k.shards[i]
-		left := shares.Of(i).At(p.Balance, at)
-		if left.PausedUntil != algebra.Open && (!c.Reserve || c.Bounded) {
-			left.Value = closed
+		left := shares.Of(i).At(p.Balance, now)
+		if left.PausedUntil != algebra.Open && (!a.Reserve || a.Bounded) {
+			left.Value = algebra.Closed
 		}
-		return shard.View{Tokens: left.Value, Busy: i != own && p.held && now.Sub(p.taken) < lately}
+		return shard.View{Tokens: left.Value,
+			Busy: i != own && p.held && read.Sub(p.taken) < lately}
 	}
-	row := c.of(layout, 0)
-	least := row.Demand() - c.Count
-	if most, _ := c.largest(&shares); c.Pausable() && c.Count > most {
+	row := spread.OfShard(a, layout.Shards, 0)
+	least := row.Demand() - a.Count
+	if most, _ := spread.Largest(a, &shares); a.Pausable() && a.Count > most {
 		least = 0 // otherwise it is taken in parts
 	}
-	candidates, enough = shard.Choose(layout.Shards, own, c.Count, least, view, rand.IntN)
+	candidates, enough = shard.Choose(layout.Shards, own, a.Count, least, view, rand.IntN)
 	for _, i := range candidates {
-		level = min(level, view(i).Tokens-c.Count)
+		level = min(level, view(i).Tokens-a.Count)
 	}
-	return layout, candidates, enough, level - muchWorse*c.Count
+	return layout, candidates, enough, level - MuchWorse*a.Count
 }
 
 // now estimates the database's clock.
-func (b *books) now(clock func() time.Time) int64 {
+func (b *Books) now(clock func() time.Time) int64 {
 	if clock != nil {
 		return clock().UnixMicro()
 	}
 	return time.Now().Add(b.ahead).UnixMicro()
 }
 
-// asked records the count of a call, and returns how much of it may be waited for in one shard:
+// Asked records the count of a call, and returns how much of it may be waited for in one shard:
 // twice the mean count. A larger part would make the call, and later calls of that shard, run later
 // than without shards.
-func (b *books) asked(c *call) float64 {
+func (b *Books) Asked(at where.Place, count float64) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
-	if k == nil || c.Count == 0 {
+	k := b.of[at]
+	if k == nil || count == 0 {
 		return 0
 	}
 	if k.mean == 0 {
-		k.mean = c.Count
+		k.mean = count
 	}
-	k.mean += (c.Count - k.mean) / 64
+	k.mean += (count - k.mean) / 64
 	return 2 * k.mean
 }
 
-// known returns the limit as it is remembered, or nil.
-func (b *books) known(c *call, clock func() time.Time) *whole {
+// Known returns the limit as it is remembered, or nil.
+func (b *Books) Known(at where.Place, clock func() time.Time) *spread.Whole {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[at]
 	if k == nil {
 		return nil
 	}
-	w := &whole{k.layout, make([]algebra.Balance, len(k.shards)), b.now(clock)}
+	w := &spread.Whole{Layout: k.layout, Rows: make([]algebra.Balance, len(k.shards)),
+		At: b.now(clock)}
 	for i := range k.shards {
-		w.rows[i] = k.shards[i].Balance
+		w.Rows[i] = k.shards[i].Balance
 	}
 	return w
 }
 
-// free returns a function that reports whether no other connection of this process is known to hold
+// Free returns a function that reports whether no other connection of this process is known to hold
 // shard i.
-func (b *books) free(c *call, layout shard.Layout, session uint32) func(i int) bool {
+func (b *Books) Free(at where.Place, layout shard.Layout, session uint32) func(i int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	free := make([]bool, layout.Shards)
 	now := time.Now()
 	for i := range free {
-		p := b.page(c, layout.Row(i))
+		p := b.page(where.Row{Place: at, Shard: layout.Row(i)})
 		free[i] = p == nil || !p.held || session != 0 && p.session == session ||
 			now.Sub(p.taken) >= lately
 	}
 	return func(i int) bool { return free[i] }
 }
 
-// total estimates the sum of a limit's shards at an instant.
-func (b *books) total(c *call, at int64) (total float64, known bool) {
+// Total estimates the sum of a limit's shards at an instant.
+func (b *Books) Total(p where.Place, a *algebra.Rule, at int64) (total float64, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := b.of[c.place()]
+	k := b.of[p]
 	if k == nil {
 		return 0, false
 	}
-	shares := c.Shares(len(k.shards))
+	shares := a.Shares(len(k.shards))
 	for i := range k.shards {
 		total += shares.Of(i).At(k.shards[i].Balance, at).Value
 	}

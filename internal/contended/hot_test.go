@@ -1,4 +1,4 @@
-package ratelimit
+package contended
 
 import (
 	"bytes"
@@ -11,13 +11,13 @@ import (
 func TestALimitThatIsFoughtForIsToldOfNowAndThen(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
-	h := hot{logger: slog.New(slog.NewTextHandler(&log, nil))}
-	now := at(0)
+	h := Hot{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	now := time.Unix(1_700_000_000, 0)
 	lines := func() int { return strings.Count(log.String(), "level=WARN") }
 	many := func(limit string, n int, every time.Duration) {
 		for range n {
 			now = now.Add(every)
-			h.conflict(limit, 4, now)
+			h.Conflict(limit, 4, now)
 		}
 	}
 	many("calm", 10*manyConflicts, time.Second) // half as many as would be told of

@@ -1,10 +1,16 @@
-package ratelimit
+package answers
 
 import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 )
+
+// Rows returns the answer to a query that was not sent, because of err.
+func Rows(err error) pgx.Rows { return failedRows{err: err} }
+
+// Batch returns the answers to a batch that was not sent, because of err.
+func Batch(err error) pgx.BatchResults { return failedBatch{err: err} }
 
 // failedRows is the answer to a query that was not sent.
 type failedRows struct {

@@ -10,8 +10,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/where"
 )
+
+// contendedFor is how long a row is contended after a conflict: see package contended.
+const contendedFor = 2500 * time.Millisecond
 
 func limiterFor(t *testing.T, cfg Config) *Limiter {
 	t.Helper()
@@ -22,116 +26,23 @@ func limiterFor(t *testing.T, cfg Config) *Limiter {
 	return l
 }
 
-// Processes of different releases queue for the same locks: that of a row must never change.
-func TestTheLockOfARowIsStable(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		row  row
-		want int64
-	}{
-		{row{"partnerAPI", "tenant-1", 0}, 0x57652ca1cdcf8a99},
-		{row{"partnerAPI", "tenant-2", 0}, 0x57652315d3737e6d},
-		{row{"signUp", "", 0}, 0x576515eca5e12b79},
-		{row{"größe", "日本", 0}, 0x5765cb3688d42b42},
-		{row{"hot", "", 1023}, 0x57658c7ca8cde466},
-		{row{"hot", "", 524799}, 0x576520f0a8886e96},
-	} {
-		if got := locksOf([]row{tc.row}); !slices.Equal(got, []int64{tc.want}) {
-			t.Errorf("%+v: %#x, want %#x", tc.row, got, tc.want)
-		}
-	}
-}
-
-// Everybody takes the locks in one order, each once, and all have the tag that the doctor looks
-// for.
-func TestLocksAreAscendingAndUnique(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		rows := rapid.SliceOf(rapid.Custom(func(t *rapid.T) row {
-			return row{rapid.String().Draw(t, "name"), rapid.String().Draw(t, "key"),
-				rapid.Int32Range(0, 5e5).Draw(t, "shard")}
-		})).Draw(t, "rows")
-		ids := locksOf(rows)
-		for i, id := range ids {
-			if id>>48 != queueTag || i > 0 && ids[i-1] >= id {
-				t.Fatalf("%x", ids)
-			}
-		}
-		for _, r := range rows {
-			if !slices.Contains(ids, locksOf([]row{r})[0]) {
-				t.Fatalf("%+v is not in %x", r, ids)
-			}
-		}
-	})
-}
-
-func TestRowsHaveLocksOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	var rows []row
-	for i := range 50_000 {
-		rows = append(rows, row{"limit", fmt.Sprintf("user:%d", i), 0}, row{"limit", "", int32(i)})
-	}
-	if got := len(locksOf(rows)); got != len(rows) {
-		t.Errorf("%d rows have %d locks", len(rows), got)
-	}
-}
-
-func TestContentionIsOfBoundedNumber(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var c contention
-		for i := range 3 * mostContended {
-			c.note(row{"limit", fmt.Sprint(i), 0})
-			if len(c.rows) > mostContended {
-				t.Fatalf("%d rows", len(c.rows))
-			}
-		}
-		for r := range c.rows {
-			c.rows[r] = time.Now().Add(-time.Second)
-		}
-		c.note(row{"limit", "new", 0})
-		if _, ok := c.rows[row{"limit", "new", 0}]; !ok || len(c.rows) != 1 {
-			t.Errorf("%d rows after the others have expired", len(c.rows))
-		}
-	})
-}
-
-// A row that goes on failing stays contended, also when there is no room for others.
-func TestFullContentionStillProlongsARow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var c contention
-		hot := row{"limit", "hot", 0}
-		c.note(hot)
-		for i := range mostContended {
-			c.note(row{"limit", fmt.Sprint(i), 0})
-		}
-		soon := time.Now().Add(contendedFor / 2)
-		c.rows[hot] = soon
-		c.note(hot)
-		if !c.rows[hot].After(soon) {
-			t.Error("a conflict of a row that is known was not noted")
-		}
-	})
-}
-
 func TestOnlyRowsThatAreWrittenAndLatelyFailedQueueUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := limiterFor(t, Config{})
 		calls := resolved(t, apples.For("x"), apples.For("y"), apples.For("z"))
 		take := []*statement{l.takeOf(&calls[0]), l.takeOf(&calls[1]), l.lookOf(&calls[2])}
-		c := &l.contention
-		if got := c.contended(take); got != nil {
+		contended := func() []where.Row { return queueable(take, l.contended.Has) }
+		if got := contended(); got != nil {
 			t.Errorf("before any conflict: %v", got)
 		}
-		c.note(calls[0].row())
-		c.note(calls[2].row())
-		if got := c.contended(take); !slices.Equal(got, []row{calls[0].row()}) {
+		l.contended.Note(calls[0].Row)
+		l.contended.Note(calls[2].Row)
+		if got := contended(); !slices.Equal(got, []where.Row{calls[0].Row}) {
 			t.Errorf("%v", got)
 		}
-		c.rows[calls[0].row()] = time.Now().Add(-time.Nanosecond)
-		if got := c.contended(take); got != nil {
+		time.Sleep(contendedFor + time.Nanosecond)
+		if got := contended(); got != nil {
 			t.Errorf("after a while: %v", got)
 		}
 	})
@@ -143,8 +54,8 @@ func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	calls := resolved(t, apples.For("x"))
 	l, other := limiterFor(t, Config{}), limiterFor(t, Config{})
-	l.contention.note(calls[0].row())
-	other.contention.note(calls[0].row())
+	l.contended.Note(calls[0].Row)
+	other.contended.Note(calls[0].Row)
 	for _, tc := range []struct {
 		name string
 		a    *attempt
@@ -193,8 +104,8 @@ func TestOnlyAConflictOnTheRowMakesItContended(t *testing.T) {
 		if tc.contended {
 			want = 1
 		}
-		if len(a.conflicts) != want || len(l.contention.rows) != want {
-			t.Errorf("%s: %v, %v", name, a.conflicts, l.contention.rows)
+		if len(a.conflicts) != want || l.contended.Has(calls[0].Row) != tc.contended {
+			t.Errorf("%s: %v, %v", name, a.conflicts, l.contended.Has(calls[0].Row))
 		}
 		if (a.conflict != nil) != tc.again {
 			t.Errorf("%s: %v", name, a.conflict)
@@ -212,8 +123,8 @@ func TestContentionIsSafeForConcurrentUse(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for j := range 300 {
-				l.contention.note(row{"limit", fmt.Sprint((i + j) % 20), 0})
-				l.contention.contended([]*statement{l.takeOf(&calls[0])})
+				l.contended.Note(where.Of("limit", fmt.Sprint((i+j)%20), 0))
+				queueable([]*statement{l.takeOf(&calls[0])}, l.contended.Has)
 			}
 		})
 	}
@@ -226,7 +137,7 @@ func TestContentionEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiterFor(t, Config{})
 		calls := resolved(t, apples.For("x"))
-		l.contention.note(calls[0].row())
+		l.contended.Note(calls[0].Row)
 		queued := 0
 		for began := time.Now(); time.Since(began) < 10*contendedFor; time.Sleep(contendedFor / 10) {
 			a := &attempt{l: l, queues: true}
@@ -245,10 +156,10 @@ func TestACallQueuesForABoundedNumberOfRows(t *testing.T) {
 	var take []*statement
 	for i := range 2 * mostQueued {
 		calls := resolved(t, apples.For(fmt.Sprint(i)))
-		l.contention.note(calls[0].row())
+		l.contended.Note(calls[0].Row)
 		take = append(take, l.takeOf(&calls[0]))
 	}
-	if got := len(l.contention.contended(take)); got != mostQueued {
+	if got := len(queueable(take, l.contended.Has)); got != mostQueued {
 		t.Errorf("%d rows, want %d", got, mostQueued)
 	}
 }

@@ -1,4 +1,4 @@
-package ratelimit
+package answers
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package ratelimit
+package contended
 
 import (
 	"log/slog"
@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// hot warns about limits that need more shards: those on whose rows transactions conflict all the
+// Hot warns about limits that need more shards: those on whose rows transactions conflict all the
 // time. It counts serialization failures. At READ COMMITTED, where callers queue for a row, there
 // are none to count.
-type hot struct {
-	logger *slog.Logger
+type Hot struct {
+	Logger *slog.Logger
 
 	mu sync.Mutex
 	of map[string]*heat // by limit: the program defines a bounded number
@@ -28,8 +28,8 @@ const (
 	toldEvery     = 10 * time.Minute
 )
 
-// conflict notes that a transaction has failed on a row of a limit with so many shards.
-func (h *hot) conflict(limit string, shards int, now time.Time) {
+// Conflict notes that a transaction has failed on a row of a limit with so many shards.
+func (h *Hot) Conflict(limit string, shards int, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.of == nil {
@@ -47,7 +47,7 @@ func (h *hot) conflict(limit string, shards int, now time.Time) {
 		return
 	}
 	k.told = now
-	h.logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
+	h.Logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
 		"limit", limit, "shards", shards, "conflicts", k.n, "within",
 		now.Sub(k.since).Round(time.Second))
 }

@@ -1,4 +1,7 @@
-package ratelimit
+// Package answers keeps the answers to the queries of a batch of pgx until its transaction has
+// committed, and only then runs their callbacks. It also has the answers to what was not sent. It
+// knows no statement. One goroutine at a time uses what it returns.
+package answers
 
 import (
 	"errors"
@@ -9,23 +12,23 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// callback is the function that the caller set for a query of a batch, or nil.
-type callback = func(pgx.BatchResults) error
+// Callback is the function that the caller set for a query of a batch, or nil.
+type Callback = func(pgx.BatchResults) error
 
-// answers are the answers to the queries of a batch, kept until the transaction has committed.
-type answers []answer
+// Answers are the answers to the queries of a batch, kept until the transaction has committed.
+type Answers []answer
 
 // answer is the answer to one query, and its callback.
 type answer struct {
-	fn   callback
+	fn   Callback
 	rows [][][]byte
 	of   []pgconn.FieldDescription
 	tag  pgconn.CommandTag
 }
 
-// readAnswers reads the answers to the queries of a batch. fns are their callbacks.
-func readAnswers(results pgx.BatchResults, fns []callback) (answers, error) {
-	all := make(answers, 0, len(fns))
+// Read reads the answers to the queries of a batch. fns are their callbacks.
+func Read(results pgx.BatchResults, fns []Callback) (Answers, error) {
+	all := make(Answers, 0, len(fns))
 	for i, fn := range fns {
 		a := answer{fn: fn}
 		if err := a.read(results); err != nil {
@@ -63,8 +66,8 @@ func (a *answer) read(results pgx.BatchResults) error {
 	return rows.Err()
 }
 
-// call runs the callbacks in order, until one fails. It decodes values with conn's types.
-func (all answers) call(conn *pgx.Conn) error {
+// Call runs the callbacks in order, until one fails. It decodes values with conn's types.
+func (all Answers) Call(conn *pgx.Conn) error {
 	for i := range all {
 		if all[i].fn == nil {
 			continue
