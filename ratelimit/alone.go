@@ -31,7 +31,7 @@ func (p *scheme) decideAlone() {
 				w.trips, w.together = w.trips+trips, 1
 				for {
 					w.err = c.single(func(ctx context.Context, x executor) error {
-						res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, w.calls, w.requests)
+						res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, w.calls)
 						w.res = &res
 						return err
 					})
@@ -94,7 +94,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	}
 	var res Result
 	err := c.single(func(ctx context.Context, x executor) (err error) {
-		res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all}, 1)
+		res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all})
 		return err
 	})
 	for _, w := range group {

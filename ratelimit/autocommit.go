@@ -38,8 +38,8 @@ func (a *Autocommit) rateLimit(
 	ctx context.Context, o *observation, requests ...Request,
 ) (Result, error) {
 	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
-		return beside(calls, len(requests), false, func(calls []call) (Result, error) {
-			return a.l.rateLimit(ctx, o.counting(x), calls, len(requests))
+		return beside(calls, false, func(calls []call) (Result, error) {
+			return a.l.rateLimit(ctx, o.counting(x), calls)
 		})
 	})
 }
@@ -47,8 +47,8 @@ func (a *Autocommit) rateLimit(
 // CheckRateLimit is [Limiter.CheckRateLimit].
 func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
-		return beside(calls, len(requests), false, func(calls []call) (Result, error) {
-			return a.l.checkRateLimit(ctx, x, calls, len(requests))
+		return beside(calls, false, func(calls []call) (Result, error) {
+			return a.l.checkRateLimit(ctx, x, calls)
 		})
 	})
 }

@@ -105,19 +105,20 @@ func (l *Limiter) rateLimitMany(
 	}
 	x = o.counting(x)
 	enforced, shadows := apart(calls)
-	res := Result{OK: true, Outcomes: make([]Outcome, len(requests))}
+	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(calls))}
 	if len(enforced) > 0 {
-		if res, err = l.rateLimit(ctx, x, enforced, len(requests)); err != nil {
+		if res, err = l.rateLimit(ctx, x, enforced); err != nil {
 			return Result{}, err
 		}
 	}
 	if len(shadows) == 0 {
 		return res, nil
 	}
-	beside, err := l.shadowsTogether(ctx, x, shadows, len(requests), res.OK)
+	beside, err := l.shadowsTogether(ctx, x, shadows, res.OK)
 	if err != nil {
 		return Result{}, err
 	}
+	res.grow(requestsOf(shadows))
 	for i := range shadows {
 		for _, j := range shadows[i].indexes {
 			res.Outcomes[j] = beside.Outcomes[j]
@@ -133,9 +134,9 @@ func (l *Limiter) rateLimitMany(
 // second one looks at those that did not grant. If asked is false, because the batch was denied,
 // their Outcomes have only names.
 func (l *Limiter) shadowsTogether(
-	ctx context.Context, x executor, shadows []call, requests int, asked bool,
+	ctx context.Context, x executor, shadows []call, asked bool,
 ) (Result, error) {
-	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
+	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(shadows))}
 	note := func(c *call, o Outcome) {
 		for _, j := range c.indexes {
 			res.Outcomes[j] = o
@@ -143,7 +144,7 @@ func (l *Limiter) shadowsTogether(
 	}
 	alone := func(c *call) error {
 		one := []call{*c}
-		r, err := l.rateLimit(ctx, x, one, requests)
+		r, err := l.rateLimit(ctx, x, one)
 		if err != nil {
 			return err
 		}
@@ -168,7 +169,7 @@ func (l *Limiter) shadowsTogether(
 		}
 	}
 	if len(together) > 0 {
-		again, err := l.takeOrLook(ctx, x, together, requests, &res)
+		again, err := l.takeOrLook(ctx, x, together, &res)
 		if err != nil {
 			return Result{}, err
 		}
@@ -188,7 +189,7 @@ func (l *Limiter) shadowsTogether(
 // returns those that it could not decide: limits that have shards now, or that had tokens by the
 // time of the look.
 func (l *Limiter) takeOrLook(
-	ctx context.Context, x executor, calls []call, requests int, res *Result,
+	ctx context.Context, x executor, calls []call, res *Result,
 ) (again []*call, err error) {
 	takes := make([]*statement, len(calls))
 	for i := range calls {
@@ -224,7 +225,7 @@ func (l *Limiter) takeOrLook(
 		}
 		note(s.c, v)
 	}
-	sum := summarize(decided, verdicts, requests)
+	sum := summarize(decided, verdicts)
 	for i := range decided {
 		for _, j := range decided[i].indexes {
 			res.Outcomes[j] = sum.Outcomes[j]

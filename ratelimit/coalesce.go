@@ -129,19 +129,19 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	case ctx.Err() != nil:
 		return o.told(Result{}, explain(ctx, ctx.Err(), "take", calls))
 	}
-	return o.told(beside(calls, len(requests), true, func(calls []call) (Result, error) {
-		return c.rateLimit(ctx, o, calls, len(requests))
+	return o.told(beside(calls, true, func(calls []call) (Result, error) {
+		return c.rateLimit(ctx, o, calls)
 	}))
 }
 
 func (c *Coalesced) rateLimit(
-	ctx context.Context, o *observation, calls []call, requests int,
+	ctx context.Context, o *observation, calls []call,
 ) (Result, error) {
-	if res, ok := c.l.recall(calls, requests); ok {
+	if res, ok := c.l.recall(calls); ok {
 		return res, nil
 	}
 	w := waiters.Get().(*waiter)
-	w.calls, w.requests = calls, requests
+	w.calls = calls
 	w.state.Store(queued)
 	if err := c.add(w); err != nil {
 		return Result{}, explain(ctx, err, "take", calls)

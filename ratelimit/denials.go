@@ -26,13 +26,13 @@ func (l *Limiter) noted(c *call, v *algebra.Verdict) {
 
 // recall answers a call of one limit from memory, if it may. Otherwise its denial may answer the
 // next ones.
-func (l *Limiter) recall(calls []call, requests int) (res Result, ok bool) {
+func (l *Limiter) recall(calls []call) (res Result, ok bool) {
 	if !l.remember {
 		return Result{}, false
 	}
 	if len(calls) == 1 {
 		if v, ok := l.denials.Answer(&calls[0].Row, &calls[0].Ask, l.clock); ok {
-			res = summarize(calls, []algebra.Verdict{v}, requests)
+			res = summarize(calls, []algebra.Verdict{v})
 			res.recalled = true
 			return res, true
 		}

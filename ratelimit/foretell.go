@@ -35,7 +35,7 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 		balances[c.Place] = b
 		leave(c, c.state(c.At(b, at)))
 	}
-	res, err := beside(calls, len(requests), false, func(calls []call) (Result, error) {
+	res, err := beside(calls, false, func(calls []call) (Result, error) {
 		verdicts := make([]algebra.Verdict, len(calls))
 		for i := range calls {
 			verdicts[i] = calls[i].Decide(balances[calls[i].Place], at)
@@ -47,7 +47,7 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 				leave(c, c.state(verdicts[i].After))
 			}
 		}
-		res := summarize(calls, verdicts, len(requests))
+		res := summarize(calls, verdicts)
 		if ok {
 			res.id = newID(res.At.UnixMicro())
 		}

@@ -109,7 +109,7 @@ func (a *Autocommit) probe(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if _, err := a.l.rateLimit(ctx, x, calls, 1); err != nil {
+		if _, err := a.l.rateLimit(ctx, x, calls); err != nil {
 			return err
 		}
 		return inner.Rollback(ctx)

@@ -12,13 +12,12 @@ import (
 
 // waiter is one call whose caller waits for the answer.
 type waiter struct {
-	calls    []call
-	requests int
-	order    int64 // the order of arrival
-	state    atomic.Int32
-	done     chan struct{}
-	timer    *time.Timer
-	rows     []*standing // the rows of the calls, while they are decided
+	calls []call
+	order int64 // the order of arrival
+	state atomic.Int32
+	done  chan struct{}
+	timer *time.Timer
+	rows  []*standing // the rows of the calls, while they are decided
 
 	// Set while another transaction holds one of its rows.
 	since time.Time // when that was found
@@ -112,7 +111,7 @@ func (w *waiter) result(ctx context.Context) (Result, error) {
 	case w.res != nil:
 		return *w.res, nil
 	}
-	res := summarize(w.calls, w.verdicts, w.requests)
+	res := summarize(w.calls, w.verdicts)
 	if res.OK {
 		res.id = newID(res.At.UnixMicro())
 	}

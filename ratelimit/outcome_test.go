@@ -31,7 +31,7 @@ func TestResultIsOfTheLimitWhoseTokensComeLast(t *testing.T) {
 		for i := range tc.verdicts {
 			tc.verdicts[i].At = clock[i]
 		}
-		r := summarize(calls, tc.verdicts, 3)
+		r := summarize(calls, tc.verdicts)
 		if r.OK != tc.ok || !r.RunAt.Equal(tc.runAt) || !r.RetryAt.Equal(tc.retryAt) ||
 			!r.At.Equal(at(5*time.Microsecond)) {
 			t.Errorf("%s: %+v", tc.name, r)
@@ -58,7 +58,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 		calls[i].Since = 1
 		verdicts[i] = algebra.Verdict{OK: true, After: algebra.Balance{Value: float64(i)}}
 	}
-	r := summarize(calls, verdicts, len(requests))
+	r := summarize(calls, verdicts)
 	var values []float64
 	for i, o := range r.Outcomes {
 		if o.Limit != requests[i].def.name || o.Key != requests[i].key || o.Period != time.Minute || !o.OK {
@@ -86,7 +86,7 @@ func TestOutcomesTellTheRuleThatDecided(t *testing.T) {
 	window := MustDefine("window", FixedWindow{Rate: 3, Period: time.Minute, Capacity: Tokens(5), Start: start})
 	plan := TokenBucket{Rate: 7, Period: time.Second, Capacity: Tokens(9)}
 	calls := resolved(t, window.For("x"), apples.For("x").Rule(plan))
-	r := summarize(calls, []algebra.Verdict{{OK: true, At: noon}, {OK: true, At: noon}}, 2)
+	r := summarize(calls, []algebra.Verdict{{OK: true, At: noon}, {OK: true, At: noon}})
 	for _, o := range r.Outcomes {
 		want := Outcome{Capacity: 9, Rate: 7, Period: time.Second}
 		if o.Limit == "window" {

@@ -88,25 +88,25 @@ func (ordinary) session() uint32                                         { retur
 
 // rateLimit takes from all calls, or from none.
 func (l *Limiter) rateLimit(
-	ctx context.Context, x executor, calls []call, requests int,
+	ctx context.Context, x executor, calls []call,
 ) (Result, error) {
 	if x.alone() {
-		if res, ok := l.recall(calls, requests); ok {
+		if res, ok := l.recall(calls); ok {
 			return res, nil
 		}
 	}
 	if l.sharded(calls) {
-		return l.rateLimitShards(ctx, x, calls, requests)
+		return l.rateLimitShards(ctx, x, calls)
 	}
 	looked := x.fresh() && l.expected(calls)
 	for round := 1; ; round++ {
 		if looked {
-			res, err := l.foresee(ctx, x, calls, requests)
+			res, err := l.foresee(ctx, x, calls)
 			if err != nil || !res.OK {
 				return res, err
 			}
 			if l.sharded(calls) {
-				return l.rateLimitShards(ctx, x, calls, requests)
+				return l.rateLimitShards(ctx, x, calls)
 			}
 		}
 		takes := make([]*statement, len(calls))
@@ -121,12 +121,12 @@ func (l *Limiter) rateLimit(
 			}
 			return Result{}, explain(ctx, err, "take", calls)
 		}
-		if res, ok := granted(takes, calls, requests); ok {
+		if res, ok := granted(takes, calls); ok {
 			return res, nil
 		}
-		res, err := l.denied(ctx, x, takes, calls, requests)
+		res, err := l.denied(ctx, x, takes, calls)
 		if errors.Is(err, errClosed) {
-			return l.rateLimitShards(ctx, x, calls, requests)
+			return l.rateLimitShards(ctx, x, calls)
 		}
 		if err != nil || !res.OK {
 			return res, err
@@ -192,7 +192,7 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 const few = 2
 
 // granted returns the Result if all takes answered with a row.
-func granted(takes []*statement, calls []call, requests int) (Result, bool) {
+func granted(takes []*statement, calls []call) (Result, bool) {
 	var fewVerdicts [few]algebra.Verdict // room on the stack, enough for most calls
 	verdicts := fewVerdicts[:0]
 	if len(takes) > few {
@@ -204,14 +204,14 @@ func granted(takes []*statement, calls []call, requests int) (Result, bool) {
 		}
 		verdicts = append(verdicts, calls[i].Granted(takes[i].balance()))
 	}
-	res := summarize(calls, verdicts, requests)
+	res := summarize(calls, verdicts)
 	res.id = newID(res.At.UnixMicro())
 	return res, true
 }
 
 // denied gives back what was taken, and looks at all balances, in one trip.
 func (l *Limiter) denied(
-	ctx context.Context, x executor, takes []*statement, calls []call, requests int,
+	ctx context.Context, x executor, takes []*statement, calls []call,
 ) (Result, error) {
 	trip := l.gives(takes)
 	given := len(trip)
@@ -231,7 +231,7 @@ func (l *Limiter) denied(
 	if slices.ContainsFunc(trip[given:], (*statement).closed) {
 		return Result{}, errClosed
 	}
-	return l.judge(trip[given:], calls, requests), nil
+	return l.judge(trip[given:], calls), nil
 }
 
 // errClosed says that a row is closed, because its limit has shards now. It does not leave the
@@ -241,7 +241,7 @@ var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no
 // foresee is checkRateLimit for a call that is expected to be denied: it looks before the
 // transaction begins, if it can.
 func (l *Limiter) foresee(
-	ctx context.Context, x executor, calls []call, requests int,
+	ctx context.Context, x executor, calls []call,
 ) (Result, error) {
 	looks := l.looksOf(calls)
 	did, err := x.aside(ctx, looks, true)
@@ -249,9 +249,9 @@ func (l *Limiter) foresee(
 	case err != nil:
 		return Result{}, explain(ctx, err, "look at", calls)
 	case !did || slices.ContainsFunc(looks, (*statement).closed):
-		return l.checkRateLimit(ctx, x, calls, requests)
+		return l.checkRateLimit(ctx, x, calls)
 	}
-	res := l.judge(looks, calls, requests)
+	res := l.judge(looks, calls)
 	if res.OK { // the take decides anew
 		return res, nil
 	}
@@ -293,37 +293,37 @@ func (l *Limiter) looksOf(calls []call) []*statement {
 
 // checkRateLimit returns what rateLimit would return, and takes nothing.
 func (l *Limiter) checkRateLimit(
-	ctx context.Context, x executor, calls []call, requests int,
+	ctx context.Context, x executor, calls []call,
 ) (Result, error) {
 	if l.remember && x.alone() {
 		l.watch(calls)
 	}
 	if l.sharded(calls) {
-		return l.checkShards(ctx, x, calls, requests)
+		return l.checkShards(ctx, x, calls)
 	}
 	looks := l.looksOf(calls)
 	if err := x.run(ctx, looks); err != nil {
 		return Result{}, explain(ctx, err, "look at", calls)
 	}
 	if slices.ContainsFunc(looks, (*statement).closed) {
-		return l.checkShards(ctx, x, calls, requests)
+		return l.checkShards(ctx, x, calls)
 	}
-	return l.judge(looks, calls, requests), nil
+	return l.judge(looks, calls), nil
 }
 
-func (l *Limiter) judge(looks []*statement, calls []call, requests int) Result {
+func (l *Limiter) judge(looks []*statement, calls []call) Result {
 	verdicts := make([]algebra.Verdict, len(looks))
 	for i, s := range looks {
 		verdicts[i] = calls[i].Decide(s.balance(), s.answer.at.UnixMicro())
 	}
-	return l.judged(calls, verdicts, requests)
+	return l.judged(calls, verdicts)
 }
 
 // judged returns the Result of calls whose balances were read, and remembers denials.
-func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict, requests int) Result {
+func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict) Result {
 	algebra.AllOrNone(verdicts)
 	for i := range calls {
 		l.noted(&calls[i], &verdicts[i])
 	}
-	return summarize(calls, verdicts, requests)
+	return summarize(calls, verdicts)
 }

@@ -65,8 +65,8 @@ func (w within) RateLimit(ctx context.Context, requests ...Request) (Result, err
 		return o.told(Result{}, err)
 	}
 	x := o.counting(w.x)
-	return o.told(beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return w.l.rateLimit(ctx, x, calls, len(requests))
+	return o.told(beside(calls, false, func(calls []call) (Result, error) {
+		return w.l.rateLimit(ctx, x, calls)
 	}))
 }
 
@@ -79,8 +79,8 @@ func (w within) CheckRateLimit(ctx context.Context, requests ...Request) (Result
 	if err != nil {
 		return Result{}, err
 	}
-	return beside(calls, len(requests), false, func(calls []call) (Result, error) {
-		return w.l.checkRateLimit(ctx, w.x, calls, len(requests))
+	return beside(calls, false, func(calls []call) (Result, error) {
+		return w.l.checkRateLimit(ctx, w.x, calls)
 	})
 }
 

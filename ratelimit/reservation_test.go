@@ -86,7 +86,7 @@ func TestOnlyAGrantHasAReservation(t *testing.T) {
 	for i := range calls {
 		calls[i].Since = noon
 	}
-	r := summarize(calls, make([]algebra.Verdict, 2), 2)
+	r := summarize(calls, make([]algebra.Verdict, 2))
 	r.OK, r.id = true, newID(noon)
 	res := r.Reservation()
 	if res.check() != nil || len(res.Takes) != 2 || !reflect.DeepEqual(res, r.Reservation()) {

@@ -115,9 +115,24 @@ func (r Result) RetryAfter() time.Duration {
 	return max(0, r.RetryAt.Sub(r.At))
 }
 
+// requestsOf is how many requests a call has, up to the last one that is in these.
+func requestsOf(calls []call) (n int) {
+	for i := range calls {
+		for _, j := range calls[i].indexes {
+			n = max(n, j+1)
+		}
+	}
+	return n
+}
+
+// grow makes room for the Outcomes of n requests.
+func (r *Result) grow(n int) {
+	r.Outcomes = append(r.Outcomes, make([]Outcome, max(0, n-len(r.Outcomes)))...)
+}
+
 // summarize makes the Result of a call over several rows: verdicts[i] is for calls[i].
-func summarize(calls []call, verdicts []algebra.Verdict, requests int) Result {
-	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
+func summarize(calls []call, verdicts []algebra.Verdict) Result {
+	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(calls))}
 	var latest int64
 	for i := range calls {
 		v := &verdicts[i]

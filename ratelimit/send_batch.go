@@ -54,13 +54,13 @@ func (l *Limiter) SendBatch(
 	if err != nil {
 		return o.told(Result{}, err)
 	}
-	s := sending{l: l, db: db, queue: queue, o: o, requests: len(requests)}
+	s := sending{l: l, db: db, queue: queue, o: o}
 	if enforced, _ := apart(calls); len(enforced) == 0 { // shadows decide nothing
 		if _, err := s.send(ctx, nil); err != nil {
 			return o.told(Result{}, err)
 		}
 	}
-	res, err := o.told(beside(calls, len(requests), true, func(calls []call) (Result, error) {
+	res, err := o.told(beside(calls, true, func(calls []call) (Result, error) {
 		if calls[0].shadow {
 			return s.shadow(ctx, calls)
 		}
@@ -74,14 +74,13 @@ func (l *Limiter) SendBatch(
 
 // sending is a call of SendBatch.
 type sending struct {
-	l        *Limiter
-	db       Beginner
-	queue    func(b *pgx.Batch) error
-	o        *observation
-	requests int
-	begun    bool // the last round trip got an answer to BEGIN
-	answers  answers.Answers
-	called   error // the error of a callback
+	l       *Limiter
+	db      Beginner
+	queue   func(b *pgx.Batch) error
+	o       *observation
+	begun   bool // the last round trip got an answer to BEGIN
+	answers answers.Answers
+	called  error // the error of a callback
 }
 
 // errAgain says that one round trip was not enough, and InTx has to run the transaction.
@@ -90,7 +89,7 @@ var errAgain = errors.New("ratelimit: to be run by InTx")
 // send takes tokens for calls and runs the batch.
 func (s *sending) send(ctx context.Context, calls []call) (res Result, err error) {
 	l := s.l
-	if res, ok := l.recall(calls, s.requests); ok {
+	if res, ok := l.recall(calls); ok {
 		return res, nil
 	}
 	conn, release, err := connect(ctx, s.db)
@@ -133,7 +132,7 @@ func (s *sending) look(
 	if slices.ContainsFunc(looks, (*statement).closed) {
 		return Result{}, errAgain
 	}
-	return s.l.judge(looks, calls, s.requests), nil
+	return s.l.judge(looks, calls), nil
 }
 
 // trip counts a round trip for the Observer.
@@ -149,7 +148,7 @@ func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err err
 	err = s.l.inTx(ctx, s.db, opts, func(ctx context.Context, tx pgx.Tx) error {
 		x, err := s.l.transaction(tx)
 		if err == nil {
-			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls, s.requests)
+			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls)
 		}
 		return err
 	}, nil)
@@ -188,7 +187,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 		if len(calls) == 0 {
 			return Result{OK: true}, nil
 		}
-		res, _ := granted(takes, calls, s.requests)
+		res, _ := granted(takes, calls)
 		return res, nil
 	}
 	return s.failed(ctx, conn, failed, err, calls)
@@ -301,7 +300,7 @@ func (s *sending) sendInTx(
 		}
 		res = Result{OK: true}
 		if len(calls) > 0 {
-			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls, s.requests)
+			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls)
 			if err != nil || !res.OK {
 				return err
 			}

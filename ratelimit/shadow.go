@@ -42,19 +42,20 @@ func apart(calls []call) (enforced, shadows []call) {
 
 // beside decides calls with decide: the enforced ones together, and then each shadow by itself.
 // With harmless, an error of a shadow is dropped instead of failing the call.
-func beside(calls []call, requests int, harmless bool, decide func([]call) (Result, error)) (Result,
+func beside(calls []call, harmless bool, decide func([]call) (Result, error)) (Result,
 	error) {
 	enforced, shadows := apart(calls)
 	if len(shadows) == 0 {
 		return decide(calls)
 	}
-	res := Result{OK: true, Outcomes: make([]Outcome, requests)}
+	res := Result{OK: true}
 	if len(enforced) > 0 {
 		var err error
 		if res, err = decide(enforced); err != nil {
 			return Result{}, err
 		}
 	}
+	res.grow(requestsOf(calls))
 	for i := range shadows {
 		c := &shadows[i]
 		o := Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true}

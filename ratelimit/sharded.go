@@ -38,7 +38,7 @@ func (l *Limiter) sharded(calls []call) bool {
 }
 
 func (l *Limiter) rateLimitShards(
-	ctx context.Context, x executor, calls []call, requests int,
+	ctx context.Context, x executor, calls []call,
 ) (Result, error) {
 	for i := range calls {
 		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
@@ -55,7 +55,7 @@ func (l *Limiter) rateLimitShards(
 	}
 	for round := 1; ; round++ {
 		if seen != nil {
-			if res := l.judgeWholes(seen, calls, requests); !res.OK {
+			if res := l.judgeWholes(seen, calls); !res.OK {
 				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
@@ -71,7 +71,7 @@ func (l *Limiter) rateLimitShards(
 			takes = append(takes, aims[i].sent...)
 		}
 		if len(takes) == 0 {
-			return l.takenAgain(aims, seen, calls, requests), nil
+			return l.takenAgain(aims, seen, calls), nil
 		}
 		if x.single() && len(takes) > 1 {
 			return Result{}, errUndecided
@@ -80,7 +80,7 @@ func (l *Limiter) rateLimitShards(
 		l.arrive(x, takes, failed)
 		switch {
 		case failed == nil:
-			if res, ok := l.grantedShards(aims, seen, calls, requests); ok {
+			if res, ok := l.grantedShards(aims, seen, calls); ok {
 				return res, nil
 			}
 		case !first || round == rounds || !isConflict(failed) ||
@@ -98,12 +98,12 @@ func (l *Limiter) rateLimitShards(
 			held = max(held, locked(aims, seen))
 		}
 		if round == rounds {
-			res := l.judgeWholes(seen, calls, requests)
+			res := l.judgeWholes(seen, calls)
 			if !res.OK {
 				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
-			return l.takenAgain(aims, seen, calls, requests), nil
+			return l.takenAgain(aims, seen, calls), nil
 		}
 	}
 }
@@ -147,7 +147,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 
 // grantedShards is granted for limits with shards.
 func (l *Limiter) grantedShards(
-	aims []aim, seen []*spread.Whole, calls []call, requests int,
+	aims []aim, seen []*spread.Whole, calls []call,
 ) (Result, bool) {
 	verdicts := make([]algebra.Verdict, len(aims))
 	for i := range aims {
@@ -179,14 +179,14 @@ func (l *Limiter) grantedShards(
 		}
 		verdicts[i] = c.grantedParts(b)
 	}
-	res := summarize(calls, verdicts, requests)
+	res := summarize(calls, verdicts)
 	res.id = l.idOf(calls, res.At.UnixMicro())
 	return res, true
 }
 
 // takenAgain denies calls for which each look found enough tokens, and each take then lost them to
 // other callers.
-func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call, requests int) Result {
+func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) Result {
 	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
 		c := &calls[i]
@@ -196,28 +196,28 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call, req
 		l.noted(c, &verdicts[i])
 		c.forget()
 	}
-	return summarize(calls, verdicts, requests)
+	return summarize(calls, verdicts)
 }
 
 // checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
 // shards.
 func (l *Limiter) checkShards(
-	ctx context.Context, x executor, calls []call, requests int,
+	ctx context.Context, x executor, calls []call,
 ) (Result, error) {
 	seen, err := l.see(ctx, x, calls)
 	if err != nil {
 		return Result{}, err
 	}
-	return l.judgeWholes(seen, calls, requests), nil
+	return l.judgeWholes(seen, calls), nil
 }
 
 // judgeWholes is judge for limits with shards.
-func (l *Limiter) judgeWholes(seen []*spread.Whole, calls []call, requests int) Result {
+func (l *Limiter) judgeWholes(seen []*spread.Whole, calls []call) Result {
 	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
 		verdicts[i] = seen[i].Decide(&calls[i].Ask)
 	}
-	return l.judged(calls, verdicts, requests)
+	return l.judged(calls, verdicts)
 }
 
 // stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.

@@ -42,14 +42,14 @@ func (s *spares) take(requests []Request, share float64, now time.Time) (Result,
 	}
 	// Counted from began on the monotonic clock, so that setting the clock does no harm.
 	at := s.began.UnixMicro() + now.Sub(s.began).Microseconds()
-	res, err := beside(calls, len(requests), true, func(calls []call) (Result, error) {
-		return s.decide(calls, len(requests), share, at)
+	res, err := beside(calls, true, func(calls []call) (Result, error) {
+		return s.decide(calls, share, at)
 	})
 	res.spare = true
 	return res, err
 }
 
-func (s *spares) decide(calls []call, requests int, share float64, at int64) (Result, error) {
+func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 	verdicts, ids := make([]algebra.Verdict, len(calls)), make([]uint64, len(calls))
 	unknown := 0
 	for i := range calls {
@@ -65,7 +65,7 @@ func (s *spares) decide(calls []call, requests int, share float64, at int64) (Re
 		}
 		verdicts[i] = c.Decide(b.Balance, at)
 	}
-	res := summarize(calls, verdicts, requests)
+	res := summarize(calls, verdicts)
 	if !res.OK {
 		return res, nil
 	}

@@ -118,7 +118,7 @@ var ofTheRest = []mutant{
 	{"shadow: delays the work", "ratelimit/reservation.go",
 		"if calls = enforced(calls); err != nil", "if err != nil", "DelaysNoWork", whole, true},
 	{"shadow: its error is the call's", "ratelimit/coalesce.go",
-		"beside(calls, len(requests), true,", "beside(calls, len(requests), false,", "SurvivesItsShadow", whole, true},
+		"beside(calls, true,", "beside(calls, false,", "SurvivesItsShadow", whole, true},
 	{"remember: a denial by what has rolled back", "ratelimit/execute.go",
 		"return ok && !t.begun\n", "return ok && t != nil\n", "NotRememberedByWhat", whole, true},
 	{"remember: a denial of an older snapshot", "ratelimit/execute.go",
