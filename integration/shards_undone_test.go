@@ -3,9 +3,8 @@ package integration
 import (
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
@@ -39,5 +38,31 @@ func TestShardsThatWereRolledBackAreNotThere(t *testing.T) {
 			}
 			wantLeft(t, other.Autocommit(pool), limit.For("k"), 6)
 		})
+	}
+}
+
+// A process does not try such shards first: its next call needs no more round trips than that of a
+// process that has seen none.
+func TestShardsThatWereRolledBackAreNotTried(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("notTried", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(5))
+	trips := func(seesThem bool) int {
+		var seen watcher
+		pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
+		if seesThem {
+			tx := begin(t, pool, pgx.ReadCommitted)
+			for range 2 { // the second call knows the shards that the first has made
+				takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("k"))))
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		seen.decided = nil
+		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"))))
+		return seen.last(t).Trips
+	}
+	if after, without := trips(true), trips(false); after > without {
+		t.Errorf("%d round trips after a rollback, %d without", after, without)
 	}
 }

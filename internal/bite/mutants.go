@@ -159,7 +159,7 @@ var ofTheCore = []mutant{
 	{"shards: the old ones stay open", "ratelimit/reshard.go",
 		"\tb.Value = algebra.Closed\n\treturn l.put(&row, b)", "\treturn l.put(&row, b)", "Reshard|Stale", whole, true},
 	{"shards: they are known before they are committed", "ratelimit/reshard.go",
-		"\tl.making(c, x.transaction())\n\thead := l.headOf(c)\n\t// The row", "\tl.books.Forget(c.Place)\n\thead := l.headOf(c)\n\t// The row", "RolledBack", whole, true},
+		"\tl.making(c, x.transaction())\n\thead := l.headOf(c)\n\t// The row", "\tl.books.Forget(c.Place)\n\thead := l.headOf(c)\n\t// The row", "RolledBackAreNotTried", whole, true},
 	{"shards: a wrong one is held while others are waited for", "ratelimit/sharded.go",
 		"held = max(held, locked(aims, seen))", "held = 0 * locked(aims, seen)", "Deadlock|GrantedOnce", whole, true},
 	{"shards: all candidates are locked", "internal/statements/take.go",
