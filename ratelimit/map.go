@@ -43,7 +43,7 @@ package ratelimit
 //	verbs.go         reset, pause, resume, give back
 //	pause.go         Pause and Resume
 //	homes.go         the keys under which rows are stored on Citus
-//	rows.go          finds all rows of a limit, also after its number of shards has changed
+//	rows.go          all rows of a limit, and where tokens of a former number of shards go back to
 //	reset_key.go     all limits of a key at once
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
@@ -74,7 +74,7 @@ package ratelimit
 //	held.go          calls that wait for rows locked by other transactions
 //	alone.go         calls that cannot be decided together with others
 //	trip.go          round trips of a batch: connection and time-outs
-//	gives.go         gives back tokens of callers whose context has ended
+//	gives.go         gives back tokens of coalesced callers whose context has ended
 //
 // A limit of several shards:
 //
