@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -85,6 +86,25 @@ func TestACancelledJobIsPassedOverAtOnce(t *testing.T) {
 	}
 }
 
+// failsToFree has the first times that a slot is freed fail, and counts them in a sequence: what that
+// has counted stays counted after a rollback.
+func (c *crew) failsToFree(times int, code string) {
+	c.t.Helper()
+	for _, sql := range []string{
+		`CREATE SEQUENCE freed`,
+		fmt.Sprintf(`CREATE FUNCTION fail_first() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('freed') <= %d THEN RAISE 'it fails' USING ERRCODE = '%s'; END IF;
+			RETURN NEW;
+		END $$`, times, code),
+		`CREATE TRIGGER fails BEFORE UPDATE ON weir_slot FOR EACH ROW
+			WHEN (OLD.name = 'crew' AND NEW.until < now()) EXECUTE FUNCTION fail_first()`,
+	} {
+		if _, err := c.pool.Exec(c.t.Context(), sql); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
 // A slot that could not be freed at once, because a connection was lost for example, is freed soon,
 // and not only when it expires.
 func TestASlotIsHandedOnAfterAnError(t *testing.T) {
@@ -97,22 +117,29 @@ func TestASlotIsHandedOnAfterAnError(t *testing.T) {
 	c.j.await(t, 1)
 	c.insert(1, nil)
 	c.awaitWaiting(1)
-	for _, sql := range []string{
-		`CREATE SEQUENCE freed`, // what it has counted stays counted after a rollback
-		`CREATE FUNCTION fail_first() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF nextval('freed') <= 2 THEN RAISE 'the connection is lost' USING ERRCODE = '08006'; END IF;
-			RETURN NEW;
-		END $$`,
-		`CREATE TRIGGER fails BEFORE UPDATE ON weir_slot FOR EACH ROW
-			WHEN (OLD.name = 'crew' AND NEW.until < now()) EXECUTE FUNCTION fail_first()`,
-	} {
-		if _, err := c.pool.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c.failsToFree(2, "08006")
 	open()
 	c.j.await(t, 2)
 	if n := c.count(`SELECT last_value FROM freed`); n < 3 {
 		t.Errorf("job 1 started after %d attempts to free the slot of job 0, of which two failed: it has expired", n)
+	}
+}
+
+// An error that stays, a right that is missing for example, does not hold the end of a job up.
+func TestAJobDoesNotWaitForAnErrorThatStays(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "a trigger of a distributed table")
+	c := newCrew(t, 1)
+	open := c.gate()
+	c.client(1)
+	job := c.insert(0, nil)
+	c.j.await(t, 1)
+	c.failsToFree(1000, "42501")
+	open()
+	eventually(t, "the job is completed", func() bool {
+		return c.job(t, job.ID).State == rivertype.JobStateCompleted
+	})
+	if n := c.count(`SELECT last_value FROM freed`); n != 1 {
+		t.Errorf("it was tried %d times to free the slot, want once", n)
 	}
 }

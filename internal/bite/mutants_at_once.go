@@ -1,12 +1,14 @@
 package main
 
 var ofAtOnce = []mutant{
-	{"at once: whoever comes goes before those that wait", "internal/jobs/slotline/giver.go",
+	{"at once: a new job goes before those that wait", "internal/jobs/slotline/giver.go",
 		"	if !waits {\n", "	if waits || true {\n", "ANewJobGoesBehind", jobs, false},
 	{"at once: a freed slot is given to nobody at once", "internal/jobs/slotline/giver.go",
 		"	if found {\n", "	if found && free == nil {\n", "AnEndedJobHands", jobs, false},
 	{"at once: a slot that could not be freed is left until it expires", "internal/jobs/slotline/giver.go",
-		"(conflict || free != nil)", "conflict", "ASlotIsHandedOnAfterAnError", jobs, false},
+		"(conflict || free != nil && mayPass(err))", "conflict", "ASlotIsHandedOnAfterAnError", jobs, false},
+	{"at once: what cannot be freed at all is tried for ten seconds", "internal/jobs/slotline/giver.go",
+		"free != nil && mayPass(err)", "free != nil", "AJobDoesNotWaitForAnErrorThatStays", jobs, false},
 	{"at once: a slot that is given is not for the job", "internal/jobs/slotline/giver.go",
 		"	if WasGiven(job) {\n", "	if false {\n", "OccupyNoWorkerAndStartInOrder|RetriedByHandGoesOnWaitingForIts", jobs, false},
 	{"at once: a job that ends keeps its slot", "internal/jobs/attempt/attempt.go",

@@ -56,10 +56,13 @@ func NewClient(s Store, pool *pgxpool.Pool, logger *slog.Logger) *Client {
 // Warn logs what went wrong in the background. After the pool was closed nothing is left to do
 // there.
 func (c *Client) Warn(err error, what string, args ...any) {
-	if err != nil && !strings.Contains(err.Error(), "closed pool") {
+	if err != nil && !PoolClosed(err) {
 		c.logger.Warn("scheduler: "+what, append(args, "error", err)...)
 	}
 }
+
+// PoolClosed reports whether an error says that the pool was closed.
+func PoolClosed(err error) bool { return strings.Contains(err.Error(), "closed pool") }
 
 // InTx runs fn in a transaction at READ COMMITTED, on a connection of the pool.
 func (c *Client) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {

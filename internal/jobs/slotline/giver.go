@@ -85,9 +85,9 @@ func (g *Giver) HandOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 
 // hand gives a slot to the first job that waits, after it has freed one if that is not nil. It
 // reports whether there were both. It gives one slot in a transaction, so that two of them never
-// wait for each other. A slot that is to be freed is tried again after any error, since it would
-// stay held until it expires: if the first COMMIT has freed it after all, nothing is freed again,
-// and another job gets a slot only if one is free.
+// wait for each other. A slot that is to be freed is tried again after an error that may pass, since
+// it would stay held until it expires: if the first COMMIT has freed it after all, nothing is freed
+// again, and another job gets a slot only if one is free.
 func (g *Giver) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
 	for {
 		var job int64
@@ -97,7 +97,7 @@ func (g *Giver) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given
 		})
 		var e *pgconn.PgError
 		conflict := errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
-		if err != nil && (conflict || free != nil) && ctx.Err() == nil {
+		if err != nil && (conflict || free != nil && mayPass(err)) && ctx.Err() == nil {
 			if !conflict {
 				time.Sleep(handAgain)
 			}
@@ -108,6 +108,14 @@ func (g *Giver) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given
 		}
 		return given, err
 	}
+}
+
+// mayPass reports whether a later attempt may succeed: not if a right or a table is missing, nor on
+// a pool that was closed.
+func mayPass(err error) bool {
+	var e *pgconn.PgError
+	missing := errors.As(err, &e) && strings.HasPrefix(e.Code, "42")
+	return !missing && !riverjob.PoolClosed(err)
 }
 
 // handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails,
