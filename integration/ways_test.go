@@ -190,7 +190,7 @@ func (v sqlVerbs) do(ctx context.Context, fn func(context.Context, *sql.Tx) erro
 	err := v.once(ctx, fn)
 	var deadlock *pgconn.PgError
 	for pgtest.Citus() && errors.As(err, &deadlock) && deadlock.Code == "40P01" {
-		err = v.once(ctx, fn) // as a caller has to, whom Citus has chosen to end a deadlock
+		err = v.once(ctx, fn) // Citus has rolled it back to end a deadlock: its caller runs it again
 	}
 	return err
 }

@@ -32,7 +32,7 @@ type lazyTx struct {
 	conn *pgx.Conn
 	opts pgx.TxOptions
 
-	attempt *attempt // is told when the callback sends statements of its own
+	attempt *attempt // notes that the callback has sent statements of its own
 
 	sql    *statements.Statements
 	queue  []where.Row   // to queue for before the snapshot is taken

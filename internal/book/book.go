@@ -1,7 +1,7 @@
 // Package book is what a process remembers of limits with shards: how many shards each has, and the
 // balances that it last saw. That is only used to choose where to try first; every decision is made
 // on what is in the database. A limit that is not in the books is looked at first, which costs a
-// round trip. It knows neither statements nor transactions: whoever runs them tells it. It holds a
+// round trip. It knows neither statements nor transactions: the caller tells it of both. It holds a
 // bounded number of shards, and is safe for concurrent use.
 package book
 

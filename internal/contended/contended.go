@@ -1,6 +1,6 @@
 // Package contended is what a process remembers of conflicts between transactions: the rows that
 // transactions lose to each other, which are worth queueing for, and the limits that need more
-// shards. It knows neither transactions nor statements: whoever runs them tells it. It holds a
+// shards. It knows neither transactions nor statements: the caller tells it of both. It holds a
 // bounded number of rows, and is safe for concurrent use.
 //
 // Above READ COMMITTED, callers do not queue for a row. As soon as the transaction that holds it

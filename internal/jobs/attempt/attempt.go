@@ -127,7 +127,7 @@ func (v *visit) begin(ctx context.Context) error {
 		if err := v.anew(ctx, true); err != nil {
 			return err
 		}
-	case v.used: // it waits for no tokens, but for the pauses of their limits
+	case v.used: // it waits for no tokens, only until its limits are not paused
 		v.usedUp(t, true)
 	}
 	if err := v.ask(ctx, v.at.looks); err != nil {
