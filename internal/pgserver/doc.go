@@ -19,10 +19,12 @@
 // # What becomes of it
 //
 // From binaries it makes a private cluster: a temporary folder, a free port on 127.0.0.1, a random
-// password. A supervisor, a small shell script that outlives this process, ends the server and
-// removes the folder as soon as a pipe that this process holds is closed. That happens on Stop, and
-// by itself when the process ends in whatever way: by returning, by a panic, by Ctrl-C, by SIGKILL.
-// As Postgres refuses to run as root, root runs it as the user postgres, or else nobody.
+// password. The folder is in memory where there is plenty, unless the cluster is durable or TMPDIR
+// says where it goes. A supervisor, a small shell script that outlives this process, ends the
+// server and removes the folder as soon as a pipe that this process holds is closed. That happens
+// on Stop, and by itself when the process ends in whatever way: by returning, by a panic, by
+// Ctrl-C, by SIGKILL. As Postgres refuses to run as root, root runs it as the user postgres, or
+// else nobody.
 //
 // # Faults
 //

@@ -55,8 +55,8 @@ func (i *identity) as() string {
 }
 
 // folder makes the cluster's folder, with the password in it, and hands it over.
-func (i *identity) folder(password string) (_ string, err error) {
-	parent, err := i.parent()
+func (i *identity) folder(password string, durable bool) (_ string, err error) {
+	parent, err := i.parent(durable)
 	if err != nil {
 		return "", err
 	}
@@ -91,14 +91,18 @@ func (i *identity) write(path, text string) error {
 	return os.Chown(path, int(i.uid), int(i.gid))
 }
 
-// parent is where the folder goes: into TMPDIR if the server's user can work there, or else into
-// /tmp.
-func (i *identity) parent() (string, error) {
+// parent is where the folder goes: into TMPDIR or, where that is not set, into memory for a cluster
+// that need not be durable, or else into /tmp. The server's user has to be able to work there.
+func (i *identity) parent(durable bool) (string, error) {
+	dirs := []string{os.TempDir()}
+	if memory := inMemory(plenty); !durable && os.Getenv("TMPDIR") == "" && memory != "" {
+		dirs = []string{memory, os.TempDir()}
+	}
 	if i == nil {
-		return filepath.Abs(os.TempDir())
+		return filepath.Abs(dirs[0])
 	}
 	var errs []error
-	for _, dir := range []string{os.TempDir(), "/tmp"} {
+	for _, dir := range append(dirs, "/tmp") {
 		dir, err := filepath.Abs(dir)
 		if err != nil {
 			return "", err
@@ -113,6 +117,10 @@ func (i *identity) parent() (string, error) {
 		fmt.Errorf("the server runs as %s, who needs a temporary folder: %w: set TMPDIR to one that everybody can write to",
 			i.name, errors.Join(errs...))
 }
+
+// plenty is the room that there has to be in memory for the folder to go there: the tests' clusters
+// grow to some hundred megabytes each, and up to four packages are tested at once.
+const plenty = 8 << 30
 
 // usable checks that everybody can enter dir, and make and remove folders there.
 func usable(dir string) error {

@@ -77,7 +77,7 @@ func create(ctx context.Context, bin string, primary *Server, o *options) (_ *Se
 	if primary != nil {
 		password = primary.password // the copy has the primary's users
 	}
-	root, err := user.folder(password)
+	root, err := user.folder(password, o.durable)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package pgserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -199,7 +200,7 @@ func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	}
 
 	// through the parts, to know the folder
-	root, err := user.folder("secret")
+	root, err := user.folder("secret", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,6 +216,33 @@ func TestAFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 	}
 	if !removed(root) {
 		t.Errorf("%s is left", root)
+	}
+}
+
+// Not parallel, as it sets TMPDIR.
+func TestWhereTheFolderGoes(t *testing.T) {
+	if dir := inMemory(1 << 62); dir != "" {
+		t.Errorf("%s is said to have room for more than any machine has", dir)
+	}
+	var nobody *identity
+	named := t.TempDir()
+	memory := cmp.Or(inMemory(plenty), "/tmp")
+	for _, c := range []struct {
+		name, tmpdir string
+		durable      bool
+		want         string
+	}{
+		{"in memory where there is room", "", false, memory},
+		{"a durable one on the disk", "", true, "/tmp"},
+		{"where TMPDIR says", named, false, named},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("TMPDIR", c.tmpdir)
+			got, err := nobody.parent(c.durable)
+			if err != nil || got != c.want {
+				t.Errorf("got %q, %v, want %q", got, err, c.want)
+			}
+		})
 	}
 }
 
