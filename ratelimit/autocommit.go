@@ -241,17 +241,21 @@ func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
 const strictSession = "weir: above READ COMMITTED by default"
 
 // roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT:
-// it is a transaction of its own.
+// it is a transaction of its own, which runs again after a deadlock. On Citus one may be ended by
+// the deadlock of others.
 func roundTrip(
 	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*statement,
 ) error {
 	session := conn.Conn().PgConn().CustomData()
-	if commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
+	for commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
 		_, err := send(ctx, conn.Conn(), statements)
-		if !isConflict(err) {
+		switch stateOf(err) {
+		case deadlockDetected: // the server waits for a while before it finds one
+		case serializationFailure:
+			session[strictSession] = true
+		default:
 			return committed(err)
 		}
-		session[strictSession] = true
 	}
 	trip := make([]*statement, 0, len(begin)+len(statements)+1)
 	for _, sql := range begin {

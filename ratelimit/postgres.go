@@ -20,10 +20,15 @@ func stateOf(err error) string {
 	return ""
 }
 
+const (
+	serializationFailure = "40001"
+	deadlockDetected     = "40P01"
+)
+
 // isConflict reports whether another attempt at the whole transaction may succeed.
 func isConflict(err error) bool {
 	s := stateOf(err)
-	return s == "40001" || s == "40P01" // serialization_failure, deadlock_detected
+	return s == serializationFailure || s == deadlockDetected
 }
 
 // isLostRow reports whether err says that another transaction has written the row first. Postgres
@@ -31,7 +36,7 @@ func isConflict(err error) bool {
 // the row.
 func isLostRow(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && e.Code == "40001" && e.File != "predicate.c"
+	return errors.As(err, &e) && e.Code == serializationFailure && e.File != "predicate.c"
 }
 
 // isRolledBack reports whether err, an answer to COMMIT or to statements sent together with it,
@@ -69,8 +74,10 @@ var hints = map[string]string{
 	"42703": otherTables, // undefined_column
 	"3F000": notMigrated, // invalid_schema_name
 	"42501": "grant the role what the documentation of package schema lists",
-	"40001": runAgain, // serialization_failure
-	"40P01": runAgain, // deadlock_detected
+
+	serializationFailure: runAgain,
+	deadlockDetected:     runAgain,
+
 	"25P02": "an earlier statement of this transaction failed; look at its error and roll back",
 	"25006": "limits are taken by writing: use the primary, and no read-only transaction",
 	"53200": "predicate locks ran out: somebody holds a SERIALIZABLE transaction open for long, or max_pred_locks_per_transaction is too low",

@@ -300,9 +300,13 @@ var ofTheCore = []mutant{
 
 	// transactions
 	{"runner: a conflict is final", "ratelimit/postgres.go",
-		`return s == "40001" || s == "40P01"`, `return s == "40P01"`, "RunsTheWhole", whole, true},
+		"return s == serializationFailure || s == deadlockDetected", "return s == deadlockDetected", "RunsTheWhole", whole, true},
 	{"runner: a deadlock is final", "ratelimit/postgres.go",
-		`return s == "40001" || s == "40P01"`, `return s == "40001"`, "Deadlock", whole, true},
+		"return s == serializationFailure || s == deadlockDetected", "return s == serializationFailure", "Deadlock", whole, true},
+	{"autocommit: a deadlock marks the session", "ratelimit/autocommit.go",
+		"case deadlockDetected: // the server waits", "case deadlockDetected:\n\t\t\tsession[strictSession] = true // the server waits", "AutocommitRunsAgain", whole, true},
+	{"autocommit: a deadlock is final", "ratelimit/autocommit.go",
+		"case deadlockDetected: // the server", "case \"none\": // the server", "AutocommitRunsAgain", whole, true},
 	{"runner: an error commits", "ratelimit/intx.go",
 		"return a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "_ = a.commit(ctx, tx)\n\t\treturn a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "RollBack|Tokens", whole, true},
 	{"runner: a panic leaves the transaction open", "ratelimit/intx.go",

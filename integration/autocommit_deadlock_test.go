@@ -1,0 +1,43 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A statement that stands alone runs again however often it is ended by a deadlock, and does not
+// cost more from then on: a deadlock says nothing about the session.
+func TestAutocommitRunsAgainAfterADeadlock(t *testing.T) {
+	t.Parallel()
+	var batch afterBatch
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.Tracer = &batch
+	})
+	l := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	takeOK(t, first(l.RateLimit(t.Context(), limit)))
+
+	if _, err := pool.Exec(t.Context(), `
+		CREATE SEQUENCE deadlocks;
+		CREATE FUNCTION deadlock() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('deadlocks') <= 3 THEN
+				RAISE 'a deadlock of others' USING ERRCODE = 'deadlock_detected';
+			END IF;
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER deadlock BEFORE UPDATE ON weir_balance FOR EACH ROW EXECUTE FUNCTION deadlock()`); err != nil {
+		t.Fatal(err)
+	}
+	batch.do = func() { t.Error("a lone statement was sent in a batch, with BEGIN and COMMIT") }
+	for range 2 {
+		takeOK(t, first(l.RateLimit(t.Context(), limit)))
+	}
+	if s, err := l.Value(t.Context(), limit); err != nil || !near(s.Value, 97) {
+		t.Errorf("%+v, %v, want 97 left", s, err)
+	}
+}
