@@ -58,10 +58,10 @@ package ratelimit
 //
 // A transaction of InTx:
 //
-//	begin.go         sends BEGIN together with the first take
+//	begin.go         sends BEGIN together with the first take; the COMMIT, two-phase on Citus
 //	pass_on.go       passes on what the callback sends to the transaction
 //	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
-//	two_phase.go     on Citus: makes tokens and the coordinator's tables commit together
+//	two_phase.go     on Citus: the two-phase commit of transactions that InTx has not begun
 //
 // Several calls decided as one:
 //
@@ -86,7 +86,7 @@ package ratelimit
 //
 // Tokens in memory:
 //
-//	lease.go         Lease: blocks of tokens that a process hands out by itself
+//	lease.go         Lease: blocks of tokens that a process hands out by itself; Close
 //	lease_hand.go    what a lease holds, and how much of it may still be handed out
 //	lease_fetch.go   fetches blocks, and queues the takes that wait for them
 //	lease_back.go    gives back what was not used
