@@ -49,7 +49,7 @@ func TestManyJobsThatWaitForSlotsLeaveOthersAlone(t *testing.T) {
 		}
 		defer func() { _ = h.Release(context.WithoutCancel(t.Context())) }()
 	}
-	open := c.gate()
+	open := c.gate(1)
 	statements := c.counted(2, 2)
 	c.insert(0, nil)
 	c.j.await(t, 1)

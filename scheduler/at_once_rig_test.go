@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ type crew struct {
 	slots *slots.Slots
 	sched *scheduler.Scheduler
 	limit slots.Limit
+	n     atomic.Int32 // how many slots each key has
 
 	mu      sync.Mutex
 	running map[int]int // by key
@@ -39,6 +41,7 @@ func newCrew(t testing.TB, n int) *crew {
 	t.Helper()
 	c := &crew{fixture: setUp(t, scheduler.Config{}), t: t, running: map[int]int{}, gates: map[int]chan struct{}{}}
 	c.takes = 2 * time.Millisecond
+	c.n.Store(int32(n))
 	c.slots, c.limit = c.newSlots(), slots.MustDefine("crew", n)
 	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: c.slots})
 	c.j = newJournal(c.fixture)
@@ -67,16 +70,18 @@ func (c *crew) slotsOn(pool *pgxpool.Pool, cfg slots.Config) *slots.Slots {
 
 func (c *crew) atOnce(w river.Worker[sendArgs]) river.Worker[sendArgs] {
 	return scheduler.AtOnce(w, func(job *river.Job[sendArgs]) []slots.Request {
-		return []slots.Request{c.limit.For(keyOf(job.Args.N))}
+		return []slots.Request{c.limit.For(keyOf(job.Args.N)).Of(int(c.n.Load()))}
 	})
 }
 
-// gate has job 0 run until it is opened.
-func (c *crew) gate() (open func()) {
+// gate has the first n jobs run until it is opened.
+func (c *crew) gate(n int) (open func()) {
 	gate := make(chan struct{})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.gates[0] = gate
+	for i := range n {
+		c.gates[i] = gate
+	}
 	return sync.OnceFunc(func() { close(gate) })
 }
 

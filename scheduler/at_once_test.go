@@ -39,7 +39,7 @@ func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
 func TestJobsThatWaitForASlotOccupyNoWorkerAndStartInOrder(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate()
+	open := c.gate(1)
 	c.client(2)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -71,7 +71,7 @@ func TestJobsThatWaitForASlotOccupyNoWorkerAndStartInOrder(t *testing.T) {
 func TestAnEndedJobGivesItsSlotToTheFirstThatWaits(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate()
+	open := c.gate(1)
 	c.client(5)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -111,10 +111,6 @@ func TestASlotThatOthersFreeIsGivenToAWaitingJob(t *testing.T) {
 				WHERE name = 'crew'`)
 			return err
 		},
-		"Added": func(c *crew, _ *slots.Hold) error {
-			_, err := c.pool.Exec(c.t.Context(), `UPDATE weir_turn SET cost = 2`) // as a job would that asks for more
-			return err
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -146,7 +142,7 @@ func TestASlotThatOthersFreeIsGivenToAWaitingJob(t *testing.T) {
 func TestJobsThatHaveLeftAreNotGivenASlot(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate()
+	open := c.gate(1)
 	client := c.client(3)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -254,7 +250,7 @@ func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 func TestAJobThatIsRetriedByHandGoesOnWaitingForItsSlot(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate()
+	open := c.gate(1)
 	client := c.client(3)
 	c.insert(0, nil)
 	c.j.await(t, 1)

@@ -36,7 +36,7 @@ func TestAJobThatWaitsForASlotTakesNoTokens(t *testing.T) {
 			return []ratelimit.Request{tenTokens.Global()}
 		}))
 	}
-	open := c.gate()
+	open := c.gate(1)
 	c.client(2)
 	c.insert(0, nil)
 	c.j.await(t, 1)
@@ -74,7 +74,7 @@ func TestAJobThatHasPaidKeepsItsTokensWhileItWaitsForASlot(t *testing.T) {
 					c.insert(n, nil)
 				}
 			}
-			open := c.gate()
+			open := c.gate(1)
 			c.client(2)
 			insert(0)
 			c.j.await(t, 1)

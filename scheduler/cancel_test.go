@@ -345,11 +345,14 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 // after the others.
 func TestOddMetadataHoldsUpNothing(t *testing.T) {
 	t.Parallel()
-	for name, odd := range map[string]string{"Number": `1e300`, "Past": `-9e18`, "Text": `"soon"`} {
+	for name, odd := range map[string]string{
+		"Number": `{"due":1e300}`, "Past": `{"due":-9e18}`, "Text": `{"due":"soon"}`,
+		"NUL": `{"more":"{\"v\":1,\"due\":1,\"on\":[[\"a\\u0000\",\"k\"]]}"}`,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
-			opts := &river.InsertOpts{Metadata: []byte(`{"weir":{"due":` + odd + `}}`),
+			opts := &river.InsertOpts{Metadata: []byte(`{"weir":` + odd + `}`),
 				ScheduledAt: time.Now().Add(time.Hour)}
 			if _, err := f.client.Insert(t.Context(), sendArgs{1}, opts); err != nil {
 				t.Fatal(err)
@@ -370,5 +373,74 @@ func TestOddMetadataHoldsUpNothing(t *testing.T) {
 				t.Errorf("%d settlements", n)
 			}
 		})
+	}
+}
+
+// However many were cancelled in one transaction, long before a client looks.
+func TestAllThatWereCancelledTogetherGiveBackWhatTheyTook(t *testing.T) {
+	t.Parallel()
+	const n = 1002 // more than are read at once
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("together",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(n)})
+	var params []scheduler.InsertManyParams
+	for i := range n {
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
+			InsertOpts: &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)},
+			Requests:   []ratelimit.Request{limit.Global()}})
+	}
+	if _, err := sched.Jobs(f.client).InsertMany(t.Context(), f.pool, params); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job
+		SET state = 'cancelled', finalized_at = now() - interval '15 min'`); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched)
+	eventually(t, "all tokens are there", func() bool { return f.left(t, limit.Global()) > n-0.5 })
+}
+
+// A job that is retried by hand while a round gives back what it took keeps it.
+func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("retried",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
+	opts := &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)}
+	var id int64
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := sched.Jobs(f.client).InsertTx(ctx, tx, sendArgs{0}, opts, limit.Global().Count(5))
+		if err == nil {
+			id = in.Job.Job.ID
+		}
+		return err
+	})
+	if _, err := f.pool.Exec(t.Context(),
+		`UPDATE river_job SET state = 'cancelled', finalized_at = now()`); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `UPDATE river_job SET state = 'scheduled', finalized_at = NULL`); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched)
+	eventually(t, "a round waits for the job", func() (waits bool) {
+		if err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.roundHasPassed(t)
+	f.roundHasPassed(t)
+	if got := f.left(t, limit.Global()); got > 5.1 || f.job(t, id).State != rivertype.JobStateScheduled {
+		t.Errorf("%v left, want 5", got)
 	}
 }

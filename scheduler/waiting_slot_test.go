@@ -45,7 +45,7 @@ func (c *crew) explained(jobs *scheduler.Jobs, job *rivertype.JobRow) (w schedul
 func TestJobsThatWaitForSlotsAreListedInTheirOrder(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate()
+	open := c.gate(1)
 	jobs := c.sched.Jobs(c.client(2))
 	first := c.insert(0, nil)
 	c.j.await(t, 1)

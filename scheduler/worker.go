@@ -60,11 +60,17 @@ func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	return w.Worker.Work(ctx, job)
 }
 
-// ofRow are the requests of another job of the kind; none if its arguments cannot be read.
+// ofRow are the requests of another job of the kind: none if its arguments cannot be read, or if
+// requests panics for it. Then its own attempt tells what is wrong, and River recovers there.
 func ofRow[T river.JobArgs, R any](
 	requests func(job *river.Job[T]) []R,
 ) func(*rivertype.JobRow) []R {
-	return func(row *rivertype.JobRow) []R {
+	return func(row *rivertype.JobRow) (all []R) {
+		defer func() {
+			if recover() != nil {
+				all = nil
+			}
+		}()
 		job := &river.Job[T]{JobRow: row}
 		if err := json.Unmarshal(row.EncodedArgs, &job.Args); err != nil {
 			return nil

@@ -35,6 +35,7 @@ type visit struct {
 	at    *Attempts
 	job   *rivertype.JobRow
 	found bool // there is a ticket
+	newer bool // it is of a release that this one does not know, and stays as it is
 	paid  bool // a worker made by Limit has taken its tokens
 	used  bool // an attempt before has used what was taken
 	clock riverjob.Clock
@@ -98,8 +99,9 @@ func (a *Attempts) Work(
 	v := &visit{at: a, job: job, Waiter: riverjob.Waiter{ID: job.ID, Attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
 	v.Ticket, v.found = ticket.Of(job)
+	v.newer = v.found && !v.Ticket.Known()
 	v.Valid = v.found && v.Ticket.Attempt == v.Attempt
-	if v.found && v.Ticket.Known() && !worknow.Asked(ctx) {
+	if v.found && !v.newer && !worknow.Asked(ctx) {
 		if err := v.begin(ctx); err != nil {
 			return err
 		}
@@ -175,6 +177,9 @@ func (v *visit) usedUp(t *ticket.Ticket, used bool) {
 
 // keep notes that what was taken is for the next start.
 func (v *visit) keep(ctx context.Context) error {
+	if v.newer {
+		return nil
+	}
 	t := v.Ticket
 	v.usedUp(&t, v.used)
 	return river.MetadataSet(ctx, ticket.Key, &t)
@@ -201,7 +206,7 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return err
 	case pause != nil:
 		return v.pause(ctx, pause)
-	case !v.paid && v.found && v.Ticket.Known() && v.Ticket.Pays != ticket.PerStart &&
+	case !v.paid && v.found && v.Ticket.Pays != ticket.PerStart &&
 		errors.As(err, new(*rivertype.JobSnoozeError)):
 		if other := v.keep(ctx); other != nil {
 			return errors.Join(err, other)
@@ -228,7 +233,7 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 	if len(t.Rows()) > 0 {
 		carried = &t
 	}
-	if carried != nil || v.found {
+	if !v.newer && (carried != nil || v.found) {
 		if err := river.MetadataSet(ctx, ticket.Key, carried); err != nil {
 			return err
 		}
@@ -362,7 +367,7 @@ func (v *visit) holding(
 // unstarted puts off a job that has not started, and that keeps what it has paid. It waits for no
 // tokens any more, so it is not late.
 func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
-	if v.paid || v.found && v.Ticket.Known() {
+	if v.paid || v.found {
 		if err := v.keep(ctx); err != nil {
 			return err
 		}

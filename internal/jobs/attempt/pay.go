@@ -31,9 +31,15 @@ func Take(
 	if len(rs) == 0 {
 		return nil
 	}
-	v.ctx, v.requests = ctx, ticket.Reserving(rs)
-	if v.at.charges.Do(v); v.err != nil {
+	if v.ctx, v.requests = ctx, rs; !v.newer { // else nothing would say at its next start that it has paid
+		v.requests = ticket.Reserving(rs)
+	}
+	switch v.at.charges.Do(v); {
+	case errors.Is(v.err, ratelimit.ErrInvalid):
 		return v.err
+	case v.err != nil:
+		v.at.Warn(v.err, "a job could not take its tokens, and will try again in a second", "job", v.ID)
+		return v.unstarted(ctx, time.Second)
 	}
 	if !v.res.OK || !v.res.RunAt.IsZero() {
 		v.at.clear(v.job, of)
@@ -53,6 +59,9 @@ func Take(
 // goroutine of its own, take to come together again.
 const gather = time.Millisecond
 
+// chargeIn is how long one job may keep the others waiting when somebody holds its balance.
+const chargeIn = 2 * time.Second
+
 // charge takes for jobs in River's order.
 func (a *Attempts) charge(items []*visit) {
 	slices.SortFunc(items, func(a, b *visit) int {
@@ -60,10 +69,12 @@ func (a *Attempts) charge(items []*visit) {
 			a.job.ScheduledAt.Compare(b.job.ScheduledAt), cmp.Compare(a.ID, b.ID))
 	})
 	for _, v := range items {
-		v.err = a.ConnectedInTx(v.ctx, func(tx pgx.Tx) (err error) {
-			v.res, err = a.Limiter.RateLimit(v.ctx, tx, v.requests...)
+		ctx, cancel := context.WithTimeout(v.ctx, chargeIn)
+		v.err = a.ConnectedInTx(ctx, func(tx pgx.Tx) (err error) {
+			v.res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
 			return err
 		})
+		cancel()
 		v.clock = riverjob.Clock{At: v.res.At, Answered: time.Now()}
 	}
 }
@@ -126,8 +137,8 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
-				if t, ok := ticket.Of(job); ok && t.Paid && t.IsFor(job.Attempt) {
-					continue // it has its place
+				if t, ok := ticket.Of(job); ok && (!t.Known() || t.Paid && t.IsFor(job.Attempt)) {
+					continue // it has its place, or may have
 				}
 				if rs := requests(job); len(rs) > 0 {
 					of := fmt.Sprintf("%q", ticket.RowsOf(rs))

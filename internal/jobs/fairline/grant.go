@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -128,7 +129,11 @@ func (g *grant) read(ctx context.Context, tx pgx.Tx) error {
 	var t turn.Tenant
 	var raw []byte
 	queues := map[string]*queue{} // the rows come in any order
-	err := g.Query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most}, func() {
+	if time.Since(g.held.pruned) > pruneEvery {
+		clear(g.held.passed) // some may be fit by now, or gone
+	}
+	passed := slices.AppendSeq([]int64{}, maps.Keys(g.held.passed)) // an array, if an empty one
+	err := g.Query(ctx, tx, turnsSQL, []any{g.of[0], g.of[1], most, passed}, func() {
 		q := queues[t.Name]
 		if q == nil {
 			q = &queue{Tenant: t}
@@ -210,11 +215,17 @@ func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
 	}
 	var fit []*contender
 	for _, q := range g.tenants {
+		some := map[int]bool{} // jobs of a priority are fit
 		for _, c := range q.jobs {
 			if g.unfit(c) {
 				g.skip[c.Job] = true
 			} else {
-				fit = append(fit, c)
+				fit, some[c.Priority] = append(fit, c), true
+			}
+		}
+		for _, c := range q.jobs {
+			if q.partly && !some[c.Priority] { // those behind are to be read
+				g.held.passed[c.Job] = true
 			}
 		}
 	}
@@ -304,9 +315,12 @@ func (g *grant) unfit(c *contender) bool {
 		return true
 	}
 	var err error
-	if c.ticket.Seat == nil || !c.ticket.Seat.Waits {
-		err = fmt.Errorf("its metadata does not say that it waits")
-	} else {
+	switch {
+	case c.ticket.Seat == nil || !c.ticket.Seat.Waits:
+		err = errors.New("its metadata does not say that it waits")
+	case !c.ticket.Known():
+		err = errors.New("its metadata is of a newer version of Weir")
+	default:
 		c.requests, c.kinds, err = requestsOf(c.ticket.Seat)
 	}
 	if err == nil {

@@ -21,7 +21,7 @@ const (
 	lineLasts  = 3 * time.Second
 	heardFor   = 5 * time.Second  // a client that fetches no jobs for so long grants none
 	restAfter  = 10 * time.Second // a line in which nobody waits is forgotten
-	mostLines  = 200              // in one round
+	mostLines  = 200              // in one round; the next one goes on behind them
 	mostGrants = 50               // transactions of a round and line, one after the other
 )
 
@@ -33,6 +33,8 @@ type Granter struct {
 	pace   riverjob.Pace
 	heard  atomic.Int64         // when the client fetched last, in nanoseconds
 	held   map[ticket.Row]*held // this and what follows are for the round under way only
+	behind map[string]string    // by limit, the key of the last line of the round before
+	since  time.Time            // when a round began with the first line
 	scarce bool                 // are workers: more could have been granted in the last round
 }
 
@@ -52,6 +54,7 @@ type held struct {
 	pruned  time.Time
 	active  time.Time      // when jobs waited in it last
 	warned  map[int64]bool // jobs that cannot be granted
+	passed  map[int64]bool // those of them that are not read until the next pruning
 }
 
 // granted is a job that was granted.
@@ -79,27 +82,39 @@ func (r *Granter) begin(gap time.Duration) {
 	})
 }
 
-// linesSQL finds the lines in which jobs wait, except those that another client holds.
+// linesSQL finds the lines in which jobs wait, except those that another client holds: of each limit
+// in the order of keys, as it finds them one by one.
 //
-// $1 names $2 holder $3 most
+// $1 names $2 holder $3 most $4 the first key of each name
 const linesSQL = `WITH RECURSIVE line AS (
-	SELECT n.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = n.name ORDER BY w.key LIMIT 1) AS key
-	FROM pg_catalog.unnest($1::text[]) AS n (name)
+	SELECT n.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = n.name AND w.key >= n.first ORDER BY w.key LIMIT 1) AS key
+	FROM unnest($1::text[], $4::text[]) AS n (name, first)
 	UNION ALL
 	SELECT l.name, (SELECT w.key FROM {ours}weir_turn w WHERE w.name = l.name AND w.key > l.key ORDER BY w.key LIMIT 1)
 	FROM line l WHERE l.key IS NOT NULL
 )
-SELECT l.name, l.key FROM line l LEFT JOIN {ours}weir_line s ON s.name = l.name AND s.key = l.key
+SELECT l.name, l.key FROM line l LEFT JOIN LATERAL (
+		SELECT holder, until FROM {ours}weir_line WHERE name = l.name AND key = l.key OFFSET 0
+	) s ON true
 WHERE l.key IS NOT NULL AND (s.holder IS NULL OR s.holder = $2::uuid OR s.until <= now())
 LIMIT $3::integer`
 
 // Round is one round. It reports whether this client holds a line in which jobs wait.
 func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
+	if len(r.behind) == 0 {
+		r.behind, r.since = map[string]string{}, time.Now()
+	}
 	names := slices.Collect(maps.Keys(r.all))
+	first := make([]string, len(names))
+	for i, name := range names {
+		first[i] = r.behind[name]
+	}
+	most := mostLines + len(names) // the last line of each is found once more
 	var found []ticket.Row
 	var of ticket.Row
-	err = r.Query(ctx, r.Pool, linesSQL, []any{names, r.Holder, mostLines}, func() {
+	err = r.Query(ctx, r.Pool, linesSQL, []any{names, r.Holder, most, first}, func() {
 		found = append(found, of)
+		r.behind[of[0]] = of[1]
 	}, &of[0], &of[1])
 	if err != nil {
 		return false, err
@@ -111,7 +126,7 @@ func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
 	for _, of := range found {
 		h := idle[of]
 		if h == nil {
-			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}}
+			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}, passed: map[int64]bool{}}
 		}
 		delete(idle, of)
 		mine, more := false, true
@@ -123,13 +138,17 @@ func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
 			r.held[of], h.active, holds = h, time.Now(), true
 		}
 	}
+	last := len(found) < most
 	for of, h := range idle {
-		switch {
-		case time.Since(h.active) < restAfter:
+		// A line is idle only if no round since the first line has found it.
+		if !last || h.active.After(r.since) || time.Since(h.active) < restAfter {
 			r.held[of] = h
-		case len(found) < mostLines:
+		} else {
 			failed = append(failed, r.rest(ctx, of))
 		}
+	}
+	if last {
+		clear(r.behind)
 	}
 	return holds, errors.Join(failed...)
 }

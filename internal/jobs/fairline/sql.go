@@ -20,7 +20,7 @@ RETURNING l.virtual, l.others, l.value, pg_catalog.isfinite(l.seen), CASE WHEN p
 	// charged. It goes from tenant to tenant by the primary key, and reads at most so many rows for
 	// each priority of each.
 	//
-	// $1 name $2 key $3 most of each
+	// $1 name $2 key $3 most of each $4 except these jobs
 	turnsSQL = `WITH RECURSIVE tenant AS (
 	(SELECT w.tenant FROM {ours}weir_turn w WHERE w.name = $1::text AND w.key = $2::text ORDER BY w.tenant LIMIT 1)
 	UNION ALL
@@ -36,6 +36,7 @@ FROM tenant t
 	CROSS JOIN LATERAL (
 		SELECT priority, due, job, cost, weight FROM {ours}weir_turn
 		WHERE name = $1::text AND key = $2::text AND tenant = t.tenant AND priority = p.priority AND due <= now()
+			AND job <> ALL ($4::bigint[])
 		ORDER BY due, job LIMIT $3::integer
 	) w
 	LEFT JOIN LATERAL (
@@ -87,6 +88,14 @@ ON CONFLICT (name, key, tenant) DO UPDATE SET at = excluded.at, credit = exclude
 	passSQL = `UPDATE {ours}weir_line
 SET virtual = $3::float8, others = $4::float8, value = $5::float8, seen = $6::timestamptz
 WHERE name = $1::text AND key = $2::text`
+
+	// forfeitSQL takes the credit of tenants that do not wait.
+	//
+	// $1 name $2 key
+	forfeitSQL = `UPDATE {ours}weir_line_tenant t SET credit = 0
+WHERE name = $1::text AND key = $2::text AND credit > '0' AND NOT EXISTS (
+	SELECT FROM {ours}weir_turn w WHERE w.name = t.name AND w.key = t.key AND w.tenant = t.tenant
+)`
 
 	// forgetSQL deletes tenants that are like those that nobody has noted.
 	//

@@ -109,6 +109,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 // may be jobs that were not read, it is not: then nobody else can have the next turn before they
 // are.
 func (g *grant) head(q *queue) {
+	waits := len(q.jobs) > 0 // if for another reason than its turn
 	for len(q.jobs) > 0 && g.skip[q.jobs[0].Job] {
 		q.jobs = q.jobs[1:]
 	}
@@ -118,8 +119,8 @@ func (g *grant) head(q *queue) {
 	}
 	if len(q.jobs) == 0 {
 		q.Out = !q.partly || len(g.chosen) == 0
-		if !q.partly {
-			q.Credit = 0 // nothing is kept for a tenant that does not wait
+		if !waits && !q.partly && q.Credit != 0 {
+			q.Credit, q.changed = 0, true // nothing is kept for a tenant that does not wait
 		}
 		return
 	}
@@ -269,6 +270,7 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, r := range g.left {
 		b.Queue(g.SQL(leaveSQL), r.key()...)
+		delete(g.held.warned, r.Job)
 	}
 	var names []string
 	var times, credits []float64
@@ -283,6 +285,7 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 	}
 	if time.Since(g.held.pruned) > pruneEvery {
 		g.held.pruned = time.Now()
+		send(forfeitSQL)
 		send(forgetSQL, g.turn.Virtual)
 	}
 	send(passSQL, g.turn.Virtual, g.others, g.limit.Value-used, g.now)

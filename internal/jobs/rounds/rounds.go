@@ -231,6 +231,7 @@ func Free(
 type watch struct {
 	last  time.Time
 	from  time.Time          // jobs that were cancelled before are known,
+	id    int64              // and at that time those up to this one,
 	known map[int64]bool     // and these
 	seen  []*riverjob.Waiter // that waited when it was last looked
 	gaps  ticket.Gaps        // in the order in which they were left
@@ -243,11 +244,13 @@ const (
 	mostGone   = 10_000
 )
 
-// cancelledSQL finds jobs with tickets that were cancelled from $1 on, except $2.
+// cancelledSQL finds jobs with tickets that were cancelled, in this order.
+//
+// $1 after this time $2 and id, except $3
 const cancelledSQL = `SELECT id, attempt, 'cancelled', finalized_at, metadata->'weir'::text
-FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND finalized_at > $1::timestamptz AND metadata->'weir'::text IS NOT NULL
-	AND id <> ALL ($2::bigint[])
-ORDER BY finalized_at LIMIT 1000`
+FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND (finalized_at, id) > ($1::timestamptz, $2::bigint) AND metadata->'weir'::text IS NOT NULL
+	AND id <> ALL ($3::bigint[])
+ORDER BY finalized_at, id LIMIT 1000`
 
 // findGone gives back what jobs had taken that were cancelled or deleted by others before they
 // started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait.
@@ -263,7 +266,7 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
 	}
 	known := slices.AppendSeq([]int64{}, maps.Keys(w.known)) // an array, if an empty one
-	found, err := r.Waiters(ctx, r.Pool, cancelledSQL, w.from, known)
+	found, err := r.Waiters(ctx, r.Pool, cancelledSQL, w.from, w.id, known)
 	if err != nil {
 		return err
 	}
@@ -274,7 +277,7 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 			return err
 		}
 		if w.known[f.ID] = true; f.At.Before(now.Add(-overlap)) {
-			w.from = f.At
+			w.from, w.id = f.At, f.ID
 		}
 	}
 
@@ -298,14 +301,27 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 	return err
 }
 
+// goneSQL locks cancelled jobs, and finds those that were deleted as well.
+//
+// $1 ids
+const goneSQL = `WITH job AS (
+	SELECT id, state FROM {river}river_job WHERE id = ANY ($1::bigint[]) FOR UPDATE
+)
+SELECT g.id FROM pg_catalog.unnest($1::bigint[]) AS g (id) LEFT JOIN job j ON j.id = g.id
+WHERE j.id IS NULL OR j.state OPERATOR(pg_catalog.=) 'cancelled'`
+
 // freed frees a job that has gone, in a transaction of its own.
 func (r *Rounds) freed(ctx context.Context, w *riverjob.Waiter) error {
 	if !w.Valid {
 		return nil
 	}
 	t, released := &w.Ticket, false
-	err := r.InTx(ctx, func(tx pgx.Tx) (err error) {
-		released, err = Free(ctx, r.Store, tx, w.ID, t)
+	err := r.InTx(ctx, func(tx pgx.Tx) error {
+		// before the balances, as a cancellation locks it; it may have been retried by hand
+		gone, err := r.Which(ctx, tx, goneSQL, []int64{w.ID})
+		if err == nil && gone[w.ID] {
+			released, err = Free(ctx, r.Store, tx, w.ID, t)
+		}
 		return err
 	})
 	if released && err == nil {

@@ -40,6 +40,8 @@ const (
 	followEvery = 100 * time.Millisecond
 	followFor   = 10 * time.Second
 	mostPlaces  = 2000 // that a round looks at; the next one goes on behind them
+	mostNumbers = 20_000
+	numberLasts = 10 * time.Minute
 	mostGiven   = 100  // slots of a place that are given in one go
 	mostSwept   = 1000 // rows of jobs that have left, of a place and round
 	mostLeft    = 10   // places of which a round deletes them
@@ -53,12 +55,15 @@ type Giver struct {
 	pace  riverjob.Pace
 	after string // the last place of the round before; for the round under way only
 
-	mu  sync.Mutex
-	put map[int64]putting // jobs whose put-off may not be written; if there are any, followUp comes
+	mu      sync.Mutex
+	put     map[int64]putting     // jobs whose put-off may not be written; if there are any, followUp comes
+	numbers map[hand.Place]number // how many slots there are, by the last job here that asked
 }
 
 // NewGiver returns a Giver of these slots, if there are any.
-func NewGiver(c *riverjob.Client, s hand.Slots) *Giver { return &Giver{Client: c, slots: s} }
+func NewGiver(c *riverjob.Client, s hand.Slots) *Giver {
+	return &Giver{Client: c, slots: s, numbers: map[hand.Place]number{}}
+}
 
 // None says that there are no slots.
 func (g *Giver) None() bool { return g.slots == nil }
@@ -78,7 +83,8 @@ func (g *Giver) HandOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), riverjob.Patience)
 	defer cancel()
-	_, err := g.hand(ctx, want.Place, &slot)
+	want.N = g.numberOf(want.Place, want.N) // it may have changed while the job ran
+	_, err := g.hand(ctx, want, &slot)
 	g.Warn(err, "a slot could not be handed on, and is free when it expires", "limit", want.Name,
 		"key", want.Key)
 }
@@ -88,11 +94,13 @@ func (g *Giver) HandOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 // wait for each other. A slot that is to be freed is tried again after an error that may pass, since
 // it would stay held until it expires: if the first COMMIT has freed it after all, nothing is freed
 // again, and another job gets a slot only if one is free.
-func (g *Giver) hand(ctx context.Context, of hand.Place, free *hand.Slot) (given bool, err error) {
+func (g *Giver) hand(
+	ctx context.Context, want hand.Want, free *hand.Slot,
+) (given bool, err error) {
 	for {
 		var job int64
 		err = g.Connected(ctx, func(c *pgxpool.Conn) (err error) {
-			given, job, err = g.handBy(ctx, c, of, free)
+			given, job, err = g.handBy(ctx, c, want, free)
 			return err
 		})
 		var e *pgconn.PgError
@@ -121,17 +129,17 @@ func mayPass(err error) bool {
 // handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails,
 // the pool closes the connection.
 func (g *Giver) handBy(
-	ctx context.Context, c *pgxpool.Conn, of hand.Place, free *hand.Slot,
+	ctx context.Context, c *pgxpool.Conn, want hand.Want, free *hand.Slot,
 ) (given bool, job int64, err error) {
 	s, b, found := g.slots, &pgx.Batch{}, false
+	tenant := tenantOf(want.Place)
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if free != nil {
 		s.Free(b, *free)
 	}
 	var first row
-	want := hand.Want{Place: of}
-	b.Queue(g.SQL(headSQL), g.Schema, tenantOf(of)).Query(func(rows pgx.Rows) error {
-		columns := []any{&first.Priority, &first.Due, &first.Job, &want.N}
+	b.Queue(g.SQL(headSQL), g.Schema, tenant).Query(func(rows pgx.Rows) error {
+		columns := []any{&first.Priority, &first.Due, &first.Job}
 		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
 		return err
 	})
@@ -146,7 +154,7 @@ func (g *Giver) handBy(
 	}
 	b = &pgx.Batch{}
 	if given {
-		b.Queue(g.SQL(givenSQL), g.Schema, tenantOf(of), first.Priority, first.Due, first.Job)
+		b.Queue(g.SQL(givenSQL), g.Schema, tenant, first.Priority, first.Due, first.Job)
 	}
 	b.Queue("COMMIT")
 	return given, first.Job, c.SendBatch(ctx, b).Close()
@@ -165,15 +173,43 @@ func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, w := range wants {
 		given := true
 		for n := held[w.Place]; given && n < w.N && n < held[w.Place]+mostGiven; n++ {
-			if given, err = g.hand(ctx, w.Place, nil); err != nil {
-				return err
-			}
+			given, err = g.hand(ctx, w, nil)
+			failed = append(failed, err)
 		}
 	}
-	return nil
+	return errors.Join(failed...)
+}
+
+// asked notes how many slots there are by what a job asks for. Those in line say what was so when
+// they came, which may have changed since.
+func (g *Giver) asked(want hand.Want) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.numbers) >= mostNumbers {
+		clear(g.numbers)
+	}
+	g.numbers[want.Place] = number{want.N, time.Now()}
+}
+
+// number is how many slots there are, and when a job said so.
+type number struct {
+	n  int
+	at time.Time
+}
+
+// numberOf is how many slots a place has: as a job here has asked lately, or else as the first in
+// line did, or the job that ends.
+func (g *Giver) numberOf(of hand.Place, first int) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if last := g.numbers[of]; time.Since(last.at) < numberLasts {
+		return last.n
+	}
+	return first
 }
 
 // Fetched says that the client has fetched jobs, as a working client does: a round begins, if the
@@ -197,17 +233,18 @@ func (g *Giver) handOutFree(ctx context.Context) error {
 	var wants []hand.Want
 	var left []hand.Place
 	var tenant string
-	var n int
+	var n, read int
 	var gone bool
 	err = g.Query(ctx, g.Pool, placesSQL, []any{g.Schema, g.after, mostPlaces}, func() {
 		g.after = tenant
+		read++
 		if of, ok := placeOf(tenant); ok {
-			if wants = append(wants, hand.Want{Place: of, N: n}); gone && len(left) < mostLeft {
+			if wants = append(wants, hand.Want{Place: of, N: g.numberOf(of, n)}); gone && len(left) < mostLeft {
 				left = append(left, of)
 			}
 		}
 	}, &tenant, &n, &gone)
-	if len(wants) < mostPlaces {
+	if read < mostPlaces {
 		g.after = ""
 	}
 	for _, of := range left {
@@ -287,6 +324,7 @@ type row struct {
 func (g *Giver) Take(
 	ctx context.Context, job *rivertype.JobRow, want hand.Want,
 ) (hand.Hold, error) {
+	g.asked(want)
 	if WasGiven(job) {
 		hold, err := g.slots.Claim(ctx, want, holderOf(job.ID))
 		if hold != nil || err != nil {

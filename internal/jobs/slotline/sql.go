@@ -38,7 +38,7 @@ WHERE t.name = '' AND t.key = coalesce(nullif($1::text, ''), current_schema()::t
 	// jobs that somebody else has locked, and jobs of paused queues.
 	//
 	// $1 River's schema $2 place
-	headSQL = `SELECT t.priority, t.due, t.job, t.cost::integer` + inLine + `
+	headSQL = `SELECT t.priority, t.due, t.job` + inLine + `
 	AND NOT EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
 ORDER BY t.priority, t.due, t.job LIMIT 1 FOR UPDATE OF t, j SKIP LOCKED`
 
@@ -67,7 +67,7 @@ WHERE id = $5::bigint`
 		ORDER BY tenant, priority, due, job LIMIT 1
 	) n
 )
-SELECT p.tenant, p.cost::integer, NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = p.job AND ` +
+SELECT p.tenant, least(greatest(p.cost, 1), 1000000)::integer, NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = p.job AND ` +
 		stays + `)
 FROM (SELECT tenant, cost, job FROM place LIMIT $3::integer) p`
 

@@ -8,9 +8,11 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/riverqueue/river/rivertype"
@@ -166,8 +168,24 @@ func (t *Ticket) UnmarshalJSON(b []byte) error {
 	if err == nil && w.More != "" {
 		err = json.Unmarshal([]byte(w.More), (*plain)(t))
 	}
-	t.By = max(0, t.By) // metadata is anybody's
+	// metadata is anybody's
+	if err == nil && t.holdsNUL() {
+		*t, err = Ticket{}, errors.New("a name or key holds a NUL")
+	}
+	t.By = max(0, t.By)
 	return err
+}
+
+// holdsNUL reports whether there is a text in which Postgres would refuse a character.
+func (t *Ticket) holdsNUL() bool {
+	var texts []string
+	for _, r := range t.Rows() {
+		texts = append(texts, r[:]...)
+	}
+	if s := t.Seat; s != nil {
+		texts = append(texts, s.Limit, s.Key, s.Tenant)
+	}
+	return slices.ContainsFunc(texts, func(s string) bool { return strings.ContainsRune(s, 0) })
 }
 
 // WaitsFor is the row that the job waits for.

@@ -1,0 +1,138 @@
+package scheduler_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// A function that panics for one job fails that job's attempt, and nothing else: it is called for
+// other jobs than the one that starts, where River recovers nothing.
+func TestAPanicOfRequestsIsThatOfItsJob(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("panics",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1)})
+	j.limited(func(n int) []ratelimit.Request {
+		if n == 2 {
+			panic("no requests for this one")
+		}
+		return []ratelimit.Request{limit.Global()}
+	})
+	f.enqueue(t, 0, 1, 2, 3)
+	j.client(t, sched, func(cfg *river.Config) { // while one waits, the others are due
+		cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
+	})
+	eventually(t, "the others wait, and it has failed", func() bool {
+		var waiting, failed int
+		if err := f.pool.QueryRow(t.Context(), `SELECT
+			count(*) FILTER (WHERE state = 'scheduled' AND scheduled_at > now() + interval '10 min'),
+			count(*) FILTER (WHERE args->>'n' = '2' AND cardinality(errors) > 0)
+			FROM river_job`).Scan(&waiting, &failed); err != nil {
+			t.Fatal(err)
+		}
+		return waiting == 2 && failed == 1
+	})
+	if s := j.await(t, 1); len(s) != 1 {
+		t.Errorf("%d jobs have started, want one", len(s))
+	}
+}
+
+// Somebody who holds the balance of one key holds up the jobs of that key, and has no attempt fail.
+func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	j.limited(func(n int) []ratelimit.Request { return []ratelimit.Request{limit.For(keyOf(n))} })
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("0")); err != nil {
+		t.Fatal(err)
+	}
+	f.enqueue(t, 0, 1, 100, 200) // keys 0, 0, 1, 2
+	j.client(t, sched)
+	for _, s := range j.await(t, 2) {
+		if s.n < 100 {
+			t.Errorf("job %d has started, whose key is held", s.n)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range j.await(t, 4) {
+		if job := f.job(t, s.id); s.attempt != 1 || len(job.Errors) > 0 {
+			t.Errorf("job %d started at attempt %d, after %v", s.n, s.attempt, job.Errors)
+		}
+	}
+}
+
+// What a newer release has written stays as it is, whatever becomes of the attempt.
+func TestATicketOfANewerReleaseStays(t *testing.T) {
+	t.Parallel()
+	const newer = `{"weir": {"more": "{\"v\":2,\"new\":1}"}}`
+	limit := ratelimit.MustDefine("newer",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(2)})
+	for name, c := range map[string]struct {
+		taken float64 // before
+		limit bool
+		work  error
+	}{
+		"Reserved": {1, true, nil},
+		"Denied":   {3, true, nil},
+		"Paused":   {0, false, &scheduler.PauseError{For: time.Hour, Requests: []ratelimit.Request{limit.For("pause")}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			if c.limit {
+				j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
+			}
+			if c.work != nil {
+				j.work = func(context.Context, *river.Job[sendArgs]) error { return c.work }
+			}
+			if c.taken > 0 {
+				r := limit.Global().Count(c.taken).OrReserve()
+				if _, err := f.limiter.Autocommit(f.pool).RateLimit(t.Context(), r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.enqueue(t, 0, 1)
+			if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET metadata = $1::text::jsonb`, newer); err != nil {
+				t.Fatal(err)
+			}
+			j.client(t, sched)
+			eventually(t, "both are put off", func() bool {
+				var n int
+				if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job
+					WHERE state = 'scheduled' AND scheduled_at > now() + interval '10 min'`).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n == 2
+			})
+			for id := range int64(2) {
+				var same bool
+				if err := f.pool.QueryRow(t.Context(), `SELECT metadata->'weir' = $2::text::jsonb->'weir'
+					FROM river_job WHERE id = $1`, id+1, newer).Scan(&same); err != nil || !same {
+					t.Errorf("job %d has lost what was written: %s, %v", id+1, f.job(t, id+1).Metadata, err)
+				}
+				if job := f.job(t, id+1); job.State != rivertype.JobStateScheduled || len(job.Errors) > 0 {
+					t.Errorf("job %d is %s: %v", id+1, job.State, job.Errors)
+				}
+			}
+			if c.limit { // nothing was taken that nobody would remember
+				if got := f.left(t, limit.Global()); got < 1-c.taken-0.01 {
+					t.Errorf("%v left, want %v", got, 1-c.taken)
+				}
+			}
+		})
+	}
+}

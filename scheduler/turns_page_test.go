@@ -1,0 +1,104 @@
+package scheduler_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// There are more lines than a round looks at, and jobs wait in all of them for good.
+func TestEveryLineHasItsTurn(t *testing.T) {
+	t.Parallel()
+	const n = 450
+	limit := ratelimit.MustDefine("orgs",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(1)})
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	var params []scheduler.QueueManyParams
+	for i := range 3 * n { // one may be granted for later
+		params = append(params, scheduler.QueueManyParams{Args: sendArgs{i}, Tenant: scheduler.Tenant{Key: "a"},
+			Requests: []ratelimit.Request{limit.For(fmt.Sprintf("org-%03d", i%n))}})
+	}
+	s.queue(t, params...)
+	for range 4 {
+		// as on a table that is in use, where Postgres knows how many rows there are
+		if _, err := s.pool.Exec(t.Context(), `ANALYZE weir_turn, weir_line`); err != nil {
+			t.Fatal(err)
+		}
+		s.round()
+	}
+	had := map[int]bool{}
+	for _, g := range s.granted() {
+		had[g.n%n] = true
+	}
+	if len(had) != n {
+		t.Errorf("jobs of %d keys had their turns, want %d", len(had), n)
+	}
+}
+
+// Jobs that cannot have their turns, as many as a grant reads, hold up none of their tenant's.
+func TestUnfitJobsHoldUpNoOthers(t *testing.T) {
+	t.Parallel()
+	limit := store(t, 1000)
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	bad := s.wait(scheduler.Tenant{Key: "a"}, 100, nil, limit.Global())
+	good := s.wait(scheduler.Tenant{Key: "a"}, 1, nil, limit.Global())
+	if _, err := s.pool.Exec(t.Context(),
+		`UPDATE river_job SET metadata = '{}' WHERE id = ANY ($1)`, bad); err != nil {
+		t.Fatal(err)
+	}
+	s.round()
+	s.round()
+	if all := s.granted(); len(all) != 1 || all[0].id != good[0] {
+		t.Errorf("granted: %+v, want job %d", all, good[0])
+	}
+}
+
+// What a tenant has not used is no claim for later if its last job in line is cancelled, either.
+func TestARefundIsNotKeptForATenantWhoseJobsAreCancelled(t *testing.T) {
+	t.Parallel()
+	for name, cancel := range map[string]func(s *stepped, id int64){
+		"CancelTx": func(s *stepped, id int64) {
+			s.inRC(s.t, func(tx pgx.Tx) error {
+				_, err := s.jobs.CancelTx(s.t.Context(), tx, id)
+				return err
+			})
+		},
+		"RiverUI": func(s *stepped, id int64) {
+			if _, err := s.client.JobCancel(s.t.Context(), id); err != nil {
+				s.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limit := store(t, 10_000)
+			s := steppedLines(t, scheduler.Line{Limit: limit})
+			s.wait(scheduler.Tenant{Key: "busy"}, 2, nil, limit.Global().Count(6000)) // one waits for long
+			a := s.wait(scheduler.Tenant{Key: "a"}, 2, nil, limit.Global().Count(3500))
+			s.round()
+			s.settle(a[0], limit.Global().Count(1)) // a refund, while its second job waits
+			s.round()
+			credit := func() (n float64) {
+				t.Helper()
+				if err := s.pool.QueryRow(t.Context(),
+					`SELECT coalesce(sum(credit), 0) FROM weir_line_tenant WHERE tenant = 'a'`).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			if credit() == 0 {
+				t.Fatal("there is no credit to lose")
+			}
+			cancel(s, a[1])
+			eventually(t, "its credit is gone", func() bool {
+				s.round()
+				return credit() == 0
+			})
+		})
+	}
+}
