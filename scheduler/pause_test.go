@@ -38,10 +38,16 @@ func TestAPausePutsOffWhatWaits(t *testing.T) {
 	}
 	jobs := sched.Jobs(j.client(t, sched))
 	const n = 20
-	var reserved []*scheduler.Inserted
+	var params []scheduler.InsertManyParams
 	for i := range n {
-		reserved = append(reserved, f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve()))
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
+			Requests: []ratelimit.Request{limit.For("k").OrReserve()}})
 	}
+	in, err := jobs.InsertMany(t.Context(), f.pool, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserved := in.Jobs
 	var closed, opened time.Time // from when on everybody sees the pause, and until when it lasts
 	var delay time.Duration      // of those who wait: less by as long as the pause has waited for the row
 	eventually(t, "the pause has begun", func() bool {

@@ -26,7 +26,8 @@ func TestATicketReadsBack(t *testing.T) {
 			Pays: rapid.SampledFrom([]Pays{PerAttempt, PerJob, PerStart}).Draw(t, "pays"),
 		}
 		for range rapid.IntRange(0, 2).Draw(t, "pauses") {
-			want.On = append(want.On, Row{rapid.String().Draw(t, "limit"), rapid.String().Draw(t, "key")})
+			text := rapid.StringMatching(`[^\x00]{0,9}`)
+			want.On = append(want.On, Row{text.Draw(t, "limit"), text.Draw(t, "key")})
 		}
 		if n := rapid.IntRange(0, 3).Draw(t, "takes"); n > 0 {
 			want.Taken = ratelimit.Reservation{ID: [16]byte{6: 0x70, 15: 1}}
@@ -78,5 +79,23 @@ func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
 	}
 	if b, err := k.Into([]byte("null")); err != nil || string(b) != `{"weir":{"more":"{\"v\":1}"}}` {
 		t.Errorf("%s (%v)", b, err)
+	}
+}
+
+// Postgres refuses a NUL in what is asked of it about a job, and about others in the same statement.
+func TestATicketWithANULIsNone(t *testing.T) {
+	t.Parallel()
+	for _, more := range []string{
+		`{"v":1,"on":[["a","k\u0000"]]}`, `{"v":1,"on":[["a\u0000","k"]]}`,
+		`{"v":1,"seat":{"limit":"a\u0000"}}`, `{"v":1,"seat":{"key":"\u0000"}}`, `{"v":1,"seat":{"tenant":"\u0000"}}`,
+	} {
+		b, err := json.Marshal(wire{More: more})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got Ticket
+		if err := json.Unmarshal(b, &got); err == nil || got.Known() {
+			t.Errorf("%s reads as %+v, %v", more, got, err)
+		}
 	}
 }
