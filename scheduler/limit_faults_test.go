@@ -12,6 +12,11 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
+// oneWorker has the other jobs be due while one is put off.
+func oneWorker(cfg *river.Config) {
+	cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
+}
+
 // A function that panics for one job fails that job's attempt, and nothing else: it is called for
 // other jobs than the one that starts, where River recovers nothing.
 func TestAPanicOfRequestsIsThatOfItsJob(t *testing.T) {
@@ -20,24 +25,22 @@ func TestAPanicOfRequestsIsThatOfItsJob(t *testing.T) {
 	limit := ratelimit.MustDefine("panics",
 		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1)})
 	j.limited(func(n int) []ratelimit.Request {
-		if n == 2 {
+		if n == 15 {
 			panic("no requests for this one")
 		}
 		return []ratelimit.Request{limit.Global()}
 	})
-	f.enqueue(t, 0, 1, 2, 3)
-	j.client(t, sched, func(cfg *river.Config) { // while one waits, the others are due
-		cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
-	})
+	f.enqueue(t, upTo(20)...)
+	j.client(t, sched, oneWorker)
 	eventually(t, "the others wait, and it has failed", func() bool {
 		var waiting, failed int
 		if err := f.pool.QueryRow(t.Context(), `SELECT
 			count(*) FILTER (WHERE state = 'scheduled' AND scheduled_at > now() + interval '10 min'),
-			count(*) FILTER (WHERE args->>'n' = '2' AND cardinality(errors) > 0)
+			count(*) FILTER (WHERE args->>'n' = '15' AND cardinality(errors) > 0)
 			FROM river_job`).Scan(&waiting, &failed); err != nil {
 			t.Fatal(err)
 		}
-		return waiting == 2 && failed == 1
+		return waiting == 18 && failed == 1
 	})
 	if s := j.await(t, 1); len(s) != 1 {
 		t.Errorf("%d jobs have started, want one", len(s))
@@ -78,16 +81,17 @@ func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
 // What a newer release has written stays as it is, whatever becomes of the attempt.
 func TestATicketOfANewerReleaseStays(t *testing.T) {
 	t.Parallel()
+	const n = 20 // some of which are moved without having come to the worker
 	const newer = `{"weir": {"more": "{\"v\":2,\"new\":1}"}}`
 	limit := ratelimit.MustDefine("newer",
-		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(2)})
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(100)})
 	for name, c := range map[string]struct {
 		taken float64 // before
 		limit bool
 		work  error
 	}{
 		"Reserved": {1, true, nil},
-		"Denied":   {3, true, nil},
+		"Denied":   {101, true, nil},
 		"Paused":   {0, false, &scheduler.PauseError{For: time.Hour, Requests: []ratelimit.Request{limit.For("pause")}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,20 +109,20 @@ func TestATicketOfANewerReleaseStays(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			f.enqueue(t, 0, 1)
+			f.enqueue(t, upTo(n)...)
 			if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET metadata = $1::text::jsonb`, newer); err != nil {
 				t.Fatal(err)
 			}
-			j.client(t, sched)
-			eventually(t, "both are put off", func() bool {
-				var n int
+			j.client(t, sched, oneWorker)
+			eventually(t, "all are put off", func() bool {
+				var off int
 				if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job
-					WHERE state = 'scheduled' AND scheduled_at > now() + interval '10 min'`).Scan(&n); err != nil {
+					WHERE state = 'scheduled' AND scheduled_at > now() + interval '10 min'`).Scan(&off); err != nil {
 					t.Fatal(err)
 				}
-				return n == 2
+				return off == n
 			})
-			for id := range int64(2) {
+			for id := range int64(n) {
 				var same bool
 				if err := f.pool.QueryRow(t.Context(), `SELECT metadata->'weir' = $2::text::jsonb->'weir'
 					FROM river_job WHERE id = $1`, id+1, newer).Scan(&same); err != nil || !same {
