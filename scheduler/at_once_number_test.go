@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"testing"
+	"time"
 )
 
 // A number that was raised holds for the jobs as well that got in line when it was lower.
@@ -69,9 +70,10 @@ func TestAnOddRowHidesNoPlace(t *testing.T) {
 	c.awaitWaiting(1)
 	if _, err := c.pool.Exec(t.Context(), `INSERT INTO weir_turn (name, key, tenant, priority, due, job, cost, weight)
 		SELECT '', current_schema(), CASE WHEN i = 0 THEN '0' ELSE '1 a ' || i END, 1, now(), -i, 1e300, 1
-		FROM generate_series(0, 2100) i`); err != nil { // of jobs that have left
+		FROM generate_series(0, 4100) i`); err != nil { // of jobs that have left
 		t.Fatal(err)
 	}
+	c.j.never(t, 500*time.Millisecond) // its process no longer looks after the job
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}

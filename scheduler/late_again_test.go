@@ -128,16 +128,14 @@ func TestThoseThatComeForwardComeForwardApart(t *testing.T) {
 		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	const n = 10
 	first := f.reserveOn(t, 0, nil, limit.For("k").Count(3000))
-	var last time.Time
-	for i := range n {
-		last = f.reserveOn(t, 1+i, nil, limit.For("k").Count(1)).ScheduledAt
-	}
+	all := f.insertTogether(t, sched.Jobs(f.client), n, limit.For("k").OrReserve())
+	last := all[n-1].Job.Job.ScheduledAt
 	f.until(t, last.Add(-300*time.Second)) // from now on each of them is due when the first one leaves
 	f.cancel(t, sched.Jobs(f.client), first.ID)
 	j.client(t, sched)
 	var due [n]time.Time
 	for _, s := range j.await(t, n) {
-		due[s.n-1] = s.due
+		due[s.n] = s.due
 	}
 	slices.SortFunc(due[:], time.Time.Compare)
 	if d := due[n-1].Sub(due[0]); d < 880*time.Millisecond { // of 900, less what a move is not worth

@@ -38,16 +38,7 @@ func TestAPausePutsOffWhatWaits(t *testing.T) {
 	}
 	jobs := sched.Jobs(j.client(t, sched))
 	const n = 20
-	var params []scheduler.InsertManyParams
-	for i := range n {
-		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
-			Requests: []ratelimit.Request{limit.For("k").OrReserve()}})
-	}
-	in, err := jobs.InsertMany(t.Context(), f.pool, params)
-	if err != nil {
-		t.Fatal(err)
-	}
-	reserved := in.Jobs
+	reserved := f.insertTogether(t, jobs, n, limit.For("k").OrReserve())
 	var closed, opened time.Time // from when on everybody sees the pause, and until when it lasts
 	var delay time.Duration      // of those who wait: less by as long as the pause has waited for the row
 	eventually(t, "the pause has begun", func() bool {
@@ -122,9 +113,7 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 3*time.Second, limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 5 {
-		f.insertBy(t, jobs, sendArgs{i}, limit.For("k").OrReserve())
-	}
+	f.insertTogether(t, jobs, 5, limit.For("k").OrReserve())
 	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, limit.For("k")); err != nil {
 		t.Fatal(err)
 	}

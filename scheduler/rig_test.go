@@ -240,6 +240,26 @@ func (f *fixture) insertBy(
 	return in
 }
 
+// insertTogether inserts n jobs in one statement, so that their places are as far from each other as
+// the rate has them, however slow the machine is.
+func (f *fixture) insertTogether(
+	t testing.TB, jobs *scheduler.Jobs, n int, request ratelimit.Request,
+) []*scheduler.Inserted {
+	t.Helper()
+	var params []scheduler.InsertManyParams
+	for i := range n {
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i}, Requests: []ratelimit.Request{request}})
+	}
+	in, err := jobs.InsertMany(t.Context(), f.pool, params)
+	if err == nil {
+		err = in.Err()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in.Jobs
+}
+
 // now is the database's clock.
 func (f *fixture) now(t testing.TB) (now time.Time) {
 	t.Helper()

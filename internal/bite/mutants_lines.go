@@ -44,8 +44,6 @@ var ofTheLines = []mutant{
 		"				g.held.passed[c.Job] = true\n", "", "UnfitJobsHoldUp", jobs, false},
 	{"grant: the credit of who does not wait is kept", "internal/jobs/fairline/take.go",
 		"		send(forfeitSQL)\n", "", "WhoseJobsAreCancelled/CancelTx", jobs, false},
-	{"grant: the credit of who does not wait is only forgotten", "internal/jobs/fairline/take.go",
-		"q.Credit, q.changed = 0, true // nothing", "q.Credit = 0 // nothing", "ARefundIsNotKept", jobs, false},
 	{"grant: tenants are not charged", "internal/jobs/fairline/take.go",
 		"		q.changed = true\n", "", "TenantsThatWaitAre|ALateTenant", jobs, false},
 	{"grant: jobs before their ScheduledAt", "internal/jobs/fairline/sql.go",

@@ -175,5 +175,5 @@ var ofTheScheduler = []mutant{
 	{"cancel: those with one time are not told apart", "internal/jobs/rounds/rounds.go",
 		"(finalized_at, id) > ($1::timestamptz, $2::bigint)", "finalized_at > $1::timestamptz AND $2::bigint IS NOT NULL", "CancelledTogether", jobs, false},
 	{"cancel: who is retried meanwhile loses what it took", "internal/jobs/rounds/rounds.go",
-		"if err == nil && gone[w.ID] {", "if err == nil {", "RetriedMeanwhile", jobs, false},
+		"if err == nil && gone[w.ID] {", "if err == nil || gone[w.ID] {", "RetriedMeanwhile", jobs, false},
 }

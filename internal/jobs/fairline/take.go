@@ -119,8 +119,8 @@ func (g *grant) head(q *queue) {
 	}
 	if len(q.jobs) == 0 {
 		q.Out = !q.partly || len(g.chosen) == 0
-		if !waits && !q.partly && q.Credit != 0 {
-			q.Credit, q.changed = 0, true // nothing is kept for a tenant that does not wait
+		if !waits && !q.partly {
+			q.Credit = 0 // nothing is kept for a tenant that does not wait: see forfeitSQL
 		}
 		return
 	}
