@@ -98,9 +98,10 @@ func ofRow[T river.JobArgs, R any](
 // of paused queues, are passed over.
 //
 // Slots that become free in another way are given to waiting jobs within about a second: those of a
-// killed process, those of [slots.Slots.Do], and those of a limit whose number was raised. Callers
-// of Do and jobs may share a limit, but Do does not look whether jobs wait. If callers of Do keep
-// all slots busy, jobs may wait for ever.
+// killed process, those of [slots.Slots.Do], and those of a limit whose number was raised. A changed
+// number holds for jobs in line, too, from when a client has met a job that asks for the new one.
+// Callers of Do and jobs may share a limit, but Do does not look whether jobs wait. If callers of
+// Do keep all slots busy, jobs may wait for ever.
 //
 // The ctx of the worker ends if the slot is lost, with [slots.ErrLost] as its cause. An attempt
 // that then returns an error is repeated, and uses up no attempt.

@@ -62,19 +62,33 @@ const gather = time.Millisecond
 // chargeIn is how long one job may keep the others waiting when somebody holds its balance.
 const chargeIn = 2 * time.Second
 
-// charge takes for jobs in River's order.
+// charge takes for jobs in River's order. Those that take from a balance that another one has waited
+// for in vain do not wait for it once more.
 func (a *Attempts) charge(items []*visit) {
 	slices.SortFunc(items, func(a, b *visit) int {
 		return cmp.Or(cmp.Compare(a.job.Priority, b.job.Priority),
 			a.job.ScheduledAt.Compare(b.job.ScheduledAt), cmp.Compare(a.ID, b.ID))
 	})
+	held := map[ticket.Row]error{}
 	for _, v := range items {
+		rows := ticket.RowsOf(v.requests)
+		for _, of := range rows {
+			v.err = cmp.Or(held[of], v.err)
+		}
+		if v.err != nil {
+			continue
+		}
 		ctx, cancel := context.WithTimeout(v.ctx, chargeIn)
 		v.err = a.ConnectedInTx(ctx, func(tx pgx.Tx) (err error) {
 			v.res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
 			return err
 		})
 		cancel()
+		if errors.Is(v.err, context.DeadlineExceeded) && v.ctx.Err() == nil {
+			for _, of := range rows {
+				held[of] = v.err
+			}
+		}
 		v.clock = riverjob.Clock{At: v.res.At, Answered: time.Now()}
 	}
 }

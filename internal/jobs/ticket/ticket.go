@@ -169,7 +169,7 @@ func (t *Ticket) UnmarshalJSON(b []byte) error {
 		err = json.Unmarshal([]byte(w.More), (*plain)(t))
 	}
 	// metadata is anybody's
-	if err == nil && t.holdsNUL() {
+	if err == nil && strings.Contains(w.More, `\u0000`) && t.holdsNUL() {
 		*t, err = Ticket{}, errors.New("a name or key holds a NUL")
 	}
 	t.By = max(0, t.By)
