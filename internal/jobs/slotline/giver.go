@@ -15,15 +15,12 @@ package slotline
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,8 +37,6 @@ const (
 	followEvery = 100 * time.Millisecond
 	followFor   = 10 * time.Second
 	mostPlaces  = 2000 // that a round looks at; the next one goes on behind them
-	mostNumbers = 20_000
-	numberLasts = 10 * time.Minute
 	mostGiven   = 100  // slots of a place that are given in one go
 	mostSwept   = 1000 // rows of jobs that have left, of a place and round
 	mostLeft    = 10   // places of which a round deletes them
@@ -182,34 +177,6 @@ func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 		}
 	}
 	return errors.Join(failed...)
-}
-
-// asked notes how many slots there are by what a job asks for. Those in line say what was so when
-// they came, which may have changed since.
-func (g *Giver) asked(want hand.Want) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.numbers) >= mostNumbers {
-		clear(g.numbers)
-	}
-	g.numbers[want.Place] = number{want.N, time.Now()}
-}
-
-// number is how many slots there are, and when a job said so.
-type number struct {
-	n  int
-	at time.Time
-}
-
-// numberOf is how many slots a place has: as a job here has asked lately, or else as the first in
-// line did, or the job that ends.
-func (g *Giver) numberOf(of hand.Place, first int) int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if last := g.numbers[of]; time.Since(last.at) < numberLasts {
-		return last.n
-	}
-	return first
 }
 
 // Fetched says that the client has fetched jobs, as a working client does: a round begins, if the
@@ -379,31 +346,6 @@ func (g *Giver) HaveWait(ctx context.Context, want hand.Want, jobs []*rivertype.
 		err = g.serve(ctx, []hand.Want{want})
 	}
 	return err
-}
-
-// givenKey is the key of a job's metadata that says that it was given a slot once.
-const givenKey = "weir_slot"
-
-// WasGiven says that a job was given a slot once.
-func WasGiven(job *rivertype.JobRow) bool {
-	return strings.Contains(string(job.Metadata), `"`+givenKey+`"`)
-}
-
-// holderOf is the holder of a slot that was given to a job, until the job claims it.
-func holderOf(job int64) string {
-	return uuid.NewSHA1(uuid.NameSpaceOID, fmt.Append(nil, "weir job ", job)).String()
-}
-
-// tenantOf is a place as a row has it: the length of the name, name and key.
-func tenantOf(p hand.Place) string { return fmt.Sprintf("%d %s %s", len(p.Name), p.Name, p.Key) }
-
-func placeOf(tenant string) (hand.Place, bool) {
-	length, rest, _ := strings.Cut(tenant, " ")
-	n, err := strconv.Atoi(length)
-	if err != nil || n < 1 || n >= len(rest) || rest[n] != ' ' {
-		return hand.Place{}, false
-	}
-	return hand.Place{Name: rest[:n], Key: rest[n+1:]}, true
 }
 
 // lineUp puts jobs in line, each where its scheduled_at has it.
