@@ -27,7 +27,8 @@ func TestARaisedNumberOfSlotsReachesThoseInLine(t *testing.T) {
 	c.worked(5)
 }
 
-// A number that was lowered does, too: whoever ends hands its slot on only if fewer are held.
+// So does a number that was lowered: a job that ends gives its slot to the next one only if fewer are
+// held.
 func TestALoweredNumberOfSlotsReachesThoseInLine(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 3)

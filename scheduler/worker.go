@@ -22,7 +22,9 @@ import (
 //
 // Jobs need not be inserted by [Jobs.InsertTx]. If they are, they take twice: InsertTx for the job
 // as a whole, and Limit for each attempt, as an API counts calls and not jobs. If requests returns
-// none, the job is not limited. If it returns an invalid request, the attempt fails.
+// none, the job is not limited. If it returns an invalid request, the attempt fails. If the database
+// cannot take the tokens, or somebody holds the balance for two seconds, the job tries again a second
+// later, which uses up no attempt.
 //
 // The worker may settle what its attempt took: see [ReservationOf]. An attempt that ends with a
 // [PauseError] does not pay again when it is repeated. A client that is killed after the take and

@@ -109,7 +109,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 // may be jobs that were not read, it is not: then nobody else can have the next turn before they
 // are.
 func (g *grant) head(q *queue) {
-	waits := len(q.jobs) > 0 // if for another reason than its turn
+	waits := len(q.jobs) > 0 // even if all of them are skipped in this grant
 	for len(q.jobs) > 0 && g.skip[q.jobs[0].Job] {
 		q.jobs = q.jobs[1:]
 	}

@@ -301,7 +301,7 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 	return err
 }
 
-// goneSQL locks cancelled jobs, and finds those that were deleted as well.
+// goneSQL locks jobs, and finds those of them that are cancelled or deleted.
 //
 // $1 ids
 const goneSQL = `WITH job AS (

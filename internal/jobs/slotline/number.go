@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	mostNumbers = 20_000
-	numberLasts = 10 * time.Minute
+	mostNumbers = 20_000           // that a client remembers
+	numberLasts = 10 * time.Minute // after that, those in line may know better
 )
 
 // asked notes how many slots there are by what a job asks for. Those in line say what was so when

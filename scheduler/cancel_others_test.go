@@ -1,0 +1,165 @@
+package scheduler_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// Behind the scheduler's back.
+func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]func(f *fixture, id int64) error{
+		"Cancelled": func(f *fixture, id int64) error {
+			_, err := f.client.JobCancel(context.Background(), id)
+			return err
+		},
+		"Deleted": func(f *fixture, id int64) error {
+			_, err := f.client.JobDelete(context.Background(), id)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			jobs := sched.Jobs(j.client(t, sched))
+			limit := ratelimit.MustDefine("behind",
+				ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
+			var ids []int64
+			var dues []time.Time
+			for i, n := range []float64{10, 30, 10, 10} { // at 0, 30, 40, 50 s
+				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(n).OrReserve()).Job.Job
+				ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
+			}
+			j.await(t, 1)
+			f.seen(t)
+			if err := remove(f, ids[1]); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it gives back what it took", func() bool { return f.settlements(t) == 1 })
+			moved := dues[3].Add(-30 * time.Second)
+			if f.now(t).Before(moved.Add(-2 * time.Second)) { // else it cannot start then any more
+				j.startsAt(t, ids[3], moved)
+			}
+			if started := j.await(t, 3); started[2].id != ids[3] ||
+				started[2].due.Before(moved.Add(-50*time.Millisecond)) ||
+				!started[2].due.Before(dues[1]) {
+				t.Errorf("the last job was due at %v, and started as %+v: want it about %v", dues[3], started[2], moved)
+			}
+			if n := len(j.await(t, 3)); n != 3 || f.settlements(t) != 1 {
+				t.Errorf("%d starts, %d settlements", n, f.settlements(t))
+			}
+		})
+	}
+}
+
+// Metadata is anybody's: a due time that is no time is no ticket, and keeps nobody from looking
+// after the others.
+func TestOddMetadataHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	for name, odd := range map[string]string{
+		"Number": `{"due":1e300}`, "Past": `{"due":-9e18}`, "Text": `{"due":"soon"}`,
+		"NUL": `{"more":"{\"v\":1,\"due\":1,\"on\":[[\"a\\u0000\",\"k\"]]}"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			opts := &river.InsertOpts{Metadata: []byte(`{"weir":` + odd + `}`),
+				ScheduledAt: time.Now().Add(time.Hour)}
+			if _, err := f.client.Insert(t.Context(), sendArgs{1}, opts); err != nil {
+				t.Fatal(err)
+			}
+			jobs := sched.Jobs(j.client(t, sched))
+			limit := ratelimit.MustDefine("odd",
+				ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+			id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
+			f.seen(t)
+			if _, err := f.client.JobDelete(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(time.Minute)
+			for f.settlements(t) == 0 && time.Now().Before(deadline) {
+				time.Sleep(50 * time.Millisecond)
+			}
+			if n := f.settlements(t); n != 1 {
+				t.Errorf("%d settlements", n)
+			}
+		})
+	}
+}
+
+// However many were cancelled in one transaction, long before a client looks.
+func TestAllThatWereCancelledTogetherGiveBackWhatTheyTook(t *testing.T) {
+	t.Parallel()
+	const n = 1002 // more than are read at once
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("together",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(n)})
+	var params []scheduler.InsertManyParams
+	for i := range n {
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
+			InsertOpts: &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)},
+			Requests:   []ratelimit.Request{limit.Global()}})
+	}
+	if _, err := sched.Jobs(f.client).InsertMany(t.Context(), f.pool, params); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job
+		SET state = 'cancelled', finalized_at = now() - interval '15 min'`); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched)
+	eventually(t, "all tokens are there", func() bool { return f.left(t, limit.Global()) > n-0.5 })
+}
+
+// A job that is retried by hand while a round gives back what it took keeps it.
+func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("retried",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
+	opts := &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)}
+	var id int64
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := sched.Jobs(f.client).InsertTx(ctx, tx, sendArgs{0}, opts, limit.Global().Count(5))
+		if err == nil {
+			id = in.Job.Job.ID
+		}
+		return err
+	})
+	if _, err := f.pool.Exec(t.Context(),
+		`UPDATE river_job SET state = 'cancelled', finalized_at = now()`); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `UPDATE river_job SET state = 'scheduled', finalized_at = NULL`); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched)
+	eventually(t, "a round waits for the job", func() (waits bool) {
+		if err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.roundHasPassed(t)
+	f.roundHasPassed(t)
+	if got := f.left(t, limit.Global()); got > 5.1 || f.job(t, id).State != rivertype.JobStateScheduled {
+		t.Errorf("%v left, want 5", got)
+	}
+}
