@@ -133,6 +133,22 @@ func TestABacklogKeepsItsOrder(t *testing.T) {
 // A job that has its place, and whose time has come, keeps it when others of its kind are placed.
 func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	t.Parallel()
+	untilInTime(t, func() bool { return leavesPlacesAlone(t) })
+}
+
+// untilInTime tries again where the machine was too slow to set up what a test is about.
+func untilInTime(t *testing.T, inTime func() bool) {
+	t.Helper()
+	for range 10 {
+		if inTime() {
+			return
+		}
+	}
+	t.Fatal("this machine is too slow for the test")
+}
+
+func leavesPlacesAlone(t *testing.T) bool {
+	t.Helper()
 	f, sched, j := exact(t)
 	slow := ratelimit.MustDefine("placed",
 		ratelimit.TokenBucket{Rate: 1, Period: 6 * time.Second, Capacity: ratelimit.Tokens(1)})
@@ -174,7 +190,8 @@ func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	putOff(placed)
 	insert(busy, 1)
 	if s := j.await(t, 2)[1]; s.n != busy {
-		t.Fatalf("%+v: this machine is too slow for the test", s)
+		letGo <- struct{}{}
+		return false // its time came before the worker was busy
 	}
 	eventually(t, "its time has come", func() bool { return f.count(t, `id = $1 AND `+fetchable, placed) == 1 })
 	at := f.job(t, placed).ScheduledAt
@@ -190,6 +207,7 @@ func TestABacklogLeavesPlacesAlone(t *testing.T) {
 	f.wantLeft(t, budget.Global(), 997)
 	letGo <- struct{}{}
 	j.await(t, 5)
+	return true
 }
 
 // A job whose insert is committed only after it is due is waited for: River is notified then.
