@@ -33,10 +33,10 @@ func (j *Jobs) ReserveTx(
 
 // orDenied returns a denial as an error.
 func orDenied(in *Inserted, err error) (*Inserted, error) {
-	if err != nil {
-		return in, err
+	if err == nil {
+		err = in.Err()
 	}
-	return in, in.Err()
+	return in, err
 }
 
 // InsertManyParams is one job for [Jobs.InsertManyTx]: the arguments of [Jobs.InsertTx].

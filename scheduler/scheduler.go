@@ -257,9 +257,7 @@ func (s *Scheduler) schedule(
 	t := s.pacing.Ticket(res, 0, false)
 	o, from := fill(&t, args, opts)
 	if t.Due != 0 {
-		if t.From = from; from != 0 {
-			t.Due = max(t.Due, t.From)
-		}
+		t.From, t.Due = from, max(t.Due, from)
 		o.ScheduledAt = t.DueAt()
 	}
 	o.Metadata, err = t.Into(o.Metadata)

@@ -187,9 +187,7 @@ func (j *Jobs) CancelTx(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.Jo
 		return job, fairline.Leave(ctx, j.store, tx, fairline.RowOf(s, job))
 	}
 	if job.State == rivertype.JobStateCancelled && t.IsFor(job.Attempt) {
-		if _, err := rounds.Free(ctx, j.store, tx, id, &t); err != nil {
-			return nil, err
-		}
+		_, err = rounds.Free(ctx, j.store, tx, id, &t)
 	}
-	return job, nil
+	return job, err
 }

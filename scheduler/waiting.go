@@ -86,11 +86,10 @@ func Explain(job *rivertype.JobRow) (Waiting, bool) {
 		}
 		return w, true
 	}
-	t, ok := waits(job)
-	if !ok {
-		return Waiting{}, false
+	if t, ok := waits(job); ok {
+		return explained(&t, job), true
 	}
-	return explained(&t, job), true
+	return Waiting{}, false
 }
 
 // queued returns the place in line of a job that waits for its turn.
@@ -262,9 +261,7 @@ func (j *Jobs) WaitingForSlot(
 	if err := j.check(); err != nil {
 		return nil, err
 	}
-	if n = min(n, mostListed); n <= 0 {
-		return nil, nil
-	}
+	n = min(max(n, 0), mostListed)
 	var list []Waiting
 	place, of := 0, hand.Place{Name: limit, Key: key}
 	err := slotline.List(ctx, j.store, tx, of, n, func(id int64, paused bool) {
@@ -301,10 +298,8 @@ func (j *Jobs) Explain(
 	if err != nil {
 		return Waiting{}, false, err
 	}
-	for _, w := range list {
-		if w.Job.ID == job.ID {
-			return w, true, nil
-		}
+	if i := slices.IndexFunc(list, func(w Waiting) bool { return w.Job.ID == job.ID }); i >= 0 {
+		return list[i], true, nil
 	}
 	return Waiting{Job: job, Limit: of.Name, Key: of.Key, Slot: true}, true, nil
 }

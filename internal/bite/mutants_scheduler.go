@@ -24,7 +24,7 @@ var ofTheScheduler = []mutant{
 	{"complete: the job is completed, and what it has used forgotten", "scheduler/settle.go",
 		"	_, err := settle(ctx, s.store(\"\"), s.limiter.In(tx), tx.Exec, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
 	{"reserve: a denial is no error", "scheduler/many.go",
-		"return in, in.Err()", "return in, nil", "TestReserveTx", jobs, false},
+		"		err = in.Err()\n	}\n	return in, err", "		_ = in\n	}\n	return in, err", "TestReserveTx", jobs, false},
 
 	// the wake
 	{"wake: River is not notified", "internal/jobs/riverjob/client.go",
