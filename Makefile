@@ -14,7 +14,7 @@ FUZZTIME ?= 20s
 
 # Tests that draw at random, or break what they stand on: WEIR_TEST_DURATION is for how long each of them goes on. Without it each
 # does a few rounds. The timeout only ends a test that hangs.
-RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled
+RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled|UnderLoad|FirstUses
 TIMEOUT := -timeout=30m
 export GOFLAGS ?= -mod=readonly
 

@@ -25,7 +25,7 @@ func TestEachShardIsLinearizable(t *testing.T) {
 			l := limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
 			var seen tally
-			for round := range rounds(t, 6) {
+			for round := range rounds(t, 4) {
 				n := []int{2, 5}[round%2]
 				rule := func(n float64) ratelimit.Rule {
 					if round/2%2 == 0 {

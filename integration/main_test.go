@@ -24,12 +24,12 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// A property draws a hundred cases, or half as many where nobody asks for more: each is many
+	// A property draws a hundred cases, or a quarter of them where nobody asks for more: each is many
 	// statements.
 	if os.Getenv("WEIR_TEST_DURATION") == "" {
-		if err := flag.Set("rapid.checks", "50"); err != nil { // -rapid.checks overrides it
+		if err := flag.Set("rapid.checks", "25"); err != nil { // -rapid.checks overrides it
 			panic(err)
 		}
 	}
-	pgtest.Main(m)
+	pgtest.Waiting(m, 4)
 }

@@ -266,7 +266,7 @@ func TestFirstUsesOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	const n = 16
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
-		for round := range 4 {
+		for round := range rounds(t, 2) {
 			for _, shards := range []int{3, 16, 40} {
 				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{
 					Rate: float64(12 * shards), Period: never,

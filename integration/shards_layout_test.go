@@ -81,7 +81,8 @@ func reshardUnderLoad(
 	}
 	// above READ COMMITTED each take that comes between fails a change
 	l := limiter(t, ratelimit.Config{MaxAttempts: 100_000})
-	for _, level := range levels {
+	for range rounds(t, 1) {
+		level := levels[rand.IntN(len(levels))]
 		for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
 			if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
 				func(ctx context.Context, tx pgx.Tx) error {

@@ -3,11 +3,8 @@ package scheduler_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"io"
 	"log/slog"
-	"runtime"
-	"strconv"
 	"testing"
 	"time"
 
@@ -23,17 +20,7 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// The tests wait for clocks more than they compute: more of them than there are processors run at
-// once.
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		if err := flag.Set("test.parallel", "12"); err != nil {
-			panic(err)
-		}
-	}
-	pgtest.Main(m)
-}
+func TestMain(m *testing.M) { pgtest.Waiting(m, 12) }
 
 type sendArgs struct {
 	N int `json:"n"`

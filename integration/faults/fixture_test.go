@@ -47,7 +47,7 @@ type fixture struct {
 
 func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
 	t.Helper()
-	s, err := pgserver.Start(t.Context(), pgserver.Durable())
+	s, err := pgserver.Start(t.Context(), durably()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,6 +57,16 @@ func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
 		}
 	})
 	return setUpOn(t, s, nil, configure...)
+}
+
+// durably has a server wait for the disk where WEIR_TEST_DURATION gives the faults time, as in
+// production. Without it a server that is killed loses nothing either, as the system has what it has
+// written, and a few rounds take half of the time.
+func durably() []pgserver.Option {
+	if os.Getenv("WEIR_TEST_DURATION") == "" {
+		return nil
+	}
+	return []pgserver.Option{pgserver.Durable()}
 }
 
 // setUpOn is setUp on a server that runs, which may have a standby.

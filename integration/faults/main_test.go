@@ -24,5 +24,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	pgtest.Main(m)
+	pgtest.Waiting(m, 3)
 }

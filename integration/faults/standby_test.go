@@ -20,7 +20,7 @@ import (
 // transaction on its disk.
 func setUpPair(t *testing.T, synchronous bool) *fixture {
 	t.Helper()
-	options := []pgserver.Option{pgserver.Durable()}
+	options := durably()
 	if synchronous {
 		// From the start: a setting that is changed later reaches some backends before others.
 		options = append(options, pgserver.Setting("synchronous_standby_names", "*"))
@@ -42,7 +42,7 @@ func setUpPair(t *testing.T, synchronous bool) *fixture {
 		fmt.Printf("faults: %s: skipped: a standby needs pg_basebackup: %v\n", t.Name(), err)
 		t.Skipf("skipped: a standby needs pg_basebackup: %v", err)
 	}
-	standby := start(primary.Standby(t.Context(), pgserver.Durable()))
+	standby := start(primary.Standby(t.Context(), durably()...))
 	return setUpOn(t, primary, standby)
 }
 

@@ -19,6 +19,8 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -98,6 +100,18 @@ func Main(m *testing.M, known ...goleak.Option) {
 		}
 	}
 	os.Exit(code)
+}
+
+// Waiting is Main for tests that wait for clocks and rows more than they compute: so many run at
+// once where -parallel does not say otherwise.
+func Waiting(m *testing.M, parallel int, known ...goleak.Option) {
+	flag.Parse()
+	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil {
+			panic(err)
+		}
+	}
+	Main(m, known...)
 }
 
 // Citus reports whether the tests run on a Citus cluster: the one whose coordinator WEIR_CITUS_URL
