@@ -62,7 +62,7 @@
 //	other cases, both configured         late
 //	PollOnly, or no notifications        the FetchPollInterval, 1 s by default
 //	River's leader is killed             nothing more: rounds make jobs available 25 s ahead
-//	the inserting process is killed      up to a second: the next round finds its jobs
+//	the inserting process is killed      up to a second: a round or River's poll finds its jobs
 //	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
 // A working client that is not configured does not look again: it starts jobs even during a pause

@@ -48,8 +48,8 @@ func punctual(t *testing.T, starts []start, due map[int64]time.Time) []time.Dura
 	return late
 }
 
-// Each starts once, in its queue, and not before its time; how late is a benchmark's to say. By
-// counts of River's own polls, none is later than the next one.
+// Each starts once, in its queue, and not before its time. How late is a benchmark's to say, and
+// late_table_test.go holds by which means they start.
 func TestReservedJobsStartOnceAndNeverEarly(t *testing.T) {
 	t.Parallel()
 	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
@@ -202,9 +202,6 @@ func TestPollOnlyClientsStartJobsToo(t *testing.T) {
 		due[job.ID] = job.ScheduledAt
 	}
 	late := punctual(t, j.await(t, 10), due)
-	if late[9] > 10*time.Second {
-		t.Errorf("%v late", late[9])
-	}
 	t.Logf("p50 %v, latest %v", late[5], late[9])
 }
 

@@ -29,6 +29,16 @@ var ofTheScheduler = []mutant{
 	// the wake
 	{"wake: River is not notified", "internal/jobs/riverjob/client.go",
 		"'.river_insert'", "'.river_nothing'", "CommittedLate", jobs, false},
+	{"wake: the inserting process wakes nobody", "internal/jobs/riverjob/client.go",
+		"in.client.Waker.Add(job.ID, time.Now().Add(d), false)", "_ = d", "AnInserterNotifies", jobs, false},
+	{"wake: rounds wake nobody", "internal/jobs/rounds/rounds.go",
+		"if wait := w.Due.Sub(now); wait < riverjob", "if wait := w.Due.Sub(now); false && wait < riverjob", "RoundsNotify", jobs, false},
+	{"wake: a leader has to promote what a round has seen", "internal/jobs/rounds/rounds.go",
+		"w.State == \"scheduled\" && w.At", "false && w.At", "RoundsMakeJobsAvailable", jobs, false},
+	{"wake: a leader has to promote what is due soon", "internal/jobs/riverjob/client.go",
+		"params.State == rivertype.JobStateScheduled && params", "false && params", "AnInserterNotifies|ThePollFinds", jobs, false},
+	{"wake: a client that is notified waits before it fetches", "scheduler/configure.go",
+		"q.FetchCooldown = river.FetchCooldownMin", "q.FetchCooldown = river.FetchCooldownDefault", "AnInserterNotifies", jobs, false},
 	{"wake: who is not committed yet is given up", "internal/wake/wake.go",
 		"case !found, k.back &&", "case k.back &&", "HowOftenAJob", []string{"./internal/wake"}, false},
 
