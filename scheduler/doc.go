@@ -37,12 +37,13 @@
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     for example because of a pause, the client puts it off: it snoozes the job.
 //
-// That costs each client one query a second, and the one that does the rounds a few more. Jobs that
-// start together cost one query. While jobs become due, each process sends at most 100
-// notifications a second on average. A reserved job has as many row versions as a scheduled job of
-// River's, unless it is moved or put off. A queue that is saturated with immediate jobs has 1.4 to
-// 1.5 times River's throughput, because clients fetch when they are notified. How late jobs start,
-// in three runs of the benchmarks of this package on two cores:
+// While nothing waits, each client sends one query a second, however many queues it has, and the one
+// that does the rounds 2.5. Config.Lines adds up to two a second. Config.Slots adds one, and at one
+// of the clients two. Jobs that start together cost one query. While jobs become due, each process
+// sends at most 100 notifications a second on average. A reserved job has as many row versions as a
+// scheduled job of River's, unless it is moved or put off. A queue that is saturated with immediate
+// jobs has 1.4 to 1.5 times River's throughput, because clients fetch when they are notified. How
+// late jobs start, in three runs of the benchmarks of this package on two cores:
 //
 //	                                              p50         p90         p99
 //	idle workers (BenchmarkStartLateness)         3-6 ms                  8-28 ms, none early
@@ -118,9 +119,8 @@
 // transaction. [Scheduler.CompleteSQLTx] does so in one of database/sql. [ReservationOf] returns
 // what a job has taken, for [ratelimit.Limiter.Settle]. When a settlement gives tokens back, the
 // jobs behind it move up when their new time comes near. The same happens when a job is cancelled
-// before its attempt has begun: see [Jobs.CancelTx]. An attempt that has begun has paid, even if
-// its client stops and interrupts it. Further attempts pay again unless [JobArgsWithPays] says
-// otherwise.
+// before its attempt has begun: see [Jobs.CancelTx]. An attempt that has begun has paid, even if a
+// stop of its client interrupts it. Further attempts pay again, except as [JobArgsWithPays] says.
 //
 // # Late jobs, changed rates
 //

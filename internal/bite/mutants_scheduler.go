@@ -42,6 +42,12 @@ var ofTheScheduler = []mutant{
 	{"wake: who is not committed yet is given up", "internal/wake/wake.go",
 		"case !found, k.back &&", "case k.back &&", "HowOftenAJob", []string{"./internal/wake"}, false},
 
+	// what is sent while nothing waits
+	{"idle: each fetch of each queue begins a round", "internal/jobs/riverjob/client.go",
+		"if time.Since(r.began) < gap {", "if time.Since(r.began) < gap/1000 {", "AnIdleClient", jobs, false},
+	{"idle: all clients do rounds", "internal/jobs/rounds/rounds.go",
+		"err != nil || until.IsZero() {\n\t\treturn err\n\t}\n\tanswered", "err != nil {\n\t\treturn err\n\t}\n\tanswered", "AnIdleClient", jobs, false},
+
 	// the look before the start
 	{"look: a job starts that must wait after all", "internal/jobs/attempt/attempt.go",
 		"if v.Due.After(v.clock.Now()) {", "if false && v.Due.After(v.clock.Now()) {", "HoldsUpWhatWasGranted", jobs, false},

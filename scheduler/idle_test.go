@@ -1,0 +1,151 @@
+package scheduler_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+	"github.com/weir-go/weir/slots"
+)
+
+// recording counts the statements of a pool by what they are for.
+type recording struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (r *recording) TraceQueryStart(
+	ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData,
+) context.Context {
+	what := q.SQL
+	switch {
+	case strings.Contains(q.SQL, `'weir scheduler'`):
+		what = fmt.Sprintf("turn %v", q.Args[3])
+	case strings.Contains(q.SQL, "river_queue q"):
+		what = "waiting"
+	case strings.Contains(q.SQL, "'cancelled', finalized_at"):
+		what = "cancelled"
+	case strings.Contains(q.SQL, "weir_line"):
+		what = "lines"
+	case strings.Contains(q.SQL, "RECURSIVE place"):
+		what = "slots"
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n[what]++
+	return ctx
+}
+
+func (r *recording) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (r *recording) of(what string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n[what]
+}
+
+// While nothing waits, a client sends no more statements than doc.go says, however many queues it
+// has. It may send each one once in a while: a slow machine sends fewer.
+func TestAnIdleClientSendsFewStatements(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		clients, queues int
+		all             bool
+	}{
+		"OneQueue": {1, 1, false}, "TwentyQueues": {1, 20, false}, "ThreeClients": {3, 20, false},
+		"LinesAndSlots": {3, 20, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, scheduler.Config{})
+			var cfg scheduler.Config
+			if c.all {
+				limit := ratelimit.MustDefine("idle", ratelimit.TokenBucket{Rate: 1, Period: time.Second,
+					MaxReserved: ratelimit.Tokens(10)})
+				cfg.Lines = []scheduler.Line{{Limit: limit}}
+				held, err := slots.New(f.pool, slots.Config{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				cfg.Slots = held
+			}
+			queues := map[string]river.QueueConfig{}
+			for n := range c.queues {
+				queues[fmt.Sprint("queue", n)] = river.QueueConfig{MaxWorkers: 1}
+			}
+			began, j := time.Now(), newJournal(f)
+			var all []*recording
+			for range c.clients {
+				all = append(all, f.recorded(t, j, scheduler.New(f.limiter, cfg), queues))
+			}
+			const rounds = 5
+			for _, r := range all {
+				eventually(t, "rounds", func() bool { return r.of("turn 0") >= rounds })
+			}
+			check(t, all, c.all, began)
+		})
+	}
+}
+
+// recorded starts a client whose statements are recorded, without River's.
+func (f *fixture) recorded(
+	t *testing.T, j *journal, sched *scheduler.Scheduler, queues map[string]river.QueueConfig,
+) *recording {
+	t.Helper()
+	r := &recording{n: map[string]int{}}
+	cfg := f.pool.Config()
+	cfg.ConnConfig.Tracer = r
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	j.client(t, nil, func(c *river.Config) {
+		c.Queues = queues
+		*c = *sched.Configure(pool, c)
+	})
+	return r
+}
+
+// check compares what clients have sent with what each may send since they began.
+func check(t *testing.T, all []*recording, linesAndSlots bool, began time.Time) {
+	t.Helper()
+	gaps := map[string]time.Duration{
+		"turn 0": time.Second, "waiting": time.Second, "cancelled": 2 * time.Second}
+	if linesAndSlots {
+		gaps["turn 1"], gaps["slots"], gaps["lines"] = time.Second, time.Second, 500*time.Millisecond
+	}
+	sums, senders := map[string]int{}, map[string]int{}
+	for i, r := range all {
+		r.mu.Lock()
+		t.Logf("client %d: %v", i, r.n)
+		for what, n := range r.n {
+			if gap, known := gaps[what]; !known {
+				t.Errorf("client %d sent %d times %s", i, n, what)
+			} else if most := 1 + int(time.Since(began)/gap); n > most {
+				t.Errorf("client %d sent %d statements for %s, want at most %d", i, n, what, most)
+			}
+			sums[what] += n
+			senders[what]++
+		}
+		r.mu.Unlock()
+	}
+	// These are only sent by the client whose turn it is.
+	for _, what := range []string{"waiting", "cancelled", "slots"} {
+		if gap, known := gaps[what]; known {
+			most := senders[what] + int(time.Since(began)/gap)
+			if n := sums[what]; n == 0 || n > most {
+				t.Errorf("all sent %d statements for %s, want 1 to %d", n, what, most)
+			}
+		}
+	}
+}
