@@ -118,6 +118,8 @@ var ofTheScheduler = []mutant{
 		"\n		AND j.scheduled_at = m.was\n", "\n", "AMoveLeavesAlone", rows, false},
 	{"move: a job that was fetched since", "internal/jobs/riverjob/store.go",
 		"j.state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}')\n", "j.state IN ('available', 'scheduled', 'running')\n", "AMoveLeavesAlone", rows, false},
+	{"move: a job that stays as it is is written", "internal/jobs/riverjob/store.go",
+		"!w.Near && !w.Differs &&", "w.Near && !w.Differs &&", "AMoveLeavesAlone", rows, false},
 	{"move: what its worker wants later is brought forward", "internal/jobs/rounds/rounds.go",
 		"t.Due == 0 && !due.After(w.At):", "false:", "ASnoozeOutlives", jobs, false},
 	{"move: a resume leaves jobs where they are", "internal/jobs/rounds/rounds.go",

@@ -212,6 +212,9 @@ func (s Store) Move(ctx context.Context, q Querier, jobs []*Waiter, now time.Tim
 			w.Write = &w.Ticket
 		}
 	}
+	jobs = slices.DeleteFunc(jobs, func(w *Waiter) bool { // those that would stay as they are
+		return w.State == "scheduled" && !w.Near && !w.Differs && w.Due.Equal(w.At)
+	})
 	for part := range slices.Chunk(jobs, MostMoved) {
 		if err := Send(ctx, s, q, moveSQL, part); err != nil {
 			return err
