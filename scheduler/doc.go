@@ -32,8 +32,8 @@
 //
 //   - The process that inserted a job notifies River's clients at the moment when the job is due.
 //   - Once a second one of the working clients does a round: it looks at the jobs that wait, makes
-//     those available that are due within 25 s, moves those whose time has changed, and notifies
-//     River of those that are due, in case the process that inserted them has died.
+//     the next 1,000 available if they are due within 25 s, moves those whose time has changed, and
+//     notifies River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     for example because of a pause, the client puts it off: it snoozes the job.
 //
@@ -80,13 +80,13 @@
 //	reserved, due later                  scheduled   when it is due
 //	promoted by a round or by River      available   unchanged
 //	moved up or moved back               either      its new time
-//	put off at its start (a snooze)      either      its new time; no attempt is used, and snoozes
-//	                                                 in its metadata counts it
+//	put off at its start (a snooze)      either      its new time; counts in snoozes, uses no attempt
 //	fetched                              running     unchanged
 //	done                                 completed   unchanged
 //	cancelled                            cancelled   unchanged; its tokens are given back
 //
-// At most 1,000 jobs of a process are available ahead of time; the others are scheduled.
+// Ahead of time at most 1,000 jobs of each inserting process are available, and the 1,000 due next.
+// If more are due in a second, later rounds or River promote the rest, which start up to 5 s late.
 //
 // # What it writes
 //

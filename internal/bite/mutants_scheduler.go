@@ -120,6 +120,8 @@ var ofTheScheduler = []mutant{
 		"j.state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}')\n", "j.state IN ('available', 'scheduled', 'running')\n", "AMoveLeavesAlone", rows, false},
 	{"move: a job that stays as it is is written", "internal/jobs/riverjob/store.go",
 		"!w.Near && !w.Differs &&", "w.Near && !w.Differs &&", "AMoveLeavesAlone", rows, false},
+	{"move: all that is due soon is available ahead of time", "internal/jobs/rounds/rounds.go",
+		"i < riverjob.MostAvailable &&", "i < 1<<40 &&", "AThousandJobsAreAvailable", jobs, false},
 	{"move: what its worker wants later is brought forward", "internal/jobs/rounds/rounds.go",
 		"t.Due == 0 && !due.After(w.At):", "false:", "ASnoozeOutlives", jobs, false},
 	{"move: a resume leaves jobs where they are", "internal/jobs/rounds/rounds.go",

@@ -32,7 +32,8 @@ const (
 // available and not due, so their number is bounded, too.
 const Horizon = 25 * time.Second
 
-// MostAvailable is how many of this process's reservations are.
+// MostAvailable is how many reservations a process makes available ahead of time as it inserts
+// them, and among how many jobs, of those due next, a round does.
 const MostAvailable = 1000
 
 // Client is what the rooms of one River client share.

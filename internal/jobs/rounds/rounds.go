@@ -153,7 +153,7 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 	answered := time.Now()
 	maps.DeleteFunc(r.lines, func(_ ticket.Row, l placing) bool { return now.Sub(l.put) > nearby })
 	var moved []*riverjob.Waiter
-	for _, w := range jobs {
+	for i, w := range jobs {
 		t, due, of := &w.Ticket, w.Due, w.Ticket.WaitsFor()
 		// Of jobs that should have started between two rounds, each comes as far from the one that
 		// was put last as it belongs, or all would come at once. In the next round they keep their
@@ -180,7 +180,8 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 			w.Due = put
 			r.lines[of] = placing{put, due}
 		}
-		if !w.Due.Equal(w.At) || w.State == "scheduled" && w.At.Sub(now) < riverjob.Horizon {
+		if !w.Due.Equal(w.At) || w.State == "scheduled" && i < riverjob.MostAvailable &&
+			w.At.Sub(now) < riverjob.Horizon {
 			moved = append(moved, w)
 		}
 	}

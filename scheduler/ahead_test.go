@@ -1,0 +1,63 @@
+package scheduler_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Of the jobs that wait, rounds make the next thousand available, and the others as these start.
+// They write each job once. So each fetch of River's walks a thousand rows at most that are not
+// due, however many jobs wait, and all start in time. Nobody leads, so River promotes none of them.
+func TestAThousandJobsAreAvailableAheadOfTime(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	const n, rate = 3000, 750
+	limit := ratelimit.MustDefine("thousands", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	f.exec(t, `CREATE TABLE moved (LIKE river_job, was text, before timestamptz, moved_at timestamptz)`)
+	f.exec(t, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		INSERT INTO moved SELECT NEW.*, OLD.state::text, OLD.scheduled_at, now();
+		RETURN NULL;
+	END $$`)
+	f.exec(t, `CREATE TRIGGER note AFTER UPDATE ON river_job FOR EACH ROW WHEN (OLD.state = 'scheduled') EXECUTE FUNCTION note()`)
+	f.exec(t, `INSERT INTO river_leader (elected_at, expires_at, leader_id) VALUES (now(), now() + interval '1 h', 'nobody')`)
+	f.insertTogether(t, f.jobs, 1, limit.For("k").Count(6*rate).OrReserve()) // the others come after it
+	f.exec(t, `DELETE FROM river_job`)
+	due := map[int64]bool{}
+	for _, in := range f.insertTogether(t, f.jobs, n, limit.For("k").OrReserve()) {
+		due[in.Job.Job.ID] = true
+	}
+	j.client(t, sched, func(c *river.Config) { c.CompletedJobRetentionPeriod = -1 })
+	for i := range n / 100 {
+		j.await(t, (i+1)*100)
+	}
+	for _, s := range j.await(t, n) {
+		if s.at.Before(s.due) {
+			t.Errorf("job %d started %v early", s.n, s.due.Sub(s.at))
+		}
+		delete(due, s.id)
+	}
+	if len(due) > 0 {
+		t.Errorf("%d jobs have not started", len(due))
+	}
+
+	f.exec(t, `CREATE TABLE promoted AS SELECT DISTINCT ON (id) id, before AS due, moved_at AS at FROM moved
+		WHERE was = 'scheduled' AND state = 'available' AND scheduled_at = before ORDER BY id, moved_at`)
+	var idle, disorder, most, jobs int
+	if err := f.pool.QueryRow(t.Context(), `SELECT
+		(SELECT count(*) FROM moved WHERE state = 'scheduled' AND scheduled_at = before),
+		(SELECT count(*) FROM (SELECT due, max(due) OVER (ORDER BY at
+			RANGE BETWEEN UNBOUNDED PRECEDING AND '1 us' PRECEDING) AS earlier FROM promoted) p WHERE due < earlier),
+		(SELECT max((SELECT count(*) FROM promoted WHERE at <= r.at AND due > r.at)) FROM (SELECT DISTINCT at FROM promoted) r),
+		(SELECT count(*) FROM promoted)`).Scan(&idle, &disorder, &most, &jobs); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("at most %d of %d were available and not due", most, jobs)
+	if idle > 0 || disorder > 0 || most > 1000 || jobs <= 1000 {
+		t.Errorf("%d were written for nothing, %d made available after others that were due later, "+
+			"%d available and not due at a time, of %d", idle, disorder, most, jobs)
+	}
+}
