@@ -130,6 +130,9 @@ func (a *Attempts) along(job *rivertype.JobRow, of ticket.Row) {
 		for i, w := range due {
 			// If the pause is extended, not all of them meet it. Rounds move up the others.
 			w.Due = w.Due.Add(time.Duration(i/riverjob.MostMoved) * riverjob.RoundEvery)
+			if w.Ticket.Due == 0 { // else rounds would take it for a snooze
+				w.Ticket.Due, w.Differs = w.Due.UnixMicro(), true
+			}
 		}
 		return a.Move(ctx, a.Pool, due, now)
 	})

@@ -170,6 +170,11 @@ func (s Store) Reckon(ctx context.Context, q Querier, jobs []*Waiter) (now time.
 		n := len(w.Ticket.Lines())
 		w.Due, w.Paused, w.Redefined = w.Ticket.Reckon(states[:n], now, s.Pacing.Bunch)
 		w.Differs = w.Differs || w.Redefined
+		if w.Due.Equal(w.Paused) && w.Paused.After(now) && s.Pacing.Jitter > 0 {
+			// It would start together with all that waits for nothing but the end of the pause.
+			w.Ticket.Jitter = ticket.Random(s.Pacing.Jitter).Microseconds()
+			w.Due, w.Differs = w.Due.Add(w.Ticket.Delay()), true
+		}
 		states = states[n:]
 	}
 	return now, nil

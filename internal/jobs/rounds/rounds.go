@@ -162,7 +162,8 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 		if last, ok := r.lines[of]; ok && !due.After(now) {
 			put = ticket.Latest(now, last.put.Add(due.Sub(last.due)))
 		}
-		if t.On != nil && !due.After(now) { // nor all that a pause has put off, when it is over
+		// Nor all that a pause has put off, when it is over: they belong nowhere.
+		if (t.On != nil || !t.Ahead()) && !due.After(now) {
 			put = now.Add(t.Delay())
 		}
 		gain := w.At.Sub(put)

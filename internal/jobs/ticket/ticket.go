@@ -196,6 +196,11 @@ func (t *Ticket) WaitsFor() (r Row) {
 	return r
 }
 
+// Ahead reports whether the tokens that the job waits for were reserved for later.
+func (t *Ticket) Ahead() bool {
+	return t.By < len(t.Taken.Takes) && t.Taken.Takes[t.By].Ahead()
+}
+
 // Reckon returns when the job may start, given how its lines stand by now, until when that for
 // which it waits is paused, and notes which of its rows that is. It has the ticket say what its
 // takes are by the rules that this process has defined, and reports whether they differ.
