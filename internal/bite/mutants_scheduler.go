@@ -204,4 +204,12 @@ var ofTheScheduler = []mutant{
 		"(finalized_at, id) > ($1::timestamptz, $2::bigint)", "finalized_at > $1::timestamptz AND $2::bigint IS NOT NULL", "CancelledTogether", jobs, false},
 	{"cancel: who is retried meanwhile loses what it took", "internal/jobs/rounds/rounds.go",
 		"if err == nil && gone[w.ID] {", "if err == nil || gone[w.ID] {", "RetriedMeanwhile", jobs, false},
+
+	// what a job costs, and what a client's configuration is
+	{"configure: the client notifies of inserts more often", "scheduler/configure.go",
+		"	c := *cfg\n", "	c := *cfg\n	c.FetchCooldown = river.FetchCooldownMin\n", "ConfigureSetsOnly", jobs, false},
+	{"configure: a queue loses its own cooldown", "scheduler/configure.go",
+		"q.FetchCooldown == 0 {", "q.FetchCooldown >= 0 {", "ConfigureSetsOnly", jobs, false},
+	{"configure: the caller's queues change", "scheduler/configure.go",
+		"	c.Queues = maps.Clone(c.Queues)\n", "	_ = maps.Clone(c.Queues)\n", "ConfigureSetsOnly", jobs, false},
 }
