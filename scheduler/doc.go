@@ -40,10 +40,11 @@
 // While nothing waits, each client sends one query a second, however many queues it has, and the one
 // that does the rounds 2.5. Config.Lines adds up to two a second. Config.Slots adds one, and at one
 // of the clients two. Jobs that start together cost one query. While jobs become due, each process
-// sends at most 100 notifications a second on average. A reserved job has as many row versions as a
-// scheduled job of River's, unless it is moved or put off. A queue that is saturated with immediate
-// jobs has 1.4 to 1.5 times River's throughput, because clients fetch when they are notified. How
-// late jobs start, in three runs of the benchmarks of this package on two cores:
+// sends at most 100 notifications a second on average. A job due within 25 s is inserted as
+// available, so River notifies in the caller's transaction: each client at most once per queue in
+// its FetchCooldown. A reserved job has as many row versions as a scheduled job of River's, unless
+// it is moved or put off. A queue saturated with immediate jobs has 1.4 to 1.5 times River's
+// throughput, as notified clients fetch. How late jobs start, in three benchmark runs on two cores:
 //
 //	                                              p50         p90         p99
 //	idle workers (BenchmarkStartLateness)         3-6 ms                  8-28 ms, none early
@@ -105,8 +106,7 @@
 //   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
 //     it is, at most 500 in a statement.
 //
-//   - givenSQL changes scheduled_at, state and the key "weir_slot" of metadata of a job that is
-//     given a slot.
+//   - givenSQL changes scheduled_at, state and the key "weir_slot" of a job that is given a slot.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that

@@ -212,4 +212,6 @@ var ofTheScheduler = []mutant{
 		"q.FetchCooldown == 0 {", "q.FetchCooldown >= 0 {", "ConfigureSetsOnly", jobs, false},
 	{"configure: the caller's queues change", "scheduler/configure.go",
 		"	c.Queues = maps.Clone(c.Queues)\n", "	_ = maps.Clone(c.Queues)\n", "ConfigureSetsOnly", jobs, false},
+	{"insert: a job that is due soon is left to River's leader", "internal/jobs/riverjob/client.go",
+		"in.clock.Until(*params.ScheduledAt) < Horizon &&", "false &&", "NeedNotWait", jobs, false},
 }
