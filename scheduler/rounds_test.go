@@ -1,0 +1,165 @@
+package scheduler_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// rounder counts what a client does about rounds.
+type rounder struct {
+	client *river.Client[pgx.Tx]
+	asked  atomic.Int64 // for the turn,
+	turns  atomic.Int64 // and had it
+	walks  atomic.Int64 // reads of the jobs that wait
+}
+
+type askedKey struct{}
+
+func (r *rounder) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	switch {
+	case strings.Contains(q.SQL, "VALUES ('weir scheduler'"):
+		r.asked.Add(1)
+		return context.WithValue(ctx, askedKey{}, true)
+	case strings.Contains(q.SQL, "generate_series(1, 4) AS p (priority)"):
+		r.walks.Add(1)
+	}
+	return ctx
+}
+
+func (r *rounder) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryEndData) {
+	if ctx.Value(askedKey{}) != nil && q.CommandTag.RowsAffected() == 1 {
+		r.turns.Add(1)
+	}
+}
+
+// rounders starts n configured clients with pools of their own.
+func (j *journal) rounders(t *testing.T, sched *scheduler.Scheduler, n int) (all []*rounder) {
+	t.Helper()
+	for range n {
+		r := &rounder{}
+		cfg := j.f.pool.Config()
+		cfg.ConnConfig.Tracer = r
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		r.client = j.client(t, nil, func(cfg *river.Config) { *cfg = *sched.Configure(pool, cfg) })
+		all = append(all, r)
+	}
+	return all
+}
+
+// turnsOf are those of clients, summed up.
+func turnsOf(all []*rounder) (n int64) {
+	for _, r := range all {
+		n += r.turns.Load()
+	}
+	return n
+}
+
+// Of several clients one does the rounds, and another one when it has stopped. The jobs of a line
+// that moves are left alone until their new time is near, and moved once or twice then, not once
+// for each client.
+func TestOneClientAtATimeDoesTheRounds(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	const n = 40
+	limit := ratelimit.MustDefine("rounds",
+		ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	jobs := sched.Jobs(f.client)
+	var heads []int64
+	for range 2 { // each of them for ten minutes
+		heads = append(heads, f.insertBy(t, jobs, sendArgs{}, limit.For("k").Count(12_000).OrReserve()).Job.Job.ID)
+	}
+	f.insertTogether(t, jobs, n, limit.For("k").OrReserve())
+	f.noteVersions(t)
+	all := j.rounders(t, sched, 3)
+	f.cancel(t, jobs, heads[0])
+	passed := turnsOf(all) + 4
+	eventually(t, "four rounds, of which one has found the cancelled job", func() bool { return turnsOf(all) >= passed })
+	for _, r := range all {
+		eventually(t, "each client has asked for the turn", func() bool { return r.asked.Load() > 0 })
+	}
+	if moved := f.moves(t); len(moved) != 0 {
+		t.Errorf("%d jobs were moved although they are due in ten minutes", len(moved))
+	}
+
+	holder, others := all[0], all[1:]
+	for i, r := range all {
+		if r.turns.Load() > holder.turns.Load() {
+			holder, others = r, append(append([]*rounder(nil), all[:i]...), all[i+1:]...)
+		}
+	}
+	stop(t, holder.client)
+	f.cancel(t, jobs, heads[1])
+	before := turnsOf(others)
+	started := j.await(t, n)
+	if turnsOf(others) == before {
+		t.Error("the jobs have started, and no other client has done a round")
+	}
+	seen := map[int64]bool{}
+	for _, s := range started {
+		if seen[s.id] || s.attempt != 1 {
+			t.Errorf("job %d started at attempt %d, or twice", s.id, s.attempt)
+		}
+		seen[s.id] = true
+	}
+	moved, again := f.moves(t), f.paidAnew(t)
+	for id, times := range moved {
+		if times > 2 && !again[id] {
+			t.Errorf("job %d was moved %d times", id, times)
+		}
+	}
+	if len(moved) == 0 {
+		t.Error("no job was moved")
+	}
+	walks := int64(0)
+	for _, r := range all {
+		walks += r.walks.Load()
+	}
+	if turns := turnsOf(all); walks == 0 || walks > turns {
+		t.Errorf("the jobs that wait were read %d times in %d rounds", walks, turns)
+	}
+}
+
+// paidAnew are the jobs that a slow machine has started so late that they have paid anew, and were
+// moved for that.
+func (f *fixture) paidAnew(t testing.TB) map[int64]bool {
+	t.Helper()
+	again := map[int64]bool{}
+	rows, err := f.pool.Query(t.Context(),
+		`SELECT id FROM river_job WHERE metadata->'weir'->>'more' LIKE '%"late":true%'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var id int64
+	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error { again[id] = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+// moves are how often jobs that waited were moved.
+func (f *fixture) moves(t testing.TB) map[int64]int {
+	t.Helper()
+	moved := map[int64]int{}
+	for id, of := range f.versions(t) {
+		for _, v := range of {
+			if v.moved() && !strings.Contains(v.states, "running") {
+				moved[id]++
+			}
+		}
+	}
+	return moved
+}
