@@ -224,6 +224,8 @@ var ofTheScheduler = []mutant{
 		"	_, _ = tx.Exec(ctx, `UPDATE river_job SET scheduled_at = scheduled_at - interval '1 s' WHERE state = 'scheduled'`)\n" +
 			"	return settle(ctx, j.store, j.scheduler.limiter.In(tx), tx.Exec, job, used)\n",
 		"TheCallersTransaction", jobs, false},
+	{"pause: each job that is due meets it by itself", "internal/jobs/attempt/attempt.go",
+		"		v.at.along(v.job, t.WaitsFor())\n", "", "AnExtendedPause", jobs, false},
 	{"limit: a job with its tokens at hand is put off", "internal/jobs/attempt/pay.go",
 		"	if v.Ticket.Due != 0 {\n", "	if true {\n", "NeedNotWait", jobs, false},
 	{"insert: a job that is due soon is left to River's leader", "internal/jobs/riverjob/client.go",
