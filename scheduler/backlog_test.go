@@ -13,19 +13,6 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// updated is how many row versions of jobs were written, beside the inserted ones.
-func (f *fixture) updated(t testing.TB) (n int) {
-	t.Helper()
-	if _, err := f.pool.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(1100 * time.Millisecond) // that long other sessions may keep their counts to themselves
-	if err := f.pool.QueryRow(t.Context(), `SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'river_job' AND schemaname = current_schema()`).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
 // One customer's backlog does not stand in front of another's jobs, and costs little while it
 // waits: with reservations and, by MaxReserved, without.
 func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
@@ -50,6 +37,7 @@ func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 			for i := range modest {
 				f.enqueue(t, -1-i)
 			}
+			f.noteVersions(t)
 			j.client(t, sched, func(c *river.Config) {
 				c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
 			})
@@ -76,9 +64,14 @@ func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 			}
 			// Each job of the backlog was moved once; those that a worker had in hand meanwhile
 			// were fetched and put off.
-			if n := f.updated(t); n > backlog*3/2 {
+			n := 0
+			for _, of := range f.versions(t) {
+				n += len(of)
+			}
+			if n > backlog*3/2 {
 				t.Errorf("%d row versions for a backlog of %d", n, backlog)
 			}
+			t.Logf("%d row versions for a backlog of %d", n, backlog)
 			var first, last time.Time
 			if err := f.pool.QueryRow(t.Context(), `SELECT min(scheduled_at), max(scheduled_at) FROM river_job WHERE state IN ('available', 'scheduled')`).Scan(&first, &last); err != nil {
 				t.Fatal(err)
@@ -104,6 +97,7 @@ func TestABacklogStartsAtItsRate(t *testing.T) {
 			limit := ratelimit.MustDefine("rated"+name, rule)
 			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 			f.enqueue(t, upTo(n)...)
+			f.noteVersions(t)
 			before := time.Now()
 			j.client(t, sched, func(c *river.Config) {
 				c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
@@ -123,11 +117,19 @@ func TestABacklogStartsAtItsRate(t *testing.T) {
 			// Moved, promoted, fetched, completed; and two more for each time that it was put off,
 			// as a worker had it in hand, or, without a reservation, as this machine was late and
 			// its tokens overflowed.
-			if u := f.updated(t); u > 10*n {
-				t.Errorf("%v row versions a job", float64(u)/n)
-			} else {
-				t.Logf("%v row versions a job", float64(u)/n)
+			all, putOffs, most := 0, 0, 0
+			for id, of := range f.versions(t) {
+				times := woken(t, f.job(t, id))
+				all, putOffs, most = all+len(of), putOffs+times, max(most, len(of)-2*times)
 			}
+			bound := 5 * n // two a job more than one of River's that is scheduled
+			if rule.MaxReserved != nil {
+				bound += 2 * putOffs
+			}
+			if all > bound {
+				t.Errorf("%d row versions of %d jobs that were put off %d times, want at most %d", all, n, putOffs, bound)
+			}
+			t.Logf("%d row versions of %d jobs that were put off %d times; without that at most %d", all, n, putOffs, most)
 		})
 	}
 }

@@ -198,3 +198,16 @@ func (f *fixture) inBench(b *testing.B, fn func(tx pgx.Tx) error) {
 		b.Fatal(err)
 	}
 }
+
+// updated is how many row versions of jobs were written, beside the inserted ones.
+func (f *fixture) updated(t testing.TB) (n int) {
+	t.Helper()
+	if _, err := f.pool.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(1100 * time.Millisecond) // that long other sessions may keep their counts to themselves
+	if err := f.pool.QueryRow(t.Context(), `SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'river_job' AND schemaname = current_schema()`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

@@ -236,4 +236,6 @@ var ofTheScheduler = []mutant{
 		"riverjob.TooLate, riverjob.MostMoved)", "riverjob.TooLate, 0)", "ALateJobCosts", jobs, false},
 	{"move: what is promoted comes later", "internal/jobs/rounds/rounds.go",
 		"			moved = append(moved, w)\n", "			w.Due = w.Due.Add(time.Millisecond)\n			moved = append(moved, w)\n", "TheRowOfAJob", jobs, false},
+	{"rounds: each writes all that waits", "internal/jobs/rounds/rounds.go",
+		"if !w.Due.Equal(w.At) || w.State ==", "if true || w.State ==", "ABacklogStartsAtItsRate", jobs, false},
 }
