@@ -95,7 +95,7 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 func TestMoreThanAThousandThatAreLateArePacedAnew(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	const n, rate, capacity = 2500, 250.0, 5.0
+	const n, rate, capacity = 1500, 150.0, 5.0
 	limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
 		Capacity: ratelimit.Tokens(capacity)})
 	jobs := sched.Jobs(f.client) // which works none

@@ -181,7 +181,7 @@ func TestAPausedQueueStartsNothing(t *testing.T) {
 	}
 	select {
 	case <-events: // the client, which hears of it by a notification or its poll, has stopped to fetch
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatal("the client has not paused the queue")
 	}
 	job := f.reserve(t, sched.Jobs(client), 1, 100*time.Millisecond)

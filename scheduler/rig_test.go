@@ -79,7 +79,7 @@ func (w *logWorker) Work(ctx context.Context, job *river.Job[sendArgs]) error {
 // await waits for n starts, and returns all that there are then.
 func (l *journal) await(t testing.TB, n int) []start {
 	t.Helper()
-	timeout := time.After(time.Minute)
+	timeout := time.After(patience)
 	for {
 		l.mu.Lock()
 		starts, moved := l.starts[:len(l.starts):len(l.starts)], l.moved
@@ -90,7 +90,7 @@ func (l *journal) await(t testing.TB, n int) []start {
 		select {
 		case <-moved:
 		case <-timeout:
-			t.Fatalf("%d of %d starts within a minute", len(starts), n)
+			t.Fatalf("%d of %d starts within %v", len(starts), n, patience)
 		}
 	}
 }
@@ -187,12 +187,15 @@ func (f *fixture) job(t testing.TB, id int64) *rivertype.JobRow {
 	return job
 }
 
+// patience is for what happens at once on a machine with nothing else to do.
+const patience = 3 * time.Minute
+
 // eventually waits until it is so.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("not within three minutes: " + what)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
 	}
 }

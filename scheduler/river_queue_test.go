@@ -20,8 +20,8 @@ func within[T any](t testing.TB, what string, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(time.Minute):
-		t.Fatal("not within a minute: " + what)
+	case <-time.After(patience):
+		t.Fatalf("not within %v: %s", patience, what)
 	}
 	return v
 }
@@ -116,7 +116,7 @@ func TestAStoppedClientStartsNothing(t *testing.T) {
 					select {
 					case <-ctx.Done():
 						return ctx.Err()
-					case <-time.After(time.Minute):
+					case <-time.After(patience):
 						return errors.New("the stop did not cancel it")
 					}
 				}

@@ -189,8 +189,8 @@ func (l *journal) gate(t testing.TB) (letGo func()) {
 		t.Helper()
 		select {
 		case ticket <- struct{}{}:
-		case <-time.After(time.Minute):
-			t.Fatal("no job ran within a minute that could be let go")
+		case <-time.After(patience):
+			t.Fatal("no job ran that could be let go")
 		}
 	}
 }

@@ -34,7 +34,7 @@ var ofTheScheduler = []mutant{
 	{"wake: rounds wake nobody", "internal/jobs/rounds/rounds.go",
 		"if wait := w.Due.Sub(now); wait < riverjob", "if wait := w.Due.Sub(now); false && wait < riverjob", "RoundsNotify", jobs, false},
 	{"wake: a leader has to promote what a round has seen", "internal/jobs/rounds/rounds.go",
-		"w.State == \"scheduled\" && w.At", "false && w.At", "RoundsMakeJobsAvailable", jobs, false},
+		"w.State == \"scheduled\" && i <", "false && i <", "RoundsMakeJobsAvailable", jobs, false},
 	{"wake: a leader has to promote what is due soon", "internal/jobs/riverjob/client.go",
 		"params.State == rivertype.JobStateScheduled && params", "false && params", "AnInserterNotifies|ThePollFinds", jobs, false},
 	{"wake: a client that is notified waits before it fetches", "scheduler/configure.go",
