@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/riverqueue/river"
+
 	"github.com/weir-go/weir/internal/pgserver"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
@@ -56,7 +58,15 @@ func TestClocksThatDisagreeChangeNothing(t *testing.T) {
 				job := f.reserve(t, jobs, i, time.Duration(1+rand.IntN(3500))*time.Millisecond)
 				due[job.ID] = job.ScheduledAt
 			}
-			f.enqueue(t, 100, 101, 102, 103, 104, 105, 106, 107)
+			past := time.Now() // by both clocks: the client's and the server's, which River's fetch goes by
+			if at := f.now(t); at.Before(past) {
+				past = at
+			}
+			for n := range 8 {
+				if _, err := f.client.Insert(t.Context(), sendArgs{100 + n}, &river.InsertOpts{ScheduledAt: past}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			var reserved, limited []start
 			for _, s := range j.await(t, 28) {
 				if s.n < 100 {
