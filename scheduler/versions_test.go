@@ -220,13 +220,13 @@ func TestTheRowOfAJobIsAsThePackagePageSays(t *testing.T) {
 func TestAJobWhoseMetadataIsReplacedStartsWhenItIsDue(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	jobs := sched.Jobs(j.client(t, sched))
 	due := map[int64]time.Time{}
 	for n := range 5 {
-		job := f.reserve(t, jobs, n, time.Second+time.Duration(n)*100*time.Millisecond)
+		job := f.reserve(t, sched.Jobs(f.client), n, time.Second+time.Duration(n)*100*time.Millisecond)
 		due[job.ID] = job.ScheduledAt
 	}
 	f.exec(t, `UPDATE river_job SET metadata = '{"mine": 1}'`)
+	j.client(t, sched)
 	punctual(t, j.await(t, len(due)), due)
 	f.completed(t, len(due))
 	if n := f.count(t, `metadata = '{"mine": 1}'`); n != len(due) {
