@@ -31,8 +31,8 @@ func (s *Server) Kill() error {
 	if pid == 0 {
 		return errDown
 	}
-	// Frozen first: so it has no further children, and the ids of those it has stay theirs, as only
-	// it can reap them.
+	// Frozen first: then it has no further children, and the ids of those it has stay theirs, as
+	// only it can reap them.
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("pgserver: freeze process %d: %w", pid, err)
 	}
@@ -45,15 +45,18 @@ func (s *Server) Kill() error {
 	return s.ended()
 }
 
-// killChildren returns when they are dead: as long as one lives, no server starts on the same data.
+// killChildren returns when they are dead, and the parent, which was told to freeze, has done so: on
+// a busy machine it may have been in the middle of a fork. As long as one child lives, no server
+// starts on the same data.
 func killChildren(parent int) error {
 	for deadline := time.Now().Add(timeout); ; {
-		children, err := living(parent)
-		if err != nil || len(children) == 0 {
+		children, forks, err := living(parent)
+		if err != nil || len(children) == 0 && !forks {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("pgserver: processes %v outlive SIGKILL", children)
+			return fmt.Errorf("pgserver: process %d does not freeze, or processes %v outlive SIGKILL",
+				parent, children)
 		}
 		for _, child := range children {
 			if err := syscall.Kill(child, syscall.SIGKILL); err != nil {
@@ -127,22 +130,25 @@ func (s *Server) ended() error {
 	}
 }
 
-// living returns the children of a process, but for those that have ended and wait to be reaped.
-func living(parent int) ([]int, error) {
+// living returns the children of a process, except those that have ended and wait to be reaped, and
+// whether it may have more: it is neither frozen nor dead.
+func living(parent int) (pids []int, forks bool, _ error) {
 	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=").Output()
 	if err != nil {
-		return nil, fmt.Errorf("pgserver: ps: %w", err)
+		return nil, false, fmt.Errorf("pgserver: ps: %w", err)
 	}
-	var pids []int
 	for line := range strings.Lines(string(out)) {
 		var pid, ppid int
 		var state string
 		if _, err := fmt.Sscan(line, &pid, &ppid, &state); err != nil {
-			return nil, fmt.Errorf("pgserver: ps said %q: %w", line, err)
+			return nil, false, fmt.Errorf("pgserver: ps said %q: %w", line, err)
+		}
+		if pid == parent {
+			forks = !strings.ContainsAny(state[:1], "TZ")
 		}
 		if ppid == parent && !strings.HasPrefix(state, "Z") {
 			pids = append(pids, pid)
 		}
 	}
-	return pids, nil
+	return pids, forks, nil
 }

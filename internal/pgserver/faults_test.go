@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -113,6 +114,33 @@ func TestRestartWaitsForThePort(t *testing.T) {
 		t.Fatal(err)
 	}
 	query(t, s, "SELECT 'here'")
+}
+
+// A process that was told to freeze may be in the middle of a fork, and then has one more child.
+func TestAProcessHasFrozenBeforeItsLastChildIsLookedFor(t *testing.T) {
+	t.Parallel()
+	parent := exec.Command("sleep", "600")
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = parent.Process.Kill()
+		_ = parent.Wait()
+	}()
+	killed := make(chan error, 1)
+	go func() { killed <- killChildren(parent.Process.Pid) }()
+	select {
+	case err := <-killed:
+		t.Errorf("the children of a process that runs are said to be dead: %v", err)
+		return
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := parent.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-killed; err != nil {
+		t.Error(err)
+	}
 }
 
 // A killed server's shared memory is not in its folder, and it is never freed by itself.
