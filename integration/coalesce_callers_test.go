@@ -338,7 +338,10 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.Pool(t)
-	pool := through(t, direct, far(t, direct, time.Second))
+	pool := through(t, direct, far(t, direct, 400*time.Millisecond))
+	if err := pool.Ping(t.Context()); err != nil { // that takes a busy machine longer than a call waits
+		t.Fatal(err)
+	}
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
 	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 100, Period: century})
 	var left float64 = 100
@@ -354,8 +357,12 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		res, err := c.RateLimit(ctx, limit.For("k"))
 		cancel()
-		sent = errors.Is(err, ratelimit.ErrOutcomeUnknown) // or the machine was so busy that it left before that
-		if !errors.Is(err, context.DeadlineExceeded) || res.OK || left < 50 {
+		switch { // on a busy machine it may leave before anything is sent, or after it is answered
+		case errors.Is(err, ratelimit.ErrOutcomeUnknown):
+			sent = true
+		case err == nil && res.OK:
+			left--
+		case !errors.Is(err, context.DeadlineExceeded) || res.OK || left < 50:
 			t.Fatalf("%+v, %v", res, err)
 		}
 	}
