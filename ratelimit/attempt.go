@@ -15,6 +15,7 @@ const (
 	// rows per transaction: their locks are columns of one statement, and Postgres allows 1,664
 	mostQueued   = 100
 	starvesAfter = 8 // attempts that have lost a row
+	mostLost     = 8 // attempts that have met a lost statement
 )
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.

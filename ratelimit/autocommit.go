@@ -242,16 +242,19 @@ const strictSession = "weir: above READ COMMITTED by default"
 
 // roundTrip runs statements in one round trip. A lone statement is sent without BEGIN and COMMIT:
 // it is a transaction of its own, which runs again after a deadlock. On Citus one may be ended by
-// the deadlock of others.
+// the deadlock of others. It also runs again, once, if the connection has lost its prepared
+// statement.
 func roundTrip(
 	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*statement,
 ) error {
 	session := conn.Conn().PgConn().CustomData()
-	for commit && isPlain(begin) && len(statements) == 1 && session[strictSession] == nil {
+	plain := commit && isPlain(begin) && len(statements) == 1
+	for first := true; plain && session[strictSession] == nil; first = false {
 		_, err := send(ctx, conn.Conn(), statements)
-		switch stateOf(err) {
-		case deadlockDetected: // the server waits for a while before it finds one
-		case serializationFailure:
+		switch state := stateOf(err); {
+		case state == deadlockDetected: // the server waits for a while before it finds one
+		case state == statementLost && first:
+		case state == serializationFailure:
 			session[strictSession] = true
 		default:
 			return committed(err)

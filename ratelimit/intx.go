@@ -109,6 +109,9 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // rerun runs attempts until one does not conflict with a concurrent transaction, or it has to give
 // up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
 // not nil, rerun counts attempts and waits in it.
+//
+// A few attempts may meet a prepared statement that their connection has lost: behind a pooler that
+// keeps none, all would.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 	attempt func(n int, conflicts []where.Row) (*attempt, error)) error {
 	most := l.maxAttempts
@@ -116,6 +119,7 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 		most = maxAttempts
 	}
 	var conflicts []where.Row
+	lost := 0 // attempts
 	for n := 1; ; n++ {
 		a, err := attempt(n, conflicts)
 		if e != nil {
@@ -124,6 +128,11 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 		var again *againError
 		if !errors.As(err, &again) {
 			return err
+		}
+		if stateOf(again.err) == statementLost {
+			if lost++; lost > mostLost {
+				return again.err
+			}
 		}
 		if n == most {
 			return &ConflictError{Attempts: n, Err: again.err}

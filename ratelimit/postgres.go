@@ -23,12 +23,18 @@ func stateOf(err error) string {
 const (
 	serializationFailure = "40001"
 	deadlockDetected     = "40P01"
+
+	// invalid_sql_statement_name: the connection has lost a prepared statement that pgx lists. pgx
+	// (v5.10) remembers a statement that it could not prepare, as it does in a transaction that has
+	// failed, and closes it later on, even if a batch has prepared it since. It prepares a statement
+	// again after this error.
+	statementLost = "26000"
 )
 
 // isConflict reports whether another attempt at the whole transaction may succeed.
 func isConflict(err error) bool {
 	s := stateOf(err)
-	return s == serializationFailure || s == deadlockDetected
+	return s == serializationFailure || s == deadlockDetected || s == statementLost
 }
 
 // isLostRow reports whether err says that another transaction has written the row first. Postgres
@@ -77,6 +83,7 @@ var hints = map[string]string{
 
 	serializationFailure: runAgain,
 	deadlockDetected:     runAgain,
+	statementLost:        "pgx prepares it again when the call is repeated; if that fails, too, there is a pooler that does not keep prepared statements: use pgx.QueryExecModeExec",
 
 	"25P02": "an earlier statement of this transaction failed; look at its error and roll back",
 	"25006": "limits are taken by writing: use the primary, and no read-only transaction",

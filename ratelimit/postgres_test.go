@@ -19,7 +19,7 @@ func (e stateError) SQLState() string { return string(e) }
 func TestConflictsAreTheErrorsThatAnotherAttemptMayMend(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]bool{
-		"40001": true, "40P01": true, "40003": false, "40002": false, "23505": false, "55P03": false, "": false,
+		"40001": true, "40P01": true, "26000": true, "40003": false, "40002": false, "23505": false, "55P03": false, "": false,
 	} {
 		for _, err := range []error{
 			&pgconn.PgError{Code: code}, fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: code}), stateError(code),

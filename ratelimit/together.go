@@ -347,10 +347,10 @@ func (p *scheme) locked() {
 }
 
 // fail answers calls with an error. If the database answered with it, one of them may have caused
-// it: then each is decided alone, to find out.
+// it: then each is decided alone, to find out. So is one call, if it may succeed then.
 func (p *scheme) fail(err error, some []*waiter) {
 	var answer *pgconn.PgError
-	if len(some) > 1 && errors.As(err, &answer) && isRolledBack(err) {
+	if (len(some) > 1 || isConflict(err)) && errors.As(err, &answer) && isRolledBack(err) {
 		p.alone = append(p.alone, some...)
 		return
 	}

@@ -1,0 +1,88 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A connection that has lost a prepared statement, which pgx still lists, fails no call that can
+// run again, and nothing is taken twice.
+func TestAPreparedStatementThatIsLostFailsNoCall(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("prepared", ratelimit.TokenBucket{Rate: 100, Period: never})
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+			left := 100.0
+			take := func() error {
+				res, err := v.RateLimit(t.Context(), limit.For("k"))
+				if err == nil && !res.OK {
+					t.Fatalf("%+v", res)
+				}
+				if err == nil {
+					left--
+				}
+				return err
+			}
+			for range 2 {
+				if err := take(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rows, err := pool.Query(t.Context(),
+				`SELECT name FROM pg_prepared_statements WHERE statement LIKE '%weir%'`, pgx.QueryExecModeSimpleProtocol)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil || len(names) == 0 {
+				t.Fatal(names, err)
+			}
+			for _, name := range names {
+				execSQL(t, pool, fmt.Sprintf(`DEALLOCATE %q`, name))
+				err := take()
+				if w.name == "DatabaseSQL" && sqlState(err) == "26000" {
+					err = take() // a transaction of the caller's own cannot run again by itself
+				}
+				if err != nil {
+					t.Errorf("%v", err)
+				}
+			}
+			wantLeft(t, v, limit.For("k"), left)
+		})
+	}
+}
+
+// Behind a pooler that keeps no prepared statements each attempt fails: InTx says so after a few.
+func TestAPreparedStatementThatStaysLostIsToldSo(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l, attempts := limiter(t, ratelimit.Config{}), 0
+	ctx, cancel := context.WithTimeout(t.Context(), hung) // until then InTx runs again after a conflict
+	defer cancel()
+	err := l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		attempts++
+		for range 2 {
+			if _, err := tx.Exec(ctx, `SELECT $1::text`, "one"); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, `DEALLOCATE ALL`); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if sqlState(err) != "26000" || errors.Is(err, ratelimit.ErrConflict) || attempts != 9 {
+		t.Errorf("%d attempts: %v", attempts, err)
+	}
+}
