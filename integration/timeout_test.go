@@ -78,8 +78,15 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 	}
 	release()
 
-	takeOK(t, first(together.RateLimit(ctx, limit.For("line").Count(100))))
-	if res := takeOK(t, first(auto.Wait(ctx, limit.For("line").Count(5)))); res.RunAt.IsZero() {
-		t.Errorf("did not wait: %+v", res)
+	takeOK(t, first(usual.RateLimit(t.Context(), limit.For("line").Count(100))))
+	for tries := 1; ; tries++ {
+		res, err := auto.Wait(ctx, limit.For("line").Count(5))
+		if err == nil && res.OK && !res.RunAt.IsZero() {
+			return
+		}
+		// On a busy machine the database may take longer to answer.
+		if !errors.Is(err, context.DeadlineExceeded) || tries == 20 {
+			t.Fatalf("did not wait: %+v, %v", res, err)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
 )
 
 // reserveOn inserts a job that waits for its tokens, by a client without the plugin.
@@ -132,8 +133,18 @@ func TestThoseThatComeForwardComeForwardApart(t *testing.T) {
 	limit := ratelimit.MustDefine("apart",
 		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	const n = 10
-	first := f.reserveOn(t, 0, nil, limit.For("k").Count(3000))
-	all := f.insertTogether(t, sched.Jobs(f.client), n, limit.For("k").OrReserve())
+	// At once, or tokens would have come between the first one and those behind it.
+	params := []scheduler.InsertManyParams{{Args: sendArgs{n},
+		Requests: []ratelimit.Request{limit.For("k").Count(3000).OrReserve()}}}
+	for i := range n {
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
+			Requests: []ratelimit.Request{limit.For("k").OrReserve()}})
+	}
+	in, err := sched.Jobs(f.client).InsertMany(t.Context(), f.pool, params)
+	if err != nil || !in.OK {
+		t.Fatal(in, err)
+	}
+	first, all := in.Jobs[0].Job.Job, in.Jobs[1:]
 	last := all[n-1].Job.Job.ScheduledAt
 	f.until(t, last.Add(-300*time.Second)) // from now on each of them is due when the first one leaves
 	f.cancel(t, sched.Jobs(f.client), first.ID)
