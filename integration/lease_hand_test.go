@@ -307,7 +307,7 @@ func TestALeaseWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
 	pool, clock := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	s, key := handful(t, l, pool, clock)
+	s, key := handful(t, l, pool, clock, "k")
 	execSQL(t, pool, `ALTER TABLE weir_balance RENAME TO away`)
 	handed := 2
 	for ; ; handed++ {

@@ -18,18 +18,34 @@ import (
 // handful returns a lease with tokens in hand, of a limit of 1000 of which nothing flows in, and
 // with nothing under way. The clock stands still, so that nothing is given back meanwhile.
 func handful(
-	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *clock,
+	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *clock, k string,
 ) (*ratelimit.Lease, ratelimit.Request) {
 	t.Helper()
 	limit := ratelimit.MustDefine("handful", ratelimit.FixedWindow{Rate: 1000, Period: never})
-	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
+	key := limit.For(k)
+	s := lease(t, l, pool, key, ratelimit.LeaseConfig{})
 	leaseOK(t, s, 1, true)
 	clock.add(time.Millisecond)
 	leaseOK(t, s, 1, true)
-	if left := value(t, l, pool, limit.For("k")); left > 950 {
+	if left := value(t, l, pool, key); left > 950 {
 		t.Fatalf("%v are left: next to nothing is in hand", left)
 	}
-	return s, limit.For("k")
+	return s, key
+}
+
+// closedExactly closes a lease and wants exactly so much to be left. By a clock that stands still,
+// a Close without an error has given back everything.
+func closedExactly(
+	t *testing.T, s *ratelimit.Lease, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request, want float64,
+) error {
+	t.Helper()
+	if err := s.Close(t.Context()); err != nil {
+		return err
+	}
+	if left := value(t, l, pool, r); left != want {
+		t.Errorf("%v are left, want %v", left, want)
+	}
+	return nil
 }
 
 var errMine = errors.New("mine")
@@ -61,26 +77,23 @@ func TestALeasesTokensRollBackWithTheTransaction(t *testing.T) {
 			t.Parallel()
 			pool, clock := pgtest.Pool(t), newClock()
 			l := limiter(t, ratelimit.Config{Clock: clock.now})
-			s, key := handful(t, l, pool, clock)
-			err := caught(func() error {
-				return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					for range 2 {
-						if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK || res.At.IsZero() {
-							t.Errorf("%+v, %v", res, err)
+			inTime(t, func(k string) error {
+				s, key := handful(t, l, pool, clock, k)
+				err := caught(func() error {
+					return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						for range 2 {
+							if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK || res.At.IsZero() {
+								t.Errorf("%+v, %v", res, err)
+							}
 						}
-					}
-					return w.end(ctx, tx)
+						return w.end(ctx, tx)
+					})
 				})
+				if !errors.Is(err, w.want) {
+					t.Errorf("%v, want %v", err, w.want)
+				}
+				return closedExactly(t, s, l, pool, key, 998-w.kept)
 			})
-			if !errors.Is(err, w.want) {
-				t.Errorf("%v, want %v", err, w.want)
-			}
-			if err := s.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if left := value(t, l, pool, key); left != 998-w.kept {
-				t.Errorf("%v are left, want %v", left, 998-w.kept)
-			}
 		})
 	}
 }
@@ -106,24 +119,21 @@ func TestALeasesTokensAreInHandAgainIfTheTransactionCannotBegin(t *testing.T) {
 	t.Parallel()
 	pool, clock := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	s, key := handful(t, l, pool, clock)
-	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"},
-		func(ctx context.Context, tx pgx.Tx) error {
-			if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
-				t.Errorf("%+v, %v", res, err)
-			}
-			_, err := tx.Exec(ctx, `SELECT 1`)
-			return err
-		})
-	if err == nil {
-		t.Fatal("it has begun")
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if left := value(t, l, pool, key); left != 998 {
-		t.Errorf("%v are left, want 998", left)
-	}
+	inTime(t, func(k string) error {
+		s, key := handful(t, l, pool, clock, k)
+		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"},
+			func(ctx context.Context, tx pgx.Tx) error {
+				if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+					t.Errorf("%+v, %v", res, err)
+				}
+				_, err := tx.Exec(ctx, `SELECT 1`)
+				return err
+			})
+		if err == nil {
+			t.Fatal("it has begun")
+		}
+		return closedExactly(t, s, l, pool, key, 998)
+	})
 }
 
 // A transaction that runs again takes once.
@@ -132,35 +142,32 @@ func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	pool, clock := pgtest.Pool(t), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	s, key := handful(t, l, pool, clock)
 	execSQL(t, pool, `CREATE TABLE contested (n integer); INSERT INTO contested VALUES (0)`)
-	runs := 0
-	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		runs++
-		if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
-			t.Errorf("%+v, %v", res, err)
-		}
-		var n int
-		if err := tx.QueryRow(ctx, `SELECT n FROM contested`).Scan(&n); err != nil {
-			return err
-		}
-		if runs < 3 {
-			if _, err := pool.Exec(ctx, `UPDATE contested SET n = n + 1`); err != nil {
+	inTime(t, func(k string) error {
+		s, key := handful(t, l, pool, clock, k)
+		runs := 0
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			runs++
+			if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+				t.Errorf("%+v, %v", res, err)
+			}
+			var n int
+			if err := tx.QueryRow(ctx, `SELECT n FROM contested`).Scan(&n); err != nil {
 				return err
 			}
+			if runs < 3 {
+				if _, err := pool.Exec(ctx, `UPDATE contested SET n = n + 1`); err != nil {
+					return err
+				}
+			}
+			_, err := tx.Exec(ctx, `UPDATE contested SET n = n + 1`)
+			return err
+		})
+		if err != nil || runs != 3 {
+			t.Fatalf("%d runs: %v", runs, err)
 		}
-		_, err := tx.Exec(ctx, `UPDATE contested SET n = n + 1`)
-		return err
+		return closedExactly(t, s, l, pool, key, 988)
 	})
-	if err != nil || runs != 3 {
-		t.Fatalf("%d runs: %v", runs, err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if left := value(t, l, pool, key); left != 988 {
-		t.Errorf("%v are left, want 988", left)
-	}
 }
 
 // Whatever takes at the same time, in transactions and without, tokens handed out and tokens left
@@ -175,51 +182,55 @@ func TestTheBooksOfALeaseBalance(t *testing.T) {
 			t.Parallel()
 			pool, clock := pgtest.Pool(t), newClock() // that stands still, so that nothing is too late to be put back
 			l := limiter(t, ratelimit.Config{Clock: clock.now})
-			s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 50})
-			var wg sync.WaitGroup
-			var handed atomic.Int64
-			for caller := range 8 {
-				wg.Go(func() {
-					for call := range 60 {
-						n := 1 + (caller+call)%5
-						want := error(nil)
-						if call%3 == 0 {
-							want = errMine
-						}
-						granted := false
-						take := func(ctx context.Context, tx pgx.Tx) (err error) {
-							var res ratelimit.Result
-							if tx == nil {
-								res, err = s.Take(ctx, float64(n))
-							} else if res, err = s.TakeInTx(ctx, tx, float64(n)); err == nil && call%2 == 0 {
-								_, err = tx.Exec(ctx, `SELECT 1`)
+			inTime(t, func(k string) error {
+				s := lease(t, l, pool, limit.For(k), ratelimit.LeaseConfig{Block: 50})
+				var wg sync.WaitGroup
+				var handed atomic.Int64
+				for caller := range 8 {
+					wg.Go(func() {
+						for call := range 60 {
+							n := 1 + (caller+call)%5
+							want := error(nil)
+							if call%3 == 0 {
+								want = errMine
 							}
-							granted = res.OK
-							return errors.Join(err, want)
+							granted := false
+							take := func(ctx context.Context, tx pgx.Tx) (err error) {
+								var res ratelimit.Result
+								if tx == nil {
+									res, err = s.Take(ctx, float64(n))
+								} else if res, err = s.TakeInTx(ctx, tx, float64(n)); err == nil && call%2 == 0 {
+									_, err = tx.Exec(ctx, `SELECT 1`)
+								}
+								granted = res.OK
+								return errors.Join(err, want)
+							}
+							var err error
+							if caller%2 == 0 {
+								want = nil
+								err = take(t.Context(), nil)
+							} else {
+								err = l.InTx(t.Context(), pool, take)
+							}
+							if !errors.Is(err, want) {
+								t.Errorf("%v, want %v", err, want)
+							}
+							if granted && want == nil {
+								handed.Add(int64(n))
+							}
 						}
-						var err error
-						if caller%2 == 0 {
-							want = nil
-							err = take(t.Context(), nil)
-						} else {
-							err = l.InTx(t.Context(), pool, take)
-						}
-						if !errors.Is(err, want) {
-							t.Errorf("%v, want %v", err, want)
-						}
-						if granted && want == nil {
-							handed.Add(int64(n))
-						}
-					}
-				})
-			}
-			wg.Wait()
-			if err := s.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if left := value(t, l, pool, limit.For("k")); float64(handed.Load())+left != 3000 || handed.Load() < 500 {
-				t.Errorf("%d were handed out and %v are left, of 3000", handed.Load(), left)
-			}
+					})
+				}
+				wg.Wait()
+				leaseOK(t, s, 3000, false) // it waits for a fetch under way, and there is none after it
+				if err := s.Close(t.Context()); err != nil {
+					return err
+				}
+				if left := value(t, l, pool, limit.For(k)); float64(handed.Load())+left != 3000 || handed.Load() < 500 {
+					t.Errorf("%d were handed out and %v are left, of 3000", handed.Load(), left)
+				}
+				return nil
+			})
 		})
 	}
 }
@@ -231,24 +242,21 @@ func TestALeasesTokensStayTakenIfTheOutcomeIsUnknown(t *testing.T) {
 	cut := &cutter{}
 	pool, clock := pgtest.Pool(t, cut.through), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	s, key := handful(t, l, pool, clock)
-	cut.arm("after")
-	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
-			t.Errorf("%+v, %v", res, err)
+	inTime(t, func(k string) error {
+		s, key := handful(t, l, pool, clock, k)
+		cut.arm("after")
+		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			if res, err := s.TakeInTx(ctx, tx, 10); err != nil || !res.OK {
+				t.Errorf("%+v, %v", res, err)
+			}
+			_, err := tx.Exec(ctx, `SELECT 1`)
+			return err
+		})
+		if !errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+			t.Fatal(err)
 		}
-		_, err := tx.Exec(ctx, `SELECT 1`)
-		return err
+		return closedExactly(t, s, l, pool, key, 988)
 	})
-	if !errors.Is(err, ratelimit.ErrOutcomeUnknown) {
-		t.Fatal(err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if left := value(t, l, pool, key); left != 988 {
-		t.Errorf("%v are left, want 988", left)
-	}
 }
 
 // A transaction that holds the only connection needs no second one, whatever is in hand; what it
@@ -293,7 +301,7 @@ func TestALeaseTakesFromTheHandWithoutATrip(t *testing.T) {
 	var trips trips
 	pool, clock := pgtest.Pool(t, trips.through), newClock()
 	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	s, _ := handful(t, l, pool, clock)
+	s, _ := handful(t, l, pool, clock, "k")
 	n := trips.of(func() {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			for range 10 {
