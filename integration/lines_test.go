@@ -61,7 +61,7 @@ func TestThoseWhoWaitArePausedAfterAChangeOfLayout(t *testing.T) {
 	t.Parallel()
 	for kind, rule := range map[string]ratelimit.Rule{
 		"bucket": ratelimit.TokenBucket{Rate: 8, Period: time.Hour},
-		"window": ratelimit.FixedWindow{Rate: 8, Period: time.Hour},
+		"window": ratelimit.FixedWindow{Rate: 8, Period: time.Hour, Start: time.Now().Truncate(time.Minute)},
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
