@@ -92,10 +92,20 @@ func TestTheProgramsOfTheGuidesWorkInAnEmptyFolder(t *testing.T) {
 			goTool(t, dir, "mod", "edit", "-require=github.com/weir-go/weir@v0.0.0", "-replace=github.com/weir-go/weir="+repo)
 			goTool(t, dir, "mod", "tidy")
 			goTool(t, dir, "build", "-o", "try", ".")
-			url := pgtest.URL(t, pgtest.Bare(t))
-			for range 2 {
-				if got, want := run(t, filepath.Join(dir, "try"), url), slices.Sorted(slices.Values(printed(t, guide))); !slices.Equal(got, want) {
-					t.Errorf("it prints\n%s\nand by the guide it is\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			// On a machine that stalls for seconds a program may print something else: not each of three times.
+			want := slices.Sorted(slices.Values(printed(t, guide)))
+			for round := 1; ; round++ {
+				url := pgtest.URL(t, pgtest.Bare(t))
+				got := run(t, filepath.Join(dir, "try"), url)
+				if slices.Equal(got, want) {
+					got = run(t, filepath.Join(dir, "try"), url)
+				}
+				if slices.Equal(got, want) {
+					return
+				}
+				t.Logf("it prints\n%s\nand by the guide it is\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+				if round == 3 {
+					t.FailNow()
 				}
 			}
 		})
