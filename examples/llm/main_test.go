@@ -26,11 +26,12 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 	o := options{shards: 1, requests: 100, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	api := standIn(t, o.budget)
 	// There is always somebody in the line, two seconds before the messages and behind them. So the
-	// bucket is never full: nothing that flows in is lost.
+	// bucket is never full: nothing that flows in is lost. On a machine that stalls for as long it
+	// may be, and then somebody finds the line empty, or is granted tokens at once.
 	before := s.reserve(t, o, 20)
-	more, done := 0, make(chan struct{})
+	more, empty, done := 0, 0, make(chan struct{})
 	var reserving sync.WaitGroup
-	reserving.Go(func() { more = s.keepLine(t, o, 20, done) })
+	reserving.Go(func() { more, empty = s.keepLine(t, o, 20, done) })
 	out, err := s.run(t, o, api.BaseURL(), api.Log)
 	close(done)
 	reserving.Wait()
@@ -71,11 +72,14 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 		fmt.Sprintf(`SELECT value, coalesce(moved, 0), rate * 1e6 / period, extract(epoch FROM greatest(ts, paused_until) - '%s'::timestamptz)::float8 - coalesce(delay, 0) / 1e6
 		FROM weir_balance WHERE name = 'chatTokens'`, before.At.Format(time.RFC3339Nano)), &value,
 		&moved, &rate, &seconds)
+	var first int
+	s.scan(t, `SELECT count(*) FROM message WHERE planned_at IS NULL`, &first)
+	full := empty+first > 0 // less may have flowed in, and what is given back moves nobody up
 	if want := before.Outcomes[0].Value + rate*seconds - b.reserved +
-		b.givenBack - b.charged - float64(more)*largest; !near(value, want) {
+		b.givenBack - b.charged - float64(more)*largest; !near(value, want) && (!full || value > want) {
 		t.Errorf("the limit has %v tokens, by the books %v", value, want)
 	}
-	if !near(moved, b.givenBack-b.charged) {
+	if !full && !near(moved, b.givenBack-b.charged) {
 		t.Errorf("the line has moved up by %v tokens, by the books by %v", moved, b.givenBack-b.charged)
 	}
 	for _, want := range []string{"100, all answered: 100", "reserved ahead", "429s received",

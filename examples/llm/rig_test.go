@@ -71,34 +71,37 @@ func (s *store) reserve(t *testing.T, o options, n int) (last ratelimit.Result) 
 }
 
 // keepLine reserves the largest request whenever the line is shorter than n of them, until done is
-// closed. It returns how often.
-func (s *store) keepLine(t *testing.T, o options, n int, done <-chan struct{}) (times int) {
+// closed. It returns how often, and how often it has found the line empty.
+func (s *store) keepLine(t *testing.T, o options, n int, done <-chan struct{}) (times, empty int) {
 	limits, err := define(o.budget, o.shards)
 	if err != nil {
 		t.Error(err)
-		return 0
+		return 0, 0
 	}
 	limiter, err := ratelimit.New(ratelimit.Config{})
 	if err != nil {
 		t.Error(err)
-		return 0
+		return 0, 0
 	}
 	tokens, one := limiter.Autocommit(s.pool), limits.chatTokens.Global().Count(largest).OrReserve()
 	for {
 		select {
 		case <-done:
-			return times
+			return times, empty
 		case <-time.After(10 * time.Millisecond):
 		}
 		res, err := tokens.CheckRateLimit(t.Context(), one.Count(0))
 		for err == nil && res.Outcomes[0].Value > float64(-n*largest) {
 			if res, err = tokens.RateLimit(t.Context(), one); err == nil {
 				times++
+				if res.Outcomes[0].Value >= -largest {
+					empty++
+				}
 			}
 		}
 		if err != nil {
 			t.Error(err)
-			return times
+			return times, empty
 		}
 	}
 }

@@ -311,6 +311,23 @@ func TestADatabaseFailureIs503(t *testing.T) {
 
 func TestTheStory(t *testing.T) {
 	t.Parallel()
+	// A machine that stalls for seconds lets a lock end before the story has come to it: not each
+	// of three times.
+	for round := 1; ; round++ {
+		began := time.Now()
+		out, err := tellStory(t)
+		if err == nil {
+			return
+		}
+		if t.Logf("%v\n%s", err, out); round == 3 || time.Since(began) < brief.First {
+			t.FailNow()
+		}
+	}
+}
+
+// tellStory tells it on a site of its own.
+func tellStory(t *testing.T) (string, error) {
+	t.Helper()
 	s := newSite(t, brief.First)
 	if err := s.accounts.add(t.Context(), "bob", "battery staple"); err != nil {
 		t.Fatal(err)
@@ -323,7 +340,5 @@ func TestTheStory(t *testing.T) {
 	}
 	var out bytes.Buffer
 	err := (&story{out: &out, url: s.web.URL, http: s.web.Client(), hashes: s.checked.Load}).tell(t.Context())
-	if err != nil {
-		t.Errorf("%v\n%s", err, out.String())
-	}
+	return out.String(), err
 }

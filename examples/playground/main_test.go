@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-go/weir/internal/pgtest"
 )
@@ -74,29 +76,34 @@ func fire(t *testing.T, web *httptest.Server, body string) (f fired) {
 func TestEachLimitDoesWhatItsWordsSay(t *testing.T) {
 	t.Parallel()
 	web := newPlayground(t)
+	began := time.Now()
+	// as many as may have flown in since then, on a machine that may be slow
+	flown := func(perSecond float64) int { return int(math.Ceil(perSecond * time.Since(began).Seconds())) }
 	if f := fire(t, web, `{"limit": "search", "key": "ann", "verb": "fire", "n": 100}`); f.Granted < 20 ||
-		f.Granted > 22 ||
-		f.Granted+f.Denied != 100 || f.RetryIn <= 0 || f.Shadow < 8 || f.Shadow > 12 {
+		f.Granted > 20+flown(2) ||
+		f.Granted+f.Denied != 100 || f.RetryIn <= 0 || f.Shadow < 8 || f.Shadow > 10+flown(1) {
 		t.Errorf("a bucket of twenty, and its shadow of ten: %+v", f)
 	}
 	if f := fire(t, web, `{"limit": "reports", "key": "ann", "verb": "fire", "n": 30}`); f.Granted < 12 ||
 		f.Granted > 24 || f.RetryIn > 20 {
 		t.Errorf("a window of twelve: %+v", f)
 	}
+	began = time.Now()
 	if f := fire(t, web, `{"limit": "publicFeed", "verb": "fire", "n": 900}`); f.Granted < 399 ||
-		f.Granted > 700 || f.Denied == 0 {
+		f.Granted > 400+flown(40) || f.Granted+f.Denied != 900 {
 		t.Errorf("a bucket of four hundred: %+v", f)
 	}
-	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 60}`); f.Granted != 10 ||
-		f.Ahead != 50 || f.RunsIn < 45 || f.RunsIn > 50 {
+	began = time.Now()
+	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 60}`); f.Granted < 10 ||
+		f.Granted > 10+flown(1) || f.Granted+f.Ahead != 60 || f.RunsIn < float64(49-flown(1)) || f.RunsIn > 50 {
 		t.Errorf("a bucket of ten, and fifty ahead: %+v", f)
 	}
 	if f := fire(t, web, `{"limit": "modelTokens", "key": "ann", "verb": "fire", "n": 100}`); f.Ahead < 38 ||
-		f.Denied < 40 || f.Ahead+f.Denied != 100 {
+		f.Ahead > 40+flown(1) || f.Ahead+f.Denied != 100 {
 		t.Errorf("ninety may be reserved: %+v", f)
 	}
 	status, jobs := ask(t, web, http.MethodGet, "/weir/api/balance?limit=modelTokens", "", "Weir-Key", "ann")
-	if status != http.StatusOK || strings.Count(jobs, `"kind":"answer"`) < 80 {
+	if status != http.StatusOK || strings.Count(jobs, `"kind":"answer"`) < 80-flown(1) {
 		t.Errorf("%d %d jobs are on the time line", status, strings.Count(jobs, `"kind":"answer"`))
 	}
 }
@@ -106,9 +113,10 @@ func TestTheOtherVerbs(t *testing.T) {
 	web := newPlayground(t)
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "fire", "n": 12}`)
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "reset"}`)
+	began := time.Now()
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "pause"}`)
 	if f := fire(t, web, `{"limit": "reports", "key": "ben", "verb": "fire", "n": 1}`); f.Denied != 1 ||
-		f.RetryIn <= 5 {
+		f.RetryIn < 9-time.Since(began).Seconds() {
 		t.Errorf("while it is paused: %+v", f)
 	}
 	fire(t, web, `{"limit": "reports", "key": "ben", "verb": "resume"}`)

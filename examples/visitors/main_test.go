@@ -50,6 +50,7 @@ func newPlace(t testing.TB, change ...func(*visitors)) *place {
 	p.bits, p.secure, p.visitors.now = 5, false, p.now
 	p.gate.Logger = slog.New(slog.DiscardHandler)
 	p.door.Logger = p.gate.Logger
+	p.gate.Timeout, p.door.Timeout = time.Minute, time.Minute // a busy machine may stall for seconds
 	for _, c := range change {
 		c(p.visitors)
 	}
