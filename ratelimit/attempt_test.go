@@ -52,67 +52,71 @@ func TestOnlyRowsThatAreWrittenAndLatelyFailedQueueUp(t *testing.T) {
 // another schema.
 func TestAttemptQueuesFirstOrNotAtAll(t *testing.T) {
 	t.Parallel()
-	calls := resolved(t, apples.For("x"))
-	l, other := limiterFor(t, Config{}), limiterFor(t, Config{})
-	l.contended.Note(calls[0].Row)
-	other.contended.Note(calls[0].Row)
-	for _, tc := range []struct {
-		name string
-		a    *attempt
-		of   *Limiter
-		want bool
-	}{
-		{"first", &attempt{l: l, queues: true}, l, true},
-		{"read committed", &attempt{l: l}, l, false},
-		{"used before", &attempt{l: l, queues: true, used: true}, l, false},
-		{"another limiter's", &attempt{l: l, queues: true}, other, false},
-		{"a transaction that the caller began", nil, l, false},
-	} {
-		if got := tc.a.queueFor(tc.of, []*statement{l.takeOf(&calls[0])}); (len(got) > 0) != tc.want {
-			t.Errorf("%s: %v", tc.name, got)
+	synctest.Test(t, func(t *testing.T) {
+		calls := resolved(t, apples.For("x"))
+		l, other := limiterFor(t, Config{}), limiterFor(t, Config{})
+		l.contended.Note(calls[0].Row)
+		other.contended.Note(calls[0].Row)
+		for _, tc := range []struct {
+			name string
+			a    *attempt
+			of   *Limiter
+			want bool
+		}{
+			{"first", &attempt{l: l, queues: true}, l, true},
+			{"read committed", &attempt{l: l}, l, false},
+			{"used before", &attempt{l: l, queues: true, used: true}, l, false},
+			{"another limiter's", &attempt{l: l, queues: true}, other, false},
+			{"a transaction that the caller began", nil, l, false},
+		} {
+			if got := tc.a.queueFor(tc.of, []*statement{l.takeOf(&calls[0])}); (len(got) > 0) != tc.want {
+				t.Errorf("%s: %v", tc.name, got)
+			}
 		}
-	}
+	})
 }
 
 // Of what goes wrong, only a conflict on the row itself makes it contended.
 func TestOnlyAConflictOnTheRowMakesItContended(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
-		err               error
-		contended, queues bool
-		again             bool // worth another attempt
-	}{
-		"lost":            {&pgconn.PgError{Code: "40001", File: "nodeModifyTable.c"}, true, true, true},
-		"read committed":  {&pgconn.PgError{Code: "40001", File: "nodeModifyTable.c"}, false, false, true},
-		"reads":           {&pgconn.PgError{Code: "40001", File: "predicate.c"}, false, true, true},
-		"deadlock":        {&pgconn.PgError{Code: "40P01", File: "deadlock.c"}, false, true, true},
-		"lock timeout":    {&pgconn.PgError{Code: "55P03"}, false, true, false},
-		"not of Postgres": {errors.New("x"), false, true, false},
-		"none":            {nil, false, true, false},
-	} {
-		l := limiterFor(t, Config{})
-		calls := resolved(t, apples.For("x"))
-		a := &attempt{l: l, queues: tc.queues}
-		for range 2 {
-			err := tc.err
-			if err != nil {
-				err = fmt.Errorf("take: %w", err)
+	synctest.Test(t, func(t *testing.T) {
+		for name, tc := range map[string]struct {
+			err               error
+			contended, queues bool
+			again             bool // worth another attempt
+		}{
+			"lost":            {&pgconn.PgError{Code: "40001", File: "nodeModifyTable.c"}, true, true, true},
+			"read committed":  {&pgconn.PgError{Code: "40001", File: "nodeModifyTable.c"}, false, false, true},
+			"reads":           {&pgconn.PgError{Code: "40001", File: "predicate.c"}, false, true, true},
+			"deadlock":        {&pgconn.PgError{Code: "40P01", File: "deadlock.c"}, false, true, true},
+			"lock timeout":    {&pgconn.PgError{Code: "55P03"}, false, true, false},
+			"not of Postgres": {errors.New("x"), false, true, false},
+			"none":            {nil, false, true, false},
+		} {
+			l := limiterFor(t, Config{})
+			calls := resolved(t, apples.For("x"))
+			a := &attempt{l: l, queues: tc.queues}
+			for range 2 {
+				err := tc.err
+				if err != nil {
+					err = fmt.Errorf("take: %w", err)
+				}
+				a.observe(l, l.takeOf(&calls[0]), err)
 			}
-			a.observe(l, l.takeOf(&calls[0]), err)
+			want := 0
+			if tc.contended {
+				want = 1
+			}
+			if len(a.conflicts) != want || l.contended.Has(calls[0].Row) != tc.contended {
+				t.Errorf("%s: %v, %v", name, a.conflicts, l.contended.Has(calls[0].Row))
+			}
+			if (a.conflict != nil) != tc.again {
+				t.Errorf("%s: %v", name, a.conflict)
+			}
 		}
-		want := 0
-		if tc.contended {
-			want = 1
-		}
-		if len(a.conflicts) != want || l.contended.Has(calls[0].Row) != tc.contended {
-			t.Errorf("%s: %v, %v", name, a.conflicts, l.contended.Has(calls[0].Row))
-		}
-		if (a.conflict != nil) != tc.again {
-			t.Errorf("%s: %v", name, a.conflict)
-		}
-	}
-	var none *attempt // in a transaction that the caller began
-	none.observe(limiterFor(t, Config{}), nil, &pgconn.PgError{Code: "40001"})
+		var none *attempt // in a transaction that the caller began
+		none.observe(limiterFor(t, Config{}), nil, &pgconn.PgError{Code: "40001"})
+	})
 }
 
 func TestContentionIsSafeForConcurrentUse(t *testing.T) {
@@ -152,14 +156,16 @@ func TestContentionEndsByItself(t *testing.T) {
 
 func TestACallQueuesForABoundedNumberOfRows(t *testing.T) {
 	t.Parallel()
-	l := limiterFor(t, Config{})
-	var take []*statement
-	for i := range 2 * mostQueued {
-		calls := resolved(t, apples.For(fmt.Sprint(i)))
-		l.contended.Note(calls[0].Row)
-		take = append(take, l.takeOf(&calls[0]))
-	}
-	if got := len(queueable(take, l.contended.Has)); got != mostQueued {
-		t.Errorf("%d rows, want %d", got, mostQueued)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := limiterFor(t, Config{})
+		var take []*statement
+		for i := range 2 * mostQueued {
+			calls := resolved(t, apples.For(fmt.Sprint(i)))
+			l.contended.Note(calls[0].Row)
+			take = append(take, l.takeOf(&calls[0]))
+		}
+		if got := len(queueable(take, l.contended.Has)); got != mostQueued {
+			t.Errorf("%d rows, want %d", got, mostQueued)
+		}
+	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weir-go/weir/internal/pgtest"
@@ -57,11 +59,17 @@ func Example_moving() {
 	limits := limiter.Coalesce(pool)
 	defer limits.Close()
 
-	granted := 0
-	for allow(ctx, limits, "alice") == nil {
-		granted++
+	var granted atomic.Int32
+	var callers sync.WaitGroup
+	for range 30 {
+		callers.Go(func() {
+			if allow(ctx, limits, "alice") == nil {
+				granted.Add(1)
+			}
+		})
 	}
-	fmt.Println(granted, "at once")
+	callers.Wait()
+	fmt.Println(granted.Load(), "at once")
 	fmt.Println("a turn:", turn(ctx, limits.Autocommit))
 	delay, cancel, err := later(ctx, limits.Autocommit)
 	fmt.Println(delay, err)

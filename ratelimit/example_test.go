@@ -38,20 +38,20 @@ func Example() {
 	}
 
 	for range 2 {
-		err := saveMessage(ctx, limiter, pool, "acme", "hello", 30_000)
+		err := saveMessage(ctx, limiter, pool, "acme", "hello", 40_000)
 		var denied *ratelimit.DeniedError
 		switch {
 		case err == nil:
 			fmt.Println("saved")
 		case errors.As(err, &denied):
-			fmt.Println("denied by", denied.Limit, "for about", denied.RetryAfter().Round(10*time.Second))
+			fmt.Println("denied by", denied.Limit, "for about", denied.RetryAfter().Round(time.Minute))
 		default:
 			log.Fatal(err)
 		}
 	}
 	// Output:
 	// saved
-	// denied by chatTokens for about 30s
+	// denied by chatTokens for about 1m0s
 }
 
 // A reservation is granted ahead of its tokens, and says when they will exist.

@@ -163,11 +163,12 @@ func TestWaitReturnsWhenTheClockHasComeToIt(t *testing.T) {
 func TestTheZeroLimiterRunsOutInRealTimeForAllWhoShareIt(t *testing.T) {
 	t.Parallel()
 	var l weirtest.Limiter
+	three := ratelimit.MustDefine("three", ratelimit.TokenBucket{Rate: 3, Period: 1000 * time.Hour})
 	var granted atomic.Int64
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if res, err := l.RateLimit(t.Context(), other.For("k")); err == nil && res.OK {
+			if res, err := l.RateLimit(t.Context(), three.For("k")); err == nil && res.OK {
 				granted.Add(1)
 			}
 		})

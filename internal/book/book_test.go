@@ -3,6 +3,7 @@ package book
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
@@ -42,24 +43,25 @@ func chosen(b *Books) []int {
 // while.
 func TestALookDoesNotOverwriteWhatIsNotCommitted(t *testing.T) {
 	t.Parallel()
-	b, w := looked(t)
-	b.Took(last, algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
-	b.Look(plums, w, nil)
-	if from := chosen(b); len(from) != 0 {
-		t.Errorf("chose %v, which has 2 left", from)
-	}
-	k := b.of[plums]
-	k.shards[3].taken = k.shards[3].taken.Add(-lately) // it was rolled back, or has never been seen to be committed
-	b.Look(plums, w, nil)
-	if from := chosen(b); len(from) != 1 {
-		t.Errorf("chose %v, where one has 10", from)
-	}
-	b.Took(last, algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
-	w.Rows[3] = algebra.Balance{Exists: true, TS: noon + 2, Value: 9}
-	b.Look(plums, w, nil)
-	if from := chosen(b); len(from) != 1 {
-		t.Errorf("chose %v, where one has been filled since", from)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b, w := looked(t)
+		b.Took(last, algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
+		b.Look(plums, w, nil)
+		if from := chosen(b); len(from) != 0 {
+			t.Errorf("chose %v, which has 2 left", from)
+		}
+		time.Sleep(lately) // it was rolled back, or has never been seen to be committed
+		b.Look(plums, w, nil)
+		if from := chosen(b); len(from) != 1 {
+			t.Errorf("chose %v, where one has 10", from)
+		}
+		b.Took(last, algebra.Balance{Exists: true, TS: noon + 1, Value: 2}, 7)
+		w.Rows[3] = algebra.Balance{Exists: true, TS: noon + 2, Value: 9}
+		b.Look(plums, w, nil)
+		if from := chosen(b); len(from) != 1 {
+			t.Errorf("chose %v, where one has been filled since", from)
+		}
+	})
 }
 
 // What is kept of layouts that may roll back is of one size whatever keys come, and however many.
