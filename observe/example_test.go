@@ -35,7 +35,7 @@ func ExampleLog() {
 	}
 
 	signUp := ratelimit.MustDefine("signUp", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
-	for range 100 {
+	for range 20 {
 		err := limiter.Autocommit(pool).Consume(ctx, signUp.For("192.0.2.1"))
 		if err != nil && !errors.Is(err, ratelimit.ErrDenied) {
 			log.Fatal(err)
