@@ -42,7 +42,7 @@ func main() {
 		case err == nil:
 			fmt.Println("message", i, "is sent")
 		case errors.As(err, &denied):
-			fmt.Println("message", i, "is denied: retry in", denied.RetryAfter().Round(10*time.Second))
+			fmt.Println("message", i, "is denied: retry in", denied.RetryAfter().Round(time.Second))
 		default:
 			log.Fatal(err) // the database did not answer, so the message is not sent
 		}
