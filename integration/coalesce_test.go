@@ -33,6 +33,22 @@ func hold(t *testing.T, pool *pgxpool.Pool, name, key string) (release func()) {
 func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which a cluster takes more")
+	for range 20 {
+		n, took := tripsTogether(t)
+		if n == 2 {
+			return
+		}
+		// The others do not wait for a trip of half a second.
+		if t.Logf("%d round trips in %v", n, took); took < 500*time.Millisecond {
+			break
+		}
+	}
+	t.Error("want one round trip for the first call and one for all others")
+}
+
+// tripsTogether is how many trips a call takes and many that come while it is under way, and how
+// long.
+func tripsTogether(t *testing.T) (n int64, took time.Duration) {
 	var counter trips
 	g := newGate()
 	pool := pgtest.Pool(t, counter.through, g.through)
@@ -54,19 +70,19 @@ func TestCallsThatComeTogetherAreDecidedTogether(t *testing.T) {
 		wg.Go(func() { takeOK(t, first(c.RateLimit(p, limit.For("k")))) })
 		p.wait(t)
 	}
-	n := counter.of(func() {
+	n = counter.of(func() {
 		call()
 		g.next(t) // it is under way
 		for range callers - 1 {
 			call()
 		}
+		opened := time.Now()
 		g.open()
 		wg.Wait()
+		took = time.Since(opened)
 	})
-	if n != 2 {
-		t.Errorf("%d calls took %d round trips, want one for the first and one for all others", callers, n)
-	}
 	wantLeft(t, c, limit.For("k"), 1000-4-callers)
+	return n, took
 }
 
 // A distributed engine has the rows of a key on one node, so only calls of one key are decided
@@ -76,7 +92,18 @@ func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 	const keys, callers = 200, 10
 	var seen watcher
 	g := newGate()
-	pool := pgtest.Pool(t, g.through)
+	pool := pgtest.Pool(t, most(64), g.through) // one for each lane, so that none waits for another
+	var open []*pgxpool.Conn
+	for range 64 {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, conn)
+	}
+	for _, conn := range open {
+		conn.Release()
+	}
 	c := coalesce(t, limiter(t, ratelimit.Config{Portable: true, Observer: &seen}), pool)
 	limit := ratelimit.MustDefine("apart", ratelimit.FixedWindow{Rate: callers - 1, Period: century})
 	g.shut()
@@ -131,6 +158,10 @@ func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 		defer g.open()
 		results := make([]ratelimit.Result, len(counts))
 		var wg sync.WaitGroup
+		ahead := park(t.Context())
+		wg.Go(func() { takeOK(t, first(c.RateLimit(ahead, limit.For("k").Count(0)))) })
+		ahead.wait(t)
+		g.next(t) // it is decided alone, and all others together
 		for i, n := range counts {
 			p := park(t.Context())
 			wg.Go(func() {
@@ -164,7 +195,7 @@ func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	c := coalesce(t, limiter(t, ratelimit.Config{Timeout: -1}), pool)
 	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: century})
 	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("held"))))
@@ -298,7 +329,7 @@ func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 100, Period: never}, ratelimit.Shards(8))
+	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 100, Period: century}, ratelimit.Shards(8))
 	results := make(chan ratelimit.Result, 1000)
 	var wg sync.WaitGroup
 	for range 50 {

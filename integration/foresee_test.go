@@ -121,7 +121,7 @@ func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
 			l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
-			limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+			limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: century}).For("k")
 			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
 			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
 				t.Fatal(res, err)
@@ -183,7 +183,7 @@ func TestTokensThatHaveComeAreTakenAtOnce(t *testing.T) {
 			var meddle afterBatch
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &meddle })
 			l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
-			limit := ratelimit.MustDefine("came", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+			limit := ratelimit.MustDefine("came", ratelimit.TokenBucket{Rate: 10, Period: century}).For("k")
 			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
 			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
 				t.Fatal(res, err)
