@@ -40,6 +40,22 @@ func TestTheFailOpenOfTheGuideIsTested(t *testing.T) {
 // Nobody is let through: the database is well.
 func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 	t.Parallel()
+	for range 5 {
+		let, denied, slowest := beyondAHeldRow(t)
+		if let == 0 {
+			return
+		}
+		t.Logf("%d were let through, and %d denied; a query took %v", let, denied, slowest)
+		if slowest < 1500*time.Millisecond { // else a probe may rightly have failed
+			break
+		}
+	}
+	t.Error("calls were let through by a database that is well")
+}
+
+// beyondAHeldRow tells how many calls were let through and denied, and how long the slowest query of
+// somebody else took meanwhile.
+func beyondAHeldRow(t *testing.T) (through, refused int64, slowest time.Duration) {
 	const victims = 40
 	pool := pgtest.Pool(t)
 	l := limiter(t, ratelimit.Config{})
@@ -89,6 +105,15 @@ func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 			}
 		})
 	}
+	other := beside(t, pool, most(1))
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			began := time.Now()
+			time.Sleep(10 * time.Millisecond)
+			execSQL(t, other, `SELECT 1`)
+			slowest = max(slowest, time.Since(began))
+		}
+	})
 	time.Sleep(3 * time.Second)
 	if n := granted.Load(); n > 0 {
 		t.Errorf("%d were granted of a row that is held", n)
@@ -97,10 +122,7 @@ func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 	until(t, func() bool { return granted.Load() > 0 && denied.Load() > 4*victims })
 	cancel()
 	wg.Wait()
-	if let.Load() > 0 || limits.Opened() > 0 {
-		t.Errorf("%d were let through (%d), and %d denied, by a database that is well",
-			let.Load(), limits.Opened(), denied.Load())
-	}
+	return max(let.Load(), limits.Opened()), denied.Load(), slowest
 }
 
 // The same for one caller alone, beside whom nothing is decided, and for callers who have all of
