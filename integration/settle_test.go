@@ -167,9 +167,9 @@ func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 // in the end.
 func TestSeveralLimitsAreSettledTogether(t *testing.T) {
 	t.Parallel()
-	requests := ratelimit.MustDefine("requests", ratelimit.TokenBucket{Rate: 60, Period: never})
+	requests := ratelimit.MustDefine("requests", ratelimit.TokenBucket{Rate: 60, Period: century})
 	tokens := ratelimit.MustDefine("tokens", ratelimit.FixedWindow{Rate: 10_000, Period: never})
-	spend := ratelimit.MustDefine("spend", ratelimit.TokenBucket{Rate: 5, Period: never})
+	spend := ratelimit.MustDefine("spend", ratelimit.TokenBucket{Rate: 5, Period: century})
 	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
 		all := []ratelimit.Request{tokens.For("acme").Count(4000), requests.For("acme"), spend.Global().Count(2)}
 		want := func(values ...float64) {

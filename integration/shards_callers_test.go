@@ -104,7 +104,7 @@ func sumOf(t testing.TB, pool *pgxpool.Pool, r ratelimit.Limit, key string) (sum
 func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
 	t.Parallel()
 	const capacity, shards = 320, 32
-	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: never},
+	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: century},
 		ratelimit.Shards(shards))
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 		var mu sync.Mutex
@@ -209,7 +209,7 @@ func TestAWindowGrantsAllOfItWhileItsShardsChange(t *testing.T) {
 // circle.
 func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: never,
+	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: century,
 		MaxReserved: ratelimit.Tokens(30)}, ratelimit.Shards(6))
 	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
 		var mu sync.Mutex
@@ -269,7 +269,7 @@ func TestFirstUsesOfALimitWithShards(t *testing.T) {
 		for round := range rounds(t, 2) {
 			for _, shards := range []int{3, 16, 40} {
 				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{
-					Rate: float64(12 * shards), Period: never,
+					Rate: float64(12 * shards), Period: century,
 				}, ratelimit.Shards(shards))
 				key := fmt.Sprint(round)
 				start := make(chan struct{})
