@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -78,14 +79,16 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 	}
 	release()
 
-	takeOK(t, first(usual.RateLimit(t.Context(), limit.For("line").Count(100))))
 	for tries := 1; ; tries++ {
-		res, err := auto.Wait(ctx, limit.For("line").Count(5))
+		line, began := limit.For(fmt.Sprint("line", tries)), time.Now()
+		takeOK(t, first(usual.RateLimit(t.Context(), line.Count(100))))
+		res, err := auto.Wait(ctx, line.Count(5))
 		if err == nil && res.OK && !res.RunAt.IsZero() {
 			return
 		}
-		// On a busy machine the database may take longer to answer.
-		if !errors.Is(err, context.DeadlineExceeded) || tries == 20 {
+		// On a busy machine the database may take longer to answer, or the tokens may be there.
+		there := err == nil && res.OK && time.Since(began) >= 500*time.Millisecond
+		if !errors.Is(err, context.DeadlineExceeded) && !there || tries == 20 {
 			t.Fatalf("did not wait: %+v, %v", res, err)
 		}
 	}
