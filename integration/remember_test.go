@@ -330,7 +330,7 @@ func TestAnOutageIsNotEndedByMemory(t *testing.T) {
 	shadow := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
 	c := limiter(t, ratelimit.Config{RememberDenials: true}).Coalesce(pool)
 	defer c.Close()
-	f := &ratelimit.FailOpen{Limiter: c, Most: 1, For: 100 * time.Millisecond, Logger: silent}
+	f := &ratelimit.FailOpen{Limiter: c, Most: 1, For: 100 * time.Millisecond, Timeout: hung, Logger: silent}
 	for range 2 {
 		for _, l := range []ratelimit.Limit{limit, shadow} {
 			if _, err := f.RateLimit(t.Context(), l.For("greedy")); err != nil {
