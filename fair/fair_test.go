@@ -183,8 +183,8 @@ func TestTenantsOfVeryDifferentAppetiteHaveFairShares(t *testing.T) {
 // In a transaction both rows, and what else is asked for, are taken or none.
 func TestAFairTakeRollsBackWithTheTransaction(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t)
-	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
+	pool, c := pgtest.Pool(t), weirtest.NewClock(time.Unix(1_800_000_000, 0))
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.Now})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package lockout_test
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -80,17 +79,17 @@ func Example() {
 	alice := lockout.Who{Account: "alice", Address: netip.MustParseAddr("198.51.100.7")}
 	for _, password := range []string{"guess", "right", "1", "2", "3", "4", "5", "right"} {
 		status, retryAfter := post(guard, alice, password)
-		fmt.Println(password, status, cmp.Or(retryAfter, "-"))
+		fmt.Println(password, status, "Retry-After:", retryAfter != "")
 	}
 	// Output:
-	// guess 401 -
-	// right 200 -
-	// 1 401 -
-	// 2 401 -
-	// 3 401 -
-	// 4 401 -
-	// 5 401 -
-	// right 429 60
+	// guess 401 Retry-After: false
+	// right 200 Retry-After: false
+	// 1 401 Retry-After: false
+	// 2 401 Retry-After: false
+	// 3 401 Retry-After: false
+	// 4 401 Retry-After: false
+	// 5 401 Retry-After: false
+	// right 429 Retry-After: true
 }
 
 // What is written because of a success is written together with it: both or none.

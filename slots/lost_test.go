@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/schema"
 	"github.com/weir-go/weir/slots"
@@ -31,26 +33,27 @@ func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	bare := pgtest.Pool(t)
 	pool, proxy := counted(t, bare)
-	s, other := open(t, pool, slots.Config{TTL: 4 * time.Second}), open(t, bare, slots.Config{})
+	s, other := open(t, pool, slots.Config{TTL: 9 * time.Second}), open(t, bare, slots.Config{})
 	many := slots.MustDefine("many", 20)
 	var holds []*slots.Hold
 	for range 20 {
 		holds = append(holds, try(t, s, many.For("k")))
 	}
-	first, before := scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`), proxy.Trips()
-	until(t, "renewed for twice their TTL", func() bool {
+	before, first := proxy.Trips(), scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`)
+	until(t, "renewed for longer than their TTL", func() bool {
 		if _, err := other.TryAcquire(t.Context(), many.For("k")); !errors.Is(err, slots.ErrFull) {
 			t.Fatal(err)
 		}
-		return scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`).Sub(first) > 8*time.Second
+		return scan[time.Time](t, bare, `SELECT min(until) FROM weir_slot`).Sub(first) > 9*time.Second
 	})
 	for _, h := range holds {
 		if err := h.Err(); err != nil {
 			t.Error(err)
 		}
 	}
-	// of 20 slots three times each in a TTL it would be 120
-	if trips := proxy.Trips() - before; trips < 6 || trips > 20 {
+	// Of 20 slots three times each in a TTL it would be 60. Together it is 3, more if one comes too
+	// late and needs a new connection, and 2 if the first was early.
+	if trips := proxy.Trips() - before; trips < 2 || trips > 30 {
 		t.Errorf("%d trips", trips)
 	}
 	for _, h := range holds {
@@ -62,6 +65,17 @@ func TestSlotsAreRenewedWhileTheyAreHeldAllTogether(t *testing.T) {
 func TestAContextEndsBeforeItsSlotIsGivenAway(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
+	for tries := 1; !endsBeforeItsSlotIsFree(t, pool); tries++ { // who looks too late sees nothing
+		if tries == 4 {
+			t.Fatal("the slot was free before its holder knew")
+		}
+	}
+}
+
+// endsBeforeItsSlotIsFree reports whether the slot was still held when its context had ended, and
+// that was seen.
+func endsBeforeItsSlotIsFree(t *testing.T, pool *pgxpool.Pool) (left bool) {
+	t.Helper()
 	s := open(t, pool, slots.Config{TTL: 5 * time.Second, Logger: silent})
 	h := try(t, s, three.For("k"))
 	parent, cancel := context.WithCancel(t.Context())
@@ -77,10 +91,8 @@ func TestAContextEndsBeforeItsSlotIsGivenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended(t, ctx)
-	var left bool
-	if err := tx.QueryRow(t.Context(), `SELECT until > clock_timestamp() FROM weir_slot`).
-		Scan(&left); err != nil || !left {
-		t.Errorf("the slot was free before its holder knew: %v", err)
+	if err := tx.QueryRow(t.Context(), `SELECT until > clock_timestamp() FROM weir_slot`).Scan(&left); err != nil {
+		t.Fatal(err)
 	}
 	if !errors.Is(context.Cause(ctx), slots.ErrLost) || !errors.Is(h.Err(), slots.ErrLost) || parent.Err() != nil {
 		t.Errorf("%v, %v, %v; want ErrLost, for the child alone", context.Cause(ctx), h.Err(), parent.Err())
@@ -95,6 +107,7 @@ func TestAContextEndsBeforeItsSlotIsGivenAway(t *testing.T) {
 	if n := rows(t, pool); n != 0 {
 		t.Errorf("%d rows are left", n)
 	}
+	return left
 }
 
 func TestASlotThatSomebodyElseHasIsLostWithTheNextRenewal(t *testing.T) {
@@ -248,7 +261,21 @@ func TestSlotsOutliveTheirServerIfItComesBackInTime(t *testing.T) {
 	patient := open(t, pool, slots.Config{TTL: time.Minute, Logger: silent})
 	hasty := open(t, pool, slots.Config{TTL: time.Second, Logger: silent})
 	one := slots.MustDefine("one", 1)
-	long, short := try(t, patient, one.For("long")), try(t, hasty, one.For("short"))
+	// inTime calls again if a busy machine has not answered within the short TTL.
+	inTime := func(call func(context.Context, ...slots.Request) (*slots.Hold, error),
+		r slots.Request) (*slots.Hold, error) {
+		for end := time.Now().Add(2 * time.Minute); ; {
+			h, err := call(t.Context(), r)
+			if !errors.Is(err, context.DeadlineExceeded) || time.Now().After(end) {
+				return h, err
+			}
+		}
+	}
+	long := try(t, patient, one.For("long"))
+	short, err := inTime(hasty.Acquire, one.For("short"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx := short.Context(t.Context())
 	if err := server.Kill(); err != nil {
 		t.Fatal(err)
@@ -273,10 +300,10 @@ func TestSlotsOutliveTheirServerIfItComesBackInTime(t *testing.T) {
 	if err := slots.Renew(t.Context(), patient); err != nil || long.Err() != nil {
 		t.Errorf("after the server has come back: %v, %v", err, long.Err())
 	}
-	if _, err := hasty.TryAcquire(t.Context(), one.For("long")); !errors.Is(err, slots.ErrFull) {
+	if _, err := inTime(hasty.TryAcquire, one.For("long")); !errors.Is(err, slots.ErrFull) {
 		t.Errorf("%v, want ErrFull", err)
 	}
-	h, err := hasty.Acquire(t.Context(), one.For("short"))
+	h, err := inTime(hasty.Acquire, one.For("short"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -103,7 +103,7 @@ func TestWhoKeepsASlotIsNotLeftBehind(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	a, b := slots.MustDefine("a", 1), slots.MustDefine("b", 1)
-	s, other := open(t, pool, slots.Config{}), open(t, pool, slots.Config{Logger: silent, TTL: time.Second})
+	s, other := open(t, pool, slots.Config{}), open(t, pool, slots.Config{Logger: silent})
 	first, held := try(t, other, a.Global()), try(t, other, b.Global())
 	ctx, cancel := context.WithCancel(t.Context())
 	got, gone := make(chan *slots.Hold, 1), make(chan error, 1)
@@ -126,7 +126,8 @@ func TestWhoKeepsASlotIsNotLeftBehind(t *testing.T) {
 	if err := <-gone; err == nil {
 		t.Error("no error although its context has ended")
 	}
-	_ = other.Close(ctx) // without a release: a process that dies
+	_ = other.Close(ctx)                                                      // without a release: a process that dies
+	execSQL(t, pool, `UPDATE weir_slot SET until = 'epoch' WHERE name = 'b'`) // and its TTL is over
 	h := <-got
 	if len(h.Slots()) != 2 || h.Err() != nil {
 		t.Errorf("%+v, %v", h.Slots(), h.Err())

@@ -95,15 +95,24 @@ func TestTheSlotsOfAProcessThatIsKilledComeBack(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	s := open(t, pool, slots.Config{})
-	cmd, lines := startChild(t, pool)
-	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	for lines.Scan() {
-		t.Error(lines.Text())
-	}
-	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Fatal(err)
+	for tries := 1; ; tries++ {
+		cmd, lines := startChild(t, pool)
+		if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for lines.Scan() {
+			if !strings.HasPrefix(lines.Text(), "true ") { // lost before that, on a busy machine
+				t.Error(lines.Text())
+			}
+		}
+		err := cmd.Wait()
+		if err == nil && tries < 10 {
+			continue // it had lost all of them and ended before
+		}
+		if err == nil || !strings.Contains(err.Error(), "killed") {
+			t.Fatal(err)
+		}
+		break
 	}
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
