@@ -265,10 +265,10 @@ func TestTheAuditFindsBrokenBooks(t *testing.T) {
 		want  string
 	}{
 		"TokensGoneForNothing": {func(b *books, _ map[string]*record) {
-			b.balances[k] -= 1e-5
+			b.balances[k] -= 1e-3
 		}, "tokens are gone, and work was admitted for 2"},
 		"TokensMinted": {func(b *books, _ map[string]*record) {
-			b.balances[k] += 1e-5
+			b.balances[k] += 1e-3
 		}, "tokens are gone, and work was admitted for 2"},
 		"AboveCapacity": {func(b *books, _ map[string]*record) { b.balances[account{"bucket", "m"}] = 61 }, "a balance of 61"},
 		"BelowTheDebt":  {func(b *books, _ map[string]*record) { b.balances[account{"reserved", "m"}] = -31 }, "a balance of -31"},
