@@ -22,6 +22,11 @@ import (
 // most, none uses an attempt, none pays twice, and all keep their order and their distance.
 func TestAPausePutsOffWhatWaits(t *testing.T) {
 	t.Parallel()
+	untilInTime(t, func() bool { return putsOffWhatWaits(t) })
+}
+
+func putsOffWhatWaits(t *testing.T) bool {
+	t.Helper()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
 	limit := ratelimit.MustDefine("upstream",
@@ -51,6 +56,7 @@ func TestAPausePutsOffWhatWaits(t *testing.T) {
 	}
 	starts := j.await(t, n+1)
 	waited, called := 0, false
+	anew := len(f.paidAnew(t)) > 0 // they go ahead of the others, which are put back once more
 	for _, s := range starts {
 		if s.n == 2 && !called {
 			called = true
@@ -70,13 +76,11 @@ func TestAPausePutsOffWhatWaits(t *testing.T) {
 				t.Errorf("job %d started %v before its place and the pause", s.n, early)
 			}
 		}
-		if n := woken(t, job); n > 1 {
+		if n := woken(t, job); n > 1 && !anew {
 			t.Errorf("job %d was put back %d times", s.n, n)
 		}
 	}
-	if waited == 0 {
-		t.Error("no job that was inserted before the pause has waited for its end")
-	}
+	return waited > 0 || t.Failed() // all had started before the pause began
 }
 
 // Work that was granted before the pause, and had not started, waits too.
@@ -112,13 +116,20 @@ func TestResumeBringsForwardWhatAPauseHasPutOff(t *testing.T) {
 		ratelimit.TokenBucket{Rate: 100_000, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	j := newJournal(f)
 	jobs := sched.Jobs(j.client(t, sched))
-	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), 3*time.Second, limit.For("k")); err != nil {
-		t.Fatal(err)
+	var params []scheduler.InsertManyParams
+	for i := range 5 {
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{i},
+			Requests: []ratelimit.Request{limit.For("k").OrReserve()}})
 	}
-	f.insertTogether(t, jobs, 5, limit.For("k").OrReserve())
-	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { // nobody sees the jobs before the second pause
+		if err := f.limiter.Pause(ctx, tx, 3*time.Second, limit.For("k")); err != nil {
+			return err
+		}
+		if _, err := jobs.InsertManyTx(ctx, tx, params); err != nil {
+			return err
+		}
+		return f.limiter.Pause(ctx, tx, time.Hour, limit.For("k"))
+	})
 	var before string
 	eventually(t, "the jobs are put off, and nobody moves them any more", func() bool {
 		var n int
@@ -298,11 +309,12 @@ func TestAJobThatRunsWaitsForNothing(t *testing.T) {
 	f, sched, j := exact(t)
 	done := make(chan struct{})
 	j.work = func(context.Context, *river.Job[sendArgs]) error { <-done; return nil }
-	job := f.reserve(t, sched.Jobs(j.client(t, sched)), 1, time.Second)
+	job := f.reserve(t, sched.Jobs(f.client), 1, time.Second)
 	defer close(done)
 	if w, ok := scheduler.Explain(f.job(t, job.ID)); !ok || !w.Until.Equal(job.ScheduledAt) {
 		t.Errorf("waiting: %+v, %v", w, ok)
 	}
+	j.client(t, sched)
 	j.await(t, 1)
 	if w, ok := scheduler.Explain(f.job(t, job.ID)); ok {
 		t.Errorf("at work: %v", w)

@@ -87,8 +87,8 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 		if s.n == 0 && s.attempt != 2 {
 			t.Errorf("it is at attempt %d", s.attempt)
 		}
-		if s.n == 0 && s.at.Sub(failed) < 500*time.Millisecond {
-			t.Errorf("it started again %v after it had failed", s.at.Sub(failed))
+		if s.n == 0 && s.at.Sub(began) < 2900*time.Millisecond {
+			t.Errorf("it started again after %v: 20 tokens at 10 in three seconds, from 10", s.at.Sub(began))
 		}
 	}
 	if last := starts[3].at.Sub(began); last < 8900*time.Millisecond {

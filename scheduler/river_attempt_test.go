@@ -83,7 +83,7 @@ func TestJobsAreCancelledAndDeleted(t *testing.T) {
 		var waiting [4]int64 // two in either state that they may have on the configured side
 		for i := range waiting {
 			waiting[i] = s.insert(t, client, 1+i,
-				now.Add([]time.Duration{20 * time.Second, time.Hour}[i%2]), nil).Job.ID
+				s.f.now(t).Add([]time.Duration{20 * time.Second, time.Hour}[i%2]), nil).Job.ID
 		}
 		s.j.await(t, 1)
 		for i, id := range waiting {

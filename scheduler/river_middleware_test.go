@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -116,7 +117,8 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 			}}
 		}
 		s.insertDue(t, s.f.client, 30, time.Second, nil)
-		s.client(t, workers(4))
+		noTokens := newListener("could not take its tokens")
+		s.client(t, workers(4), func(c *river.Config) { c.Logger = slog.New(noTokens) })
 		for deadline := time.Now().Add(4 * time.Minute); worked.Load() < 34 && time.Now().Before(deadline); {
 			time.Sleep(5 * time.Millisecond) // each look waits for a connection first, so this may take long
 		}
@@ -125,7 +127,7 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 			t.Errorf("30 jobs, four of which were snoozed, were worked %d times", n)
 		}
 		if snoozed, failed := s.f.count(t, `metadata ? 'snoozes'`), s.f.count(t,
-			`errors IS NOT NULL`); snoozed != 4 || failed != 0 {
+			`errors IS NOT NULL`); snoozed < 4 || snoozed > 4 && !noTokens.hasHeard() || failed != 0 {
 			t.Errorf("%d jobs were snoozed, and %d failed", snoozed, failed)
 		}
 		most, _ := mosts.Load(t.Name())

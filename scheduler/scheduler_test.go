@@ -71,7 +71,7 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 			f := setUp(t, scheduler.Config{Jitter: c.jitter})
 			limit := ratelimit.MustDefine("later", ratelimit.TokenBucket{Rate: 1, Period: c.period})
 			other := ratelimit.MustDefine("plenty", ratelimit.FixedWindow{Rate: 1000, Period: never})
-			f.insert(t, sendArgs{0}, nil, limit.For("k").Count(100).OrReserve()) // more than the test takes
+			f.insert(t, sendArgs{0}, nil, limit.For("k").Count(1000).OrReserve()) // more than the test takes
 			distinct := map[time.Duration]bool{}
 			last := time.Time{}
 			for i := range 20 {
@@ -79,7 +79,7 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 				if !in.OK || in.RunAt.IsZero() || in.Limit != "later" {
 					t.Fatalf("got %+v, want a reservation", in.Result)
 				}
-				if d := in.RunAt.Sub(in.At); d > time.Duration(i+100)*c.period || !in.RunAt.After(last) {
+				if d := in.RunAt.Sub(in.At); d > time.Duration(i+1000)*c.period || !in.RunAt.After(last) {
 					t.Errorf("reservation %d is for %v, %v from the decision", i, in.RunAt, d)
 				}
 				last = in.RunAt
@@ -107,7 +107,7 @@ func TestTheDefaultJitterSpreadsWhatWouldStartTogether(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, scheduler.Config{Bunch: true})
-			limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+			limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 100, Period: never})
 			if paused {
 				if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Minute, limit.For("k")); err != nil {
 					t.Fatal(err)

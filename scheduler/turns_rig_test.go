@@ -23,6 +23,7 @@ type stepped struct {
 	sched  *scheduler.Scheduler
 	cfg    *river.Config
 	number int
+	failed int // rounds
 }
 
 func steppedLines(t testing.TB, lines ...scheduler.Line) *stepped {
@@ -81,18 +82,27 @@ func (s *stepped) granted() (all []granted) {
 	return all
 }
 
-// round grants once. Where this process stops for two seconds, the server ends its transaction: the
-// next one grants.
+// round grants once.
 func (s *stepped) round() {
 	s.t.Helper()
+	s.grant(s.cfg)
+}
+
+// grant grants once, by a client with this configuration, and reports whether that holds a line.
+// Where this process stops for two seconds, the server ends its transaction (25P03: idle in
+// transaction), and where another one stops for a second that has locked a balance, it ends the
+// statement (55P03: no lock): the next one grants.
+func (s *stepped) grant(cfg *river.Config) (held bool) {
+	s.t.Helper()
 	for {
-		_, err := scheduler.GrantTurns(s.t.Context(), s.cfg)
+		held, err := scheduler.GrantTurns(s.t.Context(), cfg)
 		if err == nil {
-			return
+			return held
 		}
-		if e := (*pgconn.PgError)(nil); !errors.As(err, &e) || e.Code != "25P03" { // idle in transaction
+		if e := (*pgconn.PgError)(nil); !errors.As(err, &e) || e.Code != "25P03" && e.Code != "55P03" {
 			s.t.Fatal(err)
 		}
+		s.failed++
 	}
 }
 

@@ -187,9 +187,9 @@ func TestPatienceBoundsPriority(t *testing.T) {
 	t.Parallel()
 	limit := store(t, 100)
 	s := steppedLines(t, scheduler.Line{Limit: limit, Patience: time.Minute})
-	a := scheduler.Tenant{Key: "a"}
+	a, now := scheduler.Tenant{Key: "a"}, time.Now()
 	at := func(priority int, d time.Duration) *river.InsertOpts {
-		return &river.InsertOpts{Priority: priority, ScheduledAt: time.Now().Add(d)}
+		return &river.InsertOpts{Priority: priority, ScheduledAt: now.Add(d)}
 	}
 	s.wait(a, 1, at(1, -10*time.Second), limit.Global())  // 1
 	s.wait(a, 1, at(2, -60*time.Second), limit.Global())  // 2: less than a minute before
