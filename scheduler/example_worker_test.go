@@ -105,7 +105,7 @@ func ExampleScheduler_Configure() {
 		}
 	}
 	worker.done.Wait()
-	// Output:
+	// Unordered output:
 	// document 0
 	// document 1
 	// document 2

@@ -145,6 +145,23 @@ func (l *lateness) starts(job *rivertype.JobRow) {
 	punctual(l.t, l.j.await(l.t, 1), map[int64]time.Time{job.ID: job.ScheduledAt})
 }
 
+// oneStarts inserts ten jobs that are due a second apart, and waits until one has started. If the
+// machine hangs when the first is due, it is one of the others.
+func (l *lateness) oneStarts(jobs *scheduler.Jobs, state rivertype.JobState, inserted func()) {
+	l.t.Helper()
+	due := map[int64]time.Time{}
+	for n := range 10 {
+		job := l.insert(jobs, time.Duration(2+n)*time.Second, state)
+		due[job.ID] = job.ScheduledAt
+	}
+	inserted()
+	for _, s := range l.j.await(l.t, 1) {
+		if s.at.Before(due[s.id]) {
+			l.t.Errorf("job %d started at %v, before %v", s.id, s.at, due[s.id])
+		}
+	}
+}
+
 // The process that has inserted a job notifies the clients, whether they are configured or not.
 func TestAnInserterNotifies(t *testing.T) {
 	t.Parallel()
@@ -156,7 +173,7 @@ func TestAnInserterNotifies(t *testing.T) {
 			l.worker(configured)
 			jobs, _ := l.inserter(true)
 			l.insert(jobs, time.Minute, rivertype.JobStateScheduled) // River promotes it
-			l.starts(l.insert(jobs, 2*time.Second, rivertype.JobStateAvailable))
+			l.oneStarts(jobs, rivertype.JobStateAvailable, func() {})
 		})
 	}
 	t.Run("OfAQueueThatIsAdded", func(t *testing.T) {
@@ -170,12 +187,12 @@ func TestAnInserterNotifies(t *testing.T) {
 			t.Fatal(err)
 		}
 		jobs, _ := l.inserter(true)
-		l.starts(l.insert(jobs, 2*time.Second, rivertype.JobStateAvailable))
+		l.oneStarts(jobs, rivertype.JobStateAvailable, func() {})
 	})
 }
 
 // Rounds notify of a job if nobody else does: if a plain client has inserted it, or a process that
-// was killed. If the machine hangs when the first job is due, a round finds one of the others.
+// was killed.
 func TestRoundsNotify(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -190,18 +207,10 @@ func TestRoundsNotify(t *testing.T) {
 			l := newLateness(t)
 			l.worker(true)
 			jobs, kill := l.inserter(c.configured)
-			due := map[int64]time.Time{}
-			for n := range 10 {
-				job := l.insert(jobs, time.Duration(2+n)*time.Second, c.state)
-				due[job.ID] = job.ScheduledAt
-			}
-			kill()
-			l.rounds()
-			for _, s := range l.j.await(t, 1) {
-				if s.at.Before(due[s.id]) {
-					t.Errorf("job %d started at %v, before %v", s.id, s.at, due[s.id])
-				}
-			}
+			l.oneStarts(jobs, c.state, func() {
+				kill()
+				l.rounds()
+			})
 		})
 	}
 }

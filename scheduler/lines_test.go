@@ -123,11 +123,11 @@ func TestACancelledJobMovesUpTheLineOfItsShard(t *testing.T) {
 	insert(1)
 	first, at, take := insert(2)
 	var second, other int64 // the next in its line, and the first of the other one
-	var otherAt time.Time
+	var secondAt, otherAt time.Time
 	for n := 3; second == 0 || other == 0; n++ {
 		switch id, runAt, next := insert(n); {
 		case second == 0 && next.Behind(take):
-			second = id
+			second, secondAt = id, runAt
 		case other == 0 && !next.Behind(take):
 			other, otherAt = id, runAt
 		}
@@ -135,6 +135,6 @@ func TestACancelledJobMovesUpTheLineOfItsShard(t *testing.T) {
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Reshard(ctx, tx, 1, limit.For("k")) })
 	f.cancel(t, jobs, first)
 	j.client(t, sched)
-	j.startsAt(t, other, otherAt)
-	j.startsAt(t, second, at)
+	j.startsBefore(t, other, otherAt, otherAt.Add(10*time.Second))
+	j.startsBefore(t, second, at, secondAt)
 }

@@ -119,7 +119,7 @@ func TestManyJobsMayAskDifferentlyOfDifferentKeys(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	limit := ratelimit.MustDefine("differ", ratelimit.TokenBucket{Rate: 2, Period: time.Hour})
-	plan := ratelimit.TokenBucket{Rate: 20, Period: time.Hour}
+	plan := ratelimit.TokenBucket{Rate: 20, Period: never}
 	in := f.insertMany(t, job(0, limit.For("a").Count(2)),
 		job(1, limit.For("b").Count(3).OrReserve()), job(2, limit.For("c").Count(15).Rule(plan)),
 		job(3, limit.For("c").Count(5).Rule(plan)), job(4, limit.For("d").Count(0)))
@@ -190,7 +190,7 @@ func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 	for name, options := range map[string][]ratelimit.Option{"one row": nil, "shards": {ratelimit.Shards(4)}} {
 		for kind, rule := range map[string]ratelimit.Rule{
 			"bucket": ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(4)},
-			"window": ratelimit.FixedWindow{Rate: 4, Period: time.Hour},
+			"window": ratelimit.FixedWindow{Rate: 4, Period: never},
 		} {
 			t.Run(name+" of a "+kind, func(t *testing.T) {
 				t.Parallel()

@@ -75,7 +75,7 @@ func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 		}
 		return counter.trips.Load() - before
 	}
-	drained := ratelimit.MustDefine("drained", ratelimit.TokenBucket{Rate: 400, Period: time.Hour})
+	drained := ratelimit.MustDefine("drained", ratelimit.TokenBucket{Rate: 400, Period: never})
 	f.insertMany(t, params(300, nil)...)
 	f.insertMany(t, job(0, drained.For("k").Count(400)))
 	f.insertMany(t, params(300, unique)...)
