@@ -43,14 +43,14 @@
 // sends at most 100 notifications a second on average. A job due within 25 s is inserted as
 // available, so River notifies in the caller's transaction: each client at most once per queue in
 // its FetchCooldown. A reserved job has as many row versions as a scheduled job of River's, unless
-// it is moved or put off. A queue saturated with immediate jobs has 1.4 to 1.5 times River's
-// throughput, as notified clients fetch. How late jobs start, in three benchmark runs on two cores:
+// it is moved or put off. A queue saturated with immediate jobs has 1.5 times River's throughput,
+// as notified clients fetch. How late jobs start, in three benchmark runs on two cores:
 //
 //	                                              p50         p90         p99
-//	idle workers (BenchmarkStartLateness)         3-6 ms                  8-28 ms, none early
-//	  River alone                                 2.9-4.2 s               3.3-4.6 s
-//	workers 75 % busy (BenchmarkBusyWorkers)      4 ms        6-7 ms      241-404 ms
-//	  River alone                                 215-267 ms  0.6-1.2 s   3.6-4.1 s
+//	idle workers (BenchmarkStartLateness)         3-5 ms                  7-17 ms, none early
+//	  River alone                                 0.4-4.5 s               4.7-4.9 s
+//	workers 75 % busy (BenchmarkBusyWorkers)      4 ms        5-6 ms      77-370 ms
+//	  River alone                                 223-240 ms  0.6-0.8 s   2.5-3.5 s
 //
 // The most that a job starts late while a worker is free depends on which clients are configured:
 //
