@@ -68,3 +68,49 @@ func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
 	wg.Wait()
 	wantLeft(t, c, small, 2) // of the 10 that the small capacity leaves of 15
 }
+
+// Many callers of a limit with shards get all that it has, and what they give back goes where it
+// came from.
+func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 100, Period: century}, ratelimit.Shards(8))
+	results := make(chan ratelimit.Result, 1000)
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			for range 4 {
+				res, err := c.RateLimit(t.Context(), limit.For("k"))
+				if err != nil {
+					t.Error(err)
+				}
+				results <- res
+			}
+		})
+	}
+	wg.Wait()
+	close(results)
+	var granted []ratelimit.Result
+	for res := range results {
+		if res.OK {
+			granted = append(granted, res)
+		}
+	}
+	if len(granted) != 100 {
+		t.Fatalf("%d granted of 100", len(granted))
+	}
+	for _, res := range granted[:30] {
+		if err := c.GiveBack(t.Context(), res); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantLeft(t, c, limit.For("k"), 30)
+	ids := map[string]bool{}
+	for _, res := range granted {
+		ids[res.Reservation().ID.String()] = true
+	}
+	if len(ids) != len(granted) {
+		t.Errorf("%d ids of %d reservations", len(ids), len(granted))
+	}
+}

@@ -63,6 +63,32 @@ func TestAPreparedStatementThatIsLostFailsNoCall(t *testing.T) {
 	}
 }
 
+// This is how pgx v5.10 loses one: it could not prepare the statement in a transaction that had
+// failed, a batch has prepared it since, and another statement is prepared.
+func TestAPreparedStatementThatPgxClosesFailsNoCall(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	l := limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("closed", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	tx := begin(t, pool, pgx.Serializable)
+	if _, err := tx.Exec(t.Context(), `SELECT 1/0`); err == nil {
+		t.Fatal("the transaction has not failed")
+	}
+	if _, err := l.RateLimit(t.Context(), tx, k); sqlState(err) != "25P02" {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	v := inTx(pgx.Serializable)(t, l, pool)
+	takeOK(t, first(v.RateLimit(t.Context(), k)))
+	if _, err := pool.Exec(t.Context(), `SELECT $1::text`, "another"); err != nil {
+		t.Fatal(err)
+	}
+	takeOK(t, first(v.RateLimit(t.Context(), k)))
+	wantLeft(t, v, k, 98)
+}
+
 // Behind a pooler that keeps no prepared statements each attempt fails: InTx says so after a few.
 func TestAPreparedStatementThatStaysLostIsToldSo(t *testing.T) {
 	t.Parallel()

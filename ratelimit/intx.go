@@ -110,8 +110,8 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
 // not nil, rerun counts attempts and waits in it.
 //
-// A few attempts may meet a prepared statement that their connection has lost: behind a pooler that
-// keeps none, all would.
+// After mostLost attempts that have met a lost prepared statement, the error of the next one is
+// final: behind a pooler that keeps none, all would meet one.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 	attempt func(n int, conflicts []where.Row) (*attempt, error)) error {
 	most := l.maxAttempts

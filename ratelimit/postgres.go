@@ -83,7 +83,7 @@ var hints = map[string]string{
 
 	serializationFailure: runAgain,
 	deadlockDetected:     runAgain,
-	statementLost:        "pgx prepares it again when the call is repeated; if that fails, too, there is a pooler that does not keep prepared statements: use pgx.QueryExecModeExec",
+	statementLost:        "repeat the call, and pgx prepares the statement again; if it fails again, a pooler in between keeps no prepared statements: use pgx.QueryExecModeExec",
 
 	"25P02": "an earlier statement of this transaction failed; look at its error and roll back",
 	"25006": "limits are taken by writing: use the primary, and no read-only transaction",

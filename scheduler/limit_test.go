@@ -87,40 +87,40 @@ func TestALimitedWorkerKeepsItsLimit(t *testing.T) {
 // comes to its worker long after the others.
 func TestALimitedWorkerKeepsOrderForEachKey(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, scheduler.Config{})
-	sched := scheduler.New(f.limiter, scheduler.Config{})
-	limit := ratelimit.MustDefine("order",
-		ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: ratelimit.Tokens(1)})
-	j := newJournal(f)
-	j.limited(func(n int) []ratelimit.Request {
-		return []ratelimit.Request{limit.For("customer " + strconv.Itoa(n%2))}
-	})
-	f.enqueue(t, upTo(12)...)
-	j.client(t, sched)
-	var places [2][]time.Time
-	passed := 0
-	next := []int{0, 1}
-	for _, s := range j.await(t, 12) {
-		if s.n != next[s.n%2] {
-			passed++
-		}
-		next[s.n%2] = s.n + 2
-		if s.takes[0].Ahead() { // its row may be due a little later: River adds a snooze to its own clock
-			places[s.n%2] = append(places[s.n%2], s.place())
-		}
-	}
-	for key, of := range places {
-		slices.SortFunc(of, time.Time.Compare)
-		for i := range len(of) - 1 {
-			if d := of[i+1].Sub(of[i]); d < 333*time.Millisecond {
-				t.Errorf("the places of two jobs of key %d are %v apart", key, d)
+	untilInTime(t, func() bool {
+		f := setUp(t, scheduler.Config{})
+		sched := scheduler.New(f.limiter, scheduler.Config{})
+		limit := ratelimit.MustDefine("order",
+			ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+		j := newJournal(f)
+		j.limited(func(n int) []ratelimit.Request {
+			return []ratelimit.Request{limit.For("customer " + strconv.Itoa(n%2))}
+		})
+		f.enqueue(t, upTo(12)...)
+		j.client(t, sched)
+		var places [2][]time.Time
+		passed := 0
+		next := []int{0, 1}
+		for _, s := range j.await(t, 12) {
+			if s.n != next[s.n%2] {
+				passed++
+			}
+			next[s.n%2] = s.n + 2
+			if s.takes[0].Ahead() { // its row may be due a little later: River adds a snooze to its own clock
+				places[s.n%2] = append(places[s.n%2], s.place())
 			}
 		}
-		if len(of) < 2 { // most of them, unless the machine is slow
-			t.Errorf("%d jobs of key %d had to wait", len(of), key)
+		for key, of := range places {
+			slices.SortFunc(of, time.Time.Compare)
+			for i := range len(of) - 1 {
+				if d := of[i+1].Sub(of[i]); d < 333*time.Millisecond {
+					t.Errorf("the places of two jobs of key %d are %v apart", key, d)
+				}
+			}
 		}
-	}
-	t.Logf("%d jobs out of order", passed)
+		t.Logf("%d jobs out of order", passed)
+		return min(len(places[0]), len(places[1])) >= 4 // had to wait, unless the machine is slow
+	})
 }
 
 func TestALimitedWorkerTakesAllOrNone(t *testing.T) {

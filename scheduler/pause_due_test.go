@@ -1,10 +1,15 @@
 package scheduler_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/riverqueue/river"
+
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
 )
 
 // A pause is extended again and again while hundreds of jobs are due. The first ones that meet it
@@ -12,41 +17,69 @@ import (
 // them start.
 func TestAnExtendedPauseMovesWhatIsDueAlong(t *testing.T) {
 	t.Parallel()
-	f, sched, j := exact(t)
-	const n, pauses = 300, 3
-	limit := ratelimit.MustDefine("extended", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour})
-	jobs := sched.Jobs(f.client)
-	f.insertTogether(t, jobs, n, limit.For("k"))
-	pause := func(d time.Duration) {
-		t.Helper()
-		if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), d, limit.For("k")); err != nil {
-			t.Fatal(err)
+	untilInTime(t, func() bool {
+		f, sched, j := exact(t)
+		const n, pauses = 300, 3
+		limit := ratelimit.MustDefine("extended", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour})
+		jobs := sched.Jobs(f.client)
+		f.insertTogether(t, jobs, n, limit.For("k"))
+		pause := func(d time.Duration) {
+			t.Helper()
+			if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), d, limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	pause(time.Hour)
-	j.client(t, sched, workers(2))
-	for i := range pauses {
-		other := f.insertBy(t, jobs, sendArgs{n + i}, limit.For("other")).Job.Job.ID
-		eventually(t, "the job of another key has started", func() bool { return len(j.await(t, 0)) > i })
-		if s := j.await(t, i+1)[i]; s.id != other {
-			t.Fatalf("job %d has started in the pause", s.n)
+		pause(time.Hour)
+		j.client(t, sched, workers(2))
+		for i := range pauses {
+			other := f.insertBy(t, jobs, sendArgs{n + i}, limit.For("other")).Job.Job.ID
+			eventually(t, "the job of another key has started", func() bool { return len(j.await(t, 0)) > i })
+			if s := j.await(t, i+1)[i]; s.id != other {
+				t.Fatalf("job %d has started in the pause", s.n)
+			}
+			eventually(t, "all others wait for the end of the pause", func() bool {
+				return f.count(t, `state = 'scheduled' AND scheduled_at > now() + interval '50 min'`) == n
+			})
+			pause(time.Duration(i+2) * time.Hour)
+			f.exec(t, `UPDATE river_job SET state = 'available', scheduled_at = now() WHERE state = 'scheduled'`)
 		}
-		eventually(t, "all others wait for the end of the pause", func() bool {
+		eventually(t, "all wait for the end of the last pause", func() bool {
 			return f.count(t, `state = 'scheduled' AND scheduled_at > now() + interval '50 min'`) == n
 		})
-		pause(time.Duration(i+2) * time.Hour)
-		f.exec(t, `UPDATE river_job SET state = 'available', scheduled_at = now() WHERE state = 'scheduled'`)
-	}
-	eventually(t, "all wait for the end of the last pause", func() bool {
-		return f.count(t, `state = 'scheduled' AND scheduled_at > now() + interval '50 min'`) == n
+		var fetched int
+		if err := f.pool.QueryRow(t.Context(),
+			`SELECT coalesce(sum((metadata->>'snoozes')::int), 0) FROM river_job`).Scan(&fetched); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("put off at their starts: %d of %d", fetched, (pauses+1)*n)
+		return fetched > 0 && fetched <= (pauses+1)*n/4 // more, if the machine stalls before the others are moved
 	})
-	var fetched int
-	if err := f.pool.QueryRow(t.Context(),
-		`SELECT coalesce(sum((metadata->>'snoozes')::int), 0) FROM river_job`).Scan(&fetched); err != nil {
-		t.Fatal(err)
+}
+
+// No attempt starts in a pause, whether it pays again or not.
+func TestAPauseHoldsUpARetry(t *testing.T) {
+	t.Parallel()
+	for name, pays := range map[string]scheduler.Pays{"PerAttempt": scheduler.PerAttempt,
+		"PerJob": scheduler.PerJob, "PerStart": scheduler.PerStart} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			var closed time.Time
+			j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+				if job.Attempt == 1 {
+					closed = f.now(t)
+					if err := f.limiter.Autocommit(f.pool).Pause(context.Background(),
+						2*time.Second, budget.For("k")); err != nil {
+						t.Error(err)
+					}
+					return errors.New("once more")
+				}
+				return nil
+			}
+			f.insertBy(t, sched.Jobs(j.client(t, sched)), sendArgs{payer(pays)}, budget.For("k").Count(100))
+			if s := j.await(t, 2)[1]; s.at.Sub(closed) < 2*time.Second || s.attempt != 2 {
+				t.Errorf("attempt %d started %v into the pause", s.attempt, s.at.Sub(closed))
+			}
+		})
 	}
-	if most := (pauses + 1) * n / 2; fetched > most || fetched == 0 {
-		t.Errorf("jobs were fetched to be put off %d times, want at most %d", fetched, most)
-	}
-	t.Logf("put off at their starts: %d of %d", fetched, (pauses+1)*n)
 }

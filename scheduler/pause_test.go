@@ -377,31 +377,3 @@ func TestWaitingListsNoOtherKey(t *testing.T) {
 		return err
 	})
 }
-
-// Nor does any attempt start in a pause, whether it pays again or not.
-func TestAPauseHoldsUpARetry(t *testing.T) {
-	t.Parallel()
-	for name, pays := range map[string]scheduler.Pays{"PerAttempt": scheduler.PerAttempt,
-		"PerJob": scheduler.PerJob, "PerStart": scheduler.PerStart} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f, sched, j := exact(t)
-			var closed time.Time
-			j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
-				if job.Attempt == 1 {
-					closed = f.now(t)
-					if err := f.limiter.Autocommit(f.pool).Pause(context.Background(),
-						2*time.Second, budget.For("k")); err != nil {
-						t.Error(err)
-					}
-					return errors.New("once more")
-				}
-				return nil
-			}
-			f.insertBy(t, sched.Jobs(j.client(t, sched)), sendArgs{payer(pays)}, budget.For("k").Count(100))
-			if s := j.await(t, 2)[1]; s.at.Sub(closed) < 2*time.Second || s.attempt != 2 {
-				t.Errorf("attempt %d started %v into the pause", s.attempt, s.at.Sub(closed))
-			}
-		})
-	}
-}

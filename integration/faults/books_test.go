@@ -70,8 +70,8 @@ type terms struct {
 	private        bool // each of its accounts belongs to one op, by its id
 }
 
-// tolerance covers what flows in during a round, of up to ten hours, and rounding.
-const tolerance = 1e-4
+// tolerance covers what flows in during a round, and rounding.
+const tolerance = 1e-6
 
 // audit returns what is wrong in the books, by themselves and by what the callers were told.
 func audit(limits map[string]terms, b *books, records map[string]*record) []string {

@@ -28,7 +28,7 @@ func TestCallsAreLetThroughWhileTheServerIsKilled(t *testing.T) {
 	together := limiter.Coalesce(pool)
 	defer together.Close()
 	f := &ratelimit.FailOpen{Limiter: together, Share: 0.5, For: time.Hour,
-		Timeout: time.Minute, // whoever is killed fails at once, and who is only slow is no outage
+		Timeout: time.Minute, // a killed server fails calls at once; a slow one is no outage
 		Logger:  slog.New(slog.DiscardHandler)}
 	res, err := f.RateLimit(t.Context(), limit.For("k"))
 	if err != nil || !res.OK || !res.Decided() {

@@ -80,8 +80,8 @@ func TestTheAuditOfSettlementsFindsWhatIsWrong(t *testing.T) {
 		spoil func(d *daybook, h *heard)
 		want  string
 	}{
-		"Minted":         {func(d *daybook, _ *heard) { d.balances[tokens] += 1e-3 }, "tokens are gone, the reservations say 410"},
-		"GoneForNothing": {func(d *daybook, _ *heard) { d.balances[tokens] -= 1e-3 }, "tokens are gone, the reservations say 410"},
+		"Minted":         {func(d *daybook, _ *heard) { d.balances[tokens] += 1e-5 }, "tokens are gone, the reservations say 410"},
+		"GoneForNothing": {func(d *daybook, _ *heard) { d.balances[tokens] -= 1e-5 }, "tokens are gone, the reservations say 410"},
 		"BalanceLost":    {func(d *daybook, _ *heard) { delete(d.balances, tokens) }, "there is no balance"},
 		"WrongInOne":     {func(d *daybook, _ *heard) { d.movements[1].Tokens-- }, "transaction 11: 101 tokens went"},
 		"NotCharged":     {func(d *daybook, _ *heard) { d.movements = d.movements[1:] }, "transaction 11: 0 tokens went"},
