@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -92,6 +93,18 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 	} {
 		if n := inTx(fn); n > 0 {
 			t.Errorf("%s: %d of 1000 transactions failed", what, n)
+		}
+	}
+
+	// With shards InTx looks at them before it begins. A transaction of the caller's own reads them.
+	hot := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second},
+		ratelimit.Shards(4))
+	for range 1000 {
+		if err := l.InTx(ctx, pool, func(_ context.Context, tx pgx.Tx) error {
+			_, err := take(tx, hot.Global())
+			return err
+		}); err != nil {
+			t.Fatal("a limit with shards:", err)
 		}
 	}
 }
