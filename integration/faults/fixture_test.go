@@ -75,7 +75,12 @@ func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpo
 	f := &fixture{server: s, standby: standby,
 		name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
 	f.exec(t, "CREATE SCHEMA "+f.name)
-	t.Cleanup(func() { f.exec(t, "DROP SCHEMA IF EXISTS "+f.name+" CASCADE") })
+	t.Cleanup(func() {
+		// not t.Fatal: where subtests were parallel, that fails the test without a word
+		if err := f.asAdmin(t.Context(), executing("DROP SCHEMA IF EXISTS "+f.name+" CASCADE")); err != nil {
+			t.Error(err)
+		}
+	})
 	f.exec(t, tables)
 
 	plain := f.connect(t)
@@ -168,11 +173,19 @@ func (f *fixture) url(t testing.TB) string {
 // admin is a connection that no fault is meant for.
 func (f *fixture) admin(t testing.TB, fn func(ctx context.Context, conn *pgx.Conn) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute) // cleaning up uses it, too
+	if err := f.asAdmin(t.Context(), fn); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) asAdmin(
+	ctx context.Context, fn func(ctx context.Context, conn *pgx.Conn) error,
+) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute) // cleaning up uses it, too
 	defer cancel()
 	cfg, err := pgx.ParseConfig(f.server.URL())
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	cfg.RuntimeParams["search_path"] = f.name
 	cfg.RuntimeParams["default_transaction_read_only"] = "off"
@@ -180,30 +193,32 @@ func (f *fixture) admin(t testing.TB, fn func(ctx context.Context, conn *pgx.Con
 	for err != nil && classify(err) == away { // it may be recovering from a fault
 		select {
 		case <-ctx.Done():
-			t.Fatal(err)
+			return err
 		case <-time.After(10 * time.Millisecond):
 		}
 		conn, err = pgx.ConnectConfig(ctx, cfg)
 	}
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer func() { _ = conn.Close(ctx) }()
-	if err := fn(ctx, conn); err != nil {
-		t.Fatal(err)
-	}
+	return fn(ctx, conn)
 }
 
 func (f *fixture) exec(t testing.TB, statements ...string) {
 	t.Helper()
-	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+	f.admin(t, executing(statements...))
+}
+
+func executing(statements ...string) func(ctx context.Context, conn *pgx.Conn) error {
+	return func(ctx context.Context, conn *pgx.Conn) error {
 		for _, sql := range statements {
 			if _, err := conn.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("%s: %w", sql, err)
 			}
 		}
 		return nil
-	})
+	}
 }
 
 // settle waits until nothing that the application has ever sent can still happen: until it has no

@@ -228,14 +228,19 @@ func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	schema := schemaName(t)
-	admin(t, cfg, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize())
+	if err := run(cfg, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		drop := "DROP SCHEMA IF EXISTS " + pgx.Identifier{schema}.Sanitize() + " CASCADE"
 		if Citus() {
 			leave(func() error { return run(cfg, drop) })
 			return
 		}
-		admin(t, cfg, drop)
+		// not t.Fatal: where subtests were parallel, that fails the test without a word
+		if err := run(cfg, drop); err != nil {
+			t.Error(err)
+		}
 	})
 
 	own := cfg.Copy()
@@ -313,14 +318,7 @@ var admins = sync.OnceValues(func() (*pgxpool.Pool, error) {
 // opened is that pool once it is there, for Main to close.
 var opened *pgxpool.Pool
 
-// admin runs a statement that makes or drops a schema.
-func admin(t testing.TB, cfg *pgxpool.Config, sql string) {
-	t.Helper()
-	if err := run(cfg, sql); err != nil {
-		t.Fatal(err)
-	}
-}
-
+// run runs a statement that makes or drops a schema.
 func run(cfg *pgxpool.Config, sql string) error {
 	// t.Context has ended when the test cleans up
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
