@@ -84,10 +84,21 @@ func eachCrowdBut(t *testing.T, but []string, test func(t *testing.T, here, ther
 			open := func() verbs { return w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool) }
 			test(t, open(), open(), pool)
 			if n := d.n.Load(); n > 0 && !slices.Contains(but, w.name) {
-				t.Errorf("%d deadlocks", n)
+				t.Errorf("%d deadlocks: %s", n, circles(t, pool))
 			}
 		})
 	}
+}
+
+// circles are the deadlocks of a server, as its log tells of them: who waited for what.
+func circles(t testing.TB, pool *pgxpool.Pool) (lines string) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(line, E'\n'), '') FROM regexp_split_to_table(
+			pg_read_file(current_setting('data_directory') || '/../server.log'), E'\n') AS line
+		WHERE line ~ 'deadlock detected|Process [0-9]+(:| waits)'`).Scan(&lines); err != nil {
+		return err.Error() // a server of which the tests know only the address
+	}
+	return lines
 }
 
 // sumOf is what the open rows of a key have, of a limit into which nothing flows.
