@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/book"
@@ -23,10 +24,12 @@ type aim struct {
 }
 
 // locked returns the last row that takes have locked without taking from it, as far as that can be
-// told; 0 for none. A shard that has enough did not deny: another transaction held it.
-func locked(aims []aim, seen []*spread.Whole) (last int32) {
+// told; 0 for none. A shard that had enough did not deny: another transaction held it. The takes
+// were sent before was seen by so much: what has come since then was not there for them.
+func locked(aims []aim, seen []*spread.Whole, before time.Duration) (last int32) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
+		at := w.At - before.Microseconds() - 1
 		for _, s := range a.sent {
 			if s.whole == nil || a.layout != w.Layout {
 				continue
@@ -38,7 +41,7 @@ func locked(aims []aim, seen []*spread.Whole) (last int32) {
 			for _, row := range rows {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
-				if s.found || r.At(w.Rows[k], w.At).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
+				if s.found || r.At(w.Rows[k], at).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
 					last = max(last, row)
 				}
 			}

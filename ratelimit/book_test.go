@@ -67,3 +67,31 @@ func TestWhatMayRollBackIsNotKnownToOthers(t *testing.T) {
 		t.Error("what another attempt has seen is not known")
 	}
 }
+
+// A take that a shard denied has locked it, though the tokens that it wanted have come by the time
+// of the look. One for which they were there was not denied: another transaction held the shard.
+func TestAShardThatFillsAfterItDeniedIsLocked(t *testing.T) {
+	t.Parallel()
+	limit := MustDefine("fills", TokenBucket{Rate: 2000, Period: time.Second, Capacity: Tokens(200)}, Shards(2))
+	calls, err := resolveAll([]Request{limit.For("k").Count(10)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	two := shard.Layout{Shards: 2}
+	noon := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC).UnixMicro()
+	a := aim{c: &calls[0], layout: two, from: []int{1, 0}}
+	a.sent = []*statement{l.takeShard(&a)}
+	row := algebra.Balance{Exists: true, Value: 0, TS: noon, PausedUntil: algebra.Open}
+	empty := algebra.Balance{Exists: true, Value: -100, TS: noon, PausedUntil: algebra.Open}
+	// A shard gets a token a millisecond: the second one has ten of them after ten.
+	w := &spread.Whole{Layout: two, Rows: []algebra.Balance{empty, row}, At: noon + 12_000}
+	for before, want := range map[time.Duration]int32{time.Millisecond: two.Row(0), 5 * time.Millisecond: two.Row(1)} {
+		if last := locked([]aim{a}, []*spread.Whole{w}, before); last != want {
+			t.Errorf("sent %v before: the last row that is locked is %d, want %d", before, last, want)
+		}
+	}
+}

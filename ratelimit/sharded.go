@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/spread"
@@ -76,6 +77,7 @@ func (l *Limiter) rateLimitShards(
 		if x.single() && len(takes) > 1 {
 			return Result{}, errUndecided
 		}
+		sent := time.Now()
 		failed := x.run(ctx, takes)
 		l.arrive(x, takes, failed)
 		switch {
@@ -95,7 +97,7 @@ func (l *Limiter) rateLimitShards(
 			return Result{}, err
 		}
 		if !restarted && !x.single() {
-			held = max(held, locked(aims, seen))
+			held = max(held, locked(aims, seen, time.Since(sent)))
 		}
 		if round == rounds {
 			res := l.judgeWholes(seen, calls)

@@ -371,6 +371,8 @@ var ofTheCore = []mutant{
 		"return l.giveOf(c, c.used, true)", "return l.giveOf(c, c.used, false)", "LineForward", whole, true},
 	{"settle: a release moves the line before its turn", "ratelimit/statement.go",
 		"return l.giveOf(c, 0, c.atOnce())", "return l.giveOf(c, 0, true)", "ModelDoes", whole, true},
+	{"shards: what has come since a denial was there before it", "ratelimit/aim.go",
+		"at := w.At - before.Microseconds() - 1", "at := w.At", "AShardThatFills", core, false},
 	{"settle: what is not named goes back", "ratelimit/settle.go",
 		"switch counts[i] = t.Count; {", "switch counts[i] = 0; {", "NotNamed|Together", []string{"./ratelimit", "./integration"}, true},
 	{"settle: late, a window's tokens are a gift to the next", "internal/statements/give.go",
