@@ -16,8 +16,8 @@ import (
 )
 
 // While a SERIALIZABLE transaction stays open, Postgres fails each one that reads a row which many
-// have written since. Takes, denials and what gives tokens back go on: they do not read the row
-// with a predicate lock before they write it.
+// have written since. Takes and what gives tokens back go on: they write the row, and do not read
+// it. A denial and the choice of a shard read, which InTx does outside of the transaction.
 func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "the settings are those of a server of its own")
@@ -57,8 +57,10 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 	}); n == 0 {
 		t.Fatal("no transaction that reads what it writes failed: the server forgets too little")
 	}
-	ample := ratelimit.MustDefine("ample", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second})
-	empty := ratelimit.MustDefine("empty", ratelimit.TokenBucket{Rate: 1, Period: never})
+	much := ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}
+	ample := ratelimit.MustDefine("ample", much)
+	scarce := ratelimit.MustDefine("scarce", ratelimit.TokenBucket{Rate: 50, Period: time.Second,
+		Capacity: ratelimit.Tokens(10)})
 	take := func(tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 		return l.RateLimit(ctx, tx, r)
 	}
@@ -67,12 +69,12 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 			_, err := take(tx, ample.For("take"))
 			return err
 		},
-		"reserve": func(tx pgx.Tx) error {
-			_, err := take(tx, empty.For("reserve").OrReserve())
+		"take what is scarce below": func(tx pgx.Tx) error {
+			_, err := take(tx, scarce.For("denial").Rule(much))
 			return err
 		},
-		"denial": func(tx pgx.Tx) error {
-			_, err := take(tx, empty.For("denial"))
+		"reserve": func(tx pgx.Tx) error {
+			_, err := take(tx, scarce.For("reserve").OrReserve())
 			return err
 		},
 		"give back": func(tx pgx.Tx) error {
@@ -96,15 +98,24 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 		}
 	}
 
-	// With shards InTx looks at them before it begins. A transaction of the caller's own reads them.
-	hot := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second},
-		ratelimit.Shards(4))
-	for range 1000 {
+	inOurs := func(r ratelimit.Request) (ok bool) {
+		t.Helper()
 		if err := l.InTx(ctx, pool, func(_ context.Context, tx pgx.Tx) error {
-			_, err := take(tx, hot.Global())
+			res, err := take(tx, r)
+			ok = res.OK
 			return err
 		}); err != nil {
-			t.Fatal("a limit with shards:", err)
+			t.Fatal(err)
 		}
+		return ok
+	}
+	for denied := 0; denied < 100; {
+		if !inOurs(scarce.For("denial")) {
+			denied++
+		}
+	}
+	hot := ratelimit.MustDefine("hot", much, ratelimit.Shards(4))
+	for range 1000 {
+		inOurs(hot.Global())
 	}
 }

@@ -48,9 +48,14 @@ func reshardUnderLoad(
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // until then InTx runs again
 	defer cancel()
 	var done atomic.Bool
+	var answers atomic.Int64
 	var mu sync.Mutex
 	gone := 0.0
 	var wg sync.WaitGroup
+	defer func() {
+		done.Store(true)
+		wg.Wait()
+	}()
 	for caller := range 8 {
 		v, limit := here, releases[caller%3]
 		if caller%2 == 1 {
@@ -76,19 +81,17 @@ func reshardUnderLoad(
 					gone += n
 					mu.Unlock()
 				}
+				answers.Add(1)
 			}
 		})
 	}
-	until(t, func() bool { // the load is there
-		mu.Lock()
-		defer mu.Unlock()
-		return gone > 0 || t.Failed()
-	})
 	// above READ COMMITTED each take that comes between fails a change
 	l := limiter(t, ratelimit.Config{MaxAttempts: 100_000})
 	for range rounds(t, 1) {
 		level := levels[rand.IntN(len(levels))]
 		for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
+			had := answers.Load()
+			until(t, func() bool { return answers.Load() > had || t.Failed() })
 			if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
 				func(ctx context.Context, tx pgx.Tx) error {
 					return l.Reshard(ctx, tx, n, releases[0].For("k"))
@@ -99,6 +102,9 @@ func reshardUnderLoad(
 	}
 	done.Store(true)
 	wg.Wait()
+	if gone == 0 {
+		t.Error("nothing was taken meanwhile")
+	}
 	if left := sumOf(t, pool, releases[0], "k"); gone+left > capacity+1e-3 || !gifts && gone+left < capacity-1e-3 {
 		t.Errorf("%v gone, and %v left of %v", gone, left, capacity) // a full shard gains nothing by a gift
 	}
