@@ -32,7 +32,8 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 	if _, err := open.Exec(ctx, `UPDATE others SET n = n + 1`); err != nil { // which reads it, too
 		t.Fatal(err)
 	}
-	l := limiter(t, ratelimit.Config{})
+	clock := newClock()
+	l := limiter(t, ratelimit.Config{Clock: clock.now})
 	inTx := func(fn func(tx pgx.Tx) error) (failed int) {
 		t.Helper()
 		for range 1000 {
@@ -110,6 +111,7 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 		return ok
 	}
 	for denied := 0; denied < 100; {
+		clock.add(10 * time.Millisecond) // half a token
 		if !inOurs(scarce.For("denial")) {
 			denied++
 		}
