@@ -292,6 +292,50 @@ func TestWaitersWaitForWhatThoseBeforeThemHaveUsed(t *testing.T) {
 	})
 }
 
+// What was settled in one shard, at any time, neither delays nor hastens callers that wait in
+// another one. Where the turn of such a caller would come after its deadline, it fails at once.
+func TestAWaiterIsMovedBySettlementsOfItsOwnShardOnly(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ before, meanwhile float64 }{
+		"charged before":                   {100_000, 0},
+		"given back before, charged since": {-100_000, 80_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, clock := pgtest.Pool(t), newClock()
+			a := limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+			k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
+				ratelimit.Shards(2)).For("k")
+			settle := func(r ratelimit.Result, used float64) {
+				t.Helper()
+				if ok, err := a.Settle(t.Context(), r.Reservation(), k.Count(used)); err != nil || !ok {
+					t.Fatal(ok, err)
+				}
+			}
+			reserved := max(0, -tc.before)
+			takeOK(t, first(a.RateLimit(t.Context(), k.Count(10))))
+			for range 2 { // both shards
+				takeOK(t, first(a.RateLimit(t.Context(), k.Count(1).OrReserve())))
+				res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(reserved).OrReserve())))
+				settle(res, reserved+tc.before)
+			}
+			if err := a.ResetRateLimit(t.Context(), k); err != nil {
+				t.Fatal(err)
+			}
+			taken := takeOK(t, first(a.RateLimit(t.Context(), k.Count(10))))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			done := waitAside(ctx, t, a, pool, k)
+			settle(taken, 10+tc.meanwhile)
+			clock.add(200 * time.Millisecond)
+			w := <-done
+			if late := tc.meanwhile > 0; late != errors.Is(w.err, context.DeadlineExceeded) || late == w.res.OK {
+				t.Errorf("%+v, %v, and its turn is now: %v", w.res, w.err, !late)
+			}
+		})
+	}
+}
+
 func TestWaitInsideATransactionIsRefused(t *testing.T) {
 	t.Parallel()
 	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})

@@ -93,11 +93,12 @@ func (t *Take) call() call {
 	}
 }
 
-// RunAt returns when reserved work may run, given the current state of its limit and key, which
-// [Limiter.Value] and [Limiter.Lines] return. It is [Outcome.RunAt] and PacedAt, moved by what has
-// happened since: pauses, and settlements of earlier reservations. In a pause it is not before the
-// pause ends. Both are in the past for work whose tokens were there at once. The zero State means
-// that nothing has happened.
+// RunAt returns when reserved work may run, given the current state of its balance, which
+// [Limiter.Lines] returns. [Limiter.Value] returns it, too, if the limit has no shards; of a limit
+// with shards it returns their sum, which is wrong here. RunAt is [Outcome.RunAt] and PacedAt, moved
+// by what has happened since: pauses, and settlements of earlier reservations. In a pause it is not
+// before the pause ends. Both are in the past for work whose tokens were there at once. The zero
+// State means that nothing has happened.
 func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	owed, put := t.line(), int64(0)
 	run, paced := t.left.Since, t.left.Since

@@ -171,7 +171,7 @@ func (l *Limiter) resumeOf(c *call) *statement {
 }
 
 func (l *Limiter) lookOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.Look, args: []any{c.Name, c.Key, c.Shard, l.now()},
+	return &statement{c: c, sql: l.sql.Look, args: []any{c.Name, l.home(c), c.Shard, l.now()},
 		looks: true}
 }
 

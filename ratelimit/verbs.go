@@ -108,49 +108,27 @@ func (r Result) taken() ([]call, error) {
 }
 
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {
-	states, _, err := l.states(ctx, x, calls)
-	if err != nil {
-		return State{}, err
+	c, sharded := &calls[0], l.sharded(calls)
+	var b algebra.Balance
+	if !sharded {
+		look := l.lookOf(c)
+		if err := x.run(ctx, []*statement{look}); err != nil {
+			return State{}, explain(ctx, err, "look at", calls)
+		}
+		b, sharded = c.At(look.balance(), look.answer.at.UnixMicro()), look.closed()
 	}
-	return states[0], nil
+	if sharded {
+		seen, err := l.see(ctx, x, calls)
+		if err != nil {
+			return State{}, err
+		}
+		b = seen[0].Sum(&c.Rule, seen[0].At)
+	}
+	return c.state(b), nil
 }
 
 // enforced returns the calls without those of shadows.
 func enforced(calls []call) []call {
 	all, _ := apart(calls)
 	return all
-}
-
-// states returns the states of the calls' limits, and the earliest clock reading among them.
-func (l *Limiter) states(
-	ctx context.Context, x executor, calls []call,
-) ([]State, time.Time, error) {
-	balances, at := make([]algebra.Balance, len(calls)), make([]int64, len(calls))
-	sharded := l.sharded(calls)
-	if !sharded {
-		looks := l.looksOf(calls)
-		if err := x.run(ctx, looks); err != nil {
-			return nil, time.Time{}, explain(ctx, err, "look at", calls)
-		}
-		for i := range looks {
-			at[i] = looks[i].answer.at.UnixMicro()
-			balances[i] = calls[i].At(looks[i].balance(), at[i])
-		}
-		sharded = slices.ContainsFunc(looks, (*statement).closed)
-	}
-	if sharded {
-		seen, err := l.see(ctx, x, calls)
-		if err != nil {
-			return nil, time.Time{}, err
-		}
-		for i, w := range seen {
-			at[i] = w.At
-			balances[i] = w.Sum(&calls[i].Rule, w.At)
-		}
-	}
-	states := make([]State, len(calls))
-	for i := range calls {
-		states[i] = calls[i].state(balances[i])
-	}
-	return states, fromMicro(slices.Min(at)), nil
 }

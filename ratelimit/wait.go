@@ -141,15 +141,18 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 		return 0, err
 	}
 	calls = enforced(calls)
-	states, at, err := a.l.states(ctx, poolExecutor{pool: a.pool, l: a.l, began: time.Now()}, calls)
-	if err != nil {
-		return 0, err
+	looks := a.l.looksOf(calls) // of the rows that were taken from: work waits in a single shard
+	x := poolExecutor{pool: a.pool, l: a.l, began: time.Now()}
+	if err := x.run(ctx, looks); err != nil {
+		return 0, explain(ctx, err, "look at", calls)
 	}
 	left := time.Duration(0)
 	for i, take := range res.Reservation().Takes {
-		run := states[i].PausedUntil
+		at := looks[i].answer.at
+		state := calls[i].state(calls[i].At(looks[i].balance(), at.UnixMicro()))
+		run := state.PausedUntil
 		if take.Ahead() {
-			run, _ = take.RunAt(states[i])
+			run, _ = take.RunAt(state)
 		}
 		left = max(left, run.Sub(at))
 	}
