@@ -254,3 +254,35 @@ func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
 	}
 	wantValue(t, l, pool, k, 10)
 }
+
+// A first take that was denied rolls its transaction back and looks again. If it cannot look, there
+// is no transaction, and nothing that the callback does then takes effect.
+func TestAFirstTakeThatCannotBeginAgain(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "shards are looked at with other statements there")
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2)).For("k")
+	l := limiter(t, ratelimit.Config{MaxAttempts: 1})
+	for range 2 { // the second call knows the shards that the first has made
+		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), k)))
+	}
+	execSQL(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
+	execSQL(t, pool, forget(`%array_agg(shard)%`))
+	oops := errors.New("oops")
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := l.RateLimit(ctx, tx, k); sqlState(err) != "26000" {
+			t.Errorf("got %v, want that the look fails", err)
+		}
+		if err := firstUses["Exec"](ctx, tx); sqlState(err) != "26000" {
+			t.Errorf("got %v, want that there is no transaction", err)
+		}
+		return oops
+	})
+	if sqlState(err) != "26000" {
+		t.Errorf("got %v, want the error of the look", err)
+	}
+	if n := rowsOf(t, pool, "done"); n != 0 {
+		t.Errorf("%d rows of a transaction that failed", n)
+	}
+}

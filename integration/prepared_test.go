@@ -112,3 +112,11 @@ func TestAPreparedStatementThatStaysLostIsToldSo(t *testing.T) {
 		t.Errorf("%d attempts: %v", attempts, err)
 	}
 }
+
+// forget has a connection lose the prepared statements whose text is like a pattern.
+func forget(like string) string {
+	return `DO $$ DECLARE lost text; BEGIN
+		FOR lost IN SELECT name FROM pg_prepared_statements WHERE statement LIKE '` + like + `' LOOP
+			EXECUTE pg_catalog.format('DEALLOCATE %I', lost);
+		END LOOP; END $$`
+}

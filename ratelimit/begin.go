@@ -215,6 +215,9 @@ func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) 
 	}
 	if _, err := sendBatch(ctx, t.conn,
 		append([]*statement{{sql: "ROLLBACK"}}, looks...)); err != nil {
+		if t.conn.PgConn().TxStatus() == 'I' { // what fn sends now would commit by itself
+			t.failed = fmt.Errorf("ratelimit: rolled back, and could not begin again: %w", hint(err))
+		}
 		return false, err
 	}
 	t.begun, t.to = false, nil

@@ -324,7 +324,7 @@ var ofTheCore = []mutant{
 	{"runner: so does the lock of a retry", "ratelimit/begin.go",
 		"if len(t.queue) == 0 {\n", "if true {\n", "NoTripOfItsOwn", whole, true},
 	{"runner: a take that cannot be prepared leaves no transaction", "ratelimit/begin.go",
-		"TxStatus() == 'I'", "TxStatus() == '?'", "CannotBePrepared", whole, true},
+		"IsClosed() && t.conn.PgConn().TxStatus() == 'I'", "IsClosed() && t.conn.PgConn().TxStatus() == '?'", "CannotBePrepared", whole, true},
 	{"runner: a failed BEGIN can be hidden", "ratelimit/pass_on.go",
 		"\t\t\terr = t.failed\n", "\t\t\t_ = err\n", "ErrorsOfBegin", whole, true},
 	{"runner: a transaction that has ended goes on", "ratelimit/begin.go",
