@@ -327,6 +327,46 @@ func TestSendBatchRefuses(t *testing.T) {
 	}
 }
 
+// A connection that is in a transaction begins no second one: its COMMIT would be that of the first.
+func TestAConnectionThatIsInATransactionIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := written(t)
+	l := limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("inside", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	oops := errors.New("oops")
+	for name, second := range map[string]func(context.Context, *pgx.Conn) error{
+		"InTx": func(ctx context.Context, conn *pgx.Conn) error {
+			return l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, k) })
+		},
+		"SendBatch": func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := l.SendBatch(ctx, conn, write(2), k)
+			return err
+		},
+	} {
+		outer := func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `INSERT INTO message (id) VALUES (1)`); err != nil {
+				t.Error(err)
+			}
+			if err := second(ctx, tx.Conn()); !errors.Is(err, ratelimit.ErrNested) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return oops
+		}
+		if err := l.InTx(t.Context(), pool, outer); !errors.Is(err, oops) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+			return outer(t.Context(), tx)
+		}); !errors.Is(err, oops) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := messages(t, pool); n != 0 {
+			t.Errorf("%s: %d messages were committed", name, n)
+		}
+	}
+	wantValue(t, l, pool, k, 10)
+}
+
 // Shadows count, and decide nothing.
 func TestSendBatchWithShadows(t *testing.T) {
 	t.Parallel()

@@ -88,12 +88,16 @@ func newTx(
 	if err != nil {
 		return nil, nil, errBegin(err)
 	}
+	if conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		release()
+		return nil, nil, fmt.Errorf("%w: the connection is in a transaction already, so use that one",
+			ErrNested)
+	}
 	t = &lazyTx{ctx: ctx, db: db, conn: conn, opts: opts}
 	if conn != nil {
 		t.db = conn
 	}
-	if conn == nil || opts.BeginQuery != "" || ctx.Err() != nil || conn.IsClosed() ||
-		conn.PgConn().TxStatus() != 'I' {
+	if conn == nil || opts.BeginQuery != "" || ctx.Err() != nil || conn.IsClosed() {
 		_ = t.begin()
 	}
 	return t, release, nil

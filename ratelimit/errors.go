@@ -33,8 +33,9 @@ var (
 	ErrOutcomeUnknown = errors.New("ratelimit: outcome of COMMIT unknown")
 
 	// ErrNested is matched by the error of an InTx, or of a verb of Autocommit, that was called
-	// inside an InTx with its context, on the same pool.
-	ErrNested = errors.New("ratelimit: second transaction inside InTx")
+	// inside an InTx with its context, on the same pool. It is also matched if the connection that
+	// InTx or SendBatch was given is in a transaction.
+	ErrNested = errors.New("ratelimit: second transaction inside another one")
 )
 
 // DeniedError is a denial as an error: see [Result.Err].

@@ -56,7 +56,8 @@ const maxAttempts = 50
 //
 // InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool,
 // called with its ctx, it is refused with [ErrNested]: if outer transactions held all connections,
-// the inner ones would wait for ever.
+// the inner ones would wait for ever. It is also refused on a connection that is in a transaction:
+// its COMMIT would be that of the other one.
 func (l *Limiter) InTx(ctx context.Context, db Beginner,
 	fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return l.InTxOptions(ctx, db, pgx.TxOptions{}, fn)
