@@ -299,6 +299,10 @@ func TestMistakesInTheCallback(t *testing.T) {
 				CREATE TEMP TABLE c (id int REFERENCES p DEFERRABLE INITIALLY DEFERRED); INSERT INTO c VALUES (1)`)
 			return err
 		}, "rolled back at COMMIT"},
+		"LeavesRowsOpen": {func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Query(ctx, `SELECT generate_series(1, 1000)`)
+			return err
+		}, "has left rows or a batch open"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

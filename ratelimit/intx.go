@@ -254,13 +254,18 @@ func (a *attempt) verdict(ctx context.Context, conn *pgx.Conn, err error) error 
 }
 
 func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
-	if err := mayCommit(ctx, tx.connection()); err != nil {
+	conn := tx.connection()
+	err := mayCommit(ctx, conn)
+	if err == nil && tx.begun && conn != nil && conn.PgConn().IsBusy() { // pgx would not send COMMIT
+		err = errors.New("ratelimit: rolled back, because the callback of InTx has left rows or a batch open: close them before it returns")
+	}
+	if err != nil {
 		rollback(ctx, tx)
 		return err
 	}
 	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
 	// was lost after COMMIT was sent.
-	err := tx.commit(ctx, a.l.twoPhase && a.foreign)
+	err = tx.commit(ctx, a.l.twoPhase && a.foreign)
 	if errors.Is(err, pgx.ErrTxClosed) {
 		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
 			err)
