@@ -174,7 +174,8 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		n, named := used[of]
 		switch counts[i] = t.Count; {
 		case named && t.Count == reserved[of]:
-			counts[i] = n
+			// further takes, of 0 tokens, have used nothing
+			counts[i], used[of], reserved[of] = n, 0, 0
 		case named && reserved[of] > 0:
 			counts[i] = n * (t.Count / reserved[of])
 			// so that the last one has the rest

@@ -61,6 +61,25 @@ func TestWhatIsNotNamedWasUsedAsReserved(t *testing.T) {
 	}
 }
 
+// Each token that was used is counted once, however many takes of 0 tokens a Renew has made of one.
+func TestTakesOfOneBalanceShareWhatWasUsed(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ reserved, want []float64 }{
+		{[]float64{0, 0, 0, 0}, []float64{500, 0, 0, 0}},
+		{[]float64{0, 5, 0}, []float64{0, 500, 0}},
+		{[]float64{5, 5, 10, 0}, []float64{125, 125, 250, 0}},
+	} {
+		var calls []call
+		for _, n := range tc.reserved {
+			calls = append(calls, resolved(t, apples.For("x").Count(n))...)
+		}
+		r := reservationOf(calls...)
+		if got, err := r.used([]Request{apples.For("x").Count(500)}); err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("%v: %v and %v, want %v", tc.reserved, got, err, tc.want)
+		}
+	}
+}
+
 func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
 	t.Parallel()
 	l := limiterFor(t, Config{})
