@@ -112,6 +112,45 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	}
 }
 
+// A take of shards that is denied may begin its transaction again, but not if a denial was looked at
+// again in it: the transaction would see more than that denial did.
+func TestADenialIsOfTheSnapshotThatTheTransactionKeeps(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
+	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	shards := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2)).For("k")
+	for range 2 { // the second call knows the shards that the first has made
+		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), shards)))
+	}
+	execSQL(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
+	twice(t, l, pool)
+	runs, granted, seen := 0, false, 0
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		runs++
+		res, err := l.RateLimit(ctx, tx, scarce)
+		if err != nil {
+			return err
+		}
+		granted = res.OK
+		if res, err := l.RateLimit(ctx, tx, shards); err != nil || res.OK {
+			t.Errorf("%+v, %v", res, err)
+			return err
+		}
+		if runs == 1 { // by another process, which this one does not hear of
+			if err := limiter(t, ratelimit.Config{}).Autocommit(pool).
+				ResetRateLimit(t.Context(), scarce); err != nil {
+				t.Error(err)
+			}
+			execSQL(t, pool, `INSERT INTO done VALUES (1)`)
+		}
+		return tx.QueryRow(ctx, `SELECT count(*) FROM done`).Scan(&seen)
+	})
+	if err != nil || granted != (seen > 0) {
+		t.Errorf("granted %v, and sees %d rows that were written after the reset: %d runs, %v", granted, seen, runs, err)
+	}
+}
+
 // A callback that goes on after a denial runs once more at the most, however often others take from
 // the same balance. At READ COMMITTED it runs once.
 func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {

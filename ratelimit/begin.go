@@ -40,7 +40,7 @@ type lazyTx struct {
 	// the session may still hold locks of the queue: an error came before it released them
 	locked bool
 
-	unsure func() *confirmation // what was looked at before BEGIN, or nil
+	unsure func() *confirmation // what was looked at before BEGIN, to confirm it then; or nil
 
 	begun  bool    // BEGIN was sent, or never will be
 	to     querier // once begun: conn, or tx
@@ -133,7 +133,6 @@ func (t *lazyTx) confirm() (looks []*statement, holds func() error) {
 		return nil, func() error { return nil }
 	}
 	c := t.unsure()
-	t.unsure = nil
 	return c.looks, func() error {
 		if !c.holds() {
 			return notConfirmed{}
@@ -166,14 +165,12 @@ func (t *lazyTx) beginWith(
 		began := time.Now()
 		defer func() { t.waited = time.Since(began) }()
 	}
-	unsure := t.unsure
 	looks, holds := t.confirm()
 	failed, err = sendBatch(ctx, t.conn, append(append(trip, looks...), statements...))
 	if err == nil {
 		t.failed = holds()
 		return nil, t.failed
 	}
-	t.unsure = unsure
 	t.locked = slices.Contains(queue, failed)
 	if !t.locked && !t.conn.IsClosed() && t.conn.PgConn().TxStatus() == 'I' {
 		// There is no transaction: BEGIN was refused, ctx had ended, or pgx could not prepare the
@@ -212,9 +209,10 @@ func beginSQL(o pgx.TxOptions) string {
 }
 
 // restart rolls back a transaction in which only one call of Weir has sent anything, and runs looks
-// in the same trip. The transaction then counts as not begun. It reports whether it has done so.
+// in the same trip. The transaction then counts as not begun. It reports whether it has done so. If
+// the transaction has confirmed a denial, the callback may act on that, so restart does nothing.
 func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) {
-	if !t.begun || t.tx != nil || t.closed || t.failed != nil || t.locked {
+	if !t.begun || t.tx != nil || t.closed || t.failed != nil || t.locked || t.unsure != nil {
 		return false, nil
 	}
 	if _, err := sendBatch(ctx, t.conn,
