@@ -240,6 +240,52 @@ func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.
 	}
 }
 
+// lostOnce returns a callback whose first run loses k to somebody else, after what before does.
+func lostOnce(t *testing.T, l *ratelimit.Limiter, other *pgxpool.Pool, k ratelimit.Request, runs *int,
+	before func(context.Context, *sql.Tx) error) func(context.Context, *sql.Tx) error {
+	return func(ctx context.Context, tx *sql.Tx) error {
+		if *runs++; *runs == 1 {
+			if err := before(ctx, tx); err != nil {
+				return err
+			}
+			take(t, l.Autocommit(other), k)
+		}
+		return l.InSQL(tx).Consume(ctx, k)
+	}
+}
+
+// another returns a pool of its own for the schema of a pool.
+func another(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	other, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
+// A connection that has lost what the queue has prepared on it fails no transaction.
+func TestAQueueWhosePreparedStatementIsLostFailsNoTransactionOfDatabaseSQL(t *testing.T) {
+	pgtest.OneServer(t, "callers queue on one server only")
+	t.Parallel()
+	db, pool := sqlDB(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	l, other := limiter(t, ratelimit.Config{}), another(t, pool)
+	k := ratelimit.MustDefine("queue sql", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	take(t, l.Autocommit(other), k)
+	for _, before := range []string{`SELECT 1`, forget(`%advisory%`)} {
+		runs := 0
+		err := l.InSQLTx(t.Context(), db, nil, lostOnce(t, l, other, k, &runs, func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, before)
+			return err
+		}))
+		if err != nil || runs != 2 {
+			t.Errorf("after %s: %d runs, then %v", before, runs, err)
+		}
+	}
+	wantValue(t, l, other, k, 5)
+}
+
 func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	t.Parallel()

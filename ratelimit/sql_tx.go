@@ -128,7 +128,7 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 		}
 	}()
 	if err := a.queue(ctx); err != nil {
-		return err
+		return a.verdict(ctx, a.conn, err)
 	}
 	err = fn(context.WithValue(ctx, attemptKey{a.tx}, &a.attempt), a.tx)
 	switch {
