@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -284,6 +285,47 @@ func TestAQueueWhosePreparedStatementIsLostFailsNoTransactionOfDatabaseSQL(t *te
 		}
 	}
 	wantValue(t, l, other, k, 5)
+}
+
+// afterBegin does something once a BEGIN was answered.
+type afterBegin struct{ do func() }
+
+type isBegin struct{}
+
+func (*afterBegin) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, isBegin{}, strings.HasPrefix(d.SQL, "begin"))
+}
+
+func (a *afterBegin) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if a.do != nil && ctx.Value(isBegin{}) == true {
+		a.do()
+	}
+}
+
+// If its context ends as soon as BEGIN was answered, database/sql rolls back on its own. The
+// transaction must not use the connection beside that, not even to queue.
+func TestAContextThatEndsAtBeginSendsNothingMoreInDatabaseSQL(t *testing.T) {
+	pgtest.OneServer(t, "callers queue on one server only")
+	t.Parallel()
+	tracer := &afterBegin{}
+	db, pool := sqlDB(t, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 1, tracer })
+	l, other := limiter(t, ratelimit.Config{}), another(t, pool)
+	k := ratelimit.MustDefine("begin sql", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	take(t, l.Autocommit(other), k)
+	ctx, cancel := context.WithCancel(t.Context())
+	runs := 0
+	err := l.InSQLTx(ctx, db, nil, lostOnce(t, l, other, k, &runs, func(ctx context.Context, tx *sql.Tx) error {
+		tracer.do = cancel // at the BEGIN of the second run
+		_, err := tx.ExecContext(ctx, `SELECT 1`)
+		return err
+	}))
+	tracer.do = nil
+	if !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "ratelimit: begin: ") || runs != 1 {
+		t.Errorf("%d runs, then %v", runs, err)
+	}
+	if err := db.PingContext(t.Context()); err != nil {
+		t.Errorf("the pool of one connection afterwards: %v", err)
+	}
 }
 
 func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {

@@ -117,7 +117,10 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	a.cancel = cancel
-	a.until(ctx, func() { a.tx, err = c.BeginTx(txCtx, &a.opts) })
+	lasted := a.until(ctx, func() { a.tx, err = c.BeginTx(txCtx, &a.opts) })
+	if err == nil && !lasted {
+		err = ctx.Err() // database/sql is rolling back: the connection must not be used beside that
+	}
 	if err != nil {
 		return errBegin(ended(ctx, err))
 	}
@@ -156,11 +159,11 @@ func connOf(c *sql.Conn) (conn *pgx.Conn) {
 }
 
 // until runs fn, and cancels the context of the transaction if ctx ends meanwhile: for BEGIN and
-// COMMIT, which must not outlast ctx.
-func (a *sqlAttempt) until(ctx context.Context, fn func()) {
+// COMMIT, which must not outlast ctx. It reports whether ctx has lasted.
+func (a *sqlAttempt) until(ctx context.Context, fn func()) bool {
 	stop := context.AfterFunc(ctx, a.cancel)
-	defer stop()
 	fn()
+	return stop()
 }
 
 // queue waits for the rows that earlier attempts have lost. It runs before the transaction has a
