@@ -187,3 +187,23 @@ func TestATransactionThatWasKeptIsClosed(t *testing.T) {
 	}
 	wantValue(t, l, pool, k, 9)
 }
+
+// A Beginner that is not of pgx gets its connection back if what Citus needs before COMMIT fails.
+func TestAConnectionOfAnotherBeginnerComesBack(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "there the statement works")
+	pool, l := written(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), limiter(t, ratelimit.Config{Citus: true})
+	err := l.InTx(t.Context(), plainly{pool}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO message (id) VALUES (1)`)
+		return err
+	})
+	if sqlState(err) != "42P01" || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+		t.Errorf("got %v, want that weir_two_phase is missing", err)
+	}
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Fatalf("%d connections were not given back", n)
+	}
+	if n := messages(t, pool); n != 0 {
+		t.Errorf("%d messages", n)
+	}
+}

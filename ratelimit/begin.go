@@ -313,6 +313,7 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	if t.tx != nil {
 		if twoPhase && t.connection().PgConn().TxStatus() == 'T' {
 			if _, err := t.tx.Exec(ctx, t.sql.TwoPhaseIf); err != nil {
+				rollback(ctx, t.tx) // a pool gets the connection of its transaction back only at its end
 				return fmt.Errorf("ratelimit: before COMMIT: %w", err)
 			}
 		}
