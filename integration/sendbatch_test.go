@@ -274,6 +274,30 @@ func TestSendBatchAfterItsContextHasEnded(t *testing.T) {
 	}
 }
 
+// A connection of the caller's own is out of the transaction, also if the context ends as soon as the
+// call was denied.
+func TestSendBatchLeavesNoFailedTransaction(t *testing.T) {
+	t.Parallel()
+	var tracer afterBatch
+	pool := written(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &tracer })
+	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 5, Period: never})
+	takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit.Global().Count(5))))
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	tracer.do = cancel
+	res, err := limiter(t, ratelimit.Config{}).SendBatch(ctx, conn, write(1), limit.Global())
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrOutcomeUnknown) || res.OK {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if _, err := conn.Exec(t.Context(), `SELECT 1`); err != nil {
+		t.Errorf("the next statement: %v", err)
+	}
+}
+
 // A server that says itself that the outcome is unknown is believed; any other ERROR has rolled
 // back.
 func TestSendBatchTellsWhatIsUnknown(t *testing.T) {

@@ -255,6 +255,7 @@ func (s *sending) failed(
 		rollBack(ctx, conn)
 		return Result{}, errAgain
 	case take != nil && stateOf(err) == "22P02": // the take was denied: see orFail
+		defer rollBack(ctx, conn) // if ctx has ended, the look sends nothing
 		s.trip()
 		res, err := s.look(ctx, conn, calls, &statement{sql: `ROLLBACK`})
 		// pgx prepares statements that are new to it first, which fails before the ROLLBACK is sent
