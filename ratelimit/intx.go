@@ -164,7 +164,7 @@ func errNoBeginner() error {
 // connection of the transaction, so that a nested InTx on the same one is noticed.
 type outerKey struct{ db Beginner }
 
-func isComparable(db Beginner) bool { return reflect.TypeOf(db).Comparable() }
+func isComparable(db Beginner) bool { return reflect.ValueOf(db).Comparable() }
 
 func errNested() error {
 	return fmt.Errorf("%w on the same pool: use the tx of the outer callback", ErrNested)

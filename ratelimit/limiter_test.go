@@ -158,3 +158,29 @@ func noPanic(t *testing.T, name string, call func() error) (err error) {
 	}()
 	return call()
 }
+
+// nesting is a Beginner that cannot be compared, though its type can.
+type nesting struct{ begin any }
+
+func (n nesting) BeginTx(ctx context.Context, _ pgx.TxOptions) (pgx.Tx, error) {
+	return nil, n.begin.(func(context.Context) error)(ctx)
+}
+
+func TestABeginnerThatCannotBeCompared(t *testing.T) {
+	t.Parallel()
+	l, err := ratelimit.New(ratelimit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	oops, began := errors.New("oops"), 0
+	var db nesting
+	db.begin = func(ctx context.Context) error {
+		if began++; began == 2 {
+			return oops
+		}
+		return l.InTx(ctx, db, nil)
+	}
+	if err := l.InTx(t.Context(), db, nil); !errors.Is(err, oops) || began != 2 {
+		t.Errorf("it began %d times: %v", began, err)
+	}
+}
