@@ -25,7 +25,8 @@ import (
 //   - no other call was decided since it began, and
 //   - a probe fails: a decision that FailOpen makes itself, on a connection and a row of its own.
 //     It fails if it takes longer than two seconds. It commits, and leaves nothing behind. Probes
-//     are made only in doubt, and one at a time.
+//     are made only in doubt, and one at a time. The server, and a pooler in front of it, must have
+//     a connection to spare for it: if none is free, the probe fails.
 //
 // So a row that somebody holds, a pool without a free connection and a statement that fails are no
 // outage. Such a call gets its error, or waits until its ctx ends. If the database goes while other
