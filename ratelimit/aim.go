@@ -23,16 +23,37 @@ type aim struct {
 	sent   []*statement
 }
 
-// locked returns the last row that takes have locked without taking from it, as far as that can be
-// told; 0 for none. A shard that had enough did not deny: another transaction held it. The takes
-// were sent before was seen by so much: what has come since then was not there for them.
-func locked(aims []aim, seen []*spread.Whole, before time.Duration) (last int32) {
+// holds is which rows a transaction has locked for a call that it could not grant.
+type holds struct {
+	taken []where.Row // for certain: it has taken from them, and given back
+	last  where.Row   // the last row that it may have locked; the zero Row if there is none
+}
+
+// allow reports whether the transaction may lock a row now: if it has it, or if the row comes after
+// all that it may have, in the order in which everything locks. It may lock the last row again:
+// either it has locked it, or all that it has locked comes before it.
+func (h *holds) allow(r where.Row) bool {
+	return r.Compare(&h.last) >= 0 || slices.Contains(h.taken, r)
+}
+
+// add notes the rows that takes have locked, as far as that can be told. A shard that had enough
+// did not deny: another transaction held it. The takes were sent before was seen by so much: what
+// has come since then was not there for them.
+func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
-		at := w.At - before.Microseconds() - 1
 		for _, s := range a.sent {
 			if s.whole == nil || a.layout != w.Layout {
 				continue
+			}
+			if s.found {
+				h.taken = append(h.taken, s.c.Row)
+				h.upTo(s.c.Row)
+				continue
+			}
+			at := w.At - before.Microseconds() - 1
+			if clock, ok := s.args[7].(time.Time); ok {
+				at = min(at, clock.UnixMicro())
 			}
 			rows := s.shards
 			if rows == nil {
@@ -41,13 +62,19 @@ func locked(aims []aim, seen []*spread.Whole, before time.Duration) (last int32)
 			for _, row := range rows {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
-				if s.found || r.At(w.Rows[k], at).Value-s.c.Count < s.args[9].(float64) { //nolint:forcetypeassert // what is to be left
-					last = max(last, row)
+				least := s.args[9].(float64) //nolint:forcetypeassert // what is to be left
+				if r.At(w.Rows[k], at).Value-s.c.Count < least {
+					h.upTo(r.Row)
 				}
 			}
 		}
 	}
-	return last
+}
+
+func (h *holds) upTo(r where.Row) {
+	if r.Compare(&h.last) > 0 {
+		h.last = r
+	}
 }
 
 // guess aims each call by what is remembered. It reports whether enough is known of all limits.
@@ -91,9 +118,11 @@ func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 	return ok && len(p.Parts) > 0
 }
 
-// aim aims by what was just seen, which grants each call. The last time, the takes ignore how
-// others have changed the shards since.
-func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*spread.Whole, last bool) {
+// aim aims by what was just seen, which grants each call, at rows that the transaction may lock. The
+// last time, the takes ignore how others have changed the shards since.
+func (l *Limiter) aim(
+	x executor, calls []call, aims []aim, seen []*spread.Whole, held *holds, last bool,
+) {
 	for i := range calls {
 		c, w := &calls[i], seen[i]
 		aims[i] = aim{c: c, layout: w.Layout}
@@ -101,14 +130,18 @@ func (l *Limiter) aim(x executor, calls []call, aims []aim, seen []*spread.Whole
 			continue
 		}
 		free := l.books.Free(c.Place, w.Layout, x.session())
-		p, ok := w.Plan(&c.Ask, w.At, last && c.Pausable(), free)
+		allowed := func(k int) bool { return held.allow(c.of(w.Layout, k).Row) }
+		p, ok := w.Plan(&c.Ask, w.At, last && c.Pausable(),
+			func(k int) bool { return free(k) && allowed(k) })
 		if !ok {
-			p, _ = w.Plan(&c.Ask, w.At, last && c.Pausable(), nil)
+			p, _ = w.Plan(&c.Ask, w.At, last && c.Pausable(), allowed)
 		}
 		if len(p.Able) == 0 {
 			aims[i].plan, aims[i].wait = p, last
-		} else {
-			aims[i].among(p.Able, w, free)
+		} else if able := slices.DeleteFunc(p.Able, func(k int) bool {
+			return !allowed(k)
+		}); len(able) > 0 {
+			aims[i].among(able, w, free)
 		}
 		if last {
 			aims[i].anyLevel()
@@ -143,19 +176,8 @@ func (a *aim) anyLevel() {
 	}
 }
 
-// send makes the statements. If the transaction has locked a row for nothing, it may only take from
-// rows after it, in the order in which everything locks; if that is impossible, a.sent stays empty.
-func (l *Limiter) send(a *aim, held int32) {
-	ahead := func(i int) bool { return a.layout.Row(i) <= held }
-	if held > 0 && a.layout != shard.Single {
-		parts := len(a.plan.Parts)
-		a.from = slices.DeleteFunc(a.from, ahead)
-		if slices.ContainsFunc(a.plan.Parts, func(p spread.Part) bool { return ahead(p.Shard) }) ||
-			parts == 0 && len(a.from) == 0 {
-			a.sent = nil
-			return
-		}
-	}
+// send makes the statements: none, if there is no row that the transaction may lock.
+func (l *Limiter) send(a *aim) {
 	switch {
 	case a.layout == shard.Single:
 		c := *a.c

@@ -46,8 +46,8 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
-		l.aim(sqlExecutor{}, c, aims, []*spread.Whole{w}, false)
-		l.send(&aims[0], 0)
+		l.aim(sqlExecutor{}, c, aims, []*spread.Whole{w}, &holds{}, false)
+		l.send(&aims[0])
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.Shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
 		}
@@ -90,8 +90,9 @@ func TestAShardThatFillsAfterItDeniedIsLocked(t *testing.T) {
 	// A shard gets a token a millisecond: the second one has ten of them after ten.
 	w := &spread.Whole{Layout: two, Rows: []algebra.Balance{empty, row}, At: noon + 12_000}
 	for before, want := range map[time.Duration]int32{time.Millisecond: two.Row(0), 5 * time.Millisecond: two.Row(1)} {
-		if last := locked([]aim{a}, []*spread.Whole{w}, before); last != want {
-			t.Errorf("sent %v before: the last row that is locked is %d, want %d", before, last, want)
+		var h holds
+		if h.add([]aim{a}, []*spread.Whole{w}, before); h.last.Shard != want {
+			t.Errorf("sent %v before: the last row that is locked is %d, want %d", before, h.last.Shard, want)
 		}
 	}
 }

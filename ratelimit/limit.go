@@ -74,7 +74,9 @@ type Option func(*definition)
 //   - A count up to the capacity is granted if the shards have it together, unless other callers
 //     are taking it: tokens that no shard has alone are gathered from several, by one caller at a
 //     time. RetryAt is exact if nobody else calls. A call that loses to others is denied, with a
-//     RetryAt that is at most 100 ms ahead.
+//     RetryAt that is at most 100 ms ahead. So may be a call in a transaction that has sent
+//     something before, if this process did not know that others have emptied a shard: to lock
+//     rows in order, the call may not try all others.
 //
 // These differ:
 //

@@ -21,8 +21,8 @@ import (
 //
 // A take that was denied has still locked its shard. If nothing else was sent in the transaction,
 // it is rolled back, LOOK is sent on its own, and TAKE begins a new transaction: the caller has
-// seen nothing of the first. Otherwise the transaction takes only from rows that come after that
-// shard in the order of locks, as two callers could deadlock.
+// seen nothing of the first. Otherwise the transaction takes only from that shard and from rows that
+// come after it in the order of locks, as two callers could deadlock.
 
 // alone is the number of the row of a limit without shards.
 const alone = 0
@@ -45,7 +45,7 @@ func (l *Limiter) rateLimitShards(
 		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
 	}
 	first := x.alone()
-	held := int32(0) // the last row that the transaction has locked without taking from it
+	var held holds
 	aims := make([]aim, len(calls))
 	var seen []*spread.Whole
 	var err error
@@ -60,11 +60,11 @@ func (l *Limiter) rateLimitShards(
 				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
-			l.aim(x, calls, aims, seen, round == rounds)
+			l.aim(x, calls, aims, seen, &held, round == rounds)
 		}
 		var takes []*statement
 		for i := range aims {
-			l.send(&aims[i], held)
+			l.send(&aims[i])
 			// so that calls made before the answer avoid this shard
 			for _, s := range aims[i].sent {
 				l.books.Claim(s.c.Row, x.session())
@@ -97,7 +97,7 @@ func (l *Limiter) rateLimitShards(
 			return Result{}, err
 		}
 		if !restarted && !x.single() {
-			held = max(held, locked(aims, seen, time.Since(sent)))
+			held.add(aims, seen, time.Since(sent))
 		}
 		if round == rounds {
 			res := l.judgeWholes(seen, calls)
