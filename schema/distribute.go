@@ -17,7 +17,7 @@ import (
 func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	var citus bool
 	const has = `SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')`
-	if err := tx.QueryRow(ctx, has).Scan(&citus); err != nil {
+	if err := tx.QueryRow(ctx, has, oneShot).Scan(&citus); err != nil {
 		return fmt.Errorf("look for Citus: %w", err)
 	}
 	if !citus {
@@ -37,11 +37,23 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	const find = `
 		SELECT (SELECT colocationid FROM pg_dist_partition
 			WHERE logicalrelid = 'weir_balance'::regclass AND partmethod = 'h')`
-	if err := tx.QueryRow(ctx, find).Scan(&group); err != nil {
+	if err := tx.QueryRow(ctx, find, oneShot).Scan(&group); err != nil {
 		return fmt.Errorf("see whether the tables are distributed: %w", err)
 	}
-	if err := p.house(ctx, tx); err != nil {
-		return fmt.Errorf("spread the shards of limits without keys: %w", err)
+	homeless := group == nil
+	if !homeless {
+		// Asked first, as house locks the tables against all takes.
+		const ask = `SELECT EXISTS (SELECT FROM weir_balance WHERE key = '' AND shard > 0)
+			OR EXISTS (SELECT FROM weir_settled WHERE key = '')`
+		if err := tx.QueryRow(ctx, ask, oneShot).Scan(&homeless); err != nil {
+			return fmt.Errorf("look for shards of limits without keys: %w", p.grant(err,
+				"SELECT ON "+quote(p.schema, "weir_balance")+", "+quote(p.schema, "weir_settled")))
+		}
+	}
+	if homeless {
+		if err := p.house(ctx, tx); err != nil {
+			return fmt.Errorf("spread the shards of limits without keys: %w", err)
+		}
 	}
 	switch {
 	case group == nil:
@@ -127,16 +139,18 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 }
 
 // house moves the shards of limits without keys, and their settlements, to their homes: see package
-// shard. On one node they are stored without a key.
+// shard. On one node they are stored without a key. So are those that a program without
+// Config.Citus has written by mistake, which go where the home has them already.
 func (p place) house(ctx context.Context, tx pgx.Tx) error {
 	const (
 		columns = `value, ts, capacity, rate, period, delay, moved, origin, paused_until, shard, name`
 		find    = `SELECT name, shard FROM weir_balance WHERE key = '' AND shard > 0`
 		move    = `INSERT INTO weir_balance (` + columns + `, key) SELECT ` + columns + `, $3::text
-			FROM weir_balance WHERE name = $1::text AND key = '' AND shard = $2::integer`
+			FROM weir_balance WHERE name = $1::text AND key = '' AND shard = $2::integer
+			ON CONFLICT (name, key, shard) DO NOTHING`
 		moveSettled = `INSERT INTO weir_settled (id, until, key)
 			SELECT id, until, ($1::text[])[1 + get_byte(uuid_send(id), 15) % cardinality($1::text[])]
-			FROM weir_settled WHERE key = ''`
+			FROM weir_settled WHERE key = '' ON CONFLICT DO NOTHING`
 	)
 	if _, err := tx.Exec(ctx,
 		`LOCK TABLE weir_balance, weir_settled IN EXCLUSIVE MODE`); err != nil {
@@ -146,7 +160,7 @@ func (p place) house(ctx context.Context, tx pgx.Tx) error {
 		Name  string
 		Shard int32
 	}
-	found, _ := tx.Query(ctx, find) // the rows tell the error, too
+	found, _ := tx.Query(ctx, find, oneShot) // the rows tell the error, too
 	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[row])
 	if err != nil {
 		return err

@@ -8,9 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// oneShot keeps every statement with parameters an unnamed one: behind a pooler in transaction mode
-// a name that the connection remembers may be another server session's. Statements without
-// parameters go by the simple protocol anyway.
+// oneShot keeps a query an unnamed statement: behind a pooler in transaction mode a name that the
+// connection remembers may be another server session's. Exec without parameters needs it not.
 const oneShot = pgx.QueryExecModeExec
 
 // A place is the schema that a call is about, and who asks.
@@ -25,7 +24,7 @@ func locate(ctx context.Context, tx pgx.Tx, o options) (place, error) {
 	const sql = `
 		SELECT coalesce(pg_catalog.current_schema()::text, ''), current_user::text, pg_catalog.current_database()::text`
 	var p place
-	if err := tx.QueryRow(ctx, sql).Scan(&p.schema, &p.role, &p.database); err != nil {
+	if err := tx.QueryRow(ctx, sql, oneShot).Scan(&p.schema, &p.role, &p.database); err != nil {
 		return place{}, fmt.Errorf("find the current schema: %w", err)
 	}
 	switch {
@@ -76,7 +75,7 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 	// Postgres accepts any path, but cuts names at 63 bytes and passes over schemas that the role
 	// may not use: then the tables would stand elsewhere, or nowhere.
 	var current string
-	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.current_schema()::text, '')`).
+	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.current_schema()::text, '')`, oneShot).
 		Scan(&current); err != nil {
 		return fmt.Errorf("enter schema %q: %w", p.schema, err)
 	}
@@ -115,7 +114,7 @@ func (p place) state(ctx context.Context, tx pgx.Tx) (state, error) {
 	var s state
 	sql := `SELECT version, compatible FROM ` + quote(p.schema, "weir_schema") +
 		` ORDER BY version DESC LIMIT 1`
-	err := tx.QueryRow(ctx, sql).Scan(&s.version, &s.compatible)
+	err := tx.QueryRow(ctx, sql, oneShot).Scan(&s.version, &s.compatible)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return state{}, nil
 	}

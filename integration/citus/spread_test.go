@@ -283,6 +283,38 @@ func TestShardsMoveToTheirNodes(t *testing.T) {
 		t.Errorf("%v are left, %v were", got, before)
 	}
 	evenly(t, takenByNode(t, pool, share), n+10)
+
+	// And what a program without Config.Citus has written where nobody looks goes.
+	exec(t, pool, `INSERT INTO weir_balance SELECT value, ts, capacity, rate, period, delay, moved, origin, paused_until, shard, name, '' FROM old WHERE shard > 0`)
+	if err := schema.Migrate(t.Context(), pool, schema.Distributed()); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(t, l, pool); !near(got, before) {
+		t.Errorf("%v are left, %v were", got, before)
+	}
+}
+
+// Who migrates again waits for no transaction that has taken, and so stops nobody else.
+func TestMigratingAgainWaitsForNobody(t *testing.T) {
+	cluster(t)
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{Citus: true})
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if err := l.Consume(t.Context(), tx, hot.For("acme")); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := schema.Migrate(ctx, pool, schema.Distributed()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Who connects to the workers needs no coordinator, if nothing else of it is written.
