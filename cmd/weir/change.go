@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,14 +132,20 @@ func (s *session) change(ctx context.Context, verb, name, key string,
 }
 
 // unused is the balance of a key that has none, which may be closed before it is used: by the rule
-// of the others.
+// of another.
 func (s *session) unused(
 	ctx context.Context, look *inspect.Reader, name, key string,
 ) (inspect.Balance, error) {
-	l, err := look.Limit(ctx, name)
-	return inspect.Balance{Limit: name, Key: key, Capacity: l.Capacity, Rate: l.Rate,
-			Period: l.Period, Windowed: l.Windowed, Shards: 1},
-		err
+	if _, err := look.Limit(ctx, name); err != nil {
+		return inspect.Balance{}, err
+	}
+	others, _, err := look.Keys(ctx, name, inspect.Page{Most: 1})
+	if err != nil || len(others) == 0 {
+		return inspect.Balance{}, cmp.Or(err, inspect.ErrNoBalance)
+	}
+	b := others[0]
+	b.Key, b.Shards = key, 1
+	return b, nil
 }
 
 // request is a call for a balance as its row has it.

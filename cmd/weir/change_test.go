@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
@@ -97,6 +98,42 @@ func TestChangesOfABalance(t *testing.T) {
 	}
 }
 
+// Where the tables are distributed, the shards of a limit without keys are elsewhere.
+func TestALimitOfACluster(t *testing.T) {
+	if !pgtest.Citus() {
+		t.Skip("it needs a Citus cluster: see make test/citus")
+	}
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l, err := ratelimit.New(ratelimit.Config{Citus: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 100, Period: never}, ratelimit.Shards(4))
+	auto := l.Autocommit(pool)
+	if err := auto.Consume(t.Context(), limit.Global().Count(90)); err != nil {
+		t.Fatal(err)
+	}
+	rows := count(t, pool)
+	weir(t, pool, "reset", "hot", "").ok(t)
+	if s, err := auto.Value(t.Context(), limit.Global()); err != nil || s.Value != 100 || count(t, pool) != rows {
+		t.Errorf("%+v, %v, %d rows, there were %d", s, err, count(t, pool), rows)
+	}
+	if err := auto.Consume(t.Context(), limit.Global().Count(90)); err != nil {
+		t.Fatal(err)
+	}
+	weir(t, pool, "reset", "--key", "none").fails(t, exitFailed, `no limit has a balance of key "none"`)
+	weir(t, pool, "prune").ok(t)
+}
+
+func count(t *testing.T, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 func TestAShadowIsChanged(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -142,6 +179,11 @@ func TestWhatIsNotThereIsNotChanged(t *testing.T) {
 	weir(t, pool, "pause", "l", "kk", "1h").ok(t)
 	if s := left(t, pool, window.For("kk")); time.Until(s.PausedUntil) < 50*time.Minute || s.Value != 10 {
 		t.Errorf("%+v", s)
+	}
+	var shown map[string]any
+	weir(t, pool, "show", "l", "kk", "--json").ok(t).json(t, &shown)
+	if shown["windowed"] != true || shown["rate"] != 10.0 {
+		t.Errorf("the rule is not that of the others: %v", shown)
 	}
 	exec(t, pool, `UPDATE weir_balance SET rate = 0`)
 	weir(t, pool, "reset", "l", "k").fails(t, exitFailed, "make no balance", "ResetRateLimit")

@@ -176,8 +176,14 @@ func (p *patient) hotKeys(ctx context.Context) error {
 	return nil
 }
 
-// heldBy adds to waits the rows that transactions have changed for which others wait. It has to
-// read the table for that, and so leaves out a large one.
+// heldSQL reads the whole table, unless it is large: Postgres answers a subquery that depends on no
+// row before it reads one.
+//
+// $1 transactions $2 the table $3 pages
+const heldSQL = `SELECT xmax::text, name, key, shard > 0 FROM {table} WHERE xmax::text = ANY($1::text[])
+	AND (SELECT pg_catalog.pg_relation_size($2::regclass)) < $3::bigint * current_setting('block_size')::bigint LIMIT 1000`
+
+// heldBy adds to waits the rows that transactions have changed for which others wait.
 func (p *patient) heldBy(ctx context.Context, xids []string, waits map[hotKey]int) error {
 	const mostPages = 20_000
 	of := map[string]int{}
@@ -188,10 +194,8 @@ func (p *patient) heldBy(ctx context.Context, xids []string, waits map[hotKey]in
 	return p.read(ctx, func(tx pgx.Tx) error {
 		var xid string
 		var k hotKey
-		rows, err := tx.Query(ctx,
-			`SELECT xmax::text, name, key, shard > 0 FROM `+balance+` WHERE xmax::text = ANY($1::text[])
-			AND pg_catalog.pg_relation_size($2::regclass) < $3::bigint * current_setting('block_size')::bigint LIMIT 1000`,
-			xids, balance, mostPages)
+		rows, err := tx.Query(ctx, strings.ReplaceAll(heldSQL, "{table}", balance), xids, balance,
+			mostPages)
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,6 +126,24 @@ func TestTheDoctorFindsHotKeys(t *testing.T) {
 	}
 	finds(t, found, "hot keys", note, "on average 4 transactions wait for one that has taken from all of us",
 		"ratelimit.Shards(10)")
+}
+
+// Of a large table the doctor reads no row.
+func TestTheDoctorDoesNotReadALargeTable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	take(t, pool, ratelimit.MustDefine("all", ratelimit.TokenBucket{Rate: 100, Period: never}).Global())
+	rows, err := pool.Query(t.Context(), "EXPLAIN ANALYZE "+strings.ReplaceAll(heldSQL, "{table}", "weir_balance"),
+		[]string{"1"}, "weir_balance", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || !slices.ContainsFunc(plan, func(line string) bool {
+		return strings.Contains(line, "Scan on weir_balance") && strings.Contains(line, "(never executed)")
+	}) {
+		t.Errorf("%v, %s", err, strings.Join(plan, "\n"))
+	}
 }
 
 // wait waits until a query counts n.

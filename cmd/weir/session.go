@@ -23,6 +23,7 @@ type session struct {
 	e      *env
 	pool   *pgxpool.Pool
 	schema string // that has the tables; "" if none was found
+	citus  bool   // they are distributed
 }
 
 // open connects, and finds the tables. It is for commands that do without them; others use with.
@@ -75,11 +76,17 @@ func (s *session) find(ctx context.Context) error {
 	if s.e.schema != "" {
 		table = pgx.Identifier{s.e.schema, table}.Sanitize()
 	}
-	const sql = `SELECT coalesce((SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.oid = pg_catalog.to_regclass($1::text)::oid), '')`
+	// schema.Migrate makes weir_two_phase where it distributes the tables.
+	const sql = `SELECT n.nspname::text, EXISTS (SELECT FROM pg_catalog.pg_class t
+			WHERE t.relnamespace = n.oid AND t.relname = 'weir_two_phase')
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.oid = pg_catalog.to_regclass($1::text)::oid`
 	err := s.read(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, sql, table).Scan(&s.schema)
+		return tx.QueryRow(ctx, sql, table).Scan(&s.schema, &s.citus)
 	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
 	var refused *pgconn.ConnectError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%w\nSay which database by --database, DATABASE_URL or PGHOST and so on",
@@ -121,7 +128,7 @@ func (s *session) reader() (*inspect.Reader, error) {
 }
 
 func (s *session) limiter() (*ratelimit.Limiter, error) {
-	return ratelimit.New(ratelimit.Config{Schema: s.schema})
+	return ratelimit.New(ratelimit.Config{Schema: s.schema, Citus: s.citus})
 }
 
 // name is the database for people, without anything secret.

@@ -203,17 +203,21 @@ func (s *session) show(b inspect.Balance) {
 	line("written", lasting(b.At.Sub(b.WrittenAt))+" ago, at "+instant(b.WrittenAt))
 }
 
-// tokenAt is when the balance will be a token, if nobody takes: zero if it is that already, or
-// never will be. Shards differ from each other, so for those it is not told.
+// tokenAt is when the balance will be a token, if nobody takes: zero if it is that already, or will
+// not be within a lifetime. Shards differ from each other, so for those it is not told.
 func tokenAt(b inspect.Balance) time.Time {
 	if b.Value >= 1 || b.Capacity < 1 || b.Rate <= 0 || b.Shards > 1 || !b.PausedUntil.IsZero() {
 		return time.Time{}
 	}
-	periods := (1 - b.Value) / b.Rate
+	periods, from := (1-b.Value)/b.Rate, b.At
 	if b.Windowed {
-		return b.WindowEnds.Add(time.Duration((math.Ceil(periods) - 1) * float64(b.Period)))
+		periods, from = math.Ceil(periods)-1, b.WindowEnds
 	}
-	return b.At.Add(time.Duration(math.Ceil(periods * float64(b.Period))))
+	wait := math.Ceil(periods * float64(b.Period))
+	if wait >= math.MaxInt64 { // 292 years
+		return time.Time{}
+	}
+	return from.Add(time.Duration(wait))
 }
 
 // balance is Reader.Balance, whose error says what there is if there is no such limit.

@@ -12,6 +12,7 @@ import (
 	"github.com/mattn/go-runewidth"
 
 	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // stock fills the table with rows that look the same for hours.
@@ -204,7 +205,7 @@ func TestNumbersAndDurations(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 1: "1", 999: "999", 1000: "1,000", 1234567.891: "1,234,567.89", -1234.5: "-1,234.5",
 		0.019: "0.01", 99.999: "99.99",
-		-0.001: "-0.01", 1 << 53: "9,007,199,254,740,992",
+		-0.001: "-0.01", 1 << 53: "9,007,199,254,740,992", 2.3: "2.3", 0.29: "0.29", 33.3: "33.3",
 	} {
 		if got := number(v); got != want {
 			t.Errorf("%v: %s, want %s", v, got, want)
@@ -216,12 +217,33 @@ func TestNumbersAndDurations(t *testing.T) {
 		time.Second:               "1s", 1999 * time.Millisecond: "1.9s", time.Minute: "1m",
 		61 * time.Second: "1m1s", time.Hour + time.Second: "1h", 25*time.Hour + time.Minute: "1d1h",
 		366 * 24 * time.Hour: "1y1d",
-		-time.Minute:         "-1m",
+		-time.Minute:         "-1m", math.MinInt64: "-292y171d",
 	} {
 		if got := lasting(d); got != want {
 			t.Errorf("%v: %s, want %s", int64(d), got, want)
 		}
 	}
+	for rate, want := range map[float64]string{2.3: "2.3 per 1s, at most 5", 0.005: "0.005 per 1s, at most 5",
+		1000: "1,000 per 1s, at most 5"} {
+		if got := rule(5, rate, time.Second, false); got != want {
+			t.Errorf("%v: %s, want %s", rate, got, want)
+		}
+	}
+}
+
+// A token that comes in more than 292 years, which no Duration is long enough for, is not told.
+func TestATokenThatNeverComesIsNotTold(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	quota := ratelimit.MustDefine("quota", ratelimit.TokenBucket{Rate: 1, Period: 100 * 365 * 24 * time.Hour,
+		Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(10)})
+	take(t, pool, quota.For("acme").Count(10))
+	take(t, pool, quota.For("acme").Count(2).OrReserve())
+	if out := weir(t, pool, "show", "quota", "acme").ok(t).out; strings.Contains(out, "  next ") {
+		t.Error(out)
+	}
+	exec(t, pool, `UPDATE weir_balance SET ts = 'infinity'`)
+	weir(t, pool, "limits").ok(t)
 }
 
 // A bar is as wide as it is said to be, whatever it shows, and what is left is seen however little

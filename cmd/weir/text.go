@@ -53,9 +53,11 @@ func printable(s string) string {
 	return s
 }
 
-// number writes at most two decimals, with commas, and rounds down: never more than there is.
+// number writes at most two decimals, with commas, and rounds down: never more than there is, but
+// for what float64 loses of a decimal fraction.
 func number(v float64) string {
-	down := math.Floor(v*100) / 100
+	const lost = 1e-9
+	down := math.Floor(v*100+lost) / 100
 	if math.Abs(v) >= 1<<50 || down == math.Trunc(down) {
 		down = math.Floor(v)
 	}
@@ -89,7 +91,7 @@ func several(n int64, one string) string {
 func lasting(d time.Duration) string {
 	switch {
 	case d < 0:
-		return "-" + lasting(-d)
+		return "-" + lasting(-max(d, -math.MaxInt64))
 	case d < time.Microsecond:
 		return "0s"
 	case d < time.Millisecond:
@@ -123,9 +125,13 @@ func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UT
 
 // rule writes how many tokens come.
 func rule(capacity, rate float64, period time.Duration, windowed bool) string {
-	text := number(rate) + " per " + lasting(period)
+	n := number(rate)
+	if rate < 1 {
+		n = strconv.FormatFloat(rate, 'g', 3, 64)
+	}
+	text := n + " per " + lasting(period)
 	if windowed {
-		text = number(rate) + " each " + lasting(period)
+		text = n + " each " + lasting(period)
 	}
 	if capacity != rate {
 		text += ", at most " + number(capacity)
