@@ -125,8 +125,8 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch name := strings.TrimPrefix(r.URL.Path, "/"); name {
 	case "":
-		if r.URL.Path == "" { // relative addresses would miss the prefix
-			mounted, _, _ := strings.Cut(r.RequestURI, "?")
+		mounted, _, _ := strings.Cut(r.RequestURI, "?")
+		if !strings.HasSuffix(mounted, "/") { // relative addresses would miss the prefix
 			h.Set("Location", "./"+path.Base(mounted)+"/")
 			w.WriteHeader(http.StatusPermanentRedirect)
 			return

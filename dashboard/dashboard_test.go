@@ -367,9 +367,9 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	take(t, pool, nil, search.For("ann"))
-	for _, prefix := range []string{"", "/weir", "/ops/limits/here"} {
-		mux := http.NewServeMux()
-		mux.Handle(prefix+"/", http.StripPrefix(prefix, newDashboard(t, pool, Config{})))
+	for _, stripped := range []string{"", "/", "/weir", "/weir/", "/ops/limits/here"} {
+		mux, prefix := http.NewServeMux(), strings.TrimSuffix(stripped, "/")
+		mux.Handle(prefix+"/", http.StripPrefix(stripped, newDashboard(t, pool, Config{})))
 		if l := data[limitAnswer](t, mux, prefix+"/api/limits"); len(l.Limits) != 1 {
 			t.Errorf("%q: %+v", prefix, l)
 		}

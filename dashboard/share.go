@@ -12,8 +12,9 @@ const (
 	patience = 5 * time.Second        // that a reading may take
 	// times as long as a reading took it is not made again: large tables are read less often
 	idle     = 10
-	atOnce   = 2   // readings, each of which holds a connection
-	mostKept = 256 // answers
+	again    = 10 * time.Second // but after an error it is made again by then
+	atOnce   = 2                // readings, each of which holds a connection
+	mostKept = 256              // answers
 )
 
 // shared is what many viewers read together: each thing once a second, however many ask for it.
@@ -64,8 +65,12 @@ func (s *shared) get(ctx context.Context, what string,
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		took := s.now().Sub(began)
-		a.until = began.Add(took + max(fresh, took*idle))
+		now := s.now()
+		keep := max(fresh, now.Sub(began)*idle)
+		if a.err != nil {
+			keep = min(keep, again)
+		}
+		a.until = now.Add(keep)
 		close(a.done)
 	}()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
@@ -73,6 +78,7 @@ func (s *shared) get(ctx context.Context, what string,
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
+		began = s.now() // a wait costs the database nothing
 		a.body, a.err = read(ctx)
 	case <-ctx.Done():
 		a.err = ctx.Err()

@@ -113,6 +113,61 @@ func TestSlowReadingsAreMadeLessOften(t *testing.T) {
 	})
 }
 
+// A quick reading that has waited for slow ones is as fresh as any, as it has cost nothing.
+func TestAQuickReadingBehindSlowOnesIsMadeAsOften(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		var wg sync.WaitGroup
+		for i := range atOnce {
+			wg.Go(func() {
+				_, err := s.get(t.Context(), fmt.Sprint("slow", i), func(context.Context) ([]byte, error) {
+					time.Sleep(3 * time.Second)
+					return nil, nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		times := 0
+		for range 2 {
+			_, err := s.get(t.Context(), "quick", func(context.Context) ([]byte, error) {
+				times++
+				return nil, nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if wg.Wait(); times != 2 {
+			t.Errorf("read %d times", times)
+		}
+	})
+}
+
+// An error is not told for longer than the page waits until it asks again.
+func TestAnErrorIsForgottenSoon(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		_, err := s.get(t.Context(), "what", func(ctx context.Context) ([]byte, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		time.Sleep(again)
+		body, err := s.get(t.Context(), "what", func(context.Context) ([]byte, error) { return []byte("well"), nil })
+		if err != nil || string(body) != "well" {
+			t.Errorf("%s, %v", body, err)
+		}
+	})
+}
+
 func TestAReadingIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

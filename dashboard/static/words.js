@@ -38,7 +38,8 @@ const every = new Map([[second, "a second"], [60 * second, "a minute"], [3600 * 
 // flow is the rule's rate in words.
 export function flow(b) {
   const per = every.get(b.period) ?? `every ${span(b.period)}`;
-  return `${tokens(b.rate)} ${per}${b.windowed ? ", at once" : ""}`;
+  const rate = b.rate < 1 ? b.rate.toLocaleString(undefined, { maximumSignificantDigits: 3 }) : tokens(b.rate);
+  return `${rate} ${per}${b.windowed ? ", at once" : ""}`;
 }
 
 // rule is all of it.
