@@ -122,9 +122,10 @@ func (s *Shedder) tell(e Event) {
 	}
 }
 
-// retryAfter is in seconds.
+// retryAfter is n to 2n seconds, each as often, where n is RetryAfter rounded up.
 func (s *Shedder) retryAfter() int {
-	return int(math.Ceil(s.cfg.RetryAfter.Seconds() * (1 + s.rand())))
+	n := math.Ceil(s.cfg.RetryAfter.Seconds())
+	return int(n + math.Floor(s.rand()*(n+1)))
 }
 
 // upgrades says whether the client asks for another protocol on this connection.
