@@ -9,10 +9,13 @@ import (
 func Waiting(s *Slots, name, key string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.lines[place{name, key}]; l != nil {
-		return len(l.waiters)
+	n := 0
+	for w, l := range s.lines {
+		if w.place == (place{name, key}) {
+			n += len(l.waiters)
+		}
 	}
-	return 0
+	return n
 }
 
 // Renew is what is done in the background.

@@ -87,7 +87,8 @@ func (h *Hold) Context(parent context.Context) context.Context {
 // Err is nil as long as all slots are held, according to this process's own clock at this moment.
 // Otherwise it is [ErrLost], or after Release [ErrReleased]. Check it right before a step that must
 // not happen without the slot: a process that was suspended may get there before its contexts have
-// ended.
+// ended. Where the whole machine was suspended, as a paused virtual machine is, its clock stood
+// still: then a lost slot is only noticed with the next renewal, up to a third of TTL later.
 func (h *Hold) Err() error {
 	if err := context.Cause(h.ctx); err != nil {
 		return err

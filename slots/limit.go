@@ -71,7 +71,9 @@ type Request struct {
 // Of uses another number of slots for this request than the limit's own, for example a customer's
 // plan. With a larger number more slots are granted from the next call on. With a smaller one,
 // slots that are held stay held, and no slot is granted until fewer than n are held in all. If
-// concurrent calls have different numbers, each is decided with its own.
+// concurrent calls have different numbers, each is decided with its own, and waits only for others
+// of its own; but a slot that callers of one process hand on to each other, for up to 5 seconds, is
+// not counted anew.
 func (r Request) Of(n int) Request { r.n = n; return r }
 
 // want is a request that was found to be good.

@@ -19,12 +19,12 @@ const (
 	passes = 5 * time.Second
 )
 
-// line is those of this process who wait for a slot of one limit and key, in the order of their
-// turns.
+// line is those of this process that wait for a slot of one limit and key with the same number of
+// slots, in the order of their turns. A caller with another number is not behind them: there may be
+// a slot for it.
 type line struct{ waiters []*waiter }
 
 type waiter struct {
-	n     int
 	turn  uint64
 	first chan bool  // tells, once it is the first of the line, whether there may be a free slot
 	got   chan *slot // a slot that was passed on to it
@@ -37,7 +37,7 @@ func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*s
 		s.mu.Unlock()
 		return nil, errClosed(w)
 	}
-	busy := s.lines[w.place] != nil
+	busy := s.lines[*w] != nil
 	s.everyone.Add(1)
 	s.mu.Unlock()
 	defer s.everyone.Done()
@@ -58,8 +58,8 @@ func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*s
 // changed since somebody was told that there is none: as it was the first from the beginning, or as
 // the one before has a slot that was passed on.
 func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
-	me := &waiter{n: w.n, turn: turn, first: make(chan bool, 1), got: make(chan *slot, 1)}
-	s.join(w.place, me)
+	me := &waiter{turn: turn, first: make(chan bool, 1), got: make(chan *slot, 1)}
+	s.join(*w, me)
 	delay := soonest
 	var pause <-chan time.Time
 	var sl *slot
@@ -85,7 +85,7 @@ func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 		sl, err = s.ask(ctx, w)
 		pause = time.After(jitter(delay))
 	}
-	if extra := s.leave(w.place, me); extra != nil {
+	if extra := s.leave(*w, me); extra != nil {
 		if sl == nil && ctx.Err() == nil {
 			return extra, nil
 		}
@@ -99,16 +99,16 @@ func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }
 
 // join puts a waiter into line, ahead of those who came later. If another was the first until now
 // it goes on asking, too.
-func (s *Slots) join(p place, me *waiter) {
+func (s *Slots) join(w want, me *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.lines[p]
+	l := s.lines[w]
 	if l == nil {
 		l = &line{}
-		s.lines[p] = l
+		s.lines[w] = l
 	}
-	i, _ := slices.BinarySearchFunc(l.waiters, me.turn, func(w *waiter, t uint64) int {
-		return cmp.Compare(w.turn, t)
+	i, _ := slices.BinarySearchFunc(l.waiters, me.turn, func(o *waiter, t uint64) int {
+		return cmp.Compare(o.turn, t)
 	})
 	l.waiters = slices.Insert(l.waiters, i, me)
 	if i == 0 {
@@ -117,12 +117,12 @@ func (s *Slots) join(p place, me *waiter) {
 }
 
 // leave takes a waiter out of the line. If a slot was passed on to it meanwhile, it has that.
-func (s *Slots) leave(p place, me *waiter) *slot {
+func (s *Slots) leave(w want, me *waiter) *slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.lines[p]; l != nil {
+	if l := s.lines[w]; l != nil {
 		if i := slices.Index(l.waiters, me); i >= 0 {
-			s.remove(p, l, i, true)
+			s.remove(w, l, i, true)
 			return nil
 		}
 	}
@@ -130,11 +130,11 @@ func (s *Slots) leave(p place, me *waiter) *slot {
 }
 
 // remove takes the i-th out of a line.
-func (s *Slots) remove(p place, l *line, i int, news bool) {
+func (s *Slots) remove(w want, l *line, i int, news bool) {
 	l.waiters = slices.Delete(l.waiters, i, i+1)
 	switch {
 	case len(l.waiters) == 0:
-		delete(s.lines, p)
+		delete(s.lines, w)
 	case i == 0:
 		select {
 		case l.waiters[0].first <- news:
@@ -143,21 +143,17 @@ func (s *Slots) remove(p place, l *line, i int, news bool) {
 	}
 }
 
-// pass gives a slot to the first who waits for it here, and tells whether there was one. It goes to
-// nobody who asks for fewer slots than there were when it was granted: of those there may be too
-// many.
+// pass gives a slot to the first who waits for it here by the number of slots by which it was
+// granted, and tells whether there was one.
 func (s *Slots) pass(sl *slot) bool {
-	p := place{sl.Limit, sl.Key}
-	l := s.lines[p]
+	w := want{place{sl.Limit, sl.Key}, sl.n}
+	l := s.lines[w]
 	if l == nil || s.closed || sl.gone || time.Since(sl.since) >= s.passes ||
 		time.Until(sl.until) <= 0 {
 		return false
 	}
 	first := l.waiters[0]
-	if first.n < sl.n {
-		return false
-	}
-	s.remove(p, l, 0, false)
+	s.remove(w, l, 0, false)
 	sl.hold = nil
 	first.got <- sl
 	return true

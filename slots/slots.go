@@ -59,7 +59,7 @@ type Slots struct {
 
 	mu      sync.Mutex
 	held    map[*slot]bool
-	lines   map[place]*line
+	lines   map[want]*line
 	timer   *time.Timer // of the next renewal
 	armed   bool        // it is set, or renewals are under way
 	failing bool        // the last renewal failed
@@ -85,7 +85,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 		pool: pool, sql: newStatements(cfg.Schema), ttl: cmp.Or(cfg.TTL, 30*time.Second),
 		now:    cfg.Clock,
 		logger: cmp.Or(cfg.Logger, slog.Default()), closing: make(chan struct{}), passes: passes,
-		held: make(map[*slot]bool), lines: make(map[place]*line),
+		held: make(map[*slot]bool), lines: make(map[want]*line),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s, nil

@@ -135,6 +135,30 @@ func TestTheNumberOfSlotsChangesWhileTheyAreHeld(t *testing.T) {
 	}
 }
 
+// Who asks by a larger number is not behind those who wait by a smaller one.
+func TestALargerNumberDoesNotWaitForASmallerOne(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	held := try(t, s, three.For("k").Of(1))
+	got := make(chan *slots.Hold)
+	go func() {
+		h, err := s.Acquire(t.Context(), three.For("k").Of(1))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- h
+	}()
+	until(t, "somebody waits", func() bool { return slots.Waiting(s, "three", "k") == 1 })
+	larger := try(t, s, three.For("k").Of(2))
+	if _, err := s.TryAcquire(t.Context(), three.For("k").Of(1)); !errors.Is(err, slots.ErrFull) {
+		t.Errorf("%v, want ErrFull", err)
+	}
+	release(t, larger)
+	release(t, held)
+	release(t, <-got)
+}
+
 func TestASlotIsPassedOnOnlyToWhoMayHaveIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
