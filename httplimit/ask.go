@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -58,6 +59,7 @@ func (a Ask) Cost(tokens func(*http.Request) float64) Ask {
 		if err != nil || len(requests) == 0 {
 			return nil, err
 		}
+		requests = slices.Clone(requests) // a may return the same ones to all
 		n := tokens(r)
 		for i := range requests {
 			requests[i] = requests[i].Count(n)
@@ -77,6 +79,7 @@ func (a Ask) Rule(rule func(*http.Request) ratelimit.Rule) Ask {
 		if err != nil || len(requests) == 0 {
 			return nil, err
 		}
+		requests = slices.Clone(requests)
 		by := rule(r)
 		for i := range requests {
 			requests[i] = requests[i].Rule(by)

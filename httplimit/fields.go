@@ -56,6 +56,9 @@ const most = 999_999_999_999_999 // that an Integer of RFC 9651 has
 
 // itemsOf has one for each limit, in the order of the requests.
 func itemsOf(res ratelimit.Result) []item {
+	if !res.Decided() {
+		return nil
+	}
 	items := make([]item, 0, len(res.Outcomes))
 outcomes:
 	for i := range res.Outcomes {

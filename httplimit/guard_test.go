@@ -212,6 +212,21 @@ func TestAsksAreOneCall(t *testing.T) {
 	}
 }
 
+// An Ask may return the same requests to all: who asks for another cost or rule changes none of them.
+func TestAnAskThatReturnsTheSameRequestsKeepsThem(t *testing.T) {
+	t.Parallel()
+	all := []ratelimit.Request{perUser.Global()}
+	ask := httplimit.Ask(func(*http.Request) ([]ratelimit.Request, error) { return all, nil })
+	l := &limits{res: granted}
+	h := (&httplimit.Guard{Limiter: l}).Limit(
+		ask.Cost(func(*http.Request) float64 { return 7 }),
+		ask.Rule(func(*http.Request) ratelimit.Rule { return ratelimit.TokenBucket{Rate: 1, Period: time.Hour} }))
+	get(h(ok), func(*http.Request) {})
+	if want := []ratelimit.Request{perUser.Global()}; len(l.asked) != 1 || !reflect.DeepEqual(all, want) {
+		t.Errorf("%+v has become %+v", want, all)
+	}
+}
+
 // A plan is asked for only when there is a key. No plan is the limit's own rule, and a bad one
 // refuses the request.
 func TestAsksByThePlanOfTheUser(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/weir-go/weir/shard"
 )
 
 // Key returns the key that a request counts for. With an empty key, or an error that matches
@@ -46,10 +48,10 @@ const (
 
 // Good makes a key that the database can store from any key that is not empty. Different keys stay
 // different. It returns the key itself, or the SHA-256 of a key that is longer than 128 bytes, has
-// a NUL, is not UTF-8, or looks like such a hash.
+// a NUL, is not UTF-8, looks like such a hash, or begins as Weir's own keys do.
 func Good(key string) string {
 	if len(key) <= mostBytes && utf8.ValidString(key) && strings.IndexByte(key, 0) < 0 &&
-		!strings.HasPrefix(key, hashed) {
+		!strings.HasPrefix(key, hashed) && !strings.HasPrefix(key, shard.Reserved) {
 		return key
 	}
 	return hashed + digest(key)

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/shard"
 )
 
 func prefixes(texts ...string) (p []netip.Prefix) {
@@ -220,7 +221,7 @@ func TestGoodKeysAreGoodAndKeptApart(t *testing.T) {
 	auto := limiter(t, ratelimit.Config{}).Autocommit(pool)
 	limit := ratelimit.MustDefine("good", ratelimit.FixedWindow{Rate: 1, Period: never})
 	long := strings.Repeat("x", 2048)
-	keys := []string{"a", "a\x00", "\x00a", "a\xff", "\xff", long, long + "y", long[:129], long[:128]}
+	keys := []string{"a", "a\x00", "\x00a", "a\xff", "\xff", shard.Home(0), long, long + "y", long[:129], long[:128]}
 	for _, k := range keys[:len(keys)-1] {
 		keys = append(keys, httplimit.Good(httplimit.Good(k)), httplimit.Good(k)) // which a client may send, too
 	}

@@ -2,6 +2,7 @@ package rpclimit
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -76,6 +77,7 @@ func (a Ask) Cost(tokens func(ctx context.Context, call *Call) float64) Ask {
 		if err != nil || len(requests) == 0 {
 			return nil, err
 		}
+		requests = slices.Clone(requests) // a may return the same ones to all
 		n := tokens(ctx, call)
 		for i := range requests {
 			requests[i] = requests[i].Count(n)
@@ -93,6 +95,7 @@ func (a Ask) Rule(rule func(ctx context.Context, call *Call) ratelimit.Rule) Ask
 		if err != nil || len(requests) == 0 {
 			return nil, err
 		}
+		requests = slices.Clone(requests)
 		by := rule(ctx, call)
 		for i := range requests {
 			requests[i] = requests[i].Rule(by)

@@ -114,7 +114,8 @@ func gather(ctx context.Context, call *Call, asks []Ask) ([]ratelimit.Request, e
 //
 // The delay in RetryInfo never ends before RetryAt, by the database's clock. It is longer by a
 // random time, up to a fifth and at most a minute, so that clients that were denied together do not
-// return together. The key retry-after says the same in whole seconds. No other status says when to
+// return together. The key retry-after is as long at least, in whole seconds, with a random time of
+// its own. No other status says when to
 // retry, and no status contains a key or an error of the database.
 func (g *Guard) Answer(
 	ctx context.Context, procedure string, res ratelimit.Result, err error,
