@@ -94,7 +94,7 @@ func name(limit, key string) string {
 
 // Drain takes all tokens of the request's limit and key, so that the next call is denied. With a
 // running clock, tokens flow in before that call: stop the clock, or choose a rule that is slow
-// enough. The count of the request does not matter.
+// enough. The count of the request and its Leave do not matter.
 func Drain(t testing.TB, v Verbs, request ratelimit.Request) {
 	t.Helper()
 	for range 100 {
@@ -106,7 +106,7 @@ func Drain(t testing.TB, v Verbs, request ratelimit.Request) {
 		if s.Value <= 0 {
 			return
 		}
-		res, err := v.RateLimit(t.Context(), request.Count(s.Value))
+		res, err := v.RateLimit(t.Context(), request.Leave(0).Count(s.Value))
 		var invalid *ratelimit.InvalidError
 		if errors.As(err, &invalid) && s.Value < 1e-6 {
 			return // a rest that is too small to be taken

@@ -123,6 +123,7 @@ func TestDrainLeavesNothingAndFillAll(t *testing.T) {
 	plan := ratelimit.FixedWindow{Rate: 70, Period: time.Hour}
 	for _, r := range []ratelimit.Request{
 		bucket.For("k"), other.For("k"), other.For("plan").Rule(plan), bucket.For("ahead").OrReserve(),
+		bucket.For("leave").Leave(2),
 		ratelimit.MustDefine("thirds", ratelimit.TokenBucket{Rate: 1. / 3, Period: 7 * time.Second}).Global(),
 		ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour},
 			ratelimit.Shards(4)).For("k"),
