@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,7 +44,9 @@ func handler(s *signIn, log *slog.Logger) http.Handler {
 		if c, err := r.Cookie("device"); err == nil {
 			who.Device = c.Value
 		}
-		in, err := s.attempt(r.Context(), who, password)
+		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
+		defer cancel()
+		in, err := s.attempt(ctx, who, password)
 		respond(w, log, in, err)
 	})
 	return mux
