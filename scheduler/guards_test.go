@@ -3,7 +3,6 @@ package scheduler_test
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,29 +12,15 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/weir-go/weir/internal/pgserver"
-	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
-	"github.com/weir-go/weir/schema"
 )
 
 // River adds the duration of a snooze to the program's clock. By the row, a job is put off until
 // the instant of the database's clock that it waits for all the same.
 func TestAPutOffGoesByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
-	pgtest.OneServer(t, "the test cannot set the clocks of its nodes")
-	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
-	if len(libraries) == 0 {
-		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n",
-			t.Name())
-		t.Skip("skipped: libfaketime is not installed (Debian: apt-get install faketime)")
-	}
-	_, pool := pgtest.Own(t,
-		pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME=+10m", "FAKETIME_DONT_FAKE_MONOTONIC=1"))
-	if err := schema.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := elsewhen(t, "+10m")
 	f := setUpOn(t, pool, scheduler.Config{})
 	if d := time.Until(f.now(t)).Abs(); d < 9*time.Minute {
 		t.Fatalf("the clocks differ by %v", d)
