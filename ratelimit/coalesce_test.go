@@ -68,26 +68,33 @@ func TestAnExpectedDenialDoesNotJoinThoseWhoWait(t *testing.T) {
 	synctest.Test(t, expectedDenialDoesNotJoin) // in which the held row is not tried again before the timer is stopped
 }
 
-func expectedDenialDoesNotJoin(t *testing.T) {
+// withHeldRow returns a Coalesced in which a call waits for a held row, and what makes more calls.
+func withHeldRow(t *testing.T) (c *Coalesced, call func(key string, count float64) *waiter) {
+	t.Helper()
 	l, err := New(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	limit := MustDefine("joins", TokenBucket{Rate: 10, Period: time.Second})
-	call := func(key string, count float64) *waiter {
+	call = func(key string, count float64) *waiter {
 		calls, err := resolveAll([]Request{limit.For(key).Count(count)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return &waiter{calls: calls}
 	}
-	c := l.Coalesce(nil)
+	c = l.Coalesce(nil)
 	held := call("held", 1)
 	held.state.Store(taken)
 	c.held.hold(held, held.calls[0].Place, 0)
 	c.held.timer.Stop()
+	return c, call
+}
+
+func expectedDenialDoesNotJoin(t *testing.T) {
+	c, call := withHeldRow(t)
 	denied := call("held", 5)
-	l.noted(&denied.calls[0], &algebra.Verdict{RetryAt: 1e6, After: algebra.Balance{PausedUntil: algebra.Open}})
+	c.l.noted(&denied.calls[0], &algebra.Verdict{RetryAt: 1e6, After: algebra.Balance{PausedUntil: algebra.Open}})
 	for _, tc := range []struct {
 		name string
 		w    *waiter
@@ -101,6 +108,32 @@ func expectedDenialDoesNotJoin(t *testing.T) {
 			t.Errorf("%s: %v", tc.name, joins)
 		}
 	}
+}
+
+// A call that was tried again and joins those that wait for the row keeps the time since which it
+// waits, so that a connection soon waits for its row.
+func TestACallThatJoinsAgainKeepsItsTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, call := withHeldRow(t)
+		w, since := call("held", 1), time.Now().Add(-time.Second)
+		w.since = since
+		if !c.held.join(w) || !w.since.Equal(since) {
+			t.Errorf("it waits since %v, want %v", w.since, since)
+		}
+	})
+}
+
+// Nobody looks at held rows once Close has given them up.
+func TestNoCallJoinsThoseThatCloseHasGivenUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, call := withHeldRow(t)
+		c.ended.Store(true)
+		if c.held.join(call("held", 1)) {
+			t.Error("it waits for a row that nobody tries again")
+		}
+	})
 }
 
 // What was taken from shards goes to the callers as if they had come one after the other, and adds

@@ -53,7 +53,7 @@ const (
 // patience returns how long a connection waits for the call's row.
 func (w *waiter) patience() time.Duration { return inLine << min(w.waits, mostDoubled) }
 
-// join adds a new call to those that wait for one of its rows, if there are any. A call that is
+// join adds a call to those that wait for one of its rows, if there are any. A call that is
 // expected to be denied does not wait for a row.
 func (h *held) join(w *waiter) bool {
 	if h.n.Load() == 0 {
@@ -61,12 +61,17 @@ func (h *held) join(w *waiter) bool {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.c.ended.Load() { // nobody looks at the rows any more
+		return false
+	}
 	for i := range w.calls {
 		r := h.rows[w.calls[i].Place]
 		if r == nil || r.most == 0 && h.c.l.expected(w.calls) {
 			continue
 		}
-		w.since = time.Now()
+		if w.since.IsZero() {
+			w.since = time.Now()
+		}
 		r.add(w)
 		return true
 	}
