@@ -10,6 +10,7 @@ import (
 
 	"github.com/weir-go/weir/internal/where"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
@@ -134,6 +135,49 @@ func TestNoCallJoinsThoseThatCloseHasGivenUp(t *testing.T) {
 			t.Error("it waits for a row that nobody tries again")
 		}
 	})
+}
+
+// The number of batches since a row was inserted is counted no further than it matters.
+func TestUnmadeBatchesDoNotOverflow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := unconnected(t, func() {})
+		c.unmade.Store(mostUnmade)
+		calls, err := resolveAll([]Request{MustDefine("made", TokenBucket{Rate: 10, Period: time.Second}).For("k")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := scheme{c: c}
+		p.takes = []*standing{{c: &calls[0], count: 1, waiters: []*waiter{{calls: calls, done: make(chan struct{}, 1)}}}}
+		p.foreseen()
+		if n := c.unmade.Load(); n != mostUnmade {
+			t.Errorf("counted to %d", n)
+		}
+	})
+}
+
+// unconnected returns a Coalesced whose pool calls connect and never gets a connection. Call it in
+// a bubble of synctest.
+func unconnected(t *testing.T, connect func()) *Coalesced {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		connect()
+		return errors.New("no server")
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Coalesce(pool)
 }
 
 // What was taken from shards goes to the callers as if they had come one after the other, and adds

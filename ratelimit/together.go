@@ -150,8 +150,9 @@ func (p *scheme) foreseen() {
 		return p.trip(begin, true, statements...)
 	}
 	var err error
-	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Add(1) <= mostUnmade
+	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Load() < mostUnmade
 	if makes {
+		c.unmade.Add(1)
 		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.sql.Many.Make)
 	}
 	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
