@@ -37,7 +37,7 @@ type Coalesced struct {
 	singly  chan struct{}
 	mu      sync.RWMutex // held for reading to add a call, for writing by Close
 	closed  bool
-	running sync.WaitGroup
+	running sync.WaitGroup // calls that are not decided yet, and goroutines
 }
 
 const (
@@ -163,7 +163,7 @@ func (c *Coalesced) rateLimit(
 			return Result{}, explain(ctx, errLeftEarly(late), "take", calls)
 		}
 	}
-	c.waiting.Add(-1)
+	defer c.decided()
 	res, err := w.result(ctx)
 	if late != nil && err == nil && res.OK {
 		c.gives.add(res)
@@ -214,11 +214,18 @@ func (c *Coalesced) add(w *waiter) error {
 		c.waiting.Add(-1)
 		return fmt.Errorf("%w: %d", ErrOverloaded, mostWaiting)
 	}
+	c.running.Add(1)
 	w.order = c.order.Add(1)
 	if !c.held.join(w) {
 		c.lane(w).add(w)
 	}
 	return nil
+}
+
+// decided ends what add has begun.
+func (c *Coalesced) decided() {
+	c.waiting.Add(-1)
+	c.running.Done()
 }
 
 // lane returns the lane of the call's key. All calls of several limits use the first lane: they

@@ -147,13 +147,79 @@ func TestUnmadeBatchesDoNotOverflow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := scheme{c: c}
-		p.takes = []*standing{{c: &calls[0], count: 1, waiters: []*waiter{{calls: calls, done: make(chan struct{}, 1)}}}}
+		w := &waiter{calls: calls, done: make(chan struct{}, 1)}
+		w.state.Store(taken)
+		p := scheme{c: c, takes: []*standing{{c: &calls[0], count: 1, waiters: []*waiter{w}}}}
 		p.foreseen()
 		if n := c.unmade.Load(); n != mostUnmade {
 			t.Errorf("counted to %d", n)
 		}
 	})
+}
+
+// A call is granted just as its context ends. Close waits until its tokens are given back.
+func TestCloseWaitsForACallerThatGivesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		connects := 0
+		c := unconnected(t, func() { connects++ })
+		for i := range c.lanes {
+			c.lanes[i].runner = 1 // the test decides in its place
+		}
+		ctx := &slowlyEnded{t.Context(), make(chan struct{}), make(chan struct{})}
+		limit := MustDefine("ends", TokenBucket{Rate: 10, Period: time.Second})
+		go func() {
+			if res, err := c.RateLimit(ctx, limit.For("k")); !errors.Is(err, context.Canceled) {
+				t.Errorf("%+v, %v", res, err)
+			}
+		}()
+		synctest.Wait()
+		close(ctx.ends)
+		synctest.Wait()
+		for i := range c.lanes {
+			for _, w := range c.lanes[i].queue {
+				w.state.Store(taken)
+				w.room()
+				w.grant(0, algebra.Balance{Value: 9, TS: 1, PausedUntil: algebra.Open})
+				c.answer(w)
+			}
+		}
+		closed := make(chan struct{})
+		go func() {
+			c.Close()
+			close(closed)
+		}()
+		synctest.Wait()
+		select {
+		case <-closed:
+			t.Error("Close has not waited")
+		default:
+		}
+		close(ctx.goesOn)
+		<-closed
+		if connects == 0 {
+			t.Error("nothing was given back before Close returned")
+		}
+		synctest.Wait()
+	})
+}
+
+// slowlyEnded is a context that ends with ends, and holds up who asks why until goesOn.
+type slowlyEnded struct {
+	context.Context
+	ends, goesOn chan struct{}
+}
+
+func (c *slowlyEnded) Done() <-chan struct{} { return c.ends }
+
+func (c *slowlyEnded) Err() error {
+	select {
+	case <-c.ends:
+		<-c.goesOn
+		return context.Canceled
+	default:
+		return nil
+	}
 }
 
 // unconnected returns a Coalesced whose pool calls connect and never gets a connection. Call it in

@@ -12,7 +12,7 @@ func (c *Coalesced) answer(w *waiter) {
 		w.done <- struct{}{}
 		return
 	}
-	c.waiting.Add(-1)
+	defer c.decided()
 	if res, err := w.result(context.Background()); err == nil && res.OK {
 		c.gives.add(res)
 	}

@@ -95,7 +95,7 @@ func (h *held) hold(w *waiter, at where.Place, most int) {
 		return
 	}
 	if !w.state.CompareAndSwap(taken, queued) {
-		h.c.waiting.Add(-1) // its caller has left
+		h.c.decided() // its caller has left
 		return
 	}
 	now := time.Now()
@@ -132,16 +132,8 @@ func (h *held) arm(now, due time.Time) {
 	h.next = due
 }
 
-// count updates n, the number of rows. Close waits until it is 0.
-func (h *held) count() {
-	n := int32(len(h.rows)) //nolint:gosec // far fewer
-	switch old := h.n.Swap(n); {
-	case old == 0 && n > 0:
-		h.c.running.Add(1)
-	case old > 0 && n == 0:
-		h.c.running.Done()
-	}
-}
+// count updates n, the number of rows.
+func (h *held) count() { h.n.Store(int32(len(h.rows))) } //nolint:gosec // far fewer
 
 // tick sends calls that are due back to their lanes, and starts the goroutine that waits for rows.
 func (h *held) tick() {
@@ -189,7 +181,7 @@ func (h *held) giveUp() {
 	for at, r := range h.rows {
 		for _, w := range r.queue {
 			if !w.state.CompareAndSwap(queued, taken) {
-				h.c.waiting.Add(-1)
+				h.c.decided()
 				continue
 			}
 			w.err = errClosedCoalesced()

@@ -54,7 +54,7 @@ func (c *Coalesced) decide(p *scheme) {
 		switch {
 		case p.lane != nil && c.held.join(w):
 		case !w.state.CompareAndSwap(queued, taken):
-			c.waiting.Add(-1)
+			c.decided()
 		default:
 			w.room()
 			here = append(here, w)
