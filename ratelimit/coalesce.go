@@ -71,12 +71,13 @@ var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 // ErrClosed is matched by the error of a call after Close.
 var ErrClosed = errors.New("ratelimit: closed")
 
-// Coalesce returns the verbs over a pool. RateLimit uses two connections at a time, and one more
-// while calls wait for rows that other transactions have locked. With Config.Portable or
-// Config.Citus it decides calls of one key at a time together, and uses a connection for each of up
-// to 64 keys. While the database takes more than half a second to answer, it uses up to half of the
-// pool in addition. For limits with shards, and to give back tokens of callers whose context has
-// ended, it uses up to a quarter of the pool, but at most 4 connections. Close it before the pool.
+// Coalesce returns the verbs over a pool. RateLimit uses two connections at a time. It uses one
+// more while calls wait for rows that other transactions have locked, and one more while calls wait
+// for rows that others insert. With Config.Portable or Config.Citus it decides calls of one key at
+// a time together, and uses a connection for each of up to 64 keys. While the database takes more
+// than half a second to answer, it uses up to half of the pool in addition. For limits with shards,
+// and to give back tokens of callers whose context has ended, it uses up to a quarter of the pool,
+// but at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(),
 		lanes: make([]lane, lanes)}

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -201,6 +202,34 @@ func TestCloseWaitsForACallerThatGivesBack(t *testing.T) {
 			t.Error("nothing was given back before Close returned")
 		}
 		synctest.Wait()
+	})
+}
+
+// While a connection waits for a held row, another one inserts the rows of first uses.
+func TestFirstUsesDoNotWaitForAHeldRow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		connects, wait := 0, make(chan struct{})
+		c := unconnected(t, func() {
+			connects++
+			<-wait
+		})
+		limit := MustDefine("held", TokenBucket{Rate: 10, Period: time.Second})
+		for i, most := range []int{0, 1} { // the second one may be inserted together with no other
+			calls, err := resolveAll([]Request{limit.For(fmt.Sprint(i))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &waiter{calls: calls, since: time.Now().Add(-time.Minute), done: make(chan struct{}, 1)}
+			w.state.Store(taken)
+			c.held.hold(w, calls[0].Place, most)
+			time.Sleep(50 * time.Millisecond)
+			if synctest.Wait(); connects != i+1 {
+				t.Errorf("%d connections, want %d", connects, i+1)
+			}
+		}
+		close(wait)
+		c.Close()
 	})
 }
 

@@ -19,14 +19,14 @@ import (
 // such waits, for a time that doubles with each.
 //
 // A row that another transaction is inserting is not visible, so it cannot be skipped. If an
-// insertion has to wait, all rows that it would insert are suspects. The same goroutine inserts
+// insertion has to wait, all rows that it would insert are suspects. Another goroutine inserts
 // suspects, in groups that halve with each failure.
 type held struct {
 	c     *Coalesced
 	n     atomic.Int32 // rows
 	mu    sync.Mutex
 	rows  map[where.Place]*heldRow
-	waits bool // the goroutine that waits for rows is running
+	runs  [2]bool // the goroutine that waits for rows is running, and the one for suspects
 	timer *time.Timer
 	next  time.Time // when it fires
 }
@@ -37,7 +37,7 @@ type heldRow struct {
 	due   time.Time // of the next try
 	pause time.Duration
 	most  int  // for a suspect: how many rows may be inserted together with it; 0: the row exists
-	busy  bool // the goroutine waits for it
+	busy  bool // a goroutine waits for it
 }
 
 const (
@@ -45,6 +45,8 @@ const (
 	// how long a call waits here before a connection waits for its row
 	inLine      = 100 * time.Millisecond
 	mostDoubled = 5 // how often inLine is doubled
+
+	suspects = 1 // the index in held.runs of the goroutine that inserts them
 
 	// inserting is how long an insertion waits for another transaction that inserts the same row.
 	inserting = 10 * time.Millisecond
@@ -135,7 +137,7 @@ func (h *held) arm(now, due time.Time) {
 // count updates n, the number of rows.
 func (h *held) count() { h.n.Store(int32(len(h.rows))) } //nolint:gosec // far fewer
 
-// tick sends calls that are due back to their lanes, and starts the goroutine that waits for rows.
+// tick sends calls that are due back to their lanes, and starts the goroutines that wait for rows.
 func (h *held) tick() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -147,11 +149,14 @@ func (h *held) tick() {
 		h.giveUp()
 		return
 	}
-	if !h.waits {
-		if rows := h.pick(now); rows != nil {
-			h.waits = true
+	for k := range h.runs {
+		if h.runs[k] {
+			continue
+		}
+		if rows := h.pick(k, now); rows != nil {
+			h.runs[k] = true
 			h.c.running.Add(1)
-			go h.wait(rows)
+			go h.wait(k, rows)
 		}
 	}
 	next := now.Add(inLine)
@@ -196,22 +201,26 @@ func (h *held) giveUp() {
 }
 
 // pick returns the row to wait for next, or suspects to insert; nil if there are none.
-func (h *held) pick(now time.Time) (rows []*heldRow) {
+func (h *held) pick(kind int, now time.Time) (rows []*heldRow) {
 	var best *heldRow
 	better := func(r *heldRow) bool {
-		if best == nil || (r.most > 0) != (best.most > 0) {
-			return best == nil || r.most > 0
-		}
-		if r.most > 0 {
+		switch {
+		case best == nil:
+			return true
+		case kind == suspects:
 			return r.due.Before(best.due)
 		}
 		a, b := r.queue[0], best.queue[0]
 		return cmp.Or(cmp.Compare(a.waits, b.waits), cmp.Compare(a.order, b.order)) < 0
 	}
+	due := func(r *heldRow) bool {
+		if r.most > 0 {
+			return kind == suspects && !r.due.After(now)
+		}
+		return kind != suspects && now.Sub(r.queue[0].since) >= r.queue[0].patience()
+	}
 	for _, r := range h.rows {
-		w := r.queue
-		if !r.busy && (r.most > 0 && !r.due.After(now) || now.Sub(w[0].since) >= w[0].patience()) &&
-			better(r) {
+		if !r.busy && due(r) && better(r) {
 			best = r
 		}
 	}
@@ -232,9 +241,9 @@ func (h *held) pick(now time.Time) (rows []*heldRow) {
 }
 
 // wait decides the calls of rows, and then of the rows that pick returns, until there are none. If
-// the pool has fewer than four connections it sleeps in between, so that it uses at most a quarter
-// of the pool's time.
-func (h *held) wait(rows []*heldRow) {
+// the pool has fewer than four connections it sleeps in between, so that each kind uses at most a
+// quarter of the pool's time.
+func (h *held) wait(kind int, rows []*heldRow) {
 	defer h.c.running.Done()
 	for rows != nil {
 		began := time.Now()
@@ -261,8 +270,8 @@ func (h *held) wait(rows []*heldRow) {
 			}
 		}
 		h.count()
-		rows = h.pick(time.Now())
-		h.waits = rows != nil
+		rows = h.pick(kind, time.Now())
+		h.runs[kind] = rows != nil
 		h.mu.Unlock()
 	}
 }

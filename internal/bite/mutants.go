@@ -100,7 +100,7 @@ var ofTheCore = []mutant{
 	{"held: a portable take waits for a row", "internal/statements/many.go",
 		"	FOR NO KEY UPDATE OF b SKIP LOCKED) s\nWHERE b.name", "	FOR NO KEY UPDATE OF b) s\nWHERE b.name", "OutwaitsWhoHolds|HeldRowsLeave", whole, true},
 	{"held: no connection waits for a row", "ratelimit/held.go",
-		"if !h.waits {", "if h.waits {", "BeingMade|DecisionUnderWay", whole, true},
+		"if h.runs[k] {", "if !h.runs[k] {", "BeingMade|DecisionUnderWay", whole, true},
 	{"held: suspects are inserted with all others", "ratelimit/together_put.go",
 		"max(1, len(missing)/2)", "max(2, len(missing))", "FirstUsesDoNotWait", whole, true},
 	{"held: an expected denial waits", "ratelimit/held.go",
