@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -94,5 +95,21 @@ func TestAShardThatFillsAfterItDeniedIsLocked(t *testing.T) {
 		if h.add([]aim{a}, []*spread.Whole{w}, before); h.last.Shard != want {
 			t.Errorf("sent %v before: the last row that is locked is %d, want %d", before, h.last.Shard, want)
 		}
+	}
+}
+
+// A call of limits without shards that took nothing is not granted, although each look found enough
+// tokens.
+func TestACallThatTookNothingIsNotGranted(t *testing.T) {
+	t.Parallel()
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := &spread.Whole{Layout: shard.Single, Rows: make([]algebra.Balance, 1), At: noon}
+	aims := []aim{{layout: shard.Single}, {layout: shard.Single}}
+	calls := resolved(t, pears.For("x"), apples.For("x"))
+	if res, err := l.takenAgain(aims, []*spread.Whole{full, full}, calls); !errors.Is(err, errUndecided) {
+		t.Errorf("%+v, %v", res, err)
 	}
 }

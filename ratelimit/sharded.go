@@ -72,7 +72,7 @@ func (l *Limiter) rateLimitShards(
 			takes = append(takes, aims[i].sent...)
 		}
 		if len(takes) == 0 {
-			return l.takenAgain(aims, seen, calls), nil
+			return l.takenAgain(aims, seen, calls)
 		}
 		if x.single() && len(takes) > 1 {
 			return Result{}, errUndecided
@@ -105,7 +105,7 @@ func (l *Limiter) rateLimitShards(
 				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
-			return l.takenAgain(aims, seen, calls), nil
+			return l.takenAgain(aims, seen, calls)
 		}
 	}
 }
@@ -187,8 +187,8 @@ func (l *Limiter) grantedShards(
 }
 
 // takenAgain denies calls for which each look found enough tokens, and each take then lost them to
-// other callers.
-func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) Result {
+// other callers. Limits without shards lose nothing to others, as the take has locked their rows.
+func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Result, error) {
 	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
 		c := &calls[i]
@@ -198,7 +198,10 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) Res
 		l.noted(c, &verdicts[i])
 		c.forget()
 	}
-	return summarize(calls, verdicts)
+	if res := summarize(calls, verdicts); !res.OK {
+		return res, nil
+	}
+	return Result{}, errUndecided
 }
 
 // checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
