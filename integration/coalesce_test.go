@@ -232,6 +232,50 @@ func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("held")))) // in its usual lane again
 }
 
+// A crowd on a limit with shards asks for more than the capacity, and more than there is. Some of
+// the calls are granted, and the others are denied, in a few trips for all of them.
+func TestACrowdOnALimitWithShardsIsDecidedTogether(t *testing.T) {
+	t.Parallel()
+	const callers = 400
+	var counter trips
+	g := newGate()
+	pool := pgtest.Pool(t, counter.through, g.through)
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: 40, Period: century}, ratelimit.Shards(4))
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(34))))
+	g.shut()
+	defer g.open()
+	var ok atomic.Int64
+	n := counter.of(func() {
+		var wg sync.WaitGroup
+		for i := range callers {
+			p := park(t.Context())
+			wg.Go(func() {
+				res, err := c.RateLimit(p, limit.For("k"))
+				switch {
+				case err != nil:
+					t.Error(err)
+				case res.OK:
+					ok.Add(1)
+				case res.RetryAt.IsZero():
+					t.Errorf("denied without a RetryAt: %+v", res)
+				}
+			})
+			if p.wait(t); i == 0 {
+				g.next(t) // all others come while it is under way
+			}
+		}
+		g.open()
+		wg.Wait()
+	})
+	if ok.Load() != 6 {
+		t.Errorf("%d calls were granted, of 6 tokens", ok.Load())
+	}
+	if n > callers/4 {
+		t.Errorf("%d round trips for %d calls", n, callers)
+	}
+}
+
 // What only one of the callers has caused is not told to the others.
 func TestAnErrorOfTheDatabaseIsToldToItsCallerOnly(t *testing.T) {
 	t.Parallel()

@@ -77,78 +77,95 @@ func (x impatient) run(ctx context.Context, statements []*statement) error {
 	return x.executor.run(ctx, append([]*statement{{sql: x.patience}}, statements...))
 }
 
-// sum decides calls for one limit and key, usually one with shards, as one call. If that is
-// granted, all of them are. Otherwise it denies those that would be denied alone, and returns the
-// others, to be decided one by one. It adds to trips.
+// sum decides calls for one limit and key, usually one with shards, together: as many at a time as
+// may have their tokens. If one call for all of these is granted, all are. Otherwise it denies the
+// calls that would be denied alone. It returns calls that are to be decided one by one, and adds to
+// trips.
 func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	all := group[0].calls[0]
-	all.Count, all.indexes = 0, only
+	all.indexes = only
 	for _, w := range group {
 		if len(w.calls) > 1 || !w.calls[0].plain() || w.calls[0].Rule != all.Rule {
 			return group
 		}
-		all.Count += w.calls[0].Count
 	}
-	if len(group) == 1 || all.Count > all.Capacity {
-		return group
-	}
-	var res Result
-	err := c.single(func(ctx context.Context, x executor) (err error) {
-		res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all})
-		return err
-	})
-	for _, w := range group {
-		w.together = len(group)
-	}
-	answer := func(w *waiter) {
-		w.trips += *trips
+	answer := func(w *waiter, together int) {
+		w.trips, w.together = w.trips+*trips, together
 		c.answer(w)
 	}
-	if errors.Is(err, ErrOutcomeUnknown) { // taking again could take twice
-		for _, w := range group {
-			w.err = err
-			answer(w)
-		}
-		return nil
-	}
-	if err != nil {
-		return group
-	}
-	if res.OK {
-		took := res.Outcomes[0].call
-		rest, parts := took.Count, slices.Clone(took.parts)
-		for _, w := range group {
-			one := &w.calls[0]
-			rest -= one.Count
-			one.Left = took.Left
-			one.Owed -= rest
-			if took.parts != nil {
-				one.parts, parts = allot(parts, one.Count)
+	var alone []*waiter
+	for most, many := all.Capacity, len(group); len(group) > 1; {
+		n := 0
+		for all.Count = 0; n < min(many, len(group)); n++ {
+			one := group[n].calls[0].Count
+			if n > 0 && all.Count+one > most {
+				break
 			}
-			w.verdicts[0] = algebra.Verdict{OK: true, At: res.At.UnixMicro(), After: algebra.Balance{
-				Value: res.Outcomes[0].Value + rest, Delay: res.Outcomes[0].Delay.Microseconds(),
-				PausedUntil: algebra.Open}}
-			answer(w)
+			all.Count += one
 		}
-		return nil
+		var res Result
+		err := c.single(func(ctx context.Context, x executor) (err error) {
+			res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all})
+			return err
+		})
+		switch {
+		case errors.Is(err, ErrOutcomeUnknown): // taking again could take twice
+			for _, w := range group[:n] {
+				w.err = err
+				answer(w, n)
+			}
+			group = group[n:]
+			continue
+		case err != nil:
+			return append(alone, group...)
+		case res.OK:
+			grantAll(group[:n], res)
+			for _, w := range group[:n] {
+				answer(w, n)
+			}
+			group, many = group[n:], len(group)
+			continue
+		}
+		var seen []*spread.Whole
+		err = c.single(func(ctx context.Context, x executor) (err error) {
+			seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
+			return err
+		})
+		if err != nil {
+			return append(alone, group...)
+		}
+		var others []*waiter
+		for _, w := range group {
+			if w.verdicts[0] = seen[0].Decide(&w.calls[0].Ask); w.verdicts[0].OK {
+				others = append(others, w)
+			} else {
+				answer(w, len(group))
+			}
+		}
+		if n == 1 && len(others) > 0 && others[0] == group[0] { // others were faster
+			alone, others = append(alone, others[0]), others[1:]
+		}
+		group, most, many = others, seen[0].Sum(&all.Rule, seen[0].At).Value, max(1, n/2)
 	}
-	var seen []*spread.Whole
-	err = c.single(func(ctx context.Context, x executor) (err error) {
-		seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
-		return err
-	})
-	if err != nil {
-		return group
-	}
-	var others []*waiter
+	return append(alone, group...)
+}
+
+// grantAll grants calls whose sum was granted with res.
+func grantAll(group []*waiter, res Result) {
+	took := res.Outcomes[0].call
+	rest, parts := took.Count, slices.Clone(took.parts)
 	for _, w := range group {
-		if w.verdicts[0] = seen[0].Decide(&w.calls[0].Ask); w.verdicts[0].OK {
-			others = append(others, w)
-		} else {
-			answer(w)
+		one := &w.calls[0]
+		rest -= one.Count
+		one.Left = took.Left
+		one.Owed -= rest
+		if took.parts != nil {
+			one.parts, parts = allot(parts, one.Count)
 		}
+		w.verdicts[0] = algebra.Verdict{OK: true, At: res.At.UnixMicro(), After: algebra.Balance{
+			Value: res.Outcomes[0].Value + rest, Delay: res.Outcomes[0].Delay.Microseconds(),
+			PausedUntil: algebra.Open}}
 	}
-	return others
 }
 
 // allot splits n tokens off what was taken from shards, for the next caller, as if that caller had
