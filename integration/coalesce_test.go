@@ -232,6 +232,49 @@ func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("held")))) // in its usual lane again
 }
 
+// Nor does it if one of the limits has shards.
+func TestAHeldRowHoldsUpNoOtherCallOfALimitWithShards(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	pool := pgtest.Pool(t, most(12), g.through)
+	holders := beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
+	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
+	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: century}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), all.Global(), limit.For("held"))))
+	defer hold(t, holders, "held", "held")()
+	waits, leave := context.WithCancel(t.Context())
+	within, cancel := context.WithTimeout(t.Context(), hung)
+	defer cancel()
+	var held, free sync.WaitGroup
+	g.shut()
+	defer g.open()
+	call := func(key string) {
+		ctx, wg := within, &free
+		if key == "held" {
+			ctx, wg = waits, &held
+		}
+		p := park(ctx)
+		wg.Go(func() {
+			res, err := c.RateLimit(p, all.Global(), limit.For(key))
+			if key == "held" && !errors.Is(err, context.Canceled) || key != "held" && (err != nil || !res.OK) {
+				t.Errorf("%s: %+v, %v", key, res, err)
+			}
+		})
+		p.wait(t)
+	}
+	call("first")
+	g.next(t)
+	call("held") // before all others of its batch
+	for i := range 20 {
+		call(fmt.Sprint(i))
+	}
+	g.open()
+	free.Wait()
+	leave()
+	held.Wait()
+}
+
 // A crowd on a limit with shards asks for more than the capacity, and more than there is. Some of
 // the calls are granted, and the others are denied, in a few trips for all of them.
 func TestACrowdOnALimitWithShardsIsDecidedTogether(t *testing.T) {

@@ -373,13 +373,18 @@ func TestCloseGivesUpHeldRows(t *testing.T) {
 	pool := pgtest.Pool(t)
 	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
 	limit := ratelimit.MustDefine("closes", ratelimit.FixedWindow{Rate: 100, Period: century})
+	shards := ratelimit.MustDefine("closesShards", ratelimit.FixedWindow{Rate: 100, Period: century}, ratelimit.Shards(2))
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	defer hold(t, pool, "closes", "")()
 	var wg sync.WaitGroup
-	for range 10 {
+	for i := range 10 {
+		requests := []ratelimit.Request{limit.Global()}
+		if i%5 == 0 {
+			requests = append(requests, shards.For("k"))
+		}
 		p := park(t.Context())
 		wg.Go(func() {
-			if res, err := c.RateLimit(p, limit.Global()); !errors.Is(err, ratelimit.ErrClosed) {
+			if res, err := c.RateLimit(p, requests...); !errors.Is(err, ratelimit.ErrClosed) {
 				t.Errorf("%+v, %v", res, err)
 			}
 		})

@@ -10,16 +10,19 @@ import (
 
 	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/spread"
-	"github.com/weir-go/weir/internal/where"
 )
 
 // decideAlone decides calls that cannot be decided in the batch, in goroutines of their own, a few
-// at a time. It does not wait for them, so the lane goes on.
+// at a time. It does not wait for them, so the lane goes on. Calls for the same rows are decided in
+// their order.
 func (p *scheme) decideAlone() {
 	c := p.c
-	of := map[where.Place][]*waiter{}
+	of := map[string][]*waiter{}
 	for _, w := range p.alone {
-		k := w.calls[0].Place
+		k := ""
+		for i := range w.calls {
+			k += w.calls[i].Name + "\x00" + w.calls[i].Key + "\x00"
+		}
 		of[k] = append(of[k], w)
 	}
 	for _, group := range of {
@@ -29,16 +32,13 @@ func (p *scheme) decideAlone() {
 			trips := p.trips
 			for _, w := range c.sum(group, &trips) {
 				w.trips, w.together = w.trips+trips, 1
-				for {
-					w.err = c.single(func(ctx context.Context, x executor) error {
+				wanted := func() bool { return w.state.Load() == taken && !c.ended.Load() }
+				for tries := 0; tries == 0 || c.l.stuck(w.err) && w.state.Load() == taken; tries++ {
+					w.err = c.single(tries, wanted, func(ctx context.Context, x executor) error {
 						res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, w.calls)
 						w.res = &res
 						return err
 					})
-					if !c.l.stuck(w.err) || w.state.Load() != taken || c.ended.Load() {
-						break
-					}
-					time.Sleep(mostPause)
 				}
 				c.answer(w)
 			}
@@ -47,14 +47,30 @@ func (p *scheme) decideAlone() {
 }
 
 // single runs a verb in a transaction of its own, on one of few connections. It waits only briefly
-// for a row that another transaction holds.
-func (c *Coalesced) single(verb func(context.Context, executor) error) error {
+// for a row that another transaction holds. Verbs that have failed before take turns, with a pause
+// after each that fails again, so that held rows leave the connections to other calls. If a verb is
+// no longer wanted when its turn comes, it fails with ErrClosed.
+func (c *Coalesced) single(
+	tries int, wanted func() bool, verb func(context.Context, executor) error,
+) (err error) {
+	if tries > 0 {
+		c.again.Lock()
+		defer c.again.Unlock()
+		if !wanted() {
+			return errClosedCoalesced()
+		}
+		defer func() {
+			if err != nil && wanted() {
+				time.Sleep(mostPause)
+			}
+		}()
+	}
 	c.singly <- struct{}{}
 	defer func() { <-c.singly }()
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	patience := c.l.patienceSQL(2 * inLine)
-	err := verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
+	err = verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err
 	}
@@ -104,7 +120,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			all.Count += one
 		}
 		var res Result
-		err := c.single(func(ctx context.Context, x executor) (err error) {
+		err := c.single(0, nil, func(ctx context.Context, x executor) (err error) {
 			res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all})
 			return err
 		})
@@ -127,7 +143,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			continue
 		}
 		var seen []*spread.Whole
-		err = c.single(func(ctx context.Context, x executor) (err error) {
+		err = c.single(0, nil, func(ctx context.Context, x executor) (err error) {
 			seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
 			return err
 		})

@@ -35,6 +35,7 @@ type Coalesced struct {
 	ended   atomic.Bool  // Close no longer waits for rows that others hold
 	unmade  atomic.Int32 // batches since a row was inserted
 	singly  chan struct{}
+	again   sync.Mutex   // who has it tries again what has failed: see single
 	mu      sync.RWMutex // held for reading to add a call, for writing by Close
 	closed  bool
 	running sync.WaitGroup // calls that are not decided yet, and goroutines

@@ -57,7 +57,7 @@ func (g *gives) run() {
 		one := g.queue[0]
 		g.queue = g.queue[1:]
 		g.mu.Unlock()
-		err := g.c.single(func(ctx context.Context, x executor) error {
+		err := g.c.single(0, nil, func(ctx context.Context, x executor) error {
 			return g.c.l.giveBack(ctx, x, one.res)
 		})
 		if g.c.l.stuck(err) && time.Now().Before(one.until) && !g.c.ended.Load() {
