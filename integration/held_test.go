@@ -245,6 +245,20 @@ func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {
 	})
 }
 
+// Where an insertion takes long by itself, and only whole statements can be bounded, a first use is
+// granted all the same.
+func TestSlowInsertionsSucceedInThePortableForm(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
+	pool := pgtest.Pool(t)
+	execSQL(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$`)
+	execSQL(t, pool, `CREATE TRIGGER slow BEFORE INSERT ON weir_balance FOR EACH ROW EXECUTE FUNCTION slow()`)
+	c := coalesce(t, limiter(t, ratelimit.Config{Portable: true, Timeout: hung}), pool)
+	rule := ratelimit.FixedWindow{Rate: 10, Period: century}
+	takeOK(t, first(c.RateLimit(t.Context(), ratelimit.MustDefine("slow", rule).For("k"))))
+	takeOK(t, first(c.RateLimit(t.Context(), ratelimit.MustDefine("slowShards", rule, ratelimit.Shards(2)).For("k"))))
+}
+
 // A call that the committed balance denies does not wait for the row, nor for others of its batch.
 func TestADenialDoesNotWaitForAHeldRow(t *testing.T) {
 	t.Parallel()

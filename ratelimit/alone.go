@@ -69,7 +69,7 @@ func (c *Coalesced) single(
 	defer func() { <-c.singly }()
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
-	patience := c.l.patienceSQL(2 * inLine)
+	patience := c.l.patienceSQL(2*inLine, tries)
 	err = verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err

@@ -153,7 +153,7 @@ func (p *scheme) foreseen() {
 	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Load() < mostUnmade
 	if makes {
 		c.unmade.Add(1)
-		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting)}, c.l.sql.Many.Make)
+		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting, 0)}, c.l.sql.Many.Make)
 	}
 	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
 		err = send(beginTogether, c.l.sql.Many.Take)
@@ -325,7 +325,7 @@ func (p *scheme) locked() {
 		begin := []string{beginTogetherSQL, idleSQL}
 		statements := append(p.c.l.lockMany(rows), p.c.l.lookMany(rows)...)
 		if p.wait != nil {
-			begin = append(begin, p.c.l.patienceSQL(some[0].patience()))
+			begin = append(begin, p.c.l.patienceSQL(some[0].patience(), 0))
 			statements = slices.Insert(statements, 0, p.c.l.waitFor(*p.wait))
 		}
 		err := p.trip(begin, false, statements...)

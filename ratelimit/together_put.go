@@ -47,7 +47,7 @@ func (p *scheme) put(some []*waiter, rows []*standing, begin ...string) (again [
 	}
 	statements, missing := p.c.l.putMany(rows)
 	if len(missing) > 0 {
-		begin = append(begin, p.c.l.patienceSQL(inserting))
+		begin = append(begin, p.c.l.patienceSQL(inserting, some[0].tries))
 	}
 	var err error
 	if len(statements) > 0 {

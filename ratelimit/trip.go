@@ -19,11 +19,12 @@ const (
 var beginTogether = []string{beginTogetherSQL}
 
 // patienceSQL limits how long a statement of the transaction waits for a lock. Some distributed
-// engines have no lock_timeout, so the portable form limits the whole statement.
-func (l *Limiter) patienceSQL(d time.Duration) string {
+// engines have no lock_timeout, so the portable form limits the whole statement. That doubles with
+// each try before, as the statement itself may take longer than d.
+func (l *Limiter) patienceSQL(d time.Duration, tries int) string {
 	timeout := "lock_timeout"
 	if l.portable {
-		timeout = "statement_timeout"
+		timeout, d = "statement_timeout", min(d<<min(tries, 10), inLine<<mostDoubled)
 	}
 	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
 }
