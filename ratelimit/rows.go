@@ -95,10 +95,14 @@ func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, erro
 }
 
 // onRows runs the statements that of makes for rows, in the order in which everything locks them.
-// of may return nil for a row.
+// of may return nil for a row. What is to be changed for a closed row takes two trips, and must not
+// be changed twice, so onRows needs a transaction.
 func (l *Limiter) onRows(
 	ctx context.Context, x executor, rows []call, of func(*call) *statement,
 ) (done []*statement, err error) {
+	if x.single() {
+		return nil, errUndecided
+	}
 	for range 10 * rounds {
 		var trip []*statement
 		for i := range rows {
@@ -108,9 +112,6 @@ func (l *Limiter) onRows(
 		}
 		if len(trip) == 0 {
 			return done, nil
-		}
-		if x.single() && len(trip) > 1 {
-			return nil, errUndecided
 		}
 		if err := x.run(ctx, trip); err != nil {
 			return nil, err
