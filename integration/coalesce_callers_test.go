@@ -201,6 +201,105 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(beside), limit.For("k"), 99-11)
 }
 
+// What cannot be given back at first is given back later, together, and once: also if the limit has
+// been divided into shards by then, and waiting work has moved up by it.
+func TestTokensOfLeaversAreGivenBackLater(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
+	for name, change := range map[string][]ratelimit.Option{"Row": nil, "Resharded": {ratelimit.Shards(4)}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const leavers = 200
+			var counter trips
+			g := newGate()
+			pool := pgtest.Pool(t, counter.through, g.through)
+			direct, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(direct.Close)
+			execSQL(t, direct, `CREATE SEQUENCE refused`)
+			execSQL(t, direct, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN PERFORM nextval('refused'); RAISE EXCEPTION 'not now'; END $$`)
+			execSQL(t, direct, `CREATE TRIGGER refuse BEFORE UPDATE ON weir_balance FOR EACH ROW
+				WHEN (NEW.shard = 0 AND NEW.value > OLD.value) EXECUTE FUNCTION refuse()`)
+			c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+			rule := ratelimit.FixedWindow{Rate: 1000, Period: century}
+			limit := ratelimit.MustDefine("later", rule)
+			takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
+
+			g.shut()
+			defer g.open()
+			ctx := &slowlyEnded{Context: t.Context(), ends: make(chan struct{}), goesOn: make(chan struct{})}
+			var left sync.WaitGroup
+			for i := range leavers {
+				p := park(ctx)
+				left.Go(func() {
+					if res, err := c.RateLimit(p, limit.For("k")); !errors.Is(err, context.Canceled) {
+						t.Errorf("%+v, %v", res, err)
+					}
+				})
+				if p.wait(t); i == 0 {
+					g.next(t)
+				}
+			}
+			close(ctx.ends)
+			until(t, func() bool { return ctx.asked.Load() == leavers })
+			g.open()
+			until(t, func() bool { return sumOf(t, direct, limit, "k") == 999-leavers })
+			n := counter.of(func() {
+				close(ctx.goesOn) // they have been granted, and see that their context has ended
+				left.Wait()
+				until(t, func() (refused bool) {
+					if err := direct.QueryRow(t.Context(), `SELECT is_called FROM refused`).Scan(&refused); err != nil {
+						t.Fatal(err)
+					}
+					return refused
+				})
+				if change != nil {
+					sharded := ratelimit.MustDefine("later", rule, change...)
+					takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(direct).RateLimit(t.Context(), sharded.For("k").Count(0))))
+				}
+				execSQL(t, direct, `DROP TRIGGER refuse ON weir_balance`)
+				c.Close() // which waits for what is given back
+			})
+			if n > leavers/2 {
+				t.Errorf("%d round trips", n)
+			}
+			wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), 999)
+			var moved float64
+			if err := direct.QueryRow(t.Context(), `SELECT coalesce(moved, 0) FROM weir_balance
+				WHERE name = 'later' AND key = 'k' AND shard = 0`).Scan(&moved); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d trips, moved %v", n, moved)
+			if change != nil && moved > leavers {
+				t.Errorf("work that waits in the closed row has moved up by %v, for %d tokens", moved, leavers)
+			}
+		})
+	}
+}
+
+// slowlyEnded is a context that ends with ends, and holds up who asks why until goesOn.
+type slowlyEnded struct {
+	context.Context
+	ends, goesOn chan struct{}
+	asked        atomic.Int64 // how many wait for goesOn
+}
+
+func (c *slowlyEnded) Done() <-chan struct{} { return c.ends }
+
+func (c *slowlyEnded) Err() error {
+	select {
+	case <-c.ends:
+		c.asked.Add(1)
+		<-c.goesOn
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
 // However many goroutines call, two connections are enough, and nobody is refused.
 func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 	t.Parallel()

@@ -66,7 +66,7 @@ const (
 )
 
 // ErrOverloaded is matched by the error of a call that was refused because 65,536 others wait to be
-// decided.
+// decided, or for their tokens to be given back.
 var ErrOverloaded = errors.New("ratelimit: too many calls wait to be decided")
 
 // ErrClosed is matched by the error of a call after Close.
@@ -109,7 +109,8 @@ func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 // If ctx ends, or Config.Timeout is over for a ctx without a deadline, the call's tokens are given
 // back. If the database is deciding the call just then, the call waits up to 50 ms for the answer.
 // If there is none, its error also matches [ErrOutcomeUnknown]: if its tokens are granted later,
-// they are given back, but if the connection is lost meanwhile they may stay taken.
+// they are given back, but if the connection is lost meanwhile they may stay taken. Tokens that
+// cannot be given back within a minute stay taken.
 //
 // Errors are those of Autocommit, [ErrOverloaded], and [ErrClosed] after Close. If the database
 // does not answer within 5 seconds, the calls of that batch fail, with [ErrOutcomeUnknown] if it
@@ -185,7 +186,9 @@ func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, erro
 
 // Close waits until the calls that were made before it are decided. Later calls fail with
 // [ErrClosed]. Calls that still wait for rows that other transactions have locked fail with
-// ErrClosed after 5 seconds. Close waits for the database as long as those calls do.
+// ErrClosed after 5 seconds. Close waits for the database as long as those calls do. It also waits
+// until the tokens of callers whose context has ended are given back. After 5 seconds these are
+// tried only once more.
 func (c *Coalesced) Close() {
 	c.mu.Lock()
 	c.closed = true

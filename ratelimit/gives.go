@@ -2,8 +2,12 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/weir-go/weir/internal/where"
 )
 
 // answer hands a decision to the caller. If the caller has left, what was taken is given back.
@@ -18,52 +22,75 @@ func (c *Coalesced) answer(w *waiter) {
 	}
 }
 
-// gives are takes of callers that have left. One goroutine gives them back, one by one.
+// gives gives back what was taken for callers that have left. Each row has a goroutine, which gives
+// back together what has come for it meanwhile.
 type gives struct {
-	c       *Coalesced
-	mu      sync.Mutex
-	queue   []give
-	running bool
+	c  *Coalesced
+	mu sync.Mutex
+	of map[where.Row][]give // has the rows that have a goroutine
 }
 
 type give struct {
-	res   Result
+	call
 	until time.Time // until then it is tried
 }
 
-// giveFor is how long a give-back is tried while other transactions hold its row.
+// giveFor is how long a give-back is tried while other transactions hold its row, or errors say
+// that nothing was committed.
 const giveFor = time.Minute
 
+// add counts what is given back to each row like a call that is not decided yet, which bounds how
+// much there is.
 func (g *gives) add(res Result) {
+	rows, _ := res.taken()
+	until := time.Now().Add(giveFor)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.queue = append(g.queue, give{res, time.Now().Add(giveFor)})
-	if !g.running {
-		g.running = true
+	if g.of == nil {
+		g.of = map[where.Row][]give{}
+	}
+	for _, c := range rows {
+		g.c.waiting.Add(1)
 		g.c.running.Add(1)
-		go g.run()
+		some, runs := g.of[c.Row]
+		g.of[c.Row] = append(some, give{c, until})
+		if !runs {
+			go g.run(c.Row)
+		}
 	}
 }
 
-func (g *gives) run() {
-	defer g.c.running.Done()
-	for {
+func (g *gives) run(at where.Row) {
+	wanted := func() bool { return !g.c.ended.Load() }
+	for tries := 0; ; tries++ {
 		g.mu.Lock()
-		if len(g.queue) == 0 {
-			g.queue, g.running = nil, false
+		some := g.of[at]
+		if len(some) == 0 {
+			delete(g.of, at)
 			g.mu.Unlock()
 			return
 		}
-		one := g.queue[0]
-		g.queue = g.queue[1:]
+		n := min(len(some), mostTogether)
+		some, g.of[at] = some[:n:n], some[n:]
 		g.mu.Unlock()
-		err := g.c.single(0, nil, func(ctx context.Context, x executor) error {
-			return g.c.l.giveBack(ctx, x, one.res)
+		calls := make([]call, n)
+		for i := range some {
+			calls[i] = some[i].call
+		}
+		calls = joined(calls)
+		err := g.c.single(tries, wanted, func(ctx context.Context, x executor) error {
+			return g.c.l.returns(ctx, x, "give back", calls, g.c.l.undoOf)
 		})
-		if g.c.l.stuck(err) && time.Now().Before(one.until) && !g.c.ended.Load() {
-			g.mu.Lock()
-			g.queue = append(g.queue, one)
-			g.mu.Unlock()
+		if err == nil || errors.Is(err, ErrOutcomeUnknown) || !wanted() {
+			some, tries = nil, -1
+		}
+		now := time.Now()
+		some = slices.DeleteFunc(some, func(one give) bool { return now.After(one.until) })
+		g.mu.Lock()
+		g.of[at] = append(some, g.of[at]...)
+		g.mu.Unlock()
+		for range n - len(some) {
+			g.c.decided()
 		}
 	}
 }
