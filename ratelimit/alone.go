@@ -47,30 +47,26 @@ func (p *scheme) decideAlone() {
 }
 
 // single runs a verb in a transaction of its own, on one of few connections. It waits only briefly
-// for a row that another transaction holds. Verbs that have failed before take turns, with a pause
-// after each that fails again, so that held rows leave the connections to other calls. If a verb is
-// no longer wanted when its turn comes, it fails with ErrClosed.
+// for a row that another transaction holds. A verb that has failed before waits a while. Then such
+// verbs take turns, so that held rows leave the connections to other calls. If a verb is no longer
+// wanted when its turn comes, it fails with ErrClosed.
 func (c *Coalesced) single(
 	tries int, wanted func() bool, verb func(context.Context, executor) error,
-) (err error) {
+) error {
 	if tries > 0 {
+		time.Sleep(mostPause)
 		c.again.Lock()
 		defer c.again.Unlock()
 		if !wanted() {
 			return errClosedCoalesced()
 		}
-		defer func() {
-			if err != nil && wanted() {
-				time.Sleep(mostPause)
-			}
-		}()
 	}
 	c.singly <- struct{}{}
 	defer func() { <-c.singly }()
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	patience := c.l.patienceSQL(2*inLine, tries)
-	err = verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
+	err := verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err
 	}
