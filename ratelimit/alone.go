@@ -48,8 +48,12 @@ func (p *scheme) decideAlone() {
 
 // single runs a verb in a transaction of its own, on one of few connections. It waits only briefly
 // for a row that another transaction holds. A verb that has failed before waits a while. Then such
-// verbs take turns, so that held rows leave the connections to other calls. If a verb is no longer
-// wanted when its turn comes, it fails with ErrClosed.
+// verbs take turns, so that held rows leave the connections to other calls. Most tries wait hardly
+// at all for a row, so that the turns of others come soon.
+//
+// Verbs with wanted may be many, one for each row. They stand in a queue of their own, so that they
+// do not hold up the sums of calls for limits with shards. If a verb is no longer wanted when its
+// turn comes, it fails with ErrClosed.
 func (c *Coalesced) single(
 	tries int, wanted func() bool, verb func(context.Context, executor) error,
 ) error {
@@ -57,6 +61,10 @@ func (c *Coalesced) single(
 		time.Sleep(mostPause)
 		c.again.Lock()
 		defer c.again.Unlock()
+	}
+	if wanted != nil {
+		c.crowd <- struct{}{}
+		defer func() { <-c.crowd }()
 		if !wanted() {
 			return errClosedCoalesced()
 		}
@@ -65,7 +73,11 @@ func (c *Coalesced) single(
 	defer func() { <-c.singly }()
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
-	patience := c.l.patienceSQL(2*inLine, tries)
+	wait := 2 * inLine
+	if tries%4 != 0 && !c.l.portable {
+		wait = inserting
+	}
+	patience := c.l.patienceSQL(wait, tries)
 	err := verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
 	if !errors.Is(err, errUndecided) {
 		return err

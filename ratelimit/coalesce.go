@@ -29,14 +29,15 @@ type Coalesced struct {
 	watch   watch
 	gives   gives
 	seed    maphash.Seed
-	waiting atomic.Int64 // calls that are not decided yet
-	order   atomic.Int64 // the number of the last call that came
-	overdue atomic.Int32 // overdue batches for which their lanes no longer wait
-	ended   atomic.Bool  // Close no longer waits for rows that others hold
-	unmade  atomic.Int32 // batches since a row was inserted
-	singly  chan struct{}
-	again   sync.Mutex   // who has it tries again what has failed: see single
-	mu      sync.RWMutex // held for reading to add a call, for writing by Close
+	waiting atomic.Int64  // calls that are not decided yet
+	order   atomic.Int64  // the number of the last call that came
+	overdue atomic.Int32  // overdue batches for which their lanes no longer wait
+	ended   atomic.Bool   // Close no longer waits for rows that others hold
+	unmade  atomic.Int32  // batches since a row was inserted
+	singly  chan struct{} // who has a place in it uses a connection for calls outside of batches
+	crowd   chan struct{} // who has a place in it may wait for one in singly: see single
+	again   sync.Mutex    // who has it tries again what has failed: see single
+	mu      sync.RWMutex  // held for reading to add a call, for writing by Close
 	closed  bool
 	running sync.WaitGroup // calls that are not decided yet, and goroutines
 }
@@ -91,6 +92,7 @@ func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c.held.c, c.gives.c = c, c
 	if pool != nil {
 		c.singly = make(chan struct{}, min(4, max(1, c.connections()/4)))
+		c.crowd = make(chan struct{}, cap(c.singly))
 	}
 	return c
 }
@@ -187,8 +189,8 @@ func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, erro
 // Close waits until the calls that were made before it are decided. Later calls fail with
 // [ErrClosed]. Calls that still wait for rows that other transactions have locked fail with
 // ErrClosed after 5 seconds. Close waits for the database as long as those calls do. It also waits
-// until the tokens of callers whose context has ended are given back. After 5 seconds these are
-// tried only once more.
+// until the tokens of callers whose context has ended are given back, for 5 seconds. What is not
+// given back by then stays taken.
 func (c *Coalesced) Close() {
 	c.mu.Lock()
 	c.closed = true

@@ -5,16 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/weir-go/weir/internal/where"
-
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // What is refused is refused before anything is sent: nothing listens here.
@@ -255,14 +256,20 @@ func (c *slowlyEnded) Err() error {
 // a bubble of synctest.
 func unconnected(t *testing.T, connect func()) *Coalesced {
 	t.Helper()
+	return refusing(t, func() error {
+		connect()
+		return errors.New("no server")
+	})
+}
+
+// refusing is a Coalesced whose connections are refused.
+func refusing(t *testing.T, connect func() error) *Coalesced {
+	t.Helper()
 	cfg, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
-		connect()
-		return errors.New("no server")
-	}
+	cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return connect() }
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -319,4 +326,33 @@ func TestAllot(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
+}
+
+// A connection that a hook of the pool refuses answers all calls of the batch with its error.
+func TestABatchWithoutAConnectionIsAnswered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		refused := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "42501"}
+		c := refusing(t, func() error { return refused })
+		limit := MustDefine("refused", TokenBucket{Rate: 10, Period: time.Second})
+		p := scheme{c: c, lane: &c.lanes[0]}
+		for _, key := range []string{"a", "b"} {
+			calls, err := resolveAll([]Request{limit.For(key)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.waiting.Add(1)
+			c.running.Add(1)
+			p.late = append(p.late, &waiter{calls: calls, done: make(chan struct{}, 1)})
+		}
+		all := slices.Clone(p.late)
+		c.decide(&p)
+		for _, w := range all {
+			if <-w.done; !errors.Is(w.err, refused) {
+				t.Errorf("%v, want the hook's error", w.err)
+			}
+			c.decided()
+		}
+		c.Close()
+	})
 }

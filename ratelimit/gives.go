@@ -61,7 +61,6 @@ func (g *gives) add(res Result) {
 }
 
 func (g *gives) run(at where.Row) {
-	wanted := func() bool { return !g.c.ended.Load() }
 	for tries := 0; ; tries++ {
 		g.mu.Lock()
 		some := g.of[at]
@@ -73,6 +72,8 @@ func (g *gives) run(at where.Row) {
 		n := min(len(some), mostTogether)
 		some, g.of[at] = some[:n:n], some[n:]
 		g.mu.Unlock()
+		last := some[n-1].until
+		wanted := func() bool { return !g.c.ended.Load() && time.Now().Before(last) }
 		calls := make([]call, n)
 		for i := range some {
 			calls[i] = some[i].call

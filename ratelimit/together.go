@@ -63,8 +63,11 @@ func (c *Coalesced) decide(p *scheme) {
 	for _, w := range here {
 		w.together = len(here)
 	}
-	if err != nil {
-		p.fail(err, here)
+	if err != nil { // it concerns each of them alike, so none is decided alone
+		for _, w := range here {
+			w.err = err
+			p.answer(w)
+		}
 		return
 	}
 	p.plan(here)

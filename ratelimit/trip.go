@@ -24,7 +24,7 @@ var beginTogether = []string{beginTogetherSQL}
 func (l *Limiter) patienceSQL(d time.Duration, tries int) string {
 	timeout := "lock_timeout"
 	if l.portable {
-		timeout, d = "statement_timeout", min(d<<min(tries, 10), inLine<<mostDoubled)
+		timeout, d = "statement_timeout", min(d<<min(tries, 6), inLine<<mostDoubled)
 	}
 	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
 }
