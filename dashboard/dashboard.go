@@ -126,7 +126,7 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch name := strings.TrimPrefix(r.URL.Path, "/"); name {
 	case "":
 		mounted, _, _ := strings.Cut(r.RequestURI, "?")
-		if !strings.HasSuffix(mounted, "/") { // relative addresses would miss the prefix
+		if mounted != "" && !strings.HasSuffix(mounted, "/") { // relative addresses would miss the prefix
 			h.Set("Location", "./"+path.Base(mounted)+"/")
 			w.WriteHeader(http.StatusPermanentRedirect)
 			return

@@ -58,7 +58,7 @@ func printable(s string) string {
 func number(v float64) string {
 	const lost = 1e-9
 	down := math.Floor(v*100+lost) / 100
-	if math.Abs(v) >= 1<<50 || down == math.Trunc(down) {
+	if math.Abs(v) >= 1<<50 {
 		down = math.Floor(v)
 	}
 	text := strconv.FormatFloat(math.Abs(down), 'f', -1, 64)
