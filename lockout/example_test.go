@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -21,7 +22,9 @@ import (
 
 // signIn answers a request to sign in.
 func signIn(w http.ResponseWriter, r *http.Request, guard *lockout.Lockout, who lockout.Who, password string) {
-	ok, err := guard.Attempt(r.Context(), who, func(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second) // or a database that hangs holds the request
+	defer cancel()
+	ok, err := guard.Attempt(ctx, who, func(ctx context.Context) (bool, error) {
 		return checkPassword(ctx, who.Account, password) // slow, as it should be; it holds no connection and no row
 	})
 	if !guard.Pass(w, r, ok, err) {

@@ -38,7 +38,7 @@ var ofTheRest = []mutant{
 	{"http: secrets are stored", "httplimit/key.go",
 		"		return digest(v), nil\n", "		return v, nil\n", "APIKey", web, true},
 	{"http: a key may look like the hash of another", "httplimit/key.go",
-		" && !strings.HasPrefix(key, hashed) {", " {", "GoodKeys", web, true},
+		"!strings.HasPrefix(key, hashed) && ", "", "GoodKeys", web, true},
 
 	// what OpenTelemetry is told
 	{"otel: names of limits without a bound", "otelweir/labels.go",
@@ -293,8 +293,8 @@ var ofTheRest = []mutant{
 		"context.WithTimeout(context.WithoutCancel(ctx), s.ttl)", "context.WithTimeout(ctx, s.ttl)", "TakenLater", held, true},
 	{"slots: who wants two never keeps one", "slots/slots.go",
 		"keeps || patient && k == 0", "patient && k == 0", "CallerOfTwoLimits", []string{"./slots"}, true},
-	{"slots: passed on to who asks for fewer", "slots/line.go",
-		"if first.n < sl.n {", "if first.n < 0 {", "OnlyToWho", held, true},
+	{"slots: a larger number waits behind a smaller one", "slots/line.go",
+		"busy := s.lines[*w] != nil", "busy := len(s.lines) > 0", "ALargerNumber", held, true},
 	{"slots: passed on for ever", "slots/line.go",
 		"time.Since(sl.since) >= s.passes", "time.Since(sl.since) < 0", "ThenGivenBack", held, true},
 	{"slots: Close does not wait", "slots/slots.go",
@@ -321,7 +321,7 @@ var ofTheRest = []mutant{
 	{"dashboard: who leaves ends the reading of all", "dashboard/share.go",
 		"context.WithTimeout(context.WithoutCancel(ctx), patience)", "context.WithTimeout(ctx, patience)", "WhoLeaves", board, false},
 	{"dashboard: what is slow is read as often", "dashboard/share.go",
-		"max(fresh, took*idle)", "max(fresh, took*0)", "SlowReadings", board, false},
+		"max(fresh, now.Sub(began)*idle)", "max(fresh, now.Sub(began)*0)", "SlowReadings", board, false},
 	{"dashboard: errors tell hidden keys", "dashboard/answer.go",
 		"case d.hider == nil:", "case d.hider != nil:", "InNoAnswer", board, false},
 	{"dashboard: a name that was not given out finds a key", "dashboard/hide.go",
