@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strconv"
@@ -164,6 +165,45 @@ func TestARetryPaysAgain(t *testing.T) {
 	j.client(t, sched)
 	j.await(t, 3)
 	f.want(t, limit.Global(), 7, -1)
+}
+
+// A retry that has to wait has paid when its tokens exist, also if the attempt before had to wait.
+func TestARetryThatHasToWaitPaysOnce(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
+	limit := ratelimit.MustDefine("waits", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(1)})
+	others := func(n float64) {
+		if _, err := f.limiter.Autocommit(f.pool).RateLimit(context.Background(), limit.Global().Count(n).OrReserve()); err != nil {
+			t.Error(err)
+		}
+	}
+	j := newJournal(f)
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
+	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+		if job.Attempt == 1 {
+			others(20) // for longer than River takes to try again
+			return errors.New("no")
+		}
+		return nil
+	}
+	others(2)
+	f.enqueue(t, 1)
+	j.client(t, sched)
+	starts := j.await(t, 2)
+	var snoozes int
+	eventually(t, "the job is completed", func() bool {
+		job := f.job(t, starts[0].id)
+		var has struct{ Snoozes int }
+		if err := json.Unmarshal(job.Metadata, &has); err != nil {
+			t.Fatal(err)
+		}
+		snoozes = has.Snoozes
+		return job.State == rivertype.JobStateCompleted
+	})
+	if snoozes > 2 {
+		t.Errorf("put off %d times, want once before each attempt: %v", snoozes, starts)
+	}
 }
 
 // Where the line is full, jobs wait for room in it.

@@ -47,7 +47,7 @@ func Take(
 	if !v.res.OK { // beyond MaxReserved
 		return v.putOff(ctx, v.res.RetryAt)
 	}
-	v.Ticket, v.paid = v.at.Pacing.Ticket(&v.res, v.Attempt, true), true
+	v.Ticket, v.paid, v.used = v.at.Pacing.Ticket(&v.res, v.Attempt, true), true, false
 	if v.Ticket.Due != 0 {
 		return v.putOff(ctx, v.Ticket.DueAt())
 	}
