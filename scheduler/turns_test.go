@@ -332,6 +332,26 @@ func TestNothingIsGrantedWhileGrantedWorkWaitsForAWorker(t *testing.T) {
 	}
 }
 
+// Granted jobs that were put off, by another limit for example, wait for no worker.
+func TestGrantedWorkThatIsPutOffHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	limit := store(t, 100)
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	s.wait(scheduler.Tenant{Key: "a"}, 50, nil, limit.Global())
+	for range 3 {
+		for range 5 {
+			s.round()
+		}
+		all := s.granted()
+		if len(all) == 0 {
+			t.Fatal("nothing is granted, as jobs that are put off are taken to wait for a worker")
+		}
+		for _, g := range all {
+			s.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'scheduled', scheduled_at = '2200-01-01' WHERE id = %d`, g.id))
+		}
+	}
+}
+
 // Reservations go ahead of the line, and it goes on when they are within reach.
 func TestReservationsGoAheadOfTheLine(t *testing.T) {
 	t.Parallel()

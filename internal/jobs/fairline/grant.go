@@ -358,7 +358,11 @@ func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
 	if len(waiting) == 0 {
 		return nil
 	}
-	still, err := g.Which(ctx, tx, UnfetchedSQL, slices.Collect(maps.Keys(waiting)))
+	ids, dues := slices.Collect(maps.Keys(waiting)), make([]time.Time, 0, len(waiting))
+	for _, id := range ids {
+		dues = append(dues, waiting[id].due)
+	}
+	still, err := g.Which(ctx, tx, UnfetchedSQL, ids, dues)
 	if err != nil {
 		return err
 	}

@@ -45,17 +45,22 @@ FROM tenant t
 	) j ON true
 WHERE t.tenant IS NOT NULL`
 
-	// UnfetchedSQL tells which of the jobs that were granted wait for a worker. The state is text:
-	// see LockSQL of riverjob.
+	// UnfetchedSQL tells which of the jobs that were granted wait for a worker. A job that is
+	// scheduled for later than it was granted for has been put off: it waits for something else.
+	// The state is text: see LockSQL of riverjob.
 	//
-	// $1 ids
-	UnfetchedSQL = `SELECT id FROM {river}river_job
-WHERE id = ANY ($1::bigint[]) AND state::text IN ('available', 'scheduled')`
+	// $1 ids $2 the times for which they were granted
+	UnfetchedSQL = `SELECT j.id
+FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::timestamptz[])) AS g (id, due)
+	JOIN {river}river_job j ON j.id = g.id
+WHERE j.state::text IN ('available', 'scheduled') AND j.scheduled_at <= g.due + interval '1 second'`
 
 	// ChosenSQL locks the jobs whose turn it is, except those that somebody else is changing.
 	//
 	// $1 ids
-	ChosenSQL = UnfetchedSQL + ` ORDER BY id FOR UPDATE SKIP LOCKED`
+	ChosenSQL = `SELECT id FROM {river}river_job
+WHERE id = ANY ($1::bigint[]) AND state::text IN ('available', 'scheduled')
+ORDER BY id FOR UPDATE SKIP LOCKED`
 
 	// grantSQL gives jobs that are locked their times.
 	//
