@@ -67,6 +67,9 @@
 //	the inserting process is killed      up to a second: a round or River's poll finds its jobs
 //	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
+// Rounds, and the first look at a fair line or for free slots after nothing waited, come when a
+// client fetches. With a FetchPollInterval above a second, they may be that much later.
+//
 // A working client that is not configured does not look again: it starts jobs even during a pause
 // that began later.
 //
@@ -169,10 +172,12 @@
 //
 // # Removing Weir
 //
-// Jobs that wait are River's: without Configure, River starts them at their scheduled_at. The key
-// "weir" of their metadata may stay. Versions before the first release moved jobs to a queue named
-// weir_ and the name of their own. Once no client of such a version runs, this statement puts them
-// back. Rows that are running change their queue only, and River rescues them as after any crash.
+// Jobs that wait are River's: without Configure, River starts them at their scheduled_at. Jobs in
+// fair lines and in line for slots are scheduled for the year 2200: docs/fair-lines.md of the
+// repository has the statement that makes River start them. The key "weir" of their metadata may
+// stay. Versions before the first release moved jobs to a queue named weir_ and the name of their
+// own. Once no client of such a version runs, this statement puts them back. Rows that are running
+// change their queue only, and River rescues them as after any crash.
 //
 //	UPDATE river_job SET queue = substr(queue, 6), scheduled_at = CASE WHEN state = 'available'
 //		THEN coalesce(to_timestamp((metadata->'weir'->>'due')::float8 / 1e6), scheduled_at)
