@@ -358,12 +358,14 @@ func (g *grant) unfetched(ctx context.Context, tx pgx.Tx) error {
 	if len(waiting) == 0 {
 		return nil
 	}
-	ids, dues := slices.Collect(maps.Keys(waiting)), make([]time.Time, 0, len(waiting))
-	for _, id := range ids {
-		dues = append(dues, waiting[id].due)
-	}
-	still, err := g.Which(ctx, tx, UnfetchedSQL, ids, dues)
-	if err != nil {
+	ids := slices.Collect(maps.Keys(waiting))
+	still := map[int64]bool{}
+	var id int64
+	var at time.Time
+	if err := g.Query(ctx, tx, UnfetchedSQL, []any{ids}, func() {
+		// A job that starts later than it was granted for was put off: it waits for something else.
+		still[id] = at.Sub(waiting[id].due) < time.Second
+	}, &id, &at); err != nil {
 		return err
 	}
 	maps.DeleteFunc(waiting, func(id int64, _ granted) bool { return !still[id] })

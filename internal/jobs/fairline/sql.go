@@ -45,15 +45,12 @@ FROM tenant t
 	) j ON true
 WHERE t.tenant IS NOT NULL`
 
-	// UnfetchedSQL tells which of the jobs that were granted wait for a worker. A job that is
-	// scheduled for later than it was granted for has been put off: it waits for something else.
-	// The state is text: see LockSQL of riverjob.
+	// UnfetchedSQL tells which of the jobs that were granted do not run, and when they start. The
+	// state is text: see LockSQL of riverjob.
 	//
-	// $1 ids $2 the times for which they were granted
-	UnfetchedSQL = `SELECT j.id
-FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::timestamptz[])) AS g (id, due)
-	JOIN {river}river_job j ON j.id = g.id
-WHERE j.state::text IN ('available', 'scheduled') AND j.scheduled_at <= g.due + interval '1 second'`
+	// $1 ids
+	UnfetchedSQL = `SELECT id, scheduled_at FROM {river}river_job
+WHERE id = ANY ($1::bigint[]) AND state::text IN ('available', 'scheduled')`
 
 	// ChosenSQL locks the jobs whose turn it is, except those that somebody else is changing.
 	//

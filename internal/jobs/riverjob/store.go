@@ -75,14 +75,13 @@ func Send[T any](ctx context.Context, s Store, q Querier, sql string, rows []T, 
 	return s.Query(ctx, q, sql, append(args, string(b)), nil)
 }
 
-// Which are those of the jobs that a statement selects, by their ids and what else it needs.
+// Which are those of the jobs that a statement selects, by their ids.
 func (s Store) Which(
-	ctx context.Context, q Querier, sql string, ids []int64, more ...any,
+	ctx context.Context, q Querier, sql string, ids []int64,
 ) (map[int64]bool, error) {
 	var id int64
 	found := map[int64]bool{}
-	args := append([]any{ids}, more...)
-	err := s.Query(ctx, q, sql, args, func() { found[id] = true }, &id)
+	err := s.Query(ctx, q, sql, []any{ids}, func() { found[id] = true }, &id)
 	return found, err
 }
 
