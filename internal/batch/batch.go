@@ -3,6 +3,7 @@
 package batch
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -29,7 +30,8 @@ func New[T any](do func(items []T), settle time.Duration) *Batch[T] {
 	return &Batch[T]{do: do, settle: settle, turn: make(chan struct{}, 1)}
 }
 
-// Do returns when a round has done the item.
+// Do returns when a round has done the item. A round that panics does so in the caller that does
+// it. The items of the other callers come again in the next round.
 func (b *Batch[T]) Do(item T) {
 	own := entry[T]{item, make(chan struct{})}
 	b.mu.Lock()
@@ -42,6 +44,12 @@ func (b *Batch[T]) Do(item T) {
 	}
 	defer func() { <-b.turn }()
 	entries := b.gather()
+	defer func() { // if do panics, the next round does what the other callers wait for
+		entries = slices.DeleteFunc(entries, func(e entry[T]) bool { return e.done == own.done })
+		b.mu.Lock()
+		b.next = append(entries, b.next...)
+		b.mu.Unlock()
+	}()
 	items := make([]T, len(entries))
 	for i, e := range entries {
 		items[i] = e.item
@@ -52,6 +60,7 @@ func (b *Batch[T]) Do(item T) {
 	for _, e := range entries {
 		close(e.done)
 	}
+	entries = nil
 }
 
 // gather returns what a round does.

@@ -59,3 +59,46 @@ func TestARoundWaitsForOthers(t *testing.T) {
 		})
 	}
 }
+
+// A panic is that of the caller that does the round. The others are not told that their items were
+// done: one of them does the next round.
+func TestAPanicLeavesTheOthersToTheNextRound(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		end := make(chan struct{})
+		rounds := 0
+		b := batch.New(func(items []*int) {
+			<-end
+			if rounds++; rounds == 2 {
+				panic("once")
+			}
+			for _, n := range items {
+				*n++
+			}
+		}, 0)
+		done, panics := make([]int, 20), 0
+		do := func(n *int) {
+			defer func() {
+				if recover() != nil {
+					panics++
+					*n++ // and nobody else does it
+				} else if *n != 1 {
+					t.Errorf("an item was done %d times when its caller went on, want once", *n)
+				}
+			}()
+			b.Do(n)
+		}
+		go do(&done[0])
+		synctest.Wait()
+		for i := range done[1:] {
+			go do(&done[1+i])
+		}
+		synctest.Wait()
+		close(end)
+		synctest.Wait()
+		if slices.Min(done) != 1 || slices.Max(done) != 1 || panics != 1 || rounds != 3 {
+			t.Errorf("done %v times in %d rounds, and %d panics; want once, in 3 rounds, and one",
+				done, rounds, panics)
+		}
+	})
+}

@@ -71,6 +71,9 @@ func (a *Attempts) charge(items []*visit) {
 	})
 	held := map[ticket.Row]error{}
 	for _, v := range items {
+		if !v.res.At.IsZero() { // it was charged in a round that then panicked
+			continue
+		}
 		rows := ticket.RowsOf(v.requests)
 		for _, of := range rows {
 			v.err = cmp.Or(held[of], v.err)
@@ -79,10 +82,12 @@ func (a *Attempts) charge(items []*visit) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(v.ctx, chargeIn)
+		var res ratelimit.Result
 		v.err = a.ConnectedInTx(ctx, func(tx pgx.Tx) (err error) {
-			v.res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
+			res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
 			return err
 		})
+		v.res = res
 		cancel()
 		if errors.Is(v.err, context.DeadlineExceeded) && v.ctx.Err() == nil {
 			for _, of := range rows {
