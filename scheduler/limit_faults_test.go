@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,6 +75,76 @@ func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
 	for _, s := range j.await(t, 4) {
 		if job := f.job(t, s.id); s.attempt != 1 || len(job.Errors) > 0 {
 			t.Errorf("job %d started at attempt %d, after %v", s.n, s.attempt, job.Errors)
+		}
+	}
+}
+
+// Somebody who holds the balance of one late job holds up no late jobs of other keys: neither when
+// they come to workers together, nor when the one whose balance is held is in the queue.
+func TestAHeldBalanceHoldsUpNoLateJobOfAnotherKey(t *testing.T) {
+	t.Parallel()
+	for name, most := range map[string]int{"AtWorkers": 20, "InTheQueue": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			limit := ratelimit.MustDefine("heldLate",
+				ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+			var due time.Time
+			for n, key := range []string{"held", "held", "a", "b"} {
+				opts := &river.InsertOpts{Priority: 2}
+				if key != "held" {
+					opts.Priority = 1
+				}
+				due = f.reserveOn(t, n, opts, limit.For(key)).ScheduledAt
+			}
+			tx, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("held").OrReserve()); err != nil {
+				t.Fatal(err)
+			}
+			f.until(t, due.Add(3200*time.Millisecond))
+			f.exec(t, `UPDATE river_job SET state = 'available' WHERE state = 'scheduled'`)
+			j.client(t, sched, workers(most))
+			for _, s := range j.await(t, 2) {
+				if m := f.job(t, s.id).Metadata; s.n < 2 || !strings.Contains(string(m), `\"late\":true`) {
+					t.Errorf("job %d has started: %s, want 2 and 3, which have paid anew", s.n, m)
+				}
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range j.await(t, 4) {
+				if job := f.job(t, s.id); s.attempt != 1 || len(job.Errors) > 0 {
+					t.Errorf("job %d started at attempt %d, after %v", s.n, s.attempt, job.Errors)
+				}
+			}
+		})
+	}
+}
+
+// A late job whose ticket says what it took, and not by which reservation, keeps no other
+// from paying anew.
+func TestALateJobWithoutAReservationHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("noReservation",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	odd := f.reserveOn(t, 0, nil, limit.For("a"))
+	due := f.reserveOn(t, 1, nil, limit.For("b")).ScheduledAt
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET metadata = jsonb_set(metadata, '{weir,more}',
+		to_jsonb(regexp_replace(metadata->'weir'->>'more', '"id":"[^"]*"',
+			'"id":"00000000-0000-0000-0000-000000000000"'))) WHERE id = $1`, odd.ID); err != nil {
+		t.Fatal(err)
+	}
+	f.until(t, due.Add(3200*time.Millisecond))
+	f.exec(t, `UPDATE river_job SET state = 'available' WHERE state = 'scheduled'`)
+	j.client(t, sched)
+	for _, s := range j.await(t, 2) {
+		if m := f.job(t, s.id).Metadata; !strings.Contains(string(m), `\"late\":true`) {
+			t.Errorf("job %d has started, and did not pay anew: %s", s.n, m)
 		}
 	}
 }

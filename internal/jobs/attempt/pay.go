@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
@@ -254,16 +255,44 @@ func (v *visit) anew(ctx context.Context, again bool) error {
 	return nil
 }
 
+// renewIn is how long the late jobs of all keys wait when somebody holds the balance of one.
+const renewIn = time.Second
+
 // renew has jobs pay anew, in the order in which they were due: those at this client, and those
-// that wait in their queues and are as late, a thousand at a time. Should the answer to a COMMIT be
-// lost, the jobs at this client pay once more.
+// that wait in their queues and are as late, a thousand at a time. If somebody holds the balance of
+// one of them, each job at this client pays by itself: those that take from the same balances do
+// not wait for them once more. Should the answer to a COMMIT be lost, the jobs at this client pay
+// once more.
 func (a *Attempts) renew(items []*visit) {
+	if !riverjob.IsHeld(a.renewed(items, true)) {
+		return
+	}
+	slices.SortStableFunc(items, func(a, b *visit) int { return byDue(&a.Waiter, &b.Waiter) })
+	held := map[string]error{} // by what they have taken from
+	for _, v := range items {
+		of := fmt.Sprintf("%q", v.Ticket.Rows())
+		if v.err = held[of]; v.err != nil {
+			continue
+		}
+		if err := a.renewed([]*visit{v}, false); riverjob.IsHeld(err) {
+			held[of] = err
+		}
+	}
+}
+
+// renewed has jobs pay anew in one transaction: those at this client and, if queued, those in their
+// queues.
+func (a *Attempts) renewed(items []*visit, queued bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
 	var all []*riverjob.Waiter
 	var now time.Time
 	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
-		late, err := a.overdue(ctx, tx, items)
+		var late []*riverjob.Waiter
+		err := a.Briefly(ctx, tx, renewIn)
+		if err == nil && queued {
+			late, err = a.overdue(ctx, tx, items)
+		}
 		if err != nil {
 			return err
 		}
@@ -283,6 +312,7 @@ func (a *Attempts) renew(items []*visit) {
 			v.Ticket, v.clock = all[i].Ticket, riverjob.Clock{At: now, Answered: time.Now()}
 		}
 	}
+	return err
 }
 
 // overdue are the jobs in the queues of late ones that are late as well, and have not paid anew.
@@ -309,14 +339,19 @@ func (a *Attempts) overdue(
 	return slices.DeleteFunc(all, func(w *riverjob.Waiter) bool { return !w.Late(now) }), err
 }
 
+func byDue(a, b *riverjob.Waiter) int {
+	return cmp.Or(cmp.Compare(a.Ticket.Due, b.Ticket.Due), cmp.Compare(a.ID, b.ID))
+}
+
 // pay charges jobs for new times, and writes these into their tickets.
 func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (time.Time, error) {
-	slices.SortStableFunc(all, func(a, b *riverjob.Waiter) int {
-		return cmp.Or(cmp.Compare(a.Ticket.Due, b.Ticket.Due), cmp.Compare(a.ID, b.ID))
-	})
+	slices.SortStableFunc(all, byDue)
 	var charged []*ratelimit.Reservation
 	for _, w := range all {
 		r := w.Ticket.Taken
+		if r.ID == uuid.Nil { // metadata is anybody's
+			continue
+		}
 		for i, k := range r.Takes {
 			// Tokens that were there at once, perhaps of a limit into which little or nothing
 			// flows, were taken for good. Those of others came for the job, and have flown by.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/rivertype"
 
@@ -75,6 +77,24 @@ func (c *Client) ConnectedInTx(ctx context.Context, fn func(tx pgx.Tx) error) er
 	return c.Connected(ctx, func(own *pgxpool.Conn) error {
 		return pgx.BeginTxFunc(ctx, own, readCommitted, fn)
 	})
+}
+
+// brieflySQL limits for how long the statements of a transaction wait for a lock.
+//
+// $1 in milliseconds
+const brieflySQL = `SELECT pg_catalog.set_config('lock_timeout', $1::text, true)`
+
+// Briefly has each statement of the transaction wait for d at most if somebody holds a lock: then
+// it fails, and IsHeld reports so.
+func (s Store) Briefly(ctx context.Context, tx pgx.Tx, d time.Duration) error {
+	args := []any{strconv.FormatInt(d.Milliseconds(), 10)}
+	return s.Query(ctx, tx, brieflySQL, args, func() {}, nil)
+}
+
+// IsHeld reports whether err says that somebody held a lock for too long: lock_not_available.
+func IsHeld(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.Code == "55P03"
 }
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
