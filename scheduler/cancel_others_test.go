@@ -159,3 +159,55 @@ func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
 		t.Errorf("%v left, want 5", got)
 	}
 }
+
+// Somebody who holds the balance of one key has only the jobs of that key wait for what they give
+// back: jobs that were cancelled later, and those that were deleted, too.
+func TestAHeldBalanceHoldsUpNoOtherJobThatHasGone(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("heldGone",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
+	jobs, opts := sched.Jobs(j.client(t, sched)), &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)}
+	insert := func(n int, key string) (id int64) {
+		t.Helper()
+		f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+			in, err := jobs.InsertTx(ctx, tx, sendArgs{n}, opts, limit.For(key))
+			if err == nil {
+				id = in.Job.Job.ID
+			}
+			return err
+		})
+		return id
+	}
+	cancelled := []int64{insert(0, "held"), insert(1, "held"), insert(2, "a")}
+	deleted := []int64{insert(3, "held"), insert(4, "b")}
+	f.seen(t)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("held")); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range cancelled {
+		if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'cancelled',
+			finalized_at = now() - interval '15 min' WHERE id = $1`, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range deleted {
+		if _, err := f.client.JobDelete(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "those of other keys give back what they took", func() bool { return f.settlements(t) == 2 })
+	f.seen(t) // and meets the others once more
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all do", func() bool { return f.settlements(t) == 5 })
+	if got := f.left(t, limit.For("held")); got < 10-1e-6 {
+		t.Errorf("%v left, want all 10", got)
+	}
+}

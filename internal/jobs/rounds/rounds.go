@@ -14,6 +14,7 @@ package rounds
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -244,6 +245,7 @@ const (
 	overlap    = 10 * time.Minute // a transaction that cancels may take that long
 	lookBack   = 24 * time.Hour
 	mostGone   = 10_000
+	freeIn     = 500 * time.Millisecond // a held balance keeps the round waiting
 )
 
 // cancelledSQL finds jobs with tickets that were cancelled, in this order.
@@ -272,13 +274,16 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 	if err != nil {
 		return err
 	}
+	held := map[string]error{} // by what the jobs have taken from
 	for _, f := range found {
 		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
 			w.gaps.Left(t)
-		} else if err := r.freed(ctx, f); err != nil {
+		} else if err := r.freed(ctx, f, held); riverjob.IsHeld(err) {
+			continue // it is found again
+		} else if err != nil {
 			return err
 		}
-		if w.known[f.ID] = true; f.At.Before(now.Add(-overlap)) {
+		if w.known[f.ID] = true; len(held) == 0 && f.At.Before(now.Add(-overlap)) {
 			w.from, w.id = f.At, f.ID
 		}
 	}
@@ -297,7 +302,9 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 	there, err := r.Which(ctx, r.Pool, sql, slices.Collect(maps.Keys(missing)))
 	for id, m := range missing {
 		if err == nil && !there[id] && c.Until(m.Due) > 0 { // it cannot have started
-			err = r.freed(ctx, m)
+			if err = r.freed(ctx, m, held); riverjob.IsHeld(err) {
+				w.seen, err = append(w.seen, m), nil // it is missing again
+			}
 		}
 	}
 	return err
@@ -312,13 +319,23 @@ const goneSQL = `WITH job AS (
 SELECT g.id FROM pg_catalog.unnest($1::bigint[]) AS g (id) LEFT JOIN job j ON j.id = g.id
 WHERE j.id IS NULL OR j.state OPERATOR(pg_catalog.=) 'cancelled'`
 
-// freed frees a job that has gone, in a transaction of its own.
-func (r *Rounds) freed(ctx context.Context, w *riverjob.Waiter) error {
+// freed frees a job that has gone, in a transaction of its own. If it has waited in vain for what
+// somebody held, it notes that in held, and other jobs of the same balances do not wait for it.
+func (r *Rounds) freed(
+	ctx context.Context, w *riverjob.Waiter, held map[string]error,
+) error {
 	if !w.Valid {
 		return nil
 	}
 	t, released := &w.Ticket, false
+	of := fmt.Sprintf("%q", t.Rows())
+	if err := held[of]; err != nil {
+		return err
+	}
 	err := r.InTx(ctx, func(tx pgx.Tx) error {
+		if err := r.Briefly(ctx, tx, freeIn); err != nil {
+			return err
+		}
 		// before the balances, as a cancellation locks it; it may have been retried by hand
 		gone, err := r.Which(ctx, tx, goneSQL, []int64{w.ID})
 		if err == nil && gone[w.ID] {
@@ -326,6 +343,9 @@ func (r *Rounds) freed(ctx context.Context, w *riverjob.Waiter) error {
 		}
 		return err
 	})
+	if riverjob.IsHeld(err) {
+		held[of] = err
+	}
 	if released && err == nil {
 		r.watch.gaps.Left(t)
 	}
