@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -39,6 +40,53 @@ func TestEveryLineHasItsTurn(t *testing.T) {
 	}
 	if len(had) != n {
 		t.Errorf("jobs of %d keys had their turns, want %d", len(had), n)
+	}
+}
+
+// A round that runs out of its time at one line has the next one begin with those behind it.
+func TestALineThatIsHeldUpHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	limit := store(t, 10)
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	s.wait(scheduler.Tenant{Key: "t"}, 1, nil, limit.For("a")) // the first line of a round
+	other := s.wait(scheduler.Tenant{Key: "t"}, 1, nil, limit.For("b"))
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := s.limiter.RateLimit(t.Context(), tx, limit.For("a")); err != nil {
+		t.Fatal(err)
+	}
+	waits := func() (so bool) {
+		t.Helper()
+		if err := s.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&so); err != nil {
+			t.Fatal(err)
+		}
+		return so
+	}
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = scheduler.GrantTurns(ctx, s.cfg)
+		}()
+		eventually(t, "the round waits for the balance of the first line, or ends", func() bool {
+			select {
+			case <-ended:
+				return true
+			default:
+				return waits()
+			}
+		})
+		cancel() // its time is over
+		<-ended
+		eventually(t, "its transaction has ended", func() bool { return !waits() })
+	}
+	if all := s.granted(); len(all) != 1 || all[0].id != other[0] {
+		t.Errorf("granted: %+v, want job %d", all, other[0])
 	}
 }
 

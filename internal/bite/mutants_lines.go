@@ -40,6 +40,8 @@ var ofTheLines = []mutant{
 		"'idle_in_transaction_session_timeout', '2000'", "'idle_in_transaction_session_timeout', '0'", "AClientThatHangs", jobs, false},
 	{"grant: each round begins with the first line", "internal/jobs/fairline/granter.go",
 		"		r.behind[of[0]] = of[1]\n", "", "EveryLineHasItsTurn", jobs, false},
+	{"grant: lines that are held up hold up those behind them", "internal/jobs/fairline/granter.go",
+		"if inTime {", "if false {", "ALineThatIsHeldUp", jobs, false},
 	{"grant: what was read once is read again, fit or not", "internal/jobs/fairline/grant.go",
 		"				g.held.passed[c.Job] = true\n", "", "UnfitJobsHoldUp", jobs, false},
 	{"grant: the credit of who does not wait is kept", "internal/jobs/fairline/take.go",

@@ -53,6 +53,7 @@ type held struct {
 	waiting map[int64]granted // jobs that may still wait for a worker
 	pruned  time.Time
 	active  time.Time      // when jobs waited in it last
+	tried   time.Time      // its place in a round: when it was tried last, or later if that failed
 	warned  map[int64]bool // jobs that cannot be granted
 	passed  map[int64]bool // those of them that are not read until the next pruning
 }
@@ -123,16 +124,30 @@ func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
 	r.scarce = false
 	r.held = map[ticket.Row]*held{}
 	var failed []error
+	all := map[ticket.Row]*held{}
 	for _, of := range found {
 		h := idle[of]
 		if h == nil {
 			h = &held{waiting: map[int64]granted{}, warned: map[int64]bool{}, passed: map[int64]bool{}}
 		}
 		delete(idle, of)
+		all[of] = h
+	}
+	slices.SortStableFunc(found, func(a, b ticket.Row) int {
+		return all[a].tried.Compare(all[b].tried)
+	})
+	for _, of := range found {
+		h, inTime := all[of], ctx.Err() == nil
 		mine, more := false, true
 		for n := 0; more && n < mostGrants; n++ {
 			mine, more, err = r.grant(ctx, of, h)
 			failed = append(failed, err)
+		}
+		if inTime { // else it comes before these in the next round
+			h.tried = time.Now()
+			if err != nil { // and this behind those that are granted
+				h.tried = h.tried.Add(riverjob.Patience)
+			}
 		}
 		if mine || err != nil {
 			r.held[of], h.active, holds = h, time.Now(), true
