@@ -266,7 +266,7 @@ func roundTrip(
 	}
 	trip = append(trip, statements...)
 	if commit {
-		trip = append(trip, &statement{sql: "COMMIT"})
+		trip = append(trip, &statement{sql: commitSQL})
 	}
 	_, err := sendBatch(ctx, conn, trip)
 	if !commit {

@@ -149,6 +149,8 @@ type batchSender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
+const commitSQL = `COMMIT`
+
 // sendBatch is send with a pgx.Batch, also for one statement.
 func sendBatch(
 	ctx context.Context, to batchSender, statements []*statement,
@@ -172,7 +174,9 @@ func sendBatch(
 			break
 		}
 	}
-	if closeErr := results.Close(); err == nil {
+	// What comes after the answer to COMMIT is not about the transaction: a statement_timeout that
+	// was over just before is told just after it.
+	if closeErr := results.Close(); err == nil && statements[len(statements)-1].sql != commitSQL {
 		err = closeErr
 	}
 	return failed, err

@@ -179,7 +179,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	if mark {
 		whole.Queue(s.l.sql.TwoPhaseIf)
 	}
-	whole.Queue(`COMMIT`)
+	whole.Queue(commitSQL)
 	s.trip()
 	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns)
 	stamp(takes)
@@ -211,11 +211,8 @@ func (s *sending) fill() (*pgx.Batch, []answers.Callback, error) {
 func (s *sending) readAll(
 	results pgx.BatchResults, takes []*statement, fns []answers.Callback,
 ) (failed *statement, err error) {
-	defer func() {
-		if closing := results.Close(); err == nil {
-			err = closing
-		}
-	}()
+	// After COMMIT its error is not the transaction's: see sendBatch.
+	defer func() { _ = results.Close() }()
 	_, err = results.Exec()
 	if s.begun = err == nil; !s.begun {
 		return nil, errBegin(err)
