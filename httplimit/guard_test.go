@@ -212,7 +212,7 @@ func TestAsksAreOneCall(t *testing.T) {
 	}
 }
 
-// An Ask may return the same requests to all: who asks for another cost or rule changes none of them.
+// An Ask may return the same requests to all callers: Cost and Rule change none of them.
 func TestAnAskThatReturnsTheSameRequestsKeepsThem(t *testing.T) {
 	t.Parallel()
 	all := []ratelimit.Request{perUser.Global()}

@@ -34,9 +34,9 @@ type Coalesced struct {
 	overdue atomic.Int32  // overdue batches for which their lanes no longer wait
 	ended   atomic.Bool   // Close no longer waits for rows that others hold
 	unmade  atomic.Int32  // batches since a row was inserted
-	singly  chan struct{} // who has a place in it uses a connection for calls outside of batches
-	crowd   chan struct{} // who has a place in it may wait for one in singly: see single
-	again   sync.Mutex    // who has it tries again what has failed: see single
+	singly  chan struct{} // has a place for each connection that calls outside of batches may use
+	crowd   chan struct{} // bounds how many of those that may be many wait for singly: see single
+	again   sync.Mutex    // held while a verb that has failed is tried again: see single
 	mu      sync.RWMutex  // held for reading to add a call, for writing by Close
 	closed  bool
 	running sync.WaitGroup // calls that are not decided yet, and goroutines

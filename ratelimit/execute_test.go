@@ -19,7 +19,7 @@ func (tooLate) Close() error                                           { return 
 
 var errLate = &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014"}
 
-// A transaction whose COMMIT was answered has committed. Who takes it for rolled back takes twice.
+// A transaction whose COMMIT was answered has committed. To run it again would take twice.
 func TestAnErrorAfterCommitIsNotTheTransactions(t *testing.T) {
 	t.Parallel()
 	begin, commit := &statement{sql: beginTogetherSQL}, &statement{sql: commitSQL}

@@ -135,12 +135,9 @@ func TestTheNumberOfSlotsChangesWhileTheyAreHeld(t *testing.T) {
 	}
 }
 
-// Who asks by a larger number is not behind those who wait by a smaller one.
-func TestALargerNumberDoesNotWaitForASmallerOne(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t)
-	s := open(t, pool, slots.Config{})
-	held := try(t, s, three.For("k").Of(1))
+// waitsForOne has a caller wait for the only slot of a key, and returns what that caller gets.
+func waitsForOne(t *testing.T, s *slots.Slots) <-chan *slots.Hold {
+	t.Helper()
 	got := make(chan *slots.Hold)
 	go func() {
 		h, err := s.Acquire(t.Context(), three.For("k").Of(1))
@@ -150,6 +147,16 @@ func TestALargerNumberDoesNotWaitForASmallerOne(t *testing.T) {
 		got <- h
 	}()
 	until(t, "somebody waits", func() bool { return slots.Waiting(s, "three", "k") == 1 })
+	return got
+}
+
+// A caller with a larger number is not behind those that wait with a smaller one.
+func TestALargerNumberDoesNotWaitForASmallerOne(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	held := try(t, s, three.For("k").Of(1))
+	got := waitsForOne(t, s)
 	larger := try(t, s, three.For("k").Of(2))
 	if _, err := s.TryAcquire(t.Context(), three.For("k").Of(1)); !errors.Is(err, slots.ErrFull) {
 		t.Errorf("%v, want ErrFull", err)
@@ -164,15 +171,7 @@ func TestASlotIsPassedOnOnlyToWhoMayHaveIt(t *testing.T) {
 	pool := pgtest.Pool(t)
 	s := open(t, pool, slots.Config{})
 	big := []*slots.Hold{try(t, s, three.For("k").Of(2)), try(t, s, three.For("k").Of(2))}
-	got := make(chan *slots.Hold)
-	go func() {
-		h, err := s.Acquire(t.Context(), three.For("k").Of(1))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- h
-	}()
-	until(t, "somebody waits", func() bool { return slots.Waiting(s, "three", "k") == 1 })
+	got := waitsForOne(t, s)
 	release(t, big[0])
 	select {
 	case <-got:

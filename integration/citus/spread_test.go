@@ -294,7 +294,7 @@ func TestShardsMoveToTheirNodes(t *testing.T) {
 	}
 }
 
-// Who migrates again waits for no transaction that has taken, and so stops nobody else.
+// Migrating again waits for no transaction that has taken, and so stops nobody else.
 func TestMigratingAgainWaitsForNobody(t *testing.T) {
 	cluster(t)
 	t.Parallel()
