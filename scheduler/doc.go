@@ -31,16 +31,17 @@
 // configured do three things about that:
 //
 //   - The process that inserted a job notifies River's clients at the moment when the job is due.
-//   - Once a second one of the working clients does a round: it looks at the jobs that wait, makes
-//     the next 1,000 available if they are due within 25 s, moves those whose time has changed, and
-//     notifies River of those that are due, in case the process that inserted them has died.
+//   - Once a second, and up to four times while jobs end, one of the working clients does a round:
+//     it looks at the next 1,000 jobs that wait, and at 2,000 of the others in turn. It makes the
+//     next available if they are due within 25 s, moves those whose time has changed, and notifies
+//     River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     for example because of a pause, the client puts it off: it snoozes the job.
 //
-// While nothing waits, each client sends one query a second, however many queues it has, and the one
-// that does the rounds 2.5. Config.Lines adds up to two a second. Config.Slots adds one, and at one
-// of the clients two. Jobs that start together cost one query. While jobs become due, each process
-// sends at most 100 notifications a second on average. A job due within 25 s is inserted as
+// While nothing waits, each client sends one query a second, however many queues it has, and that
+// which does the rounds 2.5. Config.Lines adds up to two a second. Config.Slots adds one, and two
+// at one of the clients. Jobs that start together cost one query. While jobs become due, each
+// process sends at most 100 notifications a second on average. A job due within 25 s is inserted as
 // available, so River notifies in the caller's transaction: each client at most once per queue in
 // its FetchCooldown. A reserved job has as many row versions as a scheduled job of River's, unless
 // it is moved or put off. A queue saturated with immediate jobs has 1.5 times River's throughput,
@@ -68,10 +69,9 @@
 //	a queue is added to a running client up to 100 ms, unless its QueueConfig has a FetchCooldown
 //
 // Rounds, and the first look at a fair line or for free slots after nothing waited, come when a
-// client fetches. With a FetchPollInterval above a second, they may be that much later.
-//
-// A working client that is not configured does not look again: it starts jobs even during a pause
-// that began later.
+// client fetches. With a FetchPollInterval above a second, they may be that much later. A working
+// client that is not configured does not look again: it starts jobs even during a pause that began
+// later, and late ones together.
 //
 // # The row of a job
 //
@@ -89,8 +89,9 @@
 //	done                                 completed   unchanged
 //	cancelled                            cancelled   unchanged; its tokens are given back
 //
-// Ahead of time at most 1,000 jobs of each inserting process are available, and the 1,000 due next.
-// If more are due in a second, later rounds or River promote the rest, which start up to 5 s late.
+// Ahead of time at most 1,000 jobs of each inserting client are available, the 1,000 due next, and
+// within 25 s granted turns and the backlog of a limited worker. Each fetch passes over all of
+// them. If more are due in a second, later rounds or River promote the rest, up to 5 s late.
 //
 // # What it writes
 //
@@ -102,13 +103,10 @@
 //     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. Rounds
 //     send it. It is also sent for jobs that wait for the same balances as one that was put off,
 //     for the backlog of a limited worker, and for late jobs.
-//
 //   - freedSQL changes the key "weir" of metadata of a cancelled row, when its tokens are given
 //     back: in the caller's transaction for [Jobs.CancelTx], otherwise in a transaction of a round.
-//
 //   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
 //     it is, at most 500 in a statement.
-//
 //   - givenSQL changes scheduled_at, state and the key "weir_slot" of a job that is given a slot.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
@@ -151,24 +149,23 @@
 // queueing: see [Line], [Tenant] and docs/fair-lines.md of the repository. [Jobs.SettleTx] charges
 // a tenant for what its job has used.
 //
-// While such a job waits, it is scheduled for the year 2200, and has a row in weir_turn. The client
-// that holds the line's row in weir_line, for three seconds at a time, grants the turns: one
-// transaction takes the tokens, gives the jobs their times (grantSQL) and deletes their rows. It
-// locks the jobs before it takes, and waits for no job that somebody else has locked. The role of a
-// working client needs SELECT, INSERT, UPDATE and DELETE on weir_line, weir_line_tenant and
-// weir_turn, and the role of a client that queues jobs needs SELECT and INSERT on weir_turn.
-// [Jobs.InLine] lists the jobs of a line in the order of their turns, and why.
+// While such a job waits, it has a row in weir_turn. The client that holds the line's row in
+// weir_line, for three seconds at a time, grants the turns: one transaction takes the tokens, gives
+// the jobs their times (grantSQL) and deletes their rows. It locks the jobs before it takes, and
+// waits for no job that somebody else has locked. The role of a working client needs SELECT,
+// INSERT, UPDATE and DELETE on weir_line, weir_line_tenant and weir_turn. The role of a client that
+// queues jobs needs SELECT and INSERT on weir_turn. [Jobs.InLine] lists the jobs of a line in the
+// order of their turns, and why.
 //
 // # At most n at once
 //
-// [AtOnce] bounds how many jobs run at once. While a job waits for a slot, it is scheduled for the
-// year 2200, and has a row in weir_turn whose name is empty. The job that frees a slot gives it to
-// the first of them in the same transaction: the row goes, the job is available at its old
-// scheduled_at (givenSQL), and the slot's row names it for five seconds. One of the clients with
-// Config.Slots gives away other free slots once a second. Its turn is slot 1 of the row that says
-// who does the rounds. The role needs SELECT, INSERT, UPDATE and DELETE on weir_turn, and SELECT on
-// river_queue. Jobs that are due and ask for the same key are put in line together, by moveSQL.
-// [Jobs.WaitingForSlot] lists the jobs that wait, in their order.
+// [AtOnce] bounds how many jobs run at once. A job that waits for a slot has a row in weir_turn.
+// The job that frees a slot gives it to the first of them in the same transaction: the row goes,
+// the job is available at its old scheduled_at (givenSQL), and the slot's row names it for five
+// seconds. One of the clients with Config.Slots gives away other free slots once a second. The role
+// needs SELECT, INSERT, UPDATE and DELETE on weir_turn, and SELECT on river_queue. Jobs that are
+// due and ask for the same key are put in line together, by moveSQL. [Jobs.WaitingForSlot] lists
+// the jobs that wait, in their order.
 //
 // # Removing Weir
 //

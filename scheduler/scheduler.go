@@ -170,11 +170,10 @@ type target struct {
 // in is a target in a transaction of pgx.
 func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
 	return target{s.limiter.In(tx),
-		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult,
-			error) {
-			jobs, err := client.InsertManyTx(ctx, tx, params)
-			if err == nil && len(jobs) != len(params) {
-				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(params))
+		func(ctx context.Context, ps []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+			jobs, err := client.InsertManyTx(ctx, tx, ps)
+			if err == nil && len(jobs) != len(ps) {
+				err = fmt.Errorf("scheduler: River has inserted %d jobs of %d", len(jobs), len(ps))
 			}
 			return jobs, err
 		},

@@ -54,9 +54,8 @@ func (j *SQLJobs) InsertTx(
 func (j *SQLJobs) in(tx *sql.Tx) target {
 	verbs := j.scheduler.limiter.InSQL(tx)
 	return target{verbs,
-		func(ctx context.Context, params []river.InsertManyParams) ([]*rivertype.JobInsertResult,
-			error) {
-			job, err := j.client.InsertTx(ctx, tx, params[0].Args, params[0].InsertOpts)
+		func(ctx context.Context, ps []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+			job, err := j.client.InsertTx(ctx, tx, ps[0].Args, ps[0].InsertOpts)
 			return []*rivertype.JobInsertResult{job}, err
 		},
 		func(ctx context.Context, results []ratelimit.Result) error {
