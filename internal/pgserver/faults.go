@@ -109,7 +109,7 @@ func (s *Server) Restart(ctx context.Context) error {
 		if !errors.Is(err, errPortTaken) {
 			return fmt.Errorf("pgserver: restart: %w", err)
 		}
-		// The port is one that the system also lends to outgoing connections; it comes back.
+		// Another process may have it for a while.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("pgserver: restart: %w (%w)", err, ctx.Err())

@@ -5,9 +5,10 @@ package pgserver
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -73,7 +74,7 @@ func create(ctx context.Context, bin string, primary *Server, o *options) (_ *Se
 	if err != nil {
 		return nil, err
 	}
-	password := cmp.Or(o.password, rand.Text())
+	password := cmp.Or(o.password, crand.Text())
 	if primary != nil {
 		password = primary.password // the copy has the primary's users
 	}
@@ -199,11 +200,31 @@ func (s *Server) Stop() error {
 	return nil
 }
 
+// lowestPort is the first that freePort considers.
+const lowestPort = 10_000
+
+// freePort returns a port on which nobody listens. It is below those that the system lends to
+// outgoing connections, so a server that was killed finds its port free when it comes back, although
+// others tried to connect to it meanwhile.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("no free port: %w", err)
+	for range 100 {
+		port := lowestPort + rand.IntN(firstLent()-lowestPort)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			return port, l.Close()
+		}
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, errors.New("no free port")
+}
+
+// firstLent is the first of the ports that the system lends, on Linux. Others lend higher ones.
+func firstLent() int {
+	first := 0
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &first)
+	}
+	if err != nil || first <= lowestPort {
+		return 32_768
+	}
+	return first
 }

@@ -93,6 +93,28 @@ func ask(ctx context.Context, s *Server, sql string) (v string, err error) {
 	return v, conn.QueryRow(ctx, sql).Scan(&v)
 }
 
+// Otherwise a client that tries to connect to a server that was killed can be lent the server's port.
+func TestPortsOfServersAreNotLentToConnections(t *testing.T) {
+	t.Parallel()
+	var first, last int
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		t.Skip("skipped: only Linux says which ports it lends")
+	}
+	if _, err := fmt.Sscan(string(text), &first, &last); err != nil {
+		t.Fatal(err)
+	}
+	if first <= lowestPort {
+		t.Skip("skipped: the system lends nearly all ports")
+	}
+	for range 20 {
+		port, err := freePort()
+		if err != nil || port >= first && port <= last {
+			t.Errorf("got port %d, %v; the system lends %d to %d", port, err, first, last)
+		}
+	}
+}
+
 func TestTenAtOnceDoNotCollide(t *testing.T) {
 	t.Parallel()
 	ours(t)
