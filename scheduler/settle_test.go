@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -53,12 +54,11 @@ func (f *fixture) left(t testing.TB, r ratelimit.Request) float64 {
 // a commit in two phases is seen on the one a moment before it is on the others.
 func (f *fixture) wantLeft(t testing.TB, r ratelimit.Request, want float64) {
 	t.Helper()
-	got := f.left(t, r)
-	for end := time.Now().Add(5 * time.Second); pgtest.Citus() && time.Now().Before(end) &&
-		math.Abs(got-want) > 1e-3; got = f.left(t, r) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if math.Abs(got-want) > 1e-3 {
+	var got float64
+	is := func() bool { got = f.left(t, r); return math.Abs(got-want) <= 1e-3 }
+	if pgtest.Citus() {
+		eventually(t, fmt.Sprint(want, " tokens are left"), is)
+	} else if !is() {
 		t.Errorf("%v tokens are left, want %v", got, want)
 	}
 }
