@@ -245,7 +245,7 @@ func TestShardsMoveToTheirNodes(t *testing.T) {
 	cluster(t)
 	t.Parallel()
 	pool := pgtest.Bare(t)
-	if err := schema.Migrate(t.Context(), pool); err != nil {
+	if err := migrate(t, pool); err != nil {
 		t.Fatal(err)
 	}
 	was := limiter(t, ratelimit.Config{Portable: true})
@@ -260,7 +260,7 @@ func TestShardsMoveToTheirNodes(t *testing.T) {
 	}
 	before := left(t, was, pool)
 	for range 2 {
-		if err := schema.Migrate(t.Context(), pool, schema.Distributed()); err != nil {
+		if err := migrate(t, pool, schema.Distributed()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -276,7 +276,7 @@ func TestShardsMoveToTheirNodes(t *testing.T) {
 	// So do those that a former release has distributed, which had them without a key.
 	exec(t, pool, `CREATE TABLE old AS SELECT * FROM weir_balance`, `DELETE FROM weir_balance`)
 	exec(t, pool, `INSERT INTO weir_balance SELECT value, ts, capacity, rate, period, delay, moved, origin, paused_until, shard, name, '' FROM old`)
-	if err := schema.Migrate(t.Context(), pool, schema.Distributed()); err != nil {
+	if err := migrate(t, pool, schema.Distributed()); err != nil {
 		t.Fatal(err)
 	}
 	if got := left(t, l, pool); !near(got, before) {
@@ -286,7 +286,7 @@ func TestShardsMoveToTheirNodes(t *testing.T) {
 
 	// And what a program without Config.Citus has written where nobody looks goes.
 	exec(t, pool, `INSERT INTO weir_balance SELECT value, ts, capacity, rate, period, delay, moved, origin, paused_until, shard, name, '' FROM old WHERE shard > 0`)
-	if err := schema.Migrate(t.Context(), pool, schema.Distributed()); err != nil {
+	if err := migrate(t, pool, schema.Distributed()); err != nil {
 		t.Fatal(err)
 	}
 	if got := left(t, l, pool); !near(got, before) {

@@ -39,7 +39,7 @@ func Example(statements ...string) (pool *pgxpool.Pool, done func()) {
 	return pool, func() {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		err := alone(ctx, pool.Config().ConnConfig, func() error {
+		err := Alone(ctx, pool, func() error {
 			_, err := pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{name}.Sanitize()+" CASCADE")
 			return err
 		})

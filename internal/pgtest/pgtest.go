@@ -76,6 +76,9 @@ func Main(m *testing.M, known ...goleak.Option) {
 		}
 	}
 	code := m.Run()
+	if len(left.drops) > 0 {
+		unlock()
+	}
 	for _, drop := range left.drops {
 		if err := drop(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -193,17 +196,17 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, opts ...schema.Option) err
 	if !Citus() {
 		return schema.Migrate(ctx, pool, opts...)
 	}
-	return alone(ctx, pool.Config().ConnConfig, func() error {
+	return Alone(ctx, pool, func() error {
 		return schema.Migrate(ctx, pool, append(opts, schema.Distributed())...)
 	})
 }
 
-// alone runs fn, which makes or drops tables, again after a deadlock, which somebody may be in who
-// is at its last statements. On a cluster it waits for others that do so: Citus locks what is
-// common to all of them, each in an order of its own.
-func alone(ctx context.Context, cfg *pgx.ConnConfig, fn func() error) error {
+// Alone runs fn, which makes, distributes or drops tables. After a deadlock it runs it again: another
+// test may be at its last statements. On a cluster it first waits for others that do the same: Citus
+// locks what is common to all of them, each in an order of its own.
+func Alone(ctx context.Context, pool *pgxpool.Pool, fn func() error) error {
 	if Citus() {
-		conn, err := pgx.ConnectConfig(ctx, cfg.Copy())
+		conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
 		if err != nil {
 			return err
 		}
@@ -220,6 +223,41 @@ func alone(ctx context.Context, cfg *pgx.ConnConfig, fn func() error) error {
 	}
 }
 
+// Recover ends what terminated backends have left of transactions in two phases, on all nodes of the
+// cluster, and returns when nothing is left. Citus looks for them once a minute. Until then their
+// rows stay locked, and a DROP of their tables waits.
+func Recover(ctx context.Context, pool *pgxpool.Pool) error {
+	const (
+		end   = `SELECT run_command_on_all_nodes('SELECT recover_prepared_transactions()')`
+		count = `SELECT sum(result::integer) FROM run_command_on_all_nodes(
+			'SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()')`
+	)
+	for {
+		left := 0
+		_, err := pool.Exec(ctx, end)
+		if err == nil { // a node that has just come back may refuse
+			err = pool.QueryRow(ctx, count).Scan(&left)
+		}
+		if err == nil && left == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d prepared transactions are left: %w", left, errors.Join(ctx.Err(), err))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// unlock prepares a cluster for the drops. They tell what is wrong if it fails.
+func unlock() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if pool, err := admins(); err == nil {
+		_ = Recover(ctx, pool)
+	}
+}
+
 // Bare is Pool without the tables.
 func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
@@ -228,17 +266,17 @@ func Bare(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	schema := schemaName(t)
-	if err := run(cfg, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize()); err != nil {
+	if err := run("CREATE SCHEMA " + pgx.Identifier{schema}.Sanitize()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		drop := "DROP SCHEMA IF EXISTS " + pgx.Identifier{schema}.Sanitize() + " CASCADE"
 		if Citus() {
-			leave(func() error { return run(cfg, drop) })
+			leave(func() error { return run(drop) })
 			return
 		}
 		// not t.Fatal: where subtests were parallel, that fails the test without a word
-		if err := run(cfg, drop); err != nil {
+		if err := run(drop); err != nil {
 			t.Error(err)
 		}
 	})
@@ -319,7 +357,7 @@ var admins = sync.OnceValues(func() (*pgxpool.Pool, error) {
 var opened *pgxpool.Pool
 
 // run runs a statement that makes or drops a schema.
-func run(cfg *pgxpool.Config, sql string) error {
+func run(sql string) error {
 	// t.Context has ended when the test cleans up
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -327,7 +365,7 @@ func run(cfg *pgxpool.Config, sql string) error {
 	if err != nil {
 		return err
 	}
-	err = alone(ctx, cfg.ConnConfig, func() error {
+	err = Alone(ctx, pool, func() error {
 		_, err := pool.Exec(ctx, sql)
 		return err
 	})
