@@ -33,12 +33,24 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	if err := p.enter(ctx, tx); err != nil {
 		return err
 	}
-	var group *uint32
-	const find = `
-		SELECT (SELECT colocationid FROM pg_dist_partition
-			WHERE logicalrelid = 'weir_balance'::regclass AND partmethod = 'h')`
-	if err := tx.QueryRow(ctx, find, oneShot).Scan(&group); err != nil {
+	var distributed, groups int
+	var group *uint32 // of those that are
+	const find = `SELECT count(*), count(DISTINCT colocationid), max(colocationid) FROM pg_dist_partition
+		WHERE partmethod = 'h' AND logicalrelid IN
+			('weir_balance'::regclass, 'weir_settled'::regclass, 'weir_slot'::regclass)`
+	if err := tx.QueryRow(ctx, find, oneShot).Scan(&distributed, &groups, &group); err != nil {
 		return fmt.Errorf("see whether the tables are distributed: %w", err)
+	}
+	wrong := ""
+	switch {
+	case group != nil && (distributed < 3 || groups > 1):
+		wrong = "weir_balance, weir_settled and weir_slot are not distributed together"
+	case group != nil && with != "" && *group != t.group:
+		wrong = "they are distributed already, and not with " + with
+	}
+	if wrong != "" {
+		return fmt.Errorf("distribute the tables of schema %q: %s; stop all programs, SELECT undistribute_table('weir_balance'), "+
+			"likewise weir_settled and weir_slot, each that is distributed, then migrate again", p.schema, wrong)
 	}
 	homeless := group == nil
 	if !homeless {
@@ -55,13 +67,8 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 			return fmt.Errorf("spread the shards of limits without keys: %w", err)
 		}
 	}
-	switch {
-	case group == nil:
+	if group == nil {
 		return p.spread(ctx, tx, t)
-	case with != "" && *group != t.group:
-		return fmt.Errorf("distribute the tables with %s: they are distributed already, and not with it; "+
-			"SELECT undistribute_table('weir_balance'), likewise weir_settled and weir_slot, then migrate again",
-			with)
 	}
 	return nil
 }
@@ -124,12 +131,15 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 				d[1],
 			)+")")
 	}
+	// These two are there already if somebody has undistributed the others.
+	const unlessIt = " WHERE NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = "
 	statements = append(statements,
-		"SELECT create_reference_table('weir_schema'::regclass)",
+		"SELECT create_reference_table('weir_schema'::regclass)"+unlessIt+"'weir_schema'::regclass)",
 		// Who writes it, or would, has its transaction committed in two phases: see
 		// ratelimit.Config.
 		"CREATE TABLE IF NOT EXISTS weir_two_phase ()",
-		"SELECT citus_add_local_table_to_metadata('weir_two_phase'::regclass)")
+		"SELECT citus_add_local_table_to_metadata('weir_two_phase'::regclass)"+
+			unlessIt+"'weir_two_phase'::regclass)")
 	for _, sql := range statements {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("distribute the tables of schema %q: %w", p.schema, err)
