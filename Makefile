@@ -71,7 +71,7 @@ test/citus: ## Run the tests on a Citus cluster, where there is a server that ha
 	@[ -n "$$WEIR_CITUS_URL" ] || bin=$$(./scripts/citus) || { echo "The tests on a cluster are skipped" >&2; exit 0; }; \
 	set -ex; [ -n "$$WEIR_CITUS_URL" ] || export WEIR_CITUS_BIN=$$bin; \
 	$(GO) test -count=1 -p=1 -parallel=8 -timeout=40m -run '$(CITUS_TESTS)' ./integration ./integration/citus \
-		./slots ./lockout ./fair ./httplimit ./dashboard ./weirtest ./scheduler; \
+		./slots ./lockout ./fair ./httplimit ./dashboard ./inspect ./weirtest ./scheduler ./internal/jobs/...; \
 	cd cmd/weir && $(GO) test -count=1 -run 'OfACluster' .
 
 .PHONY: test/race

@@ -160,7 +160,7 @@ func (p *patient) storage(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if pages < fewestPages {
+	if pages < fewestPages && !p.citus { // there the rows are in the tables of other nodes
 		p.find(wrong,
 			fmt.Sprintf("BEGIN; INSERT INTO %s (name, key, value, ts, capacity, rate, period) SELECT '', repeat('-', 1000) "+
 				"|| i::text, 0, now(), 0, 0, 1 FROM generate_series(1, 320) AS i; "+
