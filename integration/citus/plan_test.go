@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,6 +20,10 @@ const (
 	entryCPU = 440 // on the node that the program is connected to
 	rowCPU   = 600 // on the node that has the row
 )
+
+// coalescedCPU is how many times as much CPU a statement of Coalesce costs: see
+// TestThePlanRestsOnWhatTakesCost.
+const coalescedCPU = 2.0
 
 // What docs/distributed.md plans with.
 const (
@@ -40,10 +46,7 @@ func shards(decisions, together float64) int {
 // The table of docs/distributed.md is what these figures make.
 func TestThePlanOfNodesIsWhatTheFiguresMake(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../../docs/distributed.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := read(t, "distributed.md")
 	for _, decisions := range []struct {
 		n    float64
 		text string
@@ -57,10 +60,44 @@ func TestThePlanOfNodesIsWhatTheFiguresMake(t *testing.T) {
 			}
 			row += fmt.Sprintf(" | %d | %s", nodes(decisions.n, together), text)
 		}
-		if row += " |"; !strings.Contains(string(doc), row+"\n") {
+		if row += " |"; !strings.Contains(doc, row+"\n") {
 			t.Errorf("docs/distributed.md lacks the row\n%s", row)
 		}
 	}
+	factor := fmt.Sprintf("multiply the nodes and the shards of the columns 10 and 100 by %v.", coalescedCPU)
+	if !strings.Contains(strings.ReplaceAll(doc, "\n", " "), factor) {
+		t.Errorf("docs/distributed.md does not say: %s", factor)
+	}
+}
+
+// What docs/distributed.md says of one server is less than docs/benchmarks.md has of 64 callers.
+func TestOneServerDecidesAsMuchAsTheDocumentSays(t *testing.T) {
+	t.Parallel()
+	doc, benchmarks := strings.ReplaceAll(read(t, "distributed.md"), "\n", " "), read(t, "benchmarks.md")
+	for _, c := range []struct {
+		says, heading, row string
+		want               int
+	}{
+		{"more than 10,000 calls a second with `Autocommit`", "Many keys", "Weir, autocommit", 10_000},
+		{"more than 40,000 with `Coalesce`", "Many keys", "Weir, coalesced", 40_000},
+		{"more than a million with [leases]", "One key", "Weir, leased", 1_000_000},
+	} {
+		of64 := regexp.MustCompile(`(?s)## ` + c.heading + `\n.*?\| ` + c.row + ` \|[^|]*\|[^|]*\| ([\d,]+)`)
+		found := append(of64.FindStringSubmatch(benchmarks), "", "")[1]
+		n, err := strconv.Atoi(strings.ReplaceAll(found, ",", ""))
+		if err != nil || n < c.want || !strings.Contains(doc, c.says) {
+			t.Errorf("want docs/distributed.md to say %q; docs/benchmarks.md has %q", c.says, found)
+		}
+	}
+}
+
+func read(t *testing.T, page string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/" + page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // The figures are those of a cluster: within a factor of four, as machines differ, and divided
@@ -76,19 +113,31 @@ func TestThePlanRestsOnWhatTakesCost(t *testing.T) {
 	}
 	l := limiter(t, ratelimit.Config{Citus: true})
 	const calls = 2000
-	take := func(ctx context.Context, key string) error { return l.Autocommit(pool).Consume(ctx, ample.For(key)) }
-	run := func() error { return together(t.Context(), 8, calls, 100, take) }
-	if err := run(); err != nil { // plans and connections are made by then
-		t.Fatal(err)
+	measure := func(take func(context.Context, string) error) (entry, row float64) {
+		t.Helper()
+		run := func() error { return together(t.Context(), 8, calls, 100, take) }
+		err := run() // plans and connections are made by then
+		if err == nil {
+			entry, row, err = cost(pids, calls, run)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return entry, row
 	}
-	entry, row, err := cost(pids, calls, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entry, row := measure(consumer(l.Autocommit(pool)))
 	t.Logf("a take costs %.0f us on the coordinator and %.0f us on the workers", entry, row)
 	if sum := entry + row; sum < (entryCPU+rowCPU)/4 || sum > 4*(entryCPU+rowCPU) ||
 		entry/sum < 0.2 || entry/sum > 0.7 {
 		t.Errorf("a take costs %.0f us on the coordinator and %.0f us on the workers, want about %d and %d",
 			entry, row, entryCPU, rowCPU)
+	}
+	many := l.Coalesce(pool)
+	defer many.Close()
+	coalescedEntry, coalescedRow := measure(consumer(many)) // few of eight callers of 100 keys share a statement
+	factor := (coalescedEntry + coalescedRow) / (entry + row)
+	t.Logf("a statement of Coalesce costs %.2f times as much: %.0f us and %.0f us", factor, coalescedEntry, coalescedRow)
+	if factor < coalescedCPU/2 || factor > coalescedCPU*2 {
+		t.Errorf("a statement of Coalesce costs %.2f times the CPU of a take, want about %v", factor, coalescedCPU)
 	}
 }
