@@ -63,9 +63,13 @@ func isRolledBack(err error) bool {
 	return true
 }
 
-// isUnreachable reports whether a node of Citus could not connect to another one.
+// isUnreachable reports whether a node of Citus could not connect to another one, and so has sent it
+// nothing. If a connection breaks while a statement is under way, Citus' message begins in the same
+// way. What follows is the error of libpq, which begins like this only if it could not connect.
 func isUnreachable(e *pgconn.PgError) bool {
-	return strings.HasPrefix(e.Message, "connection to the remote node ")
+	_, why, _ := strings.Cut(e.Message, " failed with the following error: ")
+	return strings.HasPrefix(why, "connection to server ") ||
+		strings.HasPrefix(e.Message, "could not establish any connections to the node ")
 }
 
 func unknown(err error) error {

@@ -54,6 +54,39 @@ func TestOnlyAPlainErrorAtCommitMeansRolledBack(t *testing.T) {
 	}
 }
 
+// On Citus a node that could not be reached has done nothing. One that was lost may have committed.
+func TestALostNodeMayHaveCommitted(t *testing.T) {
+	t.Parallel()
+	const node = "connection to the remote node postgres@10.0.0.2:5432 failed"
+	for _, tc := range []struct {
+		code, message string
+		rolledBack    bool
+	}{
+		{"XX000", "could not commit transaction for shard 102008 on at least one active node", false},
+		{"XX000", "server closed the connection unexpectedly", false},
+		{"57P01", "terminating connection due to administrator command", false},
+		{"08006", node, false},
+		{"08006", node + " with the following error: connection not open", false},
+		{"08006", node + " with the following error: server closed the connection unexpectedly\n\tThis probably means", false},
+		{"08006", node + " with the following error: could not receive data from server: Connection timed out", false},
+		{"08006", "connection establishment for node 10.0.0.2:5432 failed", false}, // also said of established ones
+		{"08006", node + ` with the following error: connection to server at "10.0.0.2", port 5432 failed: Connection refused`, true},
+		{"08006", node + ` with the following error: connection to server at "10.0.0.2", port 5432 failed: FATAL:  the database system is starting up`, true},
+		{"08006", "could not establish any connections to the node 10.0.0.2:5432 after 30000 ms", true},
+	} {
+		err := fmt.Errorf("take: %w",
+			&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: tc.code, Message: tc.message})
+		if got := isRolledBack(err); got != tc.rolledBack {
+			t.Errorf("%s: rolled back: %v", tc.message, got)
+		}
+		for in, got := range map[string]error{"alone": committed(err), "InTx": (&attempt{}).committed("InTx", err)} {
+			if !errors.Is(got, err) || errors.Is(got, ErrOutcomeUnknown) == tc.rolledBack {
+				t.Errorf("%s: %s: %v", in, tc.message, got)
+			}
+		}
+	}
+}
+
 func TestUnknownOutcomeSaysSoAndKeepsItsCause(t *testing.T) {
 	t.Parallel()
 	err := unknown(io.ErrUnexpectedEOF)
