@@ -110,6 +110,7 @@ func (x pgxExecutor) session() uint32 {
 func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 	tx, lazy := x.tx.(*lazyTx)
 	begins := lazy && !tx.begun
+	statements = x.l.marked(x.attempt, x.tx, statements)
 	if rows := x.attempt.queueFor(x.l, statements); begins && len(rows) > 0 {
 		tx.queue = rows
 	}
@@ -123,8 +124,6 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 		failed, err = tx.beginWith(ctx, statements)
 	case lazy:
 		failed, err = tx.send(ctx, statements)
-	case x.attempt == nil:
-		failed, err = send(ctx, x.tx, x.l.marked(statements))
 	default:
 		failed, err = send(ctx, x.tx, statements)
 	}

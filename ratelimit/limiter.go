@@ -65,16 +65,18 @@ type Config struct {
 	// Citus is for tables that [schema.Distributed] has distributed. It implies Portable.
 	// Transactions that write both distributed tables and tables that only the coordinator has,
 	// such as River's jobs, commit in two phases. Otherwise a crash could keep the tokens and lose
-	// the job, or the other way round. [Limiter.InTx] and [Limiter.SendBatch] request two-phase
-	// commit at COMMIT, where it is needed. In a transaction of your own, each call that writes
-	// requests it: see Colocated. On Citus SERIALIZABLE holds on each node by itself, and conflicts
-	// that are found at COMMIT cannot be told from a node that is lost, so the default of IsoLevel
-	// is pgx.ReadCommitted. Default: false.
+	// the job, or the other way round. [Limiter.InTx], [Limiter.InSQLTx] and [Limiter.SendBatch]
+	// request two-phase commit before COMMIT, where it is needed. In a transaction of your own,
+	// each call that writes requests it: see Colocated. On Citus SERIALIZABLE holds on each node by
+	// itself, and conflicts that are found at COMMIT cannot be told from a node that is lost, so
+	// the default of IsoLevel is pgx.ReadCommitted. Default: false.
 	Citus bool
 
-	// Colocated, with Citus, says that no transaction of your own that takes tokens writes tables
-	// that only the coordinator has. Then calls in such transactions do not request two-phase
-	// commit, which takes twice as long. Default: false.
+	// Colocated, with Citus, says that no transaction that you begin yourself takes or gives back
+	// tokens and writes tables that only the coordinator has. Inserting, settling or cancelling a
+	// job writes River's tables. Then calls in transactions of your own do not request two-phase
+	// commit, which takes twice as long. Colocated changes nothing in transactions of InTx, InSQLTx
+	// and SendBatch, nor in those that package scheduler begins. Default: false.
 	Colocated bool
 
 	// Clock replaces the database's clock, for tests that need to set it. Do not set it in
@@ -92,8 +94,8 @@ type Limiter struct {
 	maxAttempts int
 	timeout     time.Duration
 	portable    bool
-	twoPhase    bool // on Citus, unless Config.Colocated: see two_phase.go
-	spread      bool // on Citus: see homes.go
+	citus       bool
+	colocated   bool // see two_phase.go
 	remember    bool
 	clock       func() time.Time
 	denials     denials.Denials
@@ -138,8 +140,8 @@ func New(cfg Config) (*Limiter, error) {
 		maxAttempts: cfg.MaxAttempts,
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,
-		twoPhase:    cfg.Citus && !cfg.Colocated,
-		spread:      cfg.Citus,
+		citus:       cfg.Citus,
+		colocated:   cfg.Colocated,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
 		hot:         contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},

@@ -61,7 +61,7 @@ package ratelimit
 //	begin.go         sends BEGIN together with the first take; the COMMIT, two-phase on Citus
 //	pass_on.go       passes on what the callback sends to the transaction
 //	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
-//	two_phase.go     on Citus: the two-phase commit of transactions that InTx has not begun
+//	two_phase.go     on Citus: the two-phase commit of transactions that somebody else has begun
 //
 // Several calls decided as one:
 //

@@ -33,10 +33,11 @@ func (sqlExecutor) stepwise() bool { return true }
 func (x sqlExecutor) transaction() any { return x.tx }
 
 func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
-	if err := attemptOf(ctx, x.tx).yields(x.l, statements); err != nil {
+	a := attemptOf(ctx, x.tx)
+	if err := a.yields(x.l, statements); err != nil {
 		return err
 	}
-	for _, s := range x.l.marked(statements) {
+	for _, s := range x.l.marked(a, x.tx, statements) {
 		if s.c == nil && s.once == nil { // a statement without an answer
 			if _, err := x.tx.ExecContext(ctx, s.sql, s.args...); err != nil {
 				return err
@@ -51,7 +52,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			continue
 		}
 		if err != nil {
-			attemptOf(ctx, x.tx).observe(x.l, s, err)
+			a.observe(x.l, s, err)
 			return err
 		}
 		s.found = true

@@ -28,7 +28,8 @@ import (
 // The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say
 // otherwise.
 //
-// BEGIN is a round trip of its own, and so is each statement. So a transaction does not know in
+// BEGIN is a round trip of its own, and so is each statement, and with [Config.Citus] the one before
+// COMMIT that requests two-phase commit where it is needed. So a transaction does not know in
 // advance which balances it takes, and at first does not queue for a contended one: it overtakes
 // transactions that do. Once a transaction of this process has lost a balance eight times, the
 // others run again and queue behind it. If another package wraps pgx's driver, to trace it say, a
@@ -143,6 +144,9 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 	if err := mayCommit(ctx, a.conn); err != nil {
 		return err
 	}
+	if err := a.requestTwoPhase(ctx); err != nil {
+		return a.verdict(ctx, a.conn, err)
+	}
 	done = true
 	return a.commit(ctx)
 }
@@ -181,6 +185,19 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 		return errQueue(ended(ctx, err))
 	}
 	return nil
+}
+
+// requestTwoPhase has Citus commit the transaction in two phases, if that is needed: see
+// Statements.TwoPhaseIf. If the transaction has failed or has ended, the error of COMMIT says so.
+func (a *sqlAttempt) requestTwoPhase(ctx context.Context) error {
+	if !a.l.citus {
+		return nil
+	}
+	_, err := a.tx.ExecContext(ctx, a.l.sql.TwoPhaseIf)
+	if err == nil || stateOf(err) == "25P02" || errors.Is(err, sql.ErrTxDone) {
+		return nil
+	}
+	return fmt.Errorf("ratelimit: before COMMIT: %w", err)
 }
 
 func (a *sqlAttempt) commit(ctx context.Context) error {

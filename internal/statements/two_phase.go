@@ -12,9 +12,12 @@ package statements
 func (n names) markTwoPhase() string { return `DELETE FROM ` + n.twoPhase }
 
 // markTwoPhaseIf is for the end of a transaction. Writes to workers alone have not given it a
-// transaction id on the coordinator, and then it does nothing. Its body is a string, into which the
-// test of names in statements cannot look: it uses no name that a search_path could change.
+// transaction id on the coordinator, and then it does nothing. It also does nothing if the client is
+// connected to a worker, on which there are no tables but those that Citus manages. Its body is a
+// string, into which the test of names in statements cannot look: it uses no name that a search_path
+// could change.
 func (n names) markTwoPhaseIf() string {
-	return `DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
+	return `DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
+		AND EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid OPERATOR(pg_catalog.=) 0) THEN
 	DELETE FROM ` + n.twoPhase + `; END IF; END$$`
 }

@@ -553,7 +553,8 @@ RETURNING true;
 DELETE FROM "public".weir_two_phase;
 
 -- twoPhaseIf: the same at COMMIT, if the transaction has written the coordinator
-DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
+DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
+		AND EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid OPERATOR(pg_catalog.=) 0) THEN
 	DELETE FROM "public".weir_two_phase; END IF; END$$;
 
 -- window.give: gives back what is left of a take, as if it had been smaller

@@ -1,0 +1,131 @@
+package integration
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Each runs a transaction that takes twice and writes a row in between.
+var takersWithRows = map[string]func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
+	r ratelimit.Request) error{
+	"InTx": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
+		return l.InTx(t.Context(), pool, takesWithRow(l, r))
+	},
+	"InTx of a limiter without Citus": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
+		r ratelimit.Request) error {
+		return limiter(t, ratelimit.Config{}).InTx(t.Context(), pool, takesWithRow(l, r))
+	},
+	"InSQLTx": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
+		db := stdlib.OpenDBFromPool(pool)
+		defer func() { _ = db.Close() }()
+		return l.InSQLTx(t.Context(), db, nil, takesWithRowSQL(l, r))
+	},
+	"InSQLTx of a limiter without Citus": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
+		r ratelimit.Request) error {
+		db := stdlib.OpenDBFromPool(pool)
+		defer func() { _ = db.Close() }()
+		return limiter(t, ratelimit.Config{}).InSQLTx(t.Context(), db, nil, takesWithRowSQL(l, r))
+	},
+	"SendBatch": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
+		_, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
+			b.Queue(`INSERT INTO message (id) VALUES (1)`)
+			return nil
+		}, r, r)
+		return err
+	},
+	"a transaction of pgx": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
+		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			return takesWithRow(l, r)(t.Context(), tx)
+		})
+	},
+	"a transaction of database/sql": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
+		r ratelimit.Request) error {
+		db := stdlib.OpenDBFromPool(pool)
+		defer func() { _ = db.Close() }()
+		tx, err := db.BeginTx(t.Context(), nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		if err := takesWithRowSQL(l, r)(t.Context(), tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	},
+}
+
+func takesWithRow(l *ratelimit.Limiter, r ratelimit.Request) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		if err := l.Consume(ctx, tx, r); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO message (id) VALUES (1)`); err != nil {
+			return err
+		}
+		if _, err := l.CheckRateLimit(ctx, tx, r); err != nil {
+			return err
+		}
+		return l.Consume(ctx, tx, r)
+	}
+}
+
+func takesWithRowSQL(l *ratelimit.Limiter, r ratelimit.Request) func(context.Context, *sql.Tx) error {
+	return func(ctx context.Context, tx *sql.Tx) error {
+		if err := l.InSQL(tx).Consume(ctx, r); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `INSERT INTO message (id) VALUES (1)`); err != nil {
+			return err
+		}
+		if _, err := l.InSQL(tx).CheckRateLimit(ctx, r); err != nil {
+			return err
+		}
+		return l.InSQL(tx).Consume(ctx, r)
+	}
+}
+
+// For Citus a transaction that the limiter has begun requests two-phase commit once, before COMMIT,
+// whatever Colocated says. In one that a limiter without Citus has begun, each call that writes
+// requests it, and so it does in one of the caller's own, unless Colocated is set.
+func TestWhereTwoPhaseCommitIsRequested(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Coordinator(t)
+	execSQL(t, pool, `CREATE TABLE message (id int)`)
+	r := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	for name, take := range takersWithRows {
+		for _, colocated := range []bool{false, true} {
+			want, own := 1, strings.HasPrefix(name, "a transaction")
+			switch {
+			case own && colocated:
+				want = 0
+			case own || strings.HasSuffix(name, "without Citus"): // with each of two takes
+				want = 2
+			}
+			t.Run(fmt.Sprintf("%s, colocated %v", name, colocated), func(t *testing.T) {
+				execSQL(t, pool, `TRUNCATE wrote`)
+				l := limiter(t, ratelimit.Config{Citus: true, Colocated: colocated})
+				if err := take(t, l, pool, r); err != nil {
+					t.Fatal(err)
+				}
+				var n int
+				const count = `SELECT count(*) FROM wrote WHERE what = 'request'`
+				if err := pool.QueryRow(t.Context(), count).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				if n != want {
+					t.Errorf("two-phase commit was requested %d times, want %d", n, want)
+				}
+			})
+		}
+	}
+}
