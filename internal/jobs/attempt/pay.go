@@ -301,7 +301,7 @@ func (a *Attempts) renewed(items []*visit, queued bool) error {
 			w.Ticket.Taken.Takes = slices.Clone(w.Ticket.Taken.Takes)
 			all = append(all, &w)
 		}
-		if now, err = a.pay(ctx, tx, slices.Concat(all, late)); err == nil {
+		if now, err = a.pay(ctx, riverjob.Whole(tx), slices.Concat(all, late)); err == nil {
 			err = a.Move(ctx, tx, late, now)
 		}
 		return err

@@ -67,12 +67,15 @@ func (c *Client) Warn(err error, what string, args ...any) {
 // PoolClosed reports whether an error says that the pool was closed.
 func PoolClosed(err error) bool { return strings.Contains(err.Error(), "closed pool") }
 
-// InTx runs fn in a transaction at READ COMMITTED, on a connection of the pool.
+// InTx runs fn in a transaction at READ COMMITTED, on a connection of the pool. It may take tokens
+// and write jobs: see Whole.
 func (c *Client) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, c.Pool, readCommitted, fn)
+	return pgx.BeginTxFunc(ctx, c.Pool, readCommitted, func(tx pgx.Tx) error {
+		return fn(Whole(tx))
+	})
 }
 
-// ConnectedInTx is InTx on a connection of Connected.
+// ConnectedInTx is InTx on a connection of Connected, and without Whole.
 func (c *Client) ConnectedInTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return c.Connected(ctx, func(own *pgxpool.Conn) error {
 		return pgx.BeginTxFunc(ctx, own, readCommitted, fn)
