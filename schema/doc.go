@@ -30,6 +30,7 @@
 //	GRANT SELECT, INSERT, UPDATE ON weir.weir_slot TO app; -- for packages slots and scheduler
 //	GRANT SELECT, INSERT, UPDATE, DELETE ON weir.weir_line, weir.weir_line_tenant, weir.weir_turn TO app; -- for fair lines and AtOnce of scheduler
 //	GRANT SELECT ON weir.weir_schema TO app; -- for Check
+//	GRANT DELETE ON weir.weir_two_phase TO app; -- on Citus only: see ratelimit.Config
 //
 // To prune, a role also needs DELETE on weir_balance, weir_settled and weir_slot.
 //

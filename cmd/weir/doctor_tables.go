@@ -236,6 +236,7 @@ func (p *patient) privileges(ctx context.Context) error {
 		{&grants, "SELECT", "", []string{"weir_balance", "weir_settled", "weir_schema"}},
 		{&grants, "INSERT", "", []string{"weir_balance", "weir_settled"}},
 		{&grants, "UPDATE", "", []string{"weir_balance"}},
+		{&grants, "DELETE", "", []string{"weir_two_phase"}}, // which is there on Citus
 		{&hold, "SELECT", "", []string{"weir_slot"}},
 		{&hold, "INSERT", "", []string{"weir_slot"}},
 		{&hold, "UPDATE", "", []string{"weir_slot"}},

@@ -112,6 +112,33 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 	weir(t, pool, "doctor", "--role", "no_such_role").fails(t, exitUsage, `no role "no_such_role"`)
 }
 
+// Where the tables are distributed, a program requests two-phase commit by a DELETE on a table that
+// is there for nothing else.
+func TestTheDoctorFindsThatARoleMayNotRequestTwoPhaseCommit(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	in := pool.Config().ConnConfig.RuntimeParams["search_path"]
+	role := in + "_r"
+	exec(t, pool, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		if _, err := pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	exec(t, pool, `GRANT USAGE ON SCHEMA `+in+` TO `+role)
+	exec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON weir_balance, weir_settled, weir_slot, weir_schema TO `+role)
+	if found := doctor(t, pool, same, "--role", role); len(found) != 0 {
+		t.Fatalf("%+v", found)
+	}
+	exec(t, pool, `CREATE TABLE weir_two_phase ()`)
+	found := doctor(t, pool, same, "--role", role)
+	finds(t, found, "privileges", wrong, "GRANT DELETE ON", "weir_two_phase")
+	exec(t, pool, strings.TrimSuffix(found[0].Fix, "."))
+	if found := doctor(t, pool, same, "--role", role); len(found) != 0 {
+		t.Errorf("after its fix: %+v", found)
+	}
+}
+
 func TestTheDoctorFindsUpdatesThatAreNotHOT(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, one)
