@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -58,19 +59,17 @@ func isRolledBack(err error) bool {
 	case e.Code == "40003", e.Code == "XX000", strings.HasPrefix(e.Code, "57P"):
 		return false // statement_completion_unknown, internal_error, an operator's intervention
 	case strings.HasPrefix(e.Code, "08"):
-		return isUnreachable(e)
+		return unreachable.MatchString(e.Message)
 	}
 	return true
 }
 
-// isUnreachable reports whether a node of Citus could not connect to another one, and so has sent it
-// nothing. If a connection breaks while a statement is under way, Citus' message begins in the same
-// way. What follows is the error of libpq, which begins like this only if it could not connect.
-func isUnreachable(e *pgconn.PgError) bool {
-	_, why, _ := strings.Cut(e.Message, " failed with the following error: ")
-	return strings.HasPrefix(why, "connection to server ") ||
-		strings.HasPrefix(e.Message, "could not establish any connections to the node ")
-}
+// unreachable matches what Citus says if a node could not connect to another one, and so has sent it
+// nothing. If a connection breaks while a statement is under way, the message begins in the same
+// way. The rest is the error of libpq.
+var unreachable = regexp.MustCompile(`^could not establish any connections to the node ` +
+	`|^connection to the remote node .* failed with the following error: ` +
+	`(connection to server |FATAL:  the database system is |.*\n\tIs the server running )`)
 
 func unknown(err error) error {
 	return fmt.Errorf("%w: all of the transaction was committed or none of it, so look for its writes before you retry: %w",

@@ -70,8 +70,10 @@ func TestALostNodeMayHaveCommitted(t *testing.T) {
 		{"08006", node + " with the following error: server closed the connection unexpectedly\n\tThis probably means", false},
 		{"08006", node + " with the following error: could not receive data from server: Connection timed out", false},
 		{"08006", "connection establishment for node 10.0.0.2:5432 failed", false}, // also said of established ones
+		{"08006", node + " with the following error: FATAL:  terminating connection due to administrator command", false},
+		{"08006", node + " with the following error: Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?", true},
+		{"08006", node + " with the following error: FATAL:  the database system is starting up", true},
 		{"08006", node + ` with the following error: connection to server at "10.0.0.2", port 5432 failed: Connection refused`, true},
-		{"08006", node + ` with the following error: connection to server at "10.0.0.2", port 5432 failed: FATAL:  the database system is starting up`, true},
 		{"08006", "could not establish any connections to the node 10.0.0.2:5432 after 30000 ms", true},
 	} {
 		err := fmt.Errorf("take: %w",

@@ -132,7 +132,7 @@ var ofTheRest = []mutant{
 	{"citus: late jobs pay in one phase", "internal/jobs/attempt/pay.go",
 		"a.pay(ctx, riverjob.Whole(tx), ", "a.pay(ctx, tx, ", "RequestTwoPhaseCommit", jobs, false},
 	{"citus: a node that was lost has done nothing", "ratelimit/postgres.go",
-		"strings.HasPrefix(why, \"connection to server \")", "why != \"\"", "ALostNode", core, true},
+		"`(connection to server |", "`(|connection to server |", "ALostNode", core, true},
 	{"lost statement: fails the transaction", "ratelimit/postgres.go",
 		" || s == statementLost", "", "PreparedStatementThatIsLost", whole, false},
 	{"lost statement: the transaction runs again for ever", "ratelimit/intx.go",
