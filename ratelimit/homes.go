@@ -15,7 +15,7 @@ import (
 
 // home returns the key under which the row of c is stored.
 func (l *Limiter) home(c *call) string {
-	if l.citus && c.Key == "" {
+	if l.spread && c.Key == "" {
 		if nr, ok := shard.HomeOf(c.Name, c.Shard); ok {
 			return shard.Home(nr)
 		}
@@ -26,7 +26,7 @@ func (l *Limiter) home(c *call) string {
 // homes returns all keys under which rows of a limit and key may be stored.
 func (l *Limiter) homes(key string) []string {
 	all := []string{key}
-	if l.citus && key == "" {
+	if l.spread && key == "" {
 		for nr := range shard.Homes {
 			all = append(all, shard.Home(nr))
 		}
@@ -38,7 +38,7 @@ func (l *Limiter) homes(key string) []string {
 // says which home that is: see idOf.
 func (l *Limiter) settledAt(r *Reservation) string {
 	key := r.home()
-	if l.citus && key == "" {
+	if l.spread && key == "" {
 		return shard.Home(int(r.ID[len(r.ID)-1]))
 	}
 	return key
@@ -49,7 +49,7 @@ func (l *Limiter) settledAt(r *Reservation) string {
 func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
 	id := newID(at)
 	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
-	if l.citus && i >= 0 {
+	if l.spread && i >= 0 {
 		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
 			last := &id[len(id)-1]
 			*last = *last&^(shard.Homes-1) | byte(nr) //nolint:gosec // below Homes, which is a power of two

@@ -94,8 +94,9 @@ type Limiter struct {
 	maxAttempts int
 	timeout     time.Duration
 	portable    bool
-	citus       bool
-	colocated   bool // see two_phase.go
+	twoPhase    bool // on Citus: see two_phase.go
+	colocated   bool
+	spread      bool // on Citus: see homes.go
 	remember    bool
 	clock       func() time.Time
 	denials     denials.Denials
@@ -140,8 +141,9 @@ func New(cfg Config) (*Limiter, error) {
 		maxAttempts: cfg.MaxAttempts,
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,
-		citus:       cfg.Citus,
+		twoPhase:    cfg.Citus,
 		colocated:   cfg.Colocated,
+		spread:      cfg.Citus,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
 		hot:         contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},

@@ -146,7 +146,7 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 		c := &calls[i]
 		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.Name, c.Key, l.now()},
 			look: new(look)}
-		if l.citus && c.Key == "" {
+		if l.spread && c.Key == "" {
 			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.Key))
 		}
 	}

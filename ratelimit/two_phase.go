@@ -10,7 +10,7 @@ package ratelimit
 // Config.Colocated is about transactions of the caller's own, and not about those of package
 // scheduler, which writes jobs.
 func (l *Limiter) marked(a *attempt, tx any, statements []*statement) []*statement {
-	if !l.citus || a != nil && a.l.citus { // the limiter of InTx may be another one
+	if !l.twoPhase || a != nil && a.l.twoPhase { // the limiter of InTx may be another one
 		return statements
 	}
 	if _, jobs := tx.(interface{ WritesJobs() }); a == nil && l.colocated && !jobs {

@@ -126,7 +126,7 @@ var ofTheRest = []mutant{
 	{"remember: a denial from before a reset", "internal/denials/denials.go",
 		"watched == d.changes+1}", "watched != 0}", "BeforeAChange", []string{"./internal/denials"}, false},
 	{"citus: Colocated is about InTx", "ratelimit/intx.go",
-		"a.l.citus && a.foreign", "a.l.citus && !a.l.colocated && a.foreign", "TwoPhaseCommitIsRequested", whole, true},
+		"a.l.twoPhase && a.foreign", "a.l.twoPhase && !a.l.colocated && a.foreign", "TwoPhaseCommitIsRequested", whole, true},
 	{"citus: Colocated is about jobs", "ratelimit/two_phase.go",
 		" && l.colocated && !jobs {", " && l.colocated && (jobs || !jobs) {", "RequestTwoPhaseCommit", jobs, false},
 	{"citus: late jobs pay in one phase", "internal/jobs/attempt/pay.go",
