@@ -109,13 +109,19 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// hold locks the line.
+// hold locks the line. Whoever holds a balance keeps what follows waiting only briefly.
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	args := []any{g.of[0], g.of[1], g.granter.Holder, lineLasts}
-	err := g.Query(ctx, tx, HoldSQL, args, func() { g.mine = true },
-		&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil, nil)
+	columns := []any{&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil}
+	b := &pgx.Batch{}
+	b.Queue(g.SQL(HoldSQL), g.of[0], g.of[1], g.granter.Holder, lineLasts).
+		Query(func(rows pgx.Rows) error {
+			_, err := pgx.ForEachRow(rows, columns, func() error { g.mine = true; return nil })
+			return err
+		})
+	riverjob.BrieflyFrom(b, balanceIn)
+	err := tx.SendBatch(ctx, b).Close()
 	if known {
 		g.seen = seen
 	}

@@ -13,8 +13,7 @@ VALUES ($1::text, $2::text, 0, 0, 0, '-infinity', now() + $4::interval, $3::uuid
 ON CONFLICT (name, key) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE l.holder = excluded.holder OR l.until <= now()
 RETURNING l.virtual, l.others, l.value, pg_catalog.isfinite(l.seen), CASE WHEN pg_catalog.isfinite(l.seen) THEN l.seen ELSE now() END,
-	pg_catalog.set_config('idle_in_transaction_session_timeout', '2000', true),
-	pg_catalog.set_config('lock_timeout', '1000', true)`
+	pg_catalog.set_config('idle_in_transaction_session_timeout', '2000', true)`
 
 	// turnsSQL reads the next jobs of each tenant that waits, and corrections of what tenants were
 	// charged. It goes from tenant to tenant by the primary key, and reads at most so many rows for

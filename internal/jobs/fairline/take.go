@@ -19,6 +19,7 @@ const (
 	mostAtOnce = 500 // jobs that are granted in one transaction
 	mostTries  = 8   // to choose jobs, until all can be granted
 	pruneEvery = 10 * time.Second
+	balanceIn  = time.Second // a held balance keeps the other lines waiting
 )
 
 // take chooses the jobs whose turn it is, locks them and takes their tokens. If one of them cannot

@@ -3,8 +3,8 @@ package riverjob
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -82,16 +82,20 @@ func (c *Client) ConnectedInTx(ctx context.Context, fn func(tx pgx.Tx) error) er
 	})
 }
 
-// brieflySQL limits for how long the statements of a transaction wait for a lock.
-//
-// $1 in milliseconds
-const brieflySQL = `SELECT pg_catalog.set_config('lock_timeout', $1::text, true)`
-
 // Briefly has each statement of the transaction wait for d at most if somebody holds a lock: then
 // it fails, and IsHeld reports so.
 func (s Store) Briefly(ctx context.Context, tx pgx.Tx, d time.Duration) error {
-	args := []any{strconv.FormatInt(d.Milliseconds(), 10)}
-	return s.Query(ctx, tx, brieflySQL, args, func() {}, nil)
+	b := &pgx.Batch{}
+	BrieflyFrom(b, d)
+	return tx.SendBatch(ctx, b).Close()
+}
+
+// BrieflyFrom is Briefly for the statements of the transaction after those in the batch. Citus sends
+// a SET LOCAL to its workers, which hold the locks, only if the first setting says so. It does not
+// send what set_config sets. Postgres itself does not know that setting, and accepts it.
+func BrieflyFrom(b *pgx.Batch, d time.Duration) {
+	b.Queue(`SET LOCAL citus.propagate_set_commands = 'local'`)
+	b.Queue(fmt.Sprintf(`SET LOCAL lock_timeout = %d`, d.Milliseconds()))
 }
 
 // IsHeld reports whether err says that somebody held a lock for too long: lock_not_available.
