@@ -125,6 +125,36 @@ func TestAHeldBalanceHoldsUpNoLateJobOfAnotherKey(t *testing.T) {
 	}
 }
 
+// A late job whose balance is held for so long that it is put off is as late as before: when its turn
+// comes, it pays anew.
+func TestALateJobThatIsPutOffPaysAnew(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("heldLong",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	job := f.reserveOn(t, 0, nil, limit.For("held"))
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("held").OrReserve()); err != nil {
+		t.Fatal(err)
+	}
+	f.until(t, job.ScheduledAt.Add(3200*time.Millisecond))
+	j.client(t, sched)
+	eventually(t, "it is put off", func() bool {
+		now := f.job(t, job.ID)
+		return now.State != rivertype.JobStateRunning && now.ScheduledAt.After(job.ScheduledAt.Add(time.Second))
+	})
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s := j.await(t, 1)[0]; !strings.Contains(string(f.job(t, s.id).Metadata), `\"late\":true`) {
+		t.Errorf("it has started, and did not pay anew: %s", f.job(t, s.id).Metadata)
+	}
+}
+
 // A late job whose ticket says what it took, and not by which reservation, keeps no other
 // from paying anew.
 func TestALateJobWithoutAReservationHoldsUpNothing(t *testing.T) {

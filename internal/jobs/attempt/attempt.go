@@ -143,6 +143,7 @@ func (v *visit) begin(ctx context.Context) error {
 		}
 		return v.started(ctx)
 	}
+	t.Missed = false
 	if t.Due != 0 || v.Due.After(v.clock.At) {
 		t.Due = v.Due.UnixMicro()
 	}
@@ -242,45 +243,6 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 		v.at.Waker.Add(v.ID, time.Now().Add(wait), true) // sooner than the next round
 	}
 	return putOff(max(0, time.Until(due)))
-}
-
-// look tells visits when their jobs are due, given how their limits stand by now.
-func (a *Attempts) look(items []*visit) {
-	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
-	defer cancel()
-	jobs := make([]*riverjob.Waiter, len(items))
-	for i, v := range items {
-		jobs[i] = &v.Waiter
-	}
-	clock, err := a.reckon(ctx, jobs)
-	a.Warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
-	for _, v := range items {
-		v.clock, v.err = clock, err
-	}
-}
-
-// reckon tells of jobs when they may start by now, and reads the clock.
-func (a *Attempts) reckon(
-	ctx context.Context, jobs []*riverjob.Waiter,
-) (clock riverjob.Clock, err error) {
-	err = a.Connected(ctx, func(c *pgxpool.Conn) error {
-		clock.At, err = a.Reckon(ctx, c, jobs)
-		clock.Answered = time.Now()
-		return err
-	})
-	return clock, err
-}
-
-// ask has a batch answer, and again until the database does.
-func (v *visit) ask(ctx context.Context, b *visits) error {
-	for deadline := time.Now().Add(riverjob.Patience); ; time.Sleep(100 * time.Millisecond) {
-		if b.Do(v); v.err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return putOff(time.Second)
-		}
-	}
 }
 
 // pause pauses the limits and puts the job off until they open.

@@ -379,6 +379,7 @@ func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (
 	for _, w := range all {
 		t := &w.Ticket
 		t.Due, t.Late, t.At = ticket.Latest(w.Due, now).UnixMicro(), !w.Again, now.UnixMicro()
+		t.Missed = false
 		if w.Differs = true; !w.Due.After(now) {
 			// where it need not wait, it keeps its place before those that are less late
 			w.Due = w.At

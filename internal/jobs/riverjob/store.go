@@ -129,7 +129,8 @@ const TooLate = 3 * time.Second
 
 // Late reports whether a job is too late by the time that its ticket and its row say. By how its
 // lines stand now it need not be: others that were late have paid ahead of it. If it then only
-// waited for these, it would start in their time, on top of them. A pause is no reason to pay.
+// waited for these, it would start in their time, on top of them. A pause is no reason to pay. Where
+// the row's time is only that of the next look, it does not count.
 func (w *Waiter) Late(now time.Time) bool {
 	t := &w.Ticket
 	if t.Due == 0 || t.Late || w.Paused.After(now) {
@@ -139,7 +140,10 @@ func (w *Waiter) Late(now time.Time) bool {
 	if w.Due.Before(due) {
 		due = w.Due
 	}
-	return now.Sub(ticket.Latest(due, w.At)) > TooLate
+	if !t.Missed {
+		due = ticket.Latest(due, w.At)
+	}
+	return now.Sub(due) > TooLate
 }
 
 // DueSQL reads the jobs of queues that have been due for some time, in River's order.

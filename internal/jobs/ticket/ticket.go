@@ -59,10 +59,11 @@ type Ticket struct {
 	On     []Row `json:"on,omitempty"`     // the limits of a pause that it has met
 	Paid   bool  `json:"paid,omitempty"`   // for a worker made by Limit
 	Pays   Pays  `json:"pays,omitempty"`
-	Used   bool  `json:"used,omitempty"` // an attempt has begun with what was taken
-	Late   bool  `json:"late,omitempty"` // it has paid anew, and does not once more
-	Gone   int64 `json:"gone,omitempty"` // when what it took was given back
-	Seat   *Seat `json:"seat,omitempty"` // in a line
+	Used   bool  `json:"used,omitempty"`   // an attempt has begun with what was taken
+	Late   bool  `json:"late,omitempty"`   // it has paid anew, and does not once more
+	Missed bool  `json:"missed,omitempty"` // it could not be looked at, and came later for that
+	Gone   int64 `json:"gone,omitempty"`   // when what it took was given back
+	Seat   *Seat `json:"seat,omitempty"`   // in a line
 }
 
 // Row names a balance: a limit and a key.
