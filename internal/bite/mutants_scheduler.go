@@ -198,6 +198,8 @@ var ofTheScheduler = []mutant{
 		"context.WithTimeout(v.ctx, chargeIn)", "context.WithTimeout(v.ctx, time.Hour)", "AHeldBalance", jobs, false},
 	{"late: one held balance holds up all", "internal/jobs/attempt/pay.go",
 		"a.Briefly(ctx, tx, renewIn)", "a.Briefly(ctx, tx, time.Hour)", "HoldsUpNoLateJob", jobs, false},
+	{"look: a worker of Citus that is down holds up all", "internal/jobs/riverjob/store.go",
+		"if now, err = c.Reckon(ctx, q, jobs); !IsDown(err) {", "if now, err = c.Reckon(ctx, q, jobs); true || !IsDown(err) {", "OfAWorkerThatIsDown", []string{"./internal/jobs/riverjob"}, false},
 	{"late: one that is put off does not pay", "internal/jobs/attempt/ask.go",
 		"t.Missed = true", "t.Missed = false", "ThatIsPutOffPaysAnew", jobs, false},
 	{"late: one without a reservation holds up all", "internal/jobs/attempt/pay.go",

@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -22,7 +23,7 @@ func (a *Attempts) look(items []*visit) {
 	clock, err := a.reckon(ctx, jobs)
 	a.Warn(err, "jobs start late: their limits could not be read", "jobs", len(items))
 	for _, v := range items {
-		v.clock, v.err = clock, err
+		v.clock, v.err = clock, cmp.Or(err, v.Unread)
 	}
 }
 
@@ -31,20 +32,21 @@ func (a *Attempts) reckon(
 	ctx context.Context, jobs []*riverjob.Waiter,
 ) (clock riverjob.Clock, err error) {
 	err = a.Connected(ctx, func(c *pgxpool.Conn) error {
-		clock.At, err = a.Reckon(ctx, c, jobs)
+		clock.At, err = a.ReckonEach(ctx, c, jobs)
 		clock.Answered = time.Now()
 		return err
 	})
 	return clock, err
 }
 
-// ask has a batch answer, and again until the database does.
+// ask has a batch answer, and again until the database does. While a worker of Citus is down, its
+// jobs do not occupy River's workers for so long.
 func (v *visit) ask(ctx context.Context, b *visits) error {
 	for deadline := time.Now().Add(riverjob.Patience); ; time.Sleep(100 * time.Millisecond) {
 		if b.Do(v); v.err == nil {
 			return nil
 		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
+		if time.Now().After(deadline) || ctx.Err() != nil || riverjob.IsDown(v.err) {
 			return v.missed(ctx)
 		}
 	}

@@ -126,7 +126,7 @@ func (a *Attempts) along(job *rivertype.JobRow, of ticket.Row) {
 		due := slices.DeleteFunc(riverjob.Valid(all), func(w *riverjob.Waiter) bool {
 			return !slices.Contains(w.Ticket.Rows(), of)
 		})
-		now, err := a.Reckon(ctx, a.Pool, due)
+		now, err := a.ReckonEach(ctx, a.Pool, due)
 		if err != nil {
 			return err
 		}
@@ -260,11 +260,11 @@ const renewIn = time.Second
 
 // renew has jobs pay anew, in the order in which they were due: those at this client, and those
 // that wait in their queues and are as late, a thousand at a time. If somebody holds the balance of
-// one of them, each job at this client pays by itself: those that take from the same balances do
-// not wait for them once more. Should the answer to a COMMIT be lost, the jobs at this client pay
-// once more.
+// one of them, or its worker of Citus is down, each job at this client pays by itself: those that
+// take from the same balances do not try once more. Should the answer to a COMMIT be lost, the jobs
+// at this client pay once more.
 func (a *Attempts) renew(items []*visit) {
-	if !riverjob.IsHeld(a.renewed(items, true)) {
+	if !riverjob.IsBlocked(a.renewed(items, true)) {
 		return
 	}
 	slices.SortStableFunc(items, func(a, b *visit) int { return byDue(&a.Waiter, &b.Waiter) })
@@ -274,7 +274,7 @@ func (a *Attempts) renew(items []*visit) {
 		if v.err = held[of]; v.err != nil {
 			continue
 		}
-		if err := a.renewed([]*visit{v}, false); riverjob.IsHeld(err) {
+		if err := a.renewed([]*visit{v}, false); riverjob.IsBlocked(err) {
 			held[of] = err
 		}
 	}

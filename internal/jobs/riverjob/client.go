@@ -83,7 +83,7 @@ func (c *Client) ConnectedInTx(ctx context.Context, fn func(tx pgx.Tx) error) er
 }
 
 // Briefly has each statement of the transaction wait for d at most if somebody holds a lock: then
-// it fails, and IsHeld reports so.
+// it fails, and IsBlocked reports so.
 func (s Store) Briefly(ctx context.Context, tx pgx.Tx, d time.Duration) error {
 	b := &pgx.Batch{}
 	BrieflyFrom(b, d)
@@ -98,10 +98,18 @@ func BrieflyFrom(b *pgx.Batch, d time.Duration) {
 	b.Queue(fmt.Sprintf(`SET LOCAL lock_timeout = %d`, d.Milliseconds()))
 }
 
-// IsHeld reports whether err says that somebody held a lock for too long: lock_not_available.
-func IsHeld(err error) bool {
+// IsBlocked reports whether err concerns only the balances that were asked for, so that jobs of
+// others can go on: somebody held a lock for too long (lock_not_available), or IsDown.
+func IsBlocked(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && e.Code == "55P03"
+	return errors.As(err, &e) && e.Code == "55P03" || IsDown(err)
+}
+
+// IsDown reports whether err says that Citus could not reach a worker: connection_failure, told by
+// a coordinator that can be reached itself.
+func IsDown(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && e.Code == "08006"
 }
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
@@ -192,19 +200,28 @@ const (
 // turnSQL takes the turn, or keeps it: no row if it is another client's.
 //
 // $1 River's schema $2 holder $3 for how long, from now on until the time that it answers
-// $4 which of the turns
+// $4 which of the turns $5 what is added to the key
 const turnSQL = `INSERT INTO {ours}weir_slot AS s (name, key, slot, holder, until)
-VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()), $4::integer, $2::uuid, now() + $3::interval)
+VALUES ('weir scheduler', coalesce(nullif($1::text, ''), current_schema()) || $5::text, $4::integer, $2::uuid, now() + $3::interval)
 ON CONFLICT (name, key, slot) DO UPDATE SET holder = excluded.holder, until = excluded.until
 	WHERE s.holder = excluded.holder
 		OR date_part('epoch', excluded.until - s.until) >= date_part('epoch', $3::interval)
 RETURNING s.until`
 
+// mostTurnKeys is enough for one of the keys to be on another node of Citus than the first.
+const mostTurnKeys = 16
+
 // TakeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
-// client's.
+// client's. While the worker of Citus is down that has the turn's row, it takes another row. When
+// the worker is back, two clients may have the turn for as long as it lasts, which does no harm.
 func (c *Client) TakeTurn(ctx context.Context, turn int) (until time.Time, err error) {
-	args := []any{c.Schema, c.Holder, TurnLasts, turn}
-	err = c.Query(ctx, c.Pool, turnSQL, args, func() {}, &until)
+	for n := range mostTurnKeys {
+		args := []any{c.Schema, c.Holder, TurnLasts, turn, strings.Repeat(" ", n)}
+		err = c.Query(ctx, c.Pool, turnSQL, args, func() {}, &until)
+		if !IsDown(err) {
+			break
+		}
+	}
 	return until, err
 }
 

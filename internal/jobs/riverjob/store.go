@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -101,6 +102,7 @@ type Waiter struct {
 	Redefined bool          `json:"-"` // by the rules of this process
 	Differs   bool          `json:"-"` // from the ticket in the row
 	Again     bool          `json:"-"` // it pays for another attempt
+	Unread    error         `json:"-"` // why ReckonEach could not read its balances
 }
 
 // Waiters are the jobs that a statement selects, by their id, attempt, state, scheduled_at and
@@ -182,6 +184,39 @@ func (s Store) Reckon(ctx context.Context, q Querier, jobs []*Waiter) (now time.
 		states = states[n:]
 	}
 	return now, nil
+}
+
+// ReckonEach is Reckon outside of transactions. If a worker of Citus is down, it asks for the jobs
+// of each set of balances by themselves. Jobs whose balances it cannot read keep their times.
+func (c *Client) ReckonEach(
+	ctx context.Context, q Querier, jobs []*Waiter,
+) (now time.Time, err error) {
+	for _, w := range jobs {
+		w.Unread = nil
+	}
+	if now, err = c.Reckon(ctx, q, jobs); !IsDown(err) {
+		return now, err
+	}
+	c.Warn(err, "jobs whose limits could not be read keep their times")
+	same := map[string][]*Waiter{}
+	for _, w := range jobs {
+		of := fmt.Sprintf("%q", w.Ticket.Rows())
+		same[of] = append(same[of], w)
+	}
+	for _, some := range same {
+		at, failed := c.Reckon(ctx, q, some)
+		switch {
+		case failed == nil:
+			now, err = at, nil
+		case !IsDown(failed):
+			return now, failed
+		default:
+			for _, w := range some {
+				w.Due, w.Unread = w.At, failed
+			}
+		}
+	}
+	return now, err // none if some were read
 }
 
 // MostMoved is how many jobs one statement moves.

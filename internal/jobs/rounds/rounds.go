@@ -123,11 +123,9 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 		}
 		jobs = append(jobs, behind...)
 	}
-	if err := r.arrange(ctx, jobs); err != nil {
-		return err
-	}
+	err = r.arrange(ctx, jobs)
 	now := until.Add(-riverjob.TurnLasts)
-	return r.findGone(ctx, next, riverjob.Clock{At: now, Answered: answered})
+	return errors.Join(err, r.findGone(ctx, next, riverjob.Clock{At: now, Answered: answered}))
 }
 
 // walk returns the jobs with tickets among the next n that wait, and the last of the n.
@@ -147,7 +145,7 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 	for _, w := range jobs {
 		w.Differs = r.watch.gaps.CloseUp(&w.Ticket, math.MaxInt64)
 	}
-	now, err := r.Reckon(ctx, r.Pool, jobs)
+	now, err := r.ReckonEach(ctx, r.Pool, jobs)
 	if err != nil {
 		return err
 	}
@@ -278,7 +276,7 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 	for _, f := range found {
 		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
 			w.gaps.Left(t)
-		} else if err := r.freed(ctx, f, held); riverjob.IsHeld(err) {
+		} else if err := r.freed(ctx, f, held); riverjob.IsBlocked(err) {
 			continue // it is found again
 		} else if err != nil {
 			return err
@@ -302,7 +300,7 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 	there, err := r.Which(ctx, r.Pool, sql, slices.Collect(maps.Keys(missing)))
 	for id, m := range missing {
 		if err == nil && !there[id] && c.Until(m.Due) > 0 { // it cannot have started
-			if err = r.freed(ctx, m, held); riverjob.IsHeld(err) {
+			if err = r.freed(ctx, m, held); riverjob.IsBlocked(err) {
 				w.seen, err = append(w.seen, m), nil // it is missing again
 			}
 		}
@@ -320,7 +318,8 @@ SELECT g.id FROM pg_catalog.unnest($1::bigint[]) AS g (id) LEFT JOIN job j ON j.
 WHERE j.id IS NULL OR j.state OPERATOR(pg_catalog.=) 'cancelled'`
 
 // freed frees a job that has gone, in a transaction of its own. If it has waited in vain for what
-// somebody held, it notes that in held, and other jobs of the same balances do not wait for it.
+// somebody held, or a worker of Citus is down, it notes that in held, and other jobs of the same
+// balances do not try.
 func (r *Rounds) freed(
 	ctx context.Context, w *riverjob.Waiter, held map[string]error,
 ) error {
@@ -343,7 +342,7 @@ func (r *Rounds) freed(
 		}
 		return err
 	})
-	if riverjob.IsHeld(err) {
+	if riverjob.IsBlocked(err) {
 		held[of] = err
 	}
 	if released && err == nil {

@@ -1,0 +1,87 @@
+package riverjob_test
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/jobs/ticket"
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// partly fails statements that name a key whose worker is down, as a coordinator of Citus does.
+type partly struct {
+	riverjob.Querier
+	down string
+}
+
+func (p partly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	for _, a := range args {
+		if keys, ok := a.([]string); ok && slices.Contains(keys, p.down) {
+			err := &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "08006",
+				Message: "connection to the remote node failed"}
+			return noRows{err: err}, err
+		}
+	}
+	return p.Querier.Query(ctx, sql, args...)
+}
+
+type noRows struct {
+	pgx.Rows
+	err error
+}
+
+func (noRows) Close()       {}
+func (noRows) Next() bool   { return false }
+func (n noRows) Err() error { return n.err }
+
+// Jobs of a worker that is down keep their times, until it is back, and others are told when they
+// may start.
+func TestJobsOfAWorkerThatIsDownKeepTheirTimes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.MustDefine("partly down",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	at := time.Now().Add(time.Hour)
+	var jobs []*riverjob.Waiter
+	var due []time.Time
+	for _, key := range []string{"down", "up", "down", "up too"} {
+		res, err := limiter.Autocommit(pool).RateLimit(t.Context(), limit.For(key).Count(100).OrReserve())
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs = append(jobs, &riverjob.Waiter{At: at, Ticket: ticket.Pacing{}.Ticket(&res, 0, false)})
+		due = append(due, res.RunAt)
+	}
+	c := riverjob.NewClient(riverjob.NewStore(limiter, ticket.Pacing{}, ""), pool,
+		slog.New(slog.DiscardHandler))
+	for _, down := range []string{"down", "none"} {
+		now, err := c.ReckonEach(t.Context(), partly{pool, down}, jobs)
+		if err != nil || now.IsZero() {
+			t.Fatal(now, err)
+		}
+		for i, w := range jobs {
+			want, unread := due[i], i%2 == 0 && down == "down"
+			if unread {
+				want = at
+			}
+			if d := w.Due.Sub(want).Abs(); d > time.Millisecond || unread != (w.Unread != nil) {
+				t.Errorf("%s is down: job %d is due at %v (%v), want %v", down, i, w.Due, w.Unread, want)
+			}
+		}
+	}
+	if _, err := c.ReckonEach(t.Context(), partly{pool, "down"}, jobs[:1]); !riverjob.IsBlocked(err) {
+		t.Errorf("none could be read: %v", err)
+	}
+}
