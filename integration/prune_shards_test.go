@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/shard"
 )
 
 // A process that knows a key's shards from before they were pruned finds them closed, and looks for
@@ -161,13 +162,42 @@ func TestAKeyOfShardsIsPrunedWhollyOrNotAtAll(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance WHERE shard IN (7, 8)`); err != nil {
-		t.Fatal(err)
-	}
+	loseShards(t, pool)
 	for _, v := range []*ratelimit.Autocommit{a, limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool)} {
 		takeOK(t, first(v.RateLimit(t.Context(), limit.Count(20))))
 	}
 	if res, err := a.RateLimit(t.Context(), limit); err != nil || res.OK {
 		t.Errorf("%+v, %v, want it denied: all 40 are taken", res, err)
 	}
+}
+
+// loseShards deletes two rows of the first layout of a limit, as somebody may have by hand.
+func loseShards(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	first := shard.Layout{Shards: 4, Generation: 1}
+	tag, err := pool.Exec(t.Context(), `DELETE FROM weir_balance WHERE shard IN ($1, $2)`, first.Row(1), first.Row(2))
+	if err != nil || tag.RowsAffected() != 2 {
+		t.Fatal(tag, err)
+	}
+}
+
+// Of two transactions that find the same shards missing, the second one has nothing left to do.
+func TestTwoCallersMendTheSameShards(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
+	pool := pgtest.Pool(t)
+	limit := ratelimit.MustDefine("mended", ratelimit.TokenBucket{Rate: 40, Period: never},
+		ratelimit.Shards(4)).Global()
+	takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit)))
+	loseShards(t, pool)
+	one, two := begin(t, pool, pgx.ReadCommitted), begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(limiter(t, ratelimit.Config{}).RateLimit(t.Context(), one, limit)))
+	second := waiting(t, pool, two, func() (ratelimit.Result, error) {
+		return limiter(t, ratelimit.Config{}).RateLimit(t.Context(), two, limit)
+	})
+	commit(t, one)
+	if a := <-second; a.err != nil || !a.res.OK {
+		t.Errorf("%+v, %v, want it granted", a.res, a.err)
+	}
+	commit(t, two)
 }

@@ -172,6 +172,9 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 				l.put(&rows[i], algebra.Balance{Value: algebra.Full, PausedUntil: algebra.Open}))
 		}
 	}
+	if len(puts) == 0 { // another transaction was faster
+		return nil
+	}
 	return x.run(ctx, puts)
 }
 
