@@ -1,22 +1,14 @@
 package scheduler_test
 
 import (
-	"errors"
-	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
-	"github.com/weir-go/weir/internal/pgserver"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
@@ -27,23 +19,7 @@ import (
 func elsewhen(t *testing.T, by string) *pgxpool.Pool {
 	t.Helper()
 	pgtest.OneServer(t, "the test cannot set the clocks of its nodes")
-	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
-	if len(libraries) == 0 {
-		fmt.Printf("scheduler: %s: skipped: libfaketime is not installed (Debian: apt-get install faketime)\n",
-			t.Name())
-		t.Skip("skipped: libfaketime is not installed (Debian: apt-get install faketime)")
-	}
-	t.Cleanup(func() { // each process that ends in haste leaves two files, named after it
-		files, _ := filepath.Glob("/dev/shm/*faketime_*")
-		for _, file := range files {
-			nr, err := strconv.Atoi(file[strings.LastIndex(file, "_")+1:])
-			if err == nil && errors.Is(syscall.Kill(nr, 0), syscall.ESRCH) {
-				_ = os.Remove(file) // another test may be faster
-			}
-		}
-	})
-	_, pool := pgtest.Own(t, pgserver.Env("LD_PRELOAD="+libraries[0], "FAKETIME="+by,
-		"FAKETIME_DONT_FAKE_MONOTONIC=1"))
+	_, pool := pgtest.Own(t, pgtest.Faketime(t, by))
 	if err := schema.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}

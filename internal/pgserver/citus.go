@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -39,8 +40,13 @@ func StartCluster(ctx context.Context, bin string, opts ...Option) (_ Cluster, e
 			err = errors.Join(fmt.Errorf("pgserver: cluster: %w", err), c.Stop())
 		}
 	}()
-	for range 3 {
-		s, err := create(ctx, bin, nil, &o)
+	for n := range 3 {
+		node := o
+		node.settings, node.env = slices.Clip(o.settings), slices.Clip(o.env)
+		for _, opt := range o.nodes[n] {
+			opt(&node)
+		}
+		s, err := create(ctx, bin, nil, &node)
 		if err != nil {
 			return nil, err
 		}

@@ -8,6 +8,7 @@ type options struct {
 	settings [][2]string
 	env      []string
 	password string // empty: one of its own
+	nodes    map[int][]Option
 }
 
 // Durable makes the server wait for the disk when a transaction commits, as in production. By
@@ -22,6 +23,16 @@ func Setting(name, value string) Option {
 
 // Env adds to the server's environment.
 func Env(vars ...string) Option { return func(o *options) { o.env = append(o.env, vars...) } }
+
+// Node is for one node of a cluster: 0 is the coordinator.
+func Node(n int, opts ...Option) Option {
+	return func(o *options) {
+		if o.nodes == nil {
+			o.nodes = map[int][]Option{}
+		}
+		o.nodes[n] = append(o.nodes[n], opts...)
+	}
+}
 
 // args are the server's arguments, but for its folder and port. A later one overrides.
 func (o *options) args() []string {
