@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -74,5 +75,13 @@ func (r *Reader) rowsOfKeys(
 			keys = append(keys, shard.Home(nr))
 		}
 	}
-	return tx.Query(ctx, r.sql(rowsSQL), name, keys, r.now(), shard.Reserved)
+	now := r.now()
+	if now == nil { // else it would be the clock of any node
+		var at time.Time
+		if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at); err != nil {
+			return nil, err
+		}
+		now = at
+	}
+	return tx.Query(ctx, r.sql(rowsSQL), name, keys, now, shard.Reserved)
 }

@@ -133,7 +133,7 @@ func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
 
 // send runs statements in one round trip. If one fails, it returns that statement with the error.
 func send(ctx context.Context, tx querier, statements []*statement) (failed *statement, err error) {
-	if len(statements) == 1 {
+	if len(statements) == 1 && statements[0].here == nil {
 		s := statements[0]
 		rows, err := tx.Query(ctx, s.sql, s.args...)
 		if err != nil {
@@ -154,13 +154,14 @@ const commitSQL = `COMMIT`
 func sendBatch(
 	ctx context.Context, to batchSender, statements []*statement,
 ) (failed *statement, err error) {
+	statements = timed(statements)
 	batch := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements))}
 	for _, s := range statements {
 		batch.Queue(s.sql, s.args...)
 	}
 	results := to.SendBatch(ctx, batch)
 	for _, s := range statements {
-		if s.c == nil && s.many == nil {
+		if s.c == nil && s.many == nil && s.here == nil {
 			_, err = results.Exec()
 		} else {
 			var rows pgx.Rows
@@ -184,6 +185,7 @@ func sendBatch(
 // read reads the answer: one row or none, unless it is about many.
 func (s *statement) read(rows pgx.Rows) error {
 	defer rows.Close()
+	defer s.tick()
 	if s.many != nil {
 		return s.many.read(rows, s.looks)
 	}

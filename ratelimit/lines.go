@@ -57,15 +57,20 @@ func (l *Limiter) Lines(
 		of[i] = nr
 	}
 	lines := make([]State, len(known))
-	var now time.Time
+	now, err := l.hereNow(ctx, db)
+	if err != nil {
+		return nil, now, fmt.Errorf("ratelimit: read the clock: %w", hint(ended(ctx, err)))
+	}
 	var nr int64
 	var ts, paused pgtype.Timestamptz
 	var delay pgtype.Int8
 	var moved pgtype.Float8
 	rows, _ := db.Query(ctx, l.sql.Lines, names, keys, first, last) // rows has the error, too
-	_, err := pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&nr, &ts, &paused, &delay, &moved}, func() error {
 		if nr == 0 {
-			now = ts.Time
+			if now.IsZero() {
+				now = ts.Time
+			}
 			return nil
 		}
 		s := &lines[at[nr-1]]

@@ -93,7 +93,7 @@ func (l *Limiter) lookMany(rows []*standing) []*statement {
 	names, keys := placesOf(rows)
 	statements := l.forEach(l.sql.Many.Look, rows, names, keys, l.now())
 	for _, s := range statements {
-		s.looks = true
+		s.looks, s.here = true, l.here()
 	}
 	return statements
 }

@@ -35,6 +35,7 @@ package ratelimit
 //	protocol.go      how a call is decided: take, look, take again; why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       runs statements in a pgx transaction
+//	clock.go         on Citus: whose clock decides
 //	postgres.go      what the database's errors mean
 //	denials.go       expects denials, so that a flood of denied calls only reads
 //

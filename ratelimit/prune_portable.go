@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -17,9 +18,17 @@ import (
 func (l *Limiter) prunePortable(
 	ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, within int64,
 ) error {
+	began, err := l.hereNow(ctx, pool)
+	if err != nil {
+		return fmt.Errorf("ratelimit: prune: %w", hint(ended(ctx, err)))
+	}
+	now := l.now
+	if l.clock == nil && !began.IsZero() { // what is idle as it begins is so later, unless it changes
+		now = func() any { return began }
+	}
 	at := first
-	err := pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
-		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, l.now(), within)
+	err = pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
+		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, now(), within)
 		var keys []where.Place // in order
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
@@ -39,7 +48,7 @@ func (l *Limiter) prunePortable(
 		if err != nil {
 			return 0, err
 		}
-		gone, err := l.pruneKeys(ctx, tx, keys, within)
+		gone, err := l.pruneKeys(ctx, tx, keys, now(), within)
 		done.Looked, done.Deleted = done.Looked+tag.RowsAffected(), done.Deleted+gone
 		return tag.RowsAffected(), err
 	})
@@ -48,7 +57,7 @@ func (l *Limiter) prunePortable(
 	}
 	at = first
 	err = pruneTable(ctx, pool, cfg, done, "slots", func(tx pgx.Tx) (int64, error) {
-		rows, _ := tx.Query(ctx, l.sql.PageSlots, at.name, at.key, at.number, cfg.Batch, l.now())
+		rows, _ := tx.Query(ctx, l.sql.PageSlots, at.name, at.key, at.number, cfg.Batch, now())
 		var forgotten bool
 		var clock time.Time
 		return deleteEach(ctx, tx, rows, []any{&at.name, &at.key, &at.number, &forgotten, &clock},
@@ -63,7 +72,7 @@ func (l *Limiter) prunePortable(
 	}
 	id := "00000000-0000-0000-0000-000000000000"
 	return pruneTable(ctx, pool, cfg, done, "settlements", func(tx pgx.Tx) (int64, error) {
-		rows, _ := tx.Query(ctx, l.sql.PageSettled, id, cfg.Batch, l.now())
+		rows, _ := tx.Query(ctx, l.sql.PageSettled, id, cfg.Batch, now())
 		var key string
 		var over bool
 		return deleteEach(ctx, tx, rows, []any{&id, &key, &over}, &done.Settled,
@@ -102,13 +111,13 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 // pruneKeys deletes idle rows of keys, by the rules of Statements.Prune: a key with a head is
 // deleted as a whole if all of its rows are locked and idle; otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(
-	ctx context.Context, tx pgx.Tx, keys []where.Place, within int64,
+	ctx context.Context, tx pgx.Tx, keys []where.Place, now any, within int64,
 ) (gone int64, err error) {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
 	all := make([]pruning, len(keys))
 	for i, p := range keys {
 		for _, key := range l.homes(p.Key) {
-			all[i].queue(l, lock, p.Name, key, within)
+			all[i].queue(l, lock, p.Name, key, now, within)
 		}
 	}
 	if err := sendAll(ctx, tx, lock); err != nil {
@@ -139,8 +148,10 @@ type prunable struct {
 	closed, idle bool
 }
 
-func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, within int64) {
-	batch.Queue(l.sql.LockKey, name, key, l.now(), within).Query(func(rows pgx.Rows) error {
+func (k *pruning) queue(
+	l *Limiter, batch *pgx.Batch, name, key string, now any, within int64,
+) {
+	batch.Queue(l.sql.LockKey, name, key, now, within).Query(func(rows pgx.Rows) error {
 		r := prunable{key: key}
 		_, err := pgx.ForEachRow(rows, []any{&r.shard, &r.closed, &r.idle}, func() error {
 			k.held = append(k.held, r)

@@ -37,7 +37,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 	if err := a.yields(x.l, statements); err != nil {
 		return err
 	}
-	for _, s := range x.l.marked(a, x.tx, statements) {
+	for _, s := range timed(x.l.marked(a, x.tx, statements)) {
 		if s.c == nil && s.once == nil { // a statement without an answer
 			if _, err := x.tx.ExecContext(ctx, s.sql, s.args...); err != nil {
 				return err
@@ -56,6 +56,7 @@ func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
 			return err
 		}
 		s.found = true
+		s.tick()
 	}
 	return nil
 }

@@ -28,6 +28,8 @@ type statement struct {
 	row    int32   // the one of them that was taken from
 	lone   bool    // there is only one candidate
 	look   *look   // the columns of LookShards
+
+	here *time.Time // on Citus, of a look: the clock that counts; see clock.go
 }
 
 // columnsOf is an answer by its columns; at is the clock, for statements that answer with it.
@@ -51,6 +53,8 @@ func (s *statement) dest() []any {
 		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved, &s.row}
 	case s.looks:
 		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved, &a.at}
+	case s.here != nil:
+		return []any{s.here}
 	default:
 		return []any{&a.value, &a.ts, &a.paused, &a.delay, &a.moved}
 	}
@@ -172,7 +176,7 @@ func (l *Limiter) resumeOf(c *call) *statement {
 
 func (l *Limiter) lookOf(c *call) *statement {
 	return &statement{c: c, sql: l.sql.Look, args: []any{c.Name, l.home(c), c.Shard, l.now()},
-		looks: true}
+		looks: true, here: l.here()}
 }
 
 // now is the time of Config.Clock, or nil for the database's clock.

@@ -22,15 +22,16 @@ import (
 )
 
 // killable is a cluster of this test's own, with Weir's tables, and a pool on its coordinator.
-func killable(t *testing.T) (pgserver.Cluster, *pgxpool.Pool) {
+func killable(t *testing.T, opts ...pgserver.Option) (pgserver.Cluster, *pgxpool.Pool) {
 	t.Helper()
 	bin := os.Getenv("WEIR_CITUS_BIN")
 	if bin == "" {
-		const why = "skipped: it kills servers, so it needs some of its own: set WEIR_CITUS_BIN to a folder of a server with Citus"
+		const why = "skipped: it needs servers of its own: set WEIR_CITUS_BIN to a folder of a server with Citus"
 		fmt.Printf("%s: %s\n", t.Name(), why)
 		t.Skip(why)
 	}
-	c, err := pgserver.StartCluster(t.Context(), bin, pgserver.Setting("citus.recover_2pc_interval", "1s"))
+	opts = append(opts, pgserver.Setting("citus.recover_2pc_interval", "1s"))
+	c, err := pgserver.StartCluster(t.Context(), bin, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,14 +184,19 @@ func recovered(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
+// portOf is the port of the node that has the rows of a key.
+func portOf(t testing.TB, pool *pgxpool.Pool, key string) int {
+	t.Helper()
+	return scan[int](t, pool, `SELECT n.nodeport FROM pg_dist_placement p JOIN pg_dist_node n USING (groupid)
+		WHERE p.shardid = get_shard_id_for_distribution_column('weir_balance', $1::text)`, key)
+}
+
 // A worker that is down fails its own keys, with an error that says that nothing was taken, and no
 // other.
 func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 	c, pool := killable(t)
 	l := limiter(t, ratelimit.Config{Citus: true})
-	const where = `SELECT n.nodeport FROM pg_dist_placement p JOIN pg_dist_node n USING (groupid)
-		WHERE p.shardid = get_shard_id_for_distribution_column('weir_balance', $1::text)`
-	down := scan[int](t, pool, where, "k0")
+	down := portOf(t, pool, "k0")
 	for _, worker := range c[1:] {
 		if strings.Contains(worker.URL(), fmt.Sprint(":", down, "/")) {
 			if err := worker.Kill(); err != nil {
@@ -209,7 +215,7 @@ func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 	met := map[bool]int{}
 	for i := range 16 {
 		key := fmt.Sprint("k", i)
-		dead := scan[int](t, pool, where, key) == down
+		dead := portOf(t, pool, key) == down
 		for name, call := range calls {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			err := call(ctx, budget.For(key))

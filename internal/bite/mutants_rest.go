@@ -354,6 +354,12 @@ var ofTheRest = []mutant{
 	{"inspect: a closed row counts", "inspect/balance.go",
 		"if math.IsInf(r.value, -1) {", "if math.IsInf(r.value, -1) && n > 9 {", "OddRows", looks, false},
 
+	// on Citus
+	{"citus: looks go by the clock of another node", "ratelimit/clock.go",
+		"s.answer.at = *s.here", "_ = s.here", "OnCitusTheClock", core, true},
+	{"citus: the clock is read before the takes", "ratelimit/clock.go",
+		"case s.here == nil:\n\t\t\tat = nil", "case s.here == nil:", "OnCitusTheClock", core, true},
+
 	// the command
 	{"weir: changes what is elsewhere unasked", "cmd/weir/session.go",
 		"if s.e.yes || s.e.local(", "if !s.e.yes || s.e.local(", "AnotherMachine", command, false},

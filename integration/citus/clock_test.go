@@ -1,0 +1,395 @@
+package citus
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/weir-go/weir/inspect"
+	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/slots"
+)
+
+// skew is by how much the clock of one worker is ahead of the coordinator's and of this program's,
+// and by how much that of the other worker is behind.
+const skew = 2 * time.Second
+
+// node is one of a cluster whose clocks differ.
+type node struct {
+	name  string
+	pool  *pgxpool.Pool
+	ahead time.Duration
+}
+
+// now is what the node's clock shows, in the microseconds of Postgres.
+func (n *node) now() time.Time { return time.Now().Add(n.ahead).Truncate(time.Microsecond) }
+
+// skewed is a cluster of which each node has another clock.
+func skewed(t *testing.T) []*node {
+	t.Helper()
+	c, pool := killable(t, pgserver.Node(1, pgtest.Faketime(t, "+2s")),
+		pgserver.Node(2, pgtest.Faketime(t, "-2s")))
+	nodes := []*node{{"Coordinator", pool, 0}, {"Ahead", nil, skew}, {"Behind", nil, -skew}}
+	for i, n := range nodes {
+		if i > 0 {
+			var err error
+			if n.pool, err = pgxpool.New(t.Context(), c[i].URL()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(n.pool.Close)
+		}
+		from := n.now()
+		at := scan[time.Time](t, n.pool, `SELECT clock_timestamp()`)
+		during(t, "the node "+n.name, at, from, n.now())
+	}
+	return nodes
+}
+
+func during(t testing.TB, what string, at, from, to time.Time) {
+	t.Helper()
+	if at.Before(from) || at.After(to) {
+		t.Errorf("%s: the clock is %v ahead of when it was asked, and %v behind when it had answered", what,
+			at.Sub(from), to.Sub(at))
+	}
+}
+
+// keysOn returns a key that begins with prefix for each worker, whose rows are there.
+func keysOn(t testing.TB, nodes []*node, prefix string) (keys []string) {
+	t.Helper()
+	for _, worker := range nodes[1:] {
+		for i := 0; ; i++ {
+			key := fmt.Sprint(prefix, " ", i)
+			if portOf(t, nodes[0].pool, key) == int(worker.pool.Config().ConnConfig.Port) {
+				keys = append(keys, key)
+				break
+			}
+		}
+	}
+	return keys
+}
+
+// A road is one way of calling.
+type road struct {
+	name string
+	call func(context.Context, func(ratelimit.Verbs) error) error
+}
+
+// batched takes by SendBatch.
+type batched struct {
+	ratelimit.Verbs
+	l    *ratelimit.Limiter
+	pool *pgxpool.Pool
+}
+
+func (b batched) RateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return b.l.SendBatch(ctx, b.pool, func(b *pgx.Batch) error { b.Queue(`SELECT 1`); return nil }, requests...)
+}
+
+func roads(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) []road {
+	coalesced := l.Coalesce(pool)
+	t.Cleanup(coalesced.Close)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	own := func(level pgx.TxIsoLevel) func(context.Context, func(ratelimit.Verbs) error) error {
+		return func(ctx context.Context, fn func(ratelimit.Verbs) error) error {
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return fn(l.In(tx)) })
+		}
+	}
+	of := func(v ratelimit.Verbs) func(context.Context, func(ratelimit.Verbs) error) error {
+		return func(_ context.Context, fn func(ratelimit.Verbs) error) error { return fn(v) }
+	}
+	return []road{
+		{"Own", own(pgx.ReadCommitted)},
+		{"InTx", func(ctx context.Context, fn func(ratelimit.Verbs) error) error {
+			return l.InTx(ctx, pool, func(_ context.Context, tx pgx.Tx) error { return fn(l.In(tx)) })
+		}},
+		{"RepeatableRead", func(ctx context.Context, fn func(ratelimit.Verbs) error) error {
+			return l.InTxOptions(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead},
+				func(_ context.Context, tx pgx.Tx) error { return fn(l.In(tx)) })
+		}},
+		{"Autocommit", of(l.Autocommit(pool))},
+		{"Coalesced", of(coalesced)},
+		{"SendBatch", of(batched{l.Autocommit(pool), l, pool})},
+		{"InSQLTx", func(ctx context.Context, fn func(ratelimit.Verbs) error) error {
+			return l.InSQLTx(ctx, db, nil, func(_ context.Context, tx *sql.Tx) error { return fn(l.InSQL(tx)) })
+		}},
+	}
+}
+
+// interval is that of a token: less than the clocks differ by.
+const interval = 1500 * time.Millisecond
+
+// Whatever the clock of the node that has a row: grants and denials, and what checks and reads
+// answer, go by the clock of the node that the caller is connected to.
+func TestTheClockOfTheNodeConnectedToDecides(t *testing.T) {
+	nodes := skewed(t)
+	rule := ratelimit.TokenBucket{Rate: 2, Period: 2 * interval}
+	bucket, window := ratelimit.MustDefine("bucket", rule),
+		ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 1, Period: interval})
+	sharded := ratelimit.MustDefine("sharded", rule, ratelimit.Shards(2))
+	for _, from := range nodes {
+		l := limiter(t, ratelimit.Config{Citus: true})
+		for _, r := range roads(t, l, from.pool) {
+			name := from.name + r.name
+			t.Run(name, func(t *testing.T) {
+				for _, key := range keysOn(t, nodes, name) {
+					decides(t, from, r, bucket.For(key), true)
+					decides(t, from, r, window.For(key), true)
+					decides(t, from, r, sharded.For(key), false)
+				}
+				decides(t, from, r, ratelimit.MustDefine("global "+name, rule).Global(), true)
+				decides(t, from, r, ratelimit.MustDefine("spread "+name, rule, ratelimit.Shards(2)).Global(), false)
+			})
+		}
+	}
+}
+
+// decides takes one token after the other until two calls are denied, and then reads. Each answer
+// must be that of the arithmetic at a time when the call was under way. That of shards may be
+// stricter: one may be full while the other is not.
+func decides(t *testing.T, from *node, r road, q ratelimit.Request, exact bool) {
+	t.Helper()
+	ctx := t.Context()
+	var state ratelimit.State
+	ask := func(what string, verb func(ratelimit.Verbs) (ratelimit.Result, error)) (granted bool, left ratelimit.State) {
+		what += " " + q.String()
+		var res ratelimit.Result
+		began := from.now()
+		err := r.call(ctx, func(v ratelimit.Verbs) (err error) {
+			res, err = verb(v)
+			return err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		during(t, what, res.At, began, from.now())
+		want, err := ratelimit.Decide(q, state, res.At)
+		if err != nil {
+			t.Fatal(err)
+		}
+		early := want.RetryAt.Sub(res.RetryAt)
+		switch {
+		case res.OK && !want.OK:
+			t.Errorf("%s: granted %v too early", what, want.RetryAt.Sub(res.At))
+		case exact && res.OK != want.OK:
+			t.Errorf("%s: denied, where there is a token", what)
+		case res.OK || want.OK:
+		case exact && early != 0, early > time.Microsecond, early < -interval:
+			t.Errorf("%s: RetryAt is %v too early", what, early)
+		}
+		return res.OK, want.State
+	}
+	for denied := 0; denied < 2; {
+		granted, left := ask("take",
+			func(v ratelimit.Verbs) (ratelimit.Result, error) { return v.RateLimit(ctx, q) })
+		if granted {
+			state = left
+		} else {
+			denied++
+		}
+	}
+	ask("check", func(v ratelimit.Verbs) (ratelimit.Result, error) { return v.CheckRateLimit(ctx, q) })
+	began := from.now()
+	err := r.call(ctx, func(v ratelimit.Verbs) error {
+		now, err := v.Value(ctx, q)
+		if ended := from.now(); err == nil && q.Limit().Name() != "window" { // whose TS is its beginning
+			during(t, "value "+q.String(), now.TS, began, ended)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Lines and package inspect go by that clock, too, and Prune deletes nothing that is not full by it.
+func TestOthersGoByTheClockOfTheNodeConnectedTo(t *testing.T) {
+	nodes := skewed(t)
+	ctx := t.Context()
+	l := limiter(t, ratelimit.Config{Citus: true})
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: interval}),
+		ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 2, Period: interval}, ratelimit.Shards(2)),
+	} {
+		for _, from := range nodes {
+			reader, err := inspect.New(from.pool, inspect.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, key := range keysOn(t, nodes, from.name) {
+				what := fmt.Sprint(from.name, ", ", limit.For(key))
+				// Until Prune is quicker than the balance, which is full after an interval.
+				for late := true; late; {
+					res, err := l.Autocommit(from.pool).RateLimit(ctx, limit.For(key))
+					if err != nil {
+						t.Fatal(err)
+					}
+					began := from.now()
+					b, err := reader.Balance(ctx, limit.Name(), key)
+					if err != nil {
+						t.Fatal(err)
+					}
+					during(t, what+", inspect", b.At, began, from.now())
+					done, err := l.Prune(ctx, from.pool, ratelimit.PruneConfig{Share: 1})
+					if err != nil {
+						t.Fatal(err)
+					}
+					late = !res.OK || !from.now().Before(res.At.Add(interval))
+					if !late && done.Deleted > 0 {
+						t.Errorf("%s: %d rows were pruned before they were full", what, done.Deleted)
+					}
+				}
+				began := from.now()
+				_, at, err := l.Lines(ctx, from.pool, ratelimit.Take{Limit: limit.Name(), Key: key})
+				if err != nil {
+					t.Fatal(err)
+				}
+				during(t, what+", Lines", at, began, from.now())
+			}
+			for scan[int](t, from.pool, `SELECT count(*) FROM weir_balance`) > 0 { // what is full by now goes
+				if _, err := l.Prune(ctx, from.pool, ratelimit.PruneConfig{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// takenFor is how many tokens callers get in a while: each takes one after the other.
+func takenFor(t *testing.T, d time.Duration, callers []func(context.Context) (ratelimit.Result, error)) (float64, time.Duration) {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var group sync.WaitGroup
+	var failed atomic.Bool
+	var taken atomic.Int64
+	for _, take := range callers {
+		group.Go(func() {
+			for time.Since(began) < d && !failed.Load() {
+				res, err := take(ctx)
+				if err != nil {
+					t.Error(err)
+					failed.Store(true)
+					return
+				}
+				if res.OK {
+					taken.Add(1)
+				}
+				time.Sleep(time.Millisecond) // leave the machine something
+			}
+		})
+	}
+	group.Wait()
+	return float64(taken.Load()), time.Since(began)
+}
+
+// Callers that are connected to one node get what a limit has, and not a token more, while others
+// prune: whatever the clocks of the nodes that have the rows.
+func TestWorkersWhoseClocksDifferMintNothing(t *testing.T) {
+	nodes := skewed(t)
+	pool := nodes[0].pool
+	const capacity, rate = 8, 16
+	rule := ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(capacity)}
+	limit := ratelimit.MustDefine("limit", rule)
+	sharded := ratelimit.MustDefine("sharded", rule, ratelimit.Shards(4))
+	spread := ratelimit.MustDefine("spread", rule, ratelimit.Shards(4))
+	keys := keysOn(t, nodes, "key")
+	for _, q := range []ratelimit.Request{limit.For(keys[0]), limit.For(keys[1]), sharded.For(keys[0]),
+		sharded.For(keys[1]), spread.Global()} {
+		l := limiter(t, ratelimit.Config{Citus: true})
+		var callers []func(context.Context) (ratelimit.Result, error)
+		for _, r := range roads(t, l, pool) {
+			callers = append(callers, func(ctx context.Context) (res ratelimit.Result, err error) {
+				err = r.call(ctx, func(v ratelimit.Verbs) (err error) {
+					res, err = v.RateLimit(ctx, q)
+					return err
+				})
+				return res, err
+			})
+		}
+		callers = append(callers, func(ctx context.Context) (ratelimit.Result, error) {
+			_, err := l.Prune(ctx, pool, ratelimit.PruneConfig{Share: 1})
+			return ratelimit.Result{}, err
+		})
+		taken, d := takenFor(t, 2*time.Second, callers)
+		t.Logf("%s: %v tokens in %v", q, taken, d)
+		if taken <= capacity || taken > capacity+rate*d.Seconds() {
+			t.Errorf("%s: %v tokens were taken in %v", q, taken, d)
+		}
+	}
+}
+
+// If programs connect to nodes whose clocks differ, they gain what flows in during the difference,
+// once; with leases, too. The tokens of slots grow.
+func TestProgramsOnNodesWhoseClocksDifferGainTheDifferenceOnce(t *testing.T) {
+	nodes := skewed(t)
+	const capacity, rate = 20, 40
+	rule := ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(capacity)}
+	limit := ratelimit.MustDefine("limit", rule)
+	for _, leased := range []bool{false, true} {
+		for _, key := range keysOn(t, nodes, fmt.Sprint("leased ", leased)) {
+			var callers []func(context.Context) (ratelimit.Result, error)
+			for _, n := range nodes {
+				l := limiter(t, ratelimit.Config{Citus: true})
+				take := func(ctx context.Context) (ratelimit.Result, error) {
+					return l.Autocommit(n.pool).RateLimit(ctx, limit.For(key))
+				}
+				if leased {
+					lease, err := l.Lease(n.pool, limit.For(key), ratelimit.LeaseConfig{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer func() { _ = lease.Close(context.WithoutCancel(t.Context())) }()
+					take = func(ctx context.Context) (ratelimit.Result, error) { return lease.Take(ctx, 1) }
+				}
+				callers = append(callers, take, take)
+			}
+			taken, d := takenFor(t, 3*time.Second, callers)
+			most := capacity + rate*(d+2*skew).Seconds()
+			t.Logf("%s: %v tokens in %v, at most %v", key, taken, d, most)
+			if taken <= capacity || taken > math.Ceil(most) {
+				t.Errorf("%s: %v tokens were taken in %v, at most %v may be", key, taken, d, most)
+			}
+		}
+	}
+
+	var programs []*slots.Slots
+	for _, n := range nodes {
+		s, err := slots.New(n.pool, slots.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = s.Close(context.WithoutCancel(t.Context())) }()
+		programs = append(programs, s)
+	}
+	slot := slots.MustDefine("slot", 1)
+	for _, key := range keysOn(t, nodes, "slot") {
+		last := int64(0)
+		for i := range 12 {
+			hold, err := programs[i%len(programs)].TryAcquire(t.Context(), slot.For(key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			token := hold.Slots()[0].Token
+			if token <= last {
+				t.Errorf("the token %d comes after %d", token, last)
+			}
+			last = token
+			if err := hold.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
