@@ -13,6 +13,7 @@ import (
 // cost more from then on: a deadlock says nothing about the session.
 func TestAutocommitRunsAgainAfterADeadlock(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
 	var batch afterBatch
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns = 1
