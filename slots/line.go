@@ -195,7 +195,7 @@ func (s *Slots) askDatabase(ctx context.Context, w *want) (*slot, error) {
 		switch {
 		case err != nil && isLostRace(err):
 		case err != nil:
-			if sent && !isRolledBack(err) {
+			if sent {
 				s.tidy(w.place, holder)
 			}
 			return nil, explain(ctx, err, "acquire a slot of", w.place)
