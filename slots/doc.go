@@ -20,9 +20,10 @@
 // # Die
 //
 // While a process lives it renews its slots, all in one statement, three times in each
-// [Config.TTL]. If it dies, they become free one TTL after the last renewal. If it cannot renew
-// them, because the database is away for example, the [Hold.Context] of the work ends, with
-// [ErrLost] as its cause, before the database grants the slot to another process.
+// [Config.TTL]. On Citus it renews those of each key by themselves, so a node that is down fails
+// only its own keys. If the process dies, the slots become free one TTL after the last renewal. If
+// it cannot renew them, because the database is away for example, the [Hold.Context] of the work
+// ends, with [ErrLost] as its cause, before the database grants the slot to another process.
 //
 // # What is guaranteed, and by what
 //

@@ -3,7 +3,8 @@ package slots
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
+	"maps"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -37,7 +38,7 @@ RETURNING s.slot, s.token`
 	// countSQL counts what is held of many keys.
 	countSQL = `
 SELECT s.name, s.key, count(*)::integer FROM {schema}weir_slot AS s, unnest($2::text[], $3::text[]) AS w (name, key)
-WHERE s.name = w.name AND s.key = w.key AND s.until > coalesce($1::timestamptz, clock_timestamp())
+WHERE s.name = w.name AND s.key = w.key AND s.until > coalesce($1::timestamptz, clock_timestamp()){one}
 GROUP BY s.name, s.key`
 )
 
@@ -90,23 +91,17 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 }
 
 func (h hander) Free(b *pgx.Batch, s hand.Slot) {
-	b.Queue(h.s.sql.release, []string{s.Name}, []string{s.Key}, []int32{int32(s.Number)},
-		[]string{s.Holder}) //nolint:gosec // it was an int32
+	keys := []string{s.Key}
+	sql, args := h.s.sql.release.of(keys, []string{s.Name}, keys, []int32{int32(s.Number)}, //nolint:gosec // it was an int32
+		[]string{s.Holder})
+	b.Queue(sql, args...)
 }
 
 func (h hander) Give(
 	ctx context.Context, q hand.Querier, w hand.Want, holder string, d time.Duration,
 ) (bool, error) {
 	for locked := false; ; {
-		if locked {
-			if _, err := q.Exec(ctx, h.s.sql.left, w.Name, w.Key, w.N); err != nil {
-				return false, err
-			}
-		}
-		var a answer
-		err := q.QueryRow(ctx, h.s.sql.acquire, h.s.clock(), w.Name, w.Key, w.N, locked,
-			rand.IntN(w.N), holder, d.Microseconds()).
-			Scan(&a.slot, &a.token, &a.live, &a.left)
+		a, err := h.s.acquireOn(ctx, q, &want{place{w.Name, w.Key}, w.N}, holder, locked, d)
 		if err != nil || a.slot != nil || a.live >= int64(w.N) {
 			return a.slot != nil, err
 		}
@@ -114,22 +109,46 @@ func (h hander) Give(
 	}
 }
 
-func (h hander) Held(
-	ctx context.Context, q hand.Querier, places []hand.Place,
-) (map[hand.Place]int, error) {
-	names, keys := make([]string, len(places)), make([]string, len(places))
-	for i, p := range places {
-		names[i], keys[i] = p.Name, p.Key
+// Held reads all nodes of Citus with one statement. If that fails, it asks for each key.
+func (h hander) Held(ctx context.Context, places []hand.Place) (map[hand.Place]int, error) {
+	brief, cancel := context.WithTimeout(ctx, patience/2)
+	held, err := h.s.count(brief, places)
+	cancel()
+	if err == nil {
+		return held, nil
 	}
-	held := make(map[hand.Place]int, len(places))
-	var p hand.Place
-	var n int
-	rows, _ := q.Query(ctx, h.s.sql.count, h.s.clock(), names, keys) // they tell the error, too
-	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error {
-		held[p] = n
-		return nil
+	held = make(map[hand.Place]int, len(places))
+	var mu sync.Mutex
+	keyOf := func(p hand.Place) string { return p.Key }
+	err = eachKey(ctx, h.s, patience, places, keyOf, func(ctx context.Context, some []hand.Place) error {
+		counted, err := h.s.count(ctx, some)
+		mu.Lock()
+		defer mu.Unlock()
+		maps.Copy(held, counted)
+		return err
 	})
 	return held, err
+}
+
+// count counts the slots held of each place, with one statement.
+func (s *Slots) count(ctx context.Context, places []hand.Place) (map[hand.Place]int, error) {
+	names, keys := make([]string, len(places)), make([]string, len(places))
+	counted := make(map[hand.Place]int, len(places))
+	for i, p := range places {
+		names[i], keys[i], counted[p] = p.Name, p.Key, 0
+	}
+	var p hand.Place
+	var n int
+	sql, args := s.sql.count.of(keys, s.clock(), names, keys)
+	rows, _ := s.pool.Query(ctx, sql, args...) // they tell the error, too
+	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error {
+		counted[p] = n
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return counted, nil
 }
 
 // handed is a Hold of one slot.

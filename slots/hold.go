@@ -40,12 +40,15 @@ type slot struct {
 	holder string // as the row has it
 	n      int    // that it was granted by
 
-	since time.Time // when this process got it
-	until time.Time // when it is lost, if it is not renewed
-	timer *time.Timer
-	gone  bool // it was lost
-	hold  *Hold
+	since  time.Time // when this process got it
+	until  time.Time // when it is lost, if it is not renewed
+	timer  *time.Timer
+	gone   bool // it was lost
+	missed bool // the last renewal failed
+	hold   *Hold
 }
+
+func keyOf(sl *slot) string { return sl.Key }
 
 // hold makes a Hold of slots, some of which may have been lost since.
 func (s *Slots) hold(slots []*slot) *Hold {
@@ -140,14 +143,15 @@ func (s *Slots) release(ctx context.Context, slots []*slot) error {
 	if len(back) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	err := s.giveBack(ctx, back)
-	for err != nil && isLostRace(err) && ctx.Err() == nil {
-		err = s.giveBack(ctx, back)
-	}
-	if err != nil {
-		return explain(ctx, err, "release a slot of", place{back[0].Limit, back[0].Key})
-	}
-	return nil
+	ctx = context.WithoutCancel(ctx)
+	return eachKey(ctx, s, patience, back, keyOf, func(ctx context.Context, some []*slot) error {
+		err := s.giveBack(ctx, some)
+		for err != nil && isLostRace(err) && ctx.Err() == nil {
+			err = s.giveBack(ctx, some)
+		}
+		if err != nil {
+			return explain(ctx, err, "release a slot of", place{some[0].Limit, some[0].Key})
+		}
+		return nil
+	})
 }

@@ -73,7 +73,7 @@ func (s *Slots) lose(sl *slot) {
 	s.logger.Error("slots: a slot is lost", "limit", sl.Limit, "key", sl.Key, "slot", sl.Number)
 }
 
-// tick renews all that is held, with one statement. After an error it comes again soon.
+// tick renews all that is held. After an error it comes again soon.
 func (s *Slots) tick() {
 	s.mu.Lock()
 	if len(s.held) == 0 || s.stopped {
@@ -107,31 +107,36 @@ func (s *Slots) tick() {
 // renewAll renews what is held, and takes note of what is not this process's any more.
 func (s *Slots) renewAll(ctx context.Context) error {
 	s.mu.Lock()
-	all := make([]*slot, 0, len(s.held))
+	all, late := make([]*slot, 0, len(s.held)), []*slot(nil)
 	for sl := range s.held {
-		all = append(all, sl)
-	}
-	s.mu.Unlock()
-
-	ctx, cancel := context.WithTimeout(ctx, s.every())
-	defer cancel()
-	sent := time.Now()
-	renewed, err := s.renew(ctx, all)
-	if err != nil {
-		return fmt.Errorf("slots: renew: %w", err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sl := range all {
-		switch {
-		case !s.held[sl]: // released meanwhile, or lost
-		case renewed[sl.holder]:
-			sl.until = s.lostAt(sent) // its timer finds that out
-		default:
-			s.lose(sl)
+		if sl.missed {
+			late = append(late, sl)
+		} else {
+			all = append(all, sl)
 		}
 	}
-	return nil
+	all = append(all, late...) // if they wait for a node that does not answer, the others do not
+	s.mu.Unlock()
+
+	return eachKey(ctx, s, s.every(), all, keyOf, func(ctx context.Context, some []*slot) error {
+		sent := time.Now()
+		renewed, err := s.renew(ctx, some)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, sl := range some {
+			switch sl.missed = err != nil; {
+			case err != nil || !s.held[sl]: // released meanwhile, or lost
+			case renewed[sl.holder]:
+				sl.until = s.lostAt(sent) // its timer finds that out
+			default:
+				s.lose(sl)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("slots: renew: %w", err)
+		}
+		return nil
+	})
 }
 
 // forget removes what a call may have taken that nobody wants, or whose answer did not come.

@@ -12,7 +12,8 @@ func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
 	pool := pgtest.Pool(t)
 	s := newStatements(pool.Config().ConnConfig.RuntimeParams["search_path"])
 	names.Check(t, pool, names.Statements{
-		Dir:   ".",
-		Texts: []string{s.acquire, s.left, s.renew, s.release, s.tidy, s.held, s.claim, s.count},
+		Dir: ".",
+		Texts: []string{s.acquire, s.find, s.take, s.left, s.tidy, s.held, s.claim, s.renew.several, s.renew.one,
+			s.release.several, s.release.one, s.count.several, s.count.one},
 	})
 }

@@ -55,7 +55,8 @@ type Slots struct {
 	closing  chan struct{} // closed by Close
 	passes   time.Duration
 	everyone sync.WaitGroup
-	turns    atomic.Uint64 // of callers, in the order in which they came
+	turns    atomic.Uint64        // of callers, in the order in which they came
+	spread   atomic.Pointer[bool] // what isSpread has found out
 
 	mu      sync.Mutex
 	held    map[*slot]bool
@@ -93,7 +94,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 
 // TryAcquire takes a slot of each request, or of none, and does not wait. If a limit is full, or
 // other callers in this process wait for it, the error is a [*FullError]. It makes one round trip
-// for each request. If a later request is full, slots of the earlier ones are held for a moment.
+// for each request, or three on Citus. If a later request is full, slots of the earlier ones are
+// held for a moment.
 //
 // Other errors: one that matches [ratelimit.ErrInvalid] for a bad request, or [ErrClosed];
 // otherwise the database's, or that of ctx, wrapped. After an error no slot is held. A lost

@@ -2,12 +2,15 @@ package slots
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/weir-go/weir/internal/hand"
 )
 
 // Each of these is a transaction of its own, READ COMMITTED whatever the server's default: each
@@ -24,7 +27,18 @@ const (
 	// more. So it grows wherever the clock is read, and without a number that all have to draw
 	// from.
 	acquireSQL = `
-WITH live AS MATERIALIZED (
+WITH ` + free + `, got AS (
+	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until, token)
+	SELECT $2::text, $3::text, free.i, $7::text::uuid,
+		coalesce($1::timestamptz, statement_timestamp()) + $8::bigint::float8 * interval '1 microsecond',
+		round(date_part('epoch', coalesce($1::timestamptz, statement_timestamp())) * 1e6::float8)::bigint FROM free
+	{granted}
+)
+SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
+FROM (SELECT 1) AS always LEFT JOIN got ON true`
+
+	// free finds a number for acquireSQL.
+	free = `live AS MATERIALIZED (
 	SELECT s.slot FROM {schema}weir_slot AS s
 	WHERE s.name = $2::text AND s.key = $3::text AND s.until > coalesce($1::timestamptz, statement_timestamp())
 ), free AS (
@@ -32,18 +46,32 @@ WITH live AS MATERIALIZED (
 	WHERE (SELECT count(*) FROM live) < $4::integer AND i NOT IN (SELECT slot FROM live)
 		AND ($5::boolean OR NOT EXISTS (SELECT FROM live WHERE slot >= $4::integer))
 	ORDER BY i < $6::integer, i LIMIT 1
-), got AS (
-	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until, token)
-	SELECT $2::text, $3::text, free.i, $7::text::uuid,
-		coalesce($1::timestamptz, statement_timestamp()) + $8::bigint::float8 * interval '1 microsecond',
-		round(date_part('epoch', coalesce($1::timestamptz, statement_timestamp())) * 1e6::float8)::bigint FROM free
-	ON CONFLICT (name, key, slot) DO UPDATE SET
+)`
+
+	// granted writes the row, unless somebody else has it.
+	granted = `ON CONFLICT (name, key, slot) DO UPDATE SET
 		holder = excluded.holder, until = excluded.until, token = greatest(s.token + 1, excluded.token)
-	WHERE round(date_part('epoch', excluded.until - s.until) * 1e6::float8) >= $8::bigint::float8
-	RETURNING s.slot, s.token
-)
-SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
-FROM (SELECT 1) AS always LEFT JOIN got ON true`
+	WHERE round(date_part('epoch', excluded.until - s.until) * 1e6::float8) >= {ttl}::bigint::float8
+	RETURNING s.slot, s.token`
+
+	// findSQL and takeSQL are acquireSQL in two statements, for Citus: it would send what acquireSQL
+	// reads to all nodes, and each of the two runs on the node of the key. Their clock is that of
+	// clockSQL: Citus reads that of another node for findSQL than for what writes rows. They are
+	// sent without BEGIN, unless leftSQL comes first: at any isolation takeSQL takes a slot that
+	// nobody else has, or none.
+	findSQL = `
+WITH ` + free + `
+SELECT free.i, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
+FROM (SELECT 1) AS always LEFT JOIN free ON true`
+
+	clockSQL = `SELECT statement_timestamp()`
+
+	takeSQL = `
+INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until, token)
+VALUES ($2::text, $3::text, $4::integer, $5::text::uuid,
+	$1::timestamptz + $6::bigint::float8 * interval '1 microsecond',
+	round(date_part('epoch', $1::timestamptz) * 1e6::float8)::bigint)
+{granted}`
 
 	// leftSQL locks the lowest row with a number from n on. It goes before acquireSQL in one
 	// transaction: those who count what a larger n has left come one after the other, as long as
@@ -54,7 +82,7 @@ SELECT 1 FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND slo
 	// mine are the rows of a list of holdings, by the primary key. What was given to others
 	// meanwhile has another holder.
 	mine = `unnest({lists}) AS mine (name, key, slot, holder)
-WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid`
+WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid{one}`
 
 	// renewSQL renews what has not run out, and says what that is.
 	renewSQL = `
@@ -80,8 +108,9 @@ WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, c
 )
 
 type statements struct {
-	acquire, left, renew, release, tidy, held string
-	claim, count                              string // for jobs
+	acquire, find, take, left, tidy, held, claim string
+	renew, release, count                        byKeys
+	twoPhase                                     string // a table: see spreadSQL
 }
 
 func newStatements(schema string) statements {
@@ -89,19 +118,26 @@ func newStatements(schema string) statements {
 	if schema != "" {
 		prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
-	text := func(sql, lists string) string {
-		return strings.NewReplacer("{schema}", prefix).Replace(
-			strings.ReplaceAll(strings.ReplaceAll(sql, "{mine}", mine), "{lists}", lists))
+	text := func(sql string, fill ...string) string {
+		sql = strings.NewReplacer("{mine}", mine, "{granted}", granted).Replace(sql)
+		return strings.NewReplacer(append(fill, "{schema}", prefix)...).Replace(sql)
+	}
+	keys := func(sql, lists, key string) byKeys {
+		return byKeys{text(sql, "{lists}", lists, "{one}", ""),
+			text(sql, "{lists}", lists, "{one}", " AND s.key = "+key+"::text")}
 	}
 	return statements{
-		acquire: text(acquireSQL, ""),
-		left:    text(leftSQL, ""),
-		renew:   text(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]"),
-		release: text(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]"),
-		tidy:    text(tidySQL, ""),
-		held:    text(heldSQL, ""),
-		claim:   text(claimSQL, ""),
-		count:   text(countSQL, ""),
+		acquire:  text(acquireSQL, "{ttl}", "$8"),
+		find:     text(findSQL),
+		take:     text(takeSQL, "{ttl}", "$6"),
+		left:     text(leftSQL),
+		tidy:     text(tidySQL),
+		held:     text(heldSQL),
+		claim:    text(claimSQL),
+		renew:    keys(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]", "$7"),
+		release:  keys(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]", "$5"),
+		count:    keys(countSQL, "", "$4"),
+		twoPhase: prefix + "weir_two_phase",
 	}
 }
 
@@ -151,6 +187,20 @@ func (s *Slots) acquire(
 	// what comes later is of no use
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ttl)
 	defer cancel()
+	switch spread, err := s.isSpread(ctx, conn); {
+	case err != nil:
+		return a, false, err
+	case spread && locked:
+		err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+			func(tx pgx.Tx) (err error) {
+				a, err = s.acquireOn(ctx, tx, w, holder, locked, s.ttl)
+				return err
+			})
+		return a, true, err
+	case spread:
+		a, err = s.acquireOn(ctx, conn, w, holder, locked, s.ttl)
+		return a, true, err
+	}
 	err = s.trip(ctx, conn, func(b *pgx.Batch) {
 		if locked {
 			b.Queue(s.sql.left, w.name, w.key, w.n)
@@ -164,35 +214,74 @@ func (s *Slots) acquire(
 	return a, true, err
 }
 
+// acquireOn runs acquireSQL, or findSQL and takeSQL, on a connection or, if locked, in a transaction.
+func (s *Slots) acquireOn(
+	ctx context.Context, q hand.Querier, w *want, holder string, locked bool, ttl time.Duration,
+) (a answer, err error) {
+	if locked {
+		if _, err := q.Exec(ctx, s.sql.left, w.name, w.key, w.n); err != nil {
+			return a, err
+		}
+	}
+	at := s.clock()
+	spread, err := s.isSpread(ctx, q)
+	if spread && at == nil {
+		var now time.Time
+		err = q.QueryRow(ctx, clockSQL).Scan(&now)
+		at = now
+	}
+	if err != nil {
+		return a, err
+	}
+	look := []any{at, w.name, w.key, w.n, locked, rand.IntN(w.n)}
+	if !spread {
+		err = q.QueryRow(ctx, s.sql.acquire, append(look, holder, ttl.Microseconds())...).
+			Scan(&a.slot, &a.token, &a.live, &a.left)
+		return a, err
+	}
+	var free *int32
+	err = q.QueryRow(ctx, s.sql.find, look...).Scan(&free, &a.live, &a.left)
+	if err != nil || free == nil {
+		return a, err
+	}
+	err = q.QueryRow(ctx, s.sql.take, at, w.name, w.key, *free, holder, ttl.Microseconds()).
+		Scan(&a.slot, &a.token)
+	if errors.Is(err, pgx.ErrNoRows) { // somebody was faster
+		err = nil
+	}
+	return a, err
+}
+
 // renew renews slots, and returns the holders of those that are.
 func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bool, err error) {
+	names, keys, numbers, holders := lists(slots)
+	sql, args := s.sql.renew.of(keys, s.clock(), s.ttl.Microseconds(), names, keys, numbers, holders)
 	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
-		b.Queue(s.sql.renew, append([]any{s.clock(), s.ttl.Microseconds()}, lists(slots)...)...).
-			Query(func(rows pgx.Rows) error {
-				holders, err := pgx.CollectRows(rows, pgx.RowTo[string])
-				renewed = make(map[string]bool, len(holders))
-				for _, h := range holders {
-					renewed[h] = true
-				}
-				return err
-			})
+		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+			holders, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			renewed = make(map[string]bool, len(holders))
+			for _, h := range holders {
+				renewed[h] = true
+			}
+			return err
+		})
 	})
 	return renewed, err
 }
 
 // giveBack frees slots, as far as they are still these.
 func (s *Slots) giveBack(ctx context.Context, slots []*slot) error {
-	return s.trip(ctx, s.pool, func(b *pgx.Batch) { b.Queue(s.sql.release, lists(slots)...) })
+	names, keys, numbers, holders := lists(slots)
+	sql, args := s.sql.release.of(keys, names, keys, numbers, holders)
+	return s.trip(ctx, s.pool, func(b *pgx.Batch) { b.Queue(sql, args...) })
 }
 
-func lists(slots []*slot) []any {
-	n := len(slots)
-	names, keys, numbers, holders := make([]string, n), make([]string, n), make([]int32, n),
-		make([]string, n)
-	for i, sl := range slots {
-		names[i], keys[i], numbers[i], holders[i] = sl.Limit, sl.Key, int32(sl.Number), sl.holder //nolint:gosec // it was an int32
+func lists(slots []*slot) (names, keys []string, numbers []int32, holders []string) {
+	for _, sl := range slots {
+		names, keys = append(names, sl.Limit), append(keys, sl.Key)
+		numbers, holders = append(numbers, int32(sl.Number)), append(holders, sl.holder) //nolint:gosec // it was an int32
 	}
-	return []any{names, keys, numbers, holders}
+	return names, keys, numbers, holders
 }
 
 // clock is the instant that stands in for the database's, or nil.

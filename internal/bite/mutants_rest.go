@@ -290,7 +290,7 @@ var ofTheRest = []mutant{
 	{"slots: what a larger n has left is not in the way", "slots/statements.go",
 		"($5::boolean OR NOT EXISTS", "(true OR NOT EXISTS", "Shrunk", held, true},
 	{"slots: what a larger n has left is counted without its lock", "slots/statements.go",
-		"if locked {", "if locked && false {", "Shrunk", held, true},
+		"if locked {\n			b.Queue(", "if locked && false {\n			b.Queue(", "Shrunk", held, true},
 	{"slots: a renewal brings back what has run out", "slots/statements.go",
 		"FROM clock, {mine} AND s.until > clock.now", "FROM clock, {mine} AND s.until > clock.now - interval '1 day'", "ModelDoes", held, true},
 	{"slots: what is another's is renewed and given back", "slots/statements.go",

@@ -59,6 +59,7 @@ type Slots interface {
 	// was one. q is in a transaction.
 	Give(ctx context.Context, q Querier, w Want, holder string, d time.Duration) (bool, error)
 
-	// Held counts the slots held of each place. A place where none is held may be left out.
-	Held(ctx context.Context, q Querier, places []Place) (map[Place]int, error)
+	// Held counts the slots held of each place. A place is left out if its slots could not be
+	// counted, and the error says why.
+	Held(ctx context.Context, places []Place) (map[Place]int, error)
 }

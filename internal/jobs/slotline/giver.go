@@ -156,7 +156,8 @@ func (g *Giver) handBy(
 	return given, first.Job, c.SendBatch(ctx, b).Close()
 }
 
-// serve gives the free slots of places to the jobs that wait for them.
+// serve gives the free slots of places to the jobs that wait for them. A place whose slots cannot be
+// counted or given is not in the way of the others.
 func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 	if len(wants) == 0 {
 		return nil
@@ -165,14 +166,11 @@ func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 	for i, w := range wants {
 		places[i] = w.Place
 	}
-	held, err := g.slots.Held(ctx, g.Pool, places)
-	if err != nil {
-		return err
-	}
-	var failed []error
+	held, err := g.slots.Held(ctx, places)
+	failed := []error{err}
 	for _, w := range wants {
-		given := true
-		for n := held[w.Place]; given && n < w.N && n < held[w.Place]+mostGiven; n++ {
+		n, given := held[w.Place]
+		for most := min(w.N, n+mostGiven); given && n < most; n++ {
 			given, err = g.hand(ctx, w, nil)
 			failed = append(failed, err)
 		}
@@ -192,18 +190,19 @@ func (g *Giver) Fetched() {
 }
 
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
-// of jobs that have left.
+// of jobs that have left. If nobody can take the turn, as the node of Citus that has its row is
+// down, all clients do the round.
 func (g *Giver) handOutFree(ctx context.Context) error {
-	until, err := g.TakeTurn(ctx, riverjob.TurnOfHands)
-	if err != nil || until.IsZero() {
-		return err
+	until, noTurn := g.TakeTurn(ctx, riverjob.TurnOfHands)
+	if noTurn == nil && until.IsZero() {
+		return nil
 	}
 	var wants []hand.Want
 	var left []hand.Place
 	var tenant string
 	var n, read int
 	var gone bool
-	err = g.Query(ctx, g.Pool, placesSQL, []any{g.Schema, g.after, mostPlaces}, func() {
+	err := g.Query(ctx, g.Pool, placesSQL, []any{g.Schema, g.after, mostPlaces}, func() {
 		g.after = tenant
 		read++
 		if of, ok := placeOf(tenant); ok {
@@ -220,10 +219,10 @@ func (g *Giver) handOutFree(ctx context.Context) error {
 			err = g.sweep(ctx, of)
 		}
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = g.serve(ctx, wants)
 	}
-	return g.serve(ctx, wants)
+	return errors.Join(noTurn, err)
 }
 
 // sweep deletes rows at the front of a line whose jobs have left.
