@@ -182,14 +182,7 @@ func TestAHeldBalanceHoldsUpNoOtherJobThatHasGone(t *testing.T) {
 	cancelled := []int64{insert(0, "held"), insert(1, "held"), insert(2, "a")}
 	deleted := []int64{insert(3, "held"), insert(4, "b")}
 	f.seen(t)
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("held")); err != nil {
-		t.Fatal(err)
-	}
+	tx := f.hold(t, limit.For("held"))
 	for _, id := range cancelled {
 		if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'cancelled',
 			finalized_at = now() - interval '15 min' WHERE id = $1`, id); err != nil {

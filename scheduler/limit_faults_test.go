@@ -54,14 +54,7 @@ func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
 	j.limited(func(n int) []ratelimit.Request { return []ratelimit.Request{limit.For(keyOf(n))} })
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("0")); err != nil {
-		t.Fatal(err)
-	}
+	tx := f.hold(t, limit.For("0"))
 	f.enqueue(t, 0, 1, 100, 200) // keys 0, 0, 1, 2
 	j.client(t, sched)
 	for _, s := range j.await(t, 2) {
@@ -97,14 +90,7 @@ func TestAHeldBalanceHoldsUpNoLateJobOfAnotherKey(t *testing.T) {
 				}
 				due = f.reserveOn(t, n, opts, limit.For(key)).ScheduledAt
 			}
-			tx, err := f.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-			if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("held").OrReserve()); err != nil {
-				t.Fatal(err)
-			}
+			tx := f.hold(t, limit.For("held"))
 			f.until(t, due.Add(3200*time.Millisecond))
 			f.exec(t, `UPDATE river_job SET state = 'available' WHERE state = 'scheduled'`)
 			j.client(t, sched, workers(most))
@@ -133,14 +119,7 @@ func TestALateJobThatIsPutOffPaysAnew(t *testing.T) {
 	limit := ratelimit.MustDefine("heldLong",
 		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	job := f.reserveOn(t, 0, nil, limit.For("held"))
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := f.limiter.RateLimit(t.Context(), tx, limit.For("held").OrReserve()); err != nil {
-		t.Fatal(err)
-	}
+	tx := f.hold(t, limit.For("held"))
 	f.until(t, job.ScheduledAt.Add(3200*time.Millisecond))
 	j.client(t, sched)
 	eventually(t, "it is put off", func() bool {

@@ -263,6 +263,32 @@ func (f *fixture) insertTogether(
 	return in.Jobs
 }
 
+// hold locks a balance in a transaction. It writes nothing that a cluster has on its coordinator: until
+// such a transaction ends, tests that drop a table wait, as River's migrations do, and others wait for
+// them.
+func (f *fixture) hold(t testing.TB, r ratelimit.Request) pgx.Tx {
+	t.Helper()
+	a := f.limiter.Autocommit(f.pool)
+	res, err := a.RateLimit(t.Context(), r) // so that there is a row
+	if err == nil && res.OK {
+		err = a.GiveBack(t.Context(), res)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	const sql = `UPDATE weir_balance SET value = value WHERE name = $1 AND key = $2`
+	tag, err := tx.Exec(t.Context(), sql, r.Limit().Name(), r.Key())
+	if err != nil || tag.RowsAffected() != 1 {
+		t.Fatal(tag, err)
+	}
+	return tx
+}
+
 // now is the database's clock.
 func (f *fixture) now(t testing.TB) (now time.Time) {
 	t.Helper()

@@ -50,14 +50,7 @@ func TestALineThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 	s := steppedLines(t, scheduler.Line{Limit: limit})
 	s.wait(scheduler.Tenant{Key: "t"}, 1, nil, limit.For("a")) // the first line of a round
 	other := s.wait(scheduler.Tenant{Key: "t"}, 1, nil, limit.For("b"))
-	tx, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := s.limiter.RateLimit(t.Context(), tx, limit.For("a")); err != nil {
-		t.Fatal(err)
-	}
+	tx := s.hold(t, limit.For("a"))
 	waits := func() (so bool) {
 		t.Helper()
 		if err := s.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
