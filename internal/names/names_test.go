@@ -54,7 +54,7 @@ func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
 			own := pool.Config().ConnConfig.RuntimeParams["search_path"] + "."
 			Check(t, pool, Statements{
 				Dir:   filepath.Join(root, dir),
-				Apart: []string{"distribute.go"}, // of Citus
+				Apart: []string{"distribute.go", "nodes.go"}, // of Citus
 				Fill: []string{
 					"{table}", own + "weir_balance", // of inspect
 					"{balance}", own + "weir_balance", // of scheduler, and of cmd/weir
