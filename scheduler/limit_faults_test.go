@@ -54,6 +54,9 @@ func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
 	j.limited(func(n int) []ratelimit.Request { return []ratelimit.Request{limit.For(keyOf(n))} })
+	if err := f.limiter.Autocommit(f.pool).Consume(t.Context(), limit.For("0")); err != nil {
+		t.Fatal(err)
+	}
 	tx := f.hold(t, limit.For("0"))
 	f.enqueue(t, 0, 1, 100, 200) // keys 0, 0, 1, 2
 	j.client(t, sched)

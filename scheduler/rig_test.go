@@ -263,19 +263,11 @@ func (f *fixture) insertTogether(
 	return in.Jobs
 }
 
-// hold locks a balance in a transaction. It writes nothing that a cluster has on its coordinator: until
-// such a transaction ends, tests that drop a table wait, as River's migrations do, and others wait for
-// them.
+// hold locks a balance, which somebody has taken from, in a transaction. It writes nothing that a cluster
+// has on its coordinator: until such a transaction ends, tests that drop a table wait, as River's
+// migrations do, and others wait for them.
 func (f *fixture) hold(t testing.TB, r ratelimit.Request) pgx.Tx {
 	t.Helper()
-	a := f.limiter.Autocommit(f.pool)
-	res, err := a.RateLimit(t.Context(), r) // so that there is a row
-	if err == nil && res.OK {
-		err = a.GiveBack(t.Context(), res)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

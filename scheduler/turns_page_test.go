@@ -50,6 +50,9 @@ func TestALineThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 	s := steppedLines(t, scheduler.Line{Limit: limit})
 	s.wait(scheduler.Tenant{Key: "t"}, 1, nil, limit.For("a")) // the first line of a round
 	other := s.wait(scheduler.Tenant{Key: "t"}, 1, nil, limit.For("b"))
+	if err := s.limiter.Autocommit(s.pool).Consume(t.Context(), limit.For("a")); err != nil {
+		t.Fatal(err)
+	}
 	tx := s.hold(t, limit.For("a"))
 	waits := func() (so bool) {
 		t.Helper()
