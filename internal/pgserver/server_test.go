@@ -118,12 +118,14 @@ func TestPortsOfServersAreNotLentToConnections(t *testing.T) {
 func TestTenAtOnceDoNotCollide(t *testing.T) {
 	t.Parallel()
 	ours(t)
-	var wg sync.WaitGroup
+	var wg, started sync.WaitGroup // none ends before all have started: it could leave its port to another
+	started.Add(10)
 	var mu sync.Mutex
 	ports := map[string]bool{}
 	for range 10 {
 		wg.Go(func() {
 			s, err := Start(t.Context())
+			started.Done()
 			if err != nil {
 				t.Error(err)
 				return
@@ -140,6 +142,7 @@ func TestTenAtOnceDoNotCollide(t *testing.T) {
 			mu.Lock()
 			ports[port] = true
 			mu.Unlock()
+			started.Wait()
 			for range 2 {
 				if err := s.Stop(); err != nil {
 					t.Error(err)
