@@ -90,9 +90,9 @@ func (s Store) Briefly(ctx context.Context, tx pgx.Tx, d time.Duration) error {
 	return tx.SendBatch(ctx, b).Close()
 }
 
-// BrieflyFrom is Briefly for the statements of the transaction after those in the batch. Citus sends
-// a SET LOCAL to its workers, which hold the locks, only if the first setting says so. It does not
-// send what set_config sets. Postgres itself does not know that setting, and accepts it.
+// BrieflyFrom is Briefly for the statements of the transaction after those in the batch. Citus
+// sends a SET LOCAL to its workers, which hold the locks, only if the first setting says so. It
+// does not send what set_config sets. Postgres itself does not know that setting, and accepts it.
 func BrieflyFrom(b *pgx.Batch, d time.Duration) {
 	b.Queue(`SET LOCAL citus.propagate_set_commands = 'local'`)
 	b.Queue(fmt.Sprintf(`SET LOCAL lock_timeout = %d`, d.Milliseconds()))

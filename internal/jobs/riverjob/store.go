@@ -130,7 +130,7 @@ const TooLate = 3 * time.Second
 
 // Late reports whether a job is too late by the time that its ticket and its row say. By how its
 // lines stand now it need not be: others that were late have paid ahead of it. If it then only
-// waited for these, it would start in their time, on top of them. A pause is no reason to pay. Where
+// waited for these, it would start in their time, on top of them. A pause is no reason to pay. If
 // the row's time is only that of the next look, it does not count.
 func (w *Waiter) Late(now time.Time) bool {
 	t := &w.Ticket
