@@ -3,6 +3,7 @@ package citus
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -262,6 +263,41 @@ func TestOthersGoByTheClockOfTheNodeConnectedTo(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+		}
+	}
+}
+
+// A slot that is held by that clock is held, whatever the clock of the worker that has its row shows.
+func TestSlotsGoByTheClockOfTheNodeConnectedTo(t *testing.T) {
+	nodes := skewed(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	one := slots.MustDefine("slot", 1)
+	for _, from := range nodes {
+		s, err := slots.New(from.pool, slots.Config{TTL: 2 * skew})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range keysOn(t, nodes, from.name) {
+			hold, err := s.TryAcquire(ctx, one.For(key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.TryAcquire(ctx, one.For(key)); !errors.Is(err, slots.ErrFull) {
+				t.Errorf("%s, %s: %v, want ErrFull", from.name, key, err)
+			}
+			if err := hold.Release(ctx); err != nil {
+				t.Errorf("%s, %s: %v", from.name, key, err)
+			}
+			if hold, err = s.TryAcquire(ctx, one.For(key)); err != nil {
+				t.Fatal(err)
+			}
+			if err := hold.Release(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := s.Close(ctx); err != nil {
+			t.Error(err)
 		}
 	}
 }
