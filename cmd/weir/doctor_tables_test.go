@@ -76,17 +76,23 @@ func TestTheDoctorFindsTwoSetsOfTables(t *testing.T) {
 	finds(t, doctor(t, nil, same, "--database", url), "tables", wrong, path(b), "Config.Schema")
 }
 
-func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t)
-	in := pool.Config().ConnConfig.RuntimeParams["search_path"]
-	role := in + "_r"
+// newRole makes a role without privileges.
+func newRole(t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	role := pool.Config().ConnConfig.RuntimeParams["search_path"] + "_r"
 	exec(t, pool, `CREATE ROLE `+role)
 	t.Cleanup(func() {
 		if _, err := pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
 			t.Error(err)
 		}
 	})
+	return role
+}
+
+func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	role := newRole(t, pool)
 	found := doctor(t, pool, same, "--role", role)
 	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note ||
 		!strings.Contains(found[1].Fix, "weir_slot") ||
@@ -117,15 +123,8 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 func TestTheDoctorFindsThatARoleMayNotRequestTwoPhaseCommit(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	in := pool.Config().ConnConfig.RuntimeParams["search_path"]
-	role := in + "_r"
-	exec(t, pool, `CREATE ROLE `+role)
-	t.Cleanup(func() {
-		if _, err := pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
-			t.Error(err)
-		}
-	})
-	exec(t, pool, `GRANT USAGE ON SCHEMA `+in+` TO `+role)
+	role := newRole(t, pool)
+	exec(t, pool, `GRANT USAGE ON SCHEMA `+pool.Config().ConnConfig.RuntimeParams["search_path"]+` TO `+role)
 	exec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON weir_balance, weir_settled, weir_slot, weir_schema TO `+role)
 	if found := doctor(t, pool, same, "--role", role); len(found) != 0 {
 		t.Fatalf("%+v", found)

@@ -18,37 +18,12 @@ import (
 	"github.com/weir-go/weir/internal/pgserver"
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
-	"github.com/weir-go/weir/schema"
 )
 
 // killable is a cluster of this test's own, with Weir's tables, and a pool on its coordinator.
 func killable(t *testing.T, opts ...pgserver.Option) (pgserver.Cluster, *pgxpool.Pool) {
 	t.Helper()
-	bin := os.Getenv("WEIR_CITUS_BIN")
-	if bin == "" {
-		const why = "skipped: it needs servers of its own: set WEIR_CITUS_BIN to a folder of a server with Citus"
-		fmt.Printf("%s: %s\n", t.Name(), why)
-		t.Skip(why)
-	}
-	opts = append(opts, pgserver.Setting("citus.recover_2pc_interval", "1s"))
-	c, err := pgserver.StartCluster(t.Context(), bin, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	pool, err := pgxpool.New(t.Context(), c[0].URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	if err := schema.Migrate(t.Context(), pool, schema.Distributed()); err != nil {
-		t.Fatal(err)
-	}
-	return c, pool
+	return pgtest.OwnCluster(t, append(opts, pgserver.Setting("citus.recover_2pc_interval", "1s"))...)
 }
 
 const capacity = 1e6
