@@ -174,8 +174,8 @@ func sendBatch(
 			break
 		}
 	}
-	// What comes after the answer to COMMIT is not about the transaction: a statement_timeout that
-	// was over just before is told just after it.
+	// An error after the answer to COMMIT is not about the transaction: Postgres may report a
+	// statement_timeout late, which ended just before it.
 	if closeErr := results.Close(); err == nil && statements[len(statements)-1].sql != commitSQL {
 		err = closeErr
 	}

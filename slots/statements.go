@@ -157,8 +157,8 @@ func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)
 	})
 	err := to.SendBatch(ctx, batch).Close()
 	if committed {
-		// What comes after the answer to COMMIT is not about the transaction: a statement_timeout
-		// that was over just before is told just after it.
+		// An error after the answer to COMMIT is not about the transaction: Postgres may report a
+		// statement_timeout late, which ended just before it.
 		return nil
 	}
 	return err

@@ -14,7 +14,7 @@ var ofAtOnce = []mutant{
 	{"at once: a job that ends keeps its slot", "internal/jobs/attempt/attempt.go",
 		"	defer v.at.slots.HandOn(ctx, want, hold)\n", "", "AJobGivesItsSlotBack", jobs, false},
 	{"at once: what others free is given to nobody", "internal/jobs/slotline/giver.go",
-		"		err = g.serve(ctx, wants)\n", "		err = nil\n", "ASlotThatOthersFree", jobs, false},
+		"	return g.serve(ctx, wants)\n", "	return nil\n", "ASlotThatOthersFree", jobs, false},
 	{"at once: jobs of paused queues are given slots", "internal/jobs/slotline/sql.go",
 		"q.paused_at IS NOT NULL)\nORDER BY t.priority, t.due, t.job LIMIT 1", "false)\nORDER BY t.priority, t.due, t.job LIMIT 1", "JobsThatHaveLeft", jobs, false},
 	{"at once: jobs that have left are given slots", "internal/jobs/slotline/sql.go",

@@ -17,7 +17,7 @@ func OwnCluster(t testing.TB, opts ...pgserver.Option) (pgserver.Cluster, *pgxpo
 	t.Helper()
 	bin := os.Getenv("WEIR_CITUS_BIN")
 	if bin == "" {
-		const why = "skipped: it kills servers, so it needs some of its own: set WEIR_CITUS_BIN to a folder of a server with Citus"
+		const why = "skipped: it needs servers of its own: set WEIR_CITUS_BIN to a folder of a server with Citus"
 		fmt.Printf("%s: %s\n", t.Name(), why)
 		t.Skip(why)
 	}

@@ -109,7 +109,7 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// hold locks the line. Whoever holds a balance keeps what follows waiting only briefly.
+// hold locks the line. What follows in the transaction waits only briefly for a held balance.
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time

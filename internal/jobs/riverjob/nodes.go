@@ -2,6 +2,7 @@ package riverjob
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,7 +23,7 @@ func (c *Client) ReckonEach(
 	c.Warn(err, "jobs whose limits could not be read keep their times")
 	parts, other := c.byNode(ctx, q, jobs)
 	if other != nil {
-		return now, other
+		return now, errors.Join(err, other)
 	}
 	for _, part := range parts {
 		at, failed := c.Reckon(ctx, q, part)

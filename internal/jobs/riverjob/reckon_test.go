@@ -20,11 +20,12 @@ import (
 // partly fails statements that name a key whose worker is down, as a coordinator of Citus does.
 type partly struct {
 	riverjob.Querier
-	down string
+	down  string
+	nodes bool // it tells on which nodes keys are
 }
 
 func (p partly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if strings.Contains(sql, "pg_dist_placement") {
+	if p.nodes && strings.Contains(sql, "pg_dist_placement") {
 		const sql = `SELECT k, CASE WHEN k = 'down' THEN 1 ELSE 2 END FROM unnest($1::text[]) AS k`
 		return p.Querier.Query(ctx, sql, args[0])
 	}
@@ -47,8 +48,7 @@ func (noRows) Close()       {}
 func (noRows) Next() bool   { return false }
 func (n noRows) Err() error { return n.err }
 
-// Jobs of a worker that is down keep their times, until it is back, and others are told when they
-// may start.
+// While a worker is down, its jobs keep their times, and other jobs are told when they may start.
 func TestJobsOfAWorkerThatIsDownKeepTheirTimes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -72,7 +72,7 @@ func TestJobsOfAWorkerThatIsDownKeepTheirTimes(t *testing.T) {
 	c := riverjob.NewClient(riverjob.NewStore(limiter, ticket.Pacing{}, ""), pool,
 		slog.New(slog.DiscardHandler))
 	for _, down := range []string{"down", "none"} {
-		now, err := c.ReckonEach(t.Context(), partly{pool, down}, jobs)
+		now, err := c.ReckonEach(t.Context(), partly{pool, down, true}, jobs)
 		if err != nil || now.IsZero() {
 			t.Fatal(now, err)
 		}
@@ -86,7 +86,10 @@ func TestJobsOfAWorkerThatIsDownKeepTheirTimes(t *testing.T) {
 			}
 		}
 	}
-	if _, err := c.ReckonEach(t.Context(), partly{pool, "down"}, jobs[:1]); !riverjob.IsBlocked(err) {
-		t.Errorf("none could be read: %v", err)
+	for _, nodes := range []bool{true, false} { // the error says why none could be read
+		_, err := c.ReckonEach(t.Context(), partly{pool, "down", nodes}, jobs[:1])
+		if !riverjob.IsBlocked(err) || !strings.Contains(err.Error(), "the remote node failed") {
+			t.Errorf("it tells nodes: %v; none could be read: %v", nodes, err)
+		}
 	}
 }

@@ -131,7 +131,7 @@ const TooLate = 3 * time.Second
 // Late reports whether a job is too late by the time that its ticket and its row say. By how its
 // lines stand now it need not be: others that were late have paid ahead of it. If it then only
 // waited for these, it would start in their time, on top of them. A pause is no reason to pay. If
-// the row's time is only that of the next look, it does not count.
+// it was put off as nobody answered, the time in its row does not count.
 func (w *Waiter) Late(now time.Time) bool {
 	t := &w.Ticket
 	if t.Due == 0 || t.Late || w.Paused.After(now) {

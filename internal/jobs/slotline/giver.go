@@ -190,19 +190,18 @@ func (g *Giver) Fetched() {
 }
 
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
-// of jobs that have left. If nobody can take the turn, as the node of Citus that has its row is
-// down, all clients do the round.
+// of jobs that have left.
 func (g *Giver) handOutFree(ctx context.Context) error {
-	until, noTurn := g.TakeTurn(ctx, riverjob.TurnOfHands)
-	if noTurn == nil && until.IsZero() {
-		return nil
+	until, err := g.TakeTurn(ctx, riverjob.TurnOfHands)
+	if err != nil || until.IsZero() {
+		return err
 	}
 	var wants []hand.Want
 	var left []hand.Place
 	var tenant string
 	var n, read int
 	var gone bool
-	err := g.Query(ctx, g.Pool, placesSQL, []any{g.Schema, g.after, mostPlaces}, func() {
+	err = g.Query(ctx, g.Pool, placesSQL, []any{g.Schema, g.after, mostPlaces}, func() {
 		g.after = tenant
 		read++
 		if of, ok := placeOf(tenant); ok {
@@ -219,10 +218,10 @@ func (g *Giver) handOutFree(ctx context.Context) error {
 			err = g.sweep(ctx, of)
 		}
 	}
-	if err == nil {
-		err = g.serve(ctx, wants)
+	if err != nil {
+		return err
 	}
-	return errors.Join(noTurn, err)
+	return g.serve(ctx, wants)
 }
 
 // sweep deletes rows at the front of a line whose jobs have left.

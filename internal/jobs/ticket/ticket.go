@@ -61,7 +61,7 @@ type Ticket struct {
 	Pays   Pays  `json:"pays,omitempty"`
 	Used   bool  `json:"used,omitempty"`   // an attempt has begun with what was taken
 	Late   bool  `json:"late,omitempty"`   // it has paid anew, and does not once more
-	Missed bool  `json:"missed,omitempty"` // it could not be looked at, and came later for that
+	Missed bool  `json:"missed,omitempty"` // its limits could not be read, so it was put off
 	Gone   int64 `json:"gone,omitempty"`   // when what it took was given back
 	Seat   *Seat `json:"seat,omitempty"`   // in a line
 }
