@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
@@ -271,7 +272,7 @@ func TestACancelledContextRollsBack(t *testing.T) {
 		if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
 			return err
 		}
-		time.AfterFunc(10*time.Millisecond, cancel)
+		go whenAsleep(t, pool, tx.Conn().PgConn().PID(), cancel)
 		_, err := tx.Exec(ctx, `SELECT pg_sleep(60)`)
 		return err
 	})
@@ -279,6 +280,21 @@ func TestACancelledContextRollsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantValue(t, l, pool, limit.For("k"), 10)
+}
+
+// whenAsleep calls cancel when a session sleeps in a statement. A server ignores the request to
+// cancel a statement that it has not begun, and then that one would hold its locks to its end.
+func whenAsleep(t testing.TB, pool *pgxpool.Pool, pid uint32, cancel func()) {
+	defer cancel()
+	ctx, stop := context.WithTimeout(context.WithoutCancel(t.Context()), hung)
+	defer stop()
+	for asleep := false; !asleep; time.Sleep(2 * time.Millisecond) {
+		if err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE pid = $1 AND wait_event = 'PgSleep')`, pid).Scan(&asleep); err != nil {
+			t.Error(err)
+			return
+		}
+	}
 }
 
 // Mistakes in the callback are told as such.

@@ -375,7 +375,11 @@ func TestAContextThatEndsBeforeCommitRollsBackInDatabaseSQL(t *testing.T) {
 	limit := ratelimit.MustDefine("cancel sql", ratelimit.TokenBucket{Rate: 10, Period: never})
 	for name, wait := range map[string]func(context.Context, *sql.Tx, func()) error{
 		"InAStatement": func(ctx context.Context, tx *sql.Tx, cancel func()) error {
-			time.AfterFunc(10*time.Millisecond, cancel)
+			var pid uint32
+			if err := tx.QueryRowContext(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+				return err
+			}
+			go whenAsleep(t, pool, pid, cancel)
 			_, err := tx.ExecContext(ctx, `SELECT pg_sleep(60)`)
 			return err
 		},
