@@ -3,11 +3,13 @@ package integration
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -127,5 +129,32 @@ func TestWhereTwoPhaseCommitIsRequested(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A batch whose COMMIT fails has taken nothing, and its caller is told so, also if the transaction
+// requests two-phase commit before COMMIT.
+func TestABatchWhoseCommitFailsTakesNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Coordinator(t)
+	execSQL(t, pool, `CREATE TABLE sender (id int PRIMARY KEY)`)
+	execSQL(t, pool, `CREATE TABLE message (sender int REFERENCES sender DEFERRABLE INITIALLY DEFERRED)`)
+	limit := ratelimit.MustDefine("batches", ratelimit.TokenBucket{Rate: 10, Period: never})
+	for _, citus := range []bool{false, true} {
+		t.Run(fmt.Sprintf("Citus=%v", citus), func(t *testing.T) {
+			l, r := limiter(t, ratelimit.Config{Citus: citus}), limit.For(fmt.Sprint(citus))
+			called := false
+			res, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
+				b.Queue(`INSERT INTO message VALUES (1)`).Exec(func(pgconn.CommandTag) error {
+					called = true
+					return nil
+				})
+				return nil
+			}, r)
+			if sqlState(err) != "23503" || res.OK || called || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+				t.Errorf("granted %v, callback called %v, %v: want the error of the foreign key", res.OK, called, err)
+			}
+			wantValue(t, l, pool, r, 10)
+		})
 	}
 }

@@ -34,7 +34,9 @@ func TestAnErrorAfterCommitIsNotTheTransactions(t *testing.T) {
 // The same goes for SendBatch.
 func TestAnErrorAfterTheCommitOfSendBatch(t *testing.T) {
 	t.Parallel()
-	if _, err := new(sending).readAll(tooLate{}, nil, nil); err != nil {
-		t.Errorf("%v, though COMMIT was answered", err)
+	for _, marked := range []bool{false, true} {
+		if _, err := new(sending).readAll(tooLate{}, nil, nil, marked); err != nil {
+			t.Errorf("marked %v: %v, though COMMIT was answered", marked, err)
+		}
 	}
 }

@@ -181,7 +181,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	}
 	whole.Queue(commitSQL)
 	s.trip()
-	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns)
+	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns, mark)
 	stamp(takes)
 	if err == nil {
 		if len(calls) == 0 {
@@ -206,12 +206,13 @@ func (s *sending) fill() (*pgx.Batch, []answers.Callback, error) {
 	return batch, fns, nil
 }
 
-// readAll reads the answers to the whole transaction. If a take failed, it returns that take with
-// the error.
+// readAll reads the answers to the whole transaction, which was marked before COMMIT or not. If a
+// take failed, it returns that take with the error.
 func (s *sending) readAll(
-	results pgx.BatchResults, takes []*statement, fns []answers.Callback,
+	results pgx.BatchResults, takes []*statement, fns []answers.Callback, marked bool,
 ) (failed *statement, err error) {
-	// After COMMIT its error is not the transaction's: see sendBatch.
+	// All answers are read below. An error after that to COMMIT is not the transaction's: see
+	// sendBatch.
 	defer func() { _ = results.Close() }()
 	_, err = results.Exec()
 	if s.begun = err == nil; !s.begun {
@@ -228,6 +229,11 @@ func (s *sending) readAll(
 	}
 	if s.answers, err = answers.Read(results, fns); err != nil {
 		return nil, err
+	}
+	if marked {
+		if _, err := results.Exec(); err != nil {
+			return nil, err
+		}
 	}
 	_, err = results.Exec()
 	return nil, err
