@@ -113,3 +113,25 @@ func TestACallThatTookNothingIsNotGranted(t *testing.T) {
 		t.Errorf("%+v, %v", res, err)
 	}
 }
+
+// A call that has lost its tokens in a limit with shards to others takes nothing from a limit
+// without shards either: its Outcome has the balance as it stays, and no RunAt.
+func TestACallThatLostAShardTakesNothingElsewhere(t *testing.T) {
+	t.Parallel()
+	reserves := MustDefine("reserves", TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: Tokens(10)})
+	l, _, seen := looked(t)
+	calls := resolved(t, plums.Global().Count(5), reserves.For("x").Count(5).OrReserve())
+	owes := &spread.Whole{Layout: shard.Single, Rows: []algebra.Balance{{Exists: true, TS: noon, Value: 2,
+		PausedUntil: algebra.Open}}, At: noon}
+	aims := []aim{{c: &calls[0], layout: four}, {c: &calls[1], layout: shard.Single}}
+	res, err := l.takenAgain(aims, []*spread.Whole{seen, owes}, calls)
+	if err != nil || res.OK || res.Limit != "plums" || !res.RunAt.IsZero() {
+		t.Fatalf("%+v, %v; want it denied by plums", res, err)
+	}
+	if o := res.Outcomes[1]; !o.OK || o.Value != 2 || !o.RunAt.IsZero() || !o.PacedAt.IsZero() {
+		t.Errorf("%+v, want a value of 2 and no RunAt", o)
+	}
+	if o := res.Outcomes[0]; o.OK || o.Value != 10 || o.RetryAt.IsZero() {
+		t.Errorf("%+v, want a denial with a value of 10", o)
+	}
+}

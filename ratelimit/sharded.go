@@ -195,10 +195,9 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 		if verdicts[i] = seen[i].Decide(&c.Ask); aims[i].layout != shard.Single || len(aims) == 1 {
 			verdicts[i] = seen[i].Lost(&c.Ask)
 		}
-		l.noted(c, &verdicts[i])
 		c.forget()
 	}
-	if res := summarize(calls, verdicts); !res.OK {
+	if res := l.judged(calls, verdicts); !res.OK {
 		return res, nil
 	}
 	return Result{}, errUndecided

@@ -65,20 +65,17 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 		}
 		verdicts[i] = c.Decide(b.Balance, at)
 	}
-	res := summarize(calls, verdicts)
-	if !res.OK {
-		return res, nil
+	if !algebra.AllOrNone(verdicts) {
+		return summarize(calls, verdicts), nil
 	}
 	if !s.room(unknown, at) {
 		return Result{}, errSpares
 	}
 	for i := range calls {
-		c := &calls[i]
-		b := c.At(s.of[ids[i]].Balance, at)
-		b.Value -= c.Count
+		c, b := &calls[i], verdicts[i].After
 		s.of[ids[i]] = spare{b, c.Earliest(b.Value, b.TS, b.TS, 0, c.Capacity)}
 	}
-	return res, nil
+	return summarize(calls, verdicts), nil
 }
 
 // lessen scales the call's limit to a share, and drops its options: it is granted now or not at
