@@ -135,3 +135,20 @@ func TestACallThatLostAShardTakesNothingElsewhere(t *testing.T) {
 		t.Errorf("%+v, want a denial with a value of 10", o)
 	}
 }
+
+// A call that has lost its tokens to others is denied though there are tokens. The next one asks the
+// database again.
+func TestADenialForLostTokensAnswersNoOtherCall(t *testing.T) {
+	t.Parallel()
+	l, _, seen := looked(t)
+	l.remember = true
+	calls := resolved(t, plums.Global().Count(5))
+	l.watch(calls)
+	aims := []aim{{c: &calls[0], layout: four}}
+	if res, err := l.takenAgain(aims, []*spread.Whole{seen}, calls); err != nil || res.OK {
+		t.Fatalf("%+v, %v; want a denial", res, err)
+	}
+	if res, ok := l.recall(resolved(t, plums.Global().Count(5))); ok {
+		t.Errorf("the next call is answered from memory: %+v", res)
+	}
+}

@@ -194,6 +194,7 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 		c := &calls[i]
 		if verdicts[i] = seen[i].Decide(&c.Ask); aims[i].layout != shard.Single || len(aims) == 1 {
 			verdicts[i] = seen[i].Lost(&c.Ask)
+			c.watched = 0 // there are tokens: this denial answers no other call
 		}
 		c.forget()
 	}
