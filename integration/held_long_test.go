@@ -1,0 +1,135 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A row that always one of several transactions holds serves its coalesced calls as well.
+func TestARowThatIsAlwaysHeldServesItsCallers(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, most(4))
+	holders := beside(t, pool, most(4))
+	l := limiter(t, ratelimit.Config{})
+	c := coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("hot", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				tx := begin(t, holders, pgx.ReadCommitted)
+				takeOK(t, first(l.RateLimit(t.Context(), tx, limit.Global())))
+				time.Sleep(5 * time.Millisecond)
+				commit(t, tx)
+			}
+		})
+	}
+	within, cancel := context.WithTimeout(t.Context(), hung)
+	for range 5 {
+		takeOK(t, first(c.RateLimit(within, limit.Global())))
+	}
+	cancel()
+	stop()
+	wg.Wait()
+}
+
+// Rows are held for short times, one after the other and many at once. At most one connection of
+// the pool waits for a row.
+func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it reads the statistics of one server")
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "convoy" })
+	holders := beside(t, pool, most(8), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "holders"
+	})
+	l := limiter(t, ratelimit.Config{})
+	c := coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("convoy", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+	for i := range 8 { // who inserts a row waits for others that do
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("busy", i)))))
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i)))))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 8 {
+		busy := limit.For(fmt.Sprint("busy", i))
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				tx := begin(t, holders, pgx.ReadCommitted)
+				takeOK(t, first(l.RateLimit(t.Context(), tx, busy)))
+				time.Sleep(20 * time.Millisecond)
+				commit(t, tx)
+			}
+		})
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				takeOK(t, first(c.RateLimit(t.Context(), busy)))
+			}
+		})
+	}
+	waits := func() (waiting []string) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(),
+			`SELECT coalesce(array_agg(pid || ' since ' || query_start), '{}') FROM pg_stat_activity
+			WHERE application_name = 'convoy' AND wait_event_type = 'Lock' AND wait_event IN ('tuple', 'transactionid')`).Scan(&waiting); err != nil {
+			t.Error(err)
+		}
+		return waiting
+	}
+	for i := range 100 {
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i%8)))))
+		// One reading is not of one instant: one connection may end its wait, and another one
+		// begin, while it is made. Two that wait at once are in the next one, too, with the same
+		// statements.
+		if waiting := waits(); len(waiting) > 1 {
+			again := waits()
+			if waiting = slices.DeleteFunc(waiting, func(w string) bool {
+				return !slices.Contains(again, w)
+			}); len(waiting) > 1 {
+				t.Errorf("%d connections wait for rows: %q", len(waiting), waiting)
+			}
+		}
+	}
+	stop()
+	wg.Wait()
+}
+
+// Close does not wait for ever for a row that another transaction holds.
+func TestCloseGivesUpHeldRows(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("closes", ratelimit.FixedWindow{Rate: 100, Period: century})
+	shards := ratelimit.MustDefine("closesShards", ratelimit.FixedWindow{Rate: 100, Period: century}, ratelimit.Shards(2))
+	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
+	defer hold(t, pool, "closes", "")()
+	var wg sync.WaitGroup
+	for i := range 10 {
+		requests := []ratelimit.Request{limit.Global()}
+		if i%5 == 0 {
+			requests = append(requests, shards.For("k"))
+		}
+		p := park(t.Context())
+		wg.Go(func() {
+			if res, err := c.RateLimit(p, requests...); !errors.Is(err, ratelimit.ErrClosed) {
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+		p.wait(t)
+	}
+	c.Close()
+	wg.Wait()
+}

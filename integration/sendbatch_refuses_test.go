@@ -1,0 +1,87 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/ratelimit"
+)
+
+func TestSendBatchRefuses(t *testing.T) {
+	t.Parallel()
+	pool := written(t)
+	l := limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 5, Period: never})
+	none := func(*pgx.Batch) error { return nil }
+	send := func(l *ratelimit.Limiter, db ratelimit.Beginner, queue func(*pgx.Batch) error,
+		requests ...ratelimit.Request) error {
+		_, err := l.SendBatch(t.Context(), db, queue, requests...)
+		return err
+	}
+	for name, err := range map[string]error{
+		"no request":       send(l, pool, none),
+		"too much":         send(l, pool, none, limit.Global().Count(6)),
+		"no pool":          send(l, nil, none, limit.Global()),
+		"a nil pool":       send(l, (*pgxpool.Pool)(nil), none, limit.Global()),
+		"no batch":         send(l, pool, nil, limit.Global()),
+		"the zero Limiter": send(&ratelimit.Limiter{}, pool, none, limit.Global()),
+	} {
+		if !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
+		_, err := l.SendBatch(ctx, pool, none, limit.Global())
+		return err
+	})
+	if !errors.Is(err, ratelimit.ErrNested) {
+		t.Errorf("inside InTx: %v", err)
+	}
+	if res, err := l.SendBatch(t.Context(), pool, none, limit.Global()); err != nil || !res.OK {
+		t.Errorf("an empty batch: %+v, %v", res, err)
+	}
+}
+
+// A connection that is in a transaction begins no second one: its COMMIT would be that of the first.
+func TestAConnectionThatIsInATransactionIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := written(t)
+	l := limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("inside", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	oops := errors.New("oops")
+	for name, second := range map[string]func(context.Context, *pgx.Conn) error{
+		"InTx": func(ctx context.Context, conn *pgx.Conn) error {
+			return l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, k) })
+		},
+		"SendBatch": func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := l.SendBatch(ctx, conn, write(2), k)
+			return err
+		},
+	} {
+		outer := func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `INSERT INTO message (id) VALUES (1)`); err != nil {
+				t.Error(err)
+			}
+			if err := second(ctx, tx.Conn()); !errors.Is(err, ratelimit.ErrNested) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return oops
+		}
+		if err := l.InTx(t.Context(), pool, outer); !errors.Is(err, oops) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+			return outer(t.Context(), tx)
+		}); !errors.Is(err, oops) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := messages(t, pool); n != 0 {
+			t.Errorf("%s: %d messages were committed", name, n)
+		}
+	}
+	wantValue(t, l, pool, k, 10)
+}
