@@ -15,10 +15,10 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// setUpPair is setUp on a primary with a standby. The application's URL has both, with
-// target_session_attrs=read-write. If synchronous, COMMIT waits until the standby has the
-// transaction on its disk.
-func setUpPair(t *testing.T, synchronous bool) *fixture {
+// setUpPair is setUp on a primary with a standby, which has the options. The application's URL has
+// both, with target_session_attrs=read-write. If synchronous, COMMIT waits until the standby has
+// the transaction on its disk.
+func setUpPair(t *testing.T, synchronous bool, standbys ...pgserver.Option) *fixture {
 	t.Helper()
 	options := durably()
 	if synchronous {
@@ -42,7 +42,7 @@ func setUpPair(t *testing.T, synchronous bool) *fixture {
 		fmt.Printf("faults: %s: skipped: a standby needs pg_basebackup: %v\n", t.Name(), err)
 		t.Skipf("skipped: a standby needs pg_basebackup: %v", err)
 	}
-	standby := start(primary.Standby(t.Context(), durably()...))
+	standby := start(primary.Standby(t.Context(), append(durably(), standbys...)...))
 	return setUpOn(t, primary, standby)
 }
 

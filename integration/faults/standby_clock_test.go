@@ -1,0 +1,93 @@
+package faults
+
+import (
+	"context"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// A standby whose clock differs grants no more than its primary would have, but for what comes in
+// the time that its clock is ahead. If it is behind, limits stand still until it has caught up.
+func TestAStandbyWhoseClockDiffersMintsNoMoreThanThat(t *testing.T) {
+	const rate, full = 20, 10
+	rule := ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(full)}
+	// at most in so long, with a clock that jumps ahead
+	bucket := func(d, ahead time.Duration) float64 {
+		return full + rate*d.Seconds() + min(full, rate*ahead.Seconds())
+	}
+	window := func(d, ahead time.Duration) float64 { return full * (math.Floor((d + ahead).Seconds()) + 2) }
+	limits := []struct {
+		ratelimit.Limit
+		most func(d, ahead time.Duration) float64
+	}{
+		{ratelimit.MustDefine("bucket of a pair", rule), bucket},
+		{ratelimit.MustDefine("shards of a pair", rule, ratelimit.Shards(2)), bucket},
+		{ratelimit.MustDefine("window of a pair",
+			ratelimit.FixedWindow{Rate: full, Period: time.Second, Start: time.Unix(0, 0)}), window},
+	}
+	for name, c := range map[string]struct {
+		by    string
+		ahead time.Duration
+	}{
+		"Ahead":  {"+3s", 3 * time.Second},
+		"Behind": {"-3s", -3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ours(t)
+			f := setUpPair(t, true, pgtest.Faketime(t, c.by))
+			take := f.app.limiter.Autocommit(f.pool)
+			got := make([]float64, len(limits))
+			began := time.Now()
+			round := func() {
+				for i, l := range limits {
+					ctx, cancel := context.WithTimeout(t.Context(), hung)
+					res, err := take.RateLimit(ctx, l.Global())
+					cancel()
+					if class := classify(err); err != nil && class != away && class != unknown || time.Since(began) > hung {
+						t.Fatalf("after %v: %v", time.Since(began), err)
+					}
+					if res.OK {
+						got[i]++
+					}
+				}
+			}
+			clock := func() (at time.Time) {
+				f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+					return conn.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+				})
+				return at
+			}
+
+			for slices.Min(got) < full {
+				round()
+			}
+			if err := f.server.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			f.mustRefuse(t)
+			f.takeOver(t)
+			if d := time.Until(clock()) - c.ahead; d.Abs() > time.Second {
+				t.Fatalf("the clock of the standby is %v beside what it should be", d)
+			}
+			before := slices.Clone(got)
+			for end := time.Now().Add(time.Second); time.Now().Before(end) || got[0] == before[0] || got[1] == before[1]; {
+				round()
+			}
+			lasted := time.Since(began)
+			for i, l := range limits {
+				if most := l.most(lasted, max(0, c.ahead)); got[i] > most {
+					t.Errorf("%s: %v granted in %v, want at most %v", l.Name(), got[i], lasted, most)
+				}
+			}
+			t.Logf("%v granted, and %v before the takeover, in %v", got, before, lasted)
+		})
+	}
+}
