@@ -120,7 +120,7 @@ func (i *ideal) report(b *testing.B, pool *pgxpool.Pool) {
 	b.ReportMetric(after*float64(time.Second)/unit, "repaid-after")
 }
 
-// heavy is a count from 1 to 100, most of which are small: 5 in the mean.
+// heavy is a count from 1 to 63, most of which are small: 5 in the mean.
 func heavy() float64 {
 	if rand.IntN(10) > 0 {
 		return float64(1 + rand.IntN(3))

@@ -46,7 +46,8 @@ func (l *Limiter) Settle(
 
 // Release gives back all that a reservation took, because its work will not be done. If the
 // reservation was granted for later, work that waits behind it keeps its time, and the next callers
-// are granted earlier. A settlement with nothing used would move that work up. For work that has
+// are granted earlier: theirs may start together with it, which is then by what was given back more
+// than the limit. A settlement with nothing used would move that work up. For work that has
 // begun use [Limiter.Settle] with counts of 0.
 func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, error) {
 	return l.in(tx).Release(ctx, r)

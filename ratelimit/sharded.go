@@ -16,8 +16,9 @@ import (
 // hold. If there is none, or TAKE fails, LOOK reads all shards, decides for the limit as a whole,
 // and says where to take.
 //
-// A take does not wait for a shard that another transaction holds, unless more than half of the
-// shards have enough. So no caller waits for a row that may have no tokens for it.
+// A take does not wait for a shard that another take holds, unless more than half of the shards
+// have enough. So no caller waits for a row that another one may empty. It does wait for a
+// transaction that has settled, given back or paused there.
 //
 // A take that was denied has still locked its shard. If nothing else was sent in the transaction,
 // it is rolled back, LOOK is sent on its own, and TAKE begins a new transaction: the caller has
