@@ -205,7 +205,7 @@ func (s *statement) read(rows pgx.Rows) error {
 // simple protocol only. Every decision reads a row, and Scan would take longer than everything else
 // here.
 func (s *statement) decode(rows pgx.Rows) bool {
-	if s.once != nil || s.look != nil {
+	if s.once != nil || s.look != nil || s.line {
 		return false
 	}
 	return s.decodeFrom(rows.FieldDescriptions(), rows.RawValues())

@@ -24,8 +24,8 @@ import (
 //
 // What is reserved keeps its time. If shards are merged whose debts end at different times, the new
 // shard is paused until the last of them ends, so that nothing starts too early. Its Value already
-// includes what flows in until then. [Limiter.Resume] would end this pause, too, and a
-// [Limiter.Pause] is not added to it: call neither before.
+// includes what flows in until then. A [Limiter.Pause] in that time is added to this pause, and
+// [Limiter.Resume] takes back only that.
 //
 // Use a transaction of READ COMMITTED, which waits for callers that hold a shard. Above READ
 // COMMITTED, Reshard fails if another call takes from these limits in the meantime. A number that

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/weir-go/weir/internal/spread"
 	"github.com/weir-go/weir/shard"
@@ -15,32 +16,54 @@ import (
 
 // eachRow runs a statement for each row of the calls' limits. If closed is not nil, it also runs
 // the statements of closed for each limit that had other layouts, for work that waits in their
-// rows. Former rows come first: that is the order in which everything locks them.
+// rows. Limits go one after the other, and former rows come first: that is the order in which
+// everything locks them.
 func (l *Limiter) eachRow(
-	ctx context.Context, x executor, calls []call, of func(*call) *statement,
-	closed func(*call) []*statement,
+	ctx context.Context, x executor, calls []call, of func(*call, *pausing) *statement,
+	closed func(*call, *pausing) []*statement,
 ) (done []*statement, err error) {
 	for range 10 * rounds {
 		var trip []*statement
 		var from []int // the number of each statement's call
+		sent := 0
+		send := func() error {
+			next := trip[sent:]
+			sent = len(trip)
+			return x.run(ctx, next)
+		}
 		for i := range calls {
 			rows, err := l.rowsOf(ctx, x, &calls[i])
 			if err != nil {
 				return nil, err
 			}
+			var at *pausing
 			if layout, _ := shard.Address(rows[0].Shard); layout.Generation > 0 && closed != nil {
-				for _, s := range closed(&calls[i]) {
+				if x.single() {
+					return nil, errUndecided
+				}
+				if sent < len(trip) {
+					err = send()
+				}
+				if err == nil {
+					at, err = l.closedLine(ctx, x, &calls[i])
+				}
+				if err != nil {
+					return nil, err
+				}
+			}
+			if at != nil {
+				for _, s := range closed(&calls[i], at) {
 					trip, from = append(trip, s), append(from, i)
 				}
 			}
 			for k := range rows {
-				trip, from = append(trip, of(&rows[k])), append(from, i)
+				trip, from = append(trip, of(&rows[k], at)), append(from, i)
 			}
 		}
 		if x.single() && len(trip) > 1 {
 			return nil, errUndecided
 		}
-		if err := x.run(ctx, trip); err != nil {
+		if err := send(); err != nil {
 			return nil, err
 		}
 		var again []call
@@ -71,6 +94,39 @@ func (l *Limiter) eachRow(
 		calls = again
 	}
 	return nil, errMoving
+}
+
+// pausing is when the time of a limit's rows goes on, and the clock: see pause.go of
+// internal/statements. It is nil for a limit that has no closed rows.
+type pausing struct{ until, now time.Time }
+
+// of gives the line to a statement that pauses or resumes a row. All rows go by one clock.
+func (at *pausing) of(s *statement) *statement {
+	if at == nil {
+		s.args = append(s.args, nil)
+		return s
+	}
+	s.args[7] = at.now
+	s.args = append(s.args, at.until)
+	return s
+}
+
+// closedLine locks the closed rows of the limit of c, in a trip of its own.
+func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing, error) {
+	trip := l.closedLineOf(c)
+	if err := x.run(ctx, trip); err != nil {
+		return nil, err
+	}
+	var at *pausing
+	for _, s := range trip {
+		if a := &s.answer; a.paused.Valid && (at == nil || a.paused.Time.Before(at.until)) {
+			at = &pausing{a.paused.Time, trip[0].answer.at}
+		}
+	}
+	if at != nil && at.until.Before(at.now) {
+		at.until = at.now
+	}
+	return at, nil
 }
 
 // rowsOf returns the rows of the limit of c in its layout, as far as known. If it should have more

@@ -22,6 +22,7 @@ type statement struct {
 	looks  bool  // it also answers with the clock
 	many   *many // it is about many rows
 	once   *bool // the only column, of Settle
+	line   bool  // of ClosedLine: it answers with an end of a pause and the clock
 
 	whole  *call   // for a shard c: the call for the whole limit
 	shards []int32 // of TakeShard: the candidates' rows
@@ -47,6 +48,8 @@ func (s *statement) dest() []any {
 	switch a := &s.answer; {
 	case s.once != nil:
 		return []any{s.once}
+	case s.line:
+		return []any{&a.paused, &a.at}
 	case s.look != nil:
 		return s.look.dest()
 	case s.shards != nil:
@@ -157,21 +160,30 @@ func (l *Limiter) settleOf(r *Reservation) *statement {
 
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.Reset, algebra.Full) }
 
-func (l *Limiter) pauseOf(c *call, d int64) *statement {
-	return l.write(c, l.sql.For(c.Windowed).Pause, algebra.Full, d)
+func (l *Limiter) pauseOf(c *call, d int64, at *pausing) *statement {
+	return at.of(l.write(c, l.sql.For(c.Windowed).Pause, algebra.Full, d))
 }
 
-// closedOf is pauseOf or resumeOf for the closed rows of former layouts.
-func (l *Limiter) closedOf(c *call, sql string, more ...any) (all []*statement) {
+func (l *Limiter) resumeOf(c *call, at *pausing) *statement {
+	return at.of(l.write(c, l.sql.For(c.Windowed).Resume, algebra.Full))
+}
+
+// closedLineOf reads the line of a limit that had other layouts.
+func (l *Limiter) closedLineOf(c *call) (all []*statement) {
 	for _, key := range l.homes(c.Key) {
-		all = append(all, &statement{c: c, sql: sql,
-			args: append([]any{c.Name, key, l.now()}, more...), once: new(bool)})
+		all = append(all, &statement{c: c, sql: l.sql.ClosedLine,
+			args: []any{c.Name, key, l.now()}, line: true, here: l.here()})
 	}
 	return all
 }
 
-func (l *Limiter) resumeOf(c *call) *statement {
-	return l.write(c, l.sql.For(c.Windowed).Resume, algebra.Full)
+// closedOf is pauseOf or resumeOf for the closed rows of former layouts.
+func (l *Limiter) closedOf(c *call, sql string, at *pausing, more ...any) (all []*statement) {
+	for _, key := range l.homes(c.Key) {
+		all = append(all, &statement{c: c, sql: sql,
+			args: append([]any{c.Name, key, at.now, at.until}, more...), once: new(bool)})
+	}
+	return all
 }
 
 func (l *Limiter) lookOf(c *call) *statement {

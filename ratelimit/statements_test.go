@@ -34,10 +34,10 @@ func every(t *testing.T, cfg Config) map[string]*statement {
 		"charge window":       l.chargeOf(window, 1),
 		"reset bucket":        l.resetOf(bucket),
 		"reset window":        l.resetOf(window),
-		"pause bucket":        l.pauseOf(bucket, 5),
-		"pause window":        l.pauseOf(window, 5),
-		"resume bucket":       l.resumeOf(bucket),
-		"resume window":       l.resumeOf(window),
+		"pause bucket":        l.pauseOf(bucket, 5, nil),
+		"pause window":        l.pauseOf(window, 5, nil),
+		"resume bucket":       l.resumeOf(bucket, nil),
+		"resume window":       l.resumeOf(window, nil),
 		"look":                l.lookOf(bucket),
 	}
 }
@@ -168,7 +168,7 @@ func TestClockOfTheConfigIsTheOneThatIsSent(t *testing.T) {
 	calls := resolved(t, apples.For("x"))
 	statements := []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.undoOf(&calls[0]),
 		l.chargeOf(&calls[0], 1),
-		l.pauseOf(&calls[0], 5), l.resumeOf(&calls[0])}
+		l.pauseOf(&calls[0], 5, nil), l.resumeOf(&calls[0], nil)}
 	for _, s := range statements {
 		if !slices.ContainsFunc(s.args, func(a any) bool { return a == any(at(0)) }) {
 			t.Errorf("not among %v", s.args)

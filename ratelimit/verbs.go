@@ -12,7 +12,7 @@ import (
 // The verbs that do not decide, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
-	done, err := l.eachRow(ctx, x, calls, l.resetOf, nil)
+	done, err := l.eachRow(ctx, x, calls, func(c *call, _ *pausing) *statement { return l.resetOf(c) }, nil)
 	if err != nil {
 		return explain(ctx, err, "reset", calls)
 	}
@@ -36,14 +36,14 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
 	us := int64((d + time.Microsecond - 1) / time.Microsecond)
 	done, err := l.eachRow(ctx, x, calls,
-		func(c *call) *statement { return l.pauseOf(c, us) },
-		func(c *call) []*statement { return l.closedOf(c, l.sql.PauseClosed, us) })
+		func(c *call, at *pausing) *statement { return l.pauseOf(c, us, at) },
+		func(c *call, at *pausing) []*statement { return l.closedOf(c, l.sql.PauseClosed, at, us) })
 	return l.changed(ctx, x, "pause", calls, done, err)
 }
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	done, err := l.eachRow(ctx, x, calls, l.resumeOf,
-		func(c *call) []*statement { return l.closedOf(c, l.sql.ResumeClosed) })
+		func(c *call, at *pausing) []*statement { return l.closedOf(c, l.sql.ResumeClosed, at) })
 	return l.changed(ctx, x, "resume", calls, done, err)
 }
 

@@ -130,6 +130,8 @@ var ofTheCore = []mutant{
 		"Most: shares.Each.Capacity}); free", "Most: math.Inf(1)}); free", "NoPartIsLargerThanAShare", []string{"./internal/spread"}, true},
 	{"shards: give back elsewhere", "ratelimit/rows.go",
 		"\t\t\tif s := of(&rows[i]); s != nil {\n", "\t\t\tif rows[i].Shard > 1<<20 {\n\t\t\t\tlayout, k := shard.Address(rows[i].Shard)\n\t\t\t\trows[i].Shard = layout.Row((k + 1) % layout.Shards)\n\t\t\t}\n\t\t\tif s := of(&rows[i]); s != nil {\n", "WhatComesBackGoesToItsShard", whole, true},
+	{"shards: a pause is not added to that of merged shards", "internal/statements/pause.go",
+		"return `b.paused_until > ` + line", "return `false AND b.paused_until > ` + line", "MergedShardsStayPaused", whole, true},
 	{"shards: excess is that of one", "ratelimit/settle.go",
 		"return c.Shard != alone && c.used > c.Count }", "return c.Shard < alone && c.used > c.Count }", "ExcessIsADebt", whole, true},
 	{"shards: two layouts share rows", "shard/shard.go",

@@ -35,6 +35,7 @@ var purposes = map[string]string{
 	"lookSpread":       "lookShards of a limit without keys, on Citus",
 	"head":             "locks the row that says how many shards a key has",
 	"put":              "writes a row whatever stands there, under the lock of the head",
+	"closedLine":       "locks rows of a former layout, and reads when the pause of their limit ends",
 	"pauseClosed":      "pauses rows of a former layout, in which somebody waits",
 	"resumeClosed":     "ends their pause early",
 	"resetKey":         "fills all balances of a key, of whatever limits",

@@ -1,8 +1,24 @@
 package statements
 
+// The line of a limit is when the time of its rows goes on: at the end of its pause, or now if it
+// is not paused. Shards that were merged may be paused for longer, until the lines that they were
+// made of have ended, and already have what flows in until then: see Merged in package spread. So
+// their pause becomes longer or shorter by as much as that of the limit. The argument is NULL for a
+// limit that never had another layout: its rows have no pause but that of the limit.
+
+// isMerged is for rows that are paused for longer than their limit.
+func isMerged(line string) string { return `b.paused_until > ` + line }
+
+// moved is the end of a row's pause, moved by so many microseconds. It is written without adding an
+// interval to a time, which Citus refuses where a row is updated.
+func moved(sign, micros string) string {
+	return `to_timestamp((` + us(`b.paused_until - timestamptz '1970-01-01 00:00:00+00'`) + sign + micros +
+		`::float8) / 1e6::float8)`
+}
+
 // pause stops the time of a row for $10 microseconds from now on. The balance is refilled up to now
 // by the rule in the row, and stays so until the pause ends. Work that waits is delayed by what
-// this adds to the pause. A pause that ends later stays.
+// this adds to the pause. A pause that ends later stays. $11 is the line.
 //
 // If there is no row, no work waits. The new row still gets the delay: a window take from a row
 // that was deleted since needs it, to tell how many windows have gone by since (see unused).
@@ -13,26 +29,59 @@ func (n names) pause(k kind) string {
 	// the same in all places of a statement
 	const now = `coalesce($8::timestamptz, statement_timestamp())`
 	const until = now + ` + $10::bigint::float8 * interval '1 microsecond'`
+	const line = `$11::timestamptz`
 	r := asked(k)
 	return n.upsertMore(`, paused_until, delay`,
 		`VALUES ($1::text, $2::text, $3::integer, `+absent(`$7::float8`)+`, `+now+`,
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	`+until+`, `+r.delay(now, until)+`)`, "",
+	`+until+`, `+r.delay(`coalesce(`+line+`, `+now+`)`, until)+`)`, "",
 		`value = greatest(b.value, `+stored.refilled(`excluded.ts`)+`)`,
 		tsForward,
-		`paused_until = greatest(b.paused_until, excluded.paused_until)`,
-		`delay = coalesce(b.delay, 0) + `+r.delay(`greatest(b.ts, b.paused_until, excluded.ts)`,
-			`excluded.paused_until`))
+		`paused_until = CASE WHEN `+isMerged(line)+`
+		THEN `+moved(` + `, `excluded.delay`)+`
+		ELSE greatest(b.paused_until, excluded.paused_until) END`,
+		`delay = coalesce(b.delay, 0) + CASE WHEN `+isMerged(line)+`
+		THEN excluded.delay
+		ELSE `+r.delay(`greatest(b.ts, b.paused_until, excluded.ts)`, `excluded.paused_until`)+` END`)
 }
 
 // resume ends a pause, and takes back the rest of its delay. Without a pause it changes nothing. If
-// there is no row, the limit is full.
+// there is no row, the limit is full. $10 is the line.
 func (n names) resume(k kind) string {
-	return n.upsert(row(absent(`$7::float8`)), `b.paused_until > excluded.ts OR `+isClosed,
+	const line = `$10::timestamptz`
+	r := asked(k)
+	return n.upsertMore(`, delay`,
+		`VALUES ($1::text, $2::text, $3::integer, `+absent(`$7::float8`)+`, `+clock+`,
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	`+r.delay(`$8::timestamptz`, line)+`)`, `b.paused_until > excluded.ts OR `+isClosed,
 		tsForward,
-		`paused_until = NULL`,
-		`delay = coalesce(b.delay, 0) - `+asked(k).delay(`greatest(b.ts, excluded.ts)`,
-			`b.paused_until`))
+		`paused_until = CASE WHEN `+isMerged(line)+`
+		THEN `+moved(` - `, `excluded.delay`)+` END`,
+		`delay = coalesce(b.delay, 0) - CASE WHEN `+isMerged(line)+`
+		THEN excluded.delay
+		ELSE `+r.delay(`greatest(b.ts, excluded.ts)`, `b.paused_until`)+` END`)
+}
+
+// closedLine locks the closed rows of a limit and returns its line, which is that of a row that was
+// never merged: NULL if there is no closed row, and long ago if the limit is not paused. The second
+// column is the clock.
+//
+// Locks: the rows, in their order. Predicate reads: the rows of the limit.
+//
+// $1 name $2 key $3 clock
+func (n names) closedLine() string {
+	return `WITH held AS MATERIALIZED (
+	SELECT coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until
+	` + n.closed() + `
+)
+SELECT min(held.until), coalesce($3::timestamptz, clock_timestamp()) FROM held`
+}
+
+// closed are the closed rows of a limit, locked.
+func (n names) closed() string {
+	return `FROM ` + n.balance + ` b
+	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
+	ORDER BY b.shard FOR NO KEY UPDATE`
 }
 
 // pauseClosed pauses the closed rows of a limit, for work that still waits in them, by the rule in
@@ -40,37 +89,41 @@ func (n names) resume(k kind) string {
 //
 // Locks: the rows, in their order. Predicate reads: the rows of the limit.
 //
-// $1 name $2 key $3 clock $4 microseconds
+// $1 name $2 key $3 clock $4 line $5 microseconds
 func (n names) pauseClosed() string {
 	return `WITH c AS MATERIALIZED (
-	SELECT c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
-	FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
+	SELECT $3::timestamptz AS now, $4::timestamptz AS line,
+		$3::timestamptz + $5::bigint::float8 * interval '1 microsecond' AS until
 ), held AS MATERIALIZED (
-	SELECT shard FROM ` + n.balance + `
-	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity'
-	ORDER BY shard FOR NO KEY UPDATE
+	SELECT b.shard, ` + stored.delay(`$4::timestamptz`,
+		`$3::timestamptz + $5::bigint::float8 * interval '1 microsecond'`) + ` AS delay
+	` + n.closed() + `
 )
 UPDATE ` + n.balance + ` b SET
 	ts = greatest(b.ts, c.now),
-	paused_until = greatest(b.paused_until, c.until),
-	delay = coalesce(b.delay, 0) + ` + stored.delay(`greatest(b.ts, b.paused_until, c.now)`,
-		`c.until`) + `
+	paused_until = CASE WHEN ` + isMerged(`c.line`) + `
+		THEN ` + moved(` + `, `held.delay`) + `
+		ELSE greatest(b.paused_until, c.until) END,
+	delay = coalesce(b.delay, 0) + CASE WHEN ` + isMerged(`c.line`) + `
+		THEN held.delay
+		ELSE ` + stored.delay(`greatest(b.ts, b.paused_until, c.now)`, `c.until`) + ` END
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
 RETURNING true`
 }
 
 func (n names) resumeClosed() string {
 	return `WITH c AS MATERIALIZED (
-	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+	SELECT $3::timestamptz AS now, $4::timestamptz AS line
 ), held AS MATERIALIZED (
-	SELECT shard FROM ` + n.balance + `
-	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity' AND paused_until IS NOT NULL
-	ORDER BY shard FOR NO KEY UPDATE
+	SELECT b.shard, ` + stored.delay(`$3::timestamptz`, `$4::timestamptz`) + ` AS delay
+	` + n.closed() + `
 )
 UPDATE ` + n.balance + ` b SET
 	ts = greatest(b.ts, c.now),
-	paused_until = NULL,
-	delay = coalesce(b.delay, 0) - ` + stored.delay(`greatest(b.ts, c.now)`, `b.paused_until`) + `
+	paused_until = CASE WHEN ` + isMerged(`c.line`) + ` THEN ` + moved(` - `, `held.delay`) + ` END,
+	delay = coalesce(b.delay, 0) - CASE WHEN ` + isMerged(`c.line`) + `
+		THEN held.delay
+		ELSE ` + stored.delay(`greatest(b.ts, c.now)`, `b.paused_until`) + ` END
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard AND b.paused_until > c.now
 RETURNING true`
 }

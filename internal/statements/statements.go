@@ -13,6 +13,7 @@ type Statements struct {
 	Charge, Settle, Reset             string
 	Look, LookShards, LookSpread      string
 	Lines, Head, Put                  string
+	ClosedLine                        string
 	PauseClosed, ResumeClosed         string
 	ResetKey, ResetKeyHere            string
 	TwoPhase, TwoPhaseIf              string
@@ -42,6 +43,7 @@ func New(schema string, portable bool) Statements {
 		Charge: n.charge(), Settle: n.settle(), Reset: n.reset(),
 		Look: n.look(), LookShards: n.lookShards(), LookSpread: n.lookSpread(),
 		Lines: n.lines(), Head: n.head(), Put: n.put(),
+		ClosedLine:  n.closedLine(),
 		PauseClosed: n.pauseClosed(), ResumeClosed: n.resumeClosed(),
 		ResetKey: n.resetKey(), ResetKeyHere: n.resetKeyHere(),
 		TwoPhase: n.markTwoPhase(), TwoPhaseIf: n.markTwoPhaseIf(),

@@ -17,7 +17,7 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', greatest(0, round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - coalesce($8::timestamptz, statement_timestamp())) * 1e6::float8))::bigint)
+	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', greatest(0, round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - coalesce($11::timestamptz, coalesce($8::timestamptz, statement_timestamp()))) * 1e6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
@@ -25,18 +25,26 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = greatest(b.paused_until, excluded.paused_until),
-	delay = coalesce(b.delay, 0) + greatest(0, round(date_part('epoch', excluded.paused_until - greatest(b.ts, b.paused_until, excluded.ts)) * 1e6::float8))::bigint
+	paused_until = CASE WHEN b.paused_until > $11::timestamptz
+		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8)
+		ELSE greatest(b.paused_until, excluded.paused_until) END,
+	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > $11::timestamptz
+		THEN excluded.delay
+		ELSE greatest(0, round(date_part('epoch', excluded.paused_until - greatest(b.ts, b.paused_until, excluded.ts)) * 1e6::float8))::bigint END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- bucket.resume: ends a pause early
-INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, delay)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	greatest(0, round(date_part('epoch', $10::timestamptz - $8::timestamptz) * 1e6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = NULL,
-	delay = coalesce(b.delay, 0) - greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, excluded.ts)) * 1e6::float8))::bigint
+	paused_until = CASE WHEN b.paused_until > $10::timestamptz
+		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) - excluded.delay::float8) / 1e6::float8) END,
+	delay = coalesce(b.delay, 0) - CASE WHEN b.paused_until > $10::timestamptz
+		THEN excluded.delay
+		ELSE greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, excluded.ts)) * 1e6::float8))::bigint END
 WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
@@ -171,6 +179,15 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END))) END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
+
+-- closedLine: locks rows of a former layout, and reads when the pause of their limit ends
+WITH held AS MATERIALIZED (
+	SELECT coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until
+	FROM "public".weir_balance b
+	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
+	ORDER BY b.shard FOR NO KEY UPDATE
+)
+SELECT min(held.until), coalesce($3::timestamptz, clock_timestamp()) FROM held;
 
 -- countKey: counts them
 SELECT count(*) FROM "public".weir_balance WHERE name = $1::text AND key = $2::text;
@@ -344,21 +361,30 @@ ORDER BY s.name, s.key, s.slot LIMIT $4::bigint;
 
 -- pauseClosed: pauses rows of a former layout, in which somebody waits
 WITH c AS MATERIALIZED (
-	SELECT c.now, c.now + $4::bigint::float8 * interval '1 microsecond' AS until
-	FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) c
+	SELECT $3::timestamptz AS now, $4::timestamptz AS line,
+		$3::timestamptz + $5::bigint::float8 * interval '1 microsecond' AS until
 ), held AS MATERIALIZED (
-	SELECT shard FROM "public".weir_balance
-	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity'
-	ORDER BY shard FOR NO KEY UPDATE
+	SELECT b.shard, CASE WHEN b.origin IS NULL
+		THEN greatest(0, round(date_part('epoch', $3::timestamptz + $5::bigint::float8 * interval '1 microsecond' - $4::timestamptz) * 1e6::float8))::bigint
+		ELSE b.period * greatest(0,
+		floor(round(date_part('epoch', $3::timestamptz + $5::bigint::float8 * interval '1 microsecond' - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', $4::timestamptz - b.origin) * 1e6::float8) / b.period::float8))::bigint END AS delay
+	FROM "public".weir_balance b
+	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
+	ORDER BY b.shard FOR NO KEY UPDATE
 )
 UPDATE "public".weir_balance b SET
 	ts = greatest(b.ts, c.now),
-	paused_until = greatest(b.paused_until, c.until),
-	delay = coalesce(b.delay, 0) + CASE WHEN b.origin IS NULL
+	paused_until = CASE WHEN b.paused_until > c.line
+		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + held.delay::float8) / 1e6::float8)
+		ELSE greatest(b.paused_until, c.until) END,
+	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > c.line
+		THEN held.delay
+		ELSE CASE WHEN b.origin IS NULL
 		THEN greatest(0, round(date_part('epoch', c.until - greatest(b.ts, b.paused_until, c.now)) * 1e6::float8))::bigint
 		ELSE b.period * greatest(0,
 		floor(round(date_part('epoch', c.until - b.origin) * 1e6::float8) / b.period::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END END
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard
 RETURNING true;
 
@@ -526,20 +552,27 @@ RETURNING true;
 
 -- resumeClosed: ends their pause early
 WITH c AS MATERIALIZED (
-	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+	SELECT $3::timestamptz AS now, $4::timestamptz AS line
 ), held AS MATERIALIZED (
-	SELECT shard FROM "public".weir_balance
-	WHERE name = $1::text AND key = $2::text AND shard >= 0 AND value = '-Infinity' AND paused_until IS NOT NULL
-	ORDER BY shard FOR NO KEY UPDATE
+	SELECT b.shard, CASE WHEN b.origin IS NULL
+		THEN greatest(0, round(date_part('epoch', $4::timestamptz - $3::timestamptz) * 1e6::float8))::bigint
+		ELSE b.period * greatest(0,
+		floor(round(date_part('epoch', $4::timestamptz - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', $3::timestamptz - b.origin) * 1e6::float8) / b.period::float8))::bigint END AS delay
+	FROM "public".weir_balance b
+	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
+	ORDER BY b.shard FOR NO KEY UPDATE
 )
 UPDATE "public".weir_balance b SET
 	ts = greatest(b.ts, c.now),
-	paused_until = NULL,
-	delay = coalesce(b.delay, 0) - CASE WHEN b.origin IS NULL
+	paused_until = CASE WHEN b.paused_until > c.line THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) - held.delay::float8) / 1e6::float8) END,
+	delay = coalesce(b.delay, 0) - CASE WHEN b.paused_until > c.line
+		THEN held.delay
+		ELSE CASE WHEN b.origin IS NULL
 		THEN greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, c.now)) * 1e6::float8))::bigint
 		ELSE b.period * greatest(0,
 		floor(round(date_part('epoch', b.paused_until - b.origin) * 1e6::float8) / b.period::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END
+		floor(round(date_part('epoch', greatest(b.ts, c.now) - b.origin) * 1e6::float8) / b.period::float8))::bigint END END
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard AND b.paused_until > c.now
 RETURNING true;
 
@@ -595,7 +628,7 @@ VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infini
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
 	coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond', $6 * greatest(0,
 		floor(round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) + $10::bigint::float8 * interval '1 microsecond' - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', coalesce($8::timestamptz, statement_timestamp()) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
+		floor(round(date_part('epoch', coalesce($11::timestamptz, coalesce($8::timestamptz, statement_timestamp())) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
@@ -603,22 +636,32 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = greatest(b.paused_until, excluded.paused_until),
-	delay = coalesce(b.delay, 0) + $6 * greatest(0,
+	paused_until = CASE WHEN b.paused_until > $11::timestamptz
+		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8)
+		ELSE greatest(b.paused_until, excluded.paused_until) END,
+	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > $11::timestamptz
+		THEN excluded.delay
+		ELSE $6 * greatest(0,
 		floor(round(date_part('epoch', excluded.paused_until - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, excluded.ts) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, excluded.ts) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- window.resume: ends a pause early
-INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, delay)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
-	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
+	$6 * greatest(0,
+		floor(round(date_part('epoch', $10::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $8::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = NULL,
-	delay = coalesce(b.delay, 0) - $6 * greatest(0,
+	paused_until = CASE WHEN b.paused_until > $10::timestamptz
+		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) - excluded.delay::float8) / 1e6::float8) END,
+	delay = coalesce(b.delay, 0) - CASE WHEN b.paused_until > $10::timestamptz
+		THEN excluded.delay
+		ELSE $6 * greatest(0,
 		floor(round(date_part('epoch', b.paused_until - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint
+		floor(round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint END
 WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
