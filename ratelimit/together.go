@@ -293,14 +293,12 @@ func (w *waiter) judge() (granted, closed bool) {
 	return false, false
 }
 
-// take takes from rows that are locked by this transaction, or do not exist.
+// take takes as judge has just decided, from rows that are locked by this transaction, or do not
+// exist.
 func (w *waiter) take() {
 	for i, r := range w.rows {
-		c := &w.calls[i]
-		b := c.At(r.left, r.at)
-		b.Value -= c.Count
-		w.grant(i, b)
-		r.c, r.left, r.changed = c, b, true
+		r.c, r.left, r.changed = &w.calls[i], w.verdicts[i].After, true
+		w.grant(i, r.left)
 	}
 }
 
