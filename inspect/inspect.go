@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/weir-go/weir/internal/pgerr"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -113,25 +113,13 @@ func (r *Reader) now() any {
 	return r.clock()
 }
 
-// explain adds what mends an error of Postgres that a reader is likely to meet.
+// hints are in addition to those of package pgerr, or instead of them.
+var hints = map[string]string{
+	"42501": "the role needs USAGE on the schema and SELECT on weir_balance",
+	"57014": "a larger Config.Timeout may help, or a smaller Page", // query_canceled
+}
+
+// explain says what was being done when err came.
 func explain(err error, doing string) error {
-	var e *pgconn.PgError
-	if errors.As(err, &e) {
-		switch e.Code {
-		case "42P01", "3F000":
-			err =
-				fmt.Errorf("%w (Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema "+
-					"if they have a schema of their own)", err)
-		case "42703":
-			err =
-				fmt.Errorf("%w (the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema "+
-					"if the search_path has others)", err)
-		case "42501":
-			err = fmt.Errorf("%w (the role needs USAGE on the schema and SELECT on weir_balance)",
-				err)
-		case "57014":
-			err = fmt.Errorf("%w (a larger Config.Timeout may help, or a smaller Page)", err)
-		}
-	}
-	return fmt.Errorf("inspect: %s: %w", doing, err)
+	return fmt.Errorf("inspect: %s: %w", doing, pgerr.Hint(err, hints))
 }

@@ -2,13 +2,12 @@ package inspect
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/weir-go/weir/internal/pgerr"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -41,8 +40,7 @@ ORDER BY b.key COLLATE "C", b.shard`
 
 // isUnsupported reports whether the engine has no such statement. Its transaction has failed.
 func isUnsupported(err error) bool {
-	var e *pgconn.PgError
-	return errors.As(err, &e) && e.Code == "0A000" // feature_not_supported
+	return pgerr.State(err) == "0A000" // feature_not_supported
 }
 
 // namesOneByOne is Names with a trip for each.

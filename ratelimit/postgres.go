@@ -8,18 +8,11 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/weir-go/weir/internal/pgerr"
 )
 
-// sqlState is implemented by Postgres errors of every driver.
-type sqlState interface{ SQLState() string }
-
-func stateOf(err error) string {
-	var s sqlState
-	if errors.As(err, &s) {
-		return s.SQLState()
-	}
-	return ""
-}
+func stateOf(err error) string { return pgerr.State(err) }
 
 const (
 	serializationFailure = "40001"
@@ -76,13 +69,10 @@ func unknown(err error) error {
 		ErrOutcomeUnknown, err)
 }
 
-// hints say how to fix errors of Postgres that users of a limiter are likely to see.
+// hints say how to fix errors of Postgres that users of a limiter are likely to see, in addition to
+// those of package pgerr.
 var hints = map[string]string{
-	"42P01": notMigrated, // undefined_table
-	"42883": notMigrated, // undefined_function
-	"42703": otherTables, // undefined_column
-	"3F000": notMigrated, // invalid_schema_name
-	"42501": "grant the role what the documentation of package schema lists",
+	"42883": pgerr.NotMigrated, // undefined_function
 
 	serializationFailure: runAgain,
 	deadlockDetected:     runAgain,
@@ -94,21 +84,13 @@ var hints = map[string]string{
 	"0A000": "limits need the primary; a hot standby takes neither writes nor SERIALIZABLE",
 }
 
-const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
-
-const otherTables = "the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema if the search_path has others"
-
 const runAgain = "another transaction was in the way: run this one again from its start, as InTx does"
 
 func hint(err error) error {
-	state := stateOf(err)
-	if state == "0A000" && !strings.Contains(err.Error(), "standby") {
+	if stateOf(err) == "0A000" && !strings.Contains(err.Error(), "standby") {
 		return err // Postgres has many features that are not supported
 	}
-	if h, ok := hints[state]; ok {
-		return fmt.Errorf("%w (%s)", err, h)
-	}
-	return err
+	return pgerr.Hint(err, hints)
 }
 
 // ended adds the error of a context that has ended: it is the cause of the driver's error, which

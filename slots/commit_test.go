@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/pgerr"
 	"github.com/weir-go/weir/internal/pgtest"
 )
 
@@ -114,7 +115,7 @@ func TestASlotIsGivenBackIfCommitMayHaveSucceeded(t *testing.T) {
 	t.Cleanup(func() { _ = s.Close(t.Context()) }) // which has ended by then
 	three := MustDefine("three", 3)
 	armed.Store(true)
-	if _, err = s.TryAcquire(t.Context(), three.For("k")); stateOf(err) != "XX000" {
+	if _, err = s.TryAcquire(t.Context(), three.For("k")); pgerr.State(err) != "XX000" {
 		t.Fatalf("%v, want the error of COMMIT", err)
 	}
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(2 * time.Millisecond) {

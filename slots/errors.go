@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/weir-go/weir/internal/pgerr"
 )
 
 // What went wrong, for callers that only branch: compare with [errors.Is]. A wrong definition,
@@ -52,35 +54,13 @@ func (p place) forKey() string {
 	}
 }
 
-// hints say what mends an error of Postgres that is likely to be met.
-var hints = map[string]string{
-	"42P01": notMigrated, // undefined_table
-	"3F000": notMigrated, // invalid_schema_name
-	"42703": otherTables, // undefined_column
-	"42501": "grant the role what the documentation of package schema lists",
-	"25006": "slots are held by writing: use the primary",
-}
-
-const notMigrated = "Weir's tables are not where the connection looks for them: run schema.Migrate, and set Config.Schema if they have a schema of their own"
-
-const otherTables = "the tables that the connection finds are not this release's: run schema.Migrate, and set Config.Schema if the search_path has others"
+// hints are in addition to those of package pgerr.
+var hints = map[string]string{"25006": "slots are held by writing: use the primary"}
 
 // explain says what was being done when err came.
 func explain(ctx context.Context, err error, verb string, p place) error {
 	if done := ctx.Err(); done != nil && !errors.Is(err, done) {
 		err = fmt.Errorf("%w: %w", done, err)
 	}
-	if h, ok := hints[stateOf(err)]; ok {
-		err = fmt.Errorf("%w (%s)", err, h)
-	}
-	return fmt.Errorf("slots: %s limit %q: %w", verb, p.name, err)
-}
-
-// stateOf is the SQLSTATE of an error of Postgres, or "".
-func stateOf(err error) string {
-	var s interface{ SQLState() string }
-	if errors.As(err, &s) {
-		return s.SQLState()
-	}
-	return ""
+	return fmt.Errorf("slots: %s limit %q: %w", verb, p.name, pgerr.Hint(err, hints))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/pgerr"
 )
 
 // Each of these is a transaction of its own, READ COMMITTED whatever the server's default: each
@@ -294,6 +295,6 @@ func (s *Slots) clock() any {
 
 // isLostRace reports whether another attempt may succeed, at once.
 func isLostRace(err error) bool {
-	state := stateOf(err)
+	state := pgerr.State(err)
 	return state == "40001" || state == "40P01" // serialization_failure, deadlock_detected
 }
