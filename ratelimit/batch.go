@@ -218,7 +218,7 @@ func (l *Limiter) takeOrLook(
 		}
 	}
 	for _, s := range looks {
-		v := s.c.Decide(s.balance(), s.answer.at.UnixMicro())
+		v := s.Decide(&s.c.Ask)
 		if s.closed() || v.OK {
 			again = append(again, s.c)
 			continue

@@ -231,7 +231,7 @@ func (l *Limiter) denied(
 	if slices.ContainsFunc(trip[given:], (*statement).closed) {
 		return Result{}, errClosed
 	}
-	return l.judge(trip[given:], calls), nil
+	return judge(l, trip[given:], calls), nil
 }
 
 // errClosed says that a row is closed, because its limit has shards now. It does not leave the
@@ -251,7 +251,7 @@ func (l *Limiter) foresee(
 	case !did || slices.ContainsFunc(looks, (*statement).closed):
 		return l.checkRateLimit(ctx, x, calls)
 	}
-	res := l.judge(looks, calls)
+	res := judge(l, looks, calls)
 	if res.OK { // the take decides anew
 		return res, nil
 	}
@@ -291,35 +291,46 @@ func (l *Limiter) looksOf(calls []call) []*statement {
 	return looks
 }
 
-// checkRateLimit returns what rateLimit would return, and takes nothing.
+// checkRateLimit returns what rateLimit would return, and takes nothing. It writes nothing, so it
+// does not add shards to a limit either.
 func (l *Limiter) checkRateLimit(
 	ctx context.Context, x executor, calls []call,
 ) (Result, error) {
 	if l.remember && x.alone() {
 		l.watch(calls)
 	}
-	if l.sharded(calls) {
-		return l.checkShards(ctx, x, calls)
+	if !l.sharded(calls) {
+		looks := l.looksOf(calls)
+		if err := x.run(ctx, looks); err != nil {
+			return Result{}, explain(ctx, err, "look at", calls)
+		}
+		if !slices.ContainsFunc(looks, (*statement).closed) {
+			return judge(l, looks, calls), nil
+		}
 	}
-	looks := l.looksOf(calls)
-	if err := x.run(ctx, looks); err != nil {
-		return Result{}, explain(ctx, err, "look at", calls)
+	seen, err := l.see(ctx, x, calls)
+	if err != nil {
+		return Result{}, err
 	}
-	if slices.ContainsFunc(looks, (*statement).closed) {
-		return l.checkShards(ctx, x, calls)
-	}
-	return l.judge(looks, calls), nil
+	return judge(l, seen, calls), nil
 }
 
-func (l *Limiter) judge(looks []*statement, calls []call) Result {
-	verdicts := make([]algebra.Verdict, len(looks))
-	for i, s := range looks {
-		verdicts[i] = calls[i].Decide(s.balance(), s.answer.at.UnixMicro())
+// decider decides calls of one limit: the answer of a look at its row, or all of its shards.
+type decider interface {
+	Decide(a *algebra.Ask) algebra.Verdict
+}
+
+// judge returns the Result of calls whose balances were read, and takes nothing.
+func judge[D decider](l *Limiter, seen []D, calls []call) Result {
+	verdicts := make([]algebra.Verdict, len(calls))
+	for i := range calls {
+		verdicts[i] = seen[i].Decide(&calls[i].Ask)
 	}
 	return l.judged(calls, verdicts)
 }
 
-// judged returns the Result of calls whose balances were read, and remembers denials.
+// judged returns the Result of calls of which nothing is taken if one is denied, and remembers
+// denials.
 func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict) Result {
 	algebra.AllOrNone(verdicts)
 	for i := range calls {

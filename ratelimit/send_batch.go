@@ -132,7 +132,7 @@ func (s *sending) look(
 	if slices.ContainsFunc(looks, (*statement).closed) {
 		return Result{}, errAgain
 	}
-	return s.l.judge(looks, calls), nil
+	return judge(s.l, looks, calls), nil
 }
 
 // trip counts a round trip for the Observer.

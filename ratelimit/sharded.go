@@ -57,9 +57,12 @@ func (l *Limiter) rateLimitShards(
 	}
 	for round := 1; ; round++ {
 		if seen != nil {
-			if res := l.judgeWholes(seen, calls); !res.OK {
+			if res := judge(l, seen, calls); !res.OK {
 				x.doubt(l.stillDenied(calls))
 				return res, nil
+			}
+			if round > rounds {
+				return l.takenAgain(aims, seen, calls)
 			}
 			l.aim(x, calls, aims, seen, &held, round == rounds)
 		}
@@ -99,14 +102,6 @@ func (l *Limiter) rateLimitShards(
 		}
 		if !restarted && !x.single() {
 			held.add(aims, seen, time.Since(sent))
-		}
-		if round == rounds {
-			res := l.judgeWholes(seen, calls)
-			if !res.OK {
-				x.doubt(l.stillDenied(calls))
-				return res, nil
-			}
-			return l.takenAgain(aims, seen, calls)
 		}
 	}
 }
@@ -203,27 +198,6 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 		return res, nil
 	}
 	return Result{}, errUndecided
-}
-
-// checkShards is checkRateLimit for limits with shards. It writes nothing, so it does not add
-// shards.
-func (l *Limiter) checkShards(
-	ctx context.Context, x executor, calls []call,
-) (Result, error) {
-	seen, err := l.see(ctx, x, calls)
-	if err != nil {
-		return Result{}, err
-	}
-	return l.judgeWholes(seen, calls), nil
-}
-
-// judgeWholes is judge for limits with shards.
-func (l *Limiter) judgeWholes(seen []*spread.Whole, calls []call) Result {
-	verdicts := make([]algebra.Verdict, len(calls))
-	for i := range calls {
-		verdicts[i] = seen[i].Decide(&calls[i].Ask)
-	}
-	return l.judged(calls, verdicts)
 }
 
 // stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.

@@ -77,6 +77,11 @@ func (s *statement) balance() algebra.Balance {
 	return b
 }
 
+// Decide decides on the row that a look has read.
+func (s *statement) Decide(a *algebra.Ask) algebra.Verdict {
+	return a.Decide(s.balance(), s.answer.at.UnixMicro())
+}
+
 // number returns a stored value as arithmetic needs it: NaN and infinity count as full, as in SQL's
 // least.
 func number(value float64) float64 {
