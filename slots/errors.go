@@ -35,8 +35,12 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	return fmt.Sprintf("slots: limit %q%s is full: of %d", e.Limit, place{e.Limit, e.Key}.forKey(),
-		e.N)
+	held := "its slot is held"
+	if e.N != 1 {
+		held = fmt.Sprintf("all %d slots are held", e.N)
+	}
+	return fmt.Sprintf("slots: limit %q%s is full: %s", e.Limit, place{e.Limit, e.Key}.forKey(),
+		held)
 }
 
 // Is reports whether target is [ErrFull].
@@ -57,7 +61,7 @@ func (p place) forKey() string {
 // hints are in addition to those of package pgerr.
 var hints = map[string]string{"25006": "slots are held by writing: use the primary"}
 
-// explain says what was being done when err came.
+// explain adds to an error what the call was doing and, for common errors, how to fix it.
 func explain(ctx context.Context, err error, verb string, p place) error {
 	if done := ctx.Err(); done != nil && !errors.Is(err, done) {
 		err = fmt.Errorf("%w: %w", done, err)

@@ -94,7 +94,7 @@ func ExampleRequest_Of() {
 	}
 	// Output:
 	// acme is let in
-	// slots: limit "exports" for "acme" is full: of 1
+	// slots: limit "exports" for "acme" is full: its slot is held
 	// globex is let in
 	// globex is let in
 }

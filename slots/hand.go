@@ -24,7 +24,7 @@ func (r Request) Hand() (hand.Want, error) {
 }
 
 const (
-	// claimSQL takes over a slot that was given to a holder.
+	// claimSQL takes over a slot that Give granted: it replaces the holder.
 	claimSQL = `
 WITH clock AS MATERIALIZED (
 	SELECT c.now, c.now + $6::bigint::float8 * interval '1 microsecond' AS until,
@@ -35,7 +35,7 @@ UPDATE {schema}weir_slot AS s SET holder = $4::text::uuid, until = clock.until, 
 FROM clock WHERE s.name = $2::text AND s.key = $3::text AND s.holder = $5::text::uuid AND s.until > clock.now
 RETURNING s.slot, s.token`
 
-	// countSQL counts what is held of many keys.
+	// countSQL counts the held slots of several keys.
 	countSQL = `
 SELECT s.name, s.key, count(*)::integer FROM {schema}weir_slot AS s, unnest($2::text[], $3::text[]) AS w (name, key)
 WHERE s.name = w.name AND s.key = w.key AND s.until > coalesce($1::timestamptz, clock_timestamp()){one}
@@ -60,7 +60,7 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 	holder, before := uuid.NewString(), time.Now()
 	until := h.s.lostAt(before)
 	var sl *slot
-	ctx, cancel := context.WithDeadline(ctx, until) // what comes later is of no use
+	ctx, cancel := context.WithDeadline(ctx, until) // a later answer is useless: the slot is lost
 	defer cancel()
 	err := h.s.trip(ctx, h.s.pool, func(b *pgx.Batch) {
 		b.Queue(h.s.sql.claim, h.s.clock(), w.Name, w.Key, holder, given, h.s.ttl.Microseconds()).
@@ -84,7 +84,7 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 	case sl == nil:
 		return nil, nil
 	case !h.s.keep(sl):
-		_ = h.s.forget(p, holder) // or it frees itself
+		_ = h.s.forget(p, holder) // if this fails, the slot expires
 		return nil, errClosed(&want{place: p})
 	}
 	return handed{h.s.hold([]*slot{sl})}, nil
@@ -109,7 +109,8 @@ func (h hander) Give(
 	}
 }
 
-// Held reads all nodes of Citus with one statement. If that fails, it asks for each key.
+// Held asks with one statement, which reads all nodes of Citus. If that fails, it asks on Citus for
+// each key by itself.
 func (h hander) Held(ctx context.Context, places []hand.Place) (map[hand.Place]int, error) {
 	brief, cancel := context.WithTimeout(ctx, patience/2)
 	held, err := h.s.count(brief, places)
@@ -130,7 +131,7 @@ func (h hander) Held(ctx context.Context, places []hand.Place) (map[hand.Place]i
 	return held, err
 }
 
-// count counts the slots held of each place, with one statement.
+// count counts the held slots of each place with one statement.
 func (s *Slots) count(ctx context.Context, places []hand.Place) (map[hand.Place]int, error) {
 	names, keys := make([]string, len(places)), make([]string, len(places))
 	counted := make(map[hand.Place]int, len(places))
@@ -140,7 +141,7 @@ func (s *Slots) count(ctx context.Context, places []hand.Place) (map[hand.Place]
 	var p hand.Place
 	var n int
 	sql, args := s.sql.count.of(keys, s.clock(), names, keys)
-	rows, _ := s.pool.Query(ctx, sql, args...) // they tell the error, too
+	rows, _ := s.pool.Query(ctx, sql, args...) // ForEachRow returns its error
 	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error {
 		counted[p] = n
 		return nil

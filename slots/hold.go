@@ -32,16 +32,16 @@ type Hold struct {
 	end   context.CancelCauseFunc
 }
 
-// slot is one slot that this process has, while it is held and while it is passed on. What follows
-// Slot is guarded by Slots.mu.
+// slot is a slot that this process has: it is held, or is being handed on to another caller.
+// Slots.mu guards the fields after Slot.
 type slot struct {
 	Slot
 
-	holder string // as the row has it
-	n      int    // that it was granted by
+	holder string // the holder in the slot's row
+	n      int    // how many slots the limit had for the call that got it
 
 	since  time.Time // when this process got it
-	until  time.Time // when it is lost, if it is not renewed
+	until  time.Time // when it is lost, unless it is renewed before
 	timer  *time.Timer
 	gone   bool // it was lost
 	missed bool // the last renewal failed
@@ -50,7 +50,7 @@ type slot struct {
 
 func keyOf(sl *slot) string { return sl.Key }
 
-// hold makes a Hold of slots, some of which may have been lost since.
+// hold makes a Hold of slots. Some of them may already be lost.
 func (s *Slots) hold(slots []*slot) *Hold {
 	h := &Hold{s: s, slots: slots}
 	h.ctx, h.end = context.WithCancelCause(context.Background())
@@ -124,7 +124,8 @@ func (h *Hold) Release(ctx context.Context) error {
 	return h.s.release(ctx, mine)
 }
 
-// release gives back slots that are this caller's alone.
+// release hands each slot on to a caller that waits for it in this process, or else frees it in the
+// database. Only one caller may release a slot.
 func (s *Slots) release(ctx context.Context, slots []*slot) error {
 	s.mu.Lock()
 	back := make([]*slot, 0, len(slots))
@@ -136,7 +137,7 @@ func (s *Slots) release(ctx context.Context, slots []*slot) error {
 		s.drop(sl)
 	}
 	if len(back) > 0 && !s.stopped {
-		s.everyone.Add(1) // Close waits
+		s.everyone.Add(1) // Close waits for this call
 		defer s.everyone.Done()
 	}
 	s.mu.Unlock()

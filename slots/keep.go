@@ -8,16 +8,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// patience is how long giving back may take.
+// patience is the timeout for giving slots back, and for counting them in Held.
 const patience = 5 * time.Second
 
-// lostAt is when a slot is lost, that was taken or renewed by what was sent at that time. By the
-// database's clock it runs out no earlier than TTL after that.
+// lostAt returns when a slot is lost, if the statement that took or renewed it was sent at this
+// time. In the database the slot expires later: a TTL after that time, at the earliest.
 func (s *Slots) lostAt(sent time.Time) time.Time { return sent.Add(s.ttl - s.ttl/10) }
 
 func (s *Slots) every() time.Duration { return s.ttl / 3 }
 
-// keep begins to renew a slot, unless it is too late for that.
+// keep starts to renew a slot. It returns false after Close: then the caller must free the slot.
 func (s *Slots) keep(sl *slot) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -33,7 +33,7 @@ func (s *Slots) keep(sl *slot) bool {
 	return true
 }
 
-// drop ends renewing a slot.
+// drop stops the renewals of a slot.
 func (s *Slots) drop(sl *slot) {
 	sl.timer.Stop()
 	delete(s.held, sl)
@@ -49,7 +49,8 @@ func (s *Slots) drop(sl *slot) {
 	}
 }
 
-// expire is called when a slot is lost, unless it was renewed since.
+// expire runs when the timer of a slot fires. If the slot was renewed meanwhile, expire sets the
+// timer again, and otherwise the slot is lost.
 func (s *Slots) expire(sl *slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +61,7 @@ func (s *Slots) expire(sl *slot) {
 	s.lose(sl)
 }
 
-// lose ends the hold of a slot that is, or will be, somebody else's.
+// lose ends the hold of a slot that another process holds, or soon may.
 func (s *Slots) lose(sl *slot) {
 	if sl.gone || !s.held[sl] {
 		return
@@ -73,7 +74,7 @@ func (s *Slots) lose(sl *slot) {
 	s.logger.Error("slots: a slot is lost", "limit", sl.Limit, "key", sl.Key, "slot", sl.Number)
 }
 
-// tick renews all that is held. After an error it comes again soon.
+// tick renews all held slots, and sets the timer for the next renewal: sooner after an error.
 func (s *Slots) tick() {
 	s.mu.Lock()
 	if len(s.held) == 0 || s.stopped {
@@ -104,7 +105,7 @@ func (s *Slots) tick() {
 	s.timer.Reset(next)
 }
 
-// renewAll renews what is held, and takes note of what is not this process's any more.
+// renewAll renews all held slots, and ends the holds of those that were lost.
 func (s *Slots) renewAll(ctx context.Context) error {
 	s.mu.Lock()
 	all, late := make([]*slot, 0, len(s.held)), []*slot(nil)
@@ -115,7 +116,9 @@ func (s *Slots) renewAll(ctx context.Context) error {
 			all = append(all, sl)
 		}
 	}
-	all = append(all, late...) // if they wait for a node that does not answer, the others do not
+	// Slots that were not renewed the last time go last: if their node still does not answer, the
+	// others need not wait for it.
+	all = append(all, late...)
 	s.mu.Unlock()
 
 	return eachKey(ctx, s, s.every(), all, keyOf, func(ctx context.Context, some []*slot) error {
@@ -125,9 +128,9 @@ func (s *Slots) renewAll(ctx context.Context) error {
 		defer s.mu.Unlock()
 		for _, sl := range some {
 			switch sl.missed = err != nil; {
-			case err != nil || !s.held[sl]: // released meanwhile, or lost
+			case err != nil || !s.held[sl]: // an error, or the slot was released or lost meanwhile
 			case renewed[sl.holder]:
-				sl.until = s.lostAt(sent) // its timer finds that out
+				sl.until = s.lostAt(sent) // expire sets the timer again
 			default:
 				s.lose(sl)
 			}
@@ -139,7 +142,8 @@ func (s *Slots) renewAll(ctx context.Context) error {
 	})
 }
 
-// forget removes what a call may have taken that nobody wants, or whose answer did not come.
+// forget frees the slot of a holder that nobody uses: the Slots were closed when the slot came, or
+// the answer of the call that may have taken it was lost.
 func (s *Slots) forget(p place, holder string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -20,7 +20,7 @@ const Max = 10_000
 // A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from
 // it are refused with an error that matches [ratelimit.ErrInvalid].
 type Limit struct {
-	def ratelimit.Limit // its name, and what checks keys
+	def ratelimit.Limit // has the name, and checks keys
 	n   int
 }
 
@@ -28,7 +28,7 @@ type Limit struct {
 // rows for ever: 1 to 255 bytes of UTF-8 without NUL. n is 1 to [Max]. A bad name or n is refused
 // with a [*ratelimit.InvalidError] that says what would be right.
 func Define(name string, n int) (Limit, error) {
-	// names and keys have one rule
+	// a limit of ratelimit with the same name checks the name and the keys
 	def, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
 	if err != nil {
 		return Limit{}, err
@@ -76,7 +76,7 @@ type Request struct {
 // not counted anew.
 func (r Request) Of(n int) Request { r.n = n; return r }
 
-// want is a request that was found to be good.
+// want is a valid request.
 type want struct {
 	place
 	n int
@@ -101,7 +101,7 @@ func checkN(name string, n int) error {
 	return nil
 }
 
-// resolveAll checks the requests of one call, and puts them into the order in which everybody asks.
+// resolveAll checks the requests of one call, and sorts them: all callers ask in the same order.
 func resolveAll(requests []Request) ([]want, error) {
 	wants := make([]want, 0, len(requests))
 	for _, r := range requests {

@@ -12,25 +12,29 @@ import (
 )
 
 const (
-	soonest = 10 * time.Millisecond // after which who waits asks again, at first
+	// soonest is the first pause before a waiting caller asks again. Each pause is twice the one
+	// before, up to latest.
+	soonest = 10 * time.Millisecond
 	latest  = 250 * time.Millisecond
 
-	// passes is for how long a slot is passed on within a process. Then others get a chance.
+	// passes is how long a slot is handed on within a process. After that it is freed, so that
+	// other processes get a chance.
 	passes = 5 * time.Second
 )
 
-// line is those of this process that wait for a slot of one limit and key with the same number of
-// slots, in the order of their turns. A caller with another number is not behind them: there may be
-// a slot for it.
+// line is the queue of callers in this process that wait for a slot of one limit and key with the
+// same n, in the order of their turns. A caller with another n does not wait behind them: there may
+// be a slot for it.
 type line struct{ waiters []*waiter }
 
 type waiter struct {
 	turn  uint64
-	first chan bool  // tells, once it is the first of the line, whether there may be a free slot
-	got   chan *slot // a slot that was passed on to it
+	first chan bool  // gets a value when the waiter becomes first: whether a slot may be free
+	got   chan *slot // gets a slot that was handed on to the waiter
 }
 
-// one takes a slot, or waits for it in the order of turns.
+// one takes a slot. If there is none, or others wait for one here, a patient caller waits in the
+// order of turns, and any other gets a FullError.
 func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*slot, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -54,9 +58,10 @@ func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*s
 	return s.wait(ctx, w, turn)
 }
 
-// wait stands in line. Who becomes the first asks at once, but after a while if nothing can have
-// changed since somebody was told that there is none: as it was the first from the beginning, or as
-// the one before has a slot that was passed on.
+// wait waits in line for a slot. A caller that becomes first asks the database at once, as a slot
+// may be free. It pauses first in two cases: it was first from the start, and the database has just
+// answered that the limit is full; or the caller before it got a slot that was handed on within
+// this process.
 func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 	me := &waiter{turn: turn, first: make(chan bool, 1), got: make(chan *slot, 1)}
 	s.join(*w, me)
@@ -67,7 +72,7 @@ func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 	for sl == nil && err == nil {
 		select {
 		case sl = <-me.got:
-			return sl, nil // who passes it on has taken me out of the line
+			return sl, nil // pass has removed me from the line
 		case <-ctx.Done():
 			err = fmt.Errorf("slots: wait for limit %q: %w", w.name, ctx.Err())
 			continue
@@ -89,7 +94,7 @@ func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 		if sl == nil && ctx.Err() == nil {
 			return extra, nil
 		}
-		_ = s.release(ctx, []*slot{extra}) // or it frees itself
+		_ = s.release(ctx, []*slot{extra}) // if this fails, the slot expires
 	}
 	return sl, err
 }
@@ -97,8 +102,8 @@ func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 // jitter keeps the processes that wait from asking at the same time.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }
 
-// join puts a waiter into line, ahead of those who came later. If another was the first until now
-// it goes on asking, too.
+// join puts a waiter into the line, ahead of those that came later. If it becomes first, the one
+// that was first before goes on asking, too.
 func (s *Slots) join(w want, me *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +121,8 @@ func (s *Slots) join(w want, me *waiter) {
 	}
 }
 
-// leave takes a waiter out of the line. If a slot was passed on to it meanwhile, it has that.
+// leave removes a waiter from the line. It returns the slot that was handed on to the waiter
+// meanwhile, if any.
 func (s *Slots) leave(w want, me *waiter) *slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +135,8 @@ func (s *Slots) leave(w want, me *waiter) *slot {
 	return <-me.got
 }
 
-// remove takes the i-th out of a line.
+// remove removes the i-th waiter of a line. news tells the waiter that becomes first whether a slot
+// may be free.
 func (s *Slots) remove(w want, l *line, i int, news bool) {
 	l.waiters = slices.Delete(l.waiters, i, i+1)
 	switch {
@@ -138,13 +145,13 @@ func (s *Slots) remove(w want, l *line, i int, news bool) {
 	case i == 0:
 		select {
 		case l.waiters[0].first <- news:
-		default: // it was told before, and has not looked yet
+		default: // it was told before, and has not received that yet
 		}
 	}
 }
 
-// pass gives a slot to the first who waits for it here by the number of slots by which it was
-// granted, and tells whether there was one.
+// pass hands a slot on to the first caller in this process that waits for one with the same n. It
+// reports whether there was such a caller.
 func (s *Slots) pass(sl *slot) bool {
 	w := want{place{sl.Limit, sl.Key}, sl.n}
 	l := s.lines[w]
@@ -159,22 +166,24 @@ func (s *Slots) pass(sl *slot) bool {
 	return true
 }
 
-// ask asks the database for a slot. Without an error and a slot the limit is full. Who leaves
-// before there is an answer leaves nothing behind: a statement that is cancelled may be run all the
-// same, after whatever would undo it, so it is not cancelled, and what it takes is given back.
+// ask asks the database for a slot. If it returns neither a slot nor an error, the limit is full.
+//
+// If the caller's context ends first, ask returns, but does not cancel the statement: the server
+// might still run it, even after a statement that undoes it. If the statement then gets a slot, the
+// slot is given back.
 func (s *Slots) ask(ctx context.Context, w *want) (*slot, error) {
 	type answer struct {
 		sl  *slot
 		err error
 	}
 	answers, left := make(chan answer), make(chan struct{})
-	s.everyone.Go(func() { // who calls this is counted, too
+	s.everyone.Go(func() { // Close waits for this goroutine; it also waits for ask's caller
 		sl, err := s.askDatabase(ctx, w)
 		select {
 		case answers <- answer{sl, err}:
 		case <-left:
 			if sl != nil {
-				_ = s.release(ctx, []*slot{sl}) // or it frees itself
+				_ = s.release(ctx, []*slot{sl}) // if this fails, the slot expires
 			}
 		}
 	})
@@ -205,25 +214,26 @@ func (s *Slots) askDatabase(ctx context.Context, w *want) (*slot, error) {
 				holder: holder, n: w.n, since: before, until: s.lostAt(before),
 			}
 			if !s.keep(sl) {
-				_ = s.forget(w.place, holder) // or it frees itself
+				_ = s.forget(w.place, holder) // if this fails, the slot expires
 				return nil, errClosed(w)
 			}
 			return sl, nil
 		case a.live >= int64(w.n):
 			return nil, nil
 		default:
-			// There was one. Somebody was faster, or what a larger n has left is to be counted.
+			// A slot was free. Another caller was faster, or slots that were granted with a larger
+			// n must be counted first, under leftSQL's lock.
 			locked = a.left
 		}
 	}
 }
 
-// tidy removes in the background what a call may have taken whose answer did not come.
+// tidy frees, in the background, the slot that a call may have taken whose answer was lost.
 func (s *Slots) tidy(p place, holder string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
-		return // it frees itself
+		return // the slot expires
 	}
 	s.everyone.Go(func() { _ = s.forget(p, holder) })
 }

@@ -15,19 +15,19 @@ import (
 // and fails if one of them is down.
 
 const (
-	// spreadSQL asks whether Citus has distributed the table: then schema.Migrate has made this
-	// other table, too.
+	// spreadSQL asks whether Citus has distributed the table. If so, schema.Migrate has also made
+	// the table that this asks for.
 	spreadSQL = `SELECT pg_catalog.to_regclass($1::text) IS NOT NULL`
 
-	mostKeys  = 8                      // whose statements are under way at the same time, on Citus
-	leastTime = 250 * time.Millisecond // for the statement of a key
+	mostKeys  = 8                      // at most so many keys have statements under way, on Citus
+	leastTime = 250 * time.Millisecond // the shortest timeout of the statement for a key
 )
 
-// byKeys is a statement about the rows of several keys, and the same statement for rows of one key,
-// which is its last argument.
+// byKeys is a statement in two forms: one for the rows of several keys, and one for the rows of a
+// single key, which is its last argument.
 type byKeys struct{ several, one string }
 
-// of is the one for these keys.
+// of returns the form for these keys, and its arguments.
 func (k byKeys) of(keys []string, args ...any) (string, []any) {
 	other := func(key string) bool { return key != keys[0] }
 	if len(keys) == 0 || slices.ContainsFunc(keys, other) {
@@ -49,10 +49,11 @@ func (s *Slots) isSpread(ctx context.Context, q hand.Querier) (bool, error) {
 	return spread, nil
 }
 
-// eachKey calls do with all. On Citus it calls do for each key, for several keys at the same time
-// and in the order in which they come: so a node that is down fails only the calls for its own
-// keys. A node that does not answer at all holds up at most half of the pool's connections, each
-// for a quarter of the time. eachKey returns the first error.
+// eachKey calls do once, with all. On Citus it calls do once for each key, so a node that is down
+// fails only the calls for its own keys. It calls do for several keys at the same time, in the
+// order in which the keys come. A node that does not answer holds up at most half of the pool's
+// connections, each for a quarter of the time within, or for leastTime if that is longer. eachKey
+// returns the first error.
 func eachKey[T any](
 	ctx context.Context, s *Slots, within time.Duration, all []T, keyOf func(T) string,
 	do func(ctx context.Context, some []T) error,

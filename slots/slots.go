@@ -50,19 +50,19 @@ type Slots struct {
 	ttl      time.Duration
 	now      func() time.Time
 	logger   *slog.Logger
-	ctx      context.Context // of what runs in the background
+	ctx      context.Context // of renewals
 	stop     context.CancelFunc
 	closing  chan struct{} // closed by Close
 	passes   time.Duration
-	everyone sync.WaitGroup
-	turns    atomic.Uint64        // of callers, in the order in which they came
+	everyone sync.WaitGroup       // what Close waits for
+	turns    atomic.Uint64        // numbers the calls in the order in which they came
 	spread   atomic.Pointer[bool] // what isSpread has found out
 
 	mu      sync.Mutex
 	held    map[*slot]bool
 	lines   map[want]*line
 	timer   *time.Timer // of the next renewal
-	armed   bool        // it is set, or renewals are under way
+	armed   bool        // timer is set, or tick runs
 	failing bool        // the last renewal failed
 	closed  bool
 	stopped bool
@@ -213,11 +213,12 @@ func (s *Slots) Close(ctx context.Context) error {
 	return err
 }
 
-// take acquires all of the requests, or none. At first it waits for the one that was full last,
-// while nothing else is held, and only tries the others. If others wait for those, it may never
-// find them free. So once it has waited as often as there are requests it waits for each in turn,
-// and keeps those that it has. All callers do that in the order of wants, so no two wait for each
-// other. In each line it has its place by when it came to the first, so it is soon its turn.
+// take acquires a slot of each request, or of none. At first it holds nothing while it waits: it
+// waits for the request that was full last, and then only tries the others. If other callers wait
+// for those, the tries may fail for ever. So once it has waited as often as there are requests, it
+// waits for each request, one after the other, and keeps the slots that it gets. All callers do
+// that in the order of wants, so no two wait for each other. Its place in every line is set by when
+// the call began, so it does not wait long.
 func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Hold, error) {
 	wants, err := resolveAll(requests)
 	if err != nil {
@@ -234,7 +235,7 @@ func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Ho
 		full := -1
 		for k := range wants {
 			i := k
-			switch { // the at-th goes first
+			switch { // the request at the index at goes first
 			case k == 0:
 				i = at
 			case k <= at:

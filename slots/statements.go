@@ -14,19 +14,20 @@ import (
 	"github.com/weir-go/weir/internal/pgerr"
 )
 
-// Each of these is a transaction of its own, READ COMMITTED whatever the server's default: each
-// sees what was committed before it, and who meets another's row waits for that one's commit and
-// looks again.
+// Each statement is a transaction of its own, READ COMMITTED whatever the server's default. Each
+// sees all that was committed before it. If another transaction has locked a row, the statement
+// waits for that transaction to end, and checks the row again.
 const (
-	// acquireSQL takes a slot, if fewer than n are held. It writes a number that it has seen free;
-	// whoever is faster has the row, by the primary key, and then this takes none. Nothing is
-	// written where all are held. Slots with numbers from n on are held by those who were granted
-	// them by a larger n: to count them with the others is right only under the lock of leftSQL, so
-	// without it nothing is granted as long as there are any.
+	// acquireSQL takes a slot, if fewer than n are held. It chooses the number of a free slot. If
+	// two callers choose the same number, the primary key lets one have it, and the other takes
+	// none. If all slots are held, nothing is written.
 	//
-	// The token is the microseconds of the clock, or one more than the last of the slot if that is
-	// more. So it grows wherever the clock is read, and without a number that all have to draw
-	// from.
+	// Held slots with the number n or a higher one were granted when the limit had more slots.
+	// Counting them with the others is right only under the lock of leftSQL. Without that lock
+	// nothing is granted as long as there are any.
+	//
+	// The token is the clock's time in microseconds, or one more than the slot's last token if that
+	// is more. So it grows even if clocks differ, and needs no sequence that all callers share.
 	acquireSQL = `
 WITH ` + free + `, got AS (
 	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until, token)
@@ -38,7 +39,7 @@ WITH ` + free + `, got AS (
 SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
 FROM (SELECT 1) AS always LEFT JOIN got ON true`
 
-	// free finds a number for acquireSQL.
+	// free chooses the number of a free slot.
 	free = `live AS MATERIALIZED (
 	SELECT s.slot FROM {schema}weir_slot AS s
 	WHERE s.name = $2::text AND s.key = $3::text AND s.until > coalesce($1::timestamptz, statement_timestamp())
@@ -49,17 +50,19 @@ FROM (SELECT 1) AS always LEFT JOIN got ON true`
 	ORDER BY i < $6::integer, i LIMIT 1
 )`
 
-	// granted writes the row, unless somebody else has it.
+	// granted takes over the slot's row, if it exists, unless somebody else holds the slot.
 	granted = `ON CONFLICT (name, key, slot) DO UPDATE SET
 		holder = excluded.holder, until = excluded.until, token = greatest(s.token + 1, excluded.token)
 	WHERE round(date_part('epoch', excluded.until - s.until) * 1e6::float8) >= {ttl}::bigint::float8
 	RETURNING s.slot, s.token`
 
-	// findSQL and takeSQL are acquireSQL in two statements, for Citus: it would send what acquireSQL
-	// reads to all nodes, and each of the two runs on the node of the key. Their clock is that of
-	// clockSQL: Citus reads that of another node for findSQL than for what writes rows. They are
-	// sent without BEGIN, unless leftSQL comes first: at any isolation takeSQL takes a slot that
-	// nobody else has, or none.
+	// findSQL and takeSQL do the same as acquireSQL in two statements, for Citus. Citus would send
+	// the reads of acquireSQL to all nodes; each of these two runs on the node of the key alone.
+	// Both get the time that clockSQL has read. Otherwise Citus would read the clock of one node
+	// for findSQL and that of another for takeSQL.
+	//
+	// They are sent without BEGIN, unless leftSQL comes first: at any isolation level takeSQL takes
+	// a slot that nobody else has, or none.
 	findSQL = `
 WITH ` + free + `
 SELECT free.i, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
@@ -74,18 +77,18 @@ VALUES ($2::text, $3::text, $4::integer, $5::text::uuid,
 	round(date_part('epoch', $1::timestamptz) * 1e6::float8)::bigint)
 {granted}`
 
-	// leftSQL locks the lowest row with a number from n on. It goes before acquireSQL in one
-	// transaction: those who count what a larger n has left come one after the other, as long as
-	// there is any.
+	// leftSQL locks the row with the lowest number that is n or higher. It runs before acquireSQL
+	// in the same transaction. So callers that count slots with such numbers take turns, as long as
+	// there are any.
 	leftSQL = `
 SELECT 1 FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND slot >= $3::integer ORDER BY slot LIMIT 1 FOR UPDATE`
 
-	// mine are the rows of a list of holdings, by the primary key. What was given to others
-	// meanwhile has another holder.
+	// mine joins the rows of the slots that this process holds, by the primary key. A slot that was
+	// granted to another process meanwhile has another holder, and does not match.
 	mine = `unnest({lists}) AS mine (name, key, slot, holder)
 WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid{one}`
 
-	// renewSQL renews what has not run out, and says what that is.
+	// renewSQL renews the slots that have not expired, and returns their holders.
 	renewSQL = `
 WITH clock AS MATERIALIZED (
 	SELECT c.now, c.now + $2::bigint::float8 * interval '1 microsecond' AS until
@@ -95,11 +98,11 @@ UPDATE {schema}weir_slot AS s SET until = clock.until
 FROM clock, {mine} AND s.until > clock.now
 RETURNING s.holder::text`
 
-	// releaseSQL leaves the rows, for the sake of their tokens.
+	// releaseSQL frees slots. It does not delete their rows, which have the last tokens.
 	releaseSQL = `
 UPDATE {schema}weir_slot AS s SET until = 'epoch' FROM {mine}`
 
-	// tidySQL gives back what a call may have taken whose answer did not come.
+	// tidySQL frees the slot of a call whose answer was lost: the call may have been committed.
 	tidySQL = `
 UPDATE {schema}weir_slot SET until = 'epoch' WHERE name = $1::text AND key = $2::text AND holder = $3::text::uuid`
 
@@ -147,7 +150,7 @@ type batchSender interface {
 }
 
 // trip runs statements as one transaction, in one round trip. They are committed if there is no
-// error. A connection that fails within is one that the pool closes.
+// error. After an error the pool closes the connection, as its transaction was not ended.
 func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)) error {
 	batch, committed := &pgx.Batch{}, false
 	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -158,22 +161,22 @@ func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)
 	})
 	err := to.SendBatch(ctx, batch).Close()
 	if committed {
-		// An error after the answer to COMMIT is not about the transaction: Postgres may report a
-		// statement_timeout late, which ended just before it.
+		// An error after the answer to COMMIT is not about the transaction. Postgres may report a
+		// statement_timeout late that fired just before COMMIT was done.
 		return nil
 	}
 	return err
 }
 
-// answer is what acquireSQL says.
+// answer is the row that acquireSQL returns.
 type answer struct {
-	slot  *int32
+	slot  *int32 // nil if no slot was taken
 	token *int64
-	live  int64
-	left  bool // slots with numbers from n on are held
+	live  int64 // how many slots were held before
+	left  bool  // slots with the number n or a higher one are held
 }
 
-// acquire runs acquireSQL once, if it comes to send it.
+// acquire runs acquireSQL once. sent is false if it fails before it sends that.
 func (s *Slots) acquire(
 	ctx context.Context, w *want, holder string, locked bool,
 ) (a answer, sent bool, err error) {
@@ -185,7 +188,7 @@ func (s *Slots) acquire(
 	if err := ctx.Err(); err != nil {
 		return a, false, err
 	}
-	// what comes later is of no use
+	// a later answer is useless: the slot has expired
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ttl)
 	defer cancel()
 	switch spread, err := s.isSpread(ctx, conn); {
@@ -215,7 +218,8 @@ func (s *Slots) acquire(
 	return a, true, err
 }
 
-// acquireOn runs acquireSQL, or findSQL and takeSQL, on a connection or, if locked, in a transaction.
+// acquireOn runs acquireSQL, or findSQL and takeSQL. If locked is set, q must be a transaction:
+// leftSQL runs first.
 func (s *Slots) acquireOn(
 	ctx context.Context, q hand.Querier, w *want, holder string, locked bool, ttl time.Duration,
 ) (a answer, err error) {
@@ -247,13 +251,13 @@ func (s *Slots) acquireOn(
 	}
 	err = q.QueryRow(ctx, s.sql.take, at, w.name, w.key, *free, holder, ttl.Microseconds()).
 		Scan(&a.slot, &a.token)
-	if errors.Is(err, pgx.ErrNoRows) { // somebody was faster
+	if errors.Is(err, pgx.ErrNoRows) { // another caller was faster
 		err = nil
 	}
 	return a, err
 }
 
-// renew renews slots, and returns the holders of those that are.
+// renew renews slots, and returns the holders of those that it renewed.
 func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bool, err error) {
 	names, keys, numbers, holders := lists(slots)
 	sql, args := s.sql.renew.of(keys, s.clock(), s.ttl.Microseconds(), names, keys, numbers, holders)
@@ -270,7 +274,7 @@ func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bo
 	return renewed, err
 }
 
-// giveBack frees slots, as far as they are still these.
+// giveBack frees slots in the database, except those that have another holder by now.
 func (s *Slots) giveBack(ctx context.Context, slots []*slot) error {
 	names, keys, numbers, holders := lists(slots)
 	sql, args := s.sql.release.of(keys, names, keys, numbers, holders)
@@ -285,7 +289,7 @@ func lists(slots []*slot) (names, keys []string, numbers []int32, holders []stri
 	return names, keys, numbers, holders
 }
 
-// clock is the instant that stands in for the database's, or nil.
+// clock returns the time of Config.Clock, or nil for the database's.
 func (s *Slots) clock() any {
 	if s.now == nil {
 		return nil
@@ -293,7 +297,8 @@ func (s *Slots) clock() any {
 	return s.now().Truncate(time.Microsecond)
 }
 
-// isLostRace reports whether another attempt may succeed, at once.
+// isLostRace reports whether a concurrent transaction made this one fail. Then it may succeed if it
+// is sent again at once.
 func isLostRace(err error) bool {
 	state := pgerr.State(err)
 	return state == "40001" || state == "40P01" // serialization_failure, deadlock_detected
