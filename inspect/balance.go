@@ -80,14 +80,14 @@ type row struct {
 	value  float64
 	ts     time.Time
 	rule   rule
-	paused time.Time // zero: it is not
+	paused time.Time // zero if it is not paused
 }
 
 // rule is a rule as it is stored.
 type rule struct {
 	capacity, rate float64
 	period         time.Duration
-	origin         time.Time // zero: a token bucket
+	origin         time.Time // zero for a token bucket
 }
 
 func (r rule) whole() ratelimit.Rule {
@@ -98,15 +98,15 @@ func (r rule) whole() ratelimit.Rule {
 		Start: r.origin}
 }
 
-// share is the rule of one shard of n.
+// share returns the rule of shard i of n.
 func (r rule) share(n, i int) rule {
 	shares := (&algebra.Rule{Capacity: r.capacity, Rate: r.rate}).Shares(n)
 	r.capacity, r.rate = shares.Of(i).Capacity, shares.Of(i).Rate
 	return r
 }
 
-// unshare is the rule of which shard i of n has the share r. Shard 0 and any other, if they are
-// known, tell it exactly.
+// unshare returns the rule of the whole limit if r is that of shard i of n. With shard 0 and any
+// other shard the result is exact. Otherwise it is a guess: see unsplit.
 func (r rule) unshare(n, i int, first, other *row) rule {
 	if first != nil && other != nil {
 		x := r
@@ -120,8 +120,8 @@ func (r rule) unshare(n, i int, first, other *row) rule {
 	return r
 }
 
-// unsplit is the number of which this is the part of shard i of n. There are several: it is the one
-// of the fewest digits, as people write them.
+// unsplit returns the whole of which part is the share of shard i of n. Several numbers fit. It
+// returns the one with the fewest digits, as people choose round numbers.
 func unsplit(part float64, n, i int) float64 {
 	about := part * float64(n)
 	for digits := 1; digits <= 17; digits++ {
@@ -137,17 +137,18 @@ func unsplit(part float64, n, i int) float64 {
 	return about
 }
 
-// looked stands for whatever limit is decided about. Its name is nobody's, as a definition takes
-// the place of an earlier one of the same name.
+// looked is the limit of every decision here; the requests bring their own rules. No program may
+// use its name, because defining a name again replaces the earlier definition.
 var looked = ratelimit.MustDefine("weir: inspect",
 	ratelimit.TokenBucket{Rate: 1, Period: time.Second})
 
-// decide is what a call for n tokens would meet.
+// decide returns the outcome of a call for n tokens.
 func (r rule) decide(n float64, s ratelimit.State, at time.Time) (ratelimit.Decision, error) {
 	return ratelimit.Decide(looked.Global().Count(n).Rule(r.whole()), s, at)
 }
 
-// fill is a shard by the clock: what it has, and when it is full, which is not after at if it is.
+// fill returns the state of a shard at a time, and when the shard will be full: at, if it is
+// already.
 func (s row) fill(by rule, at time.Time) (now ratelimit.State, full time.Time, err error) {
 	if !(s.value < math.Inf(1)) {
 		s.value = by.capacity // NaN and infinity count as full
@@ -161,15 +162,16 @@ func (s row) fill(by rule, at time.Time) (now ratelimit.State, full time.Time, e
 	return d.State, then.RetryAt, err
 }
 
-// sum makes a balance of the rows of one key: those of the layout with a number.
+// sum makes a balance from the rows of one key. number is the value of its head row, or 1 without
+// one: it says which layout the rows are of.
 func (b Balance) sum(number float64, rows []row) Balance {
 	layout, valid := shard.Numbered(number)
 	if !valid {
-		return b.bad("the head row has the value %v, which no layout has", number)
+		return b.bad("the head row has the value %v, which is no valid layout", number)
 	}
 	n := layout.Shards
 	b.Shards = n
-	var last, other *row // the one that was written last, and one that is not the first
+	var last, other *row // the row that was written last, and that of any shard except shard 0
 	shards := make([]*row, n)
 	for i := range rows {
 		r := &rows[i]
@@ -194,13 +196,13 @@ func (b Balance) sum(number float64, rows []row) Balance {
 		_, i := shard.Address(last.shard)
 		by = last.rule.unshare(n, i, shards[0], other)
 	default:
-		return b.bad("it has a head row, and no other")
+		return b.bad("it has a head row, but no row of a shard")
 	}
 	b.Capacity, b.Rate, b.Period, b.origin, b.Windowed = by.capacity, by.rate, by.period, by.origin,
 		!by.origin.IsZero()
 	start, err := by.decide(0, ratelimit.State{}, b.At)
 	if err != nil {
-		return b.bad("its rule is none: %v", err)
+		return b.bad("the rule in its row is not valid: %v", err)
 	}
 	if b.Windowed {
 		b.WindowEnds = start.State.TS.Add(b.Period)
@@ -222,7 +224,7 @@ func (b Balance) sum(number float64, rows []row) Balance {
 			b.FullAt = later(b.FullAt, full)
 		}
 	}
-	if b.Value >= b.Capacity { // but for rounding, all shards are full then
+	if b.Value >= b.Capacity { // then all shards are full, except for rounding
 		b.FullAt = time.Time{}
 	}
 	return b
@@ -240,12 +242,12 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// keysSQL reads the next keys of a limit, each found by one descent of the index, and the rows of
-// their present layouts. The clock is read once.
+// keysSQL reads keys of a limit in order, and the rows of their present layouts. It finds each key
+// by one descent of the index, and reads the clock once.
 //
 // Locks: none. Predicate reads: at READ COMMITTED none.
 //
-// $1 name $2 the first key $3 what keys begin with $4 number of keys $5 clock
+// $1 name $2 the first key $3 the prefix of the keys $4 number of keys $5 clock
 const keysSQL = `WITH RECURSIVE keys (key, nr) AS (
 	(SELECT key, 1 FROM {table} WHERE name = $1::text AND key >= $2::text ORDER BY key LIMIT 1)
 	UNION ALL
@@ -266,7 +268,8 @@ LEFT JOIN LATERAL (
 WHERE k.key IS NOT NULL AND starts_with(k.key, $3::text)
 ORDER BY k.nr, b.shard`
 
-// keys reads the balances of up to most keys from one on that begin with prefix.
+// keys reads the balances of keys that begin with prefix, in order from the key from on. It reads
+// at most as many keys as most says.
 func (r *Reader) keys(
 	ctx context.Context, tx pgx.Tx, name, from, prefix string, most int,
 ) ([]Balance, error) {
@@ -310,7 +313,7 @@ func (r *Reader) keys(
 		}
 		if nr.Valid && isOf(nr.Int32, layout) {
 			if period.Int64 > math.MaxInt64/1000 {
-				period.Int64 = 0 // no rule has either
+				period.Int64 = 0 // it does not fit a Duration; 0 is invalid, too
 			}
 			rows = append(rows,
 				row{nr.Int32, value.Float64, instant(ts), rule{capacity.Float64, rate.Float64,
@@ -332,10 +335,11 @@ func isOf(row int32, number float64) bool {
 	return of == layout
 }
 
-// lastInstant is the last that RFC 3339, and so JSON, can write.
+// lastInstant is the last time that RFC 3339, and so JSON, can write.
 var lastInstant = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-// instant is zero for null; infinity is the end of time.
+// instant returns the zero time for null and -infinity, and lastInstant for infinity and for times
+// that are later.
 func instant(t pgtype.Timestamptz) time.Time {
 	switch {
 	case !t.Valid || t.InfinityModifier == pgtype.NegativeInfinity:

@@ -72,17 +72,18 @@ func New(db DB, cfg Config) (*Reader, error) {
 	return r, nil
 }
 
-// boundSQL bounds the statements of a transaction, unless they are bound more tightly. What they
-// read is little, however much the planner thinks, so that to compile them would take longer than
-// to run them.
+// boundSQL sets the statement_timeout of a transaction, unless a shorter one is set already. It
+// also turns JIT off: the statements read few rows, even if the planner expects many, so compiling
+// them would take longer than running them.
 //
 // $1 milliseconds
 const boundSQL = `SELECT set_config('jit', 'off', true), CASE WHEN setting::bigint = 0 OR setting::bigint > $1::bigint
 	THEN set_config('statement_timeout', $1::bigint::text, true) END
 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'`
 
-// read runs fn in a transaction that states what it is, whatever the connection's defaults:
-// SERIALIZABLE would take predicate locks, and is refused by a standby.
+// read runs fn in a read-only transaction at READ COMMITTED, whatever the connection's defaults:
+// SERIALIZABLE would take predicate locks, and a standby refuses it. If the engine refuses a
+// statement as unsupported, read runs fn again, which then sends those of portable.go.
 func (r *Reader) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	was := r.portable.Load()
 	err := r.readOnce(ctx, fn)
@@ -105,7 +106,7 @@ func (r *Reader) readOnce(ctx context.Context, fn func(tx pgx.Tx) error) error {
 
 func (r *Reader) sql(text string) string { return strings.ReplaceAll(text, "{table}", r.table) }
 
-// now is the set clock, or nil for the database's.
+// now returns the time of Config.Clock, or nil for the database's.
 func (r *Reader) now() any {
 	if r.clock == nil {
 		return nil

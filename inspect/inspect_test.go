@@ -96,9 +96,9 @@ func TestOddRowsAreTold(t *testing.T) {
 		{"long period", func(k string) { put(t, pool, "odd", k, 0, 1, 10, 1, math.MaxInt64) }, "Period", 0},
 		{"no capacity", func(k string) { put(t, pool, "odd", k, 0, 1, nan, 1, 1_000_000) }, "Capacity", 0},
 		{"a head alone", func(k string) { put(t, pool, "odd", k, -1, 4, 0, 0, 1) }, "head row", 0},
-		{"a head of none", func(k string) { put(t, pool, "odd", k, -1, nan, 0, 0, 1) }, "no layout", 0},
-		{"a head of many", func(k string) { put(t, pool, "odd", k, -1, 1e300, 0, 0, 1) }, "no layout", 0},
-		{"a head of a generation of none", func(k string) { put(t, pool, "odd", k, -1, 2048, 0, 0, 1) }, "no layout", 0},
+		{"a head of none", func(k string) { put(t, pool, "odd", k, -1, nan, 0, 0, 1) }, "no valid layout", 0},
+		{"a head of many", func(k string) { put(t, pool, "odd", k, -1, 1e300, 0, 0, 1) }, "no valid layout", 0},
+		{"a head of a generation of none", func(k string) { put(t, pool, "odd", k, -1, 2048, 0, 0, 1) }, "no valid layout", 0},
 		{"no longer sharded", func(k string) {
 			put(t, pool, "odd", k, -1, 1, 0, 0, 1)
 			put(t, pool, "odd", k, 0, 1, 10, 2, 1_000_000)

@@ -55,13 +55,13 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 }
 
 const (
-	mostLimits   = 1000   // that are listed
-	mostKeys     = 1000   // of a limit that are looked at
-	leastKeys    = 50     // where there are many limits
-	mostTogether = 20_000 // keys that are looked at, or leastKeys of each limit
+	mostLimits   = 1000   // how many limits are listed
+	mostKeys     = 1000   // how many keys of one limit are read
+	leastKeys    = 50     // the same if there are many limits
+	mostTogether = 20_000 // how many keys of all limits are read, but at least leastKeys of each
 )
 
-// namesSQL finds the names that are in use by one descent of the index for each.
+// namesSQL finds the names that are in use, each by one descent of the index.
 //
 // Locks: none. Predicate reads: at READ COMMITTED none.
 //
@@ -164,7 +164,7 @@ func (r *Reader) limit(
 	return l, found, nil
 }
 
-// summarize tells of a limit what some of its balances tell.
+// summarize makes a Limit from some of its balances.
 func summarize(name string, balances []Balance) Limit {
 	l := Limit{Name: name, Shadow: strings.HasSuffix(name, " (shadow)"), Shards: 1,
 		Keys: int64(len(balances)), Looked: len(balances),

@@ -11,22 +11,22 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// Statements for engines that spread the rows of a limit over nodes by their key, and have no
-// recursive query over all of them: Citus. They are sent where those of the other files are
-// refused.
+// These statements are for Citus. It spreads the rows of a limit over nodes by their key, and
+// cannot run a recursive query over all of them. They are sent if the engine refuses those of the
+// other files.
 const (
 	// $1 the name before
 	nextNameSQL = `SELECT min(name) FROM {table} WHERE name > $1::text`
 
-	// Its parameters are those of keysSQL without the clock, and in $5 the prefix of reserved keys,
-	// under which limits without keys store their shards. Such a limit is found by its head.
+	// Its parameters are those of keysSQL, except $5: here this is the prefix of reserved keys,
+	// under which limits without keys store their shards. Such a limit is found by its head row.
 	someKeysSQL = `SELECT DISTINCT key COLLATE "C" AS key FROM {table}
 WHERE name = $1::text AND key COLLATE "C" >= $2::text AND starts_with(key, $3::text) AND NOT starts_with(key, $5::text)
 ORDER BY key LIMIT $4::bigint`
 
 	// rowsSQL reads all rows of keys, also those of former layouts, and the heads.
 	//
-	// $1 name $2 keys $3 clock $4 how the keys begin that stand for none
+	// $1 name $2 keys $3 clock $4 the prefix of reserved keys
 	rowsSQL = `WITH b AS MATERIALIZED (
 	SELECT CASE WHEN starts_with(key, $4::text) THEN '' ELSE key COLLATE "C" END AS key,
 		shard, value, ts, capacity, rate, period, origin, paused_until
@@ -38,12 +38,13 @@ LEFT JOIN b h ON h.key = b.key AND h.shard = -1
 ORDER BY b.key COLLATE "C", b.shard`
 )
 
-// isUnsupported reports whether the engine has no such statement. Its transaction has failed.
+// isUnsupported reports whether the engine does not support a statement. Its transaction has failed
+// then.
 func isUnsupported(err error) bool {
 	return pgerr.State(err) == "0A000" // feature_not_supported
 }
 
-// namesOneByOne is Names with a trip for each.
+// namesOneByOne returns the same names as namesSQL, with a round trip for each.
 func (r *Reader) namesOneByOne(ctx context.Context, tx pgx.Tx) (names []string, err error) {
 	last := ""
 	for len(names) < mostLimits {
@@ -58,11 +59,11 @@ func (r *Reader) namesOneByOne(ctx context.Context, tx pgx.Tx) (names []string, 
 	return names, nil
 }
 
-// rowsOfKeys answers as keysSQL does.
+// rowsOfKeys returns rows as keysSQL does.
 func (r *Reader) rowsOfKeys(
 	ctx context.Context, tx pgx.Tx, name, from, prefix string, most int,
 ) (pgx.Rows, error) {
-	// it tells the error, too
+	// CollectRows returns the error of Query, too
 	rows, _ := tx.Query(ctx, r.sql(someKeysSQL), name, from, prefix, most, shard.Reserved)
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -74,7 +75,7 @@ func (r *Reader) rowsOfKeys(
 		}
 	}
 	now := r.now()
-	if now == nil { // else it would be the clock of any node
+	if now == nil { // otherwise rowsSQL would read the clock of some node
 		var at time.Time
 		if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at); err != nil {
 			return nil, err

@@ -43,8 +43,8 @@ func (p place) check(s state) error {
 	return p.compatible(s, Newest)
 }
 
-// compatible is the promise between releases: each migration says which version a release must know
-// to work after it.
+// compatible checks that a release works on the schema: each migration records which version a
+// release must know to work after it.
 func (p place) compatible(s state, newest int) error {
 	if s.compatible <= newest {
 		return nil

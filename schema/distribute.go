@@ -11,9 +11,9 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// distribute hands the tables to Citus, which spreads their rows over its nodes by their key. What
-// is in them moves along. Tables that are distributed already are left alone, if they stand with
-// the table that was asked for.
+// distribute has Citus distribute the tables by key. Existing rows move to their nodes. If the
+// tables are distributed already, they stay where they are. Then it is an error if they are not
+// distributed together, and with the table that was asked for.
 func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	var citus bool
 	const has = `SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')`
@@ -34,7 +34,7 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 		return err
 	}
 	var distributed, groups int
-	var group *uint32 // of those that are
+	var group *uint32 // the colocation group of those that are distributed
 	const find = `SELECT count(*), count(DISTINCT colocationid), max(colocationid) FROM pg_dist_partition
 		WHERE partmethod = 'h' AND logicalrelid IN
 			('weir_balance'::regclass, 'weir_settled'::regclass, 'weir_slot'::regclass)`
@@ -54,7 +54,7 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	}
 	homeless := group == nil
 	if !homeless {
-		// Asked first, as house locks the tables against all takes.
+		// Ask first, because house locks the tables: all takes wait for it.
 		const ask = `SELECT EXISTS (SELECT FROM weir_balance WHERE key = '' AND shard > 0)
 			OR EXISTS (SELECT FROM weir_settled WHERE key = '')`
 		if err := tx.QueryRow(ctx, ask, oneShot).Scan(&homeless); err != nil {
@@ -73,11 +73,11 @@ func (p place) distribute(ctx context.Context, tx pgx.Tx, with string) error {
 	return nil
 }
 
-// tenants is a table of the application's that is distributed by a tenant.
+// tenants is a table of the application that is distributed by its tenant.
 type tenants struct {
-	name      string // as colocate_with wants it
+	name      string // quoted, as colocate_with expects it
 	group     uint32
-	collation string // quoted, of its distribution column; empty: leave that of the key
+	collation string // of its distribution column, quoted; if empty, keys keep their own
 }
 
 // tenants finds the table.
@@ -114,7 +114,7 @@ func (p place) tenants(ctx context.Context, tx pgx.Tx, table string) (tenants, e
 	return t, nil
 }
 
-// spread distributes the tables. Settlements and slots go with the balances of their key.
+// spread distributes the tables. Settlements and slots are stored with the balances of their key.
 func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 	var statements []string
 	if t.collation != "" {
@@ -131,12 +131,12 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 				d[1],
 			)+")")
 	}
-	// These two are there already if somebody has undistributed the others.
+	// weir_schema and weir_two_phase are there already if somebody has undistributed the others.
 	const unlessIt = " WHERE NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = "
 	statements = append(statements,
 		"SELECT create_reference_table('weir_schema'::regclass)"+unlessIt+"'weir_schema'::regclass)",
-		// Who writes it, or would, has its transaction committed in two phases: see
-		// ratelimit.Config.
+		// A transaction that writes to weir_two_phase commits in two phases, even if no row is
+		// changed: see ratelimit.Config.
 		"CREATE TABLE IF NOT EXISTS weir_two_phase ()",
 		"SELECT citus_add_local_table_to_metadata('weir_two_phase'::regclass)"+
 			unlessIt+"'weir_two_phase'::regclass)")
@@ -149,8 +149,9 @@ func (p place) spread(ctx context.Context, tx pgx.Tx, t tenants) error {
 }
 
 // house moves the shards of limits without keys, and their settlements, to their homes: see package
-// shard. On one node they are stored without a key. So are those that a program without
-// Config.Citus has written by mistake, which go where the home has them already.
+// shard. On one node they are stored without a key. On Citus a program without Config.Citus may
+// have written some without a key by mistake. If the home already has such a row, the one without a
+// key is deleted.
 func (p place) house(ctx context.Context, tx pgx.Tx) error {
 	const (
 		columns = `value, ts, capacity, rate, period, delay, moved, origin, paused_until, shard, name`
@@ -170,7 +171,7 @@ func (p place) house(ctx context.Context, tx pgx.Tx) error {
 		Name  string
 		Shard int32
 	}
-	found, _ := tx.Query(ctx, find, oneShot) // the rows tell the error, too
+	found, _ := tx.Query(ctx, find, oneShot) // CollectRows returns its error, too
 	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[row])
 	if err != nil {
 		return err

@@ -19,8 +19,8 @@ var (
 	ErrIncompatible = errors.New("incompatible")
 )
 
-// grant adds to a refusal by Postgres the privileges that would mend it, each as "USAGE ON SCHEMA
-// app".
+// grant adds to a permission error of Postgres the GRANT statements that fix it. A privilege is
+// written like "USAGE ON SCHEMA app".
 func (p place) grant(err error, privileges ...string) error {
 	const insufficientPrivilege = "42501"
 	var pgErr *pgconn.PgError
@@ -31,7 +31,7 @@ func (p place) grant(err error, privileges ...string) error {
 	for i, privilege := range privileges {
 		grants[i] = "GRANT " + privilege + " TO " + quote(p.role)
 	}
-	return fmt.Errorf("%w: it takes %s", err, strings.Join(grants, "; "))
+	return fmt.Errorf("%w: run %s", err, strings.Join(grants, "; "))
 }
 
 func quote(name ...string) string { return pgx.Identifier(name).Sanitize() }

@@ -8,11 +8,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// oneShot keeps a query an unnamed statement: behind a pooler in transaction mode a name that the
-// connection remembers may be another server session's. Exec without parameters needs it not.
+// oneShot makes a query an unnamed statement. Behind a pooler in transaction mode, a named one that
+// the connection remembers may belong to another session of the server. Exec without parameters
+// does not need it.
 const oneShot = pgx.QueryExecModeExec
 
-// A place is the schema that a call is about, and who asks.
+// A place is the schema that a call is about, the role that asks, and the database.
 type place struct {
 	schema   string
 	role     string
@@ -72,8 +73,8 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, "SET LOCAL search_path TO "+quote(p.schema)); err != nil {
 		return fmt.Errorf("enter schema %q: %w", p.schema, err)
 	}
-	// Postgres accepts any path, but cuts names at 63 bytes and passes over schemas that the role
-	// may not use: then the tables would stand elsewhere, or nowhere.
+	// Postgres accepts any search_path, but cuts names at 63 bytes, and skips schemas that the role
+	// may not use. Then the tables would be created in another schema, or not at all.
 	var current string
 	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.current_schema()::text, '')`, oneShot).
 		Scan(&current); err != nil {
@@ -86,12 +87,12 @@ func (p place) enter(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("enter schema %q: role %s may not use it: it needs GRANT USAGE, CREATE ON SCHEMA %s TO %s",
 			p.schema, quote(p.role), quote(p.schema), quote(p.role))
 	default:
-		return fmt.Errorf("enter schema %q: Postgres takes it for %q: choose a name of at most 63 bytes",
+		return fmt.Errorf("enter schema %q: Postgres cuts the name to %q: choose one of at most 63 bytes",
 			p.schema, current)
 	}
 }
 
-// A state is what weir_schema says. Both numbers are zero where nothing has been applied.
+// A state is the last row of weir_schema. Both numbers are zero if no migration was applied.
 type state struct {
 	version    int
 	compatible int // the lowest version that a release must know to work on this schema
