@@ -238,4 +238,6 @@ func (s *Slots) tidy(p place, holder string) {
 	s.everyone.Go(func() { _ = s.forget(p, holder) })
 }
 
-func errClosed(w *want) error { return fmt.Errorf("%w: limit %q", ErrClosed, w.name) }
+func errClosed(w *want) error {
+	return fmt.Errorf("%w: Close was called, so limit %q grants no slots", ErrClosed, w.name)
+}
