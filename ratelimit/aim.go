@@ -36,9 +36,10 @@ func (h *holds) allow(r where.Row) bool {
 	return r.Compare(&h.last) >= 0 || slices.Contains(h.taken, r)
 }
 
-// add notes the rows that takes have locked, as far as that can be told. A shard that had enough
-// did not deny: another transaction held it. The takes were sent before was seen by so much: what
-// has come since then was not there for them.
+// add notes the rows that takes have locked, as far as it is known. A take that took nothing has
+// locked its row if the row had too few tokens. If the row had enough, another transaction held it,
+// and the take has not locked it. before is how long before the reading of seen the takes were
+// sent: tokens that came in between were not there for the takes.
 func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
@@ -118,8 +119,8 @@ func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 	return ok && len(p.Parts) > 0
 }
 
-// aim aims by what was just seen, which grants each call, at rows that the transaction may lock. The
-// last time, the takes ignore how others have changed the shards since.
+// aim aims each call at rows that the transaction may lock, by what was just seen: that grants each
+// call. The last time, the takes ignore how others have changed the shards since.
 func (l *Limiter) aim(
 	x executor, calls []call, aims []aim, seen []*spread.Whole, held *holds, last bool,
 ) {

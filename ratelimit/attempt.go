@@ -14,8 +14,8 @@ import (
 const (
 	// rows per transaction: their locks are columns of one statement, and Postgres allows 1,664
 	mostQueued   = 100
-	starvesAfter = 8 // attempts that have lost a row
-	mostLost     = 8 // attempts that have met a lost statement
+	starvesAfter = 8 // attempts that have lost a row to another transaction
+	mostLost     = 8 // attempts that failed, as the connection had lost a prepared statement
 )
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.

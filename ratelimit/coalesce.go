@@ -209,7 +209,9 @@ func errLeftEarly(ended error) error {
 		"what it grants will be given back: %w", ErrOutcomeUnknown, ended)
 }
 
-func errClosedCoalesced() error { return fmt.Errorf("%w: the Coalesced", ErrClosed) }
+func errClosedCoalesced() error {
+	return fmt.Errorf("%w: Close was called on the Coalesced", ErrClosed)
+}
 
 func (c *Coalesced) add(w *waiter) error {
 	c.mu.RLock()
@@ -219,7 +221,8 @@ func (c *Coalesced) add(w *waiter) error {
 	}
 	if c.waiting.Add(1) > mostWaiting {
 		c.waiting.Add(-1)
-		return fmt.Errorf("%w: %d", ErrOverloaded, mostWaiting)
+		return fmt.Errorf("%w: %d already do; retry later, or make fewer calls at once",
+			ErrOverloaded, mostWaiting)
 	}
 	c.running.Add(1)
 	w.order = c.order.Add(1)

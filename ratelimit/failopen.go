@@ -189,7 +189,7 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 			fmt.Sprintf("the outage began more than %v ago, or the database was not back for that long",
 				f.most())
 	case f.Most > 0 && f.opened >= f.Most:
-		why = fmt.Sprintf("%d calls were", f.opened)
+		why = fmt.Sprintf("FailOpen.Most is reached: %d calls were let through", f.opened)
 	}
 	if why != "" {
 		if !f.shut {

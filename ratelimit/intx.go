@@ -111,8 +111,8 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // up. Each attempt gets the rows that earlier ones have lost to others, to queue for them. If e is
 // not nil, rerun counts attempts and waits in it.
 //
-// After mostLost attempts that have met a lost prepared statement, the error of the next one is
-// final: behind a pooler that keeps none, all would meet one.
+// After mostLost attempts that failed because a prepared statement was lost, the next such error is
+// final: behind a pooler that keeps no prepared statements, every attempt would fail like this.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 	attempt func(n int, conflicts []where.Row) (*attempt, error)) error {
 	most := l.maxAttempts

@@ -34,7 +34,7 @@ import (
 // by the rule hk + rk <= capacity. Also hi + ri <= r(i-1): take i has left what it did not take of
 // r(i-1), so ri + hi is at most r(i-1) until it reaches the capacity. From then on the rule keeps
 // it at the capacity, which r(i-1) has reached by then, too. So rk + hk + h(k-1) + ... + h2 <= r1,
-// and r1 + h1 <= capacity. A take by others than leases is a take of which nothing is held. A take
+// and r1 + h1 <= capacity. A take that is not a lease's is one of which nothing is held. A take
 // from several shards is one take from each.
 //
 // Giving tokens back breaks this chain, because later takes do not know of it and let their tokens
@@ -248,7 +248,7 @@ func (s *Lease) Close(ctx context.Context) error {
 }
 
 func (s *Lease) errClosed() error {
-	return fmt.Errorf("%w: the lease of limit %q", ErrClosed, s.calls[0].Name)
+	return fmt.Errorf("%w: Close was called on the lease of limit %q", ErrClosed, s.calls[0].Name)
 }
 
 // check refuses a count that cannot be taken.

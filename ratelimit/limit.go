@@ -66,17 +66,18 @@ type Option func(*definition)
 //
 //   - In any interval no more is granted than the capacity and what flows in, counted at the time
 //     at which work may run. There are two exceptions. Calls with [Request.OnCredit] may exceed
-//     this by one count for each shard. A count above a share may exceed it by those of its parts
-//     that had to wait for the others: see docs/shards.md of the repository.
+//     this by one count for each shard. A call for more than a shard's part of the capacity is
+//     taken in parts. If its work has to wait for the last part, the limit may be exceeded by the
+//     parts that were ready earlier: see docs/shards.md of the repository.
 //   - No token is lost or created when calls give back or settle, or when the number of shards
 //     changes. Tokens go back to the rows that they were taken from, each up to its share.
 //     [Limiter.Value] is the sum of the shards.
 //   - A count up to the capacity is granted if the shards have it together, unless other callers
 //     are taking it: tokens that no shard has alone are gathered from several, by one caller at a
 //     time. RetryAt is exact if nobody else calls. A call that loses to others is denied, with a
-//     RetryAt that is at most 100 ms ahead. So may be a call in a transaction that has sent
-//     something before, if this process did not know that others have emptied a shard: to lock
-//     rows in order, the call may not try all others.
+//     RetryAt that is at most 100 ms ahead. The same can happen to a call in a transaction that
+//     has already sent other statements, if others have emptied a shard and this process does not
+//     know it yet: to avoid deadlocks, the call cannot try every shard.
 //
 // These differ:
 //

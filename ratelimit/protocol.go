@@ -74,7 +74,7 @@ type executor interface {
 	transaction() any
 }
 
-// ordinary answers for an executor of which nothing special is known.
+// ordinary answers for an executor with no special abilities.
 type ordinary struct{}
 
 func (ordinary) fresh() bool                                             { return true }
@@ -234,9 +234,9 @@ func (l *Limiter) denied(
 	return judge(l, trip[given:], calls), nil
 }
 
-// errClosed says that a row is closed, because its limit has shards now. It does not leave the
-// package.
-var errClosed = errors.New("ratelimit: a balance is closed, and its limit has no shards")
+// errClosed says that a row is closed: it is of an old layout, because its limit has shards now. It
+// does not leave the package.
+var errClosed = errors.New("ratelimit: the row is closed, because the limit has shards now")
 
 // foresee is checkRateLimit for a call that is expected to be denied: it looks before the
 // transaction begins, if it can.

@@ -142,7 +142,8 @@ func (l *Limiter) close(row call, b algebra.Balance) *statement {
 }
 
 func errHead(number float64) error {
-	return fmt.Errorf("the head row of the limit has the value %v, which no layout has", number)
+	return fmt.Errorf("its head row, with shard = %d, has the value %v, which is no valid layout: "+
+		"delete all rows of this limit and key, and it begins full again", headRow, number)
 }
 
 func (l *Limiter) headOf(c *call) *statement {
