@@ -3,6 +3,10 @@ package ratelimit
 // A map of this package, in the order in which to read it. A test checks that it lists every file.
 // At its end are the words that have a special meaning in this package.
 //
+// If something is wrong, begin with the table of faults in CONTRIBUTING.md: for each it names the
+// files to look at, here and in other packages. The recipes for a new verb and for a new column are
+// there, too.
+//
 // What callers see:
 //
 //	doc.go           the package page: what the limiter does, and the ways to call it
@@ -24,7 +28,9 @@ package ratelimit
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //	table.go         the name of the table of balances
 //
-// The arithmetic, without a database, is package internal/algebra. What gives it words:
+// The arithmetic, without a database, is package internal/algebra. RetryAt comes from its Decide in
+// ask.go, which asks Earliest in rule.go; for limits with shards it comes from package
+// internal/spread. These files are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits
@@ -77,19 +83,22 @@ package ratelimit
 //	trip.go          round trips of a batch: connection and time-outs
 //	gives.go         gives back tokens of coalesced callers whose context has ended
 //
-// A limit of several shards:
+// A limit of several shards. Package internal/spread is the arithmetic: what the shards grant as
+// one limit, RetryAt, and how a count is divided over them. Package internal/book remembers what a
+// process knows of the shards:
 //
-//	sharded.go       the protocol where a limit has shards; internal/book remembers these
+//	sharded.go       the protocol where a limit has shards
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads all shards of a limit, and adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
 //
-// Tokens in memory:
+// Tokens in memory. If tokens are lost, look at lease_hand.go and lease_fetch.go first:
 //
 //	lease.go         Lease: blocks of tokens that a process hands out by itself; Close
-//	lease_hand.go    what a lease holds, and how much of it may still be handed out
-//	lease_fetch.go   fetches blocks, and queues the takes that wait for them
+//	lease_hand.go    what a lease holds, how much of it may be handed out, what expires
+//	lease_fetch.go   fetches blocks, and queues the takes that wait for them; if a fetch fails
+//	                 although it was committed, its block is lost
 //	lease_back.go    gives back what was not used
 //	lease_tx.go      TakeInTx: takes from memory that a rollback puts back
 //
