@@ -2,14 +2,12 @@ package statements
 
 import (
 	"flag"
-	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
+
+	check "github.com/weir-go/weir/internal/names"
 )
 
 var update = flag.Bool("update", false, "write testdata/statements.sql anew")
@@ -63,58 +61,22 @@ var purposes = map[string]string{
 	"many.new":         "writes what takes have left of rows that do not exist",
 }
 
-// Every statement over balances, as it is sent to the schema "public", stands in a file that can be
-// read and compared: a change of a placeholder somewhere shows there as what it does to each text.
+// Every statement over balances, as it is sent, stands in a file.
 func TestGoldenFileHasEveryStatement(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{}
 	textsOf(texts, "", reflect.ValueOf(New("public", false)))
 	textsOf(texts, "portable many.", reflect.ValueOf(New("public", true).Many))
-
-	var b strings.Builder
-	b.WriteString("-- The statements of package statements, as they are sent to the schema \"public\".\n" +
-		"-- Made by go test ./internal/statements -run GoldenFile -update\n")
 	left := maps.Clone(purposes)
-	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		key := name
+	check.Golden(t, texts, func(name string) string {
 		for _, kind := range []string{"bucket.", "window.", "portable "} {
-			key = strings.TrimPrefix(key, kind)
+			name = strings.TrimPrefix(name, kind)
 		}
-		purpose, ok := purposes[key]
-		if !ok {
-			t.Errorf("what is the statement %s for? Say so in purposes", key)
-		}
-		delete(left, key)
-		fmt.Fprintf(&b, "\n-- %s: %s\n%s;\n", name, purpose, texts[name])
-	}
+		delete(left, name)
+		return purposes[name]
+	}, *update)
 	for name := range left {
 		t.Errorf("there is no statement %s any more: take it out of purposes", name)
-	}
-	for _, open := range []string{"{", "}"} {
-		if strings.Contains(b.String(), open) {
-			t.Errorf("a statement has a placeholder left: %s", open)
-		}
-	}
-
-	file := filepath.Join("testdata", "statements.sql")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	golden, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, got := strings.Split(string(golden), "\n"), strings.Split(b.String(), "\n")
-	for i := range max(len(want), len(got)) {
-		if i >= len(want) || i >= len(got) || want[i] != got[i] {
-			t.Fatalf("%s:%d differs from what is sent:\n%s\nIf that is meant: go test ./internal/statements -run GoldenFile -update, and read the diff",
-				file, i+1, strings.Join(got[min(i, len(got)):min(i+3, len(got))], "\n"))
-		}
 	}
 }
 

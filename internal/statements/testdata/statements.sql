@@ -1,5 +1,5 @@
--- The statements of package statements, as they are sent to the schema "public".
--- Made by go test ./internal/statements -run GoldenFile -update
+-- The statements of this package, as they are sent to the schema "public".
+-- Made by go test -run GoldenFile -update
 
 -- bucket.give: gives back what is left of a take, as if it had been smaller
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)

@@ -1,0 +1,39 @@
+package slots
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/weir-go/weir/internal/names"
+)
+
+var update = flag.Bool("update", false, "write testdata/statements.sql anew")
+
+// Every statement over slots, as it is sent, stands in a file.
+func TestGoldenFileHasEveryStatement(t *testing.T) {
+	t.Parallel()
+	s := newStatements("public")
+	purposes := map[string]string{
+		"acquire":         "takes a slot, or none if all are held",
+		"find":            "on Citus, the first half of acquire: finds a number that is free",
+		"take":            "on Citus, its second half: takes that number, if nobody else has it",
+		"left":            "makes those take turns that count slots left by a larger n",
+		"claim":           "takes over a slot that was given to a job",
+		"tidy":            "frees the slot of a call whose answer was lost",
+		"held":            "counts the slots of a key that are held",
+		"renew.several":   "renews slots of several keys",
+		"renew.one":       "renews slots of one key",
+		"release.several": "frees slots of several keys",
+		"release.one":     "frees slots of one key",
+		"count.several":   "counts the slots of several keys that are held",
+		"count.one":       "counts those of one key",
+	}
+	texts := map[string]string{
+		"acquire": s.acquire, "find": s.find, "take": s.take, "left": s.left, "claim": s.claim,
+		"tidy": s.tidy, "held": s.held,
+		"renew.several": s.renew.several, "renew.one": s.renew.one,
+		"release.several": s.release.several, "release.one": s.release.one,
+		"count.several": s.count.several, "count.one": s.count.one,
+	}
+	names.Golden(t, texts, func(name string) string { return purposes[name] }, *update)
+}
