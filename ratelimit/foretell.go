@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/receipts"
 	"github.com/weir-go/weir/internal/where"
 )
 
@@ -54,4 +55,25 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 		return res, nil
 	})
 	return res, states, err
+}
+
+// Receipts is for package weirtest, which settles reservations in memory. Nothing else can use what
+// it returns. It returns the errors of [Limiter.Settle] for a bad reservation or a bad request.
+func (r Reservation) Receipts(used ...Request) (receipts.Reservation, error) {
+	if err := r.check(); err != nil {
+		return receipts.Reservation{}, err
+	}
+	counts, err := r.used(used)
+	if err != nil {
+		return receipts.Reservation{}, err
+	}
+	takes := make([]receipts.Take, len(r.Takes))
+	for i := range takes {
+		c := r.Takes[i].call()
+		takes[i] = receipts.Take{
+			Place: c.Place, Rule: c.Rule, Used: counts[i], AtOnce: c.atOnce(),
+			Receipt: algebra.Receipt{Count: c.Count, Left: c.Left},
+		}
+	}
+	return receipts.Reservation{Home: r.home(), Until: r.until(), Takes: takes}, nil
 }

@@ -33,7 +33,7 @@ package ratelimit
 // internal/spread. These files are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
-//	foretell.go      Foretell: the same for a call of several limits
+//	foretell.go      Foretell: the same for a call of several limits; Receipts, for package weirtest
 //	line.go          which work waits behind which, and when it may run after a rule has changed
 //
 // One call of one limit, in one row. What is sent is in package internal/statements:

@@ -11,8 +11,9 @@ import (
 // return them for your transaction; [Autocommit] and [Coalesced] have them for callers without one.
 // Each does what the method of [Limiter] of the same name does.
 //
-// If your code declares an interface with some of these methods, it accepts all of these types, and
-// in tests the Limiter of package weirtest, which lacks only ResetKey, Settle and Release.
+// In tests without a database use the Limiter of package weirtest, which has all of these methods.
+// Code that calls only a few of them can declare a smaller interface, which all of these types have,
+// too.
 type Verbs interface {
 	RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	Consume(ctx context.Context, requests ...Request) error
@@ -93,6 +94,9 @@ func (w within) ResetRateLimit(ctx context.Context, requests ...Request) error {
 }
 
 func (w within) ResetKey(ctx context.Context, key string) error {
+	if err := badKey("", key); err != nil {
+		return err
+	}
 	if w.err != nil {
 		return w.err
 	}

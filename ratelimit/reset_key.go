@@ -31,9 +31,6 @@ func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
 }
 
 func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
-	if err := badKey("", key); err != nil {
-		return err
-	}
 	sql := l.sql.ResetKey
 	if l.portable {
 		sql = l.sql.ResetKeyHere

@@ -8,11 +8,15 @@ import (
 
 // Call is a call of a [Limiter].
 type Call struct {
-	Verb     string // "RateLimit", "CheckRateLimit", ...
-	Requests []ratelimit.Request
+	Verb     string              // "RateLimit", "CheckRateLimit", ...
+	Requests []ratelimit.Request // for Settle what was used
 	// of RateLimit, CheckRateLimit and Wait; for GiveBack what was given back
 	Result ratelimit.Result
-	Err    error
+
+	Reservation ratelimit.Reservation // for Settle and Release
+	Settled     bool                  // what Settle or Release returned
+	Key         string                // for ResetKey
+	Err         error
 }
 
 // Calls returns the calls that were made so far, in order.

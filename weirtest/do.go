@@ -3,10 +3,10 @@ package weirtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
-	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -25,13 +25,22 @@ func (l *Limiter) Do(
 	}
 	var mu sync.Mutex
 	ended := false
-	used := map[account][]ratelimit.Request{}
+	var used []ratelimit.Request
 	defer func() {
 		mu.Lock()
 		defer mu.Unlock()
-		taken := slices.ContainsFunc(res.Outcomes, func(o ratelimit.Outcome) bool { return o.OK })
-		if ended = true; len(used) > 0 && taken { // shadows may have taken nothing
-			err = errors.Join(err, l.settle(res, used))
+		ended = true
+		r := res.Reservation()
+		if len(used) == 0 || len(r.Takes) == 0 { // shadows may have taken nothing
+			return
+		}
+		// Only a mistake in what was used is an error: if the Limiter is to fail, what was taken
+		// stays taken.
+		_, failed := l.Settle(context.WithoutCancel(ctx), r, used...)
+		if errors.Is(failed, ratelimit.ErrInvalid) {
+			err = errors.Join(
+				err, fmt.Errorf("ratelimit: Do could not settle what was used: %w", failed),
+			)
 		}
 	}()
 	return fn(ctx, func(requests ...ratelimit.Request) {
@@ -40,73 +49,11 @@ func (l *Limiter) Do(
 		if ended {
 			return
 		}
-		for _, r := range requests {
-			delete(used, of(r))
-		}
-		for _, r := range requests {
-			used[of(r)] = append(used[of(r)], r)
-		}
+		used = slices.DeleteFunc(used, func(old ratelimit.Request) bool {
+			return slices.ContainsFunc(requests, func(r ratelimit.Request) bool {
+				return of(r) == of(old)
+			})
+		})
+		used = append(used, requests...)
 	})
-}
-
-// settle replaces what a call has taken with what was used. Only a mistake in that is an error: if
-// the Limiter is to fail, what was taken stays taken.
-func (l *Limiter) settle(res ratelimit.Result, used map[account][]ratelimit.Request) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	call := Call{Verb: "Settle", Result: res, Err: l.failed}
-	for _, requests := range used {
-		call.Requests = append(call.Requests, requests...)
-	}
-	t := l.taken[&res.Outcomes[0]]
-	truth, bad := sums(t, used)
-	if bad != nil {
-		call.Err = bad
-	}
-	counts := t.counts()
-	for i, o := range t.outcomes {
-		a := account{o.Limit, o.Key}
-		n, named := truth[a]
-		delete(truth, a) // those of one row were taken together
-		row, ok := l.rows[a]
-		if !named || !ok || !o.OK || call.Err != nil {
-			continue
-		}
-		now := l.now().UnixMicro()
-		if n <= counts[a] {
-			row = ruleOf(o).Give(row, t.receipt(i, counts[a]), n, true, now)
-		} else {
-			row = ruleOf(o).Charge(row, n-counts[a], now)
-		}
-		l.put(a, row)
-	}
-	l.calls = append(l.calls, call)
-	return bad
-}
-
-// sums are the tokens used of each balance, if they are those of a call.
-func sums(t taken, used map[account][]ratelimit.Request) (map[account]float64, error) {
-	shadows := map[account]bool{}
-	for _, o := range t.outcomes {
-		shadows[account{o.Limit, o.Key}] = o.Shadow
-	}
-	truth := map[account]float64{}
-	for a, requests := range used {
-		shadow, ok := shadows[a]
-		if !ok {
-			return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "key", Value: a.key,
-				Want: "a limit and a key that were taken from"}
-		}
-		if shadow {
-			continue
-		}
-		for _, r := range requests {
-			if !(r.N() >= 0 && truth[a]+r.N() <= algebra.Full) {
-				return nil, &ratelimit.InvalidError{Limit: a.limit, Field: "count", Value: r.N(),
-					Want: "0 to 2^53 tokens"}
-			}
-			truth[a] += r.N()
-		}
-	}
-	return truth, nil
 }

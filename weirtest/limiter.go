@@ -14,24 +14,27 @@ import (
 
 // Limiter decides in memory as [ratelimit.Autocommit] does in Postgres, with the same arithmetic
 // and the same Results: limits run out, refill according to its Clock, and refuse bad requests. It
-// has the verbs of Autocommit except ResetKey, Settle and Release, so it can be used where code
-// takes an interface with some of them. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on
-// demand, and [Limiter.Calls] returns the calls that were made.
+// has all methods of [ratelimit.Verbs], so it can be used where code takes that interface, or one
+// with some of its methods. [Limiter.Deny] and [Limiter.Fail] make it deny and fail on demand, and
+// [Limiter.Calls] returns the calls that were made.
 //
-// A limit has one balance, however many shards it has. Do not pass the Results of a Limiter to a
-// limiter with a database.
+// A limit has one balance, however many shards it has. Do not pass the Results of a Limiter, or
+// their Reservations, to a limiter with a database.
 //
 // The zero Limiter has all limits full. It is safe for concurrent use.
 type Limiter struct {
 	Clock *Clock // Default: the time of the process.
 
-	mu     sync.Mutex
-	rows   map[account]algebra.Row
-	taken  map[*ratelimit.Outcome]taken // that can be given back, by the first of their Outcomes
-	denied map[string]time.Time         // until when, by the names of limits
-	failed error
-	calls  []Call
+	mu      sync.Mutex
+	rows    map[account]algebra.Row
+	taken   map[*ratelimit.Outcome]taken // that can be given back, by the first of their Outcomes
+	settled map[settlement]bool
+	denied  map[string]time.Time // until when, by the names of limits
+	failed  error
+	calls   []Call
 }
+
+var _ ratelimit.Verbs = (*Limiter)(nil)
 
 // Deny denies all keys of the limit for d from now on. Their RetryAt is the end of that time, by
 // the Clock, or later if they would be denied anyway. A d of 0 ends it. It takes and refills
@@ -240,10 +243,27 @@ func (l *Limiter) decide(
 		}
 		l.taken[&res.Outcomes[0]] = taken{slices.Clone(requests), slices.Clone(res.Outcomes), left}
 	}
+	if !take && res.OK {
+		res = untaken(res)
+	}
 	l.calls = append(
 		l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err},
 	)
 	return res, err
+}
+
+// untaken returns the Result of a check, which has taken nothing: it has no Reservation, as that of
+// a real check.
+func untaken(res ratelimit.Result) ratelimit.Result {
+	seen := ratelimit.Result{OK: res.OK, RunAt: res.RunAt, RetryAt: res.RetryAt, At: res.At,
+		Limit: res.Limit, Key: res.Key, Outcomes: make([]ratelimit.Outcome, len(res.Outcomes))}
+	for i, o := range res.Outcomes {
+		seen.Outcomes[i] = ratelimit.Outcome{Limit: o.Limit, Key: o.Key, OK: o.OK, Shadow: o.Shadow,
+			Value: o.Value, Capacity: o.Capacity, Rate: o.Rate, Period: o.Period,
+			WindowEnds: o.WindowEnds, RunAt: o.RunAt, RetryAt: o.RetryAt, PacedAt: o.PacedAt,
+			Delay: o.Delay}
+	}
+	return seen
 }
 
 // onDemand denies what Deny has asked for, and tells whether that would be granted otherwise.
