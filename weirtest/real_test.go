@@ -19,14 +19,10 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // verbs are what the fake has of the real one.
 type verbs interface {
-	weirtest.Verbs
-	CheckRateLimit(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	ratelimit.Verbs
 	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Do(ctx context.Context, fn func(context.Context, func(...ratelimit.Request)) error,
 		requests ...ratelimit.Request) error
-	GiveBack(ctx context.Context, res ratelimit.Result) error
-	Pause(ctx context.Context, d time.Duration, requests ...ratelimit.Request) error
-	Resume(ctx context.Context, requests ...ratelimit.Request) error
 }
 
 var _ = []verbs{(*ratelimit.Autocommit)(nil), (*ratelimit.Coalesced)(nil), (*weirtest.Limiter)(nil)}
@@ -39,6 +35,9 @@ func told(res ratelimit.Result, err error) string {
 		s += fmt.Sprintf("; %s %q %v %.6f %v %v %v %v %v %v %v", o.Limit, o.Key, o.OK, o.Value,
 			o.Capacity, o.Rate, o.Period, o.WindowEnds, o.RunAt, o.RetryAt, o.PacedAt)
 	}
+	for _, t := range res.Reservation().Takes {
+		s += fmt.Sprintf("; took %v of %s %q", t.Count, t.Limit, t.Key)
+	}
 	return s
 }
 
@@ -49,6 +48,17 @@ func class(err error) error {
 		}
 	}
 	return err
+}
+
+// waits is for how long the work of a reservation still waits for a limit and key.
+func waits(r ratelimit.Reservation, l ratelimit.Limit, key string, s ratelimit.State, now time.Time) (told string) {
+	for _, take := range r.Takes {
+		if take.Limit == l.Name() && take.Key == key {
+			runAt, pacedAt := take.RunAt(s)
+			told += fmt.Sprint("; waits ", max(0, runAt.Sub(now)), max(0, pacedAt.Sub(now)))
+		}
+	}
+	return told
 }
 
 // Whatever is asked, in any order, the fake says what the real one says.
@@ -69,7 +79,8 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 			// Of a period of 2^20 microseconds no fraction is rounded: the fake brings balances up
 			// to now where a row stays as it is.
 			ratelimit.MustDefine(fmt.Sprint("bucket", run), ratelimit.TokenBucket{Rate: 4,
-				Period: 1 << 20 * time.Microsecond, MaxReserved: ratelimit.Tokens(8)}),
+				Period: 1 << 20 * time.Microsecond, MaxReserved: ratelimit.Tokens(8)},
+				ratelimit.SettleWithin(4*time.Second)),
 			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4,
 				Period: time.Second, MaxReserved: ratelimit.Tokens(8)}),
 			ratelimit.MustDefine(fmt.Sprint("window", run), ratelimit.FixedWindow{Rate: 4,
@@ -105,6 +116,43 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 			return results
 		}
 		var takes [][]ratelimit.Result
+		settle := func(rt *rapid.T, release bool) {
+			if len(takes) == 0 {
+				rt.Skip()
+			}
+			results := rapid.SampledFrom(takes).Draw(rt, "take") // perhaps once more
+			var used []ratelimit.Request
+			for _, o := range results[0].Outcomes {
+				for _, l := range limits {
+					if l.Name() == o.Limit && rapid.IntRange(0, 3).Draw(rt, "named") > 0 {
+						used = append(used, l.For(o.Key).Count(rapid.SampledFrom(
+							[]float64{0, 0, 0.5, 1, 2, 3, 6}).Draw(rt, "used")))
+					}
+				}
+			}
+			if rapid.IntRange(0, 9).Draw(rt, "wrong") == 9 {
+				used = append(used, request.Draw(rt, "wrongly used"))
+			}
+			var all []string
+			for i, v := range both {
+				r := results[i].Reservation()
+				if len(r.Takes) > 0 {
+					r = throughJSON(t, r)
+				}
+				var settled bool
+				var err error
+				if release {
+					settled, err = v.Release(ctx, r)
+				} else {
+					settled, err = v.Settle(ctx, r, used...)
+				}
+				all = append(all, fmt.Sprint(settled, class(err)))
+			}
+			if all[0] != all[1] {
+				rt.Fatalf("settle %v with %v, or release %v\nreal %s\nfake %s",
+					results[0].Reservation(), used, release, all[0], all[1])
+			}
+		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"take": func(rt *rapid.T) {
 				requests := some.Draw(rt, "requests")
@@ -154,6 +202,14 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 					}
 				}
 			},
+			"reset key": func(rt *rapid.T) {
+				key := rapid.SampledFrom([]string{"a", "b", "of nobody", ""}).Draw(rt, "key")
+				compare(rt, fmt.Sprintf("ResetKey %q", key), func(v verbs) (ratelimit.Result, error) {
+					return ratelimit.Result{}, v.ResetKey(ctx, key)
+				})
+			},
+			"settle":  func(rt *rapid.T) { settle(rt, false) },
+			"release": func(rt *rapid.T) { settle(rt, true) },
 			"do": func(rt *rapid.T) { // what would have to wait is denied, as nobody moves the clock
 				requests := some.Draw(rt, "requests")
 				for i, r := range requests {
@@ -179,10 +235,17 @@ func TestTheFakeDoesWhatTheRealOneDoes(t *testing.T) {
 				for _, limit := range limits {
 					for _, key := range []string{"a", "b"} {
 						var all []string
+						var states []ratelimit.State
 						for _, v := range both {
 							s, err := v.Value(ctx, limit.For(key))
+							states = append(states, s)
 							all = append(all, fmt.Sprintf("%.6f %v %v %.6f %v", s.Value, s.TS,
 								s.PausedUntil, s.Moved, err))
+						}
+						for _, results := range takes {
+							for i, res := range results {
+								all[i] += waits(res.Reservation(), limit, key, states[i], clock.Now())
+							}
 						}
 						if all[0] != all[1] {
 							rt.Fatalf("%s %s\nreal %s\nfake %s", limit.Name(), key, all[0], all[1])
@@ -271,6 +334,51 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	add(func(s script) (ratelimit.Request, []error) { // though the other is paused already
 		take(s, s.shadow)
 		return s.shadow, []error{s.Pause(ctx, time.Minute, s.k), s.Pause(ctx, time.Minute, s.k, s.shadow)}
+	})
+	settle := func(s script, res ratelimit.Result, used float64) error {
+		if ok, err := s.Settle(ctx, res.Reservation(), s.k.Count(used)); err != nil || !ok {
+			t.Error(ok, err)
+		}
+		return nil
+	}
+	add(func(s script) (ratelimit.Request, []error) { // up to what the last rule holds
+		res := take(s, s.k.Rule(large).Count(5))
+		take(s, s.k)
+		return s.k.Rule(large), []error{settle(s, res, 1)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // of what the last rule holds
+		res := take(s, s.k.Rule(large).Count(5))
+		take(s, s.k)
+		return s.k.Rule(large), []error{s.ResetRateLimit(ctx, s.k), settle(s, res, 7)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // a key is reset without a rule
+		res := take(s, s.k.Rule(large).Count(5))
+		return s.k.Rule(large), []error{s.ResetKey(ctx, s.k.Key()), settle(s, res, 7)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // a balance without a row is not reset
+		err := s.ResetKey(ctx, s.k.Key())
+		return s.k.Rule(large), []error{err, s.Pause(ctx, time.Second, s.k)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // a pause goes on
+		take(s, s.k.Count(8))
+		return s.k, []error{s.Pause(ctx, time.Minute, s.k), s.ResetKey(ctx, s.k.Key())}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // what waits moves up, and back
+		first := take(s, s.k.Count(10))
+		ahead := take(s, s.k.Count(5).OrReserve())
+		return s.k, []error{settle(s, first, 7), settle(s, ahead, 9)}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // who releases work that waits moves none
+		take(s, s.k.Count(10))
+		_, err := s.Release(ctx, take(s, s.k.Count(5).OrReserve()).Reservation())
+		return s.k, []error{err}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // of windows that have gone by nothing comes back
+		k := s.k.Rule(window)
+		take(s, k.Count(20))
+		ahead := take(s, k.Count(15).OrReserve())
+		s.Add(2 * time.Minute)
+		return k, []error{settle(s, ahead, 3)}
 	})
 	for i, do := range all {
 		clock := new(weirtest.Clock)
