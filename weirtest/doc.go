@@ -11,7 +11,7 @@
 //	res, err = limits.RateLimit(ctx, SignIn.For("alice"))
 //	weirtest.Granted(t, res, err)
 //
-// [Limiter] needs no database. It is for code that takes an interface with the methods that it
-// calls. If your code takes tokens in its transactions, test it on Postgres: set [Clock] in
+// [Limiter] needs no database. It is for code that takes a [ratelimit.Verbs], or an interface with
+// the methods that it calls. If your code takes tokens in its transactions, test it on Postgres: set [Clock] in
 // [ratelimit.Config], and use [Drain], [Fill] and [Value] to set and check balances.
 package weirtest
