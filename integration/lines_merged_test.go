@@ -13,16 +13,24 @@ import (
 // lines off puts off that end, too, and a Resume does not bring it forward.
 func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 	t.Parallel()
-	for kind, rule := range map[string]ratelimit.Rule{
-		"bucket": ratelimit.TokenBucket{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)},
-		"window": ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10),
-			Start: time.Now().Truncate(time.Hour)},
+	bucket := ratelimit.TokenBucket{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)}
+	window := ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10),
+		Start: time.Now().Truncate(time.Hour)}
+	for name, c := range map[string]struct {
+		rule   ratelimit.Rule
+		forgot bool // who pauses and resumes knows nothing of the shards
+	}{
+		"Bucket":                   {bucket, false},
+		"Window":                   {window, false},
+		"BucketOfAnUnknownLayout":  {bucket, true},
+		"AWindowOfAnUnknownLayout": {window, true},
 	} {
-		t.Run(kind, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
 			v := limiter(t, ratelimit.Config{}).Autocommit(pool)
-			r := ratelimit.MustDefine("paused while merged", rule, ratelimit.Shards(2)).For("k")
+			small := ratelimit.MustDefine("paused while merged", c.rule).For("k")
+			r := ratelimit.MustDefine("paused while merged", c.rule, ratelimit.Shards(2)).For("k")
 			var taken []ratelimit.Result
 			for range 3 {
 				taken = append(taken, takeOK(t, first(v.RateLimit(t.Context(), r.Count(5).OrReserve()))))
@@ -43,7 +51,7 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 				return s.PausedUntil, runs
 			}
 			ends, runs := stand()
-			if d := ends.Sub(runs[0]).Abs(); d > time.Minute && kind == "bucket" || d > time.Hour {
+			if d := ends.Sub(runs[0]).Abs(); d > time.Hour {
 				t.Fatalf("the shard is paused until %v, and its line ends at %v", ends, runs[0])
 			}
 			was := ends
@@ -66,10 +74,22 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 				}
 				together(what, by)
 			}
-			pause := func(d time.Duration) func() error {
-				return func() error { return v.Pause(t.Context(), d, r) }
+			who := func() (ratelimit.Verbs, ratelimit.Request) {
+				if c.forgot {
+					return limiter(t, ratelimit.Config{}).Autocommit(pool), small
+				}
+				return v, r
 			}
-			resume := func() error { return v.Resume(t.Context(), r) }
+			pause := func(d time.Duration) func() error {
+				return func() error {
+					v, r := who()
+					return v.Pause(t.Context(), d, r)
+				}
+			}
+			resume := func() error {
+				v, r := who()
+				return v.Resume(t.Context(), r)
+			}
 			step("Resume without a pause", 0, resume)
 			step("Pause", 2*time.Hour, pause(2*time.Hour))
 			step("the same once more", 2*time.Hour, pause(2*time.Hour))
@@ -89,5 +109,47 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 			step("Pause after further changes", 2*time.Hour, pause(2*time.Hour))
 			step("Resume", 0, resume)
 		})
+	}
+}
+
+// A row of a former layout that was pruned comes back, closed and without a pause, when somebody
+// settles what was taken from it. The limit is resumed all the same.
+func TestAClosedRowThatComesBackKeepsNoLimitPaused(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	r := ratelimit.MustDefine("comes back", ratelimit.TokenBucket{Rate: 8, Period: time.Hour},
+		ratelimit.Shards(2)).For("k")
+	taken := takeOK(t, first(v.RateLimit(t.Context(), r.Count(2))))
+	reshard(t, pool, nil, 1, r)
+	execSQL(t, pool, `DELETE FROM weir_balance WHERE shard > 0 AND value = '-Infinity'`)
+	pausedFor := func() time.Duration {
+		t.Helper()
+		s, err := v.Value(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.PausedUntil.IsZero() {
+			return 0
+		}
+		return s.PausedUntil.Sub(databaseNow(t, pool))
+	}
+	if err := v.Pause(t.Context(), time.Hour, r); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := v.Settle(t.Context(), taken.Reservation(), r.Count(1)); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if err := v.Pause(t.Context(), time.Hour, r); err != nil {
+		t.Fatal(err)
+	}
+	if d := pausedFor(); d > time.Hour || d < 30*time.Minute {
+		t.Errorf("paused for %v, want an hour: pauses do not add up", d)
+	}
+	if err := v.Resume(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if d := pausedFor(); d != 0 {
+		t.Errorf("paused for %v after Resume", d)
 	}
 }

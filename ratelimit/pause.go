@@ -45,7 +45,8 @@ func (l *Limiter) Pause(
 
 // Resume ends the pauses of the requests' limits and keys now. If there is none it does nothing.
 // Balances refill from where they were when the pause began. Waiting work moves up by what was left
-// of the pause.
+// of the pause. Shards that wait for the lines of which they were merged go on waiting: see
+// [Limiter.Reshard].
 func (l *Limiter) Resume(ctx context.Context, tx pgx.Tx, requests ...Request) error {
 	return l.in(tx).Resume(ctx, requests...)
 }

@@ -47,9 +47,15 @@ func (l *Limiter) eachRow(
 				if err == nil {
 					at, err = l.closedLine(ctx, x, &calls[i])
 				}
+				// Row 0 is locked, so that the layout stays.
+				var seen []*spread.Whole
+				if err == nil {
+					seen, err = l.see(ctx, x, calls[i:i+1])
+				}
 				if err != nil {
 					return nil, err
 				}
+				rows = calls[i].shardsOf(seen[0].Layout)
 			}
 			if at != nil {
 				for _, s := range closed(&calls[i], at) {
@@ -96,20 +102,10 @@ func (l *Limiter) eachRow(
 	return nil, errMoving
 }
 
-// pausing is when the time of a limit's rows goes on, and the clock: see pause.go of
-// internal/statements. It is nil for a limit that has no closed rows.
-type pausing struct{ until, now time.Time }
-
-// of gives the line to a statement that pauses or resumes a row. All rows go by one clock.
-func (at *pausing) of(s *statement) *statement {
-	if at == nil {
-		s.args = append(s.args, nil)
-		return s
-	}
-	s.args[7] = at.now
-	s.args = append(s.args, at.until)
-	return s
-}
+// pausing is when the time of a limit's rows goes on, the clock, and since when their time stands
+// still: see pause.go of internal/statements. It is nil for a limit that has no closed rows. All
+// rows of a limit are paused and resumed by one clock.
+type pausing struct{ until, now, since time.Time }
 
 // closedLine locks the closed rows of the limit of c, in a trip of its own.
 func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing, error) {
@@ -119,14 +115,19 @@ func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing
 	}
 	var at *pausing
 	for _, s := range trip {
-		if a := &s.answer; a.paused.Valid && (at == nil || a.paused.Time.Before(at.until)) {
-			at = &pausing{a.paused.Time, trip[0].answer.at}
+		if a := &s.answer; a.paused.Valid {
+			now := trip[0].answer.at
+			at = &pausing{until: later(a.paused.Time, now), now: now, since: later(a.ts.Time, now)}
 		}
 	}
-	if at != nil && at.until.Before(at.now) {
-		at.until = at.now
-	}
 	return at, nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // rowsOf returns the rows of the limit of c in its layout, as far as known. If it should have more
@@ -143,11 +144,16 @@ func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, erro
 		}
 		layout = seen[0].Layout
 	}
+	return c.shardsOf(layout), nil
+}
+
+// shardsOf returns the calls for all shards of a layout.
+func (c *call) shardsOf(layout shard.Layout) []call {
 	rows := make([]call, layout.Shards)
 	for i := range rows {
 		rows[i] = c.of(layout, i)
 	}
-	return rows, nil
+	return rows
 }
 
 // onRows runs the statements that of makes for rows, in the order in which everything locks them.

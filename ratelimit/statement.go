@@ -22,7 +22,7 @@ type statement struct {
 	looks  bool  // it also answers with the clock
 	many   *many // it is about many rows
 	once   *bool // the only column, of Settle
-	line   bool  // of ClosedLine: it answers with an end of a pause and the clock
+	line   bool  // of ClosedLine: it answers with the end of a pause, the clock and the row's time
 
 	whole  *call   // for a shard c: the call for the whole limit
 	shards []int32 // of TakeShard: the candidates' rows
@@ -49,7 +49,7 @@ func (s *statement) dest() []any {
 	case s.once != nil:
 		return []any{s.once}
 	case s.line:
-		return []any{&a.paused, &a.at}
+		return []any{&a.paused, &a.at, &a.ts}
 	case s.look != nil:
 		return s.look.dest()
 	case s.shards != nil:
@@ -166,11 +166,19 @@ func (l *Limiter) settleOf(r *Reservation) *statement {
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.Reset, algebra.Full) }
 
 func (l *Limiter) pauseOf(c *call, d int64, at *pausing) *statement {
-	return at.of(l.write(c, l.sql.For(c.Windowed).Pause, algebra.Full, d))
+	s := l.write(c, l.sql.For(c.Windowed).Pause, algebra.Full, d, nil)
+	if at != nil {
+		s.args[7], s.args[10] = at.now, at.until
+	}
+	return s
 }
 
 func (l *Limiter) resumeOf(c *call, at *pausing) *statement {
-	return at.of(l.write(c, l.sql.For(c.Windowed).Resume, algebra.Full))
+	s := l.write(c, l.sql.For(c.Windowed).Resume, algebra.Full, nil, nil)
+	if at != nil {
+		s.args[7], s.args[9], s.args[10] = at.now, at.until, at.since
+	}
+	return s
 }
 
 // closedLineOf reads the line of a limit that had other layouts.

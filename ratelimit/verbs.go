@@ -43,7 +43,7 @@ func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls 
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	done, err := l.eachRow(ctx, x, calls, l.resumeOf,
-		func(c *call, at *pausing) []*statement { return l.closedOf(c, l.sql.ResumeClosed, at) })
+		func(c *call, at *pausing) []*statement { return l.closedOf(c, l.sql.ResumeClosed, at, at.since) })
 	return l.changed(ctx, x, "resume", calls, done, err)
 }
 

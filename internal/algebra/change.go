@@ -26,7 +26,7 @@ type Left struct {
 func (b Balance) Left() Left { return Left{b.Since(), -b.Value, b.Delay, b.Moved} }
 
 // The changes below are those of give.go and pause.go in internal/statements, each by the rule of
-// the caller. A row that does not exist is full.
+// the caller. A row that does not exist is full. Pauses of merged shards are in the statements only.
 
 // Give gives back what is left of the tokens of a take, of which used were used, as if the take had
 // been smaller. The balance stays that at its TS, and refills later. With move, the line moves up

@@ -4,7 +4,10 @@ package statements
 // is not paused. Shards that were merged may be paused for longer, until the lines that they were
 // made of have ended, and already have what flows in until then: see Merged in package spread. So
 // their pause becomes longer or shorter by as much as that of the limit. The argument is NULL for a
-// limit that never had another layout: its rows have no pause but that of the limit.
+// limit that is not known to have had another layout: its rows have no pause but that of the limit.
+//
+// pause and resume change nothing in a row that turns out to be closed: pauseClosed and
+// resumeClosed do that, once.
 
 // isMerged is for rows that are paused for longer than their limit.
 func isMerged(line string) string { return `b.paused_until > ` + line }
@@ -37,44 +40,49 @@ func (n names) pause(k kind) string {
 	`+until+`, `+r.delay(`coalesce(`+line+`, `+now+`)`, until)+`)`, "",
 		`value = greatest(b.value, `+stored.refilled(`excluded.ts`)+`)`,
 		tsForward,
-		`paused_until = CASE WHEN `+isMerged(line)+`
-		THEN `+moved(` + `, `excluded.delay`)+`
+		`paused_until = CASE WHEN `+isClosed+` THEN b.paused_until
+		WHEN `+isMerged(line)+`
+		THEN greatest(`+moved(` + `, `excluded.delay`)+`, excluded.paused_until)
 		ELSE greatest(b.paused_until, excluded.paused_until) END`,
-		`delay = coalesce(b.delay, 0) + CASE WHEN `+isMerged(line)+`
-		THEN excluded.delay
+		`delay = coalesce(b.delay, 0) + CASE WHEN `+isClosed+` THEN 0
+		WHEN `+isMerged(line)+` THEN excluded.delay
 		ELSE `+r.delay(`greatest(b.ts, b.paused_until, excluded.ts)`, `excluded.paused_until`)+` END`)
 }
 
 // resume ends a pause, and takes back the rest of its delay. Without a pause it changes nothing. If
-// there is no row, the limit is full. $10 is the line.
+// there is no row, the limit is full. $10 is the line, and $11 since when its time stands still: now,
+// or later if the clock was set back.
 func (n names) resume(k kind) string {
 	const line = `$10::timestamptz`
 	r := asked(k)
 	return n.upsertMore(`, delay`,
 		`VALUES ($1::text, $2::text, $3::integer, `+absent(`$7::float8`)+`, `+clock+`,
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	`+r.delay(`$8::timestamptz`, line)+`)`, `b.paused_until > excluded.ts OR `+isClosed,
+	`+r.delay(`$11::timestamptz`, line)+`)`, `b.paused_until > excluded.ts OR `+isClosed,
 		tsForward,
-		`paused_until = CASE WHEN `+isMerged(line)+`
+		`paused_until = CASE WHEN `+isClosed+` THEN b.paused_until
+		WHEN `+isMerged(line)+`
 		THEN `+moved(` - `, `excluded.delay`)+` END`,
-		`delay = coalesce(b.delay, 0) - CASE WHEN `+isMerged(line)+`
-		THEN excluded.delay
+		`delay = coalesce(b.delay, 0) - CASE WHEN `+isClosed+` THEN 0
+		WHEN `+isMerged(line)+` THEN excluded.delay
 		ELSE `+r.delay(`greatest(b.ts, excluded.ts)`, `b.paused_until`)+` END`)
 }
 
-// closedLine locks the closed rows of a limit and returns its line, which is that of a row that was
-// never merged: NULL if there is no closed row, and long ago if the limit is not paused. The second
-// column is the clock.
+// closedLine locks the closed rows of a limit and returns the end of its pause, which is that of row
+// 0: it was never merged, and is there as long as a head is. NULL if it is not closed, and long ago
+// if the limit is not paused. The second column is the clock, and the third the time of row 0.
 //
 // Locks: the rows, in their order. Predicate reads: the rows of the limit.
 //
 // $1 name $2 key $3 clock
 func (n names) closedLine() string {
 	return `WITH held AS MATERIALIZED (
-	SELECT coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until
+	SELECT b.shard, coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until, b.ts
 	` + n.closed() + `
 )
-SELECT min(held.until), coalesce($3::timestamptz, clock_timestamp()) FROM held`
+SELECT max(held.until) FILTER (WHERE held.shard = 0), coalesce($3::timestamptz, clock_timestamp()),
+	max(held.ts) FILTER (WHERE held.shard = 0)
+FROM held`
 }
 
 // closed are the closed rows of a limit, locked.
@@ -102,7 +110,7 @@ func (n names) pauseClosed() string {
 UPDATE ` + n.balance + ` b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = CASE WHEN ` + isMerged(`c.line`) + `
-		THEN ` + moved(` + `, `held.delay`) + `
+		THEN greatest(` + moved(` + `, `held.delay`) + `, c.until)
 		ELSE greatest(b.paused_until, c.until) END,
 	delay = coalesce(b.delay, 0) + CASE WHEN ` + isMerged(`c.line`) + `
 		THEN held.delay
@@ -111,11 +119,12 @@ FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.sha
 RETURNING true`
 }
 
+// $1 name $2 key $3 clock $4 line $5 since when its time stands still
 func (n names) resumeClosed() string {
 	return `WITH c AS MATERIALIZED (
 	SELECT $3::timestamptz AS now, $4::timestamptz AS line
 ), held AS MATERIALIZED (
-	SELECT b.shard, ` + stored.delay(`$3::timestamptz`, `$4::timestamptz`) + ` AS delay
+	SELECT b.shard, ` + stored.delay(`$5::timestamptz`, `$4::timestamptz`) + ` AS delay
 	` + n.closed() + `
 )
 UPDATE ` + n.balance + ` b SET

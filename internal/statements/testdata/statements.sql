@@ -25,11 +25,12 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = CASE WHEN b.paused_until > $11::timestamptz
-		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8)
+	paused_until = CASE WHEN b.value = '-Infinity' THEN b.paused_until
+		WHEN b.paused_until > $11::timestamptz
+		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8), excluded.paused_until)
 		ELSE greatest(b.paused_until, excluded.paused_until) END,
-	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > $11::timestamptz
-		THEN excluded.delay
+	delay = coalesce(b.delay, 0) + CASE WHEN b.value = '-Infinity' THEN 0
+		WHEN b.paused_until > $11::timestamptz THEN excluded.delay
 		ELSE greatest(0, round(date_part('epoch', excluded.paused_until - greatest(b.ts, b.paused_until, excluded.ts)) * 1e6::float8))::bigint END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
@@ -37,13 +38,14 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, delay)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
-	greatest(0, round(date_part('epoch', $10::timestamptz - $8::timestamptz) * 1e6::float8))::bigint)
+	greatest(0, round(date_part('epoch', $10::timestamptz - $11::timestamptz) * 1e6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = CASE WHEN b.paused_until > $10::timestamptz
+	paused_until = CASE WHEN b.value = '-Infinity' THEN b.paused_until
+		WHEN b.paused_until > $10::timestamptz
 		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) - excluded.delay::float8) / 1e6::float8) END,
-	delay = coalesce(b.delay, 0) - CASE WHEN b.paused_until > $10::timestamptz
-		THEN excluded.delay
+	delay = coalesce(b.delay, 0) - CASE WHEN b.value = '-Infinity' THEN 0
+		WHEN b.paused_until > $10::timestamptz THEN excluded.delay
 		ELSE greatest(0, round(date_part('epoch', b.paused_until - greatest(b.ts, excluded.ts)) * 1e6::float8))::bigint END
 WHERE b.paused_until > excluded.ts OR b.value = '-Infinity'
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
@@ -182,12 +184,14 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- closedLine: locks rows of a former layout, and reads when the pause of their limit ends
 WITH held AS MATERIALIZED (
-	SELECT coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until
+	SELECT b.shard, coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until, b.ts
 	FROM "public".weir_balance b
 	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
 	ORDER BY b.shard FOR NO KEY UPDATE
 )
-SELECT min(held.until), coalesce($3::timestamptz, clock_timestamp()) FROM held;
+SELECT max(held.until) FILTER (WHERE held.shard = 0), coalesce($3::timestamptz, clock_timestamp()),
+	max(held.ts) FILTER (WHERE held.shard = 0)
+FROM held;
 
 -- countKey: counts them
 SELECT count(*) FROM "public".weir_balance WHERE name = $1::text AND key = $2::text;
@@ -376,7 +380,7 @@ WITH c AS MATERIALIZED (
 UPDATE "public".weir_balance b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = CASE WHEN b.paused_until > c.line
-		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + held.delay::float8) / 1e6::float8)
+		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + held.delay::float8) / 1e6::float8), c.until)
 		ELSE greatest(b.paused_until, c.until) END,
 	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > c.line
 		THEN held.delay
@@ -555,10 +559,10 @@ WITH c AS MATERIALIZED (
 	SELECT $3::timestamptz AS now, $4::timestamptz AS line
 ), held AS MATERIALIZED (
 	SELECT b.shard, CASE WHEN b.origin IS NULL
-		THEN greatest(0, round(date_part('epoch', $4::timestamptz - $3::timestamptz) * 1e6::float8))::bigint
+		THEN greatest(0, round(date_part('epoch', $4::timestamptz - $5::timestamptz) * 1e6::float8))::bigint
 		ELSE b.period * greatest(0,
 		floor(round(date_part('epoch', $4::timestamptz - b.origin) * 1e6::float8) / b.period::float8) -
-		floor(round(date_part('epoch', $3::timestamptz - b.origin) * 1e6::float8) / b.period::float8))::bigint END AS delay
+		floor(round(date_part('epoch', $5::timestamptz - b.origin) * 1e6::float8) / b.period::float8))::bigint END AS delay
 	FROM "public".weir_balance b
 	WHERE b.name = $1::text AND b.key = $2::text AND b.shard >= 0 AND b.value = '-Infinity'
 	ORDER BY b.shard FOR NO KEY UPDATE
@@ -636,11 +640,12 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)),
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = CASE WHEN b.paused_until > $11::timestamptz
-		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8)
+	paused_until = CASE WHEN b.value = '-Infinity' THEN b.paused_until
+		WHEN b.paused_until > $11::timestamptz
+		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8), excluded.paused_until)
 		ELSE greatest(b.paused_until, excluded.paused_until) END,
-	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > $11::timestamptz
-		THEN excluded.delay
+	delay = coalesce(b.delay, 0) + CASE WHEN b.value = '-Infinity' THEN 0
+		WHEN b.paused_until > $11::timestamptz THEN excluded.delay
 		ELSE $6 * greatest(0,
 		floor(round(date_part('epoch', excluded.paused_until - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until, excluded.ts) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint END
@@ -652,13 +657,14 @@ VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infini
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz,
 	$6 * greatest(0,
 		floor(round(date_part('epoch', $10::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', $8::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
+		floor(round(date_part('epoch', $11::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
-	paused_until = CASE WHEN b.paused_until > $10::timestamptz
+	paused_until = CASE WHEN b.value = '-Infinity' THEN b.paused_until
+		WHEN b.paused_until > $10::timestamptz
 		THEN to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) - excluded.delay::float8) / 1e6::float8) END,
-	delay = coalesce(b.delay, 0) - CASE WHEN b.paused_until > $10::timestamptz
-		THEN excluded.delay
+	delay = coalesce(b.delay, 0) - CASE WHEN b.value = '-Infinity' THEN 0
+		WHEN b.paused_until > $10::timestamptz THEN excluded.delay
 		ELSE $6 * greatest(0,
 		floor(round(date_part('epoch', b.paused_until - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) / $6::float8))::bigint END
