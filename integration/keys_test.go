@@ -68,31 +68,42 @@ func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 
 // A hot key must not grow the table: each take is a HOT update, which needs no new index entry and
 // is pruned in its page. Not parallel: snapshots of other tests on this server would keep dead
-// versions alive, which then fill the page.
+// versions alive, which then fill the page. Those of the server's own processes do so, too, for a
+// while: so it tries several times.
 func TestTakesAreHOTUpdates(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
 	limit := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: never})
 	const takes = 500
-	for range takes {
-		take(t, a, limit.For("k"))
+	take(t, a, limit.For("k"))
+	var updated, hot, size int
+	read := func(atLeast int) {
+		t.Helper()
+		until(t, func() bool { // statistics are sent now and then
+			execSQL(t, pool, `SELECT pg_stat_clear_snapshot()`)
+			err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd, pg_relation_size(relid)
+				FROM pg_stat_user_tables WHERE relid = 'weir_balance'::regclass`).Scan(&updated, &hot, &size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return updated >= atLeast
+		})
 	}
-	var updated, hot int
-	until(t, func() bool { // statistics are sent now and then
-		execSQL(t, pool, `SELECT pg_stat_clear_snapshot()`)
-		err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'weir_balance'::regclass`).Scan(&updated, &hot)
-		if err != nil {
-			t.Fatal(err)
+	read(0)
+	for try := 1; ; try++ {
+		wasUpdated, wasHot, wasSize := updated, hot, size
+		for range takes {
+			take(t, a, limit.For("k"))
 		}
-		return updated >= takes-1
-	})
-	if hot < updated*9/10 {
-		t.Errorf("%d of %d updates were HOT", hot, updated)
-	}
-	var size int
-	if err := pool.QueryRow(t.Context(), `SELECT pg_relation_size('weir_balance') - 54*8192`).
-		Scan(&size); err != nil || size > 16*8192 {
-		t.Errorf("the table of one row has grown by %d bytes (%v)", size, err)
+		read(wasUpdated + takes)
+		n, hots, grown := updated-wasUpdated, hot-wasHot, size-wasSize
+		if hots >= n*9/10 && grown <= 16*8192 {
+			break
+		}
+		t.Logf("%d of %d updates were HOT, and the table of one row has grown by %d bytes", hots, n, grown)
+		if try == 10 {
+			t.Fatal("takes are not HOT updates")
+		}
 	}
 }

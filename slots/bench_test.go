@@ -37,7 +37,8 @@ func TestASlotCostsARoundTripToTakeAndOneToGiveBack(t *testing.T) {
 }
 
 // Not parallel: snapshots of other tests on this server would keep dead versions alive, which then
-// fill the pages.
+// fill the pages. Those of the server's own processes do so, too, for a while: so it tries several
+// times.
 func TestRenewalsAreHOTUpdates(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t)
@@ -47,21 +48,29 @@ func TestRenewalsAreHOTUpdates(t *testing.T) {
 		defer release(t, try(t, s, many.For("k")))
 	}
 	const renewals = 20
-	for range renewals {
-		if err := slots.Renew(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
-	}
 	var updated, hot int
-	until(t, "the statistics are there", func() bool {
-		err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'weir_slot'::regclass`).Scan(&updated, &hot)
-		if err != nil {
-			t.Fatal(err)
+	for try := 1; ; try++ {
+		wasUpdated, wasHot := updated, hot
+		for range renewals {
+			if err := slots.Renew(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return updated == renewals*100
-	})
-	if hot < updated*9/10 { // 100 rows at once: the first times their pages are full
-		t.Errorf("%d of %d updates are HOT", hot, updated)
+		until(t, "the statistics are there", func() bool {
+			err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'weir_slot'::regclass`).Scan(&updated, &hot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return updated >= wasUpdated+renewals*100
+		})
+		n, hots := updated-wasUpdated, hot-wasHot
+		if hots >= n*9/10 { // 100 rows at once: the first times their pages are full
+			break
+		}
+		t.Logf("%d of %d updates are HOT", hots, n)
+		if try == 10 {
+			t.Fatal("renewals are not HOT updates")
+		}
 	}
 }
 
