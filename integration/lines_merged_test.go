@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -103,8 +102,16 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 			step("Pause, with work in the shard", 2*time.Hour, pause(2*time.Hour))
 			step("Resume", 0, resume)
 			for _, n := range []int{2, 1} {
+				ends, runs = stand()
 				reshard(t, pool, nil, n, r)
-				together(fmt.Sprint("Reshard to ", n), 0)
+				now, at := stand()
+				for i := range at {
+					if d := at[i].Sub(runs[i]); d.Abs() > time.Millisecond || now.Before(ends.Add(-time.Millisecond)) {
+						t.Errorf("Reshard to %d: number %d is moved by %v, and the shard is paused until %v, before until %v",
+							n, i, d, now, ends)
+					}
+				}
+				ends, runs, was = now, at, now // it may wait for its own line, too
 			}
 			step("Pause after further changes", 2*time.Hour, pause(2*time.Hour))
 			step("Resume", 0, resume)

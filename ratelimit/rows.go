@@ -22,7 +22,7 @@ func (l *Limiter) eachRow(
 	ctx context.Context, x executor, calls []call, of func(*call, *pausing) *statement,
 	closed func(*call, *pausing) []*statement,
 ) (done []*statement, err error) {
-	for range 10 * rounds {
+	for round := range 10 * rounds {
 		var trip []*statement
 		var from []int // the number of each statement's call
 		sent := 0
@@ -37,7 +37,8 @@ func (l *Limiter) eachRow(
 				return nil, err
 			}
 			var at *pausing
-			if layout, _ := shard.Address(rows[0].Shard); layout.Generation > 0 && closed != nil {
+			layout, _ := shard.Address(rows[0].Shard)
+			if closed != nil && (layout.Generation > 0 || round > 0) {
 				if x.single() {
 					return nil, errUndecided
 				}
@@ -45,17 +46,11 @@ func (l *Limiter) eachRow(
 					err = send()
 				}
 				if err == nil {
-					at, err = l.closedLine(ctx, x, &calls[i])
-				}
-				// Row 0 is locked, so that the layout stays.
-				var seen []*spread.Whole
-				if err == nil {
-					seen, err = l.see(ctx, x, calls[i:i+1])
+					at, rows, err = l.stand(ctx, x, &calls[i])
 				}
 				if err != nil {
 					return nil, err
 				}
-				rows = calls[i].shardsOf(seen[0].Layout)
 			}
 			if at != nil {
 				for _, s := range closed(&calls[i], at) {
@@ -106,6 +101,26 @@ func (l *Limiter) eachRow(
 // still: see pause.go of internal/statements. It is nil for a limit that has no closed rows. All
 // rows of a limit are paused and resumed by one clock.
 type pausing struct{ until, now, since time.Time }
+
+// stand returns the rows of the limit of c, and when their time goes on, if it has closed rows. Row
+// 0 is locked then, so that its layout stays.
+func (l *Limiter) stand(ctx context.Context, x executor, c *call) (*pausing, []call, error) {
+	for range 10 * rounds {
+		at, err := l.closedLine(ctx, x, c)
+		if err != nil {
+			return nil, nil, err
+		}
+		seen, err := l.see(ctx, x, []call{*c})
+		if err != nil {
+			return nil, nil, err
+		}
+		// Another transaction may have made the first shards in between.
+		if at != nil || seen[0].Generation == 0 {
+			return at, c.shardsOf(seen[0].Layout), nil
+		}
+	}
+	return nil, nil, errMoving
+}
 
 // closedLine locks the closed rows of the limit of c, in a trip of its own.
 func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing, error) {

@@ -43,7 +43,10 @@ func Merged(a *algebra.Rule, was []algebra.Balance, n int) []algebra.Balance {
 			if b.Value < 0 {
 				end = a.Earliest(b.Value, b.Since(), b.Since(), 0, 0)
 			}
-			end = max(end, b.PausedUntil) // it may wait for another merge
+			end = max(end, b.PausedUntil)
+			if b.PausedUntil != was[of[0].of].PausedUntil {
+				first = math.MinInt64 // one of them waits for another merge
+			}
 			ends, first = max(ends, end), min(first, end)
 		}
 		at, until := now, int64(algebra.Open)

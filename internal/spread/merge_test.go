@@ -30,3 +30,22 @@ func TestMergingTwiceLosesNothing(t *testing.T) {
 		}
 	}
 }
+
+// A shard that waits for a merge, and one whose own debt ends at the same time: what flows into the
+// second until then is kept.
+func TestMergingAShardThatWaitsWithOneThatOwesLosesNothing(t *testing.T) {
+	t.Parallel()
+	hour := time.Hour.Microseconds()
+	rule := &algebra.Rule{Capacity: 12, Rate: 12, Period: hour}
+	row := func(value float64, paused int64) algebra.Balance {
+		return algebra.Balance{Exists: true, Value: value, TS: hour, PausedUntil: paused}
+	}
+	// Each half gets 6 an hour: the first has what flows in until then, and the second repays 6.
+	merged := Merged(rule, []algebra.Balance{row(2, 2*hour), row(-6, algebra.Open)}, 1)
+	if got := rule.At(merged[0], 2*hour).Value; math.Abs(got-2) > 1e-6 {
+		t.Errorf("%v tokens after an hour, want 2", got)
+	}
+	if merged[0].PausedUntil != 2*hour {
+		t.Errorf("paused until %v, want that the shard waits for an hour", merged[0].PausedUntil)
+	}
+}

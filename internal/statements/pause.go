@@ -3,7 +3,8 @@ package statements
 // The line of a limit is when the time of its rows goes on: at the end of its pause, or now if it
 // is not paused. Shards that were merged may be paused for longer, until the lines that they were
 // made of have ended, and already have what flows in until then: see Merged in package spread. So
-// their pause becomes longer or shorter by as much as that of the limit. The argument is NULL for a
+// their pause becomes longer or shorter by as much as that of the limit, and is always the longer
+// one: by a microsecond, if by no more. The argument is NULL for a
 // limit that is not known to have had another layout: its rows have no pause but that of the limit.
 //
 // pause and resume change nothing in a row that turns out to be closed: pauseClosed and
@@ -12,10 +13,10 @@ package statements
 // isMerged is for rows that are paused for longer than their limit.
 func isMerged(line string) string { return `b.paused_until > ` + line }
 
-// moved is the end of a row's pause, moved by so many microseconds. It is written without adding an
+// moved is a time, moved by so many microseconds. It is written without adding an
 // interval to a time, which Citus refuses where a row is updated.
-func moved(sign, micros string) string {
-	return `to_timestamp((` + us(`b.paused_until - timestamptz '1970-01-01 00:00:00+00'`) + sign + micros +
+func moved(at, sign, micros string) string {
+	return `to_timestamp((` + us(at+` - timestamptz '1970-01-01 00:00:00+00'`) + sign + micros +
 		`::float8) / 1e6::float8)`
 }
 
@@ -42,7 +43,8 @@ func (n names) pause(k kind) string {
 		tsForward,
 		`paused_until = CASE WHEN `+isClosed+` THEN b.paused_until
 		WHEN `+isMerged(line)+`
-		THEN greatest(`+moved(` + `, `excluded.delay`)+`, excluded.paused_until)
+		THEN greatest(`+moved(`b.paused_until`, ` + `, `excluded.delay`)+`,
+			`+moved(`excluded.paused_until`, ` + `, `1`)+`)
 		ELSE greatest(b.paused_until, excluded.paused_until) END`,
 		`delay = coalesce(b.delay, 0) + CASE WHEN `+isClosed+` THEN 0
 		WHEN `+isMerged(line)+` THEN excluded.delay
@@ -62,7 +64,7 @@ func (n names) resume(k kind) string {
 		tsForward,
 		`paused_until = CASE WHEN `+isClosed+` THEN b.paused_until
 		WHEN `+isMerged(line)+`
-		THEN `+moved(` - `, `excluded.delay`)+` END`,
+		THEN `+moved(`b.paused_until`, ` - `, `excluded.delay`)+` END`,
 		`delay = coalesce(b.delay, 0) - CASE WHEN `+isClosed+` THEN 0
 		WHEN `+isMerged(line)+` THEN excluded.delay
 		ELSE `+r.delay(`greatest(b.ts, excluded.ts)`, `b.paused_until`)+` END`)
@@ -110,7 +112,8 @@ func (n names) pauseClosed() string {
 UPDATE ` + n.balance + ` b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = CASE WHEN ` + isMerged(`c.line`) + `
-		THEN greatest(` + moved(` + `, `held.delay`) + `, c.until)
+		THEN greatest(` + moved(`b.paused_until`, ` + `, `held.delay`) + `,
+			` + moved(`c.until`, ` + `, `1`) + `)
 		ELSE greatest(b.paused_until, c.until) END,
 	delay = coalesce(b.delay, 0) + CASE WHEN ` + isMerged(`c.line`) + `
 		THEN held.delay
@@ -129,7 +132,7 @@ func (n names) resumeClosed() string {
 )
 UPDATE ` + n.balance + ` b SET
 	ts = greatest(b.ts, c.now),
-	paused_until = CASE WHEN ` + isMerged(`c.line`) + ` THEN ` + moved(` - `, `held.delay`) + ` END,
+	paused_until = CASE WHEN ` + isMerged(`c.line`) + ` THEN ` + moved(`b.paused_until`, ` - `, `held.delay`) + ` END,
 	delay = coalesce(b.delay, 0) - CASE WHEN ` + isMerged(`c.line`) + `
 		THEN held.delay
 		ELSE ` + stored.delay(`greatest(b.ts, c.now)`, `b.paused_until`) + ` END

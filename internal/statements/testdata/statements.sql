@@ -27,7 +27,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.value = '-Infinity' THEN b.paused_until
 		WHEN b.paused_until > $11::timestamptz
-		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8), excluded.paused_until)
+		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8),
+			to_timestamp((round(date_part('epoch', excluded.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + 1::float8) / 1e6::float8))
 		ELSE greatest(b.paused_until, excluded.paused_until) END,
 	delay = coalesce(b.delay, 0) + CASE WHEN b.value = '-Infinity' THEN 0
 		WHEN b.paused_until > $11::timestamptz THEN excluded.delay
@@ -380,7 +381,8 @@ WITH c AS MATERIALIZED (
 UPDATE "public".weir_balance b SET
 	ts = greatest(b.ts, c.now),
 	paused_until = CASE WHEN b.paused_until > c.line
-		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + held.delay::float8) / 1e6::float8), c.until)
+		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + held.delay::float8) / 1e6::float8),
+			to_timestamp((round(date_part('epoch', c.until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + 1::float8) / 1e6::float8))
 		ELSE greatest(b.paused_until, c.until) END,
 	delay = coalesce(b.delay, 0) + CASE WHEN b.paused_until > c.line
 		THEN held.delay
@@ -642,7 +644,8 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.value = '-Infinity' THEN b.paused_until
 		WHEN b.paused_until > $11::timestamptz
-		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8), excluded.paused_until)
+		THEN greatest(to_timestamp((round(date_part('epoch', b.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + excluded.delay::float8) / 1e6::float8),
+			to_timestamp((round(date_part('epoch', excluded.paused_until - timestamptz '1970-01-01 00:00:00+00') * 1e6::float8) + 1::float8) / 1e6::float8))
 		ELSE greatest(b.paused_until, excluded.paused_until) END,
 	delay = coalesce(b.delay, 0) + CASE WHEN b.value = '-Infinity' THEN 0
 		WHEN b.paused_until > $11::timestamptz THEN excluded.delay
