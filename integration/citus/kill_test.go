@@ -56,6 +56,16 @@ func (o *told) note(id int64, err error, committing bool) {
 	}
 }
 
+// roundsOfKills is how many nodes a test kills, one after the other: each twice, and more in a long
+// run.
+func roundsOfKills() int {
+	rounds := 6
+	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err == nil {
+		rounds = max(rounds, int(d/(4*time.Second)))
+	}
+	return rounds
+}
+
 // Whichever node is killed when: tokens are gone if and only if the coordinator's row is there that
 // was written with them, once all nodes are back; and callers were told so, or that nobody knows.
 func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
@@ -91,10 +101,7 @@ func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
 			}
 		})
 	}
-	rounds := 6
-	if d, err := time.ParseDuration(os.Getenv("WEIR_TEST_DURATION")); err == nil {
-		rounds = max(rounds, int(d/(4*time.Second)))
-	}
+	rounds := roundsOfKills()
 	for round := range rounds {
 		time.Sleep(time.Duration(200+rand.IntN(400)) * time.Millisecond) // a moment that is nobody's choice
 		node := c[round%len(c)]
