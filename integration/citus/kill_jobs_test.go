@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
@@ -78,13 +77,7 @@ var wrongs = map[string]string{
 func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
 	c, pool := killable(t)
 	pool = wide(t, pool)
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
-		t.Fatal(err)
-	}
+	migrateRiver(t, pool)
 	exec(t, pool, `CREATE TABLE plan (id bigint PRIMARY KEY, job bigint NOT NULL, due timestamptz NOT NULL, tokens float8 NOT NULL)`,
 		`CREATE TABLE start (id bigint NOT NULL, attempt int NOT NULL, at timestamptz NOT NULL)`,
 		`CREATE TABLE done (id bigint NOT NULL)`)
@@ -92,22 +85,10 @@ func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
 	sched := scheduler.New(l, scheduler.Config{Jitter: -1})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &killedWorker{pool: pool})
-	client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{
-		Logger: quiet, Workers: workers, JobTimeout: 5 * time.Second, RescueStuckJobsAfter: 12 * time.Second,
+	jobs := sched.Jobs(startRiver(t, sched, pool, &river.Config{
+		Workers: workers, JobTimeout: 5 * time.Second, RescueStuckJobsAfter: 12 * time.Second,
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 8}},
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := client.StopAndCancel(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	jobs := sched.Jobs(client)
 
 	outcome := &told{kinds: map[string]int{}}
 	reserve := func(id int64, tokens float64) error {

@@ -177,6 +177,37 @@ func TestAWorkerThatIsDownLosesOnlyItsOwnSlots(t *testing.T) {
 	}
 }
 
+// migrateRiver makes River's tables.
+func migrateRiver(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startRiver starts a client that the scheduler has configured, until the test ends.
+func startRiver(t *testing.T, sched *scheduler.Scheduler, pool *pgxpool.Pool, config *river.Config) *river.Client[pgx.Tx] {
+	t.Helper()
+	config.Logger = quiet
+	client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.StopAndCancel(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return client
+}
+
 type keyed struct {
 	Key string `json:"key"`
 }
@@ -188,13 +219,7 @@ func (keyed) Kind() string { return "keyed" }
 func TestAWorkerThatIsDownKeepsNoSlotsFromJobsOfOtherKeys(t *testing.T) {
 	c, pool := killable(t)
 	worker, its, others := byWorker(t, c, pool, scan[string](t, pool, `SELECT current_schema()::text`))
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
-		t.Fatal(err)
-	}
+	migrateRiver(t, pool)
 	one := slots.MustDefine("one", 1)
 	outside := open(t, pool, slots.Config{TTL: time.Hour})
 	holds := map[string]*slots.Hold{}
@@ -206,25 +231,12 @@ func TestAWorkerThatIsDownKeepsNoSlotsFromJobsOfOtherKeys(t *testing.T) {
 	}), func(job *river.Job[keyed]) []slots.Request { return []slots.Request{one.For(job.Args.Key)} }))
 	sched := scheduler.New(limiter(t, ratelimit.Config{Citus: true}), scheduler.Config{Slots: open(t, pool, slots.Config{})})
 	start := func() *river.Client[pgx.Tx] {
-		client, err := river.NewClient(riverpgxv5.New(pool), sched.Configure(pool, &river.Config{
-			Logger: quiet, Workers: workers,
-			Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := client.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := client.StopAndCancel(context.Background()); err != nil {
-				t.Error(err)
-			}
-		})
-		return client
+		return startRiver(t, sched, pool, &river.Config{Workers: workers,
+			Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}}})
 	}
 	client := start()
 	for _, key := range append(its, others...) {
+		var err error
 		if holds[key], err = outside.TryAcquire(t.Context(), one.For(key)); err != nil {
 			t.Fatal(err)
 		}

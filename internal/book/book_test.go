@@ -107,3 +107,14 @@ func TestPagesAreOfBoundedNumber(t *testing.T) {
 		t.Errorf("%d pages, %d by the count, want %d at the most", n, b.pages, mostPages)
 	}
 }
+
+// A take may leave a shard with a debt of eight counts that was not known of. If it would leave
+// less, it looks at all shards first.
+func TestATakeLooksIfItsShardIsMuchWorse(t *testing.T) {
+	t.Parallel()
+	b, _ := looked(t)
+	_, from, _, level := b.Choose(plums, five, 7, clock)
+	if want := -8 * five.Count; len(from) != 1 || level != want {
+		t.Errorf("chose %v, and the take may leave %v, want %v", from, level, want)
+	}
+}
