@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/weir-go/weir/internal/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -158,5 +160,38 @@ func TestAClosedRowThatComesBackKeepsNoLimitPaused(t *testing.T) {
 	}
 	if d := pausedFor(); d != 0 {
 		t.Errorf("paused for %v after Resume", d)
+	}
+}
+
+// A transaction that changes a layout then finds the rows of the new one, also for a limit that its
+// program defines without shards.
+func TestRowsAreChangedInTheTransactionThatHasChangedTheirLayout(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{})
+	r := ratelimit.MustDefine("changed", ratelimit.TokenBucket{Rate: 8, Period: century}).For("k")
+	for name, change := range map[string]func(v ratelimit.Verbs) error{
+		"Pause":          func(v ratelimit.Verbs) error { return v.Pause(t.Context(), time.Hour, r) },
+		"Resume":         func(v ratelimit.Verbs) error { return v.Resume(t.Context(), r) },
+		"ResetRateLimit": func(v ratelimit.Verbs) error { return v.ResetRateLimit(t.Context(), r) },
+	} {
+		for _, n := range []int{4, 1} {
+			takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), r)))
+			err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				if err := l.Reshard(t.Context(), tx, n, r); err != nil {
+					return err
+				}
+				return change(l.In(tx))
+			})
+			if err != nil {
+				t.Errorf("%s after Reshard to %d: %v", name, n, err)
+			}
+			if err := l.Autocommit(pool).Resume(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Autocommit(pool).ResetRateLimit(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -22,7 +23,8 @@ func (l *Limiter) eachRow(
 	ctx context.Context, x executor, calls []call, of func(*call, *pausing) *statement,
 	closed func(*call, *pausing) []*statement,
 ) (done []*statement, err error) {
-	for round := range 10 * rounds {
+	layouts := map[where.Place]shard.Layout{} // as they were seen
+	for range 10 * rounds {
 		var trip []*statement
 		var from []int // the number of each statement's call
 		sent := 0
@@ -32,13 +34,13 @@ func (l *Limiter) eachRow(
 			return x.run(ctx, next)
 		}
 		for i := range calls {
-			rows, err := l.rowsOf(ctx, x, &calls[i])
+			rows, err := l.rowsOf(ctx, x, &calls[i], layouts)
 			if err != nil {
 				return nil, err
 			}
 			var at *pausing
 			layout, _ := shard.Address(rows[0].Shard)
-			if closed != nil && (layout.Generation > 0 || round > 0) {
+			if closed != nil && layout.Generation > 0 {
 				if x.single() {
 					return nil, errUndecided
 				}
@@ -80,6 +82,7 @@ func (l *Limiter) eachRow(
 				if err != nil {
 					return nil, err
 				}
+				layouts[c.Place] = seen[0].Layout
 				// The only row of the limit was closed by hand. A shard, though, is one that
 				// this process remembers, of a key that was pruned.
 				if seen[0].Layout == shard.Single && s.c.Shard == alone {
@@ -145,10 +148,15 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// rowsOf returns the rows of the limit of c in its layout, as far as known. If it should have more
-// shards, it first gets them.
-func (l *Limiter) rowsOf(ctx context.Context, x executor, c *call) ([]call, error) {
-	layout, known := l.books.Layout(c.Place)
+// rowsOf returns the rows of the limit of c in its layout, as far as known: seen has those that this
+// transaction has seen. If the limit should have more shards, it first gets them.
+func (l *Limiter) rowsOf(
+	ctx context.Context, x executor, c *call, seen map[where.Place]shard.Layout,
+) ([]call, error) {
+	layout, known := seen[c.Place]
+	if !known {
+		layout, known = l.books.Layout(c.Place)
+	}
 	if !known {
 		layout = shard.Single
 	}
