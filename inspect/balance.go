@@ -52,8 +52,9 @@ type Balance struct {
 	At        time.Time `json:"at"` // the database's clock when this was read
 
 	// Problem says, if it is not "", why the rows make no valid balance: somebody has edited them
-	// by hand. Then only the names, Shards, WrittenAt and At are valid.
-	// [ratelimit.Limiter.ResetRateLimit] repairs it.
+	// by hand. Then only the names, Shards, WrittenAt and At are valid. If the rule is not valid,
+	// [ratelimit.Limiter.ResetRateLimit] repairs it. Otherwise delete all rows of the limit and key,
+	// which is full then.
 	Problem string `json:"problem,omitempty"`
 
 	origin time.Time

@@ -132,8 +132,8 @@ func TestWhereTwoPhaseCommitIsRequested(t *testing.T) {
 	}
 }
 
-// A batch whose COMMIT fails has taken nothing, and its caller is told so, also if the transaction
-// requests two-phase commit before COMMIT.
+// If the COMMIT of a batch fails, nothing is taken, and the caller gets the error. A transaction that
+// requests two-phase commit before COMMIT is no exception.
 func TestABatchWhoseCommitFailsTakesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Coordinator(t)

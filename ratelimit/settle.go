@@ -46,9 +46,9 @@ func (l *Limiter) Settle(
 
 // Release gives back all that a reservation took, because its work will not be done. If the
 // reservation was granted for later, work that waits behind it keeps its time, and the next callers
-// are granted earlier: theirs may start together with it, which is then by what was given back more
-// than the limit. A settlement with nothing used would move that work up. For work that has
-// begun use [Limiter.Settle] with counts of 0.
+// are granted earlier. Their work may start at the same time as work that kept its time: together
+// they exceed the limit by what was given back. A settlement with nothing used would move the
+// waiting work up instead. For work that has begun use [Limiter.Settle] with counts of 0.
 func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, error) {
 	return l.in(tx).Release(ctx, r)
 }

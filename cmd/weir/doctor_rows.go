@@ -62,7 +62,7 @@ func (p *patient) balances(ctx context.Context) error {
 	}
 	if len(odd) > 0 {
 		p.find(wrong,
-			"Somebody has written to the table by hand. Reset them by a program that defines the limits, or delete the rows.",
+			"Somebody has written to the table by hand. Reset them by a program that defines the limits. If that fails, delete all rows of the key.",
 			"%d keys make no balance: %s", len(odd), few(odd))
 	}
 	if len(ahead) > 0 {

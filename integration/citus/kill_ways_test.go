@@ -99,9 +99,9 @@ func killEach(t *testing.T, c pgserver.Cluster, through func() int) (kills int) 
 	return kills
 }
 
-// Whichever way tokens are taken, and whichever node is killed meanwhile: they are gone of all keys
-// of the call or of none, together with its row if it has one, and its caller is told so, or that
-// nobody knows. Each call has keys of its own, so that the cluster says what became of it.
+// A call takes from all of its keys or from none, and its row is written if and only if it takes,
+// whichever node is killed meanwhile. Its caller is told which it was, or that nobody knows. Each
+// call has keys of its own, so that the cluster shows what became of it.
 func TestKilledNodesTakeWhatCallersWereTold(t *testing.T) {
 	c, pool := killable(t)
 	pool = wide(t, pool)

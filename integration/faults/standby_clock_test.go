@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// A standby whose clock differs grants no more than its primary would have, but for what comes in
-// the time that its clock is ahead. If it is behind, limits stand still until it has caught up.
+// If the clock of a standby is ahead, it grants what flows in during that time besides, and no more.
+// If the clock is behind, it grants nothing until the clock has caught up.
 func TestAStandbyWhoseClockDiffersMintsNoMoreThanThat(t *testing.T) {
 	const rate, full = 20, 10
 	rule := ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(full)}

@@ -1,20 +1,20 @@
 package statements
 
-// The line of a limit is when the time of its rows goes on: at the end of its pause, or now if it
-// is not paused. Shards that were merged may be paused for longer, until the lines that they were
-// made of have ended, and already have what flows in until then: see Merged in package spread. So
-// their pause becomes longer or shorter by as much as that of the limit, and is always the longer
-// one: by a microsecond, if by no more. The argument is NULL for a
-// limit that is not known to have had another layout: its rows have no pause but that of the limit.
+// The line of a limit is the end of its pause, or now if it is not paused. Shards that were merged
+// may be paused for longer, until the lines that they were made of have ended. Their balance already
+// has what flows in until then: see Merged in package spread. So if the limit is paused or resumed,
+// their pause is moved by as much as the lines. It always ends after that of the limit, if only by a
+// microsecond, and is known by that. The argument is NULL for a limit that is not known to have had
+// another layout: no row is paused for longer then.
 //
 // pause and resume change nothing in a row that turns out to be closed: pauseClosed and
 // resumeClosed do that, once.
 
-// isMerged is for rows that are paused for longer than their limit.
+// isMerged tells the rows that are paused for longer than their limit.
 func isMerged(line string) string { return `b.paused_until > ` + line }
 
-// moved is a time, moved by so many microseconds. It is written without adding an
-// interval to a time, which Citus refuses where a row is updated.
+// moved is a time, moved by so many microseconds. It does not add an interval to a time, which Citus
+// refuses where a row is updated.
 func moved(at, sign, micros string) string {
 	return `to_timestamp((` + us(at+` - timestamptz '1970-01-01 00:00:00+00'`) + sign + micros +
 		`::float8) / 1e6::float8)`

@@ -48,7 +48,7 @@ func (noRows) Close()       {}
 func (noRows) Next() bool   { return false }
 func (n noRows) Err() error { return n.err }
 
-// While a worker is down, its jobs keep their times, and other jobs are told when they may start.
+// While a worker is down, the jobs of its keys keep their times. Other jobs get new ones.
 func TestJobsOfAWorkerThatIsDownKeepTheirTimes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
