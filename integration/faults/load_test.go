@@ -85,6 +85,12 @@ func (c *callers) count(k class) (int, <-chan struct{}) {
 func (c *callers) await(t testing.TB, k class, n int) {
 	t.Helper()
 	start, _ := c.count(k)
+	c.awaitSince(t, k, start, n)
+}
+
+// awaitSince is await from a count that was read before: for what may have come to pass by now.
+func (c *callers) awaitSince(t testing.TB, k class, start, n int) {
+	t.Helper()
 	timeout := time.After(5 * time.Minute)
 	for {
 		now, moved := c.count(k)
