@@ -55,7 +55,7 @@ func busy(b *testing.B) (with, plain []time.Duration) {
 	const clients, workers, jobs = 4, 5, 225
 	const longest = 6 * time.Second
 	rate := 0.75 * clients * workers / (longest.Seconds() / 2)
-	limit := ratelimit.MustDefine("busy",
+	limit := ratelimit.MustDefine("busyWorkers",
 		ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(1)})
 	var takes [jobs]time.Duration
 	for i := range takes {

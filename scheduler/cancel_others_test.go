@@ -30,7 +30,7 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 			t.Parallel()
 			f, sched, j := exact(t)
 			jobs := sched.Jobs(j.client(t, sched))
-			limit := ratelimit.MustDefine("behind",
+			limit := ratelimit.MustDefine("behindOthers",
 				ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
 			var ids []int64
 			var dues []time.Time
@@ -96,7 +96,7 @@ func TestAllThatWereCancelledTogetherGiveBackWhatTheyTook(t *testing.T) {
 	t.Parallel()
 	const n = 1002 // more than are read at once
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("together",
+	limit := ratelimit.MustDefine("cancelledTogether",
 		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(n)})
 	var params []scheduler.InsertManyParams
 	for i := range n {
@@ -119,7 +119,7 @@ func TestAllThatWereCancelledTogetherGiveBackWhatTheyTook(t *testing.T) {
 func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
-	limit := ratelimit.MustDefine("retried",
+	limit := ratelimit.MustDefine("retriedByHand",
 		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(10)})
 	opts := &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)}
 	var id int64

@@ -162,7 +162,7 @@ func TestACancelledJobMovesUpWhatWaitsForSomethingElse(t *testing.T) {
 	f, sched, j := exact(t)
 	jobs := sched.Jobs(f.client)
 	var limits [3]ratelimit.Limit
-	for i, name := range []string{"paused", "one", "other"} {
+	for i, name := range []string{"pausedOfThree", "oneOfThree", "otherOfThree"} {
 		limits[i] = ratelimit.MustDefine(name,
 			ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
 	}

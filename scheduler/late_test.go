@@ -94,7 +94,7 @@ func TestMoreThanAThousandThatAreLateArePacedAnew(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	const n, rate, capacity = 1500, 150.0, 5.0
-	limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
+	limit := ratelimit.MustDefine("lateThousand", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
 		Capacity: ratelimit.Tokens(capacity)})
 	jobs := sched.Jobs(f.client) // which works none
 	var params []scheduler.InsertManyParams

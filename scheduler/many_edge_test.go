@@ -20,7 +20,7 @@ import (
 func TestIfOneOfManyJobsIsDeniedNoneIsInserted(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 10, Period: never})
+	plenty := ratelimit.MustDefine("plentyOfMany", ratelimit.TokenBucket{Rate: 10, Period: never})
 	bounded := ratelimit.MustDefine("bounded",
 		ratelimit.TokenBucket{Rate: 3, Period: never, MaxReserved: ratelimit.Tokens(2)})
 	f.insert(t, sendArgs{0}, nil, bounded.For("k").Count(2))
@@ -59,7 +59,7 @@ func TestIfOneOfManyJobsIsDeniedNoneIsInserted(t *testing.T) {
 func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	limit := ratelimit.MustDefine("refused",
+	limit := ratelimit.MustDefine("refusedOfMany",
 		ratelimit.TokenBucket{Rate: 3, Period: never, MaxReserved: ratelimit.Tokens(2)})
 	plan := ratelimit.TokenBucket{Rate: 4, Period: never}
 	ask := limit.For("k")
@@ -72,7 +72,7 @@ func TestManyJobsThatAreWrongAreRefused(t *testing.T) {
 		"no arguments": {[]scheduler.InsertManyParams{job(0, ask), {Requests: []ratelimit.Request{ask}}}, nil, "params[1]"},
 		"no requests":  {[]scheduler.InsertManyParams{job(0, ask), job(1)}, ratelimit.ErrInvalid, "calls[1]"},
 		"never": {[]scheduler.InsertManyParams{job(0, ask.Count(3).OrReserve()),
-			job(1, ask.Count(3).OrReserve())}, ratelimit.ErrNeverGranted, `"refused"`},
+			job(1, ask.Count(3).OrReserve())}, ratelimit.ErrNeverGranted, `"refusedOfMany"`},
 		"OrReserve": {[]scheduler.InsertManyParams{job(0, ask), job(1, ask.OrReserve())},
 			ratelimit.ErrInvalid, "OrReserve in both or in none"},
 		"its own rule": {[]scheduler.InsertManyParams{job(0, ask), job(1, ask.Rule(plan))}, ratelimit.ErrInvalid, "the same rule in both"},
@@ -195,7 +195,7 @@ func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 			t.Run(name+" of a "+kind, func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, scheduler.Config{Jitter: -1})
-				limit := ratelimit.MustDefine("unique", rule, options...)
+				limit := ratelimit.MustDefine("uniqueOfMany", rule, options...)
 				unique := func(n int) scheduler.InsertManyParams {
 					p := job(n, limit.For("k").Count(2).OrReserve())
 					p.InsertOpts = &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
@@ -235,7 +235,7 @@ func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 func TestTwoOfManyJobsMustNotBeDuplicatesOfEachOther(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 10, Period: never})
+	limit := ratelimit.MustDefine("twiceInMany", ratelimit.TokenBucket{Rate: 10, Period: never})
 	p := job(1, limit.For("k"))
 	p.InsertOpts = &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
 	if in, err := f.jobs.InsertMany(t.Context(), f.pool, []scheduler.InsertManyParams{p, p}); err == nil {
@@ -280,7 +280,7 @@ func TestShadowsOfManyJobs(t *testing.T) {
 func TestManyJobsOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 4, Period: never,
+	limit := ratelimit.MustDefine("sharedByMany", ratelimit.TokenBucket{Rate: 4, Period: never,
 		Capacity: ratelimit.Tokens(64)}, ratelimit.Shards(4))
 	for _, tc := range []struct {
 		key      string

@@ -72,16 +72,18 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 	bounded := ratelimit.TokenBucket{Rate: 1, Period: second, Capacity: ratelimit.Tokens(4),
 		MaxReserved: ratelimit.Tokens(6)}
 	asks := []func(key string) ratelimit.Request{
-		func(key string) ratelimit.Request { return ratelimit.MustDefine("bucket", bucket).For(key).OrReserve() },
 		func(key string) ratelimit.Request {
-			return ratelimit.MustDefine("bounded", bounded).For(key).OrReserve()
+			return ratelimit.MustDefine("manyBucket", bucket).For(key).OrReserve()
 		},
 		func(key string) ratelimit.Request {
-			return ratelimit.MustDefine("window",
+			return ratelimit.MustDefine("manyBounded", bounded).For(key).OrReserve()
+		},
+		func(key string) ratelimit.Request {
+			return ratelimit.MustDefine("manyWindow",
 				ratelimit.FixedWindow{Rate: 4, Period: 10 * time.Second}).For(key).OrReserve()
 		},
 		func(key string) ratelimit.Request {
-			return ratelimit.MustDefine("now", ratelimit.TokenBucket{Rate: 30, Period: second}).For(key)
+			return ratelimit.MustDefine("manyNow", ratelimit.TokenBucket{Rate: 30, Period: second}).For(key)
 		},
 		func(key string) ratelimit.Request {
 			return ratelimit.MustDefine("leave", ratelimit.TokenBucket{Rate: 30, Period: second}).For(key).Leave(5)
@@ -90,7 +92,7 @@ func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 			return ratelimit.MustDefine("within", bucket).For(key).Within(4 * time.Second)
 		},
 		func(key string) ratelimit.Request {
-			return ratelimit.MustDefine("credit", bounded).For(key).OnCredit().OrReserve()
+			return ratelimit.MustDefine("manyCredit", bounded).For(key).OnCredit().OrReserve()
 		},
 		func(key string) ratelimit.Request { return ratelimit.MustDefine("alone", bounded).For(key).OnCredit() },
 		func(key string) ratelimit.Request {
@@ -296,7 +298,7 @@ func TestEachOfManyJobsHasAReservationOfItsOwn(t *testing.T) {
 	const period = 1000 * time.Hour // in which next to nothing flows in while the test runs
 	limit := ratelimit.MustDefine("mixed",
 		ratelimit.TokenBucket{Rate: 1, Period: period, Capacity: ratelimit.Tokens(3)})
-	other := ratelimit.MustDefine("other", ratelimit.FixedWindow{Rate: 10, Period: never})
+	other := ratelimit.MustDefine("manyOther", ratelimit.FixedWindow{Rate: 10, Period: never})
 	later := scheduler.InsertManyParams{Args: laterArgs{}, Requests: []ratelimit.Request{other.For("k")}}
 	in := f.insertMany(t, job(0, limit.For("k").Count(2).OrReserve()),
 		job(1, limit.For("k").OrReserve(), other.For("k")), later,

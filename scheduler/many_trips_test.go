@@ -42,7 +42,7 @@ func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 1, counter })
 	f := setUpOn(t, pool, scheduler.Config{})
 	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
-	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 2, Period: time.Hour})
+	window := ratelimit.MustDefine("tripsWindow", ratelimit.FixedWindow{Rate: 2, Period: time.Hour})
 	shared := ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 1, Period: time.Hour,
 		Capacity: ratelimit.Tokens(64)}, ratelimit.Shards(4))
 	shadow := ratelimit.MustDefine("shadow", ratelimit.TokenBucket{Rate: 2, Period: time.Hour}, ratelimit.Shadow())

@@ -202,7 +202,7 @@ func TestAPausedAttemptDoesNotPayAgain(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
 	sched := scheduler.New(f.limiter, scheduler.Config{Jitter: -1})
-	limit := ratelimit.MustDefine("again", ratelimit.TokenBucket{Rate: 10, Period: never})
+	limit := ratelimit.MustDefine("pausedAgain", ratelimit.TokenBucket{Rate: 10, Period: never})
 	j := newJournal(f)
 	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limit.Global()} })
 	j.work = func(context.Context, *river.Job[sendArgs]) error {

@@ -16,7 +16,7 @@ import (
 func TestThePeriodicJobPrunes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	limit := ratelimit.MustDefine("idle", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
+	limit := ratelimit.MustDefine("idleRow", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
 	idle := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 1, Period: never})
 	client := newJournal(f).client(t, nil, func(cfg *river.Config) {
 		river.AddWorker(cfg.Workers, scheduler.NewPruneWorker(f.limiter, f.pool, ratelimit.PruneConfig{Share: 1}))

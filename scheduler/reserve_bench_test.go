@@ -86,7 +86,7 @@ func newKeys(b *testing.B, conns int) *keys {
 	})
 	k := &keys{
 		fixture: setUpOn(b, pool, scheduler.Config{}),
-		limit:   ratelimit.MustDefine("chatTokens", ratelimit.TokenBucket{Rate: 1, Period: time.Second}),
+		limit:   ratelimit.MustDefine("benchTokens", ratelimit.TokenBucket{Rate: 1, Period: time.Second}),
 	}
 	sched := scheduler.New(k.limiter, scheduler.Config{})
 	k.jobs = sched.Jobs(k.only(b, sched.Configure(pool, &river.Config{Logger: quiet()})))
@@ -94,7 +94,7 @@ func newKeys(b *testing.B, conns int) *keys {
 
 	for _, sql := range []string{
 		fmt.Sprintf(`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
-			SELECT 'chatTokens', 'org-' || i, -%d - i %% %d, clock_timestamp(), 1, 1, 1e6 FROM generate_series(0, %d) i`,
+			SELECT 'benchTokens', 'org-' || i, -%d - i %% %d, clock_timestamp(), 1, 1, 1e6 FROM generate_series(0, %d) i`,
 			leastDebt, mostDebt-leastDebt, manyKeys-1),
 		fmt.Sprintf(`INSERT INTO river_job (args, kind, max_attempts, queue, state, scheduled_at)
 			SELECT jsonb_build_object('n', i), 'send', 25, 'default', 'scheduled', now() + (%d + i %% %d) * interval '1 s'
@@ -169,7 +169,7 @@ func (k *keys) riverAndTrip(ctx context.Context, conn *pgxpool.Conn, _ string, d
 // ticket is River's insert, of a job with what a ticket looks like.
 func (k *keys) ticket(ctx context.Context, conn *pgxpool.Conn, key string, debt int) error {
 	due := time.Now().Add(time.Duration(debt) * time.Second).UnixMicro()
-	metadata := fmt.Appendf(nil, `{"weir":{"due":%d,"on":[["chatTokens",%q]]}}`, due, key)
+	metadata := fmt.Appendf(nil, `{"weir":{"due":%d,"on":[["benchTokens",%q]]}}`, due, key)
 	return begun(ctx, conn, func(tx pgx.Tx) error { return k.insert(ctx, tx, debt, metadata) })
 }
 

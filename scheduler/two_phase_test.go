@@ -37,7 +37,7 @@ func TestTransactionsOfTheSchedulerRequestTwoPhaseCommit(t *testing.T) {
 	for name, run := range map[string]func(t *testing.T) *fixture{
 		"late jobs pay anew": func(t *testing.T) *fixture {
 			f, sched, j := colocated(t)
-			limit := ratelimit.MustDefine("late", ratelimit.TokenBucket{Rate: 10, Period: time.Second,
+			limit := ratelimit.MustDefine("lateTwoPhase", ratelimit.TokenBucket{Rate: 10, Period: time.Second,
 				Capacity: ratelimit.Tokens(1)})
 			all := f.insertTogether(t, sched.Jobs(f.client), 5, limit.For("k").OrReserve()) // which works none
 			due := all[len(all)-1].Job.Job.ScheduledAt

@@ -159,7 +159,7 @@ func (f *fixture) reserveMany(b *testing.B, sched *scheduler.Scheduler, n int) {
 func BenchmarkExtendedPause(b *testing.B) {
 	const n, times, pause = 20_000, 4, 3 * time.Second
 	f, sched, j := exact(b)
-	limit := ratelimit.MustDefine("extended",
+	limit := ratelimit.MustDefine("extendedPause",
 		ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(n)})
 	jobs := sched.Jobs(f.client)
 	for range n / 1000 {
