@@ -7,7 +7,6 @@ import (
 
 	"github.com/weir-go/weir/internal/algebra"
 	"github.com/weir-go/weir/internal/spread"
-	"github.com/weir-go/weir/internal/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -16,9 +15,9 @@ import (
 // hold. If there is none, or TAKE fails, LOOK reads all shards, decides for the limit as a whole,
 // and says where to take.
 //
-// A take does not wait for a shard that another take holds, unless more than half of the shards
-// have enough. So no caller waits for a row that another one may empty. It does wait for a
-// transaction that has settled, given back or paused there.
+// A take does not wait for a shard that another take or a give-back holds, unless more than half of
+// the shards have enough. So no caller waits for a row that another one may empty. It does wait for
+// a transaction that has charged, paused, reset or resharded there.
 //
 // A take that was denied has still locked its shard. If nothing else was sent in the transaction,
 // it is rolled back, LOOK is sent on its own, and TAKE begins a new transaction: the caller has
@@ -133,14 +132,21 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			}
 		case err != nil && isConflict(err):
 			l.books.Lost(s.c.Row)
-		case s.lone && err == nil:
+		case err == nil && (s.lone || s.othersTook(takes)):
 			// another transaction holds it or has taken from it, so the session no longer prefers
-			// it
-			l.books.Lost(where.Row{Place: s.c.Place, Shard: s.row})
+			// it, and the next round gathers without it
+			l.books.Lost(s.c.Row)
 		default:
 			l.books.Disclaim(s.c.Row, x.session())
 		}
 	}
+}
+
+// othersTook reports whether other parts of the same call have taken from their shards.
+func (s *statement) othersTook(takes []*statement) bool {
+	return slices.ContainsFunc(takes, func(t *statement) bool {
+		return t != s && t.whole == s.whole && t.found
+	})
 }
 
 // grantedShards is granted for limits with shards.

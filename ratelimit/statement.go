@@ -142,12 +142,15 @@ func (l *Limiter) takeOf(c *call) *statement {
 
 // giveOf gives back what c took, except what was used of it.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
-	sql := l.sql.For(c.Windowed).Give
-	if !c.Windowed {
-		return l.write(c, sql, c.Count, float64(algebra.Full), used, move)
+	sql := l.sql.For(c.Windowed)
+	s := l.write(c, sql.Give, c.Count, float64(algebra.Full), used, move)
+	if c.Windowed {
+		s.args = append(s.args, fromMicro(c.Since), c.Owed, c.Delay, c.Moved)
 	}
-	return l.write(c, sql, c.Count, float64(algebra.Full), used, move, fromMicro(c.Since), c.Owed,
-		c.Delay, c.Moved)
+	if c.Shard != alone && !l.portable {
+		s.sql, s.args = sql.GiveShard, append(s.args, c.Busy(c.Shard))
+	}
+	return s
 }
 
 // undoOf gives back all that c took. It moves the line only if c did not wait in it: the tokens of

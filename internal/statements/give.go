@@ -10,11 +10,22 @@ package statements
 //
 // $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the
 // take left it: $13 its time $14 what it owed $15 its delay $16 its moved
-func (n names) give(k kind) string {
+func (n names) give(k kind) string { return n.giveIf(k, "") }
+
+// giveShard is give for a shard. It also tries the shard's advisory lock, when it has the row, so
+// that takes prefer other shards until the transaction ends. It does not matter whether another
+// transaction has that lock.
+//
+// Last comes the advisory lock: $13, or $17 for a window.
+func (n names) giveShard(k kind) string {
+	return n.giveIf(k, n.tryLock(asked(k).choose(`$13`, `$17`)+`::integer`)+` IS NOT NULL AND `)
+}
+
+func (n names) giveIf(k kind, condition string) string {
 	unused := unused(asked(k))
 	// Not above the capacity, and not lower if a larger rule has filled it higher.
 	given := `greatest(b.value, least(b.capacity, b.value + ` + unused + `))`
-	return n.upsert(row(absent(`$10::float8`)), unused+` > 0::float8`,
+	return n.upsert(row(absent(`$10::float8`)), condition+unused+` > 0::float8`,
 		`value = `+given,
 		`moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
 		WHEN `+isClosed+` THEN coalesce(b.moved, 0) + greatest(0, `+unused+`)

@@ -23,6 +23,7 @@ var purposes = map[string]string{
 	"takeShard":        "take, of the first of several shards that no other transaction holds",
 	"takeShardWithin":  "takeWithin, of the first of several shards",
 	"give":             "gives back what is left of a take, as if it had been smaller",
+	"giveShard":        "give, of a shard: takes prefer others until the transaction ends",
 	"pause":            "closes a balance for a while",
 	"resume":           "ends a pause early",
 	"charge":           "takes whatever it leaves, ahead of those who wait",

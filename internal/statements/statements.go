@@ -29,7 +29,7 @@ type Statements struct {
 type ForRule struct {
 	Take, TakeWithin, TakeOrFail, TakeWithinOrFail string
 	TakeOwn, TakeShard, TakeShardWithin            string
-	Give, Pause, Resume                            string
+	Give, GiveShard, Pause, Resume                 string
 }
 
 // New returns the statements for tables in schema, or where the search_path finds them if it is
@@ -62,7 +62,7 @@ func (n names) forRule(k kind) ForRule {
 		TakeOrFail: n.take(r, orFail(atOnce)), TakeWithinOrFail: n.take(r, orFail(within)),
 		TakeOwn:   n.takeOwn(k),
 		TakeShard: n.takeShard(k, atOnce), TakeShardWithin: n.takeShard(k, ofShards),
-		Give: n.give(k), Pause: n.pause(k), Resume: n.resume(k),
+		Give: n.give(k), GiveShard: n.giveShard(k), Pause: n.pause(k), Resume: n.resume(k),
 	}
 }
 

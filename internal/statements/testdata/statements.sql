@@ -13,6 +13,18 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 WHERE ($7::float8 - $11::float8) > 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
+-- bucket.giveShard: give, of a shard: takes prefer others until the transaction ends
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $10::float8 END, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))),
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
+		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, ($7::float8 - $11::float8))
+		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))))) END
+WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($13::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))) IS NOT NULL AND ($7::float8 - $11::float8) > 0::float8
+RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
+
 -- bucket.pause: closes a balance for a while
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, statement_timestamp()),
@@ -621,6 +633,38 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))))) END
 WHERE (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8) > 0::float8
+RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
+
+-- window.giveShard: give, of a shard: takes prefer others until the transaction ends
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $10::float8 END, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))),
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
+		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))
+		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))))) END
+WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($17::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))) IS NOT NULL AND (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -

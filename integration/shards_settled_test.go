@@ -1,0 +1,80 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+// Work ends by settling what it has reserved, in a transaction that may do more after that. Nobody
+// waits for it as long as other shards can serve: not those who take tokens that are there, nor
+// those who reserve others.
+func TestNobodyWaitsForAShardInWhichWorkIsSettled(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
+	limits := []ratelimit.Limit{
+		ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 400, Period: century}, ratelimit.Shards(4)),
+		ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 400, Period: century}, ratelimit.Shards(4)),
+	}
+	for _, w := range ways {
+		if w.portable {
+			continue // it has no advisory locks
+		}
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["lock_timeout"] = "5s"
+			})
+			here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
+			for _, limit := range limits {
+				r := limit.For("k").Count(5)
+				reserved := takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), r))).Reservation()
+				open := begin(t, pool, pgx.ReadCommitted)
+				if settled, err := there.Settle(t.Context(), open, reserved, r.Count(2)); err != nil || !settled {
+					t.Fatal(settled, err)
+				}
+				for _, l := range []*ratelimit.Limiter{here, there, limiter(t, ratelimit.Config{})} {
+					v := w.verbs(t, l, pool)
+					for range 30 { // more than the others have at once: they are reserved
+						takeOK(t, first(v.RateLimit(t.Context(), r.OrReserve())))
+					}
+				}
+				commit(t, open)
+			}
+		})
+	}
+}
+
+// A call that gathers tokens does without a shard in which work is settled, even if that has the
+// most, where the others have enough.
+func TestTokensAreGatheredFromShardsThatNobodyHolds(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
+	limit := ratelimit.MustDefine("gathered", ratelimit.TokenBucket{Rate: 40, Period: century}, ratelimit.Shards(4))
+	for _, w := range ways {
+		if w.portable || w.name == "DatabaseSQL" || w.name == "InSQLTx" {
+			continue // it has no advisory locks, or cannot begin again to take from an earlier shard
+		}
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["lock_timeout"] = "5s"
+			})
+			l := limiter(t, ratelimit.Config{})
+			reserved := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")))).Reservation()
+			execSQL(t, pool, `UPDATE weir_balance SET value = 8 WHERE name = 'gathered' AND shard > 0 AND value > 9.5`)
+			open := begin(t, pool, pgx.ReadCommitted)
+			if settled, err := l.Settle(t.Context(), open, reserved, limit.For("k").Count(0)); err != nil || !settled {
+				t.Fatal(settled, err)
+			}
+			v := w.verbs(t, limiter(t, ratelimit.Config{}), pool)
+			takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(20)))) // the others have 24
+			commit(t, open)
+			wantLeft(t, v, limit.For("k"), 40-6-20)
+		})
+	}
+}
