@@ -16,7 +16,7 @@ import (
 // may run in the same window or the next.
 func TestReservationsFromShardsRunNearTheTimeOfOneBalance(t *testing.T) {
 	t.Parallel()
-	const unit, n, rate = time.Second, 16, 8 * 16
+	const unit, n, rate, takes = time.Second, 16, 8 * 16, 800
 	for kind, is := range map[string]struct {
 		rule  ratelimit.Rule
 		bound time.Duration
@@ -45,7 +45,7 @@ func TestReservationsFromShardsRunNearTheTimeOfOneBalance(t *testing.T) {
 					return res.RunAt
 				}
 				far := 0
-				for i := range 50 * n {
+				for i := range takes {
 					c := count()
 					told, ideal := runAt(i, many.Count(c)), runAt(i, one.Count(c))
 					if d := told.Sub(ideal); d.Abs() > is.bound {
@@ -56,8 +56,8 @@ func TestReservationsFromShardsRunNearTheTimeOfOneBalance(t *testing.T) {
 						clock.add(unit / 4)
 					}
 				}
-				if far > n/2 {
-					t.Errorf("%d of %d takes run more than %v before or after that of one balance", far, 50*n, is.bound)
+				if far > takes/100 {
+					t.Errorf("%d of %d takes run more than %v before or after that of one balance", far, takes, is.bound)
 				}
 			})
 		}

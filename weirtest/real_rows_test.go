@@ -48,7 +48,7 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 		return s.k.Rule(large), []error{s.Resume(ctx, s.k),
 			s.Pause(ctx, time.Second, s.k.Rule(large)), s.Resume(ctx, s.k)}
 	})
-	add(func(s script) (ratelimit.Request, []error) { // nor does a pause, by whomever
+	add(func(s script) (ratelimit.Request, []error) { // nor does a pause, by any rule
 		take(s, s.k.Rule(large))
 		s.Add(time.Second)
 		return s.k.Rule(large), []error{s.Pause(ctx, time.Second, s.k)}

@@ -99,9 +99,9 @@ func killEach(t *testing.T, c pgserver.Cluster, through func() int) (kills int) 
 	return kills
 }
 
-// A call takes from all of its keys or from none, and its row is written if and only if it takes,
-// whichever node is killed meanwhile. Its caller is told which it was, or that nobody knows. Each
-// call has keys of its own, so that the cluster shows what became of it.
+// While nodes are killed, a call takes from all of its keys or from none, and its row is written if
+// and only if it takes. Its caller is told which of the two happened, or that the outcome is
+// unknown. Each call has keys of its own, so that the cluster shows what became of it.
 func TestKilledNodesTakeWhatCallersWereTold(t *testing.T) {
 	c, pool := killable(t)
 	pool = wide(t, pool)
