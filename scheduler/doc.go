@@ -33,19 +33,20 @@
 //   - The process that inserted a job notifies River's clients at the moment when the job is due.
 //   - Once a second, and up to four times while jobs end, one of the working clients does a round:
 //     it looks at the next 1,000 jobs that wait, and at 2,000 of the others in turn. It makes the
-//     next available if they are due within 25 s, moves those whose time has changed, and notifies
-//     River of those that are due, in case the process that inserted them has died.
+//     next 800 available if they are due within 25 s, moves those whose time has changed, and
+//     notifies River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     for example because of a pause, the client puts it off: it snoozes the job.
 //
-// While nothing waits, each client sends one query a second, however many queues it has, and that
-// which does the rounds 2.5. Config.Lines adds up to two a second. Config.Slots adds one, and two
-// at one of the clients. Jobs that start together cost one query. While jobs become due, each
-// process sends at most 100 notifications a second on average. A job due within 25 s is inserted as
-// available, so River notifies in the caller's transaction: each client at most once per queue in
-// its FetchCooldown. A reserved job has as many row versions as a scheduled job of River's, unless
-// it is moved or put off. A queue saturated with immediate jobs has 1.5 times River's throughput,
-// as notified clients fetch. How late jobs start, in three benchmark runs on two cores:
+// While nothing waits, each client makes one round trip a second, however many queues it has: one
+// statement, and up to three at the client that does the rounds. Config.Lines adds up to two a
+// second. Config.Slots adds one, and two at one of the clients. Jobs that start together cost one
+// query. While jobs become due, each process sends at most 100 notifications a second on average. A
+// job due within 25 s is inserted as available, so River notifies in the caller's transaction: each
+// client at most once per queue in its FetchCooldown. A reserved job has as many row versions as a
+// scheduled job of River's, unless it is moved or put off. A queue saturated with immediate jobs
+// has 1.5 times River's throughput, as notified clients fetch. How late jobs start, in three
+// benchmark runs on two cores:
 //
 //	                                              p50         p90         p99
 //	idle workers (BenchmarkStartLateness)         3-5 ms                  7-17 ms, none early
@@ -89,7 +90,7 @@
 //	done                                 completed   unchanged
 //	cancelled                            cancelled   unchanged; its tokens are given back
 //
-// Ahead of time at most 1,000 jobs of each inserting client are available, the 1,000 due next, and
+// Ahead of time at most 800 jobs of each inserting client are available, the 800 due next, and
 // within 25 s granted turns and the backlog of a limited worker. Each fetch passes over all of
 // them. If more are due in a second, later rounds or River promote the rest, up to 5 s late.
 //

@@ -11,13 +11,14 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
 
 // BenchmarkWaitingJobs is what waiting jobs cost while none is due: with 50,000 of them, statements
 // a second of four clients, River's own among them, and with 100,000 River's fetch, by that beside
-// as many scheduled jobs of River alone: with none available yet, and with a thousand that are
+// as many scheduled jobs of River alone: with none available yet, and with the most that rounds make
 // available ahead of time.
 func BenchmarkWaitingJobs(b *testing.B) {
 	b.Run("statements", func(b *testing.B) {
@@ -69,7 +70,7 @@ func BenchmarkWaitingJobs(b *testing.B) {
 
 		if _, err := reserved.pool.Exec(b.Context(), `UPDATE river_job SET state = 'available',
 			scheduled_at = now() + interval '1 minute'
-			WHERE id IN (SELECT id FROM river_job ORDER BY scheduled_at LIMIT 1000)`); err != nil {
+			WHERE id IN (SELECT id FROM river_job ORDER BY scheduled_at LIMIT $1)`, riverjob.MostAvailable); err != nil {
 			b.Fatal(err)
 		}
 		with.forget()

@@ -46,7 +46,10 @@ var ofTheScheduler = []mutant{
 	{"idle: each fetch of each queue begins a round", "internal/jobs/riverjob/client.go",
 		"if time.Since(r.began) < gap {", "if time.Since(r.began) < gap/1000 {", "AnIdleClient", jobs, false},
 	{"idle: all clients do rounds", "internal/jobs/rounds/rounds.go",
-		"err != nil || until.IsZero() {\n\t\treturn err\n\t}\n\tanswered", "err != nil {\n\t\treturn err\n\t}\n\tanswered", "AnIdleClient", jobs, false},
+		"err != nil || until.IsZero() {\n\t\treturn err\n\t}\n\tnow", "err != nil {\n\t\treturn err\n\t}\n\tnow", "AnIdleClient", jobs, false},
+
+	{"idle: a round asks for its turn before it looks", "internal/jobs/rounds/rounds.go",
+		"		also = read\n", "		_ = read\n", "AnIdleClient", jobs, false},
 
 	// the look before the start
 	{"look: a job starts that must wait after all", "internal/jobs/attempt/attempt.go",
@@ -121,7 +124,7 @@ var ofTheScheduler = []mutant{
 	{"move: a job that stays as it is is written", "internal/jobs/riverjob/store.go",
 		"!w.Near && !w.Differs &&", "w.Near && !w.Differs &&", "AMoveLeavesAlone", rows, false},
 	{"move: all that is due soon is available ahead of time", "internal/jobs/rounds/rounds.go",
-		"i < riverjob.MostAvailable &&", "i < 1<<40 &&", "AThousandJobsAreAvailable", jobs, false},
+		"i < riverjob.MostAvailable &&", "i < 1<<40 &&", "EightHundredJobsAreAvailable", jobs, false},
 	{"move: what its worker wants later is brought forward", "internal/jobs/rounds/rounds.go",
 		"t.Due == 0 && !due.After(w.At):", "false:", "ASnoozeOutlives", jobs, false},
 	{"move: a resume leaves jobs where they are", "internal/jobs/rounds/rounds.go",

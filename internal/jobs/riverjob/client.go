@@ -35,8 +35,9 @@ const (
 const Horizon = 25 * time.Second
 
 // MostAvailable is how many reservations a process makes available ahead of time as it inserts
-// them, and among how many jobs, of those due next, a round does.
-const MostAvailable = 1000
+// them, and among how many jobs, of those due next, a round does. BenchmarkWaitingJobs tells what
+// so many cost River's fetch.
+const MostAvailable = 800
 
 // Client is what the rooms of one River client share.
 type Client struct {
@@ -212,13 +213,20 @@ RETURNING s.until`
 const mostTurnKeys = 16
 
 // TakeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
-// client's. While the worker of Citus is down that has the turn's row, it takes another row. When
-// the worker is back, two clients may have the turn for as long as it lasts, which does no harm.
-func (c *Client) TakeTurn(ctx context.Context, turn int) (until time.Time, err error) {
+// client's. In the same round trip it sends what also adds, which may be nil. While the worker of
+// Citus is down that has the turn's row, it takes another row, and calls also anew. When the worker
+// is back, two clients may have the turn for as long as it lasts, which does no harm.
+func (c *Client) TakeTurn(
+	ctx context.Context, turn int, also func(b *pgx.Batch),
+) (until time.Time, err error) {
 	for n := range mostTurnKeys {
 		args := []any{c.Schema, c.Holder, TurnLasts, turn, strings.Repeat(" ", n)}
-		err = c.Query(ctx, c.Pool, turnSQL, args, func() {}, &until)
-		if !IsDown(err) {
+		b := &pgx.Batch{}
+		c.Queue(b, turnSQL, args, func() {}, &until)
+		if also != nil {
+			also(b)
+		}
+		if err = c.Pool.SendBatch(ctx, b).Close(); !IsDown(err) {
 			break
 		}
 	}

@@ -62,6 +62,14 @@ func (s Store) Query(
 	return err
 }
 
+// Queue is Query with a statement of a batch, which runs when the batch is sent.
+func (s Store) Queue(b *pgx.Batch, sql string, args []any, each func(), columns ...any) {
+	b.Queue(s.SQL(sql), args...).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, columns, func() error { each(); return nil })
+		return err
+	})
+}
+
 // Send runs a statement whose last parameter is an array of rows, as JSON. Without rows it does
 // nothing.
 func Send[T any](ctx context.Context, s Store, q Querier, sql string, rows []T, args ...any) error {
@@ -108,15 +116,28 @@ type Waiter struct {
 // ticket.
 func (s Store) Waiters(ctx context.Context, q Querier, sql string, args ...any) ([]*Waiter, error) {
 	var all []*Waiter
+	each, columns := waiters(&all)
+	err := s.Query(ctx, q, sql, args, each, columns...)
+	return all, err
+}
+
+// QueueWaiters is Waiters with a statement of a batch. When that is sent, all is overwritten.
+func (s Store) QueueWaiters(b *pgx.Batch, all *[]*Waiter, sql string, args ...any) {
+	*all = nil
+	each, columns := waiters(all)
+	s.Queue(b, sql, args, each, columns...)
+}
+
+// waiters reads rows into all.
+func waiters(all *[]*Waiter) (each func(), columns []any) {
 	var w Waiter
 	var raw []byte
-	err := s.Query(ctx, q, sql, args, func() {
+	return func() {
 		read := w
 		err := json.Unmarshal(raw, &read.Ticket)
 		read.Valid = err == nil && read.Ticket.IsFor(w.Attempt)
-		all = append(all, &read)
-	}, &w.ID, &w.Attempt, &w.State, &w.At, &raw)
-	return all, err
+		*all = append(*all, &read)
+	}, []any{&w.ID, &w.Attempt, &w.State, &w.At, &raw}
 }
 
 // Valid are those of the jobs with tickets for their next attempt.

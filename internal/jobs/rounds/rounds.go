@@ -98,45 +98,72 @@ FROM {river}river_queue q
 ORDER BY j.scheduled_at, j.id LIMIT $3::integer`
 )
 
-// lookAfter is one round.
+// seen is what a round reads first.
+type seen struct {
+	next []*riverjob.Waiter // the jobs that wait, with tickets and without, from the next due on
+	gone []*riverjob.Waiter // the jobs with tickets that were cancelled, where it is time to look
+}
+
+// lookAfter is one round. While it stays this client's turn, a round in which nothing waits is one
+// round trip.
 func (r *Rounds) lookAfter(ctx context.Context) error {
 	began := time.Now()
-	until, err := r.TakeTurn(ctx, riverjob.TurnOfRounds)
+	var s seen
+	read := func(b *pgx.Batch) {
+		r.QueueWaiters(b, &s.next, waitingSQL, time.Time{}, 0, mostNext)
+		if r.watch.isDue(began) {
+			r.QueueWaiters(b, &s.gone, cancelledSQL, r.watch.args()...)
+		}
+	}
+	var also func(b *pgx.Batch)
+	if r.mine.Load() > began.UnixNano() && !r.watch.isOld(began) {
+		also = read
+	}
+	until, err := r.TakeTurn(ctx, riverjob.TurnOfRounds, also)
 	if err != nil || until.IsZero() {
 		return err
 	}
-	answered := time.Now()
+	now := until.Add(-riverjob.TurnLasts)
 	r.mine.Store(began.Add(riverjob.TurnLasts).UnixNano())
-	next, last, err := r.walk(ctx, &riverjob.Waiter{}, mostNext)
-	if err != nil {
-		return err
-	}
-	jobs := next
-	if last != nil && began.Sub(r.walked) >= riverjob.RoundEvery {
-		r.walked = began
-		if r.after == nil || r.after.At.Before(last.At) {
-			r.after = last
+	if also == nil { // the turn was another client's
+		if r.watch.isOld(began) {
+			r.watch = watch{from: now.Add(-lookBack)}
 		}
-		var behind []*riverjob.Waiter
-		if behind, r.after, err = r.walk(ctx, r.after, mostBehind); err != nil {
+		b := &pgx.Batch{}
+		read(b)
+		if err := r.Pool.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+	}
+	next := riverjob.Valid(s.next)
+	jobs := next
+	if len(s.next) == mostNext && began.Sub(r.walked) >= riverjob.RoundEvery {
+		r.walked = began
+		behind, err := r.walkBehind(ctx, s.next[mostNext-1])
+		if err != nil {
 			return err
 		}
 		jobs = append(jobs, behind...)
 	}
 	err = r.arrange(ctx, jobs)
-	now := until.Add(-riverjob.TurnLasts)
-	return errors.Join(err, r.findGone(ctx, next, riverjob.Clock{At: now, Answered: answered}))
+	// The clock is ahead, by the time that the first answer took.
+	clock := riverjob.Clock{At: now, Answered: began}
+	return errors.Join(err, r.findGone(ctx, next, s.gone, clock))
 }
 
-// walk returns the jobs with tickets among the next n that wait, and the last of the n.
-func (r *Rounds) walk(
-	ctx context.Context, from *riverjob.Waiter, n int,
-) (_ []*riverjob.Waiter, last *riverjob.Waiter, err error) {
-	all, err := r.Waiters(ctx, r.Pool, waitingSQL, from.At, from.ID, n)
-	if len(all) == n {
-		last = all[n-1]
+// walkBehind returns, of the jobs with tickets behind the last of the next, those behind where it
+// ended the last time.
+func (r *Rounds) walkBehind(
+	ctx context.Context, last *riverjob.Waiter,
+) (_ []*riverjob.Waiter, err error) {
+	if r.after == nil || r.after.At.Before(last.At) {
+		r.after = last
 	}
-	return riverjob.Valid(all), last, err
+	all, err := r.Waiters(ctx, r.Pool, waitingSQL, r.after.At, r.after.ID, mostBehind)
+	if r.after = nil; len(all) == mostBehind {
+		r.after = all[mostBehind-1]
+	}
+	return riverjob.Valid(all), err
 }
 
 // arrange moves the jobs whose time has changed and is near, and has those woken that are due
@@ -230,7 +257,7 @@ func Free(
 
 // watch is what is remembered of the jobs that have gone.
 type watch struct {
-	last  time.Time
+	last  time.Time          // when it was looked for them, by this process' clock
 	from  time.Time          // jobs that were cancelled before are known,
 	id    int64              // and at that time those up to this one,
 	known map[int64]bool     // and these
@@ -254,24 +281,32 @@ FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND (finali
 	AND id <> ALL ($3::bigint[])
 ORDER BY finalized_at, id LIMIT 1000`
 
-// findGone gives back what jobs had taken that were cancelled or deleted by others before they
-// started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait.
-func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverjob.Clock) error {
-	w, now := &r.watch, c.At
-	if now.Sub(w.last) < watchEvery {
-		return nil
-	}
-	if now.Sub(w.last) > time.Minute { // it was another client's turn
-		*w = watch{from: now.Add(-lookBack)}
-	}
-	if w.last = now; w.known == nil || len(w.known) > mostGone { // then those behind stay
+// isDue reports whether it is time to look for jobs that were cancelled.
+func (w *watch) isDue(now time.Time) bool { return now.Sub(w.last) >= watchEvery }
+
+// isOld reports whether it is too long ago that they were looked for: it was another client's turn.
+func (w *watch) isOld(now time.Time) bool { return now.Sub(w.last) > time.Minute }
+
+// args are those of cancelledSQL.
+func (w *watch) args() []any {
+	if w.known == nil || len(w.known) > mostGone { // then those behind stay
 		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
 	}
-	known := slices.AppendSeq([]int64{}, maps.Keys(w.known)) // an array, if an empty one
-	found, err := r.Waiters(ctx, r.Pool, cancelledSQL, w.from, w.id, known)
-	if err != nil {
-		return err
+	// an array, if an empty one
+	return []any{w.from, w.id, slices.AppendSeq([]int64{}, maps.Keys(w.known))}
+}
+
+// findGone gives back what jobs had taken that were cancelled or deleted by others before they
+// started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait,
+// found are those that were cancelled.
+func (r *Rounds) findGone(
+	ctx context.Context, next, found []*riverjob.Waiter, c riverjob.Clock,
+) error {
+	w := &r.watch
+	if !w.isDue(c.Answered) {
+		return nil
 	}
+	w.last = c.Answered
 	held := map[string]error{} // by what the jobs have taken from
 	for _, f := range found {
 		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
@@ -281,7 +316,7 @@ func (r *Rounds) findGone(ctx context.Context, next []*riverjob.Waiter, c riverj
 		} else if err != nil {
 			return err
 		}
-		if w.known[f.ID] = true; len(held) == 0 && f.At.Before(now.Add(-overlap)) {
+		if w.known[f.ID] = true; len(held) == 0 && f.At.Before(c.At.Add(-overlap)) {
 			w.from, w.id = f.At, f.ID
 		}
 	}

@@ -192,7 +192,7 @@ func (g *Giver) Fetched() {
 // handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
 // of jobs that have left.
 func (g *Giver) handOutFree(ctx context.Context) error {
-	until, err := g.TakeTurn(ctx, riverjob.TurnOfHands)
+	until, err := g.TakeTurn(ctx, riverjob.TurnOfHands, nil)
 	if err != nil || until.IsZero() {
 		return err
 	}
