@@ -47,8 +47,8 @@ const (
 	// keep their order. With more lanes each batch has fewer calls, and fewer are decided in all.
 	lanes = 2
 
-	// lanesOfKeys is lanes for engines where a batch is of one key: see ofOneKey. Keys in the same
-	// lane wait for each other.
+	// lanesOfKeys is lanes for engines where a batch stays on one node: see ofOneNode. Calls in the
+	// same lane wait for each other.
 	lanesOfKeys = 64
 
 	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait.
@@ -75,9 +75,11 @@ var ErrClosed = errors.New("ratelimit: closed")
 
 // Coalesce returns the verbs over a pool. RateLimit uses two connections at a time. It uses one
 // more while calls wait for rows that other transactions have locked, and one more while calls wait
-// for rows that others insert. With Config.Portable or Config.Citus it decides calls of one key at
-// a time together, and uses a connection for each of up to 64 keys. While the database takes more
-// than half a second to answer, it uses up to half of the pool in addition. For limits with shards,
+// for rows that others insert. With Config.Portable it decides calls of one key at a time together,
+// and uses a connection for each of up to 64 keys. With Config.Citus it decides together the calls
+// of all keys that Citus keeps in one of the tables into which it has divided the balances, and
+// uses a connection for each of up to 64 of these. While the database takes more than half a second
+// to answer, it uses up to half of the pool in addition. For limits with shards,
 // and to give back tokens of callers whose context has ended, it uses up to a quarter of the pool,
 // but at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
@@ -239,10 +241,14 @@ func (c *Coalesced) decided() {
 }
 
 // lane returns the lane of the call's key. All calls of several limits use the first lane: they
-// often share a limit.
+// often share a limit. On Citus a range of hashes has its lane, in which its calls come together.
 func (c *Coalesced) lane(w *waiter) *lane {
+	key := w.calls[0].Key
 	if len(w.calls) > 1 {
 		return &c.lanes[0]
 	}
-	return &c.lanes[maphash.String(c.seed, w.calls[0].Key)%uint64(len(c.lanes))]
+	if nr, known := c.l.ranges.find(key); known {
+		return &c.lanes[nr%len(c.lanes)]
+	}
+	return &c.lanes[maphash.String(c.seed, key)%uint64(len(c.lanes))]
 }

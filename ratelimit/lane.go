@@ -180,7 +180,7 @@ func (n *lane) run(runner int) {
 		some := n.queue
 		switch {
 		case n.c.l.portable:
-			some, n.queue = ofOneKey(n.queue)
+			some, n.queue = n.c.l.ofOneNode(n.queue)
 		case len(some) <= mostTogether:
 			n.queue, n.spare = n.spare[:0], some
 		default:
@@ -206,16 +206,17 @@ func (n *lane) gather() {
 	}
 }
 
-// ofOneKey splits a queue into the calls for the key of the first one, and the others. A
-// distributed engine has all rows of a key on one node, so such a batch stays on one node.
-func ofOneKey(queue []*waiter) (some, others []*waiter) {
+// ofOneNode splits a queue into the calls that are decided together with the first one, and the
+// others. A distributed engine has all rows of a key on one node, so the calls for this key are.
+// On Citus those for all keys of a range of hashes are: see package ranges.
+func (l *Limiter) ofOneNode(queue []*waiter) (some, others []*waiter) {
 	next := queue[:min(len(queue), mostTogether)]
 	key, ok := next[0].key()
 	if !ok {
 		return next[:1:1], queue[1:]
 	}
 	for _, w := range next {
-		if k, ok := w.key(); ok && k == key {
+		if k, ok := w.key(); ok && l.ranges.together(k, key) {
 			some = append(some, w)
 		} else {
 			others = append(others, w)

@@ -102,6 +102,7 @@ type Limiter struct {
 	denials     denials.Denials
 	contended   contended.Rows
 	books       book.Books
+	ranges      knownRanges // on Citus
 	hot         contended.Hot
 	observer    Observer
 }

@@ -1,10 +1,13 @@
 package ratelimit
 
 import (
+	"slices"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/statements"
 	"github.com/weir-go/weir/internal/where"
 )
 
@@ -28,9 +31,28 @@ type standing struct {
 	changed bool
 }
 
-// forEach returns the statements for rows: one for all, or in the portable form one for each.
-func (l *Limiter) forEach(sql string, rows []*standing, columns ...any) []*statement {
-	if !l.portable {
+// forms returns the statements over rows, and whether each is for one row. So are those of the
+// portable form. On Citus one reaches several rows if their keys are in one range of hashes.
+func (l *Limiter) forms(rows []*standing) (of *statements.Many, each bool) {
+	switch {
+	case !l.portable:
+		return &l.sql.Many, false
+	case l.spread && len(rows) > 1 && l.inOneRange(rows):
+		return &l.sql.InRange, false
+	default:
+		return &l.sql.Many, true
+	}
+}
+
+func (l *Limiter) inOneRange(rows []*standing) bool {
+	return !slices.ContainsFunc(rows[1:], func(r *standing) bool {
+		return !l.ranges.together(r.c.Key, rows[0].c.Key)
+	})
+}
+
+// forEach returns the statements for rows: one for all, or one for each.
+func forEach(each bool, sql string, rows []*standing, columns ...any) []*statement {
+	if !each {
 		return []*statement{{sql: sql, args: columns, many: &many{rows: rows}}}
 	}
 	statements := make([]*statement, len(rows))
@@ -79,19 +101,28 @@ func rulesOf(
 	return capacities, rates, periods, origins
 }
 
-func (l *Limiter) takeMany(sql string, rows []*standing) []*statement {
+// takeMany takes from rows. With makes, which is not for the portable form, it also inserts those
+// that do not exist.
+func (l *Limiter) takeMany(rows []*standing, makes bool) []*statement {
+	of, each := l.forms(rows)
+	sql := of.Take
+	if makes {
+		sql = of.Make
+	}
 	counts := make([]float64, len(rows))
 	for i, r := range rows {
 		counts[i] = r.count
 	}
 	names, keys := placesOf(rows)
 	capacities, rates, periods, origins := rulesOf(rows)
-	return l.forEach(sql, rows, names, keys, capacities, rates, periods, origins, counts, l.now())
+	return forEach(each, sql, rows,
+		names, keys, capacities, rates, periods, origins, counts, l.now())
 }
 
 func (l *Limiter) lookMany(rows []*standing) []*statement {
+	of, each := l.forms(rows)
 	names, keys := placesOf(rows)
-	statements := l.forEach(l.sql.Many.Look, rows, names, keys, l.now())
+	statements := forEach(each, of.Look, rows, names, keys, l.now())
 	for _, s := range statements {
 		s.looks, s.here = true, l.here()
 	}
@@ -99,8 +130,9 @@ func (l *Limiter) lookMany(rows []*standing) []*statement {
 }
 
 func (l *Limiter) lockMany(rows []*standing) []*statement {
+	of, each := l.forms(rows)
 	names, keys := placesOf(rows)
-	statements := l.forEach(l.sql.Many.Lock, rows, names, keys)
+	statements := forEach(each, of.Lock, rows, names, keys)
 	for _, s := range statements {
 		s.many.locks = true
 	}
@@ -142,7 +174,7 @@ func (l *Limiter) putMany(rows []*standing) (statements []*statement, missing []
 		}
 		names, keys := placesOf(rows)
 		capacities, rates, periods, origins := rulesOf(rows)
-		statements = append(statements, l.forEach(sql, rows,
+		statements = append(statements, forEach(l.portable, sql, rows,
 			names, keys, capacities, rates, periods, origins, values, times, pauses)...)
 	}
 	put(l.sql.Many.Put, there)

@@ -78,6 +78,7 @@ package ratelimit
 //	together.go      decides one batch: takes, looks and answers
 //	together_put.go  decides on locked rows, and writes their new balances
 //	many.go          the statements over many rows: their arguments and answers
+//	known_ranges.go  on Citus: the keys whose calls one statement can decide together
 //	held.go          calls that wait for rows locked by other transactions
 //	alone.go         calls that cannot be decided together with others
 //	trip.go          round trips of a batch: connection and time-outs

@@ -44,6 +44,9 @@ type scheme struct {
 func (c *Coalesced) decide(p *scheme) {
 	defer p.release()
 	err := p.connect()
+	if err == nil && c.l.spread {
+		p.readRanges()
+	}
 	if c.ended.Load() {
 		err = errClosedCoalesced()
 	}
@@ -136,10 +139,10 @@ func (p *scheme) foreseen() {
 	if len(p.takes)+len(p.looks) == 0 {
 		return
 	}
-	send := func(begin []string, take string) error {
+	send := func(begin []string, makes bool) error {
 		var statements []*statement
 		if len(p.takes) > 0 {
-			statements = c.l.takeMany(take, p.takes)
+			statements = c.l.takeMany(p.takes, makes)
 		}
 		looks := p.looks
 		for _, r := range p.takes {
@@ -156,10 +159,10 @@ func (p *scheme) foreseen() {
 	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Load() < mostUnmade
 	if makes {
 		c.unmade.Add(1)
-		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting, 0)}, c.l.sql.Many.Make)
+		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting, 0)}, true)
 	}
 	if !makes || c.l.stuck(err) || stateOf(err) == "23505" {
-		err = send(beginTogether, c.l.sql.Many.Take)
+		err = send(beginTogether, false)
 	}
 	if err != nil {
 		var some []*waiter

@@ -59,6 +59,7 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*statement) err
 	})
 	if err != nil {
 		p.rollback()
+		p.c.l.ranges.doubt(err)
 	}
 	return err
 }

@@ -8,7 +8,7 @@ package statements
 type Many struct{ Take, Make, Look, Lock, Wait, Put, New string }
 
 // many returns them. The portable forms are of one row each: distributed engines route a statement
-// by its key, and take SKIP LOCKED for one key only.
+// by its key, and take SKIP LOCKED for one key only. On Citus there are those of inRange, too.
 func (n names) many(portable bool) Many {
 	if portable {
 		return Many{
@@ -42,6 +42,16 @@ WHERE b.ctid = s.at AND s.left >= 0::float8
 RETURNING s.nr, ` + columns
 }
 
+// inRange are the statements over many rows that Citus keeps in one table: those whose keys are in
+// one range of hashes. It sends them there, as it sees by key = ANY, and refuses them if some of
+// the keys are in another range.
+func (n names) inRange() Many {
+	return Many{Take: n.takeInRange(), Look: n.lookMany() + ` AND ` + byKeys,
+		Lock: n.locking() + "\nWHERE " + byKeys + skipLocked}
+}
+
+const byKeys = `b.key = ANY ($2::text[])`
+
 const takeLeft = `value = s.left, ts = s.ts, paused_until = NULL,
 	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin`
 
@@ -52,9 +62,25 @@ var leftOfMany = `greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now 
 // asksOfMany are the arguments of takeMany. The LIMIT lets the planner expect few rows: so it keeps
 // one plan, which goes by the index.
 const asksOfMany = `SELECT u.*, coalesce($8::timestamptz, clock_timestamp()) AS now
-		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
-			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)
+		FROM ` + unnested + `
 		LIMIT pg_catalog.cardinality($1::text[])`
+
+const unnested = `unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
+			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)`
+
+// takeInRange is takeMany for Citus. It knows rows by their keys, and reads the clock as takeOne
+// does.
+func (n names) takeInRange() string {
+	return `UPDATE ` + n.balance + ` b SET ` + takeLeft + `
+FROM (SELECT u.nr, u.name, u.key, u.capacity, u.rate, u.period, u.origin, ` + leftOfMany + `
+	FROM (SELECT u.*, ` + clockOfOne + ` AS now
+		FROM ` + unnested + `) u JOIN ` + n.balance +
+		` b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+	WHERE ` + byKeys + `
+	FOR NO KEY UPDATE OF b SKIP LOCKED) s
+WHERE b.name = s.name AND b.key = s.key AND b.shard = 0 AND ` + byKeys + ` AND s.left >= 0::float8
+RETURNING s.nr, ` + columns
+}
 
 // makeMany is takeMany that also inserts the rows that do not exist, with negative numbers in its
 // answer. It costs more, so it is used while missing rows are likely. It fails if another
@@ -93,12 +119,15 @@ LEFT JOIN ` + n.balance + ` b ON b.name = u.name AND b.key = u.key AND b.shard =
 // after it then reads what nobody else can change.
 //
 // $1 names $2 keys
-func (n names) lockMany() string {
+func (n names) lockMany() string { return n.locking() + skipLocked }
+
+func (n names) locking() string {
 	return `SELECT u.nr
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
-JOIN ` + n.balance + ` b ON b.name = u.name AND b.key = u.key AND b.shard = 0
-FOR NO KEY UPDATE OF b SKIP LOCKED`
+JOIN ` + n.balance + ` b ON b.name = u.name AND b.key = u.key AND b.shard = 0`
 }
+
+const skipLocked = "\nFOR NO KEY UPDATE OF b SKIP LOCKED"
 
 // newMany inserts the balances that takes have left in rows that did not exist. It fails if one
 // exists by now. With orPut it does the same for rows that are locked.
@@ -125,20 +154,22 @@ WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 FOR NO KEY UPDATE`
 }
 
 // takeOne is takeMany for one row. It knows the row by its key: the update finds what the subquery
-// has locked, also if that was written after the snapshot. Citus wants no clock in coalesce, and no
-// clock_timestamp where a row is updated.
+// has locked, also if that was written after the snapshot.
 func (n names) takeOne() string {
 	return `UPDATE ` + n.balance + ` b SET ` + takeLeft + `
 FROM (SELECT u.nr, u.capacity, u.rate, u.period, u.origin, ` + leftOfMany + `
 	FROM (SELECT 1::bigint AS nr, $3::float8 AS capacity, $4::float8 AS rate, $5::bigint AS period,
 			$6::timestamptz AS origin, $7::float8 AS count,
-			greatest($8::timestamptz, least(statement_timestamp(),
-				coalesce($8::timestamptz, 'infinity'::timestamptz))) AS now) u
+			` + clockOfOne + ` AS now) u
 		JOIN ` + n.balance + ` b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0
 	FOR NO KEY UPDATE OF b SKIP LOCKED) s
 WHERE b.name = $1::text AND b.key = $2::text AND b.shard = 0 AND s.left >= 0::float8
 RETURNING s.nr, ` + columns
 }
+
+// Citus wants no clock in coalesce, and no clock_timestamp where a row is updated.
+const clockOfOne = `greatest($8::timestamptz, least(statement_timestamp(),
+				coalesce($8::timestamptz, 'infinity'::timestamptz)))`
 
 func (n names) lookOne() string {
 	return `SELECT 1::bigint, ` + columns + `, coalesce($3::timestamptz, clock_timestamp())

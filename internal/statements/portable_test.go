@@ -54,7 +54,8 @@ func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
 		"window.takeOwn": true, "window.takeShard": true, "window.takeShardWithin": true,
 		"bucket.giveShard": true, "window.giveShard": true,
 		"prune": true, "pruneSlots": true, "resetKey": true,
-		"twoPhaseIf": true, // for Citus
+		"twoPhaseIf": true, "ranges": true, // for Citus
+		"inRange.take": true, "inRange.lock": true,
 	}
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		problems := problemsOf(texts[name])

@@ -9,7 +9,7 @@ import (
 // Statements are the texts of all statements for one schema.
 type Statements struct {
 	Bucket, Window                    ForRule
-	Many                              Many
+	Many, InRange                     Many // InRange on Citus
 	Charge, Settle, Reset             string
 	Look, LookShards, LookSpread      string
 	Lines, Head, Put                  string
@@ -18,6 +18,7 @@ type Statements struct {
 	ResetKey, ResetKeyHere            string
 	TwoPhase, TwoPhaseIf              string
 	Prune, PruneSlots, PruneSettled   string
+	Ranges                            string // of hashes, on Citus
 	Page, LockKey, CountKey           string // see prune_portable.go
 	DeleteRows, PageSlots, DeleteSlot string
 	PageSettled, DeleteSettled        string
@@ -39,7 +40,7 @@ func New(schema string, portable bool) Statements {
 	return Statements{
 		names:  n,
 		Bucket: n.forRule(bucket), Window: n.forRule(window),
-		Many:   n.many(portable),
+		Many: n.many(portable), InRange: n.inRange(),
 		Charge: n.charge(), Settle: n.settle(), Reset: n.reset(),
 		Look: n.look(), LookShards: n.lookShards(), LookSpread: n.lookSpread(),
 		Lines: n.lines(), Head: n.head(), Put: n.put(),
@@ -48,7 +49,8 @@ func New(schema string, portable bool) Statements {
 		ResetKey: n.resetKey(), ResetKeyHere: n.resetKeyHere(),
 		TwoPhase: n.markTwoPhase(), TwoPhaseIf: n.markTwoPhaseIf(),
 		Prune: n.prune(), PruneSlots: n.pruneSlots(), PruneSettled: n.pruneSettled(),
-		Page: n.page(), LockKey: n.lockKey(), CountKey: n.countKey(),
+		Ranges: n.ranges(),
+		Page:   n.page(), LockKey: n.lockKey(), CountKey: n.countKey(),
 		DeleteRows: n.deleteRows(), PageSlots: n.pageSlots(), DeleteSlot: n.deleteSlot(),
 		PageSettled: n.pageSettled(), DeleteSettled: n.deleteSettled(),
 	}

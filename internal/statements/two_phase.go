@@ -21,3 +21,10 @@ func (n names) markTwoPhaseIf() string {
 		AND EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid OPERATOR(pg_catalog.=) 0) THEN
 	DELETE FROM ` + n.twoPhase + `; END IF; END$$`
 }
+
+// ranges reads where the ranges of hashes begin by which Citus divides the table of balances: see
+// package ranges. Without Citus there is no such catalog.
+func (n names) ranges() string {
+	return `SELECT shardminvalue::integer FROM pg_catalog.pg_dist_shard
+WHERE logicalrelid OPERATOR(pg_catalog.=) ` + n.oid + ` AND shardminvalue IS NOT NULL`
+}

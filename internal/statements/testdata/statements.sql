@@ -226,6 +226,36 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	ts = greatest(b.ts, excluded.ts)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
+-- inRange.lock: locks them, skipping those that others hold
+SELECT u.nr
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
+JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+WHERE b.key = ANY ($2::text[])
+FOR NO KEY UPDATE OF b SKIP LOCKED;
+
+-- inRange.look: reads them
+SELECT u.nr, b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($3::timestamptz, clock_timestamp())
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, nr)
+LEFT JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0 AND b.key = ANY ($2::text[]);
+
+-- inRange.take: many.take for rows that Citus keeps in one table, as those that follow
+UPDATE "public".weir_balance b SET value = s.left, ts = s.ts, paused_until = NULL,
+	capacity = s.capacity, rate = s.rate, period = s.period, origin = s.origin
+FROM (SELECT u.nr, u.name, u.key, u.capacity, u.rate, u.period, u.origin, greatest(b.ts, u.now) AS ts, CASE WHEN b.paused_until > u.now THEN NULL
+		ELSE least(u.capacity, b.value + CASE WHEN u.origin IS NULL
+		THEN u.rate * greatest(0, round(date_part('epoch', u.now - greatest(b.ts, b.paused_until)) * 1e6::float8)) / u.period::float8
+		ELSE u.rate * greatest(0,
+		floor(round(date_part('epoch', u.now - u.origin) * 1e6::float8) / u.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - u.origin) * 1e6::float8) / u.period::float8)) END) - u.count END AS left
+	FROM (SELECT u.*, greatest($8::timestamptz, least(statement_timestamp(),
+				coalesce($8::timestamptz, 'infinity'::timestamptz))) AS now
+		FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[], $7::float8[])
+			WITH ORDINALITY AS u (name, key, capacity, rate, period, origin, count, nr)) u JOIN "public".weir_balance b ON b.name = u.name AND b.key = u.key AND b.shard = 0
+	WHERE b.key = ANY ($2::text[])
+	FOR NO KEY UPDATE OF b SKIP LOCKED) s
+WHERE b.name = s.name AND b.key = s.key AND b.shard = 0 AND b.key = ANY ($2::text[]) AND s.left >= 0::float8
+RETURNING s.nr, b.value, b.ts, b.paused_until, b.delay, b.moved;
+
 -- lines: reads how the lines stand in which takes wait
 SELECT 0::bigint, clock_timestamp(), NULL::timestamptz, NULL::bigint, NULL::float8
 UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved)
@@ -534,6 +564,10 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin,
 	paused_until = excluded.paused_until, delay = excluded.delay, moved = excluded.moved
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
+
+-- ranges: reads by which ranges of hashes Citus divides the balances
+SELECT shardminvalue::integer FROM pg_catalog.pg_dist_shard
+WHERE logicalrelid OPERATOR(pg_catalog.=) '"public".weir_balance'::regclass::oid AND shardminvalue IS NOT NULL;
 
 -- reset: fills a balance
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)

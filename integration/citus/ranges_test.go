@@ -1,0 +1,172 @@
+package citus
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/ratelimit"
+)
+
+var few = ratelimit.MustDefine("few", ratelimit.FixedWindow{Rate: 2, Period: 1000 * time.Hour,
+	MaxReserved: ratelimit.Tokens(1)})
+
+// batches counts the batches of coalesced calls.
+type batches struct {
+	mu sync.Mutex
+	n  float64
+}
+
+func (b *batches) Decided(_ context.Context, e ratelimit.DecidedEvent) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.Together > 0 {
+		b.n += 1 / float64(e.Together)
+	}
+}
+
+func (b *batches) Transacted(context.Context, ratelimit.TransactedEvent) {}
+
+// crowd has calls for n keys come while the pool's only connection is in use, so that each lane
+// decides one, and then all others that it has. It returns how many were granted, by their keys, and
+// how many batches they were.
+func (b *batches) crowd(t *testing.T, pool *pgxpool.Pool, n int, call func(i int) (ratelimit.Result, error)) (granted []int, some int) {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.mu.Lock()
+	b.n = 0
+	b.mu.Unlock()
+	var wg sync.WaitGroup
+	granted = make([]int, n)
+	for i := range n {
+		wg.Go(func() {
+			switch res, err := call(i); {
+			case err != nil:
+				t.Error(err)
+			case res.OK:
+				granted[i] = 1
+			}
+		})
+	}
+	time.Sleep(100 * time.Millisecond) // the more come by then, the more are decided together
+	conn.Release()
+	wg.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return granted, int(math.Round(b.n))
+}
+
+// Calls for keys that Citus keeps in one table are decided together, and each as if it were alone:
+// first uses, takes, reservations, denials, and calls of two limits.
+func TestCallsOfKeysInOneRangeAreDecidedTogether(t *testing.T) {
+	cluster(t)
+	t.Parallel()
+	const keys, ranges = 200, 4
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	var seen batches
+	c := limiter(t, ratelimit.Config{Citus: true, Observer: &seen}).Coalesce(pool)
+	t.Cleanup(c.Close)
+	if err := c.Consume(t.Context(), ample.For("first")); err != nil { // it reads the ranges
+		t.Fatal(err)
+	}
+	key := func(i int) string { return fmt.Sprint("k", i) }
+	for _, round := range []struct {
+		name     string
+		requests func(i int) []ratelimit.Request
+		want     int
+	}{
+		{"first uses", func(i int) []ratelimit.Request { return []ratelimit.Request{few.For(key(i))} }, 1},
+		{"two limits", func(i int) []ratelimit.Request {
+			return []ratelimit.Request{few.For(key(i)), ample.For(key(i))}
+		}, 1},
+		{"denials", func(i int) []ratelimit.Request { return []ratelimit.Request{few.For(key(i))} }, 0},
+		{"reservations", func(i int) []ratelimit.Request { return []ratelimit.Request{few.For(key(i)).OrReserve()} }, 1},
+		{"reservations beyond", func(i int) []ratelimit.Request { return []ratelimit.Request{few.For(key(i)).OrReserve()} }, 0},
+		{"denials again", func(i int) []ratelimit.Request { return []ratelimit.Request{few.For(key(i))} }, 0},
+	} {
+		granted, n := seen.crowd(t, pool, keys, func(i int) (ratelimit.Result, error) {
+			return c.RateLimit(t.Context(), round.requests(i)...)
+		})
+		for i, got := range granted {
+			if got != round.want {
+				t.Errorf("%s: key %d was granted %d times, want %d", round.name, i, got, round.want)
+			}
+		}
+		t.Logf("%s: %d calls in %d batches", round.name, keys, n)
+		if n > keys/10 {
+			t.Errorf("%s: %d calls for %d ranges were decided in %d batches", round.name, keys, ranges, n)
+		}
+	}
+	if sum := scan[float64](t, pool, `SELECT sum(value) FROM weir_balance WHERE name = 'few'`); sum != -keys {
+		t.Errorf("the keys have %v together, want %v", sum, -keys)
+	}
+}
+
+// Somebody divides a range while calls go on: each is decided, none takes twice, and soon those of
+// the new ranges are decided together.
+func TestCallsGoOnWhileARangeIsDivided(t *testing.T) {
+	cluster(t)
+	t.Parallel()
+	const keys = 200
+	limit := ratelimit.MustDefine("divided", ratelimit.FixedWindow{Rate: 1000, Period: 1000 * time.Hour})
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	var seen batches
+	c := limiter(t, ratelimit.Config{Citus: true, Observer: &seen}).Coalesce(pool)
+	t.Cleanup(c.Close)
+	calls := 0
+	take := func() (batches int) {
+		granted, n := seen.crowd(t, pool, keys, func(i int) (ratelimit.Result, error) {
+			return c.RateLimit(t.Context(), limit.For(fmt.Sprint("k", i)))
+		})
+		for i, got := range granted {
+			if got != 1 {
+				t.Errorf("call %d for key %d was denied", calls, i)
+			}
+		}
+		calls++
+		return n
+	}
+	take()
+	take()
+	divide(t, pool)
+	divide(t, pool)
+	take()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
+		n := take()
+		if t.Logf("%d batches", n); n <= keys/8 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d calls in %d batches, a minute after", keys, n)
+		}
+	}
+	taken := scan[float64](t, pool, `SELECT sum(capacity - value) FROM weir_balance WHERE name = 'divided'`)
+	if want := float64(calls * keys); taken != want {
+		t.Errorf("%v tokens are taken, want %v", taken, want)
+	}
+}
+
+// divide divides the first range of the balances in the middle.
+func divide(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	var id int64
+	var middle string
+	var node int
+	if err := pool.QueryRow(t.Context(), `SELECT s.shardid, (shardminvalue::bigint + (shardmaxvalue::bigint - shardminvalue::bigint) / 2)::text, n.nodeid
+		FROM pg_dist_shard s JOIN pg_dist_placement USING (shardid) JOIN pg_dist_node n USING (groupid)
+		WHERE logicalrelid = 'weir_balance'::regclass ORDER BY shardminvalue::integer LIMIT 1`).Scan(&id, &middle, &node); err != nil {
+		t.Fatal(err)
+	}
+	ddl(t, pool, strings.NewReplacer("ID", fmt.Sprint(id), "MIDDLE", middle, "NODE", fmt.Sprint(node)).Replace(
+		`SELECT citus_split_shard_by_split_points(ID, ARRAY['MIDDLE'], ARRAY[NODE, NODE], 'block_writes')`))
+}
