@@ -44,15 +44,17 @@ type Coalesced struct {
 
 const (
 	// lanes is how many batches are under way at a time. A key has its lane, in which its calls
-	// keep their order. With more lanes each batch has fewer calls, and fewer are decided in all.
+	// keep their order, but for those that wait while ranges become known: see lane. With more lanes each batch has fewer calls, and fewer are decided in all.
 	lanes = 2
 
 	// lanesOfKeys is lanes for engines where a batch stays on one node: see ofOneNode. Calls in the
 	// same lane wait for each other.
 	lanesOfKeys = 64
 
-	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait.
+	// mostTogether bounds the calls of one batch, and mostWaiting the calls that wait. mostKeys
+	// bounds the keys of a batch where each row is inserted by a statement of its own.
 	mostTogether = 1000
+	mostKeys     = 100
 	mostWaiting  = 1 << 16
 
 	// mostUnmade is for how many batches takes also insert rows, see Many.Make: the first ones, and
@@ -78,7 +80,7 @@ var ErrClosed = errors.New("ratelimit: closed")
 // for rows that others insert. With Config.Portable it decides calls of one key at a time together,
 // and uses a connection for each of up to 64 keys. With Config.Citus it decides together the calls
 // of all keys that Citus keeps in one of the tables into which it has divided the balances, and
-// uses a connection for each of up to 64 of these. While the database takes more than half a second
+// uses a connection for each of up to 63 of these. While the database takes more than half a second
 // to answer, it uses up to half of the pool in addition. For limits with shards,
 // and to give back tokens of callers whose context has ended, it uses up to a quarter of the pool,
 // but at most 4 connections. Close it before the pool.
@@ -248,7 +250,7 @@ func (c *Coalesced) lane(w *waiter) *lane {
 		return &c.lanes[0]
 	}
 	if nr, known := c.l.ranges.find(key); known {
-		return &c.lanes[nr%len(c.lanes)]
+		return &c.lanes[1+nr%(len(c.lanes)-1)]
 	}
 	return &c.lanes[maphash.String(c.seed, key)%uint64(len(c.lanes))]
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,14 +12,21 @@ import (
 )
 
 // knownRanges are the ranges of hashes by which Citus divides the balances, as far as they are
-// known. They change when somebody splits a range. Until they are read anew, statements for several
-// keys may be refused: then the calls are decided one by one.
+// known. They change when somebody divides a range. Then Citus refuses statements for several keys,
+// the calls are decided one by one, and the ranges are read anew. Until that is done calls of one
+// key at a time are decided together.
 type knownRanges struct {
-	known atomic.Pointer[ranges.Ranges]
-	next  atomic.Int64 // when they may be read again, in nanoseconds
+	known   atomic.Pointer[ranges.Ranges]
+	mu      sync.Mutex // held by the one that reads them
+	read    time.Time
+	pause   time.Duration // after which they may be read again
+	refused atomic.Pointer[ranges.Ranges]
 }
 
-const rangesEvery = 10 * time.Second
+const (
+	rangesEvery    = 10 * time.Second
+	rangesSeldomer = time.Hour // at most, while those are refused that were read
+)
 
 // find returns the number of a key's range.
 func (k *knownRanges) find(key string) (nr int, known bool) {
@@ -30,31 +38,55 @@ func (k *knownRanges) find(key string) (nr int, known bool) {
 
 // together reports whether one statement can reach the rows of two keys.
 func (k *knownRanges) together(a, b string) bool {
+	if a == b {
+		return true
+	}
 	r := k.known.Load()
-	return a == b || r != nil && r.Find(a) == r.Find(b)
+	return r != nil && r.Find(a) == r.Find(b)
 }
 
-// doubt forgets the ranges if an error says that they may have changed (feature_not_supported).
-func (k *knownRanges) doubt(err error) {
-	if stateOf(err) == "0A000" {
-		k.known.Store(nil)
+// isRefused reports whether Citus refuses a statement (feature_not_supported).
+func isRefused(err error) bool { return stateOf(err) == "0A000" }
+
+// doubt forgets the ranges by which a batch was planned if an error says that they have changed.
+func (k *knownRanges) doubt(planned *ranges.Ranges, err error) {
+	if planned != nil && isRefused(err) && k.known.CompareAndSwap(planned, nil) {
+		k.refused.Store(planned)
 	}
 }
 
-// readRanges reads the ranges if they are not known, in a trip of its own. If that fails, calls of
-// one key at a time are decided together.
+// note takes over ranges that were read. If they are those that Citus has refused, it refuses them
+// for another reason.
+func (k *knownRanges) note(from []int32) {
+	r := ranges.Of(from)
+	if r.Equal(k.refused.Load()) {
+		k.pause = min(2*k.pause, rangesSeldomer)
+	} else {
+		k.pause = rangesEvery
+	}
+	k.known.Store(r)
+}
+
+// readRanges reads the ranges if they are not known, in a trip of its own. If that fails, it is
+// tried again later.
 func (p *scheme) readRanges() {
 	k := &p.c.l.ranges
-	now, next := time.Now().UnixNano(), k.next.Load()
-	if k.known.Load() != nil || now < next ||
-		!k.next.CompareAndSwap(next, now+int64(rangesEvery)) {
+	if k.known.Load() != nil || !k.mu.TryLock() {
 		return
 	}
+	defer k.mu.Unlock()
+	if k.pause > 0 && time.Since(k.read) < k.pause {
+		return
+	}
+	k.read, k.pause = time.Now(), max(k.pause, rangesEvery)
+	p.trips++
 	_ = p.c.watch.over(p.lane, p.runner, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, overdue)
+		defer cancel()
 		rows, _ := p.conn.Query(ctx, p.c.l.sql.Ranges) // rows has the error, too
 		from, err := pgx.CollectRows(rows, pgx.RowTo[int32])
 		if err == nil {
-			k.known.Store(ranges.Of(from))
+			k.note(from)
 		}
 		return err
 	})

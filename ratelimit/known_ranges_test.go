@@ -5,10 +5,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/weir-go/weir/internal/ranges"
+	"github.com/weir-go/weir/internal/where"
 )
 
 // On Citus a batch is of the calls for keys of one range, in their order, and one statement reaches
@@ -66,6 +68,65 @@ func TestABatchIsOfOneRange(t *testing.T) {
 	}
 }
 
+// The rows of a batch are inserted one by one, so it has a bounded number of keys, and any number of
+// calls for these.
+func TestABatchHasABoundedNumberOfKeys(t *testing.T) {
+	t.Parallel()
+	l := limiterFor(t, Config{Citus: true})
+	l.ranges.known.Store(ranges.Of([]int32{-1 << 31}))
+	var all []*waiter
+	for i := range 4 * mostKeys {
+		all = append(all, &waiter{calls: resolved(t, apples.For(fmt.Sprint(i%(2*mostKeys))))})
+	}
+	some, others := l.ofOneNode(all)
+	keys := map[string]bool{}
+	for _, w := range some {
+		keys[w.calls[0].Key] = true
+	}
+	if len(keys) != mostKeys || len(some) != 2*mostKeys || len(others) != 2*mostKeys {
+		t.Errorf("%d calls for %d keys, and %d others", len(some), len(keys), len(others))
+	}
+}
+
+// Suspects that are inserted together have their rows on one node, too.
+func TestSuspectsOfTwoRangesAreInsertedApart(t *testing.T) {
+	t.Parallel()
+	two := ranges.Of([]int32{-1 << 31, 0})
+	for name, c := range map[string]struct {
+		cfg  Config
+		want func(a, b string) bool
+	}{
+		"Citus":    {Config{Citus: true}, func(a, b string) bool { return two.Find(a) == two.Find(b) }},
+		"Portable": {Config{Portable: true}, func(a, b string) bool { return a == b }},
+		"Plain":    {Config{}, func(string, string) bool { return true }},
+	} {
+		l := limiterFor(t, c.cfg)
+		if c.cfg.Citus {
+			l.ranges.known.Store(two)
+		}
+		h := &held{c: &Coalesced{Autocommit: l.Autocommit(nil)}, rows: map[where.Place]*heldRow{}}
+		for i := range 20 {
+			at := where.Place{Name: "apples", Key: fmt.Sprint(i)}
+			h.rows[at] = &heldRow{at: at, most: 20}
+		}
+		rows := h.pick(suspects, time.Now())
+		want := 0
+		for at := range h.rows {
+			if c.want(at.Key, rows[0].at.Key) {
+				want++
+			}
+		}
+		for _, r := range rows {
+			if !c.want(r.at.Key, rows[0].at.Key) {
+				t.Errorf("%s: the row of %s is inserted with that of %s", name, r.at.Key, rows[0].at.Key)
+			}
+		}
+		if len(rows) != want {
+			t.Errorf("%s: %d rows are inserted together, want %d", name, len(rows), want)
+		}
+	}
+}
+
 // The calls for keys of one range share a lane, so that they come together.
 func TestARangeHasItsLane(t *testing.T) {
 	t.Parallel()
@@ -92,13 +153,27 @@ func TestARangeHasItsLane(t *testing.T) {
 func TestRefusedStatementsPutTheRangesInDoubt(t *testing.T) {
 	t.Parallel()
 	var k knownRanges
-	k.known.Store(ranges.Of([]int32{-1 << 31}))
-	k.doubt(&pgconn.PgError{Code: "40001"})
+	refused := &pgconn.PgError{Code: "0A000"}
+	k.note([]int32{-1 << 31})
+	planned := k.known.Load()
+	k.doubt(planned, &pgconn.PgError{Code: "40001"})
 	if _, known := k.find("k"); !known {
 		t.Error("a conflict put them in doubt")
 	}
-	k.doubt(&pgconn.PgError{Code: "0A000"})
+	k.doubt(planned, refused)
 	if _, known := k.find("k"); known {
 		t.Error("they are still believed")
+	}
+	k.note([]int32{-1 << 31, 0})
+	k.doubt(planned, refused) // what was planned before does not count
+	if _, known := k.find("k"); !known || k.pause != rangesEvery {
+		t.Errorf("the new ones are known: %v; they may be read again after %v", known, k.pause)
+	}
+	for range 20 { // they are refused for another reason
+		k.doubt(k.known.Load(), refused)
+		k.note([]int32{-1 << 31, 0})
+	}
+	if k.pause != rangesSeldomer {
+		t.Errorf("they may be read again after %v", k.pause)
 	}
 }

@@ -215,8 +215,11 @@ func (l *Limiter) ofOneNode(queue []*waiter) (some, others []*waiter) {
 	if !ok {
 		return next[:1:1], queue[1:]
 	}
+	keys := map[string]bool{key: true}
 	for _, w := range next {
-		if k, ok := w.key(); ok && l.ranges.together(k, key) {
+		k, ok := w.key()
+		if ok = ok && (keys[k] || len(keys) < mostKeys && l.ranges.together(k, key)); ok {
+			keys[k] = true
 			some = append(some, w)
 		} else {
 			others = append(others, w)

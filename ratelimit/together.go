@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/ranges"
 	"github.com/weir-go/weir/internal/where"
 )
 
@@ -32,8 +33,9 @@ type scheme struct {
 	looks []*standing // expected to deny
 	// fresh: calls whose row does not exist; late: calls for the second transaction
 	fresh, late []*waiter
-	alone       []*waiter // to be decided one by one
-	trips       int       // round trips so far
+	alone       []*waiter      // to be decided one by one
+	trips       int            // round trips so far
+	ranges      *ranges.Ranges // as they were known when it began
 
 	lane   *lane        // the lane whose goroutine decides; nil for calls from held, which all go
 	runner int          // to the second transaction
@@ -46,6 +48,7 @@ func (c *Coalesced) decide(p *scheme) {
 	err := p.connect()
 	if err == nil && c.l.spread {
 		p.readRanges()
+		p.ranges = c.l.ranges.known.Load()
 	}
 	if c.ended.Load() {
 		err = errClosedCoalesced()
@@ -355,7 +358,8 @@ func (p *scheme) locked() {
 // it: then each is decided alone, to find out. So is one call, if it may succeed then.
 func (p *scheme) fail(err error, some []*waiter) {
 	var answer *pgconn.PgError
-	if (len(some) > 1 || isConflict(err)) && errors.As(err, &answer) && isRolledBack(err) {
+	single := isConflict(err) || p.c.l.spread && isRefused(err)
+	if (len(some) > 1 || single) && errors.As(err, &answer) && isRolledBack(err) {
 		p.alone = append(p.alone, some...)
 		return
 	}

@@ -18,13 +18,16 @@ const (
 // beginTogether begins transactions that need nothing else.
 var beginTogether = []string{beginTogetherSQL}
 
+// anyStatement is longer than nearly all statements take that wait for nothing.
+const anyStatement = 50 * time.Millisecond
+
 // patienceSQL limits how long a statement of the transaction waits for a lock. Some distributed
 // engines have no lock_timeout, so the portable form limits the whole statement. That doubles with
 // each try before, as the statement itself may take longer than d.
 func (l *Limiter) patienceSQL(d time.Duration, tries int) string {
 	timeout := "lock_timeout"
 	if l.portable {
-		timeout, d = "statement_timeout", min(d<<min(tries, 6), inLine<<mostDoubled)
+		timeout, d = "statement_timeout", min(max(d, anyStatement)<<min(tries, 6), inLine<<mostDoubled)
 	}
 	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
 }
@@ -59,7 +62,7 @@ func (p *scheme) trip(begin []string, commit bool, statements ...*statement) err
 	})
 	if err != nil {
 		p.rollback()
-		p.c.l.ranges.doubt(err)
+		p.c.l.ranges.doubt(p.ranges, err)
 	}
 	return err
 }

@@ -46,10 +46,10 @@ var ofTheScheduler = []mutant{
 	{"idle: each fetch of each queue begins a round", "internal/jobs/riverjob/client.go",
 		"if time.Since(r.began) < gap {", "if time.Since(r.began) < gap/1000 {", "AnIdleClient", jobs, false},
 	{"idle: all clients do rounds", "internal/jobs/rounds/rounds.go",
-		"err != nil || until.IsZero() {\n\t\treturn err\n\t}\n\tnow", "err != nil {\n\t\treturn err\n\t}\n\tnow", "AnIdleClient", jobs, false},
+		"	if until.IsZero() {\n", "	if until.IsZero() && began.IsZero() {\n", "AnIdleClient", jobs, false},
 
 	{"idle: a round asks for its turn before it looks", "internal/jobs/rounds/rounds.go",
-		"		also = read\n", "		_ = read\n", "AnIdleClient", jobs, false},
+		"		before = read\n", "		_ = read\n", "AnIdleClient", jobs, false},
 
 	// the look before the start
 	{"look: a job starts that must wait after all", "internal/jobs/attempt/attempt.go",
@@ -228,7 +228,7 @@ var ofTheScheduler = []mutant{
 	{"configure: the caller's queues change", "scheduler/configure.go",
 		"	c.Queues = maps.Clone(c.Queues)\n", "	_ = maps.Clone(c.Queues)\n", "ConfigureSetsOnly", jobs, false},
 	{"rounds: each client does them", "internal/jobs/rounds/rounds.go",
-		"	if err != nil || until.IsZero() {\n", "	if err != nil {\n", "OneClientAtATimeDoes", jobs, false},
+		"	if until.IsZero() {\n", "	if until.IsZero() && began.IsZero() {\n", "OneClientAtATimeDoes", jobs, false},
 	{"rounds: nobody takes over", "internal/jobs/riverjob/client.go",
 		"OR date_part('epoch', excluded.until - s.until) >= date_part('epoch', $3::interval)",
 		"OR $3::interval < '0 s'", "OneClientAtATimeDoes", jobs, false},

@@ -22,6 +22,11 @@ func Of(from []int32) *Ranges {
 	return &Ranges{from}
 }
 
+// Equal reports whether both are the same ranges. None are equal to none.
+func (r *Ranges) Equal(o *Ranges) bool {
+	return r != nil && o != nil && slices.Equal(r.from, o.from)
+}
+
 // Find returns the number of the range of a key. The ranges adjoin each other, and cover all
 // hashes.
 func (r *Ranges) Find(key string) int {

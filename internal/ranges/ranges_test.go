@@ -48,6 +48,9 @@ func TestAKeyIsInTheRangeThatBeginsAtItsHashOrBefore(t *testing.T) {
 	if Of(nil) != nil {
 		t.Error("a table without ranges has some")
 	}
+	if a, b := Of([]int32{1, 2}), Of([]int32{2, 1}); !a.Equal(b) || a.Equal(Of([]int32{1})) || a.Equal(nil) || Of(nil).Equal(nil) {
+		t.Error("ranges are compared wrongly")
+	}
 	at := Hash("k")
 	for _, c := range []struct {
 		name string

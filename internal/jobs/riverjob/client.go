@@ -213,19 +213,22 @@ RETURNING s.until`
 const mostTurnKeys = 16
 
 // TakeTurn takes one of the turns, or keeps it. It returns until when: zero if it is another
-// client's. In the same round trip it sends what also adds, which may be nil. While the worker of
-// Citus is down that has the turn's row, it takes another row, and calls also anew. When the worker
-// is back, two clients may have the turn for as long as it lasts, which does no harm.
+// client's. In the same round trip it sends what before adds, which may be nil: before it, so that
+// the turn's row is not locked while a large answer is sent to a client that may be frozen. While
+// the worker of Citus is down that has the turn's row, it takes another row, and calls before anew.
+// When the worker is back, two clients may have the turn for as long as it lasts, which does no
+// harm.
 func (c *Client) TakeTurn(
-	ctx context.Context, turn int, also func(b *pgx.Batch),
+	ctx context.Context, turn int, before func(b *pgx.Batch),
 ) (until time.Time, err error) {
 	for n := range mostTurnKeys {
 		args := []any{c.Schema, c.Holder, TurnLasts, turn, strings.Repeat(" ", n)}
 		b := &pgx.Batch{}
-		c.Queue(b, turnSQL, args, func() {}, &until)
-		if also != nil {
-			also(b)
+		if before != nil {
+			before(b)
 		}
+		until = time.Time{}
+		c.Queue(b, turnSQL, args, func() {}, &until)
 		if err = c.Pool.SendBatch(ctx, b).Close(); !IsDown(err) {
 			break
 		}

@@ -121,7 +121,8 @@ func (s Store) Waiters(ctx context.Context, q Querier, sql string, args ...any) 
 	return all, err
 }
 
-// QueueWaiters is Waiters with a statement of a batch. When that is sent, all is overwritten.
+// QueueWaiters is Waiters with a statement of a batch. It empties all, which is filled when the
+// batch is sent.
 func (s Store) QueueWaiters(b *pgx.Batch, all *[]*Waiter, sql string, args ...any) {
 	*all = nil
 	each, columns := waiters(all)

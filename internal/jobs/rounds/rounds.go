@@ -115,17 +115,21 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 			r.QueueWaiters(b, &s.gone, cancelledSQL, r.watch.args()...)
 		}
 	}
-	var also func(b *pgx.Batch)
+	var before func(b *pgx.Batch)
 	if r.mine.Load() > began.UnixNano() && !r.watch.isOld(began) {
-		also = read
+		before = read
 	}
-	until, err := r.TakeTurn(ctx, riverjob.TurnOfRounds, also)
-	if err != nil || until.IsZero() {
+	until, err := r.TakeTurn(ctx, riverjob.TurnOfRounds, before)
+	if err != nil {
 		return err
+	}
+	if until.IsZero() {
+		r.mine.Store(0)
+		return nil
 	}
 	now := until.Add(-riverjob.TurnLasts)
 	r.mine.Store(began.Add(riverjob.TurnLasts).UnixNano())
-	if also == nil { // the turn was another client's
+	if before == nil { // the turn was another client's
 		if r.watch.isOld(began) {
 			r.watch = watch{from: now.Add(-lookBack)}
 		}
@@ -146,7 +150,7 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 		jobs = append(jobs, behind...)
 	}
 	err = r.arrange(ctx, jobs)
-	// The clock is ahead, by the time that the first answer took.
+	// The clock is ahead, by the time that the answer took.
 	clock := riverjob.Clock{At: now, Answered: began}
 	return errors.Join(err, r.findGone(ctx, next, s.gone, clock))
 }
@@ -289,9 +293,6 @@ func (w *watch) isOld(now time.Time) bool { return now.Sub(w.last) > time.Minute
 
 // args are those of cancelledSQL.
 func (w *watch) args() []any {
-	if w.known == nil || len(w.known) > mostGone { // then those behind stay
-		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
-	}
 	// an array, if an empty one
 	return []any{w.from, w.id, slices.AppendSeq([]int64{}, maps.Keys(w.known))}
 }
@@ -306,7 +307,9 @@ func (r *Rounds) findGone(
 	if !w.isDue(c.Answered) {
 		return nil
 	}
-	w.last = c.Answered
+	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone { // then those behind stay
+		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
+	}
 	held := map[string]error{} // by what the jobs have taken from
 	for _, f := range found {
 		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
