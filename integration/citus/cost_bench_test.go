@@ -36,6 +36,7 @@ func BenchmarkCitus(b *testing.B) {
 	pool := pgtest.Pool(b, func(c *pgxpool.Config) {
 		c.MaxConns = callers
 		c.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+		c.ConnConfig.RuntimeParams["citus.shard_count"] = "32" // the default of Citus
 	})
 	l := limiter(b, ratelimit.Config{Citus: true})
 	exec(b, pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL)`,
