@@ -160,7 +160,7 @@ var ofTheRest = []mutant{
 	{"lost statement: fails a call alone", "ratelimit/autocommit.go",
 		"case state == statementLost && first:", "case state == statementLost && !first:", "PreparedStatementThatIsLost", whole, false},
 	{"lost statement: fails a coalesced call", "ratelimit/together.go",
-		"len(some) > 1 || isConflict(err)", "len(some) > 1", "PreparedStatementThatIsLost", whole, false},
+		"single := isConflict(err) ||", "single := false ||", "PreparedStatementThatIsLost", whole, false},
 	{"books: the maker of a layout tells others of it", "ratelimit/look_shards.go",
 		"if a.made[c.Place] {", "if a.made[c.Place] && false {", "MayRollBack", core, true},
 	{"books: a flood forgets who has made a layout", "internal/book/book.go",
