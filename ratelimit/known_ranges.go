@@ -11,10 +11,10 @@ import (
 	"github.com/weir-go/weir/internal/ranges"
 )
 
-// knownRanges are the ranges of hashes by which Citus divides the balances, as far as they are
-// known. They change when somebody divides a range. Then Citus refuses statements for several keys,
-// the calls are decided one by one, and the ranges are read anew. Until that is done calls of one
-// key at a time are decided together.
+// knownRanges are the ranges of hashes by which Citus divides the balances: what this process knows
+// of them. When somebody divides a range, Citus refuses statements for several keys that were in
+// it. Their calls are decided one by one, and the ranges are read again. Until then, only calls for
+// the same key are decided together.
 type knownRanges struct {
 	known   atomic.Pointer[ranges.Ranges]
 	mu      sync.Mutex // held by the one that reads them

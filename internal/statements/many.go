@@ -8,7 +8,7 @@ package statements
 type Many struct{ Take, Make, Look, Lock, Wait, Put, New string }
 
 // many returns them. The portable forms are of one row each: distributed engines route a statement
-// by its key, and take SKIP LOCKED for one key only. On Citus there are those of inRange, too.
+// by its key, and take SKIP LOCKED for one key only. Citus has those of inRange, too.
 func (n names) many(portable bool) Many {
 	if portable {
 		return Many{
@@ -42,9 +42,9 @@ WHERE b.ctid = s.at AND s.left >= 0::float8
 RETURNING s.nr, ` + columns
 }
 
-// inRange are the statements over many rows that Citus keeps in one table: those whose keys are in
-// one range of hashes. It sends them there, as it sees by key = ANY, and refuses them if some of
-// the keys are in another range.
+// inRange are statements over many rows whose keys are in one range of hashes, so that Citus keeps
+// these rows in one table. From key = ANY it sees which table that is. It refuses the statement if
+// the keys are in several ranges.
 func (n names) inRange() Many {
 	return Many{Take: n.takeInRange(), Look: n.lookMany() + ` AND ` + byKeys,
 		Lock: n.locking() + "\nWHERE " + byKeys + skipLocked}
