@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -60,7 +61,9 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	limit := ratelimit.MustDefine("convoy", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
 	for i := range 8 { // who inserts a row waits for others that do
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("busy", i)))))
-		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i)))))
+	}
+	for i := range 150 { // then batches insert no rows any more
+		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i%8)))))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -80,28 +83,51 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 			}
 		})
 	}
-	waits := func() (waiting []string) {
+	// Of the connections that wait, one has Many.Wait, which waits for one row.
+	waits := func() (forOne, batches []string) {
 		t.Helper()
-		if err := pool.QueryRow(t.Context(),
-			`SELECT coalesce(array_agg(pid || ' since ' || query_start), '{}') FROM pg_stat_activity
-			WHERE application_name = 'convoy' AND wait_event_type = 'Lock' AND wait_event IN ('tuple', 'transactionid')`).Scan(&waiting); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT
+				coalesce(array_agg(pid || ' since ' || query_start) FILTER (WHERE query LIKE 'SELECT 1::bigint %'), '{}'),
+				coalesce(array_agg(pid || ' since ' || query_start) FILTER (WHERE query NOT LIKE 'SELECT 1::bigint %'), '{}')
+			FROM pg_stat_activity WHERE application_name = 'convoy'
+				AND wait_event_type = 'Lock' AND wait_event IN ('tuple', 'transactionid')`).Scan(&forOne, &batches); err != nil {
 			t.Error(err)
 		}
-		return waiting
+		return forOne, batches
 	}
-	for i := range 100 {
+	// Statements of batches skip held rows. But see together.go: in rare cases Postgres waits all
+	// the same. In 60 runs 11 such waits were seen, at most two in a run. Without SKIP LOCKED there
+	// were 29 to 78 in each of eight.
+	const mostByChance = 10
+	seen, ones := map[string]bool{}, map[string]bool{}
+	end := time.Now().Add(hung)
+	for i := 0; i < 100 || len(ones) < 10; i++ {
+		if time.Now().After(end) {
+			t.Fatalf("of the waits for one row only %d were seen", len(ones))
+		}
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("free", i%8)))))
 		// One reading is not of one instant: one connection may end its wait, and another one
 		// begin, while it is made. Two that wait at once are in the next one, too, with the same
 		// statements.
-		if waiting := waits(); len(waiting) > 1 {
-			again := waits()
-			if waiting = slices.DeleteFunc(waiting, func(w string) bool {
+		forOne, batches := waits()
+		for _, w := range batches {
+			seen[w] = true
+		}
+		for _, w := range forOne {
+			ones[w] = true
+		}
+		if len(forOne) > 1 {
+			again, _ := waits()
+			if forOne = slices.DeleteFunc(forOne, func(w string) bool {
 				return !slices.Contains(again, w)
-			}); len(waiting) > 1 {
-				t.Errorf("%d connections wait for rows: %q", len(waiting), waiting)
+			}); len(forOne) > 1 {
+				t.Errorf("%d connections wait for one row each: %q", len(forOne), forOne)
 			}
 		}
+	}
+	t.Logf("%d waits for one row were seen, and %d of batches", len(ones), len(seen))
+	if len(seen) > mostByChance {
+		t.Errorf("%d batches waited for rows: %q", len(seen), slices.Collect(maps.Keys(seen)))
 	}
 	stop()
 	wg.Wait()

@@ -24,6 +24,10 @@ import (
 // Go, and writes the new balances.
 //
 // No statement waits for a row that another transaction holds: calls for such a row go to held.
+// There is a rare exception, in Postgres: if the holder commits just when SKIP LOCKED looks, and
+// another transaction has updated the row again by then, it waits for that one, as it locks all
+// newer versions of the row (heap_lock_updated_tuple). A lock_timeout would end such a wait early,
+// but a batch of one statement, which goes without BEGIN, would need three more statements for it.
 
 // scheme is the plan for one batch.
 type scheme struct {
