@@ -31,10 +31,10 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 			f, sched, j := exact(t)
 			jobs := sched.Jobs(j.client(t, sched))
 			limit := ratelimit.MustDefine("behindOthers",
-				ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(10)})
+				ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: ratelimit.Tokens(10)})
 			var ids []int64
 			var dues []time.Time
-			for i, n := range []float64{10, 90, 10, 10} { // at 0, 90, 100, 110 s
+			for i, n := range []float64{10, 90, 10, 10} { // at 0, 45, 50, 55 s
 				job := f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(n).OrReserve()).Job.Job
 				ids, dues = append(ids, job.ID), append(dues, job.ScheduledAt)
 			}
@@ -44,7 +44,7 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 				t.Fatal(err)
 			}
 			eventually(t, "it gives back what it took", func() bool { return f.settlements(t) == 1 })
-			moved := dues[3].Add(-90 * time.Second)
+			moved := dues[3].Add(-45 * time.Second)
 			j.startsBefore(t, ids[3], moved, dues[1])
 			if started := j.await(t, 3); started[2].id != ids[3] {
 				t.Errorf("the last job was due at %v, and started as %+v: want it about %v", dues[3], started[2], moved)

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-func TestMain(m *testing.M) { pgtest.Waiting(m, 16) }
+func TestMain(m *testing.M) { pgtest.Waiting(m, 24) }
 
 type sendArgs struct {
 	N int `json:"n"`
