@@ -126,7 +126,7 @@ test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 1
 
 .PHONY: test/bite
 test/bite: postgres ## Break the library in one place at a time, and see a test notice each
-	$(GO) run ./internal/bite
+	$(GO) run ./internal/test/bite
 
 .PHONY: conformance
 conformance: postgres ## Replay the reference implementation's outcomes; CONFORMANCE_DIR=... for another set

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/dashboard"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/observe"
 	"github.com/weir-go/weir/ratelimit"
 )

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/httplimit"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 

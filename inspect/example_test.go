@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/inspect"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/pair"
+	"github.com/weir-go/weir/internal/test/pair"
 	"github.com/weir-go/weir/ratelimit"
 )
 

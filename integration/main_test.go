@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 )
 
 func TestMain(m *testing.M) {

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgtest"
-	"github.com/weir-go/weir/internal/shardload"
+	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/shardload"
 )
 
 // BenchmarkShardedDenials is a limit of 32 shards of 10 tokens each, from which counts of 1 to 5

@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/test/pgserver"
 	"github.com/weir-go/weir/otelweir"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"

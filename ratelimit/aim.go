@@ -5,10 +5,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/book"
-	"github.com/weir-go/weir/internal/spread"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/book"
+	"github.com/weir-go/weir/internal/limits/spread"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 // noon is a round instant well after the epoch, in microseconds.

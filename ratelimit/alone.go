@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/spread"
 )
 
 // decideAlone decides calls that cannot be decided in the batch, in goroutines of their own, a few

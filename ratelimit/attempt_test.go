@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // contendedFor is how long a row is contended after a conflict: see package contended.

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/statements"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/statements"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // lazyTx is the transaction of an attempt, which begins as late as possible. If the first

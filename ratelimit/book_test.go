@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/spread"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/spread"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
 

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // What is refused is refused before anything is sent: nothing listens here.

@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 // State is a balance: Value tokens at TS. A negative Value is owed by reservations. For a fixed

@@ -1,8 +1,8 @@
 package ratelimit
 
 import (
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // What is remembered of denials, to know when LOOK should go before TAKE. Without

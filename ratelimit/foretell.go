@@ -3,9 +3,9 @@ package ratelimit
 import (
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/internal/receipts"
-	"github.com/weir-go/weir/internal/where"
 )
 
 // Foretell is [Decide] for a whole call: the Result that [Limiter.RateLimit] would return at now if

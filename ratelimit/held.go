@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // held keeps calls whose rows other transactions hold. The calls wait here without a connection.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/ranges"
+	"github.com/weir-go/weir/internal/limits/ranges"
 )
 
 // knownRanges are the ranges of hashes by which Citus divides the balances: what this process knows

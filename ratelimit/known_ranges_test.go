@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/weir-go/weir/internal/ranges"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/ranges"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // On Citus a batch is of the calls for keys of one range, in their order, and one statement reaches

@@ -10,7 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/shard"
 )
 

@@ -8,10 +8,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/book"
-	"github.com/weir-go/weir/internal/contended"
-	"github.com/weir-go/weir/internal/denials"
-	"github.com/weir-go/weir/internal/statements"
+	"github.com/weir-go/weir/internal/limits/book"
+	"github.com/weir-go/weir/internal/limits/contended"
+	"github.com/weir-go/weir/internal/limits/denials"
+	"github.com/weir-go/weir/internal/limits/statements"
 )
 
 // Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/weir-go/weir/internal/spread"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/spread"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
 

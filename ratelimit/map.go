@@ -28,15 +28,15 @@ package ratelimit
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //	table.go         the name of the table of balances
 //
-// The arithmetic, without a database, is package internal/algebra. RetryAt comes from its Decide in
-// ask.go, which asks Earliest in rule.go; for limits with shards it comes from package
-// internal/spread. These files are the public side of the arithmetic:
+// The arithmetic, without a database, is package internal/limits/algebra. RetryAt comes from its
+// Decide in ask.go, which asks Earliest in rule.go; for limits with shards it comes from package
+// internal/limits/spread. These files are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits; Receipts, for package weirtest
 //	line.go          which work waits behind which, and when it may run after a rule has changed
 //
-// One call of one limit, in one row. What is sent is in package internal/statements:
+// One call of one limit, in one row. What is sent is in package internal/limits/statements:
 //
 //	protocol.go      how a call is decided: take, look, take again; why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
@@ -84,9 +84,9 @@ package ratelimit
 //	trip.go          round trips of a batch: connection and time-outs
 //	gives.go         gives back tokens of coalesced callers whose context has ended
 //
-// A limit of several shards. Package internal/spread is the arithmetic: what the shards grant as
-// one limit, RetryAt, and how a count is divided over them. Package internal/book remembers what a
-// process knows of the shards:
+// A limit of several shards. Package internal/limits/spread is the arithmetic: what the shards
+// grant as one limit, RetryAt, and how a count is divided over them. Package internal/limits/book
+// remembers what a process knows of the shards:
 //
 //	sharded.go       the protocol where a limit has shards
 //	aim.go           chooses the shard or shards that a call takes from

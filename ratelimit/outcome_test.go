@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 func at(d time.Duration) time.Time { return fromMicro(noon).Add(d) }

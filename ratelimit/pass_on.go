@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/weir-go/weir/internal/answers"
+	"github.com/weir-go/weir/internal/limits/answers"
 )
 
 func (t *lazyTx) CopyFrom(

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
 

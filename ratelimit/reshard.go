@@ -6,8 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/shard"
 )
 

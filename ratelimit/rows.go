@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/weir-go/weir/internal/spread"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/spread"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -101,8 +101,8 @@ func (l *Limiter) eachRow(
 }
 
 // pausing is when the time of a limit's rows goes on, the clock, and since when their time stands
-// still: see pause.go of internal/statements. It is nil for a limit that has no closed rows. All
-// rows of a limit are paused and resumed by one clock.
+// still: see pause.go of internal/limits/statements. It is nil for a limit that has no closed rows.
+// All rows of a limit are paused and resumed by one clock.
 type pausing struct{ until, now, since time.Time }
 
 // stand returns the rows of the limit of c, and when their time goes on, if it has closed rows. Row

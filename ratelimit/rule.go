@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 // A Rule is the numbers of a limit: a [TokenBucket] or a [FixedWindow].

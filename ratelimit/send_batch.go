@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/answers"
+	"github.com/weir-go/weir/internal/limits/answers"
 )
 
 // SendBatch takes what the requests ask for and runs a batch of statements, in one transaction, at

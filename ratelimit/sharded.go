@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/spread"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/shard"
 )
 

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 // spares are the balances in memory on which a FailOpen decides in an outage, by its share of each

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // InSQLTx is [Limiter.InTx] for a *sql.DB over pgx's stdlib driver: it runs fn in a transaction,

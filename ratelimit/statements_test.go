@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 // every returns one statement of each kind, for each configuration.

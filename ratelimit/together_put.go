@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // rowsOf returns the rows of calls, in the order in which everything locks them. It sorts the calls

@@ -1,8 +1,8 @@
 package ratelimit
 
 // On Citus InTx, InSQLTx and SendBatch request two-phase commit before COMMIT, if the transaction has
-// written the coordinator: see internal/statements/two_phase.go. In any other transaction nobody
-// knows what it will write yet, so each call that writes requests it.
+// written the coordinator: see internal/limits/statements/two_phase.go. In any other transaction
+// nobody knows what it will write yet, so each call that writes requests it.
 
 // marked adds the statement that requests two-phase commit, if statements write and the transaction
 // does not request it at its end. a is the attempt that tx belongs to, or nil.

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/code"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/rpclimit"
 )

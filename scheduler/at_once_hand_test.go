@@ -8,7 +8,7 @@ import (
 
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 )
 
 // noRounds keeps the rounds from giving free slots, as if another client had the turn and hung.

@@ -4,7 +4,7 @@ import (
 	"flag"
 	"testing"
 
-	"github.com/weir-go/weir/internal/names"
+	"github.com/weir-go/weir/internal/test/names"
 )
 
 var update = flag.Bool("update", false, "write testdata/statements.sql anew")

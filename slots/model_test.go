@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/slots"
 )
 

@@ -3,8 +3,8 @@ package slots
 import (
 	"testing"
 
-	"github.com/weir-go/weir/internal/names"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/names"
+	"github.com/weir-go/weir/internal/test/pgtest"
 )
 
 func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {

@@ -3,7 +3,7 @@ package weirtest
 import (
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/ratelimit"
 )
 

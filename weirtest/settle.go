@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/weir-go/weir/internal/algebra"
+	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/receipts"
 	"github.com/weir-go/weir/ratelimit"
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/bench/internal/redisserver"
-	"github.com/weir-go/weir/internal/pair"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pair"
+	"github.com/weir-go/weir/internal/test/pgtest"
 )
 
 // BenchmarkCoalesced lets callers take from an ample limit, by coalesced calls against redis_rate,

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/weir-go/weir/bench/internal/redisserver"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/shardload"
+	"github.com/weir-go/weir/internal/test/shardload"
 )
 
 const capacity = 320

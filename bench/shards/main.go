@@ -21,8 +21,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/bench/internal/page"
-	"github.com/weir-go/weir/internal/pgserver"
-	"github.com/weir-go/weir/internal/shardload"
+	"github.com/weir-go/weir/internal/test/pgserver"
+	"github.com/weir-go/weir/internal/test/shardload"
 	"github.com/weir-go/weir/schema"
 )
 

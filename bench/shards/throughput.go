@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/shardload"
+	"github.com/weir-go/weir/internal/test/shardload"
 	"github.com/weir-go/weir/ratelimit"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgserver"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgserver"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/schema"
 )
 

@@ -19,7 +19,7 @@ import (
 
 	"github.com/weir-go/weir/dashboard"
 	"github.com/weir-go/weir/dashboard/ahead"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )

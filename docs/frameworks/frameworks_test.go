@@ -10,7 +10,7 @@ import (
 
 	"github.com/weir-go/weir/docs/frameworks"
 	"github.com/weir-go/weir/httplimit"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 

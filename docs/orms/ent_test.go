@@ -5,7 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5/stdlib"
 
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 )
 
 // A transaction that Ent begins for an operation of its own is the caller's: it ends when that ends.

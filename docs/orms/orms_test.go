@@ -18,7 +18,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/weir-go/weir/docs/orms"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 

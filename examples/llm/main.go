@@ -10,7 +10,7 @@
 // The API is a stand-in within the program, which keeps an exact log of its own and answers 429
 // beyond its limits. Set OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the flags -tpm, -rpm
 // and -minute to what it allows, to use a real one. Postgres is found or downloaded: see
-// internal/pgserver.
+// internal/test/pgserver.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/weir-go/weir/examples/llm/standin"
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/test/pgserver"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/examples/llm/standin"
-	"github.com/weir-go/weir/internal/pgtest"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 

@@ -6,7 +6,7 @@
 //	go run ./examples/login
 //	go run ./examples/login -serve 127.0.0.1:8080
 //
-// Postgres is found or downloaded: see internal/pgserver.
+// Postgres is found or downloaded: see internal/test/pgserver.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/test/pgserver"
 	"github.com/weir-go/weir/lockout"
 	"github.com/weir-go/weir/schema"
 )

@@ -5,7 +5,7 @@
 //
 //	go run ./examples/playground -serve 127.0.0.1:8080
 //
-// Postgres is found or downloaded: see internal/pgserver.
+// Postgres is found or downloaded: see internal/test/pgserver.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/test/pgserver"
 )
 
 func main() {

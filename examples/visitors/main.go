@@ -7,7 +7,7 @@
 //	go run ./examples/visitors
 //	go run ./examples/visitors -serve 127.0.0.1:8080
 //
-// Postgres is found or downloaded: see internal/pgserver.
+// Postgres is found or downloaded: see internal/test/pgserver.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/httplimit"
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/test/pgserver"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
-	"github.com/weir-go/weir/internal/pgserver"
+	"github.com/weir-go/weir/internal/test/pgserver"
 	"github.com/weir-go/weir/ratelimit"
 )
 

@@ -5,8 +5,8 @@ package receipts
 import (
 	"time"
 
-	"github.com/weir-go/weir/internal/algebra"
-	"github.com/weir-go/weir/internal/where"
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // Reservation is a ratelimit.Reservation with what was used of it.

@@ -95,7 +95,7 @@ CREATE TABLE weir_slot (
     autovacuum_vacuum_cost_delay = 0
 );
 
--- Fair lines: jobs that wait for their turn at a limit that many tenants share. See internal/turn for the arithmetic.
+-- Fair lines: jobs that wait for their turn at a limit that many tenants share. See internal/jobs/turn for the arithmetic.
 --
 -- A line is a limit and a key. Its row is locked by whoever grants turns, for as long as the transaction of that grant
 -- lasts; until then, by the database's clock, the holder is the one to grant them. virtual is the line's virtual time.

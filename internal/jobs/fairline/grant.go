@@ -15,7 +15,7 @@ import (
 
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
-	"github.com/weir-go/weir/internal/turn"
+	"github.com/weir-go/weir/internal/jobs/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
 

@@ -6,9 +6,9 @@
 // One client grants the turns of a line at a time: the one that holds the line's row in weir_line,
 // for three seconds at a time. It locks the row in the transaction of each grant, so that two that
 // both believe to hold it do not grant at once. In that transaction the jobs get their tokens and
-// their times, and what each tenant has had is read and written; whose turn it is, internal/turn
-// decides. The holder remembers only what need not be exact: which of the jobs that it has granted
-// still wait for a worker.
+// their times, and what each tenant has had is read and written; whose turn it is,
+// internal/jobs/turn decides. The holder remembers only what need not be exact: which of the jobs
+// that it has granted still wait for a worker.
 package fairline
 
 import (
@@ -25,7 +25,7 @@ import (
 
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
-	"github.com/weir-go/weir/internal/turn"
+	"github.com/weir-go/weir/internal/jobs/turn"
 	"github.com/weir-go/weir/ratelimit"
 )
 

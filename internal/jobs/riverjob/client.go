@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/weir-go/weir/internal/wake"
+	"github.com/weir-go/weir/internal/jobs/wake"
 )
 
 const (

@@ -1,0 +1,218 @@
+package spread
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/weir-go/weir/internal/limits/algebra"
+)
+
+// Part is what is to be taken from one shard.
+type Part struct {
+	Shard int
+	Count float64 // tokens
+	Most  float64 // that may be taken
+	Least float64 // that must be left
+}
+
+// Plan says how a limit grants a call.
+type Plan struct {
+	// the shards that would grant the call alone, the fullest first. If there are none:
+	Able  []int
+	Parts []Part // what to take from several, in the order of their rows
+	Ahead bool   // the parts are reserved
+}
+
+// Plan returns how the limit would grant the call at now. If no shard grants it alone, Plan gathers
+// tokens from the fullest shards, or reserves in several so that their lines stay level. With ahead
+// it only reserves. It uses several shards only if free allows each; nil allows all.
+func (w *Whole) Plan(a *algebra.Ask, now int64, ahead bool, free func(int) bool) (p Plan, ok bool) {
+	shares := a.Shares(w.Shards)
+	most, share := Largest(a, &shares)
+	if most < share && most*float64(w.Shards) >= a.Count {
+		if p, ok := w.planBy(a, now, ahead, free, shares, most); ok {
+			return p, true
+		}
+	}
+	return w.planBy(a, now, ahead, free, shares, share)
+}
+
+// planBy is Plan for parts of at most so many tokens, unless they must be larger.
+func (w *Whole) planBy(
+	a *algebra.Ask, now int64, ahead bool, free func(int) bool, shares algebra.Shares, most float64,
+) (p Plan, ok bool) {
+	there := make([]Part, 0, w.Shards)
+	var loose []Part // the shards that are not paused
+	row := *a
+	var values []float64
+	left := -a.Count
+	for i := range w.Shards {
+		row.Rule, row.Leave = *shares.Of(i), leaves(a, w.Shards, i)
+		b := row.At(w.Rows[i], now)
+		values = append(values, b.Value)
+		left += max(0, b.Value)
+		if one := (Part{Shard: i, Count: b.Value - row.Leave,
+			Most: shares.Each.Capacity}); free == nil || free(i) {
+			if there = append(there, one); b.PausedUntil == algebra.Open {
+				loose = append(loose, one)
+			}
+		}
+		if a.Count <= most || b.Value >= a.Count || w.Shards == 1 || !a.Pausable() {
+			if _, ok := row.Grants(b); ok {
+				p.Able = append(p.Able, i)
+			}
+		}
+	}
+	if w.Shards > 1 && left < a.Leave && a.Leave > 0 {
+		return Plan{}, false
+	}
+	if len(p.Able) > 0 {
+		slices.SortStableFunc(p.Able, func(a, b int) int {
+			return cmp.Compare(values[b], values[a])
+		})
+		return p, true
+	}
+	if w.Shards == 1 || len(there) == 0 {
+		return p, false
+	}
+	if !ahead {
+		if p.Parts, ok = Gather(loose, a.Count); ok {
+			for k := range p.Parts {
+				q := &p.Parts[k]
+				// the second may be rounded
+				q.Least = min(leaves(a, w.Shards, q.Shard), values[q.Shard]-q.Count)
+			}
+			return p, true
+		}
+	}
+	if !a.Pausable() {
+		return p, false
+	}
+	// Use few rows, but so many that none has to give more than half a share unless it has more
+	// tokens than others: then their lines can be level. If MaxReserved is nearly reached, more
+	// shards may have room when these have not.
+	slices.SortStableFunc(there, byCount)
+	if k := math.Ceil(a.Count / min(most, shares.Each.Capacity/2)); 1 < k &&
+		k < float64(len(there)) {
+		if p, ok := w.planAhead(a, now, there[:int(k)]); ok {
+			return p, true
+		}
+	}
+	return w.planAhead(a, now, there)
+}
+
+// planAhead reserves in some shards, and leaves out those that do not grant their parts. A part may
+// be larger than it should only if all shards together have no room.
+func (w *Whole) planAhead(a *algebra.Ask, now int64, there []Part) (p Plan, ok bool) {
+	p.Ahead = true
+	for {
+		room := 0.0
+		for _, q := range there {
+			room += q.Most
+		}
+		if len(there) == 0 || room < a.Count && len(there) < w.Shards {
+			return Plan{}, false
+		}
+		p.Parts = Level(there, a.Count)
+		var denied []int
+		for k := range p.Parts {
+			q := &p.Parts[k]
+			row := PartOf(a, w.Shards, q.Shard, q.Count)
+			if _, ok := row.Grants(row.At(w.Rows[q.Shard], now)); !ok {
+				denied = append(denied, q.Shard)
+			}
+			q.Least = max(q.Least, row.Least())
+		}
+		if len(denied) == 0 {
+			return p, true
+		}
+		there = slices.DeleteFunc(slices.Clone(there), func(q Part) bool {
+			return slices.Contains(denied, q.Shard)
+		})
+	}
+}
+
+// byCount sorts the fullest first.
+func byCount(a, b Part) int { return cmp.Or(cmp.Compare(b.Count, a.Count), a.Shard-b.Shard) }
+
+func byShard(a, b Part) int { return a.Shard - b.Shard }
+
+// Gather takes n from the fullest shards, and from as few as possible.
+func Gather(there []Part, n float64) (parts []Part, ok bool) {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	sum := 0.0
+	for _, p := range there {
+		sum += max(0, p.Count)
+	}
+	if !(sum >= n) {
+		return nil, false
+	}
+	for _, p := range there {
+		if p.Count < 0 || p.Count == 0 && n > 0 {
+			break
+		}
+		p.Count = min(p.Count, n)
+		parts = append(parts, p)
+		if n -= p.Count; n <= 0 {
+			slices.SortFunc(parts, byShard)
+			return parts, true
+		}
+	}
+	return nil, false
+}
+
+// Level takes n so that the shards from which it takes are left with the same number of tokens. It
+// takes more than most from a shard only if all of them together have no room.
+func Level(there []Part, n float64) []Part {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	room := 0.0
+	for _, p := range there {
+		room += p.Most
+	}
+	if room < n*(1-1e-9) { // a share may have been rounded
+		for k := range there {
+			there[k].Most = math.Inf(1)
+		}
+	}
+	taken := func(left float64) (sum float64) {
+		for _, p := range there {
+			sum += min(p.Most, max(0, p.Count-left))
+		}
+		return sum
+	}
+	left, above := there[len(there)-1].Count-n, there[0].Count
+	for range 64 {
+		if middle := left + (above-left)/2; taken(middle) >= n {
+			left = middle
+		} else {
+			above = middle
+		}
+	}
+	// Round to few digits, like the parts of what was divided (see shard.Split). Then they add up
+	// without rounding, and a debt of ten tokens does not become one that a window of ten cannot
+	// repay.
+	if _, exp := math.Frexp(max(math.Abs(there[0].Count), n)); n > 0 {
+		left = math.Ldexp(math.Round(math.Ldexp(left, 44-exp)), exp-44)
+	}
+	var parts []Part
+	rest := n
+	for _, p := range there {
+		had := p.Count
+		if p.Count = min(p.Most, max(0, had-left), rest); p.Count <= n*1e-9 { // only rounding
+			continue
+		}
+		rest -= p.Count
+		p.Least = had - 3*p.Count
+		parts = append(parts, p)
+	}
+	if len(parts) == 0 {
+		parts = append(parts, Part{Shard: there[0].Shard, Least: math.Inf(-1)})
+	}
+	if last := &parts[len(parts)-1]; rest > 0 { // by rounding
+		last.Count += rest
+		last.Least -= rest
+	}
+	slices.SortFunc(parts, byShard)
+	return parts
+}

@@ -1,0 +1,85 @@
+package spread
+
+import (
+	"math"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/shard"
+)
+
+// Lines that start together would start more than the capacity at once if one of them let in more
+// than a share: so a larger count is taken in parts, of which none is larger, as evenly as the
+// shards stand. The parts add up to it.
+func TestNoPartIsLargerThanAShare(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 12).Draw(t, "shards")
+		capacity := float64(rapid.IntRange(n, 100*n).Draw(t, "capacity"))
+		c := &algebra.Ask{Rule: algebra.Rule{Capacity: capacity, Rate: capacity, Period: 1e9, Debt: algebra.Full}}
+		c.Reserve = true
+		c.Count = rapid.Float64Range(0.01, capacity).Draw(t, "count") // less drowns in what may be reserved
+		shares := c.Shares(n)
+		w := &Whole{shard.Layout{Shards: n, Generation: 1}, make([]algebra.Balance, n), 1}
+		for i := range w.Rows {
+			has := shares.Of(i).Capacity
+			w.Rows[i] = algebra.Balance{Exists: true, Value: rapid.Float64Range(-5*has, has).Draw(t,
+				"value"), TS: 1, PausedUntil: algebra.Open}
+		}
+		p, ok := w.Plan(c, 1, false, nil)
+		if !ok {
+			t.Fatal("denied, with all that may be reserved")
+		}
+		if len(p.Able) > 0 {
+			if c.Count > shares.Each.Capacity {
+				t.Fatalf("%v from one shard of %v", c.Count, shares.Each.Capacity)
+			}
+			return
+		}
+		sum, deepest := 0.0, math.Inf(1)
+		for _, q := range p.Parts {
+			sum += q.Count
+			if room := shares.Each.Capacity; p.Ahead && q.Count > room*(1+1e-9) && c.Count <= room*float64(n) {
+				t.Fatalf("a part of %v in a shard of %v", q.Count, room)
+			}
+			deepest = min(deepest, w.Rows[q.Shard].Value-q.Count)
+		}
+		if math.Abs(sum-c.Count) > 1e-9*capacity {
+			t.Fatalf("the parts are %v, want %v", sum, c.Count)
+		}
+		for _, q := range p.Parts { // what goes deepest goes no deeper than it must
+			if left := w.Rows[q.Shard].Value - q.Count; p.Ahead && left > deepest+1e-6*capacity &&
+				q.Count < shares.Each.Capacity*(1-1e-6) {
+				t.Fatalf("a shard is left with %v, and another with %v", left, deepest)
+			}
+		}
+	})
+}
+
+// Whoever can wait for a while only is not denied for one shard whose line is longer, if the others
+// have room.
+func TestAPartGoesToNoShardThatIsTooLate(t *testing.T) {
+	t.Parallel()
+	c := &algebra.Ask{Rule: algebra.Rule{Capacity: 5, Rate: 5, Period: 5000, Debt: algebra.Full}, Count: 3}
+	c.Reserve, c.Bounded, c.Within, c.Credit = true, true, 200, true
+	w := &Whole{shard.Layout{Shards: 5, Generation: 1}, make([]algebra.Balance, 5), 1}
+	for i, value := range []float64{0, 0, -0.25, 0, 0.5} { // the third repays for 1,250 microseconds
+		w.Rows[i] = algebra.Balance{Exists: true, Value: value, TS: 1, PausedUntil: algebra.Open}
+	}
+	p, ok := w.Plan(c, 1, false, nil)
+	if !ok {
+		t.Fatal("denied")
+	}
+	sum := 0.0
+	for _, q := range p.Parts {
+		sum += q.Count
+		if q.Shard == 2 {
+			t.Errorf("a part of %v in the shard that is too late", q.Count)
+		}
+	}
+	if sum != 3 {
+		t.Errorf("the parts are %v", sum)
+	}
+}
