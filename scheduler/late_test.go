@@ -71,11 +71,8 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 				"queue may pass each other",
 				passed)
 			for _, s := range late {
-				eventually(t, "it is completed", func() bool {
-					return f.job(t, s.id).State == rivertype.JobStateCompleted
-				})
-				if !strings.Contains(string(f.job(t, s.id).Metadata), `\"late\":true`) {
-					t.Errorf("job %d has not paid for its new time: %s", s.n, f.job(t, s.id).Metadata)
+				if job := f.ended(t, s.id); !paidLate(job) {
+					t.Errorf("job %d has not paid for its new time: %s", s.n, job.Metadata)
 				}
 				most := 2 // when it pays, and if others that were as late have paid before it since
 				if pgtest.Citus() {
@@ -222,4 +219,21 @@ func TestAChargePutsAJobOffByAsMuch(t *testing.T) {
 			})
 		})
 	}
+}
+
+// ended waits for a job that has started, and returns it: River writes what an attempt has noted
+// together with its end.
+func (f *fixture) ended(t testing.TB, id int64) *rivertype.JobRow {
+	t.Helper()
+	var job *rivertype.JobRow
+	eventually(t, "a job that has started is completed", func() bool {
+		job = f.job(t, id)
+		return job.State == rivertype.JobStateCompleted
+	})
+	return job
+}
+
+// paidLate reports whether a job was so late that it has paid anew.
+func paidLate(job *rivertype.JobRow) bool {
+	return strings.Contains(string(job.Metadata), `\"late\":true`)
 }

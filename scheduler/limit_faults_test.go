@@ -2,7 +2,6 @@ package scheduler_test
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"time"
 
@@ -98,8 +97,8 @@ func TestAHeldBalanceHoldsUpNoLateJobOfAnotherKey(t *testing.T) {
 			f.exec(t, `UPDATE river_job SET state = 'available' WHERE state = 'scheduled'`)
 			j.client(t, sched, workers(most))
 			for _, s := range j.await(t, 2) {
-				if m := f.job(t, s.id).Metadata; s.n < 2 || !strings.Contains(string(m), `\"late\":true`) {
-					t.Errorf("job %d has started: %s, want 2 and 3, which have paid anew", s.n, m)
+				if job := f.ended(t, s.id); s.n < 2 || !paidLate(job) {
+					t.Errorf("job %d has started: %s, want 2 and 3, which have paid anew", s.n, job.Metadata)
 				}
 			}
 			if err := tx.Rollback(t.Context()); err != nil {
@@ -132,8 +131,8 @@ func TestALateJobThatIsPutOffPaysAnew(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if s := j.await(t, 1)[0]; !strings.Contains(string(f.job(t, s.id).Metadata), `\"late\":true`) {
-		t.Errorf("it has started, and did not pay anew: %s", f.job(t, s.id).Metadata)
+	if job := f.ended(t, j.await(t, 1)[0].id); !paidLate(job) {
+		t.Errorf("it has started, and did not pay anew: %s", job.Metadata)
 	}
 }
 
@@ -155,8 +154,8 @@ func TestALateJobWithoutAReservationHoldsUpNothing(t *testing.T) {
 	f.exec(t, `UPDATE river_job SET state = 'available' WHERE state = 'scheduled'`)
 	j.client(t, sched)
 	for _, s := range j.await(t, 2) {
-		if m := f.job(t, s.id).Metadata; !strings.Contains(string(m), `\"late\":true`) {
-			t.Errorf("job %d has started, and did not pay anew: %s", s.n, m)
+		if job := f.ended(t, s.id); !paidLate(job) {
+			t.Errorf("job %d has started, and did not pay anew: %s", s.n, job.Metadata)
 		}
 	}
 }

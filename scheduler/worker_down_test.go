@@ -76,10 +76,10 @@ func TestAWorkerThatIsDownHoldsUpNoJobOfAnotherKey(t *testing.T) {
 			f.exec(t, `UPDATE river_job SET state = 'available' WHERE state = 'scheduled' AND scheduled_at < now()`)
 			j.client(t, sched, workers(most))
 			for _, s := range j.await(t, 3) {
-				switch m := f.job(t, s.id).Metadata; s.n {
+				switch job := f.ended(t, s.id); s.n {
 				case 1, 2:
-					if !strings.Contains(string(m), `\"late\":true`) {
-						t.Errorf("job %d has started, and did not pay anew: %s", s.n, m)
+					if !paidLate(job) {
+						t.Errorf("job %d has started, and did not pay anew: %s", s.n, job.Metadata)
 					}
 				case 12:
 				default:
@@ -91,11 +91,11 @@ func TestAWorkerThatIsDownHoldsUpNoJobOfAnotherKey(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range j.await(t, 5) {
-				job := f.job(t, s.id)
+				job := f.ended(t, s.id)
 				if s.attempt != 1 || len(job.Errors) > 0 {
 					t.Errorf("job %d started at attempt %d, after %v", s.n, s.attempt, job.Errors)
 				}
-				if s.n < 10 && !strings.Contains(string(job.Metadata), `\"late\":true`) {
+				if s.n < 10 && !paidLate(job) {
 					t.Errorf("job %d has started, and did not pay anew: %s", s.n, job.Metadata)
 				}
 			}
