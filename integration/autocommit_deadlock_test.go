@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -19,8 +20,8 @@ func TestAutocommitRunsAgainAfterADeadlock(t *testing.T) {
 		c.MaxConns = 1
 		c.ConnConfig.Tracer = &batch
 	})
-	l := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	limit := ratelimit.MustDefine("again", ratelimit.FixedWindow{Rate: 100, Period: century}).For("k")
+	l := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("again", ratelimit.FixedWindow{Rate: 100, Period: rig.Century}).For("k")
 	takeOK(t, first(l.RateLimit(t.Context(), limit)))
 
 	if _, err := pool.Exec(t.Context(), `
@@ -38,7 +39,7 @@ func TestAutocommitRunsAgainAfterADeadlock(t *testing.T) {
 	for range 2 {
 		takeOK(t, first(l.RateLimit(t.Context(), limit)))
 	}
-	if s, err := l.Value(t.Context(), limit); err != nil || !near(s.Value, 97) {
+	if s, err := l.Value(t.Context(), limit); err != nil || !rig.Near(s.Value, 97) {
 		t.Errorf("%+v, %v, want 97 left", s, err)
 	}
 }

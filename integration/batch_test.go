@@ -24,7 +24,6 @@ func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 	pgtest.OneServer(t, "shards that are chosen at random are added up in another order")
 	pool := pgtest.Pool(t)
 	base := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	errUndo := errors.New("undo")
 	rules := map[string]ratelimit.Rule{
 		"bucket": ratelimit.TokenBucket{Rate: 4, Period: 1 << 20 * time.Microsecond, Capacity: ratelimit.Tokens(16)},
 		"window": ratelimit.FixedWindow{Rate: 4, Period: time.Second, Capacity: ratelimit.Tokens(8), Start: base},

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -22,13 +23,13 @@ func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns, c.ConnConfig.RuntimeParams["application_name"] = 1, t.Name()
 	})
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
 	admin := pgtest.Bare(t)
-	l := limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	l := rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	nothing := func(context.Context, pgx.Tx) error { return nil }
 	kill := func() {
-		execSQL(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = left('%s', 63)`, t.Name()))
+		rig.Exec(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = left('%s', 63)`, t.Name()))
 	}
 	rateLimit := func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.RateLimit(ctx, tx, k)
@@ -141,9 +142,9 @@ func TestAPoolOfOneConnectionOutlivesEveryEnd(t *testing.T) {
 // somebody else.
 func TestATransactionThatWasKeptIsClosed(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), limiter(t, ratelimit.Config{})
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), rig.Limiter(t, ratelimit.Config{})
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	for _, used := range []bool{false, true} {
 		var kept pgx.Tx
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -192,12 +193,12 @@ func TestATransactionThatWasKeptIsClosed(t *testing.T) {
 func TestAConnectionOfAnotherBeginnerComesBack(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "there the statement works")
-	pool, l := written(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), limiter(t, ratelimit.Config{Citus: true})
+	pool, l := written(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), rig.Limiter(t, ratelimit.Config{Citus: true})
 	err := l.InTx(t.Context(), plainly{pool}, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `INSERT INTO message (id) VALUES (1)`)
 		return err
 	})
-	if sqlState(err) != "42P01" || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+	if rig.SQLState(err) != "42P01" || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
 		t.Errorf("got %v, want that weir_two_phase is missing", err)
 	}
 	if n := pool.Stat().AcquiredConns(); n != 0 {

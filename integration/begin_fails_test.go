@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -21,19 +22,19 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns, c.ConnConfig.RuntimeParams["lock_timeout"] = 1, "50ms"
 	})
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
 	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer admin.Close()
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
 	lock := lockOf(t, admin, k)
-	blocker := begin(t, admin, pgx.ReadCommitted)
+	blocker := rig.Begin(t, admin, pgx.ReadCommitted)
 	if _, err := blocker.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, lock); err != nil {
 		t.Fatal(err)
 	}
-	defer commit(t, blocker)
+	defer rig.Commit(t, blocker)
 
 	rateLimit := func(l *ratelimit.Limiter) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error {
@@ -47,7 +48,7 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 	}
 	for name, use := range uses {
 		for _, hide := range []bool{false, true} {
-			l := limiter(t, ratelimit.Config{}) // that knows of no contention
+			l := rig.Limiter(t, ratelimit.Config{}) // that knows of no contention
 			if name == "RateLimit" {
 				use = rateLimit(l)
 			}
@@ -75,7 +76,7 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 				t.Fatal(err)
 			}
 			is(l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-				execSQL(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(%d, 10000)`, pid))
+				rig.Exec(t, admin, fmt.Sprintf(`SELECT pg_terminate_backend(%d, 10000)`, pid))
 				return fails(ctx, tx)
 			}), "ratelimit: begin: FATAL: ")
 
@@ -93,7 +94,7 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 				if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 					return err
 				}
-				take(t, l.Autocommit(admin), k)
+				rig.Take(t, l.Autocommit(admin), k)
 				return rateLimit(l)(ctx, tx)
 			}), "ratelimit: queue for a contended limit: ERROR: ")
 		}
@@ -108,21 +109,21 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 // A first take that fails before it is sent leaves what it would have left after BEGIN.
 func TestAFirstTakeThatCannotBePrepared(t *testing.T) {
 	t.Parallel()
-	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for _, mode := range modes {
 		for _, requests := range [][]ratelimit.Request{{x.For("a")}, {x.For("a"), x.For("b")}} {
 			t.Run(fmt.Sprintf("%s/%d", strings.ReplaceAll(mode.String(), " ", ""), len(requests)), func(t *testing.T) {
 				t.Parallel()
 				pool, l := pgtest.Bare(t, func(c *pgxpool.Config) {
 					c.ConnConfig.DefaultQueryExecMode = mode
-				}), limiter(t, ratelimit.Config{})
-				execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+				}), rig.Limiter(t, ratelimit.Config{})
+				rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
 				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-					if _, err := l.RateLimit(ctx, tx, requests...); sqlState(err) != "42P01" ||
+					if _, err := l.RateLimit(ctx, tx, requests...); rig.SQLState(err) != "42P01" ||
 						!strings.Contains(err.Error(), "schema.Migrate") {
 						t.Errorf("got %v, want that nothing was migrated", err)
 					}
-					if err := firstUses["Exec"](ctx, tx); sqlState(err) != "25P02" {
+					if err := firstUses["Exec"](ctx, tx); rig.SQLState(err) != "25P02" {
 						t.Errorf("got %v, want a transaction that has failed", err)
 					}
 					return nil
@@ -139,9 +140,9 @@ func TestAFirstTakeThatCannotBePrepared(t *testing.T) {
 // without.
 func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		short, cancel := context.WithCancel(ctx)
 		cancel()
@@ -163,9 +164,9 @@ func TestAFirstTakeWhoseContextHasEnded(t *testing.T) {
 func TestAFirstTakeThatWaitsInVain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
-	holder := begin(t, pool, pgx.ReadCommitted)
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	holder := rig.Begin(t, pool, pgx.ReadCommitted)
 	takeOK(t, first(l.RateLimit(t.Context(), holder, k)))
 	for _, sub := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -189,15 +190,15 @@ func TestAFirstTakeThatWaitsInVain(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	commit(t, holder)
+	rig.Commit(t, holder)
 	wantValue(t, l, pool, k, 9)
 }
 
 func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "the default level is another one there")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	for _, tc := range []struct {
 		opts pgx.TxOptions
 		want string
@@ -232,7 +233,7 @@ func TestOptionsOfATransactionThatBeginsWithATake(t *testing.T) {
 			_, err := l.RateLimit(ctx, tx, k)
 			return err
 		})
-	if sqlState(err) != "25006" || !strings.Contains(err.Error(), "use the primary") {
+	if rig.SQLState(err) != "25006" || !strings.Contains(err.Error(), "use the primary") {
 		t.Errorf("read-only: %v", err)
 	}
 
@@ -261,25 +262,25 @@ func TestAFirstTakeThatCannotBeginAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "shards are looked at with other statements there")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2)).For("k")
-	l := limiter(t, ratelimit.Config{MaxAttempts: 1})
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(2)).For("k")
+	l := rig.Limiter(t, ratelimit.Config{MaxAttempts: 1})
 	for range 2 { // the second call knows the shards that the first has made
 		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), k)))
 	}
-	execSQL(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
-	execSQL(t, pool, forget(`%array_agg(shard)%`))
+	rig.Exec(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
+	rig.Exec(t, pool, forget(`%array_agg(shard)%`))
 	oops := errors.New("oops")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := l.RateLimit(ctx, tx, k); sqlState(err) != "26000" {
+		if _, err := l.RateLimit(ctx, tx, k); rig.SQLState(err) != "26000" {
 			t.Errorf("got %v, want that the look fails", err)
 		}
-		if err := firstUses["Exec"](ctx, tx); sqlState(err) != "26000" {
+		if err := firstUses["Exec"](ctx, tx); rig.SQLState(err) != "26000" {
 			t.Errorf("got %v, want that there is no transaction", err)
 		}
 		return oops
 	})
-	if sqlState(err) != "26000" {
+	if rig.SQLState(err) != "26000" {
 		t.Errorf("got %v, want the error of the look", err)
 	}
 	if n := rowsOf(t, pool, "done"); n != 0 {

@@ -11,15 +11,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
-	full := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
-	other := ratelimit.MustDefine("other", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
-	empty := ratelimit.MustDefine("empty", ratelimit.TokenBucket{Rate: 1, Period: never}).For("k")
+	full := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
+	other := ratelimit.MustDefine("other", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
+	empty := ratelimit.MustDefine("empty", ratelimit.TokenBucket{Rate: 1, Period: rig.Never}).For("k")
 	for _, mode := range modes {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
 			t.Parallel()
@@ -27,8 +28,8 @@ func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 			pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) {
 				c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 1, mode
 			})
-			l := limiter(t, ratelimit.Config{})
-			take(t, l.Autocommit(pool), empty)
+			l := rig.Limiter(t, ratelimit.Config{})
+			rig.Take(t, l.Autocommit(pool), empty)
 			exec := func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, `SELECT`)
 				return err
@@ -101,7 +102,7 @@ func TestBeginTakesNoTripOfItsOwn(t *testing.T) {
 func TestTheLockOfARetryTakesNoTripOfItsOwn(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	for name, want := range map[string]int64{"TakeFirst": 2, "ExecFirst": 4} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -109,8 +110,8 @@ func TestTheLockOfARetryTakesNoTripOfItsOwn(t *testing.T) {
 			pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) {
 				c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 			})
-			l := limiter(t, ratelimit.Config{})
-			take(t, l.Autocommit(pool), k)
+			l := rig.Limiter(t, ratelimit.Config{})
+			rig.Take(t, l.Autocommit(pool), k)
 			runs, before := 0, int64(0)
 			err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				before = count.n.Load()
@@ -120,7 +121,7 @@ func TestTheLockOfARetryTakesNoTripOfItsOwn(t *testing.T) {
 					}
 				}
 				if runs == 1 {
-					take(t, l.Autocommit(pool), k)
+					rig.Take(t, l.Autocommit(pool), k)
 				}
 				_, err := l.RateLimit(ctx, tx, k)
 				return err
@@ -204,18 +205,18 @@ type plainly struct{ ratelimit.Beginner }
 func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "the default level is another one there")
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
 	for _, mode := range modes {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+			rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
 			c, err := pool.Acquire(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Release()
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			left := 1000.0
 			for via, db := range map[string]ratelimit.Beginner{"pool": pool, "conn": c.Conn(), "other": plainly{pool}} {
 				for name, use := range firstUses {
@@ -223,7 +224,7 @@ func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
 						what := fmt.Sprintf("%s of %s, take first %v", name, via, takeFirst)
 						oops := errors.New("oops")
 						for _, end := range []error{oops, nil} {
-							execSQL(t, pool, `DELETE FROM done`)
+							rig.Exec(t, pool, `DELETE FROM done`)
 							err := l.InTx(t.Context(), db, func(ctx context.Context, tx pgx.Tx) error {
 								if takeFirst {
 									takeOK(t, first(l.RateLimit(ctx, tx, k)))
@@ -262,8 +263,8 @@ func TestATransactionMayBeUsedInAnyWayFirst(t *testing.T) {
 
 func TestSavepointsInATransactionThatBeganWithATake(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}).For("k")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		takeOK(t, first(l.RateLimit(ctx, tx, k.Count(1))))
 		outer, err := tx.Begin(ctx)

@@ -13,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // The books of a limit into which nothing flows balance: what was used and what is left are its
@@ -29,10 +31,10 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 		rule   ratelimit.Rule
 		shards int // at the least
 	}{
-		"BucketOfOneRow": {ratelimit.TokenBucket{Rate: capacity, Period: never}, 1},
-		"WindowOfOneRow": {ratelimit.FixedWindow{Rate: capacity, Period: never}, 1},
-		"BucketOfShards": {ratelimit.TokenBucket{Rate: capacity, Period: never}, 2},
-		"WindowOfShards": {ratelimit.FixedWindow{Rate: capacity, Period: never}, 2},
+		"BucketOfOneRow": {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 1},
+		"WindowOfOneRow": {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 1},
+		"BucketOfShards": {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 2},
+		"WindowOfShards": {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -40,23 +42,23 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 			defer cancel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 24 })
-			clock := &clock{t: w0} // stands still
+			clock := weirtest.NewClock(rig.Noon) // stands still
 			limit := ratelimit.MustDefine("books", c.rule, ratelimit.Shards(c.shards))
-			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 			all := make([]*bookkeeper, 0, 10)
 			var layout sync.RWMutex
 			for i := range cap(all) {
 				w := crowds[i%len(crowds)]
-				for w.portable { // which does not share a limit with callers who use advisory locks
+				for w.Portable { // which does not share a limit with callers who use advisory locks
 					w = crowds[rand.IntN(len(crowds))]
 				}
 				if i%2 == 1 {
-					l = limiter(t, ratelimit.Config{Clock: clock.now})
+					l = rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 				}
-				all = append(all, &bookkeeper{l: l, v: w.verbs(t, l, pool), pool: pool, limit: limit,
+				all = append(all, &bookkeeper{l: l, v: w.Verbs(t, l, pool), pool: pool, limit: limit,
 					debts: c.shards == 1, layout: &layout})
 			}
-			for round := range rounds(t, 2) {
+			for round := range rig.Rounds(t, 2) {
 				key := string(rune('a' + round%26))
 				auto := all[0].l.Autocommit(pool)
 				if err := auto.ResetRateLimit(ctx, limit.For(key)); err != nil {
@@ -91,7 +93,7 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 // bookkeeper is one caller, who knows what it has used.
 type bookkeeper struct {
 	l      *ratelimit.Limiter
-	v      verbs
+	v      rig.Verbs
 	pool   *pgxpool.Pool
 	limit  ratelimit.Limit
 	debts  bool
@@ -198,7 +200,7 @@ func (b *bookkeeper) end(ctx context.Context, k ratelimit.Request) error {
 
 // undo takes in a transaction that is rolled back.
 func (b *bookkeeper) undo(ctx context.Context, r ratelimit.Request) error {
-	opts := pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}
+	opts := pgx.TxOptions{IsoLevel: rig.Levels[rand.IntN(len(rig.Levels))]}
 	err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := b.l.RateLimit(ctx, tx, r); err != nil {
 			return err
@@ -214,7 +216,7 @@ func (b *bookkeeper) undo(ctx context.Context, r ratelimit.Request) error {
 // savepoints takes for good after it has taken in a savepoint that is rolled back.
 func (b *bookkeeper) savepoints(ctx context.Context, k ratelimit.Request, n float64) error {
 	took := false
-	opts := pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}
+	opts := pgx.TxOptions{IsoLevel: rig.Levels[rand.IntN(len(rig.Levels))]}
 	err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 		inner, err := tx.Begin(ctx)
 		if err != nil {
@@ -256,3 +258,6 @@ func (b *bookkeeper) reshard(ctx context.Context, t *testing.T, key string, done
 		}
 	}
 }
+
+// errUndo makes a transaction roll back.
+var errUndo = errors.New("undo")

@@ -8,7 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // A pause is for a key, whatever rule the caller has: it leaves the balance as it was. A balance that
@@ -21,7 +23,7 @@ func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
 		limit := ratelimit.MustDefine("plans", rule, ratelimit.Shards(shards))
 		t.Run(fmt.Sprint(shards), func(t *testing.T) {
 			t.Parallel()
-			eachWayTwice(t, func(t *testing.T, v, _ verbs, clock *clock, pool *pgxpool.Pool) {
+			eachWayTwice(t, func(t *testing.T, v, _ rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool) {
 				pause := func(r ratelimit.Request) {
 					t.Helper()
 					if err := v.Pause(t.Context(), time.Second, r); err != nil {
@@ -29,30 +31,30 @@ func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
 					}
 				}
 				rich, poor, fresh, reset := limit.For("rich"), limit.For("poor"), limit.For("fresh"), limit.For("reset")
-				take(t, v, rich.Rule(plan).Count(100))
-				take(t, v, poor.Count(10))
-				take(t, v, poor.Count(7).OrReserve())
+				rig.Take(t, v, rich.Rule(plan).Count(100))
+				rig.Take(t, v, poor.Count(10))
+				rig.Take(t, v, poor.Count(7).OrReserve())
 				if err := v.ResetRateLimit(t.Context(), reset); err != nil {
 					t.Fatal(err)
 				}
-				clock.add(30 * time.Second)
+				clock.Add(30 * time.Second)
 				pause(rich)
 				pause(poor.Rule(plan))
 				pause(fresh)
 				pause(reset)
-				clock.add(time.Second)
+				clock.Add(time.Second)
 				wantLeft(t, v, rich.Rule(plan), 30)
 				wantLeft(t, v, poor, -2)
 				wantLeft(t, v, fresh.Rule(plan), 100)
 				wantLeft(t, v, reset.Rule(plan), 100)
 
 				other := limit.For("other")
-				reshard(t, pool, clock.now, 8, other)
+				reshard(t, pool, clock.Now, 8, other)
 				wantLeft(t, v, other.Rule(plan), 100)
-				take(t, v, other.Rule(plan))
-				clock.add(time.Minute)
-				pruned(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool, ratelimit.PruneConfig{})
-				reshard(t, pool, clock.now, 3, other)
+				rig.Take(t, v, other.Rule(plan))
+				clock.Add(time.Minute)
+				pruned(t, rig.Limiter(t, ratelimit.Config{Clock: clock.Now}), pool, ratelimit.PruneConfig{})
+				reshard(t, pool, clock.Now, 3, other)
 				wantLeft(t, v, other.Rule(plan), 100)
 			})
 		})
@@ -63,15 +65,15 @@ func TestAPauseLeavesTheBalanceOfAnotherRule(t *testing.T) {
 // clamped, debt is kept, and going back and forth mints nothing.
 func TestChangedNumbersTakeEffectAtOnceAndKeepUsage(t *testing.T) {
 	t.Parallel()
-	small := ratelimit.TokenBucket{Rate: 10, Period: never}
-	large := ratelimit.TokenBucket{Rate: 100, Period: never}
+	small := ratelimit.TokenBucket{Rate: 10, Period: rig.Never}
+	large := ratelimit.TokenBucket{Rate: 100, Period: rig.Never}
 	before := ratelimit.MustDefine("change", small)
 	after := ratelimit.MustDefine("change", large)
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: clock.Now}), pool)
 			for i, step := range []struct {
 				limit ratelimit.Limit
 				n     float64
@@ -97,7 +99,7 @@ func TestChangedNumbersTakeEffectAtOnceAndKeepUsage(t *testing.T) {
 				res.Outcomes[0].Value != -50 {
 				t.Fatalf("got %+v and %v, want the debt kept", res, err)
 			}
-			clock.add(20 * never) // more than fills both
+			clock.Add(20 * rig.Never) // more than fills both
 			for range 3 {
 				for limit, most := range map[ratelimit.Limit]float64{before: 10, after: 100} {
 					s, err := v.Value(t.Context(), limit.For("k"))
@@ -114,8 +116,8 @@ func TestChangedNumbersTakeEffectAtOnceAndKeepUsage(t *testing.T) {
 func TestWindowsKeepTheirPhase(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("phase", ratelimit.FixedWindow{Rate: 10, Period: time.Hour})
-	pool, clock := pgtest.Pool(t), newClock()
-	a := limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	a := rig.Limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pool)
 	starts := map[string]bool{}
 	for i := range 20 {
 		key := fmt.Sprint(i)
@@ -128,17 +130,17 @@ func TestWindowsKeepTheirPhase(t *testing.T) {
 			phases = append(phases, time.Duration(s.TS.UnixMicro()%time.Hour.Microseconds())*time.Microsecond)
 		}
 		note()
-		take(t, a, limit.For(key))
+		rig.Take(t, a, limit.For(key))
 		note()
-		clock.add(17 * time.Minute)
+		clock.Add(17 * time.Minute)
 		if err := a.ResetRateLimit(t.Context(), limit.For(key)); err != nil {
 			t.Fatal(err)
 		}
 		note()
-		execSQL(t, pool, `DELETE FROM weir_balance`) // as a prune would
-		clock.add(100*time.Hour + 13*time.Minute)
+		rig.Exec(t, pool, `DELETE FROM weir_balance`) // as a prune would
+		clock.Add(100*time.Hour + 13*time.Minute)
 		note()
-		take(t, a, limit.For(key))
+		rig.Take(t, a, limit.For(key))
 		note()
 		for _, p := range phases {
 			if p != phases[0] {
@@ -156,12 +158,12 @@ func TestWhatIsGivenBackIsNoGift(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.MustDefine("giveBucket", ratelimit.TokenBucket{Rate: 10, Period: time.Hour})
 	window := ratelimit.MustDefine("giveWindow",
-		ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: newClock().now()})
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+		ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: rig.Clock().Now()})
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: clock.Now}), pool)
 			take := func(n float64) ratelimit.Result {
 				t.Helper()
 				res, err := v.RateLimit(t.Context(), window.For("k").Count(n).OrReserve(),
@@ -198,7 +200,7 @@ func TestWhatIsGivenBackIsNoGift(t *testing.T) {
 			}
 
 			late := take(8)
-			clock.add(time.Hour) // the next window; the bucket has filled up
+			clock.Add(time.Hour) // the next window; the bucket has filled up
 			want(10, 10)
 			take(9)
 			give(late)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -21,11 +22,11 @@ func FuzzChanges(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed, seed%4 == 0)
 	}
-	pool, clock := pgtest.Pool(f), newClock()
-	start := clock.now()
-	ways := []verbs{
-		limiter(f, ratelimit.Config{Clock: clock.now}).Autocommit(pool),
-		limiter(f, ratelimit.Config{Clock: clock.now, Portable: true}).Autocommit(pool),
+	pool, clock := pgtest.Pool(f), rig.Clock()
+	start := clock.Now()
+	ways := []rig.Verbs{
+		rig.Limiter(f, ratelimit.Config{Clock: clock.Now}).Autocommit(pool),
+		rig.Limiter(f, ratelimit.Config{Clock: clock.Now, Portable: true}).Autocommit(pool),
 	}
 	limit := ratelimit.MustDefine("changes", ratelimit.TokenBucket{Rate: 1, Period: time.Second})
 	histories := 0
@@ -37,7 +38,7 @@ func FuzzChanges(f *testing.F) {
 		}
 		histories++
 		ask := limit.For(fmt.Sprint("k", histories))
-		clock.set(start.Add(time.Duration(random.IntN(1e9)) * time.Microsecond))
+		clock.Set(start.Add(time.Duration(random.IntN(1e9)) * time.Microsecond))
 		rules, computed := drawRules(random)
 		var row algebra.Row
 		type take struct {
@@ -48,8 +49,8 @@ func FuzzChanges(f *testing.F) {
 		}
 		var takes []take
 		for i := range 40 {
-			clock.add(time.Duration(random.IntN(3e6)-1e5) * time.Microsecond) // now and then it goes back
-			now, k := clock.now().UnixMicro(), random.IntN(len(rules))
+			clock.Add(time.Duration(random.IntN(3e6)-1e5) * time.Microsecond) // now and then it goes back
+			now, k := clock.Now().UnixMicro(), random.IntN(len(rules))
 			rule, request := computed[k], ask.Rule(rules[k])
 			var what string
 			var err error
@@ -95,7 +96,7 @@ func FuzzChanges(f *testing.F) {
 				d := int64(1 + random.IntN(5e6))
 				what = fmt.Sprintf("pause for %d us, by rule %d", d, k)
 				row = rule.Pause(row, d, now)
-				err = v.Pause(t.Context(), micros(d), request)
+				err = v.Pause(t.Context(), rig.Micros(d), request)
 			case verb == 7:
 				what = fmt.Sprintf("resume, by rule %d", k)
 				row = rule.Resume(row, now)

@@ -12,12 +12,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // classes are a limit of one row and one of several, on which calls of two classes are made.
 func classes(debt float64) map[string]ratelimit.Limit {
-	rule := ratelimit.TokenBucket{Rate: 12, Period: never, MaxReserved: ratelimit.Tokens(debt)}
+	rule := ratelimit.TokenBucket{Rate: 12, Period: rig.Never, MaxReserved: ratelimit.Tokens(debt)}
 	return map[string]ratelimit.Limit{
 		"row":    ratelimit.MustDefine("classes", rule),
 		"shards": ratelimit.MustDefine("classesOfShards", rule, ratelimit.Shards(4)),
@@ -31,9 +32,9 @@ func TestByEveryWayEachClassHasItsOwnMaxReserved(t *testing.T) {
 	for name, limit := range classes(12) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+			rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 				ctx, critical := t.Context(), limit.For("k").OrReserve()
-				batch := critical.Rule(ratelimit.TokenBucket{Rate: 12, Period: never, MaxReserved: ratelimit.Tokens(4)})
+				batch := critical.Rule(ratelimit.TokenBucket{Rate: 12, Period: rig.Never, MaxReserved: ratelimit.Tokens(4)})
 				takeOK(t, first(v.RateLimit(ctx, critical.Count(12)))) // all that there is
 				for range 4 {
 					takeOK(t, first(v.RateLimit(ctx, batch.Count(1))))
@@ -59,7 +60,7 @@ func TestByEveryWayAFloorWithAReservationIsRefused(t *testing.T) {
 	for name, limit := range classes(12) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+			rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 				for what, r := range map[string]ratelimit.Request{
 					"OrReserve": limit.For("k").Leave(2).OrReserve(),
 					"Within":    limit.For("k").Leave(2).Within(time.Second),
@@ -83,8 +84,8 @@ func TestByEveryWayAFloorWithAReservationIsRefused(t *testing.T) {
 // one that a call takes from has more than its part.
 func TestByEveryWayAShareIsLeftByAllShards(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("leftByAll", ratelimit.TokenBucket{Rate: 12, Period: never}, ratelimit.Shards(2))
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	limit := ratelimit.MustDefine("leftByAll", ratelimit.TokenBucket{Rate: 12, Period: rig.Never}, ratelimit.Shards(2))
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(6)))) // a whole shard
 		if res, err := v.RateLimit(t.Context(), limit.For("k").Count(3).Leave(4)); err != nil || res.OK {
 			t.Errorf("3 of 6, of which 4 are to be left: %+v, %v", res, err)
@@ -111,12 +112,12 @@ func TestCallersOfShardsTogetherLeaveWhatTheyShould(t *testing.T) {
 func leaveTogether(t *testing.T, count float64, times int) {
 	t.Helper()
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("leftOfTwo", ratelimit.TokenBucket{Rate: 12, Period: never}, ratelimit.Shards(2))
-	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("leftOfTwo", ratelimit.TokenBucket{Rate: 12, Period: rig.Never}, ratelimit.Shards(2))
+	here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	takeOK(t, first(there.RateLimit(t.Context(), limit.For("k").Count(0)))) // makes the rows
 
 	request := limit.For("k").Count(count).Leave(8) // four of each shard
-	tx := begin(t, pool, pgx.ReadCommitted)
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	meddled := new(sync.Once)
 	res, err := here.RateLimit(t.Context(), beforeTake{meddling{tx, meddled, func() {
 		for range times {
@@ -127,7 +128,7 @@ func leaveTogether(t *testing.T, count float64, times int) {
 		t.Errorf("granted what another call has taken: %+v, %v", res, err)
 	}
 	meddled.Do(func() { t.Error("nothing was taken in between") })
-	commit(t, tx)
+	rig.Commit(t, tx)
 	if is := left(t, there, limit.For("k")); is < 8 || is > 8.1 {
 		t.Errorf("%v are left of 12", is)
 	}

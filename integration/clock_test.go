@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"sync"
 	"testing"
 	"time"
 
@@ -10,30 +9,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
-
-// clock is a clock that tests set.
-type clock struct {
-	mu sync.Mutex
-	t  time.Time
-}
-
-func newClock() *clock { return &clock{t: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)} }
-
-func (c *clock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.t
-}
-
-func (c *clock) add(d time.Duration) { c.set(c.now().Add(d)) }
-
-func (c *clock) set(t time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.t = t
-}
 
 func TestAClockSetBackMintsNothingAndMovesNoRowBack(t *testing.T) {
 	t.Parallel()
@@ -42,12 +20,12 @@ func TestAClockSetBackMintsNothingAndMovesNoRowBack(t *testing.T) {
 		"window": ratelimit.FixedWindow{Rate: 10, Period: time.Second},
 	} {
 		limit := ratelimit.MustDefine(name, rule)
-		for _, w := range ways {
-			t.Run(name+"/"+w.name, func(t *testing.T) {
+		for _, w := range rig.Ways {
+			t.Run(name+"/"+w.Name, func(t *testing.T) {
 				t.Parallel()
-				pool, clock := pgtest.Pool(t), newClock()
-				v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
-				noon := clock.now()
+				pool, clock := pgtest.Pool(t), rig.Clock()
+				v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: clock.Now}), pool)
+				noon := clock.Now()
 				for _, step := range []struct {
 					at time.Duration
 					n  float64
@@ -63,7 +41,7 @@ func TestAClockSetBackMintsNothingAndMovesNoRowBack(t *testing.T) {
 					{time.Second, 1, false},
 					{2 * time.Second, 10, true},
 				} {
-					clock.set(noon.Add(step.at))
+					clock.Set(noon.Add(step.at))
 					res, err := v.RateLimit(t.Context(), limit.For("k").Count(step.n))
 					if err != nil || res.OK != step.ok {
 						t.Fatalf("at %v: got %+v and %v, want granted %v", step.at, res, err, step.ok)
@@ -77,12 +55,12 @@ func TestAClockSetBackMintsNothingAndMovesNoRowBack(t *testing.T) {
 // now() stands still for the length of a transaction. The limiter's clock does not.
 func TestALaterDecisionInTheSameTransactionReadsTheClockAnew(t *testing.T) {
 	t.Parallel()
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			limit := ratelimit.MustDefine("anew", ratelimit.TokenBucket{Rate: 1, Period: 200 * time.Millisecond})
-			tx := begin(t, pool, level)
+			tx := rig.Begin(t, pool, level)
 			first, err := l.RateLimit(t.Context(), tx, limit.For("k"))
 			if err != nil || !first.OK {
 				t.Fatal(first, err)
@@ -103,7 +81,7 @@ func TestALaterDecisionInTheSameTransactionReadsTheClockAnew(t *testing.T) {
 			if elapsed := last.At.Sub(first.At); elapsed < 600*time.Millisecond {
 				t.Errorf("4 tokens were granted within %v: an interval was credited twice", elapsed)
 			}
-			commit(t, tx)
+			rig.Commit(t, tx)
 		})
 	}
 }
@@ -112,7 +90,7 @@ func TestALaterDecisionInTheSameTransactionReadsTheClockAnew(t *testing.T) {
 func TestDecisionsAreMadeByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("clock", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
-	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
 		for _, r := range []ratelimit.Request{limit.For("k"), limit.For("k"), limit.For("k").OrReserve()} {
 			before := databaseNow(t, pool)
 			res, err := v.RateLimit(t.Context(), r)
@@ -144,9 +122,9 @@ func databaseNow(t testing.TB, pool *pgxpool.Pool) (now time.Time) {
 // microsecond before it and granted at it.
 func TestDeniedBeforeRetryAtAndGrantedAtIt(t *testing.T) {
 	t.Parallel()
-	pool, clock := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	noon := clock.now()
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+	noon := clock.Now()
 	keys := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		keys++
@@ -165,10 +143,10 @@ func TestDeniedBeforeRetryAtAndGrantedAtIt(t *testing.T) {
 		owed := rapid.Float64Range(0, capacity).Draw(rt, "owed")
 		n := rapid.Float64Range(capacity/100, capacity).Draw(rt, "count")
 
-		tx := begin(t, pool, pgx.ReadCommitted)
+		tx := rig.Begin(t, pool, pgx.ReadCommitted)
 		defer func() { _ = tx.Rollback(t.Context()) }()
 		take := func(at time.Time, r ratelimit.Request) ratelimit.Result {
-			clock.set(at)
+			clock.Set(at)
 			res, err := l.RateLimit(t.Context(), tx, r)
 			if err != nil {
 				rt.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -21,8 +22,8 @@ import (
 func TestCloseDecidesWhatWasAsked(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("close", ratelimit.FixedWindow{Rate: 1e9, Period: century})
+	c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("close", ratelimit.FixedWindow{Rate: 1e9, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	var granted atomic.Int64
 	var wg sync.WaitGroup
@@ -48,7 +49,7 @@ func TestCloseDecidesWhatWasAsked(t *testing.T) {
 	if n := pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections are held", n)
 	}
-	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.Global(), 1e9-1-float64(granted.Load()))
+	wantLeft(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), limit.Global(), 1e9-1-float64(granted.Load()))
 }
 
 // An outage is an error to those who ask in it, and nothing after it.
@@ -56,8 +57,8 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "outage" })
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 1e9, Period: century})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("outage", ratelimit.FixedWindow{Rate: 1e9, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
 	if err != nil {
@@ -89,7 +90,7 @@ func TestCoalescedCallsAfterAnOutage(t *testing.T) {
 	}
 	for range 10 {
 		time.Sleep(10 * time.Millisecond)
-		execSQL(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outage'`)
+		rig.Exec(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outage'`)
 	}
 	close(stop)
 	wg.Wait()
@@ -128,13 +129,13 @@ func TestTokensOfLeaversAreGivenBackLater(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(direct.Close)
-			execSQL(t, direct, `CREATE SEQUENCE refused`)
-			execSQL(t, direct, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+			rig.Exec(t, direct, `CREATE SEQUENCE refused`)
+			rig.Exec(t, direct, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 				BEGIN PERFORM nextval('refused'); RAISE EXCEPTION 'not now'; END $$`)
-			execSQL(t, direct, `CREATE TRIGGER refuse BEFORE UPDATE ON weir_balance FOR EACH ROW
+			rig.Exec(t, direct, `CREATE TRIGGER refuse BEFORE UPDATE ON weir_balance FOR EACH ROW
 				WHEN (NEW.shard = 0 AND NEW.value > OLD.value) EXECUTE FUNCTION refuse()`)
-			c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-			rule := ratelimit.FixedWindow{Rate: 1000, Period: century}
+			c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
+			rule := ratelimit.FixedWindow{Rate: 1000, Period: rig.Century}
 			limit := ratelimit.MustDefine("later", rule)
 			takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
 
@@ -168,15 +169,15 @@ func TestTokensOfLeaversAreGivenBackLater(t *testing.T) {
 				})
 				if change != nil {
 					sharded := ratelimit.MustDefine("later", rule, change...)
-					takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(direct).RateLimit(t.Context(), sharded.For("k").Count(0))))
+					takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).Autocommit(direct).RateLimit(t.Context(), sharded.For("k").Count(0))))
 				}
-				execSQL(t, direct, `DROP TRIGGER refuse ON weir_balance`)
+				rig.Exec(t, direct, `DROP TRIGGER refuse ON weir_balance`)
 				c.Close() // which waits for what is given back
 			})
 			if n > leavers/2 {
 				t.Errorf("%d round trips", n)
 			}
-			wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), 999)
+			wantLeft(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), 999)
 			var moved float64
 			if err := direct.QueryRow(t.Context(), `SELECT coalesce(moved, 0) FROM weir_balance
 				WHERE name = 'later' AND key = 'k' AND shard = 0`).Scan(&moved); err != nil {
@@ -234,9 +235,9 @@ func connectionsOfMany(t *testing.T) (int32, time.Duration) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
+	c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
 	defer c.Close()
-	limit := ratelimit.MustDefine("many", ratelimit.FixedWindow{Rate: 10, Period: century})
+	limit := ratelimit.MustDefine("many", ratelimit.FixedWindow{Rate: 10, Period: rig.Century})
 	var granted atomic.Int64
 	var wg sync.WaitGroup
 	began := time.Now()
@@ -263,12 +264,12 @@ func connectionsOfMany(t *testing.T) (int32, time.Duration) {
 func TestARowThatIsBeingMadeHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
-	l := limiter(t, ratelimit.Config{Timeout: -1})
-	c := coalesce(t, l, pool)
-	limit := ratelimit.MustDefine("made", ratelimit.FixedWindow{Rate: 1000, Period: century})
-	tx := begin(t, pool, pgx.ReadCommitted)
+	l := rig.Limiter(t, ratelimit.Config{Timeout: -1})
+	c := rig.Coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("made", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("new"))))
-	release := sync.OnceFunc(func() { commit(t, tx) })
+	release := sync.OnceFunc(func() { rig.Commit(t, tx) })
 	defer release()
 	var waiting sync.WaitGroup
 	var free atomic.Bool

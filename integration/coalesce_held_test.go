@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -18,9 +19,9 @@ import (
 func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
-	c := coalesce(t, limiter(t, ratelimit.Config{Timeout: -1}), pool)
-	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: century})
-	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Timeout: -1}), pool)
+	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
+	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("held"))))
 	release := hold(t, pool, "held", "held")
 	defer release()
@@ -59,11 +60,11 @@ func TestAHeldRowHoldsUpOnlyThoseWhoWantIt(t *testing.T) {
 func TestAHeldRowHoldsUpNoOtherCallOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	pool := pgtest.Pool(t, most(12), g.through)
-	holders := beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: century}, ratelimit.Shards(4))
-	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	pool := pgtest.Pool(t, rig.Most(12), g.through)
+	holders := rig.Beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	all := ratelimit.MustDefine("all", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), all.Global(), limit.For("held"))))
 	defer hold(t, holders, "held", "held")()
 	waits, leave := context.WithCancel(t.Context())
@@ -106,8 +107,8 @@ func TestACrowdOnALimitWithShardsIsDecidedTogether(t *testing.T) {
 	var counter trips
 	g := newGate()
 	pool := pgtest.Pool(t, counter.through, g.through)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: 40, Period: century}, ratelimit.Shards(4))
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: 40, Period: rig.Century}, ratelimit.Shards(4))
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(34))))
 	g.shut()
 	defer g.open()

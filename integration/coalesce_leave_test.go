@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-go/weir/internal/test/delay"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -23,8 +24,8 @@ import (
 func TestACoalescedCallWhoseContextEndsKeepsNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("ends", ratelimit.FixedWindow{Rate: 100, Period: century})
+	c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("ends", ratelimit.FixedWindow{Rate: 100, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
 	release := hold(t, pool, "ends", "k")
 	var wg sync.WaitGroup
@@ -52,12 +53,12 @@ func TestACoalescedCallWhoseContextEndsKeepsNothing(t *testing.T) {
 	if n := stay.Load(); n < 10 {
 		t.Errorf("%d calls were granted, of at least 10 that had no deadline", n)
 	}
-	closeGivenBack(t, c, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-float64(stay.Load()))
+	closeGivenBack(t, c, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"), 99-float64(stay.Load()))
 }
 
 // closeGivenBack closes c once the tokens of callers that have left are given back, for which Close
 // itself waits for only five seconds, and checks what is left.
-func closeGivenBack(t *testing.T, c *ratelimit.Coalesced, v verbs, r ratelimit.Request, want float64) {
+func closeGivenBack(t *testing.T, c *ratelimit.Coalesced, v rig.Verbs, r ratelimit.Request, want float64) {
 	t.Helper()
 	until(t, func() bool { return math.Abs(left(t, v, r)-want) <= flown })
 	c.Close()
@@ -75,8 +76,8 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(beside.Close)
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("leaves", ratelimit.FixedWindow{Rate: 100, Period: century})
+	c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("leaves", ratelimit.FixedWindow{Rate: 100, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
 
 	g.shut()
@@ -111,7 +112,7 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 	release()
 	stay.Wait()
 	c.Close()
-	wantLeft(t, limiter(t, ratelimit.Config{}).Autocommit(beside), limit.For("k"), 99-11)
+	wantLeft(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(beside), limit.For("k"), 99-11)
 }
 
 // Callers leave at random, of calls that are on their way or not. Each token that is gone from the
@@ -119,24 +120,24 @@ func TestWhoLeavesADecisionUnderWayKeepsNothing(t *testing.T) {
 func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
-		plain := pgtest.Pool(t, most(10))
+		plain := pgtest.Pool(t, rig.Most(10))
 		p, err := delay.Listen(fmt.Sprintf("%s:%d", plain.Config().ConnConfig.Host,
 			plain.Config().ConnConfig.Port), time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = p.Close() })
-		pool := beside(t, plain, func(cfg *pgxpool.Config) {
+		pool := rig.Beside(t, plain, func(cfg *pgxpool.Config) {
 			cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 				var d net.Dialer
 				return d.DialContext(ctx, "tcp", p.Addr())
 			}
 		})
-		limit := ratelimit.MustDefine("leavers", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
-		c := limiter(t, cfg).Coalesce(pool)
+		limit := ratelimit.MustDefine("leavers", ratelimit.FixedWindow{Rate: 1_000_000, Period: rig.Century})
+		c := rig.Limiter(t, cfg).Coalesce(pool)
 		want, unknown := map[string]float64{}, map[string]float64{}
 		var mu sync.Mutex
-		for range rounds(t, 3) {
+		for range rig.Rounds(t, 3) {
 			var wg sync.WaitGroup
 			for i := range 8 {
 				wg.Go(func() {
@@ -168,7 +169,7 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 		}
 		c.Close()
 		for key, n := range want {
-			s, err := limiter(t, cfg).Autocommit(plain).Value(t.Context(), limit.For(key))
+			s, err := rig.Limiter(t, cfg).Autocommit(plain).Value(t.Context(), limit.For(key))
 			if gone := 1_000_000 - s.Value; err != nil || gone < n || gone > n+unknown[key] {
 				t.Errorf("%v tokens are gone, of which callers got %v, and %v were told of an unknown outcome, %v",
 					gone, n, unknown[key], err)
@@ -183,12 +184,12 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.Pool(t)
-	pool := through(t, direct, far(t, direct, 400*time.Millisecond))
+	pool := rig.Through(t, direct, rig.Far(t, direct, 400*time.Millisecond))
 	if err := pool.Ping(t.Context()); err != nil { // that takes a busy machine longer than a call waits
 		t.Fatal(err)
 	}
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 100, Period: century})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("atWork", ratelimit.FixedWindow{Rate: 100, Period: rig.Century})
 	var left float64 = 100
 	var connections int64
 	var before time.Time
@@ -200,7 +201,7 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	}
 	for sent := false; !sent; {
 		for range 2 { // until all is prepared
-			if err := granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
+			if err := rig.Granted(c.RateLimit(t.Context(), limit.For("k"))); err != nil {
 				t.Fatal(err)
 			}
 			left--
@@ -219,7 +220,7 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 		}
 	}
 	until(t, func() bool { return written().After(before) }) // it is granted
-	closeGivenBack(t, c, limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
+	closeGivenBack(t, c, rig.Limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
 	// one that is opened to give back may come too late for that
 	if n := pool.Stat().NewConnsCount(); n != connections {
 		t.Errorf("%d connections were opened", n)

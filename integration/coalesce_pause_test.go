@@ -7,18 +7,19 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // A pause outlives a take for after it, also where the row is ahead of a clock that was set back.
 func TestACoalescedTakeKeepsThePause(t *testing.T) {
 	t.Parallel()
-	clock := newClock()
-	c := coalesce(t, limiter(t, ratelimit.Config{Clock: clock.now}), pgtest.Pool(t))
+	clock := rig.Clock()
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Clock: clock.Now}), pgtest.Pool(t))
 	k := ratelimit.MustDefine("paused", ratelimit.TokenBucket{Rate: 10, Period: time.Hour}).For("k")
 	takeOK(t, first(c.RateLimit(t.Context(), k)))
-	clock.add(-time.Hour)
-	until := clock.now().Add(time.Minute)
+	clock.Add(-time.Hour)
+	until := clock.Now().Add(time.Minute)
 	if err := c.Pause(t.Context(), time.Minute, k); err != nil {
 		t.Fatal(err)
 	}
@@ -33,8 +34,8 @@ func TestACoalescedTakeKeepsThePause(t *testing.T) {
 func TestCoalescedCallsTellOfThePause(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	clock := newClock()
-	c := limiter(t, ratelimit.Config{Clock: clock.now}).Coalesce(pool)
+	clock := rig.Clock()
+	c := rig.Limiter(t, ratelimit.Config{Clock: clock.Now}).Coalesce(pool)
 	defer c.Close()
 	for _, shards := range []int{1, 4} {
 		limit := ratelimit.MustDefine(fmt.Sprint("limit", shards),
@@ -42,7 +43,7 @@ func TestCoalescedCallsTellOfThePause(t *testing.T) {
 		if err := c.Pause(t.Context(), time.Second, limit.For("k")); err != nil {
 			t.Fatal(err)
 		}
-		clock.add(time.Second)
+		clock.Add(time.Second)
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {

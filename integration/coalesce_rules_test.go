@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -14,10 +15,10 @@ import (
 func TestCoalescedCallsByDifferentRules(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 10, Period: never})
-	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: never},
-		ratelimit.FixedWindow{Rate: 5, Period: never}}
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("plans", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	rules := []ratelimit.Rule{nil, ratelimit.TokenBucket{Rate: 20, Period: rig.Never},
+		ratelimit.FixedWindow{Rate: 5, Period: rig.Never}}
 	var granted []int
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -44,10 +45,10 @@ func TestCoalescedCallsByDifferentRules(t *testing.T) {
 // Calls by different rules that come together are decided one after the other, each by its own.
 func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
 	t.Parallel()
-	large := ratelimit.MustDefine("rules", ratelimit.TokenBucket{Rate: 20, Period: never})
-	small := large.For("k").Rule(ratelimit.TokenBucket{Rate: 10, Period: never})
+	large := ratelimit.MustDefine("rules", ratelimit.TokenBucket{Rate: 20, Period: rig.Never})
+	small := large.For("k").Rule(ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	g := newGate()
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pgtest.Pool(t, g.through))
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pgtest.Pool(t, g.through))
 	takeOK(t, first(c.RateLimit(t.Context(), large.For("k").Count(0)))) // makes the row
 	g.shut()
 	defer g.open()
@@ -55,7 +56,7 @@ func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
 	for i, request := range []ratelimit.Request{large.For("k").Count(0), large.For("k").Count(5), small.Count(8)} {
 		p := park(t.Context())
 		wg.Go(func() {
-			if err := granted(c.RateLimit(p, request)); err != nil {
+			if err := rig.Granted(c.RateLimit(p, request)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -74,8 +75,8 @@ func TestCallsByDifferentRulesThatComeTogether(t *testing.T) {
 func TestCoalescedCallsOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 100, Period: century}, ratelimit.Shards(8))
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 100, Period: rig.Century}, ratelimit.Shards(8))
 	results := make(chan ratelimit.Result, 1000)
 	var wg sync.WaitGroup
 	for range 50 {

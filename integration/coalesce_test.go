@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -20,12 +21,12 @@ import (
 // called.
 func hold(t *testing.T, pool *pgxpool.Pool, name, key string) (release func()) {
 	t.Helper()
-	tx := begin(t, pool, pgx.ReadCommitted)
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	tag, err := tx.Exec(t.Context(), `SELECT 1 FROM weir_balance WHERE name = $1 AND key = $2 FOR UPDATE`, name, key)
 	if err != nil || tag.RowsAffected() == 0 {
 		t.Fatal(tag, err)
 	}
-	return sync.OnceFunc(func() { commit(t, tx) })
+	return sync.OnceFunc(func() { rig.Commit(t, tx) })
 }
 
 // A lone call takes one round trip, and so do all that come while one is under way.
@@ -51,8 +52,8 @@ func tripsTogether(t *testing.T) (n int64, took time.Duration) {
 	var counter trips
 	g := newGate()
 	pool := pgtest.Pool(t, counter.through, g.through)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
 	for range 3 { // the statement is prepared first
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
 	}
@@ -91,7 +92,7 @@ func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 	const keys, callers = 200, 10
 	var seen watcher
 	g := newGate()
-	pool := pgtest.Pool(t, most(64), g.through) // one for each lane, so that none waits for another
+	pool := pgtest.Pool(t, rig.Most(64), g.through) // one for each lane, so that none waits for another
 	var open []*pgxpool.Conn
 	for range 64 {
 		conn, err := pool.Acquire(t.Context())
@@ -103,8 +104,8 @@ func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 	for _, conn := range open {
 		conn.Release()
 	}
-	c := coalesce(t, limiter(t, ratelimit.Config{Portable: true, Observer: &seen}), pool)
-	limit := ratelimit.MustDefine("apart", ratelimit.FixedWindow{Rate: callers - 1, Period: century})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Portable: true, Observer: &seen}), pool)
+	limit := ratelimit.MustDefine("apart", ratelimit.FixedWindow{Rate: callers - 1, Period: rig.Century})
 	g.shut()
 	defer g.open()
 	var wg sync.WaitGroup
@@ -144,14 +145,14 @@ func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 // be.
 func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 	t.Parallel()
-	clock := newClock()
+	clock := rig.Clock()
 	limit := ratelimit.MustDefine("order", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second})
 	for _, counts := range [][]float64{
 		{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
 		{3, 9, 3, 2.5, 2, 1, 0.5, 4},
 	} {
 		g := newGate()
-		c := coalesce(t, limiter(t, ratelimit.Config{Clock: clock.now}), pgtest.Pool(t, g.through))
+		c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Clock: clock.Now}), pgtest.Pool(t, g.through))
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(0)))) // makes the row
 		g.shut()
 		defer g.open()
@@ -176,13 +177,13 @@ func TestCoalescedCallsAreGrantedInTheOrderOfTheirArrival(t *testing.T) {
 		left := 10.0
 		for i, n := range counts {
 			want, err := ratelimit.Decide(limit.For("k").Count(n),
-				ratelimit.State{Value: left, TS: clock.now()}, clock.now())
+				ratelimit.State{Value: left, TS: clock.Now()}, clock.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := results[i].Outcomes[0]
 			if got.OK != want.OK || !got.RetryAt.Equal(want.RetryAt) ||
-				!near(got.Value, want.State.Value) || results[i].OK != want.OK {
+				!rig.Near(got.Value, want.State.Value) || results[i].OK != want.OK {
 				t.Errorf("%v: call %d met %+v, want %+v", counts, i, got, want)
 			}
 			left = want.State.Value
@@ -195,10 +196,10 @@ func TestAnErrorOfTheDatabaseIsToldToItsCallerOnly(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
 	pool := pgtest.Pool(t)
-	execSQL(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$`)
-	execSQL(t, pool, `CREATE TRIGGER refuse BEFORE INSERT ON weir_balance FOR EACH ROW WHEN (NEW.key = 'bad') EXECUTE FUNCTION refuse()`)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("told", ratelimit.FixedWindow{Rate: 1000, Period: century})
+	rig.Exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$`)
+	rig.Exec(t, pool, `CREATE TRIGGER refuse BEFORE INSERT ON weir_balance FOR EACH ROW WHEN (NEW.key = 'bad') EXECUTE FUNCTION refuse()`)
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("told", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
 	var wg sync.WaitGroup
 	for i := range 100 {
 		wg.Go(func() {
@@ -226,11 +227,11 @@ func TestAnErrorOfTheDatabaseIsToldToItsCallerOnly(t *testing.T) {
 func TestCoalescedCallsOfSeveralLimitsAreAllOrNone(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	c := coalesce(t, l, pool)
-	tenants := ratelimit.MustDefine("tenants", ratelimit.FixedWindow{Rate: 15, Period: century})
+	l := rig.Limiter(t, ratelimit.Config{})
+	c := rig.Coalesce(t, l, pool)
+	tenants := ratelimit.MustDefine("tenants", ratelimit.FixedWindow{Rate: 15, Period: rig.Century})
 	global := ratelimit.MustDefine("global",
-		ratelimit.FixedWindow{Rate: 100, Period: century, MaxReserved: ratelimit.Tokens(20)})
+		ratelimit.FixedWindow{Rate: 100, Period: rig.Century, MaxReserved: ratelimit.Tokens(20)})
 	var granted, ahead, alone atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 24 {
@@ -273,7 +274,7 @@ func TestCoalescedCallsOfSeveralLimitsAreAllOrNone(t *testing.T) {
 		left += s.Value
 	}
 	wantLeft(t, c, global.Global(), 100-float64(granted.Load()+ahead.Load()+alone.Load()))
-	if taken := 12*15 - left; !near(taken, float64(granted.Load()+ahead.Load())) {
+	if taken := 12*15 - left; !rig.Near(taken, float64(granted.Load()+ahead.Load())) {
 		t.Errorf("%v of the tenants' tokens are gone, for %d calls", taken, granted.Load()+ahead.Load())
 	}
 	if n := granted.Load() + alone.Load(); n > 100 || n+ahead.Load() < 100 {
@@ -286,14 +287,14 @@ func TestCoalescedCallsOfSeveralLimitsAreAllOrNone(t *testing.T) {
 func TestFirstUsesThatComeTogetherAreGrantedTheCapacity(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.Pool(t)
-	pool := through(t, direct, far(t, direct, 30*time.Millisecond)) // so that calls come while a batch is away
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	limit := ratelimit.MustDefine("firstUses", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool := rig.Through(t, direct, rig.Far(t, direct, 30*time.Millisecond)) // so that calls come while a batch is away
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	limit := ratelimit.MustDefine("firstUses", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for round := range 5 {
 		var wg sync.WaitGroup
 		for i := range 8 { // of keys that nobody has used, on each lane
 			wg.Go(func() {
-				if err := granted(c.RateLimit(t.Context(), limit.For(fmt.Sprint("before ", round, i)))); err != nil {
+				if err := rig.Granted(c.RateLimit(t.Context(), limit.For(fmt.Sprint("before ", round, i)))); err != nil {
 					t.Error(err)
 				}
 			})

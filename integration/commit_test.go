@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -91,14 +92,14 @@ func (c *cutConn) Write(b []byte) (int, error) {
 
 func TestAConnectionLostAtCommitIsReportedAsUnknown(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 10, Period: never})
+	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for _, verb := range []string{"InTx", "InSQLTx", "Autocommit", "AutocommitSeveral", "SendBatch"} {
 		for when, left := range map[string]float64{"before": 9, "after": 8} {
 			t.Run(verb+"/"+when, func(t *testing.T) {
 				t.Parallel()
 				c := cutter{alone: verb == "Autocommit"}
 				db, pool := sqlDB(t, c.through)
-				l := limiter(t, ratelimit.Config{})
+				l := rig.Limiter(t, ratelimit.Config{})
 				take := func() error {
 					switch verb {
 					case "InTx":

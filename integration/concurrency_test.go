@@ -14,11 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
-
-// never is so long a period that no token flows in during a test.
-const never = 10_000 * time.Hour
 
 // flown is more than flows in during a test after all: of a hundred tokens, in half a minute.
 const flown = 1e-4
@@ -28,14 +26,7 @@ const callers = 64
 // work makes a table for the callers' own writes, which must agree with the tokens taken.
 func work(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	execSQL(t, pool, `CREATE TABLE work (key text NOT NULL, tokens float8 NOT NULL)`)
-}
-
-func execSQL(t testing.TB, pool *pgxpool.Pool, sql string) {
-	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	rig.Exec(t, pool, `CREATE TABLE work (key text NOT NULL, tokens float8 NOT NULL)`)
 }
 
 // takeAndWork takes and, in the same transaction, does the work.
@@ -59,8 +50,8 @@ func takeAndWork(
 func TestConcurrentCallersNeverGetMoreThanTheLimitNorAnErrorButADenial(t *testing.T) {
 	t.Parallel()
 	const capacity = 100
-	limit := ratelimit.MustDefine("concurrent", ratelimit.TokenBucket{Rate: capacity, Period: never})
-	window := ratelimit.MustDefine("concurrentWindow", ratelimit.FixedWindow{Rate: capacity, Period: never})
+	limit := ratelimit.MustDefine("concurrent", ratelimit.TokenBucket{Rate: capacity, Period: rig.Never})
+	window := ratelimit.MustDefine("concurrentWindow", ratelimit.FixedWindow{Rate: capacity, Period: rig.Never})
 
 	shapes := []struct {
 		name    string
@@ -75,13 +66,13 @@ func TestConcurrentCallersNeverGetMoreThanTheLimitNorAnErrorButADenial(t *testin
 		{"64Keys", limit, 10, 40, func(int, int) string { return fmt.Sprint(rand.IntN(64)) }, false},
 		{"NewKeys", limit, 10, 100, func(caller, call int) string { return fmt.Sprint(call, "-", caller%16) }, true},
 	}
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		for _, s := range shapes {
 			t.Run(string(level)+"/"+s.name, func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 32 })
 				work(t, pool)
-				l := limiter(t, ratelimit.Config{})
+				l := rig.Limiter(t, ratelimit.Config{})
 				var granted, denied atomic.Int64
 				var wg sync.WaitGroup
 				for caller := range callers {
@@ -150,8 +141,8 @@ func checkBooks(t *testing.T, pool *pgxpool.Pool, name string, capacity float64,
 func TestCallsForSeveralLimitsNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("several", ratelimit.TokenBucket{Rate: 50, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("several", ratelimit.TokenBucket{Rate: 50, Period: rig.Never})
 	var runs, calls atomic.Int64
 	var wg sync.WaitGroup
 	for range 16 {
@@ -180,9 +171,9 @@ func TestCallsForSeveralLimitsNeverDeadlock(t *testing.T) {
 
 func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 	t.Parallel()
-	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 30, Period: never})
-	large := ratelimit.MustDefine("large", ratelimit.FixedWindow{Rate: 1000, Period: never})
-	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 30, Period: rig.Never})
+	large := ratelimit.MustDefine("large", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
 		var granted atomic.Int64
 		var wg sync.WaitGroup
 		for range 8 {
@@ -219,8 +210,8 @@ func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 
 func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 10, Period: never})
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	limit := ratelimit.MustDefine("twice", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		twice := []ratelimit.Request{limit.For("k").Count(3), limit.For("k").Count(3)}
 		for _, want := range []bool{true, false, false} {
 			res, err := v.RateLimit(t.Context(), twice...)
@@ -239,12 +230,12 @@ func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {
 func TestCallersOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
-	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e6, Period: never})
-	for _, level := range levels[1:] {
+	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never})
+	for _, level := range rig.Levels[1:] {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			var runs, commits atomic.Int64
 			var wg sync.WaitGroup
 			began := time.Now()

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -158,8 +159,8 @@ func TestConformanceVectors(t *testing.T) {
 
 func TestConformanceSequences(t *testing.T) {
 	t.Parallel()
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
 			var ops atomic.Int64
@@ -167,16 +168,16 @@ func TestConformanceSequences(t *testing.T) {
 				replay(t, w, pool, n, s)
 				ops.Add(int64(len(s.Ops)))
 			})
-			fmt.Printf("conformance: %s: %d sequences with %d operations checked\n", w.name, sequences, ops.Load())
+			fmt.Printf("conformance: %s: %d sequences with %d operations checked\n", w.Name, sequences, ops.Load())
 		})
 	}
 }
 
-func replay(t *testing.T, w way, pool *pgxpool.Pool, n int, s sequenceJSON) {
+func replay(t *testing.T, w rig.Way, pool *pgxpool.Pool, n int, s sequenceJSON) {
 	t.Helper()
 	var now time.Time
-	l := limiter(t, ratelimit.Config{Portable: w.portable, Clock: func() time.Time { return now }})
-	v := w.verbs(t, l, pool)
+	l := rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: func() time.Time { return now }})
+	v := w.Verbs(t, l, pool)
 	limit, err := ratelimit.Define("sequence", s.Config.rule(t))
 	if err != nil {
 		t.Errorf("line %d: %v", n, err)

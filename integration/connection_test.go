@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )
@@ -18,10 +19,10 @@ import (
 func everyVerb(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
 	t.Helper()
 	bucket := ratelimit.MustDefine("bucket",
-		ratelimit.TokenBucket{Rate: 2, Period: never, MaxReserved: ratelimit.Tokens(1)})
-	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 100, Period: never})
-	for name, v := range map[string]verbs{
-		"tx":         txVerbs{l, pool, pgx.Serializable},
+		ratelimit.TokenBucket{Rate: 2, Period: rig.Never, MaxReserved: ratelimit.Tokens(1)})
+	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 100, Period: rig.Never})
+	for name, v := range map[string]rig.Verbs{
+		"tx":         rig.Tx(l, pool, pgx.Serializable),
 		"autocommit": l.Autocommit(pool),
 	} {
 		for i, step := range []struct {
@@ -121,10 +122,10 @@ func TestEveryQueryModeOfPgx(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-				everyVerb(t, limiter(t, ratelimit.Config{Portable: portable}), pool)
-				clock := newClock()
-				everyVerbTwice := limiter(t, ratelimit.Config{Portable: portable, Clock: clock.now})
-				execSQL(t, pool, `DELETE FROM weir_balance`)
+				everyVerb(t, rig.Limiter(t, ratelimit.Config{Portable: portable}), pool)
+				clock := rig.Clock()
+				everyVerbTwice := rig.Limiter(t, ratelimit.Config{Portable: portable, Clock: clock.Now})
+				rig.Exec(t, pool, `DELETE FROM weir_balance`)
 				everyVerb(t, everyVerbTwice, pool)
 			})
 		}
@@ -161,8 +162,8 @@ func TestASchemaOutsideTheSearchPath(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer elsewhere.Close()
-			everyVerb(t, limiter(t, ratelimit.Config{Schema: mine}), elsewhere)
-			everyVerb(t, limiter(t, ratelimit.Config{Schema: mine, Portable: true}),
+			everyVerb(t, rig.Limiter(t, ratelimit.Config{Schema: mine}), elsewhere)
+			everyVerb(t, rig.Limiter(t, ratelimit.Config{Schema: mine, Portable: true}),
 				withRowsDeleted(t, elsewhere, mine))
 		})
 	}
@@ -170,43 +171,43 @@ func TestASchemaOutsideTheSearchPath(t *testing.T) {
 
 func withRowsDeleted(t *testing.T, pool *pgxpool.Pool, schema string) *pgxpool.Pool {
 	t.Helper()
-	execSQL(t, pool, `DELETE FROM `+pgx.Identifier{schema, "weir_balance"}.Sanitize())
+	rig.Exec(t, pool, `DELETE FROM `+pgx.Identifier{schema, "weir_balance"}.Sanitize())
 	return pool
 }
 
 // What an operator meets who has forgotten a step says which.
 func TestErrorsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("missing", ratelimit.TokenBucket{Rate: 1, Period: never})
+	limit := ratelimit.MustDefine("missing", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	bare, migrated := pgtest.Bare(t), pgtest.Pool(t)
-	execSQL(t, migrated, `SELECT 1`)
+	rig.Exec(t, migrated, `SELECT 1`)
 	for name, c := range map[string]struct {
 		l    *ratelimit.Limiter
 		pool *pgxpool.Pool
 		sql  string // run first in the transaction
 		want string
 	}{
-		"NotMigrated":   {limiter(t, ratelimit.Config{}), bare, "", "schema.Migrate"},
-		"OtherSchema":   {limiter(t, ratelimit.Config{Schema: "nowhere"}), migrated, "", "Config.Schema"},
-		"ReadOnly":      {limiter(t, ratelimit.Config{}), migrated, "SET TRANSACTION READ ONLY", "primary"},
-		"AlreadyFailed": {limiter(t, ratelimit.Config{}), migrated, "SELECT 1/0", "earlier statement"},
-		"OtherTables": {limiter(t, ratelimit.Config{}), migrated,
+		"NotMigrated":   {rig.Limiter(t, ratelimit.Config{}), bare, "", "schema.Migrate"},
+		"OtherSchema":   {rig.Limiter(t, ratelimit.Config{Schema: "nowhere"}), migrated, "", "Config.Schema"},
+		"ReadOnly":      {rig.Limiter(t, ratelimit.Config{}), migrated, "SET TRANSACTION READ ONLY", "primary"},
+		"AlreadyFailed": {rig.Limiter(t, ratelimit.Config{}), migrated, "SELECT 1/0", "earlier statement"},
+		"OtherTables": {rig.Limiter(t, ratelimit.Config{}), migrated,
 			"CREATE TEMP TABLE weir_balance (name text) ON COMMIT DROP", "search_path"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tx := begin(t, c.pool, pgx.Serializable)
+			tx := rig.Begin(t, c.pool, pgx.Serializable)
 			if c.sql != "" {
 				_, _ = tx.Exec(t.Context(), c.sql)
 			}
 			_, err := c.l.RateLimit(t.Context(), tx, limit.For("k"))
 			if err == nil || !strings.Contains(err.Error(), c.want) ||
-				!strings.Contains(err.Error(), `"missing"`) || sqlState(err) == "" {
+				!strings.Contains(err.Error(), `"missing"`) || rig.SQLState(err) == "" {
 				t.Errorf("got %v, want it to say %q and to name the limit", err, c.want)
 			}
 		})
 	}
-	if _, err := limiter(t, ratelimit.Config{}).RateLimit(t.Context(), nil,
+	if _, err := rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), nil,
 		limit.For("k")); err == nil || !strings.Contains(err.Error(), "open transaction") {
 		t.Errorf("without a transaction: %v", err)
 	}

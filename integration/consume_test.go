@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/weirtest"
 )
@@ -20,7 +21,7 @@ import (
 func TestConsume(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	ways := map[string]func(context.Context, ...ratelimit.Request) error{
@@ -40,7 +41,7 @@ func TestConsume(t *testing.T) {
 			return tx.Commit()
 		},
 		"Autocommit": l.Autocommit(pool).Consume,
-		"Coalesced":  coalesce(t, l, pool).Consume,
+		"Coalesced":  rig.Coalesce(t, l, pool).Consume,
 		"FailOpen":   (&ratelimit.FailOpen{Limiter: l.Autocommit(pool)}).Consume,
 		"weirtest":   new(weirtest.Limiter).Consume,
 	}
@@ -94,10 +95,10 @@ func TestIsoLevelOfTheConfig(t *testing.T) {
 	pgtest.OneServer(t, "the default level is another one there")
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("levelled", ratelimit.TokenBucket{Rate: 100, Period: time.Hour})
-	for _, level := range append(levels, "") {
+	for _, level := range append(rig.Levels, "") {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			l := limiter(t, ratelimit.Config{IsoLevel: level})
+			l := rig.Limiter(t, ratelimit.Config{IsoLevel: level})
 			want := string(level)
 			if want == "" {
 				want = "serializable"

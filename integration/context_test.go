@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -35,10 +36,10 @@ func (c cancelResults) Close() error { err := c.BatchResults.Close(); c.cancel()
 // A call whose context ends when a part of it was taken keeps none of it.
 func TestAllOrNoneThoughTheContextEndsBetweenTrips(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), x.For("b").Count(10))))
-	l = limiter(t, ratelimit.Config{})
+	l = rig.Limiter(t, ratelimit.Config{})
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -74,10 +75,10 @@ func TestAllOrNoneThoughTheContextEndsBetweenStatements(t *testing.T) {
 	t.Parallel()
 	tracer := &afterTake{}
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer })
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { _ = db.Close() }()
-	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/weirtest"
 )
@@ -79,11 +80,11 @@ func TestDoSettlesHoweverItEnds(t *testing.T) {
 			t.Run(name+"/"+way, func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t)
-				l := limiter(t, ratelimit.Config{})
+				l := rig.Limiter(t, ratelimit.Config{})
 				var v doer = l.Autocommit(pool)
 				switch way {
 				case "Coalesced":
-					v = coalesce(t, l, pool)
+					v = rig.Coalesce(t, l, pool)
 				case "weirtest":
 					v = new(weirtest.Limiter)
 				}
@@ -123,7 +124,7 @@ func TestDoRunsOnlyWhatIsGranted(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("doDenied", ratelimit.TokenBucket{Rate: 1, Period: 1000 * time.Hour})
-	auto := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	auto := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	fn := func(context.Context, func(...ratelimit.Request)) error { t.Error("it ran"); return nil }
 	if err := auto.Consume(t.Context(), limit.Global()); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )
@@ -17,7 +18,7 @@ import (
 // A limit can be reset by any request for it.
 func TestAResetDoesNotMindCounts(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	a := l.Autocommit(pool)
 	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 0.5, Period: time.Hour})
 	zero := ratelimit.MustDefine("zero",
@@ -40,7 +41,7 @@ func TestAResetDoesNotMindCounts(t *testing.T) {
 // A transaction inside one inside the first waits for it all the same.
 func TestNestingIsSeenOverAnotherPool(t *testing.T) {
 	t.Parallel()
-	p1, p2, l := pgtest.Pool(t), pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	p1, p2, l := pgtest.Pool(t), pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	err := l.InTx(t.Context(), p1, func(ctx context.Context, _ pgx.Tx) error {
 		return l.InTx(ctx, p2, func(ctx context.Context, _ pgx.Tx) error {
 			return l.InTx(ctx, p1, func(context.Context, pgx.Tx) error { return nil })
@@ -54,7 +55,7 @@ func TestNestingIsSeenOverAnotherPool(t *testing.T) {
 // A nil pointer is refused like nil.
 func TestATypedNilIsNoPool(t *testing.T) {
 	t.Parallel()
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	defer func() {
 		if r := recover(); r != nil {
 			t.Error(r)
@@ -68,8 +69,8 @@ func TestATypedNilIsNoPool(t *testing.T) {
 func TestTheZeroLimiterIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	good := limiter(t, ratelimit.Config{})
-	r := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	good := rig.Limiter(t, ratelimit.Config{})
+	r := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	res := takeOK(t, first(good.Autocommit(pool).RateLimit(t.Context(), r)))
 	refused := func(verb string, err error) {
 		t.Helper()
@@ -78,20 +79,20 @@ func TestTheZeroLimiterIsRefused(t *testing.T) {
 			t.Errorf("%s: %v", verb, err)
 		}
 	}
-	for _, w := range ways {
-		v := w.verbs(t, new(ratelimit.Limiter), pool)
-		refused(w.name+" take", second(v.RateLimit(t.Context(), r)))
-		refused(w.name+" check", second(v.CheckRateLimit(t.Context(), r)))
-		refused(w.name+" reset", v.ResetRateLimit(t.Context(), r))
-		refused(w.name+" give back", v.GiveBack(t.Context(), res))
+	for _, w := range rig.Ways {
+		v := w.Verbs(t, new(ratelimit.Limiter), pool)
+		refused(w.Name+" take", second(v.RateLimit(t.Context(), r)))
+		refused(w.Name+" check", second(v.CheckRateLimit(t.Context(), r)))
+		refused(w.Name+" reset", v.ResetRateLimit(t.Context(), r))
+		refused(w.Name+" give back", v.GiveBack(t.Context(), res))
 		_, err := v.Value(t.Context(), r)
-		refused(w.name+" value", err)
-		refused(w.name+" pause", v.Pause(t.Context(), time.Second, r))
-		refused(w.name+" resume", v.Resume(t.Context(), r))
+		refused(w.Name+" value", err)
+		refused(w.Name+" pause", v.Pause(t.Context(), time.Second, r))
+		refused(w.Name+" resume", v.Resume(t.Context(), r))
 		_, err = v.Settle(t.Context(), res.Reservation())
-		refused(w.name+" settle", err)
+		refused(w.Name+" settle", err)
 		_, err = v.Release(t.Context(), res.Reservation())
-		refused(w.name+" release", err)
+		refused(w.Name+" release", err)
 	}
 	var zero ratelimit.Limiter
 	refused("InTx", zero.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { return nil }))
@@ -108,10 +109,10 @@ func TestTheZeroLimiterIsRefused(t *testing.T) {
 func TestAFailedCallLeavesTheZeroResult(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	execSQL(t, pool, `CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
-	execSQL(t, pool, `CREATE CONSTRAINT TRIGGER no AFTER INSERT OR UPDATE ON weir_balance DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION no()`)
-	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rig.Exec(t, pool, `CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
+	rig.Exec(t, pool, `CREATE CONSTRAINT TRIGGER no AFTER INSERT OR UPDATE ON weir_balance DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION no()`)
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	res, err := l.Autocommit(pool).RateLimit(t.Context(), x.For("1"), x.For("2"))
 	if err == nil {
 		t.Fatal("no error")
@@ -128,8 +129,8 @@ func TestAFailedCallLeavesTheZeroResult(t *testing.T) {
 // That one token is there says nothing of five.
 func TestASmallerGrantDoesNotForgetALargerDenial(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("flood", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("flood", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	a := l.Autocommit(pool)
 	takeOK(t, first(a.RateLimit(t.Context(), k.Count(8))))
 	for i := range 3 {
@@ -155,9 +156,9 @@ func TestASmallerGrantDoesNotForgetALargerDenial(t *testing.T) {
 // Above READ COMMITTED a read may be older than a reset; a take finds that out.
 func TestARememberedDenialIsNotBelievedOnAnOldSnapshot(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	other := limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	other := rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	a := l.Autocommit(pool)
 	takeOK(t, first(a.RateLimit(t.Context(), k.Count(10))))
 	if res, err := a.RateLimit(t.Context(), k); err != nil || res.OK {
@@ -197,9 +198,9 @@ func TestALimiterOfAnotherSchemaInsideInTx(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = pool.Exec(context.Background(), "DROP SCHEMA "+name+" CASCADE") })
-	runner := limiter(t, ratelimit.Config{})
-	l := limiter(t, ratelimit.Config{Schema: name})
-	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: never})
+	runner := rig.Limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{Schema: name})
+	x := ratelimit.MustDefine("x", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	n := 0
 	err := runner.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		if n++; n == 1 {
@@ -221,8 +222,8 @@ func TestALimiterOfAnotherSchemaInsideInTx(t *testing.T) {
 // Nothing is written by looking.
 func TestChecksWorkInReadOnlyTransactions(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly,
 		DeferrableMode: pgx.Deferrable}, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := l.Value(ctx, tx, k); err != nil {
@@ -239,8 +240,8 @@ func TestChecksWorkInReadOnlyTransactions(t *testing.T) {
 // The idiom of defer tx.Rollback ends the transaction that InTx would commit.
 func TestARollbackInTheCallbackKeepsNothing(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		defer func() { _ = tx.Rollback(ctx) }()
 		_, err := l.RateLimit(ctx, tx, k)
@@ -261,8 +262,8 @@ func TestARollbackInTheCallbackKeepsNothing(t *testing.T) {
 // A Value without a TS is of no time.
 func TestAStateNeedsItsTime(t *testing.T) {
 	t.Parallel()
-	k := ratelimit.MustDefine("state", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
-	d, err := ratelimit.Decide(k.Count(10), ratelimit.State{Value: 3}, w0)
+	k := ratelimit.MustDefine("state", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	d, err := ratelimit.Decide(k.Count(10), ratelimit.State{Value: 3}, rig.Noon)
 	if err == nil && d.OK {
 		t.Errorf("10 of 3 granted: %+v", d)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -58,9 +59,9 @@ func TestNobodyIsLetThroughWhileARowIsHeld(t *testing.T) {
 func beyondAHeldRow(t *testing.T) (through, refused int64, slowest time.Duration) {
 	const victims = 40
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	used := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 1, Period: never})
-	orders := ratelimit.MustDefine("orders", ratelimit.TokenBucket{Rate: 1e6, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	used := ratelimit.MustDefine("used", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
+	orders := ratelimit.MustDefine("orders", ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never})
 	limits := guidesFailOpen(l, pool)
 	limits.Logger = silent
 	defer limits.Limiter.(*ratelimit.Coalesced).Close()
@@ -105,12 +106,12 @@ func beyondAHeldRow(t *testing.T) (through, refused int64, slowest time.Duration
 			}
 		})
 	}
-	other := beside(t, pool, most(1))
+	other := rig.Beside(t, pool, rig.Most(1))
 	wg.Go(func() {
 		for ctx.Err() == nil {
 			began := time.Now()
 			time.Sleep(10 * time.Millisecond)
-			execSQL(t, other, `SELECT 1`)
+			rig.Exec(t, other, `SELECT 1`)
 			slowest = max(slowest, time.Since(began))
 		}
 	})
@@ -129,13 +130,13 @@ func beyondAHeldRow(t *testing.T) (through, refused int64, slowest time.Duration
 // the pool's connections.
 func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("alone", ratelimit.TokenBucket{Rate: 100, Period: never})
+	limit := ratelimit.MustDefine("alone", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
 	for _, callers := range []int{1, 6} {
-		for _, w := range ways {
-			if w.name != "Autocommit" && w.name != "Coalesced" {
+		for _, w := range rig.Ways {
+			if w.Name != "Autocommit" && w.Name != "Coalesced" {
 				continue
 			}
-			t.Run(fmt.Sprint(w.name, callers), func(t *testing.T) {
+			t.Run(fmt.Sprint(w.Name, callers), func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
 				other, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
@@ -143,7 +144,7 @@ func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(other.Close)
-				v := w.verbs(t, limiter(t, ratelimit.Config{}), pool)
+				v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{}), pool)
 				takeOK(t, first(v.RateLimit(t.Context(), limit.For("k"))))
 				// wait tells how many calls fail and how many are let through of those for a row that is held.
 				// A call may be let through where its probe takes two seconds: then they are made again.
@@ -192,12 +193,12 @@ func TestACallerWhoWaitsAloneIsNotLetThrough(t *testing.T) {
 func TestACallThatFailsByItselfIsNotLetThrough(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 100, Period: never})
-	execSQL(t, pool, `ALTER TABLE weir_balance ADD CHECK (key <> 'bad')`)
-	auto := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	rig.Exec(t, pool, `ALTER TABLE weir_balance ADD CHECK (key <> 'bad')`)
+	auto := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	f := &ratelimit.FailOpen{Limiter: auto, Logger: silent}
 	for range 5 {
-		if _, err := f.RateLimit(t.Context(), limit.For("bad")); sqlState(err) != "23514" {
+		if _, err := f.RateLimit(t.Context(), limit.For("bad")); rig.SQLState(err) != "23514" {
 			t.Error(err)
 		}
 	}
@@ -216,11 +217,11 @@ func TestCallsAreLetThroughWhileTheDatabaseHangs(t *testing.T) {
 		t.Run(fmt.Sprint("Share", share), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			rule := ratelimit.TokenBucket{Rate: capacity, Period: never}
-			limit, together := ratelimit.MustDefine("hangs", rule), coalesce(t, limiter(t, ratelimit.Config{}), pool)
+			rule := ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}
+			limit, together := ratelimit.MustDefine("hangs", rule), rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
 			f := &ratelimit.FailOpen{Limiter: together, Timeout: 20 * time.Millisecond, Share: share, Logger: silent}
 			takeOK(t, first(together.RateLimit(t.Context(), limit.For("k"))))
-			blocker := begin(t, pool, "")
+			blocker := rig.Begin(t, pool, "")
 			lock := `LOCK TABLE weir_balance IN ACCESS EXCLUSIVE MODE`
 			if _, err := blocker.Exec(t.Context(), lock); err != nil {
 				t.Fatal(err)
@@ -240,7 +241,7 @@ func TestCallsAreLetThroughWhileTheDatabaseHangs(t *testing.T) {
 			if f.Opened() != want {
 				t.Errorf("%d were let through, want %d", f.Opened(), want)
 			}
-			commit(t, blocker)
+			rig.Commit(t, blocker)
 			until(t, func() bool {
 				res, err := f.RateLimit(t.Context(), limit.For("k"))
 				return err == nil && res.OK && res.Decided()

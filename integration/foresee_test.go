@@ -10,10 +10,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
-var scarce = ratelimit.MustDefine("scarce", ratelimit.TokenBucket{Rate: 1, Period: never}).For("k")
+var scarce = ratelimit.MustDefine("scarce", ratelimit.TokenBucket{Rate: 1, Period: rig.Never}).For("k")
 
 // twice denies scarce once, so that the next denial is expected.
 func twice(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
@@ -29,7 +30,7 @@ func TestWhoIsDeniedAsExpectedBeginsNoTransaction(t *testing.T) {
 	t.Parallel()
 	var count trips
 	pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	twice(t, l, pool)
 	deny := func() {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -51,7 +52,7 @@ func TestWhoIsDeniedAsExpectedBeginsNoTransaction(t *testing.T) {
 func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
 	for name, goOn := range map[string]func(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) error{
 		"Query": func(ctx context.Context, _ *ratelimit.Limiter, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT 1`)
@@ -78,7 +79,7 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			for _, reset := range []bool{false, true} {
 				twice(t, l, pool)
 				runs, granted := 0, false
@@ -90,7 +91,7 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 					}
 					granted = res.OK
 					if reset && runs == 1 { // by another process, which this one does not hear of
-						if err := limiter(t, ratelimit.Config{}).Autocommit(pool).
+						if err := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).
 							ResetRateLimit(t.Context(), scarce); err != nil {
 							t.Error(err)
 						}
@@ -117,13 +118,13 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 func TestADenialIsOfTheSnapshotThatTheTransactionKeeps(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
-	shards := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2)).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
+	shards := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(2)).For("k")
 	for range 2 { // the second call knows the shards that the first has made
 		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), shards)))
 	}
-	execSQL(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
+	rig.Exec(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
 	twice(t, l, pool)
 	runs, granted, seen := 0, false, 0
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -138,11 +139,11 @@ func TestADenialIsOfTheSnapshotThatTheTransactionKeeps(t *testing.T) {
 			return err
 		}
 		if runs == 1 { // by another process, which this one does not hear of
-			if err := limiter(t, ratelimit.Config{}).Autocommit(pool).
+			if err := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).
 				ResetRateLimit(t.Context(), scarce); err != nil {
 				t.Error(err)
 			}
-			execSQL(t, pool, `INSERT INTO done VALUES (1)`)
+			rig.Exec(t, pool, `INSERT INTO done VALUES (1)`)
 		}
 		return tx.QueryRow(ctx, `SELECT count(*) FROM done`).Scan(&seen)
 	})
@@ -155,12 +156,12 @@ func TestADenialIsOfTheSnapshotThatTheTransactionKeeps(t *testing.T) {
 // the same balance. At READ COMMITTED it runs once.
 func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 	t.Parallel()
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
-			limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: century}).For("k")
+			l, other := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+			limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: rig.Century}).For("k")
 			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
 			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
 				t.Fatal(res, err)
@@ -174,7 +175,7 @@ func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 				func(ctx context.Context, tx pgx.Tx) error {
 					runs++
 					res, err := l.RateLimit(ctx, tx, limit.Count(8))
-					if err != nil || res.OK || !near(res.Outcomes[0].Value, float64(8-runs)) {
+					if err != nil || res.OK || !rig.Near(res.Outcomes[0].Value, float64(8-runs)) {
 						t.Errorf("%+v, %v", res, err)
 					}
 					takeOK(t, first(other.RateLimit(t.Context(), limit)))
@@ -216,13 +217,13 @@ func (a *afterBatch) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEnd
 // others have taken some between its look and its take, and left enough.
 func TestTokensThatHaveComeAreTakenAtOnce(t *testing.T) {
 	t.Parallel()
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			var meddle afterBatch
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &meddle })
-			l, other := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{}).Autocommit(pool)
-			limit := ratelimit.MustDefine("came", ratelimit.TokenBucket{Rate: 10, Period: century}).For("k")
+			l, other := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+			limit := ratelimit.MustDefine("came", ratelimit.TokenBucket{Rate: 10, Period: rig.Century}).For("k")
 			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
 			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
 				t.Fatal(res, err)
@@ -239,12 +240,12 @@ func TestTokensThatHaveComeAreTakenAtOnce(t *testing.T) {
 			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
 				func(ctx context.Context, tx pgx.Tx) error {
 					runs++
-					return granted(l.RateLimit(ctx, tx, limit.Count(8)))
+					return rig.Granted(l.RateLimit(ctx, tx, limit.Count(8)))
 				})
 			if err != nil || runs != 1 || !meddled {
 				t.Errorf("%d runs, %v, somebody came between: %v", runs, err, meddled)
 			}
-			if s, err := other.Value(t.Context(), limit); err != nil || !near(s.Value, 1) {
+			if s, err := other.Value(t.Context(), limit); err != nil || !rig.Near(s.Value, 1) {
 				t.Errorf("%+v, %v, want 1 left", s, err)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -14,9 +15,9 @@ import (
 // wait that is too long.
 func TestADenialSaysIfTheLineIsFull(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		limit := ratelimit.MustDefine("line",
-			ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(5)})
+			ratelimit.TokenBucket{Rate: 10, Period: rig.Never, MaxReserved: ratelimit.Tokens(5)})
 		if res, err := v.RateLimit(t.Context(), limit.For("k").Count(13).OrReserve()); err != nil || !res.OK {
 			t.Fatalf("%+v, %v", res, err)
 		}

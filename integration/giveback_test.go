@@ -8,12 +8,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 var (
-	w0     = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	window = ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: w0}
+	window = ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: rig.Noon}
 )
 
 type outcome struct {
@@ -50,18 +51,18 @@ func takeUp(t *testing.T, a *ratelimit.Autocommit, r ratelimit.Request) (n int) 
 // What was taken from a window does not go into a later one, whatever the clock says.
 func TestAClockSetBackMintsNothingByGivingBack(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), &clock{t: w0}
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), weirtest.NewClock(rig.Noon)
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	a := l.Autocommit(pool)
 	k := ratelimit.MustDefine("back", window).For("k")
 	res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(5))))
-	c.set(w0.Add(time.Minute))
+	c.Set(rig.Noon.Add(time.Minute))
 	takeOK(t, first(a.RateLimit(t.Context(), k.Count(5))))
-	c.set(w0)
+	c.Set(rig.Noon)
 	if err := a.GiveBack(t.Context(), res); err != nil {
 		t.Fatal(err)
 	}
-	c.set(w0.Add(time.Minute))
+	c.Set(rig.Noon.Add(time.Minute))
 	if n := 5 + takeUp(t, a, k); n > 10 {
 		t.Errorf("%d tokens of one window of 10", n)
 	}
@@ -70,18 +71,18 @@ func TestAClockSetBackMintsNothingByGivingBack(t *testing.T) {
 // The time of a take is that of its own row, not the latest of the call.
 func TestEachLimitIsGivenBackToItsOwnWindow(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), &clock{t: w0}
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), weirtest.NewClock(rig.Noon)
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	a := l.Autocommit(pool)
 	wk := ratelimit.MustDefine("a", window).For("k")
 	bk := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 100, Period: time.Minute}).For("k")
 	// b's row was last taken from by someone whose clock reading was later (a take that waited for
 	// the row sees this)
-	c.set(w0.Add(61 * time.Second))
+	c.Set(rig.Noon.Add(61 * time.Second))
 	takeOK(t, first(a.RateLimit(t.Context(), bk)))
-	c.set(w0.Add(59 * time.Second))
+	c.Set(rig.Noon.Add(59 * time.Second))
 	res := takeOK(t, first(a.RateLimit(t.Context(), wk.Count(5), bk)))
-	c.set(w0.Add(61 * time.Second))
+	c.Set(rig.Noon.Add(61 * time.Second))
 	takeOK(t, first(a.RateLimit(t.Context(), wk.Count(5))))
 	if err := a.GiveBack(t.Context(), res); err != nil {
 		t.Fatal(err)
@@ -94,9 +95,9 @@ func TestEachLimitIsGivenBackToItsOwnWindow(t *testing.T) {
 // A check took nothing.
 func TestACheckCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	a := l.Autocommit(pool)
-	k := ratelimit.MustDefine("check", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	k := ratelimit.MustDefine("check", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	takeOK(t, first(a.RateLimit(t.Context(), k.Count(5))))
 	res := takeOK(t, first(a.CheckRateLimit(t.Context(), k.Count(5))))
 	err := a.GiveBack(t.Context(), res)
@@ -107,16 +108,16 @@ func TestACheckCannotBeGivenBack(t *testing.T) {
 // A reservation whose row has not moved on is undone exactly, also after its window.
 func TestAReservationIsGivenBackAfterItsWindow(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), &clock{t: w0}
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), weirtest.NewClock(rig.Noon)
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	a := l.Autocommit(pool)
 	k := ratelimit.MustDefine("res", window).For("k")
 	takeOK(t, first(a.RateLimit(t.Context(), k.Count(10))))
 	res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(10).OrReserve())))
-	if !res.RunAt.Equal(w0.Add(time.Minute)) {
+	if !res.RunAt.Equal(rig.Noon.Add(time.Minute)) {
 		t.Fatal(res.RunAt)
 	}
-	c.set(res.RunAt) // cancelled when it was about to run; nothing of the window was used
+	c.Set(res.RunAt) // cancelled when it was about to run; nothing of the window was used
 	if err := a.GiveBack(t.Context(), res); err != nil {
 		t.Fatal(err)
 	}
@@ -128,13 +129,13 @@ func TestAReservationIsGivenBackAfterItsWindow(t *testing.T) {
 // A transaction may cross the border of a window.
 func TestAReservationIsGivenBackInItsTransaction(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), &clock{t: w0}
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), weirtest.NewClock(rig.Noon)
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	k := ratelimit.MustDefine("res", window).For("k")
 	takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), k.Count(10))))
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		res := takeOK(t, first(l.RateLimit(ctx, tx, k.Count(10).OrReserve())))
-		c.set(w0.Add(time.Minute))
+		c.Set(rig.Noon.Add(time.Minute))
 		return l.GiveBack(ctx, tx, res)
 	})
 	if err != nil {
@@ -148,11 +149,11 @@ func TestAReservationIsGivenBackInItsTransaction(t *testing.T) {
 // No row means full, under every rule.
 func TestGivingBackWithoutARowLeavesItFull(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	a := l.Autocommit(pool)
-	k := ratelimit.MustDefine("gone", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
-	res := takeOK(t, first(a.RateLimit(t.Context(), k.Rule(ratelimit.TokenBucket{Rate: 10, Period: never}))))
-	execSQL(t, pool, `DELETE FROM weir_balance`)
+	k := ratelimit.MustDefine("gone", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}).For("k")
+	res := takeOK(t, first(a.RateLimit(t.Context(), k.Rule(ratelimit.TokenBucket{Rate: 10, Period: rig.Never}))))
+	rig.Exec(t, pool, `DELETE FROM weir_balance`)
 	if err := a.GiveBack(t.Context(), res); err != nil {
 		t.Fatal(err)
 	}

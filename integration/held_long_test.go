@@ -14,27 +14,28 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // A row that always one of several transactions holds serves its coalesced calls as well.
 func TestARowThatIsAlwaysHeldServesItsCallers(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t, most(4))
-	holders := beside(t, pool, most(4))
-	l := limiter(t, ratelimit.Config{})
-	c := coalesce(t, l, pool)
-	limit := ratelimit.MustDefine("hot", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+	pool := pgtest.Pool(t, rig.Most(4))
+	holders := rig.Beside(t, pool, rig.Most(4))
+	l := rig.Limiter(t, ratelimit.Config{})
+	c := rig.Coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("hot", ratelimit.FixedWindow{Rate: 1_000_000, Period: rig.Century})
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				tx := begin(t, holders, pgx.ReadCommitted)
+				tx := rig.Begin(t, holders, pgx.ReadCommitted)
 				takeOK(t, first(l.RateLimit(t.Context(), tx, limit.Global())))
 				time.Sleep(5 * time.Millisecond)
-				commit(t, tx)
+				rig.Commit(t, tx)
 			}
 		})
 	}
@@ -53,12 +54,12 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "convoy" })
-	holders := beside(t, pool, most(8), func(c *pgxpool.Config) {
+	holders := rig.Beside(t, pool, rig.Most(8), func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["application_name"] = "holders"
 	})
-	l := limiter(t, ratelimit.Config{})
-	c := coalesce(t, l, pool)
-	limit := ratelimit.MustDefine("convoy", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+	l := rig.Limiter(t, ratelimit.Config{})
+	c := rig.Coalesce(t, l, pool)
+	limit := ratelimit.MustDefine("convoy", ratelimit.FixedWindow{Rate: 1_000_000, Period: rig.Century})
 	for i := range 8 { // who inserts a row waits for others that do
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint("busy", i)))))
 	}
@@ -71,10 +72,10 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 		busy := limit.For(fmt.Sprint("busy", i))
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				tx := begin(t, holders, pgx.ReadCommitted)
+				tx := rig.Begin(t, holders, pgx.ReadCommitted)
 				takeOK(t, first(l.RateLimit(t.Context(), tx, busy)))
 				time.Sleep(20 * time.Millisecond)
-				commit(t, tx)
+				rig.Commit(t, tx)
 			}
 		})
 		wg.Go(func() {
@@ -137,9 +138,9 @@ func TestShortHoldsAreWaitedForByOneConnection(t *testing.T) {
 func TestCloseGivesUpHeldRows(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("closes", ratelimit.FixedWindow{Rate: 100, Period: century})
-	shards := ratelimit.MustDefine("closesShards", ratelimit.FixedWindow{Rate: 100, Period: century}, ratelimit.Shards(2))
+	c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("closes", ratelimit.FixedWindow{Rate: 100, Period: rig.Century})
+	shards := ratelimit.MustDefine("closesShards", ratelimit.FixedWindow{Rate: 100, Period: rig.Century}, ratelimit.Shards(2))
 	takeOK(t, first(c.RateLimit(t.Context(), limit.Global())))
 	defer hold(t, pool, "closes", "")()
 	var wg sync.WaitGroup

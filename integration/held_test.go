@@ -13,25 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
-
-// beside is another pool on the schema of a pool.
-func beside(t testing.TB, pool *pgxpool.Pool, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	cfg := pool.Config()
-	for _, c := range configure {
-		c(cfg)
-	}
-	other, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(other.Close)
-	return other
-}
-
-func most(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }
 
 // bothForms runs a test with the statements of Postgres and with the portable ones.
 func bothForms(t *testing.T, test func(t *testing.T, cfg ratelimit.Config)) {
@@ -48,12 +32,12 @@ func bothForms(t *testing.T, test func(t *testing.T, cfg ratelimit.Config)) {
 func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
-		pool := pgtest.Pool(t, most(4))
-		holders := beside(t, pool, most(8))
+		pool := pgtest.Pool(t, rig.Most(4))
+		holders := rig.Beside(t, pool, rig.Most(8))
 		cfg.Timeout = -1
-		c := coalesce(t, limiter(t, cfg), pool)
-		limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 3, Period: century})
-		behind := ratelimit.MustDefine("behind", ratelimit.FixedWindow{Rate: 3, Period: century})
+		c := rig.Coalesce(t, rig.Limiter(t, cfg), pool)
+		limit := ratelimit.MustDefine("held", ratelimit.FixedWindow{Rate: 3, Period: rig.Century})
+		behind := ratelimit.MustDefine("behind", ratelimit.FixedWindow{Rate: 3, Period: rig.Century})
 		var releases []func()
 		for i := range 4 {
 			takeOK(t, first(c.RateLimit(t.Context(), behind.For(fmt.Sprint("held", i)))))
@@ -133,9 +117,9 @@ func TestABatchWaitsForNoHeldRow(t *testing.T) {
 			t.Parallel()
 			g := newGate()
 			pool := pgtest.Pool(t, g.through)
-			holders := beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
-			c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-			limit := ratelimit.MustDefine("batch", ratelimit.FixedWindow{Rate: 1_000_000, Period: century})
+			holders := rig.Beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
+			c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+			limit := ratelimit.MustDefine("batch", ratelimit.FixedWindow{Rate: 1_000_000, Period: rig.Century})
 			for i := range 20 { // enough for each lane
 				for _, key := range []string{"early", "free"} {
 					takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(key, i)))))
@@ -184,8 +168,8 @@ func TestACallOutwaitsWhoHoldsItsRow(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
 		pool := pgtest.Pool(t)
-		c := coalesce(t, limiter(t, cfg), pool)
-		limit := ratelimit.MustDefine("outwaits", ratelimit.FixedWindow{Rate: 10, Period: century})
+		c := rig.Coalesce(t, rig.Limiter(t, cfg), pool)
+		limit := ratelimit.MustDefine("outwaits", ratelimit.FixedWindow{Rate: 10, Period: rig.Century})
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"))))
 		release := hold(t, pool, "outwaits", "k")
 		defer release()
@@ -205,11 +189,11 @@ func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
 		g := newGate()
 		pool := pgtest.Pool(t, g.through)
-		holders := beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
-		l := limiter(t, cfg)
-		c := coalesce(t, l, pool)
-		limit := ratelimit.MustDefine("firsts", ratelimit.FixedWindow{Rate: 10, Period: century})
-		tx := begin(t, holders, pgx.ReadCommitted)
+		holders := rig.Beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
+		l := rig.Limiter(t, cfg)
+		c := rig.Coalesce(t, l, pool)
+		limit := ratelimit.MustDefine("firsts", ratelimit.FixedWindow{Rate: 10, Period: rig.Century})
+		tx := rig.Begin(t, holders, pgx.ReadCommitted)
 		takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("made"))))
 		var free, made sync.WaitGroup
 		var committed atomic.Bool
@@ -238,7 +222,7 @@ func TestFirstUsesDoNotWaitForTheRowOfAnother(t *testing.T) {
 		g.open()
 		free.Wait()
 		committed.Store(true)
-		commit(t, tx)
+		rig.Commit(t, tx)
 		made.Wait()
 		wantLeft(t, c, limit.For("made"), 8)
 	})
@@ -250,10 +234,10 @@ func TestSlowInsertionsSucceedInThePortableForm(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
 	pool := pgtest.Pool(t)
-	execSQL(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$`)
-	execSQL(t, pool, `CREATE TRIGGER slow BEFORE INSERT ON weir_balance FOR EACH ROW EXECUTE FUNCTION slow()`)
-	c := coalesce(t, limiter(t, ratelimit.Config{Portable: true, Timeout: hung}), pool)
-	rule := ratelimit.FixedWindow{Rate: 10, Period: century}
+	rig.Exec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$`)
+	rig.Exec(t, pool, `CREATE TRIGGER slow BEFORE INSERT ON weir_balance FOR EACH ROW EXECUTE FUNCTION slow()`)
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Portable: true, Timeout: hung}), pool)
+	rule := ratelimit.FixedWindow{Rate: 10, Period: rig.Century}
 	takeOK(t, first(c.RateLimit(t.Context(), ratelimit.MustDefine("slow", rule).For("k"))))
 	takeOK(t, first(c.RateLimit(t.Context(), ratelimit.MustDefine("slowShards", rule, ratelimit.Shards(2)).For("k"))))
 }
@@ -263,9 +247,9 @@ func TestADenialDoesNotWaitForAHeldRow(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
 		pool := pgtest.Pool(t)
-		c := coalesce(t, limiter(t, cfg), pool)
-		limit := ratelimit.MustDefine("spent", ratelimit.FixedWindow{Rate: 1, Period: century})
-		ample := ratelimit.MustDefine("ample", ratelimit.FixedWindow{Rate: 9, Period: century})
+		c := rig.Coalesce(t, rig.Limiter(t, cfg), pool)
+		limit := ratelimit.MustDefine("spent", ratelimit.FixedWindow{Rate: 1, Period: rig.Century})
+		ample := ratelimit.MustDefine("ample", ratelimit.FixedWindow{Rate: 9, Period: rig.Century})
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For("k"), ample.For("k"))))
 		defer hold(t, pool, "spent", "k")()
 		defer hold(t, pool, "ample", "k")()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-go/weir/inspect"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -37,17 +38,17 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance`); err != nil {
 			t.Fatal(err)
 		}
-		c := newClock()
-		l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.now})
+		c := rig.Clock()
+		l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Clock: c.Now})
 		if err != nil {
 			t.Fatal(err)
 		}
-		look, err := inspect.New(pool, inspect.Config{Clock: c.now})
+		look, err := inspect.New(pool, inspect.Config{Clock: c.Now})
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := l.Autocommit(pool)
-		anyRule := rapid.OneOf(exactRule(), oddRule())
+		anyRule := rapid.OneOf(rig.ExactRule(), rig.OddRule())
 		rule := anyRule.Draw(t, "rule")
 		n := rapid.SampledFrom([]int{1, 1, 2, 3, 7, 32}).Draw(t, "shards")
 		limit := ratelimit.MustDefine("seen", rule, ratelimit.Shards(n))
@@ -64,30 +65,30 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			numbers := numbersOf(rule)
+			numbers := rig.NumbersOf(rule)
 			if got.Problem != "" || got.Value != want.Value || !got.PausedUntil.Equal(want.PausedUntil) ||
-				got.Capacity != numbers.capacity || got.Rate != numbers.rate ||
-				got.Period != numbers.period || got.Windowed != numbers.windowed ||
-				!got.At.Equal(c.now()) || got.FullAt.IsZero() != (got.Value == got.Capacity) {
+				got.Capacity != numbers.Capacity || got.Rate != numbers.Rate ||
+				got.Period != numbers.Period || got.Windowed != numbers.Windowed ||
+				!got.At.Equal(c.Now()) || got.FullAt.IsZero() != (got.Value == got.Capacity) {
 				t.Fatalf("read %+v\nthe limiter tells %+v, %+v", got, want, numbers)
 			}
-			if want := windowEnd(numbers, request(), c.now()); !got.WindowEnds.Equal(want) {
+			if want := rig.WindowEnd(numbers, request(), c.Now()); !got.WindowEnds.Equal(want) {
 				t.Fatalf("the window ends at %v, want %v", got.WindowEnds, want)
 			}
 			return got, want
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"take": func(t *rapid.T) {
-				r := anyAhead(t, numbersOf(rule).period)
-				count := min(numbersOf(rule).capacity, rapid.SampledFrom([]float64{0, 1, 2, 7, 1e9}).Draw(t, "count"))
+				r := anyAhead(t, rig.NumbersOf(rule).Period)
+				count := min(rig.NumbersOf(rule).Capacity, rapid.SampledFrom([]float64{0, 1, 2, 7, 1e9}).Draw(t, "count"))
 				if _, err := a.RateLimit(t.Context(), r(request().Count(count))); err != nil &&
 					!errors.Is(err, ratelimit.ErrInvalid) {
 					t.Fatal(err)
 				}
 			},
 			"pause": func(t *rapid.T) {
-				d := rapid.SampledFrom([]time.Duration{time.Microsecond, numbersOf(rule).period,
-					3 * numbersOf(rule).period}).Draw(t, "d")
+				d := rapid.SampledFrom([]time.Duration{time.Microsecond, rig.NumbersOf(rule).Period,
+					3 * rig.NumbersOf(rule).Period}).Draw(t, "d")
 				if err := a.Pause(t.Context(), d, request()); err != nil {
 					t.Fatal(err)
 				}
@@ -99,8 +100,8 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 				}
 			},
 			"tick": func(t *rapid.T) {
-				c.add(rapid.SampledFrom([]time.Duration{time.Microsecond,
-					numbersOf(rule).period / 7, numbersOf(rule).period,
+				c.Add(rapid.SampledFrom([]time.Duration{time.Microsecond,
+					rig.NumbersOf(rule).Period / 7, rig.NumbersOf(rule).Period,
 					-time.Second}).Draw(t, "by").Truncate(time.Microsecond))
 			},
 			"another rule": func(t *rapid.T) {
@@ -129,16 +130,16 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 				count(&sharded, b.Shards > 1)
 				count(&windowed, b.Windowed)
 				if at := b.FullAt; !at.IsZero() && at.Year() < 9999 {
-					now := c.now()
-					c.set(at.Add(-time.Microsecond))
+					now := c.Now()
+					c.Set(at.Add(-time.Microsecond))
 					if _, s := check(t); s.Value >= b.Capacity && b.Shards == 1 {
 						t.Fatalf("it is full a microsecond before %v", at)
 					}
-					c.set(at)
+					c.Set(at)
 					if _, s := check(t); s.Value != b.Capacity {
 						t.Fatalf("it has %v at %v, and not %v", s.Value, at, b.Capacity)
 					}
-					c.set(now)
+					c.Set(now)
 				}
 			},
 		})
@@ -154,9 +155,9 @@ func TestInspectReadsWhatTheLimiterTells(t *testing.T) {
 
 func TestInspectListsLimits(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), newClock()
-	a := limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool)
-	look := reader(t, pool, inspect.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), rig.Clock()
+	a := rig.Limiter(t, ratelimit.Config{Clock: c.Now}).Autocommit(pool)
+	look := reader(t, pool, inspect.Config{Clock: c.Now})
 	if got, err := look.Limits(t.Context()); err != nil || len(got) != 0 {
 		t.Errorf("of no limits: %+v, %v", got, err)
 	}
@@ -171,9 +172,9 @@ func TestInspectListsLimits(t *testing.T) {
 	if err := a.Pause(t.Context(), time.Hour, chat.For("paused")); err != nil {
 		t.Fatal(err)
 	}
-	c.add(time.Millisecond)
+	c.Add(time.Millisecond)
 	takeOK(t, first(a.RateLimit(t.Context(), chat.For("bought").Rule(plan))))
-	at := c.now()
+	at := c.Now()
 	got, err := look.Limits(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -217,12 +218,12 @@ func TestInspectListsLimits(t *testing.T) {
 // them.
 func TestInspectPagesThroughKeys(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), newClock()
-	a := limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool)
-	look := reader(t, pool, inspect.Config{Clock: c.now})
-	limit := ratelimit.MustDefine("paged", ratelimit.TokenBucket{Rate: 10, Period: never})
-	hot := ratelimit.MustDefine("paged", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(3))
-	other := ratelimit.MustDefine("paged2", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool, c := pgtest.Pool(t), rig.Clock()
+	a := rig.Limiter(t, ratelimit.Config{Clock: c.Now}).Autocommit(pool)
+	look := reader(t, pool, inspect.Config{Clock: c.Now})
+	limit := ratelimit.MustDefine("paged", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	hot := ratelimit.MustDefine("paged", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(3))
+	other := ratelimit.MustDefine("paged2", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	keys := []string{""}
 	for i := range 23 {
 		keys = append(keys, fmt.Sprintf("org %02d", i), fmt.Sprintf("%02d ö", i))

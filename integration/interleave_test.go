@@ -8,31 +8,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // The interleavings here are made on explicit connections: no luck is involved.
-
-func begin(t testing.TB, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
-	t.Helper()
-	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	return tx
-}
-
-func commit(t testing.TB, tx pgx.Tx) {
-	t.Helper()
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
 
 type answer struct {
 	res ratelimit.Result
@@ -72,19 +55,11 @@ func until(t testing.TB, ok func() bool) {
 	}
 }
 
-func sqlState(err error) string {
-	var e *pgconn.PgError
-	if errors.As(err, &e) {
-		return e.Code
-	}
-	return ""
-}
-
 func TestTwoFirstUsesOfAKey(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	limit := ratelimit.MustDefine("first", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("first", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	for _, level := range rig.Levels {
 		for _, c := range []struct {
 			name          string
 			first, second float64
@@ -95,18 +70,18 @@ func TestTwoFirstUsesOfAKey(t *testing.T) {
 		} {
 			t.Run(string(level)+"/"+c.name, func(t *testing.T) {
 				t.Parallel()
-				pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-				one, two := begin(t, pool, level), begin(t, pool, level)
+				pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+				one, two := rig.Begin(t, pool, level), rig.Begin(t, pool, level)
 				if res, err := l.RateLimit(t.Context(), one, limit.For("k").Count(c.first)); err != nil || !res.OK {
 					t.Fatal(res, err)
 				}
 				done := waiting(t, pool, two, func() (ratelimit.Result, error) {
 					return l.RateLimit(t.Context(), two, limit.For("k").Count(c.second))
 				})
-				commit(t, one)
+				rig.Commit(t, one)
 				got := <-done
 				if level != pgx.ReadCommitted {
-					if sqlState(got.err) != "40001" {
+					if rig.SQLState(got.err) != "40001" {
 						t.Fatalf("got %+v and %v, want a serialization failure", got.res, got.err)
 					}
 					return
@@ -131,12 +106,12 @@ func TestTwoFirstUsesOfAKey(t *testing.T) {
 func TestFirstUseIsGrantedWhenTheOtherRollsBack(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	limit := ratelimit.MustDefine("first", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("first", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-			one, two := begin(t, pool, level), begin(t, pool, level)
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+			one, two := rig.Begin(t, pool, level), rig.Begin(t, pool, level)
 			if res, err := l.RateLimit(t.Context(), one, limit.For("k").Count(10)); err != nil || !res.OK {
 				t.Fatal(res, err)
 			}
@@ -160,18 +135,18 @@ func TestTokensThatComeWhileWaitingForTheRowAreGranted(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
-	clock := newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	clock := rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	limit := ratelimit.MustDefine("wait", ratelimit.TokenBucket{Rate: 1, Period: time.Second})
-	one, two := begin(t, pool, pgx.ReadCommitted), begin(t, pool, pgx.ReadCommitted)
+	one, two := rig.Begin(t, pool, pgx.ReadCommitted), rig.Begin(t, pool, pgx.ReadCommitted)
 	if res, err := l.RateLimit(t.Context(), one, limit.For("k")); err != nil || !res.OK {
 		t.Fatal(res, err)
 	}
 	done := waiting(t, pool, two, func() (ratelimit.Result, error) {
 		return l.RateLimit(t.Context(), two, limit.For("k"))
 	})
-	clock.add(1500 * time.Millisecond)
-	commit(t, one)
+	clock.Add(1500 * time.Millisecond)
+	rig.Commit(t, one)
 	if got := <-done; got.err != nil || !got.res.OK {
 		t.Fatalf("got %+v and %v, want granted: the token came while it waited", got.res, got.err)
 	}
@@ -180,22 +155,22 @@ func TestTokensThatComeWhileWaitingForTheRowAreGranted(t *testing.T) {
 func TestATakeThatWaitedForAResetIsGranted(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: never})
-	zero := begin(t, pool, pgx.ReadCommitted)
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	zero := rig.Begin(t, pool, pgx.ReadCommitted)
 	if res, err := l.RateLimit(t.Context(), zero, limit.For("k").Count(10)); err != nil || !res.OK {
 		t.Fatal(res, err)
 	}
-	commit(t, zero)
+	rig.Commit(t, zero)
 
-	one, two := begin(t, pool, pgx.ReadCommitted), begin(t, pool, pgx.ReadCommitted)
+	one, two := rig.Begin(t, pool, pgx.ReadCommitted), rig.Begin(t, pool, pgx.ReadCommitted)
 	if err := l.ResetRateLimit(t.Context(), one, limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
 	done := waiting(t, pool, two, func() (ratelimit.Result, error) {
 		return l.RateLimit(t.Context(), two, limit.For("k").Count(4))
 	})
-	commit(t, one)
+	rig.Commit(t, one)
 	if got := <-done; got.err != nil || !got.res.OK || got.res.Outcomes[0].Value > 6.01 {
 		t.Fatalf("got %+v and %v, want granted with 6 left", got.res, got.err)
 	}
@@ -204,23 +179,23 @@ func TestATakeThatWaitedForAResetIsGranted(t *testing.T) {
 // Above READ COMMITTED a transaction that has read before must not decide on what it read.
 func TestAnOldSnapshotFailsRatherThanTakingTwice(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("old", ratelimit.TokenBucket{Rate: 3, Period: never})
-	for _, level := range levels[1:] {
+	limit := ratelimit.MustDefine("old", ratelimit.TokenBucket{Rate: 3, Period: rig.Never})
+	for _, level := range rig.Levels[1:] {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			a := l.Autocommit(pool)
 			if _, err := a.RateLimit(t.Context(), limit.For("k").Count(0)); err != nil {
 				t.Fatal(err)
 			}
-			old := begin(t, pool, level)
+			old := rig.Begin(t, pool, level)
 			if res, err := l.CheckRateLimit(t.Context(), old, limit.For("k").Count(3)); err != nil || !res.OK {
 				t.Fatal(res, err)
 			}
 			if res, err := a.RateLimit(t.Context(), limit.For("k").Count(3)); err != nil || !res.OK {
 				t.Fatal(res, err)
 			}
-			if res, err := l.RateLimit(t.Context(), old, limit.For("k").Count(3)); sqlState(err) != "40001" ||
+			if res, err := l.RateLimit(t.Context(), old, limit.For("k").Count(3)); rig.SQLState(err) != "40001" ||
 				!strings.Contains(err.Error(), "as InTx does") {
 				t.Fatalf("got %+v and %v, want a serialization failure, and what to do", res, err)
 			}
@@ -232,11 +207,11 @@ func TestAnOldSnapshotFailsRatherThanTakingTwice(t *testing.T) {
 // them, and InTx runs that again: to the callers nothing happened.
 func TestADeadlockBetweenCallsIsRunAgain(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("deadlock", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("deadlock", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			meet := make(chan struct{}, 2)
 			both := make(chan struct{})
 			go func() { <-meet; <-meet; close(both) }()
@@ -277,12 +252,12 @@ func TestADeadlockBetweenCallsIsRunAgain(t *testing.T) {
 // A denied take holds its row until the transaction ends, and no longer.
 func TestADenialHoldsItsRowNoLongerThanItsTransaction(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 1, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	tx := begin(t, pool, pgx.ReadCommitted)
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	if res, err := l.RateLimit(t.Context(), tx, limit.For("k")); err != nil || res.OK {
 		t.Fatal(res, err)
 	}
@@ -309,8 +284,8 @@ func locked(t testing.TB, pool *pgxpool.Pool, key string) bool {
 
 func TestATakeIsUndoneWithItsSavepoint(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("savepoint", ratelimit.TokenBucket{Rate: 10, Period: never})
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("savepoint", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
 			return err

@@ -12,13 +12,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 func TestTokensRollBackWithTheTransaction(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("rollback", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("rollback", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	oops := errors.New("oops")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		if res, err := l.RateLimit(ctx, tx, limit.For("k").Count(10)); err != nil || !res.OK {
@@ -53,15 +54,15 @@ func wantValue(t testing.TB, l *ratelimit.Limiter, pool ratelimit.Beginner, r ra
 func TestAConflictRunsTheWholeTransactionAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	limit := ratelimit.MustDefine("conflict", ratelimit.TokenBucket{Rate: 10, Period: never})
+	limit := ratelimit.MustDefine("conflict", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for _, where := range []string{"in a statement of ours", "in a statement of the caller's", "at COMMIT"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-			execSQL(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL)`)
-			execSQL(t, pool, `INSERT INTO doctor VALUES ('alice', true), ('bob', true)`)
-			execSQL(t, pool, `INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i`)
-			execSQL(t, pool, `ANALYZE doctor`)
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+			rig.Exec(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL)`)
+			rig.Exec(t, pool, `INSERT INTO doctor VALUES ('alice', true), ('bob', true)`)
+			rig.Exec(t, pool, `INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i`)
+			rig.Exec(t, pool, `ANALYZE doctor`)
 
 			// other commits something, once, that the first attempt conflicts with
 			other := func(ctx context.Context) error {
@@ -129,15 +130,15 @@ func TestAConflictRunsTheWholeTransactionAgain(t *testing.T) {
 func TestAConflictThatTheCallbackHidesIsStillRunAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	limit := ratelimit.MustDefine("hidden", ratelimit.TokenBucket{Rate: 10, Period: never})
+	limit := ratelimit.MustDefine("hidden", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for name, hide := range map[string]func(error) error{
 		"ByAnotherError": func(err error) error { return fmt.Errorf("cannot: %s", err) }, //nolint:errorlint // the point
 		"ByNil":          func(error) error { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-			take(t, l.Autocommit(pool), limit.For("k"))
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+			rig.Take(t, l.Autocommit(pool), limit.For("k"))
 			runs := 0
 			err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				runs++
@@ -145,7 +146,7 @@ func TestAConflictThatTheCallbackHidesIsStillRunAgain(t *testing.T) {
 					return err
 				}
 				if runs == 1 {
-					take(t, l.Autocommit(pool), limit.For("k"))
+					rig.Take(t, l.Autocommit(pool), limit.For("k"))
 				}
 				if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
 					return hide(err)
@@ -160,19 +161,11 @@ func TestAConflictThatTheCallbackHidesIsStillRunAgain(t *testing.T) {
 	}
 }
 
-// take takes what there must be.
-func take(t testing.TB, v verbs, r ratelimit.Request) {
-	t.Helper()
-	if res, err := v.RateLimit(t.Context(), r); err != nil || !res.OK {
-		t.Fatalf("got %+v and %v, want granted", res, err)
-	}
-}
-
 func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	pool := pgtest.Pool(t)
-	execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
+	rig.Exec(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
 	conflict := func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 			return err
@@ -185,21 +178,21 @@ func TestInTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	}
 
 	runs := 0
-	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InTx(t.Context(), pool,
+	err := rig.Limiter(t, ratelimit.Config{MaxAttempts: 3}).InTx(t.Context(), pool,
 		func(ctx context.Context, tx pgx.Tx) error {
 			runs++
 			return conflict(ctx, tx)
 		})
 	var gaveUp *ratelimit.ConflictError
 	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 ||
-		!errors.Is(err, ratelimit.ErrConflict) || sqlState(err) != "40001" {
+		!errors.Is(err, ratelimit.ErrConflict) || rig.SQLState(err) != "40001" {
 		t.Errorf("ran %d times, then %v", runs, err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	runs = 0
-	err = limiter(t, ratelimit.Config{}).InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+	err = rig.Limiter(t, ratelimit.Config{}).InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if runs++; runs == 3 {
 			defer cancel()
 		}
@@ -215,18 +208,18 @@ func TestInTxWithADeadlineGoesOnUntilThen(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	pool := pgtest.Pool(t)
-	execSQL(t, pool, `CREATE TABLE counter (n integer)`)
-	execSQL(t, pool, `INSERT INTO counter VALUES (0)`)
+	rig.Exec(t, pool, `CREATE TABLE counter (n integer)`)
+	rig.Exec(t, pool, `INSERT INTO counter VALUES (0)`)
 	const others = 52 // more than the bound where there is no deadline
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	runs := 0
-	err := limiter(t, ratelimit.Config{}).InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+	err := rig.Limiter(t, ratelimit.Config{}).InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 			return err
 		}
 		if runs++; runs <= others {
-			execSQL(t, pool, `UPDATE counter SET n = n + 1`)
+			rig.Exec(t, pool, `UPDATE counter SET n = n + 1`)
 		}
 		_, err := tx.Exec(ctx, `UPDATE counter SET n = n + 1`)
 		return err
@@ -238,8 +231,8 @@ func TestInTxWithADeadlineGoesOnUntilThen(t *testing.T) {
 
 func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("panic", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("panic", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	made := pool.Stat().NewConnsCount()
 	func() {
 		defer func() {
@@ -265,8 +258,8 @@ func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 
 func TestACancelledContextRollsBack(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("cancel", ratelimit.TokenBucket{Rate: 10, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("cancel", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	ctx, cancel := context.WithCancel(t.Context())
 	err := l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
@@ -300,7 +293,7 @@ func whenAsleep(t testing.TB, pool *pgxpool.Pool, pid uint32, cancel func()) {
 // Mistakes in the callback are told as such.
 func TestMistakesInTheCallback(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	for name, c := range map[string]struct {
 		fn   func(ctx context.Context, tx pgx.Tx) error
 		want string

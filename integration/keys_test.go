@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -21,9 +22,9 @@ func TestKeysOfEveryShapeAreKeptApart(t *testing.T) {
 		"\x01", strings.Repeat("x", ratelimit.MaxKeyBytes),
 		strings.Repeat("x", ratelimit.MaxKeyBytes-1) + "y", strings.Repeat("🦆", 256),
 	}
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		for _, name := range names {
-			limit, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: never})
+			limit, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -44,8 +45,8 @@ func TestKeysOfEveryShapeAreKeptApart(t *testing.T) {
 
 func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("refuse", ratelimit.TokenBucket{Rate: 1, Period: never})
-	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
+	limit := ratelimit.MustDefine("refuse", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
 		for _, key := range []string{"", "a\x00b", "\xff", "a\xc3",
 			strings.Repeat("x", ratelimit.MaxKeyBytes+1), strings.Repeat("x", 10_240)} {
 			r := limit.For(key)
@@ -73,15 +74,15 @@ func TestKeysThatPostgresCannotHoldAreRefusedBeforeItSeesThem(t *testing.T) {
 func TestTakesAreHOTUpdates(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	limit := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: never})
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: rig.Never})
 	const takes = 500
-	take(t, a, limit.For("k"))
+	rig.Take(t, a, limit.For("k"))
 	var updated, hot, size int
 	read := func(atLeast int) {
 		t.Helper()
 		until(t, func() bool { // statistics are sent now and then
-			execSQL(t, pool, `SELECT pg_stat_clear_snapshot()`)
+			rig.Exec(t, pool, `SELECT pg_stat_clear_snapshot()`)
 			err := pool.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd, pg_relation_size(relid)
 				FROM pg_stat_user_tables WHERE relid = 'weir_balance'::regclass`).Scan(&updated, &hot, &size)
 			if err != nil {
@@ -94,7 +95,7 @@ func TestTakesAreHOTUpdates(t *testing.T) {
 	for try := 1; ; try++ {
 		wasUpdated, wasHot, wasSize := updated, hot, size
 		for range takes {
-			take(t, a, limit.For("k"))
+			rig.Take(t, a, limit.For("k"))
 		}
 		read(wasUpdated + takes)
 		n, hots, grown := updated-wasUpdated, hot-wasHot, size-wasSize

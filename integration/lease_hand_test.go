@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -23,18 +24,18 @@ func TestALeaseRemembersADenial(t *testing.T) {
 	for name, limit := range map[string]ratelimit.Limit{
 		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}),
 		"window": ratelimit.MustDefine("window",
-			ratelimit.FixedWindow{Rate: 10, Period: 10 * time.Second, Start: newClock().now()}),
+			ratelimit.FixedWindow{Rate: 10, Period: 10 * time.Second, Start: rig.Clock().Now()}),
 		"shards": ratelimit.MustDefine("shards",
 			ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(2)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var trips trips
-			pool, clock := pgtest.Pool(t, trips.through), newClock()
-			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			pool, clock := pgtest.Pool(t, trips.through), rig.Clock()
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 			s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
 			leaseOK(t, s, 8, true)
-			clock.add(100 * time.Millisecond) // so that nothing is fetched beyond
+			clock.Add(100 * time.Millisecond) // so that nothing is fetched beyond
 			denied := leaseOK(t, s, 4, false)
 			if denied.Limit != limit.Name() || denied.Key != "k" || !errors.Is(denied.Err(), ratelimit.ErrDenied) {
 				t.Errorf("%+v", denied)
@@ -47,7 +48,7 @@ func TestALeaseRemembersADenial(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			clock.add(50 * time.Millisecond)
+			clock.Add(50 * time.Millisecond)
 			n := trips.of(func() {
 				again := leaseOK(t, s, 4, false)
 				if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != 50*time.Millisecond ||
@@ -58,13 +59,13 @@ func TestALeaseRemembersADenial(t *testing.T) {
 					more.RetryAt.Sub(larger.RetryAt).Abs() > time.Microsecond {
 					t.Errorf("for more RetryAt is %v, want %v", more.RetryAt, larger.RetryAt)
 				}
-				clock.set(denied.RetryAt.Add(-time.Microsecond))
+				clock.Set(denied.RetryAt.Add(-time.Microsecond))
 				leaseOK(t, s, 4, false)
 			})
 			if n != 0 {
 				t.Errorf("%d trips for denials that were remembered", n)
 			}
-			clock.set(denied.RetryAt)
+			clock.Set(denied.RetryAt)
 			leaseOK(t, s, 4, true)
 		})
 	}
@@ -77,13 +78,13 @@ func TestALeaseFetchesAhead(t *testing.T) {
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var trips trips
 	g := newGate()
-	pool, clock := pgtest.Pool(t, g.through, trips.through), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	limit := ratelimit.MustDefine("steady", ratelimit.FixedWindow{Rate: 100_000, Period: never})
+	pool, clock := pgtest.Pool(t, g.through, trips.through), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+	limit := ratelimit.MustDefine("steady", ratelimit.FixedWindow{Rate: 100_000, Period: rig.Never})
 	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 100})
 	take := func(ctx context.Context, after time.Duration) {
 		t.Helper()
-		clock.add(after)
+		clock.Add(after)
 		if res, err := s.Take(ctx, 1); err != nil || !res.OK {
 			t.Fatalf("%+v, %v", res, err)
 		}
@@ -134,14 +135,14 @@ func TestALeaseOfAFullLimitSeldomHasATrip(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var trips trips
-	pool, clock := pgtest.Pool(t, trips.through), newClock()
+	pool, clock := pgtest.Pool(t, trips.through), rig.Clock()
 	limit := ratelimit.MustDefine("full", ratelimit.TokenBucket{Rate: 1_200_000, Period: time.Minute})
-	s := lease(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool, limit.For("k"), ratelimit.LeaseConfig{})
+	s := lease(t, rig.Limiter(t, ratelimit.Config{Clock: clock.Now}), pool, limit.For("k"), ratelimit.LeaseConfig{})
 	const takes = 1000
 	n := trips.of(func() {
 		for range takes {
 			leaseOK(t, s, 1, true)
-			clock.add(time.Millisecond)
+			clock.Add(time.Millisecond)
 		}
 	})
 	if n > takes/4 {
@@ -188,8 +189,8 @@ func TestTakesOfALeaseWaitTogether(t *testing.T) {
 	pgtest.OneServer(t, "it watches the locks of one server")
 	var trips trips
 	pool := pgtest.Pool(t, trips.through)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 200, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("together", ratelimit.FixedWindow{Rate: 200, Period: rig.Never})
 	inTime(t, func(key string) error {
 		s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{Block: 100})
 		release := holds(t, l, pool, limit.For(key))
@@ -235,8 +236,8 @@ func TestALeaseGivesBackWhatNobodyWaitsFor(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("gone", ratelimit.FixedWindow{Rate: 20, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("gone", ratelimit.FixedWindow{Rate: 20, Period: rig.Never})
 	inTime(t, func(key string) error {
 		s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{})
 		release := holds(t, l, pool, limit.For(key))
@@ -259,8 +260,8 @@ func TestALeaseGivesBackWhatNobodyWaitsFor(t *testing.T) {
 func TestAnIdleLeaseGivesBack(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("idle", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("idle", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
 	for i := range 10 { // a lease that comes too late to give back leaves it to spoil
 		k := limit.For(fmt.Sprint("k", i))
 		s := lease(t, l, pool, k, ratelimit.LeaseConfig{})
@@ -281,20 +282,20 @@ func TestAnIdleLeaseGivesBack(t *testing.T) {
 // What is in hand is of one window and no other, and overflows with the row.
 func TestALeasesTokensSpoilWithTheirWindow(t *testing.T) {
 	t.Parallel()
-	pool, clock := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	limit := ratelimit.MustDefine("spoils",
-		ratelimit.FixedWindow{Rate: 100, Period: 100 * time.Millisecond, Start: clock.now()})
+		ratelimit.FixedWindow{Rate: 100, Period: 100 * time.Millisecond, Start: clock.Now()})
 	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 50})
 	leaseOK(t, s, 1, true)
-	clock.add(time.Millisecond)
+	clock.Add(time.Millisecond)
 	leaseOK(t, s, 1, true) // and 49 in hand
 	if left := value(t, l, pool, limit.For("k")); left != 49 {
 		t.Fatalf("%v are left", left)
 	}
-	clock.add(98*time.Millisecond + 999*time.Microsecond)
+	clock.Add(98*time.Millisecond + 999*time.Microsecond)
 	leaseOK(t, s, 1, true)
-	clock.add(time.Microsecond)
+	clock.Add(time.Microsecond)
 	for range 100 {
 		leaseOK(t, s, 1, true)
 	}
@@ -305,10 +306,10 @@ func TestALeasesTokensSpoilWithTheirWindow(t *testing.T) {
 // back they go on.
 func TestALeaseWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
-	pool, clock := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	s, key := handful(t, l, pool, clock, "k")
-	execSQL(t, pool, `ALTER TABLE weir_balance RENAME TO away`)
+	rig.Exec(t, pool, `ALTER TABLE weir_balance RENAME TO away`)
 	handed := 2
 	for ; ; handed++ {
 		res, err := s.Take(t.Context(), 1)
@@ -323,7 +324,7 @@ func TestALeaseWithoutItsDatabase(t *testing.T) {
 			t.Fatalf("%+v", res)
 		}
 	}
-	execSQL(t, pool, `ALTER TABLE away RENAME TO weir_balance`)
+	rig.Exec(t, pool, `ALTER TABLE away RENAME TO weir_balance`)
 	if left := value(t, l, pool, key); left != 1000-float64(handed) || handed < 50 {
 		t.Errorf("%v are left, and %d were handed out, of 1000", left, handed)
 	}
@@ -338,8 +339,8 @@ func TestALeaseHandsOutNothingOfAnUnknownOutcome(t *testing.T) {
 			t.Parallel()
 			cut := &cutter{alone: true}
 			pool := pgtest.Pool(t, cut.through)
-			l := limiter(t, ratelimit.Config{})
-			limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 10, Period: never})
+			l := rig.Limiter(t, ratelimit.Config{})
+			limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 10, Period: rig.Never})
 			s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 5})
 			cut.arm(when)
 			if res, err := s.Take(t.Context(), 3); !errors.Is(err, ratelimit.ErrOutcomeUnknown) || res.OK {
@@ -363,8 +364,8 @@ func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("closed", ratelimit.FixedWindow{Rate: 20, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("closed", ratelimit.FixedWindow{Rate: 20, Period: rig.Never})
 	inTime(t, func(key string) error {
 		s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{})
 		release := holds(t, l, pool, limit.For(key))

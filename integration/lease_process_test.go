@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -34,7 +35,7 @@ var leasedBy = map[string]ratelimit.Limit{
 	"window": ratelimit.MustDefine("leasedWindow", ratelimit.FixedWindow{Rate: 500, Period: 250 * time.Millisecond}),
 	"shards": ratelimit.MustDefine("leasedShards", ratelimit.TokenBucket{Rate: 2000,
 		Period: time.Second, Capacity: ratelimit.Tokens(500)}, ratelimit.Shards(4)),
-	"crashes": ratelimit.MustDefine("leasedCrashes", ratelimit.FixedWindow{Rate: 10_000_000, Period: never}),
+	"crashes": ratelimit.MustDefine("leasedCrashes", ratelimit.FixedWindow{Rate: 10_000_000, Period: rig.Never}),
 }
 
 const (
@@ -248,7 +249,7 @@ func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
 	const capacity = 10_000_000
 	lost := 0.0
 	for range 8 {
-		before := value(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"))
+		before := value(t, rig.Limiter(t, ratelimit.Config{}), pool, limit.For("k"))
 		cmd := leaseProcess(t, pool, "crashes")
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -270,14 +271,14 @@ func TestAProcessThatIsKilledLosesOneBlockAtMost(t *testing.T) {
 		printed += rest
 		_ = cmd.Wait()
 		gone(t, pool, cmd)
-		taken := before - value(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"))
+		taken := before - value(t, rig.Limiter(t, ratelimit.Config{}), pool, limit.For("k"))
 		if n := taken - float64(printed); n < 0 || n > crashesBlock+1 {
 			t.Errorf("%d were printed and %v taken", printed, taken)
 		} else {
 			lost += n
 		}
 	}
-	if left := value(t, limiter(t, ratelimit.Config{}), pool, limit.For("k")); left >= capacity || lost == 0 {
+	if left := value(t, rig.Limiter(t, ratelimit.Config{}), pool, limit.For("k")); left >= capacity || lost == 0 {
 		t.Errorf("%v are left and %v were lost: the processes were not killed with tokens in hand", left, lost)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -92,17 +93,17 @@ func value(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.R
 func TestLeasesHandOutEachTokenOnce(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
-		"window": ratelimit.MustDefine("leased", ratelimit.FixedWindow{Rate: 2000, Period: never}),
-		"shards": ratelimit.MustDefine("leased", ratelimit.FixedWindow{Rate: 2000, Period: never}, ratelimit.Shards(4)),
+		"window": ratelimit.MustDefine("leased", ratelimit.FixedWindow{Rate: 2000, Period: rig.Never}),
+		"shards": ratelimit.MustDefine("leased", ratelimit.FixedWindow{Rate: 2000, Period: rig.Never}, ratelimit.Shards(4)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			// By a clock that stands still, no hand is given back: those who take from it empty it.
-			pool, cfg := pgtest.Pool(t), ratelimit.Config{Clock: newClock().now}
+			pool, cfg := pgtest.Pool(t), ratelimit.Config{Clock: rig.Clock().Now}
 			var wg sync.WaitGroup
 			var granted atomic.Int64
 			for range 4 {
-				s := lease(t, limiter(t, cfg), pool, limit.For("k"), ratelimit.LeaseConfig{})
+				s := lease(t, rig.Limiter(t, cfg), pool, limit.For("k"), ratelimit.LeaseConfig{})
 				for range 4 {
 					wg.Go(func() {
 						for {
@@ -120,7 +121,7 @@ func TestLeasesHandOutEachTokenOnce(t *testing.T) {
 				}
 			}
 			wg.Wait()
-			left := value(t, limiter(t, cfg), pool, limit.For("k"))
+			left := value(t, rig.Limiter(t, cfg), pool, limit.For("k"))
 			if n := granted.Load(); float64(n)+left != 2000 || n < 1600 {
 				t.Errorf("%d were handed out and %v are left, of 2000", n, left)
 			}
@@ -138,16 +139,16 @@ func TestLeasesHandOutHardlyLessThanTheLimitAllows(t *testing.T) {
 		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: perSecond,
 			Period: time.Second, Capacity: ratelimit.Tokens(capacity)}),
 		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 500,
-			Period: 250 * time.Millisecond, Start: newClock().now()}),
+			Period: 250 * time.Millisecond, Start: rig.Clock().Now()}),
 		"shards": ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: perSecond,
 			Period: time.Second, Capacity: ratelimit.Tokens(capacity)}, ratelimit.Shards(4)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
+			pool, clock := pgtest.Pool(t), rig.Clock()
 			var leases [3]*ratelimit.Lease
 			for i := range leases {
-				leases[i] = lease(t, limiter(t, ratelimit.Config{Clock: clock.now}), pool,
+				leases[i] = lease(t, rig.Limiter(t, ratelimit.Config{Clock: clock.Now}), pool,
 					limit.For("k"), ratelimit.LeaseConfig{})
 			}
 			handed, most := 0.0, capacity+perSecond*seconds
@@ -164,7 +165,7 @@ func TestLeasesHandOutHardlyLessThanTheLimitAllows(t *testing.T) {
 						handed += n
 					}
 				}
-				clock.add(10 * time.Millisecond)
+				clock.Add(10 * time.Millisecond)
 			}
 			t.Logf("%v of %v", handed, most)
 			if handed > most || handed < 0.8*most {
@@ -177,19 +178,19 @@ func TestLeasesHandOutHardlyLessThanTheLimitAllows(t *testing.T) {
 func TestClosingALeaseGivesBackWhatIsInHand(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
-		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 1000, Period: never}),
+		"window": ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never}),
 		"bucket": ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}),
-		"shards": ratelimit.MustDefine("shards", ratelimit.FixedWindow{Rate: 1000, Period: never}, ratelimit.Shards(3)),
+		"shards": ratelimit.MustDefine("shards", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never}, ratelimit.Shards(3)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 			inTime(t, func(key string) error {
 				s := lease(t, l, pool, limit.For(key), ratelimit.LeaseConfig{})
 				for range 5 {
 					leaseOK(t, s, 1, true)
-					clock.add(time.Millisecond)
+					clock.Add(time.Millisecond)
 				}
 				if left := value(t, l, pool, limit.For(key)); left >= 995 {
 					t.Fatalf("%v are left: nothing is in hand", left)
@@ -205,8 +206,8 @@ func TestClosingALeaseGivesBackWhatIsInHand(t *testing.T) {
 func TestALeaseRemembersAPause(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	clock := newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	clock := rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	v := l.Autocommit(pool)
 	for name, rule := range map[string]ratelimit.Rule{
 		"bucket": ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second},

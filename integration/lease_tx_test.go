@@ -12,20 +12,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // handful returns a lease with tokens in hand, of a limit of 1000 of which nothing flows in, and
 // with nothing under way. The clock stands still, so that nothing is given back meanwhile.
 func handful(
-	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *clock, k string,
+	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, clock *weirtest.Clock, k string,
 ) (*ratelimit.Lease, ratelimit.Request) {
 	t.Helper()
-	limit := ratelimit.MustDefine("handful", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	limit := ratelimit.MustDefine("handful", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
 	key := limit.For(k)
 	s := lease(t, l, pool, key, ratelimit.LeaseConfig{})
 	leaseOK(t, s, 1, true)
-	clock.add(time.Millisecond)
+	clock.Add(time.Millisecond)
 	leaseOK(t, s, 1, true)
 	if left := value(t, l, pool, key); left > 950 {
 		t.Fatalf("%v are left: next to nothing is in hand", left)
@@ -75,8 +77,8 @@ func TestALeasesTokensRollBackWithTheTransaction(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 			inTime(t, func(k string) error {
 				s, key := handful(t, l, pool, clock, k)
 				err := caught(func() error {
@@ -117,8 +119,8 @@ func caught(fn func() error) (err error) {
 // Nothing commits that has not begun.
 func TestALeasesTokensAreInHandAgainIfTheTransactionCannotBegin(t *testing.T) {
 	t.Parallel()
-	pool, clock := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	inTime(t, func(k string) error {
 		s, key := handful(t, l, pool, clock, k)
 		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: "as you like it"},
@@ -140,9 +142,9 @@ func TestALeasesTokensAreInHandAgainIfTheTransactionCannotBegin(t *testing.T) {
 func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	pool, clock := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	execSQL(t, pool, `CREATE TABLE contested (n integer); INSERT INTO contested VALUES (0)`)
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+	rig.Exec(t, pool, `CREATE TABLE contested (n integer); INSERT INTO contested VALUES (0)`)
 	inTime(t, func(k string) error {
 		s, key := handful(t, l, pool, clock, k)
 		runs := 0
@@ -175,13 +177,13 @@ func TestALeasesTokensAreTakenOnceByATransactionThatRunsAgain(t *testing.T) {
 func TestTheBooksOfALeaseBalance(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
-		"one row": ratelimit.MustDefine("books", ratelimit.FixedWindow{Rate: 3000, Period: never}),
-		"shards":  ratelimit.MustDefine("books", ratelimit.FixedWindow{Rate: 3000, Period: never}, ratelimit.Shards(4)),
+		"one row": ratelimit.MustDefine("books", ratelimit.FixedWindow{Rate: 3000, Period: rig.Never}),
+		"shards":  ratelimit.MustDefine("books", ratelimit.FixedWindow{Rate: 3000, Period: rig.Never}, ratelimit.Shards(4)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock() // that stands still, so that nothing is too late to be put back
-			l := limiter(t, ratelimit.Config{Clock: clock.now})
+			pool, clock := pgtest.Pool(t), rig.Clock() // that stands still, so that nothing is too late to be put back
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 			inTime(t, func(k string) error {
 				s := lease(t, l, pool, limit.For(k), ratelimit.LeaseConfig{Block: 50})
 				var wg sync.WaitGroup
@@ -240,8 +242,8 @@ func TestALeasesTokensStayTakenIfTheOutcomeIsUnknown(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "nodes may hold the rows of a lost transaction for longer than a lease waits to give back")
 	cut := &cutter{}
-	pool, clock := pgtest.Pool(t, cut.through), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	pool, clock := pgtest.Pool(t, cut.through), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	inTime(t, func(k string) error {
 		s, key := handful(t, l, pool, clock, k)
 		cut.arm("after")
@@ -263,9 +265,9 @@ func TestALeasesTokensStayTakenIfTheOutcomeIsUnknown(t *testing.T) {
 // takes from the row rolls back with it. Take, which would wait for one, is refused.
 func TestALeaseNeedsNoSecondConnectionInATransaction(t *testing.T) {
 	t.Parallel()
-	pool, clock := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
-	limit := ratelimit.MustDefine("single", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	pool, clock := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+	limit := ratelimit.MustDefine("single", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
 	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{})
 	for _, want := range []error{errMine, nil} {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -299,8 +301,8 @@ func TestALeaseTakesFromTheHandWithoutATrip(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var trips trips
-	pool, clock := pgtest.Pool(t, trips.through), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	pool, clock := pgtest.Pool(t, trips.through), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	s, _ := handful(t, l, pool, clock, "k")
 	n := trips.of(func() {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {

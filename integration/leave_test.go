@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -16,13 +17,13 @@ import (
 func TestByEveryWayAShareIsLeft(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]ratelimit.Limit{
-		"row": ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 10, Period: never}),
+		"row": ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}),
 		"shards": ratelimit.MustDefine("leftOfShards",
-			ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(4)),
+			ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(4)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+			rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 				k := limit.For("k")
 				for range 3 {
 					takeOK(t, first(v.RateLimit(t.Context(), k.Count(2).Leave(4))))
@@ -40,8 +41,8 @@ func TestByEveryWayAShareIsLeft(t *testing.T) {
 // Under concurrency those who leave something never go below it.
 func TestConcurrentCallersLeaveWhatTheyShould(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 60, Period: never})
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 60, Period: rig.Never})
 		var granted atomic.Int64
 		var wg sync.WaitGroup
 		for range 8 {
@@ -65,8 +66,8 @@ func TestConcurrentCallersLeaveWhatTheyShould(t *testing.T) {
 
 func TestAResetKeepsNobodyFromLeaving(t *testing.T) {
 	t.Parallel()
-	v := limiter(t, ratelimit.Config{}).Autocommit(pgtest.Pool(t))
-	k := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k").Leave(9.5)
+	v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pgtest.Pool(t))
+	k := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k").Leave(9.5)
 	if err := v.ResetRateLimit(t.Context(), k); err != nil { // whatever the request is for
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-go/weir/internal/test/pgserver"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )
@@ -26,14 +27,14 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 	if err := schema.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
-	execSQL(t, pool, `CREATE TABLE mine AS SELECT 0 AS n`)
-	execSQL(t, pool, `CREATE TABLE others AS SELECT 0 AS n`)
-	open := begin(t, pool, pgx.Serializable)
+	rig.Exec(t, pool, `CREATE TABLE mine AS SELECT 0 AS n`)
+	rig.Exec(t, pool, `CREATE TABLE others AS SELECT 0 AS n`)
+	open := rig.Begin(t, pool, pgx.Serializable)
 	if _, err := open.Exec(ctx, `UPDATE others SET n = n + 1`); err != nil { // which reads it, too
 		t.Fatal(err)
 	}
-	clock := newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	clock := rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	inTx := func(fn func(tx pgx.Tx) error) (failed int) {
 		t.Helper()
 		for range 1000 {
@@ -111,7 +112,7 @@ func TestATransactionThatStaysOpenStopsNoTakes(t *testing.T) {
 		return ok
 	}
 	for denied := 0; denied < 100; {
-		clock.add(10 * time.Millisecond) // half a token
+		clock.Add(10 * time.Millisecond) // half a token
 		if !inOurs(scarce.For("denial")) {
 			denied++
 		}

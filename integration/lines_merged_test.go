@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -29,7 +30,7 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+			v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 			small := ratelimit.MustDefine("paused while merged", c.rule).For("k")
 			r := ratelimit.MustDefine("paused while merged", c.rule, ratelimit.Shards(2)).For("k")
 			var taken []ratelimit.Result
@@ -77,7 +78,7 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 			}
 			who := func() (ratelimit.Verbs, ratelimit.Request) {
 				if c.forgot {
-					return limiter(t, ratelimit.Config{}).Autocommit(pool), small
+					return rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), small
 				}
 				return v, r
 			}
@@ -126,12 +127,12 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 func TestAClosedRowThatComesBackKeepsNoLimitPaused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	r := ratelimit.MustDefine("comes back", ratelimit.TokenBucket{Rate: 8, Period: time.Hour},
 		ratelimit.Shards(2)).For("k")
 	taken := takeOK(t, first(v.RateLimit(t.Context(), r.Count(2))))
 	reshard(t, pool, nil, 1, r)
-	execSQL(t, pool, `DELETE FROM weir_balance WHERE shard > 0 AND value = '-Infinity'`)
+	rig.Exec(t, pool, `DELETE FROM weir_balance WHERE shard > 0 AND value = '-Infinity'`)
 	pausedFor := func() time.Duration {
 		t.Helper()
 		s, err := v.Value(t.Context(), r)
@@ -168,8 +169,8 @@ func TestAClosedRowThatComesBackKeepsNoLimitPaused(t *testing.T) {
 func TestRowsAreChangedInTheTransactionThatHasChangedTheirLayout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	r := ratelimit.MustDefine("changed", ratelimit.TokenBucket{Rate: 8, Period: century}).For("k")
+	l := rig.Limiter(t, ratelimit.Config{})
+	r := ratelimit.MustDefine("changed", ratelimit.TokenBucket{Rate: 8, Period: rig.Century}).For("k")
 	for name, change := range map[string]func(v ratelimit.Verbs) error{
 		"Pause":          func(v ratelimit.Verbs) error { return v.Pause(t.Context(), time.Hour, r) },
 		"Resume":         func(v ratelimit.Verbs) error { return v.Resume(t.Context(), r) },

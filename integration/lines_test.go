@@ -11,13 +11,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // runsAt is when the last part of a reservation may run by now.
 func runsAt(t testing.TB, pool *pgxpool.Pool, r ratelimit.Reservation) (last time.Time) {
 	t.Helper()
-	states, _, err := limiter(t, ratelimit.Config{}).Lines(t.Context(), pool, r.Takes...)
+	states, _, err := rig.Limiter(t, ratelimit.Config{}).Lines(t.Context(), pool, r.Takes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +31,7 @@ func runsAt(t testing.TB, pool *pgxpool.Pool, r ratelimit.Reservation) (last tim
 }
 
 // waiters reserves until n reservations wait, of one count each, and returns those.
-func waiters(t *testing.T, v verbs, r ratelimit.Request, n int) (all []ratelimit.Result) {
+func waiters(t *testing.T, v rig.Verbs, r ratelimit.Request, n int) (all []ratelimit.Result) {
 	t.Helper()
 	for len(all) < n {
 		if res := takeOK(t, first(v.RateLimit(t.Context(), r.OrReserve()))); !res.RunAt.IsZero() {
@@ -66,7 +67,7 @@ func TestThoseWhoWaitArePausedAfterAChangeOfLayout(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+			v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 			r := ratelimit.MustDefine("paused", rule, ratelimit.Shards(2)).For("k")
 			all := waiters(t, v, r, 6)
 			for _, n := range []int{4, 8} {
@@ -106,7 +107,7 @@ func TestThoseWhoWaitArePausedAfterAChangeOfLayout(t *testing.T) {
 func TestALineOfAFormerLayoutMovesUp(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	for shards, step := range map[int]time.Duration{1: time.Hour / 8, 4: time.Hour / 2} {
 		r := ratelimit.MustDefine(fmt.Sprint("up", shards),
 			ratelimit.TokenBucket{Rate: 8, Period: time.Hour}, ratelimit.Shards(shards)).For("k")
@@ -147,10 +148,10 @@ func TestALineOfAFormerLayoutMovesUp(t *testing.T) {
 func TestRenewFollowsAChangeOfLayout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	rule := ratelimit.TokenBucket{Rate: 8, Period: never}
+	rule := ratelimit.TokenBucket{Rate: 8, Period: rig.Never}
 	for _, from := range []int{1, 4} {
 		for _, to := range []int{1, 2, 8} {
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			v := l.Autocommit(pool)
 			r := ratelimit.MustDefine("renewed", rule, ratelimit.Shards(from)).
 				For(string(rune('a'+from)) + string(rune('a'+to)))
@@ -158,7 +159,7 @@ func TestRenewFollowsAChangeOfLayout(t *testing.T) {
 				takeOK(t, first(v.RateLimit(t.Context(), r.Count(2))))
 			reshard(t, pool, nil, to, r)
 			wantLeft(t, v, r, 3)
-			for _, l := range []*ratelimit.Limiter{l, limiter(t, ratelimit.Config{})} {
+			for _, l := range []*ratelimit.Limiter{l, rig.Limiter(t, ratelimit.Config{})} {
 				again := []ratelimit.Reservation{a.Reservation().Again(), b.Reservation().Again()}
 				if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 					return l.Renew(t.Context(), tx, &again[0], &again[1])
@@ -180,18 +181,18 @@ func TestRenewFollowsAChangeOfLayout(t *testing.T) {
 // Prune keeps the rows of former layouts as long as somebody waits in them, and no longer.
 func TestPruneKeepsTheRowsInWhichSomebodyWaits(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	v := l.Autocommit(pool)
 	r := slow("kept").For("k")
 	all := waiters(t, v, r, 8)
-	reshard(t, pool, c.now, 2, r)
+	reshard(t, pool, c.Now, 2, r)
 	pruned(t, l, pool, ratelimit.PruneConfig{})
-	other := limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool) // does not know of the former rows
+	other := rig.Limiter(t, ratelimit.Config{Clock: c.Now}).Autocommit(pool) // does not know of the former rows
 	if err := other.Pause(t.Context(), time.Hour, r); err != nil {
 		t.Fatal(err)
 	}
-	c.add(time.Hour)
+	c.Add(time.Hour)
 	pruned(t, l, pool, ratelimit.PruneConfig{})
 	for i, res := range all {
 		states, _, err := l.Lines(t.Context(), pool, res.Reservation().Takes...)
@@ -202,8 +203,8 @@ func TestPruneKeepsTheRowsInWhichSomebodyWaits(t *testing.T) {
 			t.Errorf("number %d runs %v later, want the pause of an hour", i, run.Sub(res.RunAt))
 		}
 	}
-	c.add(2 * time.Hour) // all lines have ended
-	c.add(24 * 31 * time.Hour)
+	c.Add(2 * time.Hour) // all lines have ended
+	c.Add(24 * 31 * time.Hour)
 	pruned(t, l, pool, ratelimit.PruneConfig{})
 	if n := rowsOf(t, pool, "weir_balance"); n != 0 {
 		t.Errorf("%d rows are left of an idle key", n)
@@ -214,7 +215,7 @@ func TestPruneKeepsTheRowsInWhichSomebodyWaits(t *testing.T) {
 func TestPausesAndSettlementsOfFormerLayoutsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	v := l.Autocommit(pool)
 	r := slow("order").For("k")
 	all := waiters(t, v, r, 12)
@@ -250,7 +251,7 @@ func TestPausesAndSettlementsOfFormerLayoutsDoNotDeadlock(t *testing.T) {
 func TestMergedLinesWaitForTheLastOfThem(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	v := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	r := ratelimit.MustDefine("merged", ratelimit.TokenBucket{Rate: 2, Period: time.Hour,
 		Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(2)).For("k")
 	var taken []ratelimit.Result

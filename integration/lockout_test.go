@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/lockout"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -21,7 +22,7 @@ func TestAnAttemptOfUnknownOutcomeLetsNobodyIn(t *testing.T) {
 			t.Parallel()
 			var c cutter
 			pool := pgtest.Pool(t, c.through)
-			guard, err := lockout.New(limiter(t, ratelimit.Config{}), pool, lockout.Config{})
+			guard, err := lockout.New(rig.Limiter(t, ratelimit.Config{}), pool, lockout.Config{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +62,7 @@ func TestALockHoldsInEveryProcess(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	guard := func() *lockout.Lockout {
-		g, err := lockout.New(limiter(t, ratelimit.Config{}), pool, lockout.Config{})
+		g, err := lockout.New(rig.Limiter(t, ratelimit.Config{}), pool, lockout.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +97,7 @@ func TestALockHoldsInEveryProcess(t *testing.T) {
 func TestWhoLocksAnAddressIsToldTheLengthOfTheLock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	guard, err := lockout.New(limiter(t, ratelimit.Config{}), pool, lockout.Config{AddressFailures: 1})
+	guard, err := lockout.New(rig.Limiter(t, ratelimit.Config{}), pool, lockout.Config{AddressFailures: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,20 +1,17 @@
 package integration
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"testing"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 )
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(childEnv); url != "" {
 		work := child
-		if os.Getenv(crowdEnv) != "" {
-			work = crowdChild
-		}
 		if os.Getenv(leaseEnv) != "" {
 			work = leaseChild
 		}
@@ -24,12 +21,6 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// A property draws a hundred cases, or a quarter of them where nobody asks for more: each is many
-	// statements.
-	if os.Getenv("WEIR_TEST_DURATION") == "" {
-		if err := flag.Set("rapid.checks", "25"); err != nil { // -rapid.checks overrides it
-			panic(err)
-		}
-	}
+	rig.FewChecks()
 	pgtest.Waiting(m, 4)
 }

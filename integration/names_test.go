@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -28,7 +29,7 @@ func TestTheOperatorsOfAnotherRoleAreNotUsed(t *testing.T) {
 		`CREATE TABLE ` + hostile + `.loot (role text)`,
 		`GRANT ALL ON ` + hostile + `.loot TO public`,
 	} {
-		execSQL(t, owner, sql)
+		rig.Exec(t, owner, sql)
 	}
 	t.Cleanup(func() {
 		_, _ = owner.Exec(context.Background(), `DROP SCHEMA `+hostile+` CASCADE; DROP ROLE `+hostile)
@@ -59,7 +60,7 @@ func TestTheOperatorsOfAnotherRoleAreNotUsed(t *testing.T) {
 	}
 	defer pool.Close()
 
-	l := limiter(t, ratelimit.Config{Schema: own})
+	l := rig.Limiter(t, ratelimit.Config{Schema: own})
 	three := ratelimit.MustDefine("three",
 		ratelimit.TokenBucket{Rate: 1, Period: 1000 * time.Hour, Capacity: ratelimit.Tokens(3)})
 	granted := 0

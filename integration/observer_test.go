@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -49,15 +50,15 @@ func (w *watcher) last(t *testing.T) ratelimit.DecidedEvent {
 func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
-	bucket := ratelimit.MustDefine("observed", ratelimit.TokenBucket{Rate: 3, Period: never})
-	other := ratelimit.MustDefine("observedToo", ratelimit.TokenBucket{Rate: 9, Period: never})
-	trial := ratelimit.MustDefine("observed", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	bucket := ratelimit.MustDefine("observed", ratelimit.TokenBucket{Rate: 3, Period: rig.Never})
+	other := ratelimit.MustDefine("observedToo", ratelimit.TokenBucket{Rate: 9, Period: rig.Never})
+	trial := ratelimit.MustDefine("observed", ratelimit.TokenBucket{Rate: 1, Period: rig.Never}, ratelimit.Shadow())
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			var seen watcher
 			pool := pgtest.Pool(t)
-			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Observer: &seen}), pool)
+			v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Observer: &seen}), pool)
 			check := func(what string, trips int, ok bool, requests ...ratelimit.Request) {
 				t.Helper()
 				before := time.Now()
@@ -72,7 +73,7 @@ func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 				}
 			}
 			trips := map[string]int{"granted": 1, "both": 1, "denied": 2, "again": 1, "shadow": 2}
-			switch w.name {
+			switch w.Name {
 			case "Coalesced": // several are decided in a second transaction
 				trips = map[string]int{"granted": 1, "both": 2, "denied": 2, "again": 1, "shadow": 2}
 			}
@@ -82,14 +83,14 @@ func TestTheObserverIsToldOfEveryDecisionAndItsCost(t *testing.T) {
 			check("denied as expected", trips["again"], false, bucket.For("k"))
 			check("with a shadow", trips["shadow"], true, bucket.For("shadow"), trial.For("shadow"))
 			check("invalid", 0, false, bucket.For("k").Count(-1))
-			if w.name == "ReadCommitted" || w.name == "Serializable" {
+			if w.Name == "ReadCommitted" || w.Name == "Serializable" {
 				seen.mu.Lock()
 				if n := len(seen.transacted); n != 6 || seen.transacted[0].Attempts != 1 ||
 					seen.transacted[0].Took <= 0 {
 					t.Errorf("%d transactions: %+v", n, seen.transacted)
 				}
 				seen.mu.Unlock()
-			} else if w.name == "Autocommit" && len(seen.transacted) > 0 {
+			} else if w.Name == "Autocommit" && len(seen.transacted) > 0 {
 				t.Errorf("calls without a transaction: %+v", seen.transacted)
 			}
 		})
@@ -102,8 +103,8 @@ func TestTheObserverIsToldWhoWasDecidedTogether(t *testing.T) {
 	pgtest.OneServer(t, "it counts trips, of which two-phase commit takes more")
 	var seen watcher
 	pool := pgtest.Pool(t)
-	c := coalesce(t, limiter(t, ratelimit.Config{Observer: &seen}), pool)
-	l := ratelimit.MustDefine("together", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Observer: &seen}), pool)
+	l := ratelimit.MustDefine("together", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	var wg sync.WaitGroup
 	began := time.Now()
 	for range 200 {
@@ -131,8 +132,8 @@ func TestTheObserverIsToldWhatATransactionCost(t *testing.T) {
 	pgtest.OneServer(t, "it counts trips, of which a cluster takes more")
 	var seen watcher
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{Observer: &seen})
-	bucket := ratelimit.MustDefine("conflict", ratelimit.TokenBucket{Rate: 100, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{Observer: &seen})
+	bucket := ratelimit.MustDefine("conflict", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
 	runs, stop := 0, errors.New("stop")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		runs++
@@ -166,7 +167,7 @@ func TestTheObserverIsToldOfTakesOfALease(t *testing.T) {
 	t.Parallel()
 	var seen watcher
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{Observer: &seen})
+	l := rig.Limiter(t, ratelimit.Config{Observer: &seen})
 	lease := lease(t, l, pool, ratelimit.MustDefine("leased",
 		ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}).For("k"), ratelimit.LeaseConfig{})
 	for range 20 {

@@ -12,13 +12,14 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("rolled", oneASecond)
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	a := l.Autocommit(pool)
 	wantPaused := func(paused bool) {
 		t.Helper()
@@ -27,7 +28,7 @@ func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 		}
 	}
 	undone := errors.New("undone")
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
 			func(ctx context.Context, tx pgx.Tx) error {
 				if err := l.Pause(ctx, tx, time.Hour, limit.For("k")); err != nil {
@@ -55,7 +56,7 @@ func TestAPauseRollsBackWithItsTransaction(t *testing.T) {
 	wantPaused(true)
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { _ = db.Close() }()
-	if err := (sqlVerbs{l, db, false}).Resume(t.Context(), limit.For("k")); err != nil {
+	if err := rig.SQL(l, db, false).Resume(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
 	wantPaused(false)
@@ -71,14 +72,14 @@ func TestConcurrentTakesAreNeverGrantedWithinAPause(t *testing.T) {
 		"Window": ratelimit.FixedWindow{Rate: 1e6, Period: 10 * time.Millisecond},
 	} {
 		limit := ratelimit.MustDefine("storm", rule)
-		for _, w := range ways {
-			if w.name == "RepeatableRead" || w.name == "Portable" {
+		for _, w := range rig.Ways {
+			if w.Name == "RepeatableRead" || w.Name == "Portable" {
 				continue // as Serializable
 			}
-			t.Run(name+"/"+w.name, func(t *testing.T) {
+			t.Run(name+"/"+w.Name, func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 6 })
-				v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+				v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), pool)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 

@@ -8,21 +8,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
-// pausing is one limit and key with a clock that is set, to be told in seconds after w0.
+// pausing is one limit and key with a clock that is set, to be told in seconds after rig.Noon.
 type pausing struct {
 	t     *testing.T
 	l     *ratelimit.Limiter
 	pool  *pgxpool.Pool
-	v     verbs
-	clock *clock
+	v     rig.Verbs
+	clock *weirtest.Clock
 	r     ratelimit.Request
 }
 
 func (p pausing) at(seconds float64) pausing {
-	p.clock.set(w0.Add(time.Duration(seconds * float64(time.Second))))
+	p.clock.Set(rig.Noon.Add(time.Duration(seconds * float64(time.Second))))
 	return p
 }
 
@@ -40,7 +42,7 @@ func (p pausing) resume() {
 	}
 }
 
-func seconds(t time.Time) float64 { return t.Sub(w0).Seconds() }
+func seconds(t time.Time) float64 { return t.Sub(rig.Noon).Seconds() }
 
 func (p pausing) check(
 	verb string, res ratelimit.Result, err error, ok bool, value, when, delay float64,
@@ -51,14 +53,14 @@ func (p pausing) check(
 	}
 	if o := res.Outcomes[0]; res.OK != ok || o.Value != value || o.Delay.Seconds() != delay {
 		p.t.Errorf("%s at %v: %+v, want granted %v, %v left, a delay of %v", verb,
-			seconds(p.clock.now()), res, ok, value, delay)
+			seconds(p.clock.Now()), res, ok, value, delay)
 	}
 	at := res.RetryAt
 	if res.OK {
 		at = res.RunAt
 	}
 	if when == 0 && !at.IsZero() || when != 0 && seconds(at) != when {
-		p.t.Errorf("%s at %v: until %v, want %v", verb, seconds(p.clock.now()), seconds(at), when)
+		p.t.Errorf("%s at %v: until %v, want %v", verb, seconds(p.clock.Now()), seconds(at), when)
 	}
 	return res
 }
@@ -79,19 +81,19 @@ func (p pausing) take(n float64, reserve, ok bool, value, when, delay float64) r
 // pausedEachWay runs the test by each way of calling, for one rule.
 func pausedEachWay(t *testing.T, rule ratelimit.Rule, test func(p pausing)) {
 	limit := ratelimit.MustDefine("paused", rule)
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			c := &clock{t: w0}
-			l, pool := limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now}), pgtest.Pool(t)
-			test(pausing{t, l, pool, w.verbs(t, l, pool), c, limit.For("k")})
+			c := weirtest.NewClock(rig.Noon)
+			l, pool := rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: c.Now}), pgtest.Pool(t)
+			test(pausing{t, l, pool, w.Verbs(t, l, pool), c, limit.For("k")})
 		})
 	}
 }
 
 var (
 	oneASecond = ratelimit.TokenBucket{Rate: 8, Period: 8 * time.Second, MaxReserved: ratelimit.Tokens(8)}
-	tenAMinute = ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: w0}
+	tenAMinute = ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: rig.Noon}
 )
 
 // What a bucket had is there when the pause is over, and no more; what was owed is repaid that much
@@ -210,7 +212,7 @@ func TestAPauseBeforeTheFirstUse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pausedEachWay(t, rule, func(p pausing) {
-				capacity := numbersOf(rule).capacity
+				capacity := rig.NumbersOf(rule).Capacity
 				p.at(10).pause(60)
 				p.at(69).take(1, false, false, capacity, 70, 60)
 				p.at(69).take(1, true, true, capacity-1, 70, 60)
@@ -254,7 +256,7 @@ func TestATakeIsNotOfThePresentWindowByAPauseOfOtherWindows(t *testing.T) {
 	pausedEachWay(t, tenAMinute, func(p pausing) {
 		res := p.at(10).take(10, false, true, 0, 0, 0)
 		own := p.r
-		p.r = own.Rule(ratelimit.FixedWindow{Rate: 10, Period: 45 * time.Second, Start: w0})
+		p.r = own.Rule(ratelimit.FixedWindow{Rate: 10, Period: 45 * time.Second, Start: rig.Noon})
 		p.at(12).pause(40) // to 52: one of 45 s begins, and none of a minute
 		p.r = own
 		p.at(70).take(9, false, true, 1, 0, 45)
@@ -316,11 +318,11 @@ func TestDeniedInAPauseUntilExactlyRetryAt(t *testing.T) {
 			if err != nil || denied.OK || seconds(denied.RetryAt) < 12.345678 {
 				p.t.Fatal(denied, err)
 			}
-			p.clock.set(denied.RetryAt.Add(-time.Microsecond))
+			p.clock.Set(denied.RetryAt.Add(-time.Microsecond))
 			if res, err := p.v.RateLimit(p.t.Context(), p.r.Count(n)); err != nil || res.OK {
 				p.t.Errorf("%v: a microsecond before %v: %+v and %v", n, denied.RetryAt, res, err)
 			}
-			p.clock.set(denied.RetryAt)
+			p.clock.Set(denied.RetryAt)
 			if res, err := p.v.CheckRateLimit(p.t.Context(), p.r.Count(n)); err != nil || !res.OK {
 				p.t.Errorf("%v: at %v: %+v and %v", n, denied.RetryAt, res, err)
 			}
@@ -335,11 +337,11 @@ func TestDeniedInAPauseUntilExactlyRetryAt(t *testing.T) {
 func TestOnePausedLimitOfSeveralDeniesTheCall(t *testing.T) {
 	t.Parallel()
 	open, shut := ratelimit.MustDefine("open", oneASecond), ratelimit.MustDefine("shut", oneASecond)
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			c := &clock{t: w0}
-			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now}), pgtest.Pool(t))
+			c := weirtest.NewClock(rig.Noon)
+			v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: c.Now}), pgtest.Pool(t))
 			if err := v.Pause(t.Context(), time.Minute, shut.For("k"), shut.For("other")); err != nil {
 				t.Fatal(err)
 			}

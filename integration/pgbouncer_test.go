@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -30,7 +31,7 @@ func TestBehindPgBouncer(t *testing.T) {
 			defer pool.Close()
 			// the pooler hands out sessions of anybody's search_path: the schema has to be named
 			mine := direct.Config().ConnConfig.RuntimeParams["search_path"]
-			everyVerb(t, limiter(t, ratelimit.Config{Schema: mine}), pool)
+			everyVerb(t, rig.Limiter(t, ratelimit.Config{Schema: mine}), pool)
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -20,19 +21,19 @@ import (
 // denied, it finds out that it still is without a write and without a lock.
 func TestAnExpectedDenialWritesNothingAndLocksNothing(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("flood", ratelimit.TokenBucket{Rate: 1, Period: never})
-	roomy := ratelimit.MustDefine("roomy", ratelimit.TokenBucket{Rate: 100, Period: never})
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("flood", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
+	roomy := ratelimit.MustDefine("roomy", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			a := l.Autocommit(pool)
 			for range 2 { // a grant, and the denial that makes it known
 				if _, err := a.RateLimit(t.Context(), limit.For("k")); err != nil {
 					t.Fatal(err)
 				}
 			}
-			tx := begin(t, pool, level)
+			tx := rig.Begin(t, pool, level)
 			for range 3 {
 				res, err := l.RateLimit(t.Context(), tx, limit.For("k"), roomy.For("never used"))
 				if err != nil || res.OK {
@@ -65,8 +66,8 @@ func TestAnExpectedDenialWritesNothingAndLocksNothing(t *testing.T) {
 func TestARememberedDenialDoesNotOutliveAReset(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	here, elsewhere := limiter(t, ratelimit.Config{}).Autocommit(pool), limiter(t, ratelimit.Config{}).Autocommit(pool)
-	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 1, Period: never})
+	here, elsewhere := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	for _, want := range []bool{true, false, false} {
 		if res, err := here.RateLimit(t.Context(), limit.For("k")); err != nil || res.OK != want {
 			t.Fatal(res, err)
@@ -86,7 +87,7 @@ func TestARememberedDenialDoesNotOutliveAReset(t *testing.T) {
 // on the whole relation: unrelated keys would abort each other six times a commit.
 func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("unrelated", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	limit := ratelimit.MustDefine("unrelated", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	for _, c := range []struct {
 		name    string
 		prepare string
@@ -101,9 +102,9 @@ func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 		for _, check := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/CheckFirst=%v", c.name, check), func(t *testing.T) {
 				t.Parallel()
-				pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+				pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 				if c.prepare != "" {
-					execSQL(t, pool, c.prepare)
+					rig.Exec(t, pool, c.prepare)
 				}
 				var commits, runs atomic.Int64
 				var wg sync.WaitGroup
@@ -149,14 +150,14 @@ func TestUnrelatedKeysDoNotAbortEachOther(t *testing.T) {
 func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never})
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	for i := range 10 {
 		if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For(fmt.Sprint(i))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	execSQL(t, pool, `ANALYZE weir_balance`)
+	rig.Exec(t, pool, `ANALYZE weir_balance`)
 
 	// predicateLocks are those that the transaction holds on the table and its index: how many, and
 	// on the relation whole.
@@ -171,14 +172,14 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 		return n, whole
 	}
 
-	taken := begin(t, pool, pgx.Serializable)
+	taken := rig.Begin(t, pool, pgx.Serializable)
 	if res, err := l.RateLimit(t.Context(), taken, limit.For("3"), limit.For("new")); err != nil || !res.OK {
 		t.Fatal(res, err)
 	}
 	if n, _ := predicateLocks(taken); n != 0 {
 		t.Errorf("a granted take left %d predicate locks", n)
 	}
-	checked := begin(t, pool, pgx.Serializable)
+	checked := rig.Begin(t, pool, pgx.Serializable)
 	if _, err := l.CheckRateLimit(t.Context(), checked, limit.For("4"), limit.For("none")); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 		t.Errorf("a check left %d predicate locks, %d of them on the whole relation; want some, and none of those",
 			n, whole)
 	}
-	written := begin(t, pool, pgx.Serializable)
+	written := rig.Begin(t, pool, pgx.Serializable)
 	res, err := l.RateLimit(t.Context(), written, limit.For("6"))
 	if err != nil {
 		t.Fatal(err)
@@ -211,10 +212,10 @@ func TestGrantsLeaveNoPredicateLockAndChecksNoneOnTheWholeTable(t *testing.T) {
 func TestDeniedTransactionsLeaveNoPredicateLocksBehind(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 
-	open := begin(t, pool, pgx.Serializable)
+	open := rig.Begin(t, pool, pgx.Serializable)
 	if _, err := open.Exec(t.Context(), `SELECT 1 FROM weir_schema`); err != nil {
 		t.Fatal(err)
 	}
@@ -247,9 +248,9 @@ func TestAutocommitStatesItsIsolationLevel(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 		c.MaxConns = 16
 	})
-	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	limit := ratelimit.MustDefine("level", ratelimit.TokenBucket{Rate: 100, Period: never})
-	other := ratelimit.MustDefine("level2", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("level", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	other := ratelimit.MustDefine("level2", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	var granted atomic.Int64
 	var wg sync.WaitGroup
 	for range 16 {
@@ -281,8 +282,8 @@ func TestAutocommitStatesItsIsolationLevel(t *testing.T) {
 func TestNothingNeedsASecondConnection(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 2, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 2, Period: rig.Never})
 	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -16,12 +17,12 @@ import (
 // run again, and nothing is taken twice.
 func TestAPreparedStatementThatIsLostFailsNoCall(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("prepared", ratelimit.TokenBucket{Rate: 100, Period: never})
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	limit := ratelimit.MustDefine("prepared", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-			v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+			v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), pool)
 			left := 100.0
 			take := func() error {
 				res, err := v.RateLimit(t.Context(), limit.For("k"))
@@ -48,9 +49,9 @@ func TestAPreparedStatementThatIsLostFailsNoCall(t *testing.T) {
 				t.Fatal(names, err)
 			}
 			for _, name := range names {
-				execSQL(t, pool, forgetWhere(`name = '`+name+`'`)) // pgx may have done so itself, after an error
+				rig.Exec(t, pool, forgetWhere(`name = '`+name+`'`)) // pgx may have done so itself, after an error
 				err := take()
-				if w.name == "DatabaseSQL" && sqlState(err) == "26000" {
+				if w.Name == "DatabaseSQL" && rig.SQLState(err) == "26000" {
 					err = take() // a transaction of the caller's own cannot run again by itself
 				}
 				if err != nil {
@@ -67,19 +68,19 @@ func TestAPreparedStatementThatIsLostFailsNoCall(t *testing.T) {
 func TestAPreparedStatementThatPgxClosesFailsNoCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	l := limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("closed", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
-	tx := begin(t, pool, pgx.Serializable)
+	l := rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("closed", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}).For("k")
+	tx := rig.Begin(t, pool, pgx.Serializable)
 	if _, err := tx.Exec(t.Context(), `SELECT 1/0`); err == nil {
 		t.Fatal("the transaction has not failed")
 	}
-	if _, err := l.RateLimit(t.Context(), tx, k); sqlState(err) != "25P02" {
+	if _, err := l.RateLimit(t.Context(), tx, k); rig.SQLState(err) != "25P02" {
 		t.Fatal(err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	v := inTx(pgx.Serializable)(t, l, pool)
+	v := rig.Tx(l, pool, pgx.Serializable)
 	takeOK(t, first(v.RateLimit(t.Context(), k)))
 	if _, err := pool.Exec(t.Context(), `SELECT $1::text`, "another"); err != nil {
 		t.Fatal(err)
@@ -92,7 +93,7 @@ func TestAPreparedStatementThatPgxClosesFailsNoCall(t *testing.T) {
 func TestAPreparedStatementThatStaysLostIsToldSo(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l, attempts := limiter(t, ratelimit.Config{}), 0
+	l, attempts := rig.Limiter(t, ratelimit.Config{}), 0
 	ctx, cancel := context.WithTimeout(t.Context(), hung) // until then InTx runs again after a conflict
 	defer cancel()
 	err := l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -107,7 +108,7 @@ func TestAPreparedStatementThatStaysLostIsToldSo(t *testing.T) {
 		}
 		return nil
 	})
-	if sqlState(err) != "26000" || errors.Is(err, ratelimit.ErrConflict) || attempts != 9 {
+	if rig.SQLState(err) != "26000" || errors.Is(err, ratelimit.ErrConflict) || attempts != 9 {
 		t.Errorf("%d attempts: %v", attempts, err)
 	}
 }

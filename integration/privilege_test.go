@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )
@@ -56,10 +57,10 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer app.Close()
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	everyVerb(t, l, app)
 	work := func(ctx context.Context, tx pgx.Tx) error {
-		beside := ratelimit.MustDefine("beside", ratelimit.TokenBucket{Rate: 2, Period: never})
+		beside := ratelimit.MustDefine("beside", ratelimit.TokenBucket{Rate: 2, Period: rig.Never})
 		if err := l.Consume(ctx, tx, beside.For("k")); err != nil {
 			return err
 		}
@@ -76,10 +77,10 @@ func TestTheDocumentedPrivilegesAreEnough(t *testing.T) {
 	if err := schema.Check(t.Context(), app); err != nil {
 		t.Error(err)
 	}
-	if _, err := app.Exec(t.Context(), `DELETE FROM weir_balance`); sqlState(err) != "42501" {
+	if _, err := app.Exec(t.Context(), `DELETE FROM weir_balance`); rig.SQLState(err) != "42501" {
 		t.Errorf("the role may delete: %v", err)
 	}
-	if _, err := l.Prune(t.Context(), app, ratelimit.PruneConfig{}); sqlState(err) != "42501" {
+	if _, err := l.Prune(t.Context(), app, ratelimit.PruneConfig{}); rig.SQLState(err) != "42501" {
 		t.Errorf("the role may prune: %v", err)
 	}
 	execAgain(t, owner, `GRANT DELETE ON weir_balance, weir_settled, weir_slot TO `+role)
@@ -94,7 +95,7 @@ func execAgain(t *testing.T, pool *pgxpool.Pool, sql string) {
 		if err == nil {
 			return
 		}
-		if sqlState(err) != "40P01" {
+		if rig.SQLState(err) != "40P01" {
 			t.Errorf("%s: %v", sql, err)
 			return
 		}

@@ -16,13 +16,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // childEnv holds the database's URL in processes that the tests start of themselves.
 const childEnv = "WEIR_TEST_CHILD"
 
-var shared = ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 200, Period: never})
+var shared = ratelimit.MustDefine("shared", ratelimit.TokenBucket{Rate: 200, Period: rig.Never})
 
 // child is what such a process does: it takes until it is denied, and prints how often it was
 // granted.

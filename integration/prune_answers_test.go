@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -30,7 +31,7 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 	pools := [2]*pgxpool.Pool{pgtest.Pool(t), pgtest.Pool(t)}
 	var deleted atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
-		c := newClock()
+		c := rig.Clock()
 		var a [2]*ratelimit.Autocommit
 		var l [2]*ratelimit.Limiter
 		for i, pool := range pools {
@@ -40,13 +41,13 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 			}
 			var err error
 			if l[i], err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: portable,
-				Clock: c.now}); err != nil {
+				Clock: c.Now}); err != nil {
 				t.Fatal(err)
 			}
 			a[i] = l[i].Autocommit(pool)
 		}
-		rule := rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool {
-			return numbersOf(r).capacity >= 1
+		rule := rapid.OneOf(rig.ExactRule(), rig.OddRule()).Filter(func(r ratelimit.Rule) bool {
+			return rig.NumbersOf(r).Capacity >= 1
 		}).Draw(t, "rule")
 		shards := rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "shards")
 		limit := ratelimit.MustDefine("pruned", rule, ratelimit.Shards(shards))
@@ -56,10 +57,10 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 		if shards > 1 {
 			slack = time.Microsecond
 			if _, ok := rule.(ratelimit.FixedWindow); ok {
-				slack += numbersOf(rule).period
+				slack += rig.NumbersOf(rule).Period
 			}
 		}
-		keys, period := []string{"a", "b", "c"}, numbersOf(rule).period
+		keys, period := []string{"a", "b", "c"}, rig.NumbersOf(rule).Period
 		var kept [][2]ratelimit.Result
 		both := func(what string, do func(a *ratelimit.Autocommit) (any, error)) {
 			x, err := do(a[0])
@@ -71,7 +72,7 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 		request := func(t *rapid.T) ratelimit.Request { return limit.For(rapid.SampledFrom(keys).Draw(t, "key")) }
 		t.Repeat(map[string]func(*rapid.T){
 			"take": func(t *rapid.T) {
-				r, capacity := request(t), numbersOf(rule).capacity
+				r, capacity := request(t), rig.NumbersOf(rule).Capacity
 				r = r.Count(min(capacity,
 					rapid.SampledFrom([]float64{0, 1, 2, capacity / 3, capacity}).Draw(t, "count")))
 				with := anyAhead(t, period)
@@ -134,7 +135,7 @@ func pruningChangesNoAnswer(t *testing.T, portable bool) {
 				})
 			},
 			"tick": func(t *rapid.T) {
-				c.add(rapid.SampledFrom([]time.Duration{1, period / 7, period, 40 * period,
+				c.Add(rapid.SampledFrom([]time.Duration{1, period / 7, period, 40 * period,
 					31 * 24 * time.Hour}).Draw(t, "by").Truncate(time.Microsecond))
 			},
 			"": func(t *rapid.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
 )
@@ -74,13 +75,13 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 		for _, portable := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/portable %v", name, portable), func(t *testing.T) {
 				t.Parallel()
-				pool, c := pgtest.Pool(t), newClock()
-				cfg := ratelimit.Config{Portable: portable, Clock: c.now}
-				knows, other := limiter(t, cfg), limiter(t, cfg)
+				pool, c := pgtest.Pool(t), rig.Clock()
+				cfg := ratelimit.Config{Portable: portable, Clock: c.Now}
+				knows, other := rig.Limiter(t, cfg), rig.Limiter(t, cfg)
 				a, b := knows.Autocommit(pool), other.Autocommit(pool)
 				takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3)))) // makes the shards
 				res := takeOK(t, first(a.RateLimit(t.Context(), limit.Count(3))))
-				c.add(time.Hour)
+				c.Add(time.Hour)
 				pruned(t, other, pool, ratelimit.PruneConfig{Batch: 2})
 				if n := rowsOf(t, pool, "weir_balance"); n != 0 {
 					t.Fatalf("%d rows are left of an idle key", n)
@@ -92,14 +93,14 @@ func TestAPrunedKeyOfShardsIsTheSameForWhoKnewIt(t *testing.T) {
 				if err != nil || s.Value != tc.left || s.PausedUntil.IsZero() == (name == "pause") {
 					t.Errorf("%+v, %v, want %v left", s, err, tc.left)
 				}
-				c.add(time.Minute)
+				c.Add(time.Minute)
 				for i, v := range []*ratelimit.Autocommit{a, b} {
 					if res, err := v.RateLimit(t.Context(), limit.Count(40)); err != nil ||
 						res.OK != (i == 0 && (tc.left == 40)) {
 						t.Errorf("%d: all of it again: %+v, %v", i, res, err)
 					}
 				}
-				c.add(24 * 32 * time.Hour)
+				c.Add(24 * 32 * time.Hour)
 				pruned(t, other, pool, ratelimit.PruneConfig{})
 				if n := rowsOf(t, pool, "weir_balance"); n != 0 {
 					t.Errorf("%d rows are left of an idle key", n)
@@ -118,13 +119,13 @@ func TestWhoKnewItTakesNothingFromAPrunedLayout(t *testing.T) {
 	for _, portable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("portable %v", portable), func(t *testing.T) {
 			t.Parallel()
-			pool, c := pgtest.Pool(t), newClock()
-			cfg := ratelimit.Config{Portable: portable, Clock: c.now}
-			knows, other := limiter(t, cfg), limiter(t, cfg)
+			pool, c := pgtest.Pool(t), rig.Clock()
+			cfg := ratelimit.Config{Portable: portable, Clock: c.Now}
+			knows, other := rig.Limiter(t, cfg), rig.Limiter(t, cfg)
 			for range 2 { // the first call makes the shards, and the second one gets to know them
 				takeOK(t, first(knows.Autocommit(pool).RateLimit(t.Context(), four.Count(3))))
 			}
-			c.add(time.Hour)
+			c.Add(time.Hour)
 			pruned(t, other, pool, ratelimit.PruneConfig{})
 			takeOK(t, first(other.Autocommit(pool).RateLimit(t.Context(), eight.Count(40))))
 			for range 5 {
@@ -141,8 +142,8 @@ func TestWhoKnewItTakesNothingFromAPrunedLayout(t *testing.T) {
 // one comes back full.
 func TestAKeyOfShardsIsPrunedWhollyOrNotAtAll(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	a := l.Autocommit(pool)
 	limit := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 40, Period: time.Hour},
 		ratelimit.Shards(4)).Global()
@@ -155,15 +156,15 @@ func TestAKeyOfShardsIsPrunedWhollyOrNotAtAll(t *testing.T) {
 		}
 	}
 	stay("not full")
-	c.add(time.Hour)
-	tx := begin(t, pool, pgx.ReadCommitted)
+	c.Add(time.Hour)
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	takeOK(t, first(l.RateLimit(t.Context(), tx, limit)))
 	stay("held")
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	loseShards(t, pool)
-	for _, v := range []*ratelimit.Autocommit{a, limiter(t, ratelimit.Config{Clock: c.now}).Autocommit(pool)} {
+	for _, v := range []*ratelimit.Autocommit{a, rig.Limiter(t, ratelimit.Config{Clock: c.Now}).Autocommit(pool)} {
 		takeOK(t, first(v.RateLimit(t.Context(), limit.Count(20))))
 	}
 	if res, err := a.RateLimit(t.Context(), limit); err != nil || res.OK {
@@ -186,18 +187,18 @@ func TestTwoCallersMendTheSameShards(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("mended", ratelimit.TokenBucket{Rate: 40, Period: never},
+	limit := ratelimit.MustDefine("mended", ratelimit.TokenBucket{Rate: 40, Period: rig.Never},
 		ratelimit.Shards(4)).Global()
-	takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit)))
+	takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit)))
 	loseShards(t, pool)
-	one, two := begin(t, pool, pgx.ReadCommitted), begin(t, pool, pgx.ReadCommitted)
-	takeOK(t, first(limiter(t, ratelimit.Config{}).RateLimit(t.Context(), one, limit)))
+	one, two := rig.Begin(t, pool, pgx.ReadCommitted), rig.Begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), one, limit)))
 	second := waiting(t, pool, two, func() (ratelimit.Result, error) {
-		return limiter(t, ratelimit.Config{}).RateLimit(t.Context(), two, limit)
+		return rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), two, limit)
 	})
-	commit(t, one)
+	rig.Commit(t, one)
 	if a := <-second; a.err != nil || !a.res.OK {
 		t.Errorf("%+v, %v, want it granted", a.res, a.err)
 	}
-	commit(t, two)
+	rig.Commit(t, two)
 }

@@ -14,7 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 func pruned(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool, cfg ratelimit.PruneConfig) ratelimit.Pruned {
@@ -42,41 +44,41 @@ func rowsOf(t testing.TB, pool *pgxpool.Pool, table string) (n int) {
 func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
-	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: newClock().t})
-	slow := ratelimit.MustDefine("slow", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: newClock().t})
+	window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: rig.Clock().Now()})
+	slow := ratelimit.MustDefine("slow", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: rig.Clock().Now()})
 	sharded := ratelimit.MustDefine("sharded", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
 		ratelimit.Shards(2))
 	for name, tc := range map[string]struct {
-		do   func(ctx context.Context, a *ratelimit.Autocommit, c *clock) error
+		do   func(ctx context.Context, a *ratelimit.Autocommit, c *weirtest.Clock) error
 		full time.Duration // after which the balance is like none; 0: never by time alone
 		rows int           // that stay
 	}{
-		"a bucket": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"a bucket": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return second(a.RateLimit(ctx, bucket.For("k").Count(5)))
 		}, 500 * time.Millisecond, 0},
-		"in debt": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"in debt": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return second(a.RateLimit(ctx, bucket.For("k").Count(25).OrReserve()))
 		}, 2500 * time.Millisecond, 0},
-		"a window": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"a window": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return second(a.RateLimit(ctx, window.For("k")))
 		}, time.Second, 0},
-		"by the rule of the call": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"by the rule of the call": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return second(a.RateLimit(ctx, bucket.For("k").Rule(ratelimit.TokenBucket{Rate: 1, Period: time.Second})))
 		}, time.Second, 0},
-		"shards, with their head": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"shards, with their head": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return second(a.RateLimit(ctx, sharded.For("k").Count(10)))
 		}, time.Second, 0},
 		"in a pause, and after it while somebody may wait": {func(ctx context.Context,
-			a *ratelimit.Autocommit, _ *clock) error {
+			a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return a.Pause(ctx, time.Minute, bucket.For("k"))
 		}, time.Minute + 30*24*time.Hour, 0},
-		"in a pause for longer than that": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"in a pause for longer than that": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return a.Pause(ctx, 60*24*time.Hour, bucket.For("k"))
 		}, 90 * 24 * time.Hour, 0},
-		"in a pause within one window": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"in a pause within one window": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			return a.Pause(ctx, time.Minute, slow.For("k")) // which delays no window
 		}, time.Minute, 0},
-		"given back": {func(ctx context.Context, a *ratelimit.Autocommit, _ *clock) error {
+		"given back": {func(ctx context.Context, a *ratelimit.Autocommit, _ *weirtest.Clock) error {
 			res, err := a.RateLimit(ctx, bucket.For("k"))
 			if err == nil {
 				err = a.GiveBack(ctx, res)
@@ -87,20 +89,20 @@ func TestOnlyWhatIsLikeNoRowIsPruned(t *testing.T) {
 		for _, portable := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/portable %v", name, portable), func(t *testing.T) {
 				t.Parallel()
-				pool, c := pgtest.Pool(t), newClock()
-				l := limiter(t, ratelimit.Config{Portable: portable, Clock: c.now})
+				pool, c := pgtest.Pool(t), rig.Clock()
+				l := rig.Limiter(t, ratelimit.Config{Portable: portable, Clock: c.Now})
 				if err := tc.do(t.Context(), l.Autocommit(pool), c); err != nil {
 					t.Fatal(err)
 				}
 				before := rowsOf(t, pool, "weir_balance")
 				if tc.full > time.Microsecond {
-					c.add(tc.full - time.Microsecond)
+					c.Add(tc.full - time.Microsecond)
 					if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != 0 ||
 						done.Looked != int64(before) {
 						t.Errorf("a microsecond before it is full: %+v of %d", done, before)
 					}
 				}
-				c.add(2 * time.Microsecond)
+				c.Add(2 * time.Microsecond)
 				if done := pruned(t, l, pool, ratelimit.PruneConfig{}); done.Deleted != int64(before-tc.rows) ||
 					rowsOf(t, pool, "weir_balance") != tc.rows {
 					t.Errorf("when it is full: %+v of %d", done, before)
@@ -118,7 +120,7 @@ func second(_ ratelimit.Result, err error) error { return err }
 func TestPruningBesideCallersLosesNoTake(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	// full in a millisecond
 	limit := ratelimit.MustDefine("busy",
 		ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(1)})
@@ -178,8 +180,8 @@ func TestPruningBesideCallersLosesNoTake(t *testing.T) {
 // told to.
 func TestPruneTellsAndStops(t *testing.T) {
 	t.Parallel()
-	pool, c := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	a := l.Autocommit(pool)
 	limit := ratelimit.MustDefine("many", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
 	for i := range 25 {
@@ -188,7 +190,7 @@ func TestPruneTellsAndStops(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c.add(time.Second)
+	c.Add(time.Second)
 	enough := errors.New("enough")
 	done, err := l.Prune(t.Context(), pool,
 		ratelimit.PruneConfig{Batch: 10, Share: 1, Progress: func(p ratelimit.Pruned) error {
@@ -206,12 +208,12 @@ func TestPruneTellsAndStops(t *testing.T) {
 	}
 	if _, err := pool.Exec(t.Context(),
 		`INSERT INTO weir_slot (until, holder, slot, name, key) SELECT $1::timestamptz + (i - 3) * interval '1 s',
-			gen_random_uuid(), i, 'slots', 'k' FROM generate_series(0, 5) i`, c.now()); err != nil {
+			gen_random_uuid(), i, 'slots', 'k' FROM generate_series(0, 5) i`, c.Now()); err != nil {
 		t.Fatal(err)
 	}
 	// It was given back, but so short a time ago that a clock may be set back to before its token.
 	if _, err := pool.Exec(t.Context(), `INSERT INTO weir_slot (until, holder, slot, token, name, key) VALUES ('epoch', gen_random_uuid(), 0, $1, 'slots', 'l')`,
-		c.now().Add(-time.Hour).UnixMicro()+1); err != nil {
+		c.Now().Add(-time.Hour).UnixMicro()+1); err != nil {
 		t.Fatal(err)
 	}
 	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 2}); done != (ratelimit.Pruned{
@@ -219,7 +221,7 @@ func TestPruneTellsAndStops(t *testing.T) {
 	}) || rowsOf(t, pool, "weir_slot") != 3 {
 		t.Errorf("%+v", done)
 	}
-	c.add(31 * 24 * time.Hour)
+	c.Add(31 * 24 * time.Hour)
 	if done := pruned(t, l, pool, ratelimit.PruneConfig{Batch: 7}); done != (ratelimit.Pruned{
 		Slots: 3, Settled: 25,
 	}) || rowsOf(t, pool, "weir_settled") != 0 {
@@ -244,12 +246,12 @@ func TestPruneTellsAndStops(t *testing.T) {
 func TestPruneWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	limit := ratelimit.MustDefine("held", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second})
 	for _, k := range []string{"a", "b", "c"} {
 		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For(k))))
 	}
-	tx := begin(t, pool, pgx.ReadCommitted)
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("b"))))
 	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
@@ -273,8 +275,8 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, c := pgtest.Pool(t), newClock()
-			l := limiter(t, ratelimit.Config{Clock: c.now})
+			pool, c := pgtest.Pool(t), rig.Clock()
+			l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 			a := l.Autocommit(pool)
 			limit := ratelimit.MustDefine("paused", of.rule, ratelimit.Shards(2)).Global()
 			pause := func() {
@@ -284,9 +286,9 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 				}
 			}
 			pause()
-			c.add(of.before)
+			c.Add(of.before)
 			takeOK(t, first(a.RateLimit(t.Context(), limit.Count(4))))
-			c.add(of.then)
+			c.Add(of.then)
 			pruned(t, l, pool, ratelimit.PruneConfig{})
 			pause()
 			for range 10 {
@@ -301,7 +303,7 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 						res.RunAt, res.Outcomes[0].Delay, run, s.Delay)
 				}
 			}
-			c.add(200 * day)
+			c.Add(200 * day)
 			if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_balance") != 0 {
 				t.Error("what nobody has used for a month is not pruned")
 			}
@@ -313,8 +315,8 @@ func TestAShardThatWasPausedIsPrunedWithTheOthers(t *testing.T) {
 func TestAPauseIsNotForgottenWhileSomebodyWaits(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
-	pool, c := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: c.now})
+	pool, c := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
 	a := l.Autocommit(pool)
 	limit := ratelimit.MustDefine("paused", ratelimit.TokenBucket{Rate: 1, Period: day}).Global()
 	takeOK(t, first(a.RateLimit(t.Context(), limit)))
@@ -335,7 +337,7 @@ func TestAPauseIsNotForgottenWhileSomebodyWaits(t *testing.T) {
 	if err := a.ResetRateLimit(t.Context(), limit); err != nil {
 		t.Fatal(err)
 	}
-	c.add(40*day + time.Hour)
+	c.Add(40*day + time.Hour)
 	pruned(t, l, pool, ratelimit.PruneConfig{})
 	if at := runs(); !at.Equal(want) {
 		t.Errorf("it runs at %v, and was to run at %v", at, want)

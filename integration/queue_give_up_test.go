@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -45,8 +46,8 @@ func TestWhoGivesUpInAQueueLeavesNoLock(t *testing.T) {
 // holds.
 func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
 	t.Helper()
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("gives up", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("gives up", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	a, b := limit.For("a"), limit.For("b")
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
@@ -73,7 +74,7 @@ func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
 				return err
 			}
 			lost := []ratelimit.Request{a, b}[runs-1]
-			take(t, l.Autocommit(admin), lost)
+			rig.Take(t, l.Autocommit(admin), lost)
 			_, err := l.RateLimit(ctx, tx, lost)
 			return err
 		case 3: // nothing was sent yet
@@ -101,7 +102,7 @@ func giveUp(t *testing.T, admin, pool *pgxpool.Pool, held, way, state string) {
 	if way == "context" { // which loses the connection, in the whole of the trip
 		is = errors.Is(err, context.Canceled)
 	}
-	if runs != 3 || sqlState(err) != state || !is {
+	if runs != 3 || rig.SQLState(err) != state || !is {
 		t.Errorf("ran %d times, then %v", runs, err)
 	}
 	until(t, func() bool { return locks("") == 0 })

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -48,7 +50,7 @@ func nothing(pgx.Tx) {}
 // lockOf is the number of the lock by which transactions queue for a row.
 func lockOf(t *testing.T, pool *pgxpool.Pool, r ratelimit.Request) (lock int64) {
 	t.Helper()
-	err := queued(t.Context(), limiter(t, ratelimit.Config{}), pool, pgx.Serializable, r.Count(0), func(tx pgx.Tx) {
+	err := queued(t.Context(), rig.Limiter(t, ratelimit.Config{}), pool, pgx.Serializable, r.Count(0), func(tx pgx.Tx) {
 		err := tx.QueryRow(t.Context(),
 			`SELECT q.classid::bigint << 32 | q.objid::bigint `+queueLocks+` AND q.pid = pg_backend_pid()`).
 			Scan(&lock)
@@ -66,7 +68,7 @@ func lockOf(t *testing.T, pool *pgxpool.Pool, r ratelimit.Request) (lock int64) 
 // goOn is called.
 func stall(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request) (goOn func()) {
 	t.Helper()
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	holds, release, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -90,30 +92,30 @@ func stall(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.R
 func TestAStalledCallbackHoldsUpNoOtherKey(t *testing.T) {
 	t.Parallel()
 	const keys = 40 // with tables to queue for, at the most one in as many as there are tables would get by
-	limit := ratelimit.MustDefine("stalled", ratelimit.TokenBucket{Rate: 1000, Period: never})
-	for _, level := range levels[1:] {
+	limit := ratelimit.MustDefine("stalled", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
+	for _, level := range rig.Levels[1:] {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 }), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 }), rig.Limiter(t, ratelimit.Config{})
 			ctx, cancel := context.WithTimeout(t.Context(), hung)
 			defer cancel()
-			if err := queued(ctx, l, pool, level, limit.For(key(0)), nothing); err != nil {
+			if err := queued(ctx, l, pool, level, limit.For(fmt.Sprint("user-", 0)), nothing); err != nil {
 				t.Fatal(err)
 			}
-			goOn := stall(t, pool, level, limit.For(key(0)))
+			goOn := stall(t, pool, level, limit.For(fmt.Sprint("user-", 0)))
 			var waiters sync.WaitGroup
 			var ended atomic.Int64
 			for range 3 {
 				waiters.Go(func() {
-					if err := takeInTx(ctx, l, pool, level, limit.For(key(0)), nothing); err != nil {
+					if err := takeInTx(ctx, l, pool, level, limit.For(fmt.Sprint("user-", 0)), nothing); err != nil {
 						t.Error(err)
 					}
 					ended.Add(1)
 				})
 			}
 			for i := 1; i < keys; i++ {
-				if err := queued(ctx, l, pool, level, limit.For(key(i)), nothing); err != nil {
-					t.Errorf("%s, while another key's callback stalls: %v", key(i), err)
+				if err := queued(ctx, l, pool, level, limit.For(fmt.Sprint("user-", i)), nothing); err != nil {
+					t.Errorf("%s, while another key's callback stalls: %v", fmt.Sprint("user-", i), err)
 				}
 			}
 			if n := ended.Load(); n != 0 {
@@ -128,12 +130,12 @@ func TestAStalledCallbackHoldsUpNoOtherKey(t *testing.T) {
 // The same key of the same limit in another schema is another key.
 func TestAStalledCallbackHoldsUpNoOtherSchema(t *testing.T) {
 	t.Parallel()
-	r := ratelimit.MustDefine("stalled", ratelimit.TokenBucket{Rate: 1000, Period: never}).For("k")
+	r := ratelimit.MustDefine("stalled", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
 	here, there := pgtest.Pool(t), pgtest.Pool(t)
 	stall(t, here, pgx.Serializable, r)
 	ctx, cancel := context.WithTimeout(t.Context(), hung)
 	defer cancel()
-	if err := queued(ctx, limiter(t, ratelimit.Config{}), there, pgx.Serializable, r, nothing); err != nil {
+	if err := queued(ctx, rig.Limiter(t, ratelimit.Config{}), there, pgx.Serializable, r, nothing); err != nil {
 		t.Error(err)
 	}
 }
@@ -144,16 +146,16 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")
 	const keys = 12
-	limit := ratelimit.MustDefine("calm", ratelimit.TokenBucket{Rate: 1e6, Period: never})
+	limit := ratelimit.MustDefine("calm", ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never})
 	for _, roundTrip := range []time.Duration{0, 3 * time.Millisecond} {
 		t.Run(roundTrip.String(), func(t *testing.T) {
 			t.Parallel()
 			var seen queueing
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 2 * keys })
 			if roundTrip > 0 {
-				pool = through(t, pool, far(t, pool, roundTrip))
+				pool = rig.Through(t, pool, rig.Far(t, pool, roundTrip))
 			}
-			l := limiter(t, ratelimit.Config{Observer: &seen})
+			l := rig.Limiter(t, ratelimit.Config{Observer: &seen})
 			ctx, cancel := context.WithTimeout(t.Context(), hung)
 			defer cancel()
 			var callers sync.WaitGroup
@@ -161,7 +163,7 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 				for i := range 2 * keys {
 					callers.Go(func() {
 						for range 4 {
-							if err := takeInTx(ctx, l, pool, pgx.Serializable, limit.For(key(i%keys)), func(pgx.Tx) {
+							if err := takeInTx(ctx, l, pool, pgx.Serializable, limit.For(fmt.Sprint("user-", i%keys)), func(pgx.Tx) {
 								time.Sleep(10 * time.Millisecond)
 							}); err != nil {
 								t.Error(err)
@@ -176,7 +178,7 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 				seen.queued.Store(0)
 				for i := range keys {
 					callers.Go(func() {
-						if err := takeInTx(ctx, l, pool, pgx.Serializable, limit.For(key(i)), nothing); err != nil {
+						if err := takeInTx(ctx, l, pool, pgx.Serializable, limit.For(fmt.Sprint("user-", i)), nothing); err != nil {
 							t.Error(err)
 						}
 					})
@@ -199,14 +201,14 @@ func TestNobodyQueuesWhenNobodyConflicts(t *testing.T) {
 func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	limit := ratelimit.MustDefine("reads", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	limit := ratelimit.MustDefine("reads", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	var seen queueing
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
-	execSQL(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL)`)
-	execSQL(t, pool, `INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i`)
-	execSQL(t, pool, `ANALYZE doctor`)
-	take(t, l.Autocommit(pool), limit.For("k"))
-	reader := begin(t, pool, pgx.Serializable)
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{Observer: &seen})
+	rig.Exec(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL)`)
+	rig.Exec(t, pool, `INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i`)
+	rig.Exec(t, pool, `ANALYZE doctor`)
+	rig.Take(t, l.Autocommit(pool), limit.For("k"))
+	reader := rig.Begin(t, pool, pgx.Serializable)
 	runs := 0
 	var met error
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -218,11 +220,11 @@ func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 			if _, err := l.Value(t.Context(), reader, limit.For("k")); err != nil {
 				return err
 			}
-			other := begin(t, pool, pgx.Serializable)
+			other := rig.Begin(t, pool, pgx.Serializable)
 			if _, err := other.Exec(t.Context(), `SELECT 1 FROM doctor WHERE name = '9'; UPDATE doctor SET on_call = true WHERE name = '7'`); err != nil {
 				return err
 			}
-			commit(t, other)
+			rig.Commit(t, other)
 		}
 		_, err := l.RateLimit(ctx, tx, limit.For("k"))
 		if runs == 1 {
@@ -230,7 +232,7 @@ func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || runs != 2 || sqlState(met) != "40001" {
+	if err != nil || runs != 2 || rig.SQLState(met) != "40001" {
 		t.Fatalf("ran %d times, then %v; first %v", runs, err, met)
 	}
 	if n := seen.queued.Load(); n != 0 {
@@ -243,14 +245,14 @@ func TestAnotherKindOfConflictQueuesNobody(t *testing.T) {
 func TestATransactionOfAnotherBeginnerDoesNotQueue(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
-	limit := ratelimit.MustDefine("another", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	limit := ratelimit.MustDefine("another", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	var seen queueing
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
-	execSQL(t, pool, `CREATE TABLE done (n bigint)`)
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{Observer: &seen})
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
 	runs := 0
 	err := l.InTx(t.Context(), tenantOf{pool}, func(ctx context.Context, tx pgx.Tx) error {
 		if runs++; runs == 1 {
-			take(t, l.Autocommit(pool), limit.For("k"))
+			rig.Take(t, l.Autocommit(pool), limit.For("k"))
 		}
 		if _, err := l.RateLimit(ctx, tx, limit.For("k")); err != nil {
 			return err
@@ -283,7 +285,7 @@ func (b tenantOf) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, erro
 func TestQueuesBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "PgBouncer stands before one server here")
-	limit := ratelimit.MustDefine("pooled", ratelimit.TokenBucket{Rate: 10_000, Period: never})
+	limit := ratelimit.MustDefine("pooled", ratelimit.TokenBucket{Rate: 10_000, Period: rig.Never})
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(strings.ReplaceAll(mode.String(), " ", ""), func(t *testing.T) {
 			t.Parallel()
@@ -299,7 +301,7 @@ func TestQueuesBehindPgBouncer(t *testing.T) {
 			}
 			defer pool.Close()
 			var seen queueing
-			l := limiter(t, ratelimit.Config{
+			l := rig.Limiter(t, ratelimit.Config{
 				Schema: direct.Config().ConnConfig.RuntimeParams["search_path"], Observer: &seen,
 			})
 			k := limit.For("k")

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -20,8 +21,8 @@ import (
 func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	clock := newClock()
-	v := limiter(t, ratelimit.Config{RememberDenials: true, Clock: clock.now}).Autocommit(pool)
+	clock := rig.Clock()
+	v := rig.Limiter(t, ratelimit.Config{RememberDenials: true, Clock: clock.Now}).Autocommit(pool)
 	for _, shards := range []int{1, 3} {
 		limit := ratelimit.MustDefine(map[int]string{1: "one", 3: "three"}[shards],
 			ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second}, ratelimit.Shards(shards))
@@ -38,7 +39,7 @@ func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `ALTER TABLE weir_balance RENAME TO away`); err != nil {
 			t.Fatal(err)
 		}
-		clock.add(time.Second)
+		clock.Add(time.Second)
 		again := take(false, limit.For("k").Count(5))
 		if !again.RetryAt.Equal(denied.RetryAt) || again.At.Sub(denied.At) != time.Second ||
 			again.Limit != denied.Limit ||
@@ -60,7 +61,7 @@ func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `ALTER TABLE away RENAME TO weir_balance`); err != nil {
 			t.Fatal(err)
 		}
-		clock.add(denied.RetryAt.Sub(clock.now()))
+		clock.Add(denied.RetryAt.Sub(clock.Now()))
 		take(true, limit.For("k").Count(5))
 	}
 }
@@ -69,9 +70,9 @@ func TestADenialIsRememberedUntilItsTokensCome(t *testing.T) {
 func TestAResetElsewhereIsNotSeenByWhoRemembers(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	mine := limiter(t, ratelimit.Config{RememberDenials: true}).Autocommit(pool)
-	other := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never})
+	mine := rig.Limiter(t, ratelimit.Config{RememberDenials: true}).Autocommit(pool)
+	other := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	for range 2 {
 		if _, err := mine.RateLimit(t.Context(), limit.For("k")); err != nil {
 			t.Fatal(err)
@@ -98,7 +99,7 @@ func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 	pool := pgtest.Pool(t)
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { _ = db.Close() }()
-	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	l := rig.Limiter(t, ratelimit.Config{RememberDenials: true})
 	take := func(f func(ratelimit.Request) (ratelimit.Result, error), r ratelimit.Request) error {
 		for _, want := range []bool{true, false, false} { // 6 of 10, and not another 6
 			if res, err := f(r); err != nil || res.OK != want {
@@ -133,7 +134,7 @@ func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 	} {
 		for _, shards := range []int{1, 3} {
 			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards),
-				ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
+				ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(shards))
 			v := l.Autocommit(pool)
 			if _, err := v.RateLimit(t.Context(), limit.For("k").Count(0)); err != nil {
 				t.Fatal(err)
@@ -152,7 +153,7 @@ func TestADenialIsNotRememberedByWhatHasRolledBack(t *testing.T) {
 func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	l := rig.Limiter(t, ratelimit.Config{RememberDenials: true})
 	v := l.Autocommit(pool)
 	for what, reset := range map[string]func(context.Context, pgx.Tx, ratelimit.Request) error{
 		"a limit": func(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error {
@@ -162,7 +163,7 @@ func TestADenialIsNotRememberedBeyondAResetInATransaction(t *testing.T) {
 			return l.ResetKey(ctx, tx, r.Key())
 		},
 	} {
-		limit := ratelimit.MustDefine(what, ratelimit.TokenBucket{Rate: 1, Period: never})
+		limit := ratelimit.MustDefine(what, ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 		take := func(want bool) {
 			t.Helper()
 			if res, err := v.RateLimit(t.Context(), limit.For("k")); err != nil || res.OK != want {
@@ -197,7 +198,7 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 	pool := pgtest.Pool(t)
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { _ = db.Close() }()
-	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	l := rig.Limiter(t, ratelimit.Config{RememberDenials: true})
 	v := l.Autocommit(pool)
 	type check func(context.Context, ratelimit.Request) (ratelimit.Result, error)
 	const old = `SELECT count(*) FROM weir_balance` // takes the snapshot
@@ -241,7 +242,7 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 	} {
 		for _, shards := range []int{1, 3} {
 			limit := ratelimit.MustDefine(fmt.Sprint(begun, shards),
-				ratelimit.TokenBucket{Rate: 6, Period: never}, ratelimit.Shards(shards))
+				ratelimit.TokenBucket{Rate: 6, Period: rig.Never}, ratelimit.Shards(shards))
 			for what, change := range map[string]func(ratelimit.Request, ratelimit.Result) error{
 				"reset": func(r ratelimit.Request, _ ratelimit.Result) error {
 					return v.ResetRateLimit(t.Context(), r)
@@ -294,10 +295,10 @@ func TestADenialOfAnOldSnapshotIsNotRemembered(t *testing.T) {
 func TestADenialThatArrivesAfterAResumeIsNotRemembered(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{RememberDenials: true})
+	l := rig.Limiter(t, ratelimit.Config{RememberDenials: true})
 	v, c := l.Autocommit(pool), l.Coalesce(pool)
 	defer c.Close()
-	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never})
+	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	for i := range 100 {
 		r := limit.For(fmt.Sprint(i)).Count(0) // so that a grant changes nothing
 		if err := v.Pause(t.Context(), time.Hour, r); err != nil {
@@ -326,9 +327,9 @@ func TestADenialThatArrivesAfterAResumeIsNotRemembered(t *testing.T) {
 func TestAnOutageIsNotEndedByMemory(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never})
-	shadow := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
-	c := limiter(t, ratelimit.Config{RememberDenials: true}).Coalesce(pool)
+	limit := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
+	shadow := ratelimit.MustDefine("limit", ratelimit.TokenBucket{Rate: 1, Period: rig.Never}, ratelimit.Shadow())
+	c := rig.Limiter(t, ratelimit.Config{RememberDenials: true}).Coalesce(pool)
 	defer c.Close()
 	f := &ratelimit.FailOpen{Limiter: c, Most: 1, For: 100 * time.Millisecond, Timeout: hung, Logger: silent}
 	for range 2 {
@@ -366,8 +367,8 @@ func TestAnOutageIsNotEndedByMemory(t *testing.T) {
 
 // BenchmarkDenyRemembered is a call that is denied from memory.
 func BenchmarkDenyRemembered(b *testing.B) {
-	pool, l := pgtest.Pool(b), limiter(b, ratelimit.Config{RememberDenials: true})
-	limit := ratelimit.MustDefine("bench", ratelimit.TokenBucket{Rate: 1, Period: never})
+	pool, l := pgtest.Pool(b), rig.Limiter(b, ratelimit.Config{RememberDenials: true})
+	limit := ratelimit.MustDefine("bench", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	if _, err := l.Autocommit(pool).RateLimit(b.Context(), limit.For("k")); err != nil {
 		b.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -19,14 +20,14 @@ import (
 func TestAKeyIsResetInAllOfItsLimits(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	limits := []ratelimit.Limit{
-		ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 10, Period: never}),
-		ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(4)),
-		ratelimit.MustDefine("jobs", ratelimit.FixedWindow{Rate: 10, Period: never}),
-		ratelimit.MustDefine("zz", ratelimit.TokenBucket{Rate: 10, Period: never}),
+		ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}),
+		ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(4)),
+		ratelimit.MustDefine("jobs", ratelimit.FixedWindow{Rate: 10, Period: rig.Never}),
+		ratelimit.MustDefine("zz", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}),
 	}
 	for name, reset := range map[string]func(ctx context.Context, key string) error{
 		"Autocommit": l.Autocommit(pool).ResetKey,
@@ -84,8 +85,8 @@ func TestAKeyIsResetInAllOfItsLimits(t *testing.T) {
 		takeOK(t, first(auto.RateLimit(t.Context(), limits[0].For("acme").Count(9))))
 		takeOK(t, first(auto.RateLimit(t.Context(), limits[1].For("acme").Count(10))))
 		// Nor has it opened the row in which the limit was before it had shards.
-		unaware := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 10, Period: never}).For("acme")
-		if res, err := limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(),
+		unaware := ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("acme")
+		if res, err := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(),
 			unaware); err != nil || res.OK {
 			t.Errorf("%s: tokens from nowhere: %+v, %v", name, res, err)
 		}
@@ -111,7 +112,7 @@ func TestResettingAKeyNeverDeadlocksWithItsCallers(t *testing.T) {
 	t.Parallel()
 	var met deadlocks
 	pool := pgtest.Pool(t, met.watch)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	a := ratelimit.MustDefine("a", ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour})
 	b := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour}, ratelimit.Shards(3))
 	c := ratelimit.MustDefine("c", ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour})

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -71,10 +72,10 @@ func FuzzRows(f *testing.F) {
 		}
 	}
 
-	pool, clock := pgtest.Pool(f), newClock()
-	ways := []verbs{
-		limiter(f, ratelimit.Config{Clock: clock.now}).Autocommit(pool),
-		limiter(f, ratelimit.Config{Clock: clock.now, Portable: true}).Autocommit(pool),
+	pool, clock := pgtest.Pool(f), rig.Clock()
+	ways := []rig.Verbs{
+		rig.Limiter(f, ratelimit.Config{Clock: clock.Now}).Autocommit(pool),
+		rig.Limiter(f, ratelimit.Config{Clock: clock.Now, Portable: true}).Autocommit(pool),
 	}
 	f.Fuzz(func(t *testing.T, window bool, rate float64, period int64, capacity, reserved float64, start int64,
 		value float64, ts int64, rowCapacity, rowRate float64, rowPeriod int64, windowed bool, origin int64,
@@ -84,10 +85,10 @@ func FuzzRows(f *testing.F) {
 			delay > math.MaxInt64/1000 || delay < math.MinInt64/1000 {
 			return // no Duration
 		}
-		var rule ratelimit.Rule = ratelimit.TokenBucket{Rate: rate, Period: micros(period),
+		var rule ratelimit.Rule = ratelimit.TokenBucket{Rate: rate, Period: rig.Micros(period),
 			Capacity: &capacity, MaxReserved: &reserved}
 		if window {
-			rule = ratelimit.FixedWindow{Rate: rate, Period: micros(period), Capacity: &capacity,
+			rule = ratelimit.FixedWindow{Rate: rate, Period: rig.Micros(period), Capacity: &capacity,
 				MaxReserved: &reserved, Start: time.UnixMicro(start)}
 		}
 		limit, err := ratelimit.Define("limit", rule)
@@ -102,14 +103,14 @@ func FuzzRows(f *testing.F) {
 		if at.UTC().Year() < 1 || at.UTC().Year() > 9000 {
 			return // no time for a clock
 		}
-		state := ratelimit.State{Value: value, TS: time.UnixMicro(ts), Delay: micros(delay)}
+		state := ratelimit.State{Value: value, TS: time.UnixMicro(ts), Delay: rig.Micros(delay)}
 		if paused {
 			state.PausedUntil = time.UnixMicro(until)
 		}
 		want, err := ratelimit.Decide(ask, state, at)
 		predicted := err == nil // else the row is none that Go's times can hold
 		for i, v := range ways {
-			clock.set(at)
+			clock.Set(at)
 			var from, to any
 			if windowed {
 				from = time.UnixMicro(origin)
@@ -143,7 +144,7 @@ func FuzzRows(f *testing.F) {
 			}
 			if o := checked.Outcomes[0]; res.OK != checked.OK || !res.RunAt.Equal(checked.RunAt) ||
 				!res.RetryAt.Equal(checked.RetryAt) ||
-				!o.PacedAt.Equal(res.Outcomes[0].PacedAt) || o.Delay != micros(delay) ||
+				!o.PacedAt.Equal(res.Outcomes[0].PacedAt) || o.Delay != rig.Micros(delay) ||
 				res.Outcomes[0].Delay != o.Delay {
 				t.Fatalf("way %d: %+v, and its check said %+v", i, res, checked)
 			}
@@ -157,14 +158,14 @@ func FuzzRows(f *testing.F) {
 				t.Fatalf("way %d: %+v of a capacity of %v, and %v reserved", i, res, capacity, reserved)
 			}
 			end := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
-			if !res.OK && res.RetryAt.Add(micros(period)).Before(end) { // else the end of time has cut it off
-				clock.set(res.RetryAt.Add(-time.Microsecond))
+			if !res.OK && res.RetryAt.Add(rig.Micros(period)).Before(end) { // else the end of time has cut it off
+				clock.Set(res.RetryAt.Add(-time.Microsecond))
 				if r, err := v.CheckRateLimit(t.Context(), ask); err != nil || r.OK {
 					t.Fatalf("way %d: %+v, but just before then %+v and %v", i, res, r, err)
 				}
-				clock.set(res.RetryAt)
+				clock.Set(res.RetryAt)
 				if res, err = v.RateLimit(t.Context(), ask); err != nil || !res.OK {
-					t.Fatalf("way %d: at RetryAt %v: %+v and %v", i, clock.now(), res, err)
+					t.Fatalf("way %d: at RetryAt %v: %+v and %v", i, clock.Now(), res, err)
 				}
 			}
 			if err := v.GiveBack(t.Context(), res); err != nil {

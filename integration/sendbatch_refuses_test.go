@@ -8,14 +8,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 func TestSendBatchRefuses(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 5, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("refused", ratelimit.TokenBucket{Rate: 5, Period: rig.Never})
 	none := func(*pgx.Batch) error { return nil }
 	send := func(l *ratelimit.Limiter, db ratelimit.Beginner, queue func(*pgx.Batch) error,
 		requests ...ratelimit.Request) error {
@@ -50,8 +51,8 @@ func TestSendBatchRefuses(t *testing.T) {
 func TestAConnectionThatIsInATransactionIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
-	l := limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("inside", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	l := rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("inside", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	oops := errors.New("oops")
 	for name, second := range map[string]func(context.Context, *pgx.Conn) error{
 		"InTx": func(ctx context.Context, conn *pgx.Conn) error {

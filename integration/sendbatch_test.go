@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -54,8 +55,8 @@ func TestSendBatchAnswersLikePgx(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			pool := written(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			l := limiter(t, ratelimit.Config{})
-			limit := ratelimit.MustDefine("batch", ratelimit.TokenBucket{Rate: 3, Period: never})
+			l := rig.Limiter(t, ratelimit.Config{})
+			limit := ratelimit.MustDefine("batch", ratelimit.TokenBucket{Rate: 3, Period: rig.Never})
 			type message struct {
 				ID   int64
 				Text *string
@@ -138,9 +139,9 @@ func TestSendBatchWritesNothingWhenDenied(t *testing.T) {
 	t.Parallel()
 	var c trips
 	pool := written(t, c.through)
-	l := limiter(t, ratelimit.Config{})
-	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 2, Period: never})
-	large := ratelimit.MustDefine("large", ratelimit.TokenBucket{Rate: 10, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 2, Period: rig.Never})
+	large := ratelimit.MustDefine("large", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	requests := []ratelimit.Request{large.Global(), small.Global().Count(1.5)}
 	send := func(id int) (res ratelimit.Result, trips int64) {
 		trips = c.of(func() {
@@ -182,10 +183,10 @@ func TestSendBatchWritesNothingWhenDenied(t *testing.T) {
 func TestSendBatchRunsAgainOnAConflict(t *testing.T) {
 	t.Parallel()
 	pool := written(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	for _, limit := range []ratelimit.Limit{
-		ratelimit.MustDefine("fought", ratelimit.TokenBucket{Rate: 100, Period: never}),
-		ratelimit.MustDefine("foughtSharded", ratelimit.TokenBucket{Rate: 100, Period: never}, ratelimit.Shards(4)),
+		ratelimit.MustDefine("fought", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}),
+		ratelimit.MustDefine("foughtSharded", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}, ratelimit.Shards(4)),
 	} {
 		before := messages(t, pool)
 		var wg sync.WaitGroup
@@ -236,8 +237,8 @@ func TestSendBatchRunsAgainOnAConflict(t *testing.T) {
 func TestSendBatchTellsOfACallbackThatFails(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("callback", ratelimit.TokenBucket{Rate: 2, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("callback", ratelimit.TokenBucket{Rate: 2, Period: rig.Never})
 	oops := errors.New("oops")
 	after := false
 	res, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
@@ -261,8 +262,8 @@ func TestSendBatchTellsOfACallbackThatFails(t *testing.T) {
 func TestSendBatchAfterItsContextHasEnded(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("ended", ratelimit.TokenBucket{Rate: 5, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("ended", ratelimit.TokenBucket{Rate: 5, Period: rig.Never})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	res, err := l.SendBatch(ctx, pool, write(1), limit.Global())
@@ -280,8 +281,8 @@ func TestSendBatchLeavesNoFailedTransaction(t *testing.T) {
 	t.Parallel()
 	var tracer afterBatch
 	pool := written(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &tracer })
-	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 5, Period: never})
-	takeOK(t, first(limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit.Global().Count(5))))
+	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 5, Period: rig.Never})
+	takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), limit.Global().Count(5))))
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -289,7 +290,7 @@ func TestSendBatchLeavesNoFailedTransaction(t *testing.T) {
 	defer conn.Release()
 	ctx, cancel := context.WithCancel(t.Context())
 	tracer.do = cancel
-	res, err := limiter(t, ratelimit.Config{}).SendBatch(ctx, conn, write(1), limit.Global())
+	res, err := rig.Limiter(t, ratelimit.Config{}).SendBatch(ctx, conn, write(1), limit.Global())
 	if !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrOutcomeUnknown) || res.OK {
 		t.Errorf("%+v, %v", res, err)
 	}
@@ -303,8 +304,8 @@ func TestSendBatchLeavesNoFailedTransaction(t *testing.T) {
 func TestSendBatchTellsWhatIsUnknown(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("unknown", ratelimit.TokenBucket{Rate: 5, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("unknown", ratelimit.TokenBucket{Rate: 5, Period: rig.Never})
 	for state, want := range map[string]bool{"40003": true, "23514": false} {
 		_, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
 			b.Queue(`DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '` + state + `'; END $$`)
@@ -320,9 +321,9 @@ func TestSendBatchTellsWhatIsUnknown(t *testing.T) {
 func TestSendBatchWithShadows(t *testing.T) {
 	t.Parallel()
 	pool := written(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("shown", ratelimit.TokenBucket{Rate: 5, Period: never})
-	shadow := ratelimit.MustDefine("shaded", ratelimit.TokenBucket{Rate: 1, Period: never}, ratelimit.Shadow())
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("shown", ratelimit.TokenBucket{Rate: 5, Period: rig.Never})
+	shadow := ratelimit.MustDefine("shaded", ratelimit.TokenBucket{Rate: 1, Period: rig.Never}, ratelimit.Shadow())
 	for i, requests := range [][]ratelimit.Request{{limit.Global(), shadow.Global()}, {shadow.Global()}} {
 		res, err := l.SendBatch(t.Context(), pool, write(i), requests...)
 		last := res.Outcomes[len(res.Outcomes)-1]

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -18,7 +19,7 @@ func TestAReservationIsSettledForThirtyDays(t *testing.T) {
 		const month = 30 * 24 * 3600
 		s.at(0).reserves(8)
 		soon, late, never := s.reserves(2), s.reserves(2), s.reserves(2)
-		s.clock.set(w0.Add((month+2)*time.Second - time.Microsecond))
+		s.clock.Set(rig.Noon.Add((month+2)*time.Second - time.Microsecond))
 		s.settle(true, soon, 1)
 		s.at(month+4).settle(false, late, 100)
 		s.has(8)
@@ -40,8 +41,8 @@ func TestAReservationIsSettledForThirtyDays(t *testing.T) {
 func TestHowLongSettlementsAreKeptIsSet(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour
-	pool, clock := pgtest.Pool(t), newClock()
-	l := limiter(t, ratelimit.Config{Clock: clock.now})
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	v := l.Autocommit(pool)
 	rule := ratelimit.TokenBucket{Rate: 10, Period: 100 * 365 * 24 * hour}
 	other := ratelimit.MustDefine("other", rule)
@@ -73,14 +74,14 @@ func TestHowLongSettlementsAreKeptIsSet(t *testing.T) {
 		}
 		soon, late, both := reserve(short.Global()), reserve(short.Global()), reserve(short.Global(), other.Global())
 		short = ratelimit.MustDefine(name, rule, ratelimit.Shards(shards)) // a release that says nothing of it
-		clock.add(hour - time.Microsecond)
+		clock.Add(hour - time.Microsecond)
 		settle(true, soon)
 		settle(false, soon)
 		has(8)
 		if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_settled") != 1 {
 			t.Error("a settlement that somebody may try again is not kept")
 		}
-		clock.add(time.Microsecond)
+		clock.Add(time.Microsecond)
 		if pruned(t, l, pool, ratelimit.PruneConfig{}); rowsOf(t, pool, "weir_settled") != 0 {
 			t.Error("a settlement is kept for longer than the limit says")
 		}
@@ -89,7 +90,7 @@ func TestHowLongSettlementsAreKeptIsSet(t *testing.T) {
 		has(8)
 		settle(true, both) // the longest time of its limits holds
 		has(9)
-		clock.add(31 * 24 * hour)
+		clock.Add(31 * 24 * hour)
 		pruned(t, l, pool, ratelimit.PruneConfig{})
 		settle(false, both)
 		has(9)

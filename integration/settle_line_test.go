@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // A line of work before one limit: all of it is reserved at the beginning, starts when its
@@ -26,20 +28,20 @@ type piece struct {
 type line struct {
 	t     *testing.T
 	a     *ratelimit.Autocommit
-	clock *clock
+	clock *weirtest.Clock
 	ask   ratelimit.Request
 	work  []*piece
 }
 
-func (l *line) now() int64 { return l.clock.now().Sub(w0).Microseconds() }
+func (l *line) now() int64 { return l.clock.Now().Sub(rig.Noon).Microseconds() }
 
 func newLine(t *testing.T, rule ratelimit.Rule, n int, draw func(*rand.Rand) piece) *line {
 	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	l := &line{t: t, clock: &clock{t: w0}, ask: ratelimit.MustDefine("line", rule).For("k")}
-	l.a = limiter(t, ratelimit.Config{Clock: l.clock.now}).Autocommit(pgtest.Pool(t))
+	l := &line{t: t, clock: weirtest.NewClock(rig.Noon), ask: ratelimit.MustDefine("line", rule).For("k")}
+	l.a = rig.Limiter(t, ratelimit.Config{Clock: l.clock.Now}).Autocommit(pgtest.Pool(t))
 	for range n {
 		p := draw(random)
 		res := takeOK(t, first(l.a.RateLimit(t.Context(), l.ask.Count(float64(p.count)/4).OrReserve())))
@@ -66,7 +68,7 @@ func (l *line) run() {
 				continue
 			case p.start < 0:
 				run, _ := p.r.Takes[0].RunAt(s)
-				if at = run.Sub(w0).Microseconds(); at <= now {
+				if at = run.Sub(rig.Noon).Microseconds(); at <= now {
 					p.start = now
 					at = now + p.lasts
 				}
@@ -87,7 +89,7 @@ func (l *line) run() {
 		case next == math.MaxInt64:
 			return
 		default:
-			l.clock.set(w0.Add(micros(next)))
+			l.clock.Set(rig.Noon.Add(rig.Micros(next)))
 		}
 	}
 }
@@ -160,7 +162,7 @@ func TestTheLineMovesUpByWhatIsNotUsed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rule := ratelimit.TokenBucket{Rate: 1, Period: micros(perToken), Capacity: ratelimit.Tokens(capacity)}
+			rule := ratelimit.TokenBucket{Rate: 1, Period: rig.Micros(perToken), Capacity: ratelimit.Tokens(capacity)}
 			l := newLine(t, rule, 200, func(r *rand.Rand) piece {
 				n := 1 + r.Int64N(4*c.most)
 				return piece{count: n, used: r.Int64N(n + 1), lasts: r.Int64N(c.lasts)}
@@ -193,7 +195,7 @@ func TestTheLineMovesUpWithinAWindow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLine(t, ratelimit.FixedWindow{Rate: rate, Period: micros(length), Start: w0},
+			l := newLine(t, ratelimit.FixedWindow{Rate: rate, Period: rig.Micros(length), Start: rig.Noon},
 				200, func(r *rand.Rand) piece {
 					p := piece{count: 4, used: 4 * r.Int64N(2), lasts: max(c.lasts, -c.lasts)}
 					if c.most > 4 {
@@ -222,7 +224,7 @@ func TestTheLineMovesUpWithinAWindow(t *testing.T) {
 					}
 				}
 				if sum > 4*rate+c.most-grain {
-					t.Errorf("%v tokens in the window of %v", float64(sum)/4, micros(p.start))
+					t.Errorf("%v tokens in the window of %v", float64(sum)/4, rig.Micros(p.start))
 				}
 			}
 			busy := float64(used) / float64(4*rate*last)

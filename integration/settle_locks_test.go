@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -20,12 +21,12 @@ import (
 // and charges what it must.
 func TestASettlementRacesAReset(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 100, Period: never})
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-			v := txVerbs{l, pool, level}
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+			v := rig.Tx(l, pool, level)
 			for i := range 40 {
 				k := limit.For(fmt.Sprint(i))
 				r := takeOK(t, first(v.RateLimit(t.Context(), k.Count(10)))).Reservation()
@@ -66,8 +67,8 @@ func predicateLocks(t *testing.T, tx pgx.Tx) (n int) {
 
 func TestSettlementsLeaveNoPredicateLock(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never})
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	var r []*ratelimit.Reservation
 	for i := range 8 {
 		res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(),
@@ -78,7 +79,7 @@ func TestSettlementsLeaveNoPredicateLock(t *testing.T) {
 	if ok, err := l.Autocommit(pool).Release(t.Context(), *r[0]); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	execSQL(t, pool, `ANALYZE weir_balance, weir_settled`)
+	rig.Exec(t, pool, `ANALYZE weir_balance, weir_settled`)
 	for name, settle := range map[string]func(ctx context.Context, tx pgx.Tx) (bool, error){
 		"below": func(ctx context.Context, tx pgx.Tx) (bool, error) {
 			return l.Settle(ctx, tx, *r[1], limit.For("1").Count(2))
@@ -94,24 +95,24 @@ func TestSettlementsLeaveNoPredicateLock(t *testing.T) {
 			return !ok, err
 		},
 	} {
-		tx := begin(t, pool, pgx.Serializable)
+		tx := rig.Begin(t, pool, pgx.Serializable)
 		if ok, err := settle(t.Context(), tx); err != nil || !ok {
 			t.Fatal(name, ok, err)
 		}
 		if n := predicateLocks(t, tx); n != 0 {
 			t.Errorf("%s left %d predicate locks", name, n)
 		}
-		commit(t, tx)
+		rig.Commit(t, tx)
 	}
 }
 
 func TestSettlementsOfUnrelatedReservationsDoNotAbortEachOther(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("unrelated", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	limit := ratelimit.MustDefine("unrelated", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never})
 	for _, analyse := range []bool{false, true} {
 		t.Run(fmt.Sprintf("Analysed=%v", analyse), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			var held [8][]ratelimit.Reservation
 			for caller := range held {
 				for range 30 {
@@ -121,7 +122,7 @@ func TestSettlementsOfUnrelatedReservationsDoNotAbortEachOther(t *testing.T) {
 				}
 			}
 			if analyse {
-				execSQL(t, pool, `ANALYZE weir_balance, weir_settled`)
+				rig.Exec(t, pool, `ANALYZE weir_balance, weir_settled`)
 			}
 			var wg sync.WaitGroup
 			var runs atomic.Int64
@@ -156,9 +157,9 @@ func TestSettlementsOfUnrelatedReservationsDoNotAbortEachOther(t *testing.T) {
 // Settlements of one row queue, too.
 func TestSettlementsOfAContendedRowQueueRatherThanFailEachOther(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e5, Period: century})
+	limit := ratelimit.MustDefine("contended", ratelimit.TokenBucket{Rate: 1e5, Period: rig.Century})
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	var held [16][]ratelimit.Reservation
 	for caller := range held {
 		for range 15 {

@@ -15,7 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // settling is one limit and key with a clock that is set, by one way of calling.
@@ -46,7 +48,7 @@ func (s settling) release(r ratelimit.Reservation) {
 	}
 }
 
-// runs checks when the work of a reservation may run, in seconds after w0.
+// runs checks when the work of a reservation may run, in seconds after rig.Noon.
 func (s settling) runs(r ratelimit.Reservation, want float64) {
 	s.t.Helper()
 	state, err := s.v.Value(s.t.Context(), s.r)
@@ -69,12 +71,12 @@ func (s settling) has(want float64) {
 func settledEachWay(t *testing.T, rule ratelimit.Rule, test func(s settling)) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("settled", rule)
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			c, pool := &clock{t: w0}, pgtest.Pool(t)
-			l := limiter(t, ratelimit.Config{Portable: w.portable, Clock: c.now})
-			test(settling{pausing{t, l, pool, w.verbs(t, l, pool), c, limit.For("k")}})
+			c, pool := weirtest.NewClock(rig.Noon), pgtest.Pool(t)
+			l := rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: c.Now})
+			test(settling{pausing{t, l, pool, w.Verbs(t, l, pool), c, limit.For("k")}})
 		})
 	}
 }
@@ -82,13 +84,13 @@ func settledEachWay(t *testing.T, rule ratelimit.Rule, test func(s settling)) {
 // However many try to settle a reservation at once, one does.
 func TestAReservationIsSettledOnce(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("once", ratelimit.TokenBucket{Rate: 100, Period: never})
-	for _, w := range ways {
+	limit := ratelimit.MustDefine("once", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	for _, w := range rig.Ways {
 		for _, used := range []float64{4, 14} {
-			t.Run(fmt.Sprintf("%s/%v", w.name, used), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%v", w.Name, used), func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
-				v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+				v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), pool)
 				r := takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(10)))).Reservation()
 				var settled atomic.Int64
 				var wg sync.WaitGroup
@@ -107,7 +109,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 				if settled.Load() != 1 {
 					t.Errorf("settled %d times", settled.Load())
 				}
-				wantValue(t, limiter(t, ratelimit.Config{}), pool, limit.For("k"), 100-used)
+				wantValue(t, rig.Limiter(t, ratelimit.Config{}), pool, limit.For("k"), 100-used)
 				if ok, err := v.Release(t.Context(), r); ok || err != nil {
 					t.Errorf("released after it was settled: %v, %v", ok, err)
 				}
@@ -118,15 +120,15 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 
 func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("rolled", ratelimit.TokenBucket{Rate: 100, Period: never})
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("rolled", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 	a := l.Autocommit(pool)
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { _ = db.Close() }()
 	k := limit.For("k")
 	r := takeOK(t, first(a.RateLimit(t.Context(), k.Count(10)))).Reservation()
 	undone := errors.New("undone")
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
 			func(ctx context.Context, tx pgx.Tx) error {
 				for _, want := range []bool{true, false} {
@@ -156,7 +158,7 @@ func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 	}
 	wantValue(t, l, pool, k, 90)
 	for _, want := range []bool{true, false} {
-		if ok, err := (sqlVerbs{l, db, false}).Settle(t.Context(), r, k.Count(4)); err != nil || ok != want {
+		if ok, err := rig.SQL(l, db, false).Settle(t.Context(), r, k.Count(4)); err != nil || ok != want {
 			t.Fatalf("settled %v and %v, want %v", ok, err, want)
 		}
 		wantValue(t, l, pool, k, 96)
@@ -167,10 +169,10 @@ func TestASettlementRollsBackWithItsTransaction(t *testing.T) {
 // in the end.
 func TestSeveralLimitsAreSettledTogether(t *testing.T) {
 	t.Parallel()
-	requests := ratelimit.MustDefine("requests", ratelimit.TokenBucket{Rate: 60, Period: century})
-	tokens := ratelimit.MustDefine("tokens", ratelimit.FixedWindow{Rate: 10_000, Period: never})
-	spend := ratelimit.MustDefine("spend", ratelimit.TokenBucket{Rate: 5, Period: century})
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	requests := ratelimit.MustDefine("requests", ratelimit.TokenBucket{Rate: 60, Period: rig.Century})
+	tokens := ratelimit.MustDefine("tokens", ratelimit.FixedWindow{Rate: 10_000, Period: rig.Never})
+	spend := ratelimit.MustDefine("spend", ratelimit.TokenBucket{Rate: 5, Period: rig.Century})
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		all := []ratelimit.Request{tokens.For("acme").Count(4000), requests.For("acme"), spend.Global().Count(2)}
 		want := func(values ...float64) {
 			t.Helper()
@@ -215,13 +217,13 @@ func TestTheBooksOfReservationsBalance(t *testing.T) {
 		Period: 100_000 * time.Hour, Capacity: ratelimit.Tokens(capacity)})
 	k := limit.For("k")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	var mu sync.Mutex
 	var gone float64
 	var settled, released, kept, denied int
 	var wg sync.WaitGroup
-	for _, w := range ways {
-		v := w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool)
+	for _, w := range rig.Ways {
+		v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), pool)
 		for range 2 {
 			wg.Go(func() {
 				for range 30 {
@@ -287,13 +289,13 @@ func TestTheBooksOfReservationsBalance(t *testing.T) {
 
 // What is given back fills up to the capacity by which the row was taken from last.
 func TestSettlingAfterTheRuleHasChanged(t *testing.T) {
-	settledEachWay(t, ratelimit.TokenBucket{Rate: 100, Period: never,
+	settledEachWay(t, ratelimit.TokenBucket{Rate: 100, Period: rig.Never,
 		MaxReserved: ratelimit.Tokens(100)}, func(s settling) {
 		by := func(rule ratelimit.Rule, n float64) ratelimit.Reservation {
 			s.t.Helper()
 			return takeOK(s.t, first(s.v.RateLimit(s.t.Context(), s.r.Rule(rule).Count(n).OrReserve()))).Reservation()
 		}
-		small := ratelimit.TokenBucket{Rate: 10, Period: never}
+		small := ratelimit.TokenBucket{Rate: 10, Period: rig.Never}
 		a, b := by(nil, 50), by(nil, 45) // 5 left
 		by(small, 1)
 		s.settle(true, a, 0)
@@ -301,7 +303,7 @@ func TestSettlingAfterTheRuleHasChanged(t *testing.T) {
 		by(nil, 2) // the larger rule again: it has room for the rest
 		s.settle(true, b, 15)
 		s.has(38)
-		window := ratelimit.FixedWindow{Rate: 20, Period: never, Start: w0}
+		window := ratelimit.FixedWindow{Rate: 20, Period: rig.Never, Start: rig.Noon}
 		c := by(window, 16) // 20 were left of 38
 		s.settle(true, c, 21)
 		s.has(-1)
@@ -316,7 +318,7 @@ func TestSettlingAfterTheRuleHasChanged(t *testing.T) {
 func TestSettlingWhereTheRowIsGone(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("gone",
-		ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(100)})
+		ratelimit.TokenBucket{Rate: 1, Period: rig.Never, Capacity: ratelimit.Tokens(100)})
 	for _, c := range []struct {
 		name       string
 		used, want float64
@@ -326,7 +328,7 @@ func TestSettlingWhereTheRowIsGone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			a := limiter(t, ratelimit.Config{}).Autocommit(pool)
+			a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 			k := limit.For("k")
 			res := takeOK(t, first(a.RateLimit(t.Context(), k.Count(40))))
 			if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance`); err != nil {

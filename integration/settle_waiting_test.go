@@ -45,8 +45,8 @@ func TestWorkWhoseTokensWereThereIsNotPutOff(t *testing.T) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			if run, paced := r.Takes[0].RunAt(state); run.After(s.clock.now()) || paced.After(s.clock.now()) {
-				s.t.Errorf("at %v its work is to run at %v and %v", seconds(s.clock.now()),
+			if run, paced := r.Takes[0].RunAt(state); run.After(s.clock.Now()) || paced.After(s.clock.Now()) {
+				s.t.Errorf("at %v its work is to run at %v and %v", seconds(s.clock.Now()),
 					seconds(run), seconds(paced))
 			}
 		}

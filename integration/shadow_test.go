@@ -10,11 +10,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // left is what remains of a limit.
-func left(t *testing.T, v verbs, r ratelimit.Request) float64 {
+func left(t *testing.T, v rig.Verbs, r ratelimit.Request) float64 {
 	t.Helper()
 	s, err := v.Value(t.Context(), r)
 	if err != nil {
@@ -28,10 +29,10 @@ func left(t *testing.T, v verbs, r ratelimit.Request) float64 {
 // of one that is enforced.
 func TestAShadowDecidesAndNeverDenies(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
-		today := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 10, Period: never})
-		trial := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 3, Period: never}, ratelimit.Shadow())
-		other := ratelimit.MustDefine("other", ratelimit.FixedWindow{Rate: 2, Period: never}, ratelimit.Shadow())
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
+		today := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+		trial := ratelimit.MustDefine("api", ratelimit.TokenBucket{Rate: 3, Period: rig.Never}, ratelimit.Shadow())
+		other := ratelimit.MustDefine("other", ratelimit.FixedWindow{Rate: 2, Period: rig.Never}, ratelimit.Shadow())
 		if trial.Name() != "api (shadow)" {
 			t.Fatal(trial.Name())
 		}
@@ -95,8 +96,8 @@ func TestAShadowDecidesAndNeverDenies(t *testing.T) {
 // rest.
 func TestAShadowDelaysNoWork(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
-		real := ratelimit.MustDefine("real", ratelimit.TokenBucket{Rate: 10, Period: never})
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
+		real := ratelimit.MustDefine("real", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 		trial := ratelimit.MustDefine("trial", ratelimit.TokenBucket{Rate: 3, Period: time.Hour}, ratelimit.Shadow())
 		res, err := v.RateLimit(t.Context(), real.For("k").Count(5).OrReserve(), trial.For("k").Count(5).OrReserve())
 		if err != nil || !res.OK || !res.RunAt.IsZero() || res.Outcomes[1].RunAt.IsZero() {
@@ -128,8 +129,8 @@ func TestAShadowDelaysNoWork(t *testing.T) {
 func TestAShadowRollsBackWithTheTransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	trial := ratelimit.MustDefine("trial", ratelimit.TokenBucket{Rate: 3, Period: never}, ratelimit.Shadow())
+	l := rig.Limiter(t, ratelimit.Config{})
+	trial := ratelimit.MustDefine("trial", ratelimit.TokenBucket{Rate: 3, Period: rig.Never}, ratelimit.Shadow())
 	undo := errors.New("undo")
 	for range 2 {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -151,9 +152,9 @@ func TestAShadowRollsBackWithTheTransaction(t *testing.T) {
 func TestACoalescedCallSurvivesItsShadow(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	c := coalesce(t, limiter(t, ratelimit.Config{}), pool)
-	trial := ratelimit.MustDefine("trial", ratelimit.TokenBucket{Rate: 3, Period: never}, ratelimit.Shadow())
-	real := ratelimit.MustDefine("real", ratelimit.TokenBucket{Rate: 3, Period: never})
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
+	trial := ratelimit.MustDefine("trial", ratelimit.TokenBucket{Rate: 3, Period: rig.Never}, ratelimit.Shadow())
+	real := ratelimit.MustDefine("real", ratelimit.TokenBucket{Rate: 3, Period: rig.Never})
 	takeOK(t, first(c.RateLimit(t.Context(), trial.For("k"))))
 	if _, err := pool.Exec(t.Context(), `ALTER TABLE weir_balance ADD CONSTRAINT no_trial CHECK (name <> 'trial (shadow)') NOT VALID`); err != nil {
 		t.Fatal(err)

@@ -16,12 +16,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // rawVerbs takes in transactions that the caller begins, and runs none of them again.
 type rawVerbs struct {
-	txVerbs
+	rig.TxVerbs
 	l    *ratelimit.Limiter
 	pool *pgxpool.Pool
 }
@@ -35,9 +37,12 @@ func (v rawVerbs) RateLimit(ctx context.Context, requests ...ratelimit.Request) 
 }
 
 // crowds are the ways, and transactions that nobody runs again.
-var crowds = append([]way{{"Raw", false, func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) verbs {
-	return rawVerbs{txVerbs{l, pool, pgx.ReadCommitted}, l, pool}
-}}}, ways...)
+var crowds = append([]rig.Way{{
+	Name: "Raw",
+	Verbs: func(_ testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) rig.Verbs {
+		return rawVerbs{rig.Tx(l, pool, pgx.ReadCommitted), l, pool}
+	},
+}}, rig.Ways...)
 
 // deadlocks counts those that a pool was told of, also where the transaction is then run again.
 type deadlocks struct{ n atomic.Int64 }
@@ -45,7 +50,7 @@ type deadlocks struct{ n atomic.Int64 }
 func (d *deadlocks) watch(c *pgxpool.Config) { c.ConnConfig.Tracer = d }
 
 func (d *deadlocks) note(err error) {
-	if sqlState(err) == "40P01" {
+	if rig.SQLState(err) == "40P01" {
 		d.n.Add(1)
 	}
 }
@@ -70,20 +75,20 @@ func (d *deadlocks) TraceBatchEnd(_ context.Context, _ *pgx.Conn, e pgx.TraceBat
 	d.note(e.Err)
 }
 
-func eachCrowd(t *testing.T, test func(t *testing.T, here, there verbs, pool *pgxpool.Pool)) {
+func eachCrowd(t *testing.T, test func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool)) {
 	eachCrowdBut(t, nil, test)
 }
 
 // eachCrowdBut lets some ways meet deadlocks.
-func eachCrowdBut(t *testing.T, but []string, test func(t *testing.T, here, there verbs, pool *pgxpool.Pool)) {
+func eachCrowdBut(t *testing.T, but []string, test func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool)) {
 	for _, w := range crowds {
-		t.Run(w.name, func(t *testing.T) {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			var d deadlocks
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 16 }, d.watch)
-			open := func() verbs { return w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable}), pool) }
+			open := func() rig.Verbs { return w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), pool) }
 			test(t, open(), open(), pool)
-			if n := d.n.Load(); n > 0 && !slices.Contains(but, w.name) {
+			if n := d.n.Load(); n > 0 && !slices.Contains(but, w.Name) {
 				t.Errorf("%d deadlocks: %s", n, circles(t, pool))
 			}
 		})
@@ -115,9 +120,9 @@ func sumOf(t testing.TB, pool *pgxpool.Pool, r ratelimit.Limit, key string) (sum
 func TestEveryTokenOfManyShardsIsGrantedOnce(t *testing.T) {
 	t.Parallel()
 	const capacity, shards = 320, 32
-	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: century},
+	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: capacity, Period: rig.Century},
 		ratelimit.Shards(shards))
-	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+	eachCrowd(t, func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool) {
 		var mu sync.Mutex
 		granted := 0.0
 		var wg sync.WaitGroup
@@ -157,14 +162,14 @@ func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
 	t.Parallel()
 	rule := ratelimit.FixedWindow{Rate: 100, Period: time.Hour}
 	limit := ratelimit.MustDefine("hundred", rule, ratelimit.Shards(32))
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, _ *pgxpool.Pool) {
 		for window := range 3 {
 			var granted atomic.Int64
 			var wg sync.WaitGroup
 			for caller := range 8 {
 				wg.Go(func() {
 					for {
-						res, err := []verbs{here, there}[caller%2].RateLimit(t.Context(), limit.For("k"))
+						res, err := []rig.Verbs{here, there}[caller%2].RateLimit(t.Context(), limit.For("k"))
 						switch {
 						case err != nil:
 							t.Error(err)
@@ -181,7 +186,7 @@ func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
 			if n := granted.Load(); n != 100 {
 				t.Errorf("window %d: %d were granted of 100", window, n)
 			}
-			clock.set(windowEnd(numbersOf(rule), limit.For("k"), clock.now()))
+			clock.Set(rig.WindowEnd(rig.NumbersOf(rule), limit.For("k"), clock.Now()))
 		}
 	})
 }
@@ -190,8 +195,8 @@ func TestEachWindowOfManyShardsGrantsAllOfIt(t *testing.T) {
 // one granted that is none.
 func TestAWindowGrantsAllOfItWhileItsShardsChange(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("fifty", ratelimit.FixedWindow{Rate: 50, Period: never, Start: time.Unix(0, 0)})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("fifty", ratelimit.FixedWindow{Rate: 50, Period: rig.Never, Start: time.Unix(0, 0)})
 	v := l.Autocommit(pool)
 	for round := range 20 {
 		request, left := limit.For(strconv.Itoa(round)), 50.0
@@ -220,9 +225,9 @@ func TestAWindowGrantsAllOfItWhileItsShardsChange(t *testing.T) {
 // circle.
 func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: century,
+	limit := ratelimit.MustDefine("circle", ratelimit.TokenBucket{Rate: 30, Period: rig.Century,
 		MaxReserved: ratelimit.Tokens(30)}, ratelimit.Shards(6))
-	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+	eachCrowd(t, func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool) {
 		var mu sync.Mutex
 		held := 0.0
 		var wg sync.WaitGroup
@@ -276,11 +281,11 @@ func TestCallersOfManyShardsDoNotDeadlock(t *testing.T) {
 func TestFirstUsesOfALimitWithShards(t *testing.T) {
 	t.Parallel()
 	const n = 16
-	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
-		for round := range rounds(t, 2) {
+	eachCrowd(t, func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool) {
+		for round := range rig.Rounds(t, 2) {
 			for _, shards := range []int{3, 16, 40} {
 				limit := ratelimit.MustDefine(fmt.Sprint("first", shards), ratelimit.TokenBucket{
-					Rate: float64(12 * shards), Period: century,
+					Rate: float64(12 * shards), Period: rig.Century,
 				}, ratelimit.Shards(shards))
 				key := fmt.Sprint(round)
 				start := make(chan struct{})

@@ -14,7 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // Under load the layout changes again and again, by releases that define different numbers and by
@@ -23,14 +25,14 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its callers run into each other at SERIALIZABLE")
 	const capacity = 4000
-	rule := ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)}
+	rule := ratelimit.TokenBucket{Rate: 1, Period: rig.Never, Capacity: ratelimit.Tokens(capacity)}
 	for _, gifts := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gifts=%v", gifts), func(t *testing.T) {
 			t.Parallel()
 			// A transaction of the caller's own that finds its layout gone keeps the row that it
 			// has locked: it cannot begin anew.
 			own := []string{"Raw", "DatabaseSQL"}
-			eachCrowdBut(t, own, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+			eachCrowdBut(t, own, func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool) {
 				reshardUnderLoad(t, here, there, pool, rule, capacity, gifts)
 			})
 		})
@@ -38,7 +40,7 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 }
 
 func reshardUnderLoad(
-	t *testing.T, here, there verbs, pool *pgxpool.Pool, rule ratelimit.Rule, capacity float64, gifts bool,
+	t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool, rule ratelimit.Rule, capacity float64, gifts bool,
 ) {
 	t.Helper()
 	releases := []ratelimit.Limit{}
@@ -69,7 +71,7 @@ func reshardUnderLoad(
 					err, n = v.GiveBack(ctx, res), 0
 				}
 				// nothing was taken: a transaction of the caller's own cannot run again by itself
-				if sqlState(err) == "40P01" {
+				if rig.SQLState(err) == "40P01" {
 					continue
 				}
 				if err != nil {
@@ -86,9 +88,9 @@ func reshardUnderLoad(
 		})
 	}
 	// above READ COMMITTED each take that comes between fails a change
-	l := limiter(t, ratelimit.Config{MaxAttempts: 100_000})
-	for range rounds(t, 1) {
-		level := levels[rand.IntN(len(levels))]
+	l := rig.Limiter(t, ratelimit.Config{MaxAttempts: 100_000})
+	for range rig.Rounds(t, 1) {
+		level := rig.Levels[rand.IntN(len(rig.Levels))]
 		for _, n := range []int{4, 16, 4, 1, 32, 16, 8} {
 			had := answers.Load()
 			until(t, func() bool { return answers.Load() > had || t.Failed() })
@@ -113,11 +115,11 @@ func reshardUnderLoad(
 // Raising and lowering the capacity live mints nothing, by whomever.
 func TestChangedNumbersOfALimitWithShardsMintNothing(t *testing.T) {
 	t.Parallel()
-	eachCrowd(t, func(t *testing.T, here, there verbs, pool *pgxpool.Pool) {
+	eachCrowd(t, func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool) {
 		var releases []ratelimit.Limit
 		for _, capacity := range []float64{100, 300} {
 			releases = append(releases, ratelimit.MustDefine("numbers",
-				ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(capacity)},
+				ratelimit.TokenBucket{Rate: 1, Period: rig.Never, Capacity: ratelimit.Tokens(capacity)},
 				ratelimit.Shards(8)))
 		}
 		var granted atomic.Int64
@@ -153,20 +155,20 @@ func TestChangedNumbersOfALimitWithShardsMintNothing(t *testing.T) {
 // windows.
 func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 	t.Parallel()
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool) {
 		const all = 70 // which 5, 7 and 2 divide
-		window := ratelimit.FixedWindow{Rate: all, Period: never}
+		window := ratelimit.FixedWindow{Rate: all, Period: rig.Never}
 		limit := ratelimit.MustDefine("windows", window, ratelimit.Shards(5))
-		bucket := ratelimit.TokenBucket{Rate: all, Period: never}
+		bucket := ratelimit.TokenBucket{Rate: all, Period: rig.Never}
 		r := limit.For("k")
-		for i, v := range []verbs{here, there, here} {
+		for i, v := range []rig.Verbs{here, there, here} {
 			if res, err := v.RateLimit(t.Context(), r.Count(10.5)); err != nil || !res.OK {
 				t.Fatal(res.OK, err)
 			}
 			wantLeft(t, here, r, all-10.5*float64(i+1))
 		}
 		for _, n := range []int{7, 2} {
-			reshard(t, pool, clock.now, n, r)
+			reshard(t, pool, clock.Now, n, r)
 			wantLeft(t, there, r.Rule(bucket), 38.5)
 			if res, err := here.RateLimit(t.Context(), r.Rule(bucket).Count(0)); err != nil || !res.OK {
 				t.Fatal(res.OK, err)
@@ -184,7 +186,7 @@ func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 		if err != nil || res.OK {
 			t.Fatal(res.OK, err)
 		}
-		clock.set(res.RetryAt) // all of them begin then
+		clock.Set(res.RetryAt) // all of them begin then
 		if res, err := here.RateLimit(t.Context(), r.Count(all)); err != nil || !res.OK {
 			t.Error(res.OK, err)
 		}
@@ -197,10 +199,10 @@ func TestShardsShareTheStartOfTheirWindows(t *testing.T) {
 // A change of layout that rolls back has not been.
 func TestAReshardRollsBackWithItsTransaction(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("undone", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
-	eachCrowd(t, func(t *testing.T, here, _ verbs, pool *pgxpool.Pool) {
-		l := limiter(t, ratelimit.Config{})
-		take(t, here, limit.For("k"))
+	limit := ratelimit.MustDefine("undone", ratelimit.TokenBucket{Rate: 40, Period: rig.Never}, ratelimit.Shards(4))
+	eachCrowd(t, func(t *testing.T, here, _ rig.Verbs, pool *pgxpool.Pool) {
+		l := rig.Limiter(t, ratelimit.Config{})
+		rig.Take(t, here, limit.For("k"))
 		for i, n := range []int{1, 16, 2} {
 			err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				if err := l.Reshard(ctx, tx, n, limit.For("k")); err != nil {

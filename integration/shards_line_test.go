@@ -13,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // Each shard has a line of its own. What callers reserve comes a few windows before or after it
@@ -21,23 +23,23 @@ import (
 // tokens.
 func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 	t.Parallel()
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, _ *pgxpool.Pool) {
 		const all, bound = 60, 4 * time.Hour
-		rule := ratelimit.FixedWindow{Rate: all, Period: time.Hour, Start: clock.now()}
+		rule := ratelimit.FixedWindow{Rate: all, Period: time.Hour, Start: clock.Now()}
 		for _, n := range []int{2, 3, 5, 12} {
 			for _, part := range []float64{1, 2} {
 				many := ratelimit.MustDefine(fmt.Sprint("line", n, part), rule, ratelimit.Shards(n))
 				one := ratelimit.MustDefine(fmt.Sprint("one", n, part), rule)
 				windows := map[time.Time]float64{}
 				for i := range 2 * n {
-					v, count := []verbs{here, there}[i%2], all/float64(n)/part
+					v, count := []rig.Verbs{here, there}[i%2], all/float64(n)/part
 					a := takeOK(t, first(v.RateLimit(t.Context(), many.For("k").Count(count).OrReserve()))).RunAt
 					b := takeOK(t, first(v.RateLimit(t.Context(), one.For("k").Count(count).OrReserve()))).RunAt
 					if a.IsZero() {
-						a = clock.now()
+						a = clock.Now()
 					}
 					if b.IsZero() {
-						b = clock.now()
+						b = clock.Now()
 					}
 					if windows[a] += count; windows[a] > all+slack || a.Sub(b).Abs() > bound {
 						t.Errorf("%d shards, take %d: in line until %v, in a window of %v, and with one balance until %v",
@@ -53,8 +55,8 @@ func TestTheLinesOfAWindowWithShardsAreNearThatOfOneBalance(t *testing.T) {
 // be granted to the next who comes, ahead of the line and beyond what one balance has.
 func TestExcessIsADebtOfAllShards(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("excess", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2))
-	eachWayTwice(t, func(t *testing.T, here, there verbs, _ *clock, _ *pgxpool.Pool) {
+	limit := ratelimit.MustDefine("excess", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(2))
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, _ *weirtest.Clock, _ *pgxpool.Pool) {
 		r := limit.For("k")
 		res, err := here.RateLimit(t.Context(), r.Count(5))
 		if err != nil || !res.OK {
@@ -67,7 +69,7 @@ func TestExcessIsADebtOfAllShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantLeft(t, here, r, 1)
-		for _, v := range []verbs{there, here} {
+		for _, v := range []rig.Verbs{there, here} {
 			if res, err := v.RateLimit(t.Context(), r.Count(1.5)); err != nil || res.OK {
 				t.Errorf("granted 1.5 of 1: %v, %v", res.OK, err)
 			}
@@ -81,9 +83,9 @@ func TestExcessIsADebtOfAllShards(t *testing.T) {
 // Tokens of a window end with it, also where the line had moved up before they were taken.
 func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 	t.Parallel()
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, _ *pgxpool.Pool) {
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, _ *pgxpool.Pool) {
 		limit := ratelimit.MustDefine("ended", ratelimit.FixedWindow{Rate: 10, Period: time.Hour,
-			Start: clock.now()}, ratelimit.Shards(4))
+			Start: clock.Now()}, ratelimit.Shards(4))
 		r := limit.For("k")
 		first, err := here.RateLimit(t.Context(), r.Count(10))
 		if err != nil || !first.OK {
@@ -96,12 +98,12 @@ func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 		if _, err := here.Settle(t.Context(), ahead.Reservation(), r.Count(0)); err != nil { // moves the line
 			t.Fatal(err)
 		}
-		clock.add(time.Hour)
+		clock.Add(time.Hour)
 		late, err := there.RateLimit(t.Context(), r.Count(10))
 		if err != nil || !late.OK {
 			t.Fatal(late.OK, err)
 		}
-		clock.add(time.Hour)
+		clock.Add(time.Hour)
 		if res, err := here.RateLimit(t.Context(), r.Count(9)); err != nil || !res.OK {
 			t.Fatal(res.OK, err)
 		}
@@ -116,13 +118,13 @@ func TestAShardsTokensOfAnEndedWindowAreNoGift(t *testing.T) {
 // tokens: each has a line of its own.
 func TestWhatComesBackGoesToItsShard(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, pool *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("back", ratelimit.TokenBucket{Rate: 20, Period: century}, ratelimit.Shards(2))
-		take(t, v, limit.For("k")) // makes the shards
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("back", ratelimit.TokenBucket{Rate: 20, Period: rig.Century}, ratelimit.Shards(2))
+		rig.Take(t, v, limit.For("k")) // makes the shards
 		var taken []ratelimit.Result
 		for _, n := range []float64{3, 8, 10, 10} {
 			res, err := v.RateLimit(t.Context(), limit.For("k").Count(n).OrReserve())
-			if err := granted(res, err); err != nil {
+			if err := rig.Granted(res, err); err != nil {
 				t.Fatal(err)
 			}
 			taken = append(taken, res)
@@ -136,7 +138,7 @@ func TestWhatComesBackGoesToItsShard(t *testing.T) {
 			}
 			return values
 		}
-		elsewhere := limiter(t, ratelimit.Config{}).Autocommit(pool) // in a process that has taken nothing
+		elsewhere := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool) // in a process that has taken nothing
 		for _, res := range taken {
 			want := rows()
 			for _, k := range res.Reservation().Takes {
@@ -177,8 +179,8 @@ func (m meddling) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults 
 func TestAResetBetweenLookAndReservationLeavesNothingOver(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: never,
+	here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("reset", ratelimit.TokenBucket{Rate: 10, Period: rig.Never,
 		MaxReserved: ratelimit.Tokens(10)}, ratelimit.Shards(5))
 	k := limit.For("k")
 	takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), k.Count(3)))) // of two shards

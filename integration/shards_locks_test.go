@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -21,20 +22,20 @@ import (
 func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: never}, ratelimit.Shards(32))
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("locks", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}, ratelimit.Shards(32))
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")); err != nil {
 				t.Fatal(err)
 			}
-			other := begin(t, pool, level) // holds a shard, which is one of the candidates sooner or later
+			other := rig.Begin(t, pool, level) // holds a shard, which is one of the candidates sooner or later
 			if res, err := l.RateLimit(t.Context(), other, limit.For("k")); err != nil || !res.OK {
 				t.Fatal(res.OK, err)
 			}
 			for range 20 {
-				tx := begin(t, pool, level)
+				tx := rig.Begin(t, pool, level)
 				if res, err := l.RateLimit(t.Context(), tx, limit.For("k")); err != nil || !res.OK {
 					t.Fatal(res.OK, err)
 				}
@@ -45,7 +46,7 @@ func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 				if n := predicateLocks(t, tx); n != 0 {
 					t.Errorf("%d predicate locks", n)
 				}
-				commit(t, tx)
+				rig.Commit(t, tx)
 			}
 		})
 	}
@@ -56,17 +57,17 @@ func TestAGrantFromAShardHoldsOneAdvisoryLock(t *testing.T) {
 func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
-	limit := ratelimit.MustDefine("own", ratelimit.TokenBucket{Rate: 320, Period: never}, ratelimit.Shards(16))
-	for _, level := range levels {
+	limit := ratelimit.MustDefine("own", ratelimit.TokenBucket{Rate: 320, Period: rig.Never}, ratelimit.Shards(16))
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 10 })
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")); err != nil {
 				t.Fatal(err)
 			}
 			for range 8 { // one that waited would wait for ever
-				if res, err := l.RateLimit(t.Context(), begin(t, pool, level),
+				if res, err := l.RateLimit(t.Context(), rig.Begin(t, pool, level),
 					limit.For("k").Count(2)); err != nil || !res.OK {
 					t.Fatal(res.OK, err)
 				}
@@ -79,24 +80,24 @@ func TestOpenTransactionsHaveShardsOfTheirOwn(t *testing.T) {
 func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	limit := ratelimit.MustDefine("underWay", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
+	limit := ratelimit.MustDefine("underWay", ratelimit.TokenBucket{Rate: 40, Period: rig.Never}, ratelimit.Shards(4))
 	var seen watcher
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{Observer: &seen})
 	a := l.Autocommit(pool)
 	for try := range 20 {
 		k := limit.For(fmt.Sprint(try))
-		take(t, a, k)
-		execSQL(t, pool, `UPDATE weir_balance SET value = CASE WHEN shard % 4 = 0 THEN 10 ELSE 1 END WHERE name = 'underWay' AND shard > 0`)
+		rig.Take(t, a, k)
+		rig.Exec(t, pool, `UPDATE weir_balance SET value = CASE WHEN shard % 4 = 0 THEN 10 ELSE 1 END WHERE name = 'underWay' AND shard > 0`)
 		if res, err := a.CheckRateLimit(t.Context(), k); err != nil || !res.OK {
 			t.Fatal(res.OK, err)
 		}
-		other := begin(t, pool, pgx.ReadCommitted)
+		other := rig.Begin(t, pool, pgx.ReadCommitted)
 		if _, err := other.Exec(t.Context(),
 			`SELECT FROM weir_balance WHERE name = 'underWay' AND key = $1 AND value = 10 FOR UPDATE`,
 			fmt.Sprint(try)); err != nil {
 			t.Fatal(err)
 		}
-		slow := begin(t, pool, pgx.ReadCommitted)
+		slow := rig.Begin(t, pool, pgx.ReadCommitted)
 		// Others keep clear of a take for a second.
 		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
 		answer := waiting(t, pool, slow, func() (ratelimit.Result, error) {
@@ -116,11 +117,11 @@ func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 			answered++
 		}
 		cancel()
-		commit(t, other)
+		rig.Commit(t, other)
 		if got := <-answer; got.err != nil || !got.res.OK {
 			t.Error(got.res.OK, got.err)
 		}
-		commit(t, slow)
+		rig.Commit(t, slow)
 		if answered == 3 {
 			return
 		}
@@ -133,10 +134,10 @@ func TestCallsKeepOutOfTheWayOfThoseUnderWay(t *testing.T) {
 func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 40, Period: century}, ratelimit.Shards(4))
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	take(t, l.Autocommit(pool), limit.For("k"))
-	other := begin(t, pool, pgx.ReadCommitted)
+	limit := ratelimit.MustDefine("lost", ratelimit.TokenBucket{Rate: 40, Period: rig.Century}, ratelimit.Shards(4))
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rig.Take(t, l.Autocommit(pool), limit.For("k"))
+	other := rig.Begin(t, pool, pgx.ReadCommitted)
 	if _, err := other.Exec(t.Context(),
 		`UPDATE weir_balance SET value = 9 WHERE name = 'lost' AND shard > 0`); err != nil {
 		t.Fatal(err)
@@ -161,7 +162,7 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 		}
 		return blocks
 	})
-	commit(t, other)
+	rig.Commit(t, other)
 	if got := <-ended; got.err != nil || !got.res.OK || runs != 1 {
 		t.Errorf("%v, %v in %d runs", got.res.OK, got.err, runs)
 	}
@@ -174,18 +175,18 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 // neither their shards nor the place of the one who gathers.
 func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("tenants", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(2))
+	limit := ratelimit.MustDefine("tenants", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(2))
 	here, there := pgtest.Pool(t), pgtest.Pool(t)
 	for _, pool := range []*pgxpool.Pool{here, there} {
-		take(t, limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"))
+		rig.Take(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), limit.For("k"))
 	}
-	tx := begin(t, there, pgx.ReadCommitted)
+	tx := rig.Begin(t, there, pgx.ReadCommitted)
 	// of both shards
-	takeOK(t, first(limiter(t, ratelimit.Config{}).RateLimit(t.Context(), tx, limit.For("k").Count(8))))
-	a := limiter(t, ratelimit.Config{}).Autocommit(here)
+	takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), tx, limit.For("k").Count(8))))
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(here)
 	takeOK(t, first(a.RateLimit(t.Context(), limit.For("k"))))
 	takeOK(t, first(a.RateLimit(t.Context(), limit.For("k").Count(8))))
-	commit(t, tx)
+	rig.Commit(t, tx)
 }
 
 // A call of no more than a shard's share locks one shard, however many there are, also if it is a
@@ -193,14 +194,14 @@ func TestCallersInAnotherSchemaDenyNobody(t *testing.T) {
 func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	rule := ratelimit.TokenBucket{Rate: 2048, Period: never}
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rule := ratelimit.TokenBucket{Rate: 2048, Period: rig.Never}
 	for _, shards := range []int{16, 1024} {
 		r := ratelimit.MustDefine(fmt.Sprint("locks", shards), rule, ratelimit.Shards(shards)).For("k")
-		take(t, l.Autocommit(pool), r.Count(2048))
+		rig.Take(t, l.Autocommit(pool), r.Count(2048))
 		share := 2048 / float64(shards)
 		for _, count := range []float64{share / 2, share} {
-			tx := begin(t, pool, pgx.ReadCommitted)
+			tx := rig.Begin(t, pool, pgx.ReadCommitted)
 			res := takeOK(t, first(l.RateLimit(t.Context(), tx, r.Count(count).OrReserve())))
 			var advisory, others int
 			if err := tx.QueryRow(t.Context(),
@@ -212,7 +213,7 @@ func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 				t.Errorf("%d shards, a reservation of %v: %d rows, %d advisory locks and %d others",
 					shards, count, rows, advisory, others)
 			}
-			commit(t, tx)
+			rig.Commit(t, tx)
 		}
 	}
 }
@@ -222,11 +223,11 @@ func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t)
-	limit := ratelimit.MustDefine("few", ratelimit.TokenBucket{Rate: 9, Period: never}, ratelimit.Shards(8))
-	l := limiter(t, ratelimit.Config{})
-	take(t, l.Autocommit(pool), limit.For("k"))
-	execSQL(t, pool, `ANALYZE weir_balance`)
-	tx := begin(t, pool, "serializable")
+	limit := ratelimit.MustDefine("few", ratelimit.TokenBucket{Rate: 9, Period: rig.Never}, ratelimit.Shards(8))
+	l := rig.Limiter(t, ratelimit.Config{})
+	rig.Take(t, l.Autocommit(pool), limit.For("k"))
+	rig.Exec(t, pool, `ANALYZE weir_balance`)
+	tx := rig.Begin(t, pool, "serializable")
 	for range 3 { // also the plan that a prepared statement is left with
 		if _, err := l.Value(t.Context(), tx, limit.For("k")); err != nil {
 			t.Fatal(err)
@@ -262,13 +263,13 @@ func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 // fresh limit; what there is is the sum.
 func TestACountAboveAShardsCapacityIsGranted(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		for _, c := range []struct {
 			capacity, count float64
 			shards          int
 		}{{10, 1.5, 8}, {10, 7, 2}, {3, 1, 40}, {3, 2.5, 40}, {0.5, 0.5, 7}, {1, 1, 1000}} {
 			limit := ratelimit.MustDefine(fmt.Sprint("above", c), ratelimit.TokenBucket{Rate: 1,
-				Period: never, Capacity: ratelimit.Tokens(c.capacity)}, ratelimit.Shards(c.shards))
+				Period: rig.Never, Capacity: ratelimit.Tokens(c.capacity)}, ratelimit.Shards(c.shards))
 			left := c.capacity
 			for ; left >= c.count; left -= c.count {
 				if res, err := v.RateLimit(t.Context(), limit.For("k").Count(c.count)); err != nil || !res.OK {
@@ -285,8 +286,8 @@ func TestACountAboveAShardsCapacityIsGranted(t *testing.T) {
 // A reservation of many shards survives its JSON, and what it took goes back.
 func TestAReservationOfShardsGoesThroughJSON(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("json", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(7))
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("json", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(7))
 		for i, count := range []float64{0, 1, 3.5, 10, 13} {
 			r := limit.For(fmt.Sprint(i)).Count(count)
 			res, err := v.RateLimit(t.Context(), r.OrReserve())

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -16,8 +17,8 @@ func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
-	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 1e6, Period: never}, ratelimit.Shards(4))
-	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never}, ratelimit.Shards(4))
+	here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{})
 
 	const most = 4
 	var conns [most]*pgxpool.Conn
@@ -35,7 +36,7 @@ func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := granted(l.RateLimit(t.Context(), tx, limit.Global())); err != nil {
+		if err := rig.Granted(l.RateLimit(t.Context(), tx, limit.Global())); err != nil {
 			t.Fatal(err)
 		}
 		return tx

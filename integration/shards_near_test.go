@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -22,7 +23,7 @@ func TestReservationsFromShardsRunNearTheTimeOfOneBalance(t *testing.T) {
 		bound time.Duration
 	}{
 		"bucket": {ratelimit.TokenBucket{Rate: rate, Period: unit, Capacity: ratelimit.Tokens(8 * rate)}, 5 * unit},
-		"window": {ratelimit.FixedWindow{Rate: 8 * rate, Period: 8 * unit, Start: newClock().t}, 8 * unit},
+		"window": {ratelimit.FixedWindow{Rate: 8 * rate, Period: 8 * unit, Start: rig.Clock().Now()}, 8 * unit},
 	} {
 		for name, count := range map[string]func() float64{
 			"equal": func() float64 { return 8 },
@@ -30,17 +31,17 @@ func TestReservationsFromShardsRunNearTheTimeOfOneBalance(t *testing.T) {
 		} {
 			t.Run(kind+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				pool, clock := pgtest.Pool(t), newClock()
+				pool, clock := pgtest.Pool(t), rig.Clock()
 				many := ratelimit.MustDefine("many", is.rule, ratelimit.Shards(n)).For("k")
 				one := ratelimit.MustDefine("one", is.rule).For("k")
 				var processes [2]ratelimit.Verbs
 				for i := range processes {
-					processes[i] = limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+					processes[i] = rig.Limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pool)
 				}
 				runAt := func(i int, r ratelimit.Request) time.Time {
 					res := takeOK(t, first(processes[i%2].RateLimit(t.Context(), r.OrReserve())))
 					if res.RunAt.IsZero() {
-						return clock.now()
+						return clock.Now()
 					}
 					return res.RunAt
 				}
@@ -53,7 +54,7 @@ func TestReservationsFromShardsRunNearTheTimeOfOneBalance(t *testing.T) {
 						far++
 					}
 					if i%n == 0 {
-						clock.add(unit / 4)
+						clock.Add(unit / 4)
 					}
 				}
 				if far > takes/100 {

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -13,9 +14,9 @@ import (
 // whatever other limits the call names, and may take again from those that it has locked.
 func TestAWrongGuessDeniesNothingThatLaterShardsHave(t *testing.T) {
 	t.Parallel()
-	few := ratelimit.MustDefine("a", ratelimit.TokenBucket{Rate: 80, Period: never}, ratelimit.Shards(2))
-	many := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 80, Period: never}, ratelimit.Shards(8))
-	ahead := ratelimit.MustDefine("c", ratelimit.TokenBucket{Rate: 80, Period: never}, ratelimit.Shards(8))
+	few := ratelimit.MustDefine("a", ratelimit.TokenBucket{Rate: 80, Period: rig.Never}, ratelimit.Shards(2))
+	many := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 80, Period: rig.Never}, ratelimit.Shards(8))
+	ahead := ratelimit.MustDefine("c", ratelimit.TokenBucket{Rate: 80, Period: rig.Never}, ratelimit.Shards(8))
 	for name, c := range map[string]struct {
 		emptied  string
 		requests []ratelimit.Request
@@ -33,7 +34,7 @@ func TestAWrongGuessDeniesNothingThatLaterShardsHave(t *testing.T) {
 			pool := pgtest.Pool(t)
 			for _, portable := range []bool{false, true} {
 				for range 10 { // as each draws where it begins
-					l := limiter(t, ratelimit.Config{Portable: portable})
+					l := rig.Limiter(t, ratelimit.Config{Portable: portable})
 					if _, err := pool.Exec(t.Context(), `DELETE FROM weir_balance`); err != nil {
 						t.Fatal(err)
 					}
@@ -45,7 +46,7 @@ func TestAWrongGuessDeniesNothingThatLaterShardsHave(t *testing.T) {
 					if _, err := pool.Exec(t.Context(), c.emptied); err != nil {
 						t.Fatal(err)
 					}
-					tx := begin(t, pool, pgx.ReadCommitted)
+					tx := rig.Begin(t, pool, pgx.ReadCommitted)
 					takeOK(t, first(l.RateLimit(t.Context(), tx, c.requests...)))
 					if err := tx.Rollback(t.Context()); err != nil {
 						t.Fatal(err)

@@ -10,19 +10,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"pgregory.net/rapid"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // promises are a limit with shards, used by one caller at a time, and all the work that it has
 // granted.
 type promises struct {
 	pool      *pgxpool.Pool
-	clock     *clock
-	processes []verbs // two limiters for each way
-	inTx      []txVerbs
+	clock     *weirtest.Clock
+	processes []rig.Verbs // two limiters for each way
+	inTx      []rig.TxVerbs
 
 	rule    ratelimit.Rule
-	numbers numbers
+	numbers rig.Numbers
 	debt    float64 // MaxReserved, or +Inf
 	limit   ratelimit.Limit
 	other   ratelimit.Limit // for calls of several
@@ -76,7 +78,9 @@ const slack = 1e-6
 func (p *promises) r() ratelimit.Request { return p.limit.For("k") }
 
 // anyone is one of the processes, by one of the ways.
-func (p *promises) anyone(t *rapid.T) verbs { return rapid.SampledFrom(p.processes).Draw(t, "process") }
+func (p *promises) anyone(t *rapid.T) rig.Verbs {
+	return rapid.SampledFrom(p.processes).Draw(t, "process")
+}
 
 // openRow is a row of the present layout.
 type openRow struct {
@@ -144,20 +148,20 @@ func (p *promises) rows(t *rapid.T) (all openRows) {
 	}
 	if all == nil {
 		n := p.numbers
-		all = openRows{{value: n.capacity, capacity: n.capacity, rate: n.rate, since: p.clock.now(),
-			period: n.period.Microseconds()}}
+		all = openRows{{value: n.Capacity, capacity: n.Capacity, rate: n.Rate, since: p.clock.Now(),
+			period: n.Period.Microseconds()}}
 	}
 	return all
 }
 
 // most is how many of n shards the rule can have.
 func (p *promises) most(n int) int {
-	if !p.numbers.windowed {
-		return max(1, min(n, int(p.numbers.capacity)))
+	if !p.numbers.Windowed {
+		return max(1, min(n, int(p.numbers.Capacity)))
 	}
 	for ; n > 1; n-- {
-		each := p.numbers.rate / float64(n)
-		of := p.numbers.capacity / float64(n)
+		each := p.numbers.Rate / float64(n)
+		of := p.numbers.Capacity / float64(n)
 		if each >= 1 && of >= 1 && each == math.Trunc(each) && of == math.Trunc(of) {
 			break
 		}
@@ -173,7 +177,7 @@ func (p *promises) due(t *rapid.T, w *grantedWork) (at time.Time) {
 	takes := slices.DeleteFunc(w.res.Reservation().Takes, func(k ratelimit.Take) bool {
 		return k.Limit != p.limit.Name()
 	})
-	lines, _, err := p.inTx[0].l.Lines(t.Context(), p.pool, takes...)
+	lines, _, err := p.inTx[0].Limiter.Lines(t.Context(), p.pool, takes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,10 +193,10 @@ func (p *promises) due(t *rapid.T, w *grantedWork) (at time.Time) {
 
 // now has the clock go on, while the work starts that may.
 func (p *promises) tick(t *rapid.T) {
-	by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, p.numbers.period / 16,
-		p.numbers.period / 5, p.numbers.period,
-		3 * p.numbers.period}).Draw(t, "by").Truncate(time.Microsecond)
-	from, until := p.clock.now(), p.clock.now().Add(by)
+	by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, p.numbers.Period / 16,
+		p.numbers.Period / 5, p.numbers.Period,
+		3 * p.numbers.Period}).Draw(t, "by").Truncate(time.Microsecond)
+	from, until := p.clock.Now(), p.clock.Now().Add(by)
 	for _, w := range p.all {
 		if at := p.due(t, w); w.start.IsZero() && !w.ended && !at.After(until) {
 			w.start = at
@@ -201,13 +205,13 @@ func (p *promises) tick(t *rapid.T) {
 			}
 		}
 	}
-	p.clock.set(until)
+	p.clock.Set(until)
 }
 
 // compare is what holds at any time: no more work starts in any time than the limit allows, the
 // value is the sum of the rows, and none owes more than its share of MaxReserved.
 func (p *promises) compare(t *rapid.T) {
-	now, rows := p.clock.now(), p.rows(t)
+	now, rows := p.clock.Now(), p.rows(t)
 	s, err := p.anyone(t).Value(t.Context(), p.r())
 	p.shards = max(p.shards, len(rows))
 	if err != nil || math.Abs(s.Value-rows.at(now)) > slack {
@@ -229,21 +233,21 @@ func (p *promises) compare(t *rapid.T) {
 		sum, kept := 0.0, 0.0
 		for _, w := range started[i:] {
 			sum += w.count
-			steps := float64(w.start.Sub(started[i].start).Microseconds()+2) / float64(n.period.Microseconds())
-			if n.windowed { // each begins at most once more than whole ones fit
-				end := func(at time.Time) time.Time { return windowEnd(n, p.r(), at) }
+			steps := float64(w.start.Sub(started[i].start).Microseconds()+2) / float64(n.Period.Microseconds())
+			if n.Windowed { // each begins at most once more than whole ones fit
+				end := func(at time.Time) time.Time { return rig.WindowEnd(n, p.r(), at) }
 				first, last := end(started[i].start.Add(-2*time.Microsecond)), end(w.start.Add(2*time.Microsecond))
-				steps = math.Round(float64(last.Sub(first)) / float64(n.period))
+				steps = math.Round(float64(last.Sub(first)) / float64(n.Period))
 			}
 			for _, k := range w.parts { // one that waits for the others is kept, and its shard fills up meanwhile
 				if k.due.Before(started[i].start.Add(-time.Microsecond)) {
 					kept += k.count
 				}
 			}
-			if most := n.capacity + n.rate*steps + p.largest*float64(p.shards) +
+			if most := n.Capacity + n.Rate*steps + p.largest*float64(p.shards) +
 				p.again(started[i].start, w.start) + kept; sum > most+slack {
 				for _, w := range started {
-					t.Logf("%v at %v of %s", w.count, w.start, show(w.res))
+					t.Logf("%v at %v of %s", w.count, w.start, rig.Show(w.res))
 				}
 				t.Fatalf("%v started from %v to %v, where %v may", sum, started[i].start, w.start, most)
 			}

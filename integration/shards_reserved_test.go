@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -11,12 +12,12 @@ import (
 func TestShardsTogetherOweNoMoreThanMaxReserved(t *testing.T) {
 	t.Parallel()
 	const capacity, most = 80, 40
-	limit := ratelimit.MustDefine("owed by shards", ratelimit.TokenBucket{Rate: capacity, Period: century,
+	limit := ratelimit.MustDefine("owed by shards", ratelimit.TokenBucket{Rate: capacity, Period: rig.Century,
 		Capacity: ratelimit.Tokens(capacity), MaxReserved: ratelimit.Tokens(most)}, ratelimit.Shards(8))
 	for name, cfg := range map[string]ratelimit.Config{"Postgres": {}, "Portable": {Portable: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v := limiter(t, cfg).Autocommit(pgtest.Pool(t))
+			v := rig.Limiter(t, cfg).Autocommit(pgtest.Pool(t))
 			r := limit.For("k").OrReserve()
 			granted := 0
 			for ; granted <= capacity+most; granted++ {

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -13,8 +14,8 @@ import (
 func TestTakesOfShardsBesideTheCallersSavepoints(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 40, Period: never}, ratelimit.Shards(4))
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("shards", ratelimit.TokenBucket{Rate: 40, Period: rig.Never}, ratelimit.Shards(4))
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		exec := func(sql string) {
 			t.Helper()

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -17,33 +18,33 @@ func TestNobodyWaitsForAShardInWhichWorkIsSettled(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
 	limits := []ratelimit.Limit{
-		ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 400, Period: century}, ratelimit.Shards(4)),
-		ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 400, Period: century}, ratelimit.Shards(4)),
+		ratelimit.MustDefine("bucket", ratelimit.TokenBucket{Rate: 400, Period: rig.Century}, ratelimit.Shards(4)),
+		ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 400, Period: rig.Century}, ratelimit.Shards(4)),
 	}
-	for _, w := range ways {
-		if w.portable {
+	for _, w := range rig.Ways {
+		if w.Portable {
 			continue // it has no advisory locks
 		}
-		t.Run(w.name, func(t *testing.T) {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 				c.ConnConfig.RuntimeParams["lock_timeout"] = "5s"
 			})
-			here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
+			here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{})
 			for _, limit := range limits {
 				r := limit.For("k").Count(5)
 				reserved := takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), r))).Reservation()
-				open := begin(t, pool, pgx.ReadCommitted)
+				open := rig.Begin(t, pool, pgx.ReadCommitted)
 				if settled, err := there.Settle(t.Context(), open, reserved, r.Count(2)); err != nil || !settled {
 					t.Fatal(settled, err)
 				}
-				for _, l := range []*ratelimit.Limiter{here, there, limiter(t, ratelimit.Config{})} {
-					v := w.verbs(t, l, pool)
+				for _, l := range []*ratelimit.Limiter{here, there, rig.Limiter(t, ratelimit.Config{})} {
+					v := w.Verbs(t, l, pool)
 					for range 30 { // more than the others have at once: they are reserved
 						takeOK(t, first(v.RateLimit(t.Context(), r.OrReserve())))
 					}
 				}
-				commit(t, open)
+				rig.Commit(t, open)
 			}
 		})
 	}
@@ -54,26 +55,26 @@ func TestNobodyWaitsForAShardInWhichWorkIsSettled(t *testing.T) {
 func TestTokensAreGatheredFromShardsThatNobodyHolds(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it has no advisory locks to tell which shards are held, and a call may wait for one")
-	limit := ratelimit.MustDefine("gathered", ratelimit.TokenBucket{Rate: 40, Period: century}, ratelimit.Shards(4))
-	for _, w := range ways {
-		if w.portable || w.name == "DatabaseSQL" || w.name == "InSQLTx" {
+	limit := ratelimit.MustDefine("gathered", ratelimit.TokenBucket{Rate: 40, Period: rig.Century}, ratelimit.Shards(4))
+	for _, w := range rig.Ways {
+		if w.Portable || w.Name == "DatabaseSQL" || w.Name == "InSQLTx" {
 			continue // it has no advisory locks, or cannot begin again to take from an earlier shard
 		}
-		t.Run(w.name, func(t *testing.T) {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 				c.ConnConfig.RuntimeParams["lock_timeout"] = "5s"
 			})
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			reserved := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k")))).Reservation()
-			execSQL(t, pool, `UPDATE weir_balance SET value = 8 WHERE name = 'gathered' AND shard > 0 AND value > 9.5`)
-			open := begin(t, pool, pgx.ReadCommitted)
+			rig.Exec(t, pool, `UPDATE weir_balance SET value = 8 WHERE name = 'gathered' AND shard > 0 AND value > 9.5`)
+			open := rig.Begin(t, pool, pgx.ReadCommitted)
 			if settled, err := l.Settle(t.Context(), open, reserved, limit.For("k").Count(0)); err != nil || !settled {
 				t.Fatal(settled, err)
 			}
-			v := w.verbs(t, limiter(t, ratelimit.Config{}), pool)
+			v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{}), pool)
 			takeOK(t, first(v.RateLimit(t.Context(), limit.For("k").Count(20)))) // the others have 24
-			commit(t, open)
+			rig.Commit(t, open)
 			wantLeft(t, v, limit.For("k"), 40-6-20)
 		})
 	}

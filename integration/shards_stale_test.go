@@ -15,19 +15,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // eachWayTwice is eachWay with two processes: two limiters, each of which knows only what it has
 // seen itself.
-func eachWayTwice(t *testing.T, test func(t *testing.T, here, there verbs, c *clock, pool *pgxpool.Pool)) {
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+func eachWayTwice(t *testing.T, test func(t *testing.T, here, there rig.Verbs, c *weirtest.Clock, pool *pgxpool.Pool)) {
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			open := func() verbs {
-				return w.verbs(t, limiter(t, ratelimit.Config{Portable: w.portable, Clock: clock.now}), pool)
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			open := func() rig.Verbs {
+				return w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable, Clock: clock.Now}), pool)
 			}
 			test(t, open(), open(), clock, pool)
 		})
@@ -37,15 +39,15 @@ func eachWayTwice(t *testing.T, test func(t *testing.T, here, there verbs, c *cl
 // reshard changes the layout as an operator does, by a process of his own.
 func reshard(t testing.TB, pool *pgxpool.Pool, clock func() time.Time, n int, r ...ratelimit.Request) {
 	t.Helper()
-	l := limiter(t, ratelimit.Config{Clock: clock})
-	tx := begin(t, pool, pgx.ReadCommitted)
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock})
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
 	if err := l.Reshard(t.Context(), tx, n, r...); err != nil {
 		t.Fatal(err)
 	}
-	commit(t, tx)
+	rig.Commit(t, tx)
 }
 
-func wantLeft(t testing.TB, v verbs, r ratelimit.Request, want float64) {
+func wantLeft(t testing.TB, v rig.Verbs, r ratelimit.Request, want float64) {
 	t.Helper()
 	if s, err := v.Value(t.Context(), r); err != nil || math.Abs(s.Value-want) > flown {
 		t.Errorf("%v left (%v), want %v", s.Value, err, want)
@@ -79,13 +81,13 @@ func wantOnlyOpen(t testing.TB, pool *pgxpool.Pool, r ratelimit.Request, n int) 
 // reshard has closed.
 func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
 	t.Parallel()
-	rule := ratelimit.TokenBucket{Rate: 48, Period: never}
+	rule := ratelimit.TokenBucket{Rate: 48, Period: rig.Never}
 	for _, to := range []int{1, 2, 3, 16} {
 		// the limiter of each has no larger number than the database, so nothing converts by itself
 		small, four := ratelimit.MustDefine("stale", rule), ratelimit.MustDefine("stale", rule, ratelimit.Shards(4))
 		t.Run(fmt.Sprint(to), func(t *testing.T) {
 			t.Parallel()
-			eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+			eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool) {
 				for name, do := range map[string]func(held ratelimit.Result, r ratelimit.Request) (float64, error){
 					"reset": func(_ ratelimit.Result, r ratelimit.Request) (float64, error) {
 						return 48, there.ResetRateLimit(t.Context(), r)
@@ -117,13 +119,13 @@ func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
 					if err != nil || !res.OK {
 						t.Fatal(res, err)
 					}
-					reshard(t, pool, clock.now, to, small.For(name))
+					reshard(t, pool, clock.Now, to, small.For(name))
 					wantLeft(t, here, small.For(name), 20)
 					want, err := do(res, small.For(name))
 					if err != nil {
 						t.Fatalf("%s: %v", name, err)
 					}
-					for who, v := range map[string]verbs{"here": here, "there": there} {
+					for who, v := range map[string]rig.Verbs{"here": here, "there": there} {
 						if s, err := v.Value(t.Context(), small.For(name)); err != nil ||
 							math.Abs(s.Value-want) > flown {
 							t.Errorf("%s, %s: %v left (%v), want %v", name, who, s.Value, err, want)
@@ -139,35 +141,35 @@ func TestStaleBooksDoNotMisleadAReshardedLimit(t *testing.T) {
 // Pauses and resumes reach a limit whose layout has changed unseen.
 func TestAPauseReachesAReshardedLimit(t *testing.T) {
 	t.Parallel()
-	rule := ratelimit.TokenBucket{Rate: 48, Period: never}
+	rule := ratelimit.TokenBucket{Rate: 48, Period: rig.Never}
 	small, four := ratelimit.MustDefine("paused", rule), ratelimit.MustDefine("paused", rule, ratelimit.Shards(4))
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool) {
 		for _, to := range []int{1, 2, 16} {
 			r := small.For(fmt.Sprint(to))
-			take(t, here, four.For(fmt.Sprint(to)))
-			take(t, there, r)
-			reshard(t, pool, clock.now, to, r)
-			take(t, here, r)
+			rig.Take(t, here, four.For(fmt.Sprint(to)))
+			rig.Take(t, there, r)
+			reshard(t, pool, clock.Now, to, r)
+			rig.Take(t, here, r)
 			if err := there.Pause(t.Context(), time.Hour, r); err != nil {
 				t.Fatal(err)
 			}
-			for who, v := range map[string]verbs{"here": here, "there": there} {
+			for who, v := range map[string]rig.Verbs{"here": here, "there": there} {
 				if res, err := v.RateLimit(t.Context(), r); err != nil || res.OK ||
-					!res.RetryAt.Equal(clock.now().Add(time.Hour)) {
+					!res.RetryAt.Equal(clock.Now().Add(time.Hour)) {
 					t.Errorf("%d shards, %s, in a pause: %v, retry at %v, %v", to, who, res.OK, res.RetryAt, err)
 				}
 			}
-			reshard(t, pool, clock.now, 8, r)
+			reshard(t, pool, clock.Now, 8, r)
 			if res, err := here.CheckRateLimit(t.Context(), r); err != nil || res.OK ||
-				!res.RetryAt.Equal(clock.now().Add(time.Hour)) {
+				!res.RetryAt.Equal(clock.Now().Add(time.Hour)) {
 				t.Errorf("%d shards: a reshard has ended the pause: %v, retry at %v, %v", to, res.OK, res.RetryAt, err)
 			}
-			reshard(t, pool, clock.now, to, r)
+			reshard(t, pool, clock.Now, to, r)
 			if err := there.Resume(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
-			for _, v := range []verbs{here, there} {
-				take(t, v, r)
+			for _, v := range []rig.Verbs{here, there} {
+				rig.Take(t, v, r)
 			}
 			wantLeft(t, here, r, 43)
 		}
@@ -178,12 +180,12 @@ func TestAPauseReachesAReshardedLimit(t *testing.T) {
 // them.
 func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
 	t.Parallel()
-	rule := ratelimit.TokenBucket{Rate: 1e6, Period: never}
+	rule := ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never}
 	first := ratelimit.MustDefine("a", rule, ratelimit.Shards(2))
 	second := ratelimit.MustDefine("b", rule)
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
-	l := limiter(t, ratelimit.Config{})
-	v := txVerbs{l, pool, pgx.ReadCommitted}
+	l := rig.Limiter(t, ratelimit.Config{})
+	v := rig.Tx(l, pool, pgx.ReadCommitted)
 	both := []ratelimit.Request{first.For("k"), second.For("k")}
 	var runs, calls atomic.Int64
 	var wg sync.WaitGroup
@@ -196,7 +198,7 @@ func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
 					return
 				}
 				calls.Add(1)
-				err = v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				err = v.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 					runs.Add(1)
 					return l.GiveBack(ctx, tx, res)
 				})
@@ -220,8 +222,8 @@ func TestGivingBackAndTakingSeveralNeverDeadlock(t *testing.T) {
 func TestAClosedBalanceThatIsNoNumberIsDeniedInOneAttempt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	here, there := limiter(t, ratelimit.Config{}), limiter(t, ratelimit.Config{})
-	rule := ratelimit.TokenBucket{Rate: 10, Period: never}
+	here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{})
+	rule := ratelimit.TokenBucket{Rate: 10, Period: rig.Never}
 	one, many := ratelimit.MustDefine("closed", rule), ratelimit.MustDefine("closed", rule, ratelimit.Shards(3))
 	takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), one.Global().Count(10))))
 	deny := func() (attempts int) {
@@ -260,32 +262,32 @@ func TestAClosedBalanceThatIsNoNumberIsDeniedInOneAttempt(t *testing.T) {
 // present window: what comes back to it is given to the limit nevertheless.
 func TestWhatComesBackToAClosedRowIsNotLostForAPause(t *testing.T) {
 	t.Parallel()
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool) {
 		pause := func(r ratelimit.Request) {
 			t.Helper()
 			if err := here.Pause(t.Context(), 130*time.Second, r); err != nil {
 				t.Fatal(err)
 			}
-			clock.add(100 * time.Second)
+			clock.Add(100 * time.Second)
 		}
 		for _, from := range []int{1, 2} {
 			for _, ahead := range []bool{false, true} {
 				for _, earlier := range []bool{false, true} { // than the take; else after the change of layout
 					name := fmt.Sprint("paused", from, ahead, earlier)
-					rule := ratelimit.FixedWindow{Rate: 20, Period: time.Minute, Start: clock.now()}
+					rule := ratelimit.FixedWindow{Rate: 20, Period: time.Minute, Start: clock.Now()}
 					r := ratelimit.MustDefine(name, rule, ratelimit.Shards(from)).For("k")
-					take(t, here, r.Count(0))
+					rig.Take(t, here, r.Count(0))
 					if earlier {
 						pause(r)
-						clock.add(30 * time.Second)
+						clock.Add(30 * time.Second)
 					}
 					want := 12.0
 					if ahead {
-						take(t, here, r.Count(16))
+						rig.Take(t, here, r.Count(16))
 						want = -4
 					}
 					res := takeOK(t, first(here.RateLimit(t.Context(), r.Count(20).OrReserve())))
-					reshard(t, pool, clock.now, 4, r)
+					reshard(t, pool, clock.Now, 4, r)
 					if !earlier {
 						pause(r)
 					}
@@ -304,8 +306,8 @@ func TestWhatComesBackToAClosedRowIsNotLostForAPause(t *testing.T) {
 func TestNothingIsLostOfWhatComesBackToShards(t *testing.T) {
 	t.Parallel()
 	const all = 400
-	rule := ratelimit.TokenBucket{Rate: all, Period: century}
-	eachWayTwice(t, func(t *testing.T, here, there verbs, clock *clock, pool *pgxpool.Pool) {
+	rule := ratelimit.TokenBucket{Rate: all, Period: rig.Century}
+	eachWayTwice(t, func(t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool) {
 		limit := ratelimit.MustDefine("back", rule, ratelimit.Shards(4))
 		zero := func(r ratelimit.Request) ratelimit.Request { return r.Count(0) }
 		for name, end := range map[string]func(r ratelimit.Request, res ratelimit.Result) error{
@@ -329,7 +331,7 @@ func TestNothingIsLostOfWhatComesBackToShards(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, n := range layouts {
-					reshard(t, pool, clock.now, n, r)
+					reshard(t, pool, clock.Now, n, r)
 				}
 				wantLeft(t, there, r, all-100)
 				if err := end(r, one); err != nil {

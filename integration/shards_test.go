@@ -8,16 +8,17 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // Any count up to the capacity is granted, however little a shard has, until nothing is left.
 func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
 		for _, shards := range []int{2, 3, 16, 64} {
 			limit := ratelimit.MustDefine(fmt.Sprint("of ", shards),
-				ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(shards))
+				ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(shards))
 			left := 10.0
 			for _, n := range []float64{3, 0.5, 4, 1, 0, 1.5} {
 				res, err := v.RateLimit(t.Context(), limit.For("k").Count(n))
@@ -48,11 +49,11 @@ func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 // The first call of a limit tells what is left in all of its shards, also where it makes them.
 func TestTheFirstCallOfALimitWithShardsTellsWhatIsLeft(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, v verbs, _ *pgxpool.Pool) {
-		limit := ratelimit.MustDefine("tells", ratelimit.TokenBucket{Rate: 3, Period: never}, ratelimit.Shards(3))
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, _ *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("tells", ratelimit.TokenBucket{Rate: 3, Period: rig.Never}, ratelimit.Shards(3))
 		for key, count := range map[string]float64{"a shard": 1, "two": 2, "all": 3, "none": 0} {
 			res, err := v.RateLimit(t.Context(), limit.For(key).Count(count))
-			if err := granted(res, err); err != nil {
+			if err := rig.Granted(res, err); err != nil {
 				t.Fatal(err)
 			}
 			if left := res.Outcomes[0].Value; math.Abs(left-(3-count)) > flown {

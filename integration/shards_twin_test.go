@@ -15,18 +15,19 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // tryAt makes the call at another time, in a transaction that is rolled back.
 func (p *promises) tryAt(t *rapid.T, at time.Time, r ...ratelimit.Request) bool {
-	now := p.clock.now()
-	p.clock.set(at)
-	defer p.clock.set(now)
+	now := p.clock.Now()
+	p.clock.Set(at)
+	defer p.clock.Set(now)
 	ok := false
 	v := rapid.SampledFrom(p.inTx).Draw(t, "process")
-	err := v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		res, err := v.l.RateLimit(ctx, tx, r...)
+	err := v.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		res, err := v.Limiter.RateLimit(ctx, tx, r...)
 		if ok = res.OK; err != nil {
 			return err
 		}
@@ -40,13 +41,13 @@ func (p *promises) tryAt(t *rapid.T, at time.Time, r ...ratelimit.Request) bool 
 
 func (p *promises) take(t *rapid.T) {
 	n := p.numbers
-	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.capacity / 3, n.capacity * 0.7,
-		n.capacity}).Draw(t, "count")
-	count = min(count, n.capacity)
-	ahead := anyAhead(t, n.period)
+	count := rapid.SampledFrom([]float64{0, 0.25, 0.5, 1, 1, 2, 3, n.Capacity / 3, n.Capacity * 0.7,
+		n.Capacity}).Draw(t, "count")
+	count = min(count, n.Capacity)
+	ahead := anyAhead(t, n.Period)
 	leave := 0.0
 	if rapid.IntRange(0, 5).Draw(t, "leaving") == 0 {
-		leave = (n.capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave") * (1 - 1e-9)
+		leave = (n.Capacity - count) * rapid.SampledFrom([]float64{0.1, 0.5, 1}).Draw(t, "leave") * (1 - 1e-9)
 		ahead = func(r ratelimit.Request) ratelimit.Request { return r.Leave(leave) }
 	}
 	r := ahead(p.r().Count(count))
@@ -59,7 +60,7 @@ func (p *promises) take(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now, before := p.clock.now(), p.rows(t)
+	now, before := p.clock.Now(), p.rows(t)
 	res, err := v.RateLimit(t.Context(), requests...)
 	if err != nil {
 		t.Fatal(err)
@@ -76,23 +77,23 @@ func (p *promises) take(t *rapid.T) {
 	}
 	// A transaction that the caller began cannot begin again, and takes only from rows behind one
 	// that it tried in vain.
-	if _, raw := v.(sqlVerbs); raw && checked.OK && !res.OK && res.RetryAt.Sub(now) <= 100*time.Millisecond {
+	if _, raw := v.(rig.SQLVerbs); raw && checked.OK && !res.OK && res.RetryAt.Sub(now) <= 100*time.Millisecond {
 		p.did["denied for a while"]++
 		return
 	}
 	if !rounds && (res.OK != checked.OK || res.RetryAt.Sub(checked.RetryAt).Abs() > p.edge(before, count)) {
-		t.Fatalf("checked %s\nbut then %s\nof %+v\nleaving %+v", show(checked), show(res), before, after)
+		t.Fatalf("checked %s\nbut then %s\nof %+v\nleaving %+v", rig.Show(checked), rig.Show(res), before, after)
 	}
 	if !res.OK {
 		p.did["denied"]++
 		if left > slack && !before.paused(now) {
-			t.Fatalf("denied, though the shards together have it: %s of %+v", show(res), before)
+			t.Fatalf("denied, though the shards together have it: %s of %+v", rig.Show(res), before)
 		}
 		if !p.tryAt(t, res.RetryAt, requests...) {
-			t.Fatalf("denied at %v of %+v, and at RetryAt: %s", now, before, show(res))
+			t.Fatalf("denied at %v of %+v, and at RetryAt: %s", now, before, rig.Show(res))
 		}
 		if early := p.edge(before, count); p.tryAt(t, res.RetryAt.Add(-early), requests...) {
-			t.Fatalf("denied at %v of %+v, and granted %v before RetryAt: %s", now, before, early, show(res))
+			t.Fatalf("denied at %v of %+v, and granted %v before RetryAt: %s", now, before, early, rig.Show(res))
 		}
 		return
 	}
@@ -107,7 +108,7 @@ func (p *promises) take(t *rapid.T) {
 			t.Fatalf("told %v, and its takes may run at %v", res.RunAt, p.due(t, w))
 		}
 	} else if left < -slack && !strings.Contains(r.String(), "OnCredit") {
-		t.Fatalf("granted at once, though the shards together do not have it: %s of %+v", show(res), before)
+		t.Fatalf("granted at once, though the shards together do not have it: %s of %+v", rig.Show(res), before)
 	}
 	if len(w.res.Reservation().Takes) > 1 {
 		p.did["parts"]++
@@ -120,13 +121,13 @@ func (p *promises) take(t *rapid.T) {
 // that of one more.
 func (p *promises) edge(rows openRows, count float64) time.Duration {
 	most, n := 2*time.Microsecond, p.numbers
-	if n.windowed && n.rate*2 != math.Trunc(n.rate*2) {
-		return most + n.period
+	if n.Windowed && n.Rate*2 != math.Trunc(n.Rate*2) {
+		return most + n.Period
 	}
-	now := p.clock.now()
+	now := p.clock.Now()
 	for _, v := range []float64{rows.at(now), rows.at(now) - count, rows.there(now) - count} {
-		if windows := v / n.rate; n.windowed && math.Abs(windows-math.Round(windows)) < slack {
-			return most + n.period
+		if windows := v / n.Rate; n.Windowed && math.Abs(windows-math.Round(windows)) < slack {
+			return most + n.Period
 		}
 	}
 	return most
@@ -140,7 +141,7 @@ func (p *promises) end(t *rapid.T) {
 		return
 	}
 	w := rapid.SampledFrom(open).Draw(t, "which")
-	v, now, before := p.anyone(t), p.clock.now(), p.rows(t)
+	v, now, before := p.anyone(t), p.clock.Now(), p.rows(t)
 	how := rapid.SampledFrom([]string{"give back", "release", "settle", "exceed"}).Draw(t, "how")
 	if w.start.IsZero() || w.start.After(now) { // only what has run is settled
 		how = rapid.SampledFrom([]string{"give back", "release"}).Draw(t, "how instead")
@@ -181,7 +182,7 @@ func (p *promises) end(t *rapid.T) {
 	p.gifts = append(p.gifts, gift{at, due, was - w.count})
 	room := !slices.ContainsFunc(after, func(r openRow) bool { return r.at(now) > r.capacity-slack })
 	come, unused := after.at(now)-before.at(now), was-w.count
-	if come > unused+slack || come < -slack || !p.numbers.windowed && room && come < unused-slack {
+	if come > unused+slack || come < -slack || !p.numbers.Windowed && room && come < unused-slack {
 		t.Fatalf("%v of %v came back, and the rows have %v more: %+v, then %+v", unused, was, come, before, after)
 	}
 }
@@ -191,14 +192,14 @@ func (p *promises) end(t *rapid.T) {
 func (p *promises) relay(t *rapid.T) {
 	n := rapid.SampledFrom([]int{1, 2, 3, 4, 5, 7, 10, 16, 40}).Draw(t, "shards")
 	p.did["reshard"]++
-	now, before := p.clock.now(), p.rows(t)
+	now, before := p.clock.Now(), p.rows(t)
 	told := make([]time.Time, len(p.all))
 	for i, w := range p.all {
 		told[i] = p.due(t, w)
 	}
 	v := rapid.SampledFrom(p.inTx).Draw(t, "process")
-	err := v.do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		return v.l.Reshard(ctx, tx, n, p.r())
+	err := v.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		return v.Limiter.Reshard(ctx, tx, n, p.r())
 	})
 	if p.most(n) < n {
 		if !errors.Is(err, ratelimit.ErrInvalid) {
@@ -240,11 +241,11 @@ func (p *promises) relay(t *rapid.T) {
 // operate does what an operator does, to all rows.
 func (p *promises) operate(t *rapid.T) {
 	how := rapid.SampledFrom([]string{"pause", "pause", "resume", "reset"}).Draw(t, "how")
-	if how == "resume" && p.clock.now().Before(p.merged) {
+	if how == "resume" && p.clock.Now().Before(p.merged) {
 		return // it would end a pause that keeps what is merged from starting too early
 	}
 	p.did[how]++
-	v, period := p.anyone(t), p.numbers.period
+	v, period := p.anyone(t), p.numbers.Period
 	var err error
 	switch how {
 	case "pause":
@@ -271,42 +272,42 @@ func TestALimitWithShardsKeepsItsPromises(t *testing.T) {
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	did := map[string]int{}
-	for round := range rounds(t, 1) {
+	for round := range rig.Rounds(t, 1) {
 		rapid.Check(t, func(t *rapid.T) {
 			if _, err := pool.Exec(t.Context(),
 				`WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
-			p := &promises{pool: pool, clock: newClock(), did: did, debt: math.Inf(1)}
+			p := &promises{pool: pool, clock: rig.Clock(), did: did, debt: math.Inf(1)}
 			for range 2 {
-				for _, way := range ways {
+				for _, way := range rig.Ways {
 					l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(),
-						Portable: way.portable, Clock: p.clock.now})
+						Portable: way.Portable, Clock: p.clock.Now})
 					if err != nil {
 						t.Fatal(err)
 					}
-					var v verbs
-					switch way.name {
+					var v rig.Verbs
+					switch way.Name {
 					case "DatabaseSQL", "InSQLTx":
-						v = sqlVerbs{l, db, way.name == "InSQLTx"}
+						v = rig.SQL(l, db, way.Name == "InSQLTx")
 					default:
-						v = way.verbs(nil, l, pool)
+						v = way.Verbs(nil, l, pool)
 					}
 					p.processes = append(p.processes, v)
-					if x, ok := v.(txVerbs); ok {
+					if x, ok := v.(rig.TxVerbs); ok {
 						p.inTx = append(p.inTx, x)
 					}
 				}
 			}
-			p.rule = rapid.OneOf(exactRule(), oddRule()).Filter(func(r ratelimit.Rule) bool {
-				p.numbers = numbersOf(r)
-				return p.numbers.capacity < 1e4 && p.most(40) > 1
+			p.rule = rapid.OneOf(rig.ExactRule(), rig.OddRule()).Filter(func(r ratelimit.Rule) bool {
+				p.numbers = rig.NumbersOf(r)
+				return p.numbers.Capacity < 1e4 && p.most(40) > 1
 			}).Draw(t, "rule")
-			p.numbers = numbersOf(p.rule)
+			p.numbers = rig.NumbersOf(p.rule)
 			var reserved *float64
 			switch rule := p.rule.(type) {
 			case ratelimit.FixedWindow: // the phase depends on the name
-				rule.Start = p.clock.now().Add(micros(rapid.Int64Range(-1e12, 1e12).Draw(t, "start")))
+				rule.Start = p.clock.Now().Add(rig.Micros(rapid.Int64Range(-1e12, 1e12).Draw(t, "start")))
 				p.rule, reserved = rule, rule.MaxReserved
 			case ratelimit.TokenBucket:
 				reserved = rule.MaxReserved

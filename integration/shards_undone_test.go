@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -14,12 +15,12 @@ import (
 // process has seen in it.
 func TestShardsThatWereRolledBackAreNotThere(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("rolledBack", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(5))
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
+	limit := ratelimit.MustDefine("rolledBack", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(5))
+	for _, w := range rig.Ways {
+		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(*pgxpool.Config) {})
-			l, other := limiter(t, ratelimit.Config{Portable: w.portable}), limiter(t, ratelimit.Config{})
+			l, other := rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), rig.Limiter(t, ratelimit.Config{})
 			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -30,7 +31,7 @@ func TestShardsThatWereRolledBackAreNotThere(t *testing.T) {
 			if err := tx.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			v := w.verbs(t, l, pool)
+			v := w.Verbs(t, l, pool)
 			for range 4 {
 				if res, err := v.RateLimit(t.Context(), limit.For("k")); err != nil || !res.OK {
 					t.Fatal(res.OK, err)
@@ -45,12 +46,12 @@ func TestShardsThatWereRolledBackAreNotThere(t *testing.T) {
 // process that has seen none.
 func TestShardsThatWereRolledBackAreNotTried(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("notTried", ratelimit.TokenBucket{Rate: 10, Period: never}, ratelimit.Shards(5))
+	limit := ratelimit.MustDefine("notTried", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}, ratelimit.Shards(5))
 	trips := func(seesThem bool) int {
 		var seen watcher
-		pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{Observer: &seen})
+		pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{Observer: &seen})
 		if seesThem {
-			tx := begin(t, pool, pgx.ReadCommitted)
+			tx := rig.Begin(t, pool, pgx.ReadCommitted)
 			for range 2 { // the second call knows the shards that the first has made
 				takeOK(t, first(l.RateLimit(t.Context(), tx, limit.For("k"))))
 			}

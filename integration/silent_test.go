@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -70,15 +71,15 @@ func goesSilent(
 // free again. Until then other processes wait for these rows only.
 func TestTheRowsOfAProcessThatIsCutOffComeFree(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t, most(4))
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 100, Period: century})
-	here := coalesce(t, l, pool)
+	pool := pgtest.Pool(t, rig.Most(4))
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 100, Period: rig.Century})
+	here := rig.Coalesce(t, l, pool)
 	for i := range 20 {
 		takeOK(t, first(here.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
 	}
 	var cut atomic.Bool
-	away := coalesce(t, l, beside(t, pool, func(c *pgxpool.Config) {
+	away := rig.Coalesce(t, l, rig.Beside(t, pool, func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // each statement goes out as text
 	}, goesSilent(t, func(int64) bool { return cut.Load() }, func(_ int64, written []byte) {
 		if bytes.Contains(written, []byte("idle_in_transaction_session_timeout")) {
@@ -133,17 +134,17 @@ func TestASilentConnectionStopsNoOtherKey(t *testing.T) {
 func decidedBesideASilentConnection(t *testing.T) bool {
 	var cut atomic.Bool
 	var silent atomic.Int64 // the first connection that is written to after that
-	pool := beside(t, pgtest.Pool(t), most(8), goesSilent(t, func(nr int64) bool {
+	pool := rig.Beside(t, pgtest.Pool(t), rig.Most(8), goesSilent(t, func(nr int64) bool {
 		return cut.Load() && (silent.CompareAndSwap(0, nr) || silent.Load() == nr)
 	}, func(int64, []byte) {}))
-	c := limiter(t, ratelimit.Config{}).Coalesce(pool)
-	limit := ratelimit.MustDefine("silent", ratelimit.FixedWindow{Rate: 100, Period: century})
+	c := rig.Limiter(t, ratelimit.Config{}).Coalesce(pool)
+	limit := ratelimit.MustDefine("silent", ratelimit.FixedWindow{Rate: 100, Period: rig.Century})
 	for i := range 21 {
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(i)))))
 	}
 	cut.Store(true)
 	stuck := make(chan error, 1)
-	go func() { stuck <- granted(c.RateLimit(t.Context(), limit.For("0"))) }()
+	go func() { stuck <- rig.Granted(c.RateLimit(t.Context(), limit.For("0"))) }()
 	until(t, func() bool { return silent.Load() != 0 })
 	for i := range 20 {
 		takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(1+i)))))

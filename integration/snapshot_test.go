@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -23,8 +24,8 @@ func TestAHeldSnapshotSlowsShardsLessThanOneRow(t *testing.T) {
 	pgtest.OneServer(t, "it reads the statistics of one server")
 	const callers, takes, shards = 8, 250, 16
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = callers + 2 })
-	l := limiter(t, ratelimit.Config{})
-	rule := ratelimit.TokenBucket{Rate: callers * takes, Period: century}
+	l := rig.Limiter(t, ratelimit.Config{})
+	rule := ratelimit.TokenBucket{Rate: callers * takes, Period: rig.Century}
 	one, many := ratelimit.MustDefine("one", rule), ratelimit.MustDefine("many", rule, ratelimit.Shards(shards))
 
 	report, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -28,10 +29,10 @@ func TestWhoHasLostARowAgainAndAgainIsLetPassByThoseWhoComeLater(t *testing.T) {
 	pgtest.OneServer(t, "callers queue on one server only")
 	db, pool := sqlDB(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "starved" })
 	var watch runs // each of the two may be told first
-	l := limiter(t, ratelimit.Config{Observer: &watch})
-	limit := ratelimit.MustDefine("starved", ratelimit.TokenBucket{Rate: 100, Period: never})
-	execSQL(t, pool, `CREATE TABLE did (who text)`)
-	others := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	l := rig.Limiter(t, ratelimit.Config{Observer: &watch})
+	limit := ratelimit.MustDefine("starved", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	rig.Exec(t, pool, `CREATE TABLE did (who text)`)
+	others := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	take := func(ctx context.Context, tx *sql.Tx) error { return l.InSQL(tx).Consume(ctx, limit.For("k")) }
 	did := func(ctx context.Context, tx *sql.Tx, who string) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO did VALUES ($1)`, who)

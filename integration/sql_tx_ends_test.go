@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -36,9 +37,9 @@ func TestAContextThatEndsAtBeginSendsNothingMoreInDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	tracer := &afterBegin{}
 	db, pool := sqlDB(t, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 1, tracer })
-	l, other := limiter(t, ratelimit.Config{}), another(t, pool)
-	k := ratelimit.MustDefine("begin sql", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
-	take(t, l.Autocommit(other), k)
+	l, other := rig.Limiter(t, ratelimit.Config{}), another(t, pool)
+	k := ratelimit.MustDefine("begin sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	rig.Take(t, l.Autocommit(other), k)
 	ctx, cancel := context.WithCancel(t.Context())
 	runs := 0
 	err := l.InSQLTx(ctx, db, nil, lostOnce(t, l, other, k, &runs, func(ctx context.Context, tx *sql.Tx) error {
@@ -59,30 +60,30 @@ func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	t.Parallel()
 	db, pool := sqlDB(t)
-	execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
+	rig.Exec(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
 	conflict := func(ctx context.Context, tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `SELECT 1`); err != nil {
 			return err
 		}
-		execSQL(t, pool, `UPDATE counter SET n = n + 1`)
+		rig.Exec(t, pool, `UPDATE counter SET n = n + 1`)
 		_, err := tx.ExecContext(ctx, `UPDATE counter SET n = n + 1`)
 		return err
 	}
 	runs := 0
-	err := limiter(t, ratelimit.Config{MaxAttempts: 3}).InSQLTx(t.Context(), db, nil,
+	err := rig.Limiter(t, ratelimit.Config{MaxAttempts: 3}).InSQLTx(t.Context(), db, nil,
 		func(ctx context.Context, tx *sql.Tx) error {
 			runs++
 			return conflict(ctx, tx)
 		})
 	var gaveUp *ratelimit.ConflictError
-	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 || sqlState(err) != "40001" {
+	if !errors.As(err, &gaveUp) || gaveUp.Attempts != 3 || runs != 3 || rig.SQLState(err) != "40001" {
 		t.Errorf("ran %d times, then %v", runs, err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	runs = 0
-	err = limiter(t, ratelimit.Config{}).InSQLTx(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
+	err = rig.Limiter(t, ratelimit.Config{}).InSQLTx(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
 		if runs++; runs == 3 {
 			defer cancel()
 		}
@@ -98,8 +99,8 @@ func TestInSQLTxGivesUpAtItsMaximumAndWithItsContext(t *testing.T) {
 func TestAContextThatEndsBeforeCommitRollsBackInDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	db, pool := sqlDB(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("cancel sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("cancel sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for name, wait := range map[string]func(context.Context, *sql.Tx, func()) error{
 		"InAStatement": func(ctx context.Context, tx *sql.Tx, cancel func()) error {
 			var pid uint32
@@ -136,7 +137,7 @@ func TestAContextThatEndsBeforeCommitRollsBackInDatabaseSQL(t *testing.T) {
 func TestMistakesInTheCallbackOfInSQLTx(t *testing.T) {
 	t.Parallel()
 	db, pool := sqlDB(t)
-	l := limiter(t, ratelimit.Config{})
+	l := rig.Limiter(t, ratelimit.Config{})
 	for name, c := range map[string]struct {
 		fn   func(ctx context.Context, tx *sql.Tx) error
 		want string
@@ -174,7 +175,7 @@ func TestMistakesInTheCallbackOfInSQLTx(t *testing.T) {
 	}
 	t.Run("Panics", func(t *testing.T) {
 		t.Parallel()
-		limit := ratelimit.MustDefine("panic sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+		limit := ratelimit.MustDefine("panic sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 		defer func() {
 			if p := recover(); p != "at the disco" {
 				t.Errorf("recovered %v", p)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -30,8 +31,8 @@ func TestTokensRollBackWithTheTransactionOfDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "the default level is another one there")
 	db, pool := sqlDB(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("rollback sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("rollback sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	oops := errors.New("oops")
 	take := func(n float64, end error) error {
 		return l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
@@ -67,7 +68,7 @@ func TestTokensRollBackWithTheTransactionOfDatabaseSQL(t *testing.T) {
 func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	t.Parallel()
-	limit := ratelimit.MustDefine("conflict sql", ratelimit.TokenBucket{Rate: 10, Period: never})
+	limit := ratelimit.MustDefine("conflict sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for name, test := range map[string]struct {
 		caller  bool // the conflict is in a statement of the caller's
 		make    func(error) error
@@ -93,9 +94,9 @@ func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 				db = sql.OpenDB(wrapper{stdlib.GetPoolConnector(pool)})
 				t.Cleanup(func() { _ = db.Close() })
 			}
-			l := limiter(t, ratelimit.Config{})
-			execSQL(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
-			take(t, l.Autocommit(pool), limit.For("k"))
+			l := rig.Limiter(t, ratelimit.Config{})
+			rig.Exec(t, pool, `CREATE TABLE counter (n int); INSERT INTO counter VALUES (0)`)
+			rig.Take(t, l.Autocommit(pool), limit.For("k"))
 			runs := 0
 			err := l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
 				runs++
@@ -103,9 +104,9 @@ func TestAConflictRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 					return err
 				}
 				if runs == 1 && test.caller {
-					execSQL(t, pool, `UPDATE counter SET n = n + 1`)
+					rig.Exec(t, pool, `UPDATE counter SET n = n + 1`)
 				} else if runs == 1 {
-					take(t, l.Autocommit(pool), limit.For("k"))
+					rig.Take(t, l.Autocommit(pool), limit.For("k"))
 				}
 				if _, err := tx.ExecContext(ctx, `UPDATE counter SET n = n + 1`); err != nil {
 					return test.make(err)
@@ -149,9 +150,9 @@ func TestAConflictAtCommitRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	t.Parallel()
 	db, pool := sqlDB(t)
-	l := limiter(t, ratelimit.Config{})
-	limit := ratelimit.MustDefine("skew sql", ratelimit.TokenBucket{Rate: 10, Period: never})
-	execSQL(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL);
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("skew sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	rig.Exec(t, pool, `CREATE TABLE doctor (name text PRIMARY KEY, on_call bool NOT NULL);
 		INSERT INTO doctor VALUES ('alice', true), ('bob', true);
 		INSERT INTO doctor SELECT i::text, false FROM generate_series(1, 1000) i; ANALYZE doctor`)
 	swap := func(ctx context.Context, tx *sql.Tx, reads, writes string) error {
@@ -191,14 +192,14 @@ func TestAConflictAtCommitRunsTheTransactionOfDatabaseSQLAgain(t *testing.T) {
 // Callers of one row fail none of each other, and get no more than there is.
 func TestConcurrentTransactionsOfDatabaseSQLNeverGetMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.MustDefine("concurrent sql", ratelimit.TokenBucket{Rate: 40, Period: never})
+	limit := ratelimit.MustDefine("concurrent sql", ratelimit.TokenBucket{Rate: 40, Period: rig.Never})
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
 			app := fmt.Sprintf("concurrent sql, %d", level)
 			db, pool := sqlDB(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = app })
-			l := limiter(t, ratelimit.Config{})
-			execSQL(t, pool, `CREATE TABLE took (by int)`)
+			l := rig.Limiter(t, ratelimit.Config{})
+			rig.Exec(t, pool, `CREATE TABLE took (by int)`)
 			const callers, calls = 8, 8
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
@@ -247,7 +248,7 @@ func lostOnce(t *testing.T, l *ratelimit.Limiter, other *pgxpool.Pool, k ratelim
 			if err := before(ctx, tx); err != nil {
 				return err
 			}
-			take(t, l.Autocommit(other), k)
+			rig.Take(t, l.Autocommit(other), k)
 		}
 		return l.InSQL(tx).Consume(ctx, k)
 	}
@@ -269,9 +270,9 @@ func TestAQueueWhosePreparedStatementIsLostFailsNoTransactionOfDatabaseSQL(t *te
 	pgtest.OneServer(t, "callers queue on one server only")
 	t.Parallel()
 	db, pool := sqlDB(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	l, other := limiter(t, ratelimit.Config{}), another(t, pool)
-	k := ratelimit.MustDefine("queue sql", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
-	take(t, l.Autocommit(other), k)
+	l, other := rig.Limiter(t, ratelimit.Config{}), another(t, pool)
+	k := ratelimit.MustDefine("queue sql", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	rig.Take(t, l.Autocommit(other), k)
 	for _, before := range []string{`SELECT 1`, forget(`%advisory%`)} {
 		runs := 0
 		err := l.InSQLTx(t.Context(), db, nil, lostOnce(t, l, other, k, &runs, func(ctx context.Context, tx *sql.Tx) error {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -19,9 +20,9 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 	pool := pgtest.Pool(t)
 	rule := ratelimit.TokenBucket{Rate: 100, Period: 10 * time.Second}
 	limit := ratelimit.MustDefine("bound", rule)
-	bounded := limiter(t, ratelimit.Config{Timeout: 300 * time.Millisecond})
-	auto, together := bounded.Autocommit(pool), coalesce(t, bounded, pool)
-	usual := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	bounded := rig.Limiter(t, ratelimit.Config{Timeout: 300 * time.Millisecond})
+	auto, together := bounded.Autocommit(pool), rig.Coalesce(t, bounded, pool)
+	usual := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	res := takeOK(t, first(usual.RateLimit(t.Context(), limit.For("k"))))
 	release := hold(t, pool, "bound", "k")
 	k, ctx := limit.For("k"), context.Background()
@@ -56,10 +57,10 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 		}
 	}
 
-	unbounded := limiter(t, ratelimit.Config{Timeout: -1}).Autocommit(pool)
-	for _, v := range []verbs{auto, together, unbounded} {
+	unbounded := rig.Limiter(t, ratelimit.Config{Timeout: -1}).Autocommit(pool)
+	for _, v := range []rig.Verbs{auto, together, unbounded} {
 		ctx := context.Background()
-		if v == verbs(auto) || v == verbs(together) {
+		if v == rig.Verbs(auto) || v == rig.Verbs(together) {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, time.Minute)
 			defer cancel()

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -25,7 +26,7 @@ var takersWithRows = map[string]func(t *testing.T, l *ratelimit.Limiter, pool *p
 	},
 	"InTx of a limiter without Citus": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
 		r ratelimit.Request) error {
-		return limiter(t, ratelimit.Config{}).InTx(t.Context(), pool, takesWithRow(l, r))
+		return rig.Limiter(t, ratelimit.Config{}).InTx(t.Context(), pool, takesWithRow(l, r))
 	},
 	"InSQLTx": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
 		db := stdlib.OpenDBFromPool(pool)
@@ -36,7 +37,7 @@ var takersWithRows = map[string]func(t *testing.T, l *ratelimit.Limiter, pool *p
 		r ratelimit.Request) error {
 		db := stdlib.OpenDBFromPool(pool)
 		defer func() { _ = db.Close() }()
-		return limiter(t, ratelimit.Config{}).InSQLTx(t.Context(), db, nil, takesWithRowSQL(l, r))
+		return rig.Limiter(t, ratelimit.Config{}).InSQLTx(t.Context(), db, nil, takesWithRowSQL(l, r))
 	},
 	"SendBatch": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
 		_, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
@@ -102,8 +103,8 @@ func takesWithRowSQL(l *ratelimit.Limiter, r ratelimit.Request) func(context.Con
 func TestWhereTwoPhaseCommitIsRequested(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Coordinator(t)
-	execSQL(t, pool, `CREATE TABLE message (id int)`)
-	r := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 100, Period: never}).For("k")
+	rig.Exec(t, pool, `CREATE TABLE message (id int)`)
+	r := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}).For("k")
 	for name, take := range takersWithRows {
 		for _, colocated := range []bool{false, true} {
 			want, own := 1, strings.HasPrefix(name, "a transaction")
@@ -114,8 +115,8 @@ func TestWhereTwoPhaseCommitIsRequested(t *testing.T) {
 				want = 2
 			}
 			t.Run(fmt.Sprintf("%s, colocated %v", name, colocated), func(t *testing.T) {
-				execSQL(t, pool, `TRUNCATE wrote`)
-				l := limiter(t, ratelimit.Config{Citus: true, Colocated: colocated})
+				rig.Exec(t, pool, `TRUNCATE wrote`)
+				l := rig.Limiter(t, ratelimit.Config{Citus: true, Colocated: colocated})
 				if err := take(t, l, pool, r); err != nil {
 					t.Fatal(err)
 				}
@@ -137,12 +138,12 @@ func TestWhereTwoPhaseCommitIsRequested(t *testing.T) {
 func TestABatchWhoseCommitFailsTakesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Coordinator(t)
-	execSQL(t, pool, `CREATE TABLE sender (id int PRIMARY KEY)`)
-	execSQL(t, pool, `CREATE TABLE message (sender int REFERENCES sender DEFERRABLE INITIALLY DEFERRED)`)
-	limit := ratelimit.MustDefine("batches", ratelimit.TokenBucket{Rate: 10, Period: never})
+	rig.Exec(t, pool, `CREATE TABLE sender (id int PRIMARY KEY)`)
+	rig.Exec(t, pool, `CREATE TABLE message (sender int REFERENCES sender DEFERRABLE INITIALLY DEFERRED)`)
+	limit := ratelimit.MustDefine("batches", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	for _, citus := range []bool{false, true} {
 		t.Run(fmt.Sprintf("Citus=%v", citus), func(t *testing.T) {
-			l, r := limiter(t, ratelimit.Config{Citus: citus}), limit.For(fmt.Sprint(citus))
+			l, r := rig.Limiter(t, ratelimit.Config{Citus: citus}), limit.For(fmt.Sprint(citus))
 			called := false
 			res, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
 				b.Queue(`INSERT INTO message VALUES (1)`).Exec(func(pgconn.CommandTag) error {
@@ -151,7 +152,7 @@ func TestABatchWhoseCommitFailsTakesNothing(t *testing.T) {
 				})
 				return nil
 			}, r)
-			if sqlState(err) != "23503" || res.OK || called || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+			if rig.SQLState(err) != "23503" || res.OK || called || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
 				t.Errorf("granted %v, callback called %v, %v: want the error of the foreign key", res.OK, called, err)
 			}
 			wantValue(t, l, pool, r, 10)

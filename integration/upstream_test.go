@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/upstream"
 )
@@ -60,7 +61,7 @@ func comeToAnAPI(t *testing.T, pool *pgxpool.Pool) (inTime bool) {
 	var clients []*http.Client
 	for range 2 {
 		clients = append(clients, &http.Client{Transport: &upstream.Transport{
-			Base: base, Limiter: limiter(t, ratelimit.Config{}).Autocommit(pool),
+			Base: base, Limiter: rig.Limiter(t, ratelimit.Config{}).Autocommit(pool),
 			Requests: func(r *http.Request) []ratelimit.Request { return []ratelimit.Request{limit.For(r.URL.Host)} },
 		}})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -63,8 +64,8 @@ func TestWaitersGoInTheOrderInWhichTheyCame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			here, there := limiter(t, ratelimit.Config{}).Autocommit(pool),
-				coalesce(t, limiter(t, ratelimit.Config{}), pool)
+			here, there := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool),
+				rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
 			k := ratelimit.MustDefine("queue", ratelimit.TokenBucket{Rate: 2, Period: time.Second,
 				Capacity: ratelimit.Tokens(1)}, options...).For("k")
 			takeOK(t, first(here.RateLimit(t.Context(), k)))
@@ -104,8 +105,8 @@ func TestManyWaitersShareOneConnection(t *testing.T) {
 	pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	k := ratelimit.MustDefine("one", ratelimit.TokenBucket{Rate: 100, Period: time.Second,
 		Capacity: ratelimit.Tokens(1)}).For("k")
-	limiters := []waiter{limiter(t, ratelimit.Config{}).Autocommit(pool),
-		coalesce(t, limiter(t, ratelimit.Config{}), pool)}
+	limiters := []waiter{rig.Limiter(t, ratelimit.Config{}).Autocommit(pool),
+		rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)}
 	const waiters = 50
 	takeOK(t, first(limiters[0].RateLimit(t.Context(), k)))
 	ends := make(chan ratelimit.Result, waiters)
@@ -149,10 +150,10 @@ func TestManyWaitersShareOneConnection(t *testing.T) {
 func TestWaitIsDeniedAtOnceWhatComesTooLate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	hours := ratelimit.MustDefine("hours",
 		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.Tokens(2)})
-	ready := ratelimit.MustDefine("ready", ratelimit.TokenBucket{Rate: 10, Period: never})
+	ready := ratelimit.MustDefine("ready", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
 	k, other := hours.For("k"), ready.For("k")
 	takeOK(t, first(a.RateLimit(t.Context(), k)))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -189,8 +190,8 @@ func TestAWaiterWhoGivesUpGivesBack(t *testing.T) {
 	for name, options := range map[string][]ratelimit.Option{"alone": nil, "shards": {ratelimit.Shards(4)}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock() // which stands still
-			a := limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+			pool, clock := pgtest.Pool(t), rig.Clock() // which stands still
+			a := rig.Limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pool)
 			hours := ratelimit.MustDefine("hours",
 				ratelimit.TokenBucket{Rate: 10, Period: time.Hour}, options...).For("k")
 			window := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Hour}).For("k")
@@ -223,8 +224,8 @@ func TestAWaiterWhoGivesUpGivesBack(t *testing.T) {
 func TestWaitersWaitForAPauseThatIsSetMeanwhile(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
-	day := ratelimit.MustDefine("day", ratelimit.FixedWindow{Rate: 1000, Period: never})
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	day := ratelimit.MustDefine("day", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
 	for i := range 2 {
 		today := day.For(fmt.Sprint(i))
 		meanwhile(t, func(times time.Duration) (put time.Time, w waited) {
@@ -271,7 +272,7 @@ func meanwhile(t *testing.T, attempt func(times time.Duration) (done time.Time, 
 func TestWaitersWaitForWhatThoseBeforeThemHaveUsed(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	a := limiter(t, ratelimit.Config{}).Autocommit(pool)
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
 	meanwhile(t, func(times time.Duration) (time.Time, waited) {
 		k := ratelimit.MustDefine(fmt.Sprint("used", int(times)), ratelimit.TokenBucket{Rate: 10,
 			Period: times * time.Second, Capacity: ratelimit.Tokens(5)}).For("k")
@@ -302,8 +303,8 @@ func TestAWaiterIsMovedBySettlementsOfItsOwnShardOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			a := limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			a := rig.Limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pool)
 			k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
 				ratelimit.Shards(2)).For("k")
 			settle := func(r ratelimit.Result, used float64) {
@@ -327,7 +328,7 @@ func TestAWaiterIsMovedBySettlementsOfItsOwnShardOnly(t *testing.T) {
 			defer cancel()
 			done := waitAside(ctx, t, a, pool, k)
 			settle(taken, 10+tc.meanwhile)
-			clock.add(200 * time.Millisecond)
+			clock.Add(200 * time.Millisecond)
 			w := <-done
 			if late := tc.meanwhile > 0; late != errors.Is(w.err, context.DeadlineExceeded) || late == w.res.OK {
 				t.Errorf("%+v, %v, and its turn is now: %v", w.res, w.err, !late)
@@ -338,8 +339,8 @@ func TestAWaiterIsMovedBySettlementsOfItsOwnShardOnly(t *testing.T) {
 
 func TestWaitInsideATransactionIsRefused(t *testing.T) {
 	t.Parallel()
-	pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
-	k := ratelimit.MustDefine("nested", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("nested", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, _ pgx.Tx) error {
 		_, err := l.Autocommit(pool).Wait(ctx, k)
 		return err

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -54,9 +55,9 @@ func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			here, there := limiter(t, ratelimit.Config{Clock: clock.now}),
-				limiter(t, ratelimit.Config{Clock: clock.now}).Autocommit(pool)
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			here, there := rig.Limiter(t, ratelimit.Config{Clock: clock.Now}),
+				rig.Limiter(t, ratelimit.Config{Clock: clock.Now}).Autocommit(pool)
 			k := ratelimit.MustDefine("kept", ratelimit.TokenBucket{Rate: 10, Period: time.Second},
 				ratelimit.Shards(5)).For("k")
 			takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), k.Count(10-tc.value))))
@@ -69,7 +70,7 @@ func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
 				}
 			}
 			pause(tc.seen)
-			tx := begin(t, pool, pgx.ReadCommitted)
+			tx := rig.Begin(t, pool, pgx.ReadCommitted)
 			meddled := new(sync.Once)
 			res, err := here.RateLimit(t.Context(), meddling{tx, meddled, func() {
 				pause(tc.later)
@@ -81,7 +82,7 @@ func TestAPauseBetweenLookAndTakeIsKept(t *testing.T) {
 			if late := res.RunAt.Sub(res.At); res.OK && late > time.Second {
 				t.Errorf("granted for %v later", late)
 			}
-			commit(t, tx)
+			rig.Commit(t, tx)
 			want := tc.value
 			if tc.ok {
 				want -= tc.count

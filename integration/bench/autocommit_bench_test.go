@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-go/weir/internal/test/pair"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -18,11 +19,11 @@ import (
 func BenchmarkAutocommit(b *testing.B) {
 	const callers, keys = 8, 10_000
 	pool := pgtest.Pool(b, quick, func(c *pgxpool.Config) { c.MaxConns = callers })
-	takes := limiter(b, ratelimit.Config{}).Autocommit(pool)
-	execSQL(b, pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL) WITH (fillfactor = 80)`)
+	takes := rig.Limiter(b, ratelimit.Config{}).Autocommit(pool)
+	rig.Exec(b, pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL) WITH (fillfactor = 80)`)
 	fill(b, pool, "sendMessage", keys, ample, "NULL")
-	execSQL(b, pool, `INSERT INTO bare SELECT * FROM weir_balance`)
-	execSQL(b, pool, `VACUUM ANALYZE weir_balance, bare`)
+	rig.Exec(b, pool, `INSERT INTO bare SELECT * FROM weir_balance`)
+	rig.Exec(b, pool, `VACUUM ANALYZE weir_balance, bare`)
 	sides := make([]pair.Sides, callers)
 	for i := range sides {
 		r := rand.New(rand.NewPCG(1, uint64(i)))
@@ -33,7 +34,7 @@ func BenchmarkAutocommit(b *testing.B) {
 				return pool.QueryRow(ctx, upsertSQL, "sendMessage", key(r.IntN(keys)), 0).Scan(&left)
 			},
 			Ours: func(ctx context.Context) error {
-				return granted(takes.RateLimit(ctx, consumed.For(key(r.IntN(keys)))))
+				return rig.Granted(takes.RateLimit(ctx, consumed.For(key(r.IntN(keys)))))
 			},
 		}
 	}

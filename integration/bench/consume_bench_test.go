@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -33,10 +34,10 @@ func BenchmarkConsumeInTx(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			l := newLone(b, c.roundTrip)
-			execSQL(b, l.pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL) WITH (fillfactor = 80)`)
+			rig.Exec(b, l.pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL) WITH (fillfactor = 80)`)
 			fill(b, l.pool, "sendMessage", manyKeys, ample, "NULL")
-			execSQL(b, l.pool, `INSERT INTO bare SELECT * FROM weir_balance`)
-			execSQL(b, l.pool, `VACUUM ANALYZE weir_balance, bare`)
+			rig.Exec(b, l.pool, `INSERT INTO bare SELECT * FROM weir_balance`)
+			rig.Exec(b, l.pool, `VACUUM ANALYZE weir_balance, bare`)
 			l.compare(b, "x-update", c.base(l), c.ours(l))
 		})
 	}
@@ -93,7 +94,7 @@ func (*lone) updateRaw() side {
 func (l *lone) consumeRaw() side {
 	return func(ctx context.Context, conn *pgxpool.Conn, n int) error {
 		return begun(ctx, conn, func(tx pgx.Tx) error {
-			return granted(l.limiter.RateLimit(ctx, tx, consumed.For(key(n))))
+			return rig.Granted(l.limiter.RateLimit(ctx, tx, consumed.For(key(n))))
 		})
 	}
 }

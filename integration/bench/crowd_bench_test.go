@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -55,7 +56,7 @@ func (c crowd) sleepAfter(l *ratelimit.Limiter, level pgx.TxIsoLevel, seconds, r
 						return err
 					}
 				}
-				if err := granted(l.RateLimit(ctx, tx, request)); err != nil {
+				if err := rig.Granted(l.RateLimit(ctx, tx, request)); err != nil {
 					return err
 				}
 				_, err := tx.Exec(ctx, `SELECT pg_sleep(`+seconds+`)`)

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"bufio"
@@ -17,10 +17,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// crowdEnv makes a child one of the processes of a crowd.
+// crowdEnv holds the database's URL in the processes of a crowd.
 const crowdEnv = "WEIR_TEST_CROWD"
 
 // crowdOfProcesses is a process for each caller. It reads a line that says what to do, and answers
@@ -35,10 +36,10 @@ func newCrowdOfProcesses(b *testing.B) *crowdOfProcesses {
 	b.Helper()
 	c := &crowdOfProcesses{pool: pgtest.Pool(b, quick)}
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
-	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	rig.Exec(b, c.pool, `VACUUM ANALYZE weir_balance`)
 	for i := range hotCallers {
 		cmd := exec.CommandContext(b.Context(), os.Args[0])
-		cmd.Env = append(os.Environ(), childEnv+"="+pgtest.URL(b, c.pool), crowdEnv+"=1")
+		cmd.Env = append(os.Environ(), crowdEnv+"="+pgtest.URL(b, c.pool))
 		cmd.Stderr = os.Stderr
 		in, err := cmd.StdinPipe()
 		if err != nil {

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -21,7 +22,7 @@ const remembered = 5000
 // wal-B/op is what a denied call adds to the write-ahead log.
 func BenchmarkDeny(b *testing.B) {
 	full := ratelimit.MustDefine("login", ratelimit.TokenBucket{Rate: 1e6, Period: time.Hour})
-	empty := ratelimit.MustDefine("signUp", ratelimit.TokenBucket{Rate: 1, Period: never})
+	empty := ratelimit.MustDefine("signUp", ratelimit.TokenBucket{Rate: 1, Period: rig.Never})
 	for _, c := range []struct {
 		name      string
 		roundTrip time.Duration
@@ -36,7 +37,7 @@ func BenchmarkDeny(b *testing.B) {
 			l := newLone(b, c.roundTrip)
 			fill(b, l.pool, "login", manyKeys, ample, "NULL")
 			fill(b, l.pool, "signUp", manyKeys, 0, "NULL")
-			execSQL(b, l.pool, `VACUUM ANALYZE weir_balance`)
+			rig.Exec(b, l.pool, `VACUUM ANALYZE weir_balance`)
 
 			admit, deny := l.takeOf(full), denied(l.takeOf(empty))
 			base, ours := admit, inTurn(deny)

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -28,11 +29,11 @@ func BenchmarkHeldRows(b *testing.B) {
 		slice, turns  = 300 * time.Millisecond, 16
 	)
 	pool := pgtest.Pool(b, quick, func(c *pgxpool.Config) { c.MaxConns = 32 })
-	holders := beside(b, pool, most(4))
-	c := coalesce(b, limiter(b, ratelimit.Config{}), pool)
+	holders := rig.Beside(b, pool, rig.Most(4))
+	c := rig.Coalesce(b, rig.Limiter(b, ratelimit.Config{}), pool)
 	limit := ratelimit.MustDefine("heldRows", ratelimit.TokenBucket{Rate: 1e9, Period: time.Minute})
 	take := func(ctx context.Context, key string) {
-		if err := granted(c.RateLimit(ctx, limit.For(key))); err != nil {
+		if err := rig.Granted(c.RateLimit(ctx, limit.For(key))); err != nil {
 			b.Error(err)
 		}
 	}
@@ -73,7 +74,7 @@ func BenchmarkHeldRows(b *testing.B) {
 		wg.Wait()
 	}
 	hold := func(i int) pgx.Tx {
-		tx := begin(b, holders, pgx.ReadCommitted)
+		tx := rig.Begin(b, holders, pgx.ReadCommitted)
 		if _, err := tx.Exec(b.Context(), `SELECT FROM weir_balance
 			WHERE name = 'heldRows' AND key LIKE 'held%' AND substr(key, 5)::integer % 4 = $1 FOR UPDATE`,
 			i); err != nil {

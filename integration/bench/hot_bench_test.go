@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"testing"
@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pair"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -17,8 +18,8 @@ func BenchmarkHotRow(b *testing.B) {
 	const callers = 16
 	c := newCrowd(b, callers)
 	fill(b, c.pool, "sendMessage", 10_000, ample, "NULL")
-	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
-	l, hot := limiter(b, ratelimit.Config{}), func(int) string { return key(0) }
+	rig.Exec(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	l, hot := rig.Limiter(b, ratelimit.Config{}), func(int) string { return key(0) }
 	base := c.takeAndSleep(l, pgx.ReadCommitted, "0.002", hot)
 	ours := c.takeAndSleep(l, pgx.Serializable, "0.002", hot)
 	pair.Slices(b, pair.Crowd{

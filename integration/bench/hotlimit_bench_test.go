@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -9,12 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pair"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
 // hot is one limit for all, own one of each user's.
 var (
-	hot = ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: never}, ratelimit.Shards(32))
+	hot = ratelimit.MustDefine("hot", ratelimit.TokenBucket{Rate: 1e9, Period: rig.Never}, ratelimit.Shards(32))
 	own = consumed
 )
 
@@ -35,8 +36,8 @@ const hotCallers = 16
 func hotLimit(b *testing.B, read string) {
 	c := newCrowd(b, hotCallers)
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
-	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
-	l := limiter(b, ratelimit.Config{})
+	rig.Exec(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	l := rig.Limiter(b, ratelimit.Config{})
 	base := c.sleepAfter(l, pgx.Serializable, "0.002", read, ownRequest)
 	ours := c.sleepAfter(l, pgx.Serializable, "0.002", read, hotRequest)
 	pair.Slices(b, pair.Crowd{Metric: "x-uncontended", Base: base.do, Ours: ours.do, Workers: hotCallers})

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pair"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -49,8 +50,8 @@ func reserve(
 ) (res ratelimit.Result, err error) {
 	err = l.InTxOptions(ctx, on, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		runs.Add(1)
-		if res, err = l.RateLimit(ctx, tx, hotLine.Global().Count(n).OrReserve()); granted(res, err) != nil {
-			return granted(res, err)
+		if res, err = l.RateLimit(ctx, tx, hotLine.Global().Count(n).OrReserve()); rig.Granted(res, err) != nil {
+			return rig.Granted(res, err)
 		}
 		_, err = tx.Exec(ctx, `SELECT pg_sleep(0.002)`)
 		return err
@@ -132,8 +133,8 @@ func heavy() float64 {
 func hotReserve(b *testing.B, level pgx.TxIsoLevel, units float64, count func() float64) {
 	c := newCrowd(b, hotCallers)
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
-	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
-	l := limiter(b, ratelimit.Config{})
+	rig.Exec(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	l := rig.Limiter(b, ratelimit.Config{})
 	var one ideal
 	one.fill(b, l, c.pool, units)
 	base := c.sleepAfter(l, level, "0.002", "", ownRequest)
@@ -157,7 +158,7 @@ func hotReserve(b *testing.B, level pgx.TxIsoLevel, units float64, count func() 
 func hotReserveOfProcesses(b *testing.B, level pgx.TxIsoLevel, counts string) {
 	c := newCrowdOfProcesses(b)
 	var one ideal
-	one.fill(b, limiter(b, ratelimit.Config{}), c.pool, 100)
+	one.fill(b, rig.Limiter(b, ratelimit.Config{}), c.pool, 100)
 	var runs, commits atomic.Int64
 	do := func(ctx context.Context, worker int) error {
 		var n float64

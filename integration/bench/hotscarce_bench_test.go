@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -104,8 +105,8 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool) {
 	const count = 5.0
 	c := newCrowd(b, hotCallers)
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
-	execSQL(b, c.pool, `VACUUM ANALYZE weir_balance`)
-	l := limiter(b, ratelimit.Config{})
+	rig.Exec(b, c.pool, `VACUUM ANALYZE weir_balance`)
+	l := rig.Limiter(b, ratelimit.Config{})
 	in := func(request func(int) ratelimit.Request) func(context.Context, int,
 		*atomic.Int64) (*ratelimit.Result, error) {
 		return func(ctx context.Context, worker int, runs *atomic.Int64) (*ratelimit.Result, error) {

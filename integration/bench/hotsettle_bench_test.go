@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pair"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -24,7 +25,7 @@ func BenchmarkHotSettle(b *testing.B) {
 
 func hotSettle(b *testing.B, level pgx.TxIsoLevel) {
 	c := newCrowd(b, hotCallers)
-	l := limiter(b, ratelimit.Config{})
+	l := rig.Limiter(b, ratelimit.Config{})
 	rule := ratelimit.TokenBucket{Rate: 1_000_000, Period: time.Second}
 	hot := ratelimit.MustDefine("hot", rule, ratelimit.Shards(32)).Global()
 	own := ratelimit.MustDefine("own", rule)
@@ -46,7 +47,7 @@ func hotSettle(b *testing.B, level pgx.TxIsoLevel) {
 			}
 			if err := in(func(ctx context.Context, tx pgx.Tx) (err error) {
 				res, err = l.RateLimit(ctx, tx, q.Count(5))
-				return granted(res, err)
+				return rig.Granted(res, err)
 			}); err != nil {
 				return err
 			}

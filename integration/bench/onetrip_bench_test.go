@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/test/rig"
 )
 
 // BenchmarkOneTrip takes a token and writes a row of the caller's, in one round trip by SendBatch.
@@ -25,11 +27,11 @@ func BenchmarkOneTrip(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			l := newLone(b, c.roundTrip)
-			execSQL(b, l.pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL) WITH (fillfactor = 80)`)
-			execSQL(b, l.pool, `CREATE TABLE message (sender text, text text)`)
+			rig.Exec(b, l.pool, `CREATE TABLE bare (LIKE weir_balance INCLUDING ALL) WITH (fillfactor = 80)`)
+			rig.Exec(b, l.pool, `CREATE TABLE message (sender text, text text)`)
 			fill(b, l.pool, "sendMessage", manyKeys, ample, "NULL")
-			execSQL(b, l.pool, `INSERT INTO bare SELECT * FROM weir_balance`)
-			execSQL(b, l.pool, `VACUUM ANALYZE weir_balance, bare`)
+			rig.Exec(b, l.pool, `INSERT INTO bare SELECT * FROM weir_balance`)
+			rig.Exec(b, l.pool, `VACUUM ANALYZE weir_balance, bare`)
 			l.compare(b, c.metric, c.base(l), l.sendBatch)
 		})
 	}
@@ -38,7 +40,7 @@ func BenchmarkOneTrip(b *testing.B) {
 const writeSQL = `INSERT INTO message (sender, text) VALUES ($1, $2)`
 
 func (l *lone) sendBatch(ctx context.Context, conn *pgxpool.Conn, n int) error {
-	return granted(l.limiter.SendBatch(ctx, conn, func(b *pgx.Batch) error {
+	return rig.Granted(l.limiter.SendBatch(ctx, conn, func(b *pgx.Batch) error {
 		b.Queue(writeSQL, key(n), "hello")
 		return nil
 	}, consumed.For(key(n))))
@@ -58,7 +60,7 @@ func (*lone) updateInOneTrip() side {
 func (l *lone) consumeAndWrite() side {
 	return func(ctx context.Context, conn *pgxpool.Conn, n int) error {
 		return l.limiter.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
-			if err := granted(l.limiter.RateLimit(ctx, tx, consumed.For(key(n)))); err != nil {
+			if err := rig.Granted(l.limiter.RateLimit(ctx, tx, consumed.For(key(n)))); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, writeSQL, key(n), "hello")

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -28,14 +29,14 @@ func BenchmarkPruneUnderLoad(b *testing.B) {
 	for range b.N {
 		b.StopTimer()
 		pool := pgtest.Pool(b, func(c *pgxpool.Config) { c.MaxConns = callers + 2 })
-		execSQL(b, pool, `SET synchronous_commit = off`)
+		rig.Exec(b, pool, `SET synchronous_commit = off`)
 		fillScattered(b, pool, idle)
-		execSQL(b, pool, `UPDATE weir_balance SET ts = ts - interval '1 day'`)
+		rig.Exec(b, pool, `UPDATE weir_balance SET ts = ts - interval '1 day'`)
 		fill(b, pool, "live", live, ample, "NULL")
-		execSQL(b, pool, `UPDATE weir_balance SET capacity = 2 * value WHERE name = 'live'`) // far from full
-		execSQL(b, pool, `VACUUM ANALYZE weir_balance`)
-		l := limiter(b, ratelimit.Config{})
-		limit := ratelimit.MustDefine("live", ratelimit.TokenBucket{Rate: ample, Period: never,
+		rig.Exec(b, pool, `UPDATE weir_balance SET capacity = 2 * value WHERE name = 'live'`) // far from full
+		rig.Exec(b, pool, `VACUUM ANALYZE weir_balance`)
+		l := rig.Limiter(b, ratelimit.Config{})
+		limit := ratelimit.MustDefine("live", ratelimit.TokenBucket{Rate: ample, Period: rig.Never,
 			Capacity: ratelimit.Tokens(2 * ample)})
 
 		var phase atomic.Int64 // even: Prune stands still

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -34,21 +35,21 @@ func recovery(b *testing.B, roundTrip time.Duration) {
 	)
 	pool := pgtest.Pool(b, quick, func(c *pgxpool.Config) { c.MaxConns = 2*keys + calm })
 	fill(b, pool, "sendMessage", 10_000, ample, "NULL")
-	execSQL(b, pool, `VACUUM ANALYZE weir_balance`)
+	rig.Exec(b, pool, `VACUUM ANALYZE weir_balance`)
 	if roundTrip > 0 {
-		pool = through(b, pool, far(b, pool, roundTrip))
+		pool = rig.Through(b, pool, rig.Far(b, pool, roundTrip))
 	}
 	all, stop := context.WithCancel(b.Context())
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	defer stop()
 	var commits [2]atomic.Int64
-	limiters := [2]*ratelimit.Limiter{limiter(b, ratelimit.Config{}), limiter(b, ratelimit.Config{})}
+	limiters := [2]*ratelimit.Limiter{rig.Limiter(b, ratelimit.Config{}), rig.Limiter(b, ratelimit.Config{})}
 	work := func(until context.Context, side int, key string) {
 		l := limiters[side]
 		for until.Err() == nil {
 			err := l.InTx(b.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
-				if err := granted(l.RateLimit(ctx, tx, consumed.For(key))); err != nil {
+				if err := rig.Granted(l.RateLimit(ctx, tx, consumed.For(key))); err != nil {
 					return err
 				}
 				time.Sleep(50 * time.Millisecond)

@@ -1,22 +1,21 @@
-package integration
+package bench
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/delay"
 	"github.com/weir-go/weir/internal/test/pair"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -44,11 +43,11 @@ type lone struct {
 func newLone(b *testing.B, roundTrip time.Duration) *lone {
 	b.Helper()
 	pool := pgtest.Pool(b, quick)
-	l := &lone{limiter: limiter(b, ratelimit.Config{}), pool: pool}
-	l.counter = far(b, pool, 0)
-	l.counted = conns(b, through(b, pool, l.counter), 1)[0]
+	l := &lone{limiter: rig.Limiter(b, ratelimit.Config{}), pool: pool}
+	l.counter = rig.Far(b, pool, 0)
+	l.counted = conns(b, rig.Through(b, pool, l.counter), 1)[0]
 	if roundTrip > 0 {
-		pool = through(b, pool, far(b, pool, roundTrip))
+		pool = rig.Through(b, pool, rig.Far(b, pool, roundTrip))
 	}
 	l.timed = conns(b, pool, 1)[0]
 	return l
@@ -70,38 +69,6 @@ func conns(b *testing.B, pool *pgxpool.Pool, n int) []*pgxpool.Conn {
 		all = append(all, conn)
 	}
 	return all
-}
-
-// far is a network to the server of a pool.
-func far(b testing.TB, pool *pgxpool.Pool, roundTrip time.Duration) *delay.Proxy {
-	b.Helper()
-	c := pool.Config().ConnConfig
-	kind, addr := pgconn.NetworkAddress(c.Host, c.Port)
-	if kind != "tcp" {
-		b.Skipf("skipped: the server is at the %s socket %s, and only a TCP address can be far", kind, addr)
-	}
-	p, err := delay.Listen(addr, roundTrip)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = p.Close() })
-	return p
-}
-
-// through is a pool like the given one, on the other side of a network.
-func through(b testing.TB, pool *pgxpool.Pool, p *delay.Proxy) *pgxpool.Pool {
-	b.Helper()
-	cfg := pool.Config()
-	cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "tcp", p.Addr())
-	}
-	pool, err := pgxpool.NewWithConfig(b.Context(), cfg)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(pool.Close)
-	return pool
 }
 
 // compare runs both sides in turns, and then counts the round trips of each.
@@ -135,7 +102,7 @@ func (l *lone) tripsOf(b *testing.B, r *rand.Rand, s side) float64 {
 // definition, which come with the first take.
 func fill(b *testing.B, pool *pgxpool.Pool, name string, n int, value float64, origin string) {
 	b.Helper()
-	execSQL(b, pool, fmt.Sprintf(`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period, origin)
+	rig.Exec(b, pool, fmt.Sprintf(`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period, origin)
 		SELECT '%s', 'user-' || i, %v, clock_timestamp(), 1, 1, 1e6, %s FROM generate_series(0, %d) i`,
 		name, value, origin, n-1))
 }
@@ -146,16 +113,9 @@ func key(n int) string { return "user-" + strconv.Itoa(n) }
 func (l *lone) takeOf(limit ratelimit.Limit) side {
 	return func(ctx context.Context, conn *pgxpool.Conn, n int) error {
 		return l.limiter.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
-			return granted(l.limiter.RateLimit(ctx, tx, limit.For(key(n))))
+			return rig.Granted(l.limiter.RateLimit(ctx, tx, limit.For(key(n))))
 		})
 	}
-}
-
-func granted(res ratelimit.Result, err error) error {
-	if err != nil {
-		return err
-	}
-	return res.Err()
 }
 
 // denied is a transaction that must be denied, and is rolled back for it.

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-go/weir/internal/test/pair"
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -41,8 +42,8 @@ func tableOf(b *testing.B, fill func(pool *pgxpool.Pool)) *ratelimit.Limiter {
 	b.Helper()
 	pool := pgtest.Pool(b)
 	fill(pool)
-	execSQL(b, pool, `VACUUM ANALYZE weir_balance`)
-	return limiter(b, ratelimit.Config{Schema: schemaOf(pool)})
+	rig.Exec(b, pool, `VACUUM ANALYZE weir_balance`)
+	return rig.Limiter(b, ratelimit.Config{Schema: schemaOf(pool)})
 }
 
 func schemaOf(pool *pgxpool.Pool) string {
@@ -69,7 +70,7 @@ func BenchmarkTableSize(b *testing.B) {
 	take := func(l *ratelimit.Limiter, keys int) func(context.Context) error {
 		return func(ctx context.Context) error {
 			return l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
-				return granted(l.RateLimit(ctx, tx, sized.For(fmt.Sprintf(scattered, r.IntN(keys)))))
+				return rig.Granted(l.RateLimit(ctx, tx, sized.For(fmt.Sprintf(scattered, r.IntN(keys)))))
 			})
 		}
 	}
@@ -102,7 +103,7 @@ const scattered = "user-%07d"
 func fillScattered(b *testing.B, pool *pgxpool.Pool, n int) {
 	b.Helper()
 	const stride = 7_368_787 // a prime: each key once, unless it divides n
-	execSQL(b, pool, fmt.Sprintf(`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
+	rig.Exec(b, pool, fmt.Sprintf(`INSERT INTO weir_balance (name, key, value, ts, capacity, rate, period)
 		SELECT 'messages', 'user-' || lpad((i * %d %% %d)::text, 7, '0'), %d, clock_timestamp(), 1, 1, 1e6
 		FROM generate_series(0::bigint, %d) i`, stride, n, ample, n-1))
 }

@@ -1,4 +1,4 @@
-package integration
+package bench
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -31,13 +32,13 @@ func threeLimits(b *testing.B, roundTrip time.Duration) {
 	fill(b, l.pool, "sendMessage", manyKeys, ample, "NULL")
 	fill(b, l.pool, "chatTokens", manyKeys, ample, "NULL")
 	fill(b, l.pool, "partnerAPI", manyKeys, ample, "clock_timestamp()")
-	execSQL(b, l.pool, `VACUUM ANALYZE weir_balance`)
+	rig.Exec(b, l.pool, `VACUUM ANALYZE weir_balance`)
 	l.compare(b, "x-one", l.takeOf(consumed), l.takeThree)
 }
 
 func (l *lone) takeThree(ctx context.Context, conn *pgxpool.Conn, n int) error {
 	return l.limiter.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
 		k := key(n)
-		return granted(l.limiter.RateLimit(ctx, tx, windowed.For(k), consumed.For(k), alsoConsumed.For(k)))
+		return rig.Granted(l.limiter.RateLimit(ctx, tx, windowed.For(k), consumed.For(k), alsoConsumed.For(k)))
 	})
 }

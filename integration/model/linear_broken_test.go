@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -75,12 +76,12 @@ func readDecideWrite(lock string) func(context.Context, pgx.Tx, balance, ratelim
 // oneStatement takes, and reports the balance if it could not: as of the statement's snapshot,
 // which is older than the row that the upsert waited for.
 func oneStatement(ctx context.Context, tx pgx.Tx, b balance, r ratelimit.Request) (ratelimit.Result, error) {
-	rule := numbersOf(b.rule)
+	rule := rig.NumbersOf(b.rule)
 	first, err := ratelimit.Decide(r.OrReserve(), ratelimit.State{}, time.Now())
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	count := rule.capacity - first.State.Value
+	count := rule.Capacity - first.State.Value
 	for {
 		var taken bool
 		var s ratelimit.State
@@ -93,7 +94,7 @@ func oneStatement(ctx context.Context, tx pgx.Tx, b balance, r ratelimit.Request
 			SELECT true, value, ts, ts FROM take
 			UNION ALL SELECT false, value, ts, clock_timestamp() FROM weir_balance
 			WHERE name = $1 AND key = $2 AND NOT EXISTS (SELECT FROM take)`,
-			b.limit.Name(), b.key, rule.capacity, count).Scan(&taken, &s.Value, &s.TS, &now)
+			b.limit.Name(), b.key, rule.Capacity, count).Scan(&taken, &s.Value, &s.TS, &now)
 		if errors.Is(err, pgx.ErrNoRows) {
 			continue
 		}
@@ -104,7 +105,7 @@ func oneStatement(ctx context.Context, tx pgx.Tx, b balance, r ratelimit.Request
 			return resultOf(b, ratelimit.Decision{OK: true, State: s}, now), nil
 		}
 		return resultOf(b, ratelimit.Decision{State: s,
-			RetryAt: now.Add(time.Duration((count - s.Value) / rule.rate * float64(rule.period)))},
+			RetryAt: now.Add(time.Duration((count - s.Value) / rule.Rate * float64(rule.Period)))},
 			now), nil
 	}
 }
@@ -129,7 +130,7 @@ func (b believer) RateLimit(ctx context.Context, requests ...ratelimit.Request) 
 func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its wrong limiters are wrong on one server")
-	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
+	rule := ratelimit.TokenBucket{Rate: 10, Period: rig.Century}
 	home := func(take func(context.Context, pgx.Tx, balance, ratelimit.Request) (ratelimit.Result,
 		error)) func(pgxOperations, balance) operations {
 		return func(o pgxOperations, b balance) operations { return homemade{o, take, b} }
@@ -149,7 +150,7 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
-			l := limiter(t, ratelimit.Config{})
+			l := rig.Limiter(t, ratelimit.Config{})
 			record := func(name string, clients int) *history {
 				b := balance{rule, ratelimit.MustDefine(name, rule), "k"}
 				run := func(ctx context.Context, fn func(operations) error) error {
@@ -184,15 +185,15 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 // explains that. REPEATABLE READ, which allows it, is found out; SERIALIZABLE fails one of them.
 func TestHistoriesShowThatRepeatableReadIsNotSerializable(t *testing.T) {
 	t.Parallel()
-	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
+	rule := ratelimit.TokenBucket{Rate: 10, Period: rig.Century}
 	limit := ratelimit.MustDefine("skew", rule)
 	among := balances{{rule, limit, "a"}, {rule, limit, "b"}}
-	for _, level := range levels[1:] {
+	for _, level := range rig.Levels[1:] {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			h := newHistory()
-			txs := []pgx.Tx{begin(t, pool, level), begin(t, pool, level)}
+			txs := []pgx.Tx{rig.Begin(t, pool, level), rig.Begin(t, pool, level)}
 			parts := make([][]part, 2)
 			call := h.now()
 			for i, tx := range txs {
@@ -211,7 +212,7 @@ func TestHistoriesShowThatRepeatableReadIsNotSerializable(t *testing.T) {
 					err = tx.Commit(t.Context())
 				}
 				switch {
-				case sqlState(err) == "40001":
+				case rig.SQLState(err) == "40001":
 					failed++
 				case err != nil:
 					t.Fatal(err)
@@ -235,17 +236,17 @@ func TestHistoriesShowThatRepeatableReadIsNotSerializable(t *testing.T) {
 func TestChecksAreLinearizableOverTheWholeTransaction(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "a snapshot is of one node there")
-	rule := ratelimit.TokenBucket{Rate: 10, Period: century}
+	rule := ratelimit.TokenBucket{Rate: 10, Period: rig.Century}
 	among := balances{{rule, ratelimit.MustDefine("old", rule), "k"}}
 	r := among.request(0)
-	for _, level := range levels {
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, l := pgtest.Pool(t), limiter(t, ratelimit.Config{})
+			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
 			whole, alone := newHistory(), newHistory()
 
 			began, beganAlone := whole.now(), alone.now()
-			tx := begin(t, pool, level)
+			tx := rig.Begin(t, pool, level)
 			if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
 				t.Fatal(err)
 			}
@@ -261,7 +262,7 @@ func TestChecksAreLinearizableOverTheWholeTransaction(t *testing.T) {
 			if res, err = l.CheckRateLimit(t.Context(), tx, r); err != nil {
 				t.Fatal(err)
 			}
-			commit(t, tx)
+			rig.Commit(t, tx)
 			p = answered(checking, among, 0, r, res, 0)
 			whole.add(1, began, p)
 			alone.add(1, call, p)

@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
 )
@@ -124,9 +125,9 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 			p.told, since = toldOf(res, p.outcome)
 		}
 		parts[i] = p
-		g.gives = append(g.gives, part{verb: givingBack, balance: b, numbers: p.numbers,
+		g.gives = append(g.gives, part{verb: givingBack, balance: b, Numbers: p.Numbers,
 			result: res, count: counts[i], told: p.told,
-			start: windowEnd(p.numbers, requests[i], since).Add(-p.period)})
+			start: rig.WindowEnd(p.Numbers, requests[i], since).Add(-p.Period)})
 	}
 	if verb == taking && res.OK {
 		*granted = append(*granted, g)
@@ -137,7 +138,7 @@ func (c *caller) act(ctx context.Context, o operations, among []int, locked *loc
 // answered is the part that the i-th request of a call, which is about balance b, had in its
 // result.
 func answered(v verb, among balances, b int, r ratelimit.Request, res ratelimit.Result, i int) part {
-	return part{verb: v, balance: b, numbers: numbersOf(among[b].rule), request: r, result: res,
+	return part{verb: v, balance: b, Numbers: rig.NumbersOf(among[b].rule), request: r, result: res,
 		outcome: res.Outcomes[i]}
 }
 
@@ -186,12 +187,12 @@ func (m *mix) ofShards(p part) (all []part) {
 		}
 		_, i := shard.Address(int32(a[3].(float64)))
 		count := take.Count
-		if count < tolerance { // less than a count can be, which a balance that was gathered had left
+		if count < rig.Tolerance { // less than a count can be, which a balance that was gathered had left
 			count = 0
 		}
-		n, since := numbersOf(m.sharded[i].rule), time.UnixMicro(int64(a[4].(float64)))
+		n, since := rig.NumbersOf(m.sharded[i].rule), time.UnixMicro(int64(a[4].(float64)))
 		q := part{
-			verb: p.verb, balance: i, numbers: n, count: count, told: told{true, a[5].(float64), a[6].(float64)},
+			verb: p.verb, balance: i, Numbers: n, count: count, told: told{true, a[5].(float64), a[6].(float64)},
 			request: m.sharded[i].limit.Global().Count(count).OrReserve(),
 			result:  ratelimit.Result{OK: true, At: since},
 			outcome: ratelimit.Outcome{OK: true, Value: -a[5].(float64)}, exact: true,
@@ -199,44 +200,10 @@ func (m *mix) ofShards(p part) (all []part) {
 		if take.Ahead() {
 			q.outcome.RunAt, _ = take.RunAt(ratelimit.State{})
 		}
-		q.start = windowEnd(n, q.request, since).Add(-n.period)
+		q.start = rig.WindowEnd(n, q.request, since).Add(-n.Period)
 		all = append(all, q)
 	}
 	return all
-}
-
-// numbers are those of a rule.
-type numbers struct {
-	rate, capacity float64
-	period         time.Duration
-	windowed       bool
-}
-
-func numbersOf(rule ratelimit.Rule) numbers {
-	var n numbers
-	var capacity *float64
-	switch r := rule.(type) {
-	case ratelimit.TokenBucket:
-		n, capacity = numbers{r.Rate, r.Rate, r.Period, false}, r.Capacity
-	case ratelimit.FixedWindow:
-		n, capacity = numbers{r.Rate, r.Rate, r.Period, true}, r.Capacity
-	}
-	if capacity != nil {
-		n.capacity = *capacity
-	}
-	return n
-}
-
-// windowEnd is the end of the window that at falls into, or zero for a bucket.
-func windowEnd(n numbers, r ratelimit.Request, at time.Time) time.Time {
-	if !n.windowed {
-		return time.Time{}
-	}
-	d, err := ratelimit.Decide(r.Count(0), ratelimit.State{TS: at}, at)
-	if err != nil {
-		panic(err)
-	}
-	return d.State.TS.Add(n.period)
 }
 
 var errUndo = errors.New("undo")

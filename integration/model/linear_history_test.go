@@ -1,8 +1,7 @@
-package integration
+package model
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"sync"
 	"testing"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -44,9 +44,9 @@ type part struct {
 	count float64
 	start time.Time // of the window that it was taken from
 
-	told         // how a take left the balance
-	exact   bool // result.At is the very reading for this balance: it is the latest of those for several
-	numbers      // of the rule
+	told             // how a take left the balance
+	exact       bool // result.At is the very reading for this balance: it is the latest of those for several
+	rig.Numbers      // of the rule
 }
 
 // told is what a take keeps for the day on which it is given back.
@@ -63,24 +63,19 @@ const mostBalances = 5
 // take from a full balance starts anew at its own clock.
 type world [mostBalances]ratelimit.State
 
-// tolerance is how many tokens the answer may be off.
-const tolerance = 1e-6
-
-func near(a, b float64) bool { return math.Abs(a-b) <= tolerance }
-
 // nearly compares times that were computed from balances.
 func (p *part) nearly(a, b time.Time) bool {
 	if a.IsZero() || b.IsZero() {
 		return a.Equal(b)
 	}
-	slack := time.Microsecond + time.Duration(tolerance/p.rate*float64(p.period))
+	slack := time.Microsecond + time.Duration(rig.Tolerance/p.Rate*float64(p.Period))
 	return a.Sub(b).Abs() <= slack
 }
 
 // allThereWas reports whether a take has left nothing, as far as can be told: then it may have been
 // granted at once, or for a moment later. Callers of several shards ask for all that one of them has.
 func (p *part) allThereWas(d ratelimit.Decision) bool {
-	return near(d.State.Value, 0) && near(p.outcome.Value, 0) && d.RunAt.IsZero() != p.outcome.RunAt.IsZero()
+	return rig.Near(d.State.Value, 0) && rig.Near(p.outcome.Value, 0) && d.RunAt.IsZero() != p.outcome.RunAt.IsZero()
 }
 
 // after returns what the balance may be after the part: nothing, if s does not explain what it saw.
@@ -106,13 +101,13 @@ func (p *part) after(s ratelimit.State) []ratelimit.State {
 		}
 		d.RunAt, d.State.Value = time.Time{}, idle.State.Value
 	}
-	if !near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) && !p.allThereWas(d) {
+	if !rig.Near(d.State.Value, p.outcome.Value) || !p.nearly(d.RunAt, p.outcome.RunAt) && !p.allThereWas(d) {
 		return nil
 	}
 	switch {
 	case p.verb == checking || !p.result.OK:
 		return []ratelimit.State{s}
-	case p.exact && p.result.At.Before(s.TS), p.known && (!near(p.owed, -d.State.Value) || !near(p.moved, s.Moved)):
+	case p.exact && p.result.At.Before(s.TS), p.known && (!rig.Near(p.owed, -d.State.Value) || !rig.Near(p.moved, s.Moved)):
 		return nil
 	}
 	return []ratelimit.State{d.State}
@@ -126,23 +121,23 @@ func (p *part) given(s ratelimit.State) []ratelimit.State {
 	}
 	with := func(n float64) ratelimit.State {
 		after := s
-		after.Value = max(s.Value, min(p.capacity, s.Value+n))
+		after.Value = max(s.Value, min(p.Capacity, s.Value+n))
 		if p.owed <= 0 {
 			after.Moved += max(0, -s.Value) - max(0, -after.Value)
 		}
 		return after
 	}
-	if !p.windowed {
+	if !p.Windowed {
 		return []ratelimit.State{with(p.count)}
 	}
 	var may []ratelimit.State
-	for later := int(s.TS.Sub(p.start) / p.period); ; later++ {
+	for later := int(s.TS.Sub(p.start) / p.Period); ; later++ {
 		n := p.count
 		if later > 0 {
-			n = min(n, p.owed-(s.Moved-p.moved)-p.rate*float64(later-1))
+			n = min(n, p.owed-(s.Moved-p.moved)-p.Rate*float64(later-1))
 		}
 		may = append(may, with(max(0, n)))
-		if n <= 0 || s.Value >= 0 || p.period > time.Hour {
+		if n <= 0 || s.Value >= 0 || p.Period > time.Hour {
 			return may
 		}
 	}
@@ -249,26 +244,4 @@ func (h *history) mustBeExplained(t testing.TB, atOnce bool) {
 		t.Fatal(err)
 	}
 	t.Logf("see %s", f.Name())
-}
-
-// rounds bounds the work of tests that draw at random: n rounds, or as many as fit into
-// WEIR_TEST_DURATION.
-func rounds(t testing.TB, n int) func(yield func(int) bool) {
-	t.Helper()
-	v := os.Getenv("WEIR_TEST_DURATION")
-	var most time.Duration
-	if v != "" {
-		var err error
-		if most, err = time.ParseDuration(v); err != nil {
-			t.Fatalf("WEIR_TEST_DURATION is %q: %v", v, err)
-		}
-	}
-	return func(yield func(int) bool) {
-		began := time.Now()
-		for i := 0; i < n || time.Since(began) < most; i++ {
-			if t.Failed() || !yield(i) {
-				return
-			}
-		}
-	}
 }

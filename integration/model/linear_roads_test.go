@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -42,7 +43,7 @@ var roads = []road{
 		return func(_ context.Context, fn func(operations) error) error { return fn(l.Autocommit(pool)) }
 	}},
 	{"Coalesced", false, "", func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
-		c := coalesce(t, l, pool)
+		c := rig.Coalesce(t, l, pool)
 		return func(_ context.Context, fn func(operations) error) error { return fn(c) }
 	}},
 }
@@ -70,6 +71,6 @@ func sqlTransactions(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) run
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	return func(ctx context.Context, fn func(operations) error) error {
-		return sqlVerbs{l, db, false}.do(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(l.InSQL(tx)) })
+		return rig.SQL(l, db, false).Do(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(l.InSQL(tx)) })
 	}
 }

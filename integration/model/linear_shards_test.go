@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -22,18 +23,18 @@ func TestEachShardIsLinearizable(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
-			l := limiter(t, ratelimit.Config{Portable: r.portable})
+			l := rig.Limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
 			var seen tally
-			for round := range rounds(t, 4) {
+			for round := range rig.Rounds(t, 4) {
 				n := []int{2, 5}[round%2]
 				rule := func(n float64) ratelimit.Rule {
 					if round/2%2 == 0 {
-						return ratelimit.TokenBucket{Rate: 10 / n, Period: century,
+						return ratelimit.TokenBucket{Rate: 10 / n, Period: rig.Century,
 							MaxReserved: ratelimit.Tokens(5 / n)}
 					}
-					return ratelimit.FixedWindow{Rate: 10 / n, Period: century,
-						MaxReserved: ratelimit.Tokens(5 / n), Start: w0}
+					return ratelimit.FixedWindow{Rate: 10 / n, Period: rig.Century,
+						MaxReserved: ratelimit.Tokens(5 / n), Start: rig.Noon}
 				}
 				limit := ratelimit.MustDefine(fmt.Sprint("shards", round), rule(1), ratelimit.Shards(n))
 				share := balance{rule(float64(n)), ratelimit.MustDefine("share", rule(float64(n))), ""}
@@ -42,7 +43,7 @@ func TestEachShardIsLinearizable(t *testing.T) {
 					sharded:  slices.Repeat([]balance{share}, n), clients: 5, calls: 14,
 					single: r.name == "DatabaseSQL", counts: []float64{0, 1, 1, 2, 3.5, 7},
 				}
-				take(t, l.Autocommit(pool), limit.For("k").Count(0)) // makes the shards
+				rig.Take(t, l.Autocommit(pool), limit.For("k").Count(0)) // makes the shards
 				h := m.record(t, r, run)
 				seen.add(t, h)
 				h.mustBeExplained(t, false)
@@ -59,14 +60,14 @@ func TestEachShardIsLinearizable(t *testing.T) {
 // little less come, has it wait for that; one of more than there is may not.
 func TestATakeOfAllThereIsIsExplainedEitherWay(t *testing.T) {
 	t.Parallel()
-	rule := ratelimit.TokenBucket{Rate: 5, Period: century, MaxReserved: ratelimit.Tokens(2)}
+	rule := ratelimit.TokenBucket{Rate: 5, Period: rig.Century, MaxReserved: ratelimit.Tokens(2)}
 	limit := ratelimit.MustDefine("all", rule)
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for _, tc := range []struct {
 		count     float64
 		explained int
 	}{{2 - 1e-11, 1}, {2, 1}, {2 + 1e-11, 1}, {2 + 1e-3, 0}, {3, 0}} {
-		p := part{verb: taking, numbers: numbersOf(rule), result: ratelimit.Result{OK: true, At: at},
+		p := part{verb: taking, Numbers: rig.NumbersOf(rule), result: ratelimit.Result{OK: true, At: at},
 			request: limit.Global().Count(tc.count).OrReserve(),
 			outcome: ratelimit.Outcome{OK: true, Value: 2 - tc.count}}
 		if got := len(p.after(ratelimit.State{Value: 2, TS: at})); got != tc.explained {

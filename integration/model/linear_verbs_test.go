@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"fmt"
@@ -9,20 +9,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
-
-// century is so long a period that what flows in during a test is below the tolerance.
-const century = 100 * 365 * 24 * time.Hour
 
 // Both kinds, slow ones, where each token counts, and fast ones, where each microsecond does.
 func everyRule(name string) balances {
 	var b balances
 	for i, rule := range []ratelimit.Rule{
-		ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)},
+		ratelimit.TokenBucket{Rate: 10, Period: rig.Century, MaxReserved: ratelimit.Tokens(5)},
 		ratelimit.TokenBucket{Rate: 8, Period: 10 * time.Millisecond,
 			Capacity: ratelimit.Tokens(10), MaxReserved: ratelimit.Tokens(20)},
-		ratelimit.FixedWindow{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(0)},
+		ratelimit.FixedWindow{Rate: 10, Period: rig.Century, MaxReserved: ratelimit.Tokens(0)},
 		ratelimit.FixedWindow{Rate: 10, Period: 25 * time.Millisecond, Capacity: ratelimit.Tokens(15)},
 	} {
 		b = append(b, balance{rule, ratelimit.MustDefine(fmt.Sprint(name, i), rule), "k"})
@@ -71,10 +69,10 @@ func TestEachBalanceIsLinearizable(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 9 })
-			l := limiter(t, ratelimit.Config{Portable: r.portable})
+			l := rig.Limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
 			var seen tally
-			for round := range rounds(t, 3) {
+			for round := range rig.Rounds(t, 3) {
 				m := mix{balances: everyRule(fmt.Sprint("linear", round)), clients: 8, calls: 60,
 					counts: []float64{0, 1, 1, 2, 3.5, 10}}
 				h := m.record(t, r, run)
@@ -95,12 +93,12 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 7 })
-			l := limiter(t, ratelimit.Config{Portable: r.portable})
+			l := rig.Limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
-			bucket := ratelimit.TokenBucket{Rate: 10, Period: century, MaxReserved: ratelimit.Tokens(5)}
-			window := ratelimit.FixedWindow{Rate: 10, Period: century}
+			bucket := ratelimit.TokenBucket{Rate: 10, Period: rig.Century, MaxReserved: ratelimit.Tokens(5)}
+			window := ratelimit.FixedWindow{Rate: 10, Period: rig.Century}
 			var seen tally
-			for round := range rounds(t, 3) {
+			for round := range rig.Rounds(t, 3) {
 				a, b := ratelimit.MustDefine(fmt.Sprint("a", round), bucket),
 					ratelimit.MustDefine(fmt.Sprint("b", round), window)
 				// database/sql has no InTx: what takes twice in opposite orders deadlocks there,

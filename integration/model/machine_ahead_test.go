@@ -1,10 +1,11 @@
-package integration
+package model
 
 import (
 	"strings"
 
 	"pgregory.net/rapid"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -83,7 +84,7 @@ func (m *machine) drawAhead(t *rapid.T, l machineLimit, a *ask) {
 		p := a.law.period
 		a.bounded, a.within = true,
 			rapid.SampledFrom([]int64{0, 1, p / 7, p / 2, p, 5 * p / 2, 20 * p}).Draw(t, "within")
-		a.request = a.request.Within(micros(a.within))
+		a.request = a.request.Within(rig.Micros(a.within))
 	case strings.HasPrefix(way, "reserved"):
 		a.request = a.request.OrReserve()
 	case way == "on credit":

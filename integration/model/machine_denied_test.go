@@ -1,9 +1,10 @@
-package integration
+package model
 
 import (
 	"testing"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -12,8 +13,8 @@ import (
 // be gone, as after every use of the smaller one.
 func TestACallThatIsDeniedForAnotherLimitTakesNothing(t *testing.T) {
 	t.Parallel()
-	large := ratelimit.TokenBucket{Rate: 20, Period: never}
-	small := ratelimit.TokenBucket{Rate: 10, Period: never}
+	large := ratelimit.TokenBucket{Rate: 20, Period: rig.Never}
+	small := ratelimit.TokenBucket{Rate: 10, Period: rig.Never}
 	plan := ratelimit.MustDefine("a", large)
 	empty := ratelimit.MustDefine("b", small)
 	for name, before := range map[string]ratelimit.Request{
@@ -28,7 +29,7 @@ func TestACallThatIsDeniedForAnotherLimitTakesNothing(t *testing.T) {
 			t.Run(sub, func(t *testing.T) {
 				t.Parallel()
 				pool := pgtest.Pool(t)
-				v := limiter(t, ratelimit.Config{Clock: newClock().now}).Autocommit(pool)
+				v := rig.Limiter(t, ratelimit.Config{Clock: rig.Clock().Now}).Autocommit(pool)
 				take := func(want bool, requests ...ratelimit.Request) {
 					t.Helper()
 					if res, err := v.RateLimit(t.Context(), requests...); err != nil || res.OK != want {
@@ -58,15 +59,15 @@ func TestACallThatIsDeniedForAnotherLimitTakesNothing(t *testing.T) {
 // of the call may be further on.
 func TestTokensOfAnEndedWindowAreNotGivenToTheNext(t *testing.T) {
 	t.Parallel()
-	noon := newClock().now()
-	window := ratelimit.MustDefine("a", ratelimit.FixedWindow{Rate: 10, Period: micros(1e6), Start: noon})
-	bucket := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 10, Period: never})
-	for _, level := range levels {
+	noon := rig.Clock().Now()
+	window := ratelimit.MustDefine("a", ratelimit.FixedWindow{Rate: 10, Period: rig.Micros(1e6), Start: noon})
+	bucket := ratelimit.MustDefine("b", ratelimit.TokenBucket{Rate: 10, Period: rig.Never})
+	for _, level := range rig.Levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			pool, clock := pgtest.Pool(t), newClock()
-			l := limiter(t, ratelimit.Config{Clock: clock.now})
-			v := txVerbs{l, pool, level}
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+			v := rig.Tx(l, pool, level)
 			take := func(requests ...ratelimit.Request) ratelimit.Result {
 				t.Helper()
 				res, err := v.RateLimit(t.Context(), requests...)
@@ -75,11 +76,11 @@ func TestTokensOfAnEndedWindowAreNotGivenToTheNext(t *testing.T) {
 				}
 				return res
 			}
-			clock.set(noon.Add(micros(1_500_000)))
+			clock.Set(noon.Add(rig.Micros(1_500_000)))
 			take(bucket.For("k")) // its row is ahead
-			clock.set(noon)
+			clock.Set(noon)
 			res := take(window.For("k").Count(4), bucket.For("k"))
-			clock.set(noon.Add(micros(1_200_000)))
+			clock.Set(noon.Add(rig.Micros(1_200_000)))
 			take(window.For("k").Count(10))
 			if err := v.GiveBack(t.Context(), res); err != nil {
 				t.Fatal(err)

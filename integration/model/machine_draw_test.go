@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"context"
@@ -12,54 +12,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// exactRule draws a rule all of whose balances float64 holds exactly.
-func exactRule() *rapid.Generator[ratelimit.Rule] {
-	return rapid.Custom(func(t *rapid.T) ratelimit.Rule {
-		rate := rapid.SampledFrom([]float64{1, 2, 3, 5, 10, 0.5}).Draw(t, "rate")
-		period := micros(int64(1) << rapid.SampledFrom([]int{10, 20, 24, 30}).Draw(t, "period"))
-		return drawRule(t, rate, period)
-	})
-}
-
-func oddRule() *rapid.Generator[ratelimit.Rule] {
-	return rapid.Custom(func(t *rapid.T) ratelimit.Rule {
-		rate := rapid.OneOf(rapid.SampledFrom([]float64{3, 7, 1.0 / 3, 0.1}),
-			rapid.Float64Range(0.01, 100)).Draw(t, "rate")
-		period := rapid.OneOf(
-			rapid.SampledFrom([]time.Duration{110 * time.Millisecond, 333 * time.Millisecond,
-				7 * time.Second, micros(7)}),
-			rapid.Map(rapid.Int64Range(1, 1e10), micros),
-		).Draw(t, "period")
-		return drawRule(t, rate, period)
-	})
-}
-
-func drawRule(t *rapid.T, rate float64, period time.Duration) ratelimit.Rule {
-	number := func(label string, of ...float64) *float64 {
-		if rapid.IntRange(0, 2).Draw(t, label+" unset") == 0 {
-			return nil
-		}
-		return ratelimit.Tokens(rapid.SampledFrom(of).Draw(t, label))
-	}
-	capacity, reserved := number("capacity", 0, 0.5, 2, 5, 10, 20), number("reserved", 0, 1, 5, 30)
-	if rapid.Bool().Draw(t, "window") {
-		w := ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: reserved}
-		if rapid.Bool().Draw(t, "started") {
-			w.Start = newClock().t.Add(micros(rapid.Int64Range(-1e12, 1e12).Draw(t, "start")))
-		}
-		return w
-	}
-	return ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: reserved}
-}
-
 // lawOf says what a rule means for an account.
 func lawOf(rule ratelimit.Rule, r ratelimit.Request) law {
-	n := numbersOf(rule)
-	w := law{windowed: n.windowed, rate: n.rate, capacity: n.capacity,
-		period: n.period.Microseconds(), reserved: math.Inf(1)}
+	n := rig.NumbersOf(rule)
+	w := law{windowed: n.Windowed, rate: n.Rate, capacity: n.Capacity,
+		period: n.Period.Microseconds(), reserved: math.Inf(1)}
 	var reserved *float64
 	switch rule := rule.(type) {
 	case ratelimit.TokenBucket:
@@ -68,7 +29,7 @@ func lawOf(rule ratelimit.Rule, r ratelimit.Request) law {
 		reserved = rule.MaxReserved
 		w.start = rule.Start.UnixMicro()
 		if rule.Start.IsZero() { // derived from the name and the key in a way that is the library's own
-			w.start = windowEnd(n, r.Rule(rule), newClock().t).UnixMicro()
+			w.start = rig.WindowEnd(n, r.Rule(rule), rig.Clock().Now()).UnixMicro()
 		}
 		w.start %= w.period
 	}
@@ -88,9 +49,9 @@ func (m *machine) draw(t *rapid.T, l machineLimit) ask {
 	rule := l.base
 	if rapid.IntRange(0, 3).Draw(t, "other rule") == 0 {
 		if l.odd {
-			rule = oddRule().Draw(t, "rule")
+			rule = rig.OddRule().Draw(t, "rule")
 		} else {
-			rule = exactRule().Draw(t, "rule")
+			rule = rig.ExactRule().Draw(t, "rule")
 		}
 		a.request = a.request.Rule(rule)
 	}
@@ -146,12 +107,12 @@ func (m *machine) tick(t *rapid.T) {
 	switch rapid.SampledFrom([]string{"on", "on", "on", "on", "on", "back", "back", "retry",
 		"retry", "run", "run", "end", "end", "month"}).Draw(t, "tick") {
 	case "on":
-		period := numbersOf(rapid.SampledFrom(m.limits).Draw(t, "limit").base).period
+		period := rig.NumbersOf(rapid.SampledFrom(m.limits).Draw(t, "limit").base).Period
 		by := rapid.SampledFrom([]time.Duration{1, 999 * time.Microsecond, period / 16, period / 5,
 			period / 2, period, 3 * period}).Draw(t, "by")
-		to = m.clock.now().Add(by.Truncate(time.Microsecond))
+		to = m.clock.Now().Add(by.Truncate(time.Microsecond))
 	case "back":
-		to = m.clock.now().Add(-micros(rapid.SampledFrom([]int64{1, 1 << 10, 1 << 20, 1 << 25, 1 << 32}).Draw(t, "by")))
+		to = m.clock.Now().Add(-rig.Micros(rapid.SampledFrom([]int64{1, 1 << 10, 1 << 20, 1 << 25, 1 << 32}).Draw(t, "by")))
 	case "retry":
 		to = m.last.RetryAt
 	case "run":
@@ -169,7 +130,7 @@ func (m *machine) tick(t *rapid.T) {
 	if to.IsZero() {
 		return
 	}
-	m.clock.set(to.Add(-micros(rapid.Int64Range(0, 1).Draw(t, "less"))))
+	m.clock.Set(to.Add(-rig.Micros(rapid.Int64Range(0, 1).Draw(t, "less"))))
 }
 
 // script does several things in one transaction, in part within savepoints, and reports whether to
@@ -202,7 +163,7 @@ func (m *machine) script(t *rapid.T, at place, depth int) (keep bool) {
 
 func (m *machine) transaction(t *rapid.T) {
 	m.n["transaction"]++
-	level := rapid.SampledFrom(levels).Draw(t, "level")
+	level := rapid.SampledFrom(rig.Levels).Draw(t, "level")
 	ctx := t.Context()
 	switch rapid.SampledFrom([]string{"InTx", "pgx", "sql"}).Draw(t, "transaction") {
 	case "InTx":

@@ -1,4 +1,4 @@
-package integration
+package model
 
 // law is a rule with nothing left unset.
 type law struct {

@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,8 +17,10 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // machine runs the limiter beside its model. All numbers are such that float64 keeps them exactly,
@@ -28,9 +29,9 @@ import (
 type machine struct {
 	pool   *pgxpool.Pool
 	db     *sql.DB
-	clock  *clock
+	clock  *weirtest.Clock
 	l      *ratelimit.Limiter
-	ways   map[string]verbs
+	ways   map[string]rig.Verbs
 	limits []machineLimit
 
 	book    book
@@ -49,7 +50,7 @@ type machineLimit struct {
 
 // place is where operations happen: in a transaction, or each in one of its own.
 type place struct {
-	verbs
+	rig.Verbs
 	query func(ctx context.Context, sql string, each func(scan func(...any) error) error) error
 	// savepoint runs fn in one and keeps what it did, or not. Nil outside of transactions.
 	savepoint func(ctx context.Context, fn func(place) (keep bool)) error
@@ -123,9 +124,7 @@ func (m *machine) inSQL(tx *sql.Tx, depth int) place {
 
 func (m *machine) outside(way string) place { return place{m.ways[way], pgxQuery(m.pool), nil} }
 
-func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
-
-func (m *machine) now() int64 { return m.clock.now().UnixMicro() }
+func (m *machine) now() int64 { return m.clock.Now().UnixMicro() }
 
 func (m *machine) operate(t *rapid.T, at place) {
 	op := rapid.SampledFrom([]string{"take", "take", "take", "take", "take", "check", "reset",
@@ -221,8 +220,8 @@ func (m *machine) call(t *rapid.T, at place, takes bool) {
 	if takes && want.OK {
 		want.At = instant(after.latest(math.MinInt64))
 	}
-	if got := show(res); got != show(want) {
-		t.Fatalf("at %v of %+v:\ngot  %s\nwant %s", m.clock.now(), m.book, got, show(want))
+	if got := rig.Show(res); got != rig.Show(want) {
+		t.Fatalf("at %v of %+v:\ngot  %s\nwant %s", m.clock.Now(), m.book, got, rig.Show(want))
 	}
 	m.last = res
 	switch {
@@ -250,24 +249,6 @@ func (m *machine) adopt(t *rapid.T, at place, merged []ask, res ratelimit.Result
 	if rows := m.rows(t, at); maps.Equal(rows, m.book.normalized(merged, res, now)) {
 		m.book = rows
 	}
-}
-
-// show writes down what a Result says.
-func show(r ratelimit.Result) string {
-	var s strings.Builder
-	when := func(t time.Time) string {
-		if t.IsZero() {
-			return "-"
-		}
-		return t.UTC().Format("02T15:04:05.000000")
-	}
-	fmt.Fprintf(&s, "ok %v at %s run %s retry %s by %s/%s", r.OK, when(r.At), when(r.RunAt),
-		when(r.RetryAt), r.Limit, r.Key)
-	for _, o := range r.Outcomes {
-		fmt.Fprintf(&s, "\n  %s/%s ok %v value %v period %v run %s paced %s retry %s delay %v",
-			o.Limit, o.Key, o.OK, o.Value, o.Period, when(o.RunAt), when(o.PacedAt), when(o.RetryAt), o.Delay)
-	}
-	return s.String()
 }
 
 func (m *machine) rows(t *rapid.T, at place) book {
@@ -299,7 +280,7 @@ func (m *machine) rows(t *rapid.T, at place) book {
 
 func (m *machine) compare(t *rapid.T, at place) {
 	if rows := m.rows(t, at); !maps.Equal(rows, m.book) {
-		t.Fatalf("at %v (%d) the rows are\n%v, want\n%v", m.clock.now(), m.now(), rows, m.book)
+		t.Fatalf("at %v (%d) the rows are\n%v, want\n%v", m.clock.Now(), m.now(), rows, m.book)
 	}
 	m.compareSettled(t, at)
 	for i := range m.kept {
@@ -330,25 +311,25 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 	pool := alonePool(t)
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
-	names := make([]string, 0, len(ways))
-	for _, w := range ways {
-		names = append(names, w.name)
+	names := make([]string, 0, len(rig.Ways))
+	for _, w := range rig.Ways {
+		names = append(names, w.Name)
 	}
 	n := map[string]int{}
 
-	for round := range rounds(t, 2) {
+	for round := range rig.Rounds(t, 2) {
 		rapid.Check(t, func(t *rapid.T) {
 			for range round { // as the seed is the same
 				rapid.Uint64().Draw(t, "another round")
 			}
-			m := &machine{pool: pool, db: db, clock: newClock(), book: book{},
-				settled: map[string]int64{}, ways: map[string]verbs{}, n: n}
+			m := &machine{pool: pool, db: db, clock: rig.Clock(), book: book{},
+				settled: map[string]int64{}, ways: map[string]rig.Verbs{}, n: n}
 			if _, err := pool.Exec(t.Context(),
 				`WITH gone AS (DELETE FROM weir_settled) DELETE FROM weir_balance`); err != nil {
 				t.Fatal(err)
 			}
 			open := func(portable bool) *ratelimit.Limiter {
-				l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: portable, Clock: m.clock.now})
+				l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus(), Portable: portable, Clock: m.clock.Now})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -356,17 +337,17 @@ func TestEveryOperationDoesWhatTheModelDoes(t *testing.T) {
 			}
 			m.l = open(false)
 			portable := open(true)
-			for _, w := range ways {
+			for _, w := range rig.Ways {
 				l := m.l
-				if w.portable {
+				if w.Portable {
 					l = portable
 				}
-				m.ways[w.name] = sqlVerbs{l, db, w.name == "InSQLTx"}
-				if w.name != "DatabaseSQL" && w.name != "InSQLTx" {
-					m.ways[w.name] = w.verbs(nil, l, pool)
+				m.ways[w.Name] = rig.SQL(l, db, w.Name == "InSQLTx")
+				if w.Name != "DatabaseSQL" && w.Name != "InSQLTx" {
+					m.ways[w.Name] = w.Verbs(nil, l, pool)
 				}
 			}
-			for i, rule := range []*rapid.Generator[ratelimit.Rule]{exactRule(), exactRule(), oddRule(), oddRule()} {
+			for i, rule := range []*rapid.Generator[ratelimit.Rule]{rig.ExactRule(), rig.ExactRule(), rig.OddRule(), rig.OddRule()} {
 				base := rule.Draw(t, "rule")
 				limit, err := ratelimit.Define(fmt.Sprint("machine", i), base)
 				if err != nil {

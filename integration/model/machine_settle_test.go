@@ -1,4 +1,4 @@
-package integration
+package model
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -171,7 +172,7 @@ func (m *machine) drawUsed(t *rapid.T, takes []held) (requests []ratelimit.Reque
 // renew charges some reservations anew, in any order. They may be settled already, or their takes
 // rolled back.
 func (m *machine) renew(t *rapid.T, at place) {
-	to, ok := at.verbs.(renewer)
+	to, ok := at.Verbs.(renewer)
 	if !ok || len(m.kept) == 0 {
 		return
 	}
@@ -222,8 +223,8 @@ func (m *machine) compareDue(t *rapid.T, k *reserved) {
 		e := m.book[h.account]
 		run, paced := h.due(e.delay, e.moved, m.now())
 		take := k.r.Takes[i]
-		gotRun, gotPaced := take.RunAt(ratelimit.State{Value: e.value, TS: m.clock.now(),
-			Delay: micros(e.delay), Moved: e.moved})
+		gotRun, gotPaced := take.RunAt(ratelimit.State{Value: e.value, TS: m.clock.Now(),
+			Delay: rig.Micros(e.delay), Moved: e.moved})
 		if take.Limit != h.limit || take.Key != h.key || take.Count != h.n ||
 			!gotRun.Equal(instant(run)) || !gotPaced.Equal(instant(paced)) {
 			t.Fatalf("%+v of %+v runs at %v and %v, want %v and %v", *h, e, gotRun, gotPaced,

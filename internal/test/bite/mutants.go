@@ -15,6 +15,8 @@ type mutant struct {
 var (
 	core  = []string{"./ratelimit"}
 	whole = []string{"./integration"}
+	model = []string{"./integration/model"}
+	proof = []string{"./integration", "./integration/model"}
 	jobs  = []string{"./scheduler"}
 	rows  = []string{"./internal/jobs/riverjob"}
 )
@@ -71,7 +73,7 @@ var ofTheCore = []mutant{
 		"given := `(b.value + ` + unused + `)`", "NoGift", whole, true},
 	{"give back: lowers a larger balance", "internal/limits/statements/give.go",
 		"given := `greatest(b.value, least(b.capacity, b.value + ` + unused + `))`",
-		"given := `least(b.capacity, b.value + ` + unused + `)`", "ModelDoes", whole, true},
+		"given := `least(b.capacity, b.value + ` + unused + `)`", "ModelDoes", model, true},
 	{"give back: a window's tokens outlive it", "internal/limits/statements/give.go",
 		"(CASE WHEN `+later+` <= 0::float8 THEN",
 		"(CASE WHEN `+later+` <= 1e18 THEN", "NoGift", whole, true},
@@ -159,15 +161,15 @@ var ofTheCore = []mutant{
 	// ahead of the tokens
 	{"within: later than it may run", "internal/limits/statements/take.go",
 		"+ credit + ` + ` + comes + ` >= 0::float8`",
-		"+ credit + ` + ` + comes + ` >= -1e9`", "ModelDoes", whole, true},
+		"+ credit + ` + ` + comes + ` >= -1e9`", "ModelDoes", model, true},
 	{"within: it is foreseen to run in time", "internal/limits/algebra/ask.go",
 		"return after, !a.Bounded || a.repaid", "return after, true || a.repaid", "Within", core, true},
 	{"within: a shard is taken from as if it might wait", "ratelimit/aim.go",
-		"\tif c.Within > 0 {\n\t\ts.sql = l.sql.For(c.Windowed).TakeShardWithin", "\tif c.Within > 1<<62 {\n\t\ts.sql = l.sql.For(c.Windowed).TakeShardWithin", "BetweenLookAndTake|ModelDoes", whole, true},
+		"\tif c.Within > 0 {\n\t\ts.sql = l.sql.For(c.Windowed).TakeShardWithin", "\tif c.Within > 1<<62 {\n\t\ts.sql = l.sql.For(c.Windowed).TakeShardWithin", "BetweenLookAndTake|ModelDoes", proof, true},
 	{"credit: it waits for its own tokens", "internal/limits/algebra/ask.go",
 		"line := a.Line(b).Value", "line := b.Value", "Credit", core, true},
 	{"credit: those who paid for what is given back stay behind", "ratelimit/request.go",
-		"return c.Owed-c.Credited() <= 0", "return c.Owed <= 0", "ModelDoes", whole, true},
+		"return c.Owed-c.Credited() <= 0", "return c.Owed <= 0", "ModelDoes", model, true},
 	{"wait: put off, it goes all the same", "ratelimit/wait.go",
 		"left, err = l.left(ctx, res)", "left, err = 0, nil", "WaitersWait", whole, true},
 	{"wait: who gives up keeps what it took", "ratelimit/wait.go",
@@ -213,7 +215,7 @@ var ofTheCore = []mutant{
 	{"autocommit: a deadlock is final", "ratelimit/autocommit.go",
 		"case state == deadlockDetected: // the server", "case false: // the server", "AutocommitRunsAgain", whole, true},
 	{"runner: an error commits", "ratelimit/intx.go",
-		"return a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "_ = a.commit(ctx, tx)\n\t\treturn a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "RollBack|Tokens", whole, true},
+		"return a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "_ = a.commit(ctx, tx)\n\t\treturn a.verdict(ctx, tx.connection(), err)\n\t}\n\tdone = true", "RollBack|Tokens", proof, true},
 	{"runner: a panic leaves the transaction open", "ratelimit/intx.go",
 		"if !done { // an error or a panic", "if !done && err != nil {", "Panic", whole, true},
 	{"runner: a connection lost at COMMIT is an error like others", "ratelimit/intx.go",
@@ -287,7 +289,7 @@ var ofTheCore = []mutant{
 	{"settle: those who wait stay where they are", "ratelimit/settle.go",
 		"return l.giveOf(c, c.used, true)", "return l.giveOf(c, c.used, false)", "LineForward", whole, true},
 	{"settle: a release moves the line before its turn", "ratelimit/statement.go",
-		"return l.giveOf(c, 0, c.atOnce())", "return l.giveOf(c, 0, true)", "ModelDoes", whole, true},
+		"return l.giveOf(c, 0, c.atOnce())", "return l.giveOf(c, 0, true)", "ModelDoes", model, true},
 	{"settle: what is not named goes back", "ratelimit/settle.go",
 		"switch counts[i] = t.Count; {", "switch counts[i] = 0; {", "NotNamed|Together", []string{"./ratelimit", "./integration"}, true},
 	{"settle: takes of nothing are charged all", "ratelimit/settle.go",
@@ -295,7 +297,7 @@ var ofTheCore = []mutant{
 	{"settle: late, a window's tokens are a gift to the next", "internal/limits/statements/give.go",
 		"b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END)", "b.paused_until)", "NoGift", whole, true},
 	{"renew: all at once", "ratelimit/settle.go",
-		"\t\t\tahead[at] += t.Count\n", "\t\t\tahead[at] = max(ahead[at], t.Count)\n", "ModelDoes", whole, true},
+		"\t\t\tahead[at] += t.Count\n", "\t\t\tahead[at] = max(ahead[at], t.Count)\n", "ModelDoes", model, true},
 	{"renew: a former layout is charged in part", "ratelimit/settle.go",
 		"range c.follow(to) {", "range c.follow(to)[:1] {", "RenewFollows", whole, true},
 }
