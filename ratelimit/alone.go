@@ -35,7 +35,7 @@ func (p *scheme) decideAlone() {
 				wanted := func() bool { return w.state.Load() == taken && !c.ended.Load() }
 				for tries := 0; tries == 0 || c.l.stuck(w.err) && w.state.Load() == taken; tries++ {
 					w.err = c.single(tries, wanted, func(ctx context.Context, x executor) error {
-						res, err := c.l.rateLimit(ctx, counting{x, &w.trips}, w.calls)
+						res, err := c.l.rateLimit(ctx, x.counting(&w.trips), w.calls)
 						w.res = &res
 						return err
 					})
@@ -77,8 +77,10 @@ func (c *Coalesced) single(
 	if tries%4 != 0 && !c.l.portable {
 		wait = inserting
 	}
-	patience := c.l.patienceSQL(wait, tries)
-	err := verb(ctx, impatient{poolExecutor{pool: c.pool, l: c.l, began: time.Now()}, patience})
+	patience := []*statement{{sql: c.l.patienceSQL(wait, tries)}} // a lock timeout for each trip
+	x := c.perTrip(time.Now())
+	x.before = patience
+	err := verb(ctx, x)
 	if !errors.Is(err, errUndecided) {
 		return err
 	}
@@ -87,18 +89,9 @@ func (c *Coalesced) single(
 		if err != nil {
 			return err
 		}
-		return verb(ctx, impatient{x, patience})
+		x.before = patience
+		return verb(ctx, x)
 	})
-}
-
-// impatient is an executor that sets a lock timeout in each trip.
-type impatient struct {
-	executor
-	patience string
-}
-
-func (x impatient) run(ctx context.Context, statements []*statement) error {
-	return x.executor.run(ctx, append([]*statement{{sql: x.patience}}, statements...))
 }
 
 // sum decides calls for one limit and key, usually one with shards, together: as many at a time as
@@ -129,7 +122,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		}
 		var res Result
 		err := c.single(0, nil, func(ctx context.Context, x executor) (err error) {
-			res, err = c.l.rateLimit(ctx, counting{x, trips}, []call{all})
+			res, err = c.l.rateLimit(ctx, x.counting(trips), []call{all})
 			return err
 		})
 		switch {
@@ -152,7 +145,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		}
 		var seen []*spread.Whole
 		err = c.single(0, nil, func(ctx context.Context, x executor) (err error) {
-			seen, err = c.l.see(ctx, counting{x, trips}, []call{all})
+			seen, err = c.l.see(ctx, x.counting(trips), []call{all})
 			return err
 		})
 		if err != nil {

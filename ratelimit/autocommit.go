@@ -144,8 +144,7 @@ func (a *Autocommit) do(
 	}
 	began := time.Now()
 	if len(calls) == 1 {
-		if err := verb(ctx, poolExecutor{pool: a.pool, l: a.l, began: began}, calls); !errors.Is(err,
-			errUndecided) {
+		if err := verb(ctx, a.perTrip(began), calls); !errors.Is(err, errUndecided) {
 			return err
 		}
 		// Between TAKE and LOOK other callers changed the row each time. A transaction of its own
@@ -202,27 +201,24 @@ func (a *Autocommit) inTx(ctx context.Context, began time.Time,
 
 func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "an open pool"} }
 
-// poolExecutor runs each trip as a transaction of its own, in one round trip.
-type poolExecutor struct {
-	ordinary
+// perTrip returns the executor whose round trips are a transaction each.
+func (a *Autocommit) perTrip(began time.Time) executor {
+	return executor{to: poolSender{a.pool, a.l, began}, single: true}
+}
+
+type poolSender struct {
 	pool  *pgxpool.Pool
 	l     *Limiter
 	began time.Time // when the call was made: see inTime
 }
 
-func (poolExecutor) alone() bool { return true }
-
-func (poolExecutor) single() bool { return true }
-
-func (poolExecutor) transaction() any { return nil }
-
-func (x poolExecutor) run(ctx context.Context, statements []*statement) error {
+func (x poolSender) send(ctx context.Context, statements []*statement) error {
 	return x.l.inTime(ctx, x.began, func(ctx context.Context) error {
 		return x.trip(ctx, statements)
 	})
 }
 
-func (x poolExecutor) trip(ctx context.Context, statements []*statement) error {
+func (x poolSender) trip(ctx context.Context, statements []*statement) error {
 	conn, err := x.pool.Acquire(ctx)
 	if err != nil {
 		return err

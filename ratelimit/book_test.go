@@ -47,7 +47,7 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		l, c, w := looked(t)
 		change(l, &c[0])
 		aims := make([]aim, 1)
-		l.aim(sqlExecutor{}, c, aims, []*spread.Whole{w}, &holds{}, false)
+		l.aim(executor{}, c, aims, []*spread.Whole{w}, &holds{}, false)
 		l.send(&aims[0])
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.Shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
@@ -59,12 +59,12 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 func TestWhatMayRollBackIsNotKnownToOthers(t *testing.T) {
 	t.Parallel()
 	l, c, w := looked(t)
-	own := &attempt{l: l}
+	own := executor{attempt: &attempt{l: l}}
 	l.making(&c[0], own)
 	if l.remembered(&c[0], w, own); l.books.Has(c[0].Place) {
 		t.Error("what an attempt made may roll back, and others know of it")
 	}
-	if l.remembered(&c[0], w, &attempt{l: l}); !l.books.Has(c[0].Place) {
+	if l.remembered(&c[0], w, executor{attempt: &attempt{l: l}}); !l.books.Has(c[0].Place) {
 		t.Error("what another attempt has seen is not known")
 	}
 }

@@ -59,7 +59,7 @@ func (l *Limiter) forget(calls []call) {
 // more after COMMIT, as until then other calls are still denied.
 func freed(x executor, forget func()) {
 	forget()
-	if a, ok := x.transaction().(*attempt); ok {
+	if a := x.attempt; a != nil {
 		a.freed = append(a.freed, forget)
 	}
 }

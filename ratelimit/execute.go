@@ -2,8 +2,10 @@ package ratelimit
 
 import (
 	"context"
+	"database/sql"
 	"encoding/binary"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,25 +13,143 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// pgxExecutor runs statements in a pgx transaction. A batch takes effect as a whole, or not at all.
-type pgxExecutor struct {
-	ordinary
-	l       *Limiter
-	tx      pgx.Tx
-	attempt *attempt // of InTx; nil in a transaction that the caller began
+// executor is where the statements of a call go: a transaction, or a pool on which each round trip
+// is a transaction of its own.
+type executor struct {
+	to       sender
+	stepwise bool         // statements go one by one: if one fails, those before it may be in effect
+	single   bool         // each round trip is a transaction of its own
+	attempt  *attempt     // of InTx; nil in a transaction that somebody else began
+	lazy     *lazyTx      // the transaction of that attempt, outside its savepoints; or nil
+	pgx      pgx.Tx       // any other pgx transaction; or nil
+	sql      *sql.Tx      // a transaction of database/sql; or nil
+	before   []*statement // sent ahead in each round trip
+	trips    *int         // counts round trips; or nil
 }
 
+// sender sends statements, in one round trip if the driver can.
+type sender interface {
+	send(ctx context.Context, statements []*statement) error
+}
+
+// counting returns x, with its round trips counted in trips, too.
+func (x executor) counting(trips *int) executor {
+	x.trips = trips
+	return x
+}
+
+// run runs statements in order. In a pgx transaction they take effect as a whole, or not at all.
+func (x executor) run(ctx context.Context, statements []*statement) error {
+	x.count()
+	if len(x.before) > 0 {
+		statements = slices.Concat(x.before, statements)
+	}
+	return x.to.send(ctx, statements)
+}
+
+func (x executor) count() {
+	if x.trips != nil {
+		*x.trips++
+	}
+}
+
+// fresh reports whether a read would see all that is committed by now, as far as is known. A
+// transaction that the caller began counts as fresh: nothing is known of it. One of InTx above READ
+// COMMITTED has its snapshot once it was used. A read would then still see a denial that is over,
+// while a take would find the newer row.
+func (x executor) fresh() bool {
+	a := x.attempt
+	return a == nil || !a.used || !a.keepsSnapshot()
+}
+
+// alone reports whether nothing was sent in the transaction yet, neither by Weir nor by the caller.
+// So it has no snapshot, and has written nothing. It is known only if InTx has yet to send BEGIN.
+func (x executor) alone() bool { return x.single || x.lazy != nil && !x.lazy.begun }
+
+// aside runs looks before the transaction begins, and reports whether it has: it cannot if the
+// transaction has begun. A call that is denied this way needs no BEGIN and no ROLLBACK. With exact,
+// aside does nothing in a transaction that runs again, because the balances may change once more
+// before it begins.
+func (x executor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
+	t := x.lazy
+	if t == nil || t.begun || t.failed != nil || t.unsure != nil || exact && x.attempt.again {
+		return false, nil
+	}
+	x.count()
+	_, err := sendBatch(ctx, t.conn, looks)
+	return err == nil, err
+}
+
+// restart rolls back a transaction in which nothing was sent except by the current call, and runs
+// looks in the same trip. The next statement begins the transaction again. restart reports whether
+// it has done so.
+func (x executor) restart(ctx context.Context, looks []*statement) (bool, error) {
+	if x.lazy == nil || len(x.attempt.made) > 0 { // it would also roll back the new layout
+		return false, nil
+	}
+	did, err := x.lazy.restart(ctx, looks)
+	if did || err != nil {
+		x.count()
+	}
+	if did {
+		x.attempt.used, x.attempt.conflict = false, nil
+	}
+	return did, err
+}
+
+// doubt is for a denial that was read by aside. If the transaction begins after all and keeps one
+// snapshot, it looks again with confirm as it begins: otherwise each statement reads anew.
+func (x executor) doubt(confirm func() *confirmation) {
+	if x.lazy != nil && !x.lazy.begun && x.attempt.keepsSnapshot() {
+		x.lazy.unsure = confirm
+	}
+}
+
+// transaction identifies the transaction, as a map key. It is nil for an attempt of InTx, which
+// remembers by itself what it may roll back.
+func (x executor) transaction() any {
+	switch {
+	case x.sql != nil:
+		return x.sql
+	case x.pgx != nil && x.attempt == nil:
+		return x.pgx.Conn() // the same for savepoints, and for later transactions of the connection
+	}
+	return nil
+}
+
+// session identifies the connection by its backend's process id, or is 0.
+func (x executor) session() uint32 {
+	var conn *pgx.Conn
+	switch {
+	case x.lazy != nil:
+		conn = x.lazy.connection()
+	case x.pgx != nil:
+		conn = x.pgx.Conn()
+	}
+	if conn == nil {
+		return 0
+	}
+	return conn.PgConn().PID()
+}
+
+// transaction returns the executor of a pgx transaction.
 func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 	if !l.made() {
-		return nil, errNotMade()
+		return executor{}, errNotMade()
 	}
 	if tx == nil {
-		return nil, errNoTx()
+		return executor{}, errNoTx()
 	}
-	x := pgxExecutor{l: l, tx: tx, attempt: attemptIn(tx)}
-	if s, ok := tx.(*savepoint); ok {
-		x.tx = s.Tx
+	x := executor{attempt: attemptIn(tx)}
+	switch t := tx.(type) {
+	case *lazyTx:
+		x.lazy = t
+	case *savepoint:
+		tx, x.pgx = t.Tx, t.Tx
+	default:
+		x.pgx = tx
 	}
+	x.to = pgxSender{l, tx, x.attempt}
 	return x, nil
 }
 
@@ -44,70 +164,14 @@ func errNoTx() error {
 	return &InvalidError{Field: "tx", Value: plain("nil"), Want: "an open transaction"}
 }
 
-// A transaction that the caller began counts as fresh: nothing is known of it. One of InTx above
-// READ COMMITTED has its snapshot once it was used. A read would then still see a denial that is
-// over, while a take would find the newer row.
-func (x pgxExecutor) fresh() bool {
-	a := x.attempt
-	return a == nil || !a.used || !a.keepsSnapshot()
+// pgxSender sends in a pgx transaction.
+type pgxSender struct {
+	l       *Limiter
+	tx      pgx.Tx
+	attempt *attempt
 }
 
-// alone is known only if InTx has yet to send BEGIN.
-func (x pgxExecutor) alone() bool {
-	t, ok := x.tx.(*lazyTx)
-	return ok && !t.begun
-}
-
-func (x pgxExecutor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
-	t, ok := x.tx.(*lazyTx)
-	if !ok || t.begun || t.failed != nil || t.unsure != nil || exact && x.attempt.again {
-		return false, nil
-	}
-	_, err := sendBatch(ctx, t.conn, looks)
-	return err == nil, err
-}
-
-func (x pgxExecutor) restart(ctx context.Context, looks []*statement) (bool, error) {
-	t, ok := x.tx.(*lazyTx)
-	if !ok || len(x.attempt.made) > 0 { // it would also roll back the new layout
-		return false, nil
-	}
-	did, err := t.restart(ctx, looks)
-	if did {
-		x.attempt.used, x.attempt.conflict = false, nil
-	}
-	return did, err
-}
-
-func (x pgxExecutor) doubt(confirm func() *confirmation) {
-	// otherwise each statement reads anew
-	if t, ok := x.tx.(*lazyTx); ok && !t.begun && x.attempt.keepsSnapshot() {
-		t.unsure = confirm
-	}
-}
-
-func (x pgxExecutor) transaction() any {
-	if x.attempt != nil {
-		return x.attempt
-	}
-	return x.tx.Conn() // the same for savepoints, and for later transactions of the connection
-}
-
-// session is the backend's process id.
-func (x pgxExecutor) session() uint32 {
-	if tx, ok := x.tx.(*lazyTx); ok {
-		if conn := tx.connection(); conn != nil {
-			return conn.PgConn().PID()
-		}
-		return 0
-	}
-	if conn := x.tx.Conn(); conn != nil {
-		return conn.PgConn().PID()
-	}
-	return 0
-}
-
-func (x pgxExecutor) run(ctx context.Context, statements []*statement) error {
+func (x pgxSender) send(ctx context.Context, statements []*statement) error {
 	tx, lazy := x.tx.(*lazyTx)
 	begins := lazy && !tx.begun
 	statements = x.l.marked(x.attempt, x.tx, statements)

@@ -71,7 +71,7 @@ func (l *Limiter) grown(
 			if seen[i].Shards >= calls[i].shards && !lacks {
 				continue
 			}
-			if x.single() {
+			if x.single {
 				return nil, errUndecided
 			}
 			if lacks {
@@ -110,34 +110,29 @@ func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*spread.
 		if seen[i] = w; w.Layout == shard.Single {
 			l.books.Forget(c.Place)
 		} else {
-			l.remembered(c, w, x.transaction())
+			l.remembered(c, w, x)
 		}
 	}
 	return seen, nil
 }
 
 // remembered remembers how a limit was seen, unless the transaction has changed its layout itself.
-func (l *Limiter) remembered(c *call, w *spread.Whole, transaction any) {
-	if a, ok := transaction.(*attempt); ok {
-		if a.made[c.Place] {
-			return
-		}
-		transaction = nil
+func (l *Limiter) remembered(c *call, w *spread.Whole, x executor) {
+	if a := x.attempt; a == nil || !a.made[c.Place] {
+		l.books.Look(c.Place, w, x.transaction())
 	}
-	l.books.Look(c.Place, w, transaction)
 }
 
 // making records that a transaction changes the layout of a limit, which may roll back. An attempt
 // remembers it by itself.
-func (l *Limiter) making(c *call, transaction any) {
-	if a, ok := transaction.(*attempt); ok {
+func (l *Limiter) making(c *call, x executor) {
+	if a := x.attempt; a != nil {
 		if a.made == nil {
 			a.made = make(map[where.Place]bool)
 		}
 		a.made[c.Place] = true
-		transaction = nil
 	}
-	l.books.Making(c.Place, transaction)
+	l.books.Making(c.Place, x.transaction())
 }
 
 func (l *Limiter) looksAtShards(calls []call) []*statement {

@@ -40,7 +40,7 @@ package ratelimit
 //
 //	protocol.go      how a call is decided: take, look, take again; why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
-//	execute.go       runs statements in a pgx transaction
+//	execute.go       the executor: where statements go; how they are sent in a pgx transaction
 //	clock.go         on Citus: whose clock decides
 //	postgres.go      what the database's errors mean
 //	denials.go       expects denials, so that a flood of denied calls only reads
@@ -114,7 +114,7 @@ package ratelimit
 //   - balance: the tokens of one limit and key; a row, or one row for each shard
 //   - take, look: the statement that takes tokens if it grants, and the one that only reads
 //   - call: a request that was checked, for one row
-//   - executor: what runs statements: a pgx or database/sql transaction, or a pool
+//   - executor: where statements go: a pgx or database/sql transaction, or a pool
 //   - trip: a round trip: statements sent together, and their answers
 //   - line: the queue of work that was granted for later, in the order in which its tokens come
 //   - ahead: how far ahead of its tokens a call may be granted

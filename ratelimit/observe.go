@@ -74,37 +74,10 @@ func (o *observation) told(res Result, err error) (Result, error) {
 	return res, err
 }
 
-// counting returns x, wrapped so that its round trips are counted.
+// counting returns x, with its round trips counted.
 func (o *observation) counting(x executor) executor {
 	if o == nil {
 		return x
 	}
-	return counting{x, &o.e.Trips}
-}
-
-// counting is an executor that counts round trips.
-type counting struct {
-	executor
-	trips *int
-}
-
-func (x counting) run(ctx context.Context, statements []*statement) error {
-	*x.trips++
-	return x.executor.run(ctx, statements)
-}
-
-func (x counting) restart(ctx context.Context, looks []*statement) (bool, error) {
-	did, err := x.executor.restart(ctx, looks)
-	if did || err != nil {
-		*x.trips++
-	}
-	return did, err
-}
-
-func (x counting) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
-	did, err := x.executor.aside(ctx, looks, exact)
-	if did || err != nil {
-		*x.trips++
-	}
-	return did, err
+	return x.counting(&o.e.Trips)
 }

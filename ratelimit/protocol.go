@@ -32,60 +32,6 @@ import (
 // between them, or the database's clock is set back.
 const rounds = 3
 
-// executor runs statements in order in the caller's transaction, in one round trip if the driver
-// can.
-type executor interface {
-	run(ctx context.Context, statements []*statement) error
-
-	// fresh reports whether a read would see all that is committed by now, as far as is known.
-	fresh() bool
-
-	// alone reports whether nothing was sent in the transaction yet, neither by Weir nor by the
-	// caller. So it has no snapshot, and has written nothing.
-	alone() bool
-
-	// stepwise reports whether the statements are sent one by one. If one fails, those before it
-	// may then still be in effect.
-	stepwise() bool
-
-	// single reports whether each trip is a transaction of its own.
-	single() bool
-
-	// aside runs looks before the transaction begins, and reports whether it has: it cannot if the
-	// transaction has begun. A call that is denied this way needs no BEGIN and no ROLLBACK. With
-	// exact, aside does nothing in a transaction that runs again, because the balances may change
-	// once more before it begins.
-	aside(ctx context.Context, looks []*statement, exact bool) (bool, error)
-
-	// restart rolls back a transaction in which nothing was sent except by the current call, and
-	// runs looks in the same trip. The next statement begins the transaction again. restart reports
-	// whether it has done so.
-	restart(ctx context.Context, looks []*statement) (bool, error)
-
-	// doubt is for a denial that was read by aside. If the transaction begins after all and keeps
-	// one snapshot, it looks again with confirm as it begins.
-	doubt(confirm func() *confirmation)
-
-	// session identifies the connection, or is 0.
-	session() uint32
-
-	// transaction identifies the transaction, as a map key: executors of one transaction return the
-	// same value.
-	transaction() any
-}
-
-// ordinary answers for an executor with no special abilities.
-type ordinary struct{}
-
-func (ordinary) fresh() bool                                             { return true }
-func (ordinary) alone() bool                                             { return false }
-func (ordinary) stepwise() bool                                          { return false }
-func (ordinary) single() bool                                            { return false }
-func (ordinary) aside(context.Context, []*statement, bool) (bool, error) { return false, nil }
-func (ordinary) restart(context.Context, []*statement) (bool, error)     { return false, nil }
-func (ordinary) doubt(func() *confirmation)                              {}
-func (ordinary) session() uint32                                         { return 0 }
-
 // rateLimit takes from all calls, or from none.
 func (l *Limiter) rateLimit(
 	ctx context.Context, x executor, calls []call,
@@ -116,7 +62,7 @@ func (l *Limiter) rateLimit(
 		err := x.run(ctx, takes)
 		stamp(takes)
 		if err != nil {
-			if x.stepwise() {
+			if x.stepwise {
 				l.undo(ctx, x, takes)
 			}
 			return Result{}, explain(ctx, err, "take", calls)

@@ -62,7 +62,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 
 // reshard gives the limit of c n shards; unless forced, it does nothing if there are more.
 func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force bool) error {
-	l.making(c, x.transaction())
+	l.making(c, x)
 	head := l.headOf(c)
 	// The row of a limit without shards is locked before all others: a caller that knows of no
 	// shards may have locked it, and goes on to the head and the shards.
@@ -152,7 +152,7 @@ func (l *Limiter) headOf(c *call) *statement {
 
 // mend opens shards as full that should exist according to the head, but do not.
 func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.Layout) error {
-	l.making(c, x.transaction())
+	l.making(c, x)
 	head := l.headOf(c)
 	if err := x.run(ctx, []*statement{head}); err != nil ||
 		head.answer.value.Float64 != layout.Number() {

@@ -41,7 +41,7 @@ func (l *Limiter) eachRow(
 			var at *pausing
 			layout, _ := shard.Address(rows[0].Shard)
 			if closed != nil && layout.Generation > 0 {
-				if x.single() {
+				if x.single {
 					return nil, errUndecided
 				}
 				if sent < len(trip) {
@@ -63,7 +63,7 @@ func (l *Limiter) eachRow(
 				trip, from = append(trip, of(&rows[k], at)), append(from, i)
 			}
 		}
-		if x.single() && len(trip) > 1 {
+		if x.single && len(trip) > 1 {
 			return nil, errUndecided
 		}
 		if err := send(); err != nil {
@@ -185,7 +185,7 @@ func (c *call) shardsOf(layout shard.Layout) []call {
 func (l *Limiter) onRows(
 	ctx context.Context, x executor, rows []call, of func(*call) *statement,
 ) (done []*statement, err error) {
-	if x.single() {
+	if x.single {
 		return nil, errUndecided
 	}
 	for range 10 * rounds {

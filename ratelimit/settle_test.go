@@ -100,17 +100,17 @@ func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
 		t.Error(err)
 	}
 	for _, r := range []Reservation{{}, {ID: sound.ID}, {ID: uuid.Nil, Takes: sound.Takes}} {
-		if _, err := l.settle(t.Context(), nil, r, nil); !errors.Is(err, ErrInvalid) {
+		if _, err := l.settle(t.Context(), executor{}, r, nil); !errors.Is(err, ErrInvalid) {
 			t.Error(err)
 		}
-		if _, err := l.release(t.Context(), nil, r); !errors.Is(err, ErrInvalid) {
+		if _, err := l.release(t.Context(), executor{}, r); !errors.Is(err, ErrInvalid) {
 			t.Error(err)
 		}
-		if err := l.renew(t.Context(), nil, []*Reservation{&sound, &r}); !errors.Is(err, ErrInvalid) {
+		if err := l.renew(t.Context(), executor{}, []*Reservation{&sound, &r}); !errors.Is(err, ErrInvalid) {
 			t.Error(err)
 		}
 	}
-	if err := l.renew(t.Context(), nil, nil); err != nil {
+	if err := l.renew(t.Context(), executor{}, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -77,7 +77,7 @@ func (l *Limiter) rateLimitShards(
 		if len(takes) == 0 {
 			return l.takenAgain(aims, seen, calls)
 		}
-		if x.single() && len(takes) > 1 {
+		if x.single && len(takes) > 1 {
 			return Result{}, errUndecided
 		}
 		sent := time.Now()
@@ -90,7 +90,7 @@ func (l *Limiter) rateLimitShards(
 			}
 		case !first || round == rounds || !isConflict(failed) ||
 			slices.ContainsFunc(takes, ofOneRow):
-			if x.stepwise() {
+			if x.stepwise {
 				l.undo(ctx, x, takes)
 			}
 			return Result{}, explain(ctx, failed, "take", calls)
@@ -99,7 +99,7 @@ func (l *Limiter) rateLimitShards(
 		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first, failed); err != nil {
 			return Result{}, err
 		}
-		if !restarted && !x.single() {
+		if !restarted && !x.single {
 			held.add(aims, seen, time.Since(sent))
 		}
 	}
@@ -127,7 +127,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			}
 			s.c.stamp(s.balance())
 			l.books.Took(s.c.Row, s.balance(), x.session())
-			if a, ok := x.transaction().(*attempt); ok {
+			if a := x.attempt; a != nil {
 				a.shards = append(a.shards, s.c.Row)
 			}
 		case err != nil && isConflict(err):

@@ -12,7 +12,7 @@ import (
 // those of [Limiter] do, with one round trip for each statement. [Limiter.InSQLTx] begins a
 // transaction that runs again after a conflict.
 func (l *Limiter) InSQL(tx *sql.Tx) Verbs {
-	w := within{l: l, x: sqlExecutor{tx: tx, l: l}}
+	w := within{l: l, x: executor{to: sqlSender{tx, l}, sql: tx, stepwise: true}}
 	switch {
 	case !l.made():
 		w.err = errNotMade()
@@ -22,17 +22,13 @@ func (l *Limiter) InSQL(tx *sql.Tx) Verbs {
 	return w
 }
 
-type sqlExecutor struct {
-	ordinary
+// sqlSender sends in a transaction of database/sql, one by one.
+type sqlSender struct {
 	tx *sql.Tx
 	l  *Limiter
 }
 
-func (sqlExecutor) stepwise() bool { return true }
-
-func (x sqlExecutor) transaction() any { return x.tx }
-
-func (x sqlExecutor) run(ctx context.Context, statements []*statement) error {
+func (x sqlSender) send(ctx context.Context, statements []*statement) error {
 	a := attemptOf(ctx, x.tx)
 	if err := a.yields(x.l, statements); err != nil {
 		return err

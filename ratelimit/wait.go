@@ -142,7 +142,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 	}
 	calls = enforced(calls)
 	looks := a.l.looksOf(calls) // of the rows that were taken from: work waits in a single shard
-	x := poolExecutor{pool: a.pool, l: a.l, began: time.Now()}
+	x := a.perTrip(time.Now())
 	if err := x.run(ctx, looks); err != nil {
 		return 0, explain(ctx, err, "look at", calls)
 	}

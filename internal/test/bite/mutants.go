@@ -152,7 +152,7 @@ var ofTheCore = []mutant{
 	{"foresee: each change runs the callback again", "ratelimit/execute.go",
 		"exact && x.attempt.again {", "exact && x.attempt == nil {", "RunsOnceMore", whole, true},
 	{"foresee: at READ COMMITTED as well", "ratelimit/execute.go",
-		"!t.begun && x.attempt.keepsSnapshot() {", "!t.begun {", "RunsOnceMore", whole, true},
+		"!x.lazy.begun && x.attempt.keepsSnapshot() {", "!x.lazy.begun {", "RunsOnceMore", whole, true},
 	{"foresee: what it grants is looked at again", "ratelimit/protocol.go",
 		"	if res.OK { // the take decides anew\n		return res, nil\n	}\n", "", "TokensThatHaveCome", whole, true},
 	{"remember: for ever", "internal/limits/denials/denials.go",
