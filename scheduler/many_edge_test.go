@@ -195,7 +195,7 @@ func TestDuplicatesAmongManyJobsTakeNothing(t *testing.T) {
 			t.Run(name+" of a "+kind, func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, scheduler.Config{Jitter: -1})
-				limit := ratelimit.MustDefine("uniqueOfMany", rule, options...)
+				limit := ratelimit.MustDefine("uniqueOfMany"+name+kind, rule, options...)
 				unique := func(n int) scheduler.InsertManyParams {
 					p := job(n, limit.For("k").Count(2).OrReserve())
 					p.InsertOpts = &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}

@@ -179,7 +179,7 @@ func TestResumeBringsForwardWhoHasMetThePause(t *testing.T) {
 			t.Parallel()
 			f, _, j := exact(t)
 			sched := scheduler.New(f.limiter, scheduler.Config{})
-			limit := ratelimit.MustDefine("met", rule)
+			limit := ratelimit.MustDefine("met"+name, rule)
 			j.work = func(context.Context, *river.Job[sendArgs]) error {
 				if len(j.await(t, 1)) == 1 {
 					return &scheduler.PauseError{For: time.Hour, Requests: []ratelimit.Request{limit.For("k")}}

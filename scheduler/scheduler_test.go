@@ -69,14 +69,14 @@ func TestAReservedJobIsDueWhenItsTokensExistPlusJitter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, scheduler.Config{Jitter: c.jitter})
-			limit := ratelimit.MustDefine("later", ratelimit.TokenBucket{Rate: 1, Period: c.period})
+			limit := ratelimit.MustDefine("later"+name, ratelimit.TokenBucket{Rate: 1, Period: c.period})
 			other := ratelimit.MustDefine("plenty", ratelimit.FixedWindow{Rate: 1000, Period: never})
 			f.insert(t, sendArgs{0}, nil, limit.For("k").Count(1000).OrReserve()) // more than the test takes
 			distinct := map[time.Duration]bool{}
 			last := time.Time{}
 			for i := range 20 {
 				in := f.insert(t, sendArgs{i}, nil, limit.For("k").OrReserve(), other.For("k"))
-				if !in.OK || in.RunAt.IsZero() || in.Limit != "later" {
+				if !in.OK || in.RunAt.IsZero() || in.Limit != limit.Name() {
 					t.Fatalf("got %+v, want a reservation", in.Result)
 				}
 				if d := in.RunAt.Sub(in.At); d > time.Duration(i+1000)*c.period || !in.RunAt.After(last) {

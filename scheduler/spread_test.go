@@ -19,7 +19,7 @@ func TestWindowReservationsAreSpread(t *testing.T) {
 			f := setUp(t, scheduler.Config{})
 			jobs := scheduler.New(f.limiter, scheduler.Config{Jitter: -1, Bunch: bunch}).Jobs(f.client)
 			start := f.now(t).Truncate(time.Second)
-			limit := ratelimit.MustDefine("window", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: start})
+			limit := ratelimit.MustDefine("window"+name, ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: start})
 			f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(10)) // the current one
 			per := map[time.Duration]int{}
 			var last time.Time
