@@ -185,7 +185,17 @@ func Own(t testing.TB, opts ...pgserver.Option) (*pgserver.Server, *pgxpool.Pool
 func Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	pool := Bare(t, configure...)
-	if err := migrate(t.Context(), pool); err != nil {
+	maker := pool
+	if cfg := pool.Config(); cfg.ConnConfig.RuntimeParams["lock_timeout"] != "" {
+		// that is for the test's own statements: a migration waits, if other tests make tables
+		delete(cfg.ConnConfig.RuntimeParams, "lock_timeout")
+		var err error
+		if maker, err = pgxpool.NewWithConfig(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		defer maker.Close()
+	}
+	if err := migrate(t.Context(), maker); err != nil {
 		t.Fatal(err)
 	}
 	return pool
