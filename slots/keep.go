@@ -2,6 +2,7 @@ package slots
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -123,17 +124,27 @@ func (s *Slots) renewAll(ctx context.Context) error {
 
 	return eachKey(ctx, s, s.every(), all, keyOf, func(ctx context.Context, some []*slot) error {
 		sent := time.Now()
-		renewed, err := s.renew(ctx, some)
+		// On Citus the statement is for one key. Elsewhere it is for all, and may have failed because
+		// somebody holds one of the rows.
+		spread := s.spread.Load()
+		free := len(late) > 0 && (spread == nil || !*spread)
+		renewed, err := s.renew(ctx, some, free)
+		locked := false
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, sl := range some {
-			switch sl.missed = err != nil; {
+			done, held := renewed[sl.holder]
+			switch sl.missed = err != nil || held && !done; {
 			case err != nil || !s.held[sl]: // an error, or the slot was released or lost meanwhile
-			case renewed[sl.holder]:
+			case done:
 				sl.until = s.lostAt(sent) // expire sets the timer again
-			default:
+			case !held:
 				s.lose(sl)
 			}
+			locked = locked || held && !done
+		}
+		if locked {
+			err = errLocked
 		}
 		if err != nil {
 			return fmt.Errorf("slots: renew: %w", err)
@@ -141,6 +152,8 @@ func (s *Slots) renewAll(ctx context.Context) error {
 		return nil
 	})
 }
+
+var errLocked = errors.New("other transactions have locked the rows of some slots")
 
 // forget frees the slot of a holder that nobody uses: the Slots were closed when the slot came, or
 // the answer of the call that may have taken it was lost.

@@ -325,3 +325,52 @@ func TestSlotsOutliveTheirServerIfItComesBackInTime(t *testing.T) {
 	release(t, h)
 	release(t, long)
 }
+
+// A row that somebody has locked for long costs a process neither its other slots nor this one, once
+// it is free; and a slot that is lost meanwhile is lost at once.
+func TestALockedRowCostsNoOtherSlot(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "a statement there is for one key")
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{TTL: time.Hour, Logger: silent})
+	many := slots.MustDefine("many", 3)
+	locked, free, lost := try(t, s, many.For("locked")), try(t, s, many.For("free")), try(t, s, many.For("lost"))
+	until := func(key string) time.Time {
+		return scan[time.Time](t, pool, `SELECT until FROM weir_slot WHERE key = '`+key+`'`)
+	}
+	first := until("locked")
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM weir_slot WHERE key = 'locked' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	brief, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := slots.Renew(brief, s); err == nil {
+		t.Error("renewed though a row is locked")
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE weir_slot SET holder = gen_random_uuid() WHERE key = 'lost'`); err != nil {
+		t.Fatal(err)
+	}
+	before := until("free")
+	within, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := slots.Renew(within, s); err == nil || !until("free").After(before) {
+		t.Errorf("%v, and the row that is free is renewed: %v", err, until("free").After(before))
+	}
+	if err := lost.Err(); !errors.Is(err, slots.ErrLost) {
+		t.Errorf("%v, want ErrLost: another process holds it", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := slots.Renew(t.Context(), s); err != nil || !until("locked").After(first) {
+		t.Errorf("%v, and the row is renewed: %v", err, until("locked").After(first))
+	}
+	if locked.Err() != nil || free.Err() != nil {
+		t.Errorf("%v, %v", locked.Err(), free.Err())
+	}
+}

@@ -88,15 +88,33 @@ SELECT 1 FROM {schema}weir_slot WHERE name = $1::text AND key = $2::text AND slo
 	mine = `unnest({lists}) AS mine (name, key, slot, holder)
 WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid{one}`
 
-	// renewSQL renews the slots that have not expired, and returns their holders.
-	renewSQL = `
-WITH clock AS MATERIALIZED (
+	// renewal is the time, and until when a slot is renewed at it.
+	renewal = `clock AS MATERIALIZED (
 	SELECT c.now, c.now + $2::bigint::float8 * interval '1 microsecond' AS until
 	FROM (SELECT coalesce($1::timestamptz, clock_timestamp()) AS now) c
-)
+)`
+
+	// renewSQL renews the slots that have not expired, and returns their holders, and true.
+	renewSQL = `
+WITH ` + renewal + `
 UPDATE {schema}weir_slot AS s SET until = clock.until
 FROM clock, {mine} AND s.until > clock.now
-RETURNING s.holder::text`
+RETURNING s.holder::text, true`
+
+	// renewFreeSQL is renewSQL without the rows that other transactions have locked. So a row that is
+	// locked for long does not cost a process its other slots. It returns the holders of all slots
+	// that have not expired, and whether each was renewed.
+	renewFreeSQL = `
+WITH ` + renewal + `, held AS MATERIALIZED (
+	SELECT s.holder FROM clock, {schema}weir_slot AS s, {mine} AND s.until > clock.now
+), free AS MATERIALIZED (
+	SELECT s.name, s.key, s.slot FROM {schema}weir_slot AS s, {mine} FOR UPDATE OF s SKIP LOCKED
+), renewed AS (
+	UPDATE {schema}weir_slot AS s SET until = clock.until
+	FROM clock, free WHERE s.name = free.name AND s.key = free.key AND s.slot = free.slot AND s.until > clock.now
+	RETURNING s.holder
+)
+SELECT holder::text, holder IN (SELECT holder FROM renewed) FROM held`
 
 	// releaseSQL frees slots. It does not delete their rows, which have the last tokens.
 	releaseSQL = `
@@ -112,9 +130,9 @@ WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, c
 )
 
 type statements struct {
-	acquire, find, take, left, tidy, held, claim string
-	renew, release, count                        byKeys
-	twoPhase                                     string // a table: see spreadSQL
+	acquire, find, take, left, tidy, held, claim, renewFree string
+	renew, release, count                                   byKeys
+	twoPhase                                                string // a table: see spreadSQL
 }
 
 func newStatements(schema string) statements {
@@ -131,17 +149,18 @@ func newStatements(schema string) statements {
 			text(sql, "{lists}", lists, "{one}", " AND s.key = "+key+"::text")}
 	}
 	return statements{
-		acquire:  text(acquireSQL, "{ttl}", "$8"),
-		find:     text(findSQL),
-		take:     text(takeSQL, "{ttl}", "$6"),
-		left:     text(leftSQL),
-		tidy:     text(tidySQL),
-		held:     text(heldSQL),
-		claim:    text(claimSQL),
-		renew:    keys(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]", "$7"),
-		release:  keys(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]", "$5"),
-		count:    keys(countSQL, "", "$4"),
-		twoPhase: prefix + "weir_two_phase",
+		acquire:   text(acquireSQL, "{ttl}", "$8"),
+		find:      text(findSQL),
+		take:      text(takeSQL, "{ttl}", "$6"),
+		left:      text(leftSQL),
+		tidy:      text(tidySQL),
+		held:      text(heldSQL),
+		claim:     text(claimSQL),
+		renewFree: text(renewFreeSQL, "{lists}", "$3::text[], $4::text[], $5::integer[], $6::text[]", "{one}", ""),
+		renew:     keys(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]", "$7"),
+		release:   keys(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]", "$5"),
+		count:     keys(countSQL, "", "$4"),
+		twoPhase:  prefix + "weir_two_phase",
 	}
 }
 
@@ -257,17 +276,26 @@ func (s *Slots) acquireOn(
 	return a, err
 }
 
-// renew renews slots, and returns the holders of those that it renewed.
-func (s *Slots) renew(ctx context.Context, slots []*slot) (renewed map[string]bool, err error) {
+// renew renews slots. It returns the holders of those that are still held, and whether it has renewed
+// them: it has, but with free those whose rows are locked.
+func (s *Slots) renew(
+	ctx context.Context, slots []*slot, free bool,
+) (renewed map[string]bool, err error) {
 	names, keys, numbers, holders := lists(slots)
-	sql, args := s.sql.renew.of(keys, s.clock(), s.ttl.Microseconds(), names, keys, numbers, holders)
+	args := []any{s.clock(), s.ttl.Microseconds(), names, keys, numbers, holders}
+	sql := s.sql.renewFree
+	if !free {
+		sql, args = s.sql.renew.of(keys, args...)
+	}
 	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
 		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-			holders, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			renewed = make(map[string]bool, len(holders))
-			for _, h := range holders {
-				renewed[h] = true
-			}
+			renewed = make(map[string]bool, len(slots))
+			var holder string
+			var ok bool
+			_, err := pgx.ForEachRow(rows, []any{&holder, &ok}, func() error {
+				renewed[holder] = ok
+				return nil
+			})
 			return err
 		})
 	})

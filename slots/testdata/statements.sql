@@ -79,7 +79,7 @@ WITH clock AS MATERIALIZED (
 UPDATE "public".weir_slot AS s SET until = clock.until
 FROM clock, unnest($3::text[], $4::text[], $5::integer[], $6::text[]) AS mine (name, key, slot, holder)
 WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid AND s.key = $7::text AND s.until > clock.now
-RETURNING s.holder::text;
+RETURNING s.holder::text, true;
 
 -- renew.several: renews slots of several keys
 WITH clock AS MATERIALIZED (
@@ -89,7 +89,24 @@ WITH clock AS MATERIALIZED (
 UPDATE "public".weir_slot AS s SET until = clock.until
 FROM clock, unnest($3::text[], $4::text[], $5::integer[], $6::text[]) AS mine (name, key, slot, holder)
 WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid AND s.until > clock.now
-RETURNING s.holder::text;
+RETURNING s.holder::text, true;
+
+-- renewFree: renews slots, except those whose rows are locked
+WITH clock AS MATERIALIZED (
+	SELECT c.now, c.now + $2::bigint::float8 * interval '1 microsecond' AS until
+	FROM (SELECT coalesce($1::timestamptz, clock_timestamp()) AS now) c
+), held AS MATERIALIZED (
+	SELECT s.holder FROM clock, "public".weir_slot AS s, unnest($3::text[], $4::text[], $5::integer[], $6::text[]) AS mine (name, key, slot, holder)
+WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid AND s.until > clock.now
+), free AS MATERIALIZED (
+	SELECT s.name, s.key, s.slot FROM "public".weir_slot AS s, unnest($3::text[], $4::text[], $5::integer[], $6::text[]) AS mine (name, key, slot, holder)
+WHERE s.name = mine.name AND s.key = mine.key AND s.slot = mine.slot AND s.holder = mine.holder::uuid FOR UPDATE OF s SKIP LOCKED
+), renewed AS (
+	UPDATE "public".weir_slot AS s SET until = clock.until
+	FROM clock, free WHERE s.name = free.name AND s.key = free.key AND s.slot = free.slot AND s.until > clock.now
+	RETURNING s.holder
+)
+SELECT holder::text, holder IN (SELECT holder FROM renewed) FROM held;
 
 -- take: on Citus, its second half: takes that number, if nobody else has it
 INSERT INTO "public".weir_slot AS s (name, key, slot, holder, until, token)
