@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/scheduler"
 	"github.com/weir-go/weir/slots"
 )
@@ -39,10 +40,15 @@ func keyOf(n int) string { return fmt.Sprint(n / 100) }
 
 func newCrew(t testing.TB, n int) *crew {
 	t.Helper()
-	c := &crew{fixture: setUp(t, scheduler.Config{}), t: t, running: map[int]int{}, gates: map[int]chan struct{}{}}
+	return newCrewOn(t, pgtest.Pool(t), n, slots.Config{Logger: quiet()})
+}
+
+func newCrewOn(t testing.TB, pool *pgxpool.Pool, n int, cfg slots.Config) *crew {
+	t.Helper()
+	c := &crew{fixture: setUpOn(t, pool, scheduler.Config{}), t: t, running: map[int]int{}, gates: map[int]chan struct{}{}}
 	c.takes = 2 * time.Millisecond
 	c.n.Store(int32(n))
-	c.slots, c.limit = c.newSlots(), slots.MustDefine("crew", n)
+	c.slots, c.limit = c.slotsOn(pool, cfg), slots.MustDefine("crew", n)
 	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: c.slots})
 	c.j = newJournal(c.fixture)
 	c.j.wrap = c.atOnce

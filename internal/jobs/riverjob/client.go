@@ -69,7 +69,7 @@ func (c *Client) Warn(err error, what string, args ...any) {
 func PoolClosed(err error) bool { return strings.Contains(err.Error(), "closed pool") }
 
 // InTx runs fn in a transaction at READ COMMITTED, on a connection of the pool. It may take tokens
-// and write jobs: see Whole.
+// and write jobs: see Whole. Postgres ends the transaction if the client hangs in it: see HangsSQL.
 func (c *Client) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, c.Pool, readCommitted, func(tx pgx.Tx) error {
 		return fn(Whole(tx))
@@ -113,7 +113,11 @@ func IsDown(err error) bool {
 	return errors.As(err, &e) && e.Code == "08006"
 }
 
-var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+// HangsSQL has Postgres end the transaction of a client that hangs in it. Then what it has locked is
+// free.
+const HangsSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
+
+var readCommitted = pgx.TxOptions{BeginQuery: `BEGIN ISOLATION LEVEL READ COMMITTED; ` + HangsSQL}
 
 // Connected runs fn on a connection of the pool. If workers hold all of them, in a middleware of
 // their own that keeps a transaction open, they wait for this look before they go on: then fn gets

@@ -130,6 +130,7 @@ func (g *Giver) handBy(
 	s, b, found := g.slots, &pgx.Batch{}, false
 	tenant := tenantOf(want.Place)
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	b.Queue(riverjob.HangsSQL) // otherwise nobody could take the slot that it frees
 	if free != nil {
 		s.Free(b, *free)
 	}
@@ -260,10 +261,10 @@ func (g *Giver) followUp() {
 	running, err := g.Which(ctx, g.Pool, RunningSQL, ids)
 
 	g.mu.Lock()
-	wants := map[hand.Want]bool{}
+	wants := map[hand.Place]hand.Want{} // one for each place: its free slots are counted once
 	for _, id := range ids {
 		if w := g.put[id]; err == nil && !running[id] {
-			wants[w.want] = true
+			wants[w.want.Place] = w.want
 			delete(g.put, id)
 		} else if time.Since(w.since) > followFor {
 			delete(g.put, id) // the round finds it
@@ -274,7 +275,7 @@ func (g *Giver) followUp() {
 	}
 	g.mu.Unlock()
 	if err == nil {
-		err = g.serve(ctx, slices.Collect(maps.Keys(wants)))
+		err = g.serve(ctx, slices.Collect(maps.Values(wants)))
 	}
 	g.Warn(err, "jobs that wait for slots could not be looked after", "jobs", len(ids))
 }

@@ -5,6 +5,8 @@ var ofAtOnce = []mutant{
 		"	if !waits {\n", "	if waits || true {\n", "ANewJobGoesBehind", jobs, false},
 	{"at once: a freed slot is given to nobody at once", "internal/jobs/slotline/giver.go",
 		"	if found {\n", "	if found && free == nil {\n", "AnEndedJobHands", jobs, false},
+	{"at once: a client that hangs keeps the slot that it frees", "internal/jobs/slotline/giver.go",
+		"b.Queue(riverjob.HangsSQL)", "b.Queue(`SELECT 1`)", "AClientThatHangsKeeps", jobs, false},
 	{"at once: a slot that could not be freed is left until it expires", "internal/jobs/slotline/giver.go",
 		"(conflict || free != nil && mayPass(err))", "conflict", "ASlotIsHandedOnAfterAnError", jobs, false},
 	{"at once: what cannot be freed at all is tried for ten seconds", "internal/jobs/slotline/giver.go",
