@@ -119,7 +119,7 @@ func (p *patient) examine(ctx context.Context) error {
 		case ctx.Err() != nil || errors.As(err, &usage):
 			return err
 		case err != nil: // a role that may not look, say: the others go on
-			p.find(note, "", "could not be looked at: %s", redact(err.Error()))
+			p.find(note, "", "could not be looked at: %v", err)
 		case len(p.findings) == before:
 			p.find(fine, "", "nothing wrong")
 		}

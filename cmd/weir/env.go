@@ -66,11 +66,13 @@ func (e *env) plain() bool {
 	return true
 }
 
-var inURL = regexp.MustCompile(`(://[^:@/\s]*):[^@\s]*@`)
-var inPairs = regexp.MustCompile(`(?i)(password\s*=\s*)('[^']*'|[^\s&]+)`)
+var inURL = regexp.MustCompile(`(?s)://.*@`)
+var inPairs = regexp.MustCompile(`(?is)password\s*=.*`)
 
-// redact takes out passwords, whoever has put them into a text.
+// redact takes passwords out of an error that repeats arguments of the command line: one of them
+// may be a connection string in the wrong place. Nobody knows where a password ends that is not
+// well written, so redact takes out all up to the last @, or to the end.
 func redact(text string) string {
-	text = inURL.ReplaceAllString(text, "$1:xxxxx@")
-	return inPairs.ReplaceAllString(text, "${1}xxxxx")
+	text = inURL.ReplaceAllString(text, "://xxxxx@")
+	return inPairs.ReplaceAllString(text, "password=xxxxx")
 }

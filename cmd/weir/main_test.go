@@ -154,7 +154,7 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 		"explain x":              `the job is "x"`,
 		"line":                   "line takes a LIMIT",
 		"line l --most 501":      "--most is 501: want a number from 1 to 500",
-		"limits --database ://u": "cannot parse",
+		"limits --database ://u": "percent-encode",
 	} {
 		r := weir(t, pgtest.Pool(t), strings.Fields(line)...)
 		r.fails(t, exitUsage, want, "weir help")
@@ -198,22 +198,52 @@ func TestAnAnswerThatIsLostIsAFailure(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong, the password is not written.
+// Whatever goes wrong, no part of the password is written.
 func TestPasswordsAreNotWritten(t *testing.T) {
 	t.Parallel()
 	for _, database := range []string{
 		"postgres://u:s3cret@127.0.0.1:1/d", "postgres://u:s3cret@127.0.0.1:1/d?sslmode=nonsense",
 		"postgres://u:s3cret@127.0.0.1:x/d",
 		"postgres://u:s3cret@[::1/d",
+		"postgres://u:s3cret/w0rd@127.0.0.1:1/d", "postgres://u:s3cret#w0rd@127.0.0.1:1/d",
+		"postgres://u:s3cret?w0rd@127.0.0.1:1/d", "postgres://u:s3cret@w0rd%@127.0.0.1:1/d",
+		"postgres://u:s3cret w0rd@127.0.0.1:1/d",
+		"postgres://u:7531/w0rd@127.0.0.1:1/d", "postgres://u:7531#w0rd@127.0.0.1:1/d",
+		"postgres://u:7531?w0rd@127.0.0.1:1/d", "postgres://u:s3cret@7531/w0rd@127.0.0.1:1/d",
 		"host=127.0.0.1 port=1 password=s3cret", "host=127.0.0.1 port=x password='s3cret'",
 		"postgres://127.0.0.1:1/d?password=s3cret",
 		"password = s3cret =",
 		"host=127.0.0.1 port=1 password=s3cret sslmode=nonsense",
+		`host=127.0.0.1 port=x password='s3cret\'s w0rd'`,
+		`host=127.0.0.1 port=x password=s3cret\ w0rd`,
+		"host=127.0.0.1 port=1 password=s3cret w0rd dbname=d",
 	} {
-		r := weir(t, nil, "limits", "--database", database)
-		if r.code == 0 || r.err == "" || strings.Contains(r.out+r.err, "s3cret") {
-			t.Errorf("%s: %+v", database, r)
+		for _, args := range [][]string{{"limits", "--database", database}, {"limits", database},
+			{"explain", database}, {"show", "l", "--most", database}} {
+			r := weir(t, nil, args...)
+			for _, part := range []string{"s3cret", "w0rd", "7531"} {
+				if r.code == 0 || r.err == "" || strings.Contains(r.out+r.err, part) {
+					t.Errorf("%q: %+v", args, r)
+				}
+			}
 		}
+	}
+}
+
+// A URL whose password has ended the host too early is not connected to.
+func TestAPasswordThatIsNotPercentEncodedIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, database := range []string{
+		"postgres://u:12/w0rd@db/d", "postgres://u:12#w0rd@db/d", "postgres://u:12?w0rd@db/d",
+		"postgres://u:p@ss/w0rd@db/d", "postgres://u:w0rd/x@db/d",
+		"host=127.0.0.1 port=1 password=s3cret w0rd dbname=d",
+	} {
+		weir(t, nil, "limits", "--database", database).fails(t, exitUsage, "percent-encode", "--database",
+			"DATABASE_URL")
+	}
+	for _, database := range []string{"postgres://u:p%40%2F%23%3F@127.0.0.1:1/d%40e?application_name=a@b",
+		"host=127.0.0.1 port=1 user=u password='p@/#?' dbname=d@e"} {
+		weir(t, nil, "limits", "--database", database).fails(t, exitFailed, "refused", "d@e")
 	}
 }
 

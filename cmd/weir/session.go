@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"time"
 
@@ -33,8 +34,12 @@ func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session)
 		text = e.getenv("DATABASE_URL")
 	}
 	cfg, err := pgxpool.ParseConfig(text)
-	if err != nil {
-		return usagef("%v", err)
+	if err != nil || splitsPassword(text, cfg) {
+		// No part of the text, nor of pgx's error: a password may be anywhere in it.
+		return usagef("%s", "the connection string in --database or DATABASE_URL, or a setting in "+
+			"a PG variable, is invalid: want a URL, or key=value pairs. In a URL, percent-encode "+
+			"special characters of the password: %40 is @, %2F is /, %23 is #, %3F is ? and %25 is "+
+			"%. In pairs, write 'quotes' around a password with spaces")
 	}
 	cfg.MaxConns = 2
 	// Nothing is prepared, so that a pooler in transaction mode will do.
@@ -55,6 +60,21 @@ func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session)
 		return err
 	}
 	return explain(fn(ctx, s))
+}
+
+// splitsPassword reports whether a part of the password was probably read as something else, which
+// errors may show: in a URL a bare /, ? or # ends the host, and in pairs a space ends a value.
+func splitsPassword(text string, cfg *pgxpool.Config) bool {
+	if u, err := url.Parse(text); err == nil && u.Host != "" &&
+		strings.Contains(u.EscapedPath()+u.EscapedFragment(), "@") {
+		return true
+	}
+	for name := range cfg.ConnConfig.RuntimeParams {
+		if strings.ContainsAny(name, "@ \t\n") {
+			return true
+		}
+	}
+	return false
 }
 
 // with is open for commands that need the tables.

@@ -352,6 +352,12 @@ var ofTheRest = []mutant{
 	// the command
 	{"weir: changes what is elsewhere unasked", "cmd/weir/session.go",
 		"if s.e.yes || s.e.local(", "if !s.e.yes || s.e.local(", "AnotherMachine", command, false},
+	{"weir: prints what pgx says of a connection string", "cmd/weir/session.go",
+		"return usagef(\"%s\", \"the connection string", "return usagef(\"%v%.3s\", err, \"the connection string", "PasswordsAreNot", command, false},
+	{"weir: connects to what a password has split", "cmd/weir/session.go",
+		"if err != nil || splitsPassword(text, cfg) {", "if err != nil {", "PercentEncoded", command, false},
+	{"weir: repeats half of a password", "cmd/weir/env.go",
+		"`(?s)://.*@`", "`(?s)://.*?@`", "PasswordsAreNot", command, false},
 	{"weir: resets by a rule of its own", "cmd/weir/change.go",
 		"ratelimit.Shards(b.Shards)", "ratelimit.Shards(b.Shards + 1)", "ChangesOfABalance", command, false},
 	{"weir: says that what was interrupted is done", "cmd/weir/prune.go",
