@@ -162,18 +162,17 @@ func policy(name string) string {
 }
 
 // write adds the fields to those of Guards further out, and returns the seconds before which one of
-// these will deny, too, if the call was denied.
+// these will deny, too, if the call was denied. What they have told counts for Guards of all
+// Fields.
 func (f Fields) write(h http.Header, items []item, denied bool) (after int64) {
-	if f == None {
-		return 0
+	if denied {
+		after = max(outer(h), outerLegacy(h))
+	}
+	if f == None || len(items) == 0 {
+		return after
 	}
 	if f == Legacy {
-		return legacy(h, items, denied)
-	}
-	if denied {
-		after = outer(h)
-	}
-	if len(items) == 0 {
+		legacy(h, items, denied, after)
 		return after
 	}
 	policies, limits := make(httpsfv.List, len(items)), make(httpsfv.List, len(items))
@@ -222,27 +221,33 @@ func outer(h http.Header) (after int64) {
 	return after
 }
 
+// outerLegacy is outer for the fields of Legacy.
+func outerLegacy(h http.Header) (after int64) {
+	const timeOfDay = 1_000_000_000 // which other middleware writes there, or more
+	reset, err := strconv.ParseInt(h.Get("X-RateLimit-Reset"), 10, 64)
+	if err != nil || reset >= timeOfDay {
+		return 0
+	}
+	if h.Get("X-RateLimit-Remaining") != "0" {
+		h.Set("X-RateLimit-Reset", "0")
+		return 0
+	}
+	return reset
+}
+
 // legacy has room for one limit: that of a Guard further out, if that is as tight.
-func legacy(h http.Header, items []item, denied bool) (after int64) {
-	r, err := strconv.ParseInt(h.Get("X-RateLimit-Remaining"), 10, 64)
-	told := err == nil
-	if told && r == 0 && denied {
-		after, _ = strconv.ParseInt(h.Get("X-RateLimit-Reset"), 10, 64)
-	}
-	if len(items) == 0 {
-		return after
-	}
+func legacy(h http.Header, items []item, denied bool, after int64) {
 	it := items[0]
 	for _, other := range items[1:] {
 		if other.tighter(it) {
 			it = other
 		}
 	}
-	if told && !denied && r <= it.r {
-		return after
+	r, err := strconv.ParseInt(h.Get("X-RateLimit-Remaining"), 10, 64)
+	if err == nil && !denied && r <= it.r {
+		return
 	}
 	h.Set("X-RateLimit-Limit", strconv.FormatInt(it.q, 10))
 	h.Set("X-RateLimit-Remaining", strconv.FormatInt(it.r, 10))
 	h.Set("X-RateLimit-Reset", strconv.FormatInt(max(0, it.t, after), 10))
-	return after
 }

@@ -178,6 +178,66 @@ func TestGuardsAroundEachOther(t *testing.T) {
 	}
 }
 
+// Whatever the Fields of two Guards are, a client that the inner one denies comes no earlier than
+// the outer one has said, and no number is later than Retry-After.
+func TestGuardsWithOtherFieldsAroundEachOther(t *testing.T) {
+	t.Parallel()
+	const hour = time.Hour
+	inner := result(denied(bucket("inner", 0, 5, 1, hour), time.Minute))
+	bare := ratelimit.Result{At: at, RetryAt: at.Add(time.Minute), Limit: "inner"}
+	for _, outer := range []httplimit.Fields{httplimit.Draft10, httplimit.Legacy} {
+		for _, fields := range []httplimit.Fields{httplimit.Draft10, httplimit.Legacy, httplimit.None} {
+			for name, c := range map[string]struct {
+				left     float64 // at the outer Guard
+				inner    ratelimit.Result
+				from, to int
+			}{
+				"Empty":           {0, inner, 3600, 3660},
+				"EmptyNoOutcomes": {0, bare, 3600, 3660},
+				"Some":            {3, inner, 60, 72},
+				"SomeNoOutcomes":  {3, bare, 60, 72},
+			} {
+				w := httptest.NewRecorder()
+				r := httptest.NewRequest(http.MethodGet, "/", nil)
+				(&httplimit.Guard{Fields: outer}).Pass(w, r,
+					result(window("outer", c.left, 9, 9, hour, hour)), nil)
+				(&httplimit.Guard{Fields: fields}).Pass(w, r, c.inner, nil)
+				h := w.Result().Header
+				retry, _ := strconv.Atoi(h.Get("Retry-After"))
+				if retry < c.from || retry > c.to {
+					t.Errorf("%s, %d within %d: Retry-After: %d, want %d to %d", name, fields, outer, retry, c.from, c.to)
+				}
+				list, err := parseList(h.Values("RateLimit"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, m := range list {
+					if m.params["t"] > int64(retry) {
+						t.Errorf("%s, %d within %d: Retry-After: %d is before %v", name, fields, outer, retry, m)
+					}
+				}
+				if reset, _ := strconv.Atoi(h.Get("X-RateLimit-Reset")); reset > retry {
+					t.Errorf("%s, %d within %d: Retry-After: %d is before X-RateLimit-Reset: %d", name, fields, outer,
+						retry, reset)
+				}
+			}
+		}
+	}
+}
+
+// Other middleware may write the time of day there.
+func TestATimeOfDayIsNoNumberOfSeconds(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	w.Header().Set("X-RateLimit-Remaining", "0")
+	w.Header().Set("X-RateLimit-Reset", "1772366400")
+	new(httplimit.Guard).Pass(w, httptest.NewRequest(http.MethodGet, "/", nil), deniedFor(time.Minute), nil)
+	if retry, _ := strconv.Atoi(w.Header().Get("Retry-After")); retry < 60 || retry > 72 ||
+		w.Header().Get("X-RateLimit-Reset") != "1772366400" {
+		t.Errorf("%v", w.Header())
+	}
+}
+
 // What is in the way of others is left as it is.
 func TestAFieldOfSomebodyElseIsKept(t *testing.T) {
 	t.Parallel()
