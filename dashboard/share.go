@@ -10,11 +10,11 @@ import (
 const (
 	fresh    = 900 * time.Millisecond // how long an answer is good for: pages ask once a second
 	patience = 5 * time.Second        // that a reading may take
-	// times as long as a reading took it is not made again: large tables are read less often
+	// times as long as a reading took it is not made again, even if it failed: large tables are read
+	// less often
 	idle     = 10
-	again    = 10 * time.Second // but after an error it is made again by then
-	atOnce   = 2                // readings, each of which holds a connection
-	mostKept = 256              // answers
+	atOnce   = 2   // readings, each of which holds a connection
+	mostKept = 256 // answers
 )
 
 // shared is what many viewers read together: each thing once a second, however many ask for it.
@@ -61,24 +61,22 @@ func (s *shared) get(ctx context.Context, what string,
 	s.kept[what] = a
 	s.mu.Unlock()
 
-	began := s.now()
+	var took time.Duration // a wait costs the database nothing
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		now := s.now()
-		keep := max(fresh, now.Sub(began)*idle)
-		if a.err != nil {
-			keep = min(keep, again)
-		}
-		a.until = now.Add(keep)
+		a.until = s.now().Add(max(fresh, took*idle))
 		close(a.done)
 	}()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	select {
 	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-		began = s.now() // a wait costs the database nothing
+		began := s.now()
+		defer func() {
+			took = s.now().Sub(began)
+			<-s.slots
+		}()
 		a.body, a.err = read(ctx)
 	case <-ctx.Done():
 		a.err = ctx.Err()

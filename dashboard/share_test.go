@@ -148,22 +148,59 @@ func TestAQuickReadingBehindSlowOnesIsMadeAsOften(t *testing.T) {
 	})
 }
 
-// An error is not told for longer than the page waits until it asks again.
-func TestAnErrorIsForgottenSoon(t *testing.T) {
+// A reading that fails costs the database as much as one that does not.
+func TestSlowReadingsThatFailAreMadeLessOften(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared()
-		_, err := s.get(t.Context(), "what", func(ctx context.Context) ([]byte, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		})
-		if !errors.Is(err, context.DeadlineExceeded) {
+		var spent time.Duration
+		began := time.Now()
+		for range 200 {
+			_, err := s.get(t.Context(), "slow", func(ctx context.Context) ([]byte, error) {
+				start := time.Now()
+				<-ctx.Done()
+				spent += time.Since(start)
+				return nil, ctx.Err()
+			})
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if all := time.Since(began); spent < 2*patience || spent-patience > all/10 {
+			t.Errorf("of %v it has read for %v", all, spent)
+		}
+	})
+}
+
+// A reading that has failed at once, or has only waited, has cost nothing, and is made again soon.
+func TestAnErrorThatCostNothingIsForgottenSoon(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared()
+		bad := errors.New("bad")
+		if _, err := s.get(t.Context(), "failed", func(context.Context) ([]byte, error) {
+			return nil, bad
+		}); !errors.Is(err, bad) {
 			t.Error(err)
 		}
-		time.Sleep(again)
-		body, err := s.get(t.Context(), "what", func(context.Context) ([]byte, error) { return []byte("well"), nil })
-		if err != nil || string(body) != "well" {
-			t.Errorf("%s, %v", body, err)
+		for range atOnce {
+			s.slots <- struct{}{}
+		}
+		if _, err := s.get(t.Context(), "waited", nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		for range atOnce {
+			<-s.slots
+		}
+		time.Sleep(fresh)
+		for _, what := range []string{"failed", "waited"} {
+			body, err := s.get(t.Context(), what, func(context.Context) ([]byte, error) {
+				return []byte("well"), nil
+			})
+			if err != nil || string(body) != "well" {
+				t.Errorf("%s: %s, %v", what, body, err)
+			}
 		}
 	})
 }
