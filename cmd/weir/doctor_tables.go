@@ -195,7 +195,7 @@ func (p *patient) privileges(ctx context.Context) error {
 		return err
 	}
 	to, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{p.schema}.Sanitize()
-	var grants, hold, prune []string
+	var grants, hold, line, prune []string
 	lacks := func(into *[]string, privilege, on string, tables ...string) error {
 		// What is not there lacks nothing.
 		has := `coalesce(pg_catalog.has_table_privilege($1::text, pg_catalog.to_regclass($2::text)::oid, $3::text), true)`
@@ -226,6 +226,7 @@ func (p *patient) privileges(ctx context.Context) error {
 		}
 		return nil
 	}
+	ofLines := []string{"weir_line", "weir_line_tenant", "weir_turn"}
 	for _, want := range []struct {
 		into      *[]string
 		privilege string
@@ -240,6 +241,10 @@ func (p *patient) privileges(ctx context.Context) error {
 		{&hold, "SELECT", "", []string{"weir_slot"}},
 		{&hold, "INSERT", "", []string{"weir_slot"}},
 		{&hold, "UPDATE", "", []string{"weir_slot"}},
+		{&line, "SELECT", "", ofLines},
+		{&line, "INSERT", "", ofLines},
+		{&line, "UPDATE", "", ofLines},
+		{&line, "DELETE", "", ofLines},
 		{&prune, "SELECT", "", []string{"weir_slot"}},
 		{&prune, "UPDATE", "", []string{"weir_slot"}},
 		{&prune, "DELETE", "", []string{"weir_balance", "weir_settled", "weir_slot"}},
@@ -255,6 +260,10 @@ func (p *patient) privileges(ctx context.Context) error {
 	if len(hold) > 0 {
 		p.find(note, strings.Join(hold, "; ")+".",
 			"role %q may not hold slots, as programs with package slots do", role)
+	}
+	if len(line) > 0 {
+		p.find(note, strings.Join(line, "; ")+".",
+			"role %q may not use fair lines or AtOnce, as programs with package scheduler do", role)
 	}
 	if len(prune) > 0 {
 		p.find(note, strings.Join(prune, "; ")+".", "role %q may not prune", role)

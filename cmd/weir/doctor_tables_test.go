@@ -94,16 +94,18 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 	pool := pgtest.Pool(t)
 	role := newRole(t, pool)
 	found := doctor(t, pool, same, "--role", role)
-	if len(found) != 3 || found[0].Level != wrong || found[1].Level != note ||
+	if len(found) != 4 || found[0].Level != wrong || found[1].Level != note ||
 		!strings.Contains(found[1].Fix, "weir_slot") ||
-		found[2].Level != note || !strings.Contains(found[2].Fix, "GRANT DELETE") {
+		found[2].Level != note || !strings.Contains(found[2].Fix, "weir_turn") ||
+		found[3].Level != note || !strings.Contains(found[3].Fix, "GRANT DELETE") {
 		t.Fatalf("%+v", found)
 	}
 	exec(t, pool, strings.TrimSuffix(found[0].Fix, "."))
 	exec(t, pool, strings.TrimSuffix(found[1].Fix, "."))
+	exec(t, pool, strings.TrimSuffix(found[2].Fix, "."))
 	finds(t, doctor(t, pool, same, "--role", role), "privileges", note, "GRANT DELETE")
 	exec(t, pool, `REVOKE ALL ON weir_slot FROM `+role)
-	exec(t, pool, strings.TrimSuffix(found[2].Fix, "."))
+	exec(t, pool, strings.TrimSuffix(found[3].Fix, "."))
 	url := pgtest.URL(t, pool)
 	if strings.Contains(url, "://") {
 		url += "&role=" + role
@@ -118,6 +120,30 @@ func TestTheDoctorFindsMissingPrivileges(t *testing.T) {
 	weir(t, pool, "doctor", "--role", "no_such_role").fails(t, exitUsage, `no role "no_such_role"`)
 }
 
+// Each privilege on each table of fair lines and AtOnce is looked at.
+func TestTheDoctorFindsThatARoleMayNotUseFairLines(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	role := newRole(t, pool)
+	exec(t, pool, `GRANT USAGE ON SCHEMA `+pool.Config().ConnConfig.RuntimeParams["search_path"]+` TO `+role)
+	exec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA `+
+		pool.Config().ConnConfig.RuntimeParams["search_path"]+` TO `+role)
+	if found := doctor(t, pool, same, "--role", role); len(found) != 0 {
+		t.Fatalf("%+v", found)
+	}
+	for _, table := range []string{"weir_line", "weir_line_tenant", "weir_turn"} {
+		for _, privilege := range []string{"SELECT", "INSERT", "UPDATE", "DELETE"} {
+			exec(t, pool, `REVOKE `+privilege+` ON `+table+` FROM `+role)
+			found := doctor(t, pool, same, "--role", role)
+			finds(t, found, "privileges", note, "fair lines or AtOnce", "GRANT "+privilege+" ON", table)
+			exec(t, pool, strings.TrimSuffix(found[0].Fix, "."))
+			if found := doctor(t, pool, same, "--role", role); len(found) != 0 {
+				t.Errorf("after its fix: %+v", found)
+			}
+		}
+	}
+}
+
 // Where the tables are distributed, a program requests two-phase commit by a DELETE on a table that
 // is there for nothing else.
 func TestTheDoctorFindsThatARoleMayNotRequestTwoPhaseCommit(t *testing.T) {
@@ -125,7 +151,7 @@ func TestTheDoctorFindsThatARoleMayNotRequestTwoPhaseCommit(t *testing.T) {
 	pool := pgtest.Pool(t)
 	role := newRole(t, pool)
 	exec(t, pool, `GRANT USAGE ON SCHEMA `+pool.Config().ConnConfig.RuntimeParams["search_path"]+` TO `+role)
-	exec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON weir_balance, weir_settled, weir_slot, weir_schema TO `+role)
+	exec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA `+pool.Config().ConnConfig.RuntimeParams["search_path"]+` TO `+role)
 	if found := doctor(t, pool, same, "--role", role); len(found) != 0 {
 		t.Fatalf("%+v", found)
 	}

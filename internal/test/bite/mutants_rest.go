@@ -374,6 +374,8 @@ var ofTheRest = []mutant{
 		"if !unicode.IsPrint(r) {", "if !unicode.IsPrint(r) && r > 127 {", "Shown", command, false},
 	{"weir: the doctor is content with few pages", "cmd/weir/doctor_tables.go",
 		"if pages < fewestPages && !p.citus {", "if pages < 0*fewestPages {", "DoneToTheTables", command, false},
+	{"weir: the doctor forgets a privilege of fair lines", "cmd/weir/doctor_tables.go",
+		"{&line, \"DELETE\", \"\", ofLines},", "{&line, \"DELETE\", \"\", ofLines[1:]},", "MayNotUseFairLines", command, false},
 	{"weir: the doctor waits for longer lines", "cmd/weir/doctor_activity.go",
 		"if n < 2*samples {", "if n < 200*samples {", "HotKeys", command, false},
 
