@@ -107,6 +107,68 @@ func TestChangedNumbersKeepTheLock(t *testing.T) {
 	g.locked(from("alice", 1), "account", 2*time.Minute)
 }
 
+// What other numbers make of failures that were counted before is what Config's documentation says.
+func TestOtherNumbersCountFailuresAsDocumented(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		failures int
+		cfg      Config
+		attempts int
+	}{
+		"the same":         {1, Config{}, 4},
+		"more failures":    {1, Config{Failures: 10}, 8},
+		"fewer failures":   {1, Config{Failures: 2}, 1},
+		"a longer Window":  {1, Config{Window: 2 * time.Hour}, 2},
+		"a shorter Window": {4, Config{Window: 10 * time.Minute}, 5},
+	} {
+		g := newGuard(t, Config{AddressFailures: -1})
+		g.fail(c.failures, from("alice", 1))
+		g.succeed(from("carol", 1))
+		c.cfg.AddressFailures = -1
+		g.Lockout = g.another(c.cfg)
+		st, err := g.State(t.Context(), from("alice", 1))
+		if err != nil || st.Attempts != c.attempts || st.Lockouts != 0 {
+			t.Errorf("%s: %+v, %v, want %d attempts", name, st, err, c.attempts)
+		}
+		g.stands(from("carol", 1), State{Attempts: g.cfg.Failures})
+	}
+}
+
+// A past lockout counts as long as it takes to be forgotten.
+func TestAnotherForgetCountsLockoutsAsDocumented(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Failures: 1, AddressFailures: -1, Forget: 2 * time.Hour}
+	g := newGuard(t, cfg)
+	for _, minutes := range []time.Duration{1, 2} {
+		g.fail(1, from("alice", 1))
+		g.clock.add(minutes * time.Minute)
+	}
+	for forget, lockouts := range map[time.Duration]int{1: 4, 2: 2, 4: 1} {
+		cfg.Forget = forget * time.Hour
+		g.Lockout = g.another(cfg)
+		g.stands(from("alice", 1), State{Attempts: 1, Lockouts: lockouts})
+	}
+}
+
+// A much longer Window locks an account with a recent failure once. An address with a success only
+// has fewer attempts, until the added time has passed.
+func TestAMuchLongerWindowLocksOnce(t *testing.T) {
+	t.Parallel()
+	g := newGuard(t, Config{})
+	g.fail(1, from("alice", 1))
+	g.succeed(from("carol", 2))
+	g.Lockout = g.another(Config{Window: 24 * time.Hour})
+	g.stands(Who{Account: "alice"}, State{})
+	g.stands(Who{Address: address(2)}, State{Attempts: 2})
+	g.locked(from("alice", 3), "account", time.Minute)
+	g.clock.add(time.Minute)
+	g.stands(Who{Account: "alice"}, State{Attempts: 5, Lockouts: 1})
+	g.clock.add(23 * time.Hour)
+	g.stands(Who{Address: address(2)}, State{Attempts: 50})
+	g.fail(4, from("alice", 3))
+	g.stands(Who{Account: "alice"}, State{Attempts: 1, Lockouts: 1})
+}
+
 // What is remembered does not depend on how much another ladder remembers, nor on whether nothing
 // is remembered in a row or in none.
 func TestAnotherLadderRemembersAsMuch(t *testing.T) {

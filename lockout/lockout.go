@@ -14,7 +14,21 @@ import (
 // Config configures [New]. The zero Config uses the defaults. Durations are whole microseconds, and
 // at most 366 days.
 //
-// A change of the numbers takes effect at once. Counts and locks are kept.
+// A change of the numbers takes effect at once. Locks are kept. Failures are not stored as a
+// number, but as the part of Window that they have used, and past lockouts as the time until they
+// are forgotten. So other numbers count what is past differently:
+//
+//   - With other Failures or AddressFailures, the same share of the attempts is left, rounded down.
+//   - With a shorter Window, some failures or all of them are forgotten.
+//   - With a longer Window, the added time counts as used until it has passed. An account with a
+//     recent failure, or an address with recent attempts, has fewer attempts left, or none. If none
+//     is left, its next attempt locks it, once, as too many failures would. After that lock it has
+//     all attempts again.
+//   - With a shorter Forget, a past lockout counts as several, so the next lock is longer. With a
+//     longer Forget, several count as fewer.
+//
+// So raise Window when few people sign in. Or use another Name: then all begin without failures,
+// locks and lockouts.
 type Config struct {
 	// Name begins the names of the limits that it uses, which identify the counts. Use different
 	// names for sign-ins, second factors and PINs. Default: "signIn".

@@ -269,6 +269,8 @@ var ofTheRest = []mutant{
 		"before := s.remembered(state.Value)", "before := 0 * s.remembered(state.Value)", "LocksDouble", locks, true},
 	{"lockout: another ladder remembers otherwise", "lockout/ladder.go",
 		"(memory - value) / d.forget", "(memory - value + d.room - 7*d.forget) / d.forget", "AnotherLadder", locks, true},
+	{"lockout: failures are forgotten in an hour in any Window", "lockout/ladder.go",
+		"cfg.Window.Microseconds() / int64(n)", "min(3600e6, cfg.Window.Microseconds()) / int64(n)", "OtherNumbers|MuchLonger", locks, true},
 	{"lockout: more is remembered than matters", "lockout/ladder.go",
 		"if memory-state.Value+s.forget <= s.room {", "if memory-state.Value+s.forget <= s.room+1e15 {", "LocksDouble", locks, true},
 	{"lockout: the memory fades while the lock lasts", "lockout/ladder.go",
