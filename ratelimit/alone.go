@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/spread"
 )
@@ -84,11 +82,7 @@ func (c *Coalesced) single(
 	if !errors.Is(err, errUndecided) {
 		return err
 	}
-	return c.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
-		x, err := c.l.transaction(tx)
-		if err != nil {
-			return err
-		}
+	return c.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
 		x.before = patience
 		return verb(ctx, x)
 	})

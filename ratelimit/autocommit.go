@@ -78,8 +78,8 @@ func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
 	if calls, err := res.taken(); err != nil || len(calls) == 0 {
 		return err
 	}
-	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
-		return a.l.GiveBack(ctx, tx, res)
+	return a.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
+		return a.l.giveBack(ctx, x, res)
 	})
 }
 
@@ -87,8 +87,8 @@ func (a *Autocommit) GiveBack(ctx context.Context, res Result) error {
 func (a *Autocommit) Settle(
 	ctx context.Context, r Reservation, used ...Request,
 ) (settled bool, err error) {
-	err = a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
-		settled, err = a.l.Settle(ctx, tx, r, used...)
+	err = a.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
+		settled, err = a.l.settle(ctx, x, r, used)
 		return err
 	})
 	return settled && err == nil, err
@@ -96,8 +96,8 @@ func (a *Autocommit) Settle(
 
 // Release is [Limiter.Release], committed when it returns.
 func (a *Autocommit) Release(ctx context.Context, r Reservation) (released bool, err error) {
-	err = a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
-		released, err = a.l.Release(ctx, tx, r)
+	err = a.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
+		released, err = a.l.release(ctx, x, r)
 		return err
 	})
 	return released && err == nil, err
@@ -150,11 +150,7 @@ func (a *Autocommit) do(
 		// Between TAKE and LOOK other callers changed the row each time. A transaction of its own
 		// keeps the row locked in between.
 	}
-	return a.inTx(ctx, began, func(ctx context.Context, tx pgx.Tx) error {
-		x, err := a.l.transaction(tx)
-		if err != nil {
-			return err
-		}
+	return a.inTx(ctx, began, func(ctx context.Context, x executor) error {
 		return verb(ctx, x, calls)
 	})
 }
@@ -190,12 +186,13 @@ func (l *Limiter) errTimeout(err error) error {
 }
 
 func (a *Autocommit) inTx(ctx context.Context, began time.Time,
-	fn func(context.Context, pgx.Tx) error) error {
+	fn func(context.Context, executor) error) error {
 	if a.pool == nil {
 		return errNoPool()
 	}
 	return a.l.inTime(ctx, began, func(ctx context.Context) error {
-		return a.l.inTx(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn, nil)
+		return a.l.inTx(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
+			func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, a.l.transaction(tx)) }, nil)
 	})
 }
 

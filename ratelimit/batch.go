@@ -57,9 +57,9 @@ func (l *Limiter) RateLimitMany(
 // round trip. Limits with [Shards] cost some more: for each of their keys, or under a fixed window
 // for each run of calls that followed each other.
 func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result) error {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return err
+	w := l.in(tx)
+	if w.err != nil {
+		return w.err
 	}
 	var calls []call
 	for _, r := range results {
@@ -72,7 +72,7 @@ func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result)
 	if len(calls) == 0 {
 		return nil
 	}
-	return l.returns(ctx, x, "give back", joined(calls), l.undoOf)
+	return l.returns(ctx, w.x, "give back", joined(calls), l.undoOf)
 }
 
 // flatten returns the requests of a batch, and for each the number of its call.
@@ -99,11 +99,11 @@ func (l *Limiter) rateLimitMany(
 	if err != nil {
 		return Result{}, err
 	}
-	x, err := l.transaction(tx)
-	if err != nil {
-		return Result{}, err
+	w := l.in(tx)
+	if w.err != nil {
+		return Result{}, w.err
 	}
-	x = o.counting(x)
+	x := o.counting(w.x)
 	enforced, shadows := apart(calls)
 	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(calls))}
 	if len(enforced) > 0 {

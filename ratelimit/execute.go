@@ -133,13 +133,7 @@ func (x executor) session() uint32 {
 }
 
 // transaction returns the executor of a pgx transaction.
-func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
-	if !l.made() {
-		return executor{}, errNotMade()
-	}
-	if tx == nil {
-		return executor{}, errNoTx()
-	}
+func (l *Limiter) transaction(tx pgx.Tx) executor {
 	x := executor{attempt: attemptIn(tx)}
 	switch t := tx.(type) {
 	case *lazyTx:
@@ -150,7 +144,7 @@ func (l *Limiter) transaction(tx pgx.Tx) (executor, error) {
 		x.pgx = tx
 	}
 	x.to = pgxSender{l, tx, x.attempt}
-	return x, nil
+	return x
 }
 
 // made reports whether New has made l.

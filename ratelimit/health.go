@@ -101,15 +101,11 @@ func (a *Autocommit) probe(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		x, err := a.l.transaction(inner)
-		if err != nil {
-			return err
-		}
 		calls, err := resolveAll([]Request{probed.For(rand.Text()).Count(0)})
 		if err != nil {
 			return err
 		}
-		if _, err := a.l.rateLimit(ctx, x, calls); err != nil {
+		if _, err := a.l.rateLimit(ctx, a.l.transaction(inner), calls); err != nil {
 			return err
 		}
 		return inner.Rollback(ctx)

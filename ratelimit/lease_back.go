@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // giveBack gives back what is left of blocks that are no longer in hand.
@@ -36,11 +34,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))
 	defer cancel()
 	c := b.c
-	err := s.a.inTx(ctx, time.Now(), func(_ context.Context, tx pgx.Tx) error {
-		x, err := s.l.transaction(tx)
-		if err != nil {
-			return err
-		}
+	err := s.a.inTx(ctx, time.Now(), func(_ context.Context, x executor) error {
 		give := func(n float64) error {
 			c.used = c.Count - n
 			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement {

@@ -39,8 +39,16 @@ var (
 func (l *Limiter) In(tx pgx.Tx) Verbs { return l.in(tx) }
 
 func (l *Limiter) in(tx pgx.Tx) within {
-	x, err := l.transaction(tx)
-	return within{l, x, err}
+	w := within{l: l}
+	switch {
+	case !l.made():
+		w.err = errNotMade()
+	case tx == nil:
+		w.err = errNoTx()
+	default:
+		w.x = l.transaction(tx)
+	}
+	return w
 }
 
 // within has the verbs in a transaction.

@@ -25,8 +25,8 @@ func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
 
 // ResetKey is [Limiter.ResetKey], committed when it returns.
 func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
-	return a.inTx(ctx, time.Now(), func(ctx context.Context, tx pgx.Tx) error {
-		return a.l.ResetKey(ctx, tx, key)
+	return a.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
+		return within{l: a.l, x: x}.ResetKey(ctx, key)
 	})
 }
 

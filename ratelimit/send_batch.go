@@ -146,10 +146,7 @@ func (s *sending) trip() {
 func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err error) {
 	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 	err = s.l.inTx(ctx, s.db, opts, func(ctx context.Context, tx pgx.Tx) error {
-		x, err := s.l.transaction(tx)
-		if err == nil {
-			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls)
-		}
+		res, err = s.l.rateLimit(ctx, s.o.counting(s.l.transaction(tx)), calls)
 		return err
 	}, nil)
 	return res, err
@@ -298,13 +295,9 @@ func (s *sending) sendInTx(
 ) (res Result, err error) {
 	err = s.l.InTx(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
 		s.answers = nil
-		x, err := s.l.transaction(tx)
-		if err != nil {
-			return err
-		}
 		res = Result{OK: true}
 		if len(calls) > 0 {
-			res, err = s.l.rateLimit(ctx, s.o.counting(x), calls)
+			res, err = s.l.rateLimit(ctx, s.o.counting(s.l.transaction(tx)), calls)
 			if err != nil || !res.OK {
 				return err
 			}

@@ -62,11 +62,11 @@ func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, 
 // The reservations are changed in place. If the transaction rolls back, the charge is undone, but
 // these changes are not: in each run start with the reservations as they were read.
 func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reservation) error {
-	x, err := l.transaction(tx)
-	if err != nil {
-		return err
+	w := l.in(tx)
+	if w.err != nil {
+		return w.err
 	}
-	return l.renew(ctx, x, reservations)
+	return l.renew(ctx, w.x, reservations)
 }
 
 func (l *Limiter) settle(
