@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 )
@@ -39,7 +38,7 @@ func (a *Autocommit) Do(
 	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error,
 	requests ...Request,
 ) error {
-	return do(ctx, a, a.l.hot.Logger, fn, requests)
+	return a.work(ctx, a.Wait, fn, requests)
 }
 
 // Do is [Autocommit.Do], decided together with other calls.
@@ -47,23 +46,17 @@ func (c *Coalesced) Do(
 	ctx context.Context, fn func(ctx context.Context, used func(...Request)) error,
 	requests ...Request,
 ) error {
-	return do(ctx, c, c.l.hot.Logger, fn, requests)
+	return c.work(ctx, c.Wait, fn, requests)
 }
 
-// worker is what Do needs: Autocommit and Coalesced have it.
-type worker interface {
-	Wait(ctx context.Context, requests ...Request) (Result, error)
-	Settle(ctx context.Context, r Reservation, used ...Request) (bool, error)
-}
-
-func do(
-	ctx context.Context, w worker, logger *slog.Logger,
+func (a *Autocommit) work(
+	ctx context.Context, wait func(context.Context, ...Request) (Result, error),
 	fn func(context.Context, func(...Request)) error, requests []Request,
 ) (err error) {
 	if fn == nil {
 		return &InvalidError{Field: "fn", Value: plain("nil"), Want: "a function"}
 	}
-	res, err := w.Wait(ctx, requests...)
+	res, err := wait(ctx, requests...)
 	if err != nil {
 		return err
 	}
@@ -75,7 +68,7 @@ func do(
 		}
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		_, failed := w.Settle(ctx, reservation, used...)
+		_, failed := a.Settle(ctx, reservation, used...)
 		switch {
 		case failed == nil:
 		case errors.Is(failed, ErrInvalid):
@@ -83,8 +76,9 @@ func do(
 				err, fmt.Errorf("ratelimit: Do could not settle what was used: %w", failed),
 			)
 		default:
-			logger.WarnContext(ctx, "ratelimit: not settled, so what was reserved stays charged",
-				"limit", used[0].Limit().Name(), "error", failed)
+			a.l.hot.Logger.WarnContext(ctx,
+				"ratelimit: not settled, so what was reserved stays charged", "limit", used[0].Limit().Name(),
+				"error", failed)
 		}
 	}()
 	return fn(ctx, u.report)

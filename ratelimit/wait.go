@@ -62,13 +62,9 @@ func wait(ctx context.Context, l line, requests []Request) (Result, error) {
 	if err != nil {
 		return res, err
 	}
-	left := time.Duration(0)
-	if !res.RunAt.IsZero() {
-		left = res.RunAt.Sub(res.At)
-	}
-	for left > 0 {
+	for left := res.RunAt.Sub(res.At); left > 0; { // the zero RunAt is long ago
 		if err = sleep(ctx, left); err != nil {
-			err = errWait(res, err)
+			err = fmt.Errorf("ratelimit: wait for limit %q: %w", res.Limit, err)
 		} else {
 			left, err = l.left(ctx, res)
 		}
@@ -83,10 +79,6 @@ func wait(ctx context.Context, l line, requests []Request) (Result, error) {
 		return Result{}, err
 	}
 	return res, nil
-}
-
-func errWait(res Result, err error) error {
-	return fmt.Errorf("ratelimit: wait for limit %q: %w", res.Limit, err)
 }
 
 // inTimeFor returns the requests of a caller that can wait until ctx ends.
