@@ -105,84 +105,64 @@ func (l *Limiter) rateLimitMany(
 	}
 	x := o.counting(w.x)
 	enforced, shadows := apart(calls)
-	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(calls))}
+	res := Result{OK: true}
 	if len(enforced) > 0 {
 		if res, err = l.rateLimit(ctx, x, enforced); err != nil {
 			return Result{}, err
 		}
 	}
-	if len(shadows) == 0 {
-		return res, nil
-	}
-	beside, err := l.shadowsTogether(ctx, x, shadows, res.OK)
-	if err != nil {
+	at := res.At
+	res.grow(requestsOf(calls))
+	if err := l.shadowsTogether(ctx, x, shadows, &res); err != nil {
 		return Result{}, err
 	}
-	res.grow(requestsOf(shadows))
-	for i := range shadows {
-		for _, j := range shadows[i].indexes {
-			res.Outcomes[j] = beside.Outcomes[j]
-		}
-	}
-	if len(enforced) == 0 {
-		res.At, res.id = beside.At, beside.id
+	switch {
+	case len(enforced) > 0:
+		res.At = at
+	case !res.At.IsZero():
+		res.id = newID(res.At.UnixMicro())
 	}
 	return res, nil
 }
 
 // shadowsTogether is beside for the shadows of a batch: one trip takes for all of them, and a
-// second one looks at those that did not grant. If asked is false, because the batch was denied,
-// their Outcomes have only names.
+// second one looks at those that did not grant. It records their Outcomes in res, and moves its At.
+// If the batch was denied, their Outcomes have only names.
 func (l *Limiter) shadowsTogether(
-	ctx context.Context, x executor, shadows []call, asked bool,
-) (Result, error) {
-	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(shadows))}
-	note := func(c *call, o Outcome) {
-		for _, j := range c.indexes {
-			res.Outcomes[j] = o
-		}
-	}
+	ctx context.Context, x executor, shadows []call, res *Result,
+) error {
 	alone := func(c *call) error {
-		one := []call{*c}
-		r, err := l.rateLimit(ctx, x, one)
-		if err != nil {
-			return err
+		r, err := l.rateLimit(ctx, x, []call{*c})
+		if err == nil {
+			res.put(c, r.Outcomes[c.indexes[0]])
+			res.At = later(res.At, r.At)
 		}
-		note(c, r.Outcomes[c.indexes[0]])
-		if r.At.After(res.At) {
-			res.At = r.At
-		}
-		return nil
+		return err
 	}
 	var together []call
 	for i := range shadows {
 		c := &shadows[i]
-		note(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
+		res.put(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
 		switch {
-		case !asked || c.never:
+		case !res.OK || c.never:
 		case l.sharded(shadows[i : i+1]):
 			if err := alone(c); err != nil {
-				return Result{}, err
+				return err
 			}
 		default:
 			together = append(together, *c)
 		}
 	}
-	if len(together) > 0 {
-		again, err := l.takeOrLook(ctx, x, together, &res)
-		if err != nil {
-			return Result{}, err
-		}
-		for _, c := range again {
-			if err := alone(c); err != nil {
-				return Result{}, err
-			}
+	if len(together) == 0 {
+		return nil
+	}
+	again, err := l.takeOrLook(ctx, x, together, res)
+	for _, c := range again {
+		if err == nil {
+			err = alone(c)
 		}
 	}
-	if !res.At.IsZero() {
-		res.id = newID(res.At.UnixMicro())
-	}
-	return res, nil
+	return err
 }
 
 // takeOrLook decides calls independently of each other, and records their Outcomes in res. It
@@ -200,10 +180,9 @@ func (l *Limiter) takeOrLook(
 	}
 	stamp(takes)
 	var looks []*statement
-	var decided []call
-	var verdicts []algebra.Verdict
 	note := func(c *call, v algebra.Verdict) {
-		decided, verdicts = append(decided, *c), append(verdicts, v)
+		res.put(c, c.outcome(&v))
+		res.At = later(res.At, fromMicro(v.At))
 	}
 	for i, s := range takes {
 		if !s.found {
@@ -224,15 +203,6 @@ func (l *Limiter) takeOrLook(
 			continue
 		}
 		note(s.c, v)
-	}
-	sum := summarize(decided, verdicts)
-	for i := range decided {
-		for _, j := range decided[i].indexes {
-			res.Outcomes[j] = sum.Outcomes[j]
-		}
-	}
-	if len(decided) > 0 && sum.At.After(res.At) {
-		res.At = sum.At
 	}
 	return again, nil
 }

@@ -130,6 +130,13 @@ func (r *Result) grow(n int) {
 	r.Outcomes = append(r.Outcomes, make([]Outcome, max(0, n-len(r.Outcomes)))...)
 }
 
+// put records the Outcome of the requests that were merged into c.
+func (r *Result) put(c *call, o Outcome) {
+	for _, j := range c.indexes {
+		r.Outcomes[j] = o
+	}
+}
+
 // summarize makes the Result of a call over several rows: verdicts[i] is for calls[i].
 func summarize(calls []call, verdicts []algebra.Verdict) Result {
 	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(calls))}
@@ -137,10 +144,7 @@ func summarize(calls []call, verdicts []algebra.Verdict) Result {
 	for i := range calls {
 		v := &verdicts[i]
 		latest, res.OK = max(latest, v.At), res.OK && v.OK
-		o := calls[i].outcome(v)
-		for _, j := range calls[i].indexes {
-			res.Outcomes[j] = o
-		}
+		res.put(&calls[i], calls[i].outcome(v))
 	}
 	res.At = fromMicro(latest)
 	for i := range calls {

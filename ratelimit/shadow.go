@@ -71,9 +71,7 @@ func beside(calls []call, harmless bool, decide func([]call) (Result, error)) (R
 				res.At, res.id, res.recalled = r.At, r.id, r.recalled
 			}
 		}
-		for _, j := range c.indexes {
-			res.Outcomes[j] = o
-		}
+		res.put(c, o)
 	}
 	return res, nil
 }
