@@ -40,7 +40,7 @@ type lazyTx struct {
 	// the session may still hold locks of the queue: an error came before it released them
 	locked bool
 
-	unsure func() *confirmation // what was looked at before BEGIN, to confirm it then; or nil
+	unsure confirmation // of what was looked at before BEGIN; or nil
 
 	begun  bool    // BEGIN was sent, or never will be
 	to     querier // once begun: conn, or tx
@@ -126,19 +126,12 @@ func (t *lazyTx) begin() error {
 	return t.failed
 }
 
-// confirm returns the statements that read again what was read before BEGIN, and a function that
-// returns an error if it has changed.
+// confirm is unsure if there is one.
 func (t *lazyTx) confirm() (looks []*statement, holds func() error) {
 	if t.unsure == nil {
 		return nil, func() error { return nil }
 	}
-	c := t.unsure()
-	return c.looks, func() error {
-		if !c.holds() {
-			return notConfirmed{}
-		}
-		return nil
-	}
+	return t.unsure()
 }
 
 func errBegin(err error) error { return fmt.Errorf("ratelimit: begin: %w", err) }

@@ -99,7 +99,7 @@ func (x executor) restart(ctx context.Context, looks []*statement) (bool, error)
 
 // doubt is for a denial that was read by aside. If the transaction begins after all and keeps one
 // snapshot, it looks again with confirm as it begins: otherwise each statement reads anew.
-func (x executor) doubt(confirm func() *confirmation) {
+func (x executor) doubt(confirm confirmation) {
 	if x.lazy != nil && !x.lazy.begun && x.attempt.keepsSnapshot() {
 		x.lazy.unsure = confirm
 	}

@@ -201,26 +201,24 @@ func (l *Limiter) foresee(
 	if res.OK { // the take decides anew
 		return res, nil
 	}
-	x.doubt(func() *confirmation {
+	x.doubt(func() ([]*statement, func() error) {
 		again := l.looksOf(calls)
-		return &confirmation{again, func() bool {
+		return again, func() error {
 			for i := range again {
 				if again[i].balance() != looks[i].balance() {
-					return false
+					return notConfirmed{}
 				}
 			}
-			return true
-		}}
+			return nil
+		}
 	})
 	return res, nil
 }
 
-// confirmation looks again at balances that were read before the transaction began. If they have
+// confirmation returns statements that look again at balances that were read before the transaction
+// began, and what to call after them. If that returns notConfirmed, because the balances have
 // changed, the transaction runs again, as after a serialization failure.
-type confirmation struct {
-	looks []*statement
-	holds func() bool
-}
+type confirmation func() (looks []*statement, holds func() error)
 
 type notConfirmed struct{}
 

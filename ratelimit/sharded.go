@@ -207,21 +207,21 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 }
 
 // stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.
-func (l *Limiter) stillDenied(calls []call) func() *confirmation {
-	return func() *confirmation {
+func (l *Limiter) stillDenied(calls []call) confirmation {
+	return func() ([]*statement, func() error) {
 		again := l.looksAtShards(calls)
-		return &confirmation{again, func() bool {
+		return again, func() error {
 			for i, s := range again {
 				w, valid := s.look.whole()
 				if !valid {
-					return true // the next look reports it
+					return nil // the next look reports it
 				}
 				if _, ok := w.Plan(&calls[i].Ask, w.At, false, nil); !ok {
-					return true
+					return nil
 				}
 			}
-			return false
-		}}
+			return notConfirmed{}
+		}
 	}
 }
 
