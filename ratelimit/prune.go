@@ -116,18 +116,9 @@ type numbered struct {
 // first comes before all rows.
 var first = numbered{number: math.MinInt32}
 
+// pruneTable runs batches until no rows are left to look at.
 func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned,
-	what string,
-	batch func(pgx.Tx) (looked int64, err error)) error {
-	if err := prune(ctx, pool, cfg, done, batch); err != nil {
-		return fmt.Errorf("ratelimit: prune %s: %w", what, hint(ended(ctx, err)))
-	}
-	return nil
-}
-
-// prune runs batches until no rows are left to look at.
-func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned,
-	batch func(pgx.Tx) (looked int64, err error)) error {
+	what string, batch func(pgx.Tx) (looked int64, err error)) error {
 	for {
 		began := time.Now()
 		var looked int64
@@ -136,23 +127,21 @@ func prune(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Prun
 				looked, err = batch(tx)
 				return err
 			})
-		if errors.Is(err, pgx.ErrNoRows) {
+		if errors.Is(err, pgx.ErrNoRows) || err == nil && looked == 0 {
 			return nil
-		}
-		if err != nil {
-			return err
 		}
 		took := time.Since(began)
-		if cfg.Progress != nil {
-			if err := cfg.Progress(*done); err != nil {
-				return err
-			}
+		if err == nil && cfg.Progress != nil {
+			err = cfg.Progress(*done)
 		}
-		if looked < int64(cfg.Batch) {
+		if err == nil && looked < int64(cfg.Batch) {
 			return nil
 		}
-		if err := sleep(ctx, time.Duration(float64(took)*(1-cfg.Share)/cfg.Share)); err != nil {
-			return err
+		if err == nil {
+			err = sleep(ctx, time.Duration(float64(took)*(1-cfg.Share)/cfg.Share))
+		}
+		if err != nil {
+			return fmt.Errorf("ratelimit: prune %s: %w", what, hint(ended(ctx, err)))
 		}
 	}
 }

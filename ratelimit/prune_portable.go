@@ -42,15 +42,11 @@ func (l *Limiter) prunePortable(
 			}
 			return nil
 		})
-		if err == nil && tag.RowsAffected() == 0 {
-			err = pgx.ErrNoRows
-		}
 		if err != nil {
 			return 0, err
 		}
-		gone, err := l.pruneKeys(ctx, tx, keys, now(), within)
-		done.Looked, done.Deleted = done.Looked+tag.RowsAffected(), done.Deleted+gone
-		return tag.RowsAffected(), err
+		done.Looked += tag.RowsAffected()
+		return tag.RowsAffected(), l.pruneKeys(ctx, tx, keys, now(), within, &done.Deleted)
 	})
 	if err != nil {
 		return err
@@ -93,26 +89,17 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 		each(batch)
 		return nil
 	})
-	if err == nil && tag.RowsAffected() == 0 {
-		err = pgx.ErrNoRows
-	}
 	if err != nil {
 		return 0, err
 	}
-	for _, q := range batch.QueuedQueries {
-		q.Exec(func(tag pgconn.CommandTag) error {
-			*gone += tag.RowsAffected()
-			return nil
-		})
-	}
-	return tag.RowsAffected(), sendAll(ctx, tx, batch)
+	return tag.RowsAffected(), sendAll(ctx, tx, batch, gone)
 }
 
-// pruneKeys deletes idle rows of keys, by the rules of Statements.Prune: a key with a head is
+// pruneKeys deletes idle rows of keys, and adds their number to gone. It goes by the rules of Statements.Prune: a key with a head is
 // deleted as a whole if all of its rows are locked and idle; otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(
-	ctx context.Context, tx pgx.Tx, keys []where.Place, now any, within int64,
-) (gone int64, err error) {
+	ctx context.Context, tx pgx.Tx, keys []where.Place, now any, within int64, gone *int64,
+) error {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
 	all := make([]pruning, len(keys))
 	for i, p := range keys {
@@ -120,19 +107,15 @@ func (l *Limiter) pruneKeys(
 			all[i].queue(l, lock, p.Name, key, now, within)
 		}
 	}
-	if err := sendAll(ctx, tx, lock); err != nil {
-		return 0, err
+	if err := sendAll(ctx, tx, lock, nil); err != nil {
+		return err
 	}
 	for i, p := range keys {
 		for key, shards := range all[i].idle() {
-			remove.Queue(l.sql.DeleteRows, p.Name, key, shards).
-				Exec(func(tag pgconn.CommandTag) error {
-					gone += tag.RowsAffected()
-					return nil
-				})
+			remove.Queue(l.sql.DeleteRows, p.Name, key, shards)
 		}
 	}
-	return gone, sendAll(ctx, tx, remove)
+	return sendAll(ctx, tx, remove, gone)
 }
 
 // pruning has the rows of a limit and key that nobody else has locked, and how many rows there are
@@ -188,9 +171,18 @@ func (k *pruning) idle() map[string][]int32 {
 	return shards
 }
 
-func sendAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch) error {
+// sendAll sends a batch. It adds to gone how many rows are deleted by queries without a callback.
+func sendAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, gone *int64) error {
 	if batch.Len() == 0 {
 		return nil
+	}
+	for _, q := range batch.QueuedQueries {
+		if q.Fn == nil {
+			q.Exec(func(tag pgconn.CommandTag) error {
+				*gone += tag.RowsAffected()
+				return nil
+			})
+		}
 	}
 	return tx.SendBatch(ctx, batch).Close()
 }
