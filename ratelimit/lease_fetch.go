@@ -107,18 +107,12 @@ func (s *Lease) try(n float64) (res Result, ok bool, err error) {
 
 // answer ends the wait of a take. Without a grant, what it has got goes back into the hand.
 func (s *Lease) answer(w *taker, res Result, err error) {
-	s.leave(w)
+	s.waiting = slices.DeleteFunc(s.waiting, func(other *taker) bool { return other == w })
 	if !res.OK {
 		s.putBack(w.got, s.now())
 	}
 	w.got, w.res, w.err = nil, res, err
 	close(w.done)
-}
-
-func (s *Lease) leave(w *taker) {
-	if i := slices.Index(s.waiting, w); i >= 0 {
-		s.waiting = slices.Delete(s.waiting, i, i+1)
-	}
 }
 
 // graceful lets a fetch be cancelled if it takes too long and nobody waits for it.
@@ -197,7 +191,8 @@ func (s *Lease) plan() *flight {
 		for _, w := range s.waiting {
 			s.used += w.missing
 		}
-		size = min(s.most-s.leaving(), s.used*float64(blockLasts)/float64(max(1, now-s.last)))
+		leaving := leftOf(s.back) + leftOf(s.returning)
+		size = min(s.most-leaving, s.used*float64(blockLasts)/float64(max(1, now-s.last)))
 	}
 	f := &flight{unit: s.unit}
 	if len(s.waiting) > 0 {
@@ -223,17 +218,6 @@ func (s *Lease) plan() *flight {
 	}
 	s.last, s.used, s.low = now, 0, size/2
 	return f
-}
-
-// leaving returns how much is being given back. Until that is done, a crash would lose it, too.
-func (s *Lease) leaving() float64 {
-	sum := 0.0
-	for _, blocks := range [][]*block{s.back, s.returning} {
-		for _, b := range blocks {
-			sum += b.left
-		}
-	}
-	return sum
 }
 
 // whole returns the largest multiple of unit up to n.

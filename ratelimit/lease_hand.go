@@ -135,9 +135,10 @@ func (s *Lease) sweep(now int64) {
 }
 
 // inHand returns how much the lease holds. Call sweep first.
-func (s *Lease) inHand() float64 {
-	sum := 0.0
-	for _, b := range s.hand {
+func (s *Lease) inHand() float64 { return leftOf(s.hand) }
+
+func leftOf(blocks []*block) (sum float64) {
+	for _, b := range blocks {
 		sum += b.left
 	}
 	return sum

@@ -149,8 +149,7 @@ func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 		if f.need != 5 || len(f.batch) != 2 {
 			t.Fatalf("%+v: want 1 and 4", f)
 		}
-		s.leave(waiters[1]) // and 1 is in hand
-		close(waiters[1].done)
+		s.answer(waiters[1], Result{}, nil) // and 1 is in hand
 		s.arrives(f, 5, 50)
 		if n := served(); n != 3 || s.inHand() != 1 {
 			t.Errorf("%d were served and %v are in hand, want 3 and 1", n, s.inHand())
