@@ -20,7 +20,6 @@ const (
 
 // attempt is one run of a transaction under InTx. The methods of a nil attempt do nothing.
 type attempt struct {
-	tx    *lazyTx // nil in InSQLTx
 	l     *Limiter
 	level pgx.TxIsoLevel
 	// it can queue: above READ COMMITTED, on a connection on which InTx sends BEGIN, and not
@@ -39,7 +38,7 @@ type attempt struct {
 	undo    []func()      // what to do if it rolls back
 	freed   []func()      // what to do after COMMIT
 	shards  []where.Row   // the shards that it has taken from
-	queued  time.Duration // how long it has queued; only in InSQLTx, where no lazyTx measures it
+	queued  time.Duration // how long it has queued for rows: the time of that round trip
 }
 
 // keepsSnapshot reports whether all statements of the transaction read the same snapshot.

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/limits/statements"
 	"github.com/weir-go/weir/internal/limits/where"
 )
 
@@ -32,11 +31,9 @@ type lazyTx struct {
 	conn *pgx.Conn
 	opts pgx.TxOptions
 
-	attempt *attempt // notes that the callback has sent statements of its own
+	attempt *attempt // notes that the callback has sent statements of its own, and how long it queued
 
-	sql    *statements.Statements
-	queue  []where.Row   // to queue for before the snapshot is taken
-	waited time.Duration // in the round trip that queued
+	queue []where.Row // to queue for before the snapshot is taken
 	// the session may still hold locks of the queue: an error came before it released them
 	locked bool
 
@@ -153,10 +150,10 @@ func (t *lazyTx) beginWith(
 	}
 	var queue []*statement
 	if len(t.queue) > 0 {
-		queue = queueFor(t.sql, where.Queue(t.queue))
+		queue = queueFor(&t.attempt.l.sql, where.Queue(t.queue))
 		trip = append(trip, queue...)
 		began := time.Now()
-		defer func() { t.waited = time.Since(began) }()
+		defer func() { t.attempt.queued = time.Since(began) }()
 	}
 	looks, holds := t.confirm()
 	failed, err = sendBatch(ctx, t.conn, append(append(trip, looks...), statements...))
@@ -305,7 +302,7 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	}
 	if t.tx != nil {
 		if twoPhase && t.connection().PgConn().TxStatus() == 'T' {
-			if _, err := t.tx.Exec(ctx, t.sql.TwoPhaseIf); err != nil {
+			if _, err := t.tx.Exec(ctx, t.attempt.l.sql.TwoPhaseIf); err != nil {
 				rollback(ctx, t.tx) // a pool gets the connection of its transaction back only at its end
 				return fmt.Errorf("ratelimit: before COMMIT: %w", err)
 			}
@@ -314,7 +311,7 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	}
 	sql := cmp.Or(t.opts.CommitQuery, "commit")
 	if twoPhase && t.conn.PgConn().TxStatus() == 'T' {
-		sql = t.sql.TwoPhaseIf + "; " + sql
+		sql = t.attempt.l.sql.TwoPhaseIf + "; " + sql
 	}
 	tag, err := t.conn.Exec(ctx, sql)
 	if err != nil {
@@ -344,7 +341,8 @@ func (t *lazyTx) Rollback(ctx context.Context) error {
 	var err error
 	// in one round trip, so that a pooler does not send it to another server connection
 	if t.locked {
-		_, err = t.conn.Exec(ctx, t.sql.Unqueue(where.Queue(t.queue)), pgx.QueryExecModeSimpleProtocol)
+		_, err = t.conn.Exec(ctx, t.attempt.l.sql.Unqueue(where.Queue(t.queue)),
+			pgx.QueryExecModeSimpleProtocol)
 	} else {
 		_, err = t.conn.Exec(ctx, "rollback")
 	}

@@ -124,7 +124,7 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 	for n := 1; ; n++ {
 		a, err := attempt(n, conflicts)
 		if e != nil {
-			e.Attempts, e.Queued = n, e.Queued+a.waited()
+			e.Attempts, e.Queued = n, e.Queued+a.queued
 		}
 		var again *againError
 		if !errors.As(err, &again) {
@@ -187,12 +187,11 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		return err
 	}
 	defer release()
-	tx.sql = &a.l.sql
 	a.queues = !tx.begun && !a.l.portable && a.keepsSnapshot()
 	if a.queues && len(a.conflicts) > 0 {
 		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
-	tx.attempt, a.tx = a, tx
+	tx.attempt = a
 	defer func() { a.l.books.Ended(a.shards) }()
 	done := false
 	defer func() {
@@ -219,15 +218,6 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		again()
 	}
 	return err
-}
-
-// waited returns how long the attempt has queued for rows: the time of the round trip with the
-// queue in it.
-func (a *attempt) waited() time.Duration {
-	if a.tx != nil {
-		return a.tx.waited
-	}
-	return a.queued
 }
 
 // undone puts back in memory what the attempt took there, such as a lease's tokens.
