@@ -151,9 +151,9 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 	}
 }
 
-func isNil(db Beginner) bool {
-	v := reflect.ValueOf(db)
-	return db == nil || v.Kind() == reflect.Pointer && v.IsNil()
+func isNil(x any) bool {
+	v := reflect.ValueOf(x)
+	return x == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 func errNoBeginner() error {

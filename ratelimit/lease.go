@@ -123,7 +123,7 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 		return nil, errNotMade()
 	}
 	if request.reserve || request.credit || request.leave != 0 {
-		return nil, &InvalidError{Limit: request.def.nameOf(), Field: "request",
+		return nil, &InvalidError{Limit: request.Limit().Name(), Field: "request",
 			Value: plain("one with OrReserve, Within, OnCredit or Leave"),
 			Want:  "one without them: a lease takes tokens that exist"}
 	}
@@ -150,13 +150,6 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 				c.Capacity)}
 	}
 	return s, nil
-}
-
-func (d *definition) nameOf() string {
-	if d == nil {
-		return ""
-	}
-	return d.name
 }
 
 // Take takes n tokens, from memory if the lease holds as many. If not, it waits for the next block,

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -146,7 +145,7 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 		d.name += shadowed
 	}
 	d.args = argsOf(d.name, &a)
-	d.bounded = bounded(rule)
+	d.bounded = rule.bounded()
 	if d.shards < 1 || d.shards > shard.Max {
 		return Limit{}, &InvalidError{Limit: name, Field: "Shards", Value: d.shards,
 			Want: fmt.Sprintf("a number from 1 to %d", shard.Max)}
@@ -215,8 +214,8 @@ func (l Limit) Shards() int {
 
 // For returns a request for one token of a key's balance: a user, a tenant, an address. The key is
 // 1 to 1024 bytes of UTF-8 without NUL that do not begin with [shard.Reserved]; anything else is
-// refused when the request is used. An empty
-// key, which is usually a mistake, is refused too, and is not the same as [Limit.Global].
+// refused when the request is used. An empty key, which is usually a mistake, is refused too, and is
+// not the same as [Limit.Global].
 //
 // A key that clients can choose freely limits nobody, and each costs a row. Hash long keys.
 func (l Limit) For(key string) Request {
@@ -227,7 +226,7 @@ func (l Limit) For(key string) Request {
 func (l Limit) Global() Request { return Request{def: l.def, count: 1} }
 
 func compileRule(name string, rule Rule) (algebra.Rule, error) {
-	if v := reflect.ValueOf(rule); rule == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNil(rule) {
 		return algebra.Rule{}, &InvalidError{Limit: name, Field: "rule", Value: nil,
 			Want: "a TokenBucket or a FixedWindow"}
 	}

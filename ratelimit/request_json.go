@@ -21,12 +21,12 @@ type wireRequest struct {
 
 // wireRule is the JSON form of a request's own rule.
 type wireRule struct {
-	Window   bool       `json:"window,omitempty"`
-	Rate     float64    `json:"rate"`
-	Period   int64      `json:"period"` // microseconds
-	Capacity *float64   `json:"capacity,omitempty"`
-	Reserved *float64   `json:"reserved,omitempty"`
-	Start    *time.Time `json:"start,omitempty"`
+	Window   bool      `json:"window,omitempty"`
+	Rate     float64   `json:"rate"`
+	Period   int64     `json:"period"` // microseconds
+	Capacity *float64  `json:"capacity,omitempty"`
+	Reserved *float64  `json:"reserved,omitempty"`
+	Start    time.Time `json:"start,omitzero"`
 }
 
 // MarshalJSON writes the request, so that another process can make it later: for example a job that
@@ -57,10 +57,7 @@ func (r Request) MarshalJSON() ([]byte, error) {
 		return r.Rule(*rule).MarshalJSON()
 	case FixedWindow:
 		w.Rule = &wireRule{Window: true, Rate: rule.Rate, Period: rule.Period.Microseconds(),
-			Capacity: rule.Capacity, Reserved: rule.MaxReserved}
-		if !rule.Start.IsZero() {
-			w.Rule.Start = &rule.Start
-		}
+			Capacity: rule.Capacity, Reserved: rule.MaxReserved, Start: rule.Start}
 	case *FixedWindow:
 		return r.Rule(*rule).MarshalJSON()
 	default:
@@ -100,12 +97,8 @@ func (r *Request) UnmarshalJSON(b []byte) error {
 		u.rule = TokenBucket{s.Rate, time.Duration(s.Period) * time.Microsecond, s.Capacity,
 			s.Reserved}
 	} else if s != nil {
-		w := FixedWindow{Rate: s.Rate, Period: time.Duration(s.Period) * time.Microsecond,
-			Capacity: s.Capacity, MaxReserved: s.Reserved}
-		if s.Start != nil {
-			w.Start = *s.Start
-		}
-		u.rule = w
+		u.rule = FixedWindow{s.Rate, time.Duration(s.Period) * time.Microsecond, s.Capacity,
+			s.Reserved, s.Start}
 	}
 	*r = u
 	return nil

@@ -119,14 +119,8 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 		}
 		paced = t.rule.Paced(owed, own, t.left.Since, run)
 	}
-	runAt, pacedAt = fromMicro(min(run+put, algebra.EndOfTime)),
-		fromMicro(min(paced+put, algebra.EndOfTime))
-	for _, t := range []*time.Time{&runAt, &pacedAt} {
-		if t.Before(s.PausedUntil) {
-			*t = s.PausedUntil
-		}
-	}
-	return runAt, pacedAt
+	return later(s.PausedUntil, fromMicro(min(run+put, algebra.EndOfTime))),
+		later(s.PausedUntil, fromMicro(min(paced+put, algebra.EndOfTime)))
 }
 
 // Ahead says that the take was granted for later, and its work had to wait.

@@ -12,6 +12,7 @@ import (
 type Rule interface {
 	// compile checks the rule. Its error has no limit's name yet: compileRule adds that.
 	compile() (algebra.Rule, *InvalidError)
+	bounded() bool // it has a MaxReserved
 }
 
 // TokenBucket is a rule under which tokens flow in evenly: Rate tokens per Period, up to Capacity.
@@ -50,11 +51,7 @@ type FixedWindow struct {
 	// 0 is allowed. Default: Rate.
 	Capacity *float64
 
-	// MaxReserved bounds the debt that [Request.OrReserve] may run up, in tokens. Use [Tokens] to
-	// set it; 0 allows none. Set it for limits that calls reserve from, as their backlog has no
-	// other bound. Leave it unset for those that only limit the workers of package scheduler, whose
-	// jobs are in the queue already. Default: unbounded (a thousand years of tokens). In any case a
-	// request owes no more than 2^40 times its count: beyond that it would be lost in rounding.
+	// MaxReserved bounds the debt of reservations, as that of a [TokenBucket] does.
 	MaxReserved *float64
 
 	// Start is the first instant of some window, past or future; windows extend from it in both
@@ -140,17 +137,5 @@ func compile(
 	return a, nil
 }
 
-// bounded reports whether the rule has a MaxReserved.
-func bounded(r Rule) bool {
-	switch r := r.(type) {
-	case TokenBucket:
-		return r.MaxReserved != nil
-	case *TokenBucket:
-		return r.MaxReserved != nil
-	case FixedWindow:
-		return r.MaxReserved != nil
-	case *FixedWindow:
-		return r.MaxReserved != nil
-	}
-	return false
-}
+func (r TokenBucket) bounded() bool { return r.MaxReserved != nil }
+func (r FixedWindow) bounded() bool { return r.MaxReserved != nil }

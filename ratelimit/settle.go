@@ -188,18 +188,14 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 
 // places lists what was taken from, for an error.
 func (r *Reservation) places() string {
-	var b strings.Builder
+	var all []string
 	for i, t := range r.Takes {
 		if i == 3 {
-			b.WriteString(" and others")
-			break
+			return strings.Join(all, ", ") + " and others"
 		}
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "%s of %q", t.Limit, shorten(t.Key))
+		all = append(all, fmt.Sprintf("%s of %q", t.Limit, shorten(t.Key)))
 	}
-	return b.String()
+	return strings.Join(all, ", ")
 }
 
 // once settles a reservation, unless that was done before. used[i] is what was used of take i. It
