@@ -4,6 +4,7 @@
 package answers
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -52,9 +53,7 @@ func (a *answer) read(results pgx.BatchResults) error {
 		raw := rows.RawValues() // valid until the next row
 		row := make([][]byte, len(raw))
 		for i, column := range raw {
-			if column != nil {
-				row[i] = append(make([]byte, 0, len(column)), column...)
-			}
+			row[i] = bytes.Clone(column)
 		}
 		a.rows = append(a.rows, row)
 	}
@@ -136,27 +135,19 @@ func (r replayRows) RawValues() [][]byte {
 }
 
 func (r replayRows) Scan(dest ...any) error {
-	err := errNoRow
-	if raw := r.RawValues(); raw != nil {
-		if scanner, ok := one(dest); ok {
-			err = scanner.ScanRow(r)
-		} else {
-			err = pgx.ScanRow(r.conn.TypeMap(), r.a.of, raw, dest...)
+	raw := r.RawValues()
+	if raw == nil {
+		return r.fail(errNoRow)
+	}
+	if len(dest) == 1 {
+		if scanner, ok := dest[0].(pgx.RowScanner); ok { // it takes a whole row
+			return r.fail(scanner.ScanRow(r))
 		}
 	}
-	return r.fail(err)
+	return r.fail(pgx.ScanRow(r.conn.TypeMap(), r.a.of, raw, dest...))
 }
 
 var errNoRow = errors.New("ratelimit: no row: Next was not called, or has returned false")
-
-// one returns dest as a RowScanner, if it is one that takes a whole row.
-func one(dest []any) (pgx.RowScanner, bool) {
-	if len(dest) != 1 {
-		return nil, false
-	}
-	scanner, ok := dest[0].(pgx.RowScanner)
-	return scanner, ok
-}
 
 func (r replayRows) Values() ([]any, error) {
 	raw := r.RawValues()
