@@ -94,18 +94,13 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 		return
 	}
 	a.conflict = err
-	if s == nil || s.c == nil || l != a.l {
-		return
-	}
-	if !isLostRow(err) {
+	if s == nil || s.c == nil || l != a.l || !isLostRow(err) {
 		return
 	}
 	layout, _ := shard.Address(max(0, s.c.Shard)) // a head has -1
 	l.hot.Conflict(s.c.Name, layout.Shards, time.Now())
-	if !a.queues {
-		return
-	}
-	if s.whole != nil && !s.writes { // one of several shards: the next attempt takes from another
+	// of several shards the next attempt takes from another
+	if !a.queues || s.whole != nil && !s.writes {
 		return
 	}
 	a.l.contended.Note(s.c.Row)

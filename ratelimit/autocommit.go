@@ -211,21 +211,17 @@ type poolSender struct {
 
 func (x poolSender) send(ctx context.Context, statements []*statement) error {
 	return x.l.inTime(ctx, x.began, func(ctx context.Context) error {
-		return x.trip(ctx, statements)
+		conn, err := x.pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		// after a failed statement the pool closes the connection, as it is still in a transaction
+		defer conn.Release()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return roundTrip(ctx, conn, beginTogether, true, statements...)
 	})
-}
-
-func (x poolSender) trip(ctx context.Context, statements []*statement) error {
-	conn, err := x.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	// after a failed statement the pool closes the connection, as it is still in a transaction
-	defer conn.Release()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return roundTrip(ctx, conn, beginTogether, true, statements...)
 }
 
 // strictSession marks a connection on which a lone statement failed to serialize: its default

@@ -248,7 +248,8 @@ func (s *statement) read(rows pgx.Rows) error {
 		return s.many.read(rows, s.looks)
 	}
 	if rows.Next() {
-		if !s.decode(rows) {
+		// Every decision reads a row, and Scan would take longer than everything else here.
+		if !s.decodeFrom(rows.FieldDescriptions(), rows.RawValues()) {
 			if err := rows.Scan(s.dest()...); err != nil {
 				return err
 			}
@@ -259,16 +260,8 @@ func (s *statement) read(rows pgx.Rows) error {
 	return rows.Err()
 }
 
-// decode reads a row without Scan, if it is in the binary format: pgx uses another one in its
-// simple protocol only. Every decision reads a row, and Scan would take longer than everything else
-// here.
-func (s *statement) decode(rows pgx.Rows) bool {
-	if s.once != nil || s.look != nil || s.line {
-		return false
-	}
-	return s.decodeFrom(rows.FieldDescriptions(), rows.RawValues())
-}
-
+// decodeFrom reads a balance without Scan, if it is in the binary format: pgx uses another one in
+// its simple protocol only. It reports whether it has.
 func (s *statement) decodeFrom(fields []pgconn.FieldDescription, raw [][]byte) bool {
 	if len(fields) < 5 || len(raw) != len(fields) {
 		return false

@@ -312,12 +312,5 @@ func backOff(ctx context.Context, n int, queued bool) error {
 		return ctx.Err()
 	}
 	most := min(250*time.Millisecond, time.Millisecond<<min(n, 10))
-	t := time.NewTimer(rand.N(most)) //nolint:gosec // jitter
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return rest(ctx, rand.N(most)) //nolint:gosec // jitter
 }

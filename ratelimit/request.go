@@ -300,22 +300,18 @@ func merge(requests []Request, of []int) ([]call, error) {
 			merged = append(merged, c)
 			continue
 		}
-		if c.Rule != last.Rule {
+		switch {
+		case c.Rule != last.Rule:
 			return nil, errUnlike(&c, "the same rule in both")
-		}
-		if c.Reserve != last.Reserve {
+		case c.Reserve != last.Reserve:
 			return nil, errUnlike(&c, "OrReserve in both or in none")
-		}
-		if c.Bounded != last.Bounded || c.Within != last.Within {
+		case c.Bounded != last.Bounded || c.Within != last.Within:
 			return nil, errUnlike(&c, "the same Within in both")
-		}
-		if c.Credit != last.Credit {
+		case c.Credit != last.Credit:
 			return nil, errUnlike(&c, "OnCredit in both or in none")
-		}
-		if c.Leave != last.Leave {
+		case c.Leave != last.Leave:
 			return nil, errUnlike(&c, "the same Leave in both")
-		}
-		if of != nil && of[c.indexes[0]] != of[last.indexes[len(last.indexes)-1]] {
+		case of != nil && of[c.indexes[0]] != of[last.indexes[len(last.indexes)-1]]:
 			last.Before = last.Count
 		}
 		last.Count += c.Count

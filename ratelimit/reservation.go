@@ -49,7 +49,7 @@ type Take struct {
 // which [Limiter.Settle] refuses.
 func (r Result) Reservation() Reservation {
 	calls, err := r.taken()
-	if calls = enforced(calls); err != nil || len(calls) == 0 {
+	if calls, _ = apart(calls); err != nil || len(calls) == 0 {
 		return Reservation{}
 	}
 	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}

@@ -94,10 +94,8 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 
 	// Missing rows are inserted, which also locks them. The others are refilled up to now. If no
 	// row existed, the limit stays full by any rule.
-	locks := make([]*statement, old.Shards)
-	rows := make([]call, old.Shards)
+	rows, locks := c.shardsOf(old), make([]*statement, old.Shards)
 	for i := range rows {
-		rows[i] = c.of(old, i)
 		locks[i] = l.chargeOf(&rows[i], 0)
 		locks[i].args[3] = float64(algebra.Full) // for a missing row: more than a used row can have
 	}
@@ -158,9 +156,8 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 		head.answer.value.Float64 != layout.Number() {
 		return err
 	}
-	rows, trip := make([]call, layout.Shards), make([]*statement, layout.Shards)
+	rows, trip := c.shardsOf(layout), make([]*statement, layout.Shards)
 	for i := range rows {
-		rows[i] = c.of(layout, i)
 		trip[i] = l.chargeOf(&rows[i], 0)
 	}
 	if err := x.run(ctx, trip); err != nil {

@@ -13,9 +13,6 @@ import (
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
 	done, err := l.eachRow(ctx, x, calls, func(c *call, _ *pausing) *statement { return l.resetOf(c) }, nil)
-	if err != nil {
-		return explain(ctx, err, "reset", calls)
-	}
 	var mend []*statement
 	for _, s := range done {
 		// The only row of the limit was closed by hand. Nothing but a reset opens it again.
@@ -25,12 +22,9 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 		}
 	}
 	if len(mend) > 0 {
-		if err := x.run(ctx, mend); err != nil {
-			return explain(ctx, err, "reset", calls)
-		}
+		err = x.run(ctx, mend)
 	}
-	l.learn(x, done, calls)
-	return nil
+	return l.changed(ctx, x, "reset", calls, done, err)
 }
 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
@@ -125,10 +119,4 @@ func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, e
 		b = seen[0].Sum(&c.Rule, seen[0].At)
 	}
 	return c.state(b), nil
-}
-
-// enforced returns the calls without those of shadows.
-func enforced(calls []call) []call {
-	all, _ := apart(calls)
-	return all
 }

@@ -117,6 +117,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 	if end, ends := ctx.Deadline(); ends && time.Until(end) < d {
 		return context.DeadlineExceeded
 	}
+	return rest(ctx, d)
+}
+
+// rest sleeps for d, or until ctx ends.
+func rest(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -132,7 +137,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	calls = enforced(calls)
+	calls, _ = apart(calls)
 	looks := a.l.looksOf(calls) // of the rows that were taken from: work waits in a single shard
 	x := a.perTrip(time.Now())
 	if err := x.run(ctx, looks); err != nil {

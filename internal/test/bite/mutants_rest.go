@@ -120,7 +120,7 @@ var ofTheRest = []mutant{
 	{"shadow: counts what was denied", "ratelimit/shadow.go",
 		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
 	{"shadow: delays the work", "ratelimit/reservation.go",
-		"if calls = enforced(calls); err != nil", "if err != nil", "DelaysNoWork", whole, true},
+		"if calls, _ = apart(calls); err != nil", "if err != nil", "DelaysNoWork", whole, true},
 	{"shadow: its error is the call's", "ratelimit/coalesce.go",
 		"beside(calls, true,", "beside(calls, false,", "SurvivesItsShadow", whole, true},
 	{"remember: a denial by what has rolled back", "ratelimit/execute.go",
