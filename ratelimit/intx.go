@@ -255,7 +255,7 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	}
 	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
 	// was lost after COMMIT was sent.
-	err = tx.commit(ctx, a.l.twoPhase && a.foreign)
+	err = tx.commit(ctx, a.l.citus && a.foreign)
 	if errors.Is(err, pgx.ErrTxClosed) {
 		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
 			err)

@@ -94,9 +94,8 @@ type Limiter struct {
 	maxAttempts int
 	timeout     time.Duration
 	portable    bool
-	twoPhase    bool // on Citus: see two_phase.go
+	citus       bool // see citus.go
 	colocated   bool
-	spread      bool // on Citus: see homes.go
 	remember    bool
 	clock       func() time.Time
 	denials     denials.Denials
@@ -142,9 +141,8 @@ func New(cfg Config) (*Limiter, error) {
 		maxAttempts: cfg.MaxAttempts,
 		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
 		portable:    cfg.Portable,
-		twoPhase:    cfg.Citus,
+		citus:       cfg.Citus,
 		colocated:   cfg.Colocated,
-		spread:      cfg.Citus,
 		remember:    cfg.RememberDenials,
 		clock:       cfg.Clock,
 		hot:         contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},

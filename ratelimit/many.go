@@ -37,7 +37,7 @@ func (l *Limiter) forms(rows []*standing) (of *statements.Many, each bool) {
 	switch {
 	case !l.portable:
 		return &l.sql.Many, false
-	case l.spread && len(rows) > 1 && l.inOneRange(rows):
+	case l.citus && len(rows) > 1 && l.inOneRange(rows):
 		return &l.sql.InRange, false
 	default:
 		return &l.sql.Many, true

@@ -41,7 +41,8 @@ package ratelimit
 //	protocol.go      how a call is decided: take, look, take again; why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       the executor: where statements go; how they are sent in a pgx transaction
-//	clock.go         on Citus: whose clock decides
+//	citus.go         on Citus: whose clock decides, the keys under which rows are stored, and the
+//	                 two-phase commit of transactions that somebody else has begun
 //	postgres.go      what the database's errors mean
 //	denials.go       expects denials, so that a flood of denied calls only reads
 //
@@ -49,7 +50,6 @@ package ratelimit
 //
 //	verbs.go         reset, pause, resume, give back
 //	pause.go         Pause and Resume
-//	homes.go         the keys under which rows are stored on Citus
 //	rows.go          all rows of a limit, and where tokens of a former number of shards go back to
 //	reset_key.go     all limits of a key at once
 //	prune.go         deletes rows that are full again
@@ -68,7 +68,6 @@ package ratelimit
 //	begin.go         sends BEGIN together with the first take; the COMMIT, two-phase on Citus
 //	pass_on.go       passes on what the callback sends to the transaction
 //	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
-//	two_phase.go     on Citus: the two-phase commit of transactions that somebody else has begun
 //
 // Several calls decided as one:
 //

@@ -33,7 +33,7 @@ func (l *Limiter) prunePortable(
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
 			p := where.Place{Name: at.name, Key: at.key}
-			// homes of a limit without keys: see homes.go
+			// homes of a limit without keys: see citus.go
 			if strings.HasPrefix(at.key, shard.Reserved) {
 				p.Key = ""
 			}

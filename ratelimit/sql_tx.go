@@ -190,7 +190,7 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 // requestTwoPhase has Citus commit the transaction in two phases, if that is needed: see
 // Statements.TwoPhaseIf. If the transaction has failed or has ended, the error of COMMIT says so.
 func (a *sqlAttempt) requestTwoPhase(ctx context.Context) error {
-	if !a.l.twoPhase {
+	if !a.l.citus {
 		return nil
 	}
 	_, err := a.tx.ExecContext(ctx, a.l.sql.TwoPhaseIf)

@@ -30,7 +30,7 @@ type statement struct {
 	lone   bool    // there is only one candidate
 	look   *look   // the columns of LookShards
 
-	here *time.Time // on Citus, of a look: the clock that counts; see clock.go
+	here *time.Time // on Citus, of a look: the clock that counts; see citus.go
 }
 
 // columnsOf is an answer by its columns; at is the clock, for statements that answer with it.

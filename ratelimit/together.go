@@ -50,7 +50,7 @@ type scheme struct {
 func (c *Coalesced) decide(p *scheme) {
 	defer p.release()
 	err := p.connect()
-	if err == nil && c.l.spread {
+	if err == nil && c.l.citus {
 		p.readRanges()
 		p.ranges = c.l.ranges.known.Load()
 	}
@@ -362,7 +362,7 @@ func (p *scheme) locked() {
 // it: then each is decided alone, to find out. So is one call, if it may succeed then.
 func (p *scheme) fail(err error, some []*waiter) {
 	var answer *pgconn.PgError
-	single := isConflict(err) || p.c.l.spread && isRefused(err)
+	single := isConflict(err) || p.c.l.citus && isRefused(err)
 	if (len(some) > 1 || single) && errors.As(err, &answer) && isRolledBack(err) {
 		p.alone = append(p.alone, some...)
 		return

@@ -130,8 +130,8 @@ var ofTheRest = []mutant{
 	{"remember: a denial from before a reset", "internal/limits/denials/denials.go",
 		"watched == d.changes+1}", "watched != 0}", "BeforeAChange", []string{"./internal/limits/denials"}, false},
 	{"citus: Colocated is about InTx", "ratelimit/intx.go",
-		"a.l.twoPhase && a.foreign", "a.l.twoPhase && !a.l.colocated && a.foreign", "TwoPhaseCommitIsRequested", whole, true},
-	{"citus: Colocated is about jobs", "ratelimit/two_phase.go",
+		"a.l.citus && a.foreign", "a.l.citus && !a.l.colocated && a.foreign", "TwoPhaseCommitIsRequested", whole, true},
+	{"citus: Colocated is about jobs", "ratelimit/citus.go",
 		" && l.colocated && !jobs {", " && l.colocated && (jobs || !jobs) {", "RequestTwoPhaseCommit", jobs, false},
 	{"citus: late jobs pay in one phase", "internal/jobs/attempt/pay.go",
 		"a.pay(ctx, riverjob.Whole(tx), ", "a.pay(ctx, tx, ", "RequestTwoPhaseCommit", jobs, false},
@@ -142,7 +142,7 @@ var ofTheRest = []mutant{
 	{"citus: one statement for rows of two ranges", "ratelimit/many.go",
 		"len(rows) > 1 && l.inOneRange(rows)", "len(rows) > 1", "ABatchIsOfOneRange", core, true},
 	{"citus: a statement for each row of a range", "ratelimit/many.go",
-		"case l.spread && len(rows) > 1", "case l.spread && len(rows) > 1<<20", "ABatchIsOfOneRange", core, true},
+		"case l.citus && len(rows) > 1", "case l.citus && len(rows) > 1<<20", "ABatchIsOfOneRange", core, true},
 	{"citus: a range has no lane", "ratelimit/coalesce.go",
 		"); known {\n\t\treturn &c.lanes[1+nr%", "); !known {\n\t\treturn &c.lanes[1+nr%", "ARangeHasItsLane", core, true},
 	{"citus: ranges are believed whatever Citus says", "ratelimit/known_ranges.go",
@@ -354,9 +354,9 @@ var ofTheRest = []mutant{
 		"if math.IsInf(r.value, -1) {", "if math.IsInf(r.value, -1) && n > 9 {", "OddRows", looks, false},
 
 	// on Citus
-	{"citus: looks go by the clock of another node", "ratelimit/clock.go",
+	{"citus: looks go by the clock of another node", "ratelimit/citus.go",
 		"s.answer.at = *s.here", "_ = s.here", "OnCitusTheClock", core, true},
-	{"citus: the clock is read before the takes", "ratelimit/clock.go",
+	{"citus: the clock is read before the takes", "ratelimit/citus.go",
 		"case s.here == nil:\n\t\t\tat = nil", "case s.here == nil:", "OnCitusTheClock", core, true},
 
 	// the command
