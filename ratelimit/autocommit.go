@@ -44,6 +44,11 @@ func (a *Autocommit) rateLimit(
 	})
 }
 
+// Consume is [Limiter.Consume], committed when it returns.
+func (a *Autocommit) Consume(ctx context.Context, requests ...Request) error {
+	return consume(requests, func() (Result, error) { return a.RateLimit(ctx, requests...) })
+}
+
 // CheckRateLimit is [Limiter.CheckRateLimit].
 func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	return ask(ctx, a, requests, func(ctx context.Context, x executor, calls []call) (Result, error) {
@@ -56,6 +61,13 @@ func (a *Autocommit) CheckRateLimit(ctx context.Context, requests ...Request) (R
 // ResetRateLimit is [Limiter.ResetRateLimit], committed when it returns.
 func (a *Autocommit) ResetRateLimit(ctx context.Context, requests ...Request) error {
 	return a.do(ctx, bare(requests), a.l.resetRateLimit)
+}
+
+// ResetKey is [Limiter.ResetKey], committed when it returns.
+func (a *Autocommit) ResetKey(ctx context.Context, key string) error {
+	return a.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
+		return within{l: a.l, x: x}.ResetKey(ctx, key)
+	})
 }
 
 // Pause is [Limiter.Pause], committed when it returns.

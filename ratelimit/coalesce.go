@@ -187,6 +187,11 @@ func (c *Coalesced) rateLimit(
 	return res, err
 }
 
+// Consume is [Limiter.Consume], decided together with other calls and committed when it returns.
+func (c *Coalesced) Consume(ctx context.Context, requests ...Request) error {
+	return consume(requests, func() (Result, error) { return c.RateLimit(ctx, requests...) })
+}
+
 // Wait is [Autocommit.Wait]; its reservation is decided together with other calls.
 func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, error) {
 	return wait(ctx, c, requests)

@@ -138,6 +138,12 @@ func (f *FailOpen) RateLimit(ctx context.Context, requests ...Request) (Result, 
 	return f.open(ctx, err, requests)
 }
 
+// Consume is [Limiter.Consume] of the Limiter. It returns nil, too, for a call that is let through
+// in an outage.
+func (f *FailOpen) Consume(ctx context.Context, requests ...Request) error {
+	return consume(requests, func() (Result, error) { return f.RateLimit(ctx, requests...) })
+}
+
 // errNoAnswer is the cause with which suspect ends a call that waits.
 var errNoAnswer = fmt.Errorf("the database decides nothing: %w", context.DeadlineExceeded)
 

@@ -176,6 +176,21 @@ func (l *Limiter) RateLimit(ctx context.Context, tx pgx.Tx, requests ...Request)
 	return l.in(tx).RateLimit(ctx, requests...)
 }
 
+// Consume is [Limiter.RateLimit] for callers that need no [Result]. It returns nil if the requests
+// were granted, and their work may start now. If they were denied it returns a [*DeniedError],
+// which matches [ErrDenied] and says when to come again. Any other error is one of RateLimit's.
+//
+//	if err := limiter.Consume(ctx, tx, Uploads.For(user)); err != nil {
+//		return err // rolls back: nothing was taken, nothing was written
+//	}
+//
+// A request that may be granted for later, by [Request.OrReserve] or [Request.Within], is refused
+// with an error that matches [ErrInvalid], before anything is sent: nil could not say when the work
+// may start. A request of a [Shadow] is never denied.
+func (l *Limiter) Consume(ctx context.Context, tx pgx.Tx, requests ...Request) error {
+	return l.in(tx).Consume(ctx, requests...)
+}
+
 // CheckRateLimit returns what [Limiter.RateLimit] would answer, and takes nothing, writes nothing
 // and locks nothing. Do not guard anything with a check, as others may take the tokens after it:
 // take, and give back.
@@ -195,6 +210,19 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 	return l.in(tx).ResetRateLimit(ctx, requests...)
 }
 
+// ResetKey makes all balances of a key full again, for all limits, including those that this
+// program does not define: everything of a tenant, a user or an address. Keys that only begin with
+// this one are not affected. Otherwise it is [Limiter.ResetRateLimit]: a pause continues, and
+// reserved work still runs.
+//
+// It reads an index page for each limit that is in use. Above READ COMMITTED it conflicts with
+// transactions that use a limit for the first time, and may have to run again.
+// [Autocommit.ResetKey] is READ COMMITTED. With [Config.Portable] it reads the whole
+// table, and on Citus the part of it in which the key is.
+func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {
+	return l.in(tx).ResetKey(ctx, key)
+}
+
 // GiveBack returns the tokens that a granted call took, for example for a request that was never
 // sent. It never raises a balance above its capacity. Tokens of a window are lost once the key has
 // been taken from in a later window. It gives back again each time it is called: call it once, in
@@ -212,3 +240,40 @@ func (l *Limiter) GiveBack(ctx context.Context, tx pgx.Tx, res Result) error {
 func (l *Limiter) Value(ctx context.Context, tx pgx.Tx, request Request) (State, error) {
 	return l.in(tx).Value(ctx, request)
 }
+
+// Pause closes the limits and keys of the requests for d from now on, by the database's clock, as
+// an API asks for with a 429 and a Retry-After. The counts of the requests do not matter, nor their
+// rules, except the windows.
+//
+// It holds for every call that is decided after it has committed. A [Lease] hands out what it
+// holds, and learns of the pause within a second. Work that has started goes on.
+//
+// For a paused limit time stands still. Nothing flows in and nothing is granted before the pause is
+// over; RetryAt is after it. With [Request.OrReserve] calls are still granted for later, within
+// MaxReserved, for when the pause is over, also if there are tokens. Work that was reserved before
+// is delayed by the length of the pause, or with a [FixedWindow] by as many windows as begin in it:
+// [Outcome] has the Delay.
+//
+// A pause that already ends later stays. Pauses do not add up: the latest end counts.
+// [Limiter.GiveBack] and [Limiter.ResetRateLimit] work as usual, and end no pause. If the
+// transaction rolls back, there was no pause.
+//
+// A d of 0 or less, or of more than 366 days, is refused with an error that matches [ErrInvalid];
+// microseconds are rounded up. Other errors are as those of [Limiter.RateLimit].
+func (l *Limiter) Pause(
+	ctx context.Context, tx pgx.Tx, d time.Duration, requests ...Request,
+) error {
+	return l.in(tx).Pause(ctx, d, requests...)
+}
+
+// Resume ends the pauses of the requests' limits and keys now. If there is none it does nothing.
+// Balances refill from where they were when the pause began. Waiting work moves up by what was left
+// of the pause. Shards that wait for the lines of which they were merged go on waiting: see
+// [Limiter.Reshard].
+func (l *Limiter) Resume(ctx context.Context, tx pgx.Tx, requests ...Request) error {
+	return l.in(tx).Resume(ctx, requests...)
+}
+
+// Table returns the name of the table of balances, quoted for SQL, for your own statements that
+// read it.
+func (l *Limiter) Table() string { return l.sql.Table() }

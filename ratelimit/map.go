@@ -17,7 +17,6 @@ package ratelimit
 //	result.go        the answer: granted, granted for later, or denied until RetryAt
 //	errors.go        the errors that callers can branch on
 //	limiter.go       Config, New, and the verbs in a pgx transaction
-//	consume.go       Consume: RateLimit that returns only an error
 //	intx.go          InTx: a transaction that runs again after a conflict
 //	send_batch.go    SendBatch: BEGIN, take, the caller's batch and COMMIT in one round trip
 //	receiver.go      Verbs and In: an interface of the verbs, however they are called
@@ -26,7 +25,6 @@ package ratelimit
 //	autocommit.go    the verbs without a transaction
 //	observe.go       Observer: gets each decision and transaction
 //	shadow.go        Shadow: limits that decide and report, but never deny
-//	table.go         the name of the table of balances
 //
 // The arithmetic, without a database, is package internal/limits/algebra. RetryAt comes from its
 // Decide in ask.go, which asks Earliest in rule.go; for limits with shards it comes from package
@@ -48,10 +46,8 @@ package ratelimit
 //
 // Changes of rows without a decision:
 //
-//	verbs.go         reset, pause, resume, give back
-//	pause.go         Pause and Resume
+//	verbs.go         reset, pause, resume, give back, all limits of a key at once
 //	rows.go          all rows of a limit, and where tokens of a former number of shards go back to
-//	reset_key.go     all limits of a key at once
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
 //	lines.go         Lines: reads the states of balances for which work waits

@@ -83,6 +83,21 @@ func (w within) Consume(ctx context.Context, requests ...Request) error {
 	return consume(requests, func() (Result, error) { return w.RateLimit(ctx, requests...) })
 }
 
+func consume(requests []Request, take func() (Result, error)) error {
+	for _, r := range requests {
+		if r.Reserves() {
+			return &InvalidError{Limit: r.Limit().Name(), Field: "request",
+				Value: plain(r.String()),
+				Want:  "one without OrReserve or Within: use RateLimit, whose Result says when the work may start"}
+		}
+	}
+	res, err := take()
+	if err != nil {
+		return err
+	}
+	return res.Err()
+}
+
 func (w within) CheckRateLimit(ctx context.Context, requests ...Request) (Result, error) {
 	calls, err := w.resolve(requests)
 	if err != nil {

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -25,6 +26,30 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 		err = x.run(ctx, mend)
 	}
 	return l.changed(ctx, x, "reset", calls, done, err)
+}
+
+func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
+	sql := l.sql.ResetKey
+	if l.portable {
+		sql = l.sql.ResetKeyHere
+	}
+	reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
+	if err := x.run(ctx, []*statement{reset}); err != nil {
+		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
+	}
+	freed(x, func() { l.denials.ForgetKey(key) })
+	return nil
+}
+
+// mostPaused keeps a mistaken unit from closing a limit for good.
+const mostPaused = 366 * 24 * time.Hour
+
+func checkPause(d time.Duration) error {
+	if d <= 0 || d > mostPaused {
+		return &InvalidError{Field: "duration of the pause", Value: d,
+			Want: "one above 0 and at most 366 days"}
+	}
+	return nil
 }
 
 func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls []call) error {
