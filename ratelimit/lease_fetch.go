@@ -65,7 +65,7 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 func (s *Lease) queue(ctx context.Context, n float64) (*taker, Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if res, ok, err := s.try(n); ok || err != nil {
+	if res, _, ok, err := s.try(n, false); ok || err != nil {
 		return nil, res, err
 	}
 	if ctx.Value(s.outer) != nil {
@@ -82,27 +82,31 @@ func (s *Lease) queue(ctx context.Context, n float64) (*taker, Result, error) {
 	return w, Result{}, nil
 }
 
-// try answers from memory: ok says that there is an answer.
-func (s *Lease) try(n float64) (res Result, ok bool, err error) {
+// try answers from memory: ok says that there is an answer, and took is what it has taken. With
+// whole, the row must have all of n, and not only what the hand lacks.
+func (s *Lease) try(n float64, whole bool) (res Result, took []chunk, ok bool, err error) {
 	if s.closed {
-		return Result{}, false, s.errClosed()
+		return Result{}, nil, false, s.errClosed()
 	}
 	now := s.now()
 	s.sweep(now)
 	s.giveBackSoon()
 	s.unit = n
 	if len(s.waiting) > 0 {
-		return Result{}, false, nil
+		return Result{}, nil, false, nil
 	}
-	hand := s.inHand()
-	if hand >= n {
+	lacks := n - s.inHand()
+	switch {
+	case lacks <= 0:
 		res = s.hand[0].granted(now)
-		s.gather(n, now)
+		took, _ = s.gather(n, now)
 		s.fetchAhead(now)
-		return res, true, nil
+		return res, took, true, nil
+	case whole:
+		lacks = n
 	}
-	res, ok = s.refused(n-hand, now)
-	return res, ok, nil
+	res, ok = s.refused(lacks, now)
+	return res, nil, ok, nil
 }
 
 // answer ends the wait of a take. Without a grant, what it has got goes back into the hand.

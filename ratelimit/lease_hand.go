@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"math"
 	"slices"
 	"time"
 )
@@ -176,7 +175,7 @@ func (s *Lease) putBack(chunks []chunk, now int64) {
 		return int(max(-1, min(1, a.sent-b.sent)))
 	})
 	s.sweep(now)
-	s.used = math.Max(0, s.used)
+	s.used = max(0, s.used)
 	s.arm(now)
 }
 

@@ -44,30 +44,19 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 func (s *Lease) borrow(a *attempt, n float64) (res Result, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return Result{}, false, s.errClosed()
+	res, took, ok, err := s.try(n, true)
+	if len(took) > 0 {
+		a.undo = append(a.undo, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.putBack(took, s.now())
+			s.giveBackSoon()
+		})
+	}
+	if ok || err != nil {
+		return res, ok, err
 	}
 	now := s.now()
-	s.sweep(now)
-	s.giveBackSoon()
-	s.unit = n
-	if hand := s.inHand(); len(s.waiting) == 0 {
-		if hand >= n {
-			res = s.hand[0].granted(now)
-			chunks, _ := s.gather(n, now)
-			a.undo = append(a.undo, func() {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				s.putBack(chunks, s.now())
-				s.giveBackSoon()
-			})
-			s.fetchAhead(now)
-			return res, true, nil
-		}
-		if res, ok := s.refused(n, now); ok {
-			return res, true, nil
-		}
-	}
 	s.used += n
 	if s.last == 0 {
 		s.last = now

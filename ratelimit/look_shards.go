@@ -13,12 +13,12 @@ import (
 // to limits that should have more.
 func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
 	looks := l.looksAtShards(calls)
-	if did, err := x.aside(ctx, looks, false); err != nil {
+	did, err := x.aside(ctx, looks, false)
+	if err == nil && !did {
+		err = x.run(ctx, looks)
+	}
+	if err != nil {
 		return nil, explain(ctx, err, "look at", calls)
-	} else if !did {
-		if err := x.run(ctx, looks); err != nil {
-			return nil, explain(ctx, err, "look at", calls)
-		}
 	}
 	return l.grown(ctx, x, looks, calls)
 }

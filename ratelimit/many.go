@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -59,17 +60,9 @@ func forEach(each bool, sql string, rows []*standing, columns ...any) []*stateme
 	for i := range rows {
 		args := make([]any, len(columns))
 		for k, column := range columns {
-			switch column := column.(type) {
-			case []string:
-				args[k] = column[i]
-			case []float64:
-				args[k] = column[i]
-			case []int64:
-				args[k] = column[i]
-			case []pgtype.Timestamptz:
-				args[k] = column[i]
-			default: // the clock
-				args[k] = column
+			args[k] = column // the clock
+			if v := reflect.ValueOf(column); v.Kind() == reflect.Slice {
+				args[k] = v.Index(i).Interface()
 			}
 		}
 		statements[i] = &statement{sql: sql, args: args, many: &many{rows: rows[i : i+1]}}
