@@ -145,9 +145,7 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	}))
 }
 
-func (c *Coalesced) rateLimit(
-	ctx context.Context, o *observation, calls []call,
-) (Result, error) {
+func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call) (Result, error) {
 	if res, ok := c.l.recall(calls); ok {
 		return res, nil
 	}

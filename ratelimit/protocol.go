@@ -33,9 +33,7 @@ import (
 const rounds = 3
 
 // rateLimit takes from all calls, or from none.
-func (l *Limiter) rateLimit(
-	ctx context.Context, x executor, calls []call,
-) (Result, error) {
+func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Result, error) {
 	if x.alone() {
 		if res, ok := l.recall(calls); ok {
 			return res, nil
@@ -186,9 +184,7 @@ var errClosed = errors.New("ratelimit: the row is closed, because the limit has 
 
 // foresee is checkRateLimit for a call that is expected to be denied: it looks before the
 // transaction begins, if it can.
-func (l *Limiter) foresee(
-	ctx context.Context, x executor, calls []call,
-) (Result, error) {
+func (l *Limiter) foresee(ctx context.Context, x executor, calls []call) (Result, error) {
 	looks := l.looksOf(calls)
 	did, err := x.aside(ctx, looks, true)
 	switch {
@@ -237,9 +233,7 @@ func (l *Limiter) looksOf(calls []call) []*statement {
 
 // checkRateLimit returns what rateLimit would return, and takes nothing. It writes nothing, so it
 // does not add shards to a limit either.
-func (l *Limiter) checkRateLimit(
-	ctx context.Context, x executor, calls []call,
-) (Result, error) {
+func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call) (Result, error) {
 	if l.remember && x.alone() {
 		l.watch(calls)
 	}

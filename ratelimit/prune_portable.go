@@ -131,9 +131,7 @@ type prunable struct {
 	closed, idle bool
 }
 
-func (k *pruning) queue(
-	l *Limiter, batch *pgx.Batch, name, key string, now any, within int64,
-) {
+func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, now any, within int64) {
 	batch.Queue(l.sql.LockKey, name, key, now, within).Query(func(rows pgx.Rows) error {
 		r := prunable{key: key}
 		_, err := pgx.ForEachRow(rows, []any{&r.shard, &r.closed, &r.idle}, func() error {

@@ -42,8 +42,7 @@ func apart(calls []call) (enforced, shadows []call) {
 
 // beside decides calls with decide: the enforced ones together, and then each shadow by itself.
 // With harmless, an error of a shadow is dropped instead of failing the call.
-func beside(calls []call, harmless bool, decide func([]call) (Result, error)) (Result,
-	error) {
+func beside(calls []call, harmless bool, decide func([]call) (Result, error)) (Result, error) {
 	enforced, shadows := apart(calls)
 	if len(shadows) == 0 {
 		return decide(calls)

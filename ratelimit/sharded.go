@@ -38,9 +38,7 @@ func (l *Limiter) sharded(calls []call) bool {
 	return false
 }
 
-func (l *Limiter) rateLimitShards(
-	ctx context.Context, x executor, calls []call,
-) (Result, error) {
+func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call) (Result, error) {
 	for i := range calls {
 		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
 	}
@@ -150,9 +148,7 @@ func (s *statement) othersTook(takes []*statement) bool {
 }
 
 // grantedShards is granted for limits with shards.
-func (l *Limiter) grantedShards(
-	aims []aim, seen []*spread.Whole, calls []call,
-) (Result, bool) {
+func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) (Result, bool) {
 	verdicts := make([]algebra.Verdict, len(aims))
 	for i := range aims {
 		a := &aims[i]
