@@ -39,7 +39,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			c.used = c.Count - n
 			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement {
 				return s.l.giveOf(c, c.used, true)
-			})
+			}, s.l.followed)
 			return err
 		}
 		if err := give(n); err != nil {

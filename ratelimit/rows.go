@@ -127,7 +127,11 @@ func (l *Limiter) stand(ctx context.Context, x executor, c *call) (*pausing, []c
 
 // closedLine locks the closed rows of the limit of c, in a trip of its own.
 func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing, error) {
-	trip := l.closedLineOf(c)
+	var trip []*statement
+	for _, key := range l.homes(c.Key) {
+		trip = append(trip, &statement{c: c, sql: l.sql.ClosedLine,
+			args: []any{c.Name, key, l.now()}, line: true, here: l.here()})
+	}
 	if err := x.run(ctx, trip); err != nil {
 		return nil, err
 	}
@@ -180,10 +184,12 @@ func (c *call) shardsOf(layout shard.Layout) []call {
 }
 
 // onRows runs the statements that of makes for rows, in the order in which everything locks them.
-// of may return nil for a row. What is to be changed for a closed row takes two trips, and must not
-// be changed twice, so onRows needs a transaction.
+// of may return nil for a row. follow returns the rows that have the tokens of closed rows now, to
+// run the statements for those. What is to be changed for a closed row takes two trips, and must
+// not be changed twice, so onRows needs a transaction.
 func (l *Limiter) onRows(
 	ctx context.Context, x executor, rows []call, of func(*call) *statement,
+	follow func(ctx context.Context, x executor, closed []call) ([]call, error),
 ) (done []*statement, err error) {
 	if x.single {
 		return nil, errUndecided
@@ -212,9 +218,10 @@ func (l *Limiter) onRows(
 		if len(left) == 0 {
 			return done, nil
 		}
-		if rows, err = l.followed(ctx, x, left); err != nil {
+		if rows, err = follow(ctx, x, left); err != nil {
 			return nil, err
 		}
+		sortCalls(rows)
 	}
 	return nil, errMoving
 }
@@ -232,7 +239,6 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 			rows = append(rows, left[i].back(w)...)
 		}
 	}
-	sortCalls(rows)
 	return rows, nil
 }
 

@@ -241,35 +241,19 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		return nil
 	}
 	calls := slices.Collect(maps.Values(rows))
+	sortCalls(calls)
+	done, err := l.onRows(ctx, x, calls,
+		func(c *call) *statement { return l.chargeOf(c, c.Count) },
+		func(ctx context.Context, x executor, closed []call) ([]call, error) {
+			return l.moved(ctx, x, reservations, closed)
+		})
+	if err := l.changed(ctx, x, "charge anew", calls, done, err); err != nil {
+		return err
+	}
 	after, charged := map[where.Row]algebra.Balance{}, map[where.Row]float64{}
-	for round := 1; len(calls) > 0; round++ {
-		sortCalls(calls)
-		trip := make([]*statement, len(calls))
-		for i := range calls {
-			trip[i] = l.chargeOf(&calls[i], calls[i].Count)
-		}
-		if err := x.run(ctx, trip); err != nil {
-			return explain(ctx, err, "charge anew", calls)
-		}
-		var done []*statement
-		var left []call // closed rows
-		for _, s := range trip {
-			if !s.found || s.closed() {
-				left = append(left, *s.c)
-				continue
-			}
-			done = append(done, s)
-			after[s.c.Row] = s.balance()
-			charged[s.c.Row] += s.c.Count
-		}
-		l.learn(x, done, calls)
-		if len(left) > 0 && round > 10*rounds {
-			return explain(ctx, errMoving, "charge anew", calls)
-		}
-		var err error
-		if calls, err = l.moved(ctx, x, reservations, left); err != nil {
-			return explain(ctx, err, "charge anew", left)
-		}
+	for _, s := range done {
+		after[s.c.Row] = s.balance()
+		charged[s.c.Row] += s.c.Count
 	}
 	// what is owed before the next reservation, minus the tokens that were there
 	ahead := map[where.Row]float64{}
@@ -303,9 +287,6 @@ func add(rows map[where.Row]call, c call) {
 func (l *Limiter) moved(
 	ctx context.Context, x executor, reservations []*Reservation, left []call,
 ) ([]call, error) {
-	if len(left) == 0 {
-		return nil, nil
-	}
 	seen, err := l.see(ctx, x, left)
 	if err != nil {
 		return nil, err

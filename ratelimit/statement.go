@@ -184,15 +184,6 @@ func (l *Limiter) resumeOf(c *call, at *pausing) *statement {
 	return s
 }
 
-// closedLineOf reads the line of a limit that had other layouts.
-func (l *Limiter) closedLineOf(c *call) (all []*statement) {
-	for _, key := range l.homes(c.Key) {
-		all = append(all, &statement{c: c, sql: l.sql.ClosedLine,
-			args: []any{c.Name, key, l.now()}, line: true, here: l.here()})
-	}
-	return all
-}
-
 // closedOf is pauseOf or resumeOf for the closed rows of former layouts.
 func (l *Limiter) closedOf(c *call, sql string, at *pausing, more ...any) (all []*statement) {
 	for _, key := range l.homes(c.Key) {

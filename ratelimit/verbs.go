@@ -77,7 +77,7 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 // returns runs the statements that of makes for rows, which may have more tokens then.
 func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call,
 	of func(*call) *statement) error {
-	done, err := l.onRows(ctx, x, rows, of)
+	done, err := l.onRows(ctx, x, rows, of, l.followed)
 	return l.changed(ctx, x, verb, rows, done, err)
 }
 
