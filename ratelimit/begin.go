@@ -15,11 +15,7 @@ import (
 	"github.com/weir-go/weir/internal/limits/where"
 )
 
-// lazyTx is the transaction of an attempt, which begins as late as possible. If the first
-// statements are Weir's, BEGIN is sent together with them. Otherwise it is sent before the first
-// statement of the callback. If the callback sends nothing, there is no transaction. A call that is
-// expected to be denied is read before BEGIN; if the callback goes on all the same, that is read
-// again.
+// lazyTx is the transaction of an attempt, which begins as late as possible: see InTx.
 //
 // After a BEGIN on its own, all statements go to the transaction that db returned. After a BEGIN in
 // a batch, lazyTx sends on conn what pgx's transaction would send. If only pgx's transaction will
@@ -198,24 +194,6 @@ func beginSQL(o pgx.TxOptions) string {
 	return sql
 }
 
-// restart rolls back a transaction in which only one call of Weir has sent anything, and runs looks
-// in the same trip. The transaction then counts as not begun. It reports whether it has done so. If
-// the transaction has confirmed a denial, the callback may act on that, so restart does nothing.
-func (t *lazyTx) restart(ctx context.Context, looks []*statement) (bool, error) {
-	if !t.begun || t.tx != nil || t.closed || t.failed != nil || t.locked || t.unsure != nil {
-		return false, nil
-	}
-	if _, err := sendBatch(ctx, t.conn,
-		append([]*statement{{sql: "ROLLBACK"}}, looks...)); err != nil {
-		if t.conn.PgConn().TxStatus() == 'I' { // what fn sends now would commit by itself
-			t.failed = fmt.Errorf("ratelimit: rolled back, and could not begin again: %w", hint(err))
-		}
-		return false, err
-	}
-	t.begun, t.to = false, nil
-	return true, nil
-}
-
 // need sends BEGIN, if that has not happened, before a statement of the callback.
 func (t *lazyTx) need() error {
 	t.attempt.used, t.attempt.foreign = true, true
@@ -234,14 +212,6 @@ func (t *lazyTx) usable() error {
 		return pgx.ErrTxClosed
 	}
 	return t.failed
-}
-
-// send sends statements of Weir's in the transaction, which has begun.
-func (t *lazyTx) send(ctx context.Context, statements []*statement) (failed *statement, err error) {
-	if err := t.usable(); err != nil {
-		return statements[0], err
-	}
-	return send(ctx, t.to, statements)
 }
 
 // real returns pgx's own transaction, for savepoints and large objects. If BEGIN was sent in a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -82,19 +83,24 @@ func (x executor) aside(ctx context.Context, looks []*statement, exact bool) (bo
 
 // restart rolls back a transaction in which nothing was sent except by the current call, and runs
 // looks in the same trip. The next statement begins the transaction again. restart reports whether
-// it has done so.
+// it has done so. It does nothing if the transaction has confirmed a denial, as the callback may act
+// on that, or has made a layout, which it would roll back as well.
 func (x executor) restart(ctx context.Context, looks []*statement) (bool, error) {
-	if x.lazy == nil || len(x.attempt.made) > 0 { // it would also roll back the new layout
+	t, a := x.lazy, x.attempt
+	if t == nil || len(a.made) > 0 || !t.begun || t.tx != nil || t.closed || t.failed != nil ||
+		t.locked || t.unsure != nil {
 		return false, nil
 	}
-	did, err := x.lazy.restart(ctx, looks)
-	if did || err != nil {
-		x.count()
+	x.count()
+	_, err := sendBatch(ctx, t.conn, append([]*statement{{sql: "ROLLBACK"}}, looks...))
+	if err != nil {
+		if t.conn.PgConn().TxStatus() == 'I' { // what fn sends now would commit by itself
+			t.failed = fmt.Errorf("ratelimit: rolled back, and could not begin again: %w", hint(err))
+		}
+		return false, err
 	}
-	if did {
-		x.attempt.used, x.attempt.conflict = false, nil
-	}
-	return did, err
+	t.begun, t.to, a.used, a.conflict = false, nil, false, nil
+	return true, nil
 }
 
 // doubt is for a denial that was read by aside. If the transaction begins after all and keeps one
@@ -181,7 +187,9 @@ func (x pgxSender) send(ctx context.Context, statements []*statement) error {
 	case begins:
 		failed, err = tx.beginWith(ctx, statements)
 	case lazy:
-		failed, err = tx.send(ctx, statements)
+		if err = tx.usable(); err == nil {
+			failed, err = send(ctx, tx.to, statements)
+		}
 	default:
 		failed, err = send(ctx, x.tx, statements)
 	}

@@ -51,10 +51,8 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case <-w.done: // meanwhile
+	if !s.waits(w) { // answered meanwhile
 		return w.res, w.err
-	default:
 	}
 	s.answer(w, Result{}, nil) // the caller has gone
 	s.graceful(s.flight)

@@ -78,11 +78,8 @@ func (l *Limiter) Lines(
 		s.Delay = time.Duration(min(delay.Int64, math.MaxInt64/1000)) * time.Microsecond
 		s.Moved = moved.Float64
 		if paused.Valid { // a limit with several homes has several: the latest counts
-			if until := fromMicro(min(paused.Time.UnixMicro(), algebra.EndOfTime)); until.After(
-				s.PausedUntil,
-			) {
-				s.PausedUntil = until
-			}
+			s.PausedUntil = later(s.PausedUntil,
+				fromMicro(min(paused.Time.UnixMicro(), algebra.EndOfTime)))
 		}
 		return nil
 	})

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,12 +68,7 @@ func (l *Limiter) Prune(
 		return done, &InvalidError{Field: "PruneConfig.Share", Value: cfg.Share,
 			Want: "above 0 and up to 1, or 0 for the default"}
 	}
-	if cfg.Batch == 0 {
-		cfg.Batch = 1000
-	}
-	if cfg.Share == 0 {
-		cfg.Share = 0.25
-	}
+	cfg.Batch, cfg.Share = cmp.Or(cfg.Batch, 1000), cmp.Or(cfg.Share, 0.25)
 	within := settleWithin.Microseconds()
 	if l.portable {
 		err = l.prunePortable(ctx, pool, &cfg, &done, within)

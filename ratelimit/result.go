@@ -108,12 +108,7 @@ func (r Result) Decided() bool { return !r.At.IsZero() && !r.spare }
 
 // RetryAfter is the time from the decision until RetryAt, both by the database's clock; 0 unless
 // denied.
-func (r Result) RetryAfter() time.Duration {
-	if r.RetryAt.IsZero() {
-		return 0
-	}
-	return max(0, r.RetryAt.Sub(r.At))
-}
+func (r Result) RetryAfter() time.Duration { return max(0, r.RetryAt.Sub(r.At)) }
 
 // requestsOf is how many requests a call has, up to the last one that is in these.
 func requestsOf(calls []call) (n int) {
