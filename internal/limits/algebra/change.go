@@ -48,10 +48,8 @@ func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 	return r
 }
 
-// unused returns how many tokens of a take can be given back if none was used. For a window they
-// are gone once the row is in a later window. Of a take that was granted ahead, what the row's
-// window and later ones were to repay can be given back. See unused in give.go of
-// internal/limits/statements.
+// unused returns how many tokens of a take can be given back if none was used: see unused in give.go
+// of internal/limits/statements.
 func (a *Rule) unused(b Balance, t Receipt, now int64) float64 {
 	if !a.Windowed {
 		return t.Count

@@ -1,9 +1,7 @@
 package statements
 
-// give gives back what is left of the $7 tokens of a take, as if the take had been smaller. The
-// balance stays that at ts, and refills later. The statement may have read the clock before it
-// waited for the row. That is harmless: the clock is only used to give back less. With $12, the
-// line moves up by what this repays of a debt. If there is no row, the limit is full.
+// give is Give of package algebra, for the $7 tokens of a take. The statement may have read the clock
+// before it waited for the row. That is harmless: the clock is only used to give back less.
 //
 // A closed row holds no tokens, but its line still moves up. The tokens are then given back to the
 // rows of the present layout.
@@ -54,8 +52,7 @@ func unused(r rule) string {
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * (`+later+` - 1::float8)) END - $11::float8)`)
 }
 
-// charge takes $7 tokens whatever is there, ahead of all work that waits: the line moves back by
-// what this adds to the debt. It uses the rule in the row.
+// charge is Charge of package algebra, for $7 tokens.
 func (n names) charge() string {
 	refilled := stored.refilled(`excluded.ts`)
 	return n.upsert(row(absent(`$4::float8 - $7::float8`)), "",

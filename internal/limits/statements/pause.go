@@ -20,9 +20,7 @@ func moved(at, sign, micros string) string {
 		`::float8) / 1e6::float8)`
 }
 
-// pause stops the time of a row for $10 microseconds from now on. The balance is refilled up to now
-// by the rule in the row, and stays so until the pause ends. Work that waits is delayed by what
-// this adds to the pause. A pause that ends later stays. $11 is the line.
+// pause is Pause of package algebra, for $10 microseconds. $11 is the line.
 //
 // If there is no row, no work waits. The new row still gets the delay: a window take from a row
 // that was deleted since needs it, to tell how many windows have gone by since (see unused).
@@ -51,9 +49,8 @@ func (n names) pause(k kind) string {
 		ELSE `+r.delay(`greatest(b.ts, b.paused_until, excluded.ts)`, `excluded.paused_until`)+` END`)
 }
 
-// resume ends a pause, and takes back the rest of its delay. Without a pause it changes nothing. If
-// there is no row, the limit is full. $10 is the line, and $11 since when its time stands still: now,
-// or later if the clock was set back.
+// resume is Resume of package algebra. $10 is the line, and $11 since when its time stands still:
+// now, or later if the clock was set back.
 func (n names) resume(k kind) string {
 	const line = `$10::timestamptz`
 	r := asked(k)
