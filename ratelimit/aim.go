@@ -145,7 +145,12 @@ func (l *Limiter) aim(
 			aims[i].among(able, w, free)
 		}
 		if last {
-			aims[i].anyLevel()
+			aims[i].level = algebra.Closed
+			for k := range aims[i].plan.Parts {
+				p := &aims[i].plan.Parts[k]
+				row := c.take(w.Layout, p.Shard, p.Count)
+				p.Least = row.Least()
+			}
 			aims[i].wait = aims[i].wait || c.Pausable()
 		}
 	}
@@ -165,16 +170,6 @@ func (a *aim) among(able []int, w *spread.Whole, free func(int) bool) {
 	}
 	a.level -= book.MuchWorse * a.c.Count
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
-}
-
-// anyLevel makes the takes ignore how others have changed the shards since.
-func (a *aim) anyLevel() {
-	a.level = algebra.Closed
-	for k := range a.plan.Parts {
-		p := &a.plan.Parts[k]
-		row := a.c.take(a.layout, p.Shard, p.Count)
-		p.Least = row.Least()
-	}
 }
 
 // send makes the statements: none, if there is no row that the transaction may lock.

@@ -249,7 +249,7 @@ func roundTrip(
 	ctx context.Context, conn *pgxpool.Conn, begin []string, commit bool, statements ...*statement,
 ) error {
 	session := conn.Conn().PgConn().CustomData()
-	plain := commit && isPlain(begin) && len(statements) == 1
+	plain := commit && len(begin) == 1 && begin[0] == beginTogetherSQL && len(statements) == 1
 	for first := true; plain && session[strictSession] == nil; first = false {
 		_, err := send(ctx, conn.Conn(), statements)
 		switch state := stateOf(err); {
@@ -275,9 +275,6 @@ func roundTrip(
 	}
 	return committed(err)
 }
-
-// isPlain reports whether a transaction begins with BEGIN and nothing else.
-func isPlain(begin []string) bool { return len(begin) == 1 && begin[0] == beginTogetherSQL }
 
 // committed handles the error of a transaction that was sent together with its COMMIT. Unless
 // Postgres answered that it was rolled back, it may have been committed.

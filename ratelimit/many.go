@@ -70,7 +70,7 @@ func forEach(each bool, sql string, rows []*standing, columns ...any) []*stateme
 	return statements
 }
 
-// placesOf returns $1 and $2, and rulesOf returns $3 to $6.
+// placesOf returns $1 and $2, and rulesOf returns $1 to $6.
 func placesOf(rows []*standing) (names, keys []string) {
 	names, keys = make([]string, len(rows)), make([]string, len(rows))
 	for i, r := range rows {
@@ -79,19 +79,18 @@ func placesOf(rows []*standing) (names, keys []string) {
 	return names, keys
 }
 
-func rulesOf(
-	rows []*standing,
-) (capacities, rates []float64, periods []int64, origins []pgtype.Timestamptz) {
+func rulesOf(rows []*standing) []any {
 	n := len(rows)
-	capacities, rates = make([]float64, n), make([]float64, n)
-	periods, origins = make([]int64, n), make([]pgtype.Timestamptz, n)
+	capacities, rates := make([]float64, n), make([]float64, n)
+	periods, origins := make([]int64, n), make([]pgtype.Timestamptz, n)
 	for i, r := range rows {
 		capacities[i], rates[i], periods[i] = r.c.Capacity, r.c.Rate, r.c.Period
 		if r.c.Windowed {
 			origins[i] = pgtype.Timestamptz{Time: fromMicro(r.c.Origin), Valid: true}
 		}
 	}
-	return capacities, rates, periods, origins
+	names, keys := placesOf(rows)
+	return []any{names, keys, capacities, rates, periods, origins}
 }
 
 // takeMany takes from rows. With makes, which is not for the portable form, it also inserts those
@@ -106,10 +105,7 @@ func (l *Limiter) takeMany(rows []*standing, makes bool) []*statement {
 	for i, r := range rows {
 		counts[i] = r.count
 	}
-	names, keys := placesOf(rows)
-	capacities, rates, periods, origins := rulesOf(rows)
-	return forEach(each, sql, rows,
-		names, keys, capacities, rates, periods, origins, counts, l.now())
+	return forEach(each, sql, rows, append(rulesOf(rows), counts, l.now())...)
 }
 
 func (l *Limiter) lookMany(rows []*standing) []*statement {
@@ -165,10 +161,8 @@ func (l *Limiter) putMany(rows []*standing) (statements []*statement, missing []
 				pauses[i] = pgtype.Timestamptz{Time: fromMicro(r.left.PausedUntil), Valid: true}
 			}
 		}
-		names, keys := placesOf(rows)
-		capacities, rates, periods, origins := rulesOf(rows)
-		statements = append(statements, forEach(l.portable, sql, rows,
-			names, keys, capacities, rates, periods, origins, values, times, pauses)...)
+		statements = append(statements,
+			forEach(l.portable, sql, rows, append(rulesOf(rows), values, times, pauses)...)...)
 	}
 	put(l.sql.Many.Put, there)
 	put(l.sql.Many.New, missing)

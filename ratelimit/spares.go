@@ -54,7 +54,9 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 	unknown := 0
 	for i := range calls {
 		c := &calls[i]
-		c.lessen(share)
+		// its share, without its options: it is granted now or not at all
+		c.Capacity, c.Rate, c.Debt = share*c.Capacity, share*c.Rate, 0
+		c.Ahead = algebra.Ahead{Leave: share * c.Leave}
 		if !(c.Capacity-c.Count >= c.Leave) {
 			return Result{}, errShare
 		}
@@ -76,13 +78,6 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 		s.of[ids[i]] = spare{b, c.Earliest(b.Value, b.TS, b.TS, 0, c.Capacity)}
 	}
 	return summarize(calls, verdicts), nil
-}
-
-// lessen scales the call's limit to a share, and drops its options: it is granted now or not at
-// all.
-func (c *call) lessen(share float64) {
-	c.Capacity, c.Rate, c.Debt = share*c.Capacity, share*c.Rate, 0
-	c.Ahead = algebra.Ahead{Leave: share * c.Leave}
 }
 
 // room reports whether n more keys fit into memory. At most once a second it first forgets balances
