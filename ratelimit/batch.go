@@ -171,10 +171,7 @@ func (l *Limiter) shadowsTogether(
 func (l *Limiter) takeOrLook(
 	ctx context.Context, x executor, calls []call, res *Result,
 ) (again []*call, err error) {
-	takes := make([]*statement, len(calls))
-	for i := range calls {
-		takes[i] = l.takeOf(&calls[i])
-	}
+	takes := forEach(calls, l.takeOf)
 	if err := x.run(ctx, takes); err != nil {
 		return nil, explain(ctx, err, "take", calls)
 	}

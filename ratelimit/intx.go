@@ -162,15 +162,15 @@ func errNoBeginner() error {
 
 // outerKey is the key under which the context of a callback has a value. It contains the pool or
 // connection of the transaction, so that a nested InTx on the same one is noticed.
-type outerKey struct{ db Beginner }
+type outerKey struct{ db any }
 
-func isComparable(db Beginner) bool { return reflect.ValueOf(db).Comparable() }
+func isComparable(db any) bool { return reflect.ValueOf(db).Comparable() }
 
 func errNested() error {
 	return fmt.Errorf("%w on the same pool: use the tx of the outer callback", ErrNested)
 }
 
-func nested(ctx context.Context, db Beginner) bool {
+func nested(ctx context.Context, db any) bool {
 	return isComparable(db) && ctx.Value(outerKey{db}) != nil
 }
 

@@ -51,8 +51,8 @@ func (l *Limiter) inOneRange(rows []*standing) bool {
 	})
 }
 
-// forEach returns the statements for rows: one for all, or one for each.
-func forEach(each bool, sql string, rows []*standing, columns ...any) []*statement {
+// columnar returns the statements for rows: one for all, or one for each.
+func columnar(each bool, sql string, rows []*standing, columns ...any) []*statement {
 	if !each {
 		return []*statement{{sql: sql, args: columns, many: &many{rows: rows}}}
 	}
@@ -105,13 +105,13 @@ func (l *Limiter) takeMany(rows []*standing, makes bool) []*statement {
 	for i, r := range rows {
 		counts[i] = r.count
 	}
-	return forEach(each, sql, rows, append(rulesOf(rows), counts, l.now())...)
+	return columnar(each, sql, rows, append(rulesOf(rows), counts, l.now())...)
 }
 
 func (l *Limiter) lookMany(rows []*standing) []*statement {
 	of, each := l.forms(rows)
 	names, keys := placesOf(rows)
-	statements := forEach(each, of.Look, rows, names, keys, l.now())
+	statements := columnar(each, of.Look, rows, names, keys, l.now())
 	for _, s := range statements {
 		s.looks, s.here = true, l.here()
 	}
@@ -121,7 +121,7 @@ func (l *Limiter) lookMany(rows []*standing) []*statement {
 func (l *Limiter) lockMany(rows []*standing) []*statement {
 	of, each := l.forms(rows)
 	names, keys := placesOf(rows)
-	statements := forEach(each, of.Lock, rows, names, keys)
+	statements := columnar(each, of.Lock, rows, names, keys)
 	for _, s := range statements {
 		s.many.locks = true
 	}
@@ -162,7 +162,7 @@ func (l *Limiter) putMany(rows []*standing) (statements []*statement, missing []
 			}
 		}
 		statements = append(statements,
-			forEach(l.portable, sql, rows, append(rulesOf(rows), values, times, pauses)...)...)
+			columnar(l.portable, sql, rows, append(rulesOf(rows), values, times, pauses)...)...)
 	}
 	put(l.sql.Many.Put, there)
 	put(l.sql.Many.New, missing)

@@ -53,10 +53,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 				return l.rateLimitShards(ctx, x, calls)
 			}
 		}
-		takes := make([]*statement, len(calls))
-		for i := range calls {
-			takes[i] = l.takeOf(&calls[i])
-		}
+		takes := forEach(calls, l.takeOf)
 		err := x.run(ctx, takes)
 		stamp(takes)
 		if err != nil {
@@ -185,7 +182,7 @@ var errClosed = errors.New("ratelimit: the row is closed, because the limit has 
 // foresee is checkRateLimit for a call that is expected to be denied: it looks before the
 // transaction begins, if it can.
 func (l *Limiter) foresee(ctx context.Context, x executor, calls []call) (Result, error) {
-	looks := l.looksOf(calls)
+	looks := forEach(calls, l.lookOf)
 	did, err := x.aside(ctx, looks, true)
 	switch {
 	case err != nil:
@@ -198,7 +195,7 @@ func (l *Limiter) foresee(ctx context.Context, x executor, calls []call) (Result
 		return res, nil
 	}
 	x.doubt(func() ([]*statement, func() error) {
-		again := l.looksOf(calls)
+		again := forEach(calls, l.lookOf)
 		return again, func() error {
 			for i := range again {
 				if again[i].balance() != looks[i].balance() {
@@ -223,12 +220,13 @@ func (notConfirmed) Error() string {
 }
 func (notConfirmed) SQLState() string { return "40001" }
 
-func (l *Limiter) looksOf(calls []call) []*statement {
-	looks := make([]*statement, len(calls))
+// forEach returns a statement for each call.
+func forEach(calls []call, of func(*call) *statement) []*statement {
+	all := make([]*statement, len(calls))
 	for i := range calls {
-		looks[i] = l.lookOf(&calls[i])
+		all[i] = of(&calls[i])
 	}
-	return looks
+	return all
 }
 
 // checkRateLimit returns what rateLimit would return, and takes nothing. It writes nothing, so it
@@ -238,7 +236,7 @@ func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call) 
 		l.watch(calls)
 	}
 	if !l.sharded(calls) {
-		looks := l.looksOf(calls)
+		looks := forEach(calls, l.lookOf)
 		if err := x.run(ctx, looks); err != nil {
 			return Result{}, explain(ctx, err, "look at", calls)
 		}

@@ -156,10 +156,8 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 		head.answer.value.Float64 != layout.Number() {
 		return err
 	}
-	rows, trip := c.shardsOf(layout), make([]*statement, layout.Shards)
-	for i := range rows {
-		trip[i] = l.chargeOf(&rows[i], 0)
-	}
+	rows := c.shardsOf(layout)
+	trip := forEach(rows, func(row *call) *statement { return l.chargeOf(row, 0) })
 	if err := x.run(ctx, trip); err != nil {
 		return err
 	}

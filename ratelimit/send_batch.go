@@ -125,7 +125,7 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 func (s *sending) look(
 	ctx context.Context, conn *pgx.Conn, calls []call, first ...*statement,
 ) (Result, error) {
-	looks := s.l.looksOf(calls)
+	looks := forEach(calls, s.l.lookOf)
 	if _, err := sendBatch(ctx, conn, append(first, looks...)); err != nil {
 		return Result{}, explain(ctx, err, "look at", calls)
 	}
@@ -155,10 +155,7 @@ func (s *sending) shadow(ctx context.Context, calls []call) (res Result, err err
 // sendOnce sends everything in one round trip; a denial takes a second one. It returns errAgain if
 // the transaction conflicts with another, or cannot be decided this way.
 func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (Result, error) {
-	takes := make([]*statement, len(calls))
-	for i := range calls {
-		takes[i] = s.l.takeOrFailOf(&calls[i])
-	}
+	takes := forEach(calls, s.l.takeOrFailOf)
 	if len(queueable(takes, s.l.contended.Has)) > 0 {
 		return Result{}, errAgain // InTx queues for the rows
 	}

@@ -52,7 +52,7 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 		return &InvalidError{Field: "db", Value: plain("nil"),
 			Want: "a *sql.DB over pgx's stdlib driver"}
 	}
-	if ctx.Value(outerSQLKey{db}) != nil {
+	if nested(ctx, db) {
 		return errNested()
 	}
 	o := sql.TxOptions{}
@@ -62,7 +62,7 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 	if o.Isolation == sql.LevelDefault {
 		o.Isolation = sqlLevels[l.level]
 	}
-	ctx = context.WithValue(ctx, outerSQLKey{db}, true)
+	ctx = context.WithValue(ctx, outerKey{db}, true)
 	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		if n > starvesAfter {
 			defer l.contended.Starve(conflicts)()
@@ -80,12 +80,8 @@ var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
 	pgx.Serializable:    sql.LevelSerializable,
 }
 
-// outerSQLKey marks the context of a callback with the db of its transaction, to notice a nested
-// InSQLTx. attemptKey leads from the transaction to its attempt.
-type (
-	outerSQLKey struct{ db *sql.DB }
-	attemptKey  struct{ tx *sql.Tx }
-)
+// attemptKey leads from the transaction to its attempt.
+type attemptKey struct{ tx *sql.Tx }
 
 // attemptOf returns the attempt of InSQLTx that tx belongs to, or nil if InSQLTx has not begun tx.
 func attemptOf(ctx context.Context, tx *sql.Tx) *attempt {

@@ -138,7 +138,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 		return 0, err
 	}
 	calls, _ = apart(calls)
-	looks := a.l.looksOf(calls) // of the rows that were taken from: work waits in a single shard
+	looks := forEach(calls, a.l.lookOf) // of the rows that were taken from: work waits in a single shard
 	x := a.perTrip(time.Now())
 	if err := x.run(ctx, looks); err != nil {
 		return 0, explain(ctx, err, "look at", calls)
